@@ -1,0 +1,77 @@
+"""Every error a user of perfsuite can meet, as one hierarchy.
+
+A message says what is wrong, the value, where it came from, what is allowed and what to do. The
+plugin and the command line print the message alone: none of these is shown with a traceback of
+ours. This module must not know who raises or who shows an error.
+"""
+
+from __future__ import annotations
+
+
+class PerfsuiteError(Exception):
+    """Base of all errors whose message is meant for the user."""
+
+
+class SettingError(PerfsuiteError):
+    """An option, ini value or marker argument has a value that is not allowed."""
+
+
+class RecipeError(PerfsuiteError, ValueError):
+    """A recipe cannot be trained by anybody: a field, or a combination of fields, is impossible."""
+
+
+class WorkloadError(PerfsuiteError):
+    """A workload is unknown, cannot be imported, or breaks the workload contract."""
+
+
+class NotExercisedError(PerfsuiteError):
+    """This machine cannot exercise the cell; the message is the reason. A skip, not a failure."""
+
+
+class NonFiniteError(PerfsuiteError):
+    """A loss, a gradient or a parameter became NaN or infinite during training."""
+
+
+class DataLoadError(PerfsuiteError):
+    """The user's dataset, or a worker of its loader, failed."""
+
+
+class BusyMachineError(PerfsuiteError):
+    """Another timing session of this user holds the machine."""
+
+
+class WriteError(PerfsuiteError):
+    """A file could not be written; nothing half-written stays."""
+
+
+class RankFailureError(PerfsuiteError):
+    """One rank of a group failed; the others were ended because of it.
+
+    Attributes:
+        rank: The rank that is blamed: the first to fail in time, and never one that only lost
+            its peer.
+        exit_code: The exit code of its process where it left one, else None.
+        signal_name: The name of the signal that ended it ("SIGKILL"), else None.
+        phase: What the rank was doing ("warm-up", "measure", ...).
+        stage: The stage of the step it was in ("forward", ...), else None.
+        log_lines: The last lines that the rank wrote to its standard output and error.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        rank: int,
+        exit_code: int | None = None,
+        signal_name: str | None = None,
+        phase: str | None = None,
+        stage: str | None = None,
+        log_lines: tuple[str, ...] = (),
+    ) -> None:
+        super().__init__(message)
+        self.rank = rank
+        self.exit_code = exit_code
+        self.signal_name = signal_name
+        self.phase = phase
+        self.stage = stage
+        self.log_lines = log_lines

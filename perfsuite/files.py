@@ -1,0 +1,69 @@
+"""Writing files so that a reader, or a crash, never meets half of one.
+
+Must not know what is written. Source of the method: rename(2), "newpath will be atomically
+replaced", and the need to fsync file and folder from "All File Systems Are Not Created Equal"
+(Pillai et al., OSDI 2014).
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+from perfsuite.errors import WriteError
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Make `path` hold exactly `data`, or leave it as it was.
+
+    Raises:
+        WriteError: The folder or the file cannot be written; names the path and the reason.
+    """
+    beside = ""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, beside = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        with open(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(beside).chmod(0o644)
+        Path(beside).replace(path)
+    except OSError as error:
+        if beside:
+            Path(beside).unlink(missing_ok=True)
+        raise WriteError(f"cannot write {path}: {error.strerror or error}") from error
+    _sync_folder(path.parent)
+
+
+def append_line(path: Path, line: bytes) -> None:
+    """Append one line to `path` and return when it is on the disk.
+
+    A line that could not be written whole is taken back, so the file always ends with a newline.
+
+    Raises:
+        WriteError: The line cannot be written; names the path and the reason.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab", buffering=0) as file:
+            end = file.tell()
+            data = line + b"\n"
+            try:
+                if file.write(data) != len(data):
+                    raise OSError(28, "No space left on device")
+                os.fsync(file.fileno())
+            except OSError:
+                file.truncate(end)
+                raise
+    except OSError as error:
+        raise WriteError(f"cannot append to {path}: {error.strerror or error}") from error
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

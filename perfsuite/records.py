@@ -1,0 +1,186 @@
+"""What is kept of a measured cell: the strict, versioned record in the JSON and in cells.jsonl.
+
+Records are the only thing that gates and reports see. Must not know how anything was measured.
+`None` means "not available here"; never 0, -1 or NaN.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from typing import Any, Literal
+
+import msgspec
+
+SCHEMA = 1
+
+
+class Numerics(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Result of the equivalence check that preceded the timing."""
+
+    status: Literal["equivalent", "mismatch", "no power", "not exercised"]
+    check: str
+    error: float | None
+    limit: float | None
+    power: str | None
+
+
+class StageTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Seconds per iteration of each stage, each the maximum over ranks of the rank's mean."""
+
+    load: float | None
+    forward: float | None
+    backward: float | None
+    optimizer: float | None
+    evaluation: float | None
+    other: float | None
+
+
+class Counts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Counts of one iteration, of the busiest rank, recomputation included.
+
+    Attributes:
+        flops: Floating-point operations of matrix products, convolutions and attention.
+        ops: Operators that the dispatcher ran.
+        collectives: Collective and point-to-point communications that the rank took part in.
+        collective_bytes: Their sizes; a collective's is the larger of what the rank gives and
+            gets (the convention of nccl-tests).
+        saved_activation_bytes: Bytes that the forward pass left alive for the backward pass.
+        kernel_launches: CUDA kernels launched; None on a CPU.
+    """
+
+    flops: int | None
+    ops: int | None
+    collectives: int | None
+    collective_bytes: int | None
+    saved_activation_bytes: int | None
+    kernel_launches: int | None
+
+
+class Memory(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Peak memory of one iteration; `peak_bytes` is the largest of `per_rank`."""
+
+    metric: Literal["live_storage_peak", "max_memory_allocated"]
+    peak_bytes: int
+    per_rank: tuple[int, ...]
+
+
+class Verdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What the gate decided of the cell."""
+
+    word: str
+    by: str
+    ratio: float | None
+    interval: tuple[float, float] | None
+    pairs: int | None
+    detectable: float | None
+
+
+class CellRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """`extra_info["perfsuite"]` of one benchmark: what was trained, how, and what was measured."""
+
+    schema: int = SCHEMA
+    workload: str
+    recipe: dict[str, Any]
+    device: str
+    world_size: int
+    exercised: bool
+    fingerprint: str | None
+    numerics: Numerics | None
+    stages_s: StageTimes
+    counts: Counts
+    memory: Memory | None
+    samples_per_s: float | None
+    losses: tuple[float, ...]
+    verdict: Verdict | None
+
+
+class CellLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One line of cells.jsonl: a cell that ended, however it ended.
+
+    Attributes:
+        fullname: The pytest node id.
+        outcome: "passed", "failed" or "skipped", as pytest says.
+        reason: Why it failed, was not exercised, or has a number missing; None if there is
+            nothing to say.
+        step_times_s: Seconds per iteration, one value a round.
+        perfsuite: The record, None where nothing was measured.
+    """
+
+    fullname: str
+    outcome: Literal["passed", "failed", "skipped"]
+    reason: str | None
+    step_times_s: tuple[float, ...]
+    perfsuite: CellRecord | None
+
+
+class Environment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What a speed depends on beside the code: two runs compare only where all of it is equal.
+
+    Attributes:
+        accelerators: Name, power limit and MIG state of each GPU, in order.
+        knobs: Settings that change speed: threads, TF32, cuDNN, allocator and NCCL variables.
+    """
+
+    accelerators: tuple[str, ...]
+    driver: str | None
+    cuda: str | None
+    cudnn: str | None
+    nccl: str | None
+    torch: str
+    cpu: str
+    num_cores: int
+    python: str
+    knobs: dict[str, str]
+
+    @property
+    def fingerprint(self) -> str:
+        """Twelve hexadecimal digits that differ wherever any field does."""
+        canonical = msgspec.json.encode(self, order="deterministic")
+        return hashlib.sha256(canonical).hexdigest()[:12]
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What `train_benchmark` returns to the test.
+
+    Attributes:
+        step_times_s: Seconds per iteration of each round, the slowest rank's.
+        num_iterations: Iterations of one round.
+        record: The record that was stored beside the times.
+        missing: Why a number in the record is None, by the number's name.
+    """
+
+    step_times_s: tuple[float, ...]
+    num_iterations: int
+    record: CellRecord
+    missing: dict[str, str]
+
+    @property
+    def losses(self) -> tuple[float, ...]:
+        """Losses of the first optimizer steps, the mean over data-parallel ranks."""
+        return self.record.losses
+
+    @property
+    def losses_are_finite(self) -> bool:
+        """Whether the cell trained at all and none of its losses is NaN or infinite."""
+        return bool(self.losses) and all(math.isfinite(loss) for loss in self.losses)
+
+
+def to_plain(record: CellRecord) -> dict[str, Any]:
+    """Return the record as the JSON-able dict that goes into `extra_info`."""
+    plain: dict[str, Any] = msgspec.to_builtins(record)
+    return plain
+
+
+def encode_line(line: CellLine) -> bytes:
+    """Return one line of cells.jsonl, without its newline."""
+    return msgspec.json.encode(line)
+
+
+def decode_line(data: bytes) -> CellLine:
+    """Return the line that `encode_line` wrote.
+
+    Raises:
+        msgspec.ValidationError: The data are not such a line.
+    """
+    return msgspec.json.decode(data, type=CellLine)

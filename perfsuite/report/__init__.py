@@ -1,0 +1,1 @@
+"""Reports from records. Must not know how anything was measured."""

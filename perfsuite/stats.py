@@ -1,0 +1,36 @@
+"""Numbers about samples. Must not know what was sampled, nor decide anything.
+
+Quantiles come from the standard library's `statistics`.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+# 1.4826 makes the median absolute deviation estimate the standard deviation of normal data:
+# 1 / Phi^-1(3/4) (Hampel 1974, "The Influence Curve and Its Role in Robust Estimation").
+_MAD_TO_SD = 1.4826
+
+
+def median(samples: Sequence[float]) -> float:
+    """Return the median of at least one sample.
+
+    >>> median([3.0, 1.0, 2.0])
+    2.0
+    """
+    return statistics.median(samples)
+
+
+def robust_sd(samples: Sequence[float]) -> float:
+    """Return the spread of the samples as a standard deviation that outliers cannot move far.
+
+    The scaled median absolute deviation; 0 for fewer than two samples.
+
+    >>> robust_sd([1.0, 2.0, 3.0, 4.0, 100.0])
+    1.4826
+    """
+    if len(samples) < 2:
+        return 0.0
+    centre = statistics.median(samples)
+    return _MAD_TO_SD * statistics.median(abs(sample - centre) for sample in samples)

@@ -1,0 +1,101 @@
+"""Seconds, bytes and ratios as people write and read them.
+
+Everything below reports works in seconds, bytes and plain ratios; "ms", "GiB" and "%" exist only
+here and in the reports. Must not know what is measured.
+"""
+
+from __future__ import annotations
+
+import re
+
+_SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0}
+_BINARY = ("B", "KiB", "MiB", "GiB", "TiB")
+_DECIMAL = ("", "k", "M", "G", "T", "P")
+
+
+def parse_ratio(text: str) -> float:
+    """Return "2%" or "0.02" as the ratio 0.02.
+
+    Raises:
+        ValueError: The text is no non-negative number with an optional percent sign.
+
+    >>> parse_ratio("2%"), parse_ratio("2.5 %"), parse_ratio("0.02")
+    (0.02, 0.025, 0.02)
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(%?)\s*", text)
+    if match is None:
+        raise ValueError(f"{text!r} is not a ratio; write '2%' or '0.02'")
+    number = float(match[1])
+    return number / 100 if match[2] else number
+
+
+def parse_seconds(text: str) -> float:
+    """Return "50us", "1.5 ms" or "3" (seconds) as seconds.
+
+    Raises:
+        ValueError: The text is no non-negative number with an optional unit of time.
+
+    >>> parse_seconds("50us"), parse_seconds("3"), parse_seconds("1.5 ms")
+    (5e-05, 3.0, 0.0015)
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(ns|us|µs|ms|s|min)?\s*", text)
+    if match is None:
+        allowed = ", ".join(unit for unit in _SECONDS if unit != "µs")
+        raise ValueError(f"{text!r} is not a duration; write a number and one of {allowed}")
+    return float(match[1]) * _SECONDS[match[2] or "s"]
+
+
+def format_seconds(seconds: float) -> str:
+    """Return a duration with three significant digits.
+
+    >>> format_seconds(0.00213), format_seconds(1.5e-5), format_seconds(72.8), format_seconds(0.0)
+    ('2.13 ms', '15.0 us', '72.8 s', '0 s')
+    """
+    if seconds == 0:
+        return "0 s"
+    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9)):
+        if abs(seconds) >= scale or unit == "ns":
+            return f"{_three_digits(seconds / scale)} {unit}"
+    raise AssertionError("unreachable: the loop returns at 'ns'")
+
+
+def format_bytes(num_bytes: float) -> str:
+    """Return a number of bytes in binary units.
+
+    >>> format_bytes(0), format_bytes(246824), format_bytes(3 * 2**30)
+    ('0 B', '241 KiB', '3.00 GiB')
+    """
+    size = float(num_bytes)
+    for unit in _BINARY:
+        if abs(size) < 1024 or unit == _BINARY[-1]:
+            return f"{size:.0f} B" if unit == "B" else f"{_three_digits(size)} {unit}"
+        size /= 1024
+    raise AssertionError("unreachable: the loop returns at the last unit")
+
+
+def format_count(count: float) -> str:
+    """Return a count with a decimal prefix.
+
+    >>> format_count(177), format_count(72445440), format_count(15800.2)
+    ('177', '72.4 M', '15.8 k')
+    """
+    size = float(count)
+    for prefix in _DECIMAL:
+        if abs(size) < 1000 or prefix == _DECIMAL[-1]:
+            return f"{size:.0f}" if not prefix else f"{_three_digits(size)} {prefix}"
+        size /= 1000
+    raise AssertionError("unreachable: the loop returns at the last prefix")
+
+
+def format_ratio(ratio: float) -> str:
+    """Return a ratio as a percentage.
+
+    >>> format_ratio(0.034), format_ratio(0.5)
+    ('3.4 %', '50.0 %')
+    """
+    return f"{ratio * 100:.1f} %"
+
+
+def _three_digits(number: float) -> str:
+    magnitude = abs(number)
+    return f"{number:.0f}" if magnitude >= 100 else f"{number:.{1 if magnitude >= 10 else 2}f}"
