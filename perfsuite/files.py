@@ -24,7 +24,7 @@ def write_atomically(path: Path, data: bytes) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, beside = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        with open(handle, "wb") as file:
+        with os.fdopen(handle, "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -59,6 +59,18 @@ def append_line(path: Path, line: bytes) -> None:
                 raise
     except OSError as error:
         raise WriteError(f"cannot append to {path}: {error.strerror or error}") from error
+
+
+def remove_file(path: Path) -> None:
+    """Remove `path` where it exists.
+
+    Raises:
+        WriteError: It cannot be removed; names the path and the reason.
+    """
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise WriteError(f"cannot remove {path}: {error.strerror or error}") from error
 
 
 def _sync_folder(folder: Path) -> None:

@@ -1,0 +1,29 @@
+# Every target sets itself up on a bare machine with Python >= 3.11.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: install bench test lint
+
+install: $(STAMP)
+
+# Made again only when the project's metadata changed.
+$(STAMP): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "perfsuite needs Python 3.11 or newer: make PYTHON=python3.12 install"; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	@touch $(STAMP)
+
+bench: install
+	$(BIN)/perfsuite run benchmarks
+
+test: install
+	$(BIN)/python -m pytest tests
+
+lint: install
+	$(BIN)/ruff format --check perfsuite benchmarks tests
+	$(BIN)/ruff check perfsuite benchmarks tests
+	$(BIN)/mypy
+	$(BIN)/lint-imports

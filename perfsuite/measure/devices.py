@@ -1,0 +1,127 @@
+"""The GPUs that CUDA would show to a process, asked of NVML.
+
+Must not import torch: the controller decides with this what its ranks may use, and CUDA must not
+start in it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pynvml
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuFacts:
+    """One GPU, or one MIG instance of a GPU.
+
+    Attributes:
+        name: The product name, such as "NVIDIA H200".
+        uuid: "GPU-..." or "MIG-...".
+        memory_bytes: Its whole memory.
+        compute_capability: (9, 0) for an H100.
+        power_limit_w: The limit that is enforced now; None where the GPU has none.
+        is_mig: Whether it is cut into MIG instances; None where it cannot be.
+    """
+
+    name: str
+    uuid: str
+    memory_bytes: int
+    compute_capability: tuple[int, int]
+    power_limit_w: float | None
+    is_mig: bool | None
+
+
+def visible_gpus(environ: Mapping[str, str] = os.environ) -> list[GpuFacts]:
+    """Return the GPUs that a process with these variables sees, in its order; [] without NVML.
+
+    CUDA_VISIBLE_DEVICES is read as CUDA reads it: indices, or UUIDs or unambiguous beginnings of
+    them; the list ends at the first entry that names no device, so "" and "-1" name none, and
+    a device named twice makes it empty. Indices are in NVML's order, by PCI bus, which is CUDA's
+    own wherever the GPUs are alike or CUDA_DEVICE_ORDER is PCI_BUS_ID. A GPU that is cut into MIG
+    instances is given whole unless an instance is named.
+    """
+    with _nvml() as is_there:
+        if not is_there:
+            return []
+        count = pynvml.nvmlDeviceGetCount()
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(count)]
+        chosen = environ.get("CUDA_VISIBLE_DEVICES")
+        if chosen is not None:
+            handles = _choose(handles, chosen)
+        return [_facts(handle) for handle in handles]
+
+
+def driver_version() -> str | None:
+    """Return the version of the NVIDIA driver, None without NVML."""
+    with _nvml() as is_there:
+        return str(pynvml.nvmlSystemGetDriverVersion()) if is_there else None
+
+
+@contextmanager
+def _nvml() -> Iterator[bool]:
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _choose(handles: list[Any], chosen: str) -> list[Any]:
+    found: dict[str, Any] = {}
+    for entry in chosen.split(","):
+        handle = _find(handles, entry.strip())
+        if handle is None:
+            break
+        uuid = pynvml.nvmlDeviceGetUUID(handle)
+        if uuid in found:
+            return []
+        found[uuid] = handle
+    return list(found.values())
+
+
+def _find(handles: list[Any], entry: str) -> Any | None:
+    if entry.isdecimal():
+        return handles[int(entry)] if int(entry) < len(handles) else None
+    if entry.startswith("MIG-"):
+        try:
+            return pynvml.nvmlDeviceGetHandleByUUID(entry)
+        except pynvml.NVMLError:
+            return None
+    if not entry.startswith("GPU-"):
+        return None
+    matches = [h for h in handles if pynvml.nvmlDeviceGetUUID(h).startswith(entry)]
+    return matches[0] if len(matches) == 1 else None
+
+
+def _facts(handle: Any) -> GpuFacts:
+    uuid = pynvml.nvmlDeviceGetUUID(handle)
+    # A MIG instance has a name and a memory of its own; the rest only its GPU can tell.
+    is_instance = uuid.startswith("MIG-")
+    gpu = pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle) if is_instance else handle
+    limit_mw = _if_supported(pynvml.nvmlDeviceGetEnforcedPowerLimit, gpu)
+    mig_modes = _if_supported(pynvml.nvmlDeviceGetMigMode, gpu)
+    major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(gpu)
+    return GpuFacts(
+        name=pynvml.nvmlDeviceGetName(handle),
+        uuid=uuid,
+        memory_bytes=pynvml.nvmlDeviceGetMemoryInfo(handle).total,
+        compute_capability=(major, minor),
+        power_limit_w=None if limit_mw is None else limit_mw / 1e3,
+        is_mig=None if mig_modes is None else mig_modes[0] == pynvml.NVML_DEVICE_MIG_ENABLE,
+    )
+
+
+def _if_supported(query: Callable[[Any], Any], handle: Any) -> Any | None:
+    try:
+        return query(handle)
+    except (pynvml.NVMLError_NotSupported, pynvml.NVMLError_NoPermission):
+        return None

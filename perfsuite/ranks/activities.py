@@ -1,0 +1,316 @@
+"""What one iteration of a cell is: a step, a loaded batch, an evaluated batch, a reduction.
+
+Each activity joins a workload and a recipe to the one iteration that is measured. Runs in a rank,
+with torch; must not know how it is measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import cloudpickle
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from perfsuite.cells import Recipe
+from perfsuite.errors import PerfsuiteError
+from perfsuite.measure.dispatch import tensors_in
+from perfsuite.ranks.guard import loader_worker_entry
+from perfsuite.ranks.wire import RankStart, RunCell
+from perfsuite.registry import Split, Workload, load_workload
+from perfsuite.training.finite import check_finite
+from perfsuite.training.loaders import EpochBatches, build_batches
+from perfsuite.training.step import evaluate_batch, train_step
+from perfsuite.training.trainer import Stage, Trainer, build_trainer
+
+# Enough to see a loss fall; every cell runs at least as many steps with the default rounds.
+_NUM_RECORDED_LOSSES = 10
+_FLOAT32_BYTES = 4
+
+
+class Activity(Protocol):
+    """One kind of iteration, ready to be repeated.
+
+    Attributes:
+        steps_per_epoch: Iterations until the loader starts again; None if it never does.
+        global_batch_size: Samples of one iteration over all ranks; None without samples.
+        has_resized_storages: Whether storages change size in place, as FSDP's do.
+        missing: Numbers of the record that this activity cannot have, with the reason.
+    """
+
+    steps_per_epoch: int | None
+    global_batch_size: int | None
+    has_resized_storages: bool
+    missing: dict[str, str]
+
+    def iterate(self, stage: Stage) -> None:
+        """Do one iteration, handing its stages to `stage`."""
+
+    def check(self) -> None:
+        """Raise if anything since the last check went wrong that must not cost time in a round."""
+
+    def first_losses(self) -> tuple[float, ...] | None:
+        """Return the losses of the first steps; None where this rank holds none."""
+
+    def prepare_counting(self) -> Callable[[Stage], None] | None:
+        """Return the iteration on data loaded beforehand; None if there is nothing to count."""
+
+    def held_tensors(self) -> Iterable[Tensor]:
+        """Return the tensors that live before, during and after an iteration."""
+
+
+@contextmanager
+def start_activity(job: RunCell, start: RankStart, device: torch.device) -> Iterator[Activity]:
+    """Build the job's activity; its loader workers are gone afterwards."""
+    if job.activity == "all_reduce":
+        assert job.message_bytes is not None
+        yield AllReduce(job.message_bytes, device)
+        return
+    workload = _workload_of(job)
+    trainer = None
+    if job.activity != "load":
+        trainer = build_trainer(workload, job.recipe, device=device, seed=job.plan.seed)
+    split: Split = _evaluated_split(workload) if job.activity == "evaluate" else "train"
+    shard_index, num_shards = _shard(trainer, job.recipe, start)
+    with build_batches(
+        workload,
+        job.recipe,
+        split,
+        shard_index=shard_index,
+        num_shards=num_shards,
+        seed=job.plan.seed,
+        device=device,
+        on_worker_start=loader_worker_entry(start.folder, start.cores),
+    ) as batches:
+        if trainer is None:
+            yield Load(batches, job.recipe, workload, num_shards)
+        elif job.activity == "train":
+            yield Train(trainer, batches, num_shards)
+        else:
+            yield Evaluate(trainer, batches, num_shards)
+
+
+class Train:
+    """An optimizer step, loading included."""
+
+    def __init__(self, trainer: Trainer, batches: EpochBatches, num_shards: int) -> None:
+        recipe = trainer.recipe
+        self._trainer = trainer
+        self._batches = batches
+        self._losses: list[Tensor] = []
+        self._unchecked: list[Tensor] = []
+        self._num_checked = 0
+        self._counting_batches: list[Any] = []
+        self.steps_per_epoch: int | None = max(
+            1, batches.steps_per_epoch // recipe.grad_accumulation_steps
+        )
+        self.global_batch_size: int | None = (
+            _micro_batch_size(trainer.workload, recipe)
+            * recipe.grad_accumulation_steps
+            * num_shards
+        )
+        self.has_resized_storages = recipe.plan.mode in ("fsdp", "hsdp")
+        self.missing = _uncountable(recipe)
+
+    def iterate(self, stage: Stage) -> None:
+        """Do one optimizer step."""
+        loss = train_step(self._trainer, self._batches, stage)
+        if loss is not None:
+            self._unchecked.append(loss)
+
+    def check(self) -> None:
+        """Raise NonFiniteError if a loss since the last check is NaN or infinite."""
+        check_finite(self._trainer, self._unchecked, first_step=self._num_checked)
+        self._num_checked += len(self._unchecked)
+        missing = _NUM_RECORDED_LOSSES - len(self._losses)
+        self._losses.extend(self._unchecked[:missing])
+        self._unchecked.clear()
+
+    def first_losses(self) -> tuple[float, ...] | None:
+        """Return the losses of the first ten steps, of this rank's data."""
+        return tuple(float(loss) for loss in self._losses) or None
+
+    def prepare_counting(self) -> Callable[[Stage], None]:
+        """Return a step on batches that are loaded already: loading runs operators of its own."""
+        num_batches = self._trainer.recipe.grad_accumulation_steps
+        self._counting_batches = [next(self._batches) for _ in range(num_batches)]
+
+        def iterate(stage: Stage) -> None:
+            train_step(self._trainer, iter(self._counting_batches), stage)
+
+        return iterate
+
+    def held_tensors(self) -> Iterable[Tensor]:
+        """Return parameters, gradients, buffers, optimizer state and the batches counted on."""
+        yield from _held_by(self._trainer)
+        yield from tensors_in(self._counting_batches)
+
+
+class Evaluate:
+    """A batch of the test split (validation where there is none) through the model."""
+
+    def __init__(self, trainer: Trainer, batches: EpochBatches, num_shards: int) -> None:
+        self._trainer = trainer
+        self._batches = batches
+        self._losses: list[Tensor] = []
+        self._counting_batches: list[Any] = []
+        self.steps_per_epoch: int | None = batches.steps_per_epoch
+        self.global_batch_size: int | None = (
+            _micro_batch_size(trainer.workload, trainer.recipe) * num_shards
+        )
+        self.has_resized_storages = trainer.recipe.plan.mode in ("fsdp", "hsdp")
+        self.missing = _uncountable(trainer.recipe)
+        self.missing["saved_activation_bytes"] = "an evaluation has no backward pass"
+
+    def iterate(self, stage: Stage) -> None:
+        """Evaluate one batch."""
+        loss = evaluate_batch(self._trainer, self._batches, stage)
+        if loss is not None and len(self._losses) < _NUM_RECORDED_LOSSES:
+            self._losses.append(loss)
+
+    def check(self) -> None:
+        """Nothing: an evaluation changes nothing that could go wrong later."""
+
+    def first_losses(self) -> tuple[float, ...] | None:
+        """Return the losses of the first ten batches, of this rank's data."""
+        return tuple(float(loss) for loss in self._losses) or None
+
+    def prepare_counting(self) -> Callable[[Stage], None]:
+        """Return the evaluation of a batch that is loaded already."""
+        self._counting_batches = [next(self._batches)]
+
+        def iterate(stage: Stage) -> None:
+            evaluate_batch(self._trainer, iter(self._counting_batches), stage)
+
+        return iterate
+
+    def held_tensors(self) -> Iterable[Tensor]:
+        """Return parameters, gradients, buffers, optimizer state and the batch counted on."""
+        yield from _held_by(self._trainer)
+        yield from tensors_in(self._counting_batches)
+
+
+class Load:
+    """A batch out of the loader, and nothing done with it."""
+
+    def __init__(
+        self, batches: EpochBatches, recipe: Recipe, workload: Workload, num_shards: int
+    ) -> None:
+        self._batches = batches
+        self.steps_per_epoch: int | None = batches.steps_per_epoch
+        self.global_batch_size: int | None = _micro_batch_size(workload, recipe) * num_shards
+        self.has_resized_storages = False
+        self.missing = dict.fromkeys(_ALL_COUNTS, "loading alone runs no training step")
+
+    def iterate(self, stage: Stage) -> None:
+        """Load one batch."""
+        with stage("load"):
+            next(self._batches)
+
+    def check(self) -> None:
+        """Nothing: a failing loader raises where it fails."""
+
+    def first_losses(self) -> None:
+        """Loading has no loss."""
+
+    def prepare_counting(self) -> None:
+        """Loading has nothing to count."""
+
+    def held_tensors(self) -> Iterable[Tensor]:
+        """Return nothing."""
+        return ()
+
+
+class AllReduce:
+    """One sum over all ranks of a float32 tensor of a given size."""
+
+    def __init__(self, message_bytes: int, device: torch.device) -> None:
+        num_elements = max(1, message_bytes // _FLOAT32_BYTES)
+        self._tensor = torch.full((num_elements,), dist.get_rank() + 1.0, device=device)
+        self.steps_per_epoch: int | None = None
+        self.global_batch_size: int | None = None
+        self.has_resized_storages = False
+        self.missing = {"saved_activation_bytes": "an all_reduce has no forward pass"}
+        self._prove_the_sum()
+
+    def _prove_the_sum(self) -> None:
+        world_size = dist.get_world_size()
+        expected = world_size * (world_size + 1) / 2
+        dist.all_reduce(self._tensor)
+        if not bool((self._tensor == expected).all()):
+            raise PerfsuiteError(
+                f"all_reduce of 1..{world_size} gave {float(self._tensor[0])}, not {expected}"
+            )
+        self._tensor.zero_()  # sums stay finite however often they are repeated
+
+    def iterate(self, stage: Stage) -> None:
+        """Reduce once."""
+        del stage
+        dist.all_reduce(self._tensor)
+
+    def check(self) -> None:
+        """Nothing: the sum was proven at the start."""
+
+    def first_losses(self) -> None:
+        """A reduction has no loss."""
+
+    def prepare_counting(self) -> Callable[[Stage], None]:
+        """Return the same reduction."""
+        return self.iterate
+
+    def held_tensors(self) -> Iterable[Tensor]:
+        """Return the tensor that is reduced."""
+        return (self._tensor,)
+
+
+_ALL_COUNTS = (
+    "flops",
+    "ops",
+    "collectives",
+    "collective_bytes",
+    "saved_activation_bytes",
+    "kernel_launches",
+    "memory",
+)
+
+
+def _uncountable(recipe: Recipe) -> dict[str, str]:
+    """Return the counts that a mode hides from the dispatcher, with the reason."""
+    hidden = ("flops", "ops", "saved_activation_bytes")
+    if recipe.compile:
+        return dict.fromkeys(hidden, "compiled regions run below the dispatcher")
+    if recipe.plan.mode == "dp":
+        return dict.fromkeys(hidden, "DataParallel's replicas run in threads of their own")
+    return {}
+
+
+def _workload_of(job: RunCell) -> Workload:
+    assert job.workload is not None
+    return load_workload(cloudpickle.loads(job.workload))
+
+
+def _evaluated_split(workload: Workload) -> Split:
+    return "test" if workload.build_dataset("test") is not None else "validation"
+
+
+def _micro_batch_size(workload: Workload, recipe: Recipe) -> int:
+    return recipe.micro_batch_size or workload.micro_batch_size
+
+
+def _shard(trainer: Trainer | None, recipe: Recipe, start: RankStart) -> tuple[int, int]:
+    if trainer is not None:
+        return trainer.strategy.shard_index, trainer.strategy.num_shards
+    num_shards = recipe.plan.data_parallel_size
+    return (start.rank, num_shards) if num_shards > 1 else (0, 1)
+
+
+def _held_by(trainer: Trainer) -> Iterator[Tensor]:
+    """Return parameters, gradients, buffers, master weights and optimizer state."""
+    for parameter in trainer.module.parameters():
+        yield from tensors_in(parameter, parameter.grad)
+    yield from tensors_in(list(trainer.module.buffers()))
+    yield from tensors_in([group["params"] for group in trainer.optimizer.param_groups])
+    yield from tensors_in(list(trainer.optimizer.state.values()))

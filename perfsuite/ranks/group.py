@@ -1,0 +1,336 @@
+"""A group of ranks on this machine: started fresh, watched, blamed, ended.
+
+The controller's end. Ranks are forked from a server that has torch loaded already, so a fresh
+group costs a tenth of a second and shares nothing with the one before. Must not know what a job
+does, and imports no torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import sys
+import time
+import types
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkServerContext, ForkServerProcess
+from typing import cast
+
+import psutil
+
+from perfsuite import errors
+from perfsuite.errors import NotExercisedError, PerfsuiteError, RankFailureError
+from perfsuite.ranks import blame, guard
+from perfsuite.ranks.progress import Board
+from perfsuite.ranks.wire import Failed, Job, RankStart, Reply, Skipped
+
+# The modules whose import a rank would otherwise pay for: the first DistributedDataParallel of a
+# process imports torch._dynamo (900 modules, 1 s), the first pipeline torch.export.
+_PRELOADED = (
+    "torch",
+    "torch.distributed",
+    "torch._dynamo",
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor.parallel",
+    "torch.distributed.pipelining",
+    "perfsuite.ranks.worker",
+)
+# How often the board is looked at while no rank says anything.
+_LOOK_S = 0.2
+# Ranks that lost a peer fail within 32 ms of it (measured, 4 gloo ranks on 2 cores); waiting longer
+# than that before blaming lets the true first failure arrive.
+_CASCADE_S = 0.5
+_GRACE_S = 5.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupPolicy:
+    """How groups are started and how patient the controller is.
+
+    Attributes:
+        device: "cpu" or "cuda".
+        num_gpus: GPUs that the ranks see; with fewer than ranks they share them through gloo.
+        timeout_s: A group without progress for so long is stuck.
+        collective_timeout_s: A collective that waits for so long has lost its peer.
+        num_threads: Intra-operator threads of a rank. One: two are bimodal by 22 % on small
+            machines, and with a fixed number the losses repeat exactly.
+        seed: Seed of each rank before its job.
+        import_roots: Folders that come first on the ranks' module path.
+    """
+
+    device: str = "cpu"
+    num_gpus: int = 0
+    timeout_s: float = 120.0
+    collective_timeout_s: float = 30.0
+    num_threads: int = 1
+    seed: int = 0
+    import_roots: tuple[str, ...] = ()
+
+
+def run_group(
+    job: Job, *, world_size: int, policy: GroupPolicy, needs_group: bool = True
+) -> list[Reply]:
+    """Run `job` on `world_size` fresh ranks and return their replies in rank order.
+
+    Whatever happens, no process, temporary file or shared memory of the group stays.
+
+    Args:
+        job: What each rank does.
+        world_size: Number of ranks.
+        policy: How the ranks are started and watched.
+        needs_group: Whether torch.distributed is to be initialised in the ranks.
+
+    Raises:
+        RankFailureError: A rank crashed, was killed, hung, or raised; the first one is named.
+        NotExercisedError: A rank found that this machine cannot exercise the job.
+        PerfsuiteError: A rank raised one of ours, such as a WorkloadError.
+    """
+    with RankGroup(job, world_size=world_size, policy=policy, needs_group=needs_group) as group:
+        return group.collect()
+
+
+class RankGroup:
+    """The running ranks of one job; a context manager that leaves nothing behind."""
+
+    def __init__(
+        self, job: Job, *, world_size: int, policy: GroupPolicy, needs_group: bool
+    ) -> None:
+        self._world_size = world_size
+        self._policy = policy
+        self._folder = guard.make_group_folder()
+        self._board = Board(self._folder / "progress", world_size)
+        self._processes: list[ForkServerProcess] = []
+        self._pipes: list[Connection] = []
+        backend = _backend(world_size, policy) if needs_group else None
+        try:
+            cores = tuple(sorted(os.sched_getaffinity(0)))
+            for rank in range(world_size):
+                self._start(
+                    RankStart(
+                        rank=rank,
+                        world_size=world_size,
+                        folder=str(self._folder),
+                        device=policy.device,
+                        backend=backend,
+                        collective_timeout_s=policy.collective_timeout_s,
+                        num_threads=policy.num_threads,
+                        core=_core_of(rank, world_size, cores, policy),
+                        cores=cores,
+                        import_roots=policy.import_roots,
+                        seed=policy.seed,
+                        job=job,
+                    )
+                )
+        except BaseException:
+            self.end()
+            raise
+
+    def __enter__(self) -> RankGroup:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def _start(self, start: RankStart) -> None:
+        context = _forkserver()
+        ours, theirs = context.Pipe()
+        process = context.Process(target=guard.enter_rank, args=(start, theirs))
+        with _without_main_module():
+            process.start()
+        theirs.close()
+        self._processes.append(process)
+        self._pipes.append(ours)
+
+    def collect(self) -> list[Reply]:
+        """Wait for every rank's reply, on pipes and process sentinels together.
+
+        Raises:
+            PerfsuiteError: As `run_group` says.
+        """
+        replies: dict[int, Reply | blame.Died] = {}
+        watch = blame.ProgressWatch(self._board, self._world_size)
+        while len(replies) < self._world_size:
+            newly = self._receive(replies, _LOOK_S)
+            if any(isinstance(reply, Failed | blame.Died) for reply in newly.values()):
+                self._receive_cascade(replies)
+                break
+            if any(isinstance(reply, Skipped) for reply in newly.values()):
+                break
+            waiting = [rank for rank in range(self._world_size) if rank not in replies]
+            if watch.stuck_for_s(waiting) > self._policy.timeout_s:
+                raise self._stuck(waiting)
+        self._raise_first_failure(replies)
+        self._show_logs()
+        return [cast(Reply, replies[rank]) for rank in range(self._world_size)]
+
+    def _receive(
+        self, replies: dict[int, Reply | blame.Died], timeout_s: float
+    ) -> dict[int, Reply | blame.Died]:
+        """Take what arrives within the time into `replies`; return only what is new."""
+        waiting = [rank for rank in range(self._world_size) if rank not in replies]
+        sources: dict[object, int] = {}
+        for rank in waiting:
+            sources[self._pipes[rank]] = rank
+            sources[self._processes[rank].sentinel] = rank
+        newly: dict[int, Reply | blame.Died] = {}
+        for ready in wait(cast("list[Connection | int]", list(sources)), timeout_s):
+            rank = sources[ready]
+            if rank not in newly:
+                newly[rank] = self._reply_of(rank)
+        replies.update(newly)
+        return newly
+
+    def _reply_of(self, rank: int) -> Reply | blame.Died:
+        """Return the reply of a rank whose pipe or sentinel is ready."""
+        try:
+            if self._pipes[rank].poll():
+                reply: Reply = self._pipes[rank].recv()
+                return reply
+        except (EOFError, ConnectionResetError):
+            pass  # it died without a reply, and says how below
+        process = self._processes[rank]
+        process.join(_GRACE_S)
+        last_words = "\n".join(self._log_lines(rank)[-blame.NUM_LOG_LINES :])
+        return blame.Died(
+            exit_code=process.exitcode,
+            lost_peer=blame.says_lost_peer(last_words),
+            at_s=time.monotonic(),
+        )
+
+    def _receive_cascade(self, replies: dict[int, Reply | blame.Died]) -> None:
+        end_s = time.monotonic() + _CASCADE_S
+        while len(replies) < self._world_size and (left_s := end_s - time.monotonic()) > 0:
+            self._receive(replies, left_s)
+
+    def _raise_first_failure(self, replies: dict[int, Reply | blame.Died]) -> None:
+        for reply in replies.values():
+            if isinstance(reply, Skipped):
+                raise NotExercisedError(reply.reason)
+        failures = {
+            rank: reply for rank, reply in replies.items() if isinstance(reply, Failed | blame.Died)
+        }
+        if not failures:
+            return
+        rank, failure = blame.first_failure(failures)
+        running = [other for other in range(self._world_size) if other not in replies]
+        if failure.lost_peer and running:
+            late_rank = blame.furthest_behind(self._board, running)
+            raise blame.late_rank_error(
+                late_rank,
+                waiting_rank=rank,
+                board=self._board,
+                world_size=self._world_size,
+                timeout_s=self._policy.collective_timeout_s,
+                lines=self._where_it_hangs(late_rank),
+            )
+        if isinstance(failure, Failed) and failure.is_ours:
+            where = f" (rank {rank} of {self._world_size})" if self._world_size > 1 else ""
+            kind: type[PerfsuiteError] = getattr(errors, failure.error)
+            raise kind(failure.message + where)
+        raise blame.rank_error(
+            rank,
+            failure,
+            position=self._board.read(rank),
+            world_size=self._world_size,
+            log=self._log_lines(rank),
+        )
+
+    def _stuck(self, waiting: Sequence[int]) -> RankFailureError:
+        rank = blame.furthest_behind(self._board, waiting)
+        return blame.stuck_error(
+            rank,
+            position=self._board.read(rank),
+            world_size=self._world_size,
+            timeout_s=self._policy.timeout_s,
+            num_loader_workers=len(_descendants(self._processes[rank].pid)),
+            lines=self._where_it_hangs(rank),
+        )
+
+    def _where_it_hangs(self, rank: int) -> tuple[str, ...]:
+        """Have a living rank write its stack to its log, and return that."""
+        log = guard.log_path(self._folder, rank)
+        pid = self._processes[rank].pid
+        if pid is None or not self._processes[rank].is_alive() or not log.exists():
+            return ()
+        num_lines_before, size_before = len(self._log_lines(rank)), log.stat().st_size
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGUSR1)
+        blame.wait_for_stack(log, size_before)
+        return blame.current_stack(self._log_lines(rank)[num_lines_before:])
+
+    def _log_lines(self, rank: int) -> tuple[str, ...]:
+        path = guard.log_path(self._folder, rank)
+        text = path.read_text(errors="replace") if path.exists() else ""
+        return tuple(text.splitlines())
+
+    def _show_logs(self) -> None:
+        """Print what the ranks printed, for pytest to capture."""
+        for rank in range(self._world_size):
+            for line in self._log_lines(rank):
+                print(f"[rank {rank}] {line}")
+
+    def end(self) -> None:
+        """End every process of the group and remove what it left. Safe to call twice."""
+        helpers = [child for process in self._processes for child in _descendants(process.pid)]
+        for pipe in self._pipes:
+            pipe.close()  # a rank that has replied waits for this, and leaves
+        deadline_s = time.monotonic() + (_GRACE_S if self._all_replied() else 0.0)
+        for process in self._processes:
+            process.join(max(0.0, deadline_s - time.monotonic()))
+            if process.exitcode is None:
+                process.kill()
+        for helper in helpers:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                helper.kill()
+        for process in self._processes:
+            process.join()
+        self._board.close()
+        guard.remove_group_folder(self._folder)
+
+    def _all_replied(self) -> bool:
+        return bool(self._processes) and all(
+            self._board.read(rank).phase == "finish" for rank in range(self._world_size)
+        )
+
+
+def _forkserver() -> ForkServerContext:
+    """Return the context whose server has torch loaded; the first start pays for that once."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(list(_PRELOADED))
+    return context
+
+
+@contextlib.contextmanager
+def _without_main_module() -> Iterator[None]:
+    """Start a process without having it import the controller's main script again.
+
+    multiprocessing runs the parent's main module in every child, here pytest's or another tool's
+    script, which costs its imports in each rank. Jobs carry their functions by value instead.
+    """
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+
+
+def _backend(world_size: int, policy: GroupPolicy) -> str:
+    """Return NCCL where each rank has a GPU of its own, else gloo."""
+    return "nccl" if policy.device == "cuda" and world_size <= policy.num_gpus else "gloo"
+
+
+def _core_of(rank: int, world_size: int, cores: Sequence[int], policy: GroupPolicy) -> int | None:
+    """Return a processor of the rank's own on a CPU where there are enough, else None."""
+    return cores[rank] if policy.device == "cpu" and world_size <= len(cores) else None
+
+
+def _descendants(pid: int | None) -> list[psutil.Process]:
+    try:
+        return psutil.Process(pid).children(recursive=True) if pid is not None else []
+    except psutil.NoSuchProcess:
+        return []

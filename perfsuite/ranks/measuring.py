@@ -1,0 +1,150 @@
+"""How a cell is measured on one rank: warm-up, timed rounds, then untimed counting.
+
+The same course for every activity. Runs in a rank, with torch; must not know how an activity does
+its iteration.
+"""
+
+from __future__ import annotations
+
+import time
+
+import torch
+import torch.distributed as dist
+
+from perfsuite.measure.counters import count_iteration, count_kernel_launches
+from perfsuite.measure.environment import describe_environment
+from perfsuite.measure.memory import measure_peak
+from perfsuite.measure.results import PeakMemory, RoundTimes
+from perfsuite.measure.rounds import choose_num_iterations, measure_rounds
+from perfsuite.measure.stages import StageClock
+from perfsuite.ranks.activities import Activity, start_activity
+from perfsuite.ranks.progress import BoardWriter
+from perfsuite.ranks.wire import CellMeasured, RankStart, RunCell
+from perfsuite.records import Counts
+from perfsuite.training.trainer import Stage
+
+# DDP's first step uses one bucket and rebuilds its buckets after it; optimizers make their state
+# in the first step. The third is the first that is like all later ones.
+_NUM_WARMUP_ITERATIONS = 3
+
+
+def run_cell(job: RunCell, start: RankStart, board: BoardWriter) -> CellMeasured:
+    """Return what this rank measured of the cell."""
+    board.enter_phase("build")
+    device = torch.device("cpu")
+    if start.device == "cuda":
+        device = torch.device("cuda", torch.cuda.current_device())
+    with start_activity(job, start, device) as activity:
+        trial = _Trial(activity, device, board)
+        board.enter_phase("warm-up")
+        iteration_s = trial.warm_up()
+        num_iterations = job.plan.num_iterations
+        if num_iterations is None:
+            num_iterations = trial.agree_on_iterations(iteration_s)
+        board.enter_phase("measure")
+        rounds = trial.measure(job.plan.num_rounds, num_iterations)
+        board.enter_phase("count")
+        counts, peak, missing = trial.count()
+        return CellMeasured(
+            rounds=rounds,
+            num_iterations=num_iterations,
+            losses=activity.first_losses(),
+            global_batch_size=activity.global_batch_size,
+            counts=counts,
+            peak=peak,
+            environment=describe_environment(start.device),
+            missing=missing,
+        )
+
+
+class _Trial:
+    """One activity on its way through warm-up, rounds and counting."""
+
+    def __init__(self, activity: Activity, device: torch.device, board: BoardWriter) -> None:
+        self._activity = activity
+        self._device = device
+        self._board = board
+        self._stages = StageClock(device, on_enter=board.enter_stage)
+
+    def warm_up(self) -> float:
+        """Run the untimed first iterations, checked one by one; return the shortest's seconds."""
+        shortest_s = float("inf")
+        for _ in range(_NUM_WARMUP_ITERATIONS):
+            self._synchronize()
+            began_s = time.perf_counter()
+            self._iterate(self._stages)
+            self._synchronize()
+            shortest_s = min(shortest_s, time.perf_counter() - began_s)
+            self._activity.check()
+        self._stages.collect()
+        return shortest_s
+
+    def agree_on_iterations(self, iteration_s: float) -> int:
+        """Return the iterations of a round that all ranks use: the slowest rank decides."""
+        if dist.is_initialized():
+            slowest = torch.tensor([iteration_s], dtype=torch.float64, device=self._device)
+            dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+            iteration_s = float(slowest.item())
+        return choose_num_iterations(iteration_s, steps_per_epoch=self._activity.steps_per_epoch)
+
+    def measure(self, num_rounds: int, num_iterations: int) -> tuple[RoundTimes, ...]:
+        """Return the timed rounds; losses are checked between them, outside of the time."""
+        rounds = measure_rounds(
+            self._iterate,
+            num_rounds=num_rounds,
+            num_iterations=num_iterations,
+            stages=self._stages,
+            start_together=_start_together,
+            synchronize=self._synchronize,
+            after_round=lambda _: self._activity.check(),
+        )
+        return tuple(rounds)
+
+    def count(self) -> tuple[Counts, PeakMemory | None, dict[str, str]]:
+        """Return counts, memory, and why any number of them is missing."""
+        missing = dict(self._activity.missing)
+        iterate = self._activity.prepare_counting()
+        if iterate is None:
+            nothing = Counts(
+                flops=None,
+                ops=None,
+                collectives=None,
+                collective_bytes=None,
+                saved_activation_bytes=None,
+                kernel_launches=None,
+            )
+            return nothing, None, missing
+        counted = count_iteration(iterate)
+        peak = measure_peak(
+            iterate,
+            self._activity.held_tensors(),
+            self._device,
+            follow_resizes=self._activity.has_resized_storages,
+        )
+        launches = count_kernel_launches(iterate, self._device)
+        if launches is None:
+            missing["kernel_launches"] = "kernels are launched on CUDA devices only"
+        counts = Counts(
+            flops=None if "flops" in missing else counted.flops,
+            ops=None if "ops" in missing else counted.ops,
+            collectives=counted.collectives,
+            collective_bytes=counted.collective_bytes,
+            saved_activation_bytes=(
+                None if "saved_activation_bytes" in missing else peak.saved_activation_bytes
+            ),
+            kernel_launches=launches,
+        )
+        return counts, peak, missing
+
+    def _iterate(self, stage: Stage) -> None:
+        self._board.begin_step()
+        self._activity.iterate(stage)
+
+    def _synchronize(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+
+def _start_together() -> None:
+    if dist.is_initialized():
+        dist.barrier()

@@ -1,0 +1,103 @@
+"""A board in shared memory on which every rank shows what it is doing.
+
+The controller reads it to tell a slow cell from a stuck one, and to say where a rank was when it
+died. Writing costs well under a microsecond, so a rank may write at every stage of every step.
+Must not know what the phases mean.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+PHASES = ("start", "build", "warm-up", "measure", "count", "call", "finish")
+STAGES = ("", "load", "forward", "backward", "optimizer", "evaluation")
+
+# Marks so far, phase, stage, steps so far.
+_SLOT = struct.Struct("<qhhiq")
+# Ranks write side by side; a slot of its own cache line keeps them from slowing each other.
+_SLOT_BYTES = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Position:
+    """Where a rank was at its last mark.
+
+    Attributes:
+        num_marks: Grows with every mark; equal twice means no progress between.
+        stage: None outside of a step.
+        step: Optimizer steps begun so far.
+    """
+
+    num_marks: int
+    phase: str
+    stage: str | None
+    step: int
+
+    def __str__(self) -> str:
+        stage = f", stage '{self.stage}' of step {self.step}" if self.stage else ""
+        return f"phase '{self.phase}'{stage}"
+
+
+class Board:
+    """The slots of all ranks of one group, in one mapped file."""
+
+    def __init__(self, path: Path, world_size: int) -> None:
+        size = world_size * _SLOT_BYTES
+        with path.open("a+b") as file:
+            # Reserved, not only sized: writing to a hole of a full disk would be a SIGBUS.
+            os.posix_fallocate(file.fileno(), 0, size)
+            self._map = mmap.mmap(file.fileno(), size)
+
+    def read(self, rank: int) -> Position:
+        """Return where `rank` is now."""
+        marks, phase, stage, _, step = _SLOT.unpack_from(self._map, rank * _SLOT_BYTES)
+        return Position(
+            num_marks=marks, phase=PHASES[phase], stage=STAGES[stage] or None, step=step
+        )
+
+    def writer(self, rank: int) -> BoardWriter:
+        """Return the pen of one rank."""
+        return BoardWriter(self._map, rank * _SLOT_BYTES)
+
+    def close(self) -> None:
+        """Let go of the mapped file."""
+        self._map.close()
+
+
+class BoardWriter:
+    """One rank's pen: each call is one mark of progress."""
+
+    def __init__(self, board: mmap.mmap, offset: int) -> None:
+        self._board = board
+        self._offset = offset
+        self._num_marks = 0
+        self._phase = 0
+        self._stage = 0
+        self._step = 0
+
+    def enter_phase(self, name: str) -> None:
+        """Show that the rank begins a phase of the cell, one of `PHASES`."""
+        self._phase = PHASES.index(name)
+        self._stage = 0
+        self._mark()
+
+    def enter_stage(self, name: str) -> None:
+        """Show that the rank begins a stage of a step, one of `STAGES`."""
+        self._stage = STAGES.index(name)
+        self._mark()
+
+    def begin_step(self) -> None:
+        """Show that the rank begins an optimizer step."""
+        self._step += 1
+        self._stage = 0
+        self._mark()
+
+    def _mark(self) -> None:
+        self._num_marks += 1
+        _SLOT.pack_into(
+            self._board, self._offset, self._num_marks, self._phase, self._stage, 0, self._step
+        )

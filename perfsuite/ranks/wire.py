@@ -1,0 +1,135 @@
+"""The messages between the controller and a rank: one frozen dataclass each, plain values only.
+
+The controller unpickles these, so nothing here may need torch. What only a rank may open travels
+as bytes that cloudpickle made.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from perfsuite.cells import Activity, MeasurePlan, Recipe
+from perfsuite.measure.results import PeakMemory, RoundTimes
+from perfsuite.records import Counts, Environment
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallFunction:
+    """Job: call a function with the default process group initialised.
+
+    Attributes:
+        call: cloudpickle of (function, args).
+    """
+
+    call: bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunCell:
+    """Job: build a cell, warm it up, measure it, count it.
+
+    Attributes:
+        workload: cloudpickle of what `registry.find_workload` returned; None where the activity
+            has no workload.
+        message_bytes: Size of the tensor that "all_reduce" reduces; None for other activities.
+    """
+
+    workload: bytes | None
+    recipe: Recipe
+    activity: Activity
+    plan: MeasurePlan
+    message_bytes: int | None = None
+
+
+Job = CallFunction | RunCell
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankStart:
+    """What a rank's process is started with.
+
+    Attributes:
+        folder: The group's own temporary folder: rendezvous file, progress board, logs.
+        device: "cpu" or "cuda".
+        backend: Of torch.distributed: "gloo" or "nccl"; None for a single process without a group.
+        collective_timeout_s: How long a collective may wait for its peers.
+        num_threads: Intra-operator threads of the rank.
+        core: Processor that the rank is pinned to, None if there are not enough.
+        cores: Processors that the whole group, its loader workers included, may use.
+        import_roots: Folders that come first on the rank's module path.
+    """
+
+    rank: int
+    world_size: int
+    folder: str
+    device: str
+    backend: str | None
+    collective_timeout_s: float
+    num_threads: int
+    core: int | None
+    cores: tuple[int, ...]
+    import_roots: tuple[str, ...]
+    seed: int
+    job: Job
+
+
+@dataclass(frozen=True, kw_only=True)
+class CellMeasured:
+    """What one rank measured of a cell.
+
+    Attributes:
+        losses: Of the first optimizer steps; None on a rank that holds no loss.
+        global_batch_size: Samples of one iteration over all ranks; None if it has no samples.
+        peak: Memory of one iteration on this rank; None where nothing was counted.
+        missing: Why a number is None, by its name in the record.
+    """
+
+    rounds: tuple[RoundTimes, ...]
+    num_iterations: int
+    losses: tuple[float, ...] | None
+    global_batch_size: int | None
+    counts: Counts
+    peak: PeakMemory | None
+    environment: Environment
+    missing: dict[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FunctionReturned:
+    """What a called function returned.
+
+    Attributes:
+        value: cloudpickle of it.
+    """
+
+    value: bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Skipped:
+    """The rank found that it cannot exercise the cell."""
+
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failed:
+    """The rank's job ended in an exception.
+
+    Attributes:
+        error: Name of the exception's class.
+        is_ours: Whether it is one of `perfsuite.errors`, whose message stands for itself.
+        lost_peer: Whether it only says that another rank is gone or late.
+        at_s: When, on the machine's monotonic clock.
+        lines: The traceback without frames of ours.
+    """
+
+    error: str
+    is_ours: bool
+    message: str
+    lost_peer: bool
+    at_s: float
+    lines: tuple[str, ...]
+
+
+Reply = CellMeasured | FunctionReturned | Skipped | Failed

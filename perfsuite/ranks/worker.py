@@ -1,0 +1,155 @@
+"""What each rank runs: one job, in its process group, answered with one message.
+
+Loaded by name in a rank (`guard.enter_rank`), never imported by the controller: here torch begins.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import random
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import TracebackType
+
+import cloudpickle
+import torch
+import torch.distributed as dist
+
+from perfsuite import errors
+from perfsuite.errors import NotExercisedError, PerfsuiteError
+from perfsuite.ranks.blame import says_lost_peer
+from perfsuite.ranks.measuring import run_cell
+from perfsuite.ranks.progress import Board, BoardWriter
+from perfsuite.ranks.wire import (
+    CallFunction,
+    Failed,
+    FunctionReturned,
+    Job,
+    RankStart,
+    Reply,
+    RunCell,
+    Skipped,
+)
+
+_OUR_PACKAGE = str(Path(__file__).parent.parent)
+
+
+def serve(start: RankStart, pipe: Connection) -> None:
+    """Do the job, send the reply, and leave when the controller has it."""
+    board = Board(Path(start.folder) / "progress", start.world_size).writer(start.rank)
+    with _ReplyOnError(pipe):
+        _set_up_torch(start)
+        with _process_group(start):
+            reply = _run(start.job, start, board)
+            board.enter_phase("finish")
+            _flush()
+            pipe.send(reply)
+            _wait_for_release(pipe)
+
+
+class _ReplyOnError:
+    """Turns an exception of the job into a `Skipped` or `Failed` reply."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe = pipe
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if not isinstance(error, Exception):
+            return  # nothing, or sys.exit() and the like, which end the process as they say
+        reply: Reply
+        if isinstance(error, NotExercisedError):
+            reply = Skipped(reason=str(error))
+        else:
+            reply = _failed(error)
+        _flush()
+        self._pipe.send(reply)
+        _wait_for_release(self._pipe)
+        # Skip every exit handler: after an error a process group may hang in its own.
+        os._exit(0)
+
+
+def _failed(error: Exception) -> Failed:
+    message = str(error)
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith(_OUR_PACKAGE)
+    ]
+    return Failed(
+        error=type(error).__name__,
+        is_ours=isinstance(error, PerfsuiteError) and type(error).__module__ == errors.__name__,
+        message=message,
+        lost_peer=says_lost_peer(message),
+        at_s=time.monotonic(),
+        lines=tuple("".join(traceback.format_list(frames)).splitlines()),
+    )
+
+
+def _set_up_torch(start: RankStart) -> None:
+    torch.set_num_threads(start.num_threads)
+    random.seed(start.seed)
+    torch.manual_seed(start.seed)
+    if start.device == "cuda":
+        torch.cuda.set_device(start.rank % torch.cuda.device_count())
+
+
+@contextmanager
+def _process_group(start: RankStart) -> Iterator[None]:
+    """Initialise the default process group over a file that only this group knows."""
+    if start.backend is None:
+        yield
+        return
+    if start.backend == "gloo" and any(name == "lo" for _, name in socket.if_nameindex()):
+        # The ranks share this machine; the host's name may lead nowhere.
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    dist.init_process_group(
+        start.backend,
+        store=dist.FileStore(  # type: ignore[attr-defined]  # documented, missing in __all__
+            str(Path(start.folder) / "store"), start.world_size
+        ),
+        rank=start.rank,
+        world_size=start.world_size,
+        timeout=datetime.timedelta(seconds=start.collective_timeout_s),
+    )
+    yield
+    dist.destroy_process_group()
+
+
+def _run(job: Job, start: RankStart, board: BoardWriter) -> Reply:
+    if isinstance(job, RunCell):
+        return run_cell(job, start, board)
+    board.enter_phase("call")
+    return _call(job)
+
+
+def _call(job: CallFunction) -> FunctionReturned:
+    function, args = cloudpickle.loads(job.call)
+    return FunctionReturned(value=cloudpickle.dumps(function(*args)))
+
+
+def _wait_for_release(pipe: Connection) -> None:
+    """Return when the controller has closed its end: it has every rank's reply."""
+    try:
+        pipe.recv()
+    except (EOFError, ConnectionResetError):
+        return
+
+
+def _flush() -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()

@@ -1,0 +1,154 @@
+"""pytest-benchmark as the recorder of what ranks measured.
+
+Its own fixture, table, JSON and storage stay in use; only its clock is replaced, by one that hands
+out the durations that the ranks reported. Must not know how they were measured.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perfsuite.files import write_atomically
+
+_STORAGE_OF_PYTEST_BENCHMARK = "file://./.benchmarks"
+_STORAGE = "file://./baselines"
+_PLUGIN_NAME = "pytest-benchmark"
+
+
+class RankClock:
+    """A clock that is read in pairs and whose pairs differ by exactly what was reported.
+
+    The first read of a pair gives 0, the second what was reported between: no sum is formed, so the
+    stored numbers are bit for bit the reported ones. The fixed names keep the JSON the same from
+    run to run, where an object's representation holds an address.
+    """
+
+    def __init__(self) -> None:
+        self.__name__ = "rank_clock"
+        self.__qualname__ = "rank_clock"
+        self._pending_s = 0.0
+
+    def __call__(self) -> float:
+        """Return what was reported since the last read, 0 at the start of a pair."""
+        pending_s, self._pending_s = self._pending_s, 0.0
+        return pending_s
+
+    def report(self, duration_s: float) -> None:
+        """Let the running measurement have taken `duration_s` seconds."""
+        self._pending_s = duration_s
+
+
+def use_rank_clock(item: pytest.Item) -> None:
+    """Give a test's benchmark fixture a clock of its own, keeping the marker options it has."""
+    options: dict[str, Any] = {}
+    for marker in reversed(list(item.iter_markers("benchmark"))):
+        options.update(marker.kwargs)
+    item.add_marker(pytest.mark.benchmark(**{**options, "timer": RankClock()}), append=False)
+
+
+def replay(benchmark: Any, step_times_s: Sequence[float], clock: RankClock) -> None:
+    """Have pytest-benchmark record exactly `step_times_s` (seconds), one round each.
+
+    Args:
+        benchmark: Its `benchmark` fixture, made with `clock`.
+        step_times_s: What to record.
+        clock: The clock of that fixture.
+    """
+    remaining = iter(step_times_s)
+
+    def report_next() -> None:
+        # With --benchmark-cprofile there is one call more than rounds, which is not recorded.
+        clock.report(next(remaining, 0.0))
+
+    benchmark.pedantic(report_next, rounds=len(step_times_s), iterations=1)
+
+
+def clock_of(item: pytest.Item) -> RankClock:
+    """Return the clock that `use_rank_clock` gave the test."""
+    marker = item.get_closest_marker("benchmark")
+    assert marker is not None
+    clock: RankClock = marker.kwargs["timer"]
+    return clock
+
+
+def is_recorded(item: pytest.Item) -> bool:
+    """Whether pytest-benchmark keeps what it is told: not with xdist or --benchmark-disable."""
+    session: Any = item.config.pluginmanager.get_plugin(_PLUGIN_NAME)
+    return session is not None and not session.disabled and not session.skip
+
+
+def is_comparing(config: pytest.Config) -> bool:
+    """Whether --benchmark-compare was given."""
+    return bool(config.getoption("benchmark_compare", None))
+
+
+def set_default_storage(config: pytest.Config) -> None:
+    """Store under `baselines/`, where people review what they commit; an explicit place stays."""
+    if config.getoption("benchmark_storage", None) == _STORAGE_OF_PYTEST_BENCHMARK:
+        config.option.benchmark_storage = _STORAGE
+
+
+def make_writes_atomic(config: pytest.Config) -> None:
+    """Let pytest-benchmark's JSON and saves be written beside and renamed.
+
+    It offers no hook for the writing itself, so the two methods that write are replaced on the
+    session's own objects.
+    """
+    session: Any = config.pluginmanager.get_plugin(_PLUGIN_NAME)
+    if session is None:
+        return
+
+    def save_json(output_json: Any) -> None:
+        write_atomically(Path(session.json), _encode(output_json))
+        session.logger.info(f"Wrote benchmark data in: {session.json}", purple=True)
+
+    session.save_json = save_json
+    storage = session.storage
+    if not hasattr(storage, "_next_num"):  # not a folder: Elasticsearch writes whole documents
+        return
+
+    def save(output_json: Any, name: str) -> None:
+        path = storage.get(f"{storage._next_num}_{name}.json")
+        write_atomically(path, _encode(output_json))
+        session.logger.info(f"Saved benchmark data in: {path}")
+
+    storage.save = save
+
+
+def write_run(config: pytest.Config, path: Path) -> None:
+    """Write all benchmarks of the session as pytest-benchmark JSON, raw rounds included.
+
+    Raises:
+        WriteError: The file cannot be written.
+    """
+    session: Any = config.pluginmanager.get_plugin(_PLUGIN_NAME)
+    commit_info = config.hook.pytest_benchmark_generate_commit_info(config=config)
+    config.hook.pytest_benchmark_update_commit_info(config=config, commit_info=commit_info)
+    output = config.hook.pytest_benchmark_generate_json(
+        config=config,
+        benchmarks=session.benchmarks,
+        include_data=True,
+        machine_info=session.get_machine_info(),
+        commit_info=commit_info,
+    )
+    config.hook.pytest_benchmark_update_json(
+        config=config, benchmarks=session.benchmarks, output_json=output
+    )
+    write_atomically(path, _encode(output))
+
+
+def _encode(output: Any) -> bytes:
+    # pytest-benchmark's own form, with what JSON cannot hold as its text.
+    return json.dumps(output, ensure_ascii=True, indent=4, default=str).encode()
+
+
+def drop_volatile_facts(machine_info: dict[str, Any]) -> None:
+    """Remove what differs between two runs on one machine, such as the clock rate just now."""
+    cpu = machine_info.get("cpu", {})
+    for name in [name for name in cpu if name.startswith("hz_actual")]:
+        del cpu[name]

@@ -1,0 +1,271 @@
+"""From a cell to its record: the one place that knows ranks, measurements and records.
+
+Resolves what the machine can exercise, runs the ranks, combines what they measured into one
+`Outcome`. Imports no torch; must not know pytest or the command line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import pickle
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal, cast
+
+import cloudpickle
+
+from perfsuite import stats
+from perfsuite.cells import Activity, Hardware, MeasurePlan, Recipe, why_not_exercised
+from perfsuite.errors import NotExercisedError, WorkloadError
+from perfsuite.measure.combine import combine_stages, slowest_rank_times
+from perfsuite.measure.devices import visible_gpus
+from perfsuite.ranks.group import GroupPolicy, run_group
+from perfsuite.ranks.guard import sweep_stale_folders
+from perfsuite.ranks.wire import CallFunction, CellMeasured, FunctionReturned, RunCell
+from perfsuite.records import CellRecord, Counts, Memory, Outcome
+from perfsuite.registry import Workload, find_workload
+from perfsuite.timing_lock import TimingLock
+
+Device = Literal["auto", "cpu", "cuda"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What a session is run with, resolved once at the edge.
+
+    Attributes:
+        device: Where cells run; "auto" is CUDA where a GPU is visible.
+        num_rounds: Timed rounds of a cell that does not say otherwise.
+        seed: Seed of weights, data order and random numbers.
+        timeout_s: A cell without progress for so long fails.
+        collective_timeout_s: A collective that waits for so long fails.
+        wait_s: How long to wait for another timing session.
+        import_roots: Folders in which "module:attribute" is looked up first.
+    """
+
+    device: Device = "auto"
+    num_rounds: int = 10
+    seed: int = 0
+    timeout_s: float = 120.0
+    collective_timeout_s: float = 30.0
+    wait_s: float = 86_400.0
+    import_roots: tuple[Path, ...] = ()
+
+
+class Session:
+    """Runs cells one after the other on this machine, which it holds while it times."""
+
+    def __init__(self, settings: Settings, *, say: Callable[[str], None]) -> None:
+        """Prepare a session; nothing is started before the first cell.
+
+        Args:
+            settings: What the session is run with.
+            say: Shows a line to the user.
+        """
+        self._settings = settings
+        gpus = visible_gpus()
+        self.hardware = Hardware(
+            device=("cuda" if gpus else "cpu") if settings.device == "auto" else settings.device,
+            num_gpus=len(gpus),
+            compute_capability=gpus[0].compute_capability if gpus else None,
+            has_horovod=importlib.util.find_spec("horovod") is not None,
+        )
+        self._policy = GroupPolicy(
+            device=self.hardware.device,
+            num_gpus=self.hardware.num_gpus,
+            timeout_s=settings.timeout_s,
+            collective_timeout_s=settings.collective_timeout_s,
+            seed=settings.seed,
+            import_roots=tuple(str(root) for root in settings.import_roots),
+        )
+        self._lock = TimingLock(wait_s=settings.wait_s, say=say)
+        self._has_swept = False
+
+    def close(self) -> None:
+        """Let the machine go."""
+        self._lock.release()
+
+    def run_function(
+        self,
+        num_ranks: int,
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        *,
+        by_value: Sequence[ModuleType] = (),
+    ) -> list[Any]:
+        """Return what `function(*args)` returned on each of `num_ranks` ranks, in rank order.
+
+        Args:
+            num_ranks: Ranks of the default process group.
+            function: Called on every rank.
+            args: Its arguments, the same on every rank.
+            by_value: Modules, such as the test's own, whose functions the ranks cannot import.
+
+        Raises:
+            RankFailureError: A rank crashed, was killed, hung, or raised; the first one is named.
+            WorkloadError: The function or its arguments cannot be sent to another process.
+        """
+        self._sweep_once()
+        job = CallFunction(call=_pack((function, tuple(args)), by_value))
+        replies = run_group(job, world_size=num_ranks, policy=self._policy)
+        return [cloudpickle.loads(cast(FunctionReturned, reply).value) for reply in replies]
+
+    def measure_cell(
+        self,
+        workload: str | Workload,
+        recipe: Recipe,
+        *,
+        activity: Activity = "train",
+        num_rounds: int | None = None,
+        num_iterations: int | None = None,
+        is_timed: bool = True,
+        by_value: Sequence[ModuleType] = (),
+    ) -> Outcome:
+        """Measure one activity of a workload under a recipe.
+
+        Args:
+            workload: A name, an object, or "module:attribute".
+            recipe: How it is trained.
+            activity: What one iteration is.
+            num_rounds: Timed rounds; None is the session's.
+            num_iterations: Iterations of a round; None lets the ranks choose after warming up.
+            is_timed: Whether the times will be kept; without, one round of one iteration is run,
+                beside whatever else the machine does.
+            by_value: Modules whose functions the ranks cannot import.
+
+        Raises:
+            NotExercisedError: This machine would measure something else.
+            PerfsuiteError: The workload, its data or its training is at fault, or a rank failed.
+        """
+        found = find_workload(workload)
+        job = RunCell(
+            workload=_pack(found, by_value),
+            recipe=recipe,
+            activity=activity,
+            plan=self._plan(num_rounds, num_iterations) if is_timed else self._plan(1, 1),
+        )
+        name = workload.name if isinstance(workload, Workload) else workload
+        return self._measure(job, name, is_timed)
+
+    def measure_all_reduce(
+        self, parallel: str, message_bytes: int, *, is_timed: bool = True
+    ) -> Outcome:
+        """Measure the sum over ranks of a tensor of `message_bytes` bytes.
+
+        Raises:
+            NotExercisedError: There are not enough devices.
+            PerfsuiteError: The sum is wrong, or a rank failed.
+        """
+        job = RunCell(
+            workload=None,
+            recipe=Recipe(parallel=parallel),
+            activity="all_reduce",
+            plan=self._plan(None, None) if is_timed else self._plan(1, 1),
+            message_bytes=message_bytes,
+        )
+        return self._measure(job, "all_reduce", is_timed)
+
+    def _plan(self, num_rounds: int | None, num_iterations: int | None) -> MeasurePlan:
+        return MeasurePlan(
+            num_rounds=self._settings.num_rounds if num_rounds is None else num_rounds,
+            num_iterations=num_iterations,
+            seed=self._settings.seed,
+        )
+
+    def _measure(self, job: RunCell, name: str, is_timed: bool) -> Outcome:
+        reason = why_not_exercised(job.recipe, self.hardware)
+        if reason is not None:
+            raise NotExercisedError(reason)
+        self._sweep_once()
+        if is_timed:
+            self._lock.acquire()
+        plan = job.recipe.plan
+        replies = run_group(
+            job,
+            world_size=plan.world_size,
+            policy=self._policy,
+            needs_group=plan.mode not in ("single", "dp"),
+        )
+        return _combine(job, name, self.hardware.device, [cast(CellMeasured, r) for r in replies])
+
+    def _sweep_once(self) -> None:
+        if not self._has_swept:
+            sweep_stale_folders()
+            self._has_swept = True
+
+
+def _combine(job: RunCell, name: str, device: str, ranks: Sequence[CellMeasured]) -> Outcome:
+    """Return one outcome from what all ranks measured."""
+    first = ranks[0]
+    rounds_by_rank = [rank.rounds for rank in ranks]
+    step_times_s = slowest_rank_times(rounds_by_rank, first.num_iterations)
+    batch_size = first.global_batch_size
+    record = CellRecord(
+        workload=name,
+        recipe=job.recipe.as_dict(),
+        device=device,
+        world_size=len(ranks),
+        exercised=True,
+        fingerprint=first.environment.fingerprint,
+        numerics=None,
+        stages_s=combine_stages(rounds_by_rank, first.num_iterations),
+        counts=_busiest([rank.counts for rank in ranks]),
+        memory=_memory(ranks),
+        samples_per_s=None if batch_size is None else batch_size / stats.median(step_times_s),
+        losses=_mean_losses([rank.losses for rank in ranks if rank.losses is not None]),
+        verdict=None,
+    )
+    return Outcome(
+        step_times_s=tuple(step_times_s),
+        num_iterations=first.num_iterations,
+        record=record,
+        missing=first.missing,
+    )
+
+
+def _busiest(counts: Sequence[Counts]) -> Counts:
+    """Return, count by count, the largest over ranks; None where any rank has none."""
+
+    def largest(name: str) -> int | None:
+        values = [getattr(one, name) for one in counts]
+        return None if None in values else max(values)
+
+    return Counts(**{name: largest(name) for name in Counts.__struct_fields__})
+
+
+def _memory(ranks: Sequence[CellMeasured]) -> Memory | None:
+    peaks = [rank.peak for rank in ranks if rank.peak is not None]
+    if len(peaks) < len(ranks):
+        return None
+    per_rank = tuple(peak.peak_bytes for peak in peaks)
+    return Memory(metric=peaks[0].metric, peak_bytes=max(per_rank), per_rank=per_rank)
+
+
+def _mean_losses(by_rank: Sequence[tuple[float, ...]]) -> tuple[float, ...]:
+    return tuple(sum(losses) / len(losses) for losses in zip(*by_rank, strict=True))
+
+
+def _pack(value: Any, by_value: Sequence[ModuleType]) -> bytes:
+    """Return `value` as bytes that a rank can open without importing the modules `by_value`."""
+    with _pickled_by_value(by_value):
+        try:
+            return cast(bytes, cloudpickle.dumps(value))
+        except (pickle.PicklingError, TypeError, AttributeError) as error:
+            raise WorkloadError(
+                f"cannot send {value!r} to another process: {error}; "
+                "build what cannot be pickled inside the function"
+            ) from error
+
+
+@contextlib.contextmanager
+def _pickled_by_value(modules: Sequence[ModuleType]) -> Iterator[None]:
+    for module in modules:
+        cloudpickle.register_pickle_by_value(module)
+    try:
+        yield
+    finally:
+        for module in modules:
+            cloudpickle.unregister_pickle_by_value(module)

@@ -1,0 +1,152 @@
+"""A copy of the whole model for each shard of the data: DataParallel, DDP, and ZeRO stage 1.
+
+Must not know the step; it says when gradients are reduced, and who steps which parameter.
+"""
+
+from __future__ import annotations
+
+import inspect
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.optim import Optimizer
+
+from perfsuite.cells import Hardware, Recipe, why_not_exercised
+from perfsuite.errors import NotExercisedError
+from perfsuite.registry import Workload
+from perfsuite.training.parallel.single import SharedData, Single
+from perfsuite.training.step import forward_backward
+from perfsuite.training.trainer import Stage, Trainer
+
+# PowerSGD compresses from this step on. Two is the least that warm start and error feedback allow
+# (powerSGD_hook.PowerSGDState), and the step after which DDP has rebuilt its buckets.
+_POWERSGD_START_ITER = 2
+
+
+class ThreadedReplicas(Single):
+    """The `Strategy` of "dp": nn.DataParallel, one process with a thread for each replica."""
+
+    def __init__(self, workload: Workload, recipe: Recipe, device: torch.device) -> None:
+        super().__init__(workload, recipe, device)
+        hardware = Hardware(device=device.type, num_gpus=torch.cuda.device_count())
+        if (reason := why_not_exercised(recipe, hardware)) is not None:
+            raise NotExercisedError(reason)
+        self._count: ReplicaCount | None = None
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        """The model under nn.DataParallel, its replicas counted in the first forward."""
+        devices = data_parallel_devices(self.recipe.plan.size, torch.cuda.device_count())
+        self._count = ReplicaCount(model)
+        return DataParallel(model, device_ids=devices)
+
+    def run_micro_batch(
+        self, trainer: Trainer, inputs: Any, target: Any, *, is_last: bool, stage: Stage
+    ) -> Tensor | None:
+        """The loss of the whole batch, whose parts the replicas computed.
+
+        Raises:
+            NotExercisedError: Fewer replicas ran than the recipe names.
+        """
+        loss = forward_backward(trainer, inputs, target, stage)
+        if self._count is not None:
+            self._count.check(self.recipe)
+            self._count = None
+        return loss
+
+
+def data_parallel_devices(size: int, num_gpus: int) -> list[int]:
+    """The device of each replica: one GPU carries all of them, several carry one each.
+
+    >>> data_parallel_devices(2, num_gpus=1), data_parallel_devices(2, num_gpus=4)
+    ([0, 0], [0, 1])
+    """
+    return [0] * size if num_gpus == 1 else list(range(size))
+
+
+class ReplicaCount:
+    """Counts the replicas of a model that run, because nn.DataParallel may silently run one.
+
+    Replicas share the hooks of the module they were copied from, so each call counts.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        # A list, because appending is safe from the replicas' threads.
+        self._calls: list[None] = []
+        self._hook = model.register_forward_hook(lambda *_: self._calls.append(None))
+
+    def check(self, recipe: Recipe) -> None:
+        """Stop counting, after one forward.
+
+        Raises:
+            NotExercisedError: Another number of replicas ran than the recipe names.
+        """
+        self._hook.remove()
+        size = recipe.plan.size
+        if len(self._calls) != size:
+            raise NotExercisedError(
+                f"parallel {recipe.parallel!r} ran {len(self._calls)} replicas instead of {size}; "
+                f"use a micro_batch_size that is a multiple of {size}"
+            )
+
+
+class DistributedReplicas(SharedData):
+    """The `Strategy` of "ddp": DistributedDataParallel with the options of the recipe."""
+
+    _model: DistributedDataParallel
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        """The model under DistributedDataParallel, with the recipe's communication hook."""
+        self._model = DistributedDataParallel(
+            model,
+            device_ids=[self.device] if self.device.type == "cuda" else None,
+            bucket_cap_mb=self.recipe.bucket_cap_mb,
+            find_unused_parameters=self.recipe.find_unused_parameters,
+            gradient_as_bucket_view=self.recipe.gradient_as_bucket_view,
+            static_graph=self.recipe.static_graph,
+        )
+        _register_comm_hook(self._model, self.recipe.comm_hook)
+        return self._model
+
+    def run_micro_batch(
+        self, trainer: Trainer, inputs: Any, target: Any, *, is_last: bool, stage: Stage
+    ) -> Tensor | None:
+        """The loss of this rank's micro-batch; gradients are reduced in the last one alone."""
+        synchronising: AbstractContextManager[Any] = (
+            nullcontext() if is_last else self._model.no_sync()
+        )
+        with synchronising:
+            return forward_backward(trainer, inputs, target, stage)
+
+
+class ShardedOptimizer(DistributedReplicas):
+    """The `Strategy` of "zero1": DDP, and each rank steps a share of the parameters.
+
+    ZeRO stage 1, Rajbhandari et al. 2020.
+    """
+
+    def build_optimizer(self, parameters: list[nn.Parameter]) -> Optimizer:
+        """The workload's optimizer, its state divided over the ranks."""
+        whole = super().build_optimizer(parameters)
+        # `defaults` also holds what a class passes on to its base (AdamW to Adam) and would refuse.
+        accepted = inspect.signature(type(whole)).parameters
+        options = {name: value for name, value in whole.defaults.items() if name in accepted}
+        return ZeroRedundancyOptimizer(
+            whole.param_groups, optimizer_class=type(whole), **options
+        )
+
+
+def _register_comm_hook(model: DistributedDataParallel, name: str) -> None:
+    if name == "fp16":
+        model.register_comm_hook(None, default_hooks.fp16_compress_hook)
+    elif name == "bf16":
+        model.register_comm_hook(None, default_hooks.bf16_compress_hook)
+    elif name == "powersgd":
+        state = powerSGD_hook.PowerSGDState(
+            process_group=None, start_powerSGD_iter=_POWERSGD_START_ITER
+        )
+        model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)

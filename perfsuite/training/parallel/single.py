@@ -1,0 +1,75 @@
+"""The whole model on one device: what each mode does wherever it does nothing of its own.
+
+Must not know any other mode; the others derive from it and say only where they differ.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from perfsuite.cells import Recipe
+from perfsuite.registry import Workload
+from perfsuite.training.step import forward_backward
+from perfsuite.training.trainer import Stage, Trainer
+
+
+class Single:
+    """The `Strategy` of "single".
+
+    Attributes:
+        splits_parameters: Whether parameters differ between ranks.
+        shard_index: Which shard of the training data this rank loads.
+        num_shards: Shards into which the training data are divided.
+    """
+
+    splits_parameters = False
+    shard_index = 0
+    num_shards = 1
+
+    def __init__(self, workload: Workload, recipe: Recipe, device: torch.device) -> None:
+        self.workload = workload
+        self.recipe = recipe
+        self.device = device
+
+    def split(self, model: nn.Module) -> nn.Module:
+        """The model itself."""
+        return model
+
+    def local_blocks(self, model: nn.Module) -> list[nn.Module]:
+        """All of the workload's blocks; none if it names none."""
+        return [] if self.workload.blocks is None else list(self.workload.blocks(model))
+
+    def entry_modules(self, model: nn.Module) -> list[nn.Module]:
+        """The model alone."""
+        return [model]
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        """The model itself."""
+        return model
+
+    def build_optimizer(self, parameters: list[nn.Parameter]) -> Optimizer:
+        """The workload's optimizer."""
+        return self.workload.build_optimizer(iter(parameters))
+
+    def run_micro_batch(
+        self, trainer: Trainer, inputs: Any, target: Any, *, is_last: bool, stage: Stage
+    ) -> Tensor | None:
+        """The loss after forward and backward through the whole model."""
+        return forward_backward(trainer, inputs, target, stage)
+
+    def finish_gradients(self) -> None:
+        """Nothing to wait for."""
+
+
+class SharedData(Single):
+    """The base of the modes whose ranks each load their own shard of the data."""
+
+    def __init__(self, workload: Workload, recipe: Recipe, device: torch.device) -> None:
+        super().__init__(workload, recipe, device)
+        self.shard_index = dist.get_rank()
+        self.num_shards = dist.get_world_size()

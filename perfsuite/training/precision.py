@@ -1,0 +1,162 @@
+"""What each precision means, as one table, and what is done to a model for it.
+
+O0 to O3 are Apex-like: the properties of `apex.amp` (apex/amp/frontend.py, removed 2025-05) with
+torch's own autocast in place of Apex's patched functions. Must not know the step or the modes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from perfsuite.errors import RecipeError
+from perfsuite.training.batches import cast_floating
+from perfsuite.training.forwards import wrap_forward
+
+_BATCHNORM_LAYERS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+
+# `max_loss_scale` of apex.amp.initialize.
+_APEX_MAX_LOSS_SCALE = 2.0**24
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrecisionPolicy:
+    """What one precision asks for.
+
+    Attributes:
+        name: The recipe's word for it.
+        parameter_dtype: Of parameters, floating buffers and floating inputs.
+        keeps_batchnorm_fp32: Affine BatchNorm layers stay in float32.
+        autocast_dtype: Of the operations that autocast chooses, None without autocast.
+        loss_scale: "dynamic", or 1 for no scaling.
+        max_loss_scale: The greatest dynamic scale, None for no limit.
+        master_weights: The optimizer steps float32 copies of the parameters.
+        allows_tf32: float32 products on CUDA may be computed in TensorFloat-32.
+    """
+
+    name: str
+    parameter_dtype: torch.dtype = torch.float32
+    keeps_batchnorm_fp32: bool = False
+    autocast_dtype: torch.dtype | None = None
+    loss_scale: Literal["dynamic", 1] = 1
+    max_loss_scale: float | None = None
+    master_weights: bool = False
+    allows_tf32: bool = False
+
+    @property
+    def loss_dtype(self) -> torch.dtype:
+        """In which the loss is computed from the outputs, unless autocast chooses."""
+        return torch.float64 if self.parameter_dtype == torch.float64 else torch.float32
+
+
+_POLICIES = (
+    PrecisionPolicy(name="fp64", parameter_dtype=torch.float64),
+    PrecisionPolicy(name="fp32"),
+    PrecisionPolicy(name="tf32", allows_tf32=True),
+    PrecisionPolicy(name="bf16", parameter_dtype=torch.bfloat16),
+    PrecisionPolicy(name="amp-bf16", autocast_dtype=torch.bfloat16),
+    PrecisionPolicy(name="amp-fp16", autocast_dtype=torch.float16, loss_scale="dynamic"),
+    PrecisionPolicy(name="O0"),
+    PrecisionPolicy(
+        name="O1",
+        autocast_dtype=torch.float16,
+        loss_scale="dynamic",
+        max_loss_scale=_APEX_MAX_LOSS_SCALE,
+    ),
+    PrecisionPolicy(
+        name="O2",
+        parameter_dtype=torch.float16,
+        keeps_batchnorm_fp32=True,
+        master_weights=True,
+        loss_scale="dynamic",
+        max_loss_scale=_APEX_MAX_LOSS_SCALE,
+    ),
+    PrecisionPolicy(name="O3", parameter_dtype=torch.float16),
+)
+PRECISION_POLICIES = {policy.name: policy for policy in _POLICIES}
+
+
+def precision_policy(name: str) -> PrecisionPolicy:
+    """Return what the recipe's precision asks for.
+
+    Raises:
+        RecipeError: There is no such precision.
+    """
+    if name not in PRECISION_POLICIES:
+        raise RecipeError(f"precision is {name!r}; use one of {', '.join(PRECISION_POLICIES)}")
+    return PRECISION_POLICIES[name]
+
+
+def set_tf32(policy: PrecisionPolicy, device: torch.device) -> None:
+    """Switch TensorFloat-32 on CUDA on for "tf32" and off for every other precision.
+
+    torch leaves it on for convolutions by default, so that "fp32" would silently not be float32.
+    It is a setting of the whole process. Nothing is set on other devices.
+    """
+    if device.type != "cuda":
+        return
+    # The older of two switches: reading it raises once anybody used the newer `fp32_precision`.
+    torch.backends.cuda.matmul.allow_tf32 = policy.allows_tf32
+    torch.backends.cudnn.allow_tf32 = policy.allows_tf32
+
+
+def cast_parameters(model: nn.Module, policy: PrecisionPolicy) -> None:
+    """Cast floating parameters and buffers to the policy's dtype, in place.
+
+    Each Parameter object stays the same, so tied weights stay tied. O2 leaves every BatchNorm layer
+    with weights of its own in float32 (`convert_network` in apex/fp16_utils/fp16util.py).
+    """
+    for module in model.modules():
+        if policy.keeps_batchnorm_fp32 and isinstance(module, _BATCHNORM_LAYERS) and module.affine:
+            continue
+        for tensor in (
+            *module.parameters(recurse=False),
+            *module.buffers(recurse=False),
+        ):
+            if tensor.is_floating_point():
+                tensor.data = tensor.data.to(policy.parameter_dtype)
+
+
+def autocast(policy: PrecisionPolicy, device: torch.device) -> AbstractContextManager[Any]:
+    """The context in which model and loss compute."""
+    if policy.autocast_dtype is None:
+        return nullcontext()
+    return torch.autocast(device.type, dtype=policy.autocast_dtype)
+
+
+def autocast_forward(module: nn.Module, policy: PrecisionPolicy, device: torch.device) -> None:
+    """Let the module's forward run under the policy's autocast, in place.
+
+    Inside forward, because the threads of nn.DataParallel re-enter an outer autocast without its
+    dtype and would compute in float16 whatever was asked for.
+    """
+    if policy.autocast_dtype is None:
+        return
+
+    def around(forward: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        with autocast(policy, device):
+            return forward(*args, **kwargs)
+
+    wrap_forward(module, around)
+
+
+def cast_inputs(inputs: Any, policy: PrecisionPolicy) -> Any:
+    """The inputs with floating tensors in the dtype of the parameters."""
+    if policy.parameter_dtype == torch.float32:
+        return inputs
+    return cast_floating(inputs, policy.parameter_dtype)
+
+
+def cast_for_loss(value: Any, policy: PrecisionPolicy) -> Any:
+    """Outputs or a target with floating tensors in the dtype of the loss.
+
+    Models in float32, under autocast or not, hand over what they computed.
+    """
+    if policy.parameter_dtype == torch.float32:
+        return value
+    return cast_floating(value, policy.loss_dtype)

@@ -1,0 +1,156 @@
+"""One optimizer step as an algorithm, and the parts of it that a parallel mode may call.
+
+Hands its stages to whoever measures. Must not know how time is taken, nor how a mode runs a
+micro-batch. Nothing here waits for the device, except the scaler where the precision scales.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from perfsuite.errors import NotExercisedError, WorkloadError
+from perfsuite.training.batches import call_model, copy_to_device
+from perfsuite.training.clipping import clip_grad_norm
+from perfsuite.training.masters import MasterWeights
+from perfsuite.training.precision import autocast, cast_for_loss, cast_inputs
+from perfsuite.training.trainer import Stage, Trainer
+
+
+def train_step(trainer: Trainer, batches: Iterator[Any], stage: Stage) -> Tensor | None:
+    """Take one optimizer step and return the mean loss of this rank's micro-batches.
+
+    Args:
+        trainer: What is trained.
+        batches: Gives (inputs, target), `grad_accumulation_steps` times.
+        stage: Marks "load" around each `next(batches)` alone, "forward" around the model's call,
+            "backward" around loss and backward, "optimizer" around clearing the gradients, waiting
+            for their reduction, unscaling, clipping and stepping. Copying to the device is in none.
+
+    Returns:
+        A detached scalar; None where this rank holds no loss (a pipeline's earlier stage).
+    """
+    num_micro_batches = trainer.recipe.grad_accumulation_steps
+    losses = []
+    with stage("optimizer"):
+        trainer.optimizer.zero_grad()
+    for index in range(num_micro_batches):
+        with stage("load"):
+            batch = next(batches)
+        inputs, target = prepare_batch(trainer, batch)
+        loss = trainer.strategy.run_micro_batch(
+            trainer, inputs, target, is_last=index == num_micro_batches - 1, stage=stage
+        )
+        if loss is not None:
+            losses.append(loss)
+    with stage("optimizer"):
+        finish_gradients(trainer)
+        trainer.scaler.unscale_(trainer.optimizer)
+        clip_gradients(trainer)
+        trainer.scaler.step(trainer.optimizer)
+        trainer.scaler.update()
+    return torch.stack(losses).mean() if losses else None
+
+
+def evaluate_batch(trainer: Trainer, batches: Iterator[Any], stage: Stage) -> Tensor | None:
+    """Return the loss of one batch in eval mode and without gradients, as a detached scalar.
+
+    Args:
+        trainer: What is evaluated; its modules are in the mode they were in when this returns.
+        batches: Gives (inputs, target).
+        stage: Marks "load" around `next(batches)`, "evaluation" around the model's call and loss.
+
+    Raises:
+        NotExercisedError: The ranks hold stages of the model, none of them the whole.
+    """
+    if trainer.recipe.plan.mode in ("pp", "mp"):
+        raise NotExercisedError(
+            f"parallel {trainer.recipe.parallel!r}: a stage of a pipeline cannot be evaluated by "
+            "itself, and no rank has the whole model; evaluate with single, ddp:N or fsdp:N"
+        )
+    with stage("load"):
+        batch = next(batches)
+    inputs, target = prepare_batch(trainer, batch)
+    with _eval_mode(trainer.model), torch.no_grad(), stage("evaluation"):
+        return compute_loss(trainer, call_model(trainer.model, inputs), target)
+
+
+def prepare_batch(trainer: Trainer, batch: Any) -> tuple[Any, Any]:
+    """Return (inputs, target) on the device, floating inputs in the dtype of the parameters."""
+    inputs, target = copy_to_device(
+        tuple(batch), trainer.device, non_blocking=trainer.recipe.non_blocking
+    )
+    return cast_inputs(inputs, trainer.precision), target
+
+
+def forward_backward(trainer: Trainer, inputs: Any, target: Any, stage: Stage) -> Tensor:
+    """Run one micro-batch through the whole model and return its loss, detached."""
+    with stage("forward"):
+        outputs = call_model(trainer.model, inputs)
+    with stage("backward"):
+        loss = compute_loss(trainer, outputs, target)
+        scale_loss(trainer, loss).backward()  # type: ignore[no-untyped-call]
+    return loss.detach()
+
+
+def compute_loss(trainer: Trainer, outputs: Any, target: Any) -> Tensor:
+    """Return the workload's loss: the mean over the micro-batch, in the precision's loss dtype.
+
+    Raises:
+        WorkloadError: The loss is not a single number.
+    """
+    with autocast(trainer.precision, trainer.device):
+        loss: object = trainer.workload.loss(
+            cast_for_loss(outputs, trainer.precision), cast_for_loss(target, trainer.precision)
+        )
+    if not isinstance(loss, Tensor):
+        raise WorkloadError(
+            f"workload {trainer.workload.name!r}: its loss returned a {type(loss).__name__}; "
+            "return a scalar tensor, the mean over the batch"
+        )
+    if loss.dim() != 0:
+        raise WorkloadError(
+            f"workload {trainer.workload.name!r}: its loss returned a tensor of shape "
+            f"{tuple(loss.shape)}; return a scalar, the mean over the batch"
+        )
+    return loss
+
+
+def scale_loss(trainer: Trainer, loss: Tensor) -> Tensor:
+    """Return what backward starts from: this micro-batch's share of the step's mean, scaled."""
+    return trainer.scaler.scale(loss / trainer.recipe.grad_accumulation_steps)
+
+
+def finish_gradients(trainer: Trainer) -> None:
+    """Wait for the reduction over ranks, then hand the gradients to master weights, if any."""
+    trainer.strategy.finish_gradients()
+    if isinstance(trainer.optimizer, MasterWeights):
+        trainer.optimizer.collect_gradients()
+
+
+def clip_gradients(trainer: Trainer) -> None:
+    """Clip the norm of all gradients together, where the recipe asks for it."""
+    if trainer.recipe.clip_grad_norm is None:
+        return
+    clip_grad_norm(
+        (parameter for group in trainer.optimizer.param_groups for parameter in group["params"]),
+        trainer.recipe.clip_grad_norm,
+        differ_between_ranks=trainer.strategy.splits_parameters,
+        device=trainer.device,
+    )
+
+
+@contextmanager
+def _eval_mode(model: nn.Module) -> Iterator[None]:
+    # Module by module, because a user may keep some of them in eval mode while training.
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
