@@ -147,6 +147,8 @@ class Suite:
             report.longrepr = (path, (line_number or 0) + 1, f"NOT EXERCISED: {error}")
         elif isinstance(error, PerfsuiteError):
             report.longrepr = f"{type(error).__name__}: {error}"
+        if isinstance(error, PerfsuiteError):
+            recorder.expect_no_record(item)
         if report.when == "call" and _is_cell(item) and recorder.is_recorded(item):
             line = _line_of(item, report, error)
             self._keep(line)

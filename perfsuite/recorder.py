@@ -82,6 +82,13 @@ def is_recorded(item: pytest.Item) -> bool:
     return session is not None and not session.disabled and not session.skip
 
 
+def expect_no_record(item: pytest.Item) -> None:
+    """Keep pytest-benchmark from warning that a cell which failed or was skipped has no times."""
+    benchmark: Any = getattr(item, "funcargs", {}).get("benchmark")
+    if benchmark is not None:
+        benchmark.skipped = True
+
+
 def is_comparing(config: pytest.Config) -> bool:
     """Whether --benchmark-compare was given."""
     return bool(config.getoption("benchmark_compare", None))

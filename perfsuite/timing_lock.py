@@ -11,7 +11,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from perfsuite.errors import BusyMachineError
+from perfsuite.errors import BusyMachineError, WriteError
 from perfsuite.files import write_atomically
 
 # Not the TMPDIR of this session: two sessions with different ones share the same processors.
@@ -41,6 +41,7 @@ class TimingLock:
 
         Raises:
             BusyMachineError: Another session held it for all of the waiting time.
+            WriteError: The lock cannot be made; names its path and the reason.
         """
         if self._lock.is_locked:
             return
@@ -48,7 +49,15 @@ class TimingLock:
             self._lock.acquire(timeout=0)
         except Timeout:
             self._wait()
-        write_atomically(self._holder, str(os.getpid()).encode())
+        except OSError as error:
+            raise WriteError(
+                f"cannot lock {self._lock.lock_file}: {error.strerror or error}"
+            ) from error
+        try:
+            write_atomically(self._holder, str(os.getpid()).encode())
+        except WriteError:
+            self._lock.release()
+            raise
 
     def release(self) -> None:
         """Let the next session go; safe where nothing is held."""

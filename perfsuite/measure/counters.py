@@ -12,25 +12,13 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import flop_registry
 
-from perfsuite.measure.dispatch import StepMode, tensors_in
+from perfsuite.measure.collectives import communicated_bytes, is_communication
+from perfsuite.measure.dispatch import StepMode
 from perfsuite.measure.results import IterationCounts
 from perfsuite.measure.stages import Stage
 
 # Markers of the profiler, and questions about a tensor (prim::device): no kernel belongs to them.
 _BOOKKEEPING_NAMESPACES = frozenset({"profiler", "prim"})
-
-_COLLECTIVE_NAMESPACES = frozenset({"c10d", "_c10d_functional", "_dtensor"})
-# Of these namespaces, what only waits, checks or wraps, and moves no data of the program.
-_NO_DATA = frozenset(
-    {
-        "_wrap_tensor_autograd",
-        "barrier",
-        "check_for_nan",
-        "monitored_barrier_",
-        "wait_tensor",
-        "wait_tensors",
-    }
-)
 
 # The CUDA runtime's and driver's calls that launch one kernel, as CUPTI names them (CUDA Runtime
 # API, "Execution Control"; CUDA Driver API, "Execution Control").
@@ -56,14 +44,14 @@ def count_iteration(iterate: Callable[[Stage], None]) -> IterationCounts:
       tensors; the local share on DTensors.
     - `collectives`: operators that move data between ranks, point to point included; waiting and
       barriers are not. Outermost only: an operator that is built on others is one.
-    - `collective_bytes`: of each the larger of what this rank gives and what it gets, which is the
-      size that nccl-tests reports.
+    - `collective_bytes`: of each the larger of what this rank gives and what it gets.
 
     `perfsuite.measure.dispatch.StepMode` says what is not seen.
 
     Args:
-        iterate: One iteration, which works in the stages that it is handed. DDP must have taken
-            two steps before, because it rebuilds its buckets after the first.
+        iterate: One iteration, which works in the stages that it is handed, and of which two were
+            run before: DDP rebuilds its buckets after the first, and DTensor learns the shapes of
+            results in it by running operators once more.
     """
     counter = _Counter()
     with counter:
@@ -110,7 +98,7 @@ class _Counter(StepMode):  # type: ignore[no-untyped-call]
         if isinstance(func, torch._ops.OpOverload):
             return self._observe_overload(func, args, kwargs)
         # A higher-order operator (flex_attention) has no overloads; its formula is its own.
-        result = func(*args, **kwargs)
+        result = self.run(func, args, kwargs)
         self._count(func, args, kwargs, result)
         return result
 
@@ -126,11 +114,11 @@ class _Counter(StepMode):  # type: ignore[no-untyped-call]
                 result = func.decompose(*args, **kwargs)
             if result is not NotImplemented:
                 return result
-        result = func(*args, **kwargs)
+        result = self.run(func, args, kwargs)
         self._count(packet, args, kwargs, result)
-        if func.namespace in _COLLECTIVE_NAMESPACES and packet.__name__ not in _NO_DATA:
+        if is_communication(func):
             self.collectives += 1
-            self.collective_bytes += _collective_size_bytes(args, kwargs, result)
+            self.collective_bytes += communicated_bytes(args, kwargs, result)
         return result
 
     def _count(
@@ -139,10 +127,3 @@ class _Counter(StepMode):  # type: ignore[no-untyped-call]
         self.ops += 1
         if formula in flop_registry:
             self.flops += flop_registry[formula](*args, **kwargs, out_val=result)
-
-
-def _collective_size_bytes(args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> int:
-    # What is given and what is gotten are different arguments, or an argument and the result; one
-    # that is reduced in place is both. Each may be a list of tensors, or a list of such lists.
-    sides = (*args, *kwargs.values(), result)
-    return max(sum(tensor.nbytes for tensor in tensors_in(side)) for side in sides)

@@ -10,15 +10,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
-from torch import Tensor
-
 # torch documents TorchDispatchMode under this path although the module has an underscore.
-from torch.utils._python_dispatch import (
-    TorchDispatchMode,
-    is_traceable_wrapper_subclass,
-    is_traceable_wrapper_subclass_type,
-)
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
+
+from perfsuite.measure.collectives import settle
 
 
 class StepMode(TorchDispatchMode, ABC):  # type: ignore[no-untyped-call]
@@ -27,8 +22,10 @@ class StepMode(TorchDispatchMode, ABC):  # type: ignore[no-untyped-call]
     - A tensor subclass such as DTensor goes first: what is seen are the operators, collectives
       included, on the local tensors that it turns into.
     - Loading is left out because it would be seen only where no worker process does it.
-    - Operators of the calling thread and of autograd's threads are seen. What runs on a thread of
-      the communication library, as a callback of a DDP communication hook may, is not.
+    - Operators of the calling thread and of autograd's threads are seen, those of other threads
+      are not. So collectives are waited for at once, and the rest of a DDP communication hook
+      runs here and not on a thread of gloo's.
+    - A compiled model runs as if it were not: torch.compile stands back from a dispatch mode.
     """
 
     # Without this, torch refuses to run flex_attention and other operators that take functions.
@@ -40,7 +37,13 @@ class StepMode(TorchDispatchMode, ABC):  # type: ignore[no-untyped-call]
 
     @abstractmethod
     def observe(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Return `func(*args, **kwargs)`; every tensor in the arguments is a plain one."""
+        """Return `self.run(func, args, kwargs)`; every tensor in the arguments is a plain one."""
+
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return the operator's result; a collective has ended by then."""
+        result = func(*args, **kwargs)
+        settle(func, result)
+        return result
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -63,29 +66,3 @@ class StepMode(TorchDispatchMode, ABC):  # type: ignore[no-untyped-call]
         if self._is_loading:
             return func(*args, **(kwargs or {}))
         return self.observe(func, args, kwargs or {})
-
-
-def tensors_in(*values: Any) -> Iterator[Tensor]:
-    """Yield every plain dense tensor in arguments or results of an operator, in order.
-
-    Lists, tuples and dicts are searched; a sparse tensor gives its indices and values, and
-    a tensor subclass the tensors that it wraps.
-    """
-    for value in values:
-        if isinstance(value, Tensor):
-            yield from _plain_tensors(value)
-        elif isinstance(value, list | tuple):
-            yield from tensors_in(*value)
-        elif isinstance(value, dict):
-            yield from tensors_in(*value.values())
-
-
-def _plain_tensors(tensor: Tensor) -> Iterator[Tensor]:
-    if is_traceable_wrapper_subclass(tensor):
-        names, _ = tensor.__tensor_flatten__()
-        yield from tensors_in(*(getattr(tensor, name) for name in names))
-    elif tensor.layout is torch.sparse_coo:
-        # indices() and values() refuse a gradient that has not been coalesced yet.
-        yield from (tensor._indices(), tensor._values())
-    elif tensor.layout is torch.strided:
-        yield tensor

@@ -91,7 +91,6 @@ def _knobs(on_cuda: bool) -> dict[str, str]:
     cudnn: Any = torch.backends.cudnn
     knobs: dict[str, object] = {
         "num_threads": torch.get_num_threads(),
-        "num_interop_threads": torch.get_num_interop_threads(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
     }

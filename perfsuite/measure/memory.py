@@ -15,14 +15,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from perfsuite.measure.dispatch import StepMode, tensors_in
+from perfsuite.measure.collector import collector_off
+from perfsuite.measure.dispatch import StepMode
 from perfsuite.measure.results import PeakMemory
 from perfsuite.measure.stages import Stage
+from perfsuite.measure.tensors import tensors_in
 
 
 def measure_peak(
     iterate: Callable[[Stage], None],
-    held: Iterable[Tensor],
+    held: Iterator[Tensor],
     device: torch.device,
     *,
     follow_resizes: bool = True,
@@ -38,7 +40,8 @@ def measure_peak(
     Args:
         iterate: One iteration, which works in the stages that it is handed.
         held: Tensors alive before the iteration: parameters, buffers, gradients, optimizer state.
-            Not needed on a GPU, whose allocator knows them.
+            An iterator, since a list would keep alive what the iteration frees. Not asked on
+            a GPU, whose allocator knows them.
         device: On "cuda" the allocator's own peak is read, and the device synchronised.
         follow_resizes: See `LiveStorage`.
     """
@@ -53,7 +56,8 @@ def measure_peak(
         with tracker.stage(name):
             yield
 
-    with tracker:
+    # Garbage in cycles would be freed whenever the collector happens to run.
+    with collector_off(), tracker:
         iterate(stage)
     return PeakMemory(
         metric="live_storage_peak",
@@ -152,7 +156,7 @@ class LiveStorage(StepMode):  # type: ignore[no-untyped-call]
         """Return the operator's result after taking note of the storages it used and made."""
         for tensor in tensors_in(args, kwargs):
             self._use(tensor, is_made_here=False)
-        result = func(*args, **kwargs)
+        result = self.run(func, args, kwargs)
         for tensor in tensors_in(result):
             self._use(tensor, is_made_here=True)
         self.peak_bytes = max(self.peak_bytes, self.current_bytes)

@@ -8,10 +8,10 @@ from __future__ import annotations
 import gc
 import math
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 from perfsuite.errors import PerfsuiteError
+from perfsuite.measure.collector import collector_off
 from perfsuite.measure.results import RoundTimes
 from perfsuite.measure.stages import Stage, StageClock
 
@@ -78,7 +78,7 @@ def measure_rounds(
         clock: The host's clock, in seconds.
     """
     rounds = []
-    with _collector_off():
+    with collector_off():
         synchronize()
         stages.collect()
         for number in range(num_rounds):
@@ -93,19 +93,3 @@ def measure_rounds(
             rounds.append(RoundTimes(duration_s=duration_s, stages_s=stages.collect()))
             after_round(number)
     return rounds
-
-
-@contextmanager
-def _collector_off() -> Iterator[None]:
-    was_enabled = gc.isenabled()
-    gc.disable()
-    gc.collect()
-    # What torch's modules hold is set aside, so that the collection before each round costs
-    # a millisecond and not a hundred.
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
-        if was_enabled:
-            gc.enable()

@@ -6,9 +6,9 @@ with torch; must not know how it is measured.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Protocol
 
 import cloudpickle
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from perfsuite.cells import Recipe
 from perfsuite.errors import PerfsuiteError
-from perfsuite.measure.dispatch import tensors_in
+from perfsuite.measure.tensors import tensors_in
 from perfsuite.ranks.guard import loader_worker_entry
 from perfsuite.ranks.wire import RankStart, RunCell
 from perfsuite.registry import Split, Workload, load_workload
@@ -37,12 +37,14 @@ class Activity(Protocol):
     Attributes:
         steps_per_epoch: Iterations until the loader starts again; None if it never does.
         global_batch_size: Samples of one iteration over all ranks; None without samples.
+        is_counted: Whether the iteration runs operators that are worth counting.
         has_resized_storages: Whether storages change size in place, as FSDP's do.
         missing: Numbers of the record that this activity cannot have, with the reason.
     """
 
     steps_per_epoch: int | None
     global_batch_size: int | None
+    is_counted: bool
     has_resized_storages: bool
     missing: dict[str, str]
 
@@ -54,9 +56,6 @@ class Activity(Protocol):
 
     def first_losses(self) -> tuple[float, ...] | None:
         """Return the losses of the first steps; None where this rank holds none."""
-
-    def prepare_counting(self) -> Callable[[Stage], None] | None:
-        """Return the iteration on data loaded beforehand; None if there is nothing to count."""
 
     def held_tensors(self) -> Iterable[Tensor]:
         """Return the tensors that live before, during and after an iteration."""
@@ -103,7 +102,6 @@ class Train:
         self._losses: list[Tensor] = []
         self._unchecked: list[Tensor] = []
         self._num_checked = 0
-        self._counting_batches: list[Any] = []
         self.steps_per_epoch: int | None = max(
             1, batches.steps_per_epoch // recipe.grad_accumulation_steps
         )
@@ -112,6 +110,7 @@ class Train:
             * recipe.grad_accumulation_steps
             * num_shards
         )
+        self.is_counted = True
         self.has_resized_storages = recipe.plan.mode in ("fsdp", "hsdp")
         self.missing = _uncountable(recipe)
 
@@ -133,20 +132,9 @@ class Train:
         """Return the losses of the first ten steps, of this rank's data."""
         return tuple(float(loss) for loss in self._losses) or None
 
-    def prepare_counting(self) -> Callable[[Stage], None]:
-        """Return a step on batches that are loaded already: loading runs operators of its own."""
-        num_batches = self._trainer.recipe.grad_accumulation_steps
-        self._counting_batches = [next(self._batches) for _ in range(num_batches)]
-
-        def iterate(stage: Stage) -> None:
-            train_step(self._trainer, iter(self._counting_batches), stage)
-
-        return iterate
-
     def held_tensors(self) -> Iterable[Tensor]:
-        """Return parameters, gradients, buffers, optimizer state and the batches counted on."""
-        yield from _held_by(self._trainer)
-        yield from tensors_in(self._counting_batches)
+        """Return parameters, gradients, buffers, master weights and optimizer state."""
+        return _held_by(self._trainer)
 
 
 class Evaluate:
@@ -156,11 +144,11 @@ class Evaluate:
         self._trainer = trainer
         self._batches = batches
         self._losses: list[Tensor] = []
-        self._counting_batches: list[Any] = []
         self.steps_per_epoch: int | None = batches.steps_per_epoch
         self.global_batch_size: int | None = (
             _micro_batch_size(trainer.workload, trainer.recipe) * num_shards
         )
+        self.is_counted = True
         self.has_resized_storages = trainer.recipe.plan.mode in ("fsdp", "hsdp")
         self.missing = _uncountable(trainer.recipe)
         self.missing["saved_activation_bytes"] = "an evaluation has no backward pass"
@@ -178,19 +166,9 @@ class Evaluate:
         """Return the losses of the first ten batches, of this rank's data."""
         return tuple(float(loss) for loss in self._losses) or None
 
-    def prepare_counting(self) -> Callable[[Stage], None]:
-        """Return the evaluation of a batch that is loaded already."""
-        self._counting_batches = [next(self._batches)]
-
-        def iterate(stage: Stage) -> None:
-            evaluate_batch(self._trainer, iter(self._counting_batches), stage)
-
-        return iterate
-
     def held_tensors(self) -> Iterable[Tensor]:
-        """Return parameters, gradients, buffers, optimizer state and the batch counted on."""
-        yield from _held_by(self._trainer)
-        yield from tensors_in(self._counting_batches)
+        """Return parameters, gradients, buffers, master weights and optimizer state."""
+        return _held_by(self._trainer)
 
 
 class Load:
@@ -202,6 +180,7 @@ class Load:
         self._batches = batches
         self.steps_per_epoch: int | None = batches.steps_per_epoch
         self.global_batch_size: int | None = _micro_batch_size(workload, recipe) * num_shards
+        self.is_counted = False
         self.has_resized_storages = False
         self.missing = dict.fromkeys(_ALL_COUNTS, "loading alone runs no training step")
 
@@ -216,9 +195,6 @@ class Load:
     def first_losses(self) -> None:
         """Loading has no loss."""
 
-    def prepare_counting(self) -> None:
-        """Loading has nothing to count."""
-
     def held_tensors(self) -> Iterable[Tensor]:
         """Return nothing."""
         return ()
@@ -232,6 +208,7 @@ class AllReduce:
         self._tensor = torch.full((num_elements,), dist.get_rank() + 1.0, device=device)
         self.steps_per_epoch: int | None = None
         self.global_batch_size: int | None = None
+        self.is_counted = True
         self.has_resized_storages = False
         self.missing = {"saved_activation_bytes": "an all_reduce has no forward pass"}
         self._prove_the_sum()
@@ -256,10 +233,6 @@ class AllReduce:
 
     def first_losses(self) -> None:
         """A reduction has no loss."""
-
-    def prepare_counting(self) -> Callable[[Stage], None]:
-        """Return the same reduction."""
-        return self.iterate
 
     def held_tensors(self) -> Iterable[Tensor]:
         """Return the tensor that is reduced."""

@@ -103,8 +103,8 @@ class _Trial:
     def count(self) -> tuple[Counts, PeakMemory | None, dict[str, str]]:
         """Return counts, memory, and why any number of them is missing."""
         missing = dict(self._activity.missing)
-        iterate = self._activity.prepare_counting()
-        if iterate is None:
+        iterate = self._activity.iterate
+        if not self._activity.is_counted:
             nothing = Counts(
                 flops=None,
                 ops=None,

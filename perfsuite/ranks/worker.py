@@ -38,7 +38,7 @@ from perfsuite.ranks.wire import (
     Skipped,
 )
 
-_OUR_PACKAGE = str(Path(__file__).parent.parent)
+_NOT_THE_USERS = (str(Path(__file__).parent.parent), str(Path(torch.__file__).parent))
 
 
 def serve(start: RankStart, pipe: Connection) -> None:
@@ -85,18 +85,18 @@ class _ReplyOnError:
 
 def _failed(error: Exception) -> Failed:
     message = str(error)
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith(_OUR_PACKAGE)
-    ]
+    frames = traceback.extract_tb(error.__traceback__)
+    # The user's frames, and the one that raised.
+    shown = [frame for frame in frames if not frame.filename.startswith(_NOT_THE_USERS)]
+    if frames[-1] not in shown:
+        shown.append(frames[-1])
     return Failed(
         error=type(error).__name__,
         is_ours=isinstance(error, PerfsuiteError) and type(error).__module__ == errors.__name__,
         message=message,
         lost_peer=says_lost_peer(message),
         at_s=time.monotonic(),
-        lines=tuple("".join(traceback.format_list(frames)).splitlines()),
+        lines=tuple("".join(traceback.format_list(shown)).splitlines()),
     )
 
 

@@ -7,6 +7,7 @@ the blocks that live on this rank.
 from __future__ import annotations
 
 import functools
+import inspect
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -45,6 +46,8 @@ _SAVED_ATTENTION = {
     _aten._scaled_dot_product_efficient_attention.default: 5,
     _aten._scaled_dot_product_cudnn_attention.default: 5,
 }
+# Lets whoever counts saved bytes see the kept products too; newer versions of torch have it.
+_HOOKS_OPTION = "respect_saved_tensors_hooks"
 
 
 def checkpoint_blocks(workload: Workload, recipe: Recipe, blocks: list[nn.Module]) -> None:
@@ -100,6 +103,8 @@ def _checkpoint_unit(unit: list[nn.Module], context: Callable[[], Any] | None) -
     options: dict[str, Any] = {"use_reentrant": False}
     if context is not None:
         options["context_fn"] = context
+        if _HOOKS_OPTION in inspect.signature(checkpoint).parameters:
+            options[_HOOKS_OPTION] = True
     recompute = functools.partial(checkpoint, **options)
     if len(unit) == 1:
         wrap_forward(unit[0], recompute)

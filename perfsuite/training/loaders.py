@@ -173,7 +173,7 @@ class EpochBatches(Iterator[Any]):
             return next(self._iterator)
         except (RuntimeError, OSError) as error:
             raise DataLoadError(
-                f"{self._origin} cannot be loaded: {_first_line(error)}; a loader worker that was "
+                f"{self._origin} cannot be loaded: {_reason(error)}; a loader worker that was "
                 "killed often ran out of memory: use fewer num_workers or a smaller prefetch_factor"
             ) from error
 
@@ -263,6 +263,8 @@ def _describe(error: Exception) -> str:
     return " ".join([f"raised {type(error).__name__}: {error}", *where])
 
 
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0].strip() if lines else type(error).__name__
+def _reason(error: Exception) -> str:
+    # The cause knows the signal or the exit code, where the outer error has only a process id.
+    cause = error.__cause__ if isinstance(error.__cause__, RuntimeError) else error
+    text = str(cause).strip() or type(cause).__name__
+    return text.splitlines()[0].rstrip(". ")

@@ -1,7 +1,7 @@
 """Linear layers split over the ranks, each computing its columns or rows: tensor parallelism.
 
-Megatron-LM, Shoeybi et al. 2019, as torch's `parallelize_module`. The plan is derived from the model
-and is safe for any: a split layer takes and gives whole tensors, but for the pair inside an
+Megatron-LM, Shoeybi et al. 2019, as torch's `parallelize_module`. The plan is derived from the
+model and is safe for any: a split layer takes and gives whole tensors, but for the pair inside an
 nn.Sequential between which nothing but an elementwise activation stands. Must not know the step.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter
 
-import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate

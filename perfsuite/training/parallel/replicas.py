@@ -135,9 +135,7 @@ class ShardedOptimizer(DistributedReplicas):
         # `defaults` also holds what a class passes on to its base (AdamW to Adam) and would refuse.
         accepted = inspect.signature(type(whole)).parameters
         options = {name: value for name, value in whole.defaults.items() if name in accepted}
-        return ZeroRedundancyOptimizer(
-            whole.param_groups, optimizer_class=type(whole), **options
-        )
+        return ZeroRedundancyOptimizer(whole.param_groups, optimizer_class=type(whole), **options)
 
 
 def _register_comm_hook(model: DistributedDataParallel, name: str) -> None:

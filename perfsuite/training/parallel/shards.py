@@ -44,12 +44,11 @@ class FullyShardedData(SharedData):
         return forward_backward(trainer, inputs, target, stage)
 
     def _mesh(self) -> DeviceMesh:
-        plan = self.recipe.plan
-        if plan.mode == "hsdp":
-            shape, names = (plan.size // plan.num_shards, plan.num_shards), ("replicate", "shard")
-        else:
-            shape, names = (plan.size,), ("shard",)
-        return init_device_mesh(self.device.type, shape, mesh_dim_names=names)
+        plan, kind = self.recipe.plan, self.device.type
+        if plan.mode == "fsdp":
+            return init_device_mesh(kind, (plan.size,), mesh_dim_names=("shard",))
+        shape = (plan.size // plan.num_shards, plan.num_shards)
+        return init_device_mesh(kind, shape, mesh_dim_names=("replicate", "shard"))
 
 
 def _shard(modules: list[nn.Module], mesh: DeviceMesh) -> None:

@@ -1,0 +1,39 @@
+"""The sum over ranks at growing sizes, with the bus bandwidth that it reaches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from perfsuite import stats
+
+in_default = pytest.mark.perf(matrix="default")
+in_full = pytest.mark.perf(matrix="full")
+
+KIB = 1024
+MIB = 1024 * KIB
+
+
+@pytest.mark.parametrize(
+    "message_bytes",
+    [
+        pytest.param(4 * KIB, marks=in_full, id="4KiB"),
+        pytest.param(256 * KIB, marks=in_full, id="256KiB"),
+        pytest.param(1 * MIB, marks=in_default, id="1MiB"),
+        pytest.param(16 * MIB, marks=in_full, id="16MiB"),
+        pytest.param(64 * MIB, marks=in_full, id="64MiB"),
+    ],
+)
+@pytest.mark.parametrize("world_size", [2, pytest.param(4, marks=in_full)])
+def test_all_reduce(
+    all_reduce_benchmark: Any, benchmark: Any, world_size: int, message_bytes: int
+) -> None:
+    outcome = all_reduce_benchmark(f"ddp:{world_size}", message_bytes)
+
+    # Each byte crosses the slowest link 2 (n - 1) / n times (nccl-tests, doc/PERFORMANCE.md).
+    bus_bytes = message_bytes * 2 * (world_size - 1) / world_size
+    bandwidth_bytes_per_s = bus_bytes / stats.median(outcome.step_times_s)
+    benchmark.extra_info["bus_bandwidth_bytes_per_s"] = bandwidth_bytes_per_s
+    assert outcome.record.counts.collectives == 1
+    assert outcome.record.counts.collective_bytes == message_bytes

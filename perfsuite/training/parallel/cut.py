@@ -1,0 +1,218 @@
+"""Cut a model into stages between its blocks, so that each rank of a pipeline holds some.
+
+The code between the blocks is recorded with torch.fx, with every module that contains no block as
+one call; the modules themselves stay the user's, with their names, their hooks and their mode.
+
+Two other ways were tried first. `torch.distributed.pipelining.pipeline` exports the whole model
+with torch.export: it cut LeNet, ResNet-18 and a transformer with dropout, but what runs then is an
+interpreted graph of operators instead of the modules, fixed to one batch shape and to train mode,
+with the checkpointing of blocks and autocast recorded away. An nn.Sequential cut needs models that
+are one. Recording between the blocks needs neither, only that the model's own forward branches on
+nothing that it computed.
+
+Must not know how stages are run, nor what a rank is.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import fx, nn
+
+from perfsuite.errors import RecipeError, WorkloadError
+
+# What recording raises where a forward does with a recorded value what needs its number.
+_NOT_RECORDABLE = (TypeError, ValueError, RuntimeError, AttributeError, IndexError, KeyError)
+
+
+@dataclass(frozen=True)
+class ModelStage:
+    """One stage of a cut model.
+
+    Attributes:
+        module: Computes it from the activations of the stage before and from inputs of the model;
+            returns a tuple of activations, or in the last stage what the model returns.
+        input_names: The model's inputs that it takes after the activations, in order.
+    """
+
+    module: fx.GraphModule
+    input_names: tuple[str, ...]
+
+
+def cut_model(
+    model: nn.Module, blocks: Sequence[nn.Module], num_stages: int, given: Collection[str]
+) -> list[ModelStage]:
+    """Return the stages of a model, runs of its blocks whose lengths differ by one at most.
+
+    What the model computes before its first block is in the first stage, what after its last in the
+    last. Values made of the model's inputs without any weight, such as a mask, are computed anew in
+    each stage that needs them; all others go from stage to stage.
+
+    Args:
+        model: The whole model. Its modules are shared with the stages, none is copied.
+        blocks: Modules of it, in the order in which its forward calls them.
+        num_stages: Into how many stages.
+        given: Parameters of the model's forward that it will be called with; the others keep their
+            defaults, and what the forward does then is what is recorded.
+
+    Raises:
+        RecipeError: There are fewer blocks than stages, the model does not call each block once and
+            in order, two stages share a weight, or the forward between the blocks cannot be
+            recorded.
+        WorkloadError: A block is not part of the model.
+    """
+    if len(blocks) < num_stages:
+        raise RecipeError(
+            f"there are {len(blocks)} blocks for {num_stages} stages; "
+            "use fewer stages, or name smaller blocks"
+        )
+    names = {module: name for name, module in model.named_modules()}
+    if not all(block in names for block in blocks):
+        raise WorkloadError("blocks names a module that is not part of the model; name its own")
+    graph = _record(model, [names[block] for block in blocks], given)
+    starts = [blocks[index * len(blocks) // num_stages] for index in range(1, num_stages)]
+    derived = _derived_from_inputs(graph)
+    owner = _owners(graph, derived, [names[block] for block in starts])
+    stages = [
+        _build_stage(model, graph, derived, owner, index, num_stages) for index in range(num_stages)
+    ]
+    _refuse_shared_weights([stage.module for stage in stages])
+    return stages
+
+
+def bind_inputs(signature: inspect.Signature, inputs: Any) -> dict[str, Any]:
+    """The model's inputs by the names of its forward's parameters.
+
+    Args:
+        signature: Of the model's forward, without self.
+        inputs: A tensor, a tuple or list of arguments, or a dict of them by name.
+    """
+    if isinstance(inputs, Mapping):
+        return dict(signature.bind(**inputs).arguments)
+    if isinstance(inputs, list | tuple):
+        return dict(signature.bind(*inputs).arguments)
+    return dict(signature.bind(inputs).arguments)
+
+
+class _BetweenBlocks(fx.Tracer):
+    """Records the modules that contain blocks, and takes every other module as one call."""
+
+    def __init__(self, block_names: Sequence[str]) -> None:
+        super().__init__()
+        parts = [name.split(".") for name in block_names]
+        self._containers = {".".join(part[:end]) for part in parts for end in range(len(part))}
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return module_qualified_name not in self._containers
+
+
+def _record(model: nn.Module, block_names: list[str], given: Collection[str]) -> fx.Graph:
+    defaults = {
+        name: parameter.default
+        for name, parameter in inspect.signature(model.forward).parameters.items()
+        if name not in given and parameter.default is not inspect.Parameter.empty
+    }
+    try:
+        graph = _BetweenBlocks(block_names).trace(model, concrete_args=defaults or None)
+    except _NOT_RECORDABLE as error:
+        first_line = str(error).strip().splitlines()[0] if str(error).strip() else ""
+        raise RecipeError(
+            "the model's forward does between its blocks what cannot be recorded "
+            f"({type(error).__name__}: {first_line}); move that code into a submodule"
+        ) from error
+    called = [node.target for node in graph.nodes if node.target in block_names]
+    if called != block_names:
+        raise RecipeError(
+            f"the model's forward calls its blocks as {', '.join(map(str, called)) or 'none'}, and "
+            f"blocks names {', '.join(block_names)}; name each once, in the order of the calls"
+        )
+    return graph
+
+
+def _derived_from_inputs(graph: fx.Graph) -> set[fx.Node]:
+    derived: set[fx.Node] = set()
+    for node in graph.nodes:
+        makes_value = node.op in ("placeholder", "call_function", "call_method")
+        if makes_value and all(source in derived for source in node.all_input_nodes):
+            if node.op == "call_method" and node.target.rstrip("_") + "_" == node.target:
+                raise RecipeError(
+                    f"the model's forward changes an input in place by {node.target!r} between its "
+                    f"blocks; use {node.target.rstrip('_')!r}"
+                )
+            derived.add(node)
+    return derived
+
+
+def _owners(graph: fx.Graph, derived: set[fx.Node], starts: Sequence[str]) -> dict[fx.Node, int]:
+    owner: dict[fx.Node, int] = {}
+    index = 0
+    for node in graph.nodes:
+        if index < len(starts) and node.target == starts[index]:
+            index += 1
+        if node not in derived:
+            owner[node] = index
+    return owner
+
+
+def _crossing(graph: fx.Graph, owner: dict[fx.Node, int], index: int) -> list[fx.Node]:
+    """The values that stages before `index` make and it or later ones take, in order."""
+    return [
+        node
+        for node in graph.nodes
+        if owner.get(node, index) < index
+        and any(owner.get(user, -1) >= index for user in node.users)
+    ]
+
+
+def _build_stage(
+    model: nn.Module,
+    graph: fx.Graph,
+    derived: set[fx.Node],
+    owner: dict[fx.Node, int],
+    index: int,
+    num_stages: int,
+) -> ModelStage:
+    stage = fx.Graph()
+    copies = {node: stage.placeholder(node.name) for node in _crossing(graph, owner, index)}
+    own = [node for node in graph.nodes if owner.get(node) == index]
+    wanted = {*own, *_sources(own, derived)}
+    input_names = []
+    for node in graph.nodes:
+        if node.op == "placeholder" and node in wanted:
+            copies[node] = stage.placeholder(node.name)
+            input_names.append(node.target)
+        elif node.op != "output" and node in wanted:
+            copies[node] = stage.node_copy(node, copies.__getitem__)
+    if index == num_stages - 1:
+        (output,) = (node for node in graph.nodes if node.op == "output")
+        stage.output(fx.map_arg(output.args[0], copies.__getitem__))
+    else:
+        stage.output(tuple(copies[node] for node in _crossing(graph, owner, index + 1)))
+    return ModelStage(fx.GraphModule(model, stage), tuple(input_names))
+
+
+def _sources(nodes: Sequence[fx.Node], derived: set[fx.Node]) -> Iterator[fx.Node]:
+    stack = list(nodes)
+    while stack:
+        for source in stack.pop().all_input_nodes:
+            if source in derived:
+                yield source
+                stack.append(source)
+
+
+def _refuse_shared_weights(stages: Sequence[nn.Module]) -> None:
+    seen: dict[int, str] = {}
+    for stage in stages:
+        here = dict(stage.named_parameters()) | dict(stage.named_buffers())
+        for name, tensor in here.items():
+            if id(tensor) in seen:
+                raise RecipeError(
+                    f"two stages share the weight {seen[id(tensor)]!r}"
+                    + (f" (as {name!r})" if name != seen[id(tensor)] else "")
+                    + ", whose gradients nobody would add up; do not tie it, or name blocks that "
+                    "keep its uses together"
+                )
+        seen.update({id(tensor): name for name, tensor in here.items()})

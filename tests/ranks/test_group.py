@@ -1,0 +1,305 @@
+"""Real ranks: what they return, how they fail, and that nothing of them stays."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from perfsuite import RankFailureError, WorkloadError
+from perfsuite.session import Session, Settings
+
+RunRanks = Callable[..., list[Any]]
+
+
+@pytest.fixture
+def impatient_ranks() -> RunRanks:
+    """Ranks whose collectives give up after 2 s and whose controller does after 4 s."""
+    session = Session(Settings(device="cpu", timeout_s=4, collective_timeout_s=2), say=print)
+    return lambda num_ranks, function, *args: session.run_function(
+        num_ranks, function, args, by_value=[sys.modules[__name__]]
+    )
+
+
+@pytest.fixture
+def nothing_left() -> Any:
+    """Fails if a process, a temporary folder or shared memory of a group stays."""
+    me = psutil.Process()
+
+    def traces() -> set[str]:
+        folders = {str(path) for path in Path(tempfile.gettempdir()).glob(f"perfsuite-{me.pid}-*")}
+        segments = {str(path) for path in Path("/dev/shm").glob("torch_*")}
+        return folders | segments
+
+    before = traces()
+    yield
+    ranks = [
+        process
+        for process in me.children(recursive=True)
+        if process.parent() != me and process.status() != psutil.STATUS_ZOMBIE
+    ]
+    assert ranks == []
+    assert traces() - before == set()
+
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+
+def rank_and_sum(offset: int) -> tuple[int, float]:
+    import torch
+    import torch.distributed as dist
+
+    total = torch.tensor([float(dist.get_rank() + offset)])
+    dist.all_reduce(total)
+    return dist.get_rank(), float(total)
+
+
+def test_results_come_back_in_rank_order(rank_group: RunRanks) -> None:
+    assert rank_group(3, rank_and_sum, 10) == [(0, 33.0), (1, 33.0), (2, 33.0)]
+
+
+def test_a_function_may_close_over_values_of_the_test(rank_group: RunRanks) -> None:
+    words = ["closed", "over"]
+
+    assert rank_group(1, lambda: list(reversed(words))) == [["over", "closed"]]
+
+
+def test_each_rank_has_one_thread_a_seed_and_a_temporary_folder_of_its_own_group(
+    rank_group: RunRanks,
+) -> None:
+    def look() -> tuple[int, float, str]:
+        import torch
+
+        return torch.get_num_threads(), float(torch.rand(())), tempfile.mkdtemp()
+
+    (threads_0, random_0, folder_0), (threads_1, random_1, folder_1) = rank_group(2, look)
+
+    assert (threads_0, threads_1) == (1, 1)
+    assert random_0 == random_1
+    assert Path(folder_0).parent == Path(folder_1).parent
+    assert not Path(folder_0).exists()
+
+
+def test_ranks_are_pinned_to_cores_of_their_own_where_there_are_enough(
+    rank_group: RunRanks,
+) -> None:
+    cores = sorted(os.sched_getaffinity(0))
+
+    pinned = rank_group(len(cores), lambda: sorted(os.sched_getaffinity(0)))
+    crowded = rank_group(len(cores) + 1, lambda: sorted(os.sched_getaffinity(0)))
+
+    assert pinned == [[core] for core in cores]
+    assert crowded == [cores] * (len(cores) + 1)
+
+
+def fail_on_rank_1(how: str) -> None:
+    import torch.distributed as dist
+
+    if dist.get_rank() == 1:
+        print(f"about to {how}", flush=True)
+        if how == "raise":
+            raise ValueError("boom")
+        if how == "exit":
+            os._exit(7)
+        if how == "sys.exit":
+            sys.exit(3)
+        os.kill(os.getpid(), getattr(signal, how))
+    dist.barrier()
+
+
+def test_a_rank_that_raises_is_named_with_its_message_and_its_own_traceback(
+    rank_group: RunRanks,
+) -> None:
+    with pytest.raises(RankFailureError) as caught:
+        rank_group(2, fail_on_rank_1, "raise")
+
+    message = str(caught.value)
+    assert message.startswith("rank 1 of 2 raised ValueError: boom, in phase 'call'\n  traceback:")
+    assert "in fail_on_rank_1" in message
+    assert "worker.py" not in message
+    assert message.endswith("\n  its last output:\n    about to raise")
+    assert (caught.value.rank, caught.value.exit_code) == (1, None)
+
+
+@pytest.mark.parametrize(("how", "exit_code"), [("exit", 7), ("sys.exit", 3)])
+def test_a_rank_that_exits_is_named_with_its_exit_code_and_last_output(
+    rank_group: RunRanks, how: str, exit_code: int
+) -> None:
+    with pytest.raises(RankFailureError) as caught:
+        rank_group(2, fail_on_rank_1, how)
+
+    assert str(caught.value) == (
+        f"rank 1 of 2 ended with exit code {exit_code}, in phase 'call'\n"
+        f"  its last output:\n    about to {how}"
+    )
+    assert caught.value.exit_code == exit_code
+
+
+def test_a_killed_rank_is_named_with_its_signal(rank_group: RunRanks) -> None:
+    with pytest.raises(RankFailureError) as caught:
+        rank_group(2, fail_on_rank_1, "SIGKILL")
+
+    assert str(caught.value) == (
+        "rank 1 of 2 was killed by SIGKILL (by somebody, or by the kernel because memory ran out), "
+        "in phase 'call'\n  its last output:\n    about to SIGKILL"
+    )
+    assert caught.value.signal_name == "SIGKILL"
+
+
+def test_a_crashed_rank_shows_where_it_crashed(rank_group: RunRanks) -> None:
+    with pytest.raises(RankFailureError) as caught:
+        rank_group(2, fail_on_rank_1, "SIGSEGV")
+
+    assert caught.value.signal_name == "SIGSEGV"
+    assert any("in fail_on_rank_1" in line for line in caught.value.log_lines)
+
+
+def test_a_rank_that_asks_for_too_much_memory_is_named(rank_group: RunRanks) -> None:
+    def ask() -> None:
+        import torch
+
+        torch.empty(2**60, dtype=torch.uint8)
+
+    with pytest.raises(RankFailureError, match="rank 0 of 1 raised RuntimeError") as caught:
+        rank_group(1, ask)
+
+    assert "allocate" in str(caught.value)
+
+
+def test_a_rank_that_stays_away_from_a_collective_is_blamed_not_the_one_that_waited(
+    impatient_ranks: RunRanks,
+) -> None:
+    def stay_away() -> None:
+        import torch.distributed as dist
+
+        if dist.get_rank() == 1:
+            time.sleep(60)
+        dist.barrier()
+
+    with pytest.raises(RankFailureError) as caught:
+        impatient_ranks(2, stay_away)
+
+    assert str(caught.value).startswith(
+        "rank 1 of 2 did not come to a collective within 2 s (--perf-collective-timeout): "
+        "it is in phase 'call', and rank 0 waited in phase 'call'\n  where it is:\n"
+    )
+    assert "in stay_away" in caught.value.log_lines[0]
+
+
+def test_a_stopped_rank_is_ended_and_blamed(impatient_ranks: RunRanks) -> None:
+    def stop() -> None:
+        import torch.distributed as dist
+
+        if dist.get_rank() == 1:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        dist.barrier()
+
+    with pytest.raises(RankFailureError, match="^rank 1 of 2 did not come to a collective"):
+        impatient_ranks(2, stop)
+
+
+def test_a_group_without_progress_is_ended_with_the_stack_of_its_rank(
+    impatient_ranks: RunRanks,
+) -> None:
+    def sleep_for_long() -> None:
+        time.sleep(60)
+
+    with pytest.raises(RankFailureError) as caught:
+        impatient_ranks(1, sleep_for_long)
+
+    assert str(caught.value).startswith(
+        "rank 0 of 1 made no progress for 4 s (--perf-timeout), in phase 'call'\n  where it is:\n"
+    )
+    assert "in sleep_for_long" in caught.value.log_lines[0]
+
+
+def test_processes_that_a_rank_leaves_behind_are_ended(rank_group: RunRanks) -> None:
+    def leave_a_process() -> int:
+        return subprocess.Popen(["sleep", "60"]).pid
+
+    (pid,) = rank_group(1, leave_a_process)
+
+    assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_value_that_cannot_be_pickled_is_refused_with_its_reason(rank_group: RunRanks) -> None:
+    with pytest.raises(WorkloadError, match="^cannot send .* to another process: .*; build what"):
+        rank_group(1, lambda value: value, (number for number in range(3)))
+
+
+def test_what_a_rank_prints_reaches_the_test_output(
+    rank_group: RunRanks, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rank_group(2, lambda: print("hello"))
+
+    assert capsys.readouterr().out == "[rank 0] hello\n[rank 1] hello\n"
+
+
+CONTROLLER = """
+    import os, sys, time
+    from perfsuite.session import Session, Settings
+
+    def hold_the_interpreter_lock(folder):
+        # A regular expression that backtracks for hours inside one C call.
+        import re, pathlib, torch
+        from torch.utils.data import DataLoader
+        loader = DataLoader(Slow(), num_workers=1, worker_init_fn=entry())
+        batches = iter(loader)
+        pathlib.Path(folder, f"{os.getpid()}").touch()
+        re.match(r"(a+)+$", "a" * 64 + "b")
+
+    class Slow:
+        def __len__(self):
+            return 100
+        def __getitem__(self, index):
+            time.sleep(60)
+
+    def entry():
+        from perfsuite.ranks.guard import loader_worker_entry
+        import tempfile
+        enter = loader_worker_entry(tempfile.gettempdir(), os.sched_getaffinity(0))
+        return lambda worker: enter()
+
+    if __name__ == "__main__":
+        session = Session(Settings(device="cpu"), say=print)
+        session.run_function(2, hold_the_interpreter_lock, (sys.argv[1],))
+"""
+
+
+def test_ranks_and_their_loader_workers_die_with_a_killed_controller(tmp_path: Path) -> None:
+    script = tmp_path / "controller.py"
+    script.write_text(textwrap.dedent(CONTROLLER))
+    started = tmp_path / "started"
+    started.mkdir()
+    controller = subprocess.Popen([sys.executable, str(script), str(started)])
+    wait_until(lambda: len(list(started.iterdir())) == 2)
+    ranks = [psutil.Process(int(path.name)) for path in started.iterdir()]
+    workers = [child for rank in ranks for child in rank.children(recursive=True)]
+    assert len(workers) == 2
+
+    controller.kill()
+    controller.wait()
+
+    gone, alive = psutil.wait_procs([*ranks, *workers], timeout=3)
+    assert alive == []
+    left = list(Path(tempfile.gettempdir()).glob(f"perfsuite-{controller.pid}-*"))
+    assert len(left) == 1
+    Session(Settings(device="cpu"), say=print).run_function(1, os.getpid, ())
+    assert not left[0].exists()
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.02)

@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from perfsuite import Workload
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Sums depend on the number of threads, so that the losses of a seed would too."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(num_threads)
+
+
+@pytest.fixture
+def train() -> Callable[[Workload, torch.nn.Module, int], list[float]]:
+    """(workload, model, number of steps) -> the loss of each step, batches from seed 0."""
+
+    def run(workload: Workload, model: torch.nn.Module, num_steps: int) -> list[float]:
+        dataset = workload.build_dataset("train")
+        assert dataset is not None
+        loader = DataLoader(
+            dataset,
+            batch_size=workload.micro_batch_size,
+            shuffle=True,
+            drop_last=True,
+            generator=torch.Generator().manual_seed(0),
+        )
+        trainable = (parameter for parameter in model.parameters() if parameter.requires_grad)
+        optimizer = workload.build_optimizer(trainable)
+        losses: list[float] = []
+        while len(losses) < num_steps:
+            for inputs, targets in loader:
+                loss = workload.loss(model(inputs), targets)
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                losses.append(loss.item())
+        return losses[:num_steps]
+
+    return run
