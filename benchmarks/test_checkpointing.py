@@ -1,6 +1,6 @@
 """Memory against recomputation on a deep chain of equal blocks.
 
-The workload is made here, as a user's would be: `train_benchmark` takes an object as well as a name.
+The workload is made here, as a user's would be: `train_benchmark` takes an object or a name.
 """
 
 from __future__ import annotations

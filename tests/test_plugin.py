@@ -250,9 +250,9 @@ MISTAKES = {
     ),
     "no blocks": (
         "train_benchmark(make(), Recipe(checkpointing='every-block'))",
-        "RecipeError: checkpointing 'every-block' needs blocks to cut along, and workload "
-        "'points' names none; give its Workload blocks=lambda model: list(model.layers) or the "
-        "like, or use checkpointing='none'",
+        "RecipeError: checkpointing 'every-block' needs the blocks of workload 'points', which "
+        "names none; add blocks=lambda model: [...] with the modules to recompute to its "
+        "Workload, or use checkpointing='none'",
     ),
 }
 

@@ -6,7 +6,7 @@ with torch; must not know how it is measured.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -57,7 +57,7 @@ class Activity(Protocol):
     def first_losses(self) -> tuple[float, ...] | None:
         """Return the losses of the first steps; None where this rank holds none."""
 
-    def held_tensors(self) -> Iterable[Tensor]:
+    def held_tensors(self) -> Iterator[Tensor]:
         """Return the tensors that live before, during and after an iteration."""
 
 
@@ -132,7 +132,7 @@ class Train:
         """Return the losses of the first ten steps, of this rank's data."""
         return tuple(float(loss) for loss in self._losses) or None
 
-    def held_tensors(self) -> Iterable[Tensor]:
+    def held_tensors(self) -> Iterator[Tensor]:
         """Return parameters, gradients, buffers, master weights and optimizer state."""
         return _held_by(self._trainer)
 
@@ -166,7 +166,7 @@ class Evaluate:
         """Return the losses of the first ten batches, of this rank's data."""
         return tuple(float(loss) for loss in self._losses) or None
 
-    def held_tensors(self) -> Iterable[Tensor]:
+    def held_tensors(self) -> Iterator[Tensor]:
         """Return parameters, gradients, buffers, master weights and optimizer state."""
         return _held_by(self._trainer)
 
@@ -195,9 +195,9 @@ class Load:
     def first_losses(self) -> None:
         """Loading has no loss."""
 
-    def held_tensors(self) -> Iterable[Tensor]:
+    def held_tensors(self) -> Iterator[Tensor]:
         """Return nothing."""
-        return ()
+        return iter(())
 
 
 class AllReduce:
@@ -234,9 +234,9 @@ class AllReduce:
     def first_losses(self) -> None:
         """A reduction has no loss."""
 
-    def held_tensors(self) -> Iterable[Tensor]:
+    def held_tensors(self) -> Iterator[Tensor]:
         """Return the tensor that is reduced."""
-        return (self._tensor,)
+        return iter((self._tensor,))
 
 
 _ALL_COUNTS = (
@@ -254,7 +254,8 @@ def _uncountable(recipe: Recipe) -> dict[str, str]:
     """Return the counts that a mode hides from the dispatcher, with the reason."""
     hidden = ("flops", "ops", "saved_activation_bytes")
     if recipe.compile:
-        return dict.fromkeys(hidden, "compiled regions run below the dispatcher")
+        # torch.compile stands back from a dispatch mode, so eager operators would be counted.
+        return dict.fromkeys((*hidden, "memory"), "a compiled model cannot be watched")
     if recipe.plan.mode == "dp":
         return dict.fromkeys(hidden, "DataParallel's replicas run in threads of their own")
     return {}

@@ -41,7 +41,7 @@ def enter_rank(start: RankStart, pipe: Connection) -> None:
     die_with_controller()
     # Ctrl-C reaches the whole foreground group; the controller alone decides what to do with it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # A child inherits its parent's "forkserver"; the job's own processes start as they would anywhere.
+    # A child inherits its parent's "forkserver"; the job's own processes start as anywhere else.
     multiprocessing.set_start_method(None, force=True)
     _send_output_to(log_path(start.folder, start.rank))
     faulthandler.enable()

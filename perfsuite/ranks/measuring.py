@@ -34,6 +34,8 @@ def run_cell(job: RunCell, start: RankStart, board: BoardWriter) -> CellMeasured
     device = torch.device("cpu")
     if start.device == "cuda":
         device = torch.device("cuda", torch.cuda.current_device())
+    # Before the recipe's precision changes settings that the fingerprint holds.
+    environment = describe_environment(start.device)
     with start_activity(job, start, device) as activity:
         trial = _Trial(activity, device, board)
         board.enter_phase("warm-up")
@@ -52,7 +54,7 @@ def run_cell(job: RunCell, start: RankStart, board: BoardWriter) -> CellMeasured
             global_batch_size=activity.global_batch_size,
             counts=counts,
             peak=peak,
-            environment=describe_environment(start.device),
+            environment=environment,
             missing=missing,
         )
 
@@ -134,7 +136,7 @@ class _Trial:
             ),
             kernel_launches=launches,
         )
-        return counts, peak, missing
+        return counts, None if "memory" in missing else peak, missing
 
     def _iterate(self, stage: Stage) -> None:
         self._board.begin_step()

@@ -53,7 +53,7 @@ def train_step(trainer: Trainer, batches: Iterator[Any], stage: Stage) -> Tensor
         clip_gradients(trainer)
         trainer.scaler.step(trainer.optimizer)
         trainer.scaler.update()
-    return torch.stack(losses).mean() if losses else None
+    return _mean(losses)
 
 
 def evaluate_batch(trainer: Trainer, batches: Iterator[Any], stage: Stage) -> Tensor | None:
@@ -122,7 +122,9 @@ def compute_loss(trainer: Trainer, outputs: Any, target: Any) -> Tensor:
 
 def scale_loss(trainer: Trainer, loss: Tensor) -> Tensor:
     """Return what backward starts from: this micro-batch's share of the step's mean, scaled."""
-    return trainer.scaler.scale(loss / trainer.recipe.grad_accumulation_steps)
+    num_micro_batches = trainer.recipe.grad_accumulation_steps
+    # A division by one would be two operators that no plain training step has.
+    return trainer.scaler.scale(loss / num_micro_batches if num_micro_batches > 1 else loss)
 
 
 def finish_gradients(trainer: Trainer) -> None:
@@ -142,6 +144,12 @@ def clip_gradients(trainer: Trainer) -> None:
         differ_between_ranks=trainer.strategy.splits_parameters,
         device=trainer.device,
     )
+
+
+def _mean(losses: list[Tensor]) -> Tensor | None:
+    if len(losses) > 1:
+        return torch.stack(losses).mean()
+    return losses[0] if losses else None
 
 
 @contextmanager

@@ -1,0 +1,137 @@
+"""What measuring costs: against a hand-written loop, and against starting ranks with torchrun.
+
+Both sides alternate in one run, so the machine's drift meets both; the ratios are printed.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perfsuite import stats
+
+NUM_PAIRS = 60
+NUM_STEPS = 37
+
+pytestmark = pytest.mark.perf(matrix="full")
+
+
+def alternate_with_a_hand_written_loop(num_pairs: int, num_steps: int) -> list[tuple[float, float]]:
+    """Return (ours, by hand) in seconds for each pair of rounds of the same training step."""
+    import torch
+    from torch.nn import functional
+    from torch.utils.data import DataLoader
+
+    from perfsuite import Recipe
+    from perfsuite.measure.rounds import measure_rounds
+    from perfsuite.measure.stages import StageClock
+    from perfsuite.training.loaders import build_batches
+    from perfsuite.training.step import train_step
+    from perfsuite.training.trainer import build_trainer
+    from perfsuite.workloads.lenet import lenet_digits
+
+    device = torch.device("cpu")
+    workload, recipe = lenet_digits(), Recipe()
+    trainer = build_trainer(workload, recipe, device=device, seed=0)
+    batches = build_batches(
+        workload, recipe, "train", shard_index=0, num_shards=1, seed=0, device=device
+    )
+    clock = StageClock(device)
+
+    model = workload.build_model()
+    optimizer = workload.build_optimizer(model.parameters())
+    dataset = workload.build_dataset("train")
+    assert dataset is not None
+    loader = DataLoader(dataset, batch_size=32, shuffle=True, drop_last=True)
+    assert len(loader) == num_steps  # one epoch is one round, on both sides
+
+    def ours() -> float:
+        (times,) = measure_rounds(
+            lambda stage: train_step(trainer, batches, stage),
+            num_rounds=1,
+            num_iterations=num_steps,
+            stages=clock,
+            start_together=lambda: None,
+            synchronize=lambda: None,
+            after_round=lambda _: None,
+        )
+        return times.duration_s
+
+    def by_hand() -> float:
+        began_s = time.perf_counter()
+        for inputs, target in loader:
+            optimizer.zero_grad()
+            loss = functional.cross_entropy(model(inputs), target)
+            loss.backward()
+            optimizer.step()
+        return time.perf_counter() - began_s
+
+    pairs = []
+    for number in range(num_pairs + 2):
+        if number % 2:
+            second, first = by_hand(), ours()
+        else:
+            first, second = ours(), by_hand()
+        pairs.append((first, second))
+    return pairs[2:]
+
+
+def test_against_a_hand_written_loop(rank_group: Any, capsys: Any) -> None:
+    (pairs,) = rank_group(1, alternate_with_a_hand_written_loop, NUM_PAIRS, NUM_STEPS)
+
+    ratios = [ours / by_hand for ours, by_hand in pairs]
+    with capsys.disabled():
+        print(
+            f"\n  lenet-digits, ours / hand-written: median {stats.median(ratios):.4f}, "
+            f"from {min(ratios):.3f} to {max(ratios):.3f} over {len(ratios)} pairs"
+        )
+    assert 0.99 <= stats.median(ratios) <= 1.02
+
+
+TORCHRUN_SCRIPT = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.ones(1)
+dist.all_reduce(total)
+assert total.item() == 2
+dist.destroy_process_group()
+"""
+
+
+def one_all_reduce() -> float:
+    """Return the sum of one 1 a rank."""
+    import torch
+    import torch.distributed as dist
+
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    return float(total)
+
+
+def test_against_torchrun(rank_group: Any, tmp_path: Path, capsys: Any) -> None:
+    script = tmp_path / "one_all_reduce.py"
+    script.write_text(TORCHRUN_SCRIPT)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    rank_group(2, one_all_reduce)  # the server that forks the ranks starts once a session
+
+    ours_s, torchrun_s = [], []
+    for _ in range(5):
+        began_s = time.perf_counter()
+        assert rank_group(2, one_all_reduce) == [2.0, 2.0]
+        ours_s.append(time.perf_counter() - began_s)
+        began_s = time.perf_counter()
+        subprocess.run([*torchrun, "--nproc-per-node=2", str(script)], check=True)
+        torchrun_s.append(time.perf_counter() - began_s)
+
+    ratio = stats.median(torchrun_s) / stats.median(ours_s)
+    with capsys.disabled():
+        print(
+            f"\n  2 ranks and one all_reduce: {stats.median(ours_s):.3f} s, by torchrun "
+            f"{stats.median(torchrun_s):.2f} s, {ratio:.0f} times as long"
+        )
+    assert ratio >= 20
