@@ -7,6 +7,8 @@ replaced", and the need to fsync file and folder from "All File Systems Are Not 
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import tempfile
 from pathlib import Path
@@ -30,11 +32,12 @@ def write_atomically(path: Path, data: bytes) -> None:
             os.fsync(file.fileno())
         Path(beside).chmod(0o644)
         Path(beside).replace(path)
+        _sync_folder(path.parent)
     except OSError as error:
+        raise WriteError(f"cannot write {path}: {error.strerror or error}") from error
+    finally:
         if beside:
             Path(beside).unlink(missing_ok=True)
-        raise WriteError(f"cannot write {path}: {error.strerror or error}") from error
-    _sync_folder(path.parent)
 
 
 def append_line(path: Path, line: bytes) -> None:
@@ -52,10 +55,11 @@ def append_line(path: Path, line: bytes) -> None:
             data = line + b"\n"
             try:
                 if file.write(data) != len(data):
-                    raise OSError(28, "No space left on device")
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 os.fsync(file.fileno())
             except OSError:
-                file.truncate(end)
+                with contextlib.suppress(OSError):  # the first reason is the one to tell
+                    file.truncate(end)
                 raise
     except OSError as error:
         raise WriteError(f"cannot append to {path}: {error.strerror or error}") from error

@@ -24,7 +24,7 @@ from perfsuite.errors import (
 from perfsuite.files import append_line, remove_file
 from perfsuite.records import CellLine, Outcome, encode_line, to_plain
 from perfsuite.registry import Workload
-from perfsuite.report.tables import progress_line, terminal_table
+from perfsuite.report.tables import not_exercised_lines, progress_line, terminal_table
 from perfsuite.session import Session
 
 # What the exit codes beside pytest's own mean: the environment was refused or a file could not be
@@ -144,7 +144,7 @@ class Suite:
         if isinstance(error, NotExercisedError):
             path, line_number, _ = item.location
             report.outcome = "skipped"
-            report.longrepr = (path, (line_number or 0) + 1, f"NOT EXERCISED: {error}")
+            report.longrepr = (str(path), (line_number or 0) + 1, f"NOT EXERCISED: {error}")
         elif isinstance(error, PerfsuiteError):
             report.longrepr = f"{type(error).__name__}: {error}"
         if isinstance(error, PerfsuiteError):
@@ -201,6 +201,8 @@ class Suite:
         if any(line.perfsuite is not None for line in self._lines):
             terminalreporter.section("perfsuite", sep="=")
             terminalreporter.write_line(terminal_table(self._lines))
+            for text in not_exercised_lines(self._lines):
+                terminalreporter.write_line(text)
             terminalreporter.write_line(f"written to {self._choices.results}")
             if recorder.is_comparing(self._config):
                 terminalreporter.write_line(

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import math
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
-SCHEMA = 1
+SCHEMA: Final = 1
 
 
 class Numerics(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -79,7 +79,7 @@ class Verdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 class CellRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """`extra_info["perfsuite"]` of one benchmark: what was trained, how, and what was measured."""
 
-    schema: int = SCHEMA
+    schema: Literal[1] = SCHEMA
     workload: str
     recipe: dict[str, Any]
     device: str

@@ -7,10 +7,21 @@ here and in the reports. Must not know what is measured.
 from __future__ import annotations
 
 import re
+from decimal import Decimal
 
-_SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0}
+# Decimal, so that "50us" is the very number that 5e-05 is.
+_SECONDS = {
+    "ns": Decimal("1e-9"),
+    "us": Decimal("1e-6"),
+    "µs": Decimal("1e-6"),
+    "ms": Decimal("1e-3"),
+    "s": Decimal(1),
+    "min": Decimal(60),
+}
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB")
 _DECIMAL = ("", "k", "M", "G", "T", "P")
+# From this part of a unit on, three digits read as the whole unit: 999.5 ms is 1.00 s.
+_ROUNDS_UP = 0.9995
 
 
 def parse_ratio(text: str) -> float:
@@ -42,7 +53,7 @@ def parse_seconds(text: str) -> float:
     if match is None:
         allowed = ", ".join(unit for unit in _SECONDS if unit != "µs")
         raise ValueError(f"{text!r} is not a duration; write a number and one of {allowed}")
-    return float(match[1]) * _SECONDS[match[2] or "s"]
+    return float(Decimal(match[1]) * _SECONDS[match[2] or "s"])
 
 
 def format_seconds(seconds: float) -> str:
@@ -54,7 +65,7 @@ def format_seconds(seconds: float) -> str:
     if seconds == 0:
         return "0 s"
     for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9)):
-        if abs(seconds) >= scale or unit == "ns":
+        if abs(seconds) >= _ROUNDS_UP * scale or unit == "ns":
             return f"{_three_digits(seconds / scale)} {unit}"
     raise AssertionError("unreachable: the loop returns at 'ns'")
 
@@ -67,7 +78,7 @@ def format_bytes(num_bytes: float) -> str:
     """
     size = float(num_bytes)
     for unit in _BINARY:
-        if abs(size) < 1024 or unit == _BINARY[-1]:
+        if abs(size) < 1023.5 or unit == _BINARY[-1]:
             return f"{size:.0f} B" if unit == "B" else f"{_three_digits(size)} {unit}"
         size /= 1024
     raise AssertionError("unreachable: the loop returns at the last unit")
@@ -81,7 +92,7 @@ def format_count(count: float) -> str:
     """
     size = float(count)
     for prefix in _DECIMAL:
-        if abs(size) < 1000 or prefix == _DECIMAL[-1]:
+        if abs(size) < _ROUNDS_UP * 1000 or prefix == _DECIMAL[-1]:
             return f"{size:.0f}" if not prefix else f"{_three_digits(size)} {prefix}"
         size /= 1000
     raise AssertionError("unreachable: the loop returns at the last prefix")
@@ -97,5 +108,6 @@ def format_ratio(ratio: float) -> str:
 
 
 def _three_digits(number: float) -> str:
-    magnitude = abs(number)
-    return f"{number:.0f}" if magnitude >= 100 else f"{number:.{1 if magnitude >= 10 else 2}f}"
+    if abs(number) >= _ROUNDS_UP * 1000:
+        return f"{number:.0f}"
+    return f"{number:#.3g}".removesuffix(".")

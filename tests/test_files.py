@@ -39,6 +39,10 @@ def exit_code_of(child: Callable[[], None]) -> int | None:
     return process.exitcode
 
 
+def names_in(folder: Path) -> list[str]:
+    return [path.name for path in folder.iterdir()]
+
+
 # --- write_atomically ---
 
 
@@ -49,7 +53,7 @@ def test_a_file_and_its_folders_are_made(tmp_path: Path) -> None:
 
     assert path.read_bytes() == b"{}"
     assert path.stat().st_mode & 0o777 == 0o644
-    assert os.listdir(path.parent) == ["run.json"]
+    assert names_in(path.parent) == ["run.json"]
 
 
 def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
@@ -70,7 +74,7 @@ def test_a_full_disk_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> Non
 
     assert str(failure.value) == f"cannot write {path}: File too large"
     assert path.read_bytes() == b"old"
-    assert os.listdir(tmp_path) == ["run.json"]
+    assert names_in(tmp_path) == ["run.json"]
 
 
 def test_a_crash_before_the_rename_leaves_the_old_file(tmp_path: Path) -> None:
@@ -83,6 +87,38 @@ def test_a_crash_before_the_rename_leaves_the_old_file(tmp_path: Path) -> None:
 
     assert exit_code_of(crash_while_renaming) == -signal.SIGKILL
     assert path.read_bytes() == b"old"
+
+
+def test_an_interrupted_write_leaves_the_old_file_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "run.json"
+    path.write_bytes(b"old")
+
+    def interrupt(_: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "fsync", interrupt)
+
+    with pytest.raises(KeyboardInterrupt):
+        write_atomically(path, b"new")
+
+    assert path.read_bytes() == b"old"
+    assert names_in(tmp_path) == ["run.json"]
+
+
+def test_a_folder_that_cannot_be_synced_is_an_error_of_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: Path) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("perfsuite.files._sync_folder", refuse)
+
+    with pytest.raises(WriteError) as failure:
+        write_atomically(tmp_path / "run.json", b"{}")
+
+    assert str(failure.value) == f"cannot write {tmp_path}/run.json: Permission denied"
 
 
 def test_a_folder_that_is_a_file_is_named(tmp_path: Path) -> None:
@@ -103,7 +139,7 @@ def test_a_path_that_is_a_folder_is_named_and_nothing_stays_beside_it(tmp_path: 
         write_atomically(path, b"{}")
 
     assert str(failure.value) == f"cannot write {path}: Is a directory"
-    assert os.listdir(tmp_path) == ["run.json"]
+    assert names_in(tmp_path) == ["run.json"]
 
 
 # --- append_line ---

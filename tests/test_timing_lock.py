@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import signal
 from collections.abc import Iterator
-from multiprocessing.process import BaseProcess
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,11 +16,11 @@ from perfsuite.timing_lock import TimingLock
 _FORK = multiprocessing.get_context("fork")
 
 
-def hold(folder: Path, is_held: Any, may_end: Any) -> None:
+def hold(folder: Path, pipe: Connection) -> None:
     lock = TimingLock(wait_s=0, say=print, folder=folder)
     lock.acquire()
-    is_held.set()
-    may_end.wait()
+    pipe.send("held")
+    pipe.recv()
     lock.release()
 
 
@@ -30,22 +28,20 @@ class Other:
     """A session in another process that holds the lock until told to end."""
 
     def __init__(self, folder: Path) -> None:
-        is_held = _FORK.Event()
-        self._may_end = _FORK.Event()
-        self.process: BaseProcess = _FORK.Process(
-            target=hold, args=(folder, is_held, self._may_end)
-        )
+        self._pipe, theirs = _FORK.Pipe()
+        self.process = _FORK.Process(target=hold, args=(folder, theirs))
         self.process.start()
-        assert is_held.wait(10)
+        assert self._pipe.poll(10)
+        assert self._pipe.recv() == "held"
 
     def end(self) -> None:
-        self._may_end.set()
-        self.process.join(10)
+        if self.process.is_alive():
+            self._pipe.send("end")
+            self.process.join()
 
     def kill(self) -> None:
-        assert self.process.pid is not None
-        os.kill(self.process.pid, signal.SIGKILL)
-        self.process.join(10)
+        self.process.kill()
+        self.process.join()
 
 
 @pytest.fixture

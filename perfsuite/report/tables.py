@@ -19,6 +19,7 @@ from perfsuite.records import CellLine, CellRecord
 # Wide enough that rich never wraps a cell; it uses only what the content needs.
 _UNLIMITED_WIDTH = 400
 _NOTHING = "-"
+_NOT_EXERCISED = "NOT EXERCISED"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +62,7 @@ def make_row(line: CellLine) -> Row | None:
     step_time_s = stats.median(line.step_times_s)
     spread = stats.robust_sd(line.step_times_s) / step_time_s if step_time_s else 0.0
     return Row(
-        workload=record.workload,
+        workload=_subject(record),
         parallel=record.recipe["parallel"],
         precision=record.recipe["precision"],
         checkpointing=record.recipe["checkpointing"],
@@ -97,6 +98,25 @@ def terminal_table(lines: Sequence[CellLine]) -> str:
     output = io.StringIO()
     Console(file=output, width=_UNLIMITED_WIDTH, color_system=None, markup=False).print(table)
     return "\n".join(text.rstrip() for text in output.getvalue().splitlines() if text.strip())
+
+
+def not_exercised_lines(lines: Sequence[CellLine]) -> list[str]:
+    """Return a line with the reason for each cell that this machine could not exercise."""
+    return [
+        f"{_NOT_EXERCISED} {line.fullname}: {line.reason}"
+        for line in lines
+        if line.outcome == "skipped" and line.perfsuite is None
+    ]
+
+
+def _subject(record: CellRecord) -> str:
+    """Return the workload, with what is done to it where that is not training."""
+    stages = record.stages_s
+    if stages.evaluation is not None and stages.backward is None:
+        return f"{record.workload}, evaluated"
+    if stages.load is not None and stages.forward is None:
+        return f"{record.workload}, loaded"
+    return record.workload
 
 
 def _load_share(record: CellRecord) -> str:

@@ -69,9 +69,9 @@ class GradientAverager:
         self.is_on = True
         self._pending: list[dist.Work] = []
         self._num_ranks = dist.get_world_size()
-        for parameter in model.parameters():
-            if parameter.requires_grad:
-                parameter.register_post_accumulate_grad_hook(self._start)
+        for tensor in model.parameters():
+            if tensor.requires_grad:
+                tensor.register_post_accumulate_grad_hook(self._start)  # type: ignore[no-untyped-call]
 
     def synchronize(self) -> None:
         """Wait until all gradients are averages."""

@@ -8,6 +8,7 @@ nn.Sequential between which nothing but an elementwise activation stands. Must n
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -88,23 +89,31 @@ def plan_layers(model: nn.Module, size: int) -> dict[nn.Module, ParallelStyle]:
     another module shares would be split there too.
     """
     uses = Counter(id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False))
-    linears = [
+    divisible = [
         module
         for module in model.modules()
-        if type(module) is nn.Linear and all(uses[id(p)] == 1 for p in module.parameters())
+        if type(module) is nn.Linear
+        and all(uses[id(parameter)] == 1 for parameter in module.parameters())
+        and module.out_features % size == 0
     ]
     plan: dict[nn.Module, ParallelStyle] = {}
+    for up, down in _pairs(model):
+        if up in divisible and up not in plan and all(uses[id(p)] == 1 for p in down.parameters()):
+            plan[up], plan[down] = ColwiseParallel(), RowwiseParallel()
+    for linear in divisible:
+        if linear not in plan:
+            plan[linear] = ColwiseParallel(output_layouts=Replicate())
+    return plan
+
+
+def _pairs(model: nn.Module) -> Iterator[tuple[nn.Module, nn.Module]]:
+    """Linear layers that follow on each other in an nn.Sequential, an activation between them."""
     for sequential in model.modules():
         if type(sequential) is nn.Sequential:
             layers = list(sequential)
             for up, between, down in zip(layers, layers[1:], layers[2:], strict=False):
-                is_pair = up in linears and type(between) in _ELEMENTWISE and down in linears
-                if is_pair and up not in plan and up.out_features % size == 0:
-                    plan[up], plan[down] = ColwiseParallel(), RowwiseParallel()
-    for linear in linears:
-        if linear not in plan and linear.out_features % size == 0:
-            plan[linear] = ColwiseParallel(output_layouts=Replicate())
-    return plan
+                if type(up) is type(down) is nn.Linear and type(between) in _ELEMENTWISE:
+                    yield up, down
 
 
 def _nothing_to_split(workload: Workload, recipe: Recipe, model: nn.Module) -> RecipeError:

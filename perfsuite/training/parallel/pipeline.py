@@ -25,8 +25,8 @@ from perfsuite.training.parallel.single import Single
 from perfsuite.training.trainer import Stage, Trainer
 
 # Chunks of a batch for each rank. With m chunks on p ranks a schedule idles (p-1)/(m+p-1) of the
-# time (GPipe, Huang et al. 2019): on two ranks a third with one chunk a rank, a fifth with two. More
-# would leave the small batches of a benchmark no samples to chunk.
+# time (GPipe, Huang et al. 2019): on two ranks a third with one chunk a rank, a fifth with two.
+# More would leave the small batches of a benchmark no samples to chunk.
 CHUNKS_PER_RANK = 2
 
 # Stages of each rank under the interleaved schedule; with one it would be 1F1B (Narayanan et al.

@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -98,6 +99,7 @@ class DistributedReplicas(SharedData):
     """The `Strategy` of "ddp": DistributedDataParallel with the options of the recipe."""
 
     _model: DistributedDataParallel
+    _has_synchronised = False
 
     def wrap(self, model: nn.Module) -> nn.Module:
         """The model under DistributedDataParallel, with the recipe's communication hook."""
@@ -115,11 +117,17 @@ class DistributedReplicas(SharedData):
     def run_micro_batch(
         self, trainer: Trainer, inputs: Any, target: Any, *, is_last: bool, stage: Stage
     ) -> Tensor | None:
-        """The loss of this rank's micro-batch; gradients are reduced in the last one alone."""
-        synchronising: AbstractContextManager[Any] = (
-            nullcontext() if is_last else self._model.no_sync()
+        """The loss of this rank's micro-batch; gradients are reduced in the last one alone.
+
+        A static graph is learned from the first micro-batch of all, which must be reduced for that.
+        What follows is averaged with it once more, which changes nothing: it is equal on all ranks.
+        """
+        learns_graph = self.recipe.static_graph and not self._has_synchronised
+        self._has_synchronised = True
+        reducing: AbstractContextManager[Any] = (
+            nullcontext() if is_last or learns_graph else self._model.no_sync()
         )
-        with synchronising:
+        with reducing:
             return forward_backward(trainer, inputs, target, stage)
 
 
@@ -147,4 +155,19 @@ def _register_comm_hook(model: DistributedDataParallel, name: str) -> None:
         state = powerSGD_hook.PowerSGDState(
             process_group=None, start_powerSGD_iter=_POWERSGD_START_ITER
         )
-        model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+        # DDP reads the hook's annotations, and would refuse the strings that they are in this file.
+        model.register_comm_hook(
+            state, lambda state, bucket: _in_order(powerSGD_hook.powerSGD_hook(state, bucket))
+        )
+
+
+def _in_order(reduced: torch.futures.Future[Tensor]) -> torch.futures.Future[Tensor]:
+    """The same future, under gloo once it is done.
+
+    The later collectives of PowerSGD are started by whatever ends its earlier ones. Under gloo that
+    is a thread: two buckets on their way would start them in another order on each rank, and the
+    ranks wait for each other. NCCL's are started at once, in the order of the buckets.
+    """
+    if dist.get_backend() == "gloo":
+        reduced.wait()
+    return reduced
