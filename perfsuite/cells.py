@@ -47,6 +47,8 @@ _SMALLEST_SIZE = {
     "horovod": 1,
 }
 _SHARES_ONE_BATCH = ("tp", "pp", "mp")
+# No more digits than a size can need: int() refuses thousands of them.
+_NUMBER = r"(?:0|[1-9][0-9]{0,8})"
 
 Mode = Literal[
     "single", "dp", "ddp", "fsdp", "hsdp", "zero1", "tp", "pp", "mp", "horovod-like", "horovod"
@@ -88,7 +90,7 @@ def parse_parallel(text: str) -> ParallelPlan:
     """
     if text == "single":
         return ParallelPlan(mode="single", size=1, world_size=1, data_parallel_size=1)
-    if match := re.fullmatch(r"hsdp:(\d+)x(\d+)", text):
+    if match := re.fullmatch(rf"hsdp:({_NUMBER})x({_NUMBER})", text):
         replicas, shards = int(match[1]), int(match[2])
         if replicas < 1 or shards < 1:
             raise RecipeError(
@@ -99,7 +101,7 @@ def parse_parallel(text: str) -> ParallelPlan:
         return ParallelPlan(
             mode="hsdp", size=size, world_size=size, data_parallel_size=size, num_shards=shards
         )
-    match = re.fullmatch(r"([a-z0-9-]+):(\d+)(?::([a-z0-9]+))?", text)
+    match = re.fullmatch(rf"([a-z0-9-]+):({_NUMBER})(?::([a-z0-9]+))?", text)
     mode = match[1] if match else ""
     if match is None or mode not in _SMALLEST_SIZE or (match[3] and mode != "pp"):
         raise RecipeError(f"parallel {text!r} is not a known mode; use one of {PARALLEL_FORMS}")
@@ -213,7 +215,7 @@ class Recipe:
         if plan.mode in ("pp", "mp") and self.compile:
             raise RecipeError(
                 f"compile=True cannot be combined with parallel {self.parallel!r}: the model is "
-                "cut into stages by torch.export; use compile=False"
+                "cut into stages; use compile=False"
             )
 
     @property
@@ -313,7 +315,8 @@ def why_not_exercised(recipe: Recipe, hardware: Hardware) -> str | None:
         )
     if on_cuda and plan.world_size > hardware.num_gpus:
         return (
-            f"parallel {recipe.parallel!r} needs {plan.world_size} GPUs, and {hardware.num_gpus} "
+            f"parallel {recipe.parallel!r} needs {plan.world_size} "
+            f"{'GPU' if plan.world_size == 1 else 'GPUs'}, and {hardware.num_gpus} "
             f"{'is' if hardware.num_gpus == 1 else 'are'} here"
         )
     if plan.mode == "horovod" and not hardware.has_horovod:
@@ -359,4 +362,4 @@ def _optional(is_allowed: Callable[[Any], bool]) -> Callable[[Any], bool]:
 def _is_checkpointing(value: Any) -> bool:
     if value in ("none", "every-block", "selective"):
         return True
-    return isinstance(value, str) and re.fullmatch(r"segments:[1-9]\d*", value) is not None
+    return isinstance(value, str) and re.fullmatch(rf"segments:(?!0){_NUMBER}", value) is not None

@@ -65,7 +65,14 @@ def _options(
 def run(context: typer.Context) -> None:
     """Run the benchmarks: `pytest PATHS` with any pytest options; its exit code is pytest's."""
     # pytest replaces this process, so signals, terminal and exit code are its own.
-    os.execv(sys.executable, [sys.executable, "-m", "pytest", *(context.args or ["benchmarks"])])
+    arguments = context.args if _names_a_path(context.args) else ["benchmarks", *context.args]
+    os.execv(sys.executable, [sys.executable, "-m", "pytest", *arguments])
+
+
+def _names_a_path(arguments: list[str]) -> bool:
+    """Whether pytest is told where to look; it would otherwise run all tests of the project."""
+    paths = [argument.partition("::")[0] for argument in arguments]
+    return any(path and Path(path).exists() for path in paths)
 
 
 @app.command(epilog="Example: perfsuite doctor --json doctor.json")

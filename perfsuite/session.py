@@ -6,24 +6,21 @@ Resolves what the machine can exercise, runs the ranks, combines what they measu
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
-import pickle
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, cast
 
-import cloudpickle
-
 from perfsuite import stats
 from perfsuite.cells import Activity, Hardware, MeasurePlan, Recipe, why_not_exercised
-from perfsuite.errors import NotExercisedError, WorkloadError
+from perfsuite.errors import NotExercisedError
 from perfsuite.measure.combine import combine_stages, slowest_rank_times
 from perfsuite.measure.devices import visible_gpus
 from perfsuite.ranks.group import GroupPolicy, run_group
 from perfsuite.ranks.guard import sweep_stale_folders
+from perfsuite.ranks.packing import pack, unpack
 from perfsuite.ranks.wire import CallFunction, CellMeasured, FunctionReturned, RunCell
 from perfsuite.records import CellRecord, Counts, Memory, Outcome
 from perfsuite.registry import Workload, find_workload
@@ -109,9 +106,9 @@ class Session:
             WorkloadError: The function or its arguments cannot be sent to another process.
         """
         self._sweep_once()
-        job = CallFunction(call=_pack((function, tuple(args)), by_value))
+        job = CallFunction(call=pack((function, tuple(args)), by_value=by_value))
         replies = run_group(job, world_size=num_ranks, policy=self._policy)
-        return [cloudpickle.loads(cast(FunctionReturned, reply).value) for reply in replies]
+        return [unpack(cast(FunctionReturned, reply).value) for reply in replies]
 
     def measure_cell(
         self,
@@ -142,7 +139,7 @@ class Session:
         """
         found = find_workload(workload)
         job = RunCell(
-            workload=_pack(found, by_value),
+            workload=pack(found, by_value=by_value),
             recipe=recipe,
             activity=activity,
             plan=self._plan(num_rounds, num_iterations) if is_timed else self._plan(1, 1),
@@ -246,26 +243,3 @@ def _memory(ranks: Sequence[CellMeasured]) -> Memory | None:
 
 def _mean_losses(by_rank: Sequence[tuple[float, ...]]) -> tuple[float, ...]:
     return tuple(sum(losses) / len(losses) for losses in zip(*by_rank, strict=True))
-
-
-def _pack(value: Any, by_value: Sequence[ModuleType]) -> bytes:
-    """Return `value` as bytes that a rank can open without importing the modules `by_value`."""
-    with _pickled_by_value(by_value):
-        try:
-            return cast(bytes, cloudpickle.dumps(value))
-        except (pickle.PicklingError, TypeError, AttributeError) as error:
-            raise WorkloadError(
-                f"cannot send {value!r} to another process: {error}; "
-                "build what cannot be pickled inside the function"
-            ) from error
-
-
-@contextlib.contextmanager
-def _pickled_by_value(modules: Sequence[ModuleType]) -> Iterator[None]:
-    for module in modules:
-        cloudpickle.register_pickle_by_value(module)
-    try:
-        yield
-    finally:
-        for module in modules:
-            cloudpickle.unregister_pickle_by_value(module)

@@ -107,7 +107,7 @@ def read_torch() -> TorchFacts:
     """Return the facts of torch. Runs in a rank."""
     torch = importlib.import_module("torch")
     cudnn = torch.backends.cudnn.version()
-    has_nccl = torch.cuda.is_available() and torch.distributed.is_nccl_available()
+    has_nccl = torch.distributed.is_nccl_available()
     return TorchFacts(
         version=torch.__version__,
         cuda=torch.version.cuda,

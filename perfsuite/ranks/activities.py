@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-import cloudpickle
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -19,6 +18,7 @@ from perfsuite.cells import Recipe
 from perfsuite.errors import PerfsuiteError
 from perfsuite.measure.tensors import tensors_in
 from perfsuite.ranks.guard import loader_worker_entry
+from perfsuite.ranks.packing import unpack
 from perfsuite.ranks.wire import RankStart, RunCell
 from perfsuite.registry import Split, Workload, load_workload
 from perfsuite.training.finite import check_finite
@@ -263,7 +263,7 @@ def _uncountable(recipe: Recipe) -> dict[str, str]:
 
 def _workload_of(job: RunCell) -> Workload:
     assert job.workload is not None
-    return load_workload(cloudpickle.loads(job.workload))
+    return load_workload(unpack(job.workload))
 
 
 def _evaluated_split(workload: Workload) -> Split:

@@ -1,7 +1,7 @@
 """The messages between the controller and a rank: one frozen dataclass each, plain values only.
 
 The controller unpickles these, so nothing here may need torch. What only a rank may open travels
-as bytes that cloudpickle made.
+as bytes, see `packing`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class CallFunction:
     """Job: call a function with the default process group initialised.
 
     Attributes:
-        call: cloudpickle of (function, args).
+        call: (function, args), packed.
     """
 
     call: bytes
@@ -29,8 +29,7 @@ class RunCell:
     """Job: build a cell, warm it up, measure it, count it.
 
     Attributes:
-        workload: cloudpickle of what `registry.find_workload` returned; None where the activity
-            has no workload.
+        workload: What `registry.find_workload` returned, packed; None where the activity has none.
         message_bytes: Size of the tensor that "all_reduce" reduces; None for other activities.
     """
 
@@ -99,7 +98,7 @@ class FunctionReturned:
     """What a called function returned.
 
     Attributes:
-        value: cloudpickle of it.
+        value: It, packed.
     """
 
     value: bytes

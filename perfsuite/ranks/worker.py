@@ -18,7 +18,6 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
 
-import cloudpickle
 import torch
 import torch.distributed as dist
 
@@ -26,6 +25,7 @@ from perfsuite import errors
 from perfsuite.errors import NotExercisedError, PerfsuiteError
 from perfsuite.ranks.blame import says_lost_peer
 from perfsuite.ranks.measuring import run_cell
+from perfsuite.ranks.packing import pack, unpack
 from perfsuite.ranks.progress import Board, BoardWriter
 from perfsuite.ranks.wire import (
     CallFunction,
@@ -138,8 +138,8 @@ def _run(job: Job, start: RankStart, board: BoardWriter) -> Reply:
 
 
 def _call(job: CallFunction) -> FunctionReturned:
-    function, args = cloudpickle.loads(job.call)
-    return FunctionReturned(value=cloudpickle.dumps(function(*args)))
+    function, args = unpack(job.call)
+    return FunctionReturned(value=pack(function(*args)))
 
 
 def _wait_for_release(pipe: Connection) -> None:

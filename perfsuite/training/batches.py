@@ -44,6 +44,8 @@ def copy_to_device(value: Any, device: torch.device, *, non_blocking: bool) -> A
         device: Where the rank computes.
         non_blocking: Return before a copy from page-locked memory is done.
     """
+    if device.type == "cpu":
+        return value  # loaders load there
     return map_tensors(value, lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
 

@@ -49,6 +49,11 @@ class PrecisionPolicy:
     allows_tf32: bool = False
 
     @property
+    def is_plain(self) -> bool:
+        """Whether tensors and operations are what the user wrote: float32, nothing cast."""
+        return self.parameter_dtype == torch.float32 and self.autocast_dtype is None
+
+    @property
     def loss_dtype(self) -> torch.dtype:
         """In which the loss is computed from the outputs, unless autocast chooses."""
         return torch.float64 if self.parameter_dtype == torch.float64 else torch.float32

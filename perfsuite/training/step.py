@@ -49,8 +49,9 @@ def train_step(trainer: Trainer, batches: Iterator[Any], stage: Stage) -> Tensor
             losses.append(loss)
     with stage("optimizer"):
         finish_gradients(trainer)
-        trainer.scaler.unscale_(trainer.optimizer)
-        clip_gradients(trainer)
+        if trainer.recipe.clip_grad_norm is not None:
+            trainer.scaler.unscale_(trainer.optimizer)
+            clip_gradients(trainer, trainer.recipe.clip_grad_norm)
         trainer.scaler.step(trainer.optimizer)
         trainer.scaler.update()
     return _mean(losses)
@@ -81,9 +82,7 @@ def evaluate_batch(trainer: Trainer, batches: Iterator[Any], stage: Stage) -> Te
 
 def prepare_batch(trainer: Trainer, batch: Any) -> tuple[Any, Any]:
     """Return (inputs, target) on the device, floating inputs in the dtype of the parameters."""
-    inputs, target = copy_to_device(
-        tuple(batch), trainer.device, non_blocking=trainer.recipe.non_blocking
-    )
+    inputs, target = copy_to_device(batch, trainer.device, non_blocking=trainer.recipe.non_blocking)
     return cast_inputs(inputs, trainer.precision), target
 
 
@@ -103,10 +102,14 @@ def compute_loss(trainer: Trainer, outputs: Any, target: Any) -> Tensor:
     Raises:
         WorkloadError: The loss is not a single number.
     """
-    with autocast(trainer.precision, trainer.device):
-        loss: object = trainer.workload.loss(
-            cast_for_loss(outputs, trainer.precision), cast_for_loss(target, trainer.precision)
-        )
+    loss: object
+    if trainer.precision.is_plain:  # a small step feels every call that does nothing
+        loss = trainer.workload.loss(outputs, target)
+    else:
+        with autocast(trainer.precision, trainer.device):
+            loss = trainer.workload.loss(
+                cast_for_loss(outputs, trainer.precision), cast_for_loss(target, trainer.precision)
+            )
     if not isinstance(loss, Tensor):
         raise WorkloadError(
             f"workload {trainer.workload.name!r}: its loss returned a {type(loss).__name__}; "
@@ -134,13 +137,11 @@ def finish_gradients(trainer: Trainer) -> None:
         trainer.optimizer.collect_gradients()
 
 
-def clip_gradients(trainer: Trainer) -> None:
-    """Clip the norm of all gradients together, where the recipe asks for it."""
-    if trainer.recipe.clip_grad_norm is None:
-        return
+def clip_gradients(trainer: Trainer, max_norm: float) -> None:
+    """Clip the norm of all gradients, unscaled before, together to `max_norm`."""
     clip_grad_norm(
         (parameter for group in trainer.optimizer.param_groups for parameter in group["params"]),
-        trainer.recipe.clip_grad_norm,
+        max_norm,
         differ_between_ranks=trainer.strategy.splits_parameters,
         device=trainer.device,
     )

@@ -204,7 +204,7 @@ def test_a_stopped_rank_is_ended_and_blamed(impatient_ranks: RunRanks) -> None:
             os.kill(os.getpid(), signal.SIGSTOP)
         dist.barrier()
 
-    with pytest.raises(RankFailureError, match="^rank 1 of 2 did not come to a collective"):
+    with pytest.raises(RankFailureError, match=r"^rank 1 of 2 did not come to a collective"):
         impatient_ranks(2, stop)
 
 
@@ -233,7 +233,7 @@ def test_processes_that_a_rank_leaves_behind_are_ended(rank_group: RunRanks) -> 
 
 
 def test_a_value_that_cannot_be_pickled_is_refused_with_its_reason(rank_group: RunRanks) -> None:
-    with pytest.raises(WorkloadError, match="^cannot send .* to another process: .*; build what"):
+    with pytest.raises(WorkloadError, match=r"^cannot send .* to another process: .*; build what"):
         rank_group(1, lambda value: value, (number for number in range(3)))
 
 
@@ -290,7 +290,7 @@ def test_ranks_and_their_loader_workers_die_with_a_killed_controller(tmp_path: P
     controller.kill()
     controller.wait()
 
-    gone, alive = psutil.wait_procs([*ranks, *workers], timeout=3)
+    _, alive = psutil.wait_procs([*ranks, *workers], timeout=3)
     assert alive == []
     left = list(Path(tempfile.gettempdir()).glob(f"perfsuite-{controller.pid}-*"))
     assert len(left) == 1

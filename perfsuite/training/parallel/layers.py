@@ -88,7 +88,9 @@ def plan_layers(model: nn.Module, size: int) -> dict[nn.Module, ParallelStyle]:
     Split are plain nn.Linear layers alone: a subclass may compute otherwise, and a weight that
     another module shares would be split there too.
     """
-    uses = Counter(id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False))
+    uses = Counter(
+        id(weight) for module in model.modules() for weight in module.parameters(recurse=False)
+    )
     divisible = [
         module
         for module in model.modules()

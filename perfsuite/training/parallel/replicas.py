@@ -84,13 +84,13 @@ class ReplicaCount:
         """Stop counting, after one forward.
 
         Raises:
-            NotExercisedError: Another number of replicas ran than the recipe names.
+            NotExercisedError: Fewer replicas ran than the recipe names.
         """
         self._hook.remove()
         size = recipe.plan.size
         if len(self._calls) != size:
             raise NotExercisedError(
-                f"parallel {recipe.parallel!r} ran {len(self._calls)} replicas instead of {size}; "
+                f"parallel {recipe.parallel!r} ran {len(self._calls)} of its {size} replicas; "
                 f"use a micro_batch_size that is a multiple of {size}"
             )
 

@@ -2,8 +2,8 @@
 
 What passes through a schedule beside activations is a chunk's number alone, because its own
 splitting knows no nested targets and its merging no nested outputs. Its stages are told all shapes,
-because what they do otherwise to find them out is to run the model on made-up numbers, which moves
-the statistics of BatchNorm and draws random numbers (torch 2.11 to 2.14) .
+because otherwise they find them out by running the model on made-up numbers, which before torch
+2.15 moves the statistics of BatchNorm and draws random numbers.
 
 Must not know how a model was cut, nor who measures.
 """
@@ -71,7 +71,7 @@ class ChunkSchedule:
         self._trainer = trainer
         self._stages = stages
         self._num_stages = num_stages
-        self._chunks = chunks
+        self._chunks: Sequence[Chunk] = chunks
         self._outputs: dict[int, Any] = {}
         self._losses: list[Tensor] = []
         self._mark: Stage = untimed
@@ -86,6 +86,8 @@ class ChunkSchedule:
         self._chunks, self._losses, self._mark = chunks, [], stage
         numbers = torch.arange(len(chunks))
         self._schedule.step(target=numbers, number=numbers, return_outputs=False)
+        # The batch is not needed any more, and would count as memory of the next step.
+        self._chunks = ()
         return torch.stack(self._losses).mean() if self._losses else None
 
     def compute_stage(self, index: int, activations: Sequence[Tensor], number: Tensor) -> Any:

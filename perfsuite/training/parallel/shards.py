@@ -29,8 +29,10 @@ class FullyShardedData(SharedData):
     def wrap(self, model: nn.Module) -> nn.Module:
         """The same module, its parameters DTensors: blocks first, then what is left at the root."""
         mesh = self._mesh()
-        for unit in checkpoint_units(self.recipe, self.local_blocks(model)):
-            _shard(unit, mesh)
+        blocks = self.local_blocks(model)
+        for unit in checkpoint_units(self.recipe, blocks) if blocks else []:
+            if model not in unit and not _shares_weights(unit, model):
+                _shard(unit, mesh)
         _shard([model], mesh)
         assert isinstance(model, FSDPModule)
         self._model = model
@@ -49,6 +51,18 @@ class FullyShardedData(SharedData):
             return init_device_mesh(kind, (plan.size,), mesh_dim_names=("shard",))
         shape = (plan.size // plan.num_shards, plan.num_shards)
         return init_device_mesh(kind, shape, mesh_dim_names=("replicate", "shard"))
+
+
+def _shares_weights(unit: list[nn.Module], model: nn.Module) -> bool:
+    """Whether a weight of the unit is used outside of it too: then it belongs to the root."""
+    inside = {module for block in unit for module in block.modules()}
+    outside = {
+        id(weight)
+        for module in model.modules()
+        if module not in inside
+        for weight in module.parameters(recurse=False)
+    }
+    return any(id(weight) in outside for block in unit for weight in block.parameters())
 
 
 def _shard(modules: list[nn.Module], mesh: DeviceMesh) -> None:

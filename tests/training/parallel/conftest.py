@@ -175,8 +175,9 @@ def batches_of(workload: Workload, recipe: Recipe, shard: int, num_shards: int) 
 
 
 def take_step(trainer: Trainer) -> None:
-    trainer.scaler.unscale_(trainer.optimizer)
-    clip_gradients(trainer)
+    if trainer.recipe.clip_grad_norm is not None:
+        trainer.scaler.unscale_(trainer.optimizer)
+        clip_gradients(trainer, trainer.recipe.clip_grad_norm)
     trainer.scaler.step(trainer.optimizer)
     trainer.scaler.update()
 

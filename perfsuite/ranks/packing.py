@@ -1,0 +1,67 @@
+"""Functions and objects as bytes that another process can open.
+
+cloudpickle sends lambdas, closures and classes of a test file by value. Must not know what is sent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import pickle
+from collections.abc import Iterator, Sequence
+from types import ModuleType
+from typing import Any
+
+import cloudpickle
+
+from perfsuite.errors import WorkloadError
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    def reducer_override(self, value: Any) -> Any:
+        # cloudpickle sends along what a function's attribute names may mean: one called `classes`
+        # brings torch.classes, a module of a class of its own, which it cannot pickle.
+        if isinstance(value, ModuleType) and type(value) is not ModuleType:
+            return importlib.import_module, (value.__name__,)
+        return super().reducer_override(value)
+
+
+def pack(value: Any, *, by_value: Sequence[ModuleType] = ()) -> bytes:
+    """Return `value` as bytes for `unpack` in another process.
+
+    Args:
+        value: A function with its arguments, a workload, a result.
+        by_value: Modules, such as a test's own, that the other process cannot import.
+
+    Raises:
+        WorkloadError: It holds something that cannot leave this process.
+    """
+    buffer = io.BytesIO()
+    with _pickled_by_value(by_value):
+        try:
+            _Pickler(buffer).dump(value)
+        except (pickle.PicklingError, TypeError, AttributeError) as error:
+            raise WorkloadError(
+                f"cannot send {value!r} to another process: {error}; "
+                "build what cannot be pickled inside the function"
+            ) from error
+    return buffer.getvalue()
+
+
+def unpack(data: bytes) -> Any:
+    """Return what `pack` was given, in the process that opens it."""
+    return cloudpickle.loads(data)
+
+
+@contextlib.contextmanager
+def _pickled_by_value(modules: Sequence[ModuleType]) -> Iterator[None]:
+    # Conftests of several folders share one name, by which cloudpickle knows them.
+    by_name = {module.__name__: module for module in modules}
+    for module in by_name.values():
+        cloudpickle.register_pickle_by_value(module)
+    try:
+        yield
+    finally:
+        for module in by_name.values():
+            cloudpickle.unregister_pickle_by_value(module)

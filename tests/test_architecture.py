@@ -1,0 +1,106 @@
+"""What holds across the package: layers, cold imports, examples in docstrings."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "perfsuite"
+
+# What the controlling process must not pay for.
+HEAVY = ("torch", "torchvision", "numpy", "scipy", "sklearn")
+
+
+def modules_with_examples() -> list[str]:
+    return sorted(
+        ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        for path in PACKAGE.rglob("*.py")
+        if ">>>" in path.read_text()
+    )
+
+
+def run_python(script: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False, cwd=ROOT
+    )
+
+
+def test_every_import_goes_downward_and_none_leads_the_controller_to_torch() -> None:
+    command = shutil.which("lint-imports", path=str(Path(sys.executable).parent))
+    assert command is not None, "install the project with its extra 'dev'"
+
+    ended = subprocess.run(
+        [command, "--no-cache"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+
+    assert ended.returncode == 0, ended.stdout
+    assert "2 kept, 0 broken" in ended.stdout
+
+
+@pytest.mark.parametrize(
+    "module",
+    ["perfsuite", "perfsuite.plugin", "perfsuite.cli", "perfsuite.session", "perfsuite.doctor"],
+)
+def test_the_controllers_modules_import_nothing_heavy(module: str) -> None:
+    ended = run_python(f"import sys, {module}; print(sorted({set(HEAVY)!r} & set(sys.modules)))")
+
+    assert (ended.stdout, ended.stderr) == ("[]\n", "")
+
+
+def test_the_public_names_import_nothing_heavy() -> None:
+    ended = run_python(
+        "import sys, perfsuite\n"
+        "for name in perfsuite.__all__: getattr(perfsuite, name)\n"
+        f"print(sorted({set(HEAVY)!r} & set(sys.modules)))"
+    )
+
+    assert (ended.stdout, ended.stderr) == ("[]\n", "")
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["doctor", "--help"]])
+def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
+    ended = run_python(
+        "import atexit, sys, perfsuite.cli\n"
+        f"sys.argv = ['perfsuite', *{arguments!r}]\n"
+        f"atexit.register(lambda: print(sorted({set(HEAVY)!r} & set(sys.modules))))\n"
+        "perfsuite.cli.main()"
+    )
+
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.splitlines()[-1] == "[]"
+    assert "Usage: perfsuite" in ended.stdout
+
+
+def test_a_name_that_is_not_public_is_an_attribute_error() -> None:
+    perfsuite = importlib.import_module("perfsuite")
+
+    with pytest.raises(AttributeError) as refused:
+        _ = perfsuite.Recipes
+
+    assert str(refused.value) == "module 'perfsuite' has no attribute 'Recipes'"
+    assert dir(perfsuite) == sorted(perfsuite.__all__)
+
+
+def test_the_basic_modules_have_examples() -> None:
+    for name in ("units", "stats", "cells", "ranks.blame", "measure.combine"):
+        assert f"perfsuite.{name}" in modules_with_examples()
+
+
+@pytest.mark.parametrize("name", modules_with_examples())
+def test_the_examples_in_docstrings_are_true(name: str) -> None:
+    results = doctest.testmod(importlib.import_module(name))
+
+    assert results.attempted > 0
+    assert results.failed == 0
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: path.stem)
+def test_no_file_is_longer_than_one_idea(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= 400
