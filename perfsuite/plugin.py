@@ -101,6 +101,11 @@ class Suite:
         """Make pytest-benchmark's own files whole or absent."""
         recorder.make_writes_atomic(self._config)
 
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_benchmark_update_machine_info(self, machine_info: dict[str, Any]) -> None:
+        """Describe the machine, not the moment, or each run would differ from each other."""
+        recorder.drop_volatile_facts(machine_info)
+
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         """Check markers, choose the matrix, and give each cell its clock."""
@@ -305,8 +310,12 @@ def _record(item: pytest.Item, benchmark: Any, outcome: Outcome) -> None:
 
 def _line_of(item: pytest.Item, report: pytest.TestReport, error: BaseException | None) -> CellLine:
     outcome = item.stash.get(_OUTCOME, None)
-    reason = None if error is None else f"{type(error).__name__}: {error}"
-    if reason is None and outcome is not None and outcome.missing:
+    reason = None
+    if isinstance(error, NotExercisedError):
+        reason = str(error)
+    elif error is not None:
+        reason = f"{type(error).__name__}: {error}"
+    elif outcome is not None and outcome.missing:
         reason = "; ".join(f"no {name}: {why}" for name, why in sorted(outcome.missing.items()))
     return CellLine(
         fullname=item.nodeid,

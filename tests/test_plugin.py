@@ -80,7 +80,7 @@ def project(pytester: pytest.Pytester) -> pytest.Pytester:
 
 
 def run(project: pytest.Pytester, test: str, *args: str) -> pytest.RunResult:
-    project.makepyfile(test_cells=test)
+    project.makepyfile(test_inner=test)
     return project.runpytest_inprocess("-p", "no:cacheprovider", *args)
 
 
@@ -102,7 +102,7 @@ def test_a_cell_is_stored_with_exactly_the_times_that_the_ranks_reported(
         assert stored["options"]["timer"] == "rank_clock"
     assert len(line.step_times_s) == 3
     assert line.outcome == "passed"
-    assert line.fullname == "test_cells.py::test_cell"
+    assert line.fullname == "test_inner.py::test_cell"
 
 
 def test_the_record_has_exactly_the_keys_of_the_contract(project: pytest.Pytester) -> None:
@@ -157,7 +157,7 @@ def test_the_terminal_shows_a_line_per_cell_and_one_table(project: pytest.Pytest
     result.stdout.re_match_lines(
         [
             r"perfsuite: device cpu, matrix default, 10 rounds, seed 0",
-            r"  test_cells.py::test_cell: \d.* a step, .* samples/s",
+            r"  test_inner.py::test_cell: \d.* a step, .* samples/s",
             r"=+ perfsuite =+",
             r" workload +parallel +precision +checkpointing +workers +step +spread +samples/s .*",
             r" points +single +fp32 +none +0 .*",
@@ -334,7 +334,7 @@ def test_a_failing_cell_says_what_failed_and_the_next_one_runs(project: pytest.P
     for reason in reasons[3:5]:
         assert reason.startswith("DataLoadError: ")
         assert "OSError: cannot read image 11" in reason
-        assert "in bad_file" in reason or "test_cells.py" in reason
+        assert "in bad_file" in reason or "test_inner.py" in reason
     assert reasons[5] == "no kernel_launches: kernels are launched on CUDA devices only"
     run_json = json.loads((project.path / "results" / "run.json").read_text())
     assert [bench["name"] for bench in run_json["benchmarks"]] == ["test_cell[fine]"]
@@ -500,7 +500,7 @@ def test_a_wrong_marker_argument_ends_before_any_test(
     result = run(project, test)
 
     assert result.ret == 4
-    assert f"ERROR: test_cells.py::test_anything: {message}" in result.errlines
+    assert f"ERROR: test_inner.py::test_anything: {message}" in result.errlines
 
 
 def test_a_matrix_holds_the_cells_whose_values_all_belong_to_it(project: pytest.Pytester) -> None:

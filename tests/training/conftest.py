@@ -1,15 +1,10 @@
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Callable
-from datetime import timedelta
-from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -55,48 +50,3 @@ def make_trainer(make_workload: Callable[..., Workload]) -> Callable[..., Traine
         return build_trainer(workload or make_workload(), Recipe(**fields), device=CPU, seed=5)
 
     return make
-
-
-@pytest.fixture
-def run_ranks(tmp_path: Path) -> Callable[..., list[Any]]:
-    """(num_ranks, function, *args) -> what each rank of a real gloo group returned."""
-
-    def run(num_ranks: int, function: Callable[..., Any], *args: Any) -> list[Any]:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["torch", "torch.distributed.tensor"])
-        ranks, pipes = [], []
-        for rank in range(num_ranks):
-            receiver, sender = context.Pipe(duplex=False)
-            work = (str(tmp_path / "store"), rank, num_ranks, sender, function, args)
-            process = context.Process(target=_be_rank, args=work, daemon=True)
-            process.start()
-            # Closed here, so that the pipe ends when the rank does.
-            sender.close()
-            ranks.append(process)
-            pipes.append(receiver)
-        results = [pipe.recv() for pipe in pipes]
-        for process in ranks:
-            process.join()
-        return results
-
-    return run
-
-
-def _be_rank(
-    store_path: str,
-    rank: int,
-    num_ranks: int,
-    sender: Connection,
-    function: Callable[..., Any],
-    args: tuple[Any, ...],
-) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo",
-        store=dist.FileStore(store_path, num_ranks),
-        rank=rank,
-        world_size=num_ranks,
-        timeout=timedelta(seconds=20),
-    )
-    sender.send(function(*args))
-    dist.destroy_process_group()

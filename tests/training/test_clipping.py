@@ -50,9 +50,9 @@ def clip_a_part_on_each_rank(max_norm: float) -> tuple[float, list[float]]:
     ("max_norm", "expected"), [(1.0, [[0.6, 0.0], [0.0, 0.8]]), (6.0, [[3.0, 0.0], [0.0, 4.0]])]
 )
 def test_parts_on_different_ranks_are_clipped_by_the_norm_of_the_whole(
-    run_ranks: Any, max_norm: float, expected: list[list[float]]
+    rank_group: Any, max_norm: float, expected: list[list[float]]
 ) -> None:
-    results = run_ranks(3, clip_a_part_on_each_rank, max_norm)
+    results = rank_group(3, clip_a_part_on_each_rank, max_norm)
 
     assert [norm for norm, _ in results] == [5.0, 5.0, 5.0]
     assert results[2][1] == []
@@ -70,8 +70,8 @@ def clip_shards_beside_a_plain_one() -> tuple[float, list[float], list[float]]:
     return norm, plain.grad.tolist(), sharded.grad.to_local().tolist()
 
 
-def test_a_plain_gradient_beside_shards_counts_once(run_ranks: Any) -> None:
-    first, second = run_ranks(2, clip_shards_beside_a_plain_one)
+def test_a_plain_gradient_beside_shards_counts_once(rank_group: Any) -> None:
+    first, second = rank_group(2, clip_shards_beside_a_plain_one)
 
     assert first[0] == second[0] == pytest.approx(6.0, rel=1e-6)
     assert first[1] == second[1] == pytest.approx([2.0], rel=1e-6)
@@ -86,7 +86,7 @@ def clip_large_halves() -> tuple[float, float]:
     return norm, parameter.grad.item()
 
 
-def test_the_square_of_a_float16_norm_does_not_overflow(run_ranks: Any) -> None:
-    for norm, gradient in run_ranks(2, clip_large_halves):
+def test_the_square_of_a_float16_norm_does_not_overflow(rank_group: Any) -> None:
+    for norm, gradient in rank_group(2, clip_large_halves):
         assert norm == pytest.approx(40_000.0 * 2**0.5)
         assert gradient == 20_000.0

@@ -94,8 +94,8 @@ def overflow_on_rank_one() -> tuple[float, float, float]:
     return skipped, scale, parameter.item()
 
 
-def test_ranks_with_different_gradients_skip_together(run_ranks: Any) -> None:
-    assert run_ranks(2, overflow_on_rank_one) == [(0.0, 2.0**15, -1.0)] * 2
+def test_ranks_with_different_gradients_skip_together(rank_group: Any) -> None:
+    assert rank_group(2, overflow_on_rank_one) == [(0.0, 2.0**15, -1.0)] * 2
 
 
 def unscale_a_mix(overflowing_rank: int) -> tuple[list[float], float]:
@@ -120,6 +120,6 @@ def unscale_a_mix(overflowing_rank: int) -> tuple[list[float], float]:
     [(-1, ([-1.0, -1.0], 2.0**16)), (1, ([0.0, 0.0], 2.0**15))],
 )
 def test_plain_and_sharded_gradients_are_unscaled_together(
-    run_ranks: Any, overflowing_rank: int, expected: Any
+    rank_group: Any, overflowing_rank: int, expected: Any
 ) -> None:
-    assert run_ranks(2, unscale_a_mix, overflowing_rank) == [expected] * 2
+    assert rank_group(2, unscale_a_mix, overflowing_rank) == [expected] * 2
