@@ -15,7 +15,7 @@ from torch.utils.flop_counter import flop_registry
 from perfsuite.measure.collectives import communicated_bytes, is_communication
 from perfsuite.measure.dispatch import StepMode
 from perfsuite.measure.results import IterationCounts
-from perfsuite.measure.stages import Stage
+from perfsuite.stages import Stage
 
 # Markers of the profiler, and questions about a tensor (prim::device): no kernel belongs to them.
 _BOOKKEEPING_NAMESPACES = frozenset({"profiler", "prim"})

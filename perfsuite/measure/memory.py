@@ -18,8 +18,8 @@ from torch import Tensor
 from perfsuite.measure.collector import collector_off
 from perfsuite.measure.dispatch import StepMode
 from perfsuite.measure.results import PeakMemory
-from perfsuite.measure.stages import Stage
 from perfsuite.measure.tensors import tensors_in
+from perfsuite.stages import Stage
 
 
 def measure_peak(

@@ -13,7 +13,8 @@ from collections.abc import Callable
 from perfsuite.errors import PerfsuiteError
 from perfsuite.measure.collector import collector_off
 from perfsuite.measure.results import RoundTimes
-from perfsuite.measure.stages import Stage, StageClock
+from perfsuite.measure.stages import StageClock
+from perfsuite.stages import Stage
 
 # Rounds of 25 ms and more are what the noise of paired launches was measured with: a standard
 # deviation of 0.4 % over pairs. Twice that leaves room for an estimate that is off by half.

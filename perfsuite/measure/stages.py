@@ -13,15 +13,7 @@ from typing import Any, Protocol
 import torch
 
 from perfsuite.errors import PerfsuiteError
-
-STAGES = ("load", "forward", "backward", "optimizer", "evaluation")
-
-
-class Stage(Protocol):
-    """What an iteration is handed: a name of `STAGES` gives the context manager to work in."""
-
-    def __call__(self, name: str) -> AbstractContextManager[None]:
-        """Return the context manager of the stage of this name."""
+from perfsuite.stages import STAGES
 
 
 class DeviceEvent(Protocol):

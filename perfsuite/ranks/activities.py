@@ -21,10 +21,11 @@ from perfsuite.ranks.guard import loader_worker_entry
 from perfsuite.ranks.packing import unpack
 from perfsuite.ranks.wire import RankStart, RunCell
 from perfsuite.registry import Split, Workload, load_workload
+from perfsuite.stages import Stage
 from perfsuite.training.finite import check_finite
 from perfsuite.training.loaders import EpochBatches, build_batches
 from perfsuite.training.step import evaluate_batch, train_step
-from perfsuite.training.trainer import Stage, Trainer, build_trainer
+from perfsuite.training.trainer import Trainer, build_trainer
 
 # Enough to see a loss fall; every cell runs at least as many steps with the default rounds.
 _NUM_RECORDED_LOSSES = 10

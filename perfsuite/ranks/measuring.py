@@ -21,7 +21,7 @@ from perfsuite.ranks.activities import Activity, start_activity
 from perfsuite.ranks.progress import BoardWriter
 from perfsuite.ranks.wire import CellMeasured, RankStart, RunCell
 from perfsuite.records import Counts
-from perfsuite.training.trainer import Stage
+from perfsuite.stages import Stage
 
 # DDP's first step uses one bucket and rebuilds its buckets after it; optimizers make their state
 # in the first step. The third is the first that is like all later ones.

@@ -13,8 +13,11 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 
+from perfsuite.stages import STAGES
+
 PHASES = ("start", "build", "warm-up", "measure", "count", "call", "finish")
-STAGES = ("", "load", "forward", "backward", "optimizer", "evaluation")
+# In a slot a stage is its place in here; the first means none.
+_STAGES = ("", *STAGES)
 
 # Marks so far, phase, stage, steps so far.
 _SLOT = struct.Struct("<qhhiq")
@@ -56,7 +59,7 @@ class Board:
         """Return where `rank` is now."""
         marks, phase, stage, _, step = _SLOT.unpack_from(self._map, rank * _SLOT_BYTES)
         return Position(
-            num_marks=marks, phase=PHASES[phase], stage=STAGES[stage] or None, step=step
+            num_marks=marks, phase=PHASES[phase], stage=_STAGES[stage] or None, step=step
         )
 
     def writer(self, rank: int) -> BoardWriter:
@@ -87,7 +90,7 @@ class BoardWriter:
 
     def enter_stage(self, name: str) -> None:
         """Show that the rank begins a stage of a step, one of `STAGES`."""
-        self._stage = STAGES.index(name)
+        self._stage = _STAGES.index(name)
         self._mark()
 
     def begin_step(self) -> None:

@@ -14,11 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from perfsuite.errors import NotExercisedError, WorkloadError
+from perfsuite.stages import Stage
 from perfsuite.training.batches import call_model, copy_to_device
 from perfsuite.training.clipping import clip_grad_norm
 from perfsuite.training.masters import MasterWeights
 from perfsuite.training.precision import autocast, cast_for_loss, cast_inputs
-from perfsuite.training.trainer import Stage, Trainer
+from perfsuite.training.trainer import Trainer
 
 
 def train_step(trainer: Trainer, batches: Iterator[Any], stage: Stage) -> Tensor | None:

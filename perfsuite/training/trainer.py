@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -19,6 +18,7 @@ from torch.optim import Optimizer
 from perfsuite.cells import Recipe
 from perfsuite.errors import RecipeError, WorkloadError
 from perfsuite.registry import Workload
+from perfsuite.stages import Stage
 from perfsuite.training.checkpointing import checkpoint_blocks
 from perfsuite.training.masters import MasterWeights
 from perfsuite.training.precision import (
@@ -32,18 +32,6 @@ from perfsuite.training.scaling import LossScaler
 
 # numpy.random.seed takes 32 bits.
 _NUMPY_SEEDS = 2**32
-
-
-class Stage(Protocol):
-    """Marks a stage of the step: "load", "forward", "backward", "optimizer" or "evaluation"."""
-
-    def __call__(self, name: str) -> AbstractContextManager[None]:
-        """The context manager around the work of the stage."""
-
-
-def untimed(name: str) -> AbstractContextManager[None]:
-    """The `Stage` that does nothing."""
-    return nullcontext()
 
 
 class Strategy(Protocol):

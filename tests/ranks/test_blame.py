@@ -60,7 +60,7 @@ def test_the_rank_with_the_fewest_steps_is_furthest_behind(tmp_path: Path) -> No
     pens[1].enter_stage("forward")  # as many steps as rank 2, and further in the last one
 
     assert blame.furthest_behind(board, [0, 1, 2]) == 2
-    assert blame.furthest_behind(board, [0, 1]) == 0
+    assert blame.furthest_behind(board, [0, 1]) == 1
 
 
 def test_a_stack_ends_where_the_frames_of_every_rank_begin() -> None:

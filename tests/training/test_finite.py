@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from perfsuite.errors import NonFiniteError
+from perfsuite.stages import untimed
 from perfsuite.training.finite import check_finite, first_non_finite
 from perfsuite.training.step import train_step
-from perfsuite.training.trainer import untimed
 
 NAN = float("nan")
 ADVICE = "lower the learning rate, clip gradients, or use a precision with more range"

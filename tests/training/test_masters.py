@@ -5,10 +5,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from perfsuite.stages import untimed
 from perfsuite.training.masters import MasterWeights
 from perfsuite.training.precision import cast_parameters, precision_policy
 from perfsuite.training.step import train_step
-from perfsuite.training.trainer import untimed
 
 # Below half of float16's spacing at 1 (2**-11 downwards), so that float16 alone never moves.
 TINY = 2.0**-13

@@ -11,6 +11,7 @@ from torch import nn
 
 from perfsuite import RecipeError
 from perfsuite.cells import PRECISIONS
+from perfsuite.stages import untimed
 from perfsuite.training.precision import (
     PRECISION_POLICIES,
     PrecisionPolicy,
@@ -22,7 +23,6 @@ from perfsuite.training.precision import (
     set_tf32,
 )
 from perfsuite.training.step import train_step
-from perfsuite.training.trainer import untimed
 
 CPU = torch.device("cpu")
 HALF, SINGLE, BRAIN = torch.float16, torch.float32, torch.bfloat16

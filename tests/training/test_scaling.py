@@ -8,10 +8,10 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
+from perfsuite.stages import untimed
 from perfsuite.training.precision import precision_policy
 from perfsuite.training.scaling import LossScaler
 from perfsuite.training.step import train_step
-from perfsuite.training.trainer import untimed
 
 CPU = torch.device("cpu")
 GOOD = (torch.ones(4, 6), torch.arange(4) % 3)

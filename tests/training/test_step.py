@@ -12,9 +12,10 @@ from torch import Tensor, nn
 
 from perfsuite import WorkloadError
 from perfsuite.errors import NotExercisedError
+from perfsuite.stages import untimed
 from perfsuite.training.batches import call_model
 from perfsuite.training.step import compute_loss, evaluate_batch, train_step
-from perfsuite.training.trainer import Trainer, untimed
+from perfsuite.training.trainer import Trainer
 
 WHOLE = (torch.randn(8, 6, generator=torch.Generator().manual_seed(2)), torch.arange(8) % 3)
 QUARTERS = [(WHOLE[0][i : i + 2], WHOLE[1][i : i + 2]) for i in range(0, 8, 2)]

@@ -10,9 +10,10 @@ import torch
 from torch import nn
 
 from perfsuite import Recipe, RecipeError, WorkloadError
+from perfsuite.stages import untimed
 from perfsuite.training.masters import MasterWeights
 from perfsuite.training.step import train_step
-from perfsuite.training.trainer import build_trainer, seed_random_numbers, untimed
+from perfsuite.training.trainer import build_trainer, seed_random_numbers
 
 CPU = torch.device("cpu")
 

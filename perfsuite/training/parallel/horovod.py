@@ -20,9 +20,10 @@ from torch.optim import Optimizer
 from perfsuite.cells import Hardware, Recipe, why_not_exercised
 from perfsuite.errors import NotExercisedError, RecipeError
 from perfsuite.registry import Workload
+from perfsuite.stages import Stage
 from perfsuite.training.parallel.single import SharedData
 from perfsuite.training.step import forward_backward
-from perfsuite.training.trainer import Stage, Trainer
+from perfsuite.training.trainer import Trainer
 
 
 class HorovodLike(SharedData):

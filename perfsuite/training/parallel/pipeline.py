@@ -17,12 +17,13 @@ from torch import Tensor, nn
 from perfsuite.cells import Recipe
 from perfsuite.errors import RecipeError, WorkloadError
 from perfsuite.registry import Workload
+from perfsuite.stages import Stage
 from perfsuite.training.batches import map_tensors
 from perfsuite.training.checkpointing import checkpoint_units
 from perfsuite.training.parallel.cut import ModelStage, bind_inputs, cut_model
 from perfsuite.training.parallel.schedules import Chunk, ChunkSchedule
 from perfsuite.training.parallel.single import Single
-from perfsuite.training.trainer import Stage, Trainer
+from perfsuite.training.trainer import Trainer
 
 # Chunks of a batch for each rank. With m chunks on p ranks a schedule idles (p-1)/(m+p-1) of the
 # time (GPipe, Huang et al. 2019): on two ranks a third with one chunk a rank, a fifth with two.

@@ -25,9 +25,10 @@ from torch.distributed.pipelining import (
 )
 
 from perfsuite.errors import RecipeError
+from perfsuite.stages import Stage, untimed
 from perfsuite.training.parallel.cut import ModelStage
 from perfsuite.training.step import compute_loss, scale_loss
-from perfsuite.training.trainer import Stage, Trainer, untimed
+from perfsuite.training.trainer import Trainer
 
 # Stands for the outputs of the last stage, which never pass through the schedule.
 _NUMBER = torch.zeros(1, dtype=torch.int64)

@@ -14,10 +14,11 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
+from perfsuite.stages import Stage
 from perfsuite.training.checkpointing import checkpoint_units
 from perfsuite.training.parallel.single import SharedData
 from perfsuite.training.step import forward_backward
-from perfsuite.training.trainer import Stage, Trainer
+from perfsuite.training.trainer import Trainer
 
 
 class FullyShardedData(SharedData):

@@ -14,8 +14,9 @@ from torch.optim import Optimizer
 
 from perfsuite.cells import Recipe
 from perfsuite.registry import Workload
+from perfsuite.stages import Stage
 from perfsuite.training.step import forward_backward
-from perfsuite.training.trainer import Stage, Trainer
+from perfsuite.training.trainer import Trainer
 
 
 class Single:

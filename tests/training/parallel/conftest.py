@@ -12,6 +12,7 @@ from torch.nn import functional
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
 from perfsuite import Recipe, Workload
+from perfsuite.stages import untimed
 from perfsuite.training.batches import call_model, map_tensors
 from perfsuite.training.step import (
     clip_gradients,
@@ -20,7 +21,7 @@ from perfsuite.training.step import (
     prepare_batch,
     scale_loss,
 )
-from perfsuite.training.trainer import Trainer, build_trainer, seed_random_numbers, untimed
+from perfsuite.training.trainer import Trainer, build_trainer, seed_random_numbers
 
 CPU = torch.device("cpu")
 SEED = 3

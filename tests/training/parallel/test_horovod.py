@@ -14,9 +14,10 @@ from torch.distributed.tensor.debug import CommDebugMode
 
 from perfsuite import Recipe, RecipeError, Workload
 from perfsuite.errors import NotExercisedError
+from perfsuite.stages import untimed
 from perfsuite.training.parallel import choose_strategy
 from perfsuite.training.step import train_step
-from perfsuite.training.trainer import build_trainer, untimed
+from perfsuite.training.trainer import build_trainer
 
 CPU = torch.device("cpu")
 EPS = torch.finfo(torch.float32).eps

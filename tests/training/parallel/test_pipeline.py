@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from perfsuite import Recipe, RecipeError, Workload, WorkloadError
+from perfsuite.stages import untimed
 from perfsuite.training.parallel.pipeline import Pipeline
-from perfsuite.training.trainer import build_trainer, untimed
+from perfsuite.training.trainer import build_trainer
 
 CPU = torch.device("cpu")
 SCHEDULES = ["pp:2:gpipe", "pp:2:1f1b", "pp:2:interleaved"]

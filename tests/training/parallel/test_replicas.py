@@ -11,11 +11,12 @@ from torch.distributed.tensor.debug import CommDebugMode
 
 from perfsuite import Recipe, Workload
 from perfsuite.errors import NotExercisedError
+from perfsuite.stages import untimed
 from perfsuite.training.batches import map_tensors
 from perfsuite.training.parallel import choose_strategy
 from perfsuite.training.parallel.replicas import ReplicaCount, data_parallel_devices
 from perfsuite.training.step import finish_gradients, prepare_batch
-from perfsuite.training.trainer import build_trainer, untimed
+from perfsuite.training.trainer import build_trainer
 
 CPU = torch.device("cpu")
 # Of float32; the limit of the reduction check is 2 eps sqrt(ranks * accumulation steps).

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from perfsuite import Recipe, RecipeError, Workload
-from perfsuite.training.trainer import build_trainer, untimed
+from perfsuite.stages import untimed
+from perfsuite.training.trainer import build_trainer
 
 CPU = torch.device("cpu")
 

@@ -9,8 +9,9 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor.debug import CommDebugMode
 
 from perfsuite import Recipe, Workload
+from perfsuite.stages import untimed
 from perfsuite.training.step import evaluate_batch, train_step
-from perfsuite.training.trainer import build_trainer, untimed
+from perfsuite.training.trainer import build_trainer
 
 CPU = torch.device("cpu")
 EPS = torch.finfo(torch.float32).eps
