@@ -23,7 +23,13 @@ from typing import cast
 import psutil
 
 from perfsuite import errors
-from perfsuite.errors import NotExercisedError, PerfsuiteError, RankFailureError
+from perfsuite.errors import (
+    DataLoadError,
+    NonFiniteError,
+    NotExercisedError,
+    PerfsuiteError,
+    RankFailureError,
+)
 from perfsuite.ranks import blame, guard
 from perfsuite.ranks.progress import Board
 from perfsuite.ranks.wire import Failed, Job, RankStart, Reply, Skipped
@@ -45,6 +51,8 @@ _LOOK_S = 0.2
 # than that before blaming lets the true first failure arrive.
 _CASCADE_S = 0.5
 _GRACE_S = 5.0
+# Orphans are reaped by init, which may take its time or, in some containers, never do it.
+_REAPED_S = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,8 +236,10 @@ class RankGroup:
                 lines=self._where_it_hangs(late_rank),
             )
         if isinstance(failure, Failed) and failure.is_ours:
-            where = f" (rank {rank} of {self._world_size})" if self._world_size > 1 else ""
             kind: type[PerfsuiteError] = getattr(errors, failure.error)
+            # An impossible recipe or workload is the same on every rank; a batch or a loss is not.
+            is_one_ranks = kind in (NonFiniteError, DataLoadError) and self._world_size > 1
+            where = f" (rank {rank} of {self._world_size})" if is_one_ranks else ""
             raise kind(failure.message + where)
         raise blame.rank_error(
             rank,
@@ -275,7 +285,7 @@ class RankGroup:
 
     def end(self) -> None:
         """End every process of the group and remove what it left. Safe to call twice."""
-        helpers = [child for process in self._processes for child in _descendants(process.pid)]
+        left = [child for process in self._processes for child in _descendants(process.pid)]
         for pipe in self._pipes:
             pipe.close()  # a rank that has replied waits for this, and leaves
         deadline_s = time.monotonic() + (_GRACE_S if self._all_replied() else 0.0)
@@ -283,9 +293,10 @@ class RankGroup:
             process.join(max(0.0, deadline_s - time.monotonic()))
             if process.exitcode is None:
                 process.kill()
-        for helper in helpers:
+        for child in left:
             with contextlib.suppress(psutil.NoSuchProcess):
-                helper.kill()
+                child.kill()
+        psutil.wait_procs(left, timeout=_REAPED_S)
         for process in self._processes:
             process.join()
         self._board.close()

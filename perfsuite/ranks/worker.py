@@ -125,9 +125,15 @@ def _process_group(start: RankStart) -> Iterator[None]:
         rank=start.rank,
         world_size=start.world_size,
         timeout=datetime.timedelta(seconds=start.collective_timeout_s),
+        # Otherwise NCCL guesses the device of a barrier from the rank.
+        device_id=_own_gpu() if start.backend == "nccl" else None,
     )
     yield
     dist.destroy_process_group()
+
+
+def _own_gpu() -> torch.device:
+    return torch.device("cuda", torch.cuda.current_device())
 
 
 def _run(job: Job, start: RankStart, board: BoardWriter) -> Reply:
