@@ -317,7 +317,7 @@ def test_a_failing_cell_says_what_failed_and_the_next_one_runs(project: pytest.P
     result.assert_outcomes(passed=1, failed=5)
     reasons = [line.reason or "" for line in lines_of(project)]
     assert reasons[0] == (
-        "NonFiniteError: the loss is nan at step 2; the first parameter that is not finite is "
+        "NonFiniteError: the loss is nan at step 3; the first parameter that is not finite is "
         "'linear.weight' (gradient); lower the learning rate, clip gradients, or use a precision "
         "with more range"
     )

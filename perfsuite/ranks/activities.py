@@ -93,83 +93,78 @@ def start_activity(job: RunCell, start: RankStart, device: torch.device) -> Iter
             yield Evaluate(trainer, batches, num_shards)
 
 
-class Train:
+class _OnModel:
+    """What training and evaluating have in common: a trainer, its batches, the first losses."""
+
+    def __init__(self, trainer: Trainer, batches: EpochBatches) -> None:
+        self.trainer = trainer
+        self.batches = batches
+        self.losses: list[Tensor] = []
+        self.is_counted = True
+        self.has_resized_storages = trainer.recipe.plan.mode in ("fsdp", "hsdp")
+        self.missing = _uncountable(trainer.recipe)
+
+    def first_losses(self) -> tuple[float, ...] | None:
+        """Return the losses of the first ten iterations, of this rank's data."""
+        return tuple(float(loss) for loss in self.losses) or None
+
+    def held_tensors(self) -> Iterator[Tensor]:
+        """Return parameters, gradients, buffers, master weights and optimizer state."""
+        for parameter in self.trainer.module.parameters():
+            yield from tensors_in(parameter, parameter.grad)
+        yield from tensors_in(list(self.trainer.module.buffers()))
+        optimizer = self.trainer.optimizer
+        yield from tensors_in([group["params"] for group in optimizer.param_groups])
+        yield from tensors_in(list(optimizer.state.values()))
+
+
+class Train(_OnModel):
     """An optimizer step, loading included."""
 
     def __init__(self, trainer: Trainer, batches: EpochBatches, num_shards: int) -> None:
-        recipe = trainer.recipe
-        self._trainer = trainer
-        self._batches = batches
-        self._losses: list[Tensor] = []
+        super().__init__(trainer, batches)
+        num_micro_batches = trainer.recipe.grad_accumulation_steps
+        self.steps_per_epoch: int | None = max(1, batches.steps_per_epoch // num_micro_batches)
+        self.global_batch_size: int | None = (
+            _micro_batch_size(trainer.workload, trainer.recipe) * num_micro_batches * num_shards
+        )
         self._unchecked: list[Tensor] = []
         self._num_checked = 0
-        self.steps_per_epoch: int | None = max(
-            1, batches.steps_per_epoch // recipe.grad_accumulation_steps
-        )
-        self.global_batch_size: int | None = (
-            _micro_batch_size(trainer.workload, recipe)
-            * recipe.grad_accumulation_steps
-            * num_shards
-        )
-        self.is_counted = True
-        self.has_resized_storages = recipe.plan.mode in ("fsdp", "hsdp")
-        self.missing = _uncountable(recipe)
 
     def iterate(self, stage: Stage) -> None:
         """Do one optimizer step."""
-        loss = train_step(self._trainer, self._batches, stage)
+        loss = train_step(self.trainer, self.batches, stage)
         if loss is not None:
             self._unchecked.append(loss)
 
     def check(self) -> None:
         """Raise NonFiniteError if a loss since the last check is NaN or infinite."""
-        check_finite(self._trainer, self._unchecked, first_step=self._num_checked)
+        check_finite(self.trainer, self._unchecked, first_step=self._num_checked + 1)
         self._num_checked += len(self._unchecked)
-        missing = _NUM_RECORDED_LOSSES - len(self._losses)
-        self._losses.extend(self._unchecked[:missing])
+        self.losses.extend(self._unchecked[: _NUM_RECORDED_LOSSES - len(self.losses)])
         self._unchecked.clear()
 
-    def first_losses(self) -> tuple[float, ...] | None:
-        """Return the losses of the first ten steps, of this rank's data."""
-        return tuple(float(loss) for loss in self._losses) or None
 
-    def held_tensors(self) -> Iterator[Tensor]:
-        """Return parameters, gradients, buffers, master weights and optimizer state."""
-        return _held_by(self._trainer)
-
-
-class Evaluate:
+class Evaluate(_OnModel):
     """A batch of the test split (validation where there is none) through the model."""
 
     def __init__(self, trainer: Trainer, batches: EpochBatches, num_shards: int) -> None:
-        self._trainer = trainer
-        self._batches = batches
-        self._losses: list[Tensor] = []
+        super().__init__(trainer, batches)
         self.steps_per_epoch: int | None = batches.steps_per_epoch
         self.global_batch_size: int | None = (
             _micro_batch_size(trainer.workload, trainer.recipe) * num_shards
         )
-        self.is_counted = True
-        self.has_resized_storages = trainer.recipe.plan.mode in ("fsdp", "hsdp")
-        self.missing = _uncountable(trainer.recipe)
         self.missing["saved_activation_bytes"] = "an evaluation has no backward pass"
 
     def iterate(self, stage: Stage) -> None:
         """Evaluate one batch."""
-        loss = evaluate_batch(self._trainer, self._batches, stage)
-        if loss is not None and len(self._losses) < _NUM_RECORDED_LOSSES:
-            self._losses.append(loss)
+        loss = evaluate_batch(self.trainer, self.batches, stage)
+        if loss is not None and len(self.losses) < _NUM_RECORDED_LOSSES:
+            self.losses.append(loss)
 
     def check(self) -> None:
-        """Nothing: an evaluation changes nothing that could go wrong later."""
-
-    def first_losses(self) -> tuple[float, ...] | None:
-        """Return the losses of the first ten batches, of this rank's data."""
-        return tuple(float(loss) for loss in self._losses) or None
-
-    def held_tensors(self) -> Iterator[Tensor]:
-        """Return parameters, gradients, buffers, master weights and optimizer state."""
-        return _held_by(self._trainer)
+        """Raise NonFiniteError if one of the first losses is NaN or infinite."""
+        check_finite(self.trainer, self.losses, first_step=1)
 
 
 class Load:
@@ -280,12 +275,3 @@ def _shard(trainer: Trainer | None, recipe: Recipe, start: RankStart) -> tuple[i
         return trainer.strategy.shard_index, trainer.strategy.num_shards
     num_shards = recipe.plan.data_parallel_size
     return (start.rank, num_shards) if num_shards > 1 else (0, 1)
-
-
-def _held_by(trainer: Trainer) -> Iterator[Tensor]:
-    """Return parameters, gradients, buffers, master weights and optimizer state."""
-    for parameter in trainer.module.parameters():
-        yield from tensors_in(parameter, parameter.grad)
-    yield from tensors_in(list(trainer.module.buffers()))
-    yield from tensors_in([group["params"] for group in trainer.optimizer.param_groups])
-    yield from tensors_in(list(trainer.optimizer.state.values()))

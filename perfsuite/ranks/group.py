@@ -284,7 +284,7 @@ class RankGroup:
                 print(f"[rank {rank}] {line}")
 
     def end(self) -> None:
-        """End every process of the group and remove what it left. Safe to call twice."""
+        """End every process of the group and remove what it left."""
         left = [child for process in self._processes for child in _descendants(process.pid)]
         for pipe in self._pipes:
             pipe.close()  # a rank that has replied waits for this, and leaves
