@@ -9,6 +9,7 @@ import contextlib
 import importlib
 import io
 import pickle
+import sys
 from collections.abc import Iterator, Sequence
 from types import ModuleType
 from typing import Any
@@ -56,12 +57,15 @@ def unpack(data: bytes) -> Any:
 
 @contextlib.contextmanager
 def _pickled_by_value(modules: Sequence[ModuleType]) -> Iterator[None]:
-    # Conftests of several folders share one name, by which cloudpickle knows them.
-    by_name = {module.__name__: module for module in modules}
-    for module in by_name.values():
+    # Conftests of several folders share one name, and pytest lets at most one of them keep it. What
+    # comes from a module that nobody can import by its name travels by value anyway.
+    importable = {
+        module.__name__: module for module in modules if sys.modules.get(module.__name__) is module
+    }
+    for module in importable.values():
         cloudpickle.register_pickle_by_value(module)
     try:
         yield
     finally:
-        for module in by_name.values():
+        for module in importable.values():
             cloudpickle.unregister_pickle_by_value(module)

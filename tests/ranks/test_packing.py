@@ -21,13 +21,26 @@ def test_a_closure_of_a_test_module_arrives_by_value() -> None:
     assert unpack(data)(4) == 12
 
 
-def test_modules_of_the_same_name_do_not_get_in_each_others_way() -> None:
-    first, second = types.ModuleType("conftest"), types.ModuleType("conftest")
-    sys.modules["conftest"] = first
-    try:
-        assert unpack(pack([1], by_value=[first, second])) == [1]
-    finally:
-        del sys.modules["conftest"]
+def test_modules_of_the_same_name_do_not_get_in_each_others_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kept, shadowed = types.ModuleType("conftest"), types.ModuleType("conftest")
+    for module, value in ((kept, 1), (shadowed, 2)):
+        exec(f"def give(): return {value}", module.__dict__)
+    monkeypatch.setitem(sys.modules, "conftest", kept)
+    data = pack((kept.give, shadowed.give), by_value=[kept, shadowed])
+    monkeypatch.delitem(sys.modules, "conftest")
+
+    first, second = unpack(data)
+
+    assert (first(), second()) == (1, 2)
+
+
+def test_a_module_that_cannot_be_imported_by_its_name_is_no_obstacle() -> None:
+    forgotten = types.ModuleType("forgotten_conftest")
+    exec("def give(): return 3", forgotten.__dict__)
+
+    assert unpack(pack(forgotten.give, by_value=[forgotten]))() == 3
 
 
 def test_an_attribute_called_classes_beside_torch_is_no_obstacle() -> None:
