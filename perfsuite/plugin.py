@@ -266,6 +266,7 @@ def all_reduce_benchmark(request: pytest.FixtureRequest, benchmark: Any) -> Meas
     session = request.config.stash[_SUITE].session
 
     def measure(parallel: str, message_bytes: int) -> Outcome:
+        _refuse_a_second_cell(request.node)
         is_timed = recorder.is_recorded(request.node)
         outcome = session.measure_all_reduce(parallel, message_bytes, is_timed=is_timed)
         _record(request.node, benchmark, outcome)
@@ -287,6 +288,7 @@ def _measuring(
         rounds: int | None = None,
         iterations: int | None = None,
     ) -> Outcome:
+        _refuse_a_second_cell(request.node)
         outcome = session.measure_cell(
             workload,
             recipe,
@@ -302,6 +304,14 @@ def _measuring(
     return measure
 
 
+def _refuse_a_second_cell(item: pytest.Item) -> None:
+    if _OUTCOME in item.stash:
+        raise SettingError(
+            f"{item.nodeid} has measured a cell already, and a test has one place to store its "
+            "times; parametrize the test, or write another"
+        )
+
+
 def _record(item: pytest.Item, benchmark: Any, outcome: Outcome) -> None:
     benchmark.extra_info["perfsuite"] = to_plain(outcome.record)
     recorder.replay(benchmark, outcome.step_times_s, recorder.clock_of(item))
@@ -315,7 +325,9 @@ def _line_of(item: pytest.Item, report: pytest.TestReport, error: BaseException 
         reason = str(error)
     elif error is not None:
         reason = f"{type(error).__name__}: {error}"
-    elif outcome is not None and outcome.missing:
+    elif outcome is None:
+        reason = "the test measured nothing"
+    elif outcome.missing:
         reason = "; ".join(f"no {name}: {why}" for name, why in sorted(outcome.missing.items()))
     return CellLine(
         fullname=item.nodeid,

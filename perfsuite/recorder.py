@@ -45,6 +45,8 @@ class RankClock:
 
 def use_rank_clock(item: pytest.Item) -> None:
     """Give a test's benchmark fixture a clock of its own, keeping the marker options it has."""
+    if not item.config.pluginmanager.has_plugin(_PLUGIN_NAME):
+        return
     options: dict[str, Any] = {}
     for marker in reversed(list(item.iter_markers("benchmark"))):
         options.update(marker.kwargs)

@@ -15,7 +15,7 @@ from typing import Any, Literal, cast
 
 from perfsuite import stats
 from perfsuite.cells import Activity, Hardware, MeasurePlan, Recipe, why_not_exercised
-from perfsuite.errors import NotExercisedError
+from perfsuite.errors import NotExercisedError, RecipeError
 from perfsuite.measure.combine import combine_stages, slowest_rank_times
 from perfsuite.measure.devices import visible_gpus
 from perfsuite.ranks.group import GroupPolicy, run_group
@@ -135,8 +135,11 @@ class Session:
 
         Raises:
             NotExercisedError: This machine would measure something else.
+            RecipeError: The recipe is none.
             PerfsuiteError: The workload, its data or its training is at fault, or a rank failed.
         """
+        if not isinstance(recipe, Recipe):
+            raise RecipeError(f"recipe is {recipe!r}; use perfsuite.Recipe(parallel='ddp:2', ...)")
         found = find_workload(workload)
         job = RunCell(
             workload=pack(found, by_value=by_value),

@@ -246,6 +246,19 @@ MISTAKES = {
         "train_benchmark(make(), Recipe(parallel='ddp:0'))",
         "RecipeError: parallel 'ddp:0' has a size of 0, and ddp needs at least 1; use ddp:2",
     ),
+    "no recipe": (
+        "train_benchmark(make(), {'parallel': 'ddp:2'})",
+        "RecipeError: recipe is {'parallel': 'ddp:2'}; use perfsuite.Recipe(parallel='ddp:2', ...)",
+    ),
+    "no rounds": (
+        "train_benchmark(make(), Recipe(), rounds=0)",
+        "RecipeError: rounds is 0; use a whole number from 1",
+    ),
+    "two cells": (
+        "[train_benchmark(make(), Recipe(), rounds=1, iterations=1) for _ in range(2)]",
+        "SettingError: test_inner.py::test_cell has measured a cell already, and a test has one "
+        "place to store its times; parametrize the test, or write another",
+    ),
     "no blocks": (
         "train_benchmark(make(), Recipe(checkpointing='every-block'))",
         "RecipeError: checkpointing 'every-block' needs the blocks of workload 'points', which "
@@ -273,6 +286,14 @@ def test_a_mistake_is_one_message_without_a_traceback(
     assert result.ret == 1
     start = next(at for at, line in enumerate(result.outlines) if "test_cell ___" in line)
     assert result.outlines[start + 1] == message
+
+
+def test_a_test_that_measured_nothing_says_so_in_the_record(project: pytest.Pytester) -> None:
+    run(project, "def test_cell(train_benchmark): pass")
+
+    (line,) = lines_of(project)
+    assert (line.outcome, line.perfsuite) == ("passed", None)
+    assert line.reason == "the test measured nothing"
 
 
 def test_a_failing_cell_says_what_failed_and_the_next_one_runs(project: pytest.Pytester) -> None:
