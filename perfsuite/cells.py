@@ -284,14 +284,19 @@ class Hardware:
         num_gpus: CUDA devices that the ranks see.
         compute_capability: Of the first of them, (9, 0) for an H100; None without one.
         has_horovod: Whether the package horovod can be imported.
+        num_cores: Processors that the ranks may use; None if that is not known.
     """
 
     device: str
     num_gpus: int = 0
+    num_cores: int | None = None
     compute_capability: tuple[int, int] | None = None
     has_horovod: bool = False
 
 
+# A rank holds half a GiB and more; hundreds of them on a few processors starve the machine before
+# anything is measured. Four a processor still lets two cores exercise a 2x2 mesh.
+_MAX_RANKS_PER_CORE = 4
 # Ampere, the first with TensorFloat-32 units (NVIDIA A100 Tensor Core GPU Architecture, 2020).
 _TF32_CAPABILITY = (8, 0)
 
@@ -318,6 +323,12 @@ def why_not_exercised(recipe: Recipe, hardware: Hardware) -> str | None:
             f"parallel {recipe.parallel!r} needs {plan.world_size} "
             f"{'GPU' if plan.world_size == 1 else 'GPUs'}, and {hardware.num_gpus} "
             f"{'is' if hardware.num_gpus == 1 else 'are'} here"
+        )
+    most = None if hardware.num_cores is None else _MAX_RANKS_PER_CORE * hardware.num_cores
+    if not on_cuda and most is not None and plan.world_size > most:
+        return (
+            f"parallel {recipe.parallel!r} needs {plan.world_size} ranks, and {hardware.num_cores} "
+            f"cores take at most {most}, {_MAX_RANKS_PER_CORE} each"
         )
     if plan.mode == "horovod" and not hardware.has_horovod:
         return (

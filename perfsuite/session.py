@@ -7,6 +7,7 @@ Resolves what the machine can exercise, runs the ranks, combines what they measu
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,6 +68,7 @@ class Session:
         self.hardware = Hardware(
             device=("cuda" if gpus else "cpu") if settings.device == "auto" else settings.device,
             num_gpus=len(gpus),
+            num_cores=len(os.sched_getaffinity(0)),
             compute_capability=gpus[0].compute_capability if gpus else None,
             has_horovod=importlib.util.find_spec("horovod") is not None,
         )

@@ -74,3 +74,12 @@ def test_what_a_machine_cannot_exercise_has_a_reason(
 )
 def test_what_a_machine_can_exercise_has_none(fields: dict[str, Any], hardware: Hardware) -> None:
     assert why_not_exercised(Recipe(**fields), hardware) is None
+
+
+def test_more_ranks_than_the_cores_can_take_are_not_started() -> None:
+    two_cores = Hardware(device="cpu", num_cores=2)
+
+    assert why_not_exercised(Recipe(parallel="hsdp:2x4"), two_cores) is None
+    assert why_not_exercised(Recipe(parallel="ddp:9"), two_cores) == (
+        "parallel 'ddp:9' needs 9 ranks, and 2 cores take at most 8, 4 each"
+    )
