@@ -10,11 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from perfsuite.cells import Recipe
-    from perfsuite.errors import PerfsuiteError, RankFailureError, RecipeError, WorkloadError
-    from perfsuite.records import Outcome
+    from perfsuite.errors import (
+        EquivalenceError,
+        PerfsuiteError,
+        RankFailureError,
+        RecipeError,
+        WorkloadError,
+    )
+    from perfsuite.records import EquivalenceReport, Outcome
     from perfsuite.registry import Workload, workload
 
 __all__ = [
+    "EquivalenceError",
+    "EquivalenceReport",
     "Outcome",
     "PerfsuiteError",
     "RankFailureError",
@@ -26,6 +34,8 @@ __all__ = [
 ]
 
 _HOME = {
+    "EquivalenceError": "errors",
+    "EquivalenceReport": "records",
     "Outcome": "records",
     "PerfsuiteError": "errors",
     "RankFailureError": "errors",

@@ -32,6 +32,10 @@ class NonFiniteError(PerfsuiteError):
     """A loss, a gradient or a parameter became NaN or infinite during training."""
 
 
+class EquivalenceError(PerfsuiteError):
+    """A cell computes something else than its reference, so its speed means nothing."""
+
+
 class DataLoadError(PerfsuiteError):
     """The user's dataset, or a worker of its loader, failed."""
 

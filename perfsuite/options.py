@@ -110,6 +110,14 @@ OPTIONS = (
         help="how many of the cells run: smoke, default or full",
     ),
     Option(
+        name="numerics",
+        metavar="on|off",
+        parse=_one_of("on", "off"),
+        default="on",
+        allowed="on or off",
+        help="check that a cell computes the same as one process before it is timed",
+    ),
+    Option(
         name="seed",
         metavar="N",
         parse=_int_from(0),
@@ -161,12 +169,14 @@ class Choices:
         matrix: The size of the matrix, one of `MATRICES`.
         require_gpus: GPUs without which nothing runs.
         results: Folder of run.json and cells.jsonl.
+        checks_numerics: Whether cells are checked before they are timed.
     """
 
     settings: Settings
     matrix: str
     require_gpus: int
     results: Path
+    checks_numerics: bool
 
 
 def add_options(parser: pytest.Parser) -> None:
@@ -198,6 +208,7 @@ def resolve(config: pytest.Config) -> Choices:
         matrix=value["matrix"],
         require_gpus=value["require-gpus"],
         results=config.rootpath / value["report"],
+        checks_numerics=value["numerics"] == "on",
     )
 
 

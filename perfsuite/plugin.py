@@ -22,7 +22,7 @@ from perfsuite.errors import (
     WriteError,
 )
 from perfsuite.files import append_line, remove_file
-from perfsuite.records import CellLine, Outcome, encode_line, to_plain
+from perfsuite.records import CellLine, EquivalenceReport, Outcome, encode_line, to_plain
 from perfsuite.registry import Workload
 from perfsuite.report.tables import not_exercised_lines, progress_line, terminal_table
 from perfsuite.session import Session
@@ -75,6 +75,11 @@ class Suite:
         self._session: Session | None = None
         self._lines: list[CellLine] = []
         self._write_error: WriteError | None = None
+
+    @property
+    def checks_numerics(self) -> bool:
+        """Whether cells are checked before they are timed."""
+        return self._choices.checks_numerics
 
     @property
     def session(self) -> Session:
@@ -239,10 +244,27 @@ def rank_group(request: pytest.FixtureRequest) -> Callable[..., list[Any]]:
 
 
 @pytest.fixture
+def check_equivalence(request: pytest.FixtureRequest) -> Callable[..., EquivalenceReport]:
+    """Check the numerics alone: `check_equivalence(workload, recipe, *, num_steps=3)`.
+
+    Returns an EquivalenceReport: assert its `is_equivalent`, or its `status`. Never skips: what
+    this machine cannot exercise has the status "not exercised", with the reason.
+    """
+    session = request.config.stash[_SUITE].session
+    by_value = _modules_of(request)
+
+    def check(workload: str | Workload, recipe: Recipe, *, num_steps: int = 3) -> EquivalenceReport:
+        return session.verify(workload, recipe, num_steps=num_steps, by_value=by_value)
+
+    return check
+
+
+@pytest.fixture
 def train_benchmark(request: pytest.FixtureRequest, benchmark: Any) -> Measure:
     """Measure training steps: `train_benchmark(workload, recipe, *, rounds=None, iterations=None)`.
 
-    Every round goes to pytest-benchmark; the record goes into its `extra_info`. Skips, with the
+    First checks, once for all numbers of loader workers, that the recipe computes the same as one
+    process; raises EquivalenceError, and times nothing, where it does not. Every round goes to pytest-benchmark; the record goes into its `extra_info`. Skips, with the
     reason, what this machine cannot exercise.
     """
     return _measuring(request, benchmark, "train")
@@ -278,7 +300,8 @@ def all_reduce_benchmark(request: pytest.FixtureRequest, benchmark: Any) -> Meas
 def _measuring(
     request: pytest.FixtureRequest, benchmark: Any, activity: Literal["train", "load", "evaluate"]
 ) -> Measure:
-    session = request.config.stash[_SUITE].session
+    suite = request.config.stash[_SUITE]
+    session = suite.session
     by_value = _modules_of(request)
 
     def measure(
@@ -289,9 +312,13 @@ def _measuring(
         iterations: int | None = None,
     ) -> Outcome:
         _refuse_a_second_cell(request.node)
+        numerics = None
+        if activity == "train" and suite.checks_numerics:
+            numerics = session.prove(workload, recipe, by_value=by_value).numerics
         outcome = session.measure_cell(
             workload,
             recipe,
+            numerics=numerics,
             activity=activity,
             num_rounds=rounds,
             num_iterations=iterations,

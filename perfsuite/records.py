@@ -15,10 +15,92 @@ import msgspec
 SCHEMA: Final = 1
 
 
+NumericsStatus = Literal["equivalent", "mismatch", "no power", "not exercised"]
+
+# The worst of several results stands.
+_FROM_WORST: Final[tuple[NumericsStatus, ...]] = (
+    "mismatch",
+    "no power",
+    "not exercised",
+    "equivalent",
+)
+
+
+class EquivalenceRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One check of one recipe.
+
+    Attributes:
+        check: "T0", "T1", "T2", "checkpointing" or "data".
+        error: The error closest to its limit, None where nothing was compared.
+        limit: That limit; 0 demands equal bits.
+        power: Such as "5/5": how many planted bugs the check found; None if it was given none.
+        reason: How the limit came about; for a mismatch where it is and its likeliest cause; else
+            why there is no power, or nothing was exercised.
+    """
+
+    parallel: str
+    precision: str
+    checkpointing: str
+    world_size: int
+    check: str
+    status: NumericsStatus
+    error: float | None
+    limit: float | None
+    power: str | None
+    reason: str
+
+
+class EquivalenceReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What `check_equivalence` returns: whether a recipe computes the same as one process.
+
+    Attributes:
+        workload: What was trained.
+        recipe: How, all fields.
+        rows: One for each check that applies, or one that says why none could be exercised.
+        inapplicable: Why the other checks say nothing about the recipe, by check.
+    """
+
+    workload: str
+    recipe: dict[str, Any]
+    rows: tuple[EquivalenceRow, ...]
+    inapplicable: dict[str, str]
+
+    @property
+    def worst(self) -> EquivalenceRow:
+        """The row that decides: a mismatch before no power before not exercised."""
+        return min(self.rows, key=lambda row: _FROM_WORST.index(row.status))
+
+    @property
+    def status(self) -> NumericsStatus:
+        """The worst row's."""
+        return self.worst.status
+
+    @property
+    def is_equivalent(self) -> bool:
+        """Whether every check that applies found equivalence, and could have found otherwise."""
+        return self.status == "equivalent"
+
+    @property
+    def numerics(self) -> Numerics:
+        """The worst row as it stands in a cell's record."""
+        row = self.worst
+        return Numerics(
+            status=row.status, check=row.check, error=row.error, limit=row.limit, power=row.power
+        )
+
+    def __str__(self) -> str:
+        lines = [f"{row.check} {row.status}: {row.reason}" for row in self.rows]
+        lines += [f"{check} does not apply: {why}" for check, why in self.inapplicable.items()]
+        recipe = f"{self.recipe['parallel']}, {self.recipe['precision']}"
+        if self.recipe["checkpointing"] != "none":
+            recipe += f", checkpointing {self.recipe['checkpointing']}"
+        return "\n".join([f"{self.workload} under {recipe}: {self.status}", *lines])
+
+
 class Numerics(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Result of the equivalence check that preceded the timing."""
 
-    status: Literal["equivalent", "mismatch", "no power", "not exercised"]
+    status: NumericsStatus
     check: str
     error: float | None
     limit: float | None

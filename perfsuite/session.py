@@ -6,6 +6,7 @@ Resolves what the machine can exercise, runs the ranks, combines what they measu
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import os
 from collections.abc import Callable, Sequence
@@ -14,16 +15,26 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, cast
 
-from perfsuite import stats
+from perfsuite import stats, verification
 from perfsuite.cells import Activity, Hardware, MeasurePlan, Recipe, why_not_exercised
-from perfsuite.errors import NotExercisedError, RecipeError
+from perfsuite.errors import EquivalenceError, NotExercisedError, RecipeError
 from perfsuite.measure.combine import combine_stages, slowest_rank_times
 from perfsuite.measure.devices import visible_gpus
 from perfsuite.ranks.group import GroupPolicy, run_group
-from perfsuite.ranks.guard import sweep_stale_folders
+from perfsuite.ranks.guard import make_group_folder, remove_group_folder, sweep_stale_folders
 from perfsuite.ranks.packing import pack, unpack
-from perfsuite.ranks.wire import CallFunction, CellMeasured, FunctionReturned, RunCell
-from perfsuite.records import CellRecord, Counts, Memory, Outcome
+from perfsuite.ranks.wire import (
+    CallFunction,
+    CellMeasured,
+    CheckRun,
+    FunctionReturned,
+    Job,
+    RecordRun,
+    Reply,
+    RunCell,
+    RunChecked,
+)
+from perfsuite.records import CellRecord, Counts, EquivalenceReport, Memory, Numerics, Outcome
 from perfsuite.registry import Workload, find_workload
 from perfsuite.timing_lock import TimingLock
 
@@ -82,6 +93,7 @@ class Session:
         )
         self._lock = TimingLock(wait_s=settings.wait_s, say=say)
         self._has_swept = False
+        self._reports: dict[tuple[object, ...], EquivalenceReport] = {}
 
     def close(self) -> None:
         """Let the machine go."""
@@ -121,6 +133,7 @@ class Session:
         num_rounds: int | None = None,
         num_iterations: int | None = None,
         is_timed: bool = True,
+        numerics: Numerics | None = None,
         by_value: Sequence[ModuleType] = (),
     ) -> Outcome:
         """Measure one activity of a workload under a recipe.
@@ -133,6 +146,7 @@ class Session:
             num_iterations: Iterations of a round; None lets the ranks choose after warming up.
             is_timed: Whether the times will be kept; without, one round of one iteration is run,
                 beside whatever else the machine does.
+            numerics: What was found of the recipe before, for the record.
             by_value: Modules whose functions the ranks cannot import.
 
         Raises:
@@ -140,8 +154,7 @@ class Session:
             RecipeError: The recipe is none.
             PerfsuiteError: The workload, its data or its training is at fault, or a rank failed.
         """
-        if not isinstance(recipe, Recipe):
-            raise RecipeError(f"recipe is {recipe!r}; use perfsuite.Recipe(parallel='ddp:2', ...)")
+        _check_is_recipe(recipe)
         found = find_workload(workload)
         job = RunCell(
             workload=pack(found, by_value=by_value),
@@ -150,7 +163,106 @@ class Session:
             plan=self._plan(num_rounds, num_iterations) if is_timed else self._plan(1, 1),
         )
         name = workload.name if isinstance(workload, Workload) else workload
-        return self._measure(job, name, is_timed)
+        return self._measure(job, name, is_timed, numerics)
+
+    def prove(
+        self,
+        workload: str | Workload,
+        recipe: Recipe,
+        *,
+        by_value: Sequence[ModuleType] = (),
+    ) -> EquivalenceReport:
+        """Return the report of `verify`, once for all recipes that differ in their loader alone.
+
+        Raises:
+            EquivalenceError: The recipe computes something else than one process.
+            PerfsuiteError: As `verify`.
+        """
+        _check_is_recipe(recipe)
+        key = (workload, *verification.without_loader(recipe).as_dict().values())
+        if key not in self._reports:
+            self._reports[key] = self.verify(
+                workload, verification.without_loader(recipe), by_value=by_value
+            )
+        report = self._reports[key]
+        if report.status == "mismatch":
+            raise EquivalenceError(f"not timed, because it computes something else: {report}")
+        return report
+
+    def verify(
+        self,
+        workload: str | Workload,
+        recipe: Recipe,
+        *,
+        num_steps: int = 3,
+        by_value: Sequence[ModuleType] = (),
+    ) -> EquivalenceReport:
+        """Check whether a recipe computes the same as one process.
+
+        Args:
+            workload: A name, an object, or "module:attribute".
+            recipe: How it is trained. How its data are loaded does not matter.
+            num_steps: Optimizer steps that are compared.
+            by_value: Modules whose functions the ranks cannot import.
+
+        Returns:
+            A report, also where this machine cannot exercise the recipe.
+
+        Raises:
+            RecipeError: The recipe is none, or the workload cannot be trained so.
+            PerfsuiteError: The workload or its data is at fault, or a rank failed.
+        """
+        _check_is_recipe(recipe)
+        found = find_workload(workload)
+        name = workload.name if isinstance(workload, Workload) else workload
+        try:
+            checked = self._verify(pack(found, by_value=by_value), recipe, num_steps)
+        except NotExercisedError as error:
+            return verification.not_exercised(name, recipe, str(error))
+        return verification.report(name, recipe, checked)
+
+    def _verify(self, workload: bytes, recipe: Recipe, num_steps: int) -> RunChecked:
+        reason = why_not_exercised(recipe, self.hardware)
+        if reason is not None:
+            raise NotExercisedError(reason)
+        self._sweep_once()
+        folder = make_group_folder()
+        try:
+            has_twin = recipe.checkpointing != "none"
+            runs = {"tested": recipe}
+            if has_twin:
+                runs["twin"] = dataclasses.replace(recipe, checkpointing="none")
+            for name, run in runs.items():
+                job = RecordRun(
+                    workload=workload,
+                    recipe=run,
+                    seed=self._settings.seed,
+                    folder=str(folder),
+                    name=name,
+                    num_steps=num_steps,
+                    counts_work=has_twin and not recipe.compile,
+                )
+                self._run_group(job, run)
+            check = CheckRun(
+                workload=workload,
+                recipe=recipe,
+                seed=self._settings.seed,
+                folder=str(folder),
+                has_twin=has_twin,
+            )
+            (reply,) = run_group(check, world_size=1, policy=self._policy, needs_group=False)
+            return cast(RunChecked, reply)
+        finally:
+            remove_group_folder(folder)
+
+    def _run_group(self, job: Job, recipe: Recipe) -> list[Reply]:
+        plan = recipe.plan
+        return run_group(
+            job,
+            world_size=plan.world_size,
+            policy=self._policy,
+            needs_group=plan.mode not in ("single", "dp"),
+        )
 
     def measure_all_reduce(
         self, parallel: str, message_bytes: int, *, is_timed: bool = True
@@ -177,21 +289,18 @@ class Session:
             seed=self._settings.seed,
         )
 
-    def _measure(self, job: RunCell, name: str, is_timed: bool) -> Outcome:
+    def _measure(
+        self, job: RunCell, name: str, is_timed: bool, numerics: Numerics | None = None
+    ) -> Outcome:
         reason = why_not_exercised(job.recipe, self.hardware)
         if reason is not None:
             raise NotExercisedError(reason)
         self._sweep_once()
         if is_timed:
             self._lock.acquire()
-        plan = job.recipe.plan
-        replies = run_group(
-            job,
-            world_size=plan.world_size,
-            policy=self._policy,
-            needs_group=plan.mode not in ("single", "dp"),
-        )
-        return _combine(job, name, self.hardware.device, [cast(CellMeasured, r) for r in replies])
+        replies = self._run_group(job, job.recipe)
+        ranks = [cast(CellMeasured, reply) for reply in replies]
+        return _combine(job, name, self.hardware.device, ranks, numerics)
 
     def _sweep_once(self) -> None:
         if not self._has_swept:
@@ -199,7 +308,18 @@ class Session:
             self._has_swept = True
 
 
-def _combine(job: RunCell, name: str, device: str, ranks: Sequence[CellMeasured]) -> Outcome:
+def _check_is_recipe(recipe: object) -> None:
+    if not isinstance(recipe, Recipe):
+        raise RecipeError(f"recipe is {recipe!r}; use perfsuite.Recipe(parallel='ddp:2', ...)")
+
+
+def _combine(
+    job: RunCell,
+    name: str,
+    device: str,
+    ranks: Sequence[CellMeasured],
+    numerics: Numerics | None,
+) -> Outcome:
     """Return one outcome from what all ranks measured."""
     first = ranks[0]
     rounds_by_rank = [rank.rounds for rank in ranks]
@@ -212,7 +332,7 @@ def _combine(job: RunCell, name: str, device: str, ranks: Sequence[CellMeasured]
         world_size=len(ranks),
         exercised=True,
         fingerprint=first.environment.fingerprint,
-        numerics=None,
+        numerics=numerics,
         stages_s=combine_stages(rounds_by_rank, first.num_iterations),
         counts=_busiest([rank.counts for rank in ranks]),
         memory=_memory(ranks),

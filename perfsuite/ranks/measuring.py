@@ -18,6 +18,7 @@ from perfsuite.measure.results import PeakMemory, RoundTimes
 from perfsuite.measure.rounds import choose_num_iterations, measure_rounds
 from perfsuite.measure.stages import StageClock
 from perfsuite.ranks.activities import Activity, start_activity
+from perfsuite.ranks.placement import own_device
 from perfsuite.ranks.progress import BoardWriter
 from perfsuite.ranks.wire import CellMeasured, RankStart, RunCell
 from perfsuite.records import Counts
@@ -31,9 +32,7 @@ _NUM_WARMUP_ITERATIONS = 3
 def run_cell(job: RunCell, start: RankStart, board: BoardWriter) -> CellMeasured:
     """Return what this rank measured of the cell."""
     board.enter_phase("build")
-    device = torch.device("cpu")
-    if start.device == "cuda":
-        device = torch.device("cuda", torch.cuda.current_device())
+    device = own_device(start)
     # Before the recipe's precision changes settings that the fingerprint holds.
     environment = describe_environment(start.device)
     with start_activity(job, start, device) as activity:

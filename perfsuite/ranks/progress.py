@@ -15,7 +15,17 @@ from pathlib import Path
 
 from perfsuite.stages import STAGES
 
-PHASES = ("start", "build", "warm-up", "measure", "count", "call", "finish")
+PHASES = (
+    "start",
+    "build",
+    "warm-up",
+    "measure",
+    "count",
+    "call",
+    "record",
+    "check",
+    "finish",
+)
 # In a slot a stage is its place in here; the first means none.
 _STAGES = ("", *STAGES)
 

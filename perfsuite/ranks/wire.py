@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from perfsuite.cells import Activity, MeasurePlan, Recipe
+from perfsuite.equivalence.results import Finding
 from perfsuite.measure.results import PeakMemory, RoundTimes
 from perfsuite.records import Counts, Environment
 
@@ -40,7 +41,44 @@ class RunCell:
     message_bytes: int | None = None
 
 
-Job = CallFunction | RunCell
+@dataclass(frozen=True, kw_only=True)
+class RecordRun:
+    """Job: train some steps, and leave what each rank saw of them in a file.
+
+    Attributes:
+        workload: What `registry.find_workload` returned, packed.
+        folder: Of the verification; rank R writes `trace_path(folder, name, R)`.
+        name: Of the run: "tested", or "twin" for the same without checkpointing.
+        num_steps: Optimizer steps to record.
+        counts_work: Whether to count what one further step runs.
+    """
+
+    workload: bytes
+    recipe: Recipe
+    seed: int
+    folder: str
+    name: str
+    num_steps: int
+    counts_work: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckRun:
+    """Job: compare what was recorded with references, in one process without torch.distributed.
+
+    Attributes:
+        workload: As of `RecordRun`.
+        has_twin: Whether a run without checkpointing was recorded too.
+    """
+
+    workload: bytes
+    recipe: Recipe
+    seed: int
+    folder: str
+    has_twin: bool
+
+
+Job = CallFunction | RunCell | RecordRun | CheckRun
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,6 +143,24 @@ class FunctionReturned:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RunRecorded:
+    """The rank has left what it saw in its file."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunChecked:
+    """What the checks found.
+
+    Attributes:
+        findings: Of each check that applies.
+        inapplicable: Why the others do not apply, by check.
+    """
+
+    findings: tuple[Finding, ...]
+    inapplicable: dict[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Skipped:
     """The rank found that it cannot exercise the cell."""
 
@@ -131,4 +187,4 @@ class Failed:
     lines: tuple[str, ...]
 
 
-Reply = CellMeasured | FunctionReturned | Skipped | Failed
+Reply = CellMeasured | FunctionReturned | RunRecorded | RunChecked | Skipped | Failed

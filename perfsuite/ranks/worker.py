@@ -27,12 +27,15 @@ from perfsuite.ranks.blame import says_lost_peer
 from perfsuite.ranks.measuring import run_cell
 from perfsuite.ranks.packing import pack, unpack
 from perfsuite.ranks.progress import Board, BoardWriter
+from perfsuite.ranks.verifying import check_recorded, record_rank
 from perfsuite.ranks.wire import (
     CallFunction,
+    CheckRun,
     Failed,
     FunctionReturned,
     Job,
     RankStart,
+    RecordRun,
     Reply,
     RunCell,
     Skipped,
@@ -139,6 +142,10 @@ def _own_gpu() -> torch.device:
 def _run(job: Job, start: RankStart, board: BoardWriter) -> Reply:
     if isinstance(job, RunCell):
         return run_cell(job, start, board)
+    if isinstance(job, RecordRun):
+        return record_rank(job, start, board)
+    if isinstance(job, CheckRun):
+        return check_recorded(job, start, board)
     board.enter_phase("call")
     return _call(job)
 

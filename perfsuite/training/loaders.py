@@ -7,7 +7,7 @@ raises, here or in a loader worker, becomes one message without a traceback of t
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator, Sized
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -141,6 +141,13 @@ class EpochBatches(Iterator[Any]):
         except BaseException:
             self.close()
             raise
+
+    def indices(self, epoch: int) -> list[list[int]]:
+        """Return the dataset's indices of each batch of any epoch, from 0; nothing is loaded."""
+        self._sampler.set_epoch(epoch)
+        batches = list(cast("Iterable[list[int]]", self._loader.batch_sampler))
+        self._sampler.set_epoch(self.epoch)
+        return batches
 
     def close(self) -> None:
         """End the loader workers. Harmless when done twice."""

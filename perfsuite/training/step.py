@@ -49,13 +49,18 @@ def train_step(trainer: Trainer, batches: Iterator[Any], stage: Stage) -> Tensor
         if loss is not None:
             losses.append(loss)
     with stage("optimizer"):
-        finish_gradients(trainer)
-        if trainer.recipe.clip_grad_norm is not None:
-            trainer.scaler.unscale_(trainer.optimizer)
-            clip_gradients(trainer, trainer.recipe.clip_grad_norm)
-        trainer.scaler.step(trainer.optimizer)
-        trainer.scaler.update()
+        apply_gradients(trainer)
     return _mean(losses)
+
+
+def apply_gradients(trainer: Trainer) -> None:
+    """Step the optimizer by the gradients of the model, once they are reduced over the ranks."""
+    finish_gradients(trainer)
+    if trainer.recipe.clip_grad_norm is not None:
+        trainer.scaler.unscale_(trainer.optimizer)
+        clip_gradients(trainer, trainer.recipe.clip_grad_norm)
+    trainer.scaler.step(trainer.optimizer)
+    trainer.scaler.update()
 
 
 def evaluate_batch(trainer: Trainer, batches: Iterator[Any], stage: Stage) -> Tensor | None:

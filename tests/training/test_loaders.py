@@ -116,6 +116,28 @@ def test_the_epoch_is_that_of_the_last_batch(build: Any) -> None:
     assert epochs == [0, 0, 1, 1, 2]
 
 
+@pytest.mark.parametrize("fields", [{}, *LOADERS])
+def test_indices_are_those_that_each_epoch_loads_and_disturb_none(build: Any, fields: Any) -> None:
+    undisturbed = samples(build(Numbers(27), shard_index=1, num_shards=2, **fields), 9)
+    batches = build(Numbers(27), shard_index=1, num_shards=2, **fields)
+
+    indices = [batches.indices(epoch) for epoch in range(3)]
+    loaded = samples(batches, 2)
+    batches.indices(2)
+    loaded += samples(batches, 7)
+
+    assert loaded == undisturbed == [batch for epoch in indices for batch in epoch]
+
+
+def test_indices_load_nothing(build: Any) -> None:
+    assert build(Raising(10), "test", num_workers=1).indices(0) == [
+        [0, 1, 2, 3],
+        [4, 5, 6, 7],
+        [8, 9],
+    ]
+    assert multiprocessing.active_children() == []
+
+
 def test_shards_are_disjoint_and_of_equal_length(build: Any) -> None:
     shards = [samples(build(Numbers(27), shard_index=i, num_shards=3)) for i in range(3)]
 

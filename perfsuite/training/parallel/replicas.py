@@ -97,8 +97,15 @@ class ReplicaCount:
 
 
 class DistributedReplicas(SharedData):
-    """The `Strategy` of "ddp": DistributedDataParallel with the options of the recipe."""
+    """The `Strategy` of "ddp": DistributedDataParallel with the options of the recipe.
 
+    Attributes:
+        bucket_layout: The names of the parameters in each bucket, in the order in which DDP reduces
+            them. Known under PowerSGD alone, whose result depends on it, and final once it
+            compresses; before that DDP may order its buckets anew.
+    """
+
+    bucket_layout: list[list[str]]
     _model: DistributedDataParallel
     _has_synchronised = False
 
@@ -112,7 +119,8 @@ class DistributedReplicas(SharedData):
             gradient_as_bucket_view=self.recipe.gradient_as_bucket_view,
             static_graph=self.recipe.static_graph,
         )
-        _register_comm_hook(self._model, self.recipe.comm_hook)
+        self.bucket_layout = []
+        _register_comm_hook(self._model, self.recipe.comm_hook, self.bucket_layout)
         return self._model
 
     def run_micro_batch(
@@ -147,7 +155,7 @@ class ShardedOptimizer(DistributedReplicas):
         return ZeroRedundancyOptimizer(whole.param_groups, optimizer_class=type(whole), **options)
 
 
-def _register_comm_hook(model: DistributedDataParallel, name: str) -> None:
+def _register_comm_hook(model: DistributedDataParallel, name: str, layout: list[list[str]]) -> None:
     if name == "fp16":
         model.register_comm_hook(None, default_hooks.fp16_compress_hook)
     elif name == "bf16":
@@ -156,10 +164,23 @@ def _register_comm_hook(model: DistributedDataParallel, name: str) -> None:
         state = powerSGD_hook.PowerSGDState(
             process_group=None, start_powerSGD_iter=_POWERSGD_START_ITER
         )
+        names = {parameter: name for name, parameter in model.module.named_parameters()}
         # DDP reads the hook's annotations, and would refuse the strings that they are in this file.
         model.register_comm_hook(
-            state, lambda state, bucket: _in_order(powerSGD_hook.powerSGD_hook(state, bucket))
+            state, lambda state, bucket: _reduce_to_low_rank(state, bucket, names, layout)
         )
+
+
+def _reduce_to_low_rank(
+    state: powerSGD_hook.PowerSGDState,
+    bucket: Any,
+    names: dict[Tensor, str],
+    layout: list[list[str]],
+) -> torch.futures.Future[Tensor]:
+    """PowerSGD of one bucket, whose parameters are noted as long as DDP may still move them."""
+    if state.iter <= _POWERSGD_START_ITER:
+        layout[bucket.index() :] = [[names[parameter] for parameter in bucket.parameters()]]
+    return _in_order(powerSGD_hook.powerSGD_hook(state, bucket))
 
 
 def _in_order(reduced: torch.futures.Future[Tensor]) -> torch.futures.Future[Tensor]:

@@ -1,0 +1,96 @@
+"""Where two batches differ, bit for bit and sample by sample.
+
+A batch is a pair (inputs, target) of nests as `default_collate` makes them. Must not know where
+batches come from. Shapes: B samples of a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class BatchDifference:
+    """How a batch differs from the expected one.
+
+    Attributes:
+        index: Which batch of several, from 0.
+        place: The first part that differs, such as "inputs['mask']".
+        num_samples: Samples that differ in any part.
+    """
+
+    index: int
+    place: str
+    num_samples: int
+
+
+def find_differences(
+    batches: Sequence[Any], expected: Sequence[Any], batch_size: int
+) -> list[BatchDifference]:
+    """Return how the batches differ from the expected ones, of which there may be more.
+
+    Lists and tuples are alike, and so are NaNs of the same bits.
+
+    Args:
+        batches: Pairs (inputs, target).
+        expected: The same.
+        batch_size: B.
+    """
+    differences = []
+    for index, (batch, theirs) in enumerate(zip(batches, expected, strict=False)):
+        wrong = _wrong_parts(batch, theirs, batch_size)
+        if wrong:
+            num_samples = int(torch.stack(list(wrong.values())).any(dim=0).sum())
+            differences.append(BatchDifference(index, next(iter(wrong)), num_samples))
+    return differences
+
+
+def _wrong_parts(batch: Any, expected: Any, batch_size: int) -> dict[str, Tensor]:
+    """Of each part that differs, which samples do (B,)."""
+    ours, theirs = dict(_parts_of_pair(batch)), dict(_parts_of_pair(expected))
+    if ours.keys() != theirs.keys():
+        return {"the structure": torch.ones(batch_size, dtype=torch.bool)}
+    wrong = {place: _wrong_samples(ours[place], theirs[place], batch_size) for place in theirs}
+    return {place: samples for place, samples in wrong.items() if samples.any()}
+
+
+def _parts_of_pair(batch: Any) -> Iterator[tuple[str, Any]]:
+    inputs, target = batch
+    yield from _parts(inputs, "inputs")
+    yield from _parts(target, "target")
+
+
+def _parts(value: Any, place: str) -> Iterator[tuple[str, Any]]:
+    """Each tensor, string and number of a nest, and where it is; lists and tuples are alike."""
+    if isinstance(value, Mapping):
+        for key, part in value.items():
+            yield from _parts(part, f"{place}[{key!r}]")
+    elif isinstance(value, list | tuple):
+        for index, part in enumerate(value):
+            yield from _parts(part, f"{place}[{index}]")
+    else:
+        yield place, value
+
+
+def _wrong_samples(ours: Any, theirs: Any, batch_size: int) -> Tensor:
+    """Which samples differ (B,); all of them where that cannot be told apart."""
+    if not (isinstance(ours, Tensor) and isinstance(theirs, Tensor)):
+        # repr tells 0.0 from -0.0, and finds nan like nan.
+        return torch.full(
+            (batch_size,), type(ours) is not type(theirs) or repr(ours) != repr(theirs)
+        )
+    if (ours.dtype, ours.shape) != (theirs.dtype, theirs.shape):
+        return torch.ones(batch_size, dtype=torch.bool)
+    differs = _bytes(ours) != _bytes(theirs)
+    if ours.shape[:1] != (batch_size,):
+        return differs.any().expand(batch_size)
+    return differs.view(batch_size, differs.numel() // batch_size).any(dim=1)
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    return tensor.detach().cpu().reshape(-1).view(torch.uint8)

@@ -1,0 +1,82 @@
+"""Every check that applies to a recorded run, each concluded to one finding.
+
+Runs in one process that knows no torch.distributed, so that no reference can share a mistake of
+the ranks.
+"""
+
+from __future__ import annotations
+
+from perfsuite.equivalence.case import Case
+from perfsuite.equivalence.comparison import Evidence
+from perfsuite.equivalence.data import check_data
+from perfsuite.equivalence.limits import is_low_precision
+from perfsuite.equivalence.proof import Proof
+from perfsuite.equivalence.recomputation import check_recomputation
+from perfsuite.equivalence.reduction import check_reduction
+from perfsuite.equivalence.results import Check, Finding
+from perfsuite.equivalence.semantics import check_semantics
+from perfsuite.equivalence.trace import RankDifference
+from perfsuite.equivalence.updates import check_updates
+
+
+def check_run(case: Case) -> tuple[tuple[Finding, ...], dict[str, str]]:
+    """Return a finding of every check that applies, and why the others do not.
+
+    What holds for any run (weights equal on all ranks, steps that follow from the gradients) is
+    part of the first check that applies.
+    """
+    checks = {
+        "T0": check_reduction,
+        "T2" if is_low_precision(case.recipe) else "T1": check_semantics,
+        "checkpointing": check_recomputation,
+    }
+    proofs: list[Proof] = []
+    inapplicable: dict[str, str] = {}
+    for name, check in checks.items():
+        result = check(case)
+        if isinstance(result, Proof):
+            proofs.append(result)
+        else:
+            inapplicable[name] = result
+    if proofs:
+        check_updates(case, proofs[0])
+        proofs[0].evidence += [
+            _unequal(one) for one in case.trace.differences if one.quantity != "buffer"
+        ]
+    _compare_buffers(case, proofs)
+    findings = [proof.conclude() for proof in proofs]
+    findings.append(_check_data(case))
+    return tuple(findings), inapplicable
+
+
+def _compare_buffers(case: Case, proofs: list[Proof]) -> None:
+    """Add to T1 or T2 that ranks keep other buffers, which T0 is not to see."""
+    unequal = [_unequal(one) for one in case.trace.differences if one.quantity == "buffer"]
+    if not unequal:
+        return
+    check: Check = "T2" if is_low_precision(case.recipe) else "T1"
+    proof = next((one for one in proofs if one.check == check), None)
+    if proof is None:
+        proof = Proof(check=check)
+        proofs.append(proof)
+    proof.evidence += unequal
+
+
+def _check_data(case: Case) -> Finding:
+    seen = [
+        [micro_batch.batch for step in case.trace.steps for micro_batch in step.shards[shard]]
+        for shard in range(case.recipe.plan.data_parallel_size)
+    ]
+    return check_data(case.workload, case.recipe, seed=case.seed, device=case.device, seen=seen)
+
+
+def _unequal(difference: RankDifference) -> Evidence:
+    return Evidence(
+        what=difference.quantity,
+        step=difference.step,
+        error=difference.error,
+        limit=0.0,
+        formula="on all ranks",
+        name=difference.name,
+        rank=difference.rank,
+    )

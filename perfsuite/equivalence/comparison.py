@@ -1,0 +1,211 @@
+"""How far two sets of tensors lie apart, all together and parameter by parameter.
+
+Norms are Frobenius norms in float64. Must not know which computations are compared.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from perfsuite.equivalence.limits import SMALLEST_SHARE, Limit
+from perfsuite.equivalence.trace import Quantity, Tensors
+
+# Of a sum of random signs; beyond that one has never been seen (two-sided normal, 2e-9).
+_ALIGNMENT_SDS = 6
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """One comparison that a check rests on.
+
+    Attributes:
+        what: "gradient", "loss", "parameter", "buffer".
+        step: Of which optimizer step, from 1.
+        error: What was found, at most `limit` in correct code.
+        limit: What rounding explains.
+        formula: How the limit came about.
+        name: The parameter or buffer that it is about, None for all together.
+        rank: The rank that it is about, None for all together.
+    """
+
+    what: Quantity
+    step: int
+    error: float
+    limit: float
+    formula: str
+    name: str | None = None
+    rank: int | None = None
+
+    @property
+    def is_within(self) -> bool:
+        """Whether rounding explains the error; never so for NaN."""
+        return self.error <= self.limit
+
+    @property
+    def severity(self) -> float:
+        """The error in units of the limit."""
+        if self.limit == 0:
+            return 0.0 if self.error == 0 else math.inf
+        return self.error / self.limit if self.error == self.error else math.inf
+
+
+@dataclass(frozen=True)
+class Errors:
+    """Relative errors of a set of tensors.
+
+    Attributes:
+        total: ||tested - expected|| / ||expected|| over all of them.
+        by_name: The same of each that is large enough to have one of its own.
+        size: ||expected||.
+    """
+
+    total: float
+    by_name: dict[str, float]
+    size: float
+
+
+def relative_error(tested: Tensor, expected: Tensor) -> float:
+    """||tested - expected|| / ||expected||; infinite where anything is not finite.
+
+    >>> relative_error(torch.tensor([3.0, 4.0]), torch.tensor([3.0, 5.0])) < 0.18
+    True
+    """
+    return _ratio(_distance(tested, expected), _norm(expected))
+
+
+def measure_errors(tested: Tensors, expected: Tensors) -> Errors:
+    """Return how far `tested` lies from `expected`; a tensor that is absent counts as zeros.
+
+    Tensors whose share of the expected norm is below `SMALLEST_SHARE` count in the total alone.
+    """
+    distances, sizes = {}, {}
+    for name in dict.fromkeys((*expected, *tested)):
+        mine, its = tested.get(name), expected.get(name)
+        if mine is None or its is None:
+            present = mine if its is None else its
+            assert present is not None
+            distances[name] = _norm(present)
+            sizes[name] = 0.0 if its is None else distances[name]
+        else:
+            distances[name], sizes[name] = _distance(mine, its), _norm(its)
+    size = math.hypot(*sizes.values())
+    return Errors(
+        total=_ratio(math.hypot(*distances.values()), size),
+        by_name={
+            name: _ratio(distances[name], sizes[name])
+            for name in distances
+            if sizes[name] >= SMALLEST_SHARE * size and sizes[name] > 0
+        },
+        size=size,
+    )
+
+
+def total_norm(tensors: Tensors) -> float:
+    """The norm of all tensors together."""
+    return math.hypot(*(_norm(tensor) for tensor in tensors.values()))
+
+
+def judge(
+    errors: Errors,
+    what: Quantity,
+    step: int,
+    limit: Limit,
+    *,
+    parameter_limit: Callable[[str], float] | None = None,
+) -> list[Evidence]:
+    """Return what the errors prove: of all tensors together, and of the first or worst one.
+
+    Args:
+        errors: What was measured.
+        what: Of which quantity.
+        step: Of which optimizer step.
+        limit: What rounding explains.
+        parameter_limit: The limit of one parameter; None takes `limit.worst_parameter`.
+    """
+    limit_of = parameter_limit or (lambda _: limit.worst_parameter)
+    single = [
+        Evidence(
+            what=what,
+            step=step,
+            error=error,
+            limit=limit_of(name),
+            formula=f"of one parameter, from {limit.formula}",
+            name=name,
+        )
+        for name, error in errors.by_name.items()
+    ]
+    total = Evidence(
+        what=what, step=step, error=errors.total, limit=limit.value, formula=limit.formula
+    )
+    first = next((evidence for evidence in single if not evidence.is_within), None)
+    worst = first or max(single, key=lambda evidence: evidence.severity, default=None)
+    return [total] if worst is None else [total, worst]
+
+
+def judge_alignment(tested: Tensors, expected: Tensors, step: int, limit: Limit) -> list[Evidence]:
+    """Return whether the tested gradients are scaled against the expected ones.
+
+    Rounding errors of single elements point in random directions, so what they add along the
+    gradient itself is smaller by the root of the number of elements that carry it. So an error of
+    scale is seen where it would drown in the rounding of a low precision.
+
+    Args:
+        tested: Gradients.
+        expected: Gradients.
+        step: Of which optimizer step.
+        limit: Of the error in all directions together.
+    """
+    products = squares = fourths = 0.0
+    for name in tested.keys() & expected.keys():
+        mine, its = tested[name].double(), expected[name].double()
+        products += float((mine * its).sum())
+        squares += float(its.square().sum())
+        fourths += float(its.square().square().sum())
+    if squares == 0 or limit.value == 0:
+        return []
+    # The participation ratio: how many elements would carry the norm if all were equal.
+    num_elements = squares**2 / fourths
+    return [
+        Evidence(
+            what="gradient",
+            step=step,
+            error=abs(products / squares - 1),
+            limit=limit.value * min(1.0, _ALIGNMENT_SDS / math.sqrt(num_elements)),
+            formula=f"along the gradient of {num_elements:.0f} elements, from {limit.formula}",
+        )
+    ]
+
+
+def judge_loss(
+    tested: float, expected: float, step: int, limit: Limit, *, rank: int | None = None
+) -> Evidence:
+    """Return what two losses prove."""
+    return Evidence(
+        what="loss",
+        step=step,
+        error=_ratio(abs(tested - expected), abs(expected)),
+        limit=limit.value,
+        formula=limit.formula,
+        rank=rank,
+    )
+
+
+def _norm(tensor: Tensor) -> float:
+    return float(torch.linalg.vector_norm(tensor.double()))
+
+
+def _distance(tested: Tensor, expected: Tensor) -> float:
+    return _norm(tested.double() - expected.double())
+
+
+def _ratio(distance: float, size: float) -> float:
+    if not (math.isfinite(distance) and math.isfinite(size)):
+        return math.inf
+    if distance == 0:
+        return 0.0
+    return distance / size if size > 0 else math.inf

@@ -1,0 +1,97 @@
+"""The likeliest cause of a mismatch among the known ones.
+
+A path that failed is compared with what each known bug would have made of the reference. Must not
+decide whether anything failed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from torch import nn
+
+from perfsuite.equivalence.bugs import Bug
+from perfsuite.equivalence.comparison import Evidence, measure_errors
+from perfsuite.equivalence.trace import Tensors
+
+_BATCHNORM_LAYERS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+# A hypothesis explains a path if it leaves less than a tenth of the error unexplained; the right
+# one leaves rounding alone, a wrong one as much as there was.
+_UNEXPLAINED = 0.1
+
+
+def explain_gradients(
+    tested: Tensors, expected: Tensors, bugs: Sequence[Bug]
+) -> Callable[[Evidence], str | None]:
+    """Return what explains, for evidence of one step, how its gradients differ.
+
+    Args:
+        tested: The gradients of the path.
+        expected: Those of the reference.
+        bugs: Known mistakes, planted in the reference.
+    """
+
+    def explain(evidence: Evidence) -> str | None:
+        if not all(bool(tensor.isfinite().all()) for tensor in tested.values()):
+            return "a gradient is not finite: lower the learning rate, or scale the loss"
+        lost = [
+            name
+            for name, gradient in expected.items()
+            if bool(gradient.any()) and not (name in tested and bool(tested[name].any()))
+        ]
+        if lost and len(lost) < len(expected):
+            return f"the gradient of {', '.join(map(repr, lost[:3]))} is lost: is it detached?"
+        return _matching_bug(tested, expected, bugs) or _scale(tested, expected)
+
+    return explain
+
+
+def explain_weights(evidence: Evidence) -> str | None:
+    """Return what explains parameters or buffers that differ; None for other evidence."""
+    if evidence.what == "buffer" and evidence.rank is not None:
+        return (
+            "BatchNorm, or another forward pass with side effects: each rank keeps the statistics "
+            "of its own data; use SyncBatchNorm or GroupNorm"
+        )
+    if evidence.what != "parameter":
+        return None
+    if evidence.rank is not None:
+        return "no synchronisation: the ranks step by different gradients, or not together"
+    if evidence.step == 0:
+        return (
+            "the run does not start from the weights that build_model gives under its seed: are "
+            "they drawn from a generator of their own?"
+        )
+    return (
+        "the optimizer's step does not follow from the gradients: stale master weights, gradients "
+        "clipped before they are unscaled, or state that another process shares"
+    )
+
+
+def _matching_bug(tested: Tensors, expected: Tensors, bugs: Sequence[Bug]) -> str | None:
+    error = measure_errors(tested, expected).total
+    left = {bug.cause: measure_errors(tested, bug.gradients).total for bug in bugs}
+    if not left or error == 0:
+        return None
+    cause = min(left, key=left.__getitem__)
+    return cause if left[cause] < _UNEXPLAINED * error else None
+
+
+def _scale(tested: Tensors, expected: Tensors) -> str | None:
+    """Whether all gradients are a multiple of the expected ones."""
+    names = tested.keys() & expected.keys()
+    product = sum(float((tested[n].double() * expected[n].double()).sum()) for n in names)
+    square = sum(float(expected[n].double().square().sum()) for n in names)
+    if square == 0 or product == 0:
+        return None
+    factor = product / square
+    multiple = {name: expected[name].double() * factor for name in expected}
+    error = measure_errors(tested, expected).total
+    if measure_errors(tested, multiple).total * abs(factor) >= _UNEXPLAINED * error:
+        return None
+    return f"all gradients are {factor:.4g} times what they should be: is the loss scaled?"
+
+
+def has_batchnorm(model: nn.Module) -> bool:
+    """Whether the model normalises over the batch that one process sees."""
+    return any(isinstance(module, _BATCHNORM_LAYERS) for module in model.modules())

@@ -1,0 +1,64 @@
+"""The state of every generator that a model may draw from, to draw the same numbers again.
+
+Must not know who draws.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class RandomState:
+    """One moment of the generators of this process.
+
+    Attributes:
+        python: Of `random`.
+        numpy: Of numpy's global generator.
+        torch: Of torch's generator of the CPU.
+        cuda: Of the generator of the device, None on a CPU.
+    """
+
+    python: Any
+    numpy: Any
+    torch: Tensor
+    cuda: Tensor | None
+
+    def has_moved_from(self, other: RandomState) -> bool:
+        """Whether numbers were drawn between the other moment and this one."""
+        return (
+            self.python != other.python
+            or not numpy.array_equal(self.numpy[1], other.numpy[1])
+            or self.numpy[2:] != other.numpy[2:]
+            or not torch.equal(self.torch, other.torch)
+            or (
+                self.cuda is not None
+                and other.cuda is not None
+                and not torch.equal(self.cuda, other.cuda)
+            )
+        )
+
+
+def read_random_state(device: torch.device) -> RandomState:
+    """Return the state of all generators now."""
+    return RandomState(
+        random.getstate(),
+        numpy.random.get_state(),
+        torch.get_rng_state(),
+        torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
+    )
+
+
+def restore_random_state(state: RandomState, device: torch.device) -> None:
+    """Let the generators go on from where they were when the state was read."""
+    random.setstate(state.python)
+    numpy.random.set_state(state.numpy)
+    torch.set_rng_state(state.torch)
+    if state.cuda is not None and device.type == "cuda":
+        torch.cuda.set_rng_state(state.cuda, device)

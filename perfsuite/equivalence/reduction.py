@@ -1,0 +1,150 @@
+"""T0: the ranks' gradients are the mean of what each of them computed by itself.
+
+The reference computes shard by shard in one process and averages in rank order, in the dtype that
+the ranks reduce in. So it proves the collective, the buckets, the hooks and the accumulation, and
+nothing else: a low precision or a BatchNorm is on both sides the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+
+from perfsuite.cells import Recipe
+from perfsuite.equivalence.averaging import average
+from perfsuite.equivalence.bugs import (
+    Bug,
+    gradient_bugs,
+    lost_micro_batch,
+    reduction_bugs,
+    wrong_scale,
+)
+from perfsuite.equivalence.case import Case
+from perfsuite.equivalence.comparison import (
+    Evidence,
+    judge,
+    judge_alignment,
+    judge_loss,
+    measure_errors,
+)
+from perfsuite.equivalence.diagnosis import explain_gradients
+from perfsuite.equivalence.limits import Limit, reduction_limit
+from perfsuite.equivalence.powersgd import PowerSGD
+from perfsuite.equivalence.proof import Proof
+from perfsuite.equivalence.references import Pass, Reference, plain_recipe
+from perfsuite.equivalence.trace import Step, Tensors
+from perfsuite.training.parallel.pipeline import CHUNKS_PER_RANK
+
+_HOOK_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+def why_no_reduction(recipe: Recipe) -> str | None:
+    """Return why T0 says nothing about the recipe, None where it applies."""
+    mode = recipe.plan.mode
+    if mode == "single":
+        return "one process reduces nothing"
+    if mode == "dp":
+        return "the replicas of nn.DataParallel are one process"
+    if mode == "tp":
+        return "a split layer is no sum of the ranks' gradients"
+    if recipe.compile:
+        return "torch.compile fuses operators, which rounds otherwise"
+    return None
+
+
+def check_reduction(case: Case) -> Proof | str:
+    """Return what T0 gathers of a run, or why it does not apply."""
+    if (reason := why_no_reduction(case.recipe)) is not None:
+        return reason
+    recipe = case.recipe
+    reference = Reference(case.workload, plain_recipe(recipe), device=case.device, seed=case.seed)
+    proof = Proof(check="T0")
+    reduce = _reduction(case, reference)
+    for number, step in enumerate(case.trace.steps, start=1):
+        case.on_step()
+        passes = _run_shards(reference, step, recipe)
+        if recipe.plan.data_parallel_size == 1 and passes[0].drew_random_numbers:
+            return "the model draws random numbers, and each stage of a pipeline draws its own"
+        shares = [one.gradients for one in passes]
+        expected = reduce(shares)
+        limit = _limit(step.gradients, case)
+        proof.evidence += _compare(step, number, passes, expected, limit)
+        if number == 1:
+            bugs = list(_bugs(reference, step, shares, expected, recipe))
+            proof.plant(bugs, lambda bug: _judge(bug, expected, 1, limit))  # noqa: B023
+            proof.find_cause = explain_gradients(step.gradients, expected, bugs)
+    if any(step.has_equal_shards for step in case.trace.steps):
+        proof.vacuous.append(
+            "two ranks saw the same data, so that a missing reduction would change nothing"
+        )
+    return proof
+
+
+def _reduction(case: Case, reference: Reference) -> Callable[[Sequence[Tensors]], Tensors]:
+    """How the ranks average, over all steps: PowerSGD remembers earlier ones."""
+    if case.recipe.comm_hook != "powersgd":
+        return lambda shares: average(shares, case.recipe.comm_hook)
+    power = PowerSGD(dict(reference.trainer.module.named_parameters()))
+    return lambda shares: power.average(shares, case.trace.bucket_layout)
+
+
+def _run_shards(reference: Reference, step: Step, recipe: Recipe) -> list[Pass]:
+    passes = []
+    for micro_batches in step.shards:
+        reference.load(step.before)
+        passes.append(
+            reference.run(micro_batches, scale=step.scale, num_chunks=_num_chunks(recipe))
+        )
+    return passes
+
+
+def _compare(
+    step: Step, number: int, passes: Sequence[Pass], expected: Tensors, limit: Limit
+) -> list[Evidence]:
+    losses = [
+        judge_loss(loss, one.loss, number, limit, rank=rank if len(passes) > 1 else None)
+        for rank, (loss, one) in enumerate(zip(step.losses, passes, strict=True))
+    ]
+    # Rank 0's, which saw the first shard; a rank without a buffer of its own is not asked for it.
+    buffers = measure_errors(step.after.buffers, passes[0].buffers)
+    return [
+        *losses,
+        *_judge(step.gradients, expected, number, limit),
+        *judge(buffers, "buffer", number, limit),
+    ]
+
+
+def _judge(tested: Tensors, expected: Tensors, number: int, limit: Limit) -> list[Evidence]:
+    evidence = judge(measure_errors(tested, expected), "gradient", number, limit)
+    return [*evidence, *judge_alignment(tested, expected, number, limit)]
+
+
+def _bugs(
+    reference: Reference, step: Step, shares: Sequence[Tensors], expected: Tensors, recipe: Recipe
+) -> Iterator[Bug]:
+    if len(shares) > 1:
+        yield from reduction_bugs(shares, recipe.comm_hook)
+    if recipe.grad_accumulation_steps > 1:
+        without_last = []
+        for micro_batches in step.shards:
+            reference.load(step.before)
+            part = reference.run(
+                micro_batches[:-1], scale=step.scale, num_chunks=_num_chunks(recipe)
+            )
+            without_last.append(part.gradients)
+        yield lost_micro_batch(average(without_last, recipe.comm_hook))
+    yield wrong_scale(expected, recipe.plan.world_size)
+    yield from gradient_bugs(expected)
+
+
+def _limit(gradients: Tensors, case: Case) -> Limit:
+    dtypes = {gradient.dtype for gradient in gradients.values()}
+    if case.recipe.comm_hook in _HOOK_DTYPES:
+        dtypes.add(_HOOK_DTYPES[case.recipe.comm_hook])
+    epsilon = max((torch.finfo(dtype).eps for dtype in dtypes), default=0.0)
+    return reduction_limit(epsilon, case.recipe, case.device)
+
+
+def _num_chunks(recipe: Recipe) -> int:
+    return CHUNKS_PER_RANK * recipe.plan.size if recipe.plan.mode == "pp" else 1

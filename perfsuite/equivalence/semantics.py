@@ -1,0 +1,263 @@
+"""T1 and T2: the path computes what one process would from the whole batch, in full precision.
+
+The truth is one process, one batch of all ranks' samples, in float64. T1 holds paths of float32 and
+finer to it by the rounding of a sum; T2 holds low precisions to the error that plain training in
+the same precision has itself. Only here does it show that a BatchNorm, or a mean of means, makes a
+parallel path another computation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from perfsuite.equivalence.averaging import average
+from perfsuite.equivalence.bugs import (
+    Bug,
+    gradient_bugs,
+    lost_samples,
+    mean_of_means,
+    scaled,
+    wrong_scale,
+)
+from perfsuite.equivalence.case import Case
+from perfsuite.equivalence.comparison import (
+    Errors,
+    Evidence,
+    judge,
+    judge_loss,
+    measure_errors,
+)
+from perfsuite.equivalence.diagnosis import explain_gradients, has_batchnorm
+from perfsuite.equivalence.limits import (
+    WORST_PARAMETER_FACTOR,
+    Limit,
+    is_low_precision,
+    path_epsilon,
+    ratio_limit,
+    semantic_limit,
+)
+from perfsuite.equivalence.proof import Proof
+from perfsuite.equivalence.references import (
+    Pass,
+    Reference,
+    num_samples,
+    one_batch,
+    plain_recipe,
+    slice_batch,
+)
+from perfsuite.equivalence.trace import MicroBatch, Step, Tensors
+
+# The parts of a batch whose unequal sizes a mean of means would get wrong: three quarters and one.
+_FIRST_PART, _NUM_PARTS = 3, 4
+
+# Low precision that really ran leaves errors far above those of float32: 2**13 times its epsilon in
+# float16. A path that silently stayed in float32 has the same error as float32, so 4 tells them
+# apart.
+_TRACE_OF_LOW_PRECISION = 4
+
+
+def check_semantics(case: Case) -> Proof | str:
+    """Return what T1 or T2 gathers of a run, or why neither applies."""
+    recipe = case.recipe
+    if recipe.plan.mode == "single" and recipe.checkpointing != "none":
+        return "one process that recomputes is held, bit for bit, to one that does not"
+    proof = Proof(check="T2" if is_low_precision(recipe) else "T1")
+    sizes: list[float] = []
+    references = _References(case)
+    for number, step in enumerate(case.trace.steps, start=1):
+        case.on_step()
+        try:
+            answer = references.ask(step)
+        except _NoOneBatchError as error:
+            return str(error)
+        if answer.truth.drew_random_numbers:
+            return "the model draws random numbers"
+        tested = scaled(step.gradients, 1 / step.scale)
+        if recipe.comm_hook != "none":
+            sizes.append(measure_errors(tested, answer.truth.gradients).total)
+            continue
+        proof.evidence += _judge_step(step, number, answer, case)
+        if number == 1:
+            bugs = list(_bugs(references, answer, case))
+            proof.plant(bugs, lambda bug: _judge(bug, answer, 1, case))  # noqa: B023
+            proof.find_cause = _explain(references, tested, answer, bugs)
+            proof.vacuous += _why_vacuous(references, step, answer, case)
+    if sizes:
+        return (
+            f"the recipe compresses the reduction (comm_hook {recipe.comm_hook!r}), which changes "
+            f"the gradients by {max(sizes):.1e}"
+        )
+    proof.notes += references.notes
+    return proof
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """What the references say of one step.
+
+    Attributes:
+        batch: The samples of all ranks and micro-batches.
+        truth: One process in float64.
+        plain: One process in the precision of the path.
+        plain_gradients: Of it, not scaled.
+        plain_errors: Their errors against the truth.
+    """
+
+    batch: MicroBatch
+    truth: Pass
+    plain: Pass
+    plain_gradients: Tensors
+    plain_errors: Errors
+
+
+class _References:
+    """One process in float64 and one in the path's own precision; both see the whole batch."""
+
+    def __init__(self, case: Case) -> None:
+        self.notes: list[str] = []
+        self._case = case
+        self.truth = self.build("fp64")
+        self.plain = self.build(case.recipe.precision)
+
+    def build(self, precision: str) -> Reference:
+        """Return one process that sees the whole batch at once."""
+        case = self._case
+        recipe = plain_recipe(case.recipe, precision=precision, grad_accumulation_steps=1)
+        return Reference(case.workload, recipe, device=case.device, seed=case.seed)
+
+    def ask(self, step: Step) -> _Answer:
+        """Return what the references say of a step.
+
+        Raises:
+            _NoOneBatchError: The batches of the ranks cannot be joined.
+        """
+        try:
+            batch = one_batch([micro_batch for shard in step.shards for micro_batch in shard])
+        except ValueError as error:
+            raise _NoOneBatchError(str(error)) from error
+        self.plain.load(step.before)
+        plain = self.plain.run([batch], scale=step.scale)
+        plain_gradients = scaled(plain.gradients, 1 / step.scale)
+        truth = self._find_truth(step, batch)
+        return _Answer(
+            batch=batch,
+            truth=truth,
+            plain=plain,
+            plain_gradients=plain_gradients,
+            plain_errors=measure_errors(plain_gradients, truth.gradients),
+        )
+
+    def _find_truth(self, step: Step, batch: MicroBatch) -> Pass:
+        self.truth.load(step.before)
+        try:
+            return self.truth.run([batch])
+        except RuntimeError as error:
+            if self.notes:
+                raise
+            first_line = str(error).strip().partition("\n")[0]
+            self.notes.append(f"float32 is the truth, because float64 is refused ({first_line})")
+            self.truth = self.build("fp32")
+            return self._find_truth(step, batch)
+
+
+class _NoOneBatchError(Exception):
+    """The batches of all ranks do not make one."""
+
+
+def _judge_step(step: Step, number: int, answer: _Answer, case: Case) -> list[Evidence]:
+    truth, plain = answer.truth, answer.plain
+    mean_loss = sum(step.losses) / len(step.losses)
+    plain_loss = abs(plain.loss - truth.loss) / (abs(truth.loss) or 1.0)
+    buffers = measure_errors(step.after.buffers, truth.buffers)
+    plain_buffers = measure_errors(plain.buffers, truth.buffers)
+    return [
+        judge_loss(mean_loss, truth.loss, number, _limit(case, plain_loss)),
+        *_judge(scaled(step.gradients, 1 / step.scale), answer, number, case),
+        *judge(buffers, "buffer", number, _limit(case, plain_buffers.total)),
+    ]
+
+
+def _judge(tested: Tensors, answer: _Answer, number: int, case: Case) -> list[Evidence]:
+    return judge(
+        measure_errors(tested, answer.truth.gradients),
+        "gradient",
+        number,
+        _limit(case, answer.plain_errors.total),
+        parameter_limit=lambda name: _parameter_limit(case, answer.plain_errors, name),
+    )
+
+
+def _limit(case: Case, plain_error: float) -> Limit:
+    if not is_low_precision(case.recipe):
+        return semantic_limit(case.recipe)
+    return ratio_limit(plain_error, path_epsilon(case.recipe))
+
+
+def _parameter_limit(case: Case, plain_errors: Errors, name: str) -> float:
+    if not is_low_precision(case.recipe):
+        return semantic_limit(case.recipe).worst_parameter
+    own_error = max(plain_errors.by_name.get(name, 0.0), plain_errors.total)
+    return ratio_limit(own_error, WORST_PARAMETER_FACTOR * path_epsilon(case.recipe)).value
+
+
+def _bugs(references: _References, answer: _Answer, case: Case) -> Iterator[Bug]:
+    gradients, errors = answer.plain_gradients, answer.plain_errors
+    size = num_samples(answer.batch)
+    if size > 1:
+        yield lost_samples(_mean_of_parts(references.plain, answer, [size // 2]))
+    if is_low_precision(case.recipe):
+        # A parameter whose error in plain training is half of itself cannot be missed by a check
+        # of errors; the smallest of the others can.
+        seen = [n for n in errors.by_name if _parameter_limit(case, errors, n) < 1]
+        yield from gradient_bugs(gradients, seen)
+        return
+    yield from gradient_bugs(gradients)
+    yield wrong_scale(gradients, case.recipe.plan.world_size)
+    if size > 2:
+        first = _FIRST_PART * size // _NUM_PARTS
+        parts = [first, size - first]
+        yield mean_of_means(_mean_of_parts(references.plain, answer, parts))
+
+
+def _mean_of_parts(plain: Reference, answer: _Answer, sizes: list[int]) -> Tensors:
+    """The gradients of consecutive parts of the batch, averaged as if they were equally large."""
+    begin, parts = 0, []
+    for size in sizes:
+        part = slice_batch(answer.batch, begin, begin + size)
+        parts.append(plain.run([part]).gradients)
+        begin += size
+    return average(parts, "none")
+
+
+def _why_vacuous(references: _References, step: Step, answer: _Answer, case: Case) -> Iterator[str]:
+    if answer.plain_errors.size == 0:
+        yield "all gradients are zero"
+    if not is_low_precision(case.recipe) or answer.truth.loss != answer.truth.loss:
+        return
+    exact = references.build("fp32")
+    exact.load(step.before)
+    fp32 = measure_errors(exact.run([answer.batch]).gradients, answer.truth.gradients).total
+    tested = scaled(step.gradients, 1 / step.scale)
+    error = measure_errors(tested, answer.truth.gradients).total
+    if error <= _TRACE_OF_LOW_PRECISION * fp32:
+        yield (
+            f"low precision left no trace: the error is {error:.1e}, that of float32 {fp32:.1e}; "
+            "does the model use operators that autocast casts?"
+        )
+
+
+def _explain(
+    references: _References, tested: Tensors, answer: _Answer, bugs: list[Bug]
+) -> Callable[[Evidence], str | None]:
+    explain_by_bug = explain_gradients(tested, answer.plain_gradients, bugs)
+
+    def explain(evidence: Evidence) -> str | None:
+        if has_batchnorm(references.truth.trainer.module):
+            return (
+                "BatchNorm: each rank, micro-batch or chunk is normalised by its own statistics, "
+                "which is a different computation; use SyncBatchNorm or GroupNorm"
+            )
+        return explain_by_bug(evidence)
+
+    return explain

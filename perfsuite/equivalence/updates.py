@@ -1,0 +1,131 @@
+"""Each step ends in the weights that the optimizer makes of the recorded gradients.
+
+One process steps the workload's own optimizer from the recorded weights by the recorded gradients,
+unscaling, clipping and master weights included. Together with gradients that are right at every
+step this proves the whole run by induction. Must not know where the gradients came from.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+
+import torch
+
+from perfsuite.equivalence.bugs import Bug
+from perfsuite.equivalence.case import Case
+from perfsuite.equivalence.comparison import Evidence, judge, measure_errors, total_norm
+from perfsuite.equivalence.limits import BITWISE, Limit
+from perfsuite.equivalence.proof import Proof
+from perfsuite.equivalence.references import Reference, plain_recipe
+from perfsuite.equivalence.snapshots import read_weights
+from perfsuite.equivalence.trace import Step, Tensors
+from perfsuite.training.step import apply_gradients, clip_gradients, finish_gradients
+from perfsuite.training.trainer import Trainer
+
+
+def check_updates(case: Case, proof: Proof) -> None:
+    """Add to a proof what the optimizer's steps prove, the weights before the first included."""
+    replay = _replay(case)
+    start = read_weights(replay.trainer.module).parameters
+    proof.evidence += judge(
+        measure_errors(case.trace.start.parameters, start), "parameter", 0, BITWISE
+    )
+    for number, step in enumerate(case.trace.steps, start=1):
+        case.on_step()
+        expected = _take_step(replay, step, apply_gradients)
+        limit = _limit(case, step, expected)
+        proof.evidence.append(_judge(step.after.parameters, expected, step, number, limit))
+        if number == 1:
+            bugs = _bugs(case, step)
+            proof.plant(bugs, lambda bug: [_judge(bug, expected, step, 1, limit)])  # noqa: B023
+
+
+def _replay(case: Case) -> Reference:
+    return Reference(case.workload, plain_recipe(case.recipe), device=case.device, seed=case.seed)
+
+
+def _take_step(replay: Reference, step: Step, apply: Callable[[Trainer], None]) -> Tensors:
+    """The parameters after `apply` has stepped by the recorded gradients."""
+    trainer = replay.trainer
+    replay.load(step.before)
+    if trainer.scaler.is_enabled():
+        trainer.scaler.update(step.scale)
+    for name, parameter in trainer.module.named_parameters():
+        gradient = step.gradients.get(name)
+        # A copy, because unscaling and clipping change it in place.
+        parameter.grad = None if gradient is None else gradient.clone().to(parameter.device)
+    apply(trainer)
+    return read_weights(trainer.module).parameters
+
+
+def _judge(tested: Tensors, expected: Tensors, step: Step, number: int, limit: Limit) -> Evidence:
+    """The error in units of what the step moves, all parameters together."""
+    off = measure_errors(tested, expected)
+    moved = _moved(expected, step)
+    error = off.total and off.total * off.size / (moved or 1.0)
+    return Evidence(
+        what="parameter",
+        step=number,
+        error=error,
+        limit=limit.value,
+        formula=limit.formula,
+        name=next((name for name, error in off.by_name.items() if error), None),
+    )
+
+
+def _moved(expected: Tensors, step: Step) -> float:
+    before = step.before.parameters
+    return total_norm({name: expected[name].double() - before[name].double() for name in expected})
+
+
+def _limit(case: Case, step: Step, expected: Tensors) -> Limit:
+    """Equal bits, but where ranks add up the norm of what they clip, each from its own part.
+
+    Such a norm, and so the whole step D, is off by a share e = 2 u sqrt(ws). Besides, a share of
+    e |D| / (u |p|) of the elements p then rounds to the other side, by u |p| each; the root of the
+    sum of their squares is at most sqrt(e u |p| |D|), by Cauchy and Schwarz.
+    """
+    recipe = case.recipe
+    if recipe.clip_grad_norm is None or recipe.plan.mode not in ("fsdp", "hsdp", "tp", "pp", "mp"):
+        return BITWISE
+    epsilon = max(torch.finfo(parameter.dtype).eps for parameter in expected.values())
+    share = 2 * epsilon * math.sqrt(recipe.plan.world_size)
+    size = total_norm(expected) / (_moved(expected, step) or 1.0)
+    value = share + math.sqrt(share * epsilon * size)
+    formula = f"e + sqrt(e u |p| / |D|), e 2 u sqrt(ws), u {epsilon:.1e}, in units of the step |D|"
+    return Limit(value, formula, value)
+
+
+def _bugs(case: Case, step: Step) -> Iterator[Bug]:
+    yield Bug(
+        name="the weights stay as they are",
+        cause="the optimizer does not step what the model computes with: are master weights stale?",
+        gradients=step.before.parameters,
+    )
+    max_norm = case.recipe.clip_grad_norm
+    if max_norm is None or total_norm(step.gradients) <= max_norm * step.scale:
+        return
+    yield Bug(
+        name="the gradients are not clipped",
+        cause="the gradients are not clipped",
+        gradients=_take_step(_replay(case), step, _without_clipping),
+    )
+    if step.scale != 1.0:
+        yield Bug(
+            name="the gradients are clipped before they are unscaled",
+            cause="the gradients are clipped before they are unscaled",
+            gradients=_take_step(_replay(case), step, _clipped_while_scaled),
+        )
+
+
+def _without_clipping(trainer: Trainer) -> None:
+    finish_gradients(trainer)
+    trainer.scaler.step(trainer.optimizer)
+
+
+def _clipped_while_scaled(trainer: Trainer) -> None:
+    finish_gradients(trainer)
+    assert trainer.recipe.clip_grad_norm is not None
+    clip_gradients(trainer, trainer.recipe.clip_grad_norm)
+    trainer.scaler.step(trainer.optimizer)

@@ -1,0 +1,76 @@
+"""The two jobs of a verification: record a run on its ranks, then check it in one process.
+
+Runs in a rank, with torch. Must not know how a run is recorded or judged.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from perfsuite.equivalence.case import Case
+from perfsuite.equivalence.checks import check_run
+from perfsuite.equivalence.recording import record_run
+from perfsuite.equivalence.sharing import share_trace
+from perfsuite.equivalence.trace import Trace, load_traces, save_trace
+from perfsuite.ranks.packing import unpack
+from perfsuite.ranks.placement import own_device
+from perfsuite.ranks.progress import BoardWriter
+from perfsuite.ranks.wire import CheckRun, RankStart, RecordRun, RunChecked, RunRecorded
+from perfsuite.registry import load_workload
+from perfsuite.training.loaders import build_batches
+from perfsuite.training.trainer import build_trainer
+
+TESTED, TWIN = "tested", "twin"
+
+
+def record_rank(job: RecordRun, start: RankStart, board: BoardWriter) -> RunRecorded:
+    """Train, and leave what this rank saw in its file."""
+    board.enter_phase("build")
+    device = own_device(start)
+    workload = load_workload(unpack(job.workload))
+    trainer = build_trainer(workload, job.recipe, device=device, seed=job.seed)
+    board.enter_phase("record")
+    with build_batches(
+        workload,
+        job.recipe,
+        "train",
+        shard_index=trainer.strategy.shard_index,
+        num_shards=trainer.strategy.num_shards,
+        seed=job.seed,
+        device=device,
+    ) as batches:
+        trace = record_run(
+            trainer,
+            batches,
+            num_steps=job.num_steps,
+            counts_work=job.counts_work,
+            on_step=board.begin_step,
+        )
+    save_trace(share_trace(trace, device), _trace_path(job.folder, job.name, start.rank))
+    return RunRecorded()
+
+
+def check_recorded(job: CheckRun, start: RankStart, board: BoardWriter) -> RunChecked:
+    """Compare what the ranks have left with references computed here."""
+    board.enter_phase("check")
+    findings, inapplicable = check_run(
+        Case(
+            workload=load_workload(unpack(job.workload)),
+            recipe=job.recipe,
+            device=own_device(start),
+            seed=job.seed,
+            trace=_load(job, TESTED),
+            twin=_load(job, TWIN) if job.has_twin else None,
+            on_step=board.begin_step,
+        )
+    )
+    return RunChecked(findings=findings, inapplicable=inapplicable)
+
+
+def _load(job: CheckRun, name: str) -> Trace:
+    ranks = range(job.recipe.plan.world_size)
+    return load_traces([_trace_path(job.folder, name, rank) for rank in ranks])
+
+
+def _trace_path(folder: str, name: str, rank: int) -> Path:
+    return Path(folder) / f"{name}-{rank}.pt"
