@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections import Counter
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
@@ -16,9 +17,16 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from perfsuite.cells import COMM_HOOKS, PARALLEL_FORMS, PRECISIONS, Recipe
 from perfsuite.doctor import Status, examine
-from perfsuite.errors import PerfsuiteError, WriteError
+from perfsuite.errors import PerfsuiteError, SettingError, WriteError
+from perfsuite.every_recipe import every_recipe
 from perfsuite.files import write_atomically
+from perfsuite.records import EquivalenceReport
+from perfsuite.registry import find_workload
+from perfsuite.report.equivalence import equivalence_table, explanations
+from perfsuite.session import DEVICES, Session, Settings
+from perfsuite.verifying import EXIT_CODES, exit_code, to_document, verify_every, verify_one
 
 app = typer.Typer(
     name="perfsuite",
@@ -31,6 +39,7 @@ app = typer.Typer(
 _STYLES: dict[Status, str] = {"ok": "green", "warn": "yellow", "fail": "red"}
 _EXIT_UNFIT = 1
 _EXIT_USAGE = 2
+_EXIT_REFUSED = 12
 
 
 def main() -> None:
@@ -75,6 +84,111 @@ def _names_a_path(arguments: list[str]) -> bool:
     return any(path and Path(path).exists() for path in paths)
 
 
+@app.command(
+    epilog="Example: perfsuite verify my_package.module:workload --parallel ddp:2 "
+    "--precision amp-bf16"
+)
+def verify(
+    workload: Annotated[
+        str, typer.Argument(help='A name, or "package.module:attribute" from here.')
+    ],
+    parallel: Annotated[str, typer.Option(help=f"One of {PARALLEL_FORMS}.")] = "single",
+    precision: Annotated[str, typer.Option(help=f"One of {', '.join(PRECISIONS)}.")] = "fp32",
+    checkpointing: Annotated[
+        str, typer.Option(help="none, every-block, segments:C or selective.")
+    ] = "none",
+    num_workers: Annotated[int, typer.Option(help="Loader processes of each rank.")] = 0,
+    micro_batch_size: Annotated[
+        int | None, typer.Option(help="Samples of a batch; the workload's unless given.")
+    ] = None,
+    grad_accumulation_steps: Annotated[
+        int, typer.Option(help="Micro-batches of one optimizer step.")
+    ] = 1,
+    clip_grad_norm: Annotated[
+        float | None, typer.Option(help="Greatest norm of all gradients.")
+    ] = None,
+    compile_model: Annotated[
+        bool, typer.Option("--compile", help="Run the model through torch.compile.")
+    ] = False,
+    bucket_cap_mb: Annotated[float | None, typer.Option(help="DDP's bucket size in MiB.")] = None,
+    static_graph: Annotated[bool, typer.Option("--static-graph", help="DDP's.")] = False,
+    gradient_as_bucket_view: Annotated[
+        bool, typer.Option("--gradient-as-bucket-view", help="DDP's.")
+    ] = False,
+    find_unused_parameters: Annotated[
+        bool, typer.Option("--find-unused-parameters", help="DDP's.")
+    ] = False,
+    comm_hook: Annotated[str, typer.Option(help=f"DDP's, one of {', '.join(COMM_HOOKS)}.")] = (
+        "none"
+    ),
+    all_recipes: Annotated[
+        bool, typer.Option("--all", help="Try every recipe that this machine can exercise.")
+    ] = False,
+    num_steps: Annotated[
+        int, typer.Option("--steps", min=1, max=10, help="Optimizer steps to compare.")
+    ] = 3,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    seed: Annotated[int, typer.Option(min=0, help="Of weights, data order and dropout.")] = 0,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the rows there.")
+    ] = None,
+) -> None:
+    """Prove that a workload computes the same as one process: gradients, losses, weights.
+
+    Exit code: 0 equivalent, 20 mismatch, 21 a check without power, 22 not exercised.
+    """
+    recipe = Recipe(
+        num_workers=num_workers,
+        parallel=parallel,
+        precision=precision,
+        checkpointing=checkpointing,
+        micro_batch_size=micro_batch_size,
+        grad_accumulation_steps=grad_accumulation_steps,
+        clip_grad_norm=clip_grad_norm,
+        compile=compile_model,
+        bucket_cap_mb=bucket_cap_mb,
+        static_graph=static_graph,
+        gradient_as_bucket_view=gradient_as_bucket_view,
+        find_unused_parameters=find_unused_parameters,
+        comm_hook=comm_hook,
+    )
+    if all_recipes and recipe != Recipe():
+        raise SettingError("--all tries every recipe; leave the options of one recipe out")
+    if device not in DEVICES:
+        raise SettingError(f"--device is {device!r}; use one of {', '.join(DEVICES)}")
+    settings = Settings(device=device, seed=seed, import_roots=(Path.cwd(),))
+    session = Session(settings, say=typer.echo)
+    if all_recipes:
+        reports = _verify_every(session, workload, num_steps)
+    else:
+        reports = [verify_one(session, workload, recipe, num_steps)]
+    _show_reports(reports, every_row=not all_recipes)
+    if json_file is not None:
+        _write(json_file, to_document(reports))
+    raise typer.Exit(exit_code(reports, of_table=all_recipes))
+
+
+def _verify_every(session: Session, workload: str, num_steps: int) -> list[EquivalenceReport]:
+    find_workload(workload)
+    recipes = list(every_recipe())
+    console = Console(stderr=True, highlight=False)
+
+    def show(num_done: int, report: EquivalenceReport) -> None:
+        status.update(f"{num_done} of {len(recipes)} recipes: {report.recipe['parallel']}")
+
+    with console.status(f"0 of {len(recipes)} recipes") as status:
+        return verify_every(session, workload, recipes, num_steps, show)
+
+
+def _show_reports(reports: list[EquivalenceReport], *, every_row: bool) -> None:
+    typer.echo(equivalence_table(reports))
+    for text in explanations(reports, every_row=every_row):
+        typer.echo(text)
+    if not every_row:
+        counted = Counter(report.status for report in reports)
+        typer.echo(", ".join(f"{counted[name]} {name}" for name in EXIT_CODES if counted[name]))
+
+
 @app.command(epilog="Example: perfsuite doctor --json doctor.json")
 def doctor(
     json_file: Annotated[
@@ -92,10 +206,14 @@ def doctor(
             console.print(f"     -> {finding.advice}", markup=False)
     if json_file is not None:
         document = {"schema": 1, "findings": [finding.as_dict() for finding in findings]}
-        try:
-            write_atomically(json_file, json.dumps(document, indent=2).encode())
-        except WriteError as error:
-            sys.stderr.write(f"perfsuite: {error}\n")
-            raise typer.Exit(12) from error
+        _write(json_file, json.dumps(document, indent=2).encode())
     if any(finding.status == "fail" for finding in findings):
         raise typer.Exit(_EXIT_UNFIT)
+
+
+def _write(path: Path, data: bytes) -> None:
+    try:
+        write_atomically(path, data)
+    except WriteError as error:
+        sys.stderr.write(f"perfsuite: {error}\n")
+        raise typer.Exit(_EXIT_REFUSED) from error

@@ -14,11 +14,10 @@ from typing import Any, cast
 import pytest
 
 from perfsuite.errors import SettingError
-from perfsuite.session import Device, Settings
+from perfsuite.session import DEVICES, Device, Settings
 from perfsuite.units import parse_ratio, parse_seconds
 
 MATRICES = ("smoke", "default", "full")
-_DEVICES = ("auto", "cpu", "cuda")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,9 +79,9 @@ OPTIONS = (
     Option(
         name="device",
         metavar="DEVICE",
-        parse=_one_of(*_DEVICES),
+        parse=_one_of(*DEVICES),
         default="auto",
-        allowed=f"one of {', '.join(_DEVICES)}",
+        allowed=f"one of {', '.join(DEVICES)}",
         help="where cells run; auto is cuda where a GPU is visible",
     ),
     Option(

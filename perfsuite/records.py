@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Iterable
 from typing import Any, Final, Literal
 
 import msgspec
@@ -24,6 +25,11 @@ _FROM_WORST: Final[tuple[NumericsStatus, ...]] = (
     "not exercised",
     "equivalent",
 )
+
+
+def combine_statuses(statuses: Iterable[NumericsStatus]) -> NumericsStatus:
+    """Return the worst: a mismatch before no power before not exercised before equivalent."""
+    return min(statuses, key=_FROM_WORST.index)
 
 
 class EquivalenceRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -68,7 +74,8 @@ class EquivalenceReport(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def worst(self) -> EquivalenceRow:
         """The row that decides: a mismatch before no power before not exercised."""
-        return min(self.rows, key=lambda row: _FROM_WORST.index(row.status))
+        worst = combine_statuses(row.status for row in self.rows)
+        return next(row for row in self.rows if row.status == worst)
 
     @property
     def status(self) -> NumericsStatus:

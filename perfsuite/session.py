@@ -39,6 +39,7 @@ from perfsuite.registry import Workload, find_workload
 from perfsuite.timing_lock import TimingLock
 
 Device = Literal["auto", "cpu", "cuda"]
+DEVICES: tuple[Device, ...] = ("auto", "cpu", "cuda")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,7 +236,7 @@ class Session:
             for name, run in runs.items():
                 job = RecordRun(
                     workload=workload,
-                    recipe=run,
+                    recipe=verification.without_loader(run),
                     seed=self._settings.seed,
                     folder=str(folder),
                     name=name,
@@ -247,6 +248,7 @@ class Session:
                 workload=workload,
                 recipe=recipe,
                 seed=self._settings.seed,
+                num_steps=num_steps,
                 folder=str(folder),
                 has_twin=has_twin,
             )

@@ -142,6 +142,9 @@ def test_the_record_has_exactly_the_keys_of_the_contract(project: pytest.Pyteste
         "saved_activation_bytes",
         "kernel_launches",
     ]
+    assert record["numerics"]["status"] == "equivalent"
+    assert record["numerics"]["check"] == "T1"
+    assert record["numerics"]["error"] <= record["numerics"]["limit"]
     assert record["stages_s"]["evaluation"] is None
     assert record["counts"]["kernel_launches"] is None
     assert record["counts"]["collectives"] == 0
@@ -288,6 +291,120 @@ def test_a_mistake_is_one_message_without_a_traceback(
     assert result.outlines[start + 1] == message
 
 
+WRONG_ON_RANKS = (
+    WORKLOADS
+    + """
+    import torch.distributed as dist
+    from perfsuite import Recipe
+
+    def lose(outputs, call):
+        # On the ranks alone, so that the reference is right.
+        return outputs * 1.5 if dist.is_initialized() else outputs
+"""
+)
+
+
+def test_a_cell_that_computes_something_else_fails_and_is_not_timed(
+    project: pytest.Pytester,
+) -> None:
+    test = (
+        WRONG_ON_RANKS
+        + """
+    def test_cell(train_benchmark):
+        train_benchmark(make(trap=lose), Recipe(parallel="ddp:2"))
+    """
+    )
+
+    result = run(project, test)
+
+    result.assert_outcomes(failed=1)
+    (line,) = lines_of(project)
+    assert line.step_times_s == ()
+    assert line.perfsuite is None
+    assert line.reason is not None
+    assert line.reason.startswith(
+        "EquivalenceError: not timed, because it computes something else: points under ddp:2, "
+        "fp32: mismatch\nT0 mismatch: the "
+    )
+    assert not (project.path / "results" / "run.json").exists()
+
+
+def test_without_the_check_a_cell_is_timed_and_its_record_says_that_nobody_looked(
+    project: pytest.Pytester,
+) -> None:
+    test = (
+        WRONG_ON_RANKS
+        + """
+    def test_cell(train_benchmark):
+        train_benchmark(make(trap=lose), Recipe(parallel="ddp:2"), rounds=1, iterations=1)
+    """
+    )
+
+    result = run(project, test, "--perf-numerics=off")
+
+    result.assert_outcomes(passed=1)
+    (line,) = lines_of(project)
+    assert line.perfsuite is not None
+    assert line.perfsuite.numerics is None
+
+
+def test_numerics_are_checked_once_for_all_numbers_of_loader_workers(
+    project: pytest.Pytester,
+) -> None:
+    test = (
+        WORKLOADS
+        + """
+    import pytest
+    from perfsuite import Recipe
+    from perfsuite.session import Session
+
+    checked = []
+    verify = Session.verify
+    workload = make()
+
+    @pytest.mark.parametrize("num_workers", [0, 1])
+    def test_cell(train_benchmark, monkeypatch, num_workers):
+        def counting(self, workload, recipe, **options):
+            checked.append(recipe)
+            return verify(self, workload, recipe, **options)
+
+        monkeypatch.setattr(Session, "verify", counting)
+        recipe = Recipe(num_workers=num_workers)
+        train_benchmark(workload, recipe, rounds=1, iterations=1)
+        assert checked == [Recipe()]
+    """
+    )
+
+    result = run(project, test)
+
+    result.assert_outcomes(passed=2)
+
+
+def test_check_equivalence_returns_a_report_whatever_it_finds(project: pytest.Pytester) -> None:
+    test = (
+        WRONG_ON_RANKS
+        + """
+    def test_equivalent(check_equivalence):
+        report = check_equivalence(make(), Recipe(parallel="ddp:2"))
+        assert report.is_equivalent
+        assert [row.check for row in report.rows] == ["T0", "T1", "data"]
+
+    def test_mismatch(check_equivalence):
+        report = check_equivalence(make(trap=lose), Recipe(parallel="ddp:2"))
+        assert report.status == "mismatch"
+
+    def test_not_exercised(check_equivalence):
+        report = check_equivalence(make(), Recipe(parallel="dp:2"))
+        assert report.status == "not exercised"
+        assert "nn.DataParallel silently runs the plain module on cpu" in report.worst.reason
+    """
+    )
+
+    result = run(project, test, "--perf-device=cpu")
+
+    result.assert_outcomes(passed=3)
+
+
 def test_a_test_that_measured_nothing_says_so_in_the_record(project: pytest.Pytester) -> None:
     run(project, "def test_cell(train_benchmark): pass")
 
@@ -333,7 +450,7 @@ def test_a_failing_cell_says_what_failed_and_the_next_one_runs(project: pytest.P
             train_benchmark(workload, Recipe(num_workers=workers), rounds=2, iterations=8)
     """
 
-    result = run(project, test)
+    result = run(project, test, "--perf-numerics=off")
 
     result.assert_outcomes(passed=1, failed=5)
     reasons = [line.reason or "" for line in lines_of(project)]
@@ -374,7 +491,7 @@ def test_a_stuck_loader_worker_fails_the_cell_and_is_named(project: pytest.Pytes
             train_benchmark(make(problem=stuck), Recipe(num_workers=2))
     """
 
-    result = run(project, test, "--perf-timeout=3")
+    result = run(project, test, "--perf-timeout=3", "--perf-numerics=off")
 
     result.assert_outcomes(failed=1)
     (line,) = lines_of(project)

@@ -18,11 +18,15 @@ from perfsuite.records import (
     CellRecord,
     Counts,
     Environment,
+    EquivalenceReport,
+    EquivalenceRow,
     Memory,
     Numerics,
+    NumericsStatus,
     Outcome,
     StageTimes,
     Verdict,
+    combine_statuses,
     decode_line,
     encode_line,
     to_plain,
@@ -259,3 +263,126 @@ def test_losses_are_finite_only_if_there_are_some_and_all_are() -> None:
     assert not outcome_with().losses_are_finite
     assert not outcome_with(2.3, math.nan).losses_are_finite
     assert not outcome_with(math.inf).losses_are_finite
+
+
+STATUSES: tuple[NumericsStatus, ...] = ("mismatch", "no power", "not exercised", "equivalent")
+
+
+def row_with(status: NumericsStatus, **fields: Any) -> EquivalenceRow:
+    defaults: dict[str, Any] = {
+        "parallel": "ddp:2",
+        "precision": "fp32",
+        "checkpointing": "none",
+        "world_size": 2,
+        "check": "T0",
+        "error": 0.0,
+        "limit": 3.4e-7,
+        "power": "5/5",
+        "reason": "equal bit for bit",
+    }
+    return EquivalenceRow(status=status, **{**defaults, **fields})
+
+
+def report_of(*rows: EquivalenceRow, **fields: Any) -> EquivalenceReport:
+    defaults: dict[str, Any] = {
+        "workload": "lenet-digits",
+        "recipe": Recipe(parallel="ddp:2").as_dict(),
+        "inapplicable": {},
+    }
+    return EquivalenceReport(rows=rows, **{**defaults, **fields})
+
+
+@pytest.mark.parametrize("other", STATUSES)
+@pytest.mark.parametrize("status", STATUSES)
+def test_of_two_rows_the_worse_decides_in_any_order(
+    status: NumericsStatus, other: NumericsStatus
+) -> None:
+    worse = STATUSES[min(STATUSES.index(status), STATUSES.index(other))]
+
+    report = report_of(row_with(status), row_with(other))
+
+    assert report.status == worse
+    assert report.worst.status == worse
+    assert report.is_equivalent == (status == other == "equivalent")
+
+
+@given(st.lists(st.sampled_from(STATUSES), min_size=1, max_size=5))
+def test_the_worst_status_depends_on_no_order(statuses: list[NumericsStatus]) -> None:
+    worst = combine_statuses(statuses)
+
+    assert worst in statuses
+    assert combine_statuses(reversed(statuses)) == worst
+    assert combine_statuses([worst, *statuses]) == worst
+    assert combine_statuses(["equivalent", *statuses]) == worst
+    assert combine_statuses(["mismatch", *statuses]) == "mismatch"
+
+
+def test_of_equally_bad_rows_the_first_decides() -> None:
+    report = report_of(
+        row_with("equivalent"), row_with("mismatch", check="T1"), row_with("mismatch", check="data")
+    )
+
+    assert report.worst.check == "T1"
+
+
+def test_the_numerics_of_a_cell_are_those_of_its_worst_row() -> None:
+    report = report_of(
+        row_with("equivalent"),
+        row_with("no power", check="T1", error=1e-8, limit=2e-6, power="4/5", reason="one missed"),
+    )
+
+    assert report.numerics == Numerics(
+        status="no power", check="T1", error=1e-8, limit=2e-6, power="4/5"
+    )
+
+
+def test_a_report_reads_as_one_line_for_each_check() -> None:
+    report = report_of(
+        row_with("equivalent"),
+        row_with("mismatch", check="T1", reason="the loss differs"),
+        inapplicable={"checkpointing": "the recipe recomputes nothing"},
+    )
+
+    assert str(report) == (
+        "lenet-digits under ddp:2, fp32: mismatch\n"
+        "T0 equivalent: equal bit for bit\n"
+        "T1 mismatch: the loss differs\n"
+        "checkpointing does not apply: the recipe recomputes nothing"
+    )
+
+
+def test_a_report_names_checkpointing_where_there_is_some() -> None:
+    recipe = Recipe(precision="amp-bf16", checkpointing="segments:2")
+
+    report = report_of(row_with("equivalent"), recipe=recipe.as_dict())
+
+    assert str(report).splitlines()[0] == (
+        "lenet-digits under single, amp-bf16, checkpointing segments:2: equivalent"
+    )
+
+
+def test_a_row_is_what_the_contract_says_in_json() -> None:
+    row = row_with("equivalent", error=None, limit=None, power=None)
+
+    assert json.loads(msgspec.json.encode(row)) == {
+        "parallel": "ddp:2",
+        "precision": "fp32",
+        "checkpointing": "none",
+        "world_size": 2,
+        "check": "T0",
+        "status": "equivalent",
+        "error": None,
+        "limit": None,
+        "power": None,
+        "reason": "equal bit for bit",
+    }
+    assert msgspec.json.decode(msgspec.json.encode(row), type=EquivalenceRow) == row
+
+
+def test_a_row_of_another_status_is_refused() -> None:
+    document = {**msgspec.to_builtins(row_with("equivalent")), "status": "fine"}
+
+    with pytest.raises(msgspec.ValidationError) as refused:
+        msgspec.convert(document, type=EquivalenceRow)
+
+    assert str(refused.value) == "Invalid enum value 'fine' - at `$.status`"

@@ -113,10 +113,10 @@ def reduction_bugs(shares: Sequence[Tensors], comm_hook: str) -> Iterator[Bug]:
             )
 
 
-def lost_micro_batch(gradients: Tensors) -> Bug:
-    """The mistake of leaving the last micro-batch out; given the gradients without it."""
+def lost_micro_batch(gradients: Tensors, which: str) -> Bug:
+    """The mistake of leaving the first or the last one out; given the gradients without it."""
     return Bug(
-        name="the last micro-batch is left out",
+        name=f"the {which} micro-batch is left out",
         cause="a micro-batch of the accumulation is lost",
         gradients=gradients,
     )

@@ -21,6 +21,7 @@ class Case:
         recipe: How.
         device: Where references are computed, of the same kind as the ranks' own.
         seed: Of the run.
+        num_steps: Optimizer steps that were to be recorded.
         trace: What the ranks recorded.
         twin: The same run without checkpointing; None where the recipe has none.
         on_step: Called before the references of each step, to show progress.
@@ -30,6 +31,7 @@ class Case:
     recipe: Recipe
     device: torch.device
     seed: int
+    num_steps: int
     trace: Trace
     twin: Trace | None
     on_step: Callable[[], None]

@@ -25,9 +25,12 @@ def check_run(case: Case) -> tuple[tuple[Finding, ...], dict[str, str]]:
     What holds for any run (weights equal on all ranks, steps that follow from the gradients) is
     part of the first check that applies.
     """
+    semantics: Check = "T2" if is_low_precision(case.recipe) else "T1"
+    if len(case.trace.steps) < case.num_steps:
+        return (Finding(check=semantics, status="no power", reason=_too_few_steps(case)),), {}
     checks = {
         "T0": check_reduction,
-        "T2" if is_low_precision(case.recipe) else "T1": check_semantics,
+        semantics: check_semantics,
         "checkpointing": check_recomputation,
     }
     proofs: list[Proof] = []
@@ -45,8 +48,11 @@ def check_run(case: Case) -> tuple[tuple[Finding, ...], dict[str, str]]:
         ]
     _compare_buffers(case, proofs)
     findings = [proof.conclude() for proof in proofs]
-    findings.append(_check_data(case))
-    return tuple(findings), inapplicable
+    if not findings:
+        reason = "; ".join(f"{name} does not apply: {why}" for name, why in inapplicable.items())
+        findings = [Finding(check=semantics, status="not exercised", reason=reason)]
+        inapplicable = {}
+    return (*findings, _check_data(case)), inapplicable
 
 
 def _compare_buffers(case: Case, proofs: list[Proof]) -> None:
@@ -63,11 +69,21 @@ def _compare_buffers(case: Case, proofs: list[Proof]) -> None:
 
 
 def _check_data(case: Case) -> Finding:
-    seen = [
-        [micro_batch.batch for step in case.trace.steps for micro_batch in step.shards[shard]]
-        for shard in range(case.recipe.plan.data_parallel_size)
-    ]
-    return check_data(case.workload, case.recipe, seed=case.seed, device=case.device, seen=seen)
+    return check_data(
+        case.workload,
+        case.recipe,
+        seed=case.seed,
+        device=case.device,
+        seen=case.trace.batches,
+    )
+
+
+def _too_few_steps(case: Case) -> str:
+    return (
+        f"the scaler skipped {case.trace.num_skipped} steps, because their gradients were not "
+        f"finite, and {len(case.trace.steps)} of {case.num_steps} were taken; use a smaller loss, "
+        "or a precision with more range"
+    )
 
 
 def _unequal(difference: RankDifference) -> Evidence:

@@ -43,15 +43,15 @@ class Evidence:
 
     @property
     def is_within(self) -> bool:
-        """Whether rounding explains the error; never so for NaN."""
-        return self.error <= self.limit
+        """Whether rounding explains the error; never so where something is not finite."""
+        return self.error <= self.limit and math.isfinite(self.error)
 
     @property
     def severity(self) -> float:
         """The error in units of the limit."""
         if self.limit == 0:
             return 0.0 if self.error == 0 else math.inf
-        return self.error / self.limit if self.error == self.error else math.inf
+        return self.error / self.limit if math.isfinite(self.error) else math.inf
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ def judge(
             step=step,
             error=error,
             limit=limit_of(name),
-            formula=f"of one parameter, from {limit.formula}",
+            formula=f"of one parameter, from {limit.formula}" if limit.value else limit.formula,
             name=name,
         )
         for name, error in errors.by_name.items()
@@ -160,21 +160,21 @@ def judge_alignment(tested: Tensors, expected: Tensors, step: int, limit: Limit)
         step: Of which optimizer step.
         limit: Of the error in all directions together.
     """
-    products = squares = fourths = 0.0
-    for name in tested.keys() & expected.keys():
-        mine, its = tested[name].double(), expected[name].double()
-        products += float((mine * its).sum())
-        squares += float(its.square().sum())
-        fourths += float(its.square().square().sum())
-    if squares == 0 or limit.value == 0:
+    size = total_norm(expected)
+    if size == 0 or limit.value == 0 or not math.isfinite(size):
         return []
+    product = fourths = 0.0
+    for name in tested.keys() & expected.keys():
+        its = expected[name].double() / size
+        product += float((tested[name].double() / size * its).sum())
+        fourths += float(its.square().square().sum())
     # The participation ratio: how many elements would carry the norm if all were equal.
-    num_elements = squares**2 / fourths
+    num_elements = 1 / fourths
     return [
         Evidence(
             what="gradient",
             step=step,
-            error=abs(products / squares - 1),
+            error=abs(product - 1),
             limit=limit.value * min(1.0, _ALIGNMENT_SDS / math.sqrt(num_elements)),
             formula=f"along the gradient of {num_elements:.0f} elements, from {limit.formula}",
         )

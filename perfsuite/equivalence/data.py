@@ -222,12 +222,10 @@ def _plant_bugs(evidence: DataEvidence) -> Iterator[tuple[str, DataEvidence]]:
     if len(shards) > 1:
         seen = [evidence.seen[0], evidence.seen[0], *evidence.seen[2:]]
         yield "a rank that sees another shard", dataclasses.replace(evidence, seen=seen)
-    first, *rest = evidence.seen[0]
-    seen = [[_with_flipped_bit(first), *rest], *evidence.seen[1:]]
+    seen = [_with_first_changed(evidence.seen[0]), *evidence.seen[1:]]
     yield "one bit of a batch flipped", dataclasses.replace(evidence, seen=seen)
     if evidence.by_workers is not None:
-        first, *rest = evidence.by_workers
-        loads = [_with_flipped_bit(first), *rest]
+        loads = _with_first_changed(evidence.by_workers)
         yield "one bit flipped by a worker", dataclasses.replace(evidence, by_workers=loads)
 
 
@@ -240,6 +238,10 @@ def _with_sample(shard: Tensor, sample: Tensor) -> Tensor:
     shard = shard.clone()
     shard[0, 0] = sample
     return shard
+
+
+def _with_first_changed(batches: Sequence[Any]) -> list[Any]:
+    return [*map(_with_flipped_bit, batches[:1]), *batches[1:]]
 
 
 def _with_flipped_bit(batch: Any) -> Any:

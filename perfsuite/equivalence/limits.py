@@ -64,7 +64,9 @@ def is_low_precision(recipe: Recipe) -> bool:
     return path_epsilon(recipe) > torch.finfo(torch.float32).eps
 
 
-def reduction_limit(epsilon: float, recipe: Recipe, device: torch.device) -> Limit:
+def reduction_limit(
+    epsilon: float, recipe: Recipe, device: torch.device, *, is_ordered: bool = True
+) -> Limit:
     """The limit of T0: two sums of the same gradients, in another order of the ranks.
 
     Two ranks add a + b or b + a, which is the same number: on a CPU, where nothing else may change
@@ -74,9 +76,11 @@ def reduction_limit(epsilon: float, recipe: Recipe, device: torch.device) -> Lim
         epsilon: Of the dtype in which gradients are reduced.
         recipe: Its world size and accumulation steps.
         device: Where the ranks computed.
+        is_ordered: Each element is one sum over the ranks; not so where a sparse gradient holds
+            a row several times.
     """
     num_ranks, num_steps = recipe.plan.world_size, recipe.grad_accumulation_steps
-    if num_ranks <= 2 and num_steps == 1 and device.type == "cpu":
+    if is_ordered and num_ranks <= 2 and num_steps == 1 and device.type == "cpu":
         return BITWISE
     return _limit(_REDUCTION_FACTOR, epsilon, num_ranks, num_steps)
 

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from perfsuite.equivalence.random_state import read_random_state
-from perfsuite.equivalence.snapshots import read_gradients, read_weights
+from perfsuite.equivalence.snapshots import read_gradients, read_weights, sparse_gradients
 from perfsuite.equivalence.trace import MicroBatch, RankStep, RankTrace, Tensors, Work
 from perfsuite.measure.counters import count_iteration
 from perfsuite.stages import Stage, untimed
@@ -76,6 +76,8 @@ def record_run(
             before = read_weights(trainer.module)
     counted = count_iteration(recorder.take_unrecorded_step) if counts_work else None
     return RankTrace(
+        batches=recorder.batches,
+        sparse=sparse_gradients(trainer.module),
         shard_index=trainer.strategy.shard_index,
         start=start,
         steps=steps,
@@ -91,9 +93,9 @@ class _Recorder:
     def __init__(self, trainer: Trainer, batches: Iterator[Any]) -> None:
         self.micro_batches: list[MicroBatch] = []
         self.gradients: Tensors = {}
+        self.batches: list[Any] = []
         self._trainer = trainer
-        self._batches = batches
-        self._loaded: list[Any] = []
+        self._source = batches
         trainer.strategy = cast(Strategy, _Watched(trainer.strategy, self))
 
     def take_step(self) -> Tensor | None:
@@ -105,21 +107,21 @@ class _Recorder:
         """Take a step of which nothing is kept."""
         assert isinstance(self._trainer.strategy, _Watched)
         self._trainer.strategy = self._trainer.strategy.inner
-        train_step(self._trainer, self._batches, stage)
+        train_step(self._trainer, self._source, stage)
 
     def note_forward(self) -> None:
         """Keep the batch that a forward pass is about to see, and the random numbers' state."""
         state = read_random_state(self._trainer.device)
-        self.micro_batches.append(MicroBatch(batch=self._loaded.pop(), random_state=state))
+        self.micro_batches.append(MicroBatch(batch=self.batches[-1], random_state=state))
 
     def note_gradients(self) -> None:
         """Keep the gradients, which are reduced now."""
         self.gradients = read_gradients(self._trainer.module)
 
     def _note_batches(self) -> Iterator[Any]:
-        for batch in self._batches:
+        for batch in self._source:
             # A copy, because a model may change its inputs in place.
-            self._loaded.append(map_tensors(batch, lambda tensor: tensor.cpu().clone()))
+            self.batches.append(map_tensors(batch, lambda tensor: tensor.cpu().clone()))
             yield batch
 
 

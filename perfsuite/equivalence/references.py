@@ -150,17 +150,23 @@ def slice_batch(micro_batch: MicroBatch, begin: int, end: int) -> MicroBatch:
 
 def _join(parts: Sequence[Any]) -> Any:
     first = parts[0]
+    if any(type(part) is not type(first) for part in parts):
+        raise ValueError("the batches are built differently, so they do not make one")
     if isinstance(first, Tensor):
         shapes = {tuple(part.shape[1:]) for part in parts}
         if len(shapes) > 1 or first.dim() == 0:
-            raise ValueError(f"batches of shapes {', '.join(map(str, sorted(shapes)))} are no one")
+            found = ", ".join(str(tuple(part.shape)) for part in parts)
+            raise ValueError(f"batches of shapes {found} do not make one")
         return torch.cat(list(parts))
     if isinstance(first, dict):
+        if any(part.keys() != first.keys() for part in parts):
+            raise ValueError("the batches are dicts of other keys, so they do not make one")
         return {key: _join([part[key] for part in parts]) for key in first}
-    if isinstance(first, tuple) and hasattr(first, "_fields"):
-        return type(first)(*(_join(column) for column in zip(*parts, strict=True)))
     if isinstance(first, list | tuple) and all(isinstance(item, str) for item in first):
         return type(first)(text for part in parts for text in part)
     if isinstance(first, list | tuple):
-        return type(first)(_join(column) for column in zip(*parts, strict=True))
+        if any(len(part) != len(first) for part in parts):
+            raise ValueError("the batches are lists of other lengths, so they do not make one")
+        columns = [_join(column) for column in zip(*parts, strict=True)]
+        return type(first)(*columns) if hasattr(first, "_fields") else type(first)(columns)
     return first

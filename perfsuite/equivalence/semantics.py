@@ -258,6 +258,11 @@ def _explain(
                 "BatchNorm: each rank, micro-batch or chunk is normalised by its own statistics, "
                 "which is a different computation; use SyncBatchNorm or GroupNorm"
             )
+        if evidence.what == "buffer":
+            return (
+                "the forward pass changes a buffer by the data that it sees, and no process sees "
+                "the whole batch"
+            )
         return explain_by_bug(evidence)
 
     return explain

@@ -26,6 +26,15 @@ def read_gradients(module: nn.Module) -> Tensors:
     }
 
 
+def sparse_gradients(module: nn.Module) -> frozenset[str]:
+    """Return the names of the parameters whose gradients are sparse."""
+    return frozenset(
+        name
+        for name, parameter in module.named_parameters()
+        if parameter.grad is not None and parameter.grad.is_sparse
+    )
+
+
 def _copy(tensor: Tensor) -> Tensor:
     """A copy on the CPU; of a DTensor a DTensor, because making it whole is a collective."""
     copied = tensor.detach()

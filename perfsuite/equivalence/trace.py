@@ -16,8 +16,8 @@ import cloudpickle
 import torch
 from torch import Tensor
 
+from perfsuite.equivalence.batch_difference import find_differences
 from perfsuite.equivalence.random_state import RandomState
-from perfsuite.measure.tensors import tensors_in
 
 Tensors = dict[str, Tensor]
 Quantity = Literal["gradient", "parameter", "buffer", "loss"]
@@ -110,8 +110,10 @@ class RankTrace:
     Attributes:
         shard_index: Which shard of the data it loaded.
         start: Weights before the first step.
+        batches: All micro-batches that were loaded, those of skipped steps included.
         steps: Steps that were taken; skipped ones are only counted.
         num_skipped: Steps that the scaler skipped before the last of them.
+        sparse: The parameters whose gradients are sparse; they are recorded as dense ones.
         work: Of one further step; None where it cannot be counted.
         bucket_layout: The parameters in each of DDP's buckets, where a hook depends on it.
         differences: Its tensors that differ from those of an earlier rank.
@@ -119,8 +121,10 @@ class RankTrace:
 
     shard_index: int
     start: Weights
+    batches: list[Any]
     steps: list[RankStep]
     num_skipped: int
+    sparse: frozenset[str]
     work: Work | None
     bucket_layout: list[list[str]]
     differences: list[RankDifference] = field(default_factory=list)
@@ -154,11 +158,13 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True)
 class Trace:
-    """A whole run."""
+    """A whole run; what `RankTrace` says, over all ranks, batches by shard."""
 
     start: Weights
+    batches: list[list[Any]]
     steps: list[Step]
     num_skipped: int
+    sparse: frozenset[str]
     work: Work | None
     bucket_layout: list[list[str]]
     differences: list[RankDifference]
@@ -206,7 +212,9 @@ def join_traces(ranks: Sequence[RankTrace]) -> Trace:
     return Trace(
         start=start,
         steps=steps,
+        batches=[rank.batches for rank in shards],
         num_skipped=ranks[0].num_skipped,
+        sparse=frozenset().union(*(rank.sparse for rank in ranks)),
         work=_sum([rank.work for rank in ranks]),
         bucket_layout=ranks[0].bucket_layout,
         differences=[difference for rank in ranks for difference in rank.differences],
@@ -214,12 +222,8 @@ def join_traces(ranks: Sequence[RankTrace]) -> Trace:
 
 
 def _are_equal(one: Sequence[MicroBatch], other: Sequence[MicroBatch]) -> bool:
-    pairs = zip(
-        tensors_in([micro_batch.batch for micro_batch in one]),
-        tensors_in([micro_batch.batch for micro_batch in other]),
-        strict=False,
-    )
-    return all(torch.equal(mine, its) for mine, its in pairs)
+    mine, its = ([micro_batch.batch for micro_batch in shard] for shard in (one, other))
+    return len(mine) == len(its) and not find_differences(mine, its, 1)
 
 
 def _join(parts: Sequence[Weights]) -> Weights:

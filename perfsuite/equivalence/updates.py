@@ -8,7 +8,7 @@ step this proves the whole run by induction. Must not know where the gradients c
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 import torch
 
@@ -23,6 +23,8 @@ from perfsuite.equivalence.trace import Step, Tensors
 from perfsuite.training.step import apply_gradients, clip_gradients, finish_gradients
 from perfsuite.training.trainer import Trainer
 
+_SPLITTING_MODES = ("fsdp", "hsdp", "tp", "pp", "mp")
+
 
 def check_updates(case: Case, proof: Proof) -> None:
     """Add to a proof what the optimizer's steps prove, the weights before the first included."""
@@ -33,7 +35,7 @@ def check_updates(case: Case, proof: Proof) -> None:
     )
     for number, step in enumerate(case.trace.steps, start=1):
         case.on_step()
-        expected = _take_step(replay, step, apply_gradients)
+        expected = _take_step(replay, step, case.trace.sparse, apply_gradients)
         limit = _limit(case, step, expected)
         proof.evidence.append(_judge(step.after.parameters, expected, step, number, limit))
         if number == 1:
@@ -45,16 +47,22 @@ def _replay(case: Case) -> Reference:
     return Reference(case.workload, plain_recipe(case.recipe), device=case.device, seed=case.seed)
 
 
-def _take_step(replay: Reference, step: Step, apply: Callable[[Trainer], None]) -> Tensors:
-    """The parameters after `apply` has stepped by the recorded gradients."""
+def _take_step(
+    replay: Reference, step: Step, sparse: Collection[str], apply: Callable[[Trainer], None]
+) -> Tensors:
+    """The parameters after `apply` has stepped by the recorded gradients, `sparse` ones as such."""
     trainer = replay.trainer
     replay.load(step.before)
     if trainer.scaler.is_enabled():
         trainer.scaler.update(step.scale)
     for name, parameter in trainer.module.named_parameters():
         gradient = step.gradients.get(name)
+        if gradient is None:
+            parameter.grad = None
+            continue
         # A copy, because unscaling and clipping change it in place.
-        parameter.grad = None if gradient is None else gradient.clone().to(parameter.device)
+        gradient = gradient.clone().to(parameter.device)
+        parameter.grad = gradient.to_sparse(1) if name in sparse else gradient
     apply(trainer)
     return read_weights(trainer.module).parameters
 
@@ -63,7 +71,7 @@ def _judge(tested: Tensors, expected: Tensors, step: Step, number: int, limit: L
     """The error in units of what the step moves, all parameters together."""
     off = measure_errors(tested, expected)
     moved = _moved(expected, step)
-    error = off.total and off.total * off.size / (moved or 1.0)
+    error = off.total * off.size / (moved or 1.0) if 0 < off.total < math.inf else off.total
     return Evidence(
         what="parameter",
         step=number,
@@ -84,17 +92,22 @@ def _limit(case: Case, step: Step, expected: Tensors) -> Limit:
 
     Such a norm, and so the whole step D, is off by a share e = 2 u sqrt(ws). Besides, a share of
     e |D| / (u |p|) of the elements p then rounds to the other side, by u |p| each; the root of the
-    sum of their squares is at most sqrt(e u |p| |D|), by Cauchy and Schwarz.
+    sum of their squares is at most sqrt(e u |p| |D|), by Cauchy and Schwarz. Sparse gradients may
+    hold a row several times, and adding it piece by piece rounds every element of p once more.
     """
     recipe = case.recipe
-    if recipe.clip_grad_norm is None or recipe.plan.mode not in ("fsdp", "hsdp", "tp", "pp", "mp"):
+    adds_norms = recipe.clip_grad_norm is not None and recipe.plan.mode in _SPLITTING_MODES
+    if not adds_norms and not case.trace.sparse:
         return BITWISE
     epsilon = max(torch.finfo(parameter.dtype).eps for parameter in expected.values())
     share = 2 * epsilon * math.sqrt(recipe.plan.world_size)
     size = total_norm(expected) / (_moved(expected, step) or 1.0)
+    terms = f"e 2 u sqrt(ws), u {epsilon:.1e}, in units of the step |D|"
+    if case.trace.sparse:
+        value = share + 2 * epsilon * size
+        return Limit(value, f"e + 2 u |p| / |D|, {terms}", value)
     value = share + math.sqrt(share * epsilon * size)
-    formula = f"e + sqrt(e u |p| / |D|), e 2 u sqrt(ws), u {epsilon:.1e}, in units of the step |D|"
-    return Limit(value, formula, value)
+    return Limit(value, f"e + sqrt(e u |p| / |D|), {terms}", value)
 
 
 def _bugs(case: Case, step: Step) -> Iterator[Bug]:
@@ -109,13 +122,13 @@ def _bugs(case: Case, step: Step) -> Iterator[Bug]:
     yield Bug(
         name="the gradients are not clipped",
         cause="the gradients are not clipped",
-        gradients=_take_step(_replay(case), step, _without_clipping),
+        gradients=_take_step(_replay(case), step, case.trace.sparse, _without_clipping),
     )
     if step.scale != 1.0:
         yield Bug(
             name="the gradients are clipped before they are unscaled",
             cause="the gradients are clipped before they are unscaled",
-            gradients=_take_step(_replay(case), step, _clipped_while_scaled),
+            gradients=_take_step(_replay(case), step, case.trace.sparse, _clipped_while_scaled),
         )
 
 

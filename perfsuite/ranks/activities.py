@@ -25,7 +25,7 @@ from perfsuite.stages import Stage
 from perfsuite.training.finite import check_finite
 from perfsuite.training.loaders import EpochBatches, build_batches
 from perfsuite.training.step import evaluate_batch, train_step
-from perfsuite.training.trainer import Trainer, build_trainer
+from perfsuite.training.trainer import Trainer, build_trainer, seed_random_numbers
 
 # Enough to see a loss fall; every cell runs at least as many steps with the default rounds.
 _NUM_RECORDED_LOSSES = 10
@@ -75,6 +75,8 @@ def start_activity(job: RunCell, start: RankStart, device: torch.device) -> Iter
         trainer = build_trainer(workload, job.recipe, device=device, seed=job.plan.seed)
     split: Split = _evaluated_split(workload) if job.activity == "evaluate" else "train"
     shard_index, num_shards = _shard(trainer, job.recipe, start)
+    # The dataset is the same on every rank; what it and the model draw later is not.
+    seed_random_numbers(job.plan.seed)
     with build_batches(
         workload,
         job.recipe,
@@ -85,6 +87,7 @@ def start_activity(job: RunCell, start: RankStart, device: torch.device) -> Iter
         device=device,
         on_worker_start=loader_worker_entry(start.folder, start.cores),
     ) as batches:
+        seed_random_numbers(job.plan.seed + shard_index)
         if trainer is None:
             yield Load(batches, job.recipe, workload, num_shards)
         elif job.activity == "train":

@@ -18,7 +18,7 @@ from perfsuite.ranks.progress import BoardWriter
 from perfsuite.ranks.wire import CheckRun, RankStart, RecordRun, RunChecked, RunRecorded
 from perfsuite.registry import load_workload
 from perfsuite.training.loaders import build_batches
-from perfsuite.training.trainer import build_trainer
+from perfsuite.training.trainer import build_trainer, seed_random_numbers
 
 TESTED, TWIN = "tested", "twin"
 
@@ -30,6 +30,7 @@ def record_rank(job: RecordRun, start: RankStart, board: BoardWriter) -> RunReco
     workload = load_workload(unpack(job.workload))
     trainer = build_trainer(workload, job.recipe, device=device, seed=job.seed)
     board.enter_phase("record")
+    seed_random_numbers(job.seed)
     with build_batches(
         workload,
         job.recipe,
@@ -39,6 +40,7 @@ def record_rank(job: RecordRun, start: RankStart, board: BoardWriter) -> RunReco
         seed=job.seed,
         device=device,
     ) as batches:
+        seed_random_numbers(job.seed + trainer.strategy.shard_index)
         trace = record_run(
             trainer,
             batches,
@@ -59,6 +61,7 @@ def check_recorded(job: CheckRun, start: RankStart, board: BoardWriter) -> RunCh
             recipe=job.recipe,
             device=own_device(start),
             seed=job.seed,
+            num_steps=job.num_steps,
             trace=_load(job, TESTED),
             twin=_load(job, TWIN) if job.has_twin else None,
             on_step=board.begin_step,

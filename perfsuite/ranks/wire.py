@@ -74,6 +74,7 @@ class CheckRun:
     workload: bytes
     recipe: Recipe
     seed: int
+    num_steps: int
     folder: str
     has_twin: bool
 

@@ -95,6 +95,11 @@ def terminal_table(lines: Sequence[CellLine]) -> str:
         table.add_column(title, justify=justify, no_wrap=True)  # type: ignore[arg-type]
     for row in filter(None, map(make_row, lines)):
         table.add_row(*(getattr(row, name) for _, name, _ in _COLUMNS))
+    return render(table)
+
+
+def render(table: Table) -> str:
+    """Return a table as plain text, each row one line however long."""
     output = io.StringIO()
     Console(file=output, width=_UNLIMITED_WIDTH, color_system=None, markup=False).print(table)
     return "\n".join(text.rstrip() for text in output.getvalue().splitlines() if text.strip())

@@ -635,6 +635,17 @@ def test_samples_that_are_all_equal_tell_no_shards_apart() -> None:
     )
 
 
+def test_ranks_that_saw_nothing_prove_nothing() -> None:
+    finding = check(lambda: Numbers(24), seen=[[], []])
+
+    assert summary(finding) == ("no power", 0.0, 0.0, "5/7")
+    assert finding.reason == (
+        "it does not find a planted bug: a rank that sees another shard; one bit of a batch "
+        "flipped; 2 disjoint shards of 3 x 4 samples, in a new order each epoch; "
+        "the ranks saw bit for bit what one process loads (batches: 0)"
+    )
+
+
 def test_an_epoch_of_a_single_order_is_told_and_no_order_is_planted() -> None:
     finding = check(lambda: Numbers(1), "single", batch_size=1)
 

@@ -100,6 +100,9 @@ def bind_inputs(signature: inspect.Signature, inputs: Any) -> dict[str, Any]:
 class _BetweenBlocks(fx.Tracer):
     """Records the modules that contain blocks, and takes every other module as one call."""
 
+    # Otherwise a buffer would be recorded as the number that it happens to hold.
+    proxy_buffer_attributes = True
+
     def __init__(self, block_names: Sequence[str]) -> None:
         super().__init__()
         parts = [name.split(".") for name in block_names]

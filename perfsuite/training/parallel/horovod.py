@@ -21,7 +21,7 @@ from perfsuite.cells import Hardware, Recipe, why_not_exercised
 from perfsuite.errors import NotExercisedError, RecipeError
 from perfsuite.registry import Workload
 from perfsuite.stages import Stage
-from perfsuite.training.parallel.single import SharedData
+from perfsuite.training.parallel.single import SharedData, refuse_sparse_gradients
 from perfsuite.training.step import forward_backward
 from perfsuite.training.trainer import Trainer
 
@@ -33,6 +33,7 @@ class HorovodLike(SharedData):
 
     def wrap(self, model: nn.Module) -> nn.Module:
         """The model itself, with rank 0's weights and a hook on each of its parameters."""
+        refuse_sparse_gradients(self.recipe, model)
         for tensor in (*model.parameters(), *model.buffers()):
             dist.broadcast(tensor.detach(), src=0)
         self._averager = GradientAverager(model)

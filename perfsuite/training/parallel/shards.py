@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 
 from perfsuite.stages import Stage
 from perfsuite.training.checkpointing import checkpoint_units
-from perfsuite.training.parallel.single import SharedData
+from perfsuite.training.parallel.single import SharedData, refuse_sparse_gradients
 from perfsuite.training.step import forward_backward
 from perfsuite.training.trainer import Trainer
 
@@ -29,6 +29,7 @@ class FullyShardedData(SharedData):
 
     def wrap(self, model: nn.Module) -> nn.Module:
         """The same module, its parameters DTensors: blocks first, then what is left at the root."""
+        refuse_sparse_gradients(self.recipe, model)
         mesh = self._mesh()
         blocks = self.local_blocks(model)
         for unit in checkpoint_units(self.recipe, blocks) if blocks else []:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from perfsuite.cells import Recipe
+from perfsuite.errors import RecipeError
 from perfsuite.registry import Workload
 from perfsuite.stages import Stage
 from perfsuite.training.step import forward_backward
@@ -65,6 +66,20 @@ class Single:
 
     def finish_gradients(self) -> None:
         """Nothing to wait for."""
+
+
+def refuse_sparse_gradients(recipe: Recipe, model: nn.Module) -> None:
+    """Refuse a model that the mode cannot reduce.
+
+    Raises:
+        RecipeError: A layer of it has sparse gradients.
+    """
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
+            raise RecipeError(
+                f"parallel {recipe.parallel!r} reduces dense gradients alone, and those of layer "
+                f"{name!r} are sparse; use sparse=False, or parallel='ddp:{recipe.plan.size}'"
+            )
 
 
 class SharedData(Single):

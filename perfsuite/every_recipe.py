@@ -1,0 +1,76 @@
+"""Every recipe that `perfsuite verify --all` tries: each value of each axis, and what crosses.
+
+Must not know what a machine can exercise, nor what a workload allows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from perfsuite.cells import PRECISIONS, Recipe
+
+_WORLD_SIZES = (2, 3, 4)
+_SCHEDULES = ("gpipe", "1f1b", "interleaved")
+_CHECKPOINTINGS = ("every-block", "segments:2", "selective")
+
+# Divisible into the chunks of 2, 3 and 4 pipeline ranks, two for each.
+_PIPELINE_BATCH_SIZE = 24
+# Small enough that every workload's gradients fill several buckets.
+_SMALL_BUCKET_MB = 0.01
+
+
+def every_recipe() -> Iterator[Recipe]:
+    """All recipes of the table, one after the other, none twice."""
+    seen = set()
+    for recipe in (*_parallel(), *_ddp_options(), *_precisions(), *_checkpointings(), *_steps()):
+        if recipe not in seen:
+            seen.add(recipe)
+            yield recipe
+
+
+def _parallel() -> Iterator[Recipe]:
+    yield Recipe()
+    yield Recipe(parallel="dp:2")
+    for size in _WORLD_SIZES:
+        for mode in ("ddp", "fsdp", "zero1", "tp", "horovod-like", "horovod"):
+            yield Recipe(parallel=f"{mode}:{size}")
+        yield Recipe(parallel=f"mp:{size}")
+        for schedule in _SCHEDULES:
+            yield Recipe(parallel=f"pp:{size}:{schedule}", micro_batch_size=_PIPELINE_BATCH_SIZE)
+    for mesh in ("1x2", "2x1", "2x2"):
+        yield Recipe(parallel=f"hsdp:{mesh}")
+
+
+def _ddp_options() -> Iterator[Recipe]:
+    for size in _WORLD_SIZES:
+        parallel = f"ddp:{size}"
+        for hook in ("fp16", "bf16", "powersgd"):
+            yield Recipe(parallel=parallel, comm_hook=hook)
+        yield Recipe(parallel=parallel, bucket_cap_mb=_SMALL_BUCKET_MB)
+        yield Recipe(parallel=parallel, static_graph=True)
+        yield Recipe(parallel=parallel, gradient_as_bucket_view=True)
+        yield Recipe(parallel=parallel, find_unused_parameters=True)
+
+
+def _precisions() -> Iterator[Recipe]:
+    for precision in PRECISIONS:
+        for parallel in ("single", "ddp:2", "ddp:3"):
+            yield Recipe(parallel=parallel, precision=precision)
+    for parallel in ("fsdp:2", "tp:2", "pp:2:1f1b"):
+        yield Recipe(parallel=parallel, precision="amp-bf16", micro_batch_size=_PIPELINE_BATCH_SIZE)
+
+
+def _checkpointings() -> Iterator[Recipe]:
+    for checkpointing in _CHECKPOINTINGS:
+        for parallel in ("single", "ddp:2", "fsdp:2"):
+            for precision in ("fp32", "amp-bf16"):
+                yield Recipe(parallel=parallel, precision=precision, checkpointing=checkpointing)
+
+
+def _steps() -> Iterator[Recipe]:
+    """Accumulation, with the micro-batch that makes the batch of one step no larger; clipping."""
+    for parallel in ("single", "ddp:2", "ddp:3", "fsdp:2"):
+        yield Recipe(parallel=parallel, micro_batch_size=8, grad_accumulation_steps=3)
+    for parallel in ("single", "ddp:2", "fsdp:2"):
+        for precision in ("fp32", "amp-fp16"):
+            yield Recipe(parallel=parallel, precision=precision, clip_grad_norm=0.1)

@@ -1,0 +1,514 @@
+"""Models that are no chain of layers from one tensor to one: verified, or refused with a reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from perfsuite import Recipe, Workload
+from perfsuite.errors import RankFailureError, RecipeError
+from perfsuite.records import EquivalenceReport
+
+Check = Callable[..., EquivalenceReport]
+cross_entropy = nn.functional.cross_entropy
+
+NUM_SAMPLES = 96
+# Every mode, and every mode that keeps a model whole.
+MODES = ("single", "ddp:2", "zero1:2", "fsdp:2", "horovod-like:2", "tp:2", "pp:2", "mp:2")
+SHARED_DATA = ("ddp:2", "zero1:2", "fsdp:2", "horovod-like:2")
+
+
+def numbers(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+INPUTS = numbers(NUM_SAMPLES, 6)
+CLASSES = torch.arange(NUM_SAMPLES) % 4
+WORDS = torch.randint(0, 10, (NUM_SAMPLES, 5), generator=torch.Generator().manual_seed(0))
+
+
+class Samples(Dataset[Any]):
+    def __init__(self, inputs: Sequence[Any] | Tensor, targets: Sequence[Any] | Tensor) -> None:
+        self.inputs, self.targets = inputs, targets
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.inputs[index], self.targets[index]
+
+
+def make_workload(build_model: Callable[[], nn.Module], **fields: Any) -> Workload:
+    """A classifier of six numbers; `inputs` and `targets` are the samples, the rest its fields."""
+    samples = Samples(fields.pop("inputs", INPUTS), fields.pop("targets", CLASSES))
+    defaults: dict[str, Any] = {
+        "name": "odd",
+        "build_model": build_model,
+        "build_dataset": lambda split: samples if split == "train" else None,
+        "loss": cross_entropy,
+        "build_optimizer": lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        "micro_batch_size": 8,
+        "metric": "none",
+    }
+    return Workload(**{**defaults, **fields})
+
+
+def make_layers() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 4))
+
+
+def statuses(report: EquivalenceReport) -> dict[str, str]:
+    return {row.check: row.status for row in report.rows}
+
+
+def reason(report: EquivalenceReport, check: str) -> str:
+    return next(row.reason for row in report.rows if row.check == check)
+
+
+class Dicts(nn.Module):
+    """Keywords in, a dict out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8))
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, image: Tensor, weight: Tensor) -> dict[str, Tensor]:
+        hidden = self.layers(image)
+        return {"logits": self.head(hidden) * weight, "size": hidden.square().mean()}
+
+
+class Tuples(nn.Module):
+    """Two arguments in, a nest out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8))
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, left: Tensor, right: Tensor) -> tuple[Tensor, list[Any]]:
+        hidden = self.layers(left + right)
+        return self.head(hidden), [hidden, {"mean": hidden.mean(dim=1)}]
+
+
+def nested_loss(outputs: Any, target: Any) -> Tensor:
+    logits, (hidden, summary) = outputs
+    corner, (height,) = target["box"]
+    mse = nn.functional.mse_loss
+    return (
+        cross_entropy(logits, target["label"])
+        + mse(hidden[:, :2], corner)
+        + mse(summary["mean"], height)
+    )
+
+
+@pytest.mark.parametrize("parallel", MODES)
+def test_a_model_from_dicts_to_dicts_is_equivalent(check_equivalence: Check, parallel: str) -> None:
+    weights = numbers(NUM_SAMPLES, 1, seed=1)
+    workload = make_workload(
+        Dicts,
+        inputs=[{"image": image, "weight": w} for image, w in zip(INPUTS, weights, strict=True)],
+        loss=lambda outputs, target: cross_entropy(outputs["logits"], target) + outputs["size"],
+        blocks=lambda model: list(model.layers),
+    )
+
+    report = check_equivalence(workload, Recipe(parallel=parallel))
+
+    assert report.is_equivalent, report
+    assert "T1" in statuses(report)
+
+
+@pytest.mark.parametrize("parallel", MODES)
+def test_a_model_of_tuples_with_nested_outputs_and_targets_is_equivalent(
+    check_equivalence: Check, parallel: str
+) -> None:
+    workload = make_workload(
+        Tuples,
+        inputs=list(zip(INPUTS, INPUTS.roll(1, 0), strict=True)),
+        targets=[
+            {"label": label, "box": (image[:2], [image[2]])}
+            for label, image in zip(CLASSES, INPUTS, strict=True)
+        ],
+        loss=nested_loss,
+        blocks=lambda model: list(model.layers),
+    )
+
+    report = check_equivalence(workload, Recipe(parallel=parallel))
+
+    assert report.is_equivalent, report
+    assert "T1" in statuses(report)
+
+
+class Tied(nn.Module):
+    """A language model whose output layer is its embedding."""
+
+    def __init__(self, layers: nn.Sequential) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(10, 8)
+        self.layers = layers
+        self.head = nn.Linear(8, 10, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, words: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.layers(self.embed(words)))
+        return logits.flatten(0, 1)
+
+
+def make_tied_workload(*layers: Callable[[], nn.Module]) -> Workload:
+    return make_workload(
+        lambda: Tied(nn.Sequential(*(build() for build in layers))),
+        inputs=WORDS,
+        targets=WORDS.roll(1, 1),
+        loss=lambda outputs, target: cross_entropy(outputs, target.flatten()),
+        blocks=lambda model: list(model.layers),
+    )
+
+
+@pytest.mark.parametrize("parallel", ["single", *SHARED_DATA, "tp:2"])
+def test_tied_weights_are_equivalent(check_equivalence: Check, parallel: str) -> None:
+    workload = make_tied_workload(lambda: nn.Linear(8, 8), nn.Tanh, lambda: nn.Linear(8, 8))
+
+    report = check_equivalence(workload, Recipe(parallel=parallel))
+
+    assert report.is_equivalent, report
+
+
+@pytest.mark.parametrize("parallel", ["pp:2", "mp:2"])
+def test_a_pipeline_that_would_tear_a_tied_weight_apart_is_refused(
+    check_equivalence: Check, parallel: str
+) -> None:
+    workload = make_tied_workload(lambda: nn.Linear(8, 8), nn.Tanh)
+
+    with pytest.raises(RecipeError) as refusal:
+        check_equivalence(workload, Recipe(parallel=parallel))
+
+    assert str(refusal.value) == (
+        f"parallel {parallel!r} cannot cut the model of workload 'odd': two stages share the "
+        "weight 'embed.weight' (as 'head.weight'), whose gradients nobody would add up; do not "
+        "tie it, or name blocks that keep its uses together"
+    )
+
+
+def test_tensor_parallelism_of_a_tied_layer_alone_is_refused(check_equivalence: Check) -> None:
+    workload = make_tied_workload(nn.Tanh)
+
+    with pytest.raises(RecipeError) as refusal:
+        check_equivalence(workload, Recipe(parallel="tp:2"))
+
+    assert str(refusal.value) == (
+        "parallel 'tp:2' needs an nn.Linear whose out_features are divisible by 2 and whose weight "
+        "no other module shares; workload 'odd' has widths 10; use ddp:2"
+    )
+
+
+def make_frozen() -> nn.Sequential:
+    layers = make_layers()
+    layers[0].bias.requires_grad_(False)
+    layers[2].requires_grad_(False)
+    return layers
+
+
+@pytest.mark.parametrize("parallel", MODES)
+def test_frozen_parameters_are_equivalent(check_equivalence: Check, parallel: str) -> None:
+    workload = make_workload(make_frozen, blocks=lambda model: list(model))
+
+    report = check_equivalence(workload, Recipe(parallel=parallel))
+
+    assert report.is_equivalent, report
+
+
+class Unused(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.used = make_layers()
+        self.unused = nn.Linear(6, 6)
+
+    def forward(self, image: Tensor) -> Tensor:
+        logits: Tensor = self.used(image)
+        return logits
+
+
+UNUSED = make_workload(Unused, blocks=lambda model: list(model.used))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"parallel": "single"},
+        {"parallel": "ddp:2", "find_unused_parameters": True},
+        {"parallel": "ddp:2", "static_graph": True},
+        {"parallel": "zero1:2", "find_unused_parameters": True},
+        {"parallel": "fsdp:2"},
+        {"parallel": "horovod-like:2"},
+        {"parallel": "tp:2"},
+        {"parallel": "pp:2"},
+    ],
+)
+def test_unused_parameters_are_equivalent(check_equivalence: Check, fields: Any) -> None:
+    report = check_equivalence(UNUSED, Recipe(**fields))
+
+    assert report.is_equivalent, report
+
+
+@pytest.mark.parametrize("parallel", ["ddp:2", "zero1:2"])
+def test_ddp_that_does_not_look_for_unused_parameters_says_which_option_does(
+    check_equivalence: Check, parallel: str
+) -> None:
+    with pytest.raises(RankFailureError) as failure:
+        check_equivalence(UNUSED, Recipe(parallel=parallel))
+
+    # The rest of the sentence is torch's own; parameters 6 and 7 are `unused.weight` and its bias.
+    message = str(failure.value)
+    assert message.startswith(
+        f"rank {failure.value.rank} of 2 raised RuntimeError: Expected to have finished reduction "
+        "in the prior iteration before starting a new one."
+    )
+    assert "find_unused_parameters=True" in message
+    assert f"did not receive grad for rank {failure.value.rank}: 6 7" in message
+
+
+def test_the_bucket_that_waits_for_an_unused_parameter_is_a_mismatch_in_the_first_step(
+    check_equivalence: Check,
+) -> None:
+    report = check_equivalence(UNUSED, Recipe(parallel="ddp:2"), num_steps=1)
+
+    assert statuses(report)["T0"] == "mismatch"
+    assert reason(report, "T0").startswith("the gradient of 'used.0.weight' differs at step 1 by ")
+
+
+class Counting(nn.Module):
+    """Counts its calls, and lets a second buffer decay: both the same on all ranks."""
+
+    calls: Tensor
+    decay: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("decay", torch.ones(6))
+
+    def forward(self, image: Tensor) -> Tensor:
+        self.calls += 1
+        self.decay.mul_(0.5)
+        return image * (1 + self.decay)
+
+
+COUNTING = make_workload(
+    lambda: nn.Sequential(Counting(), *make_layers()), blocks=lambda model: list(model)
+)
+
+
+@pytest.mark.parametrize("parallel", ["single", *SHARED_DATA, "tp:2", "mp:2"])
+def test_buffers_that_follow_the_calls_are_equivalent(
+    check_equivalence: Check, parallel: str
+) -> None:
+    report = check_equivalence(COUNTING, Recipe(parallel=parallel))
+
+    assert report.is_equivalent, report
+
+
+def test_a_counter_of_calls_is_another_one_under_a_pipeline_of_chunks(
+    check_equivalence: Check,
+) -> None:
+    report = check_equivalence(COUNTING, Recipe(parallel="pp:2"))
+
+    assert statuses(report) == {"T0": "equivalent", "T1": "mismatch", "data": "equivalent"}
+
+
+class Averaging(nn.Module):
+    """Keeps a moving average of its inputs, which is another one on each rank."""
+
+    average: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("average", torch.zeros(6))
+
+    @torch.no_grad()
+    def forward(self, image: Tensor) -> Tensor:
+        self.average.lerp_(image.mean(dim=0), 0.1)
+        return image
+
+
+AVERAGING = make_workload(
+    lambda: nn.Sequential(Averaging(), *make_layers()), blocks=lambda model: list(model)
+)
+
+
+@pytest.mark.parametrize("parallel", ["single", "tp:2", "mp:2"])
+def test_a_moving_average_of_the_whole_batch_is_equivalent(
+    check_equivalence: Check, parallel: str
+) -> None:
+    report = check_equivalence(AVERAGING, Recipe(parallel=parallel))
+
+    assert report.is_equivalent, report
+
+
+@pytest.mark.parametrize("parallel", ["ddp:2", "fsdp:2", "horovod-like:2"])
+def test_a_moving_average_of_each_ranks_own_data_is_a_semantic_difference(
+    check_equivalence: Check, parallel: str
+) -> None:
+    report = check_equivalence(AVERAGING, Recipe(parallel=parallel))
+
+    assert statuses(report) == {"T0": "equivalent", "T1": "mismatch", "data": "equivalent"}
+    assert reason(report, "T1").startswith("the buffer of '0.average' differs at step 1 ")
+
+
+@pytest.mark.parametrize("checkpointing", ["every-block", "segments:2", "selective"])
+def test_checkpointing_of_a_model_without_blocks_is_refused(
+    check_equivalence: Check, checkpointing: str
+) -> None:
+    with pytest.raises(RecipeError) as refusal:
+        check_equivalence(make_workload(make_layers), Recipe(checkpointing=checkpointing))
+
+    assert str(refusal.value) == (
+        f"checkpointing {checkpointing!r} needs the blocks of workload 'odd', which names none; "
+        "add blocks=lambda model: [...] with the modules to recompute to its Workload, or use "
+        "checkpointing='none'"
+    )
+
+
+@pytest.mark.parametrize("parallel", ["pp:2", "mp:2"])
+def test_a_pipeline_of_a_model_without_blocks_is_refused(
+    check_equivalence: Check, parallel: str
+) -> None:
+    with pytest.raises(RecipeError) as refusal:
+        check_equivalence(make_workload(make_layers), Recipe(parallel=parallel))
+
+    assert str(refusal.value) == (
+        f"parallel {parallel!r} needs the blocks of workload 'odd', which names none; add "
+        "blocks=lambda model: [...] with the modules to cut between to its Workload"
+    )
+
+
+@pytest.mark.parametrize("parallel", ["single", *SHARED_DATA, "tp:2"])
+def test_a_model_without_blocks_is_equivalent_where_none_are_needed(
+    check_equivalence: Check, parallel: str
+) -> None:
+    report = check_equivalence(make_workload(make_layers), Recipe(parallel=parallel))
+
+    assert report.is_equivalent, report
+
+
+DROPPING = make_workload(
+    lambda: nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.3), nn.Linear(8, 8), nn.Linear(8, 4)),
+    blocks=lambda model: list(model),
+)
+
+
+@pytest.mark.parametrize("parallel", SHARED_DATA)
+def test_dropout_is_reduced_bit_for_bit_and_held_to_no_single_batch(
+    check_equivalence: Check, parallel: str
+) -> None:
+    report = check_equivalence(DROPPING, Recipe(parallel=parallel))
+
+    assert statuses(report) == {"T0": "equivalent", "data": "equivalent"}
+    assert reason(report, "T0") == "equal bit for bit"
+    assert report.inapplicable["T1"] == "the model draws random numbers"
+
+
+@pytest.mark.parametrize("parallel", ["single", "ddp:2", "pp:2"])
+def test_dropout_is_recomputed_bit_for_bit(check_equivalence: Check, parallel: str) -> None:
+    report = check_equivalence(DROPPING, Recipe(parallel=parallel, checkpointing="every-block"))
+
+    assert report.is_equivalent, report
+    assert reason(report, "checkpointing") == "equal bit for bit"
+
+
+@pytest.mark.parametrize("parallel", ["single", "tp:2", "pp:2"])
+def test_dropout_that_no_check_applies_to_is_not_called_equivalent(
+    check_equivalence: Check, parallel: str
+) -> None:
+    report = check_equivalence(DROPPING, Recipe(parallel=parallel))
+
+    assert report.status in ("no power", "not exercised"), report
+    assert report.inapplicable["T1"] == "the model draws random numbers"
+
+
+class NoDoubles(nn.Module):
+    """A kernel that has no float64."""
+
+    def forward(self, image: Tensor) -> Tensor:
+        if image.dtype == torch.float64:
+            raise RuntimeError("this kernel has no float64\n(a second line)")
+        return image
+
+
+@pytest.mark.parametrize(
+    "parallel", ["single", "ddp:2", "fsdp:2", "horovod-like:2", "tp:2", "pp:2"]
+)
+def test_a_model_that_refuses_float64_is_held_to_float32_and_says_so(
+    check_equivalence: Check, parallel: str
+) -> None:
+    workload = make_workload(
+        lambda: nn.Sequential(NoDoubles(), *make_layers()), blocks=lambda model: list(model)
+    )
+
+    report = check_equivalence(workload, Recipe(parallel=parallel))
+
+    assert report.is_equivalent, report
+    assert reason(report, "T1").endswith(
+        "; float32 is the truth, because float64 is refused (this kernel has no float64)"
+    )
+
+
+class Pooling(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = make_layers()
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.layers(images.mean(dim=1))
+        return logits
+
+
+LENGTHS = make_workload(
+    Pooling,
+    inputs=[numbers(3 + index % 3, 6, seed=index) for index in range(NUM_SAMPLES)],
+    micro_batch_size=1,
+)
+
+
+@pytest.mark.parametrize("parallel", ["single", "tp:2"])
+def test_batches_that_change_their_shape_from_step_to_step_are_equivalent(
+    check_equivalence: Check, parallel: str
+) -> None:
+    report = check_equivalence(LENGTHS, Recipe(parallel=parallel))
+
+    assert statuses(report) == {"T1": "equivalent", "data": "equivalent"}
+
+
+@pytest.mark.parametrize("parallel", SHARED_DATA)
+def test_batches_of_another_shape_on_each_rank_are_reduced_bit_for_bit_and_are_no_single_batch(
+    check_equivalence: Check, parallel: str
+) -> None:
+    report = check_equivalence(LENGTHS, Recipe(parallel=parallel))
+
+    assert statuses(report) == {"T0": "equivalent", "data": "equivalent"}
+    assert report.inapplicable["T1"] == "batches of shapes (3, 6), (4, 6) are no one"
+
+
+class Embedding(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(10, 8, sparse=True)
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, words: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.embed(words).mean(dim=1))
+        return logits
+
+
+SPARSE = make_workload(Embedding, inputs=WORDS, blocks=lambda model: [model.embed, model.head])
+
+
+@pytest.mark.parametrize("parallel", ["single", "ddp:2", "tp:2", "pp:2"])
+def test_a_sparse_embedding_is_equivalent(check_equivalence: Check, parallel: str) -> None:
+    report = check_equivalence(SPARSE, Recipe(parallel=parallel))
+
+    assert report.is_equivalent, report
