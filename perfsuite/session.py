@@ -228,6 +228,8 @@ class Session:
             raise NotExercisedError(reason)
         self._sweep_once()
         folder = make_group_folder()
+        # The same steps are run again when they are timed, and say then what they have to say.
+        policy = dataclasses.replace(self._policy, shows_output=False)
         try:
             has_twin = recipe.checkpointing != "none"
             runs = {"tested": recipe}
@@ -243,7 +245,7 @@ class Session:
                     num_steps=num_steps,
                     counts_work=has_twin and not recipe.compile,
                 )
-                self._run_group(job, run)
+                self._run_group(job, run, policy)
             check = CheckRun(
                 workload=workload,
                 recipe=recipe,
@@ -252,17 +254,17 @@ class Session:
                 folder=str(folder),
                 has_twin=has_twin,
             )
-            (reply,) = run_group(check, world_size=1, policy=self._policy, needs_group=False)
+            (reply,) = run_group(check, world_size=1, policy=policy, needs_group=False)
             return cast(RunChecked, reply)
         finally:
             remove_group_folder(folder)
 
-    def _run_group(self, job: Job, recipe: Recipe) -> list[Reply]:
+    def _run_group(self, job: Job, recipe: Recipe, policy: GroupPolicy) -> list[Reply]:
         plan = recipe.plan
         return run_group(
             job,
             world_size=plan.world_size,
-            policy=self._policy,
+            policy=policy,
             needs_group=plan.mode not in ("single", "dp"),
         )
 
@@ -300,7 +302,7 @@ class Session:
         self._sweep_once()
         if is_timed:
             self._lock.acquire()
-        replies = self._run_group(job, job.recipe)
+        replies = self._run_group(job, job.recipe, self._policy)
         ranks = [cast(CellMeasured, reply) for reply in replies]
         return _combine(job, name, self.hardware.device, ranks, numerics)
 

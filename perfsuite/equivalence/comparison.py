@@ -163,10 +163,11 @@ def judge_alignment(tested: Tensors, expected: Tensors, step: int, limit: Limit)
     size = total_norm(expected)
     if size == 0 or limit.value == 0 or not math.isfinite(size):
         return []
-    product = fourths = 0.0
+    along = fourths = 0.0
     for name in tested.keys() & expected.keys():
         its = expected[name].double() / size
-        product += float((tested[name].double() / size * its).sum())
+        # The difference first, or its share would be lost in the rounding of the product.
+        along += float(((tested[name].double() - expected[name].double()) / size * its).sum())
         fourths += float(its.square().square().sum())
     # The participation ratio: how many elements would carry the norm if all were equal.
     num_elements = 1 / fourths
@@ -174,7 +175,7 @@ def judge_alignment(tested: Tensors, expected: Tensors, step: int, limit: Limit)
         Evidence(
             what="gradient",
             step=step,
-            error=abs(product - 1),
+            error=abs(along),
             limit=limit.value * min(1.0, _ALIGNMENT_SDS / math.sqrt(num_elements)),
             formula=f"along the gradient of {num_elements:.0f} elements, from {limit.formula}",
         )

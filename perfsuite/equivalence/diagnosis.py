@@ -6,6 +6,7 @@ decide whether anything failed.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 from torch import nn
@@ -70,11 +71,9 @@ def explain_weights(evidence: Evidence) -> str | None:
 
 def _matching_bug(tested: Tensors, expected: Tensors, bugs: Sequence[Bug]) -> str | None:
     error = measure_errors(tested, expected).total
-    left = {bug.cause: measure_errors(tested, bug.gradients).total for bug in bugs}
-    if not left or error == 0:
-        return None
-    cause = min(left, key=left.__getitem__)
-    return cause if left[cause] < _UNEXPLAINED * error else None
+    left = [(measure_errors(tested, bug.gradients).total, bug.cause) for bug in bugs]
+    least, cause = min(left, default=(math.inf, ""))
+    return cause if least < _UNEXPLAINED * error else None
 
 
 def _scale(tested: Tensors, expected: Tensors) -> str | None:

@@ -15,6 +15,7 @@ from perfsuite.equivalence.averaging import average
 from perfsuite.equivalence.bugs import (
     Bug,
     gradient_bugs,
+    lost_micro_batch,
     lost_samples,
     mean_of_means,
     scaled,
@@ -81,7 +82,8 @@ def check_semantics(case: Case) -> Proof | str:
         if number == 1:
             bugs = list(_bugs(references, answer, case))
             proof.plant(bugs, lambda bug: _judge(bug, answer, 1, case))  # noqa: B023
-            proof.find_cause = _explain(references, tested, answer, bugs)
+            hypotheses = [*bugs, *_hypotheses(references.plain, step)]
+            proof.find_cause = _explain(references, tested, answer, hypotheses)
             proof.vacuous += _why_vacuous(references, step, answer, case)
     if sizes:
         return (
@@ -218,6 +220,21 @@ def _bugs(references: _References, answer: _Answer, case: Case) -> Iterator[Bug]
         first = _FIRST_PART * size // _NUM_PARTS
         parts = [first, size - first]
         yield mean_of_means(_mean_of_parts(references.plain, answer, parts))
+
+
+def _hypotheses(plain: Reference, step: Step) -> Iterator[Bug]:
+    """What may be wrong with the micro-batches of this step, and is right where they are alike."""
+    parts = [
+        [scaled(plain.run([one], scale=step.scale).gradients, 1 / step.scale) for one in shard]
+        for shard in step.shards
+    ]
+    yield mean_of_means(average([part for shard in parts for part in shard], "none"))
+    num_steps = len(step.shards[0])
+    for which, kept in (("first", slice(1, None)), ("last", slice(None, -1))):
+        left = [part for shard in parts for part in shard[kept]]
+        if left:
+            share = (num_steps - 1) / num_steps
+            yield lost_micro_batch(scaled(average(left, "none"), share), which)
 
 
 def _mean_of_parts(plain: Reference, answer: _Answer, sizes: list[int]) -> Tensors:

@@ -68,6 +68,7 @@ class GroupPolicy:
             machines, and with a fixed number the losses repeat exactly.
         seed: Seed of each rank before its job.
         import_roots: Folders that come first on the ranks' module path.
+        shows_output: Print what the ranks printed when all went well.
     """
 
     device: str = "cpu"
@@ -77,6 +78,7 @@ class GroupPolicy:
     num_threads: int = 1
     seed: int = 0
     import_roots: tuple[str, ...] = ()
+    shows_output: bool = True
 
 
 def run_group(
@@ -172,7 +174,8 @@ class RankGroup:
             if watch.stuck_for_s(waiting) > self._policy.timeout_s:
                 raise self._stuck(waiting)
         self._raise_first_failure(replies)
-        self._show_logs()
+        if self._policy.shows_output:
+            self._show_logs()
         return [cast(Reply, replies[rank]) for rank in range(self._world_size)]
 
     def _receive(

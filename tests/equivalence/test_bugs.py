@@ -169,10 +169,16 @@ def test_what_is_compressed_already_is_not_compressed_by_mistake(
 
 
 def test_bugs_that_are_computed_elsewhere_are_named_here() -> None:
-    bugs = [make(GRADIENTS) for make in (lost_micro_batch, mean_of_means, lost_samples)]
+    bugs = [
+        lost_micro_batch(GRADIENTS, "first"),
+        lost_micro_batch(GRADIENTS, "last"),
+        mean_of_means(GRADIENTS),
+        lost_samples(GRADIENTS),
+    ]
 
     assert all(bug.gradients is GRADIENTS for bug in bugs)
     assert [(bug.name, bug.cause) for bug in bugs] == [
+        ("the first micro-batch is left out", "a micro-batch of the accumulation is lost"),
         ("the last micro-batch is left out", "a micro-batch of the accumulation is lost"),
         (
             "the mean of unequal shards' means",

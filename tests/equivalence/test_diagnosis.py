@@ -27,7 +27,7 @@ EXPECTED = {name: sum(share[name] for share in SHARES) / 3 for name in ("a", "b"
 OTHER = {name: torch.randn(tensor.shape, generator=GENERATOR) for name, tensor in EXPECTED.items()}
 BUGS = [
     *reduction_bugs(SHARES, "none"),
-    lost_micro_batch({name: 0.5 * tensor + 1 for name, tensor in EXPECTED.items()}),
+    lost_micro_batch({name: 0.5 * tensor + 1 for name, tensor in EXPECTED.items()}, "last"),
     mean_of_means({name: tensor.flip(0) for name, tensor in EXPECTED.items()}),
     wrong_scale(EXPECTED, 3),
     *gradient_bugs(EXPECTED),

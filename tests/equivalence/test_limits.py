@@ -53,6 +53,13 @@ def test_two_ranks_on_a_cpu_are_held_to_equal_bits(parallel: str) -> None:
     assert limit == Limit(value=0.0, formula="bit for bit", worst_parameter=0.0)
 
 
+def test_rows_that_are_added_piece_by_piece_are_not_held_to_equal_bits() -> None:
+    limit = reduction_limit(U32, Recipe(parallel="ddp:2"), CPU, is_ordered=False)
+
+    assert limit.value == pytest.approx(2 * U32 * math.sqrt(2), rel=1e-12)
+    assert limit.formula == "2 u sqrt(ws A), u 1.2e-07, ws 2, A 1"
+
+
 @pytest.mark.parametrize(
     ("recipe", "device", "root", "formula"),
     [

@@ -256,7 +256,7 @@ def test_traces_come_back_from_their_files_bit_by_bit(tmp_path: Path) -> None:
 
 
 def test_a_batch_of_a_class_that_only_a_test_knows_is_saved(tmp_path: Path) -> None:
-    local_class = namedtuple("local_class", "x y")  # noqa: PYI024, N806
+    local_class = namedtuple("local_class", "x y")
     batch = local_class(torch.ones(2), torch.zeros(2))
     save_trace(rank_trace(steps=[rank_step(micro_batches=[micro_batch(batch)])]), tmp_path / "0")
 

@@ -284,6 +284,19 @@ def test_an_optimizer_that_does_not_move_shows_nothing() -> None:
     assert finding.reason == f"it does not find a planted bug: {STAYS}"
 
 
+@pytest.mark.parametrize("optimizer", ["adamw", "adagrad"])
+@pytest.mark.parametrize("precision", ["O2", "bf16"])
+def test_a_step_that_hardly_depends_on_the_gradients_length_is_no_lack_of_power(
+    optimizer: str, precision: str
+) -> None:
+    trained = workload(build_optimizer=OPTIMIZERS[optimizer])
+
+    finding = check(trained, Recipe(precision=precision, clip_grad_norm=0.1))
+
+    assert (finding.status, finding.reason) == ("equivalent", "equal bit for bit")
+    assert STAYS in [bug.bug for bug in finding.planted]
+
+
 def test_weights_that_are_not_finite_are_a_mismatch() -> None:
     trained = workload(build_optimizer=lambda parameters: torch.optim.SGD(parameters, lr=1e38))
 
