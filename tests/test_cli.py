@@ -190,3 +190,120 @@ def test_every_verb_has_help_with_an_example(verb: str) -> None:
 
     assert ended.exit_code == 0
     assert f"Example: perfsuite {verb} " in ended.stdout
+
+
+# --- verify ---
+
+OWN_MODEL = """
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import perfsuite
+
+
+class Model(nn.Linear):
+    def forward(self, inputs):
+        # On the ranks alone, so that the reference is right.
+        wrong = WRONG and torch.distributed.is_initialized()
+        return super().forward(inputs) * (1.5 if wrong else 1.0)
+
+
+def points(split):
+    generator = torch.Generator().manual_seed(0)
+    return TensorDataset(torch.randn(64, 4, generator=generator), torch.arange(64) % 3)
+
+
+workload = perfsuite.Workload(
+    name="own",
+    build_model=lambda: Model(4, 3),
+    build_dataset=points,
+    loss=nn.functional.cross_entropy,
+    build_optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+    micro_batch_size=8,
+)
+"""
+
+
+def test_verify_proves_a_model_of_ones_own_and_writes_the_rows(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(OWN_MODEL.replace("WRONG", "False"))
+
+    result = perfsuite(
+        *("verify", "own:workload", "--parallel", "ddp:2", "--json", "rows.json"), cwd=tmp_path
+    )
+
+    assert result.returncode == 0, result.stderr
+    assert result.stderr == ""
+    document = json.loads((tmp_path / "rows.json").read_text())
+    assert document["schema"] == 1
+    assert [row["check"] for row in document["rows"]] == ["T0", "T1", "data"]
+    first = document["rows"][0]
+    assert list(first) == [
+        "parallel",
+        "precision",
+        "checkpointing",
+        "world_size",
+        "check",
+        "status",
+        "error",
+        "limit",
+        "power",
+        "reason",
+    ]
+    assert (first["status"], first["error"], first["limit"]) == ("equivalent", 0.0, 0.0)
+    assert first["reason"] == "equal bit for bit"
+    assert "T0 equivalent (ddp:2, fp32): equal bit for bit" in result.stdout
+
+
+def test_verify_ends_in_20_where_the_model_computes_something_else(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(OWN_MODEL.replace("WRONG", "True"))
+
+    result = perfsuite("verify", "own:workload", "--parallel", "ddp:2", cwd=tmp_path)
+
+    assert result.returncode == 20
+    assert "T0 mismatch (ddp:2, fp32): the " in result.stdout
+
+
+def test_verify_ends_in_22_with_the_reason_where_nothing_could_be_exercised(
+    tmp_path: Path,
+) -> None:
+    result = perfsuite(
+        *("verify", "lenet-digits", "--parallel", "dp:2", "--device", "cpu"), cwd=tmp_path
+    )
+
+    assert result.returncode == 22
+    assert (
+        "T1 not exercised (dp:2, fp32): parallel 'dp:2': nn.DataParallel silently runs the plain "
+        "module on cpu; it needs a CUDA device" in result.stdout
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["nothing"],
+            "workload 'nothing' is not known; use one of lenet-digits, ",
+        ),
+        (
+            ["lenet-digits", "--precision", "fp8"],
+            "precision is 'fp8'; use one of fp64, fp32, ",
+        ),
+        (
+            ["lenet-digits", "--device", "tpu"],
+            "--device is 'tpu'; use one of auto, cpu, cuda",
+        ),
+        (
+            ["lenet-digits", "--all", "--parallel", "ddp:2"],
+            "--all tries every recipe; leave the options of one recipe out",
+        ),
+    ],
+)
+def test_a_mistake_in_verify_is_one_line_and_exit_code_2(
+    tmp_path: Path, arguments: list[str], message: str
+) -> None:
+    result = perfsuite("verify", *arguments, cwd=tmp_path)
+
+    assert result.returncode == 2
+    assert result.stderr.startswith(f"perfsuite: {message}")
+    assert result.stderr.count("\n") == 1

@@ -356,7 +356,11 @@ def test_a_moving_average_of_each_ranks_own_data_is_a_semantic_difference(
     report = check_equivalence(AVERAGING, Recipe(parallel=parallel))
 
     assert statuses(report) == {"T0": "equivalent", "T1": "mismatch", "data": "equivalent"}
-    assert reason(report, "T1").startswith("the buffer of '0.average' differs at step 1 ")
+    assert reason(report, "T1").startswith("the buffer of '0.average' differs at step 1 by ")
+    assert reason(report, "T1").endswith(
+        "; likeliest cause: the forward pass changes a buffer by the data that it sees, and no "
+        "process sees the whole batch"
+    )
 
 
 @pytest.mark.parametrize("checkpointing", ["every-block", "segments:2", "selective"])
@@ -420,14 +424,24 @@ def test_dropout_is_recomputed_bit_for_bit(check_equivalence: Check, parallel: s
     assert reason(report, "checkpointing") == "equal bit for bit"
 
 
-@pytest.mark.parametrize("parallel", ["single", "tp:2", "pp:2"])
-def test_dropout_that_no_check_applies_to_is_not_called_equivalent(
-    check_equivalence: Check, parallel: str
+@pytest.mark.parametrize(
+    ("parallel", "why_no_reduction"),
+    [
+        ("single", "one process reduces nothing"),
+        ("tp:2", "a split layer is no sum of the ranks' gradients"),
+        ("pp:2", "the model draws random numbers, and each stage of a pipeline draws its own"),
+    ],
+)
+def test_dropout_that_no_check_applies_to_is_not_exercised(
+    check_equivalence: Check, parallel: str, why_no_reduction: str
 ) -> None:
     report = check_equivalence(DROPPING, Recipe(parallel=parallel))
 
-    assert report.status in ("no power", "not exercised"), report
-    assert report.inapplicable["T1"] == "the model draws random numbers"
+    assert statuses(report) == {"T1": "not exercised", "data": "equivalent"}
+    assert reason(report, "T1") == (
+        f"T0 does not apply: {why_no_reduction}; T1 does not apply: the model draws random "
+        "numbers; checkpointing does not apply: the recipe recomputes nothing"
+    )
 
 
 class NoDoubles(nn.Module):
@@ -507,8 +521,32 @@ class Embedding(nn.Module):
 SPARSE = make_workload(Embedding, inputs=WORDS, blocks=lambda model: [model.embed, model.head])
 
 
-@pytest.mark.parametrize("parallel", ["single", "ddp:2", "tp:2", "pp:2"])
-def test_a_sparse_embedding_is_equivalent(check_equivalence: Check, parallel: str) -> None:
-    report = check_equivalence(SPARSE, Recipe(parallel=parallel))
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"parallel": "single"},
+        {"parallel": "ddp:2"},
+        {"parallel": "ddp:3"},
+        {"parallel": "ddp:2", "precision": "amp-bf16"},
+        {"parallel": "ddp:2", "grad_accumulation_steps": 2},
+        {"parallel": "tp:2"},
+        {"parallel": "pp:2"},
+    ],
+)
+def test_a_sparse_embedding_is_equivalent(check_equivalence: Check, fields: Any) -> None:
+    report = check_equivalence(SPARSE, Recipe(**fields))
 
     assert report.is_equivalent, report
+
+
+@pytest.mark.parametrize("parallel", ["fsdp:2", "horovod-like:2"])
+def test_a_sparse_embedding_is_refused_where_dense_gradients_are_reduced_alone(
+    check_equivalence: Check, parallel: str
+) -> None:
+    with pytest.raises(RecipeError) as refusal:
+        check_equivalence(SPARSE, Recipe(parallel=parallel))
+
+    assert str(refusal.value) == (
+        f"parallel {parallel!r} reduces dense gradients alone, and those of layer 'embed' are "
+        "sparse; use sparse=False, or parallel='ddp:2'"
+    )
