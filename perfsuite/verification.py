@@ -22,7 +22,7 @@ def report(workload: str, recipe: Recipe, checked: RunChecked) -> EquivalenceRep
 
 def not_exercised(workload: str, recipe: Recipe, reason: str) -> EquivalenceReport:
     """Return the report of a recipe that could not be exercised."""
-    check: Check = "T1" if recipe.plan.world_size == 1 else "T0"
+    check: Check = "T0" if recipe.plan.world_size > 1 else "T1"
     finding = Finding(check=check, status="not exercised", reason=reason)
     return EquivalenceReport(
         workload=workload,

@@ -162,11 +162,16 @@ def _join(parts: Sequence[Any]) -> Any:
         if any(part.keys() != first.keys() for part in parts):
             raise ValueError("the batches are dicts of other keys, so they do not make one")
         return {key: _join([part[key] for part in parts]) for key in first}
-    if isinstance(first, list | tuple) and all(isinstance(item, str) for item in first):
+    is_record = hasattr(first, "_fields")
+    if isinstance(first, list | tuple) and not is_record and _are_texts(first):
         return type(first)(text for part in parts for text in part)
     if isinstance(first, list | tuple):
         if any(len(part) != len(first) for part in parts):
             raise ValueError("the batches are lists of other lengths, so they do not make one")
         columns = [_join(column) for column in zip(*parts, strict=True)]
-        return type(first)(*columns) if hasattr(first, "_fields") else type(first)(columns)
+        return type(first)(*columns) if is_record else type(first)(columns)
     return first
+
+
+def _are_texts(items: Sequence[Any]) -> bool:
+    return all(isinstance(item, str) for item in items)

@@ -30,6 +30,7 @@ class Row:
     parallel: str
     precision: str
     checkpointing: str
+    numerics: str
     num_workers: str
     step_time: str
     spread: str
@@ -44,6 +45,7 @@ _COLUMNS = (
     ("parallel", "parallel", "left"),
     ("precision", "precision", "left"),
     ("checkpointing", "checkpointing", "left"),
+    ("numerics", "numerics", "left"),
     ("workers", "num_workers", "right"),
     ("step", "step_time", "right"),
     ("spread", "spread", "right"),
@@ -66,6 +68,7 @@ def make_row(line: CellLine) -> Row | None:
         parallel=record.recipe["parallel"],
         precision=record.recipe["precision"],
         checkpointing=record.recipe["checkpointing"],
+        numerics=record.numerics.status if record.numerics else _NOTHING,
         num_workers=str(record.recipe["num_workers"]),
         step_time=units.format_seconds(step_time_s),
         spread=f"± {units.format_ratio(spread)}",

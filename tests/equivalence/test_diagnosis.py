@@ -118,6 +118,19 @@ def test_half_an_explanation_is_none() -> None:
     assert explain(tested) is None
 
 
+@pytest.mark.parametrize(("factor", "noise", "is_told"), [(0.01, 0.05, True), (100.0, 20.0, False)])
+def test_a_factor_is_told_where_it_leaves_little_of_the_error(
+    factor: float, noise: float, is_told: bool
+) -> None:
+    size = math.hypot(*(float(tensor.norm()) for tensor in EXPECTED.values()))
+    off = size / math.hypot(*(float(tensor.norm()) for tensor in OTHER.values()))
+    tested = {
+        name: factor * tensor + noise * off * OTHER[name] for name, tensor in EXPECTED.items()
+    }
+
+    assert (explain(tested, []) is not None) == is_told
+
+
 def test_equal_gradients_need_no_explanation() -> None:
     assert explain(EXPECTED) is None
 

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from perfsuite.cells import Recipe
-from perfsuite.records import CellLine, CellRecord, Counts, Memory, StageTimes
+from perfsuite.records import CellLine, CellRecord, Counts, Memory, Numerics, StageTimes
 from perfsuite.report.tables import not_exercised_lines, progress_line, terminal_table
 
 NO_STAGES = {"forward": None, "backward": None, "optimizer": None, "evaluation": None}
@@ -22,7 +22,7 @@ def line(
             world_size=2,
             exercised=True,
             fingerprint="0123456789ab",
-            numerics=None,
+            numerics=Numerics(status="equivalent", check="T0", error=0.0, limit=0.0, power="9/9"),
             stages_s=StageTimes(**{**NO_STAGES, "load": 0.0005, "other": 0.0, **stages}),
             counts=Counts(
                 flops=1,
@@ -52,9 +52,10 @@ def test_the_table_has_a_row_for_each_measured_cell_and_none_for_others() -> Non
 
     header, _, *rows = table.splitlines()
     titles = (
-        "workload parallel precision checkpointing workers step spread samples/s load peak memory"
+        "workload parallel precision checkpointing numerics workers step spread samples/s load "
+        "peak memory"
     )
-    values = "lenet ddp:2 fp32 none 2 2.00 ms ± 74.1 % 16.0 k 25.0 % 1.00 MiB 3"
+    values = "lenet ddp:2 fp32 none equivalent 2 2.00 ms ± 74.1 % 16.0 k 25.0 % 1.00 MiB 3"
     assert " ".join(header.split()) == f"{titles} collectives"
     assert [" ".join(row.split()) for row in rows] == [values]
     assert not_exercised_lines([line(TRAINED), skipped]) == ["NOT EXERCISED b::t: no GPU"]
