@@ -20,7 +20,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
 from perfsuite.errors import RecipeError, WorkloadError
 
@@ -118,6 +118,7 @@ def _record(model: nn.Module, block_names: list[str], given: Collection[str]) ->
         for name, parameter in inspect.signature(model.forward).parameters.items()
         if name not in given and parameter.default is not inspect.Parameter.empty
     }
+    buffers = dict(model.named_buffers())
     try:
         graph = _BetweenBlocks(block_names).trace(model, concrete_args=defaults or None)
     except _NOT_RECORDABLE as error:
@@ -126,6 +127,7 @@ def _record(model: nn.Module, block_names: list[str], given: Collection[str]) ->
             "the model's forward does between its blocks what cannot be recorded "
             f"({type(error).__name__}: {first_line}); move that code into a submodule"
         ) from error
+    _refuse_assigned_buffers(model, buffers)
     called = [node.target for node in graph.nodes if node.target in block_names]
     if called != block_names:
         raise RecipeError(
@@ -133,6 +135,16 @@ def _record(model: nn.Module, block_names: list[str], given: Collection[str]) ->
             f"blocks names {', '.join(block_names)}; name each once, in the order of the calls"
         )
     return graph
+
+
+def _refuse_assigned_buffers(model: nn.Module, before: Mapping[str, Tensor]) -> None:
+    """Refuse a forward that gives a buffer another tensor, of which a stage would know nothing."""
+    for name, buffer in dict(model.named_buffers()).items():
+        if buffer is not before.get(name):
+            raise RecipeError(
+                f"the model's forward assigns the buffer {name!r} between its blocks; change it in "
+                "place, or move that code into a submodule"
+            )
 
 
 def _derived_from_inputs(graph: fx.Graph) -> set[fx.Node]:

@@ -216,3 +216,49 @@ def test_functions_and_methods_between_blocks_are_recorded() -> None:
     inputs = {"x": torch.randn(3, 1, 6, 6)}
 
     assert torch.equal(run(stages, inputs), model(inputs["x"]))
+
+
+class Counting(Chain):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        self.calls = self.calls + 1
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def test_a_buffer_that_the_forward_assigns_is_refused() -> None:
+    model = Counting()
+
+    with pytest.raises(RecipeError) as raised:
+        cut_model(model, list(model.blocks), 2, {"x"})
+
+    assert str(raised.value) == (
+        "the model's forward assigns the buffer 'calls' between its blocks; change it in place, or "
+        "move that code into a submodule"
+    )
+
+
+class Scaled(Chain):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("factor", torch.ones(()))
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        for block in self.blocks:
+            x = block(x) * self.factor if block is self.blocks[2] else block(x)
+        return x
+
+
+def test_a_buffer_that_the_forward_reads_is_read_at_every_call() -> None:
+    model = Scaled()
+    last = cut_model(model, list(model.blocks), 2, {"x"})[-1]
+    x = torch.randn(2, 4)
+    before = last.module(x)
+
+    model.factor.fill_(3.0)
+
+    assert torch.equal(last.module(x), before * 3.0)
