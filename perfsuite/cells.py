@@ -76,6 +76,11 @@ class ParallelPlan:
     num_shards: int = 1
     schedule: str | None = None
 
+    @property
+    def needs_group(self) -> bool:
+        """Whether the cell trains with torch.distributed, if only over one rank."""
+        return self.mode not in ("single", "dp")
+
 
 def parse_parallel(text: str) -> ParallelPlan:
     """Return the plan that a parallel mode's text names.
@@ -292,6 +297,16 @@ class Hardware:
     num_cores: int | None = None
     compute_capability: tuple[int, int] | None = None
     has_horovod: bool = False
+
+    @property
+    def num_untimed_at_once(self) -> int:
+        """Groups of ranks to run together where nobody times: starting one keeps half a core busy.
+
+        One on GPUs, whose memory they would share.
+        """
+        if self.device != "cpu" or self.num_cores is None:
+            return 1
+        return self.num_cores // 2 + 1
 
 
 # A rank holds half a GiB and more; hundreds of them on a few processors starve the machine before

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -17,9 +17,10 @@ from typing import Any, Literal, cast
 
 from perfsuite import stats, verification
 from perfsuite.cells import Activity, Hardware, MeasurePlan, Recipe, why_not_exercised
-from perfsuite.errors import EquivalenceError, NotExercisedError, RecipeError
+from perfsuite.errors import EquivalenceError, NotExercisedError, PerfsuiteError, RecipeError
 from perfsuite.measure.combine import combine_stages, slowest_rank_times
 from perfsuite.measure.devices import visible_gpus
+from perfsuite.ranks.chains import Chain, GroupRequest, run_chain, run_chains
 from perfsuite.ranks.group import GroupPolicy, run_group
 from perfsuite.ranks.guard import make_group_folder, remove_group_folder, sweep_stale_folders
 from perfsuite.ranks.packing import pack, unpack
@@ -28,9 +29,7 @@ from perfsuite.ranks.wire import (
     CellMeasured,
     CheckRun,
     FunctionReturned,
-    Job,
     RecordRun,
-    Reply,
     RunCell,
     RunChecked,
 )
@@ -214,22 +213,39 @@ class Session:
             PerfsuiteError: The workload or its data is at fault, or a rank failed.
         """
         _check_is_recipe(recipe)
-        found = find_workload(workload)
+        return run_chain(self._verify(workload, recipe, num_steps, by_value))
+
+    def verify_each(
+        self, workload: str, recipes: Sequence[Recipe], *, num_steps: int = 3
+    ) -> Iterator[EquivalenceReport | PerfsuiteError]:
+        """Yield what `verify` returns or raises of each recipe, some of them checked together."""
+        chains = (self._verify(workload, recipe, num_steps, ()) for recipe in recipes)
+        return run_chains(chains, at_once=self.hardware.num_untimed_at_once)
+
+    def _verify(
+        self,
+        workload: str | Workload,
+        recipe: Recipe,
+        num_steps: int,
+        by_value: Sequence[ModuleType],
+    ) -> Chain[EquivalenceReport]:
+        packed = pack(find_workload(workload), by_value=by_value)
         name = workload.name if isinstance(workload, Workload) else workload
         try:
-            checked = self._verify(pack(found, by_value=by_value), recipe, num_steps)
+            checked = yield from self._check(packed, recipe, num_steps)
         except NotExercisedError as error:
             return verification.not_exercised(name, recipe, str(error))
         return verification.report(name, recipe, checked)
 
-    def _verify(self, workload: bytes, recipe: Recipe, num_steps: int) -> RunChecked:
+    def _check(self, workload: bytes, recipe: Recipe, num_steps: int) -> Chain[RunChecked]:
         reason = why_not_exercised(recipe, self.hardware)
         if reason is not None:
             raise NotExercisedError(reason)
         self._sweep_once()
         folder = make_group_folder()
-        # The same steps are run again when they are timed, and say then what they have to say.
-        policy = dataclasses.replace(self._policy, shows_output=False)
+        # Nothing is timed here. The same steps are run again when they are, and say then what they
+        # have to say.
+        policy = dataclasses.replace(self._policy, shows_output=False, pins_ranks=False)
         try:
             has_twin = recipe.checkpointing != "none"
             runs = {"tested": recipe}
@@ -245,7 +261,12 @@ class Session:
                     num_steps=num_steps,
                     counts_work=has_twin and not recipe.compile,
                 )
-                self._run_group(job, run, policy)
+                yield GroupRequest(
+                    job=job,
+                    world_size=run.plan.world_size,
+                    policy=policy,
+                    needs_group=run.plan.needs_group,
+                )
             check = CheckRun(
                 workload=workload,
                 recipe=recipe,
@@ -254,19 +275,10 @@ class Session:
                 folder=str(folder),
                 has_twin=has_twin,
             )
-            (reply,) = run_group(check, world_size=1, policy=policy, needs_group=False)
+            (reply,) = yield GroupRequest(job=check, world_size=1, policy=policy, needs_group=False)
             return cast(RunChecked, reply)
         finally:
             remove_group_folder(folder)
-
-    def _run_group(self, job: Job, recipe: Recipe, policy: GroupPolicy) -> list[Reply]:
-        plan = recipe.plan
-        return run_group(
-            job,
-            world_size=plan.world_size,
-            policy=policy,
-            needs_group=plan.mode not in ("single", "dp"),
-        )
 
     def measure_all_reduce(
         self, parallel: str, message_bytes: int, *, is_timed: bool = True
@@ -302,7 +314,13 @@ class Session:
         self._sweep_once()
         if is_timed:
             self._lock.acquire()
-        replies = self._run_group(job, job.recipe, self._policy)
+        plan = job.recipe.plan
+        replies = run_group(
+            job,
+            world_size=plan.world_size,
+            policy=self._policy,
+            needs_group=plan.needs_group,
+        )
         ranks = [cast(CellMeasured, reply) for reply in replies]
         return _combine(job, name, self.hardware.device, ranks, numerics)
 

@@ -54,13 +54,12 @@ def verify_every(
         show: Called with how many are done, and each report as it comes.
     """
     reports: list[EquivalenceReport] = []
-    for recipe in recipes:
-        try:
-            report = session.verify(workload, recipe, num_steps=num_steps)
-        except PerfsuiteError as error:
-            report = verification.not_exercised(workload, recipe, str(error))
-        reports.append(report)
-        show(len(reports), report)
+    outcomes = session.verify_each(workload, recipes, num_steps=num_steps)
+    for recipe, outcome in zip(recipes, outcomes, strict=True):
+        if isinstance(outcome, PerfsuiteError):
+            outcome = verification.not_exercised(workload, recipe, str(outcome))
+        reports.append(outcome)
+        show(len(reports), outcome)
     return reports
 
 

@@ -82,8 +82,7 @@ def check_semantics(case: Case) -> Proof | str:
         if number == 1:
             bugs = list(_bugs(references, answer, case))
             proof.plant(bugs, lambda bug: _judge(bug, answer, 1, case))  # noqa: B023
-            hypotheses = [*bugs, *_hypotheses(references.plain, step)]
-            proof.find_cause = _explain(references, tested, answer, hypotheses)
+            proof.find_cause = _explain(references, step, answer, bugs)
             proof.vacuous += _why_vacuous(references, step, answer, case)
     if sizes:
         return (
@@ -265,10 +264,8 @@ def _why_vacuous(references: _References, step: Step, answer: _Answer, case: Cas
 
 
 def _explain(
-    references: _References, tested: Tensors, answer: _Answer, bugs: list[Bug]
+    references: _References, step: Step, answer: _Answer, bugs: list[Bug]
 ) -> Callable[[Evidence], str | None]:
-    explain_by_bug = explain_gradients(tested, answer.plain_gradients, bugs)
-
     def explain(evidence: Evidence) -> str | None:
         if has_batchnorm(references.truth.trainer.module):
             return (
@@ -280,6 +277,9 @@ def _explain(
                 "the forward pass changes a buffer by the data that it sees, and no process sees "
                 "the whole batch"
             )
-        return explain_by_bug(evidence)
+        references.plain.load(step.before)
+        hypotheses = [*bugs, *_hypotheses(references.plain, step)]
+        tested = scaled(step.gradients, 1 / step.scale)
+        return explain_gradients(tested, answer.plain_gradients, hypotheses)(evidence)
 
     return explain

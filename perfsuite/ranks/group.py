@@ -46,7 +46,7 @@ _PRELOADED = (
     "perfsuite.ranks.worker",
 )
 # How often the board is looked at while no rank says anything.
-_LOOK_S = 0.2
+LOOK_S = 0.2
 # Ranks that lost a peer fail within 32 ms of it (measured, 4 gloo ranks on 2 cores); waiting longer
 # than that before blaming lets the true first failure arrive.
 _CASCADE_S = 0.5
@@ -69,6 +69,7 @@ class GroupPolicy:
         seed: Seed of each rank before its job.
         import_roots: Folders that come first on the ranks' module path.
         shows_output: Print what the ranks printed when all went well.
+        pins_ranks: Give each rank a processor of its own, on a CPU where there are enough.
     """
 
     device: str = "cpu"
@@ -79,6 +80,7 @@ class GroupPolicy:
     seed: int = 0
     import_roots: tuple[str, ...] = ()
     shows_output: bool = True
+    pins_ranks: bool = True
 
 
 def run_group(
@@ -115,6 +117,8 @@ class RankGroup:
         self._board = Board(self._folder / "progress", world_size)
         self._processes: list[ForkServerProcess] = []
         self._pipes: list[Connection] = []
+        self._replies: dict[int, Reply | blame.Died] = {}
+        self._watch = blame.ProgressWatch(self._board, world_size)
         backend = _backend(world_size, policy) if needs_group else None
         try:
             cores = tuple(sorted(os.sched_getaffinity(0)))
@@ -156,43 +160,62 @@ class RankGroup:
         self._pipes.append(ours)
 
     def collect(self) -> list[Reply]:
-        """Wait for every rank's reply, on pipes and process sentinels together.
+        """Wait for every rank's reply.
 
         Raises:
             PerfsuiteError: As `run_group` says.
         """
-        replies: dict[int, Reply | blame.Died] = {}
-        watch = blame.ProgressWatch(self._board, self._world_size)
-        while len(replies) < self._world_size:
-            newly = self._receive(replies, _LOOK_S)
-            if any(isinstance(reply, Failed | blame.Died) for reply in newly.values()):
-                self._receive_cascade(replies)
-                break
-            if any(isinstance(reply, Skipped) for reply in newly.values()):
-                break
-            waiting = [rank for rank in range(self._world_size) if rank not in replies]
-            if watch.stuck_for_s(waiting) > self._policy.timeout_s:
+        while (replies := self.look(LOOK_S)) is None:
+            pass
+        return replies
+
+    def sources(self) -> list[Connection | int]:
+        """What becomes ready when there is something to see: pipes and process sentinels."""
+        return list(self._sources())
+
+    def look(self, timeout_s: float) -> list[Reply] | None:
+        """Return every rank's reply in rank order, or None while some are still to come.
+
+        Args:
+            timeout_s: How long to wait for something new.
+
+        Raises:
+            PerfsuiteError: As `run_group` says.
+        """
+        newly = self._receive(timeout_s)
+        if any(isinstance(reply, Failed | blame.Died) for reply in newly.values()):
+            self._receive_cascade()
+        elif not any(isinstance(reply, Skipped) for reply in newly.values()):
+            waiting = self._waiting()
+            if waiting and self._watch.stuck_for_s(waiting) > self._policy.timeout_s:
                 raise self._stuck(waiting)
-        self._raise_first_failure(replies)
+            if waiting:
+                return None
+        self._raise_first_failure()
         if self._policy.shows_output:
             self._show_logs()
-        return [cast(Reply, replies[rank]) for rank in range(self._world_size)]
+        return [cast(Reply, self._replies[rank]) for rank in range(self._world_size)]
 
-    def _receive(
-        self, replies: dict[int, Reply | blame.Died], timeout_s: float
-    ) -> dict[int, Reply | blame.Died]:
-        """Take what arrives within the time into `replies`; return only what is new."""
-        waiting = [rank for rank in range(self._world_size) if rank not in replies]
-        sources: dict[object, int] = {}
-        for rank in waiting:
+    def _waiting(self) -> list[int]:
+        return [rank for rank in range(self._world_size) if rank not in self._replies]
+
+    def _sources(self) -> dict[Connection | int, int]:
+        """The rank of each pipe and sentinel that is still to be heard."""
+        sources: dict[Connection | int, int] = {}
+        for rank in self._waiting():
             sources[self._pipes[rank]] = rank
             sources[self._processes[rank].sentinel] = rank
+        return sources
+
+    def _receive(self, timeout_s: float) -> dict[int, Reply | blame.Died]:
+        """Take what arrives within the time; return only what is new."""
+        sources = self._sources()
         newly: dict[int, Reply | blame.Died] = {}
-        for ready in wait(cast("list[Connection | int]", list(sources)), timeout_s):
-            rank = sources[ready]
+        for ready in wait(list(sources), timeout_s):
+            rank = sources[cast("Connection | int", ready)]
             if rank not in newly:
                 newly[rank] = self._reply_of(rank)
-        replies.update(newly)
+        self._replies.update(newly)
         return newly
 
     def _reply_of(self, rank: int) -> Reply | blame.Died:
@@ -212,12 +235,13 @@ class RankGroup:
             at_s=time.monotonic(),
         )
 
-    def _receive_cascade(self, replies: dict[int, Reply | blame.Died]) -> None:
+    def _receive_cascade(self) -> None:
         end_s = time.monotonic() + _CASCADE_S
-        while len(replies) < self._world_size and (left_s := end_s - time.monotonic()) > 0:
-            self._receive(replies, left_s)
+        while self._waiting() and (left_s := end_s - time.monotonic()) > 0:
+            self._receive(left_s)
 
-    def _raise_first_failure(self, replies: dict[int, Reply | blame.Died]) -> None:
+    def _raise_first_failure(self) -> None:
+        replies = self._replies
         for reply in replies.values():
             if isinstance(reply, Skipped):
                 raise NotExercisedError(reply.reason)
@@ -227,7 +251,7 @@ class RankGroup:
         if not failures:
             return
         rank, failure = blame.first_failure(failures)
-        running = [other for other in range(self._world_size) if other not in replies]
+        running = self._waiting()
         if failure.lost_peer and running:
             late_rank = blame.furthest_behind(self._board, running)
             raise blame.late_rank_error(
@@ -340,7 +364,8 @@ def _backend(world_size: int, policy: GroupPolicy) -> str:
 
 def _core_of(rank: int, world_size: int, cores: Sequence[int], policy: GroupPolicy) -> int | None:
     """Return a processor of the rank's own on a CPU where there are enough, else None."""
-    return cores[rank] if policy.device == "cpu" and world_size <= len(cores) else None
+    can_pin = policy.pins_ranks and policy.device == "cpu"
+    return cores[rank] if can_pin and world_size <= len(cores) else None
 
 
 def _descendants(pid: int | None) -> list[psutil.Process]:
