@@ -9,6 +9,9 @@ from perfsuite.equivalence.results import Check, Finding
 from perfsuite.ranks.wire import RunChecked
 from perfsuite.records import EquivalenceReport, EquivalenceRow
 
+# Those that compute in float32 or finer.
+_FULL_PRECISIONS = ("fp64", "fp32", "O0")
+
 
 def report(workload: str, recipe: Recipe, checked: RunChecked) -> EquivalenceReport:
     """Return the report of a recipe whose run was checked."""
@@ -22,7 +25,8 @@ def report(workload: str, recipe: Recipe, checked: RunChecked) -> EquivalenceRep
 
 def not_exercised(workload: str, recipe: Recipe, reason: str) -> EquivalenceReport:
     """Return the report of a recipe that could not be exercised."""
-    check: Check = "T0" if recipe.plan.world_size > 1 else "T1"
+    alone: Check = "T1" if recipe.precision in _FULL_PRECISIONS else "T2"
+    check: Check = "T0" if recipe.plan.world_size > 1 else alone
     finding = Finding(check=check, status="not exercised", reason=reason)
     return EquivalenceReport(
         workload=workload,

@@ -3,6 +3,8 @@ from __future__ import annotations
 import pytest
 
 from perfsuite import Recipe
+from perfsuite.cells import PRECISIONS
+from perfsuite.equivalence.limits import is_low_precision
 from perfsuite.equivalence.results import Finding, Planted
 from perfsuite.ranks.wire import RunChecked
 from perfsuite.records import EquivalenceRow
@@ -70,6 +72,17 @@ def test_what_cannot_be_exercised_has_one_row_that_says_why(parallel: str, check
     )
     assert (row.error, row.limit, row.power) == (None, None, None)
     assert (found.status, found.is_equivalent, found.inapplicable) == ("not exercised", False, {})
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_one_process_in_low_precision_would_have_been_held_to_plain_training(
+    precision: str,
+) -> None:
+    recipe = Recipe(precision=precision)
+
+    (row,) = not_exercised("toy-mlp", recipe, "there is no CUDA device").rows
+
+    assert row.check == ("T2" if is_low_precision(recipe) else "T1")
 
 
 def test_a_recipe_without_its_loader_is_the_same_mathematics() -> None:

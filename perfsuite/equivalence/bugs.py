@@ -15,7 +15,7 @@ import torch
 
 from perfsuite.equivalence.averaging import average
 from perfsuite.equivalence.limits import SMALLEST_SHARE
-from perfsuite.equivalence.trace import Tensors
+from perfsuite.equivalence.trace import Tensors, in_double
 
 # The smallest error of scale that a check must see is 1 / (8 ws).
 _SHARE_OF_ONE_RANK = 8
@@ -142,13 +142,13 @@ def lost_samples(gradients: Tensors) -> Bug:
 
 def scaled(gradients: Tensors, factor: float) -> Tensors:
     """All gradients times a factor, in float64 where they are finer than it needs."""
-    return {name: gradient.double() * factor for name, gradient in gradients.items()}
+    return {name: in_double(gradient) * factor for name, gradient in gradients.items()}
 
 
 def _norms(gradients: Tensors) -> dict[str, float]:
     """The norms of the gradients that are large enough to have a limit of their own."""
     norms = {
-        name: float(torch.linalg.vector_norm(gradient.double()))
+        name: float(torch.linalg.vector_norm(in_double(gradient)))
         for name, gradient in gradients.items()
     }
     size = math.hypot(*norms.values())

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from perfsuite.equivalence.limits import SMALLEST_SHARE, Limit
-from perfsuite.equivalence.trace import Quantity, Tensors
+from perfsuite.equivalence.trace import Quantity, Tensors, in_double
 
 # Of a sum of random signs; beyond that one has never been seen (two-sided normal, 2e-9).
 _ALIGNMENT_SDS = 6
@@ -62,11 +62,13 @@ class Errors:
         total: ||tested - expected|| / ||expected|| over all of them.
         by_name: The same of each that is large enough to have one of its own.
         size: ||expected||.
+        too_small: The names of those that are not, and not zero either.
     """
 
     total: float
     by_name: dict[str, float]
     size: float
+    too_small: tuple[str, ...] = ()
 
 
 def relative_error(tested: Tensor, expected: Tensor) -> float:
@@ -94,15 +96,33 @@ def measure_errors(tested: Tensors, expected: Tensors) -> Errors:
         else:
             distances[name], sizes[name] = _distance(mine, its), _norm(its)
     size = math.hypot(*sizes.values())
+    least = SMALLEST_SHARE * size
     return Errors(
         total=_ratio(math.hypot(*distances.values()), size),
         by_name={
             name: _ratio(distances[name], sizes[name])
             for name in distances
-            if sizes[name] >= SMALLEST_SHARE * size and sizes[name] > 0
+            if sizes[name] >= least and sizes[name] > 0
         },
         size=size,
+        too_small=tuple(name for name in sizes if 0 < sizes[name] < least),
     )
+
+
+def measure_buffer_errors(tested: Tensors, expected: Tensors) -> Errors:
+    """Return what `measure_errors` does, but for infinities and NaNs that both hold.
+
+    A mask of minus infinity is a buffer like any other.
+    """
+    tested, expected = dict(tested), dict(expected)
+    for name in tested.keys() & expected.keys():
+        mine, its = tested[name], expected[name]
+        if mine.shape == its.shape:
+            alike = (mine == its) | (mine.isnan() & its.isnan())
+            shared = alike & ~its.isfinite()
+            tested[name] = mine.masked_fill(shared, 0)
+            expected[name] = its.masked_fill(shared, 0)
+    return measure_errors(tested, expected)
 
 
 def total_norm(tensors: Tensors) -> float:
@@ -165,9 +185,10 @@ def judge_alignment(tested: Tensors, expected: Tensors, step: int, limit: Limit)
         return []
     along = fourths = 0.0
     for name in tested.keys() & expected.keys():
-        its = expected[name].double() / size
+        its = in_double(expected[name]) / size
         # The difference first, or its share would be lost in the rounding of the product.
-        along += float(((tested[name].double() - expected[name].double()) / size * its).sum())
+        off = (in_double(tested[name]) - in_double(expected[name])) / size
+        along += float((off * its).sum())
         fourths += float(its.square().square().sum())
     # The participation ratio: how many elements would carry the norm if all were equal.
     num_elements = 1 / fourths
@@ -197,11 +218,11 @@ def judge_loss(
 
 
 def _norm(tensor: Tensor) -> float:
-    return float(torch.linalg.vector_norm(tensor.double()))
+    return float(torch.linalg.vector_norm(in_double(tensor)))
 
 
 def _distance(tested: Tensor, expected: Tensor) -> float:
-    return _norm(tested.double() - expected.double())
+    return _norm(in_double(tested) - in_double(expected))
 
 
 def _ratio(distance: float, size: float) -> float:

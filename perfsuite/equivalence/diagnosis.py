@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 
 from torch import nn
 
-from perfsuite.equivalence.bugs import Bug
+from perfsuite.equivalence.bugs import Bug, scaled
 from perfsuite.equivalence.comparison import Evidence, measure_errors
-from perfsuite.equivalence.trace import Tensors
+from perfsuite.equivalence.trace import Tensors, in_double
 
 _BATCHNORM_LAYERS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 # A hypothesis explains a path if it leaves less than a tenth of the error unexplained; the right
@@ -56,6 +56,11 @@ def explain_weights(evidence: Evidence) -> str | None:
         )
     if evidence.what != "parameter":
         return None
+    if math.isinf(evidence.error):
+        return (
+            "a weight is not finite: lower the learning rate; in a low precision the optimizer's "
+            "eps may be 0"
+        )
     if evidence.rank is not None:
         return "no synchronisation: the ranks step by different gradients, or not together"
     if evidence.step == 0:
@@ -79,12 +84,12 @@ def _matching_bug(tested: Tensors, expected: Tensors, bugs: Sequence[Bug]) -> st
 def _scale(tested: Tensors, expected: Tensors) -> str | None:
     """Whether all gradients are a multiple of the expected ones."""
     names = tested.keys() & expected.keys()
-    product = sum(float((tested[n].double() * expected[n].double()).sum()) for n in names)
-    square = sum(float(expected[n].double().square().sum()) for n in names)
+    product = sum(float((in_double(tested[n]) * in_double(expected[n])).sum()) for n in names)
+    square = sum(float(in_double(expected[n]).square().sum()) for n in names)
     if square == 0 or product == 0:
         return None
     factor = product / square
-    multiple = {name: expected[name].double() * factor for name in expected}
+    multiple = scaled(expected, factor)
     error = measure_errors(tested, expected).total
     if measure_errors(tested, multiple).total * abs(factor) >= _UNEXPLAINED * error:
         return None

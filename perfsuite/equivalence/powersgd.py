@@ -21,7 +21,6 @@ from torch import Tensor
 
 from perfsuite.equivalence.averaging import average
 from perfsuite.equivalence.trace import Tensors
-from perfsuite.errors import RecipeError
 
 # The defaults of powerSGD_hook.PowerSGDState: a matrix is compressed, to rank one, where that makes
 # it less than half as large; what seeds the generator of seeds, and the seeds of the first q's.
@@ -73,11 +72,7 @@ class PowerSGD:
         Returns:
             A gradient for each parameter that has one in any shard. As under the hook it is NaN, in
             this step and all later ones, for a compressed matrix that is zero on all ranks.
-
-        Raises:
-            RecipeError: A gradient is sparse. The hook leaves it as it is on each rank.
         """
-        _refuse_sparse(shards)
         if self._num_plain_steps > 0:
             self._num_plain_steps -= 1
             return average(shards, "powersgd")
@@ -202,13 +197,3 @@ def _sum(tensors: Sequence[Tensor]) -> Tensor:
     for tensor in tensors[1:]:
         total += tensor
     return total
-
-
-def _refuse_sparse(shards: Sequence[Tensors]) -> None:
-    for shard in shards:
-        for name, gradient in shard.items():
-            if gradient.is_sparse:
-                raise RecipeError(
-                    f"comm_hook 'powersgd' does not reduce the sparse gradient of {name!r}, which "
-                    "would differ from rank to rank; use comm_hook='none' or a dense gradient"
-                )

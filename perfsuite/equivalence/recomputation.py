@@ -13,7 +13,13 @@ import torch
 from perfsuite.cells import Recipe
 from perfsuite.equivalence.bugs import Bug, gradient_bugs, wrong_scale
 from perfsuite.equivalence.case import Case
-from perfsuite.equivalence.comparison import Evidence, judge, judge_loss, measure_errors
+from perfsuite.equivalence.comparison import (
+    Evidence,
+    judge,
+    judge_loss,
+    measure_buffer_errors,
+    measure_errors,
+)
 from perfsuite.equivalence.limits import BITWISE, Limit, reduction_limit
 from perfsuite.equivalence.proof import Proof
 from perfsuite.equivalence.trace import Step, Tensors
@@ -71,7 +77,9 @@ def _compare(step: Step, twin: Step, number: int, limit: Limit) -> list[Evidence
     return [
         *losses,
         *judge(measure_errors(step.gradients, twin.gradients), "gradient", number, limit),
-        *judge(measure_errors(step.after.buffers, twin.after.buffers), "buffer", number, limit),
+        *judge(
+            measure_buffer_errors(step.after.buffers, twin.after.buffers), "buffer", number, limit
+        ),
     ]
 
 

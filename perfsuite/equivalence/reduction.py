@@ -27,6 +27,7 @@ from perfsuite.equivalence.comparison import (
     judge,
     judge_alignment,
     judge_loss,
+    measure_buffer_errors,
     measure_errors,
 )
 from perfsuite.equivalence.diagnosis import explain_gradients
@@ -133,7 +134,7 @@ def _compare(
         for rank, (loss, one) in enumerate(zip(step.losses, passes, strict=True))
     ]
     # Rank 0's, which saw the first shard; a rank without a buffer of its own is not asked for it.
-    buffers = measure_errors(step.after.buffers, passes[0].buffers)
+    buffers = measure_buffer_errors(step.after.buffers, passes[0].buffers)
     return [
         *losses,
         *_judge(step.gradients, expected, number, limit),

@@ -8,6 +8,7 @@ parallel path another computation.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -27,10 +28,12 @@ from perfsuite.equivalence.comparison import (
     Evidence,
     judge,
     judge_loss,
+    measure_buffer_errors,
     measure_errors,
 )
 from perfsuite.equivalence.diagnosis import explain_gradients, has_batchnorm
 from perfsuite.equivalence.limits import (
+    SMALLEST_SHARE,
     WORST_PARAMETER_FACTOR,
     Limit,
     is_low_precision,
@@ -56,15 +59,17 @@ _FIRST_PART, _NUM_PARTS = 3, 4
 # float16. A path that silently stayed in float32 has the same error as float32, so 4 tells them
 # apart.
 _TRACE_OF_LOW_PRECISION = 4
+_NUM_SHOWN = 3
 
 
 def check_semantics(case: Case) -> Proof | str:
     """Return what T1 or T2 gathers of a run, or why neither applies."""
     recipe = case.recipe
-    if recipe.plan.mode == "single" and recipe.checkpointing != "none":
+    is_single = recipe.plan.mode == "single"
+    if is_single and recipe.checkpointing != "none" and recipe.grad_accumulation_steps == 1:
         return "one process that recomputes is held, bit for bit, to one that does not"
     proof = Proof(check="T2" if is_low_precision(recipe) else "T1")
-    sizes: list[float] = []
+    losses: list[float] = []
     references = _References(case)
     for number, step in enumerate(case.trace.steps, start=1):
         case.on_step()
@@ -74,22 +79,23 @@ def check_semantics(case: Case) -> Proof | str:
             return str(error)
         if answer.truth.drew_random_numbers:
             return "the model draws random numbers"
-        tested = scaled(step.gradients, 1 / step.scale)
         if recipe.comm_hook != "none":
-            sizes.append(measure_errors(tested, answer.truth.gradients).total)
-            continue
+            compressed = step.gradients
+            step = dataclasses.replace(step, gradients=references.average_uncompressed(step))
+            losses.append(measure_errors(compressed, step.gradients).total)
         proof.evidence += _judge_step(step, number, answer, case)
         if number == 1:
             bugs = list(_bugs(references, answer, case))
             proof.plant(bugs, lambda bug: _judge(bug, answer, 1, case))  # noqa: B023
             proof.find_cause = _explain(references, step, answer, bugs)
             proof.vacuous += _why_vacuous(references, step, answer, case)
-    if sizes:
-        return (
-            f"the recipe compresses the reduction (comm_hook {recipe.comm_hook!r}), which changes "
-            f"the gradients by {max(sizes):.1e}"
-        )
+            proof.notes += _describe_small(answer)
     proof.notes += references.notes
+    if losses:
+        proof.notes.append(
+            f"before comm_hook {recipe.comm_hook!r} compresses the reduction, which changes the "
+            f"gradients by {max(losses):.1e}"
+        )
     return proof
 
 
@@ -149,6 +155,11 @@ class _References:
             plain_errors=measure_errors(plain_gradients, truth.gradients),
         )
 
+    def average_uncompressed(self, step: Step) -> Tensors:
+        """The gradients of a step if nothing compressed their reduction, scaled as recorded."""
+        self.plain.load(step.before)
+        return average([part for shard in _parts(self.plain, step) for part in shard], "none")
+
     def _find_truth(self, step: Step, batch: MicroBatch) -> Pass:
         self.truth.load(step.before)
         try:
@@ -170,8 +181,8 @@ def _judge_step(step: Step, number: int, answer: _Answer, case: Case) -> list[Ev
     truth, plain = answer.truth, answer.plain
     mean_loss = sum(step.losses) / len(step.losses)
     plain_loss = abs(plain.loss - truth.loss) / (abs(truth.loss) or 1.0)
-    buffers = measure_errors(step.after.buffers, truth.buffers)
-    plain_buffers = measure_errors(plain.buffers, truth.buffers)
+    buffers = measure_buffer_errors(step.after.buffers, truth.buffers)
+    plain_buffers = measure_buffer_errors(plain.buffers, truth.buffers)
     return [
         judge_loss(mean_loss, truth.loss, number, _limit(case, plain_loss)),
         *_judge(scaled(step.gradients, 1 / step.scale), answer, number, case),
@@ -223,10 +234,7 @@ def _bugs(references: _References, answer: _Answer, case: Case) -> Iterator[Bug]
 
 def _hypotheses(plain: Reference, step: Step) -> Iterator[Bug]:
     """What may be wrong with the micro-batches of this step, and is right where they are alike."""
-    parts = [
-        [scaled(plain.run([one], scale=step.scale).gradients, 1 / step.scale) for one in shard]
-        for shard in step.shards
-    ]
+    parts = [[scaled(part, 1 / step.scale) for part in shard] for shard in _parts(plain, step)]
     yield mean_of_means(average([part for shard in parts for part in shard], "none"))
     num_steps = len(step.shards[0])
     for which, kept in (("first", slice(1, None)), ("last", slice(None, -1))):
@@ -234,6 +242,13 @@ def _hypotheses(plain: Reference, step: Step) -> Iterator[Bug]:
         if left:
             share = (num_steps - 1) / num_steps
             yield lost_micro_batch(scaled(average(left, "none"), share), which)
+
+
+def _parts(plain: Reference, step: Step) -> list[list[Tensors]]:
+    """The gradients of each micro-batch by itself, shard by shard, scaled as recorded."""
+    return [
+        [plain.run([one], scale=step.scale).gradients for one in shard] for shard in step.shards
+    ]
 
 
 def _mean_of_parts(plain: Reference, answer: _Answer, sizes: list[int]) -> Tensors:
@@ -244,6 +259,16 @@ def _mean_of_parts(plain: Reference, answer: _Answer, sizes: list[int]) -> Tenso
         parts.append(plain.run([part]).gradients)
         begin += size
     return average(parts, "none")
+
+
+def _describe_small(answer: _Answer) -> Iterator[str]:
+    names = answer.plain_errors.too_small
+    if names:
+        shown = ", ".join(map(repr, names[:_NUM_SHOWN])) + ", ..." * (len(names) > _NUM_SHOWN)
+        yield (
+            f"not compared by themselves, because they are below {SMALLEST_SHARE:.0e} of all "
+            f"gradients: {shown}"
+        )
 
 
 def _why_vacuous(references: _References, step: Step, answer: _Answer, case: Case) -> Iterator[str]:

@@ -23,6 +23,11 @@ Tensors = dict[str, Tensor]
 Quantity = Literal["gradient", "parameter", "buffer", "loss"]
 
 
+def in_double(tensor: Tensor) -> Tensor:
+    """The tensor in float64; a complex one as pairs of its parts, in one dimension more."""
+    return (torch.view_as_real(tensor) if tensor.is_complex() else tensor).double()
+
+
 @dataclass(frozen=True, kw_only=True)
 class MicroBatch:
     """What one forward pass was given.

@@ -199,8 +199,9 @@ def _build_optimizer(
 ) -> Optimizer:
     trainable = [parameter for parameter in parameters if parameter.requires_grad]
     if not trainable:
+        part = "one rank's part of its model" if strategy.splits_parameters else "its model"
         raise WorkloadError(
-            f"workload {workload.name!r}: no parameter of its model requires a gradient; "
+            f"workload {workload.name!r}: no parameter of {part} requires a gradient; "
             "leave requires_grad on for what is to be trained"
         )
     if precision.master_weights:

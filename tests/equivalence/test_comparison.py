@@ -14,6 +14,7 @@ from perfsuite.equivalence.comparison import (
     judge,
     judge_alignment,
     judge_loss,
+    measure_buffer_errors,
     measure_errors,
     relative_error,
     total_norm,
@@ -104,7 +105,33 @@ def test_a_tiny_parameter_has_no_error_of_its_own(share: float, has_own_error: b
     errors = measure_errors(tested, expected)
 
     assert ("bias" in errors.by_name) == has_own_error
+    assert errors.too_small == (() if has_own_error else ("bias",))
     assert errors.total == pytest.approx(2 * share, rel=1e-6)
+
+
+@pytest.mark.parametrize("bad", [NAN, INF, -INF])
+def test_what_a_buffer_holds_on_both_sides_is_no_error(bad: float) -> None:
+    mask = torch.tensor([[0.0, bad], [2.0, 0.0]])
+
+    errors = measure_buffer_errors({"mask": mask}, {"mask": mask.double()})
+
+    assert errors == Errors(total=0.0, by_name={"mask": 0.0}, size=2.0)
+
+
+@pytest.mark.parametrize("other", [NAN, INF, 0.0])
+def test_what_a_buffer_holds_on_one_side_alone_is_infinitely_wrong(other: float) -> None:
+    mask, changed = torch.tensor([1.0, -INF]), torch.tensor([1.0, other])
+
+    assert measure_buffer_errors({"mask": changed}, {"mask": mask}).total == INF
+
+
+def test_the_imaginary_part_counts() -> None:
+    expected = {"a": torch.tensor([3.0 + 4.0j])}
+    tested = {"a": torch.tensor([3.0 - 4.0j])}
+
+    assert measure_errors(tested, expected).total == 8.0 / 5.0
+    (along,) = judge_alignment(tested, expected, 1, LIMIT)
+    assert along.error == pytest.approx(32 / 25)
 
 
 @pytest.mark.parametrize("bad", [NAN, INF, -INF])

@@ -35,8 +35,8 @@ BUGS = [
 
 
 def evidence(**fields: Any) -> Evidence:
-    defaults: dict[str, Any] = {"what": "gradient", "step": 1, "formula": "2 u"}
-    return Evidence(error=1.0, limit=0.1, **{**defaults, **fields})
+    defaults: dict[str, Any] = {"what": "gradient", "step": 1, "formula": "2 u", "error": 1.0}
+    return Evidence(limit=0.1, **{**defaults, **fields})
 
 
 def explain(tested: dict[str, Tensor], bugs: list[Bug] = BUGS) -> str | None:
@@ -161,6 +161,11 @@ def test_nothing_is_explained_where_all_is_zero() -> None:
             {"what": "parameter", "step": 0},
             "the run does not start from the weights that build_model gives under its seed: are "
             "they drawn from a generator of their own?",
+        ),
+        (
+            {"what": "parameter", "step": 1, "error": math.inf},
+            "a weight is not finite: lower the learning rate; in a low precision the optimizer's "
+            "eps may be 0",
         ),
         (
             {"what": "parameter", "step": 1},

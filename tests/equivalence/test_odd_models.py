@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from perfsuite import Recipe, Workload
-from perfsuite.errors import RankFailureError, RecipeError
+from perfsuite.errors import RankFailureError, RecipeError, WorkloadError
 from perfsuite.records import EquivalenceReport
 
 Check = Callable[..., EquivalenceReport]
@@ -416,11 +416,16 @@ def test_dropout_is_reduced_bit_for_bit_and_held_to_no_single_batch(
     assert report.inapplicable["T1"] == "the model draws random numbers"
 
 
-@pytest.mark.parametrize("parallel", ["single", "ddp:2", "pp:2"])
-def test_dropout_is_recomputed_bit_for_bit(check_equivalence: Check, parallel: str) -> None:
+@pytest.mark.parametrize(
+    ("parallel", "status"),
+    [("single", "equivalent"), ("ddp:2", "equivalent"), ("pp:2", "not exercised")],
+)
+def test_dropout_is_recomputed_bit_for_bit(
+    check_equivalence: Check, parallel: str, status: str
+) -> None:
     report = check_equivalence(DROPPING, Recipe(parallel=parallel, checkpointing="every-block"))
 
-    assert report.is_equivalent, report
+    assert report.status == status, report
     assert reason(report, "checkpointing") == "equal bit for bit"
 
 
@@ -549,4 +554,147 @@ def test_a_sparse_embedding_is_refused_where_dense_gradients_are_reduced_alone(
     assert str(refusal.value) == (
         f"parallel {parallel!r} reduces dense gradients alone, and those of layer 'embed' are "
         "sparse; use sparse=False, or parallel='ddp:2'"
+    )
+
+
+def test_a_sparse_embedding_is_refused_under_powersgd(check_equivalence: Check) -> None:
+    with pytest.raises(RecipeError) as refusal:
+        check_equivalence(SPARSE, Recipe(parallel="ddp:2", comm_hook="powersgd"))
+
+    assert str(refusal.value) == (
+        "comm_hook 'powersgd' reduces dense gradients alone, and those of layer 'embed' are "
+        "sparse; use sparse=False, or comm_hook='none'"
+    )
+
+
+def mean_of_the_kept(outputs: Tensor, targets: Tensor) -> Tensor:
+    """The mean over the samples that are not of class 0, of which batches hold unequal numbers."""
+    kept = (targets > 0).to(outputs.dtype)
+    losses = cross_entropy(outputs, targets, reduction="none")
+    mean: Tensor = (losses * kept).sum() / kept.sum().clamp(min=1)
+    return mean
+
+
+UNEQUAL = make_workload(
+    make_layers,
+    loss=mean_of_the_kept,
+    targets=torch.randint(0, 4, (NUM_SAMPLES,), generator=torch.Generator().manual_seed(2)),
+    blocks=list,
+)
+
+
+@pytest.mark.parametrize("comm_hook", ["none", "bf16", "powersgd"])
+def test_compression_does_not_hide_a_mean_of_means(
+    check_equivalence: Check, comm_hook: str
+) -> None:
+    report = check_equivalence(UNEQUAL, Recipe(parallel="ddp:2", comm_hook=comm_hook))
+
+    assert statuses(report) == {"T0": "equivalent", "T1": "mismatch", "data": "equivalent"}
+    assert "likeliest cause: the mean over the batch is a mean of means" in reason(report, "T1")
+    assert ("before comm_hook" in reason(report, "T1")) == (comm_hook != "none")
+
+
+def test_recomputation_does_not_hide_a_mean_of_means(check_equivalence: Check) -> None:
+    recipe = Recipe(checkpointing="every-block", grad_accumulation_steps=3)
+
+    report = check_equivalence(UNEQUAL, recipe)
+
+    assert statuses(report) == {
+        "T1": "mismatch",
+        "checkpointing": "equivalent",
+        "data": "equivalent",
+    }
+
+
+def test_split_layers_that_draw_random_numbers_are_held_to_nothing(
+    check_equivalence: Check,
+) -> None:
+    def build() -> nn.Sequential:
+        return nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.2), nn.Linear(8, 4))
+
+    workload = make_workload(build, blocks=list)
+
+    report = check_equivalence(workload, Recipe(parallel="tp:2", checkpointing="every-block"))
+
+    assert report.status == "not exercised"
+    assert reason(report, "T1") == (
+        "T0 does not apply: a split layer is no sum of the ranks' gradients; T1 does not apply: "
+        "the model draws random numbers"
+    )
+
+
+class Masked(nn.Module):
+    """Attention over the six numbers, each of which sees those before it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(6, 4)
+        self.register_buffer("mask", torch.full((6, 6), -torch.inf).triu(1))
+
+    def forward(self, numbers: Tensor) -> Tensor:
+        scores = numbers[:, :, None] * numbers[:, None, :] + self.mask
+        logits: Tensor = self.head((scores.softmax(-1) @ numbers[:, :, None])[:, :, 0])
+        return logits
+
+
+@pytest.mark.parametrize("parallel", ["single", "ddp:2", "fsdp:2"])
+def test_a_mask_of_minus_infinity_is_a_buffer_like_any_other(
+    check_equivalence: Check, parallel: str
+) -> None:
+    report = check_equivalence(make_workload(Masked), Recipe(parallel=parallel))
+
+    assert report.is_equivalent, report
+
+
+class Waves(nn.Module):
+    """A complex parameter, whose imaginary part alone sees the statistics of the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waves = nn.Parameter(torch.randn(6, 4, dtype=torch.complex64))
+
+    def forward(self, numbers: Tensor) -> Tensor:
+        imaginary = numbers @ self.waves.imag.to(numbers.dtype)
+        return numbers @ self.waves.real.to(numbers.dtype) + imaginary - imaginary.mean(0).tanh()
+
+
+def test_the_imaginary_part_of_a_parameter_is_compared(check_equivalence: Check) -> None:
+    report = check_equivalence(make_workload(Waves), Recipe(parallel="ddp:2"))
+
+    assert statuses(report) == {"T0": "equivalent", "T1": "mismatch", "data": "equivalent"}
+
+
+def make_odd_widths() -> nn.Sequential:
+    """Two shards of the first weight hold 3 rows and 2, of 16 numbers each."""
+    return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 5), nn.Linear(5, 4))
+
+
+ODD_WIDTHS = make_workload(
+    make_odd_widths,
+    build_optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9),
+)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "O3"])
+def test_parts_of_16_bit_parameters_may_round_otherwise_than_the_whole(
+    check_equivalence: Check, precision: str
+) -> None:
+    report = check_equivalence(ODD_WIDTHS, Recipe(parallel="fsdp:2", precision=precision))
+
+    assert report.is_equivalent, report
+
+
+def test_a_stage_without_anything_to_train_is_refused(check_equivalence: Check) -> None:
+    def build() -> nn.Sequential:
+        frozen = nn.Linear(6, 8).requires_grad_(False)
+        return nn.Sequential(frozen, nn.Linear(8, 4))
+
+    workload = make_workload(build, blocks=list)
+
+    with pytest.raises(WorkloadError) as refusal:
+        check_equivalence(workload, Recipe(parallel="pp:2"))
+
+    assert str(refusal.value) == (
+        "workload 'odd': no parameter of one rank's part of its model requires a gradient; "
+        "leave requires_grad on for what is to be trained"
     )

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +13,6 @@ from torch.nn import functional
 from perfsuite import Recipe, Workload
 from perfsuite.equivalence.averaging import Tensors, average
 from perfsuite.equivalence.powersgd import PowerSGD
-from perfsuite.errors import RecipeError
 from perfsuite.stages import untimed
 from perfsuite.training.step import compute_loss, scale_loss
 from perfsuite.training.trainer import build_trainer
@@ -266,14 +264,3 @@ def test_a_matrix_that_is_zero_on_all_ranks_becomes_nan_as_under_the_hook(rank_g
     for tensors in (ranks[0].reduced[THIRD], expected):
         assert [name for name, tensor in tensors.items() if tensor.isnan().any()] == ["dead.weight"]
     assert torch.equal(ranks[0].reduced[THIRD]["alive.weight"], expected["alive.weight"])
-
-
-def test_a_sparse_gradient_is_refused() -> None:
-    sparse = torch.eye(8).to_sparse()
-
-    expected = (
-        "comm_hook 'powersgd' does not reduce the sparse gradient of 'words.weight', which would "
-        "differ from rank to rank; use comm_hook='none' or a dense gradient"
-    )
-    with pytest.raises(RecipeError, match=f"^{re.escape(expected)}$"):
-        PowerSGD({"words.weight": torch.eye(8)}).average([{"words.weight": sparse}], [])

@@ -31,27 +31,6 @@ def impatient_ranks() -> RunRanks:
     )
 
 
-@pytest.fixture
-def nothing_left() -> Any:
-    """Fails if a process, a temporary folder or shared memory of a group stays."""
-    me = psutil.Process()
-
-    def traces() -> set[str]:
-        folders = {str(path) for path in Path(tempfile.gettempdir()).glob(f"perfsuite-{me.pid}-*")}
-        segments = {str(path) for path in Path("/dev/shm").glob("torch_*")}
-        return folders | segments
-
-    before = traces()
-    yield
-    ranks = [
-        process
-        for process in me.children(recursive=True)
-        if process.parent() != me and process.status() != psutil.STATUS_ZOMBIE
-    ]
-    assert ranks == []
-    assert traces() - before == set()
-
-
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
 

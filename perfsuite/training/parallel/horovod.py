@@ -33,7 +33,11 @@ class HorovodLike(SharedData):
 
     def wrap(self, model: nn.Module) -> nn.Module:
         """The model itself, with rank 0's weights and a hook on each of its parameters."""
-        refuse_sparse_gradients(self.recipe, model)
+        refuse_sparse_gradients(
+            model,
+            reducer=f"parallel {self.recipe.parallel!r}",
+            instead=f"parallel='ddp:{self.recipe.plan.size}'",
+        )
         for tensor in (*model.parameters(), *model.buffers()):
             dist.broadcast(tensor.detach(), src=0)
         self._averager = GradientAverager(model)

@@ -21,7 +21,7 @@ from perfsuite.cells import Hardware, Recipe, why_not_exercised
 from perfsuite.errors import NotExercisedError
 from perfsuite.registry import Workload
 from perfsuite.stages import Stage
-from perfsuite.training.parallel.single import SharedData, Single
+from perfsuite.training.parallel.single import SharedData, Single, refuse_sparse_gradients
 from perfsuite.training.step import forward_backward
 from perfsuite.training.trainer import Trainer
 
@@ -111,6 +111,8 @@ class DistributedReplicas(SharedData):
 
     def wrap(self, model: nn.Module) -> nn.Module:
         """The model under DistributedDataParallel, with the recipe's communication hook."""
+        if self.recipe.comm_hook == "powersgd":
+            refuse_sparse_gradients(model, "comm_hook 'powersgd'", "comm_hook='none'")
         self._model = DistributedDataParallel(
             model,
             device_ids=[self.device] if self.device.type == "cuda" else None,

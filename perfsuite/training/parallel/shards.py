@@ -29,7 +29,11 @@ class FullyShardedData(SharedData):
 
     def wrap(self, model: nn.Module) -> nn.Module:
         """The same module, its parameters DTensors: blocks first, then what is left at the root."""
-        refuse_sparse_gradients(self.recipe, model)
+        refuse_sparse_gradients(
+            model,
+            reducer=f"parallel {self.recipe.parallel!r}",
+            instead=f"parallel='ddp:{self.recipe.plan.size}'",
+        )
         mesh = self._mesh()
         blocks = self.local_blocks(model)
         for unit in checkpoint_units(self.recipe, blocks) if blocks else []:

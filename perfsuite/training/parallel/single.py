@@ -68,17 +68,22 @@ class Single:
         """Nothing to wait for."""
 
 
-def refuse_sparse_gradients(recipe: Recipe, model: nn.Module) -> None:
-    """Refuse a model that the mode cannot reduce.
+def refuse_sparse_gradients(model: nn.Module, reducer: str, instead: str) -> None:
+    """Refuse a model whose gradients cannot be reduced.
+
+    Args:
+        model: May hold layers of sparse gradients.
+        reducer: The setting that cannot reduce them.
+        instead: A setting that can.
 
     Raises:
-        RecipeError: A layer of it has sparse gradients.
+        RecipeError: A layer has sparse gradients.
     """
     for name, module in model.named_modules():
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
             raise RecipeError(
-                f"parallel {recipe.parallel!r} reduces dense gradients alone, and those of layer "
-                f"{name!r} are sparse; use sparse=False, or parallel='ddp:{recipe.plan.size}'"
+                f"{reducer} reduces dense gradients alone, and those of layer {name!r} are sparse; "
+                f"use sparse=False, or {instead}"
             )
 
 

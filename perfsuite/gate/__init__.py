@@ -1,0 +1,1 @@
+"""The gate: is head slower than its base, with known error rates. Re-exports nothing."""

@@ -1,0 +1,181 @@
+"""Baselines: which stored runs this session may be compared with, why not the others, and saving.
+
+Must not know how a run is compared with another.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Literal
+
+from pytest_benchmark.utils import get_machine_id
+
+from perfsuite.errors import SettingError, WriteError
+from perfsuite.files import remove_file, write_atomically
+from perfsuite.gate.stored import StoredRun, Unusable, read_run
+
+# How pytest-benchmark names what it saves: four digits, then the name.
+_NUMBERED = "[0-9][0-9][0-9][0-9]_*.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """The runs to compare with, the newest last, and those that were refused."""
+
+    usable: tuple[StoredRun, ...]
+    refused: tuple[Unusable, ...]
+
+
+def choose_runs(
+    storage: Path,
+    selector: str | Literal[True],
+    fingerprint: str,
+    *,
+    is_in_history: Callable[[str], bool] | None = None,
+) -> Choice:
+    """Return the stored runs to compare with, and why each other one is refused.
+
+    Args:
+        storage: The folder of `--benchmark-storage`.
+        selector: What `--benchmark-compare` was given: True for every run, else a number, a glob or
+            the path of a file, as pytest-benchmark understands them.
+        fingerprint: Of the environment of this session.
+        is_in_history: Whether a commit is the base or an ancestor of it; None outside of git, where
+            runs are not tied to commits.
+
+    Raises:
+        SettingError: The selector is neither of them.
+    """
+    files = _find_files(storage, selector)
+    if not files:
+        return Choice(usable=(), refused=(_nothing_found(storage, selector),))
+    refused: list[Unusable] = []
+    usable: dict[tuple[datetime, str | None], StoredRun] = {}
+    for path in files:
+        run = _read_within(storage, path, selector)
+        if isinstance(run, Unusable):
+            refused.append(run)
+            continue
+        reason = _why_refused(run, fingerprint, is_in_history)
+        twin = usable.get((run.saved_at, run.commit))
+        if reason is None and twin is not None:
+            # Counted twice, it would make the history look steadier than it is.
+            reason = f"is a copy of {twin.path.name}"
+        if reason is None:
+            usable[run.saved_at, run.commit] = run
+        else:
+            refused.append(Unusable(path=path, reason=reason))
+    newest_last = sorted(usable.values(), key=lambda run: run.saved_at)
+    return Choice(usable=tuple(newest_last), refused=tuple(refused))
+
+
+def _read_within(storage: Path, path: Path, selector: str | Literal[True]) -> StoredRun | Unusable:
+    # What the user named may lie anywhere; what was found must not lead anywhere.
+    is_named = selector is not True and path == Path(selector)
+    if not is_named and not path.resolve().is_relative_to(storage.resolve()):
+        return Unusable(path=path, reason="is a link that leads out of the storage")
+    return read_run(path)
+
+
+def _find_files(storage: Path, selector: str | Literal[True]) -> list[Path]:
+    if selector is True:
+        # All machines' folders: the fingerprint tells them apart, and says so where none is left.
+        return _sorted({*storage.glob(_NUMBERED), *storage.glob(f"*/{_NUMBERED}")})
+    if Path(selector).is_file():
+        return [Path(selector)]
+    # The rest is pytest-benchmark's rule: FOLDER-GLOB/FILE-GLOB, or FILE-GLOB in this machine's
+    # folder, both also in the storage itself (pytest_benchmark/storage/file.py, query).
+    folder, name = _split_glob(selector)
+    try:
+        files = {file for found in storage.glob(folder) for file in found.glob(name)}
+        return _sorted({*files, *storage.glob(name)})
+    except ValueError as error:  # such as "**" within a name
+        raise _not_a_selector(selector) from error
+
+
+def _split_glob(selector: str) -> tuple[str, str]:
+    parts = Path(selector).parts
+    if Path(selector).is_absolute() or ".." in parts or len(parts) > 2:
+        raise _not_a_selector(selector)
+    folder = parts[0] if len(parts) == 2 else get_machine_id()  # type: ignore[no-untyped-call]
+    name = parts[-1] if parts else ""
+    return folder, name.rstrip("*") + "*.json"
+
+
+def _not_a_selector(selector: str) -> SettingError:
+    return SettingError(
+        f"--benchmark-compare is {selector!r} (command line), and there is no such file; use a "
+        "number such as 0001, a glob such as 'Linux*/0001', or the path of a stored run"
+    )
+
+
+def _sorted(files: Iterable[Path]) -> list[Path]:
+    return sorted(files, key=lambda file: (file.name, file.parent))
+
+
+def _nothing_found(storage: Path, selector: str | Literal[True]) -> Unusable:
+    if not storage.is_dir():
+        return Unusable(path=storage, reason="does not exist, so no run is stored in it")
+    matching = "" if selector is True else f" that matches {selector!r}"
+    return Unusable(path=storage, reason=f"holds no stored run{matching}")
+
+
+def _why_refused(
+    run: StoredRun, fingerprint: str, is_in_history: Callable[[str], bool] | None
+) -> str | None:
+    stamp = run.stamp
+    if stamp is None:
+        return (
+            "has no stamp of perfsuite, so nobody knows whether its tests passed, or where it ran; "
+            "save it again with --benchmark-save"
+        )
+    if stamp.is_pull_request:
+        return "was saved from a pull request"
+    if stamp.num_failed:
+        return f"{stamp.num_failed} of its tests failed"
+    for cell, word in stamp.verdicts.items():
+        if word == "INVALID" or (word == "FAIL" and cell not in stamp.accepted):
+            return f"the verdict of its cell {cell} is {word}"
+    if stamp.fingerprint is None:
+        return "does not say in which environment it was made"
+    if stamp.fingerprint != fingerprint:
+        return f"was made in the environment {stamp.fingerprint}, and this one is {fingerprint}"
+    if is_in_history is None:
+        return None
+    if run.is_dirty:
+        return "was made from uncommitted changes"
+    if run.commit is None:
+        return "does not say from which commit it was made"
+    if not is_in_history(run.commit):
+        return f"its commit {run.commit[:12]} is neither the base nor an ancestor of it"
+    return None
+
+
+def save_run(folder: Path, name: str, data: bytes) -> Path:
+    """Save a run under the next free number and return where, whoever saves at the same time.
+
+    Raises:
+        WriteError: The run cannot be saved; nothing half-written stays.
+    """
+    beside = folder / f".{uuid.uuid4().hex}.saving"
+    write_atomically(beside, data)
+    try:
+        taken = [int(path.name[:4]) for path in folder.glob(_NUMBERED)]
+        number = max(taken, default=0) + 1
+        while True:
+            path = folder / f"{number:04}_{name}.json"
+            try:
+                os.link(beside, path)  # unlike a rename it fails where the name is taken
+            except FileExistsError:
+                number += 1
+            else:
+                return path
+    except OSError as error:
+        raise WriteError(f"cannot save {folder}/NNNN_{name}.json: {error.strerror}") from error
+    finally:
+        remove_file(beside)

@@ -1,0 +1,228 @@
+"""A stored run: one of the files that pytest-benchmark saves, read as the untrusted input it is.
+
+Whatever the file holds, reading it ends in a valid `StoredRun` or in an `Unusable` with the reason.
+Must not know whether the run may serve as a baseline, nor how it is compared.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import stat
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import msgspec
+
+from perfsuite.gate.stamp import STAMP_KEY, RunStamp
+from perfsuite.records import Counts, Memory, StageTimes
+from perfsuite.stats import median
+from perfsuite.units import format_bytes
+
+# A thousand cells with ten thousand raw rounds of 22 characters each are 210 MiB.
+MAX_RUN_BYTES: Final = 256 * 2**20
+
+# What every counter holds: a larger number overflows a float before anybody compares it.
+_MOST = 2**63 - 1
+# Nothing else goes to git as a revision: a name that begins with a dash would be an option.
+_COMMIT = re.compile(r"[0-9a-f]{7,64}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unusable:
+    """A stored run, or a whole storage, that no comparison uses, and why."""
+
+    path: Path
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.reason}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredCell:
+    """One benchmark of a stored run; a suite without perfsuite's fixtures stores times alone.
+
+    Attributes:
+        median_s: Median of the rounds, in seconds per iteration; finite and above 0.
+        fingerprint: Of the environment that the ranks found, which differs between cells.
+        operators: The costliest operators, None where none were kept.
+    """
+
+    median_s: float
+    params: dict[str, Any]
+    fingerprint: str | None = None
+    stages_s: StageTimes | None = None
+    counts: Counts | None = None
+    memory: Memory | None = None
+    operators: tuple[dict[str, Any], ...] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredRun:
+    """A well-formed stored run, which need not be one to compare with.
+
+    Attributes:
+        saved_at: With a time zone; UTC where the file names none.
+        commit: Hexadecimal digits, None where the file names no commit.
+        is_dirty: Whether the tree had uncommitted changes.
+        stamp: None where perfsuite did not save the run.
+        cells: By full name, the node id.
+    """
+
+    path: Path
+    saved_at: datetime
+    commit: str | None
+    is_dirty: bool
+    stamp: RunStamp | None
+    cells: dict[str, StoredCell]
+
+    @property
+    def fingerprint(self) -> str | None:
+        """Of the environment of the session, None where it is not known."""
+        return None if self.stamp is None else self.stamp.fingerprint
+
+    @property
+    def probe_s(self) -> dict[str, float] | None:
+        """Seconds of each host probe, None where none was run."""
+        return None if self.stamp is None else self.stamp.probe_s
+
+
+class _Record(msgspec.Struct, frozen=True):
+    """What is read of `extra_info["perfsuite"]`; a plain benchmark's holds the verdict alone."""
+
+    schema: Literal[1] = 1
+    fingerprint: str | None = None
+    stages_s: StageTimes | None = None
+    counts: Counts | None = None
+    memory: Memory | None = None
+    operators: tuple[dict[str, Any], ...] | None = None
+
+
+class _ExtraInfo(msgspec.Struct, frozen=True):
+    perfsuite: _Record = _Record()
+
+
+class _Stats(msgspec.Struct, frozen=True):
+    median: float
+    data: tuple[float, ...] = ()
+
+
+class _Benchmark(msgspec.Struct, frozen=True):
+    fullname: str
+    stats: _Stats
+    params: dict[str, Any] | None = None
+    extra_info: _ExtraInfo = _ExtraInfo()
+
+
+class _Commit(msgspec.Struct, frozen=True):
+    id: str = ""
+    dirty: bool = False
+
+
+class _Run(msgspec.Struct, frozen=True):
+    datetime: datetime
+    commit_info: _Commit
+    benchmarks: tuple[_Benchmark, ...]
+    stamp: RunStamp | None = msgspec.field(default=None, name=STAMP_KEY)
+
+
+def read_run(path: Path) -> StoredRun | Unusable:
+    """Return the run that a file holds, or why it holds none."""
+    try:
+        run = msgspec.convert(_decode(_read(path)), _Run)
+        cells = _cells_of(run.benchmarks)
+    except msgspec.ValidationError as error:
+        return Unusable(path=path, reason=f"is no stored run of pytest-benchmark: {error}")
+    except (OSError, ValueError) as error:
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        return Unusable(path=path, reason=reason)
+    saved_at = run.datetime if run.datetime.tzinfo else run.datetime.replace(tzinfo=UTC)
+    return StoredRun(
+        path=path,
+        saved_at=saved_at,
+        commit=run.commit_info.id if _COMMIT.fullmatch(run.commit_info.id) else None,
+        is_dirty=run.commit_info.dirty,
+        stamp=run.stamp,
+        cells=cells,
+    )
+
+
+def _read(path: Path) -> str:
+    # A pipe or a device is refused before it is opened: opening one can block for ever.
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise ValueError("is not a regular file")
+    with path.open("rb") as file:
+        data = file.read(MAX_RUN_BYTES + 1)
+    if not data:
+        raise ValueError("is empty")
+    if len(data) > MAX_RUN_BYTES:
+        raise ValueError(f"is larger than the {format_bytes(MAX_RUN_BYTES)} that are read")
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"is not UTF-8: {error.reason} at byte {error.start}") from error
+
+
+def _decode(text: str) -> Any:
+    # The standard library's decoder, since a NaN in somebody's extra_info, which Python writes
+    # though JSON has none, must not cost them the baseline. Where it matters it is refused below.
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("is nested too deeply") from error
+    except ValueError as error:
+        raise ValueError(f"is not JSON, or was cut off: {error}") from error
+
+
+def _cells_of(benchmarks: Iterable[_Benchmark]) -> dict[str, StoredCell]:
+    cells: dict[str, StoredCell] = {}
+    for benchmark in benchmarks:
+        name = benchmark.fullname
+        _require_text(name)
+        if name in cells:
+            raise ValueError(f"holds the cell {name} twice")
+        stats = benchmark.stats
+        median_s = median(stats.data or (stats.median,))
+        # The median last: that of two huge numbers is infinite.
+        for seconds in (stats.median, *stats.data, median_s):
+            if not (math.isfinite(seconds) and seconds > 0):
+                raise ValueError(f"holds a time of {seconds!r} s of the cell {name}")
+        _require_possible(benchmark)
+        record = benchmark.extra_info.perfsuite
+        cells[name] = StoredCell(
+            median_s=median_s,
+            params=benchmark.params or {},
+            fingerprint=record.fingerprint,
+            stages_s=record.stages_s,
+            counts=record.counts,
+            memory=record.memory,
+            operators=record.operators,
+        )
+    if not cells:
+        raise ValueError("holds no benchmark")
+    return cells
+
+
+def _require_text(name: str) -> None:
+    # JSON can hold half of a surrogate pair, which no terminal and no file takes.
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"holds a cell whose name is no text: {name!r}") from error
+
+
+def _require_possible(benchmark: _Benchmark) -> None:
+    record = benchmark.extra_info.perfsuite
+    numbers: dict[str, float | None] = {}
+    for part in (record.stages_s, record.counts):
+        numbers |= {} if part is None else msgspec.structs.asdict(part)
+    if record.memory is not None:
+        numbers["peak_bytes"] = record.memory.peak_bytes
+    for name, number in numbers.items():
+        if number is not None and not 0 <= number <= _MOST:
+            raise ValueError(f"holds {name} = {number!r} of the cell {benchmark.fullname}")
