@@ -25,7 +25,7 @@ from perfsuite.files import write_atomically
 from perfsuite.records import EquivalenceReport
 from perfsuite.registry import find_workload
 from perfsuite.report.equivalence import equivalence_table, explanations
-from perfsuite.session import DEVICES, Session, Settings
+from perfsuite.session import DEVICES, MAX_SEED, MAX_VERIFIED_STEPS, Session, Settings
 from perfsuite.verifying import EXIT_CODES, exit_code, to_document, verify_every, verify_one
 
 app = typer.Typer(
@@ -125,10 +125,13 @@ def verify(
         bool, typer.Option("--all", help="Try every recipe that this machine can exercise.")
     ] = False,
     num_steps: Annotated[
-        int, typer.Option("--steps", min=1, max=10, help="Optimizer steps to compare.")
+        int,
+        typer.Option("--steps", min=1, max=MAX_VERIFIED_STEPS, help="Optimizer steps to compare."),
     ] = 3,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    seed: Annotated[int, typer.Option(min=0, help="Of weights, data order and dropout.")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, max=MAX_SEED, help="Of weights, data order and dropout.")
+    ] = 0,
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write the rows there.")
     ] = None,

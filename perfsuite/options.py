@@ -6,6 +6,7 @@ module nothing reads an option, an ini value or the environment.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,8 @@ from typing import Any, cast
 import pytest
 
 from perfsuite.errors import SettingError
-from perfsuite.session import DEVICES, Device, Settings
+from perfsuite.ranks.turns import TurnChannel
+from perfsuite.session import DEVICES, MAX_SEED, Device, Settings
 from perfsuite.units import parse_ratio, parse_seconds
 
 MATRICES = ("smoke", "default", "full")
@@ -60,9 +62,10 @@ def _one_of(*allowed: str) -> Callable[[str], str]:
     return parse
 
 
-def _int_from(smallest: int) -> Callable[[str], int]:
+def _int_from(smallest: int, largest: int | None = None) -> Callable[[str], int]:
     def parse(text: str) -> int:
-        if (value := int(text)) < smallest:
+        value = int(text)
+        if value < smallest or (largest is not None and value > largest):
             raise ValueError(text)
         return value
 
@@ -119,9 +122,9 @@ OPTIONS = (
     Option(
         name="seed",
         metavar="N",
-        parse=_int_from(0),
+        parse=_int_from(0, MAX_SEED),
         default="0",
-        allowed="a whole number from 0",
+        allowed=f"a whole number from 0 to {MAX_SEED}",
         help="seed of weights, data order and random numbers",
     ),
     Option(
@@ -203,12 +206,19 @@ def resolve(config: pytest.Config) -> Choices:
             collective_timeout_s=value["collective-timeout"],
             wait_s=value["wait"],
             import_roots=(Path.cwd(), config.rootpath),
+            turns=_turn_channel(),
         ),
         matrix=value["matrix"],
         require_gpus=value["require-gpus"],
         results=config.rootpath / value["report"],
         checks_numerics=value["numerics"] == "on",
     )
+
+
+def _turn_channel() -> TurnChannel | None:
+    """Where a gate gives turns to the launch of an arm that this session is."""
+    path = os.environ.get("PERFSUITE_ARM_CHANNEL")
+    return None if path is None else TurnChannel(path=path, arm=os.environ["PERFSUITE_ARM_NAME"])
 
 
 def _value(config: pytest.Config, option: Option) -> Any:

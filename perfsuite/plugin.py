@@ -32,6 +32,9 @@ from perfsuite.session import Session
 _EXIT_REFUSED = 12
 _EXIT_NOTHING_COMPARED = 13
 
+# Read by the gate in the launches of both arms, whose perfsuites may be older or newer than it.
+TAKES_TURNS = True
+
 _MEASURING_FIXTURES = (
     "train_benchmark",
     "loader_benchmark",

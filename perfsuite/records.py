@@ -87,6 +87,10 @@ class EquivalenceReport(msgspec.Struct, frozen=True, kw_only=True):
         """Whether every check that applies found equivalence, and could have found otherwise."""
         return self.status == "equivalent"
 
+    def __bool__(self) -> bool:
+        """As `is_equivalent`, so that a bare assert of a report asserts something."""
+        return self.is_equivalent
+
     @property
     def numerics(self) -> Numerics:
         """The worst row as it stands in a cell's record."""

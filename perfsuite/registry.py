@@ -7,6 +7,7 @@ ranks build them.
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal
@@ -159,6 +160,7 @@ def load_workload(found: Workload | WorkloadFactory | str) -> Workload:
         source = repr(found)
         value = _import_reference(found)
     if callable(value) and not isinstance(value, Workload):
+        _refuse_arguments(value, source)
         value = value()
     if not isinstance(value, Workload):
         raise WorkloadError(
@@ -166,6 +168,16 @@ def load_workload(found: Workload | WorkloadFactory | str) -> Workload:
             "without arguments that returns one"
         )
     return value
+
+
+def _refuse_arguments(factory: Any, source: str) -> None:
+    try:
+        inspect.signature(factory).bind()
+    except (TypeError, ValueError) as error:
+        raise WorkloadError(
+            f"{source} cannot be called without arguments ({error}); name a perfsuite.Workload or "
+            "a function without arguments that returns one"
+        ) from error
 
 
 def _is_import_reference(text: str) -> bool:

@@ -15,15 +15,22 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, cast
 
-from perfsuite import stats, verification
+from perfsuite import verification
 from perfsuite.cells import Activity, Hardware, MeasurePlan, Recipe, why_not_exercised
-from perfsuite.errors import EquivalenceError, NotExercisedError, PerfsuiteError, RecipeError
-from perfsuite.measure.combine import combine_stages, slowest_rank_times
+from perfsuite.errors import (
+    EquivalenceError,
+    NotExercisedError,
+    PerfsuiteError,
+    RecipeError,
+    SettingError,
+)
 from perfsuite.measure.devices import visible_gpus
+from perfsuite.outcomes import combine
 from perfsuite.ranks.chains import Chain, GroupRequest, run_chain, run_chains
 from perfsuite.ranks.group import GroupPolicy, run_group
 from perfsuite.ranks.guard import make_group_folder, remove_group_folder, sweep_stale_folders
 from perfsuite.ranks.packing import pack, unpack
+from perfsuite.ranks.turns import TurnChannel
 from perfsuite.ranks.wire import (
     CallFunction,
     CellMeasured,
@@ -33,12 +40,16 @@ from perfsuite.ranks.wire import (
     RunCell,
     RunChecked,
 )
-from perfsuite.records import CellRecord, Counts, EquivalenceReport, Memory, Numerics, Outcome
+from perfsuite.records import EquivalenceReport, Numerics, Outcome
 from perfsuite.registry import Workload, find_workload
 from perfsuite.timing_lock import TimingLock
 
 Device = Literal["auto", "cpu", "cuda"]
 DEVICES: tuple[Device, ...] = ("auto", "cpu", "cuda")
+# The limits hold for the rounding of each step, so more steps prove little more.
+MAX_VERIFIED_STEPS = 10
+# What torch, numpy and Python's own generator all take.
+MAX_SEED = 2**32 - 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +64,7 @@ class Settings:
         collective_timeout_s: A collective that waits for so long fails.
         wait_s: How long to wait for another timing session.
         import_roots: Folders in which "module:attribute" is looked up first.
+        turns: Where timed rounds ask for their turn; the gate that gives them holds the machine.
     """
 
     device: Device = "auto"
@@ -62,6 +74,7 @@ class Settings:
     collective_timeout_s: float = 30.0
     wait_s: float = 86_400.0
     import_roots: tuple[Path, ...] = ()
+    turns: TurnChannel | None = None
 
 
 class Session:
@@ -90,6 +103,7 @@ class Session:
             collective_timeout_s=settings.collective_timeout_s,
             seed=settings.seed,
             import_roots=tuple(str(root) for root in settings.import_roots),
+            turns=settings.turns,
         )
         self._lock = TimingLock(wait_s=settings.wait_s, say=say)
         self._has_swept = False
@@ -209,6 +223,7 @@ class Session:
             A report, also where this machine cannot exercise the recipe.
 
         Raises:
+            SettingError: The number of steps is not from 1 to 10.
             RecipeError: The recipe is none, or the workload cannot be trained so.
             PerfsuiteError: The workload or its data is at fault, or a rank failed.
         """
@@ -229,6 +244,10 @@ class Session:
         num_steps: int,
         by_value: Sequence[ModuleType],
     ) -> Chain[EquivalenceReport]:
+        if not isinstance(num_steps, int) or not 1 <= num_steps <= MAX_VERIFIED_STEPS:
+            raise SettingError(
+                f"num_steps is {num_steps!r}; use a whole number from 1 to {MAX_VERIFIED_STEPS}"
+            )
         packed = pack(find_workload(workload), by_value=by_value)
         name = workload.name if isinstance(workload, Workload) else workload
         try:
@@ -312,7 +331,7 @@ class Session:
         if reason is not None:
             raise NotExercisedError(reason)
         self._sweep_once()
-        if is_timed:
+        if is_timed and self._settings.turns is None:
             self._lock.acquire()
         plan = job.recipe.plan
         replies = run_group(
@@ -322,7 +341,7 @@ class Session:
             needs_group=plan.needs_group,
         )
         ranks = [cast(CellMeasured, reply) for reply in replies]
-        return _combine(job, name, self.hardware.device, ranks, numerics)
+        return combine(job, name, self.hardware.device, ranks, numerics)
 
     def _sweep_once(self) -> None:
         if not self._has_swept:
@@ -333,60 +352,3 @@ class Session:
 def _check_is_recipe(recipe: object) -> None:
     if not isinstance(recipe, Recipe):
         raise RecipeError(f"recipe is {recipe!r}; use perfsuite.Recipe(parallel='ddp:2', ...)")
-
-
-def _combine(
-    job: RunCell,
-    name: str,
-    device: str,
-    ranks: Sequence[CellMeasured],
-    numerics: Numerics | None,
-) -> Outcome:
-    """Return one outcome from what all ranks measured."""
-    first = ranks[0]
-    rounds_by_rank = [rank.rounds for rank in ranks]
-    step_times_s = slowest_rank_times(rounds_by_rank, first.num_iterations)
-    batch_size = first.global_batch_size
-    record = CellRecord(
-        workload=name,
-        recipe=job.recipe.as_dict(),
-        device=device,
-        world_size=len(ranks),
-        exercised=True,
-        fingerprint=first.environment.fingerprint,
-        numerics=numerics,
-        stages_s=combine_stages(rounds_by_rank, first.num_iterations),
-        counts=_busiest([rank.counts for rank in ranks]),
-        memory=_memory(ranks),
-        samples_per_s=None if batch_size is None else batch_size / stats.median(step_times_s),
-        losses=_mean_losses([rank.losses for rank in ranks if rank.losses is not None]),
-        verdict=None,
-    )
-    return Outcome(
-        step_times_s=tuple(step_times_s),
-        num_iterations=first.num_iterations,
-        record=record,
-        missing=first.missing,
-    )
-
-
-def _busiest(counts: Sequence[Counts]) -> Counts:
-    """Return, count by count, the largest over ranks; None where any rank has none."""
-
-    def largest(name: str) -> int | None:
-        values = [getattr(one, name) for one in counts]
-        return None if None in values else max(values)
-
-    return Counts(**{name: largest(name) for name in Counts.__struct_fields__})
-
-
-def _memory(ranks: Sequence[CellMeasured]) -> Memory | None:
-    peaks = [rank.peak for rank in ranks if rank.peak is not None]
-    if len(peaks) < len(ranks):
-        return None
-    per_rank = tuple(peak.peak_bytes for peak in peaks)
-    return Memory(metric=peaks[0].metric, peak_bytes=max(per_rank), per_rank=per_rank)
-
-
-def _mean_losses(by_rank: Sequence[tuple[float, ...]]) -> tuple[float, ...]:
-    return tuple(sum(losses) / len(losses) for losses in zip(*by_rank, strict=True))

@@ -140,6 +140,15 @@ def lost_samples(gradients: Tensors) -> Bug:
     )
 
 
+def summed_loss(gradients: Tensors) -> Bug:
+    """A loss that sums over the batch, of which means are taken."""
+    return Bug(
+        name="a loss that is a sum",
+        cause="the loss is a sum over the batch; return the mean",
+        gradients=gradients,
+    )
+
+
 def scaled(gradients: Tensors, factor: float) -> Tensors:
     """All gradients times a factor, in float64 where they are finer than it needs."""
     return {name: in_double(gradient) * factor for name, gradient in gradients.items()}

@@ -84,6 +84,7 @@ def _check_data(case: Case) -> Finding:
         case.recipe,
         seed=case.seed,
         device=case.device,
+        drawn=case.trace.indices,
         seen=case.trace.batches,
     )
 

@@ -32,6 +32,7 @@ def check_data(
     *,
     seed: int,
     device: torch.device,
+    drawn: Sequence[Sequence[Sequence[int]]],
     seen: Sequence[Sequence[Any]],
 ) -> Finding:
     """Return whether the ranks of a run saw the training data that they should have seen.
@@ -44,6 +45,8 @@ def check_data(
         recipe: Its loader fields, micro-batch size and number of shards.
         seed: The run's.
         device: Where the run computed.
+        drawn: Of each shard the dataset's indices of the first epoch's batches, as the samplers of
+            its ranks gave them.
         seen: Of each shard the first micro-batches (inputs, target) that its ranks loaded without
             loader workers, in order from the first epoch's first.
 
@@ -57,7 +60,7 @@ def check_data(
     state = read_random_state(device)
     try:
         loaders = DataLoaders(workload, recipe, seed, device)
-        evidence = gather_evidence(loaders, seen)
+        evidence = gather_evidence(loaders, drawn, seen)
         wrong = _find_wrong(evidence)
         if wrong is not None:
             return _finding("mismatch", wrong.text, num_wrong=wrong.num_samples)
@@ -99,7 +102,12 @@ def _find_wrong(evidence: DataEvidence) -> _Wrong | None:
         wrong = _find_repeated(epoch, shards) or _find_wrong_length(epoch, shards, evidence)
         if wrong is not None:
             return wrong
-    return _find_same_order(evidence) or _find_wrong_batch(evidence) or _find_wrong_load(evidence)
+    return (
+        _find_same_order(evidence)
+        or _find_wrong_batch(evidence)
+        or _find_wrong_draw(evidence)
+        or _find_wrong_load(evidence)
+    )
 
 
 def _find_repeated(epoch: int, shards: list[Tensor]) -> _Wrong | None:
@@ -185,6 +193,27 @@ def _find_wrong_batch(evidence: DataEvidence) -> _Wrong | None:
     )
 
 
+def _find_wrong_draw(evidence: DataEvidence) -> _Wrong | None:
+    """What the samplers of the ranks drew, which shows even where samples are random."""
+    shards = evidence.epochs[0]
+    for index, (mine, its) in enumerate(zip(evidence.drawn, shards, strict=True)):
+        if torch.equal(mine, its):
+            continue
+        other = next((n for n, shard in enumerate(shards) if torch.equal(mine, shard)), None)
+        cause = (
+            "another seed, or another number of samples on the rank"
+            if other is None
+            else f"the sampler does not know its rank, for these are the samples of shard {other}"
+        )
+        num_wrong = int((mine != its).sum()) if mine.shape == its.shape else its.numel()
+        return _Wrong(
+            num_wrong,
+            f"the ranks of shard {index} draw other samples than the shard has, {num_wrong} of "
+            f"{its.numel()}; likeliest cause: {cause}",
+        )
+    return None
+
+
 def _find_wrong_load(evidence: DataEvidence) -> _Wrong | None:
     if evidence.expected is None or evidence.by_workers is None:
         return None
@@ -217,6 +246,9 @@ def _plant_bugs(evidence: DataEvidence) -> Iterator[tuple[str, DataEvidence]]:
     if others:
         repeated_epochs = [shards] * len(evidence.epochs)
         yield "no set_epoch", dataclasses.replace(evidence, epochs=repeated_epochs)
+    if len(shards) > 1:
+        drawn = [evidence.drawn[0], evidence.drawn[0], *evidence.drawn[2:]]
+        yield "a rank that draws another shard", dataclasses.replace(evidence, drawn=drawn)
     if evidence.expected is None:
         return
     if len(shards) > 1:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.data import default_collate
 
 from perfsuite.cells import Recipe
 from perfsuite.equivalence.batch_difference import find_differences
@@ -37,6 +39,7 @@ class DataEvidence:
     Attributes:
         epochs: Of each epoch, from the first, and each shard the dataset's indices (S, B); a single
             epoch where all must have the same order.
+        drawn: Of each shard the indices of the first epoch (S, B) as its ranks drew them.
         num_samples: Samples of the training data.
         batch_size: B.
         seen: Of each shard the batches that its ranks saw.
@@ -48,6 +51,7 @@ class DataEvidence:
     """
 
     epochs: list[list[Tensor]]
+    drawn: list[Tensor]
     num_samples: int
     batch_size: int
     seen: Sequence[Sequence[Any]]
@@ -92,10 +96,15 @@ class DataLoaders:
             shard_index: Which shard.
             seed: Of the random numbers that the dataset may draw.
         """
-        with self._open("train", shard_index, num_workers=0) as batches:
-            seed_random_numbers(seed)
-            before = read_random_state(self._device)
-            loaded = [next(batches) for _ in range(num_batches)]
+        batches = self._open("train", shard_index, num_workers=0)
+        epochs = (batches.indices(epoch) for epoch in itertools.count())
+        dataset = self.build_dataset("train")
+        seed_random_numbers(seed)
+        before = read_random_state(self._device)
+        loaded = [
+            default_collate(_fetch(dataset, indices))
+            for indices in itertools.islice(itertools.chain.from_iterable(epochs), num_batches)
+        ]
         return loaded, read_random_state(self._device).has_moved_from(before)
 
     def load_by_workers(self, num_batches: int) -> list[Any]:
@@ -126,11 +135,24 @@ class DataLoaders:
         return self._workload.build_dataset(split)
 
 
-def gather_evidence(loaders: DataLoaders, seen: Sequence[Sequence[Any]]) -> DataEvidence:
+def _fetch(dataset: Any, indices: list[int]) -> list[Any]:
+    """The samples, straight from the dataset, so that no loader's mistake is on both sides."""
+    fetch_all = getattr(dataset, "__getitems__", None)
+    if fetch_all is not None:
+        return list(fetch_all(indices))
+    return [dataset[index] for index in indices]
+
+
+def gather_evidence(
+    loaders: DataLoaders,
+    drawn: Sequence[Sequence[Sequence[int]]],
+    seen: Sequence[Sequence[Any]],
+) -> DataEvidence:
     """Return what the ranks saw and what they should have seen.
 
     Args:
         loaders: Of the run.
+        drawn: Of each shard the indices of the first epoch's batches as its ranks drew them.
         seen: Of each shard the first micro-batches that its ranks loaded without loader workers.
     """
     epochs = [_read_training_epoch(loaders, 0)]
@@ -141,6 +163,7 @@ def gather_evidence(loaders: DataLoaders, seen: Sequence[Sequence[Any]]) -> Data
     has_workers = expected is not None and loaders.num_workers > 0
     return DataEvidence(
         epochs=epochs,
+        drawn=[_as_epoch(batches, loaders) for batches in drawn],
         num_samples=num_samples,
         batch_size=loaders.batch_size,
         seen=seen,
@@ -171,10 +194,11 @@ def num_epochs_to_tell_apart(num_samples: int, num_loaded: int) -> int:
 
 
 def _read_training_epoch(loaders: DataLoaders, epoch: int) -> list[Tensor]:
-    return [
-        torch.tensor(batches, dtype=torch.int64).view(-1, loaders.batch_size)
-        for batches in loaders.read_epoch("train", epoch)
-    ]
+    return [_as_epoch(batches, loaders) for batches in loaders.read_epoch("train", epoch)]
+
+
+def _as_epoch(batches: Sequence[Sequence[int]], loaders: DataLoaders) -> Tensor:
+    return torch.tensor(batches, dtype=torch.int64).view(-1, loaders.batch_size)
 
 
 def _load_expected(loaders: DataLoaders, seen: Sequence[Sequence[Any]]) -> list[list[Any]] | None:

@@ -19,6 +19,8 @@ _BATCHNORM_LAYERS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 # A hypothesis explains a path if it leaves less than a tenth of the error unexplained; the right
 # one leaves rounding alone, a wrong one as much as there was.
 _UNEXPLAINED = 0.1
+# Two that leave less than this share of the error are the same but for rounding.
+_SAME = 1e-3
 
 
 def explain_gradients(
@@ -48,7 +50,9 @@ def explain_gradients(
 
 
 def explain_weights(evidence: Evidence) -> str | None:
-    """Return what explains parameters or buffers that differ; None for other evidence."""
+    """Return what explains parameters or buffers that differ, or a loss that is none."""
+    if evidence.what == "loss" and math.isinf(evidence.error):
+        return "a loss is not finite: lower the learning rate, or look at the data"
     if evidence.what == "buffer" and evidence.rank is not None:
         return (
             "BatchNorm, or another forward pass with side effects: each rank keeps the statistics "
@@ -77,7 +81,10 @@ def explain_weights(evidence: Evidence) -> str | None:
 def _matching_bug(tested: Tensors, expected: Tensors, bugs: Sequence[Bug]) -> str | None:
     error = measure_errors(tested, expected).total
     left = [(measure_errors(tested, bug.gradients).total, bug.cause) for bug in bugs]
-    least, cause = min(left, default=(math.inf, ""))
+    # The first of those that explain it best: some are the same where batches are alike.
+    least = min((unexplained for unexplained, _ in left), default=math.inf)
+    enough = max(2 * least, _SAME * error)
+    cause = next((cause for unexplained, cause in left if unexplained <= enough), None)
     return cause if least < _UNEXPLAINED * error else None
 
 

@@ -33,6 +33,7 @@ def record_run(
     trainer: Trainer,
     batches: Iterator[Any],
     *,
+    indices: list[list[int]],
     num_steps: int,
     counts_work: bool,
     on_step: Callable[[], None],
@@ -45,6 +46,7 @@ def record_run(
     Args:
         trainer: Freshly built.
         batches: Gives (inputs, target) for ever.
+        indices: The dataset's, of each batch of the first epoch.
         num_steps: Optimizer steps to record. Fewer are where the scaler skipped too many.
         counts_work: Whether to take one further step to count what it runs.
         on_step: Called before each step, to show progress.
@@ -76,6 +78,7 @@ def record_run(
             before = read_weights(trainer.module)
     counted = count_iteration(recorder.take_unrecorded_step) if counts_work else None
     return RankTrace(
+        indices=indices,
         batches=recorder.batches,
         sparse=sparse_gradients(trainer.module),
         shard_index=trainer.strategy.shard_index,

@@ -82,8 +82,7 @@ def check_reduction(case: Case) -> Proof | str:
         if number == 1:
             bugs = list(_bugs(reference, step, shares, expected, recipe))
             proof.plant(bugs, lambda bug: _judge(bug, expected, 1, limit))  # noqa: B023
-            explain = explain_gradients(step.gradients, expected, bugs)
-            proof.find_cause = lambda one: explain(one) or _unsynchronised(case)  # noqa: B023
+            proof.find_cause = _explain(case, reference, passes, expected, bugs)
     if any(step.has_equal_shards for step in case.trace.steps):
         proof.vacuous.append(
             "two ranks saw the same data, so that a missing reduction would change nothing"
@@ -104,6 +103,28 @@ def _reduction(case: Case, reference: Reference) -> Callable[[Sequence[Tensors]]
         num_plain_steps=max(0, _NUM_PLAIN_STEPS - case.trace.num_skipped - learns_graph),
     )
     return lambda shares: power.average(shares, case.trace.bucket_layout)
+
+
+def _explain(
+    case: Case,
+    reference: Reference,
+    passes: Sequence[Pass],
+    expected: Tensors,
+    bugs: Sequence[Bug],
+) -> Callable[[Evidence], str | None]:
+    step = case.trace.steps[0]
+    explain_by_bug = explain_gradients(step.gradients, expected, bugs)
+
+    def explain(evidence: Evidence) -> str | None:
+        again = _run_shards(reference, step, case.recipe)
+        if any(one.loss != other.loss for one, other in zip(passes, again, strict=True)):
+            return (
+                "the model's forward pass gives something else each time: it keeps a state that is "
+                "no buffer, such as a counter"
+            )
+        return explain_by_bug(evidence) or _unsynchronised(case)
+
+    return explain
 
 
 def _unsynchronised(case: Case) -> str | None:

@@ -24,7 +24,7 @@ from perfsuite.equivalence.trace import MicroBatch, Tensors, Weights
 from perfsuite.measure.tensors import tensors_in
 from perfsuite.registry import Workload
 from perfsuite.training.batches import call_model, map_tensors
-from perfsuite.training.step import compute_loss, prepare_batch, scale_loss
+from perfsuite.training.step import compute_loss, prepare_batch
 from perfsuite.training.trainer import build_trainer
 
 
@@ -82,6 +82,8 @@ class Reference:
             (dict(module.named_buffers()), weights.buffers),
         ):
             for name in own.keys() & given.keys():
+                if own[name].shape != given[name].shape:  # a buffer that grows
+                    own[name].resize_(given[name].shape)
                 own[name].copy_(given[name])
 
     def run(
@@ -95,15 +97,14 @@ class Reference:
             num_chunks: Parts into which each micro-batch is divided along its first dimension.
         """
         trainer, device = self.trainer, self.trainer.device
-        if trainer.scaler.is_enabled():
-            trainer.scaler.update(scale)
-        trainer.optimizer.zero_grad()
+        trainer.module.zero_grad()
         losses = []
         drew = False
         for micro_batch in micro_batches:
             restore_random_state(micro_batch.random_state, device)
             parts = [
-                self._run_chunk(micro_batch.batch, index, num_chunks) for index in range(num_chunks)
+                self._run_chunk(micro_batch.batch, index, num_chunks, scale)
+                for index in range(num_chunks)
             ]
             losses.append(torch.stack(parts).mean())
             drew |= read_random_state(device).has_moved_from(micro_batch.random_state)
@@ -114,7 +115,7 @@ class Reference:
             drew_random_numbers=drew,
         )
 
-    def _run_chunk(self, batch: Any, index: int, num_chunks: int) -> Tensor:
+    def _run_chunk(self, batch: Any, index: int, num_chunks: int, scale: float) -> Tensor:
         trainer = self.trainer
 
         def part(tensor: Tensor) -> Tensor:
@@ -123,7 +124,11 @@ class Reference:
 
         inputs, target = prepare_batch(trainer, map_tensors(batch, part))
         loss = compute_loss(trainer, call_model(trainer.model, inputs), target)
-        (scale_loss(trainer, loss) / num_chunks).backward()  # type: ignore[no-untyped-call]
+        share = loss / (trainer.recipe.grad_accumulation_steps * num_chunks)
+        # A tensor as the scaler has one, because a number would not widen a loss in float16.
+        if trainer.scaler.is_enabled():
+            share = share * torch.tensor(scale, device=trainer.device)
+        share.backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 
 

@@ -9,7 +9,7 @@ parallel path another computation.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from perfsuite.equivalence.averaging import average
@@ -20,6 +20,7 @@ from perfsuite.equivalence.bugs import (
     lost_samples,
     mean_of_means,
     scaled,
+    summed_loss,
     wrong_scale,
 )
 from perfsuite.equivalence.case import Case
@@ -65,9 +66,6 @@ _NUM_SHOWN = 3
 def check_semantics(case: Case) -> Proof | str:
     """Return what T1 or T2 gathers of a run, or why neither applies."""
     recipe = case.recipe
-    is_single = recipe.plan.mode == "single"
-    if is_single and recipe.checkpointing != "none" and recipe.grad_accumulation_steps == 1:
-        return "one process that recomputes is held, bit for bit, to one that does not"
     proof = Proof(check="T2" if is_low_precision(recipe) else "T1")
     losses: list[float] = []
     references = _References(case)
@@ -87,7 +85,7 @@ def check_semantics(case: Case) -> Proof | str:
         if number == 1:
             bugs = list(_bugs(references, answer, case))
             proof.plant(bugs, lambda bug: _judge(bug, answer, 1, case))  # noqa: B023
-            proof.find_cause = _explain(references, step, answer, bugs)
+            proof.find_cause = _explain(references, case.trace.steps, answer, bugs)
             proof.vacuous += _why_vacuous(references, step, answer, case)
             proof.notes += _describe_small(answer)
     proof.notes += references.notes
@@ -232,8 +230,10 @@ def _bugs(references: _References, answer: _Answer, case: Case) -> Iterator[Bug]
         yield mean_of_means(_mean_of_parts(references.plain, answer, parts))
 
 
-def _hypotheses(plain: Reference, step: Step) -> Iterator[Bug]:
+def _hypotheses(plain: Reference, step: Step, answer: _Answer) -> Iterator[Bug]:
     """What may be wrong with the micro-batches of this step, and is right where they are alike."""
+    num_parts = sum(map(len, step.shards))
+    yield summed_loss(scaled(answer.plain_gradients, 1 / num_parts))
     parts = [[scaled(part, 1 / step.scale) for part in shard] for shard in _parts(plain, step)]
     yield mean_of_means(average([part for shard in parts for part in shard], "none"))
     num_steps = len(step.shards[0])
@@ -289,7 +289,7 @@ def _why_vacuous(references: _References, step: Step, answer: _Answer, case: Cas
 
 
 def _explain(
-    references: _References, step: Step, answer: _Answer, bugs: list[Bug]
+    references: _References, steps: Sequence[Step], answer: _Answer, bugs: list[Bug]
 ) -> Callable[[Evidence], str | None]:
     def explain(evidence: Evidence) -> str | None:
         if has_batchnorm(references.truth.trainer.module):
@@ -302,9 +302,12 @@ def _explain(
                 "the forward pass changes a buffer by the data that it sees, and no process sees "
                 "the whole batch"
             )
-        references.plain.load(step.before)
-        hypotheses = [*bugs, *_hypotheses(references.plain, step)]
-        tested = scaled(step.gradients, 1 / step.scale)
-        return explain_gradients(tested, answer.plain_gradients, hypotheses)(evidence)
+        wrong, its_answer, planted = steps[evidence.step - 1], answer, bugs
+        if evidence.step != 1:
+            its_answer, planted = references.ask(wrong), []
+        references.plain.load(wrong.before)
+        hypotheses = [*_hypotheses(references.plain, wrong, its_answer), *planted]
+        tested = scaled(wrong.gradients, 1 / wrong.scale)
+        return explain_gradients(tested, its_answer.plain_gradients, hypotheses)(evidence)
 
     return explain

@@ -115,6 +115,7 @@ class RankTrace:
     Attributes:
         shard_index: Which shard of the data it loaded.
         start: Weights before the first step.
+        indices: The dataset's indices of each batch that its sampler gives for the first epoch.
         batches: All micro-batches that were loaded, those of skipped steps included.
         steps: Steps that were taken; skipped ones are only counted.
         num_skipped: Steps that the scaler skipped before the last of them.
@@ -126,6 +127,7 @@ class RankTrace:
 
     shard_index: int
     start: Weights
+    indices: list[list[int]]
     batches: list[Any]
     steps: list[RankStep]
     num_skipped: int
@@ -166,6 +168,7 @@ class Trace:
     """A whole run; what `RankTrace` says, over all ranks, batches by shard."""
 
     start: Weights
+    indices: list[list[list[int]]]
     batches: list[list[Any]]
     steps: list[Step]
     num_skipped: int
@@ -217,6 +220,7 @@ def join_traces(ranks: Sequence[RankTrace]) -> Trace:
     return Trace(
         start=start,
         steps=steps,
+        indices=[rank.indices for rank in shards],
         batches=[rank.batches for rank in shards],
         num_skipped=ranks[0].num_skipped,
         sparse=frozenset().union(*(rank.sparse for rank in ranks)),

@@ -1,17 +1,20 @@
 """Each step ends in the weights that the optimizer makes of the recorded gradients.
 
 One process steps the workload's own optimizer from the recorded weights by the recorded gradients,
-unscaling, clipping and master weights included. Together with gradients that are right at every
-step this proves the whole run by induction. Must not know where the gradients came from.
+in plain torch: it unscales and clips them itself, and steps float32 weights where the run keeps
+master weights, so that no mistake of the training step is on both sides. Together with gradients
+that are right at every step this proves the whole run by induction. Must not know where the
+gradients came from.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 
 from perfsuite.equivalence.case import Case
 from perfsuite.equivalence.comparison import Evidence, judge, measure_errors, total_norm
@@ -22,8 +25,6 @@ from perfsuite.equivalence.results import Planted
 from perfsuite.equivalence.snapshots import read_weights
 from perfsuite.equivalence.trace import Step, Tensors, in_double
 from perfsuite.training.precision import precision_policy
-from perfsuite.training.step import apply_gradients, clip_gradients, finish_gradients
-from perfsuite.training.trainer import Trainer
 
 # Ranks step parameters, or parts of them, that no other rank has.
 _SPLITTING_MODES = ("fsdp", "hsdp", "tp", "pp", "mp")
@@ -32,20 +33,19 @@ _PART_MODES = ("fsdp", "hsdp", "tp")
 
 def check_updates(case: Case, proof: Proof) -> None:
     """Add to a proof what the optimizer's steps prove, the weights before the first included."""
-    replay = _replay(case)
-    start = read_weights(replay.trainer.module).parameters
+    replay = _Replay(case, _clip)
+    start = _rounded_like(case.trace.start.parameters, replay.weights())
     proof.evidence += judge(
         measure_errors(case.trace.start.parameters, start), "parameter", 0, BITWISE
     )
-    mistakes = [_Mistake(name, apply, _replay(case)) for name, apply in _mistakes(case)]
+    mistakes = [_Mistake(name, _Replay(case, step_by)) for name, step_by in _mistakes(case)]
     for number, step in enumerate(case.trace.steps, start=1):
         case.on_step()
-        expected = _take_step(replay, step, case.trace.sparse, apply_gradients)
+        expected = replay.take_step(step)
         limit = _limit(case, step, number, expected)
         proof.evidence.append(_judge(step.after.parameters, expected, step, number, limit))
         for mistake in mistakes:
-            mistaken = _take_step(mistake.replay, step, case.trace.sparse, mistake.apply)
-            evidence = _judge(mistaken, expected, step, number, limit)
+            evidence = _judge(mistake.replay.take_step(step), expected, step, number, limit)
             mistake.differs |= evidence.error > 0
             mistake.is_flagged |= not evidence.is_within
     # Adam's step hardly depends on the length of a gradient: clipping that changes no bit cannot be
@@ -53,8 +53,66 @@ def check_updates(case: Case, proof: Proof) -> None:
     proof.planted += [
         Planted(bug=mistake.name, is_flagged=mistake.is_flagged)
         for mistake in mistakes
-        if mistake.differs or mistake.apply is finish_gradients
+        if mistake.differs or mistake.replay.finish is _keep_weights
     ]
+
+
+# Brings the gradients from the scale of the loss to what is stepped by; False if nothing is.
+Finish = Callable[[list[nn.Parameter], float, float | None], bool]
+
+
+class _Replay:
+    """The optimizer of one process, stepped by given gradients. It remembers its earlier steps.
+
+    Attributes:
+        finish: How gradients are unscaled and clipped.
+    """
+
+    def __init__(self, case: Case, finish: Finish) -> None:
+        self.finish = finish
+        recipe = case.recipe
+        self._keeps_masters = precision_policy(recipe.precision).master_weights
+        self._max_norm = recipe.clip_grad_norm
+        self._sparse = case.trace.sparse
+        self._num_steps = 0
+        self._reference = Reference(
+            case.workload,
+            plain_recipe(recipe, **({"precision": "fp32"} if self._keeps_masters else {})),
+            device=case.device,
+            seed=case.seed,
+        )
+
+    def weights(self) -> Tensors:
+        """The parameters as they are, masters in float32."""
+        return read_weights(self._reference.trainer.module).parameters
+
+    def take_step(self, step: Step) -> Tensors:
+        """The parameters after a step from the recorded weights, in their dtypes."""
+        trainer = self._reference.trainer
+        # Masters begin as the rounded weights, and know more than those from the first step on.
+        if not self._keeps_masters or self._num_steps == 0:
+            self._reference.load(step.before)
+        self._num_steps += 1
+        stepped = []
+        for name, parameter in trainer.module.named_parameters():
+            gradient = step.gradients.get(name)
+            parameter.grad = None
+            if gradient is not None:
+                # A copy, because unscaling and clipping change it in place.
+                gradient = gradient.to(parameter.device, parameter.dtype, copy=True)
+                parameter.grad = gradient.to_sparse(1) if name in self._sparse else gradient
+                stepped.append(parameter)
+        if self.finish(stepped, step.scale, self._max_norm):
+            trainer.optimizer.step()
+        return _rounded_like(step.after.parameters, self.weights())
+
+
+def _rounded_like(tested: Tensors, expected: Tensors) -> Tensors:
+    """The expected weights in the dtypes of the tested ones, which may be copies of masters."""
+    return {
+        name: tensor.to(tested[name].dtype) if name in tested else tensor
+        for name, tensor in expected.items()
+    }
 
 
 @dataclass
@@ -63,41 +121,29 @@ class _Mistake:
 
     Attributes:
         name: What is wrong, in words.
-        apply: Steps in the wrong way.
-        replay: Its own optimizer, which remembers what it did.
+        replay: Its own optimizer.
         differs: Whether it has changed anything yet.
         is_flagged: Whether a comparison has found it yet.
     """
 
     name: str
-    apply: Callable[[Trainer], None]
-    replay: Reference
+    replay: _Replay
     differs: bool = False
     is_flagged: bool = False
 
 
-def _replay(case: Case) -> Reference:
-    return Reference(case.workload, plain_recipe(case.recipe), device=case.device, seed=case.seed)
+def _clip(stepped: list[nn.Parameter], scale: float, max_norm: float | None) -> bool:
+    """Unscale, then clip: the right way."""
+    _unscale(stepped, scale)
+    if max_norm is not None:
+        nn.utils.clip_grad_norm_(stepped, max_norm)
+    return True
 
 
-def _take_step(
-    replay: Reference, step: Step, sparse: Collection[str], apply: Callable[[Trainer], None]
-) -> Tensors:
-    """The parameters after `apply` has stepped by the recorded gradients, `sparse` ones as such."""
-    trainer = replay.trainer
-    replay.load(step.before)
-    if trainer.scaler.is_enabled():
-        trainer.scaler.update(step.scale)
-    for name, parameter in trainer.module.named_parameters():
-        gradient = step.gradients.get(name)
-        if gradient is None:
-            parameter.grad = None
-            continue
-        # A copy, because unscaling and clipping change it in place.
-        gradient = gradient.clone().to(parameter.device)
-        parameter.grad = gradient.to_sparse(1) if name in sparse else gradient
-    apply(trainer)
-    return read_weights(trainer.module).parameters
+def _unscale(stepped: list[nn.Parameter], scale: float) -> None:
+    for parameter in stepped:
+        assert parameter.grad is not None
+        parameter.grad.mul_(1 / scale)
 
 
 def _judge(tested: Tensors, expected: Tensors, step: Step, number: int, limit: Limit) -> Evidence:
@@ -162,27 +208,28 @@ def _share_of_rounding(case: Case, number: int, epsilon: float) -> tuple[float, 
     return 0.0, "bit for bit"
 
 
-def _mistakes(case: Case) -> Iterator[tuple[str, Callable[[Trainer], None]]]:
+def _mistakes(case: Case) -> Iterator[tuple[str, Finish]]:
     if not case.trace.steps:
         return
-    yield "the weights stay as they are", finish_gradients
+    yield "the weights stay as they are", _keep_weights
     step, max_norm = case.trace.steps[0], case.recipe.clip_grad_norm
     if max_norm is None or total_norm(step.gradients) <= max_norm * step.scale:
         return
     yield "the gradients are not clipped", _without_clipping
     if step.scale != 1.0:
-        yield "the gradients are clipped before they are unscaled", _clipped_while_scaled
+        yield "the gradients are clipped before they are unscaled", _clip_while_scaled
 
 
-def _without_clipping(trainer: Trainer) -> None:
-    finish_gradients(trainer)
-    trainer.scaler.step(trainer.optimizer)
-    trainer.scaler.update()
+def _keep_weights(stepped: list[nn.Parameter], scale: float, max_norm: float | None) -> bool:
+    return False
 
 
-def _clipped_while_scaled(trainer: Trainer) -> None:
-    finish_gradients(trainer)
-    assert trainer.recipe.clip_grad_norm is not None
-    clip_gradients(trainer, trainer.recipe.clip_grad_norm)
-    trainer.scaler.step(trainer.optimizer)
-    trainer.scaler.update()
+def _without_clipping(stepped: list[nn.Parameter], scale: float, max_norm: float | None) -> bool:
+    return _clip(stepped, scale, None)
+
+
+def _clip_while_scaled(stepped: list[nn.Parameter], scale: float, max_norm: float | None) -> bool:
+    assert max_norm is not None
+    nn.utils.clip_grad_norm_(stepped, max_norm)
+    _unscale(stepped, scale)
+    return True

@@ -9,6 +9,7 @@ import gc
 import math
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 from perfsuite.errors import PerfsuiteError
 from perfsuite.measure.collector import collector_off
@@ -62,6 +63,7 @@ def measure_rounds(
     start_together: Callable[[], None],
     synchronize: Callable[[], None],
     after_round: Callable[[int], None],
+    take_turn: Callable[[], AbstractContextManager[None]] = nullcontext,
     clock: Callable[[], float] = time.perf_counter,
 ) -> list[RoundTimes]:
     """Return this rank's own times of each round.
@@ -76,6 +78,7 @@ def measure_rounds(
         start_together: Returns when all ranks have called it.
         synchronize: Returns when the device has done all its work.
         after_round: Told the number of each finished round, from 0, outside of any round.
+        take_turn: Held around each round, and what belongs to it.
         clock: The host's clock, in seconds.
     """
     rounds = []
@@ -83,14 +86,15 @@ def measure_rounds(
         synchronize()
         stages.collect()
         for number in range(num_rounds):
-            gc.collect()
-            start_together()
-            synchronize()
-            start_s = clock()
-            for _ in range(num_iterations):
-                iterate(stages)
-            synchronize()
-            duration_s = clock() - start_s
-            rounds.append(RoundTimes(duration_s=duration_s, stages_s=stages.collect()))
-            after_round(number)
+            with take_turn():
+                gc.collect()
+                start_together()
+                synchronize()
+                start_s = clock()
+                for _ in range(num_iterations):
+                    iterate(stages)
+                synchronize()
+                duration_s = clock() - start_s
+                rounds.append(RoundTimes(duration_s=duration_s, stages_s=stages.collect()))
+                after_round(number)
     return rounds

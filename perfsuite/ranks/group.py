@@ -32,6 +32,7 @@ from perfsuite.errors import (
 )
 from perfsuite.ranks import blame, guard
 from perfsuite.ranks.progress import Board
+from perfsuite.ranks.turns import TurnChannel
 from perfsuite.ranks.wire import Failed, Job, RankStart, Reply, Skipped
 
 # The modules whose import a rank would otherwise pay for: the first DistributedDataParallel of a
@@ -70,6 +71,7 @@ class GroupPolicy:
         import_roots: Folders that come first on the ranks' module path.
         shows_output: Print what the ranks printed when all went well.
         pins_ranks: Give each rank a processor of its own, on a CPU where there are enough.
+        turns: Where rounds ask for their turn; None where nobody alternates with them.
     """
 
     device: str = "cpu"
@@ -81,6 +83,7 @@ class GroupPolicy:
     import_roots: tuple[str, ...] = ()
     shows_output: bool = True
     pins_ranks: bool = True
+    turns: TurnChannel | None = None
 
 
 def run_group(
@@ -136,6 +139,7 @@ class RankGroup:
                         cores=cores,
                         import_roots=policy.import_roots,
                         seed=policy.seed,
+                        turns=policy.turns,
                         job=job,
                     )
                 )

@@ -7,6 +7,8 @@ its iteration.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 
 import torch
 import torch.distributed as dist
@@ -20,6 +22,7 @@ from perfsuite.measure.stages import StageClock
 from perfsuite.ranks.activities import Activity, start_activity
 from perfsuite.ranks.placement import own_device
 from perfsuite.ranks.progress import BoardWriter
+from perfsuite.ranks.turns import Turns, imported_files
 from perfsuite.ranks.wire import CellMeasured, RankStart, RunCell
 from perfsuite.records import Counts
 from perfsuite.stages import Stage
@@ -36,7 +39,7 @@ def run_cell(job: RunCell, start: RankStart, board: BoardWriter) -> CellMeasured
     # Before the recipe's precision changes settings that the fingerprint holds.
     environment = describe_environment(start.device)
     with start_activity(job, start, device) as activity:
-        trial = _Trial(activity, device, board)
+        trial = _Trial(activity, device, board, start)
         board.enter_phase("warm-up")
         iteration_s = trial.warm_up()
         num_iterations = job.plan.num_iterations
@@ -61,11 +64,15 @@ def run_cell(job: RunCell, start: RankStart, board: BoardWriter) -> CellMeasured
 class _Trial:
     """One activity on its way through warm-up, rounds and counting."""
 
-    def __init__(self, activity: Activity, device: torch.device, board: BoardWriter) -> None:
+    def __init__(
+        self, activity: Activity, device: torch.device, board: BoardWriter, start: RankStart
+    ) -> None:
         self._activity = activity
         self._device = device
         self._board = board
         self._stages = StageClock(device, on_enter=board.enter_stage)
+        self._has_turns = start.turns is not None
+        self._turns = Turns(start.turns) if start.turns is not None and start.rank == 0 else None
 
     def warm_up(self) -> float:
         """Run the untimed first iterations, checked one by one; return the shortest's seconds."""
@@ -98,8 +105,19 @@ class _Trial:
             start_together=_start_together,
             synchronize=self._synchronize,
             after_round=lambda _: self._activity.check(),
+            take_turn=self._take_turn,
         )
+        if self._turns is not None:
+            self._turns.tell_modules(imported_files())
         return tuple(rounds)
+
+    @contextmanager
+    def _take_turn(self) -> Iterator[None]:
+        """Held while this arm's ranks are the only ones that run."""
+        with nullcontext() if self._turns is None else self._turns.take():
+            yield
+            if self._has_turns:
+                _start_together()  # no rank is still at work when the other arm begins
 
     def count(self) -> tuple[Counts, PeakMemory | None, dict[str, str]]:
         """Return counts, memory, and why any number of them is missing."""

@@ -44,6 +44,7 @@ def record_rank(job: RecordRun, start: RankStart, board: BoardWriter) -> RunReco
         trace = record_run(
             trainer,
             batches,
+            indices=batches.indices(0),
             num_steps=job.num_steps,
             counts_work=job.counts_work,
             on_step=board.begin_step,

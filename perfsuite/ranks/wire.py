@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from perfsuite.cells import Activity, MeasurePlan, Recipe
 from perfsuite.equivalence.results import Finding
 from perfsuite.measure.results import PeakMemory, RoundTimes
+from perfsuite.ranks.turns import TurnChannel
 from perfsuite.records import Counts, Environment
 
 
@@ -95,6 +96,7 @@ class RankStart:
         core: Processor that the rank is pinned to, None if there are not enough.
         cores: Processors that the whole group, its loader workers included, may use.
         import_roots: Folders that come first on the rank's module path.
+        turns: Where rounds ask for their turn; None where nobody alternates with them.
     """
 
     rank: int
@@ -108,6 +110,7 @@ class RankStart:
     cores: tuple[int, ...]
     import_roots: tuple[str, ...]
     seed: int
+    turns: TurnChannel | None
     job: Job
 
 

@@ -39,6 +39,8 @@ def train_step(trainer: Trainer, batches: Iterator[Any], stage: Stage) -> Tensor
     losses = []
     with stage("optimizer"):
         trainer.optimizer.zero_grad()
+        for parameter in trainer.unstepped:
+            parameter.grad = None
     for index in range(num_micro_batches):
         with stage("load"):
             batch = next(batches)

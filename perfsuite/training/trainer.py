@@ -92,6 +92,7 @@ class Trainer:
             holder of its stage modules.
         module: The same before data-parallel wrapping: its parameter names are the user's.
         optimizer: The workload's, wrapped where the mode or the precision wraps it.
+        unstepped: Parameters that have gradients, and that the optimizer leaves alone.
         scaler: The loss scaler; disabled unless the precision scales the loss.
         precision: The recipe's precision.
         strategy: The recipe's parallel mode.
@@ -103,6 +104,7 @@ class Trainer:
     model: nn.Module
     module: nn.Module
     optimizer: Optimizer
+    unstepped: list[nn.Parameter]
     scaler: LossScaler
     precision: PrecisionPolicy
     strategy: Strategy
@@ -156,6 +158,7 @@ def build_trainer(
         model=model,
         module=module,
         optimizer=optimizer,
+        unstepped=_left_alone(optimizer, module),
         scaler=LossScaler(precision, device, agrees_over_ranks=strategy.splits_parameters),
         precision=precision,
         strategy=strategy,
@@ -189,6 +192,17 @@ def _compile(model: nn.Module, recipe: Recipe) -> None:
         )
     # In place, because the module that torch.compile returns renames every parameter.
     model.compile()
+
+
+def _left_alone(optimizer: Optimizer, module: nn.Module) -> list[nn.Parameter]:
+    if isinstance(optimizer, MasterWeights):  # it clears the gradients of all parameters
+        return []
+    stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    return [
+        parameter
+        for parameter in module.parameters()
+        if parameter.requires_grad and id(parameter) not in stepped
+    ]
 
 
 def _build_optimizer(

@@ -76,6 +76,23 @@ def load(workload: Workload, recipe: Recipe, num_batches: int = 3, seed: int = S
     return seen
 
 
+def draw_indices(workload: Workload, recipe: Recipe) -> list[list[list[int]]]:
+    """What the samplers of each shard's ranks draw for the first epoch."""
+    num_shards = recipe.plan.data_parallel_size
+    return [
+        build_batches(
+            workload,
+            Recipe(micro_batch_size=recipe.micro_batch_size),
+            "train",
+            shard_index=shard_index,
+            num_shards=num_shards,
+            seed=SEED,
+            device=CPU,
+        ).indices(0)
+        for shard_index in range(num_shards)
+    ]
+
+
 def check(
     build: Any,
     parallel: str = "ddp:2",
@@ -90,7 +107,9 @@ def check(
     recipe = Recipe(parallel=parallel, **fields)
     seen = load(workload, recipe) if seen is None else seen
     change(seen)
-    return check_data(workload, recipe, seed=SEED, device=CPU, seen=seen)
+    return check_data(
+        workload, recipe, seed=SEED, device=CPU, drawn=draw_indices(workload, recipe), seen=seen
+    )
 
 
 def summary(finding: Finding) -> tuple[str, float | None, float | None, str | None]:
@@ -113,12 +132,55 @@ def test_correct_loaders_are_never_flagged(run: tuple[int, int, int], num_batche
     recipe = Recipe(parallel=f"ddp:{num_shards}")
 
     finding = check_data(
-        workload, recipe, seed=SEED, device=CPU, seen=load(workload, recipe, num_batches)
+        workload,
+        recipe,
+        seed=SEED,
+        device=CPU,
+        drawn=draw_indices(workload, recipe),
+        seen=load(workload, recipe, num_batches),
     )
 
     assert (finding.status, finding.error, finding.limit) == ("equivalent", 0.0, 0.0)
     assert all(bug.is_flagged for bug in finding.planted)
     assert len(finding.planted) >= 2
+
+
+@pytest.mark.parametrize("draws", [False, True])
+def test_a_rank_that_draws_another_shard_is_found_even_where_samples_are_random(
+    draws: bool,
+) -> None:
+    workload = make_workload(lambda: Augmented(random.random) if draws else Numbers(24))
+    recipe = Recipe(parallel="ddp:2")
+    drawn = draw_indices(workload, recipe)
+    seen = load(workload, recipe)
+
+    finding = check_data(
+        workload, recipe, seed=SEED, device=CPU, drawn=[drawn[0], drawn[0]], seen=seen
+    )
+
+    assert finding.status == "mismatch"
+    assert finding.reason == (
+        "the ranks of shard 1 draw other samples than the shard has, 12 of 12; likeliest cause: "
+        "the sampler does not know its rank, for these are the samples of shard 0"
+    )
+
+
+def test_a_rank_with_other_data_is_found() -> None:
+    workload = make_workload(lambda: Augmented(random.random))
+    recipe = Recipe(parallel="ddp:2")
+    drawn = draw_indices(workload, recipe)
+
+    finding = check_data(
+        workload,
+        recipe,
+        seed=SEED,
+        device=CPU,
+        drawn=[drawn[0], drawn[1][:1]],
+        seen=load(workload, recipe),
+    )
+
+    assert finding.status == "mismatch"
+    assert "likeliest cause: another seed, or another number of samples" in finding.reason
 
 
 class Unshuffled(DistributedSampler[T]):
@@ -233,7 +295,7 @@ def test_a_sample_changed_in_one_bit_is_always_flagged(
         ),
         (
             "ddp:3",
-            "7/7",
+            "8/8",
             "3 disjoint shards of 2 x 4 samples, in a new order each epoch; "
             "the ranks saw bit for bit what one process loads (batches: 3); "
             "bias: each training epoch leaves out 2 of 26 samples (7.7 %)",
@@ -254,6 +316,7 @@ def test_the_planted_bugs_are_told() -> None:
         "a sample repeated",
         "a lost batch",
         "no set_epoch",
+        "a rank that draws another shard",
         "a rank that sees another shard",
         "one bit of a batch flipped",
         "one bit flipped by a worker",
@@ -276,7 +339,11 @@ def test_the_recipes_batch_size_goes_before_the_workloads() -> None:
     ) as batches:
         seen = [[next(batches)]]
 
-    assert check_data(workload, recipe, seed=SEED, device=CPU, seen=seen).reason == (
+    drawn = draw_indices(workload, recipe)
+
+    finding = check_data(workload, recipe, seed=SEED, device=CPU, drawn=drawn, seen=seen)
+
+    assert finding.reason == (
         "4 x 6 samples, none twice, in a new order each epoch; "
         "the ranks saw bit for bit what one process loads (batches: 1)"
     )
@@ -291,7 +358,7 @@ def test_biases_are_told_with_their_size() -> None:
 
     finding = check(splits, "ddp:2")
 
-    assert summary(finding) == ("equivalent", 0.0, 0.0, "7/7")
+    assert summary(finding) == ("equivalent", 0.0, 0.0, "8/8")
     assert finding.reason == (
         "2 disjoint shards of 5 x 4 samples, in a new order each epoch; "
         "the ranks saw bit for bit what one process loads (batches: 3); "
@@ -504,7 +571,7 @@ def _no_seed_at_all() -> Augmented:
 def test_what_random_numbers_decide_is_not_compared(build: Any, num_workers: int) -> None:
     finding = check(build, num_workers=num_workers)
 
-    assert summary(finding) == ("equivalent", 0.0, 0.0, "5/5")
+    assert summary(finding) == ("equivalent", 0.0, 0.0, "6/6")
     assert finding.reason == (
         "2 disjoint shards of 3 x 4 samples, in a new order each epoch; "
         "the dataset draws random numbers, so what it gives cannot be compared"
@@ -533,7 +600,7 @@ def test_a_dataset_that_is_drawn_when_it_is_built_is_the_same_under_the_runs_see
     def build() -> TensorDataset:
         return TensorDataset(torch.randn(24, 2), torch.from_numpy(numpy.random.rand(24)))
 
-    assert summary(check(build)) == ("equivalent", 0.0, 0.0, "7/7")
+    assert summary(check(build)) == ("equivalent", 0.0, 0.0, "8/8")
 
 
 class Nested(Numbers):
@@ -567,7 +634,7 @@ def change_label(seen: Any) -> None:
     ],
 )
 def test_each_part_of_a_nested_batch_is_compared(change: Any, begin: str) -> None:
-    assert summary(check(lambda: Nested(24))) == ("equivalent", 0.0, 0.0, "7/7")
+    assert summary(check(lambda: Nested(24))) == ("equivalent", 0.0, 0.0, "8/8")
 
     finding = check(lambda: Nested(24), change=change)
 
@@ -579,7 +646,7 @@ def test_each_part_of_a_nested_batch_is_compared(change: Any, begin: str) -> Non
 def test_workers_are_compared_with_none_and_end(fields: Any) -> None:
     finding = check(lambda: Numbers(24), num_workers=2, **fields)
 
-    assert summary(finding) == ("equivalent", 0.0, 0.0, "8/8")
+    assert summary(finding) == ("equivalent", 0.0, 0.0, "9/9")
     assert finding.reason == (
         "2 disjoint shards of 3 x 4 samples, in a new order each epoch; "
         "the ranks saw bit for bit what one process loads (batches: 3); "
@@ -627,7 +694,7 @@ def test_workers_get_a_dataset_that_was_not_read_before() -> None:
 def test_samples_that_are_all_equal_tell_no_shards_apart() -> None:
     finding = check(lambda: TensorDataset(torch.ones(24, 2), torch.ones(24)))
 
-    assert summary(finding) == ("no power", 0.0, 0.0, "6/7")
+    assert summary(finding) == ("no power", 0.0, 0.0, "7/8")
     assert finding.reason == (
         "it does not find a planted bug: a rank that sees another shard; "
         "2 disjoint shards of 3 x 4 samples, in a new order each epoch; "
@@ -638,7 +705,7 @@ def test_samples_that_are_all_equal_tell_no_shards_apart() -> None:
 def test_ranks_that_saw_nothing_prove_nothing() -> None:
     finding = check(lambda: Numbers(24), seen=[[], []])
 
-    assert summary(finding) == ("no power", 0.0, 0.0, "5/7")
+    assert summary(finding) == ("no power", 0.0, 0.0, "6/8")
     assert finding.reason == (
         "it does not find a planted bug: a rank that sees another shard; one bit of a batch "
         "flipped; 2 disjoint shards of 3 x 4 samples, in a new order each epoch; "
@@ -661,12 +728,12 @@ def test_random_numbers_go_on_as_if_nothing_had_been_loaded() -> None:
         return torch.rand(()).item(), random.random(), numpy.random.rand()
 
     workload = make_workload(lambda: Augmented(random.random))
-    seen = load(workload, Recipe())
+    seen, drawn = load(workload, Recipe()), draw_indices(workload, Recipe())
     seed_random_numbers(0)
     expected = draw()
     seed_random_numbers(0)
 
-    check_data(workload, Recipe(), seed=SEED, device=CPU, seen=seen)
+    check_data(workload, Recipe(), seed=SEED, device=CPU, drawn=drawn, seen=seen)
 
     assert draw() == expected
 
@@ -696,9 +763,10 @@ def test_one_dataset_of_each_split_is_built() -> None:
     object.__setattr__(workload, "build_dataset", build_dataset)
     recipe = Recipe(parallel="ddp:4")
     seen = load(workload, recipe)
+    drawn = draw_indices(workload, recipe)
     built.clear()
 
-    check_data(workload, recipe, seed=SEED, device=CPU, seen=seen)
+    check_data(workload, recipe, seed=SEED, device=CPU, drawn=drawn, seen=seen)
 
     assert built == ["train", "validation", "test"]
 

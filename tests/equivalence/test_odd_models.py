@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from perfsuite import Recipe, Workload
-from perfsuite.errors import RankFailureError, RecipeError, WorkloadError
+from perfsuite.errors import RankFailureError, RecipeError, SettingError, WorkloadError
 from perfsuite.records import EquivalenceReport
 
 Check = Callable[..., EquivalenceReport]
@@ -698,3 +698,135 @@ def test_a_stage_without_anything_to_train_is_refused(check_equivalence: Check) 
         "workload 'odd': no parameter of one rank's part of its model requires a gradient; "
         "leave requires_grad on for what is to be trained"
     )
+
+
+def test_an_optimizer_may_leave_parameters_alone(check_equivalence: Check) -> None:
+    """Fine-tuning the head: the other gradients are computed, reduced and never stepped by."""
+    workload = make_workload(
+        make_layers,
+        build_optimizer=lambda parameters: torch.optim.SGD(list(parameters)[-2:], lr=0.1),
+    )
+
+    report = check_equivalence(workload, Recipe(parallel="ddp:2"))
+
+    assert report.is_equivalent, report
+
+
+class WarmingUp(nn.Module):
+    """Warms up by a counter that is no buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = make_layers()
+        self.num_calls = 0
+
+    def forward(self, numbers: Tensor) -> Tensor:
+        self.num_calls += 1
+        logits: Tensor = self.layers(numbers) * min(1.0, self.num_calls / 100)
+        return logits
+
+
+def test_a_counter_that_is_no_buffer_is_named(check_equivalence: Check) -> None:
+    report = check_equivalence(make_workload(WarmingUp), Recipe(parallel="ddp:2"))
+
+    assert statuses(report)["T0"] == "mismatch"
+    assert reason(report, "T0").endswith(
+        "; likeliest cause: the model's forward pass gives something else each time: it keeps a "
+        "state that is no buffer, such as a counter"
+    )
+
+
+class Growing(nn.Module):
+    """Keeps all that it has seen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = make_layers()
+        self.register_buffer("seen", torch.zeros(0, 6))
+
+    def forward(self, numbers: Tensor) -> Tensor:
+        self.seen = torch.cat([self.seen, numbers.detach()])
+        logits: Tensor = self.layers(numbers)
+        return logits
+
+
+def test_a_buffer_may_grow(check_equivalence: Check) -> None:
+    alone = check_equivalence(make_workload(Growing), Recipe())
+    together = check_equivalence(make_workload(Growing), Recipe(parallel="fsdp:2"))
+
+    assert alone.is_equivalent, alone
+    assert statuses(together) == {"T0": "equivalent", "T1": "mismatch", "data": "equivalent"}
+    assert "the buffer of 'seen' differs at step 1 by inf" in reason(together, "T1")
+
+
+def test_a_loss_that_sums_is_named(check_equivalence: Check) -> None:
+    workload = make_workload(
+        make_layers, loss=lambda outputs, targets: cross_entropy(outputs, targets, reduction="sum")
+    )
+
+    report = check_equivalence(workload, Recipe(parallel="ddp:2"))
+
+    assert statuses(report)["T1"] == "mismatch"
+    assert "likeliest cause: the loss is a sum over the batch; return the mean" in reason(
+        report, "T1"
+    )
+
+
+def test_a_loss_that_is_not_finite_is_named(check_equivalence: Check) -> None:
+    workload = make_workload(
+        make_layers, loss=lambda outputs, targets: cross_entropy(outputs, targets) * torch.nan
+    )
+
+    report = check_equivalence(workload, Recipe())
+
+    assert not report
+    assert reason(report, "T1").endswith(
+        "; likeliest cause: a loss is not finite: lower the learning rate, or look at the data"
+    )
+
+
+class Sharpened(torch.optim.SGD):
+    """Keeps what it is told beside its defaults."""
+
+    def __init__(self, parameters: Any, lr: float, power: float) -> None:
+        super().__init__(parameters, lr=lr)
+        self.power = power
+
+
+def test_zero1_refuses_an_optimizer_that_it_would_cut_short(check_equivalence: Check) -> None:
+    workload = make_workload(
+        make_layers,
+        build_optimizer=lambda parameters: Sharpened(parameters, lr=0.1, power=2.0),
+    )
+
+    assert check_equivalence(workload, Recipe(parallel="ddp:2"))
+    with pytest.raises((RecipeError, RankFailureError)) as refusal:
+        check_equivalence(workload, Recipe(parallel="zero1:2"))
+    assert "power" in str(refusal.value)
+
+
+def test_zero1_refuses_an_optimizer_with_step_hooks(check_equivalence: Check) -> None:
+    def build(parameters: Any) -> torch.optim.Optimizer:
+        optimizer = torch.optim.SGD(parameters, lr=0.1)
+        optimizer.register_step_post_hook(lambda *_: None)
+        return optimizer
+
+    with pytest.raises(RecipeError) as refusal:
+        check_equivalence(
+            make_workload(make_layers, build_optimizer=build), Recipe(parallel="zero1:2")
+        )
+
+    assert str(refusal.value) == (
+        "zero1 makes the optimizer again on each rank from its defaults, and would lose the step "
+        "hooks of this SGD; use defaults alone, or ddp:N"
+    )
+
+
+@pytest.mark.parametrize("num_steps", [0, 11, "3"])
+def test_a_number_of_steps_that_cannot_be_compared_is_refused(
+    check_equivalence: Check, num_steps: Any
+) -> None:
+    with pytest.raises(SettingError) as refusal:
+        check_equivalence(make_workload(make_layers), Recipe(), num_steps=num_steps)
+
+    assert str(refusal.value) == f"num_steps is {num_steps!r}; use a whole number from 1 to 10"

@@ -53,6 +53,7 @@ def rank_trace(**fields: Any) -> RankTrace:
     defaults: dict[str, Any] = {
         "shard_index": 0,
         "start": weights(),
+        "indices": [],
         "batches": [],
         "steps": [],
         "sparse": frozenset(),

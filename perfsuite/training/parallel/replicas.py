@@ -18,7 +18,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import Optimizer
 
 from perfsuite.cells import Hardware, Recipe, why_not_exercised
-from perfsuite.errors import NotExercisedError
+from perfsuite.errors import NotExercisedError, RecipeError
 from perfsuite.registry import Workload
 from perfsuite.stages import Stage
 from perfsuite.training.parallel.single import SharedData, Single, refuse_sparse_gradients
@@ -149,12 +149,35 @@ class ShardedOptimizer(DistributedReplicas):
     """
 
     def build_optimizer(self, parameters: list[nn.Parameter]) -> Optimizer:
-        """The workload's optimizer, its state divided over the ranks."""
+        """The workload's optimizer, its state divided over the ranks.
+
+        Raises:
+            RecipeError: The optimizer cannot be made again from its defaults.
+        """
         whole = super().build_optimizer(parameters)
         # `defaults` also holds what a class passes on to its base (AdamW to Adam) and would refuse.
         accepted = inspect.signature(type(whole)).parameters
         options = {name: value for name, value in whole.defaults.items() if name in accepted}
+        _refuse_lost(whole, type(whole)(whole.param_groups, **options))
         return ZeroRedundancyOptimizer(whole.param_groups, optimizer_class=type(whole), **options)
+
+
+def _refuse_lost(optimizer: Optimizer, rebuilt: Optimizer) -> None:
+    """Refuse an optimizer that holds what one made again from its defaults does not."""
+    lost = [
+        name
+        for name, value in vars(optimizer).items()
+        if not name.startswith("_")
+        and name not in ("state", "param_groups")
+        and not (name in vars(rebuilt) and vars(rebuilt)[name] == value)
+    ]
+    if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
+        lost.append("the step hooks")
+    if lost:
+        raise RecipeError(
+            f"zero1 makes the optimizer again on each rank from its defaults, and would lose "
+            f"{', '.join(lost)} of this {type(optimizer).__name__}; use defaults alone, or ddp:N"
+        )
 
 
 def _register_comm_hook(model: DistributedDataParallel, name: str, layout: list[list[str]]) -> None:

@@ -1,0 +1,234 @@
+"""The arm's end of the gate: a pytest plugin that takes turns with the other arm and tells times.
+
+Copied beside nothing of ours into the launches of both arms, whose interpreters and whose perfsuite
+may be others: imports the standard library, pytest and nothing else. Knows one socket, whose other
+end is `perfsuite.gate.launches`; the messages are documented there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+_PLUGIN_NAME = "pytest-benchmark"
+# What the clock of a cell is called whose ranks are timed, and take turns, by themselves.
+_RANK_CLOCK = "rank_clock"
+
+
+class Channel:
+    """The arm's connection to the gate; a gate that is gone ends this process."""
+
+    def __init__(self, path: str, arm: str) -> None:
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.connect(path)
+        self._lines = self._socket.makefile("r", encoding="utf-8")
+        self.tell(kind="hello", arm=arm)
+
+    def tell(self, **message: Any) -> None:
+        """Send a message."""
+        try:
+            self._socket.sendall(json.dumps(message, default=str).encode() + b"\n")
+        except OSError:
+            os._exit(1)
+
+    def ask(self, **message: Any) -> Any:
+        """Send a message, and return the answer when it comes."""
+        self.tell(**message)
+        line = self._lines.readline()
+        if not line:
+            os._exit(1)
+        return json.loads(line)
+
+
+class TurnClock:
+    """A clock that is read in pairs: the first read waits for the arm's turn, the second ends it.
+
+    The name keeps pytest-benchmark from storing one that holds an address.
+    """
+
+    def __init__(self, clock: Any, channel: Channel, core: int) -> None:
+        self.__name__ = self.__qualname__ = "turn_clock"
+        self._clock = clock
+        self._channel = channel
+        self._core = core
+        self._is_running = False
+        self._has_run = False
+
+    def __call__(self) -> float:
+        """Return the time, at the start of a pair when the turn has come."""
+        if self._is_running:
+            now: float = self._clock()
+            self._is_running = False
+            self._channel.tell(kind="done")
+            return now
+        if not self._has_run:
+            self._has_run = True
+            _share_core(self._core)
+        self._is_running = True
+        self._channel.ask(kind="turn")
+        started: float = self._clock()
+        return started
+
+    def end(self) -> None:
+        """Give a turn back that was never ended: what was timed raised."""
+        if self._is_running:
+            self._is_running = False
+            self._channel.tell(kind="done")
+
+
+class ArmPlugin:
+    """Runs the cells that the gate names, in its order, and tells what became of each."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._core = int(os.environ["PERFSUITE_ARM_CORE"])
+        self._clocks: dict[str, TurnClock] = {}
+        self._reports: dict[str, pytest.TestReport] = {}
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_cmdline_main(self, config: pytest.Config) -> None:
+        """Settle what a suite may set otherwise, before any plugin reads its options."""
+        options = {
+            "benchmark_disable": False,
+            "benchmark_enable": True,
+            "benchmark_skip": False,
+            "benchmark_compare": None,
+            "benchmark_compare_fail": None,
+            "benchmark_save": None,
+            "benchmark_autosave": False,
+            "benchmark_json": None,
+            "perf_gate": "off",
+            "perf_numerics": "off",
+            "perf_report": tempfile.mkdtemp(prefix="results-"),
+        }
+        for name, value in options.items():
+            if hasattr(config.option, name):
+                setattr(config.option, name, value)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[Any]) -> None:
+        """Tell which cells there are, and keep those that the gate wants in its order."""
+        cells = [item for item in items if "benchmark" in getattr(item, "fixturenames", ())]
+        wanted = self._channel.ask(
+            kind="collected",
+            cells=[item.nodeid for item in cells],
+            takes_turns=_takes_turns(config),
+        )["run"]
+        by_name = {item.nodeid: item for item in cells}
+        kept = [by_name[name] for name in wanted if name in by_name]
+        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+        items[:] = kept
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        """Give a cell a clock that waits for its turn, unless ranks do that by themselves."""
+        options: dict[str, Any] = {}
+        for marker in reversed(list(item.iter_markers("benchmark"))):
+            options.update(marker.kwargs)
+        plugin: Any = item.config.pluginmanager.get_plugin(_PLUGIN_NAME)
+        given = options.get("timer") or plugin.options["timer"].target
+        if getattr(given, "__name__", "") == _RANK_CLOCK:
+            return
+        clock = TurnClock(given, self._channel, self._core)
+        _know_precision(clock, given)
+        self._clocks[item.nodeid] = clock
+        item.add_marker(pytest.mark.benchmark(**{**options, "timer": clock}), append=False)
+
+    @pytest.hookimpl(wrapper=True, trylast=True)
+    def pytest_runtest_makereport(self, item: pytest.Item, call: Any) -> Any:
+        """Keep the report that decides: the first that did not pass, or the call's."""
+        report = yield
+        before = self._reports.get(item.nodeid)
+        if before is None or (before.passed and not report.passed):
+            self._reports[item.nodeid] = report
+        if report.when == "call" and item.nodeid in self._clocks:
+            self._clocks.pop(item.nodeid).end()
+        if report.when == "teardown":
+            self._leave(item)
+        return report
+
+    def _leave(self, item: pytest.Item) -> None:
+        """Tell what became of a cell, and wait until the other arm has left it too."""
+        report = self._reports.pop(item.nodeid)
+        fixture: Any = getattr(item, "funcargs", {}).get("benchmark")
+        stats = getattr(fixture, "stats", None)
+        os.sched_setaffinity(0, _ALL_CORES)
+        self._channel.ask(
+            kind="left",
+            cell=item.nodeid,
+            outcome=report.outcome,
+            reason=None if report.passed else _reason(report),
+            rounds=[] if stats is None else list(stats.stats.data),
+            record=getattr(fixture, "extra_info", {}).get("perfsuite"),
+        )
+
+    def pytest_sessionfinish(self) -> None:
+        """Tell where everything was imported from."""
+        self._channel.tell(kind="finished", modules=imported_files())
+
+
+def imported_files() -> dict[str, str]:
+    """Return the file of each top-level module; of a package without one, its first folder."""
+    files = {}
+    for name, module in list(sys.modules.items()):
+        if "." in name:
+            continue
+        file = getattr(module, "__file__", None) or next(
+            iter(getattr(module, "__path__", ())), None
+        )
+        if file:
+            files[name] = str(Path(file).resolve())
+    return files
+
+
+def _takes_turns(config: pytest.Config) -> bool:
+    """Whether this arm's perfsuite, if it has one, lets its ranks take turns."""
+    plugin = config.pluginmanager.get_plugin("perfsuite")
+    return plugin is None or bool(getattr(plugin, "TAKES_TURNS", False))
+
+
+def _know_precision(clock: TurnClock, given: Any) -> None:
+    """Have pytest-benchmark take the precision of the clock inside.
+
+    It would measure the precision by single reads, which are no pairs, and has no public place for
+    one that is known.
+    """
+    from pytest_benchmark.fixture import BenchmarkFixture
+    from pytest_benchmark.timers import compute_timer_precision
+
+    known: dict[Any, float] = BenchmarkFixture._precisions
+    if given not in known:
+        known[given] = compute_timer_precision(given)  # type: ignore[no-untyped-call]
+    known[clock] = known[given]
+
+
+def _share_core(core: int) -> None:
+    """Run on the core that the other arm runs on, if one core is all that this process uses.
+
+    What two cores of a machine differ by would be taken for what the arms differ by.
+    """
+    if len(list(Path("/proc/self/task").iterdir())) == 1:
+        os.sched_setaffinity(0, {core})
+
+
+def _reason(report: pytest.TestReport) -> str:
+    if isinstance(report.longrepr, tuple):
+        return str(report.longrepr[2])
+    lines = str(report.longrepr).strip().splitlines()
+    return lines[-1] if lines else report.outcome
+
+
+_ALL_CORES = os.sched_getaffinity(0)
+
+
+def pytest_addoption(pluginmanager: pytest.PytestPluginManager) -> None:
+    """Register the arm's hooks: they need the connection, which is made here."""
+    channel = Channel(os.environ["PERFSUITE_ARM_CHANNEL"], os.environ["PERFSUITE_ARM_NAME"])
+    pluginmanager.register(ArmPlugin(channel), "perfsuite-arm-hooks")

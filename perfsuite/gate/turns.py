@@ -1,0 +1,85 @@
+"""Whose turn it is: two arms on the same cores, one of which runs while the other is blocked.
+
+A pure state machine over the names of arms. Must not know what a turn is used for, nor how arms are
+spoken to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class Referee:
+    """Grants turns within a cell, in the order A B B A A B B A, and keeps the arms in one cell.
+
+    An arm that wants a turn waits until the other wants one too, or has left the cell: what an arm
+    does before its first turn would otherwise disturb what the other times. An arm that has left a
+    cell waits for the other at its border.
+    """
+
+    def __init__(self, arms: Sequence[str], *, first: str) -> None:
+        """Begin with no arm wanting anything.
+
+        Args:
+            arms: Their names.
+            first: Which of them runs first.
+        """
+        self._others = {arm: [other for other in arms if other != arm] for arm in arms}
+        self._order = [first, *self._others[first]]
+        self._left_in_round = list(self._order)
+        self._wanting: set[str] = set()
+        self._outside: set[str] = set()
+        self._gone: set[str] = set()
+        self._running: str | None = None
+
+    def want(self, arm: str) -> list[str]:
+        """An arm wants a turn; return the arms whose turn begins now."""
+        self._wanting.add(arm)
+        return self._grant()
+
+    def end(self, arm: str) -> list[str]:
+        """An arm's turn is over; return the arms whose turn begins now."""
+        if self._running == arm:
+            self._running = None
+            if arm in self._left_in_round:
+                self._left_in_round.remove(arm)
+            if not self._left_in_round:
+                self._order.reverse()
+                self._left_in_round = list(self._order)
+        return self._grant()
+
+    def leave(self, arm: str) -> list[str]:
+        """An arm has left the cell; return the arms whose turn begins now."""
+        self._wanting.discard(arm)
+        self._outside.add(arm)
+        return self._grant()
+
+    def go(self, arm: str) -> list[str]:
+        """An arm will want nothing any more; return the arms whose turn begins now."""
+        self._gone.add(arm)
+        self._wanting.discard(arm)
+        if self._running == arm:
+            self._running = None
+        return self._grant()
+
+    def cross_border(self) -> list[str]:
+        """Return the arms that may enter the next cell now: all that have left, once all have."""
+        if not self._outside or len(self._outside | self._gone) < len(self._others):
+            return []
+        released = sorted(self._outside)
+        self._outside.clear()
+        self._left_in_round = list(self._order)
+        return released
+
+    def _grant(self) -> list[str]:
+        if self._running is not None:
+            return []
+        absent = self._outside | self._gone
+        if any(arm not in self._wanting and arm not in absent for arm in self._others):
+            return []
+        for arm in (*self._left_in_round, *self._order):
+            if arm in self._wanting:
+                self._wanting.discard(arm)
+                self._running = arm
+                return [arm]
+        return []

@@ -1,0 +1,71 @@
+"""A rank's turns: a round waits until the other arm of a comparison is blocked.
+
+The rank's end of the channel that `perfsuite.gate.launches` opens; the first rank of a group speaks
+for all. Must not know what a round does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class TurnChannel:
+    """Where turns are asked for.
+
+    Attributes:
+        path: Of a Unix socket.
+        arm: The name of the arm that this process belongs to.
+    """
+
+    path: str
+    arm: str
+
+
+class Turns:
+    """The turns of one arm."""
+
+    def __init__(self, channel: TurnChannel) -> None:
+        """Connect to the gate."""
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.connect(channel.path)
+        self._lines = self._socket.makefile("r", encoding="utf-8")
+        self._tell(kind="hello", arm=channel.arm)
+
+    @contextmanager
+    def take(self) -> Iterator[None]:
+        """Hold the turn: entered when it is this arm's, and handed on at the end."""
+        self._tell(kind="turn")
+        if not self._lines.readline():
+            os._exit(1)  # the gate is gone, and this process is its own
+        yield
+        self._tell(kind="done")
+
+    def tell_modules(self, files: Mapping[str, str]) -> None:
+        """Say which file each top-level module was imported from."""
+        self._tell(kind="modules", modules=dict(files))
+
+    def _tell(self, **message: Any) -> None:
+        self._socket.sendall(json.dumps(message).encode() + b"\n")
+
+
+def imported_files() -> dict[str, str]:
+    """Return the file of each top-level module; of a package without one, its first folder."""
+    files = {}
+    for name, module in list(sys.modules.items()):
+        if "." in name:
+            continue
+        file = getattr(module, "__file__", None) or next(
+            iter(getattr(module, "__path__", ())), None
+        )
+        if file:
+            files[name] = str(Path(file).resolve())
+    return files
