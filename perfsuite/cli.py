@@ -17,11 +17,13 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from perfsuite.baseline_verbs import app as baseline
 from perfsuite.cells import COMM_HOOKS, PARALLEL_FORMS, PRECISIONS, Recipe
 from perfsuite.doctor import Status, examine
 from perfsuite.errors import PerfsuiteError, SettingError, WriteError
 from perfsuite.every_recipe import every_recipe
 from perfsuite.files import write_atomically
+from perfsuite.gate_verb import gate
 from perfsuite.records import EquivalenceReport
 from perfsuite.registry import find_workload
 from perfsuite.report.equivalence import equivalence_table, explanations
@@ -35,6 +37,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.add_typer(baseline)
 
 _STYLES: dict[Status, str] = {"ok": "green", "warn": "yellow", "fail": "red"}
 _EXIT_UNFIT = 1
@@ -43,9 +46,12 @@ _EXIT_REFUSED = 12
 
 
 def main() -> None:
-    """Run the command line; a user's mistake is one line and exit code 2."""
+    """Run the command line; a mistake is one line and 2, a file that cannot be written 12."""
     try:
         app()
+    except WriteError as error:
+        sys.stderr.write(f"perfsuite: {error}\n")
+        sys.exit(_EXIT_REFUSED)
     except PerfsuiteError as error:
         sys.stderr.write(f"perfsuite: {error}\n")
         sys.exit(_EXIT_USAGE)
@@ -190,6 +196,9 @@ def _show_reports(reports: list[EquivalenceReport], *, every_row: bool) -> None:
     if not every_row:
         counted = Counter(report.status for report in reports)
         typer.echo(", ".join(f"{counted[name]} {name}" for name in EXIT_CODES if counted[name]))
+
+
+app.command(epilog="Example: perfsuite gate benchmarks/ --base origin/main --json gate.json")(gate)
 
 
 @app.command(epilog="Example: perfsuite doctor --json doctor.json")

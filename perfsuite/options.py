@@ -15,11 +15,18 @@ from typing import Any, cast
 import pytest
 
 from perfsuite.errors import SettingError
+from perfsuite.gate.judge import Budget
+from perfsuite.gate.rule import FIRST_LOOK
 from perfsuite.ranks.turns import TurnChannel
 from perfsuite.session import DEVICES, MAX_SEED, Device, Settings
 from perfsuite.units import parse_ratio, parse_seconds
 
 MATRICES = ("smoke", "default", "full")
+
+# What decides which cells there are, and what is run in them.
+_PASSED_TO_ARMS = ("device", "matrix", "rounds", "seed", "timeout", "collective-timeout")
+# A launch of a suite without ranks says nothing while a single round runs.
+_LEAST_LAUNCH_TIMEOUT_S = 300.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,6 +127,62 @@ OPTIONS = (
         help="check that a cell computes the same as one process before it is timed",
     ),
     Option(
+        name="gate",
+        metavar="on|off",
+        parse=_one_of("on", "off"),
+        default="on",
+        allowed="on or off",
+        help="judge cells under --benchmark-compare; off leaves it to pytest-benchmark",
+    ),
+    Option(
+        name="tolerance",
+        metavar="RATIO",
+        parse=parse_ratio,
+        default="2%",
+        allowed="a ratio such as 2%",
+        help="slowdown that is accepted",
+    ),
+    Option(
+        name="limit",
+        metavar="RATIO",
+        parse=parse_ratio,
+        default="5%",
+        allowed="a ratio such as 5%",
+        help="slowdown that must not pass",
+    ),
+    Option(
+        name="base",
+        metavar="REV",
+        parse=str,
+        default="",
+        allowed="a revision",
+        help="what cells are compared with; the merge base unless given",
+    ),
+    Option(
+        name="base-dir",
+        metavar="DIR",
+        parse=str,
+        default="",
+        allowed="a folder",
+        help="a folder to compare with, instead of a revision",
+    ),
+    Option(
+        name="max-pairs",
+        metavar="N",
+        parse=_int_from(FIRST_LOOK),
+        default="16",
+        allowed=f"a whole number from {FIRST_LOOK}",
+        help="launches of each side, at most",
+    ),
+    Option(
+        name="max-minutes",
+        metavar="TIME",
+        parse=parse_seconds,
+        default="30min",
+        allowed="a duration such as 30min",
+        help="no pair of launches begins that would end later",
+    ),
+    Option(
         name="seed",
         metavar="N",
         parse=_int_from(0, MAX_SEED),
@@ -163,6 +226,31 @@ OPTIONS = (
 
 
 @dataclass(frozen=True, kw_only=True)
+class GateChoices:
+    """How cells are judged.
+
+    Attributes:
+        is_on: Whether `--benchmark-compare` is the gate.
+        tolerance: The slowdown that is accepted unless a marker says otherwise, 0.02 = 2 %.
+        limit: The slowdown that must not pass.
+        base: A revision; None finds the merge base.
+        base_dir: A folder instead of a revision.
+        budget: What it may cost.
+        pytest_arguments: What both arms are called with beside paths and selection.
+        outputs: Files and folders that the session itself writes.
+    """
+
+    is_on: bool
+    tolerance: float
+    limit: float
+    base: str | None
+    base_dir: Path | None
+    budget: Budget
+    pytest_arguments: tuple[str, ...]
+    outputs: tuple[Path, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Choices:
     """Everything the plugin was asked for.
 
@@ -172,6 +260,7 @@ class Choices:
         require_gpus: GPUs without which nothing runs.
         results: Folder of run.json and cells.jsonl.
         checks_numerics: Whether cells are checked before they are timed.
+        gate: How cells are judged.
     """
 
     settings: Settings
@@ -179,6 +268,7 @@ class Choices:
     require_gpus: int
     results: Path
     checks_numerics: bool
+    gate: GateChoices
 
 
 def add_options(parser: pytest.Parser) -> None:
@@ -212,6 +302,34 @@ def resolve(config: pytest.Config) -> Choices:
         require_gpus=value["require-gpus"],
         results=config.rootpath / value["report"],
         checks_numerics=value["numerics"] == "on",
+        gate=_gate_choices(config, value),
+    )
+
+
+def _gate_choices(config: pytest.Config, value: dict[str, Any]) -> GateChoices:
+    if value["limit"] < value["tolerance"]:
+        raise SettingError(
+            f"--perf-limit is {value['limit']:.3g}, below the tolerance of "
+            f"{value['tolerance']:.3g} (--perf-tolerance); use a larger limit"
+        )
+    given = [
+        f"{option.flag}={config.getoption(option.flag)}"
+        for option in OPTIONS
+        if option.name in _PASSED_TO_ARMS and config.getoption(option.flag) is not None
+    ]
+    return GateChoices(
+        is_on=value["gate"] == "on",
+        tolerance=value["tolerance"],
+        limit=value["limit"],
+        base=value["base"] or None,
+        base_dir=Path(value["base-dir"]) if value["base-dir"] else None,
+        budget=Budget(
+            max_pairs=value["max-pairs"],
+            max_s=value["max-minutes"],
+            timeout_s=max(value["timeout"], _LEAST_LAUNCH_TIMEOUT_S),
+        ),
+        pytest_arguments=tuple(given),
+        outputs=(config.rootpath / value["report"],),
     )
 
 

@@ -6,17 +6,11 @@ out the durations that the ranks reported. Must not know how they were measured.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from perfsuite.files import write_atomically
-
-_STORAGE_OF_PYTEST_BENCHMARK = "file://./.benchmarks"
-_STORAGE = "file://./baselines"
 _PLUGIN_NAME = "pytest-benchmark"
 
 
@@ -94,70 +88,3 @@ def expect_no_record(item: pytest.Item) -> None:
 def is_comparing(config: pytest.Config) -> bool:
     """Whether --benchmark-compare was given."""
     return bool(config.getoption("benchmark_compare", None))
-
-
-def set_default_storage(config: pytest.Config) -> None:
-    """Store under `baselines/`, where people review what they commit; an explicit place stays."""
-    if config.getoption("benchmark_storage", None) == _STORAGE_OF_PYTEST_BENCHMARK:
-        config.option.benchmark_storage = _STORAGE
-
-
-def make_writes_atomic(config: pytest.Config) -> None:
-    """Let pytest-benchmark's JSON and saves be written beside and renamed.
-
-    It offers no hook for the writing itself, so the two methods that write are replaced on the
-    session's own objects.
-    """
-    session: Any = config.pluginmanager.get_plugin(_PLUGIN_NAME)
-    if session is None:
-        return
-
-    def save_json(output_json: Any) -> None:
-        write_atomically(Path(session.json), _encode(output_json))
-        session.logger.info(f"Wrote benchmark data in: {session.json}", purple=True)
-
-    session.save_json = save_json
-    storage = session.storage
-    if not hasattr(storage, "_next_num"):  # not a folder: Elasticsearch writes whole documents
-        return
-
-    def save(output_json: Any, name: str) -> None:
-        path = storage.get(f"{storage._next_num}_{name}.json")
-        write_atomically(path, _encode(output_json))
-        session.logger.info(f"Saved benchmark data in: {path}")
-
-    storage.save = save
-
-
-def write_run(config: pytest.Config, path: Path) -> None:
-    """Write all benchmarks of the session as pytest-benchmark JSON, raw rounds included.
-
-    Raises:
-        WriteError: The file cannot be written.
-    """
-    session: Any = config.pluginmanager.get_plugin(_PLUGIN_NAME)
-    commit_info = config.hook.pytest_benchmark_generate_commit_info(config=config)
-    config.hook.pytest_benchmark_update_commit_info(config=config, commit_info=commit_info)
-    output = config.hook.pytest_benchmark_generate_json(
-        config=config,
-        benchmarks=session.benchmarks,
-        include_data=True,
-        machine_info=session.get_machine_info(),
-        commit_info=commit_info,
-    )
-    config.hook.pytest_benchmark_update_json(
-        config=config, benchmarks=session.benchmarks, output_json=output
-    )
-    write_atomically(path, _encode(output))
-
-
-def _encode(output: Any) -> bytes:
-    # pytest-benchmark's own form, with what JSON cannot hold as its text.
-    return json.dumps(output, ensure_ascii=True, indent=4, default=str).encode()
-
-
-def drop_volatile_facts(machine_info: dict[str, Any]) -> None:
-    """Remove what differs between two runs on one machine, such as the clock rate just now."""
-    cpu = machine_info.get("cpu", {})
-    for name in [name for name in cpu if name.startswith("hz_actual")]:
-        del cpu[name]

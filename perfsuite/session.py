@@ -109,6 +109,14 @@ class Session:
         self._has_swept = False
         self._reports: dict[tuple[object, ...], EquivalenceReport] = {}
 
+    def hold_machine(self) -> None:
+        """Return when no other timing session is at work; the machine is held until `close`.
+
+        Raises:
+            BusyMachineError: Another session held it for all of the waiting time.
+        """
+        self._lock.acquire()
+
     def close(self) -> None:
         """Let the machine go."""
         self._lock.release()

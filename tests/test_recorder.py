@@ -5,7 +5,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfsuite.recorder import RankClock, drop_volatile_facts
+from perfsuite.recorder import RankClock
 
 
 @given(st.lists(st.floats(min_value=0, allow_infinity=False, allow_nan=False)))
@@ -31,11 +31,3 @@ def test_a_clock_that_was_told_nothing_stands_still() -> None:
 
 def test_the_clock_is_named_the_same_in_every_run() -> None:
     assert RankClock().__name__ == "rank_clock"
-
-
-def test_the_clock_rate_of_the_moment_is_not_part_of_the_machine() -> None:
-    machine_info = {"node": "n", "cpu": {"brand_raw": "X", "hz_actual": [1, 0], "count": 2}}
-
-    drop_volatile_facts(machine_info)
-
-    assert machine_info == {"node": "n", "cpu": {"brand_raw": "X", "count": 2}}

@@ -20,6 +20,7 @@ import pytest
 _PLUGIN_NAME = "pytest-benchmark"
 # What the clock of a cell is called whose ranks are timed, and take turns, by themselves.
 _RANK_CLOCK = "rank_clock"
+_NUM_FUNCTIONS = 40
 
 
 class Channel:
@@ -108,6 +109,8 @@ class ArmPlugin:
             "perf_numerics": "off",
             "perf_report": tempfile.mkdtemp(prefix="results-"),
         }
+        if "PERFSUITE_ARM_PROFILES" in os.environ:
+            options |= {"benchmark_cprofile": "tottime", "benchmark_cprofile_loops": None}
         for name, value in options.items():
             if hasattr(config.option, name):
                 setattr(config.option, name, value)
@@ -118,8 +121,12 @@ class ArmPlugin:
         cells = [item for item in items if "benchmark" in getattr(item, "fixturenames", ())]
         wanted = self._channel.ask(
             kind="collected",
-            cells=[item.nodeid for item in cells],
+            cells={item.nodeid: _demands(item) for item in cells},
             takes_turns=_takes_turns(config),
+            root=str(config.rootpath),
+            inifile=None if config.inipath is None else str(config.inipath),
+            pythonpath=[str(path) for path in config.getini("pythonpath")],
+            python_files=list(config.getini("python_files")),
         )["run"]
         by_name = {item.nodeid: item for item in cells}
         kept = [by_name[name] for name in wanted if name in by_name]
@@ -167,6 +174,7 @@ class ArmPlugin:
             reason=None if report.passed else _reason(report),
             rounds=[] if stats is None else list(stats.stats.data),
             record=getattr(fixture, "extra_info", {}).get("perfsuite"),
+            profile=_profile(stats),
         )
 
     def pytest_sessionfinish(self) -> None:
@@ -186,6 +194,28 @@ def imported_files() -> dict[str, str]:
         if file:
             files[name] = str(Path(file).resolve())
     return files
+
+
+def _demands(item: pytest.Item) -> dict[str, Any]:
+    """What the test's own markers ask of it, unparsed; the closest marker first."""
+    demands: dict[str, Any] = {"is_train": "train_benchmark" in getattr(item, "fixturenames", ())}
+    for marker in item.iter_markers("perf"):
+        for name in ("tolerance", "limit", "floor"):
+            if name in marker.kwargs:
+                demands.setdefault(name, marker.kwargs[name])
+    return demands
+
+
+def _profile(stats: Any) -> list[tuple[str, float, float]]:
+    """The costliest functions of one call: where, calls, and seconds without what they call."""
+    profiled = getattr(stats, "cprofile_stats", None)
+    if profiled is None:
+        return []
+    functions = [
+        (f"{Path(file).name}:{name}", calls / stats.iterations, own_s / stats.iterations)
+        for (file, _, name), (_, calls, own_s, _, _) in profiled.stats.items()
+    ]
+    return sorted(functions, key=lambda function: -function[2])[:_NUM_FUNCTIONS]
 
 
 def _takes_turns(config: pytest.Config) -> bool:

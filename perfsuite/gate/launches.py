@@ -4,10 +4,12 @@ The gate's end of the channel. Each line is a JSON object with a "kind"; those t
 answer are marked:
 
     hello {arm}                      first on each connection; a rank opens one of its own
-    collected {cells, takes_turns} ? the cells of the arm -> {"run": [names in order]}
+    collected {cells, takes_turns, root, inifile, pythonpath, python_files} ?
+                                     the cells of the arm and what their markers ask, and the
+                                     suite's configuration -> {"run": [names in order]}
     turn ?                           wants to run -> {} when the other arm is blocked
     done                             has run
-    left {cell, outcome, reason, rounds, record} ?   -> {} when both arms have left the cell
+    left {cell, outcome, reason, rounds, record, profile} ?  -> {} when both arms have left it
     modules, finished {modules}      where everything was imported from
 
 Must not know what a verdict is.
@@ -73,12 +75,33 @@ class CellRun:
         reason: Why it did not pass.
         rounds_s: Seconds of an iteration, round by round; none where nothing was timed.
         record: What perfsuite kept of it, unchecked; None for a suite without perfsuite.
+        profile: (function, calls, own seconds) of an iteration, where the plan profiles.
     """
 
     outcome: str
     reason: str | None
     rounds_s: tuple[float, ...]
     record: dict[str, Any] | None
+    profile: tuple[tuple[str, float, float], ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Suite:
+    """What an arm has collected.
+
+    Attributes:
+        cells: What the markers of each cell ask, unparsed.
+        root: pytest's rootdir.
+        inifile: Its configuration.
+        pythonpath: Its ini value, absolute.
+        python_files: Its ini value.
+    """
+
+    cells: Mapping[str, Mapping[str, Any]]
+    root: Path
+    inifile: Path | None
+    pythonpath: tuple[Path, ...]
+    python_files: tuple[str, ...]
 
 
 @dataclass(kw_only=True)
@@ -86,7 +109,7 @@ class Launch:
     """One launch, as far as it has come.
 
     Attributes:
-        collected: The cells of the arm; None until it has told them.
+        suite: What the arm has collected; None until it has told.
         takes_turns: Whether the arm's perfsuite, if it has one, can take turns.
         cells: What became of those that were run.
         modules: The file of each top-level module.
@@ -94,14 +117,14 @@ class Launch:
     """
 
     arm: Arm
-    collected: tuple[str, ...] | None = None
+    suite: Suite | None = None
     takes_turns: bool = True
     cells: dict[str, CellRun] = field(default_factory=dict)
     modules: dict[str, str] = field(default_factory=dict)
     failure: str | None = None
 
 
-Choose = Callable[[Mapping[str, tuple[str, ...]]], Sequence[str]]
+Choose = Callable[[Mapping[str, Suite]], Sequence[str]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,6 +137,7 @@ class PairPlan:
         hash_seed: Of both interpreters.
         core: The processor that cells of one thread share.
         timeout_s: Without any message for so long, an arm is stuck.
+        profiles: Whether to profile each cell once more after its rounds.
     """
 
     number: int
@@ -121,6 +145,7 @@ class PairPlan:
     hash_seed: int
     core: int
     timeout_s: float
+    profiles: bool = False
 
 
 def run_pair(
@@ -133,7 +158,7 @@ def run_pair(
     Args:
         arms: Both sides.
         plan: How.
-        choose: From the cells that each arm has, those to run in both, in order.
+        choose: From what each arm has collected, the cells to run in both, in order.
         scratch: An empty folder for the socket, logs and temporary files.
     """
     shutil.copyfile(_ARM_PLUGIN, scratch / f"{_PLUGIN_NAME}.py")
@@ -164,6 +189,7 @@ def _process(arm: Arm, plan: PairPlan, scratch: Path) -> Iterator[subprocess.Pop
         "PERFSUITE_ARM_CHANNEL": str(scratch / "channel"),
         "PERFSUITE_ARM_NAME": arm.name,
         "PERFSUITE_ARM_CORE": str(plan.core),
+        **({"PERFSUITE_ARM_PROFILES": "1"} if plan.profiles else {}),
     }
     command = [arm.python, "-m", "pytest", "-p", _PLUGIN_NAME, *arm.pytest_arguments]
     with (scratch / f"{arm.name}.log").open("wb") as log:
@@ -275,8 +301,14 @@ class _Server:
             return
         arm, launch = peer.arm, self.launches[peer.arm]
         if kind == "collected":
-            launch.collected = tuple(message["cells"])
             launch.takes_turns = message["takes_turns"]
+            launch.suite = Suite(
+                cells=message["cells"],
+                root=Path(message["root"]),
+                inifile=None if message["inifile"] is None else Path(message["inifile"]),
+                pythonpath=tuple(map(Path, message["pythonpath"])),
+                python_files=tuple(message["python_files"]),
+            )
             self._asking[arm, "collected"] = peer.connection
             self._answer_collected()
         elif kind == "turn":
@@ -290,6 +322,7 @@ class _Server:
                 reason=message["reason"],
                 rounds_s=tuple(message["rounds"]),
                 record=message["record"],
+                profile=tuple(map(tuple, message["profile"])),
             )
             self._asking[arm, "left"] = peer.connection
             self._answer(self._referee.leave(arm))
@@ -307,9 +340,7 @@ class _Server:
 
     def _answer_collected(self) -> None:
         found = {
-            name: launch.collected
-            for name, launch in self.launches.items()
-            if launch.collected is not None
+            name: launch.suite for name, launch in self.launches.items() if launch.suite is not None
         }
         if len(found) < len(self.launches):
             return

@@ -138,6 +138,20 @@ def find_base(root: Path, revision: str | None, *, outputs: Sequence[Path] = ())
     )
 
 
+def find_trunk(root: Path) -> str | None:
+    """Return the newest commit of HEAD that the upstream's default branch has, None without one.
+
+    HEAD where there is no such branch: what a change that begins here will be compared with.
+    """
+    upstream = next((name for name in _UPSTREAMS if _commit(root, name) is not None), "HEAD")
+    return _answer(root, "merge-base", "HEAD", upstream)
+
+
+def is_in_history(root: Path, commit: str, revision: str) -> bool:
+    """Whether `commit` is `revision` or an ancestor of it; one that is not there is not."""
+    return _git(root, "merge-base", "--is-ancestor", commit, revision).returncode == 0
+
+
 def is_dirty(root: Path, *, outputs: Sequence[Path] = ()) -> bool:
     """Whether the tree differs from HEAD; a file that git does not know or ignore counts.
 

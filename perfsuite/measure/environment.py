@@ -6,34 +6,16 @@ variables: those that torch and its libraries obey are part of what it describes
 
 from __future__ import annotations
 
-import fnmatch
 import os
-import platform
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from perfsuite.measure.devices import GpuFacts, driver_version, visible_gpus
+from perfsuite.measure.devices import driver_version, visible_gpus
+from perfsuite.measure.host import cpu_model, describe_gpu, speed_variables
 from perfsuite.records import Environment
-from perfsuite.units import format_bytes
-
-# Variables that change the speed of torch, of its allocators, or of a library it calls.
-_VARIABLES = (
-    "CUBLAS_WORKSPACE_CONFIG",
-    "CUDA_DEVICE_MAX_CONNECTIONS",
-    "CUDA_LAUNCH_BLOCKING",
-    "GLOO_*",
-    "KMP_*",
-    "LD_PRELOAD",
-    "MKL_NUM_THREADS",
-    "NCCL_*",
-    "OMP_NUM_THREADS",
-    "PYTORCH_*ALLOC_CONF",
-    "TORCH_NCCL_*",
-)
 
 
 def describe_environment(device: str, environ: Mapping[str, str] = os.environ) -> Environment:
@@ -49,24 +31,18 @@ def describe_environment(device: str, environ: Mapping[str, str] = os.environ) -
     on_cuda = device == "cuda"
     cudnn = torch.backends.cudnn.version() if on_cuda else None  # type: ignore[no-untyped-call]
     return Environment(
-        accelerators=tuple(map(_describe_gpu, visible_gpus(environ))) if on_cuda else (),
+        accelerators=tuple(map(describe_gpu, visible_gpus(environ))) if on_cuda else (),
         driver=driver_version() if on_cuda else None,
         cuda=torch.version.cuda if on_cuda else None,
         cudnn=None if cudnn is None else str(cudnn),
         nccl=_nccl_version() if on_cuda else None,
         torch=f"{torch.__version__} ({torch.version.git_version[:10]})",
-        cpu=_cpu_model(),
+        cpu=cpu_model(),
         # The machine's: a rank's own affinity is pinned to a part of it.
         num_cores=os.cpu_count() or 1,
         python=f"{sys.version_info.major}.{sys.version_info.minor}",
-        knobs=_knobs(on_cuda) | _set_variables(environ),
+        knobs=_knobs(on_cuda) | speed_variables(environ),
     )
-
-
-def _describe_gpu(gpu: GpuFacts) -> str:
-    limit = "no power limit" if gpu.power_limit_w is None else f"{gpu.power_limit_w:.0f} W"
-    mig = {None: "no MIG", False: "MIG off", True: "MIG on"}[gpu.is_mig]
-    return f"{gpu.name}, {format_bytes(gpu.memory_bytes)}, {limit}, {mig}"
 
 
 def _nccl_version() -> str | None:
@@ -74,15 +50,6 @@ def _nccl_version() -> str | None:
         return None
     version = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
     return ".".join(map(str, version))
-
-
-def _cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    for line in cpuinfo.read_text().splitlines():
-        key, _, value = line.partition(":")
-        if key.strip() == "model name":
-            return value.strip()
-    # An ARM kernel lists part numbers and no name.
-    return platform.machine()
 
 
 def _knobs(on_cuda: bool) -> dict[str, str]:
@@ -104,11 +71,3 @@ def _knobs(on_cuda: bool) -> dict[str, str]:
     # The older allow_tf32 flags cannot be read any more once somebody has set these.
     knobs |= {f"{name}.fp32_precision": part.fp32_precision for name, part in precisions.items()}
     return {name: str(value) for name, value in knobs.items()}
-
-
-def _set_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    return {
-        name: value
-        for name, value in sorted(environ.items())
-        if any(fnmatch.fnmatchcase(name, pattern) for pattern in _VARIABLES)
-    }

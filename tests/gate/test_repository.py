@@ -17,7 +17,9 @@ from perfsuite.gate.repository import (
     describe_head,
     find_base,
     find_top,
+    find_trunk,
     is_dirty,
+    is_in_history,
     lfs_files,
     submodules,
     working_files,
@@ -573,3 +575,46 @@ def test_a_commit_that_cannot_be_checked_out_is_told_with_gits_reason(
         rf"invalid reference: {'f' * 40}",
         str(failure.value),
     )
+
+
+# --- the history that baselines belong to ---
+
+
+def test_the_trunk_is_where_head_left_the_default_branch(repository: Path) -> None:
+    fork = head_of(repository)
+    git(repository, "checkout", "--quiet", "-b", "feature")
+    commit(repository, "feature.py")
+    git(repository, "checkout", "--quiet", "main")
+    commit(repository, "later.py")
+    git(repository, "checkout", "--quiet", "feature")
+
+    assert find_trunk(repository) == fork
+
+
+def test_on_the_default_branch_and_without_one_the_trunk_is_head(repository: Path) -> None:
+    assert find_trunk(repository) == head_of(repository)
+
+    git(repository, "branch", "--quiet", "--move", "trunk")
+
+    assert find_trunk(repository) == head_of(repository)
+
+
+def test_without_a_common_commit_there_is_no_trunk(repository: Path, tmp_path: Path) -> None:
+    git(repository, "checkout", "--quiet", "--orphan", "unrelated")
+    commit(repository, "other.py")
+
+    assert find_trunk(repository) is None
+    assert find_trunk(tmp_path) is None
+
+
+def test_a_commit_belongs_to_the_history_of_itself_and_of_its_descendants(
+    repository: Path,
+) -> None:
+    first = head_of(repository)
+    second = commit(repository, "second.py")
+
+    assert is_in_history(repository, first, second)
+    assert is_in_history(repository, first[:10], second)
+    assert is_in_history(repository, second, second)
+    assert not is_in_history(repository, second, first)
+    assert not is_in_history(repository, "0" * 40, second)

@@ -347,6 +347,8 @@ def test_ctrl_c_during_the_removal_waits_until_it_is_done(
     repository: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real_walk = os.walk
+    # A shell starts what it runs in the background with SIGINT ignored.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def interrupted_walk(*arguments: str) -> Iterator[tuple[str, list[str], list[str]]]:
         os.kill(os.getpid(), signal.SIGINT)
@@ -358,7 +360,7 @@ def test_ctrl_c_during_the_removal_waits_until_it_is_done(
         signal.pause()  # never reached: the signal was delivered when the removal was over
 
     assert list(temporary.iterdir()) == []
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.signal(signal.SIGINT, before) is signal.default_int_handler
 
 
 @contextmanager

@@ -120,20 +120,3 @@ def test_a_changed_number_of_threads_changes_the_fingerprint():
 
     assert (one.knobs["num_threads"], two.knobs["num_threads"]) == ("1", "2")
     assert one.fingerprint != two.fingerprint
-
-
-@pytest.mark.parametrize(
-    ("cpuinfo", "expected"),
-    [
-        ("processor\t: 0\nmodel name\t: AMD EPYC 9654\nmodel name\t: other\n", "AMD EPYC 9654"),
-        ("processor\t: 0\nCPU part\t: 0xd40\n", "aarch64"),
-    ],
-)
-def test_the_cpu_is_named_by_its_model_or_else_by_the_machine(
-    tmp_path, monkeypatch, cpuinfo, expected
-):
-    monkeypatch.setattr(environment.platform, "machine", lambda: "aarch64")
-    path = tmp_path / "cpuinfo"
-    path.write_text(cpuinfo)
-
-    assert environment._cpu_model(path) == expected

@@ -1,0 +1,274 @@
+"""The verbs `baseline list`, `accept` and `prune`: what is stored, what is excused, what may go.
+
+Must not know how a run is compared with another.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import msgspec
+import typer
+from rich import box
+from rich.table import Table
+
+from perfsuite.errors import SettingError
+from perfsuite.files import remove_file, write_atomically
+from perfsuite.gate.accepted import (
+    Entry,
+    Increase,
+    Removal,
+    Rename,
+    Slowdown,
+    append_entry,
+)
+from perfsuite.gate.accepted import prune as prune_entries
+from perfsuite.gate.baselines import Choice, choose_runs
+from perfsuite.gate.repository import find_top, find_trunk, is_in_history
+from perfsuite.gate.screen import MAX_SESSIONS
+from perfsuite.gate.stored import StoredRun, Unusable, read_run
+from perfsuite.measure.host import describe_host
+from perfsuite.report.tables import render
+from perfsuite.units import format_ratio
+
+app = typer.Typer(
+    name="baseline",
+    help="Upkeep of baselines: which runs are stored, what is accepted, what may be removed.",
+    no_args_is_help=True,
+)
+
+_STORAGE: Final = Path("baselines")
+_ACCEPTED: Final = _STORAGE / "accepted.toml"
+_NOTHING = "-"
+
+_StorageOption = Annotated[
+    Path, typer.Option("--storage", metavar="DIR", help="The folder of --benchmark-storage.")
+]
+_FileOption = Annotated[
+    Path, typer.Option("--file", metavar="FILE", help="The list of accepted exceptions.")
+]
+_JsonOption = Annotated[
+    Path | None, typer.Option("--json", metavar="FILE", help="Write the result there.")
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListedRun:
+    """A stored run as `list` shows it.
+
+    Attributes:
+        run: What the file holds; None where it holds no run.
+        reason: Why no comparison uses it; None where one does.
+    """
+
+    path: Path
+    run: StoredRun | None
+    reason: str | None
+
+
+@app.command("list", epilog="Example: perfsuite baseline list --json runs.json")
+def list_runs(storage: _StorageOption = _STORAGE, json_file: _JsonOption = None) -> None:
+    """Show each stored run, and whether a change that begins here is compared with it.
+
+    In a git checkout such a run belongs to the history of the upstream's default branch, as far as
+    HEAD has it.
+    """
+    fingerprint = _fingerprint()
+    choice = _choose(storage, fingerprint)
+    runs = _list(storage, choice)
+    for refused in choice.refused:
+        if refused.path == storage:
+            typer.echo(str(refused))
+    if runs:
+        typer.echo(_table(storage, runs, fingerprint))
+        typer.echo(f"{len(choice.usable)} of {len(runs)} usable in this environment, {fingerprint}")
+    if json_file is not None:
+        _write(json_file, fingerprint=fingerprint, runs=[_plain(run, fingerprint) for run in runs])
+
+
+@app.command(
+    epilog="Example: perfsuite baseline accept 'benchmarks/test_step.py::test_step\\[ddp:2]' "
+    "--slowdown 1.08 --reason 'checks its input now' --expires 2027-01-31"
+)
+def accept(
+    cell: Annotated[str, typer.Argument(help="The cell's full name, as pytest shows it.")],
+    reason: Annotated[str, typer.Option(help="Why, for the review.")],
+    expires: Annotated[
+        datetime,
+        typer.Option(
+            formats=["%Y-%m-%d"], metavar="YYYY-MM-DD", help="The last day on which it holds."
+        ),
+    ],
+    slowdown: Annotated[
+        float | None,
+        typer.Option(metavar="RATIO", help="It may take RATIO times its base's time: 1.08."),
+    ] = None,
+    is_removed: Annotated[bool, typer.Option("--removed", help="It is gone on purpose.")] = False,
+    renamed_to: Annotated[
+        str | None, typer.Option(metavar="CELL", help="It is called CELL now.")
+    ] = None,
+    increase: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COUNT[=RATIO]", help="A count or memory may grow, to RATIO times its base's."
+        ),
+    ] = None,
+    file: _FileOption = _ACCEPTED,
+    json_file: _JsonOption = None,
+) -> None:
+    """Write down that a cell may be slower, larger, gone or renamed: a line to be reviewed."""
+    day = expires.date()
+    if day < date.today():
+        raise SettingError(f"--expires is {day}, which is past; use {date.today()} or a later day")
+    about: dict[str, Any] = {"cell": cell, "reason": reason, "expires": day}
+    try:
+        entries: list[Entry] = [
+            *([] if slowdown is None else [Slowdown(ratio=slowdown, **about)]),
+            *([Removal(**about)] if is_removed else []),
+            *([] if renamed_to is None else [Rename(to=renamed_to, **about)]),
+            *([] if increase is None else [Increase(**_parse_increase(increase), **about)]),
+        ]
+    except ValueError as error:
+        raise SettingError(str(error)) from error
+    if len(entries) != 1:
+        raise SettingError(
+            f"{len(entries)} of --slowdown, --removed, --renamed-to and --increase are given; "
+            "use one of them"
+        )
+    append_entry(file, entries[0])
+    typer.echo(f"{file}: {_in_words(entries[0])}")
+    typer.echo(f"review and commit it like code: git add {file}")
+    if json_file is not None:
+        _write(json_file, file=file, accepted=entries[0])
+
+
+@app.command(epilog="Example: perfsuite baseline prune --keep 20 --yes")
+def prune(
+    keep: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Tell which usable runs are older than the last N of this environment; "
+            f"the screen looks at the last {MAX_SESSIONS}.",
+        ),
+    ] = None,
+    is_sure: Annotated[bool, typer.Option("--yes", help="Remove those runs.")] = False,
+    storage: _StorageOption = _STORAGE,
+    file: _FileOption = _ACCEPTED,
+    json_file: _JsonOption = None,
+) -> None:
+    """Remove exceptions that have expired, and runs that are too old to be looked at."""
+    if is_sure and keep is None:
+        raise SettingError("--yes removes runs; say with --keep N how many are to stay")
+    expired = prune_entries(file, date.today())
+    for entry in expired:
+        typer.echo(f"{file}: removed, because it has expired: {_in_words(entry)}")
+    old: list[Path] = []
+    if keep is not None:
+        old = [run.path for run in _choose(storage, _fingerprint()).usable[:-keep]]
+    for path in old:
+        if is_sure:
+            remove_file(path)
+        typer.echo(f"{path}: {'removed' if is_sure else 'older than what is kept'}")
+    if old and not is_sure:
+        typer.echo("nothing of these was removed; add --yes to do so")
+    if not expired and not old:
+        typer.echo("nothing to remove")
+    if json_file is not None:
+        _write(json_file, expired=expired, old_runs=old, is_removed=is_sure)
+
+
+def _choose(storage: Path, fingerprint: str) -> Choice:
+    return choose_runs(storage, True, fingerprint, is_in_history=_history(Path.cwd()))
+
+
+def _history(root: Path) -> Callable[[str], bool] | None:
+    """Return whether a commit belongs to what changes are made from; None outside of git."""
+    if find_top(root) is None:
+        return None
+    trunk = find_trunk(root)
+    return lambda commit: trunk is not None and is_in_history(root, commit, trunk)
+
+
+def _list(storage: Path, choice: Choice) -> list[ListedRun]:
+    """Return every stored run, those that cannot be read first and the newest last."""
+    runs = [ListedRun(path=run.path, run=run, reason=None) for run in choice.usable]
+    for refused in choice.refused:
+        if refused.path != storage:
+            found = read_run(refused.path)
+            run = None if isinstance(found, Unusable) else found
+            runs.append(ListedRun(path=refused.path, run=run, reason=refused.reason))
+    long_ago = datetime.min.replace(tzinfo=UTC)
+    return sorted(runs, key=lambda one: (one.run.saved_at if one.run else long_ago, one.path))
+
+
+def _table(storage: Path, runs: list[ListedRun], fingerprint: str) -> str:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for title in ("run", "saved (UTC)", "commit", "environment", "cells", "use"):
+        table.add_column(title, justify="right" if title == "cells" else "left", no_wrap=True)
+    for one in runs:
+        facts = [_NOTHING] * 4
+        if one.run is not None:
+            environment = one.run.fingerprint or _NOTHING
+            facts = [
+                f"{one.run.saved_at.astimezone(UTC):%Y-%m-%d %H:%M}",
+                _NOTHING if one.run.commit is None else one.run.commit[:12],
+                f"{environment} (here)" if environment == fingerprint else environment,
+                str(len(one.run.cells)),
+            ]
+        name = os.path.relpath(one.path, storage)
+        table.add_row(name, *facts, "usable" if one.reason is None else one.reason)
+    return render(table)
+
+
+def _plain(one: ListedRun, fingerprint: str) -> dict[str, Any]:
+    run = one.run
+    return {
+        "path": one.path,
+        "saved_at": None if run is None else run.saved_at,
+        "commit": None if run is None else run.commit,
+        "fingerprint": None if run is None else run.fingerprint,
+        "is_this_environment": run is not None and run.fingerprint == fingerprint,
+        "num_cells": None if run is None else len(run.cells),
+        "is_usable": one.reason is None,
+        "reason": one.reason,
+    }
+
+
+def _in_words(entry: Entry) -> str:
+    match entry:
+        case Slowdown():
+            what = f"may take up to {format_ratio(entry.ratio - 1)} more time"
+        case Removal():
+            what = "may be gone"
+        case Rename():
+            what = f"may be called {entry.to}"
+        case Increase():
+            most = "any amount" if entry.ratio is None else f"up to {format_ratio(entry.ratio - 1)}"
+            what = f"may have {most} more of {entry.count or 'every count'}"
+    return f"{entry.cell} {what} until {entry.expires}: {entry.reason}"
+
+
+def _parse_increase(text: str) -> dict[str, Any]:
+    count, separator, ratio = text.partition("=")
+    try:
+        return {"count": count, "ratio": float(ratio) if separator else None}
+    except ValueError as error:
+        raise SettingError(
+            f"--increase is {text!r}; use COUNT or COUNT=RATIO, such as flops=1.2"
+        ) from error
+
+
+def _fingerprint() -> str:
+    return describe_host(os.environ, len(os.sched_getaffinity(0))).fingerprint
+
+
+def _write(path: Path, **result: Any) -> None:
+    document = msgspec.json.encode({"schema": 1, **result}, enc_hook=str)
+    write_atomically(path, msgspec.json.format(document, indent=2))

@@ -1,0 +1,67 @@
+"""Why a cell moved: which stage, which counts and which functions changed between two runs.
+
+Must not decide whether anything moved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from perfsuite.gate.launches import CellRun
+from perfsuite.verdicts import Explanation
+
+_NUM_FUNCTIONS = 10
+# A function is named if it alone explains at least this share of what the cell moved by.
+_SHARE_THAT_EXPLAINS = 0.3
+
+
+def explain(base: CellRun, head: CellRun) -> Explanation:
+    """Return what differs between the launches of a cell."""
+    stages = _pairs(_part(base, "stages_s"), _part(head, "stages_s"))
+    counts = _pairs(_part(base, "counts"), _part(head, "counts"))
+    moved = max(stages, key=lambda name: abs(stages[name][1] - stages[name][0]), default=None)
+    return Explanation(
+        moved_stage=moved,
+        stages=stages,
+        counts={name: (int(a), int(b)) for name, (a, b) in counts.items() if a != b},
+        operators=_functions(base.profile, head.profile),
+    )
+
+
+def _part(run: CellRun, name: str) -> Mapping[str, Any]:
+    part = (run.record or {}).get(name)
+    return part if isinstance(part, dict) else {}
+
+
+def _pairs(base: Mapping[str, Any], head: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
+    """The numbers that both have."""
+    return {
+        name: (float(base[name]), float(head[name]))
+        for name in base
+        if isinstance(base[name], int | float) and isinstance(head.get(name), int | float)
+    }
+
+
+def _functions(
+    base: Sequence[tuple[str, float, float]], head: Sequence[tuple[str, float, float]]
+) -> tuple[dict[str, Any], ...]:
+    """The functions whose own time changed most."""
+    before = {name: (calls, own_s) for name, calls, own_s in base}
+    after = {name: (calls, own_s) for name, calls, own_s in head}
+    nothing = (0.0, 0.0)
+    moves = {
+        name: after.get(name, nothing)[1] - before.get(name, nothing)[1]
+        for name in before.keys() | after.keys()
+    }
+    names = sorted(moves, key=lambda name: -abs(moves[name]))
+    if not names or abs(moves[names[0]]) < _SHARE_THAT_EXPLAINS * abs(sum(moves.values())):
+        return ()
+    return tuple(
+        {
+            "name": name,
+            "calls": (before.get(name, nothing)[0], after.get(name, nothing)[0]),
+            "own_s": (before.get(name, nothing)[1], after.get(name, nothing)[1]),
+        }
+        for name in names[:_NUM_FUNCTIONS]
+    )

@@ -1,0 +1,238 @@
+"""The judge: pairs of launches until every cell is decided, or the budget is spent.
+
+Which tests are cells, which trees the arms are and what a verdict means for the exit code is
+decided elsewhere; the rule itself is in `rule`. Everything that a verdict rests on is kept: seeds,
+order, and the raw value of each launch.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from perfsuite import stats
+from perfsuite.gate.imports import find_wrong_import
+from perfsuite.gate.launches import Arm, CellRun, Launch, PairPlan, run_pair
+from perfsuite.gate.rule import Decision, Prior, Rule, decide
+from perfsuite.units import format_ratio
+
+# A launch starts two interpreters at most; a hash seed is what PYTHONHASHSEED takes.
+_MAX_HASH_SEED = 2**32 - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Demands:
+    """What is asked of one cell.
+
+    Attributes:
+        tolerance: The slowdown that is accepted, 0.02 = 2 %.
+        limit: The slowdown that must not pass.
+        floor_s: A slowdown of an iteration below this many seconds is never a FAIL.
+    """
+
+    tolerance: float
+    limit: float
+    floor_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """What a judgement may cost.
+
+    Attributes:
+        max_pairs: Launches of each arm.
+        max_s: Seconds; no pair begins that would not end in time.
+        timeout_s: A launch without progress for so long is stuck.
+    """
+
+    max_pairs: int
+    max_s: float
+    timeout_s: float
+
+
+@dataclass(kw_only=True)
+class Trial:
+    """One cell on its way to a verdict.
+
+    Attributes:
+        raw: The medians of both launches of each pair, base first, in seconds an iteration.
+        word: The verdict; None while there is none.
+        reason: What a reader should know beside the numbers.
+        decision: What the pairs prove so far.
+        last: What the last pair's launches made of it, by arm.
+    """
+
+    name: str
+    demands: Demands
+    raw: list[tuple[float, float]] = field(default_factory=list)
+    word: str | None = None
+    reason: str | None = None
+    decision: Decision | None = None
+    last: dict[str, CellRun] = field(default_factory=dict)
+
+    @property
+    def log_ratios(self) -> list[float]:
+        """log(head / base) of each pair."""
+        return [math.log(head_s / base_s) for base_s, head_s in self.raw]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judgement:
+    """What the pairs came to.
+
+    Attributes:
+        trials: All cells, decided or not.
+        seed: Of order, first arms and hash seeds.
+        num_pairs: Pairs that were run.
+        wall_s: How long that took.
+        invalid: Why none of it counts; None where it does.
+    """
+
+    trials: tuple[Trial, ...]
+    seed: int
+    num_pairs: int
+    wall_s: float
+    invalid: str | None
+
+
+def judge(
+    base: Arm,
+    head: Arm,
+    demands: Mapping[str, Demands],
+    *,
+    budget: Budget,
+    seed: int,
+    prior: Prior | None,
+    say: Callable[[str], None],
+) -> Judgement:
+    """Run pairs until every cell has its verdict.
+
+    Args:
+        base: The arm that head is compared with.
+        head: The arm under test.
+        demands: The cells, which both arms have, and what is asked of each.
+        budget: When to give up.
+        seed: Of everything that is random.
+        prior: What this machine's history says of the noise of a pair.
+        say: Shows a line.
+    """
+    trials = [Trial(name=name, demands=asked) for name, asked in demands.items()]
+    random_numbers = random.Random(seed)
+    began_s = time.monotonic()
+    longest_s = 0.0
+    num_pairs = 0
+    invalid = None
+    while open_trials := [trial for trial in trials if trial.word is None]:
+        spent_s = time.monotonic() - began_s
+        if num_pairs == budget.max_pairs or spent_s + longest_s > budget.max_s:
+            break
+        num_pairs += 1
+        plan = _plan(num_pairs, random_numbers, budget)
+        names = [trial.name for trial in open_trials]
+        random_numbers.shuffle(names)
+        launches = launch_pair((base, head), plan, names)
+        longest_s = max(longest_s, time.monotonic() - began_s - spent_s)
+        invalid = find_wrong_import(launches["base"], launches["head"])
+        if invalid is not None:
+            break
+        for trial in open_trials:
+            _add_pair(trial, launches)
+            _decide(trial, len(trials), budget.max_pairs, prior)
+        say(_progress(num_pairs, trials, time.monotonic() - began_s))
+    for trial in trials:
+        if trial.word is None:
+            trial.word = "INVALID" if invalid is not None else "INCONCLUSIVE"
+            trial.reason = invalid or "the time was up" if not trial.reason else trial.reason
+    return Judgement(
+        trials=tuple(trials),
+        seed=seed,
+        num_pairs=num_pairs,
+        wall_s=time.monotonic() - began_s,
+        invalid=invalid,
+    )
+
+
+def launch_pair(arms: Sequence[Arm], plan: PairPlan, names: Sequence[str]) -> dict[str, Launch]:
+    """Run one pair over the named cells, in that order."""
+    with tempfile.TemporaryDirectory(
+        prefix=f"perfsuite-{os.getpid()}-pair-", ignore_cleanup_errors=True
+    ) as scratch:
+        return run_pair(arms, plan, choose=lambda _: names, scratch=Path(scratch))
+
+
+def _plan(number: int, random_numbers: random.Random, budget: Budget) -> PairPlan:
+    return PairPlan(
+        number=number,
+        first=random_numbers.choice(("base", "head")),
+        hash_seed=random_numbers.randint(0, _MAX_HASH_SEED),
+        core=max(os.sched_getaffinity(0)),
+        timeout_s=budget.timeout_s,
+    )
+
+
+def _add_pair(trial: Trial, launches: Mapping[str, Launch]) -> None:
+    """Take in what a pair says of a cell, or why it says nothing."""
+    for arm in ("base", "head"):
+        launch = launches[arm]
+        run = launch.cells.get(trial.name)
+        if run is None:
+            trial.word = "INVALID"
+            trial.reason = f"the {arm} launch told nothing: {launch.failure}"
+            return
+        trial.last[arm] = run
+    base, head = trial.last["base"], trial.last["head"]
+    for arm, run, word in (("head", head, "ERROR"), ("base", base, "NO-BASELINE")):
+        if run.outcome != "passed" or not run.rounds_s:
+            trial.word = word if run.outcome != "skipped" or arm == "base" else "SKIPPED"
+            trial.reason = f"the {arm} arm {run.outcome}: {run.reason or 'nothing was timed'}"
+            return
+    pair = (stats.median(base.rounds_s), stats.median(head.rounds_s))
+    if min(pair) <= 0:
+        trial.word, trial.reason = "INVALID", f"a launch took {min(pair)} s; its clock stands still"
+        return
+    trial.raw.append(pair)
+
+
+def _decide(trial: Trial, num_cells: int, max_pairs: int, prior: Prior | None) -> None:
+    if trial.word is not None:
+        return
+    asked = trial.demands
+    rule = Rule(
+        tolerance=asked.tolerance,
+        limit=asked.limit,
+        num_cells=num_cells,
+        max_pairs=max_pairs,
+        prior=prior,
+    )
+    trial.decision = decide(trial.log_ratios, rule)
+    trial.word = trial.decision.word
+    slower_s = stats.median([head_s - base_s for base_s, head_s in trial.raw])
+    if trial.word == "FAIL" and slower_s < asked.floor_s:
+        trial.word = "PASS"
+        trial.reason = (
+            f"slower by {slower_s * 1e6:.3g} us an iteration, below the floor of "
+            f"{asked.floor_s * 1e6:.3g} us"
+        )
+
+
+def _progress(number: int, trials: Sequence[Trial], spent_s: float) -> str:
+    undecided = [trial for trial in trials if trial.word is None]
+    text = f"pair {number}: {len(trials) - len(undecided)} of {len(trials)} cells decided"
+    if number > 1 and undecided:
+        last = max(undecided, key=_width)
+        text += f", {last.name} is known to ±{format_ratio(_width(last) / 2)}"
+    return f"{text} ({spent_s:.0f} s)"
+
+
+def _width(trial: Trial) -> float:
+    """The width of the running interval, as a logarithm."""
+    if trial.decision is None:
+        return 0.0
+    low, high = trial.decision.interval
+    return math.log(high / low) if low > 0 and math.isfinite(high) else math.inf

@@ -1,0 +1,155 @@
+"""The verb `gate`: what it prints, writes and ends in. Must not know how a verdict is reached."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from perfsuite.errors import SettingError
+from perfsuite.files import write_atomically
+from perfsuite.gate.judge import Budget
+from perfsuite.gate.rule import FIRST_LOOK
+from perfsuite.gating import GateRequest, GateResult, run_gate
+from perfsuite.report.gate import verdict_lines
+from perfsuite.units import parse_ratio
+from perfsuite.verdicts import CellVerdict, exit_code
+
+_EXIT_REFUSED = 12
+# A launch that says nothing for so long is stuck: no round of a benchmark should take as long.
+_TIMEOUT_S = 300.0
+
+
+def gate(
+    paths: Annotated[
+        list[str] | None, typer.Argument(help="Benchmark files and folders, as pytest takes them.")
+    ] = None,
+    base: Annotated[
+        str | None, typer.Option(help="Revision to compare with; the merge base unless given.")
+    ] = None,
+    base_dir: Annotated[
+        Path | None, typer.Option(help="Folder to compare with, instead of a revision.")
+    ] = None,
+    base_python: Annotated[
+        str | None, typer.Option(help="Interpreter of the base; this one unless given.")
+    ] = None,
+    base_env: Annotated[
+        list[str] | None, typer.Option(metavar="KEY=VALUE", help="Variable of the base alone.")
+    ] = None,
+    select: Annotated[
+        str | None, typer.Option("-k", metavar="EXPR", help="Only cells that match, as in pytest.")
+    ] = None,
+    tolerance: Annotated[str, typer.Option(help="Slowdown that is accepted.")] = "2%",
+    limit: Annotated[str, typer.Option(help="Slowdown that must not pass.")] = "5%",
+    max_pairs: Annotated[
+        int, typer.Option(min=FIRST_LOOK, help="Launches of each side, at most.")
+    ] = 16,
+    max_minutes: Annotated[
+        float, typer.Option(min=0, help="No pair begins that would end later.")
+    ] = 30.0,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="Of order and hashing; drawn, and told, unless given.")
+    ] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write verdicts and raw pairs.")
+    ] = None,
+) -> None:
+    """Judge whether the benchmarks of any pytest-benchmark suite became slower than their base.
+
+    Exit code: 0 none did, 10 a regression, 11 inconclusive, 12 no base or an unfit machine,
+    13 nothing was compared, 1 a test failed.
+    """
+    folder = Path.cwd()
+    request = GateRequest(
+        folder=folder,
+        paths=tuple(paths or ()),
+        pytest_arguments=() if select is None else ("-k", select),
+        base=base,
+        base_dir=base_dir,
+        base_python=base_python,
+        base_environment=_variables(base_env or []),
+        tolerance=_ratio("--tolerance", tolerance),
+        limit=_ratio("--limit", limit),
+        budget=Budget(max_pairs=max_pairs, max_s=60 * max_minutes, timeout_s=_TIMEOUT_S),
+        seed=random.SystemRandom().randrange(2**32) if seed is None else seed,
+        outputs=() if json_file is None else (json_file,),
+    )
+    if request.limit < request.tolerance:
+        raise SettingError(
+            f"--limit is {limit}, below the tolerance of {tolerance}; use a larger one"
+        )
+    result = run_gate(request, say=lambda text: typer.echo(text, err=True))
+    for text in verdict_lines(result.cells, result.refusal, result.differs):
+        typer.echo(text)
+    if result.judgement is not None:
+        typer.echo(
+            f"{result.judgement.num_pairs} pairs in {result.judgement.wall_s:.0f} s, "
+            f"seed {result.seed}"
+        )
+    if json_file is not None:
+        write_atomically(json_file, to_document(result))
+    raise typer.Exit(end_code(result))
+
+
+def _ratio(option: str, text: str) -> float:
+    try:
+        return parse_ratio(text)
+    except ValueError as error:
+        raise SettingError(f"{option} is {text!r}; use a ratio such as 2%") from error
+
+
+def _variables(pairs: list[str]) -> dict[str, str]:
+    wrong = next((pair for pair in pairs if "=" not in pair), None)
+    if wrong is not None:
+        raise SettingError(f"--base-env is {wrong!r}; use KEY=VALUE")
+    return dict(pair.split("=", 1) for pair in pairs)
+
+
+def end_code(result: GateResult) -> int:
+    """Return what a gate session ends in."""
+    if result.refusal is not None:
+        return _EXIT_REFUSED
+    return exit_code(cell.word for cell in result.cells)
+
+
+def to_document(result: GateResult) -> bytes:
+    """Return the result as the verb's JSON: everything from which a verdict can be recomputed."""
+    document = {
+        "schema": 1,
+        "cells": [_cell(cell) for cell in result.cells],
+        "seed": result.seed,
+        "arms": result.differs,
+        "refusal": result.refusal,
+        "pairs": 0 if result.judgement is None else result.judgement.num_pairs,
+        "wall_s": None if result.judgement is None else result.judgement.wall_s,
+        "exit_code": end_code(result),
+    }
+    return msgspec.json.format(msgspec.json.encode(document), indent=2)
+
+
+def _cell(cell: CellVerdict) -> dict[str, Any]:
+    return {
+        "id": cell.name,
+        "word": cell.word,
+        "by": cell.by,
+        "ratio": cell.ratio,
+        "interval": _finite(cell.interval),
+        "pairs": cell.num_pairs,
+        "detectable": _finite_or_none(cell.detectable),
+        "reason": cell.reason,
+        "explanation": cell.explanation,
+        "raw": cell.raw,
+    }
+
+
+def _finite(interval: tuple[float, float] | None) -> tuple[float | None, float | None] | None:
+    return (
+        None if interval is None else (_finite_or_none(interval[0]), _finite_or_none(interval[1]))
+    )
+
+
+def _finite_or_none(value: float | None) -> float | None:
+    return None if value is None or value == float("inf") else value

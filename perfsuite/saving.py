@@ -1,0 +1,217 @@
+"""What pytest-benchmark stores of a session: whole files, stamped, and none over another.
+
+Its JSON and its saves stay its own; only how they reach the disk is replaced, and whether they may
+serve as a baseline is added. Must not know how cells are measured or judged.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from pytest_benchmark.storage.file import FileStorage
+
+from perfsuite.errors import WriteError
+from perfsuite.files import write_atomically
+from perfsuite.gate.baselines import save_run
+from perfsuite.gate.probe import probe_host
+from perfsuite.gate.stamp import RunStamp, VerdictWord, is_pull_request, put_stamp
+from perfsuite.measure.host import describe_host
+
+_STORAGE_OF_PYTEST_BENCHMARK = "file://./.benchmarks"
+_STORAGE = "file://./baselines"
+_PLUGIN_NAME = "pytest-benchmark"
+# A file that could not be written ends the session in 12, unless it ends in something graver:
+# 11 is an inconclusive cell, 5 that no test was found.
+_EXIT_REFUSED = 12
+_LESSER_EXITS: Final = (pytest.ExitCode.OK, 11, pytest.ExitCode.NO_TESTS_COLLECTED)
+
+
+class RunSaver:
+    """The plugin of one session that stamps its run and makes each file of it whole or absent.
+
+    Attributes:
+        write_errors: The files that could not be written, and why; told at the end.
+    """
+
+    def __init__(self, config: pytest.Config, environ: Mapping[str, str]) -> None:
+        """Look at the machine before any test can change what this process sees of it.
+
+        Args:
+            config: The session's.
+            environ: The environment variables.
+        """
+        self.write_errors: list[WriteError] = []
+        self._config = config
+        self._environ = dict(environ)
+        self._num_cores = len(os.sched_getaffinity(0))
+        self._failed: set[str] = set()
+        self._failed_by_verdict: set[str] = set()
+        self._verdicts: dict[str, VerdictWord] = {}
+        self._accepted: list[str] = []
+
+    def add_verdict(
+        self,
+        fullname: str,
+        word: VerdictWord,
+        *,
+        is_accepted: bool = False,
+        fails_test: bool = False,
+    ) -> None:
+        """Keep what the gate decided of a cell, before the report of its test is logged.
+
+        Args:
+            fullname: The cell's node id, whether or not the session has such a test.
+            word: The verdict.
+            is_accepted: Only a reviewed exception let the cell through.
+            fails_test: The cell's own test passed, and the verdict alone fails it.
+        """
+        self._verdicts[fullname] = word
+        if is_accepted:
+            self._accepted.append(fullname)
+        if fails_test:
+            self._failed_by_verdict.add(fullname)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Of the environment of the whole session, whichever cells it measures."""
+        return describe_host(self._environ, self._num_cores).fingerprint
+
+    @cached_property
+    def probe_s(self) -> dict[str, float]:
+        """Seconds of each host probe, which run when they are first asked for.
+
+        All sessions are to ask at the same point, which is when their cells are measured.
+        """
+        return probe_host()
+
+    def pytest_sessionstart(self) -> None:
+        """Make pytest-benchmark's own files whole or absent."""
+        self._replace_writers()
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_benchmark_update_machine_info(self, machine_info: dict[str, Any]) -> None:
+        """Describe the machine, not the moment, or each run would differ from each other."""
+        drop_volatile_facts(machine_info)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_benchmark_update_json(self, output_json: dict[str, Any]) -> None:
+        """Stamp a run; called for each file that is made of it."""
+        put_stamp(output_json, self._make_stamp())
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Count a test that failed by itself, in whichever phase."""
+        is_verdicts = report.when == "call" and report.nodeid in self._failed_by_verdict
+        if report.failed and not hasattr(report, "wasxfail") and not is_verdicts:
+            self._failed.add(report.nodeid)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """Count a file whose tests could not be collected."""
+        if report.failed:
+            self._failed.add(report.nodeid)
+
+    def pytest_keyboard_interrupt(self) -> None:
+        """Count a session that was cut off: what it was at has no report, but may have times."""
+        self._failed.add("the test that was interrupted")
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """End in 12 where a file could not be written, and nothing graver happened."""
+        if self.write_errors and session.exitstatus in _LESSER_EXITS:
+            session.exitstatus = _EXIT_REFUSED
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Name the files that could not be written."""
+        for error in self.write_errors:
+            terminalreporter.write_line(f"perfsuite: {error}", red=True)
+
+    def _make_stamp(self) -> RunStamp:
+        return RunStamp(
+            fingerprint=self.fingerprint,
+            probe_s=self.probe_s if _is_stored(self._config) else None,
+            num_failed=len(self._failed),
+            is_pull_request=is_pull_request(self._environ),
+            verdicts=self._verdicts,
+            accepted=tuple(self._accepted),
+        )
+
+    def _replace_writers(self) -> None:
+        # pytest-benchmark offers no hook for the writing itself, so the two methods that write are
+        # replaced on the session's own objects.
+        session: Any = self._config.pluginmanager.get_plugin(_PLUGIN_NAME)
+        if session is None:
+            return
+
+        def save_json(output_json: Any) -> None:
+            try:
+                write_atomically(Path(session.json), _encode(output_json))
+            except WriteError as error:
+                self.write_errors.append(error)
+                return
+            session.logger.info(f"Wrote benchmark data in: {session.json}", purple=True)
+
+        session.save_json = save_json
+        if not isinstance(session.storage, FileStorage):  # Elasticsearch writes whole documents
+            return
+        storage: Any = session.storage
+
+        def save(output_json: Any, name: str) -> None:
+            try:
+                path = save_run(storage.get(name).parent, name, _encode(output_json))
+            except WriteError as error:
+                self.write_errors.append(error)
+                return
+            session.logger.info(f"Saved benchmark data in: {path}")
+
+        storage.save = save
+
+
+def set_default_storage(config: pytest.Config) -> None:
+    """Store under `baselines/`, where people review what they commit; an explicit place stays."""
+    if config.getoption("benchmark_storage", None) == _STORAGE_OF_PYTEST_BENCHMARK:
+        config.option.benchmark_storage = _STORAGE
+
+
+def write_run(config: pytest.Config, path: Path) -> None:
+    """Write all benchmarks of the session as pytest-benchmark JSON, raw rounds included.
+
+    Raises:
+        WriteError: The file cannot be written.
+    """
+    session: Any = config.pluginmanager.get_plugin(_PLUGIN_NAME)
+    commit_info = config.hook.pytest_benchmark_generate_commit_info(config=config)
+    config.hook.pytest_benchmark_update_commit_info(config=config, commit_info=commit_info)
+    output = config.hook.pytest_benchmark_generate_json(
+        config=config,
+        benchmarks=session.benchmarks,
+        include_data=True,
+        machine_info=session.get_machine_info(),
+        commit_info=commit_info,
+    )
+    config.hook.pytest_benchmark_update_json(
+        config=config, benchmarks=session.benchmarks, output_json=output
+    )
+    write_atomically(path, _encode(output))
+
+
+def drop_volatile_facts(machine_info: dict[str, Any]) -> None:
+    """Remove what differs between two runs on one machine, such as the clock rate just now."""
+    cpu = machine_info.get("cpu", {})
+    for name in [name for name in cpu if name.startswith("hz_actual")]:
+        del cpu[name]
+
+
+def _is_stored(config: pytest.Config) -> bool:
+    """Whether the user keeps the run; half a second of probing is not spent on one that is not."""
+    return any(config.getoption(f"benchmark_{name}") for name in ("save", "autosave", "json"))
+
+
+def _encode(output: Any) -> bytes:
+    # pytest-benchmark's own form, with what JSON cannot hold as its text.
+    return json.dumps(output, ensure_ascii=True, indent=4, default=str).encode()
