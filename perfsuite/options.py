@@ -60,7 +60,7 @@ class Option:
         return f"perf_{self.name.replace('-', '_')}"
 
 
-def _one_of(*allowed: str) -> Callable[[str], str]:
+def one_of(*allowed: str) -> Callable[[str], str]:
     def parse(text: str) -> str:
         if text not in allowed:
             raise ValueError(text)
@@ -89,7 +89,7 @@ OPTIONS = (
     Option(
         name="device",
         metavar="DEVICE",
-        parse=_one_of(*DEVICES),
+        parse=one_of(*DEVICES),
         default="auto",
         allowed=f"one of {', '.join(DEVICES)}",
         help="where cells run; auto is cuda where a GPU is visible",
@@ -113,7 +113,7 @@ OPTIONS = (
     Option(
         name="matrix",
         metavar="SIZE",
-        parse=_one_of(*MATRICES),
+        parse=one_of(*MATRICES),
         default="default",
         allowed=f"one of {', '.join(MATRICES)}",
         help="how many of the cells run: smoke, default or full",
@@ -121,7 +121,7 @@ OPTIONS = (
     Option(
         name="numerics",
         metavar="on|off",
-        parse=_one_of("on", "off"),
+        parse=one_of("on", "off"),
         default="on",
         allowed="on or off",
         help="check that a cell computes the same as one process before it is timed",
@@ -129,7 +129,7 @@ OPTIONS = (
     Option(
         name="gate",
         metavar="on|off",
-        parse=_one_of("on", "off"),
+        parse=one_of("on", "off"),
         default="on",
         allowed="on or off",
         help="judge cells under --benchmark-compare; off leaves it to pytest-benchmark",
@@ -351,51 +351,3 @@ def _value(config: pytest.Config, option: Option) -> Any:
         return option.parse(str(text))
     except ValueError as error:
         raise SettingError(f"{name} is {text!r} ({source}); use {option.allowed}") from error
-
-
-_MARKER_PARSERS: dict[str, tuple[Callable[[Any], Any], str]] = {
-    "tolerance": (parse_ratio, "a ratio such as '2%'"),
-    "limit": (parse_ratio, "a ratio such as '5%'"),
-    "floor": (parse_seconds, "a duration such as '50us'"),
-    "counts": (dict, "a dict such as {'flops': 'exact'}"),
-    "matrix": (_one_of(*MATRICES), f"one of {', '.join(MATRICES)}"),
-}
-
-
-def marker_arguments(item: pytest.Item) -> dict[str, Any]:
-    """Return the parsed arguments of a test's `perf` markers, the closest one first.
-
-    Raises:
-        SettingError: An argument is unknown, positional, or has a value that is not allowed.
-    """
-    arguments: dict[str, Any] = {}
-    for marker in item.iter_markers("perf"):
-        if marker.args:
-            raise SettingError(
-                f"{item.nodeid}: the perf marker has the positional argument {marker.args[0]!r}; "
-                f"use {', '.join(f'{name}=' for name in _MARKER_PARSERS)}"
-            )
-        for name, value in marker.kwargs.items():
-            if name not in _MARKER_PARSERS:
-                raise SettingError(
-                    f"{item.nodeid}: the perf marker has no argument {name!r}; "
-                    f"use {', '.join(_MARKER_PARSERS)}"
-                )
-            parse, allowed = _MARKER_PARSERS[name]
-            try:
-                arguments.setdefault(name, parse(value))
-            except (TypeError, ValueError) as error:
-                raise SettingError(
-                    f"{item.nodeid}: {name} is {value!r} (perf marker); use {allowed}"
-                ) from error
-    return arguments
-
-
-def is_in_matrix(item: pytest.Item, matrix: str) -> bool:
-    """Whether a test belongs to a matrix: the largest `matrix` of its perf markers decides."""
-    sizes = [
-        MATRICES.index(marker.kwargs["matrix"])
-        for marker in item.iter_markers("perf")
-        if "matrix" in marker.kwargs
-    ]
-    return max(sizes, default=0) <= MATRICES.index(matrix)

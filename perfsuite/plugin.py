@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from perfsuite import fixtures, options, recorder, saving
+from perfsuite import fixtures, markers, options, recorder, saving
 from perfsuite.errors import (
     BusyMachineError,
     NotExercisedError,
@@ -114,14 +114,14 @@ class Suite:
         """Check markers, choose the matrix, and give each cell its clock."""
         try:
             for item in items:
-                options.marker_arguments(item)
+                markers.marker_arguments(item)
         except SettingError as error:
             raise pytest.UsageError(str(error)) from error
         matrix = self._choices.matrix
-        outside = [item for item in items if not options.is_in_matrix(item, matrix)]
+        outside = [item for item in items if not markers.is_in_matrix(item, matrix)]
         if outside:
             self._config.hook.pytest_deselected(items=outside)
-            items[:] = [item for item in items if options.is_in_matrix(item, matrix)]
+            items[:] = [item for item in items if markers.is_in_matrix(item, matrix)]
         for item in items:
             if is_cell(item):
                 recorder.use_rank_clock(item)

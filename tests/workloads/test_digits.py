@@ -9,7 +9,7 @@ import torch
 from sklearn.datasets import load_digits
 
 from perfsuite import WorkloadError
-from perfsuite.workloads.digits import SPLIT_SIZES, digits
+from perfsuite.workloads.digits import SPLIT_SIZES, _read_scans, digits
 
 
 def test_the_parts_together_are_every_scan_of_scikit_learn_once() -> None:
@@ -52,6 +52,7 @@ def test_the_images_are_enlarged_and_their_channel_is_repeated() -> None:
 def test_a_missing_scikit_learn_is_an_error_that_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    _read_scans.cache_clear()
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
 
     with pytest.raises(WorkloadError) as raised:
@@ -67,6 +68,7 @@ def test_a_scikit_learn_without_its_file_is_an_error_that_names_the_file(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     spec = ModuleSpec("sklearn", None, origin=str(tmp_path / "__init__.py"))
+    _read_scans.cache_clear()
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
 
     with pytest.raises(WorkloadError) as raised:
