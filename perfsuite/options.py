@@ -61,6 +61,8 @@ class Option:
 
 
 def one_of(*allowed: str) -> Callable[[str], str]:
+    """Return what parses one of these words, and raises ValueError for any other."""
+
     def parse(text: str) -> str:
         if text not in allowed:
             raise ValueError(text)
