@@ -122,7 +122,8 @@ class _Bucket:
     Attributes:
         memory: All of them, (N,); the others are views of it.
         gradients: By parameter, with its shape and strides.
-        compressed: The large ones as matrices, (1, n, m), in the order of memory whatever strides.
+        compressed: The large ones as matrices, (1, n, m), whatever strides; those of one shape one
+            after the other, as the hook lays out their p's and q's.
         uncompressed: The others, each one-dimensional.
     """
 
@@ -149,6 +150,8 @@ def _fill_bucket(parameters: Sequence[Tensor], gradients: Sequence[Tensor | None
             bucket.compressed.append(part.view(1, n, m))
         else:
             bucket.uncompressed.append(part)
+    shapes = [matrix.shape for matrix in bucket.compressed]
+    bucket.compressed.sort(key=lambda matrix: shapes.index(matrix.shape))
     return bucket
 
 

@@ -50,6 +50,13 @@ def perceptron() -> nn.Module:
     return nn.Sequential(*layers[:-1])
 
 
+def alternating() -> nn.Module:
+    """Matrices of two shapes in turn, all in one bucket: the hook keeps those of a shape together."""
+    widths = [64, 24, 64, 24, 64, 10]
+    layers = [nn.Linear(inputs, outputs) for inputs, outputs in itertools.pairwise(widths)]
+    return nn.Sequential(nn.Flatten(), *layers)
+
+
 def convolutions() -> nn.Module:
     """In a memory format in which a weight's strides are not those of its matrix."""
     first, second = nn.Conv2d(1, 8, 3, padding=1), nn.Conv2d(8, 12, 3, padding=1)
@@ -169,6 +176,7 @@ def powersgd(world_size: int, **options: Any) -> Recipe:
         (perceptron, {"bucket_cap_mb": None}),
         (perceptron, {"static_graph": True}),
         (perceptron, {"gradient_as_bucket_view": True, "grad_accumulation_steps": 2}),
+        (alternating, {"bucket_cap_mb": None}),
         (convolutions, {}),
         (convolutions, {"precision": "amp-bf16"}),
         (perceptron, {"precision": "fp64"}),
