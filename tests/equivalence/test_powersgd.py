@@ -51,7 +51,7 @@ def perceptron() -> nn.Module:
 
 
 def alternating() -> nn.Module:
-    """Matrices of two shapes in turn, all in one bucket: the hook keeps those of a shape together."""
+    """Matrices of two shapes in turn, in one bucket: the hook keeps those of a shape together."""
     widths = [64, 24, 64, 24, 64, 10]
     layers = [nn.Linear(inputs, outputs) for inputs, outputs in itertools.pairwise(widths)]
     return nn.Sequential(nn.Flatten(), *layers)
