@@ -18,6 +18,7 @@ import typer
 from rich.console import Console
 
 from perfsuite.baseline_verbs import app as baseline
+from perfsuite.calibrate_verb import calibrate_machine
 from perfsuite.cells import COMM_HOOKS, PARALLEL_FORMS, PRECISIONS, Recipe
 from perfsuite.doctor import Status, examine
 from perfsuite.errors import PerfsuiteError, SettingError, WriteError
@@ -199,6 +200,11 @@ def _show_reports(reports: list[EquivalenceReport], *, every_row: bool) -> None:
 
 
 app.command(epilog="Example: perfsuite gate benchmarks/ --base origin/main --json gate.json")(gate)
+
+
+app.command("calibrate", epilog="Example: perfsuite calibrate benchmarks/ --sessions 20")(
+    calibrate_machine
+)
 
 
 @app.command(epilog="Example: perfsuite doctor --json doctor.json")

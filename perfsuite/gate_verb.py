@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,7 +14,7 @@ from perfsuite.errors import SettingError
 from perfsuite.files import write_atomically
 from perfsuite.gate.judge import Budget
 from perfsuite.gate.rule import FIRST_LOOK
-from perfsuite.gating import GateRequest, GateResult, run_gate
+from perfsuite.gating import GateRequest, GateResult, read_noise, run_gate
 from perfsuite.report.gate import verdict_lines
 from perfsuite.units import parse_ratio
 from perfsuite.verdicts import CellVerdict, exit_code
@@ -75,6 +76,7 @@ def gate(
         limit=_ratio("--limit", limit),
         budget=Budget(max_pairs=max_pairs, max_s=60 * max_minutes, timeout_s=_TIMEOUT_S),
         seed=random.SystemRandom().randrange(2**32) if seed is None else seed,
+        priors=read_noise(folder, os.environ),
         outputs=() if json_file is None else (json_file,),
     )
     if request.limit < request.tolerance:

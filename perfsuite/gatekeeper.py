@@ -6,18 +6,36 @@ test its verdict. Must not know how a verdict is reached, nor how tests are repo
 
 from __future__ import annotations
 
+import dataclasses
+import datetime
+import os
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast, get_args
 
 import msgspec
 import pytest
 
-from perfsuite.gating import GateRequest, GateResult, run_gate
+from perfsuite.gate.accepted import read_accepted
+from perfsuite.gate.baselines import choose_runs
+from perfsuite.gate.history import History
+from perfsuite.gate.repository import find_trunk, is_in_history
+from perfsuite.gate.screen import MAX_SESSIONS, Candidate
+from perfsuite.gate.stamp import VerdictWord
+from perfsuite.gating import ACCEPTED_FILE, GateRequest, GateResult, read_noise, run_gate
+from perfsuite.markers import marker_arguments
 from perfsuite.options import GateChoices
+from perfsuite.records import CellRecord
+from perfsuite.saving import RunSaver
 from perfsuite.verdicts import CellVerdict
 
+# What a run's stamp keeps of a verdict: a test that failed or was skipped has none.
+_STAMPED = set(get_args(VerdictWord))
+_NOT_FOUND = (
+    "the judge found no such cell in head's tree: it calls pytest with the paths, -k, -m, -o, "
+    "--deselect and --ignore of this session alone"
+)
 # A path that pytest-benchmark takes for the run to compare with is one of these.
 _SWALLOWED_SUFFIXES = (".py",)
 
@@ -34,12 +52,16 @@ def refuse_silent_passes(config: pytest.Config) -> None:
             f"--benchmark-compare takes {compare!r} for the run to compare with; "
             f"write: pytest {compare} --benchmark-compare"
         )
-    if config.getoption("numprocesses", None):
+    if config.getoption("numprocesses", None) or config.getoption("dist", "no") != "no":
         raise pytest.UsageError(
             "--benchmark-compare measures nothing beside xdist's -n; use -n0, or leave it out"
         )
-    for option in ("benchmark_disable", "benchmark_skip"):
-        if config.getoption(option, False) and not config.getoption("benchmark_enable", False):
+    # Each with what takes it back: so pytest-benchmark has it.
+    for option, opposite in (
+        ("benchmark_disable", "benchmark_enable"),
+        ("benchmark_skip", "benchmark_only"),
+    ):
+        if config.getoption(option, False) and not config.getoption(opposite, False):
             raise pytest.UsageError(
                 f"--benchmark-compare measures nothing beside --{option.replace('_', '-')}; "
                 "leave it out"
@@ -55,10 +77,10 @@ class Gatekeeper:
     """What a session knows of its verdicts.
 
     Attributes:
-        result: What the gate came to; None before it was asked.
+        result: What the gate came to so far; None before it was asked.
     """
 
-    def __init__(self, config: pytest.Config, choices: GateChoices) -> None:
+    def __init__(self, config: pytest.Config, choices: GateChoices, saver: RunSaver) -> None:
         """Take over the comparison from pytest-benchmark.
 
         Its own would compare with whatever file is newest; it stays where
@@ -67,28 +89,129 @@ class Gatekeeper:
         Args:
             config: The session's.
             choices: How cells are judged.
+            saver: Knows the host, and stamps the verdicts.
         """
         self.result: GateResult | None = None
-        self.selector = config.getoption("benchmark_compare")
         self._config = config
         self._choices = choices
-        self._verdicts: dict[str, CellVerdict] = {}
+        self._saver = saver
+        self._selector = config.getoption("benchmark_compare")
+        self._history: History | None = None
         if not config.getoption("benchmark_compare_fail", None):
             config.option.benchmark_compare = None
 
     def judge(self, items: Sequence[pytest.Item], say: Callable[[str], None]) -> None:
-        """Have the cells among the tests judged against the base."""
-        cells = [item for item in items if is_benchmark(item)]
+        """Have the cells judged of which too little is stored; the others wait for their turn.
+
+        Raises:
+            SettingError: The base, a path, or the run to compare with is not there.
+            PerfsuiteError: The trees cannot be made, or a file of exceptions cannot be read.
+        """
+        cells = [item.nodeid for item in items if is_benchmark(item)]
         if not cells:
             return
+        history = self._history = self._read_history()
+        for line in history.refused:
+            say(f"not compared with {line}")
+        at_once = [name for name in cells if not history.can_screen(name)]
+        self.result = run_gate(self._request(at_once), say=say)
+
+    def verdict_of(
+        self, item: Any, record: CellRecord | None, say: Callable[[str], None]
+    ) -> CellVerdict | None:
+        """Return the verdict of a test that passed, None where it is no cell.
+
+        Args:
+            item: The test.
+            record: What perfsuite measured of it, None of a plain benchmark.
+            say: Shows a line, where pairs are still to be run.
+        """
+        if self.result is None or self._history is None or not is_benchmark(item):
+            return None
+        verdict = self._decide(item, record, self._history, say)
+        others = tuple(cell for cell in self.result.cells if cell.name != item.nodeid)
+        cells = sorted((*others, verdict), key=lambda cell: cell.name)
+        self.result = dataclasses.replace(self.result, cells=tuple(cells))
+        if verdict.word in _STAMPED:
+            word = cast(VerdictWord, verdict.word)
+            self._saver.add_verdict(item.nodeid, word, fails_test=verdict.word == "FAIL")
+        return verdict
+
+    def _decide(
+        self,
+        item: Any,
+        record: CellRecord | None,
+        history: History,
+        say: Callable[[str], None],
+    ) -> CellVerdict:
+        """Counts first, then what pairs or the stored times say."""
+        assert self.result is not None
+        name: str = item.nodeid
+        asked = marker_arguments(item)
+        if record is not None:
+            counted = history.judge_counts(name, record, asked.get("counts", {}))
+            if counted is not None:
+                return counted
+        known = {cell.name: cell for cell in self.result.cells}
+        stats = getattr(item.funcargs.get("benchmark"), "stats", None)
+        if name in known or not history.can_screen(name) or stats is None:
+            return known.get(name) or self._unknown(name)
+        screened = history.screen(
+            Candidate(
+                fullname=name,
+                median_s=stats.stats.median,
+                fingerprint=None if record is None else record.fingerprint,
+                tolerance=asked.get("tolerance", self._choices.tolerance),
+                limit=asked.get("limit", self._choices.limit),
+            )
+        )
+        if screened is not None:
+            return screened
+        say(f"{name} is not clearly fine by the stored runs")
+        result = run_gate(self._request([name]), say=say)
+        found = {cell.name: cell for cell in result.cells}
+        return found.get(name) or self._unknown(name)
+
+    def _unknown(self, name: str) -> CellVerdict:
+        assert self.result is not None
+        if self.result.refusal is not None:
+            return CellVerdict(
+                name=name, word="NO-BASELINE", by="collection", reason=self.result.refusal
+            )
+        return CellVerdict(name=name, word="INVALID", by="collection", reason=_NOT_FOUND)
+
+    def _read_history(self) -> History:
+        root = self._config.rootpath
+        storage = Path(self._config.getoption("benchmark_storage").removeprefix("file://"))
+        trunk = find_trunk(root)
+        chosen = choose_runs(
+            self._config.invocation_params.dir / storage,
+            self._selector,
+            self._saver.fingerprint,
+            is_in_history=None
+            if trunk is None
+            else lambda commit: is_in_history(root, commit, trunk),
+        )
+        return History(
+            runs=chosen.usable[-MAX_SESSIONS:],
+            refused=tuple(map(str, chosen.refused)),
+            accepted=read_accepted(root / ACCEPTED_FILE, datetime.date.today()),
+            probe=lambda: self._saver.probe_s,
+        )
+
+    def _request(self, cells: Sequence[str]) -> GateRequest:
         choices, option = self._choices, self._config.option
         selected = []
         for flag, value in (("-k", option.keyword), ("-m", option.markexpr)):
             if value:
                 selected += [flag, value]
-        request = GateRequest(
+        for name in ("deselect", "ignore", "ignore_glob", "override_ini"):
+            flag = f"--{name.replace('_', '-')}"
+            selected += [f"{flag}={value}" for value in getattr(option, name, None) or ()]
+        return GateRequest(
             folder=self._config.invocation_params.dir,
             paths=tuple(self._config.args),
+            cells=frozenset(cells),
             pytest_arguments=(*selected, *choices.pytest_arguments),
             base=choices.base,
             base_dir=choices.base_dir,
@@ -96,20 +219,9 @@ class Gatekeeper:
             limit=choices.limit,
             budget=choices.budget,
             seed=random.SystemRandom().randrange(2**32),
+            priors=read_noise(self._config.rootpath, os.environ),
             outputs=choices.outputs,
         )
-        self.result = run_gate(request, say=say)
-        self._verdicts = {cell.name: cell for cell in self.result.cells}
-
-    def verdict_of(self, item: pytest.Item) -> CellVerdict | None:
-        """Return the verdict of a test that is a cell, None for any other."""
-        if self.result is None or not is_benchmark(item):
-            return None
-        if self.result.refusal is not None:
-            return CellVerdict(
-                name=item.nodeid, word="NO-BASELINE", by="collection", reason=self.result.refusal
-            )
-        return self._verdicts.get(item.nodeid)
 
 
 def is_benchmark(item: pytest.Item) -> bool:

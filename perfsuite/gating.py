@@ -7,7 +7,7 @@ have, and says of the others why not. Must not know how a verdict is shown.
 from __future__ import annotations
 
 import contextlib
-import importlib.util
+import datetime
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,10 +16,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from perfsuite.errors import SettingError
+from perfsuite.gate.accepted import read_accepted
+from perfsuite.gate.calibration import read_priors
 from perfsuite.gate.explain import explain
 from perfsuite.gate.judge import Budget, Demands, Judgement, Trial, judge, launch_pair
 from perfsuite.gate.launches import Arm, Launch, PairPlan, Suite
 from perfsuite.gate.overlay import lay_configuration
+from perfsuite.gate.presence import find_common
 from perfsuite.gate.repository import Base, NoBase, describe_head, find_base
 from perfsuite.gate.rule import Prior
 from perfsuite.gate.trees import (
@@ -28,7 +31,8 @@ from perfsuite.gate.trees import (
     import_roots,
     sweep_stale_trees,
 )
-from perfsuite.units import parse_ratio, parse_seconds
+from perfsuite.measure.host import describe_host
+from perfsuite.units import format_ratio, parse_ratio, parse_seconds
 from perfsuite.verdicts import CellVerdict, Explanation
 
 # Rounds of 5 ms and more, for 0.3 s a launch: many short launches tell more than few long ones,
@@ -48,6 +52,7 @@ class GateRequest:
     Attributes:
         folder: Where pytest would be called.
         paths: Benchmark files and folders, as pytest takes them.
+        cells: Those of head's that are judged; None is all.
         pytest_arguments: Further ones, such as ("-k", "lenet").
         base: A revision; None finds the merge base.
         base_dir: A folder instead of a revision.
@@ -58,12 +63,13 @@ class GateRequest:
         floor_s: None is 50 us for cells of perfsuite, 0 for any others.
         budget: What it may cost.
         seed: Of everything that is random.
-        prior: What this machine's history says of the noise of a pair.
+        priors: What this machine's history says of the noise of a pair, by cell.
         outputs: Files that the session itself writes: they do not make a tree dirty.
     """
 
     folder: Path
     paths: tuple[str, ...]
+    cells: frozenset[str] | None = None
     pytest_arguments: tuple[str, ...] = ()
     base: str | None = None
     base_dir: Path | None = None
@@ -74,7 +80,7 @@ class GateRequest:
     floor_s: float | None = None
     budget: Budget
     seed: int
-    prior: Prior | None = None
+    priors: Mapping[str, Prior] = field(default_factory=dict)
     outputs: tuple[Path, ...] = ()
 
 
@@ -97,6 +103,22 @@ class GateResult:
     seed: int
 
 
+# Where a calibration leaves what it has found, from the folder that is gated.
+CALIBRATION_FILE = Path("baselines") / "calibration.json"
+# Reviewed exceptions, from pytest's root.
+ACCEPTED_FILE = Path("baselines") / "accepted.toml"
+
+
+def read_noise(folder: Path, environ: Mapping[str, str]) -> dict[str, Prior]:
+    """Return what a calibration of this machine knows of the noise of each cell.
+
+    Raises:
+        WorkloadError: Its file is no calibration.
+    """
+    host = describe_host(environ, len(os.sched_getaffinity(0)))
+    return read_priors(folder / CALIBRATION_FILE, host.fingerprint)
+
+
 def run_gate(request: GateRequest, *, say: Callable[[str], None]) -> GateResult:
     """Return the verdict of every cell.
 
@@ -117,8 +139,8 @@ def run_gate(request: GateRequest, *, say: Callable[[str], None]) -> GateResult:
         differs["base interpreter"] = request.base_python
     differs |= {f"base {name}": value for name, value in request.base_environment.items()}
 
-    head = _collect(_head_arm(request, None))
-    if head.suite is None:
+    head = collect(head_arm(request, None))
+    if head.suite is None or head.failure is not None:
         return _refused(request, f"head's tests cannot be collected: {head.failure}", differs)
     suite = head.suite
     say(f"comparing {len(suite.cells)} cells with {differs['base']}")
@@ -138,46 +160,52 @@ def _judge_common(
     say: Callable[[str], None],
 ) -> GateResult:
     """Judge what both sides have, and say of the rest what became of it."""
-    ours = list(suite.cells)
-    theirs = set(base_own.suite.cells) if base_own.suite is not None else set()
-    cells = [
-        CellVerdict(name=name, word="VANISHED", by="collection", reason="head has no such cell")
-        for name in sorted(theirs - set(ours))
-    ]
-    if base_own.failure is not None:
-        reason = f"the base's tests cannot be collected: {base_own.failure}"
-        cells += [
-            CellVerdict(name=name, word="NO-BASELINE", by="collection", reason=reason)
-            for name in ours
+    if (refusal := _why_no_cells(base_own)) is not None:
+        cells = [
+            CellVerdict(name=name, word="NO-BASELINE", by="collection", reason=refusal)
+            for name in suite.cells
         ]
         return _result(request, cells, None, differs)
-    if not base_own.takes_turns:
-        reason = "the base's perfsuite is too old to take turns"
-        cells += [
-            CellVerdict(name=name, word="NO-BASELINE", by="collection", reason=reason)
-            for name in ours
-        ]
-        return _result(request, cells, None, differs)
-    cells += [
-        CellVerdict(name=name, word="NEW", by="collection", reason="the base has no such cell")
-        for name in ours
-        if name not in theirs
-    ]
-    demands = {name: _demands(request, suite, name) for name in ours if name in theirs}
+    assert base_own.suite is not None
+    theirs = [name for name in base_own.suite.cells if _is_named(request, suite, name)]
+    accepted = read_accepted(suite.root / ACCEPTED_FILE, datetime.date.today())
+    common, cells = find_common(list(suite.cells), theirs, accepted)
+    demands = {
+        name: demands_of(request, suite, name)
+        for name in common
+        if request.cells is None or name in request.cells
+    }
     judgement = None
     if demands:
-        arms = _base_arm(request, tree, suite), _head_arm(request, suite)
+        arms = _base_arm(request, tree, suite), head_arm(request, suite)
         judgement = judge(
             *arms,
             demands,
             budget=request.budget,
             seed=request.seed,
-            prior=request.prior,
+            priors=request.priors,
             say=say,
         )
         explanations = _explain(arms, judgement, request, say)
         cells += [_verdict(trial, explanations.get(trial.name)) for trial in judgement.trials]
     return _result(request, cells, judgement, differs)
+
+
+def _why_no_cells(base_own: Launch) -> str | None:
+    if base_own.failure is not None:
+        return f"the base's tests cannot be collected: {base_own.failure}"
+    if not base_own.takes_turns:
+        return "the base's perfsuite is too old to take turns"
+    return None
+
+
+def _is_named(request: GateRequest, suite: Suite, name: str) -> bool:
+    """Whether the paths name a test, as far as they name tests: the base may lack some of them."""
+    file = name.partition("::")[0]
+    named = [path for path in _relative(request, suite) if path.partition("::")[0] == file]
+    return not named or any(
+        name == path or name.startswith((f"{path}::", f"{path}[")) for path in named
+    )
 
 
 def _explain(
@@ -242,13 +270,14 @@ def _result(
     )
 
 
-def _demands(request: GateRequest, suite: Suite, name: str) -> Demands:
+def demands_of(request: GateRequest, suite: Suite, name: str) -> Demands:
+    """Return what is asked of a cell: by its markers, else by the request."""
     asked = suite.cells[name]
     floor_s = request.floor_s
     if floor_s is None:
         floor_s = _TRAIN_FLOOR_S if asked.get("is_train") else 0.0
     try:
-        return Demands(
+        demands = Demands(
             tolerance=parse_ratio(asked["tolerance"])
             if "tolerance" in asked
             else request.tolerance,
@@ -257,6 +286,16 @@ def _demands(request: GateRequest, suite: Suite, name: str) -> Demands:
         )
     except (TypeError, ValueError) as error:
         raise SettingError(f"{name}: the perf marker has {dict(asked)!r}: {error}") from error
+    if demands.tolerance >= 1:
+        raise SettingError(
+            f"{name}: the tolerance is {format_ratio(demands.tolerance)}; use less than 100 %"
+        )
+    if not demands.tolerance <= demands.limit:
+        raise SettingError(
+            f"{name}: the limit is {format_ratio(demands.limit)}, below the tolerance of "
+            f"{format_ratio(demands.tolerance)}; give its perf marker a larger limit"
+        )
+    return demands
 
 
 @contextmanager
@@ -280,7 +319,7 @@ def _overlay(request: GateRequest) -> list[Path]:
     return paths or [request.folder]
 
 
-def _collect(arm: Arm) -> Launch:
+def collect(arm: Arm) -> Launch:
     """One arm's cells, none of which is run."""
     plan = PairPlan(number=0, first=arm.name, hash_seed=0, core=0, timeout_s=120.0)
     return launch_pair([arm], plan, [])[arm.name]
@@ -289,13 +328,12 @@ def _collect(arm: Arm) -> Launch:
 def _collect_base(request: GateRequest, tree: Path, suite: Suite) -> Launch:
     """The cells that the base has by itself, of the paths that it has."""
     arm = _base_arm(request, tree, suite, own_configuration=True)
-    paths = [
-        path for path in _relative(request, suite) if (tree / path.partition("::")[0]).exists()
-    ]
+    files = dict.fromkeys(path.partition("::")[0] for path in _relative(request, suite))
+    paths = [file for file in files if (tree / file).exists()]
     if request.paths and not paths:
         nothing = Suite(cells={}, root=tree, inifile=None, pythonpath=(), python_files=())
         return Launch(arm=arm, suite=nothing)
-    return _collect(_with_paths(arm, request, paths))
+    return collect(_with_paths(arm, request, paths))
 
 
 def _base_arm(
@@ -317,7 +355,7 @@ def _base_arm(
     return arm if own_configuration else _with_paths(arm, request, _relative(request, suite))
 
 
-def _head_arm(request: GateRequest, suite: Suite | None) -> Arm:
+def head_arm(request: GateRequest, suite: Suite | None) -> Arm:
     """Head's arm; as the user would call pytest as long as its root is not known."""
     root = request.folder if suite is None else suite.root
     pythonpath = [] if suite is None else [os.path.relpath(p, root) for p in suite.pythonpath]
@@ -332,7 +370,6 @@ def _head_arm(request: GateRequest, suite: Suite | None) -> Arm:
 
 
 def _with_paths(arm: Arm, request: GateRequest, paths: Sequence[str]) -> Arm:
-    has_xdist = importlib.util.find_spec("xdist") is not None
     return Arm(
         name=arm.name,
         tree=arm.tree,
@@ -341,7 +378,6 @@ def _with_paths(arm: Arm, request: GateRequest, paths: Sequence[str]) -> Arm:
             *arm.pytest_arguments,
             "-p",
             "no:cacheprovider",
-            *(("-n0",) if has_xdist else ()),
             *_SHORT_LAUNCHES,
             *request.pytest_arguments,
             *paths,

@@ -338,7 +338,13 @@ def _gate_choices(config: pytest.Config, value: dict[str, Any]) -> GateChoices:
 def _turn_channel() -> TurnChannel | None:
     """Where a gate gives turns to the launch of an arm that this session is."""
     path = os.environ.get("PERFSUITE_ARM_CHANNEL")
-    return None if path is None else TurnChannel(path=path, arm=os.environ["PERFSUITE_ARM_NAME"])
+    if path is None:
+        return None
+    return TurnChannel(
+        path=path,
+        arm=os.environ["PERFSUITE_ARM_NAME"],
+        planted_ratio=float(os.environ.get("PERFSUITE_ARM_PLANTED", "0")),
+    )
 
 
 def _value(config: pytest.Config, option: Option) -> Any:

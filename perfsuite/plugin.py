@@ -56,15 +56,16 @@ def pytest_configure(config: pytest.Config) -> None:
         choices = options.resolve(config)
     except SettingError as error:
         raise pytest.UsageError(str(error)) from error
+    saver = saving.RunSaver(config, os.environ)
     gatekeeper = None
     if recorder.is_comparing(config) and choices.gate.is_on:
         refuse_silent_passes(config)
-        gatekeeper = Gatekeeper(config, choices.gate)
+        gatekeeper = Gatekeeper(config, choices.gate, saver)
     suite = Suite(config, choices, gatekeeper)
     config.stash[SUITE] = suite
     config.pluginmanager.register(fixtures, "perfsuite-fixtures")
     config.pluginmanager.register(suite, "perfsuite-suite")
-    config.pluginmanager.register(saving.RunSaver(config, os.environ), "perfsuite-saver")
+    config.pluginmanager.register(saver, "perfsuite-saver")
     saving.set_default_storage(config)
 
 
@@ -139,7 +140,8 @@ class Suite:
                 "are visible; run on another machine, or lower the number",
                 returncode=_EXIT_REFUSED,
             )
-        if self._gatekeeper is not None:
+        is_whole = not session.testsfailed or session.config.option.continue_on_collection_errors
+        if self._gatekeeper is not None and is_whole:
             self._judge(self._gatekeeper, session.items)
 
     def _judge(self, gatekeeper: Gatekeeper, items: list[pytest.Item]) -> None:
@@ -181,11 +183,12 @@ class Suite:
         self, item: pytest.Item, report: pytest.TestReport, gatekeeper: Gatekeeper
     ) -> None:
         """Let a test that passed end in its verdict."""
-        verdict = gatekeeper.verdict_of(item)
+        outcome = item.stash.get(OUTCOME, None)
+        record = None if outcome is None else outcome.record
+        verdict = gatekeeper.verdict_of(item, record, self._say)
         if verdict is None:
             return
         store_verdict(item, verdict)
-        outcome = item.stash.get(OUTCOME, None)
         if outcome is not None:
             record = msgspec.structs.replace(outcome.record, verdict=verdict.as_record())
             item.stash[OUTCOME] = msgspec.structs.replace(outcome, record=record)
@@ -244,8 +247,9 @@ class Suite:
         if own not in (0, 1, 5) or (own == 1 and has_failed_tests):
             return own
         result = self._gatekeeper.result
-        vanished = [cell.word for cell in result.cells if cell.word == "VANISHED"] if result else []
-        return exit_code([*self._words, *vanished])
+        # Also of cells that vanished, or were not reached, or skipped this time alone.
+        judged = [cell.word for cell in result.cells] if result is not None else []
+        return exit_code([*self._words, *judged])
 
     @pytest.hookimpl(trylast=True)
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:

@@ -697,13 +697,14 @@ def test_saved_runs_go_to_baselines_unless_another_place_is_named(
     assert len(list(project.path.glob("elsewhere/*/0001_other.json"))) == 1
 
 
-def test_comparing_without_a_gate_is_not_a_success(project: pytest.Pytester) -> None:
+def test_comparing_outside_of_git_is_not_a_success(project: pytest.Pytester) -> None:
     run(project, ONE_CELL, "--benchmark-save=base")
 
     result = run(project, ONE_CELL, "--benchmark-compare=0001")
 
-    assert result.ret == 13
-    result.stdout.fnmatch_lines(["*this version has no gate, so no cell was judged (exit 13)"])
+    assert result.ret == 12
+    result.stdout.fnmatch_lines(["*not compared: *"])
+    assert "NO-BASELINE" in str(result.stdout)
 
 
 def test_too_few_gpus_refuse_the_machine_before_the_first_test(project: pytest.Pytester) -> None:

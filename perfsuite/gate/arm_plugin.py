@@ -12,6 +12,7 @@ import os
 import socket
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,8 @@ class TurnClock:
         self._clock = clock
         self._channel = channel
         self._core = core
+        self._planted_ratio = float(os.environ.get("PERFSUITE_ARM_PLANTED", "0"))
+        self._started_s = 0.0
         self._is_running = False
         self._has_run = False
 
@@ -66,6 +69,9 @@ class TurnClock:
         """Return the time, at the start of a pair when the turn has come."""
         if self._is_running:
             now: float = self._clock()
+            if self._planted_ratio:
+                time.sleep(self._planted_ratio * (now - self._started_s))
+                now = self._clock()
             self._is_running = False
             self._channel.tell(kind="done")
             return now
@@ -74,8 +80,8 @@ class TurnClock:
             _share_core(self._core)
         self._is_running = True
         self._channel.ask(kind="turn")
-        started: float = self._clock()
-        return started
+        self._started_s = self._clock()
+        return self._started_s
 
     def end(self) -> None:
         """Give a turn back that was never ended: what was timed raised."""
@@ -92,11 +98,13 @@ class ArmPlugin:
         self._core = int(os.environ["PERFSUITE_ARM_CORE"])
         self._clocks: dict[str, TurnClock] = {}
         self._reports: dict[str, pytest.TestReport] = {}
+        self._broken: list[str] = []
 
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_cmdline_main(self, config: pytest.Config) -> None:
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_cmdline_main(self, config: pytest.Config) -> Any:
         """Settle what a suite may set otherwise, before any plugin reads its options."""
-        options = {
+        files = tempfile.mkdtemp(prefix="results-")
+        options: dict[str, Any] = {
             "benchmark_disable": False,
             "benchmark_enable": True,
             "benchmark_skip": False,
@@ -105,15 +113,29 @@ class ArmPlugin:
             "benchmark_save": None,
             "benchmark_autosave": False,
             "benchmark_json": None,
+            "benchmark_storage": f"file://{files}",
+            "benchmark_histogram": None,
+            "benchmark_cprofile_dump": None,
+            "xmlpath": None,
+            "maxfail": 0,
+            "numprocesses": 0,
+            "dist": "no",
+            "tx": [],
             "perf_gate": "off",
             "perf_numerics": "off",
-            "perf_report": tempfile.mkdtemp(prefix="results-"),
+            "perf_report": files,
         }
         if "PERFSUITE_ARM_PROFILES" in os.environ:
             options |= {"benchmark_cprofile": "tottime", "benchmark_cprofile_loops": None}
         for name, value in options.items():
             if hasattr(config.option, name):
                 setattr(config.option, name, value)
+        return (yield)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """Keep why a file cannot be collected: pytest will run no other either."""
+        if report.failed:
+            self._broken.append(f"{report.nodeid}: {_reason(report)}")
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[Any]) -> None:
@@ -122,6 +144,7 @@ class ArmPlugin:
         wanted = self._channel.ask(
             kind="collected",
             cells={item.nodeid: _demands(item) for item in cells},
+            broken=self._broken,
             takes_turns=_takes_turns(config),
             root=str(config.rootpath),
             inifile=None if config.inipath is None else str(config.inipath),
@@ -248,11 +271,14 @@ def _share_core(core: int) -> None:
         os.sched_setaffinity(0, {core})
 
 
-def _reason(report: pytest.TestReport) -> str:
+def _reason(report: pytest.TestReport | pytest.CollectReport) -> str:
     if isinstance(report.longrepr, tuple):
         return str(report.longrepr[2])
+    crash = getattr(report.longrepr, "reprcrash", None)
+    if crash is not None:
+        return str(crash.message).partition("\n")[0]
     lines = str(report.longrepr).strip().splitlines()
-    return lines[-1] if lines else report.outcome
+    return lines[-1].removeprefix("E").strip() if lines else report.outcome
 
 
 _ALL_CORES = os.sched_getaffinity(0)

@@ -108,7 +108,7 @@ def judge(
     *,
     budget: Budget,
     seed: int,
-    prior: Prior | None,
+    priors: Mapping[str, Prior],
     say: Callable[[str], None],
 ) -> Judgement:
     """Run pairs until every cell has its verdict.
@@ -119,7 +119,7 @@ def judge(
         demands: The cells, which both arms have, and what is asked of each.
         budget: When to give up.
         seed: Of everything that is random.
-        prior: What this machine's history says of the noise of a pair.
+        priors: What this machine's history says of the noise of a pair, by cell.
         say: Shows a line.
     """
     trials = [Trial(name=name, demands=asked) for name, asked in demands.items()]
@@ -143,12 +143,13 @@ def judge(
             break
         for trial in open_trials:
             _add_pair(trial, launches)
-            _decide(trial, len(trials), budget.max_pairs, prior)
+            _decide(trial, len(trials), budget.max_pairs, priors.get(trial.name))
         say(_progress(num_pairs, trials, time.monotonic() - began_s))
     for trial in trials:
-        if trial.word is None:
-            trial.word = "INVALID" if invalid is not None else "INCONCLUSIVE"
-            trial.reason = invalid or "the time was up" if not trial.reason else trial.reason
+        if invalid is not None:
+            trial.word, trial.reason = "INVALID", invalid
+        elif trial.word is None:
+            trial.word, trial.reason = "INCONCLUSIVE", "the time was up"
     return Judgement(
         trials=tuple(trials),
         seed=seed,
@@ -182,8 +183,11 @@ def _add_pair(trial: Trial, launches: Mapping[str, Launch]) -> None:
         launch = launches[arm]
         run = launch.cells.get(trial.name)
         if run is None:
-            trial.word = "INVALID"
-            trial.reason = f"the {arm} launch told nothing: {launch.failure}"
+            is_broken = launch.suite is not None and bool(launch.suite.broken)
+            of_broken = {"base": "NO-BASELINE", "head": "ERROR"}
+            trial.word = of_broken[arm] if is_broken else "INVALID"
+            why = launch.failure or "its session stopped before the cell had ended"
+            trial.reason = f"the {arm} launch told nothing: {why}"
             return
         trial.last[arm] = run
     base, head = trial.last["base"], trial.last["head"]

@@ -4,9 +4,10 @@ The gate's end of the channel. Each line is a JSON object with a "kind"; those t
 answer are marked:
 
     hello {arm}                      first on each connection; a rank opens one of its own
-    collected {cells, takes_turns, root, inifile, pythonpath, python_files} ?
-                                     the cells of the arm and what their markers ask, and the
-                                     suite's configuration -> {"run": [names in order]}
+    collected {cells, broken, takes_turns, root, inifile, pythonpath, python_files} ?
+                                     the cells of the arm and what their markers ask, what cannot
+                                     be collected, and the suite's configuration
+                                     -> {"run": [names in order]}
     turn ?                           wants to run -> {} when the other arm is blocked
     done                             has run
     left {cell, outcome, reason, rounds, record, profile} ?  -> {} when both arms have left it
@@ -95,6 +96,7 @@ class Suite:
         inifile: Its configuration.
         pythonpath: Its ini value, absolute.
         python_files: Its ini value.
+        broken: Which files cannot be collected, and why; pytest runs no other either.
     """
 
     cells: Mapping[str, Mapping[str, Any]]
@@ -102,6 +104,7 @@ class Suite:
     inifile: Path | None
     pythonpath: tuple[Path, ...]
     python_files: tuple[str, ...]
+    broken: tuple[str, ...] = ()
 
 
 @dataclass(kw_only=True)
@@ -162,14 +165,17 @@ def run_pair(
         scratch: An empty folder for the socket, logs and temporary files.
     """
     shutil.copyfile(_ARM_PLUGIN, scratch / f"{_PLUGIN_NAME}.py")
-    with _Server(arms, plan, choose, scratch / "channel") as server:
-        with contextlib.ExitStack() as stack:
-            for arm in arms:
-                server.watch(arm.name, stack.enter_context(_process(arm, plan, scratch)))
-            server.serve()
-        for name, launch in server.launches.items():
-            if launch.failure is not None:
-                launch.failure += _last_lines(scratch / f"{name}.log")
+    with (
+        contextlib.ExitStack() as processes,
+        # Closed before they are ended: an arm that waits for an answer then goes by itself.
+        _Server(arms, plan, choose, scratch / "channel") as server,
+    ):
+        for arm in arms:
+            server.watch(arm.name, processes.enter_context(_process(arm, plan, scratch)))
+        server.serve()
+    for name, launch in server.launches.items():
+        if launch.failure is not None:
+            launch.failure += _last_lines(scratch / f"{name}.log")
     return server.launches
 
 
@@ -256,13 +262,8 @@ class _Server:
         """Answer until both launches have finished, or one cannot go on."""
         last_heard_s = time.monotonic()
         while self._finished < self.launches.keys():
-            for key, _ in self._selector.select(_LOOK_S):
+            if self._listen(_LOOK_S):
                 last_heard_s = time.monotonic()
-                if key.data is None:
-                    connection, _ = self._listener.accept()
-                    self._selector.register(connection, selectors.EVENT_READ, _Peer(connection))
-                else:
-                    self._hear(key.data)
             self._notice_ends()
             if time.monotonic() - last_heard_s > self._plan.timeout_s:
                 self._give_up(f"no progress for {self._plan.timeout_s:.0f} s")
@@ -271,14 +272,28 @@ class _Server:
                 self._give_up("the other arm ended early")
                 return
 
+    def _listen(self, wait_s: float) -> bool:
+        """Take in what is said within the time; return whether anything was."""
+        ready = self._selector.select(wait_s)
+        for key, _ in ready:
+            if key.data is None:
+                connection, _ = self._listener.accept()
+                self._selector.register(connection, selectors.EVENT_READ, _Peer(connection))
+            else:
+                self._hear(key.data)
+        return bool(ready)
+
     def _notice_ends(self) -> None:
-        for name, process in self._processes.items():
-            code = process.poll()
+        codes = {name: process.poll() for name, process in self._processes.items()}
+        if any(codes[name] is not None for name in codes.keys() - self._finished):
+            while self._listen(0):  # its last words may have come since
+                pass
+        for name, code in codes.items():
             if code is not None and name not in self._finished:
                 self._finished.add(name)
                 how = f"signal {-code}" if code < 0 else f"exit code {code}"
                 self.launches[name].failure = f"its pytest ended early with {how}"
-                self._answer(self._referee.go(name))
+                self._let_go(name)
 
     def _give_up(self, reason: str) -> None:
         for name in self.launches.keys() - self._finished:
@@ -308,7 +323,9 @@ class _Server:
                 inifile=None if message["inifile"] is None else Path(message["inifile"]),
                 pythonpath=tuple(map(Path, message["pythonpath"])),
                 python_files=tuple(message["python_files"]),
+                broken=tuple(message["broken"]),
             )
+            launch.failure = "; ".join(launch.suite.broken) or None
             self._asking[arm, "collected"] = peer.connection
             self._answer_collected()
         elif kind == "turn":
@@ -326,13 +343,20 @@ class _Server:
             )
             self._asking[arm, "left"] = peer.connection
             self._answer(self._referee.leave(arm))
-            for name in self._referee.cross_border():
-                _send(self._asking.pop((name, "left")), {})
+            self._open_border()
         else:  # modules, finished
             launch.modules |= message["modules"]
             if kind == "finished":
                 self._finished.add(arm)
-                self._answer(self._referee.go(arm))
+                self._let_go(arm)
+
+    def _let_go(self, arm: str) -> None:
+        self._answer(self._referee.go(arm))
+        self._open_border()
+
+    def _open_border(self) -> None:
+        for arm in self._referee.cross_border():
+            _send(self._asking.pop((arm, "left")), {})
 
     def _answer(self, arms: Sequence[str]) -> None:
         for arm in arms:
@@ -370,7 +394,7 @@ class _Peer:
 
 
 def _send(connection: socket.socket, answer: dict[str, Any]) -> None:
-    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+    with contextlib.suppress(OSError):  # who asked may be gone by now
         connection.sendall(json.dumps(answer).encode() + b"\n")
 
 

@@ -49,18 +49,14 @@ class Referee:
         return self._grant()
 
     def leave(self, arm: str) -> list[str]:
-        """An arm has left the cell; return the arms whose turn begins now."""
-        self._wanting.discard(arm)
+        """An arm has left the cell, in its turn or not; return the arms whose turn begins now."""
         self._outside.add(arm)
-        return self._grant()
+        return self._withdraw(arm)
 
     def go(self, arm: str) -> list[str]:
         """An arm will want nothing any more; return the arms whose turn begins now."""
         self._gone.add(arm)
-        self._wanting.discard(arm)
-        if self._running == arm:
-            self._running = None
-        return self._grant()
+        return self._withdraw(arm)
 
     def cross_border(self) -> list[str]:
         """Return the arms that may enter the next cell now: all that have left, once all have."""
@@ -70,6 +66,12 @@ class Referee:
         self._outside.clear()
         self._left_in_round = list(self._order)
         return released
+
+    def _withdraw(self, arm: str) -> list[str]:
+        self._wanting.discard(arm)
+        if self._running == arm:
+            self._running = None
+        return self._grant()
 
     def _grant(self) -> list[str]:
         if self._running is not None:

@@ -72,6 +72,7 @@ class _Trial:
         self._board = board
         self._stages = StageClock(device, on_enter=board.enter_stage)
         self._has_turns = start.turns is not None
+        self._planted_ratio = start.turns.planted_ratio if start.turns is not None else 0.0
         self._turns = Turns(start.turns) if start.turns is not None and start.rank == 0 else None
 
     def warm_up(self) -> float:
@@ -157,7 +158,13 @@ class _Trial:
 
     def _iterate(self, stage: Stage) -> None:
         self._board.begin_step()
+        if not self._planted_ratio:
+            self._activity.iterate(stage)
+            return
+        began_s = time.perf_counter()
         self._activity.iterate(stage)
+        self._synchronize()
+        time.sleep(self._planted_ratio * (time.perf_counter() - began_s))
 
     def _synchronize(self) -> None:
         if self._device.type == "cuda":

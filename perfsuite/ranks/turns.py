@@ -24,10 +24,12 @@ class TurnChannel:
     Attributes:
         path: Of a Unix socket.
         arm: The name of the arm that this process belongs to.
+        planted_ratio: Slowdown of each iteration that a calibration plants, 0.05 = 5 %.
     """
 
     path: str
     arm: str
+    planted_ratio: float = 0.0
 
 
 class Turns:

@@ -41,10 +41,11 @@ def verdict_lines(
     yield from (f"{name}: {value}" for name, value in differs.items())
     if refusal is not None:
         yield f"not compared: {refusal}"
-        return
-    yield verdict_table(cells)
+    if cells:
+        yield verdict_table(cells)
     for cell in cells:
-        if text := _beside_numbers(cell):
+        text = _beside_numbers(cell)
+        if text and text != refusal:
             yield f"{cell.name}: {text}"
 
 

@@ -1,0 +1,134 @@
+"""The verb `calibrate`: the gate's error rates on this machine, and the noise behind them.
+
+Must not know how a session is run.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from perfsuite.calibrating import CalibrationResult, Planted, calibrate
+from perfsuite.errors import SettingError
+from perfsuite.files import write_atomically
+from perfsuite.gate.calibration import Calibration, typical_sd, write_calibration
+from perfsuite.gate.judge import Budget
+from perfsuite.gating import CALIBRATION_FILE, GateRequest
+from perfsuite.measure.host import describe_host
+from perfsuite.units import format_ratio, parse_ratio
+
+_TIMEOUT_S = 300.0
+
+
+def calibrate_machine(
+    paths: Annotated[
+        list[str] | None, typer.Argument(help="Benchmark files and folders, as pytest takes them.")
+    ] = None,
+    num_sessions: Annotated[
+        int, typer.Option("--sessions", min=1, help="Of identical code, and of each slowdown.")
+    ] = 20,
+    planted: Annotated[
+        list[str] | None, typer.Option(help="Slowdown to plant; may be given several times.")
+    ] = None,
+    select: Annotated[
+        str | None, typer.Option("-k", metavar="EXPR", help="Only cells that match, as in pytest.")
+    ] = None,
+    tolerance: Annotated[str, typer.Option(help="Slowdown that is accepted.")] = "2%",
+    limit: Annotated[str, typer.Option(help="Slowdown that must not pass.")] = "5%",
+    max_pairs: Annotated[int, typer.Option(min=3, help="Launches of each side, at most.")] = 16,
+    seed: Annotated[int | None, typer.Option(min=0, help="Drawn, and told, unless given.")] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the result.")
+    ] = None,
+) -> None:
+    """Measure the gate's error rates here: false alarms of identical code, power over slowdowns.
+
+    Leaves baselines/calibration.json, from which later gates know the noise of each cell.
+    """
+    ratios = [_ratio("--planted", text) for text in (planted or ["5%"])]
+    request = GateRequest(
+        folder=Path.cwd(),
+        paths=tuple(paths or ()),
+        pytest_arguments=() if select is None else ("-k", select),
+        tolerance=_ratio("--tolerance", tolerance),
+        limit=_ratio("--limit", limit),
+        floor_s=0.0,
+        budget=Budget(max_pairs=max_pairs, max_s=float("inf"), timeout_s=_TIMEOUT_S),
+        seed=random.SystemRandom().randrange(2**32) if seed is None else seed,
+    )
+    result = calibrate(
+        request,
+        num_sessions=num_sessions,
+        planted_ratios=ratios,
+        say=lambda text: typer.echo(text, err=True),
+    )
+    cores = len(os.sched_getaffinity(0))
+    fingerprint = describe_host(os.environ, cores).fingerprint
+    write_calibration(CALIBRATION_FILE, Calibration(fingerprint=fingerprint, cells=result.noise))
+    for line in describe(result):
+        typer.echo(line)
+    typer.echo(f"seed {request.seed}; written to {CALIBRATION_FILE}")
+    if json_file is not None:
+        write_atomically(json_file, to_document(result))
+
+
+def describe(result: CalibrationResult) -> list[str]:
+    """Return the result in lines."""
+    trials = result.num_sessions * result.num_cells
+    alarms = result.identical.verdicts.get("FAIL", 0)
+    bound = f", below {format_ratio(1 - 0.05 ** (1 / trials))} at 95 % confidence" * (alarms == 0)
+    lines = [
+        f"false alarms: {alarms} of {trials}{bound} ({_cost(result.identical)})",
+        *(
+            f"power at {format_ratio(one.ratio)}: {one.verdicts.get('FAIL', 0)} of {trials} "
+            f"({_cost(one)})"
+            for one in result.planted
+        ),
+    ]
+    lines += [
+        f"pair sd of {name}: {format_ratio(noise.sd)} ({noise.num_pairs} pairs)"
+        for name, noise in result.noise.items()
+    ]
+    return lines
+
+
+def to_document(result: CalibrationResult) -> bytes:
+    """Return the result as the verb's JSON."""
+    trials = result.num_sessions * result.num_cells
+    document: dict[str, Any] = {
+        "schema": 1,
+        "sessions": result.num_sessions,
+        "cells": result.num_cells,
+        "false_alarms": [result.identical.verdicts.get("FAIL", 0), trials],
+        "power": {
+            format_ratio(one.ratio): [one.verdicts.get("FAIL", 0), trials] for one in result.planted
+        },
+        "pair_sd": typical_sd(result.noise),
+        "pair_sd_by_cell": {name: noise.sd for name, noise in result.noise.items()},
+        "verdicts": {
+            format_ratio(one.ratio): one.verdicts for one in (result.identical, *result.planted)
+        },
+        "mean_pairs": {
+            format_ratio(one.ratio): one.mean_pairs for one in (result.identical, *result.planted)
+        },
+        "wall_s": {
+            format_ratio(one.ratio): one.wall_s for one in (result.identical, *result.planted)
+        },
+    }
+    return msgspec.json.format(msgspec.json.encode(document), indent=2)
+
+
+def _cost(planted: Planted) -> str:
+    return f"{planted.mean_pairs:.1f} pairs a cell, {planted.wall_s:.0f} s a session"
+
+
+def _ratio(option: str, text: str) -> float:
+    try:
+        return parse_ratio(text)
+    except ValueError as error:
+        raise SettingError(f"{option} is {text!r}; use a ratio such as 2%") from error

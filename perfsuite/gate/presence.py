@@ -1,0 +1,48 @@
+"""Which cells both sides have, and what becomes of those that only one has.
+
+Must not know how cells are collected or judged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from perfsuite.gate.accepted import Accepted
+from perfsuite.verdicts import CellVerdict
+
+
+def find_common(
+    ours: Sequence[str], theirs: Collection[str], accepted: Accepted
+) -> tuple[list[str], list[CellVerdict]]:
+    """Return the cells to judge, by head's names, and the verdicts of the others.
+
+    A cell that a reviewed exception renames is judged under its new name: both arms run head's
+    benchmark files, so both have it. One that an exception removes has no verdict.
+
+    Args:
+        ours: The cells of head, whether or not they will run.
+        theirs: The cells that the base's own benchmark files have.
+        accepted: The exceptions that hold.
+    """
+    common = [name for name in ours if (accepted.renamed_from(name) or name) in theirs]
+    new = [
+        CellVerdict(name=name, word="NEW", by="collection", reason="the base has no such cell")
+        for name in ours
+        if name not in common
+    ]
+    vanished = [
+        CellVerdict(name=name, word="VANISHED", by="collection", reason=_why(name, accepted))
+        for name in sorted(set(theirs) - set(ours))
+        if not accepted.is_removed(name) and accepted.renamed_to(name) not in ours
+    ]
+    return common, [*new, *vanished]
+
+
+def _why(name: str, accepted: Accepted) -> str:
+    reason = "head has no such cell"
+    if target := accepted.renamed_to(name):
+        return f"{reason}, and none called {target!r}, which its accepted new name is"
+    for entry in accepted.expired:
+        if entry.cell == name:
+            return f"{reason}, and what was accepted of it expired on {entry.expires}"
+    return f"{reason}; if that is meant, say so with 'perfsuite baseline accept'"
