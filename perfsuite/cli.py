@@ -23,6 +23,7 @@ from perfsuite.cells import COMM_HOOKS, PARALLEL_FORMS, PRECISIONS, Recipe
 from perfsuite.doctor import Status, examine
 from perfsuite.errors import PerfsuiteError, SettingError, WriteError
 from perfsuite.every_recipe import every_recipe
+from perfsuite.explain_verb import explain
 from perfsuite.files import write_atomically
 from perfsuite.gate_verb import gate
 from perfsuite.records import EquivalenceReport
@@ -202,6 +203,7 @@ def _show_reports(reports: list[EquivalenceReport], *, every_row: bool) -> None:
 app.command(epilog="Example: perfsuite gate benchmarks/ --base origin/main --json gate.json")(gate)
 
 
+app.command(epilog="Example: perfsuite explain baselines/0001_a.json results/run.json")(explain)
 app.command("calibrate", epilog="Example: perfsuite calibrate benchmarks/ --sessions 20")(
     calibrate_machine
 )

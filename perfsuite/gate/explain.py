@@ -8,7 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from perfsuite.gate.launches import CellRun
+from perfsuite.gate.stored import StoredCell
 from perfsuite.verdicts import Explanation
 
 _NUM_FUNCTIONS = 10
@@ -18,15 +21,39 @@ _SHARE_THAT_EXPLAINS = 0.3
 
 def explain(base: CellRun, head: CellRun) -> Explanation:
     """Return what differs between the launches of a cell."""
-    stages = _pairs(_part(base, "stages_s"), _part(head, "stages_s"))
-    counts = _pairs(_part(base, "counts"), _part(head, "counts"))
-    moved = max(stages, key=lambda name: abs(stages[name][1] - stages[name][0]), default=None)
+    return _explain(
+        _pairs(_part(base, "stages_s"), _part(head, "stages_s")),
+        _pairs(_part(base, "counts"), _part(head, "counts")),
+        _functions(base.profile, head.profile),
+    )
+
+
+def explain_stored(base: StoredCell, head: StoredCell) -> Explanation:
+    """Return what differs between two stored runs of a cell."""
+    return _explain(
+        _pairs(_fields(base.stages_s), _fields(head.stages_s)),
+        _pairs(_fields(base.counts), _fields(head.counts)),
+        (),
+    )
+
+
+def _explain(
+    stages: dict[str, tuple[float, float]],
+    counts: dict[str, tuple[float, float]],
+    operators: tuple[dict[str, Any], ...],
+) -> Explanation:
+    moves = {name: abs(head_s - base_s) for name, (base_s, head_s) in stages.items()}
+    moved = max(moves, key=lambda name: moves[name], default=None)
     return Explanation(
-        moved_stage=moved,
+        moved_stage=moved if moved is not None and moves[moved] > 0 else None,
         stages=stages,
         counts={name: (int(a), int(b)) for name, (a, b) in counts.items() if a != b},
-        operators=_functions(base.profile, head.profile),
+        operators=operators,
     )
+
+
+def _fields(record: msgspec.Struct | None) -> Mapping[str, Any]:
+    return {} if record is None else msgspec.structs.asdict(record)
 
 
 def _part(run: CellRun, name: str) -> Mapping[str, Any]:

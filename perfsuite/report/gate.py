@@ -80,14 +80,15 @@ def _between(cell: CellVerdict) -> str:
 def _beside_numbers(cell: CellVerdict) -> str:
     texts = [cell.reason] if cell.reason else []
     if cell.explanation is not None:
-        texts.append(_explained(cell.explanation))
+        texts.append(explained(cell.explanation))
     if cell.word == "INCONCLUSIVE" and cell.detectable is not None:
         seen = format_change(1 + cell.detectable)
         texts.append(f"the smallest slowdown that it could have seen is {seen}")
     return "; ".join(texts)
 
 
-def _explained(explanation: Explanation) -> str:
+def explained(explanation: Explanation) -> str:
+    """Return an explanation in words, what moved most first."""
     texts = []
     if explanation.moved_stage is not None:
         seconds = explanation.stages[explanation.moved_stage]

@@ -1,0 +1,115 @@
+"""Stored runs: an increase of a count fails, a time is only ever waved through."""
+
+from __future__ import annotations
+
+import datetime
+from pathlib import Path
+
+from perfsuite.gate.accepted import Accepted, read_accepted
+from perfsuite.gate.history import History
+from perfsuite.gate.screen import Candidate
+from perfsuite.gate.stored import StoredCell, StoredRun
+from perfsuite.records import Counts
+
+NOW = datetime.datetime(2026, 11, 1, tzinfo=datetime.UTC)
+
+
+def nothing_accepted() -> Accepted:
+    return read_accepted(Path("nowhere.toml"), NOW.date())
+
+
+def counted(flops: int) -> Counts:
+    return Counts(
+        flops=flops,
+        ops=1,
+        collectives=0,
+        collective_bytes=0,
+        saved_activation_bytes=0,
+        kernel_launches=None,
+    )
+
+
+def cell(median_s: float = 0.01, flops: int = 100) -> StoredCell:
+    return StoredCell(median_s=median_s, params={}, counts=counted(flops))
+
+
+def history(*cells: StoredCell) -> History:
+    return History(
+        runs=[
+            StoredRun(
+                path=Path(f"{number}.json"),
+                saved_at=NOW + datetime.timedelta(days=number),
+                commit=None,
+                is_dirty=False,
+                stamp=None,
+                cells={"test_a": one},
+            )
+            for number, one in enumerate(cells)
+        ],
+        refused=(),
+        accepted=nothing_accepted(),
+        probe=dict,
+    )
+
+
+def candidate(median_s: float) -> Candidate:
+    return Candidate(
+        fullname="test_a", median_s=median_s, fingerprint=None, tolerance=0.02, limit=0.05
+    )
+
+
+def test_more_flops_than_in_the_newest_run_fail() -> None:
+    stored = history(cell(flops=80), cell(flops=100))
+
+    verdict = stored.judge_counts("test_a", cell(flops=120), {})
+
+    assert verdict is not None
+    assert (verdict.word, verdict.by) == ("FAIL", "counts")
+    assert verdict.reason == "flops 100 -> 120 (+20.0 %), allowed 0 %"
+
+
+def test_fewer_or_equal_counts_are_no_verdict() -> None:
+    stored = history(cell(flops=100))
+
+    assert stored.judge_counts("test_a", cell(flops=100), {}) is None
+    assert stored.judge_counts("test_a", cell(flops=90), {}) is None
+    assert stored.judge_counts("test_b", cell(flops=900), {}) is None
+
+
+def test_a_marker_may_allow_an_increase() -> None:
+    stored = history(cell(flops=100))
+
+    assert stored.judge_counts("test_a", cell(flops=120), {"flops": "25%"}) is None
+    assert stored.judge_counts("test_a", cell(flops=120), {"flops": "off"}) is None
+
+
+def test_three_runs_are_needed_to_screen() -> None:
+    assert not history(cell(), cell()).can_screen("test_a")
+    assert history(cell(), cell(), cell()).can_screen("test_a")
+    assert not history(cell(), cell(), cell()).can_screen("test_b")
+
+
+def test_a_time_like_the_stored_ones_passes_by_the_screen() -> None:
+    stored = history(*(cell(median_s=0.01 * (1 + step / 10_000)) for step in range(8)))
+
+    verdict = stored.screen(candidate(0.01))
+
+    assert verdict is not None
+    assert (verdict.word, verdict.by, verdict.num_pairs) == ("PASS", "screen", 0)
+    assert verdict.ratio is not None
+    assert 0.99 < verdict.ratio < 1.01
+
+
+def test_a_slower_time_is_for_the_judge() -> None:
+    stored = history(*(cell(median_s=0.01 * (1 + step / 10_000)) for step in range(8)))
+
+    assert stored.screen(candidate(0.0108)) is None
+
+
+def test_a_much_faster_time_is_an_improvement() -> None:
+    stored = history(*(cell(median_s=0.01 * (1 + step / 10_000)) for step in range(8)))
+
+    verdict = stored.screen(candidate(0.007))
+
+    assert verdict is not None
+    assert verdict.word == "IMPROVED"
