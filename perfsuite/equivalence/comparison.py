@@ -192,12 +192,13 @@ def judge_alignment(tested: Tensors, expected: Tensors, step: int, limit: Limit)
         fourths += float(its.square().square().sum())
     # The participation ratio: how many elements would carry the norm if all were equal.
     num_elements = 1 / fourths
+    random_share = _ALIGNMENT_SDS / math.sqrt(num_elements)
     return [
         Evidence(
             what="gradient",
             step=step,
             error=abs(along),
-            limit=limit.value * min(1.0, _ALIGNMENT_SDS / math.sqrt(num_elements)),
+            limit=min(limit.value, limit.value * random_share + limit.shared),
             formula=f"along the gradient of {num_elements:.0f} elements, from {limit.formula}",
         )
     ]

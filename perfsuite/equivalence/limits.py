@@ -6,6 +6,7 @@ accumulation steps. Must not know what is compared.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 
@@ -40,11 +41,14 @@ class Limit:
         value: Of all parameters together; 0 demands equal bits.
         formula: How it came about, with all its terms.
         worst_parameter: Of each parameter by itself.
+        shared: What of it all elements may have in common, as where each is multiplied by the same
+            rounded number.
     """
 
     value: float
     formula: str
     worst_parameter: float
+    shared: float = 0.0
 
 
 BITWISE = Limit(0.0, "bit for bit", 0.0)
@@ -82,7 +86,10 @@ def reduction_limit(
     num_ranks, num_steps = recipe.plan.world_size, recipe.grad_accumulation_steps
     if is_ordered and num_ranks <= 2 and num_steps == 1 and device.type == "cpu":
         return BITWISE
-    return _limit(_REDUCTION_FACTOR, epsilon, num_ranks, num_steps)
+    limit = _limit(_REDUCTION_FACTOR, epsilon, num_ranks, num_steps)
+    # A mean over three ranks is a product with a third, which is rounded by half of u at most.
+    is_exact = num_ranks & (num_ranks - 1) == 0
+    return limit if is_exact else dataclasses.replace(limit, shared=epsilon / 2)
 
 
 def semantic_limit(recipe: Recipe) -> Limit:

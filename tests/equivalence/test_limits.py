@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from perfsuite import Recipe
+from perfsuite.equivalence.comparison import judge_alignment
 from perfsuite.equivalence.limits import (
     BITWISE,
     Limit,
@@ -128,3 +129,25 @@ def test_every_limit_is_far_below_the_smallest_error_of_scale_that_must_be_seen(
         for world_size in (2, 3, 4):
             recipe = Recipe(parallel=f"ddp:{world_size}", precision=precision)
             assert semantic_limit(recipe).worst_parameter < 1 / (8 * world_size) / 100
+
+
+@pytest.mark.parametrize(("world_size", "shared"), [(2, 0.0), (3, U32 / 2), (4, 0.0), (6, U32 / 2)])
+def test_the_mean_over_three_ranks_is_a_product_with_a_rounded_third(
+    world_size: int, shared: float
+) -> None:
+    limit = reduction_limit(U32, Recipe(parallel=f"ddp:{world_size}"), torch.device("cuda"))
+
+    assert limit.shared == shared
+
+
+def test_a_rounded_third_is_within_the_limit_along_the_gradient() -> None:
+    limit = reduction_limit(U32, Recipe(parallel="fsdp:3"), CPU)
+    total = torch.rand(100_000, generator=torch.Generator().manual_seed(0))
+    third = torch.tensor(1 / 3)
+
+    (along,) = judge_alignment({"a": total * third}, {"a": total.double() / 3}, 1, limit)
+    (doubled,) = judge_alignment({"a": total * third * 2}, {"a": total.double() / 3}, 1, limit)
+
+    assert along.error > U32 / 16
+    assert along.is_within
+    assert not doubled.is_within
