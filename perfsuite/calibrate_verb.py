@@ -16,13 +16,22 @@ import typer
 from perfsuite.calibrating import CalibrationResult, Planted, calibrate
 from perfsuite.errors import SettingError
 from perfsuite.files import write_atomically
-from perfsuite.gate.calibration import Calibration, typical_sd, write_calibration
+from perfsuite.gate.calibration import (
+    CALIBRATION_FILE,
+    Calibration,
+    typical_sd,
+    write_calibration,
+)
 from perfsuite.gate.judge import Budget
-from perfsuite.gating import CALIBRATION_FILE, GateRequest
+from perfsuite.gate.termination import ends_on_sigterm
+from perfsuite.gating import GateRequest
 from perfsuite.measure.host import describe_host
+from perfsuite.timing_lock import TimingLock
 from perfsuite.units import format_ratio, parse_ratio
 
 _TIMEOUT_S = 300.0
+# For another timing session on this machine to end.
+_WAIT_S = 86_400.0
 
 
 def calibrate_machine(
@@ -61,12 +70,8 @@ def calibrate_machine(
         budget=Budget(max_pairs=max_pairs, max_s=float("inf"), timeout_s=_TIMEOUT_S),
         seed=random.SystemRandom().randrange(2**32) if seed is None else seed,
     )
-    result = calibrate(
-        request,
-        num_sessions=num_sessions,
-        planted_ratios=ratios,
-        say=lambda text: typer.echo(text, err=True),
-    )
+    with TimingLock(wait_s=_WAIT_S, say=_say), ends_on_sigterm():
+        result = calibrate(request, num_sessions=num_sessions, planted_ratios=ratios, say=_say)
     cores = len(os.sched_getaffinity(0))
     fingerprint = describe_host(os.environ, cores).fingerprint
     write_calibration(CALIBRATION_FILE, Calibration(fingerprint=fingerprint, cells=result.noise))
@@ -75,6 +80,10 @@ def calibrate_machine(
     typer.echo(f"seed {request.seed}; written to {CALIBRATION_FILE}")
     if json_file is not None:
         write_atomically(json_file, to_document(result))
+
+
+def _say(text: str) -> None:
+    typer.echo(text, err=True)
 
 
 def describe(result: CalibrationResult) -> list[str]:

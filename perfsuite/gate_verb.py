@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,16 +13,20 @@ import typer
 
 from perfsuite.errors import SettingError
 from perfsuite.files import write_atomically
+from perfsuite.gate.calibration import read_noise
 from perfsuite.gate.judge import Budget
 from perfsuite.gate.rule import FIRST_LOOK
-from perfsuite.gating import GateRequest, GateResult, read_noise, run_gate
+from perfsuite.gating import GateRequest, GateResult, run_gate
 from perfsuite.report.gate import verdict_lines
+from perfsuite.timing_lock import TimingLock
 from perfsuite.units import parse_ratio
 from perfsuite.verdicts import CellVerdict, exit_code
 
 _EXIT_REFUSED = 12
 # A launch that says nothing for so long is stuck: no round of a benchmark should take as long.
 _TIMEOUT_S = 300.0
+# For another timing session on this machine to end.
+_WAIT_S = 86_400.0
 
 
 def gate(
@@ -64,13 +69,15 @@ def gate(
     13 nothing was compared, 1 a test failed.
     """
     folder = Path.cwd()
+    if base is not None and base_dir is not None:
+        raise SettingError("--base and --base-dir name two bases; give one of them")
     request = GateRequest(
         folder=folder,
         paths=tuple(paths or ()),
         pytest_arguments=() if select is None else ("-k", select),
         base=base,
         base_dir=base_dir,
-        base_python=base_python,
+        base_python=_interpreter(base_python),
         base_environment=_variables(base_env or []),
         tolerance=_ratio("--tolerance", tolerance),
         limit=_ratio("--limit", limit),
@@ -83,7 +90,8 @@ def gate(
         raise SettingError(
             f"--limit is {limit}, below the tolerance of {tolerance}; use a larger one"
         )
-    result = run_gate(request, say=lambda text: typer.echo(text, err=True))
+    with TimingLock(wait_s=_WAIT_S, say=_say):
+        result = run_gate(request, say=_say)
     for text in verdict_lines(result.cells, result.refusal, result.differs):
         typer.echo(text)
     if result.judgement is not None:
@@ -96,6 +104,10 @@ def gate(
     raise typer.Exit(end_code(result))
 
 
+def _say(text: str) -> None:
+    typer.echo(text, err=True)
+
+
 def _ratio(option: str, text: str) -> float:
     try:
         return parse_ratio(text)
@@ -103,8 +115,18 @@ def _ratio(option: str, text: str) -> float:
         raise SettingError(f"{option} is {text!r}; use a ratio such as 2%") from error
 
 
+def _interpreter(python: str | None) -> str | None:
+    """The path of an interpreter, which will be started in another folder."""
+    if python is None:
+        return None
+    found = shutil.which(python)
+    if found is None:
+        raise SettingError(f"--base-python is {python!r}, which is no program; name an interpreter")
+    return str(Path(found).absolute())
+
+
 def _variables(pairs: list[str]) -> dict[str, str]:
-    wrong = next((pair for pair in pairs if "=" not in pair), None)
+    wrong = next((pair for pair in pairs if pair.find("=") < 1), None)
     if wrong is not None:
         raise SettingError(f"--base-env is {wrong!r}; use KEY=VALUE")
     return dict(pair.split("=", 1) for pair in pairs)

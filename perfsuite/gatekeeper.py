@@ -19,11 +19,12 @@ import pytest
 
 from perfsuite.gate.accepted import read_accepted
 from perfsuite.gate.baselines import choose_runs
+from perfsuite.gate.calibration import read_noise
 from perfsuite.gate.history import History
 from perfsuite.gate.repository import find_trunk, is_in_history
 from perfsuite.gate.screen import MAX_SESSIONS, Candidate
 from perfsuite.gate.stamp import VerdictWord
-from perfsuite.gating import ACCEPTED_FILE, GateRequest, GateResult, read_noise, run_gate
+from perfsuite.gating import ACCEPTED_FILE, GateRequest, GateResult, run_gate
 from perfsuite.markers import marker_arguments
 from perfsuite.options import GateChoices
 from perfsuite.records import CellRecord

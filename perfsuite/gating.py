@@ -17,7 +17,6 @@ from pathlib import Path
 
 from perfsuite.errors import SettingError
 from perfsuite.gate.accepted import read_accepted
-from perfsuite.gate.calibration import read_priors
 from perfsuite.gate.explain import explain
 from perfsuite.gate.judge import Budget, Demands, Judgement, Trial, judge, launch_pair
 from perfsuite.gate.launches import Arm, Launch, PairPlan, Suite
@@ -25,13 +24,13 @@ from perfsuite.gate.overlay import lay_configuration
 from perfsuite.gate.presence import find_common
 from perfsuite.gate.repository import Base, NoBase, describe_head, find_base
 from perfsuite.gate.rule import Prior
+from perfsuite.gate.termination import ends_on_sigterm
 from perfsuite.gate.trees import (
     base_tree,
     directory_tree,
     import_roots,
     sweep_stale_trees,
 )
-from perfsuite.measure.host import describe_host
 from perfsuite.units import format_ratio, parse_ratio, parse_seconds
 from perfsuite.verdicts import CellVerdict, Explanation
 
@@ -103,20 +102,8 @@ class GateResult:
     seed: int
 
 
-# Where a calibration leaves what it has found, from the folder that is gated.
-CALIBRATION_FILE = Path("baselines") / "calibration.json"
 # Reviewed exceptions, from pytest's root.
 ACCEPTED_FILE = Path("baselines") / "accepted.toml"
-
-
-def read_noise(folder: Path, environ: Mapping[str, str]) -> dict[str, Prior]:
-    """Return what a calibration of this machine knows of the noise of each cell.
-
-    Raises:
-        WorkloadError: Its file is no calibration.
-    """
-    host = describe_host(environ, len(os.sched_getaffinity(0)))
-    return read_priors(folder / CALIBRATION_FILE, host.fingerprint)
 
 
 def run_gate(request: GateRequest, *, say: Callable[[str], None]) -> GateResult:
@@ -126,6 +113,11 @@ def run_gate(request: GateRequest, *, say: Callable[[str], None]) -> GateResult:
         SettingError: The base is not known, or a path is not there.
         WriteError: A tree cannot be made.
     """
+    with ends_on_sigterm():
+        return _run_gate(request, say)
+
+
+def _run_gate(request: GateRequest, say: Callable[[str], None]) -> GateResult:
     sweep_stale_trees(request.folder)
     differs = {"head": describe_head(request.folder)}
     base: Base | None = None
@@ -376,8 +368,6 @@ def _with_paths(arm: Arm, request: GateRequest, paths: Sequence[str]) -> Arm:
         import_roots=arm.import_roots,
         pytest_arguments=(
             *arm.pytest_arguments,
-            "-p",
-            "no:cacheprovider",
             *_SHORT_LAUNCHES,
             *request.pytest_arguments,
             *paths,

@@ -36,6 +36,13 @@ class TimingLock:
         self._lock = FileLock(folder / f"perfsuite-{os.getuid()}.lock")
         self._holder = folder / f"perfsuite-{os.getuid()}.holder"
 
+    def __enter__(self) -> TimingLock:
+        self.acquire()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
     def acquire(self) -> None:
         """Return when this session holds the machine; at once if it does already.
 

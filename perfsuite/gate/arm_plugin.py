@@ -7,8 +7,10 @@ end is `perfsuite.gate.launches`; the messages are documented there.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import signal
 import socket
 import sys
 import tempfile
@@ -22,6 +24,8 @@ _PLUGIN_NAME = "pytest-benchmark"
 # What the clock of a cell is called whose ranks are timed, and take turns, by themselves.
 _RANK_CLOCK = "rank_clock"
 _NUM_FUNCTIONS = 40
+# prctl(2), <linux/prctl.h>.
+_PR_SET_PDEATHSIG = 1
 
 
 class Channel:
@@ -284,7 +288,17 @@ def _reason(report: pytest.TestReport | pytest.CollectReport) -> str:
 _ALL_CORES = os.sched_getaffinity(0)
 
 
+def _die_with_gate() -> None:
+    """Have the kernel end this process with the one that started it.
+
+    Not between fork and exec over there: Python would run handlers of its own around such a fork,
+    in which a Ctrl-C is lost.
+    """
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
 def pytest_addoption(pluginmanager: pytest.PytestPluginManager) -> None:
     """Register the arm's hooks: they need the connection, which is made here."""
+    _die_with_gate()
     channel = Channel(os.environ["PERFSUITE_ARM_CHANNEL"], os.environ["PERFSUITE_ARM_NAME"])
     pluginmanager.register(ArmPlugin(channel), "perfsuite-arm-hooks")

@@ -7,6 +7,7 @@ session is run.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
@@ -17,12 +18,17 @@ from perfsuite import stats
 from perfsuite.errors import WorkloadError
 from perfsuite.files import write_atomically
 from perfsuite.gate.rule import Prior
+from perfsuite.measure.host import describe_host
 
 # More A/A pairs than that say little more: the machine of tomorrow is not the one of today.
 _MAX_DEGREES_OF_FREEDOM = 8.0
 # As the rule's own floor: less is a coarse clock.
 _LEAST_SD = 0.001
 _MAX_FILE_BYTES = 16 * 2**20
+
+
+# Where a calibration leaves what it has found, from the folder that is gated.
+CALIBRATION_FILE = Path("baselines") / "calibration.json"
 
 
 class CellNoise(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -114,3 +120,13 @@ def read_priors(path: Path, fingerprint: str) -> dict[str, Prior]:
 def typical_sd(cells: Mapping[str, CellNoise]) -> float | None:
     """Return the median over cells, None without any."""
     return stats.median([noise.sd for noise in cells.values()]) if cells else None
+
+
+def read_noise(folder: Path, environ: Mapping[str, str]) -> dict[str, Prior]:
+    """Return what a calibration of this machine, in this folder, knows of the noise of each cell.
+
+    Raises:
+        WorkloadError: Its file is no calibration.
+    """
+    host = describe_host(environ, len(os.sched_getaffinity(0)))
+    return read_priors(folder / CALIBRATION_FILE, host.fingerprint)

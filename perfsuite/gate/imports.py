@@ -32,6 +32,9 @@ def find_wrong_import(base: Launch, head: Launch) -> str | None:
     for launch, other in ((base, head), (head, base)):
         theirs = trees[other.arm.name]
         for name, file in launch.modules.items():
+            # An interpreter may live in the tree, its own library with it.
+            if name in sys.stdlib_module_names:
+                continue
             if _is_in(file, theirs, but_not=trees[launch.arm.name]):
                 return (
                     f"the {launch.arm.name} arm imported {name} from {file}, which is "

@@ -24,6 +24,7 @@ from perfsuite.units import format_ratio
 
 # A launch starts two interpreters at most; a hash seed is what PYTHONHASHSEED takes.
 _MAX_HASH_SEED = 2**32 - 1
+_LONGEST_TEMPORARY_PATH = 40
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,8 +162,12 @@ def judge(
 
 def launch_pair(arms: Sequence[Arm], plan: PairPlan, names: Sequence[str]) -> dict[str, Launch]:
     """Run one pair over the named cells, in that order."""
+    # The path of a Unix socket, of the ranks' too, has 108 characters at most (unix(7)).
+    is_short = len(tempfile.gettempdir()) <= _LONGEST_TEMPORARY_PATH
     with tempfile.TemporaryDirectory(
-        prefix=f"perfsuite-{os.getpid()}-pair-", ignore_cleanup_errors=True
+        prefix=f"perfsuite-{os.getpid()}-pair-",
+        dir=None if is_short else "/tmp",
+        ignore_cleanup_errors=True,
     ) as scratch:
         return run_pair(arms, plan, choose=lambda _: names, scratch=Path(scratch))
 

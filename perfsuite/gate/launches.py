@@ -19,7 +19,6 @@ Must not know what a verdict is.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import selectors
@@ -41,8 +40,6 @@ _ARM_PLUGIN = Path(__file__).with_name("arm_plugin.py")
 _PLUGIN_NAME = "perfsuite_arm"
 _LOOK_S = 0.5
 _GRACE_S = 3.0
-# prctl(2), <linux/prctl.h>.
-_PR_SET_PDEATHSIG = 1
 _NUM_LOG_LINES = 20
 
 
@@ -184,20 +181,21 @@ def _process(arm: Arm, plan: PairPlan, scratch: Path) -> Iterator[subprocess.Pop
     """A running launch, ended with all that it started."""
     temporary = scratch / f"{arm.name}-tmp"
     temporary.mkdir()
-    roots = (scratch, *arm.import_roots)
+    variables = {**os.environ, **arm.environment}
+    roots = [str(root) for root in (scratch, *arm.import_roots)]
     environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(map(str, roots)),
+        **variables,
+        "PYTHONPATH": os.pathsep.join(filter(None, [*roots, variables.get("PYTHONPATH")])),
         "PYTHONHASHSEED": str(plan.hash_seed),
         "PYTHONDONTWRITEBYTECODE": "1",
         "TMPDIR": str(temporary),
-        **arm.environment,
         "PERFSUITE_ARM_CHANNEL": str(scratch / "channel"),
         "PERFSUITE_ARM_NAME": arm.name,
         "PERFSUITE_ARM_CORE": str(plan.core),
         **({"PERFSUITE_ARM_PROFILES": "1"} if plan.profiles else {}),
     }
     command = [arm.python, "-m", "pytest", "-p", _PLUGIN_NAME, *arm.pytest_arguments]
+    command += ["-o", f"cache_dir={temporary / 'cache'}"]
     with (scratch / f"{arm.name}.log").open("wb") as log:
         process = subprocess.Popen(
             command,
@@ -208,16 +206,11 @@ def _process(arm: Arm, plan: PairPlan, scratch: Path) -> Iterator[subprocess.Pop
             stderr=subprocess.STDOUT,
             # A group of its own: Ctrl-C reaches the gate alone, which decides what to do with it.
             start_new_session=True,
-            preexec_fn=_die_with_gate,
         )
     try:
         yield process
     finally:
         _end(process)
-
-
-def _die_with_gate() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -348,6 +341,8 @@ class _Server:
             launch.modules |= message["modules"]
             if kind == "finished":
                 self._finished.add(arm)
+                if launch.suite is None:
+                    launch.failure = "its pytest ended before it had collected anything"
                 self._let_go(arm)
 
     def _let_go(self, arm: str) -> None:

@@ -40,7 +40,7 @@ PYTHON_FILES = ("test_*.py", "*_test.py")
 # "perfsuite-<process id>-", as the folders of rank groups are named. The host keeps a session from
 # taking the record of a living one for stale that shares the repository from another machine.
 _HOST = re.sub(r"[^a-z0-9]", "", platform.node().lower())
-_TREE_NAME = re.compile(rf"perfsuite-(\d+)-base-{_HOST}-\w+")
+_TREE_NAME = re.compile(rf"perfsuite-(\d+)-(?:base-{_HOST}|pair)-\w+")
 
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 

@@ -116,9 +116,12 @@ class _Trial:
     def _take_turn(self) -> Iterator[None]:
         """Held while this arm's ranks are the only ones that run."""
         with nullcontext() if self._turns is None else self._turns.take():
+            # No rank is at work before the first has the turn, or after the other arm may begin.
+            if self._has_turns:
+                _start_together()
             yield
             if self._has_turns:
-                _start_together()  # no rank is still at work when the other arm begins
+                _start_together()
 
     def count(self) -> tuple[Counts, PeakMemory | None, dict[str, str]]:
         """Return counts, memory, and why any number of them is missing."""

@@ -81,7 +81,8 @@ def _beside_numbers(cell: CellVerdict) -> str:
     texts = [cell.reason] if cell.reason else []
     if cell.explanation is not None:
         texts.append(explained(cell.explanation))
-    if cell.word == "INCONCLUSIVE" and cell.detectable is not None:
+    if cell.word == "INCONCLUSIVE" and math.isfinite(cell.detectable or math.inf):
+        assert cell.detectable is not None
         seen = format_change(1 + cell.detectable)
         texts.append(f"the smallest slowdown that it could have seen is {seen}")
     return "; ".join(texts)

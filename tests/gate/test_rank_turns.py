@@ -1,0 +1,113 @@
+"""Ranks of two arms take turns: a pair of real two-rank cells whose every step is watched."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from perfsuite.gate import launches
+from perfsuite.gate.launches import Arm, PairPlan, run_pair
+from perfsuite.gate.turns import Referee
+
+CELL = "test_ranks.py::test_ranks"
+NUM_ROUNDS = 3
+SUITE = f"""
+import os, time
+import torch
+from perfsuite import Recipe, Workload
+
+CALLS = os.path.join(os.path.dirname(__file__), "calls")
+
+def watched_loss(outputs, targets):
+    began = time.monotonic()
+    loss = torch.nn.functional.cross_entropy(outputs, targets)
+    with open(f"{{CALLS}}-{{os.getpid()}}", "a") as file:
+        file.write(f"{{began}} {{time.monotonic()}}\\n")
+    return loss
+
+def build_dataset(split):
+    return torch.utils.data.TensorDataset(torch.randn(64, 4), torch.randint(2, (64,)))
+
+WATCHED = Workload(
+    name="watched",
+    build_model=lambda: torch.nn.Linear(4, 2),
+    build_dataset=build_dataset,
+    loss=watched_loss,
+    build_optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+    micro_batch_size=4,
+    metric="none",
+)
+
+def test_ranks(train_benchmark):
+    train_benchmark(WATCHED, Recipe(parallel="ddp:2"), rounds={NUM_ROUNDS}, iterations=2)
+"""
+
+
+class WatchedReferee(Referee):
+    """Remembers from when to when each arm had its turn."""
+
+    turns: list[tuple[str, float, float]] = []  # noqa: RUF012  # the server makes the object
+    _began_s = 0.0
+
+    def end(self, arm: str) -> list[str]:
+        self.turns.append((arm, self._began_s, time.monotonic()))
+        return super().end(arm)
+
+    def _grant(self) -> list[str]:
+        granted = super()._grant()
+        if granted:
+            self._began_s = time.monotonic()
+        return granted
+
+
+def steps_of(tree: Path) -> list[tuple[float, float]]:
+    """When each forward of any rank began and ended."""
+    lines = [line for file in tree.glob("calls-*") for line in file.read_text().splitlines()]
+    return [(float(began), float(ended)) for began, ended in map(str.split, lines)]
+
+
+def test_no_rank_of_an_arm_works_while_the_other_arm_has_its_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launches, "Referee", WatchedReferee)
+    monkeypatch.setattr(WatchedReferee, "turns", [])
+    arms = []
+    for name in ("base", "head"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "test_ranks.py").write_text(SUITE)
+        (tmp_path / name / "pytest.ini").write_text("[pytest]\n")
+        arms.append(
+            Arm(
+                name=name,
+                tree=tmp_path / name,
+                import_roots=(tmp_path / name,),
+                pytest_arguments=("-p", "no:cacheprovider"),
+                python=sys.executable,
+            )
+        )
+    plan = PairPlan(number=1, first="head", hash_seed=1, core=0, timeout_s=120.0)
+
+    with tempfile.TemporaryDirectory() as scratch:
+        told = run_pair(arms, plan, choose=lambda suites: [CELL], scratch=Path(scratch))
+
+    for launch in told.values():
+        run = launch.cells[CELL]
+        assert (launch.failure, run.outcome, run.reason) == (None, "passed", None)
+        assert len(run.rounds_s) == NUM_ROUNDS
+        assert run.record is not None
+        assert run.record["world_size"] == 2
+        assert launch.modules["torch"].endswith("torch/__init__.py")  # only its ranks load it
+    turns = WatchedReferee.turns
+    assert [arm for arm, *_ in turns] == ["head", "base", "base", "head", "head", "base"]
+    for arm, granted_s, ended_s in turns:
+        other = "base" if arm == "head" else "head"
+        assert len(list((tmp_path / other).glob("calls-*"))) == 2
+        assert all(
+            ended < granted_s or began > ended_s for began, ended in steps_of(tmp_path / other)
+        )
+        inside = [began for began, _ in steps_of(tmp_path / arm) if granted_s < began < ended_s]
+        assert len(inside) >= 2 * 2  # ranks and iterations; after the last turn, counting

@@ -1,0 +1,88 @@
+"""Options with which a gate would measure nothing, or that are not what they seem: exit code 4."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from gated_repository import ONE_CELL, Repository, make_shop
+
+PRICE = "benchmarks/test_steps.py::test_price"
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Repository:
+    """A repository whose first commit has one cell, and whose second changes nothing."""
+    return make_shop(tmp_path / "shop")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ("-p", "xdist", "-n2"),
+            "--benchmark-compare measures nothing beside xdist's -n; use -n0, or leave it out",
+        ),
+        (
+            ("-p", "xdist", "--dist=load"),
+            "--benchmark-compare measures nothing beside xdist's -n; use -n0, or leave it out",
+        ),
+        (
+            ("--benchmark-disable",),
+            "--benchmark-compare measures nothing beside --benchmark-disable; leave it out",
+        ),
+        (
+            ("-o", "addopts=--benchmark-disable"),
+            "--benchmark-compare measures nothing beside --benchmark-disable; leave it out",
+        ),
+        (
+            ("--benchmark-skip",),
+            "--benchmark-compare measures nothing beside --benchmark-skip; leave it out",
+        ),
+        (
+            ("--benchmark-compare", "benchmarks"),
+            "--benchmark-compare takes 'benchmarks' for the run to compare with; "
+            "write: pytest benchmarks --benchmark-compare",
+        ),
+        (
+            ("--benchmark-compare", PRICE),
+            f"--benchmark-compare takes '{PRICE}' for the run to compare with; "
+            f"write: pytest {PRICE} --benchmark-compare",
+        ),
+        (
+            ("--perf-tolerance=6%", "--perf-limit=3%"),
+            "--perf-limit is 0.03, below the tolerance of 0.06 (--perf-tolerance); "
+            "use a larger limit",
+        ),
+        (
+            ("--perf-base=no-such-branch",),
+            "the base 'no-such-branch' is no commit of the repository *; "
+            "use a branch, a tag or a commit that 'git log -1 no-such-branch' shows",
+        ),
+        (
+            ("--perf-base-dir=no-such-folder",),
+            "the base 'no-such-folder' is not a folder; use --base-dir=DIR",
+        ),
+    ],
+)
+def test_what_would_measure_nothing_is_a_usage_error(
+    shop: Repository, arguments: tuple[str, ...], message: str
+) -> None:
+    paths = () if "--benchmark-compare" in arguments else ("benchmarks", "--benchmark-compare")
+
+    gated = shop.pytest(*paths, *arguments)
+
+    gated.expect(4, f"ERROR: {message}")
+    assert "passed" not in gated.output
+
+
+def test_a_marker_whose_limit_is_below_the_tolerance_is_a_usage_error(shop: Repository) -> None:
+    shop.write(benchmarks__test_steps=ONE_CELL.replace("@", "@pytest.mark.perf(limit='1%')\n    @"))
+
+    gated = shop.gate()
+
+    gated.expect(
+        4,
+        f"ERROR: {PRICE}: the limit is 1.0 %, below the tolerance of 2.0 %; "
+        "give its perf marker a larger limit",
+    )

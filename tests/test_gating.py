@@ -1,0 +1,393 @@
+"""Whole gate sessions over real repositories: from two trees to the verdict of every cell."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gated_repository import CLOCK
+
+from perfsuite.errors import SettingError
+from perfsuite.gate.judge import Budget
+from perfsuite.gating import GateRequest, GateResult, run_gate
+from perfsuite.verdicts import CellVerdict, exit_code
+
+# A pytest that loads nothing these suites have no use for.
+ARGUMENTS = ("-p", "no:perfsuite", "-p", "no:hypothesispytest")
+
+# Measured with a clock that only the code under test moves: no verdict depends on the machine.
+CODE = """
+def spin(n):
+    total = 0
+    for i in range(n):
+        total += i
+
+def same(clock):
+    clock.work(0.001)
+
+def slow(clock):
+    spin({slow})
+    clock.work({slow} * 1e-6)
+"""
+BENCH = """
+import pytest
+from pkg import code
+from work_clock import CLOCK
+
+pytestmark = pytest.mark.benchmark(timer=CLOCK)
+
+def test_same(benchmark): benchmark.pedantic(code.same, (CLOCK,), rounds=5)
+def test_slow(benchmark): benchmark.pedantic(code.slow, (CLOCK,), rounds=5)
+"""
+INI = "[pytest]\naddopts = --strict-config --ff\ncache_dir = .cache\n"
+WORK_CLOCK = {"bench/work_clock.py": textwrap.dedent(CLOCK)}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_configuration_of_this_machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    folder = tmp_path_factory.mktemp("home")
+    (folder / "gitconfig").write_text(
+        "[user]\nname = A\nemail = a@example.org\n[init]\ndefaultBranch = main\n"
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GIT_CONFIG_GLOBAL", str(folder / "gitconfig"))
+        patch.setenv("GIT_CONFIG_NOSYSTEM", "1")
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _nothing_stays() -> Iterator[None]:
+    """Fails if a temporary folder of a session stays."""
+    yield
+    assert traces() == []
+
+
+def traces() -> list[str]:
+    folders = Path(tempfile.gettempdir()).glob(f"perfsuite-{os.getpid()}-*")
+    return sorted(map(str, folders))
+
+
+def git(folder: Path, *arguments: str) -> str:
+    command = ["git", "-C", str(folder), *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def write(folder: Path, texts: dict[str, str]) -> None:
+    for name, text in texts.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+
+
+def commit(folder: Path) -> None:
+    git(folder, "add", "--all")
+    git(folder, "commit", "--quiet", "--allow-empty", "--message", "more")
+
+
+def make_project(folder: Path, base: dict[str, str], head: dict[str, str]) -> Path:
+    """A repository with two commits; what head gives replaces, and "" removes, a file."""
+    folder = folder.resolve()
+    git(folder, "init", "--quiet")
+    write(folder, {"pkg/__init__.py": "", "pytest.ini": INI, **WORK_CLOCK, **base})
+    commit(folder)
+    write(folder, head)
+    for name, text in head.items():
+        if not text:
+            (folder / name).unlink()
+    commit(folder)
+    return folder
+
+
+def gate(folder: Path, **changes: Any) -> GateResult:
+    """One session, as short as it can be."""
+    arguments: dict[str, Any] = {
+        "folder": folder,
+        "paths": ("bench",),
+        "pytest_arguments": ARGUMENTS,
+        "base": "HEAD~1" if "base_dir" not in changes else None,
+        "budget": Budget(max_pairs=3, max_s=300.0, timeout_s=60.0),
+        "seed": 3,
+    }
+    return run_gate(GateRequest(**(arguments | changes)), say=lambda text: None)
+
+
+def words(result: GateResult) -> dict[str, str]:
+    return {cell.name.rpartition("::")[2]: cell.word for cell in result.cells}
+
+
+def cell(result: GateResult, name: str) -> CellVerdict:
+    (found,) = (cell for cell in result.cells if cell.name.endswith(f"::{name}"))
+    return found
+
+
+# --- one session with every kind of cell ---
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    added = "def test_new(benchmark): benchmark(int)\n"
+    fails = "def test_fails(benchmark): benchmark.pedantic(code.broken, (CLOCK,))\n"
+    return make_project(
+        tmp_path_factory.mktemp("project"),
+        {
+            "pkg/code.py": CODE.format(slow=50_000) + "def broken(clock): pass\n",
+            "bench/test_a.py": BENCH + fails,
+            "bench/test_gone.py": "def test_gone(benchmark): benchmark(int)\n",
+        },
+        {
+            "pkg/code.py": CODE.format(slow=100_000)
+            + "def broken(clock): raise OSError('disk full')\n",
+            "bench/test_a.py": BENCH + fails + added,
+            "bench/test_gone.py": "",
+        },
+    )
+
+
+def state(project: Path) -> tuple[str, ...]:
+    """What a user would notice of a repository."""
+    asked = ("status --porcelain --ignored", "worktree list", "stash list", "branch --all")
+    return tuple(git(project, *command.split()) for command in asked)
+
+
+@pytest.fixture(scope="module")
+def result(project: Path) -> GateResult:
+    before = state(project)
+    result = gate(project)
+    assert state(project) == before
+    return result
+
+
+def test_every_cell_of_either_side_has_its_verdict(result: GateResult) -> None:
+    assert result.refusal is None
+    assert words(result) == {
+        "test_same": "PASS",
+        "test_slow": "FAIL",
+        "test_fails": "ERROR",
+        "test_new": "NEW",
+        "test_gone": "VANISHED",
+    }
+    assert exit_code(words(result).values()) == 1
+
+
+def test_what_was_not_compared_says_why(result: GateResult) -> None:
+    assert cell(result, "test_new") == CellVerdict(
+        name="bench/test_a.py::test_new",
+        word="NEW",
+        by="collection",
+        reason="the base has no such cell",
+    )
+    assert cell(result, "test_gone") == CellVerdict(
+        name="bench/test_gone.py::test_gone",
+        word="VANISHED",
+        by="collection",
+        reason=("head has no such cell; if that is meant, say so with 'perfsuite baseline accept'"),
+    )
+    assert cell(result, "test_fails").reason == "the head arm failed: OSError: disk full"
+
+
+def test_a_judged_cell_keeps_its_raw_pairs_and_numbers(result: GateResult) -> None:
+    slow = cell(result, "test_slow")
+
+    assert slow.by == "pairs"
+    assert slow.num_pairs == 3
+    assert [base_s for base_s, _ in slow.raw] == pytest.approx([0.05] * 3)
+    assert [head_s for _, head_s in slow.raw] == pytest.approx([0.1] * 3)
+    assert slow.ratio == pytest.approx(2.0)
+    assert slow.interval is not None
+    assert 1.9 < slow.interval[0] < 2 < slow.interval[1] < 2.1
+    assert result.judgement is not None
+    assert result.judgement.num_pairs == 3
+    assert (result.judgement.seed, result.seed) == (3, 3)
+
+
+def test_a_failed_cell_alone_is_explained_by_the_function_that_moved(result: GateResult) -> None:
+    explained = [cell.name for cell in result.cells if cell.explanation is not None]
+    explanation = cell(result, "test_slow").explanation
+
+    assert explained == ["bench/test_a.py::test_slow"]
+    assert explanation is not None
+    assert explanation.operators[0]["name"] == "code.py:spin"
+    assert explanation.moved_stage is None
+
+
+def test_the_arms_are_told_by_their_commits(project: Path, result: GateResult) -> None:
+    head, base = (
+        git(project, "rev-parse", "--short=7", revision) for revision in ("HEAD", "HEAD~1")
+    )
+
+    assert result.differs == {"head": f"main at {head}", "base": f"HEAD~1, {base}"}
+
+
+# --- other bases ---
+
+
+def test_a_base_may_be_a_folder_an_interpreter_and_an_environment(tmp_path: Path) -> None:
+    code = CODE.format(slow=100_000) + (
+        "import os\ndef env(clock): clock.work(float(os.environ.get('SECONDS', '0.001')))\n"
+    )
+    bench = BENCH + "def test_env(benchmark): benchmark.pedantic(code.env, (CLOCK,), rounds=5)\n"
+    for name in ("old", "new"):
+        write(
+            tmp_path / name,
+            {"pkg/__init__.py": "", "pkg/code.py": code, "bench/test_a.py": bench, **WORK_CLOCK},
+        )
+    old = tmp_path / "old"
+
+    result = gate(
+        tmp_path / "new",
+        paths=("bench/test_a.py::test_env",),
+        base_dir=old,
+        base_python=sys.executable,
+        base_environment={"SECONDS": "0.002"},
+    )
+
+    assert words(result) == {"test_env": "IMPROVED"}
+    assert exit_code(words(result).values()) == 0
+    assert result.differs == {
+        "head": "a folder outside git",
+        "base": str(old),
+        "base interpreter": sys.executable,
+        "base SECONDS": "0.002",
+    }
+    assert sorted(path.name for path in old.rglob("*") if path.is_file()) == [
+        *("__init__.py", "code.py", "test_a.py", "work_clock.py"),
+    ]
+
+
+def test_uncommitted_changes_are_part_of_head(tmp_path: Path) -> None:
+    folder = make_project(
+        tmp_path, {"pkg/code.py": CODE.format(slow=50_000), "bench/test_a.py": BENCH}, {}
+    )
+    write(folder, {"pkg/code.py": CODE.format(slow=100_000)})
+
+    result = gate(folder, base=None, pytest_arguments=(*ARGUMENTS, "-k", "slow"))
+
+    assert words(result) == {"test_slow": "FAIL"}
+    assert result.differs["head"].endswith("with uncommitted changes")
+
+
+@pytest.mark.parametrize(
+    ("is_repository", "advice"),
+    [(False, "use --base-dir=DIR"), (True, "name a base with --base=REV or --base-dir=DIR")],
+)
+def test_without_any_base_nothing_is_run(tmp_path: Path, is_repository: bool, advice: str) -> None:
+    folder = tmp_path.resolve()
+    write(folder, {"bench/test_a.py": BENCH})
+    if is_repository:
+        git(folder, "init", "--quiet")
+        commit(folder)
+
+    result = gate(folder, base=None)
+
+    assert (result.cells, result.judgement) == ((), None)
+    assert result.refusal is not None
+    assert advice in result.refusal
+
+
+def test_an_unknown_base_is_a_users_mistake(project: Path) -> None:
+    with pytest.raises(SettingError, match="no-such-branch"):
+        gate(project, base="no-such-branch")
+
+
+# --- what cannot be compared ---
+
+
+def test_where_heads_tests_cannot_be_collected_nothing_is_compared(tmp_path: Path) -> None:
+    folder = make_project(
+        tmp_path, {"bench/test_a.py": BENCH}, {"bench/test_a.py": "import no_such_module\n"}
+    )
+
+    result = gate(folder)
+
+    assert result.cells == ()
+    assert result.refusal is not None
+    assert result.refusal.startswith("head's tests cannot be collected: ")
+    assert "No module named 'no_such_module'" in result.refusal
+
+
+def test_where_the_bases_tests_cannot_be_collected_no_cell_passes(tmp_path: Path) -> None:
+    folder = make_project(
+        tmp_path,
+        {"bench/test_a.py": "import no_such_module\n"},
+        {"pkg/code.py": CODE.format(slow=1), "bench/test_a.py": BENCH},
+    )
+
+    result = gate(folder)
+
+    assert words(result) == {"test_same": "NO-BASELINE", "test_slow": "NO-BASELINE"}
+    reason = cell(result, "test_same").reason
+    assert reason is not None
+    assert reason.startswith("the base's tests cannot be collected: ")
+    assert "No module named 'no_such_module'" in reason
+
+
+def test_a_base_that_heads_benchmarks_cannot_import_is_no_baseline(tmp_path: Path) -> None:
+    folder = make_project(
+        tmp_path,
+        {"pkg/code.py": CODE.format(slow=1), "bench/test_a.py": BENCH},
+        {
+            "pkg/code.py": CODE.format(slow=1) + "def added(): pass\n",
+            "bench/test_a.py": "from pkg.code import added\n" + BENCH,
+        },
+    )
+
+    result = gate(folder)
+
+    assert words(result) == {"test_same": "NO-BASELINE", "test_slow": "NO-BASELINE"}
+    reason = cell(result, "test_same").reason
+    assert reason is not None
+    assert "cannot import name 'added' from 'pkg.code'" in reason
+
+
+def test_a_base_whose_perfsuite_cannot_take_turns_is_no_baseline(tmp_path: Path) -> None:
+    folder = make_project(
+        tmp_path,
+        {"perfsuite/__init__.py": "", "perfsuite/plugin.py": "", "bench/test_a.py": BENCH}
+        | {"pkg/code.py": CODE.format(slow=1)},
+        {"perfsuite/plugin.py": "TAKES_TURNS = True\n"},
+    )
+
+    result = gate(folder, pytest_arguments=ARGUMENTS[2:])
+
+    assert words(result) == {"test_same": "NO-BASELINE", "test_slow": "NO-BASELINE"}
+    assert cell(result, "test_slow").reason == "the base's perfsuite is too old to take turns"
+    assert result.judgement is None
+
+
+def test_an_arm_that_imports_the_others_code_makes_every_cell_invalid(tmp_path: Path) -> None:
+    folder = make_project(tmp_path, {"pkg/code.py": CODE.format(slow=1)}, {})
+    first = f"import sys\nsys.path.insert(0, {str(folder)!r})\n"
+    write(folder, {"bench/test_a.py": first + BENCH})
+    commit(folder)
+    write(folder, {"pkg/code.py": CODE.format(slow=100_000)})
+
+    result = gate(folder, base="HEAD")
+
+    assert words(result) == {"test_same": "INVALID", "test_slow": "INVALID"}
+    assert exit_code(words(result).values()) == 12
+    assert cell(result, "test_slow").reason == (
+        f"the base arm imported pkg from {folder}/pkg/__init__.py, which is head's; is it "
+        "installed in editable mode from another folder?"
+    )
+    assert result.judgement is not None
+    assert result.judgement.num_pairs == 1
+
+
+def test_a_marker_that_says_nothing_sensible_is_a_users_mistake(tmp_path: Path) -> None:
+    marked = "import pytest\n@pytest.mark.perf(limit='much')\n"
+    bench = marked + "def test_a(benchmark): benchmark(int)\n"
+    folder = make_project(tmp_path, {"bench/test_a.py": bench}, {"pkg/code.py": "x = 1\n"})
+
+    with pytest.raises(SettingError) as raised:
+        gate(folder)
+
+    assert str(raised.value) == (
+        "bench/test_a.py::test_a: the perf marker has {'is_train': False, 'limit': 'much'}: "
+        "'much' is not a ratio; write '2%' or '0.02'"
+    )
