@@ -1,0 +1,351 @@
+"""What pytest-benchmark's own comparison passes in silence: each row has its exit code and line."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+from gated_repository import (
+    CLOCK,
+    NOISY_SHOP,
+    ONE_CELL,
+    SHOP,
+    SLOW_SHOP,
+    TWO_CELLS,
+    Repository,
+    make_shop,
+)
+
+PRICE = "benchmarks/test_steps.py::test_price"
+STOCK = "benchmarks/test_steps.py::test_stock"
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Repository:
+    """A repository whose first commit has one cell, and whose second changes nothing."""
+    return make_shop(tmp_path / "shop")
+
+
+def test_xdist_without_workers_measures(shop: Repository) -> None:
+    gated = shop.gate("-p", "xdist", "-n0")
+
+    gated.expect(0, f"{PRICE} PASS *")
+
+
+# Cells that only one side has, or that do not run.
+
+
+def test_a_renamed_cell_is_vanished_and_new_until_its_new_name_is_accepted(
+    shop: Repository,
+) -> None:
+    shop.write(benchmarks__test_steps=ONE_CELL.replace("test_price", "test_cost"))
+
+    gated = shop.gate()
+
+    gated.expect(
+        12,
+        "benchmarks/test_steps.py::test_cost NEW",
+        f"{PRICE} VANISHED",
+        f"{PRICE}: head has no such cell; "
+        "if that is meant, say so with 'perfsuite baseline accept'",
+    )
+
+    shop.accept(PRICE, kind="renamed", to="benchmarks/test_steps.py::test_cost")
+
+    gated = shop.gate()
+
+    gated.expect(0, "benchmarks/test_steps.py::test_cost PASS *")
+    assert "VANISHED" not in gated.output
+
+
+def test_a_removed_cell_has_vanished_unless_its_removal_is_accepted(shop: Repository) -> None:
+    shop.write(benchmarks__test_steps=TWO_CELLS, benchmarks__test_more=ONE_CELL)
+    shop.commit()
+    shop.write(benchmarks__test_steps=ONE_CELL)
+    (shop.path / "benchmarks" / "test_more.py").unlink()
+    shop.accept("benchmarks/test_more.py::test_price", kind="removed")
+
+    gated = shop.gate()
+
+    gated.expect(12, f"{PRICE} PASS *", f"{STOCK} VANISHED")
+    assert "test_more" not in gated.output
+
+
+def test_an_exception_that_has_expired_accepts_nothing(shop: Repository) -> None:
+    shop.write(benchmarks__test_steps=ONE_CELL.replace("test_price", "test_cost"))
+    shop.accept(PRICE, kind="removed", expires="2020-02-29")
+
+    gated = shop.gate()
+
+    gated.expect(
+        12, f"{PRICE}: head has no such cell, and what was accepted of it expired on 2020-02-29"
+    )
+
+
+def test_a_list_of_exceptions_that_cannot_be_read_is_a_usage_error(shop: Repository) -> None:
+    shop.accept(PRICE, kind="forgotten")
+
+    gated = shop.gate()
+
+    gated.expect(4, "ERROR: *accepted.toml: entry 1 (line 1): Invalid value 'forgotten'*")
+
+
+def test_new_cells_alone_compare_nothing(shop: Repository) -> None:
+    shop.git("rm", "--quiet", "-r", "benchmarks")
+    shop.commit("no cell")
+    shop.write(benchmarks__work_clock=CLOCK, benchmarks__test_steps=ONE_CELL)
+
+    gated = shop.gate()
+
+    gated.expect(13, f"{PRICE} NEW", f"{PRICE}: the base has no such cell")
+
+
+def test_a_new_cell_that_is_named_by_its_id_compares_nothing(shop: Repository) -> None:
+    shop.write(benchmarks__test_steps=TWO_CELLS)
+
+    gated = shop.gate(STOCK)
+
+    gated.expect(13, f"{STOCK} NEW")
+
+
+def test_a_new_cell_beside_a_judged_one_does_not_block(shop: Repository) -> None:
+    shop.write(benchmarks__test_steps=TWO_CELLS)
+
+    gated = shop.gate()
+
+    gated.expect(0, f"{PRICE} PASS *", f"{STOCK} NEW")
+
+
+def test_a_changed_parameter_id_is_a_cell_that_vanished_and_a_new_one(shop: Repository) -> None:
+    cell = ONE_CELL.replace("@", "@pytest.mark.parametrize('size', [1])\n    @")
+    shop.write(benchmarks__test_steps=cell.replace("(benchmark)", "(benchmark, size)"))
+    shop.commit()
+    cell = cell.replace("[1]", "[2]")
+    shop.write(benchmarks__test_steps=cell.replace("(benchmark)", "(benchmark, size)"))
+
+    gated = shop.gate()
+
+    gated.expect(12, f"{PRICE}[1] VANISHED", f"{PRICE}[2] NEW")
+
+
+def test_skipped_cells_alone_compare_nothing(shop: Repository) -> None:
+    shop.write(benchmarks__test_steps=ONE_CELL.replace("@", "@pytest.mark.skip('no GPU')\n    @"))
+
+    gated = shop.gate()
+
+    gated.expect(13, f"{PRICE} SKIPPED", f"{PRICE}: the head arm skipped: Skipped: no GPU")
+
+
+@pytest.mark.parametrize("option", ["-k=no_such_cell", f"--deselect={PRICE}"])
+def test_where_every_cell_is_deselected_nothing_is_compared(shop: Repository, option: str) -> None:
+    gated = shop.gate(option)
+
+    gated.expect(13, "*1 deselected*")
+
+
+def test_a_deselected_cell_has_not_vanished(shop: Repository) -> None:
+    shop.write(benchmarks__test_steps=TWO_CELLS)
+    shop.commit()
+
+    gated = shop.gate(f"--deselect={STOCK}")
+
+    gated.expect(0, f"{PRICE} PASS *")
+    assert "test_stock" not in gated.output
+
+
+def test_a_cell_that_the_judge_cannot_find_is_invalid(shop: Repository) -> None:
+    (shop.path / "other.ini").write_text("[pytest]\npythonpath = .\npython_files = *_cells.py\n")
+    shop.write(benchmarks__more_cells=ONE_CELL)
+
+    gated = shop.gate("-c", "other.ini")
+
+    gated.expect(
+        12,
+        "benchmarks/more_cells.py::test_price INVALID",
+        "benchmarks/more_cells.py::test_price: the judge found no such cell in head's tree: it "
+        "calls pytest with the paths, -k, -m, -o, --deselect and --ignore of this session alone",
+    )
+
+
+def test_collecting_alone_judges_nothing(shop: Repository) -> None:
+    gated = shop.gate("--collect-only", "-q")
+
+    gated.expect(0, PRICE)
+    assert "perfsuite gate" not in gated.output
+
+
+# The base.
+
+
+def test_outside_of_git_there_is_no_baseline(shop: Repository) -> None:
+    shop.forget_git()
+
+    gated = shop.gate()
+
+    gated.expect(12, f"not compared: {shop.path} is not in a git checkout; use --base-dir=DIR")
+
+
+def test_a_clean_first_commit_has_no_baseline(shop: Repository) -> None:
+    shop.git("checkout", "--quiet", "--orphan", "other")
+    shop.git("branch", "--quiet", "-D", "main")
+    name = shop.commit()
+
+    gated = shop.gate()
+
+    gated.expect(
+        12,
+        f"not compared: HEAD, {name}, is the first commit and nothing is uncommitted; "
+        "name a base with --base=REV or --base-dir=DIR",
+    )
+
+
+def test_a_shallow_clone_without_the_base_tells_how_to_fetch_it(
+    shop: Repository, tmp_path: Path
+) -> None:
+    shop.git("clone", "--quiet", "--depth=1", f"file://{shop.path}", str(tmp_path / "clone"))
+    clone = Repository(tmp_path / "clone")
+
+    gated = clone.gate()
+
+    gated.expect(
+        12,
+        "not compared: this clone is shallow and lacks the parent of HEAD, *; "
+        "run 'git fetch --deepen=1' or 'git fetch --unshallow'",
+    )
+
+
+def test_a_dirty_tree_is_compared_with_its_head(shop: Repository) -> None:
+    shop.write(shop=SLOW_SHOP)
+
+    gated = shop.gate()
+
+    gated.expect(
+        10,
+        "base: HEAD, *, without the uncommitted changes",
+        f"{PRICE} FAIL +200.0 % *",
+        f"FAILED {PRICE} - FAIL: +200.0 % *",
+    )
+    assert shop.git("worktree", "list").count("\n") == 0
+
+
+def test_a_detached_head_is_compared_with_the_default_branch(shop: Repository) -> None:
+    shop.git("checkout", "--quiet", "--detach")
+    shop.commit()
+
+    gated = shop.gate()
+
+    gated.expect(
+        0,
+        "head: a detached HEAD at *",
+        "base: the merge base with main, *",
+        f"{PRICE} PASS *",
+    )
+
+
+@pytest.mark.parametrize("how", ["hook", "installed"])
+def test_a_tree_that_is_shadowed_in_an_arm_is_invalid(
+    shop: Repository, tmp_path: Path, how: str
+) -> None:
+    """As an editable install by an import hook, or a copy installed before, would do."""
+    installed = tmp_path / "site-packages"
+    Repository(installed).write(shop=SHOP)
+    folder = shop.path if how == "hook" else installed
+    (shop.path / "benchmarks" / "conftest.py").write_text(
+        f"import sys\n\nsys.path.insert(0, {str(folder)!r})\n"
+    )
+    shop.write(shop=SLOW_SHOP)
+
+    gated = shop.gate()
+
+    imported = {
+        "hook": f"the base arm imported shop from {shop.path}/shop.py, which is head's; *",
+        "installed": f"both arms imported shop from {installed}/shop.py, although it is part of *",
+    }
+    gated.expect(12, f"{PRICE} INVALID", f"{PRICE}: {imported[how]}")
+
+
+# Verdicts and what stands beside them.
+
+
+def test_a_failing_test_says_more_than_a_regression(shop: Repository) -> None:
+    shop.write(shop=SLOW_SHOP)
+    shop.write(benchmarks__test_right="def test_right():\n    assert not 'right'")
+
+    gated = shop.gate()
+
+    gated.expect(1, f"{PRICE} FAIL *", "FAILED benchmarks/test_right.py::test_right*")
+
+
+def test_a_cell_too_noisy_for_its_pairs_is_inconclusive(shop: Repository, tmp_path: Path) -> None:
+    (tmp_path / "launches").mkdir()
+    shop.write(shop=NOISY_SHOP)
+
+    gated = shop.gate("--perf-max-pairs=3", LAUNCHES=str(tmp_path / "launches"))
+
+    gated.expect(
+        11,
+        f"{PRICE} INCONCLUSIVE *",
+        f"{PRICE}: the smallest slowdown that it could have seen is +*",
+    )
+
+
+def test_warnings_as_errors_and_storage_elsewhere_do_not_matter(
+    shop: Repository, tmp_path: Path
+) -> None:
+    storage = f"--benchmark-storage=file://{tmp_path}/elsewhere"
+
+    gated = shop.gate("-W", "error", storage, "--benchmark-autosave")
+
+    gated.expect(0, f"{PRICE} PASS *")
+    assert len(list((tmp_path / "elsewhere").glob("*/*.json"))) == 1
+
+
+def test_a_tolerance_counts_from_a_marker_and_from_the_ini_file(shop: Repository) -> None:
+    with (shop.path / "pytest.ini").open("a") as ini:
+        ini.write("perf_tolerance = 60%\nperf_limit = 90%\n")
+    marker = "@pytest.mark.perf(tolerance='20%', limit='30%')\n    @"
+    shop.write(benchmarks__test_steps=TWO_CELLS.replace("@", marker, 1))
+    shop.commit()
+    shop.write(shop=SHOP.replace("0.001", "0.0015"))
+
+    gated = shop.gate()
+
+    gated.expect(10, f"{PRICE} FAIL +50.0 % *", f"{STOCK} PASS +50.0 % *")
+
+
+def test_a_session_that_is_interrupted_while_it_judges_leaves_nothing(
+    shop: Repository, tmp_path: Path
+) -> None:
+    (tmp_path / "launches").mkdir()
+    shop.write(shop=NOISY_SHOP)
+    process = shop.start(
+        "benchmarks",
+        "--benchmark-compare",
+        "--perf-max-pairs=64",
+        LAUNCHES=str(tmp_path / "launches"),
+    )
+    assert process.stdout is not None
+    while not process.stdout.readline().startswith("pair 1:"):
+        assert process.poll() is None
+
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate()
+
+    assert process.returncode == 2, output
+    assert "no tests ran" in output
+    assert "INTERNALERROR" not in output
+    assert not processes_in(shop.path)
+    assert shop.git("worktree", "list").count("\n") == 0
+    assert not list(Path("/tmp").glob(f"perfsuite-{process.pid}-base-*"))
+
+
+def processes_in(folder: Path) -> list[psutil.Process]:
+    """Return what runs in a folder and does not end by itself."""
+    found = [
+        process
+        for process in psutil.process_iter(["cwd"])
+        if Path(process.info["cwd"] or "/").is_relative_to(folder)
+    ]
+    return psutil.wait_procs(found, timeout=3)[1]
