@@ -14,7 +14,6 @@ import msgspec
 import typer
 
 from perfsuite.calibrating import CalibrationResult, Planted, calibrate
-from perfsuite.errors import SettingError
 from perfsuite.files import write_atomically
 from perfsuite.gate.calibration import (
     CALIBRATION_FILE,
@@ -27,7 +26,7 @@ from perfsuite.gate.termination import ends_on_sigterm
 from perfsuite.gating import GateRequest
 from perfsuite.measure.host import describe_host
 from perfsuite.timing_lock import TimingLock
-from perfsuite.units import format_ratio, parse_ratio
+from perfsuite.units import format_ratio, option_ratio
 
 _TIMEOUT_S = 300.0
 # For another timing session on this machine to end.
@@ -59,13 +58,13 @@ def calibrate_machine(
 
     Leaves baselines/calibration.json, from which later gates know the noise of each cell.
     """
-    ratios = [_ratio("--planted", text) for text in (planted or ["5%"])]
+    ratios = [option_ratio("--planted", text) for text in (planted or ["5%"])]
     request = GateRequest(
         folder=Path.cwd(),
         paths=tuple(paths or ()),
         pytest_arguments=() if select is None else ("-k", select),
-        tolerance=_ratio("--tolerance", tolerance),
-        limit=_ratio("--limit", limit),
+        tolerance=option_ratio("--tolerance", tolerance),
+        limit=option_ratio("--limit", limit),
         floor_s=0.0,
         budget=Budget(max_pairs=max_pairs, max_s=float("inf"), timeout_s=_TIMEOUT_S),
         seed=random.SystemRandom().randrange(2**32) if seed is None else seed,
@@ -134,10 +133,3 @@ def to_document(result: CalibrationResult) -> bytes:
 
 def _cost(planted: Planted) -> str:
     return f"{planted.mean_pairs:.1f} pairs a cell, {planted.wall_s:.0f} s a session"
-
-
-def _ratio(option: str, text: str) -> float:
-    try:
-        return parse_ratio(text)
-    except ValueError as error:
-        raise SettingError(f"{option} is {text!r}; use a ratio such as 2%") from error

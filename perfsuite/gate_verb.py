@@ -19,7 +19,7 @@ from perfsuite.gate.rule import FIRST_LOOK
 from perfsuite.gating import GateRequest, GateResult, run_gate
 from perfsuite.report.gate import verdict_lines
 from perfsuite.timing_lock import TimingLock
-from perfsuite.units import parse_ratio
+from perfsuite.units import option_ratio
 from perfsuite.verdicts import CellVerdict, exit_code
 
 _EXIT_REFUSED = 12
@@ -79,8 +79,8 @@ def gate(
         base_dir=base_dir,
         base_python=_interpreter(base_python),
         base_environment=_variables(base_env or []),
-        tolerance=_ratio("--tolerance", tolerance),
-        limit=_ratio("--limit", limit),
+        tolerance=option_ratio("--tolerance", tolerance),
+        limit=option_ratio("--limit", limit),
         budget=Budget(max_pairs=max_pairs, max_s=60 * max_minutes, timeout_s=_TIMEOUT_S),
         seed=random.SystemRandom().randrange(2**32) if seed is None else seed,
         priors=read_noise(folder, os.environ),
@@ -106,13 +106,6 @@ def gate(
 
 def _say(text: str) -> None:
     typer.echo(text, err=True)
-
-
-def _ratio(option: str, text: str) -> float:
-    try:
-        return parse_ratio(text)
-    except ValueError as error:
-        raise SettingError(f"{option} is {text!r}; use a ratio such as 2%") from error
 
 
 def _interpreter(python: str | None) -> str | None:

@@ -163,7 +163,7 @@ def _judge_common(
     accepted = read_accepted(suite.root / ACCEPTED_FILE, datetime.date.today())
     common, cells = find_common(list(suite.cells), theirs, accepted)
     demands = {
-        name: demands_of(request, suite, name)
+        name: demands_of(request, suite, name).accepting(accepted.allowed_slowdown(name))
         for name in common
         if request.cells is None or name in request.cells
     }

@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from decimal import Decimal
 
+from perfsuite.errors import SettingError
+
 # Decimal, so that "50us" is the very number that 5e-05 is.
 _SECONDS = {
     "ns": Decimal("1e-9"),
@@ -38,6 +40,18 @@ def parse_ratio(text: str) -> float:
         raise ValueError(f"{text!r} is not a ratio; write '2%' or '0.02'")
     number = float(match[1])
     return number / 100 if match[2] else number
+
+
+def option_ratio(option: str, text: str) -> float:
+    """Return what `parse_ratio` does of an option's value.
+
+    Raises:
+        SettingError: The text is no ratio; names the option.
+    """
+    try:
+        return parse_ratio(text)
+    except ValueError as error:
+        raise SettingError(f"{option} is {text!r}; use a ratio such as 2%") from error
 
 
 def parse_seconds(text: str) -> float:

@@ -7,6 +7,7 @@ order, and the raw value of each launch.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 import random
@@ -40,6 +41,18 @@ class Demands:
     tolerance: float
     limit: float
     floor_s: float
+
+    def accepting(self, slowdown: float) -> Demands:
+        """What is asked of a cell whose slowdown was accepted: the same, from there on.
+
+        >>> Demands(tolerance=0.0, limit=0.05, floor_s=0.0).accepting(1.25).tolerance
+        0.25
+        """
+        return dataclasses.replace(
+            self,
+            tolerance=(1 + self.tolerance) * slowdown - 1,
+            limit=(1 + self.limit) * slowdown - 1,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
