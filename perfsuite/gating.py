@@ -7,6 +7,7 @@ have, and says of the others why not. Must not know how a verdict is shown.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import datetime
 import os
 import sys
@@ -163,7 +164,9 @@ def _judge_common(
     accepted = read_accepted(suite.root / ACCEPTED_FILE, datetime.date.today())
     common, cells = find_common(list(suite.cells), theirs, accepted)
     demands = {
-        name: demands_of(request, suite, name).accepting(accepted.allowed_slowdown(name))
+        name: dataclasses.replace(
+            demands_of(request, suite, name), accepted_slowdown=accepted.allowed_slowdown(name)
+        )
         for name in common
         if request.cells is None or name in request.cells
     }

@@ -36,23 +36,13 @@ class Demands:
         tolerance: The slowdown that is accepted, 0.02 = 2 %.
         limit: The slowdown that must not pass.
         floor_s: A slowdown of an iteration below this many seconds is never a FAIL.
+        accepted_slowdown: A reviewed exception: the base may be taken to be this many times slower.
     """
 
     tolerance: float
     limit: float
     floor_s: float
-
-    def accepting(self, slowdown: float) -> Demands:
-        """What is asked of a cell whose slowdown was accepted: the same, from there on.
-
-        >>> Demands(tolerance=0.0, limit=0.05, floor_s=0.0).accepting(1.25).tolerance
-        0.25
-        """
-        return dataclasses.replace(
-            self,
-            tolerance=(1 + self.tolerance) * slowdown - 1,
-            limit=(1 + self.limit) * slowdown - 1,
-        )
+    accepted_slowdown: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,9 +222,16 @@ def _decide(trial: Trial, num_cells: int, max_pairs: int, prior: Prior | None) -
         max_pairs=max_pairs,
         prior=prior,
     )
-    trial.decision = decide(trial.log_ratios, rule)
-    trial.word = trial.decision.word
-    slower_s = stats.median([head_s - base_s for base_s, head_s in trial.raw])
+    accepted = asked.accepted_slowdown
+    decision = decide([value - math.log(accepted) for value in trial.log_ratios], rule)
+    low, high = decision.interval
+    trial.decision = dataclasses.replace(
+        decision, ratio=decision.ratio * accepted, interval=(low * accepted, high * accepted)
+    )
+    trial.word = decision.word
+    if accepted != 1.0 and decision.word is not None:
+        trial.reason = f"a slowdown by {format_ratio(accepted - 1)} is accepted"
+    slower_s = stats.median([head_s - base_s * accepted for base_s, head_s in trial.raw])
     if trial.word == "FAIL" and slower_s < asked.floor_s:
         trial.word = "PASS"
         trial.reason = (

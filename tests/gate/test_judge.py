@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -118,6 +119,24 @@ def test_each_cell_gets_the_verdict_of_its_pairs(run: Run) -> None:
     judgement = run(machine, ["same", "slower", "faster"], max_pairs=3)
 
     assert words(judgement) == {"same": "PASS", "slower": "FAIL", "faster": "IMPROVED"}
+
+
+def test_an_accepted_slowdown_is_not_a_regression_and_a_larger_one_is(run: Run) -> None:
+    machine = slower_by(accepted=math.log(3.0), worse=math.log(3.3), taken_back=0.0)
+    asked = dataclasses.replace(USUAL, accepted_slowdown=3.0)
+
+    judgement = run(
+        machine,
+        ["accepted", "worse", "taken_back"],
+        max_pairs=3,
+        demands=dict.fromkeys(("accepted", "worse", "taken_back"), asked),
+    )
+
+    assert words(judgement) == {"accepted": "PASS", "worse": "FAIL", "taken_back": "IMPROVED"}
+    accepted = judgement.trials[0]
+    assert accepted.reason == "a slowdown by 200.0 % is accepted"
+    assert accepted.decision is not None
+    assert accepted.decision.ratio == pytest.approx(3.0, rel=0.01)
 
 
 def test_at_the_last_pair_what_is_not_decided_is_inconclusive(run: Run) -> None:
