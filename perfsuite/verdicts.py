@@ -56,7 +56,7 @@ class CellVerdict:
         detectable: The smallest slowdown that would have been seen, 0.034 = 3.4 %.
         reason: Why, where numbers do not say it.
         explanation: What moved; None where nothing did.
-        raw: The medians of both launches of each pair, base first, in seconds.
+        raw: Seconds an iteration of both launches of each pair, base first.
     """
 
     name: str

@@ -24,6 +24,8 @@ _PLUGIN_NAME = "pytest-benchmark"
 # What the clock of a cell is called whose ranks are timed, and take turns, by themselves.
 _RANK_CLOCK = "rank_clock"
 _NUM_FUNCTIONS = 40
+# Of a cell with ranks, unless somebody asks for another number: starting it costs as much as these.
+_NUM_ROUNDS = "30"
 # prctl(2), <linux/prctl.h>.
 _PR_SET_PDEATHSIG = 1
 
@@ -129,6 +131,8 @@ class ArmPlugin:
             "perf_numerics": "off",
             "perf_report": files,
         }
+        if getattr(config.option, "perf_rounds", "") is None:
+            options["perf_rounds"] = _NUM_ROUNDS
         if "PERFSUITE_ARM_PROFILES" in os.environ:
             options |= {"benchmark_cprofile": "tottime", "benchmark_cprofile_loops": None}
         for name, value in options.items():
