@@ -306,7 +306,7 @@ class Hardware:
         """
         if self.device != "cpu" or self.num_cores is None:
             return 1
-        return self.num_cores // 2 + 1
+        return self.num_cores // 2 + 2
 
 
 # A rank holds half a GiB and more; hundreds of them on a few processors starve the machine before

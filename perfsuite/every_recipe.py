@@ -37,7 +37,7 @@ def _parallel() -> Iterator[Recipe]:
         yield Recipe(parallel=f"mp:{size}")
         for schedule in _SCHEDULES:
             yield Recipe(parallel=f"pp:{size}:{schedule}", micro_batch_size=_PIPELINE_BATCH_SIZE)
-    for mesh in ("1x2", "2x1", "2x2"):
+    for mesh in ("1x2", "2x2"):
         yield Recipe(parallel=f"hsdp:{mesh}")
 
 
@@ -62,9 +62,10 @@ def _precisions() -> Iterator[Recipe]:
 
 def _checkpointings() -> Iterator[Recipe]:
     for checkpointing in _CHECKPOINTINGS:
-        for parallel in ("single", "ddp:2", "fsdp:2"):
+        for parallel in ("single", "ddp:2"):
             for precision in ("fp32", "amp-bf16"):
                 yield Recipe(parallel=parallel, precision=precision, checkpointing=checkpointing)
+        yield Recipe(parallel="fsdp:2", checkpointing=checkpointing)
 
 
 def _steps() -> Iterator[Recipe]:
