@@ -73,7 +73,7 @@ def calibrate(
         WorkloadError: There is no cell, or one cannot be measured.
     """
     collected = collect(head_arm(request, None))
-    if collected.suite is None:
+    if collected.suite is None or collected.failure is not None:
         raise WorkloadError(f"the tests cannot be collected: {collected.failure}")
     head = head_arm(request, collected.suite)
     demands = {name: demands_of(request, collected.suite, name) for name in collected.suite.cells}

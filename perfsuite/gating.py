@@ -243,6 +243,7 @@ def _verdict(trial: Trial, explanation: Explanation | None) -> CellVerdict:
         reason=trial.reason,
         explanation=explanation,
         raw=tuple(trial.raw),
+        asked=trial.asked,
     )
 
 
@@ -365,19 +366,8 @@ def head_arm(request: GateRequest, suite: Suite | None) -> Arm:
 
 
 def _with_paths(arm: Arm, request: GateRequest, paths: Sequence[str]) -> Arm:
-    return Arm(
-        name=arm.name,
-        tree=arm.tree,
-        import_roots=arm.import_roots,
-        pytest_arguments=(
-            *arm.pytest_arguments,
-            *_SHORT_LAUNCHES,
-            *request.pytest_arguments,
-            *paths,
-        ),
-        python=arm.python,
-        environment=arm.environment,
-    )
+    arguments = (*arm.pytest_arguments, *_SHORT_LAUNCHES, *request.pytest_arguments, *paths)
+    return dataclasses.replace(arm, pytest_arguments=arguments)
 
 
 def _relative(request: GateRequest, suite: Suite) -> list[str]:

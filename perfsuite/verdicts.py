@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from perfsuite.records import Verdict
@@ -57,6 +57,7 @@ class CellVerdict:
         reason: Why, where numbers do not say it.
         explanation: What moved; None where nothing did.
         raw: Seconds an iteration of both launches of each pair, base first.
+        asked: The arguments of the rule, with which `raw` gives the verdict again.
     """
 
     name: str
@@ -69,6 +70,7 @@ class CellVerdict:
     reason: str | None = None
     explanation: Explanation | None = None
     raw: tuple[tuple[float, float], ...] = ()
+    asked: dict[str, Any] = field(default_factory=dict)
 
     def as_record(self) -> Verdict:
         """The verdict as a cell's record keeps it; what is infinite is not known."""

@@ -270,6 +270,7 @@ def test_the_json_has_the_keys_of_the_contract(gate: Gate) -> None:
                 "operators": [{"name": "a.py:f", "calls": [1, 1], "own_s": [0.001, 0.002]}],
             },
             "raw": [[1.0, 1.2]] * 3,
+            "asked": {},
         }
     ]
 
@@ -317,7 +318,8 @@ def test_identical_code_passes_and_anybody_can_recompute_the_verdict(
     assert (cell["id"], cell["word"]) == ("benchmarks/test_steps.py::test_price", "PASS")
     assert (found["seed"], found["exit_code"]) == (9, 0)
     log_ratios = [math.log(head_s / base_s) for base_s, head_s in cell["raw"]]
-    decision = decide(log_ratios, Rule(tolerance=0.02, limit=0.05, num_cells=1, max_pairs=4))
+    asked = {name: value for name, value in cell["asked"].items() if name != "accepted_slowdown"}
+    decision = decide(log_ratios, Rule(**asked))
     assert (decision.word, decision.ratio) == (cell["word"], cell["ratio"])
     assert list(decision.interval) == cell["interval"]
     assert repository.git("worktree", "list").count("\n") == 0

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from perfsuite import stats
 from perfsuite.gate.imports import find_wrong_import
@@ -70,6 +71,7 @@ class Trial:
         word: The verdict; None while there is none.
         reason: What a reader should know beside the numbers.
         decision: What the pairs prove so far.
+        asked: What the rule was given, accepted slowdown included; empty before the first pair.
         last: What the last pair's launches made of it, by arm.
     """
 
@@ -79,6 +81,7 @@ class Trial:
     word: str | None = None
     reason: str | None = None
     decision: Decision | None = None
+    asked: dict[str, Any] = field(default_factory=dict)
     last: dict[str, CellRun] = field(default_factory=dict)
 
     @property
@@ -244,6 +247,7 @@ def _decide(trial: Trial, num_cells: int, max_pairs: int, prior: Prior | None) -
         prior=prior,
     )
     accepted = asked.accepted_slowdown
+    trial.asked = {**dataclasses.asdict(rule), "accepted_slowdown": accepted}
     decision = decide([value - math.log(accepted) for value in trial.log_ratios], rule)
     low, high = decision.interval
     trial.decision = dataclasses.replace(

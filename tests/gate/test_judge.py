@@ -181,6 +181,7 @@ def test_a_verdict_can_be_recomputed_from_the_raw_pairs(run: Run) -> None:
         )
         log_ratios = [math.log(head_s / base_s) for base_s, head_s in trial.raw]
         assert decide(log_ratios, rule) == trial.decision
+        assert trial.asked == {**dataclasses.asdict(rule), "accepted_slowdown": 1.0}
         assert trial.decision is not None
         assert trial.decision.word == trial.word
 
