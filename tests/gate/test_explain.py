@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from perfsuite.gate.arms import CellRun
 from perfsuite.gate.explain import explain
-from perfsuite.gate.launches import CellRun
 
 Profile = tuple[tuple[str, float, float], ...]
 
