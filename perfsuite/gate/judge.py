@@ -24,8 +24,11 @@ from perfsuite.gate.effort import PairCost, plan_num_rounds
 from perfsuite.gate.imports import find_wrong_import
 from perfsuite.gate.launches import run_pair
 from perfsuite.gate.rule import Decision, Prior, Rule, decide
+from perfsuite.measure.fitness import read_sensors, why_unfit
 from perfsuite.units import format_ratio
 
+# Pairs that do not count, before the machine as a whole does not.
+_MAX_UNFIT = 3
 # A launch starts two interpreters at most; a hash seed is what PYTHONHASHSEED takes.
 _MAX_HASH_SEED = 2**32 - 1
 _LONGEST_TEMPORARY_PATH = 40
@@ -138,31 +141,33 @@ def judge(
     random_numbers = random.Random(seed)
     began_s = time.monotonic()
     longest_s = 0.0
-    num_pairs = 0
-    invalid = None
+    num_pairs = num_unfit = 0
+    unfit = invalid = None
     while open_trials := [trial for trial in trials if trial.word is None]:
         spent_s = time.monotonic() - began_s
-        if num_pairs == budget.max_pairs or spent_s + longest_s > budget.max_s:
+        if num_pairs - num_unfit == budget.max_pairs or spent_s + longest_s > budget.max_s:
             break
         num_pairs += 1
         plan = _plan(num_pairs, random_numbers, budget, open_trials)
         names = [trial.name for trial in open_trials]
         random_numbers.shuffle(names)
-        launches = launch_pair((base, head), plan, names)
+        launches, unfit = _watched_pair((base, head), plan, names)
         pair_s = time.monotonic() - began_s - spent_s
         longest_s = max(longest_s, pair_s)
         invalid = find_wrong_import(launches["base"], launches["head"])
         if invalid is not None:
             break
+        if unfit is not None:
+            num_unfit += 1
+            say(f"pair {num_pairs} does not count: {unfit}")
+            if num_unfit == _MAX_UNFIT:
+                break
+            continue
         for trial in open_trials:
             _add_pair(trial, launches, launch_s=_launch_s(launches["head"], pair_s))
             _decide(trial, len(trials), budget.max_pairs, priors.get(trial.name))
         say(_progress(num_pairs, trials, time.monotonic() - began_s))
-    for trial in trials:
-        if invalid is not None:
-            trial.word, trial.reason = "INVALID", invalid
-        elif trial.word is None:
-            trial.word, trial.reason = "INCONCLUSIVE", "the time was up"
+    _end(trials, invalid, unfit)
     return Judgement(
         trials=tuple(trials),
         seed=seed,
@@ -170,6 +175,26 @@ def judge(
         wall_s=time.monotonic() - began_s,
         invalid=invalid,
     )
+
+
+def _watched_pair(
+    arms: Sequence[Arm], plan: PairPlan, names: Sequence[str]
+) -> tuple[dict[str, Launch], str | None]:
+    """One pair, and why the machine was not fit for it."""
+    before = read_sensors()
+    launches = launch_pair(arms, plan, names)
+    return launches, why_unfit(before, read_sensors(), len(os.sched_getaffinity(0)))
+
+
+def _end(trials: Sequence[Trial], invalid: str | None, unfit: str | None) -> None:
+    """Give those a word that have none: nothing counts where the wrong code was measured."""
+    for trial in trials:
+        if invalid is not None:
+            trial.word, trial.reason = "INVALID", invalid
+        elif trial.word is None and unfit is not None:
+            trial.word, trial.reason = "INVALID", f"the machine was not fit: {unfit}"
+        elif trial.word is None:
+            trial.word, trial.reason = "INCONCLUSIVE", "the time was up"
 
 
 def launch_pair(arms: Sequence[Arm], plan: PairPlan, names: Sequence[str]) -> dict[str, Launch]:

@@ -45,15 +45,18 @@ def visible_gpus(environ: Mapping[str, str] = os.environ) -> list[GpuFacts]:
     own wherever the GPUs are alike or CUDA_DEVICE_ORDER is PCI_BUS_ID. A GPU that is cut into MIG
     instances is given whole unless an instance is named.
     """
+    with visible_handles(environ) as handles:
+        return [_facts(handle) for handle in handles]
+
+
+@contextmanager
+def visible_handles(environ: Mapping[str, str] = os.environ) -> Iterator[list[Any]]:
+    """NVML's handles of `visible_gpus`, good for questions inside of the block."""
     with _nvml() as is_there:
-        if not is_there:
-            return []
-        count = pynvml.nvmlDeviceGetCount()
+        count = pynvml.nvmlDeviceGetCount() if is_there else 0
         handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(count)]
         chosen = environ.get("CUDA_VISIBLE_DEVICES")
-        if chosen is not None:
-            handles = _choose(handles, chosen)
-        return [_facts(handle) for handle in handles]
+        yield handles if chosen is None else _choose(handles, chosen)
 
 
 def driver_version() -> str | None:

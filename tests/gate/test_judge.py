@@ -42,6 +42,7 @@ class Machine:
         self.modules: dict[str, dict[str, str]] = {"base": {}, "head": {}}
         self.failure: str | None = None
         self.broken: dict[str, tuple[str, ...]] = {}
+        self.unfit: list[str | None] = []
         self.plans: list[PairPlan] = []
         self.names: list[list[str]] = []
 
@@ -90,6 +91,9 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Judgement]:
         machine: Machine, names: Sequence[str], *, max_pairs: int = 8, **changes: Any
     ) -> Judgement:
         monkeypatch.setattr(module, "launch_pair", machine.launch_pair)
+        monkeypatch.setattr(
+            module, "why_unfit", lambda *_: machine.unfit.pop(0) if machine.unfit else None
+        )
         arguments: dict[str, Any] = {
             "budget": Budget(max_pairs=max_pairs, max_s=1e9, timeout_s=30.0),
             "seed": 1,
@@ -444,3 +448,32 @@ def test_progress_names_the_cell_that_is_known_least(run: Run) -> None:
     assert said[0].startswith("pair 1: 0 of 2 cells decided (")
     assert said[1].startswith("pair 2: 0 of 2 cells decided, wild is known to ±")
     assert said[2].startswith("pair 3: 2 of 2 cells decided (")
+
+
+# --- the machine ---
+
+
+def test_a_pair_on_an_unfit_machine_is_run_again(run: Run) -> None:
+    machine = slower_by(same=0.0)
+    machine.unfit = [None, "too hot", None]
+    said: list[str] = []
+
+    judgement = run(machine, ["same"], max_pairs=3, say=said.append)
+
+    assert words(judgement) == {"same": "PASS"}
+    assert (judgement.num_pairs, len(judgement.trials[0].raw)) == (4, 3)
+    assert "pair 2 does not count: too hot" in said
+
+
+def test_a_machine_that_stays_unfit_makes_undecided_cells_invalid(run: Run) -> None:
+    machine = slower_by(slower=0.0, wild=0.0)
+    machine._cells = lambda name, arm, number: timed(
+        0.001 if arm == "base" or name == "slower" else 0.001 * (1 + number % 2)
+    )
+    machine.unfit = [None, None, None, "too hot", "too hot", "too hot"]
+
+    judgement = run(machine, ["slower", "wild"], max_pairs=8)
+
+    assert words(judgement) == {"slower": "PASS", "wild": "INVALID"}
+    assert judgement.trials[1].reason == "the machine was not fit: too hot"
+    assert judgement.num_pairs == 6
