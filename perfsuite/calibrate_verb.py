@@ -18,10 +18,12 @@ from perfsuite.files import write_atomically
 from perfsuite.gate.calibration import (
     CALIBRATION_FILE,
     Calibration,
+    CellNoise,
     typical_sd,
     write_calibration,
 )
 from perfsuite.gate.judge import Budget
+from perfsuite.gate.recommendation import recommend
 from perfsuite.gate.termination import ends_on_sigterm
 from perfsuite.gating import GateRequest
 from perfsuite.measure.host import describe_host
@@ -98,11 +100,37 @@ def describe(result: CalibrationResult) -> list[str]:
             for one in result.planted
         ),
     ]
-    lines += [
-        f"pair sd of {name}: {format_ratio(noise.sd)} ({noise.num_pairs} pairs)"
-        for name, noise in result.noise.items()
-    ]
+    for name, noise in result.noise.items():
+        lines += [f"pair sd of {name}: {_describe_noise(noise)}", f"  {_advise(noise, result)}"]
     return lines
+
+
+def _describe_noise(noise: CellNoise) -> str:
+    text = f"{format_ratio(noise.sd)} ({noise.num_pairs} pairs"
+    if noise.round_sd is not None and noise.launch_sd is not None:
+        text += f"; rounds explain {format_ratio(noise.round_sd)}"
+        text += f", launches {format_ratio(noise.launch_sd)}"
+    if noise.order_effect is not None and noise.order_error is not None:
+        text += f"; running first changes {noise.order_effect * 100:+.2f} % "
+        text += f"± {format_ratio(noise.order_error)}"
+    return f"{text})"
+
+
+def _advise(noise: CellNoise, result: CalibrationResult) -> str:
+    """What this machine can be asked for."""
+    found = recommend_for(noise, result)
+    if found is None:
+        return "too noisy for any limit up to 50 %; its counts can still gate it"
+    tolerance, limit = found
+    return (
+        f"the tightest that this machine supports: tolerance {format_ratio(tolerance)}, "
+        f"limit {format_ratio(limit)}"
+    )
+
+
+def recommend_for(noise: CellNoise, result: CalibrationResult) -> tuple[float, float] | None:
+    """Return tolerance and limit that suit a cell with this noise, None if none does."""
+    return recommend(noise.as_prior(), num_cells=result.num_cells, max_pairs=result.max_pairs)
 
 
 def to_document(result: CalibrationResult) -> bytes:
@@ -118,6 +146,17 @@ def to_document(result: CalibrationResult) -> bytes:
         },
         "pair_sd": typical_sd(result.noise),
         "pair_sd_by_cell": {name: noise.sd for name, noise in result.noise.items()},
+        "noise": {
+            name: {
+                "sd": noise.sd,
+                "round_sd": noise.round_sd,
+                "launch_sd": noise.launch_sd,
+                "order_effect": noise.order_effect,
+                "order_error": noise.order_error,
+                "recommended": recommend_for(noise, result),
+            }
+            for name, noise in result.noise.items()
+        },
         "verdicts": {
             format_ratio(one.ratio): one.verdicts for one in (result.identical, *result.planted)
         },

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from perfsuite.errors import WorkloadError
 from perfsuite.gate.arms import Arm
-from perfsuite.gate.calibration import CellNoise, pool_noise
-from perfsuite.gate.judge import Judgement, judge
+from perfsuite.gate.calibration import CellNoise, SessionPairs, pool_noise
+from perfsuite.gate.judge import Judgement, Trial, judge
 from perfsuite.gating import GateRequest, collect, demands_of, head_arm
 
 
@@ -42,6 +42,7 @@ class CalibrationResult:
     Attributes:
         num_sessions: Of each slowdown.
         num_cells: In each session.
+        max_pairs: Where the rule gave up.
         identical: Sessions of identical code.
         planted: Sessions of slower code.
         noise: Of each cell's pairs.
@@ -49,6 +50,7 @@ class CalibrationResult:
 
     num_sessions: int
     num_cells: int
+    max_pairs: int
     identical: Planted
     planted: tuple[Planted, ...]
     noise: dict[str, CellNoise]
@@ -80,7 +82,7 @@ def calibrate(
     if not demands:
         raise WorkloadError("there is no benchmark to calibrate with")
     seeds = random.Random(request.seed)
-    pairs: dict[str, list[list[float]]] = {name: [] for name in demands}
+    pairs: dict[str, list[SessionPairs]] = {name: [] for name in demands}
 
     def run(ratio: float) -> Planted:
         judgements = []
@@ -99,7 +101,7 @@ def calibrate(
             judgements.append(judgement)
             if ratio == 0:
                 for trial in judgement.trials:
-                    pairs[trial.name].append(trial.log_ratios)
+                    pairs[trial.name].append(_pairs_of(trial))
         return _summarise(ratio, judgements)
 
     identical = run(0.0)
@@ -108,9 +110,18 @@ def calibrate(
     return CalibrationResult(
         num_sessions=num_sessions,
         num_cells=len(demands),
+        max_pairs=request.budget.max_pairs,
         identical=identical,
         planted=tuple(run(ratio) for ratio in planted_ratios),
         noise=noise,
+    )
+
+
+def _pairs_of(trial: Trial) -> SessionPairs:
+    return SessionPairs(
+        log_ratios=trial.log_ratios,
+        firsts=trial.firsts,
+        errors=[cost.error for cost in trial.costs],
     )
 
 

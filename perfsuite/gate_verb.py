@@ -159,6 +159,7 @@ def _cell(cell: CellVerdict) -> dict[str, Any]:
         "reason": cell.reason,
         "explanation": cell.explanation,
         "raw": cell.raw,
+        "first": cell.firsts,
         "asked": cell.asked,
     }
 

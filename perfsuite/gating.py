@@ -243,6 +243,7 @@ def _verdict(trial: Trial, explanation: Explanation | None) -> CellVerdict:
         reason=trial.reason,
         explanation=explanation,
         raw=tuple(trial.raw),
+        firsts=tuple(trial.firsts),
         asked=trial.asked,
     )
 

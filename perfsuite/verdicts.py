@@ -57,6 +57,7 @@ class CellVerdict:
         reason: Why, where numbers do not say it.
         explanation: What moved; None where nothing did.
         raw: Seconds an iteration of both launches of each pair, base first.
+        firsts: The arm that ran first in each pair.
         asked: The arguments of the rule, with which `raw` gives the verdict again.
     """
 
@@ -70,6 +71,7 @@ class CellVerdict:
     reason: str | None = None
     explanation: Explanation | None = None
     raw: tuple[tuple[float, float], ...] = ()
+    firsts: tuple[str, ...] = ()
     asked: dict[str, Any] = field(default_factory=dict)
 
     def as_record(self) -> Verdict:

@@ -43,6 +43,7 @@ FAILED = CellVerdict(
         operators=({"name": "a.py:f", "calls": (1, 1), "own_s": (0.001, 0.002)},),
     ),
     raw=((1.0, 1.2),) * 3,
+    firsts=("head", "base", "base"),
 )
 UNKNOWN = CellVerdict(
     name="b.py::unknown",
@@ -270,6 +271,7 @@ def test_the_json_has_the_keys_of_the_contract(gate: Gate) -> None:
                 "operators": [{"name": "a.py:f", "calls": [1, 1], "own_s": [0.001, 0.002]}],
             },
             "raw": [[1.0, 1.2]] * 3,
+            "first": ["head", "base", "base"],
             "asked": {},
         }
     ]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -37,10 +38,24 @@ class CellNoise(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     Attributes:
         sd: Standard deviation of log(head / base) over A/A pairs of identical code.
         num_pairs: How many there were.
+        round_sd: The part of it that the rounds of the pairs explain; None where that is not known.
+        order_effect: How much slower head was where it ran first than where the base did, as a
+            logarithm; None where only one order occurred.
+        order_error: Standard error of that.
     """
 
     sd: float
     num_pairs: int
+    round_sd: float | None = None
+    order_effect: float | None = None
+    order_error: float | None = None
+
+    @property
+    def launch_sd(self) -> float | None:
+        """The part that launches vary by, beyond what their rounds explain."""
+        if self.round_sd is None:
+            return None
+        return math.sqrt(max(0.0, self.sd**2 - self.round_sd**2))
 
     def as_prior(self) -> Prior:
         """What the rule may know beforehand; pairs that were all equal claim next to nothing."""
@@ -63,17 +78,60 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     cells: dict[str, CellNoise]
 
 
-def pool_noise(sessions: Sequence[Sequence[float]]) -> CellNoise | None:
-    """Return the spread of a cell's A/A pairs within sessions, None of fewer than two in any.
+@dataclass(frozen=True, kw_only=True)
+class SessionPairs:
+    """The A/A pairs of one cell in one session.
 
-    The root of the mean of squared differences from each session's own mean, by degrees of freedom.
-
-    Args:
-        sessions: log(head / base) of each pair, session by session.
-
-    >>> pool_noise([[0.01, -0.01], [0.0, 0.02]])
-    CellNoise(sd=0.01414213562373095, num_pairs=4)
+    Attributes:
+        log_ratios: log(head / base) of each.
+        firsts: The arm that ran first in each.
+        errors: Standard error of each by its rounds, as far as they are known.
     """
+
+    log_ratios: Sequence[float]
+    firsts: Sequence[str] = ()
+    errors: Sequence[float] = ()
+
+
+def pool_noise(sessions: Sequence[SessionPairs]) -> CellNoise | None:
+    """Return the noise of a cell's A/A pairs, None of fewer than two in any session.
+
+    The spread is that within sessions: the root of the mean of squared differences from each
+    session's own mean, by degrees of freedom.
+
+    >>> pool_noise([SessionPairs(log_ratios=[0.01, -0.01]), SessionPairs(log_ratios=[0.0, 0.02])])
+    ... # doctest: +ELLIPSIS
+    CellNoise(sd=0.01414213562373095, num_pairs=4, ...)
+    """
+    spread = _pool_spread([session.log_ratios for session in sessions])
+    if spread is None:
+        return None
+    sd, num_pairs = spread
+    errors = [error for session in sessions for error in session.errors]
+    effect = _order_effect(sessions)
+    return CellNoise(
+        sd=sd,
+        num_pairs=num_pairs,
+        round_sd=math.sqrt(stats.median([error**2 for error in errors])) if errors else None,
+        order_effect=None if effect is None else effect[0],
+        order_error=None if effect is None else effect[1],
+    )
+
+
+def _order_effect(sessions: Sequence[SessionPairs]) -> tuple[float, float] | None:
+    """Mean of the pairs in which head ran first less that of the others, and its error."""
+    by_first: dict[str, list[float]] = {"base": [], "head": []}
+    for session in sessions:
+        for first, log_ratio in zip(session.firsts, session.log_ratios, strict=False):
+            by_first[first].append(log_ratio)
+    if min(map(len, by_first.values())) < 2:
+        return None
+    base, head = by_first["base"], by_first["head"]
+    effect = math.fsum(head) / len(head) - math.fsum(base) / len(base)
+    return effect, math.sqrt(stats.variance(base) / len(base) + stats.variance(head) / len(head))
+
+
+def _pool_spread(sessions: Sequence[Sequence[float]]) -> tuple[float, int] | None:
     kept = [session for session in sessions if len(session) > 1]
     freedom = sum(len(session) - 1 for session in kept)
     if freedom == 0:
@@ -82,7 +140,7 @@ def pool_noise(sessions: Sequence[Sequence[float]]) -> CellNoise | None:
     for session in kept:
         mean = math.fsum(session) / len(session)
         squares += math.fsum((value - mean) ** 2 for value in session)
-    return CellNoise(sd=math.sqrt(squares / freedom), num_pairs=sum(map(len, kept)))
+    return math.sqrt(squares / freedom), sum(map(len, kept))
 
 
 def write_calibration(path: Path, calibration: Calibration) -> None:

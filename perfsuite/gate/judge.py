@@ -78,6 +78,7 @@ class Trial:
         decision: What the pairs prove so far.
         asked: What the rule was given, accepted slowdown included; empty before the first pair.
         last: What the last pair's launches made of it, by arm.
+        firsts: The arm that ran the first round of each pair in `raw`.
         costs: What each pair was, for the number of rounds of the next.
     """
 
@@ -89,6 +90,7 @@ class Trial:
     decision: Decision | None = None
     asked: dict[str, Any] = field(default_factory=dict)
     last: dict[str, CellRun] = field(default_factory=dict)
+    firsts: list[str] = field(default_factory=list)
     costs: list[PairCost] = field(default_factory=list)
 
     @property
@@ -164,7 +166,7 @@ def judge(
                 break
             continue
         for trial in open_trials:
-            _add_pair(trial, launches, launch_s=_launch_s(launches["head"], pair_s))
+            _add_pair(trial, launches, plan.first, _launch_s(launches["head"], pair_s))
             _decide(trial, len(trials), budget.max_pairs, priors.get(trial.name))
         say(_progress(num_pairs, trials, time.monotonic() - began_s))
     _end(trials, invalid, unfit)
@@ -234,7 +236,7 @@ def _launch_s(launch: Launch, pair_s: float) -> float:
     return max(0.0, pair_s - alternated_s) / max(1, len(launch.cells))
 
 
-def _add_pair(trial: Trial, launches: Mapping[str, Launch], *, launch_s: float) -> None:
+def _add_pair(trial: Trial, launches: Mapping[str, Launch], first: str, launch_s: float) -> None:
     """Take in what a pair says of a cell, or why it says nothing."""
     for arm in ("base", "head"):
         launch = launches[arm]
@@ -261,6 +263,7 @@ def _add_pair(trial: Trial, launches: Mapping[str, Launch], *, launch_s: float) 
     base_s = stats.median(base.rounds_s)
     log_ratio, error = locate_log_ratio(base.rounds_s, head.rounds_s)
     trial.raw.append((base_s, base_s * math.exp(log_ratio)))
+    trial.firsts.append(first)
     num_rounds = min(len(base.rounds_s), len(head.rounds_s))
     if head.alternated_s > 0 and math.isfinite(error):
         trial.costs.append(

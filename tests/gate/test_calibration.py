@@ -11,6 +11,7 @@ from perfsuite.errors import WorkloadError
 from perfsuite.gate.calibration import (
     Calibration,
     CellNoise,
+    SessionPairs,
     pool_noise,
     read_priors,
     typical_sd,
@@ -19,16 +20,20 @@ from perfsuite.gate.calibration import (
 from perfsuite.gate.rule import Prior
 
 
+def of(*sessions: list[float]) -> list[SessionPairs]:
+    return [SessionPairs(log_ratios=session) for session in sessions]
+
+
 def test_noise_is_pooled_within_sessions_so_that_a_shift_between_them_does_not_count() -> None:
     # Each session's own variance is 0.02**2 / 2; their means lie 1 apart.
-    noise = pool_noise([[0.0, 0.02], [1.0, 1.02], [5.0]])
+    noise = pool_noise(of([0.0, 0.02], [1.0, 1.02], [5.0]))
 
     assert noise == CellNoise(sd=pytest.approx(0.02 / math.sqrt(2)), num_pairs=4)
 
 
 @pytest.mark.parametrize("sessions", [[], [[]], [[0.1], [0.2]]])
 def test_single_pairs_know_no_spread(sessions: list[list[float]]) -> None:
-    assert pool_noise(sessions) is None
+    assert pool_noise(of(*sessions)) is None
 
 
 def calibration(**cells: CellNoise) -> Calibration:
@@ -87,3 +92,33 @@ def test_the_typical_noise_is_the_median_over_cells() -> None:
 
     assert typical_sd(cells) == 0.2
     assert typical_sd({}) is None
+
+
+def test_what_rounds_explain_is_not_the_launches(tmp_path: Path) -> None:
+    pairs = SessionPairs(log_ratios=[-0.05, 0.05], errors=[0.03, 0.05, 0.05])
+
+    noise = pool_noise([pairs])
+
+    assert noise is not None
+    assert (noise.sd**2, noise.round_sd) == pytest.approx((0.005, 0.05))
+    assert noise.launch_sd == pytest.approx(0.05)
+
+
+def test_an_order_that_matters_is_found() -> None:
+    pairs = SessionPairs(
+        log_ratios=[0.01, 0.03, 0.00, -0.02], firsts=["head", "head", "base", "base"]
+    )
+
+    noise = pool_noise([pairs])
+
+    assert noise is not None
+    # 0.02 - (-0.01), and sqrt(0.0002 / 2 + 0.0002 / 2).
+    assert (noise.order_effect, noise.order_error) == pytest.approx((0.03, math.sqrt(0.0002)))
+
+
+@pytest.mark.parametrize("firsts", [[], ["base"] * 4, ["base", "base", "base", "head"]])
+def test_one_order_alone_has_no_effect(firsts: list[str]) -> None:
+    noise = pool_noise([SessionPairs(log_ratios=[0.0, 0.1, 0.2, 0.3], firsts=firsts)])
+
+    assert noise is not None
+    assert noise.order_effect is None
