@@ -150,7 +150,7 @@ class Gatekeeper:
         name: str = item.nodeid
         asked = marker_arguments(item)
         if record is not None:
-            counted = history.judge_counts(name, record, asked.get("counts", {}))
+            counted = history.judge_counts(name, record, asked.get("counts", {}), say)
             if counted is not None:
                 return counted
         known = {cell.name: cell for cell in self.result.cells}

@@ -39,14 +39,22 @@ class History:
         return sum(name in run.cells for run in self.runs) >= MIN_SESSIONS
 
     def judge_counts(
-        self, name: str, head: Counted, counts: Mapping[str, object]
+        self,
+        name: str,
+        head: Counted,
+        counts: Mapping[str, object],
+        say: Callable[[str], None],
     ) -> CellVerdict | None:
         """Return a FAIL where a count or the memory grew against the newest run; else None.
+
+        A decrease never fails: it asks for a new stored run, because the old one would let the
+        count grow again unseen.
 
         Args:
             name: The cell.
             head: What was counted now.
             counts: What the cell's markers ask.
+            say: Shows a line.
 
         Raises:
             SettingError: The markers name no count, or no slack.
@@ -60,6 +68,12 @@ class History:
             slacks=parse_slacks(counts, "perf marker"),
             accepted_ratio=lambda count: self.accepted.allowed_increase(name, count),
         )
+        if compared.decreases:
+            shrunk = "; ".join(map(str, compared.decreases))
+            say(
+                f"{name}: {shrunk}; store a new run (--benchmark-save=NAME), or an increase up to "
+                "the old one passes"
+            )
         if not compared.increases:
             return None
         reason = "; ".join(map(str, compared.increases))

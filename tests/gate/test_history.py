@@ -61,7 +61,7 @@ def candidate(median_s: float) -> Candidate:
 def test_more_flops_than_in_the_newest_run_fail() -> None:
     stored = history(cell(flops=80), cell(flops=100))
 
-    verdict = stored.judge_counts("test_a", cell(flops=120), {})
+    verdict = stored.judge_counts("test_a", cell(flops=120), {}, print)
 
     assert verdict is not None
     assert (verdict.word, verdict.by) == ("FAIL", "counts")
@@ -71,16 +71,29 @@ def test_more_flops_than_in_the_newest_run_fail() -> None:
 def test_fewer_or_equal_counts_are_no_verdict() -> None:
     stored = history(cell(flops=100))
 
-    assert stored.judge_counts("test_a", cell(flops=100), {}) is None
-    assert stored.judge_counts("test_a", cell(flops=90), {}) is None
-    assert stored.judge_counts("test_b", cell(flops=900), {}) is None
+    assert stored.judge_counts("test_a", cell(flops=100), {}, print) is None
+    assert stored.judge_counts("test_a", cell(flops=90), {}, print) is None
+    assert stored.judge_counts("test_b", cell(flops=900), {}, print) is None
+
+
+def test_a_decrease_asks_for_a_new_stored_run() -> None:
+    stored = history(cell(flops=100))
+    said: list[str] = []
+
+    verdict = stored.judge_counts("test_a", cell(flops=90), {}, said.append)
+
+    assert verdict is None
+    assert said == [
+        "test_a: flops 100 -> 90 (-10.0 %), allowed 0 %; store a new run (--benchmark-save=NAME), "
+        "or an increase up to the old one passes"
+    ]
 
 
 def test_a_marker_may_allow_an_increase() -> None:
     stored = history(cell(flops=100))
 
-    assert stored.judge_counts("test_a", cell(flops=120), {"flops": "25%"}) is None
-    assert stored.judge_counts("test_a", cell(flops=120), {"flops": "off"}) is None
+    assert stored.judge_counts("test_a", cell(flops=120), {"flops": "25%"}, print) is None
+    assert stored.judge_counts("test_a", cell(flops=120), {"flops": "off"}, print) is None
 
 
 def test_three_runs_are_needed_to_screen() -> None:
