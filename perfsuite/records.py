@@ -154,7 +154,8 @@ class Operator(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """What one operator cost in the iterations that were profiled, on rank 0.
 
     Attributes:
-        name: The dispatcher's, such as "aten::addmm".
+        name: The dispatcher's, such as "aten::addmm", or that of a longer part of the step that
+            torch itself names, such as "Optimizer.step#SGD.step".
         calls: How often it was called.
         self_s: Seconds in it and in no operator that it called: of the GPU's kernels on CUDA, of
             the host elsewhere.
