@@ -186,7 +186,12 @@ class Verdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 
 class CellRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """`extra_info["perfsuite"]` of one benchmark: what was trained, how, and what was measured."""
+    """`extra_info["perfsuite"]` of one benchmark: what was trained, how, and what was measured.
+
+    Attributes:
+        operators: The ten costliest of one iteration on rank 0; None where none was profiled, as
+            in every record from before they were kept.
+    """
 
     schema: Literal[1] = SCHEMA
     workload: str
@@ -202,6 +207,7 @@ class CellRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     samples_per_s: float | None
     losses: tuple[float, ...]
     verdict: Verdict | None
+    operators: tuple[Operator, ...] | None = None
 
 
 class CellLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
