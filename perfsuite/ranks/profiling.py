@@ -80,13 +80,15 @@ def take_profile(job: RunProfile, start: RankStart, board: BoardWriter) -> Profi
         epochs = course.run(job.num_epochs)
         samples = () if usage is None else usage.stop()
         board.enter_phase("count")
-        output = course.profile(Path(start.folder))
+        # All ranks, for they wait for each other; one of them has something to say.
+        profiler = course.profile_steps()
+        output = course.describe(profiler, Path(start.folder)) if start.rank == 0 else None
     return ProfileTaken(
         wall_s=sum(epoch.duration_s for epoch in epochs),
         epochs=epochs,
         evaluated_split=split,
         usage=RankUsage(rank=start.rank, device=str(device), samples=samples),
-        output=output if start.rank == 0 else None,
+        output=output,
         missing=_missing(why_not, course, usage),
     )
 
@@ -140,12 +142,15 @@ class _Course:
             began_s = ended_s
         return tuple(epochs)
 
-    def profile(self, folder: Path) -> ProfilerOutput:
+    def profile_steps(self) -> torch.profiler.profile:
         """Run a few more steps under `torch.profiler`."""
-        device = self._trainer.device
-        profiler = profile_iterations(
-            self._step, device, num_iterations=_NUM_PROFILED_STEPS, with_memory=True
+        return profile_iterations(
+            self._step, self._trainer.device, num_iterations=_NUM_PROFILED_STEPS, with_memory=True
         )
+
+    def describe(self, profiler: torch.profiler.profile, folder: Path) -> ProfilerOutput:
+        """Say what the profiler saw; `folder` is for a file on the way."""
+        device = self._trainer.device
         averages = profiler.key_averages()
         return ProfilerOutput(
             operators=costliest_operators(averages, device),
