@@ -80,7 +80,7 @@ def _stages(taken: EpochProfiled) -> ProfileStages:
         forward=forward,
         loss_backward=backward,
         evaluation=evaluation,
-        other=round(rest_s, _DECIMALS),
+        other=max(0.0, round(rest_s, _DECIMALS)),
     )
 
 

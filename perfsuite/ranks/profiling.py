@@ -47,8 +47,8 @@ from perfsuite.training.trainer import Trainer, build_trainer, seed_random_numbe
 
 # A trace of more is hard to look at; the first of them may still start loader workers.
 _NUM_PROFILED_STEPS = 3
-# Modes whose collectives run beside the computation; the others wait for each of theirs.
-_OVERLAPPING_MODES = ("ddp", "zero1", "fsdp", "hsdp")
+# In these modes a rank receives what another still computes: its wait is no communication.
+_WAITING_MODES = ("pp", "mp")
 
 EvaluatedSplit = Literal["validation", "test"]
 
@@ -162,13 +162,14 @@ class _Course:
         )
 
     def _communication(self, profiler: torch.profiler.profile) -> Communication | None:
-        plan = self._trainer.recipe.plan
-        if plan.mode not in _OVERLAPPING_MODES:
+        recipe = self._trainer.recipe
+        if not recipe.plan.needs_group:
+            self.why_no_communication = "one process communicates with nobody"
+            return None
+        if recipe.plan.mode in _WAITING_MODES:
             self.why_no_communication = (
-                f"parallel {self._trainer.recipe.parallel!r} waits for each of its collectives, "
-                "so none of them could be hidden"
-                if plan.world_size > 1
-                else "one process communicates with nobody"
+                f"parallel {recipe.parallel!r}: a stage that waits for another's computation "
+                "cannot be told from one that communicates"
             )
             return None
         events = profiler.events() or ()  # type: ignore[no-untyped-call]

@@ -69,8 +69,13 @@ def tiny(slow: str = "nothing", *, rate: float = 0.1, **fields: Any) -> Workload
 
         return SGD(parameters, lr=rate)
 
-    given = {"build_dataset": build_dataset, "loss": loss, "micro_batch_size": 2} | fields
-    return Workload(name="tiny", build_model=build_model, build_optimizer=build_optimizer, **given)
+    given = {
+        "build_model": build_model,
+        "build_dataset": build_dataset,
+        "loss": loss,
+        "micro_batch_size": 2,
+    }
+    return Workload(name="tiny", build_optimizer=build_optimizer, **(given | fields))
 
 
 def sleep(seconds: float) -> None:
@@ -182,6 +187,24 @@ def test_what_cannot_be_had_says_why() -> None:
         "loss + backward",
         "other",
     ]
+
+
+def test_a_pipeline_has_neither_an_evaluation_nor_exposed_communication() -> None:
+    def build_model() -> Any:
+        from torch import nn
+
+        return nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3))
+
+    workload = tiny(build_model=build_model, blocks=lambda model: list(model), micro_batch_size=4)
+
+    taken = profile(workload, Recipe(parallel="pp:2")).profile
+
+    assert taken.epochs[0].loss is not None
+    assert taken.missing["accuracy"].startswith("parallel 'pp:2': a stage of a pipeline cannot be")
+    assert taken.missing["communication"] == (
+        "parallel 'pp:2': a stage that waits for another's computation cannot be told from one "
+        "that communicates"
+    )
 
 
 def test_a_workload_with_another_metric_has_an_evaluation_and_no_accuracy() -> None:
