@@ -126,6 +126,7 @@ def test_the_record_has_exactly_the_keys_of_the_contract(project: pytest.Pyteste
         "samples_per_s",
         "losses",
         "verdict",
+        "operators",
     ]
     assert list(record["stages_s"]) == [
         "load",

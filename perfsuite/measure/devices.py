@@ -52,7 +52,7 @@ def visible_gpus(environ: Mapping[str, str] = os.environ) -> list[GpuFacts]:
 @contextmanager
 def visible_handles(environ: Mapping[str, str] = os.environ) -> Iterator[list[Any]]:
     """NVML's handles of `visible_gpus`, good for questions inside of the block."""
-    with _nvml() as is_there:
+    with nvml() as is_there:
         count = pynvml.nvmlDeviceGetCount() if is_there else 0
         handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(count)]
         chosen = environ.get("CUDA_VISIBLE_DEVICES")
@@ -61,12 +61,13 @@ def visible_handles(environ: Mapping[str, str] = os.environ) -> Iterator[list[An
 
 def driver_version() -> str | None:
     """Return the version of the NVIDIA driver, None without NVML."""
-    with _nvml() as is_there:
+    with nvml() as is_there:
         return str(pynvml.nvmlSystemGetDriverVersion()) if is_there else None
 
 
 @contextmanager
-def _nvml() -> Iterator[bool]:
+def nvml() -> Iterator[bool]:
+    """Hold NVML initialised; whether it is there at all."""
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
