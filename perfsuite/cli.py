@@ -20,6 +20,7 @@ from rich.console import Console
 from perfsuite.baseline_verbs import app as baseline
 from perfsuite.calibrate_verb import calibrate_machine
 from perfsuite.cells import COMM_HOOKS, PARALLEL_FORMS, PRECISIONS, Recipe
+from perfsuite.compare_verb import compare_recipes
 from perfsuite.doctor import Status, examine
 from perfsuite.errors import PerfsuiteError, SettingError, WriteError
 from perfsuite.every_recipe import every_recipe
@@ -204,6 +205,10 @@ app.command(epilog="Example: perfsuite gate benchmarks/ --base origin/main --jso
 
 
 app.command(epilog="Example: perfsuite explain baselines/0001_a.json results/run.json")(explain)
+app.command(
+    "compare",
+    epilog="Example: perfsuite compare lenet-digits --a precision=fp32 --b precision=amp-bf16",
+)(compare_recipes)
 app.command("calibrate", epilog="Example: perfsuite calibrate benchmarks/ --sessions 20")(
     calibrate_machine
 )
