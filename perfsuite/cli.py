@@ -31,6 +31,7 @@ from perfsuite.records import EquivalenceReport
 from perfsuite.registry import find_workload
 from perfsuite.report.equivalence import equivalence_table, explanations
 from perfsuite.session import DEVICES, MAX_SEED, MAX_VERIFIED_STEPS, Session, Settings
+from perfsuite.sweep_verb import sweep
 from perfsuite.verifying import EXIT_CODES, exit_code, to_document, verify_every, verify_one
 
 app = typer.Typer(
@@ -209,6 +210,7 @@ app.command(
     "compare",
     epilog="Example: perfsuite compare lenet-digits --a precision=fp32 --b precision=amp-bf16",
 )(compare_recipes)
+app.command(epilog="Example: perfsuite sweep lenet-digits --num-workers 0..10")(sweep)
 app.command("calibrate", epilog="Example: perfsuite calibrate benchmarks/ --sessions 20")(
     calibrate_machine
 )

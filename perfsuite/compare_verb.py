@@ -138,8 +138,6 @@ def to_document(
 
 
 def _check(request: ComparisonRequest) -> None:
-    if request.a == request.b:
-        raise SettingError("--a and --b give the same recipe; let one field differ")
     if request.tolerance >= 1:
         raise SettingError(f"--tolerance is {format_ratio(request.tolerance)}; use less than 100 %")
     if request.limit < request.tolerance:

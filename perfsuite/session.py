@@ -65,6 +65,7 @@ class Settings:
         wait_s: How long to wait for another timing session.
         import_roots: Folders in which "module:attribute" is looked up first.
         turns: Where timed rounds ask for their turn; the gate that gives them holds the machine.
+        shows_output: Print what ranks printed when all went well.
     """
 
     device: Device = "auto"
@@ -75,6 +76,7 @@ class Settings:
     wait_s: float = 86_400.0
     import_roots: tuple[Path, ...] = ()
     turns: TurnChannel | None = None
+    shows_output: bool = True
 
 
 class Session:
@@ -104,6 +106,7 @@ class Session:
             seed=settings.seed,
             import_roots=tuple(str(root) for root in settings.import_roots),
             turns=settings.turns,
+            shows_output=settings.shows_output,
         )
         self._lock = TimingLock(wait_s=settings.wait_s, say=say)
         self._has_swept = False
