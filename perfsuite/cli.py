@@ -20,6 +20,7 @@ from rich.console import Console
 from perfsuite.baseline_verbs import app as baseline
 from perfsuite.calibrate_verb import calibrate_machine
 from perfsuite.cells import COMM_HOOKS, PARALLEL_FORMS, PRECISIONS, Recipe
+from perfsuite.claims_verb import claims
 from perfsuite.compare_verb import compare_recipes
 from perfsuite.doctor import Status, examine
 from perfsuite.errors import PerfsuiteError, SettingError, WriteError
@@ -211,6 +212,7 @@ app.command(
     epilog="Example: perfsuite compare lenet-digits --a precision=fp32 --b precision=amp-bf16",
 )(compare_recipes)
 app.command(epilog="Example: perfsuite sweep lenet-digits --num-workers 0..10")(sweep)
+app.command(epilog="Example: perfsuite claims --only C5 --json claims.json")(claims)
 app.command("calibrate", epilog="Example: perfsuite calibrate benchmarks/ --sessions 20")(
     calibrate_machine
 )

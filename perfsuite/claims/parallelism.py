@@ -1,0 +1,152 @@
+"""Claims about DataParallel and DistributedDataParallel: C4, C5."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from perfsuite.cells import Hardware, Recipe
+from perfsuite.claims.claim import Bench, Finding, as_figure
+from perfsuite.claims.loading import AUGMENTED
+from perfsuite.interleaving import Cell
+from perfsuite.stats import Interval, geometric_interval
+from perfsuite.units import format_seconds
+
+# Processes of the quoted runs.
+NUM_QUOTED_GPUS = 8
+_NUM_WORKERS = 4
+_NUM_REPETITIONS = 5
+
+# (parallel, num_workers)
+Setting = tuple[str, int]
+
+
+def too_few_gpus(hardware: Hardware, would_run: str) -> Finding | None:
+    """Return the finding of an experiment on several GPUs where there are none, else None.
+
+    Args:
+        hardware: What the machine offers.
+        would_run: What the experiment runs where it can.
+    """
+    if hardware.device == "cuda" and hardware.num_gpus > 1:
+        return None
+    return Finding(
+        status="cannot be tested here",
+        figures={"gpus": hardware.num_gpus},
+        here="-",
+        reason=(
+            f"it needs 2 GPUs or more ({NUM_QUOTED_GPUS} in the quoted runs), and "
+            f"{hardware.num_gpus} are here; with them it runs {would_run}"
+        ),
+    )
+
+
+def try_modes(bench: Bench) -> Finding:
+    """C4: whether DP slows LeNet down and DDP seems to speed it up."""
+    hardware = bench.session.hardware
+    finding = too_few_gpus(
+        hardware,
+        f"`perfsuite compare {AUGMENTED} --b parallel=dp:{NUM_QUOTED_GPUS}` and "
+        f"`perfsuite compare {AUGMENTED} --b parallel=ddp:{NUM_QUOTED_GPUS} "
+        f"--b num_workers={_NUM_WORKERS}`",
+    )
+    if finding is not None:
+        return finding
+    size = min(hardware.num_gpus, NUM_QUOTED_GPUS)
+    cells = {
+        "single": Cell(workload=AUGMENTED, recipe=Recipe()),
+        "dp": Cell(workload=AUGMENTED, recipe=Recipe(parallel=f"dp:{size}")),
+        "ddp": Cell(
+            workload=AUGMENTED,
+            recipe=Recipe(parallel=f"ddp:{size}", num_workers=_NUM_WORKERS),
+        ),
+    }
+    series = bench.measure(cells, num_repetitions=_NUM_REPETITIONS)
+    return weigh_modes(
+        {
+            name: [1 / (outcome.record.samples_per_s or 1.0) for outcome in one.outcomes]
+            for name, one in series.items()
+        }
+    )
+
+
+def weigh_modes(times_s: Mapping[str, Sequence[float]]) -> Finding:
+    """Return what seconds per sample of "single", "dp" and "ddp" say of C4."""
+    dp, ddp = (_ratio(times_s[mode], times_s["single"]) for mode in ("dp", "ddp"))
+    return Finding(
+        status="holds" if dp.low > 1 and ddp.high < 1 else "does not hold",
+        figures={
+            "seconds_per_sample": {
+                name: as_figure(geometric_interval(times)) for name, times in times_s.items()
+            },
+            "dp_per_single": as_figure(dp),
+            "ddp_per_single": as_figure(ddp),
+        },
+        here=f"DP {_times(dp)}, DDP {_times(ddp)} the baseline's time",
+        reason=f"a sample takes x{_times(dp)} as long with DP, x{_times(ddp)} with DDP",
+    )
+
+
+def try_attribution(bench: Bench) -> Finding:
+    """C5: whether DDP's gain comes from its 4 loader workers: both factors, one at a time."""
+    cells = {
+        (parallel, num_workers): Cell(
+            workload=AUGMENTED, recipe=Recipe(parallel=parallel, num_workers=num_workers)
+        )
+        for parallel in ("single", "ddp:1")
+        for num_workers in (0, _NUM_WORKERS)
+    }
+    series = bench.measure(cells, num_repetitions=_NUM_REPETITIONS)
+    return weigh_attribution({setting: one.times_s for setting, one in series.items()})
+
+
+def weigh_attribution(times_s: Mapping[Setting, Sequence[float]]) -> Finding:
+    """Return what the four combinations of two factors say of C5.
+
+    total = workers x DDP at equal workers, in each repetition and so on average. The claim holds
+    where the workers' factor is a gain beyond noise, and DDP's is none at either number of workers.
+
+    Args:
+        times_s: Seconds of an iteration in each repetition, of "single" and "ddp:1" with 0 and 4.
+    """
+    factors = {
+        "total": _ratio(times_s["ddp:1", _NUM_WORKERS], times_s["single", 0]),
+        "workers": _ratio(times_s["single", _NUM_WORKERS], times_s["single", 0]),
+        "ddp_at_0_workers": _ratio(times_s["ddp:1", 0], times_s["single", 0]),
+        "ddp_at_4_workers": _ratio(times_s["ddp:1", _NUM_WORKERS], times_s["single", _NUM_WORKERS]),
+    }
+    ddp = factors["ddp_at_0_workers"], factors["ddp_at_4_workers"]
+    gains_by_workers = factors["workers"].high < 1
+    gains_by_ddp = any(factor.high < 1 for factor in ddp)
+    if gains_by_ddp:
+        reason = "DDP by itself, at equal num_workers, is faster here"
+    elif gains_by_workers:
+        reason = "the workers gain time, and DDP at equal num_workers gains none"
+    else:
+        reason = (
+            "4 workers gain no time here, so there is no gain to attribute; DDP at equal "
+            "num_workers gains none either"
+        )
+    spelled = ", ".join(f"{name.replace('_', ' ')} x{_times(one)}" for name, one in factors.items())
+    return Finding(
+        status="holds" if gains_by_workers and not gains_by_ddp else "does not hold",
+        figures={
+            "iteration_s": {
+                f"{parallel}, {num_workers} workers": as_figure(geometric_interval(times))
+                for (parallel, num_workers), times in times_s.items()
+            },
+            "factors": {name: as_figure(factor) for name, factor in factors.items()},
+        },
+        here="; ".join(
+            f"{parallel} at {num_workers}: {format_seconds(geometric_interval(times).centre)}"
+            for (parallel, num_workers), times in times_s.items()
+        ),
+        reason=f"{reason}: {spelled}",
+    )
+
+
+def _ratio(times_s: Sequence[float], others_s: Sequence[float]) -> Interval:
+    return geometric_interval([a_s / b_s for a_s, b_s in zip(times_s, others_s, strict=True)])
+
+
+def _times(interval: Interval) -> str:
+    return f"{interval.centre:.2f} ({interval.low:.2f} to {interval.high:.2f})"

@@ -1,0 +1,79 @@
+"""All claims of reference.md: what is claimed, with which figures, and what tests it."""
+
+from __future__ import annotations
+
+from perfsuite.claims import exact, loading, parallelism
+from perfsuite.claims.claim import Claim
+
+CLAIMS = (
+    Claim(
+        id="C1",
+        text="loading time falls sharply to 2 workers, then flattens, and rises again",
+        quoted="best at 2 workers of 0..10; at 7 and more slower than at 0",
+        source="S0, S1",
+        experiment=loading.try_workers,
+    ),
+    Claim(
+        id="C2",
+        text="small-batch LeNet training is bound by data loading, not by compute",
+        quoted="load / update: at 0 workers 6.4 / 1.1 ms, at 2 4.3 / 1.2 ms, at 4 0.5 / 1.2 ms",
+        source="S3",
+        experiment=loading.try_bound,
+    ),
+    Claim(
+        id="C3",
+        text="the random affine augmentation is about half of the load time",
+        quoted="6.42 ms a batch with it, 3.30 ms without",
+        source="S3",
+        experiment=loading.try_augmentation,
+    ),
+    Claim(
+        id="C4",
+        text="DP slows LeNet training down, and DDP seems to speed it up",
+        quoted="baseline 73 s, DDP on 8 GPUs 26 s, DP on 8 GPUs 161 s",
+        source="S3",
+        experiment=parallelism.try_modes,
+    ),
+    Claim(
+        id="C5",
+        text="the gain of DDP comes from its 4 loader workers, not from parallelism",
+        quoted="1-process DDP against baseline: 75.58 / 72.80 s at 0 workers, 20.27 / 18.47 s at 4",
+        source="S3",
+        experiment=parallelism.try_attribution,
+    ),
+    Claim(
+        id="C8",
+        text="a tensor in fp16 takes half the bytes of fp32",
+        quoted="ratio 0.5 exactly",
+        source="S1",
+        experiment=exact.try_half_precision,
+    ),
+    Claim(
+        id="C9",
+        text="c checkpoints keep O(c) activations of n layers, and recompute O(n - c)",
+        quoted="exact counts on a chain of n equal blocks",
+        source="S1",
+        experiment=exact.try_checkpointing,
+    ),
+    Claim(
+        id="C12",
+        text="DDP averages gradients in backward: all ranks hold equal gradients and weights",
+        quoted="equality on every rank",
+        source="S2, S3",
+        experiment=exact.try_averaging,
+    ),
+    Claim(
+        id="C13",
+        text="each rank gets the global batch divided by the world size, and other data",
+        quoted="disjoint index sets whose union is the dataset (up to padding)",
+        source="S1-S4",
+        experiment=exact.try_sharding,
+    ),
+    Claim(
+        id="C14",
+        text="accumulating k micro-batches equals one step on the k times larger batch",
+        quoted="gradients equal within tolerance",
+        source="S2, S4",
+        experiment=exact.try_accumulation,
+    ),
+)
