@@ -12,14 +12,16 @@ import typer
 
 from perfsuite.claiming import Tested, choose_claims, try_claims
 from perfsuite.claims import Bench
-from perfsuite.compare_verb import parse_device
 from perfsuite.files import write_atomically
+from perfsuite.recipe_options import DeviceName, open_session
 from perfsuite.records import encode_line
 from perfsuite.report.claims import ClaimRow, claim_lines, claims_table
-from perfsuite.session import MAX_SEED, Session, Settings
+from perfsuite.session import MAX_SEED
 
 RECORDS_FILE = Path("results") / "claims.jsonl"
 _EXIT_BROKEN = 1
+# Of weights and data; --seed is of the order of launches.
+_CELL_SEED = 0
 
 
 def claims(
@@ -27,7 +29,7 @@ def claims(
         list[str] | None,
         typer.Option(metavar="C5", help="Test this claim alone; may be given several times."),
     ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    device: DeviceName = "auto",
     seed: Annotated[int | None, typer.Option(min=0, help="Drawn, and told, unless given.")] = None,
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write statuses and figures.")
@@ -40,8 +42,7 @@ def claims(
     """
     chosen = choose_claims(only or [])
     # What the experiments say is the findings; ranks that warn of many workers would bury it.
-    settings = Settings(device=parse_device(device), import_roots=(Path.cwd(),), shows_output=False)
-    session = Session(settings, say=_say)
+    session = open_session(device, _CELL_SEED, shows_output=False)
     drawn = random.SystemRandom().randrange(MAX_SEED) if seed is None else seed
     bench = Bench(session=session, seed=drawn, say=_say)
     try:

@@ -19,7 +19,7 @@ from rich.console import Console
 
 from perfsuite.baseline_verbs import app as baseline
 from perfsuite.calibrate_verb import calibrate_machine
-from perfsuite.cells import COMM_HOOKS, PARALLEL_FORMS, PRECISIONS, Recipe
+from perfsuite.cells import Recipe
 from perfsuite.claims_verb import claims
 from perfsuite.compare_verb import compare_recipes
 from perfsuite.doctor import Status, examine
@@ -28,10 +28,12 @@ from perfsuite.every_recipe import every_recipe
 from perfsuite.explain_verb import explain
 from perfsuite.files import write_atomically
 from perfsuite.gate_verb import gate
+from perfsuite.profile_verb import profile
+from perfsuite.recipe_options import DeviceName, Seed, WorkloadName, open_session, takes_recipe
 from perfsuite.records import EquivalenceReport
 from perfsuite.registry import find_workload
 from perfsuite.report.equivalence import equivalence_table, explanations
-from perfsuite.session import DEVICES, MAX_SEED, MAX_VERIFIED_STEPS, Session, Settings
+from perfsuite.session import MAX_VERIFIED_STEPS, Session
 from perfsuite.sweep_verb import sweep
 from perfsuite.verifying import EXIT_CODES, exit_code, to_document, verify_every, verify_one
 
@@ -99,39 +101,11 @@ def _names_a_path(arguments: list[str]) -> bool:
     epilog="Example: perfsuite verify my_package.module:workload --parallel ddp:2 "
     "--precision amp-bf16"
 )
+@takes_recipe
 def verify(
-    workload: Annotated[
-        str, typer.Argument(help='A name, or "package.module:attribute" from here.')
-    ],
-    parallel: Annotated[str, typer.Option(help=f"One of {PARALLEL_FORMS}.")] = "single",
-    precision: Annotated[str, typer.Option(help=f"One of {', '.join(PRECISIONS)}.")] = "fp32",
-    checkpointing: Annotated[
-        str, typer.Option(help="none, every-block, segments:C or selective.")
-    ] = "none",
-    num_workers: Annotated[int, typer.Option(help="Loader processes of each rank.")] = 0,
-    micro_batch_size: Annotated[
-        int | None, typer.Option(help="Samples of a batch; the workload's unless given.")
-    ] = None,
-    grad_accumulation_steps: Annotated[
-        int, typer.Option(help="Micro-batches of one optimizer step.")
-    ] = 1,
-    clip_grad_norm: Annotated[
-        float | None, typer.Option(help="Greatest norm of all gradients.")
-    ] = None,
-    compile_model: Annotated[
-        bool, typer.Option("--compile", help="Run the model through torch.compile.")
-    ] = False,
-    bucket_cap_mb: Annotated[float | None, typer.Option(help="DDP's bucket size in MiB.")] = None,
-    static_graph: Annotated[bool, typer.Option("--static-graph", help="DDP's.")] = False,
-    gradient_as_bucket_view: Annotated[
-        bool, typer.Option("--gradient-as-bucket-view", help="DDP's.")
-    ] = False,
-    find_unused_parameters: Annotated[
-        bool, typer.Option("--find-unused-parameters", help="DDP's.")
-    ] = False,
-    comm_hook: Annotated[str, typer.Option(help=f"DDP's, one of {', '.join(COMM_HOOKS)}.")] = (
-        "none"
-    ),
+    workload: WorkloadName,
+    *,
+    recipe: Recipe,
     all_recipes: Annotated[
         bool, typer.Option("--all", help="Try every recipe that this machine can exercise.")
     ] = False,
@@ -139,10 +113,8 @@ def verify(
         int,
         typer.Option("--steps", min=1, max=MAX_VERIFIED_STEPS, help="Optimizer steps to compare."),
     ] = 3,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    seed: Annotated[
-        int, typer.Option(min=0, max=MAX_SEED, help="Of weights, data order and dropout.")
-    ] = 0,
+    device: DeviceName = "auto",
+    seed: Seed = 0,
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write the rows there.")
     ] = None,
@@ -151,27 +123,9 @@ def verify(
 
     Exit code: 0 equivalent, 20 mismatch, 21 a check without power, 22 not exercised.
     """
-    recipe = Recipe(
-        num_workers=num_workers,
-        parallel=parallel,
-        precision=precision,
-        checkpointing=checkpointing,
-        micro_batch_size=micro_batch_size,
-        grad_accumulation_steps=grad_accumulation_steps,
-        clip_grad_norm=clip_grad_norm,
-        compile=compile_model,
-        bucket_cap_mb=bucket_cap_mb,
-        static_graph=static_graph,
-        gradient_as_bucket_view=gradient_as_bucket_view,
-        find_unused_parameters=find_unused_parameters,
-        comm_hook=comm_hook,
-    )
     if all_recipes and recipe != Recipe():
         raise SettingError("--all tries every recipe; leave the options of one recipe out")
-    if device not in DEVICES:
-        raise SettingError(f"--device is {device!r}; use one of {', '.join(DEVICES)}")
-    settings = Settings(device=device, seed=seed, import_roots=(Path.cwd(),))
-    session = Session(settings, say=typer.echo)
+    session = open_session(device, seed)
     if all_recipes:
         reports = _verify_every(session, workload, num_steps)
     else:
@@ -206,6 +160,7 @@ def _show_reports(reports: list[EquivalenceReport], *, every_row: bool) -> None:
 app.command(epilog="Example: perfsuite gate benchmarks/ --base origin/main --json gate.json")(gate)
 
 
+app.command(epilog="Example: perfsuite profile lenet-digits --num-workers 2 --epochs 3")(profile)
 app.command(epilog="Example: perfsuite explain baselines/0001_a.json results/run.json")(explain)
 app.command(
     "compare",

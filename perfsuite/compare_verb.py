@@ -17,19 +17,19 @@ from perfsuite.gate.judge import Budget
 from perfsuite.gate.rule import FIRST_LOOK
 from perfsuite.gate.termination import ends_on_sigterm
 from perfsuite.interleaving import Cell
+from perfsuite.recipe_options import DeviceName, WorkloadName, open_session
 from perfsuite.recipe_text import describe_recipe, parse_recipe
 from perfsuite.report.comparison import comparison_sentence, comparison_table
-from perfsuite.session import DEVICES, Device, Session, Settings
 from perfsuite.units import format_ratio, option_ratio
 
 # A launch that says nothing for so long is stuck: no round of a training step should take as long.
 _TIMEOUT_S = 300.0
+# Of weights and data; --seed is of the order of launches.
+_CELL_SEED = 0
 
 
 def compare_recipes(
-    workload: Annotated[
-        str, typer.Argument(help='A name, or "package.module:attribute" from here.')
-    ],
+    workload: WorkloadName,
     a: Annotated[
         list[str] | None,
         typer.Option("--a", metavar="FIELD=VALUE", help="Of a's recipe; several may be given."),
@@ -46,7 +46,7 @@ def compare_recipes(
     max_minutes: Annotated[
         float, typer.Option(min=0, help="No pair begins that would end later.")
     ] = 30.0,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    device: DeviceName = "auto",
     seed: Annotated[int | None, typer.Option(min=0, help="Drawn, and told, unless given.")] = None,
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write figures and raw pairs.")
@@ -65,7 +65,7 @@ def compare_recipes(
         seed=random.SystemRandom().randrange(2**32) if seed is None else seed,
     )
     _check(request)
-    session = Session(Settings(device=parse_device(device), import_roots=(Path.cwd(),)), say=_say)
+    session = open_session(device, _CELL_SEED)
     try:
         with ends_on_sigterm():
             numerics = {name: prove_cell(session, cell).numerics for name, cell in cells.items()}
@@ -86,17 +86,6 @@ def compare_recipes(
             "numerics": {name: numerics[name] for name in cells}
         }
         write_atomically(json_file, msgspec.json.format(msgspec.json.encode(document), indent=2))
-
-
-def parse_device(text: str) -> Device:
-    """Return the device that an option names.
-
-    Raises:
-        SettingError: There is none of this name.
-    """
-    if text not in DEVICES:
-        raise SettingError(f"--device is {text!r}; use one of {', '.join(DEVICES)}")
-    return text
 
 
 def step_times_s(comparison: Comparison) -> dict[str, float]:

@@ -150,6 +150,21 @@ class Counts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     kernel_launches: int | None
 
 
+class Operator(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What one operator cost in the iterations that were profiled, on rank 0.
+
+    Attributes:
+        name: The dispatcher's, such as "aten::addmm".
+        calls: How often it was called.
+        self_s: Seconds in it and in no operator that it called: of the GPU's kernels on CUDA, of
+            the host elsewhere.
+    """
+
+    name: str
+    calls: int
+    self_s: float
+
+
 class Memory(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Peak memory of one iteration; `peak_bytes` is the largest of `per_rank`."""
 

@@ -26,6 +26,8 @@ from perfsuite.errors import (
 )
 from perfsuite.measure.devices import visible_gpus
 from perfsuite.outcomes import combine
+from perfsuite.profiles import ProfiledRun
+from perfsuite.profiling import combine_profiles
 from perfsuite.ranks.chains import Chain, GroupRequest, run_chain, run_chains
 from perfsuite.ranks.group import GroupPolicy, run_group
 from perfsuite.ranks.guard import make_group_folder, remove_group_folder, sweep_stale_folders
@@ -36,9 +38,12 @@ from perfsuite.ranks.wire import (
     CellMeasured,
     CheckRun,
     FunctionReturned,
+    ProfileTaken,
     RecordRun,
+    Reply,
     RunCell,
     RunChecked,
+    RunProfile,
 )
 from perfsuite.records import EquivalenceReport, Numerics, Outcome
 from perfsuite.registry import Workload, find_workload
@@ -338,6 +343,33 @@ class Session:
     def _measure(
         self, job: RunCell, name: str, is_timed: bool, numerics: Numerics | None = None
     ) -> Outcome:
+        replies = self._run_timed(job, is_timed=is_timed)
+        ranks = [cast(CellMeasured, reply) for reply in replies]
+        return combine(job, name, self.hardware.device, ranks, numerics)
+
+    def profile(self, workload: str | Workload, recipe: Recipe, *, num_epochs: int) -> ProfiledRun:
+        """Train for some epochs with an evaluation after each, and return where the time went.
+
+        Raises:
+            SettingError: The number of epochs is not a whole number from 1.
+            NotExercisedError: This machine would profile something else.
+            PerfsuiteError: As `measure_cell`.
+        """
+        _check_is_recipe(recipe)
+        if not isinstance(num_epochs, int) or num_epochs < 1:
+            raise SettingError(f"num_epochs is {num_epochs!r}; use a whole number from 1")
+        job = RunProfile(
+            workload=pack(find_workload(workload)),
+            recipe=recipe,
+            seed=self._settings.seed,
+            num_epochs=num_epochs,
+        )
+        name = workload.name if isinstance(workload, Workload) else workload
+        ranks = [cast(ProfileTaken, reply) for reply in self._run_timed(job)]
+        return combine_profiles(job, name, self.hardware.device, ranks)
+
+    def _run_timed(self, job: RunCell | RunProfile, *, is_timed: bool = True) -> list[Reply]:
+        """What the ranks reply, alone on the machine where their times are kept."""
         reason = why_not_exercised(job.recipe, self.hardware)
         if reason is not None:
             raise NotExercisedError(reason)
@@ -345,14 +377,12 @@ class Session:
         if is_timed and self._settings.turns is None:
             self._lock.acquire()
         plan = job.recipe.plan
-        replies = run_group(
+        return run_group(
             job,
             world_size=plan.world_size,
             policy=self._policy,
             needs_group=plan.needs_group,
         )
-        ranks = [cast(CellMeasured, reply) for reply in replies]
-        return combine(job, name, self.hardware.device, ranks, numerics)
 
     def _sweep_once(self) -> None:
         if not self._has_swept:

@@ -12,23 +12,22 @@ import msgspec
 import typer
 
 from perfsuite.cells import Recipe
-from perfsuite.compare_verb import parse_device
 from perfsuite.errors import SettingError
 from perfsuite.files import write_atomically
+from perfsuite.recipe_options import DeviceName, WorkloadName, open_session
 from perfsuite.report.sweep import draw_sweep, sweep_table
-from perfsuite.session import Session, Settings
 from perfsuite.sweeping import Curve, Sweep, advise, find_good, sweep_workers
 
 PICTURE_FILE = Path("results") / "sweep.svg"
 _DEFAULT_COUNTS = "0..10"
+# Of weights and data; --seed is of the order of launches.
+_CELL_SEED = 0
 # More loader processes than this for one rank is a mistyped number.
 _MOST_WORKERS = 256
 
 
 def sweep(
-    workload: Annotated[
-        str, typer.Argument(help='A name, or "package.module:attribute" from here.')
-    ],
+    workload: WorkloadName,
     num_workers: Annotated[
         str, typer.Option(metavar="A..B", help="Numbers of workers: 0..10, or 0,1,2,4.")
     ] = _DEFAULT_COUNTS,
@@ -52,7 +51,7 @@ def sweep(
     repetitions: Annotated[
         int, typer.Option(min=2, help="Launches of each number of workers.")
     ] = 5,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    device: DeviceName = "auto",
     seed: Annotated[int | None, typer.Option(min=0, help="Drawn, and told, unless given.")] = None,
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write times and optimum.")
@@ -74,13 +73,8 @@ def sweep(
         micro_batch_size=micro_batch_size,
     )
     seed = random.SystemRandom().randrange(2**32) if seed is None else seed
-    settings = Settings(
-        device=parse_device(device),
-        import_roots=(Path.cwd(),),
-        # Of a hundred launches, most with more workers than torch thinks wise.
-        shows_output=False,
-    )
-    session = Session(settings, say=_say)
+    # Of a hundred launches, most with more workers than torch thinks wise.
+    session = open_session(device, _CELL_SEED, shows_output=False)
     try:
         found = sweep_workers(
             session, workload, recipe, counts, num_repetitions=repetitions, seed=seed, say=_say

@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeVar
 from perfsuite import stats
 from perfsuite.cells import Recipe
 from perfsuite.interleaving import Cell, Series, measure_interleaved
+from perfsuite.profiles import Profile
 from perfsuite.records import CellLine, Outcome
 from perfsuite.session import Session
 
@@ -76,6 +77,10 @@ class Bench:
             for outcome in series.outcomes:
                 self._keep(str(key), outcome)
         return measured
+
+    def profile(self, workload: str, recipe: Recipe, *, num_epochs: int) -> Profile:
+        """Return where the time of a real training goes, and what the training reaches."""
+        return self.session.profile(workload, recipe, num_epochs=num_epochs).profile
 
     def on_ranks(self, num_ranks: int, name: str, *args: Any) -> list[Any]:
         """Return what the function "package.module:name" returns on each rank.

@@ -1,20 +1,27 @@
-"""Claims about DataParallel and DistributedDataParallel: C4, C5."""
+"""Claims about DataParallel and DistributedDataParallel: C4, C5, C6."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 
 from perfsuite.cells import Hardware, Recipe
 from perfsuite.claims.claim import Bench, Finding, as_figure
 from perfsuite.claims.loading import AUGMENTED
+from perfsuite.errors import NotExercisedError
 from perfsuite.interleaving import Cell
+from perfsuite.measure.devices import visible_gpus
+from perfsuite.measure.usage import UsageLog, open_meter
+from perfsuite.profiles import UsageSample
 from perfsuite.stats import Interval, geometric_interval
-from perfsuite.units import format_seconds
+from perfsuite.units import format_ratio, format_seconds
 
 # Processes of the quoted runs.
 NUM_QUOTED_GPUS = 8
 _NUM_WORKERS = 4
 _NUM_REPETITIONS = 5
+# Long enough for NVML to look at it a few times.
+_NUM_WATCHED_EPOCHS = 10
 
 # (parallel, num_workers)
 Setting = tuple[str, int]
@@ -141,6 +148,57 @@ def weigh_attribution(times_s: Mapping[Setting, Sequence[float]]) -> Finding:
             for (parallel, num_workers), times in times_s.items()
         ),
         reason=f"{reason}: {spelled}",
+    )
+
+
+def try_usage(bench: Bench) -> Finding:
+    """C6: whether DP leaves all GPUs but the first idle, and DDP keeps all busy."""
+    finding = too_few_gpus(
+        bench.session.hardware,
+        f"{AUGMENTED} under dp:{NUM_QUOTED_GPUS} and ddp:{NUM_QUOTED_GPUS}, and asks NVML how busy "
+        "each GPU is",
+    )
+    if finding is not None:
+        return finding
+    gpus = visible_gpus()[:NUM_QUOTED_GPUS]
+    usage = {}
+    for mode in ("dp", "ddp"):
+        recipe = Recipe(parallel=f"{mode}:{len(gpus)}", num_workers=_NUM_WORKERS)
+        with ExitStack() as stack:
+            meters = [stack.enter_context(open_meter(gpu.uuid)) for gpu in gpus]
+            logs = [UsageLog(meter) for meter in meters if meter is not None]
+            bench.profile(AUGMENTED, recipe, num_epochs=_NUM_WATCHED_EPOCHS)
+            usage[mode] = [mean_usage(log.stop()) for log in logs]
+    return weigh_usage(usage)
+
+
+def mean_usage(samples: Sequence[UsageSample]) -> float:
+    """Return the mean busy share of a GPU; a time in which it did not tell counts for nothing.
+
+    Raises:
+        NotExercisedError: It never told.
+    """
+    told = [one.utilization_ratio for one in samples if one.utilization_ratio is not None]
+    if not told:
+        raise NotExercisedError("the GPUs do not tell how busy they are (MIG instances do not)")
+    return sum(told) / len(told)
+
+
+def weigh_usage(usage: Mapping[str, Sequence[float]]) -> Finding:
+    """Return what the mean busy share of each GPU under "dp" and "ddp" says of C6."""
+    dp, ddp = usage["dp"], usage["ddp"]
+    leaves_idle = max(dp[1:]) < dp[0] / 2
+    keeps_busy = min(ddp) > max(ddp) / 2
+    spelled = {mode: ", ".join(map(format_ratio, shares)) for mode, shares in usage.items()}
+    return Finding(
+        status="holds" if leaves_idle and keeps_busy else "does not hold",
+        figures={f"{mode}_utilization": list(shares) for mode, shares in usage.items()},
+        here=f"DP {spelled['dp']}; DDP {spelled['ddp']}",
+        reason=(
+            f"under DP the other GPUs are {'' if leaves_idle else 'not '}less than half as busy as "
+            f"the first; under DDP {'all are' if keeps_busy else 'some are not'} at least half as "
+            "busy as the busiest"
+        ),
     )
 
 

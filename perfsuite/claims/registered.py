@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from perfsuite.claims import exact, loading, parallelism
+from perfsuite.claims import exact, loading, parallelism, trainings
 from perfsuite.claims.claim import Claim
 
 CLAIMS = (
@@ -42,6 +42,20 @@ CLAIMS = (
         experiment=parallelism.try_attribution,
     ),
     Claim(
+        id="C6",
+        text="DP gathers on device 0 and leaves the others idle; DDP keeps all busy",
+        quoted="GPU utilisation: DP 8 % on device 0 and 1 % elsewhere, DDP 40-60 % on each",
+        source="S3",
+        experiment=parallelism.try_usage,
+    ),
+    Claim(
+        id="C7",
+        text="mixed precision reaches the same loss and accuracy with less time and memory",
+        quoted="final loss 0.33 for both; memory -30 %, epoch time -20 %; accuracy +0.6 points",
+        source="S0, S1",
+        experiment=trainings.try_mixed_precision,
+    ),
+    Claim(
         id="C8",
         text="a tensor in fp16 takes half the bytes of fp32",
         quoted="ratio 0.5 exactly",
@@ -54,6 +68,20 @@ CLAIMS = (
         quoted="exact counts on a chain of n equal blocks",
         source="S1",
         experiment=exact.try_checkpointing,
+    ),
+    Claim(
+        id="C10",
+        text="evaluation, loading and the rest dominate a fine-tuning run",
+        quoted="eval 81.7 s, load 73.76 s, forward 5.81 s, loss + backward 11.7 s, other 66.84 s",
+        source="S1",
+        experiment=trainings.try_stages,
+    ),
+    Claim(
+        id="C11",
+        text="epoch 1 is slower than the following ones",
+        quoted="DDP 3.08 s, then about 2.5 s; DP 26.2 s, then about 15 s",
+        source="S3",
+        experiment=trainings.try_first_epoch,
     ),
     Claim(
         id="C12",

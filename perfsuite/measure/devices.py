@@ -45,7 +45,7 @@ def visible_gpus(environ: Mapping[str, str] = os.environ) -> list[GpuFacts]:
     own wherever the GPUs are alike or CUDA_DEVICE_ORDER is PCI_BUS_ID. A GPU that is cut into MIG
     instances is given whole unless an instance is named.
     """
-    with _nvml() as is_there:
+    with nvml() as is_there:
         if not is_there:
             return []
         count = pynvml.nvmlDeviceGetCount()
@@ -58,12 +58,13 @@ def visible_gpus(environ: Mapping[str, str] = os.environ) -> list[GpuFacts]:
 
 def driver_version() -> str | None:
     """Return the version of the NVIDIA driver, None without NVML."""
-    with _nvml() as is_there:
+    with nvml() as is_there:
         return str(pynvml.nvmlSystemGetDriverVersion()) if is_there else None
 
 
 @contextmanager
-def _nvml() -> Iterator[bool]:
+def nvml() -> Iterator[bool]:
+    """Hold NVML initialised; whether it is there at all."""
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:

@@ -7,12 +7,14 @@ as bytes, see `packing`.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from perfsuite.cells import Activity, MeasurePlan, Recipe
 from perfsuite.equivalence.results import Finding
 from perfsuite.measure.results import PeakMemory, RoundTimes
+from perfsuite.profiles import Communication, RankUsage
 from perfsuite.ranks.turns import TurnChannel
-from perfsuite.records import Counts, Environment
+from perfsuite.records import Counts, Environment, Operator
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +82,21 @@ class CheckRun:
     has_twin: bool
 
 
-Job = CallFunction | RunCell | RecordRun | CheckRun
+@dataclass(frozen=True, kw_only=True)
+class RunProfile:
+    """Job: train some epochs with an evaluation after each, and say where the time went.
+
+    Attributes:
+        workload: What `registry.find_workload` returned, packed.
+    """
+
+    workload: bytes
+    recipe: Recipe
+    seed: int
+    num_epochs: int
+
+
+Job = CallFunction | RunCell | RecordRun | CheckRun | RunProfile
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,6 +181,60 @@ class RunChecked:
 
 
 @dataclass(frozen=True, kw_only=True)
+class EpochProfiled:
+    """One epoch of one rank.
+
+    Attributes:
+        duration_s: From the end of the epoch before to the end of this one's evaluation.
+        stages_s: Seconds in each stage that was entered; "evaluation" holds its loading.
+        losses: Of each step, of this rank's data; empty on a rank that holds no loss.
+        first_bad_loss: The first step, from 1, whose loss was not finite; None if all were.
+        first_bad_gradient: The same of gradients.
+        num_right: Right answers by class, on this rank's share; None where nothing was counted.
+        num_there: Samples by class.
+    """
+
+    duration_s: float
+    stages_s: dict[str, float]
+    losses: tuple[float, ...]
+    first_bad_loss: int | None
+    first_bad_gradient: int | None
+    num_right: tuple[int, ...] | None
+    num_there: tuple[int, ...] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfilerOutput:
+    """What `torch.profiler` saw on rank 0; see `profiles.ProfiledRun`."""
+
+    operators: tuple[Operator, ...]
+    num_steps: int
+    communication: Communication | None
+    trace: bytes
+    operator_table: str
+    memory_summary: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfileTaken:
+    """What one rank saw of its training.
+
+    Attributes:
+        wall_s: The sum of its epochs' durations.
+        evaluated_split: None where nothing was evaluated.
+        output: None on every rank but the first.
+        missing: Why a field of the profile is None, by its name.
+    """
+
+    wall_s: float
+    epochs: tuple[EpochProfiled, ...]
+    evaluated_split: Literal["validation", "test"] | None
+    usage: RankUsage
+    output: ProfilerOutput | None
+    missing: dict[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Skipped:
     """The rank found that it cannot exercise the cell."""
 
@@ -191,4 +261,4 @@ class Failed:
     lines: tuple[str, ...]
 
 
-Reply = CellMeasured | FunctionReturned | RunRecorded | RunChecked | Skipped | Failed
+Reply = CellMeasured | FunctionReturned | RunRecorded | RunChecked | ProfileTaken | Skipped | Failed

@@ -27,6 +27,7 @@ from perfsuite.errors import NotExercisedError, PerfsuiteError
 from perfsuite.ranks.blame import says_lost_peer
 from perfsuite.ranks.measuring import run_cell
 from perfsuite.ranks.packing import pack, unpack
+from perfsuite.ranks.profiling import take_profile
 from perfsuite.ranks.progress import Board, BoardWriter
 from perfsuite.ranks.verifying import check_recorded, record_rank
 from perfsuite.ranks.wire import (
@@ -39,6 +40,7 @@ from perfsuite.ranks.wire import (
     RecordRun,
     Reply,
     RunCell,
+    RunProfile,
     Skipped,
 )
 
@@ -147,6 +149,8 @@ def _run(job: Job, start: RankStart, board: BoardWriter) -> Reply:
         return run_cell(job, start, board)
     if isinstance(job, RecordRun):
         return record_rank(job, start, board)
+    if isinstance(job, RunProfile):
+        return take_profile(job, start, board)
     if isinstance(job, CheckRun):
         return check_recorded(job, start, board)
     board.enter_phase("call")

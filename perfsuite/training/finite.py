@@ -64,6 +64,26 @@ def first_non_finite(trainer: Trainer) -> str | None:
     return None
 
 
+def gradients_are_finite(trainer: Trainer) -> Tensor:
+    """Return whether every gradient that the optimizer was handed is finite, without waiting.
+
+    Returns:
+        A boolean scalar on the device; of split gradients only this rank's part is seen.
+    """
+    gradients = [
+        _dense(local_tensor(parameter.grad))
+        for group in trainer.optimizer.param_groups
+        for parameter in group["params"]
+        if parameter.grad is not None
+    ]
+    gradients = [gradient for gradient in gradients if gradient.numel()]
+    if not gradients:
+        return torch.ones((), dtype=torch.bool, device=trainer.device)
+    # The largest magnitude is infinite or NaN where any is, and cannot overflow as a sum might.
+    largest = torch._foreach_norm(gradients, float("inf"))
+    return torch.stack([norm.float() for norm in largest]).isfinite().all()
+
+
 _ADVICE = "lower the learning rate, clip gradients, or use a precision with more range"
 
 
@@ -78,6 +98,10 @@ def _first_with_bad_value(trainer: Trainer) -> str | None:
     # One answer for all, so that the host waits once.
     finite = torch.stack([_finite(parameter) for _, parameter in named]).tolist()
     return next((name for (name, _), fine in zip(named, finite, strict=True) if not fine), None)
+
+
+def _dense(gradient: Tensor) -> Tensor:
+    return gradient.coalesce().values() if gradient.is_sparse else gradient
 
 
 def _finite(tensor: Tensor) -> Tensor:

@@ -101,7 +101,7 @@ def build_batches(
         multiprocessing_context="fork" if recipe.num_workers else None,
         worker_init_fn=None if on_worker_start is None else lambda _: on_worker_start(),
     )
-    return EpochBatches(loader, sampler, origin)
+    return EpochBatches(loader, sampler, len(dataset), origin)
 
 
 class EpochBatches(Iterator[Any]):
@@ -110,16 +110,25 @@ class EpochBatches(Iterator[Any]):
     Attributes:
         epoch: The epoch of the last batch, from 0.
         steps_per_epoch: Batches in each epoch.
+        repeats_last: Whether the last sample of an epoch is another shard's first one again, there
+            only to make the shards equally long.
     """
 
     epoch: int
     steps_per_epoch: int
+    repeats_last: bool
 
     def __init__(
-        self, loader: DataLoader[Any], sampler: DistributedSampler[Any], origin: str
+        self,
+        loader: DataLoader[Any],
+        sampler: DistributedSampler[Any],
+        num_samples: int,
+        origin: str,
     ) -> None:
         self.epoch = 0
         self.steps_per_epoch = len(loader)
+        last_place = (len(sampler) - 1) * sampler.num_replicas + sampler.rank
+        self.repeats_last = not sampler.drop_last and last_place >= num_samples
         self._loader = loader
         self._sampler = sampler
         self._origin = origin

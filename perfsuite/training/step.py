@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from perfsuite.cells import Recipe
 from perfsuite.errors import NotExercisedError, WorkloadError
 from perfsuite.stages import Stage
 from perfsuite.training.batches import call_model, copy_to_device
@@ -76,16 +77,23 @@ def evaluate_batch(trainer: Trainer, batches: Iterator[Any], stage: Stage) -> Te
     Raises:
         NotExercisedError: The ranks hold stages of the model, none of them the whole.
     """
-    if trainer.recipe.plan.mode in ("pp", "mp"):
-        raise NotExercisedError(
-            f"parallel {trainer.recipe.parallel!r}: a stage of a pipeline cannot be evaluated by "
-            "itself, and no rank has the whole model; evaluate with single, ddp:N or fsdp:N"
-        )
+    if (reason := why_not_evaluated(trainer.recipe)) is not None:
+        raise NotExercisedError(reason)
     with stage("load"):
         batch = next(batches)
     inputs, target = prepare_batch(trainer, batch)
-    with _eval_mode(trainer.model), torch.no_grad(), stage("evaluation"):
+    with eval_mode(trainer.model), torch.no_grad(), stage("evaluation"):
         return compute_loss(trainer, call_model(trainer.model, inputs), target)
+
+
+def why_not_evaluated(recipe: Recipe) -> str | None:
+    """Return why no rank can evaluate the model, None where each can."""
+    if recipe.plan.mode not in ("pp", "mp"):
+        return None
+    return (
+        f"parallel {recipe.parallel!r}: a stage of a pipeline cannot be evaluated by itself, and "
+        "no rank has the whole model; evaluate with single, ddp:N or fsdp:N"
+    )
 
 
 def prepare_batch(trainer: Trainer, batch: Any) -> tuple[Any, Any]:
@@ -162,7 +170,8 @@ def _mean(losses: list[Tensor]) -> Tensor | None:
 
 
 @contextmanager
-def _eval_mode(model: nn.Module) -> Iterator[None]:
+def eval_mode(model: nn.Module) -> Iterator[None]:
+    """Hold a model in eval mode; afterwards each module is in the mode that it was in."""
     # Module by module, because a user may keep some of them in eval mode while training.
     training = [module for module in model.modules() if module.training]
     model.eval()
