@@ -29,6 +29,15 @@ _SAME_ACCURACY = 0.01
 _BUDGET = Budget(max_pairs=5, max_s=60.0, timeout_s=120.0)
 
 
+# What a comparison's word is called where less time was claimed.
+_TIMES: dict[Word, str] = {
+    "faster": "it is faster",
+    "slower": "it is slower",
+    "same": "it is as slow",
+    "undecided": "it is not proven to be faster",
+}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Curve:
     """What one precision came to.
@@ -113,7 +122,7 @@ def weigh_precisions(
         text
         for text, is_so in (
             ("it learns otherwise", not learns_alike),
-            ("it is not proven to be faster", word != "faster"),
+            (_TIMES[word], word != "faster"),
             ("it takes no less memory", memory_ratio >= 1),
         )
         if is_so
