@@ -36,6 +36,7 @@ def combine(
         samples_per_s=None if batch_size is None else batch_size / stats.median(step_times_s),
         losses=_mean_losses([rank.losses for rank in ranks if rank.losses is not None]),
         verdict=None,
+        operators=first.operators,
     )
     return Outcome(
         step_times_s=tuple(step_times_s),

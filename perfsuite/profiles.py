@@ -23,7 +23,7 @@ class ProfileStages(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         forward: The model's call on them.
         loss_backward: Loss and backward pass.
         evaluation: All of the evaluations, their loading included; None where none was possible.
-        other: The rest: the optimizer, copies to the device, the watch for NaN and infinity.
+        other: The rest: the optimizer, copies to the device, reading the losses of an epoch.
     """
 
     load: float
@@ -120,7 +120,8 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
     Attributes:
         wall_s: From the start of the first epoch to the end of the last evaluation, on the rank
-            that took longest. Stages and durations are that same rank's, so that they add up.
+            that took longest, without the watch for infinite gradients. Stages and durations are
+            that same rank's, so that they add up.
         evaluated_split: "validation", or "test" where there is no validation split.
         accuracy: After the last epoch, of the whole evaluated split.
         accuracy_per_class: By the class's number, for each class that the split has.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Literal
 
 from perfsuite.profiles import Epoch, NonFinite, Profile, ProfiledRun, ProfileStages
 from perfsuite.ranks.wire import EpochProfiled, ProfileTaken, RunProfile
@@ -39,7 +38,7 @@ def combine_profiles(
         recipe=job.recipe.as_dict(),
         device=device,
         world_size=len(ranks),
-        wall_s=round(sum(epoch.duration_s for epoch in epochs), _DECIMALS),
+        wall_s=_total(epoch.duration_s for epoch in epochs),
         stages_s=_sum_stages([epoch.stages_s for epoch in epochs]),
         evaluated_split=slowest.evaluated_split,
         accuracy=epochs[-1].accuracy,
@@ -86,17 +85,18 @@ def _stages(taken: EpochProfiled) -> ProfileStages:
 
 
 def _sum_stages(stages: Sequence[ProfileStages]) -> ProfileStages:
-    def total(name: Literal["load", "forward", "loss_backward", "other"]) -> float:
-        return round(sum(getattr(one, name) for one in stages), _DECIMALS)
-
     evaluations = [one.evaluation for one in stages if one.evaluation is not None]
     return ProfileStages(
-        load=total("load"),
-        forward=total("forward"),
-        loss_backward=total("loss_backward"),
-        evaluation=round(sum(evaluations), _DECIMALS) if evaluations else None,
-        other=total("other"),
+        load=_total(one.load for one in stages),
+        forward=_total(one.forward for one in stages),
+        loss_backward=_total(one.loss_backward for one in stages),
+        evaluation=_total(evaluations) if evaluations else None,
+        other=_total(one.other for one in stages),
     )
+
+
+def _total(seconds: Iterable[float]) -> float:
+    return round(sum(seconds), _DECIMALS)
 
 
 def _mean_losses(ranks: Sequence[EpochProfiled]) -> list[float]:

@@ -154,7 +154,8 @@ class Operator(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """What one operator cost in the iterations that were profiled, on rank 0.
 
     Attributes:
-        name: The dispatcher's, such as "aten::addmm".
+        name: The dispatcher's, such as "aten::addmm", or that of a longer part of the step that
+            torch itself names, such as "Optimizer.step#SGD.step".
         calls: How often it was called.
         self_s: Seconds in it and in no operator that it called: of the GPU's kernels on CUDA, of
             the host elsewhere.
@@ -185,7 +186,12 @@ class Verdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 
 class CellRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """`extra_info["perfsuite"]` of one benchmark: what was trained, how, and what was measured."""
+    """`extra_info["perfsuite"]` of one benchmark: what was trained, how, and what was measured.
+
+    Attributes:
+        operators: The ten costliest of one iteration on rank 0; None where none was profiled, as
+            in every record from before they were kept.
+    """
 
     schema: Literal[1] = SCHEMA
     workload: str
@@ -201,6 +207,7 @@ class CellRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     samples_per_s: float | None
     losses: tuple[float, ...]
     verdict: Verdict | None
+    operators: tuple[Operator, ...] | None = None
 
 
 class CellLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -32,7 +32,9 @@ class Explanation:
         moved_stage: The stage that changed most; None where none is known.
         stages: Seconds of each stage, [base, head].
         counts: Counts that differ, [base, head].
-        operators: The functions that changed most: name, calls and own seconds, [base, head] each.
+        operators: The functions, or of stored runs the operators, that changed most: "name", and
+            [base, head] of "calls" and of "self_s", the seconds in it alone; None where a run kept
+            nothing of it, because it was not among its costliest.
     """
 
     moved_stage: str | None

@@ -40,7 +40,7 @@ FAILED = CellVerdict(
         moved_stage="load",
         stages={"load": (0.001, 0.002)},
         counts={"ops": (3, 4)},
-        operators=({"name": "a.py:f", "calls": (1, 1), "own_s": (0.001, 0.002)},),
+        operators=({"name": "a.py:f", "calls": (1, 1), "self_s": (0.001, 0.002)},),
     ),
     raw=((1.0, 1.2),) * 3,
 )
@@ -267,7 +267,7 @@ def test_the_json_has_the_keys_of_the_contract(gate: Gate) -> None:
                 "moved_stage": "load",
                 "stages": {"load": [0.001, 0.002]},
                 "counts": {"ops": [3, 4]},
-                "operators": [{"name": "a.py:f", "calls": [1, 1], "own_s": [0.001, 0.002]}],
+                "operators": [{"name": "a.py:f", "calls": [1, 1], "self_s": [0.001, 0.002]}],
             },
             "raw": [[1.0, 1.2]] * 3,
             "asked": {},

@@ -23,6 +23,7 @@ from perfsuite.records import (
     Memory,
     Numerics,
     NumericsStatus,
+    Operator,
     Outcome,
     StageTimes,
     Verdict,
@@ -81,6 +82,25 @@ ENVIRONMENT = Environment(
 )
 
 
+def test_a_record_from_before_operators_were_kept_is_still_read() -> None:
+    plain = json.loads(encode_line(LINE))
+    del plain["perfsuite"]["operators"]
+
+    assert decode_line(json.dumps(plain).encode()) == LINE
+
+
+def test_operators_survive_a_round_trip() -> None:
+    record = msgspec.structs.replace(
+        RECORD, operators=(Operator(name="aten::mm", calls=3, self_s=0.001),)
+    )
+    line = msgspec.structs.replace(LINE, perfsuite=record)
+
+    assert decode_line(encode_line(line)) == line
+    assert list(to_plain(record)["operators"]) == [
+        {"name": "aten::mm", "calls": 3, "self_s": 0.001}
+    ]
+
+
 def test_a_line_survives_its_journey() -> None:
     assert decode_line(encode_line(LINE)) == LINE
 
@@ -106,6 +126,7 @@ def test_a_line_is_one_line_of_json_with_the_contracts_names() -> None:
         "samples_per_s",
         "losses",
         "verdict",
+        "operators",
     }
     assert document["perfsuite"]["schema"] == SCHEMA == 1
 

@@ -12,9 +12,10 @@ import msgspec
 
 from perfsuite.gate.launches import CellRun
 from perfsuite.gate.stored import StoredCell
+from perfsuite.records import Operator
 from perfsuite.verdicts import Explanation
 
-_NUM_FUNCTIONS = 10
+_NUM_NAMED = 10
 # A function is named if it alone explains at least this share of what the cell moved by.
 _SHARE_THAT_EXPLAINS = 0.3
 
@@ -33,7 +34,7 @@ def explain_stored(base: StoredCell, head: StoredCell) -> Explanation:
     return _explain(
         _pairs(_fields(base.stages_s), _fields(head.stages_s)),
         _pairs(_fields(base.counts), _fields(head.counts)),
-        (),
+        _operators(base.operators or (), head.operators or ()),
     )
 
 
@@ -70,12 +71,29 @@ def _pairs(base: Mapping[str, Any], head: Mapping[str, Any]) -> dict[str, tuple[
     }
 
 
+def _operators(base: Sequence[Operator], head: Sequence[Operator]) -> tuple[dict[str, Any], ...]:
+    """The operators that differ, what moved most first; None for one that a run did not keep."""
+    before = {operator.name: operator for operator in base}
+    after = {operator.name: operator for operator in head}
+    rows: list[dict[str, Any]] = [
+        {"name": name}
+        | {
+            field: (getattr(before.get(name), field, None), getattr(after.get(name), field, None))
+            for field in ("calls", "self_s")
+        }
+        for name in before | after
+        if before.get(name) != after.get(name)
+    ]
+    rows.sort(key=lambda row: -abs((row["self_s"][1] or 0.0) - (row["self_s"][0] or 0.0)))
+    return tuple(rows[:_NUM_NAMED])
+
+
 def _functions(
     base: Sequence[tuple[str, float, float]], head: Sequence[tuple[str, float, float]]
 ) -> tuple[dict[str, Any], ...]:
     """The functions whose own time changed most."""
-    before = {name: (calls, own_s) for name, calls, own_s in base}
-    after = {name: (calls, own_s) for name, calls, own_s in head}
+    before = {name: (calls, self_s) for name, calls, self_s in base}
+    after = {name: (calls, self_s) for name, calls, self_s in head}
     nothing = (0.0, 0.0)
     moves = {
         name: after.get(name, nothing)[1] - before.get(name, nothing)[1]
@@ -88,7 +106,7 @@ def _functions(
         {
             "name": name,
             "calls": (before.get(name, nothing)[0], after.get(name, nothing)[0]),
-            "own_s": (before.get(name, nothing)[1], after.get(name, nothing)[1]),
+            "self_s": (before.get(name, nothing)[1], after.get(name, nothing)[1]),
         }
-        for name in names[:_NUM_FUNCTIONS]
+        for name in names[:_NUM_NAMED]
     )

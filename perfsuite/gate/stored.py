@@ -19,7 +19,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from perfsuite.gate.stamp import STAMP_KEY, RunStamp
-from perfsuite.records import Counts, Memory, StageTimes
+from perfsuite.records import Counts, Memory, Operator, StageTimes
 from perfsuite.stats import median
 from perfsuite.units import format_bytes
 
@@ -59,7 +59,7 @@ class StoredCell:
     stages_s: StageTimes | None = None
     counts: Counts | None = None
     memory: Memory | None = None
-    operators: tuple[dict[str, Any], ...] | None = None
+    operators: tuple[Operator, ...] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +100,7 @@ class _Record(msgspec.Struct, frozen=True):
     stages_s: StageTimes | None = None
     counts: Counts | None = None
     memory: Memory | None = None
-    operators: tuple[dict[str, Any], ...] | None = None
+    operators: tuple[Operator, ...] | None = None
 
 
 class _ExtraInfo(msgspec.Struct, frozen=True):
@@ -213,7 +213,7 @@ def _require_text(name: str) -> None:
     try:
         name.encode()
     except UnicodeEncodeError as error:
-        raise ValueError(f"holds a cell whose name is no text: {name!r}") from error
+        raise ValueError(f"holds a name that is no text: {name!r}") from error
 
 
 def _require_possible(benchmark: _Benchmark) -> None:
@@ -223,6 +223,12 @@ def _require_possible(benchmark: _Benchmark) -> None:
         numbers |= {} if part is None else msgspec.structs.asdict(part)
     if record.memory is not None:
         numbers["peak_bytes"] = record.memory.peak_bytes
+    for operator in record.operators or ():
+        _require_text(operator.name)
+        numbers |= {
+            f"calls of {operator.name}": operator.calls,
+            f"self_s of {operator.name}": operator.self_s,
+        }
     for name, number in numbers.items():
         if number is not None and not 0 <= number <= _MOST:
             raise ValueError(f"holds {name} = {number!r} of the cell {benchmark.fullname}")

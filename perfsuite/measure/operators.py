@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.autograd import DeviceType
+from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from perfsuite.measure.overlap import merge, overlap, total
@@ -56,14 +56,11 @@ def profile_iterations(
     if device.type == "cuda":
         activities.append(ProfilerActivity.CUDA)
     profiler = profile(activities=activities, profile_memory=with_memory)
-    with _kineto_is_silent():
-        profiler.start()
-    for _ in range(num_iterations):
-        iterate(mark_stage)
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    with _kineto_is_silent():
-        profiler.stop()
+    with _silent_errors(), profiler:
+        for _ in range(num_iterations):
+            iterate(mark_stage)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
     return profiler
 
 
@@ -143,7 +140,7 @@ def describe_memory(averages: Any, device: torch.device) -> str:
 def read_trace(profiler: profile, folder: Path) -> bytes:
     """Return the Chrome trace of a finished profile; written to `folder` on the way."""
     path = folder / "trace.json"
-    with _kineto_is_silent():
+    with _silent_errors():
         profiler.export_chrome_trace(str(path))
     trace = path.read_bytes()
     path.unlink()
@@ -158,8 +155,12 @@ def _is_operator(average: Any) -> bool:
 
 
 @contextmanager
-def _kineto_is_silent() -> Iterator[None]:
-    """Kineto says on standard error that it starts and stops, at any level of its log."""
+def _silent_errors() -> Iterator[None]:
+    """Keep standard error from the terminal.
+
+    The profiler says there that it starts and stops, at any level of its log, and of which memory
+    it knows nothing. What is profiled has run before, and said then what it has to say.
+    """
     sys.stderr.flush()
     kept = os.dup(2)
     nowhere = os.open(os.devnull, os.O_WRONLY)

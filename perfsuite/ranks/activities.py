@@ -246,6 +246,7 @@ _ALL_COUNTS = (
     "saved_activation_bytes",
     "kernel_launches",
     "memory",
+    "operators",
 )
 
 

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from perfsuite.measure.counters import count_iteration, count_kernel_launches
 from perfsuite.measure.environment import describe_environment
 from perfsuite.measure.memory import measure_peak
+from perfsuite.measure.operators import costliest_operators, profile_iterations
 from perfsuite.measure.results import PeakMemory, RoundTimes
 from perfsuite.measure.rounds import choose_num_iterations, measure_rounds
 from perfsuite.measure.stages import StageClock
@@ -24,7 +25,7 @@ from perfsuite.ranks.placement import own_device
 from perfsuite.ranks.progress import BoardWriter
 from perfsuite.ranks.turns import Turns, imported_files
 from perfsuite.ranks.wire import CellMeasured, RankStart, RunCell
-from perfsuite.records import Counts
+from perfsuite.records import Counts, Operator
 from perfsuite.stages import Stage
 
 # DDP's first step uses one bucket and rebuilds its buckets after it; optimizers make their state
@@ -49,6 +50,7 @@ def run_cell(job: RunCell, start: RankStart, board: BoardWriter) -> CellMeasured
         rounds = trial.measure(job.plan.num_rounds, num_iterations)
         board.enter_phase("count")
         counts, peak, missing = trial.count()
+        operators = trial.profile()
         return CellMeasured(
             rounds=rounds,
             num_iterations=num_iterations,
@@ -56,6 +58,7 @@ def run_cell(job: RunCell, start: RankStart, board: BoardWriter) -> CellMeasured
             global_batch_size=activity.global_batch_size,
             counts=counts,
             peak=peak,
+            operators=operators,
             environment=environment,
             missing=missing,
         )
@@ -158,6 +161,13 @@ class _Trial:
             kernel_launches=launches,
         )
         return counts, None if "memory" in missing else peak, missing
+
+    def profile(self) -> tuple[Operator, ...] | None:
+        """Return the costliest operators of one iteration; None where none is worth counting."""
+        if not self._activity.is_counted:
+            return None
+        profiler = profile_iterations(self._activity.iterate, self._device, num_iterations=1)
+        return costliest_operators(profiler.key_averages(), self._device)
 
     def _iterate(self, stage: Stage) -> None:
         self._board.begin_step()

@@ -5,8 +5,7 @@ Runs in a rank, with torch. Must not know how ranks are combined, nor what a rep
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Literal
@@ -15,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from perfsuite.measure.clock import DeviceClock
 from perfsuite.measure.operators import (
     costliest_operators,
     describe_memory,
@@ -58,7 +58,8 @@ def take_profile(job: RunProfile, start: RankStart, board: BoardWriter) -> Profi
 
     On a GPU the device is waited for at the border of every stage, so that work counts where it
     was asked for, and the stages are disjoint; loading then overlaps with nothing but loader
-    workers, and the whole takes a little longer than it would unwatched.
+    workers, and the whole takes a little longer than it would unwatched. The watch for infinite
+    gradients is in no time at all.
     """
     board.enter_phase("build")
     device = own_device(start)
@@ -106,7 +107,7 @@ class _Course:
         self._training = training
         self._evaluated = evaluated
         self._board = board
-        self._clock = _clock_after(trainer.device)
+        self._clock = DeviceClock(trainer.device)
         # The host's clock everywhere: it waits for the device before it is read.
         self._stages = StageClock(
             torch.device("cpu"), on_enter=board.enter_stage, clock=self._clock
@@ -165,7 +166,8 @@ class _Course:
                 else "one process communicates with nobody"
             )
             return None
-        found = measure_communication(profiler.events() or (), self._trainer.device)
+        events = profiler.events() or ()  # type: ignore[no-untyped-call]
+        found = measure_communication(events, self._trainer.device)
         self.why_no_communication = "no collective was seen" if found is None else None
         return found
 
@@ -180,7 +182,9 @@ class _Course:
             loss = train_step(self._trainer, self._training, self._stages)
             if loss is not None:
                 losses.append(loss)
-            finite_gradients.append(gradients_are_finite(self._trainer))
+            # On small models it would take as long as the optimizer.
+            with self._clock.held():
+                finite_gradients.append(gradients_are_finite(self._trainer))
         return losses, finite_gradients
 
     def _evaluate(self) -> Tally | None:
@@ -257,18 +261,6 @@ def _gpu_uuid(device: torch.device) -> str | None:
     if device.type != "cuda":
         return None
     return f"GPU-{torch.cuda.get_device_properties(device).uuid}"
-
-
-def _clock_after(device: torch.device) -> Callable[[], float]:
-    """Return a clock that is read when the device has done all its work."""
-    if device.type != "cuda":
-        return time.perf_counter
-
-    def read() -> float:
-        torch.cuda.synchronize(device)
-        return time.perf_counter()
-
-    return read
 
 
 def _first_false(facts: list[bool]) -> int | None:

@@ -138,6 +138,7 @@ class CellMeasured:
         losses: Of the first optimizer steps; None on a rank that holds no loss.
         global_batch_size: Samples of one iteration over all ranks; None if it has no samples.
         peak: Memory of one iteration on this rank; None where nothing was counted.
+        operators: The costliest of one iteration on this rank; None where nothing was counted.
         missing: Why a number is None, by its name in the record.
     """
 
@@ -147,6 +148,7 @@ class CellMeasured:
     global_batch_size: int | None
     counts: Counts
     peak: PeakMemory | None
+    operators: tuple[Operator, ...] | None
     environment: Environment
     missing: dict[str, str]
 

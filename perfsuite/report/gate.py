@@ -96,13 +96,16 @@ def explained(explanation: Explanation) -> str:
         texts.append(f"moved most: {explanation.moved_stage} {_moved(*seconds)}")
     elif explanation.operators:
         first = explanation.operators[0]
-        texts.append(f"moved most: {first['name']} {_moved(*first['own_s'])}")
+        texts.append(f"moved most: {first['name']} {_moved(*first['self_s'])}")
     if explanation.counts:
         changes = (f"{name} {base} -> {head}" for name, (base, head) in explanation.counts.items())
         texts.append(f"counts: {', '.join(changes)}")
     return "; ".join(texts) or "no stage, count or function moved by itself"
 
 
-def _moved(base_s: float, head_s: float) -> str:
+def _moved(base_s: float | None, head_s: float | None) -> str:
+    if base_s is None or head_s is None:
+        known_s, side = (head_s, "head") if base_s is None else (base_s, "base")
+        return f"{format_seconds(known_s or 0.0)} in {side} alone"
     change = f" ({format_change(head_s / base_s)})" if base_s > 0 else ""
     return f"{format_seconds(base_s)} -> {format_seconds(head_s)}{change}"

@@ -6,7 +6,7 @@ Sees the profile only. Imports matplotlib inside its function: no other report n
 from __future__ import annotations
 
 import io
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from perfsuite.profiles import Profile
 from perfsuite.units import format_ratio, format_seconds
@@ -42,9 +42,15 @@ def draw_pie(profile: Profile, file_format: Format) -> bytes:
 
     rows = profile.stages_s.as_rows()
     # Of its own, so that a user's style does not change it; text stays text that can be searched.
-    style = {"svg.fonttype": "none", "svg.hashsalt": "perfsuite", "pdf.fonttype": 42}
-    with matplotlib.rc_context({**matplotlib.rcParamsDefault, **style, "backend": "agg"}):
-        figure = Figure(figsize=(6.4, 3.6), layout="constrained")
+    style: dict[Any, Any] = {
+        "svg.fonttype": "none",
+        "svg.hashsalt": "perfsuite",
+        "pdf.fonttype": 42,
+    }
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(style)
+        figure = Figure(figsize=(6.4, 3.6))
         axes = figure.add_subplot()
         pieces = axes.pie(
             [seconds for _, seconds in rows],
@@ -68,7 +74,13 @@ def draw_pie(profile: Profile, file_format: Format) -> bytes:
         axes.set_title(title, parse_math=False)
         output = io.BytesIO()
         metadata = _metadata(profile, file_format)
-        figure.savefig(output, format=file_format, dpi=_DOTS_PER_INCH, metadata=metadata)
+        figure.savefig(
+            output,
+            format=file_format,
+            dpi=_DOTS_PER_INCH,
+            metadata=metadata,
+            bbox_inches="tight",
+        )
     return output.getvalue()
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from perfsuite.gate.explain import explain
+from perfsuite.gate.explain import explain, explain_stored
 from perfsuite.gate.launches import CellRun
+from perfsuite.gate.stored import StoredCell
+from perfsuite.records import Operator
 
 Profile = tuple[tuple[str, float, float], ...]
 
@@ -64,9 +66,9 @@ def test_functions_are_in_the_order_of_what_they_moved_by() -> None:
     found = explain(base, head).operators
 
     assert found[:3] == (
-        {"name": "a.py:slow", "calls": (2, 2), "own_s": (0.1, 0.4)},
-        {"name": "a.py:new", "calls": (0.0, 3), "own_s": (0.0, 0.05)},
-        {"name": "a.py:gone", "calls": (1, 0.0), "own_s": (0.02, 0.0)},
+        {"name": "a.py:slow", "calls": (2, 2), "self_s": (0.1, 0.4)},
+        {"name": "a.py:new", "calls": (0.0, 3), "self_s": (0.0, 0.05)},
+        {"name": "a.py:gone", "calls": (1, 0.0), "self_s": (0.02, 0.0)},
     )
 
 
@@ -91,3 +93,26 @@ def test_without_records_and_profiles_nothing_is_claimed() -> None:
     found = explain(run(), run({"stages_s": "broken", "counts": None}))
 
     assert (found.moved_stage, found.stages, found.counts, found.operators) == (None, {}, {}, ())
+
+
+def stored(*operators: tuple[str, int, float]) -> StoredCell:
+    kept = tuple(Operator(name=name, calls=calls, self_s=own) for name, calls, own in operators)
+    return StoredCell(median_s=1.0, params={}, operators=kept or None)
+
+
+def test_stored_operators_that_differ_are_told_in_the_order_of_what_they_moved_by() -> None:
+    base = stored(("aten::mm", 4, 0.5), ("aten::add", 9, 0.1), ("aten::mul", 1, 0.05))
+    head = stored(("aten::mm", 4, 0.5), ("aten::add", 18, 0.2), ("aten::sin", 2, 0.3))
+
+    assert explain_stored(base, head).operators == (
+        {"name": "aten::sin", "calls": (None, 2), "self_s": (None, 0.3)},
+        {"name": "aten::add", "calls": (9, 18), "self_s": (0.1, 0.2)},
+        {"name": "aten::mul", "calls": (1, None), "self_s": (0.05, None)},
+    )
+
+
+def test_runs_from_before_operators_were_kept_have_none() -> None:
+    assert explain_stored(stored(), stored()).operators == ()
+    assert (
+        explain_stored(stored(("aten::mm", 4, 0.5)), stored(("aten::mm", 4, 0.5))).operators == ()
+    )

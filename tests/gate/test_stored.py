@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from perfsuite.gate import stored
 from perfsuite.gate.stored import StoredRun, Unusable, read_run
-from perfsuite.records import Counts, Memory, StageTimes
+from perfsuite.records import Counts, Memory, Operator, StageTimes
 
 CELL = "benchmarks/test_a.py::test_a[1]"
 PLAIN = "benchmarks/test_b.py::test_b"
@@ -41,7 +41,7 @@ def run_json() -> dict[str, Any]:
             "kernel_launches": None,
         },
         "memory": {"metric": "live_storage_peak", "peak_bytes": 8, "per_rank": [8]},
-        "operators": [{"name": "aten::mm", "calls": 3}],
+        "operators": [{"name": "aten::mm", "calls": 3, "self_s": 0.001}],
     }
     return {
         "machine_info": {"system": "Linux"},
@@ -106,7 +106,7 @@ def test_a_run_is_read_with_everything_that_comparisons_use(tmp_path: Path) -> N
     )
     assert cell.memory == Memory(metric="live_storage_peak", peak_bytes=8, per_rank=(8,))
     assert isinstance(cell.stages_s, StageTimes)
-    assert cell.operators == ({"name": "aten::mm", "calls": 3},)
+    assert cell.operators == (Operator(name="aten::mm", calls=3, self_s=0.001),)
 
 
 def test_a_plain_benchmark_has_a_time_and_nothing_else(tmp_path: Path) -> None:
@@ -222,6 +222,12 @@ def set_round(seconds: Any) -> Callable[[dict[str, Any]], None]:
     return set_rounds([0.1, seconds])
 
 
+def set_operator(**fields: Any) -> Callable[[dict[str, Any]], None]:
+    return lambda content: content["benchmarks"][0]["extra_info"]["perfsuite"]["operators"][
+        0
+    ].update(fields)
+
+
 def set_count(count: Any) -> Callable[[dict[str, Any]], None]:
     return lambda content: content["benchmarks"][0]["extra_info"]["perfsuite"]["counts"].update(
         flops=count
@@ -245,6 +251,9 @@ NOT_OURS = "is no stored run of pytest-benchmark: "
         (set_round(math.inf), f"holds a time of inf s of the cell {CELL}"),
         (set_rounds([1e308, 1.7e308]), f"holds a time of inf s of the cell {CELL}"),
         (set_round(0.0), f"holds a time of 0.0 s of the cell {CELL}"),
+        (set_operator(calls=-1), f"holds calls of aten::mm = -1 of the cell {CELL}"),
+        (set_operator(self_s=math.nan), f"holds self_s of aten::mm = nan of the cell {CELL}"),
+        (set_operator(name="\ud800"), "holds a name that is no text: '\\ud800'"),
         (set_count(-1), f"holds flops = -1 of the cell {CELL}"),
         (set_count(2**63), f"holds flops = 9223372036854775808 of the cell {CELL}"),
         (set_count(10**400), f"holds flops = {10**400} of the cell {CELL}"),
@@ -260,7 +269,7 @@ NOT_OURS = "is no stored run of pytest-benchmark: "
         ),
         (
             lambda content: content["benchmarks"][1].update(fullname="a\ud800"),
-            "holds a cell whose name is no text: 'a\\ud800'",
+            "holds a name that is no text: 'a\\ud800'",
         ),
         (
             lambda content: content["perfsuite"].update(schema=2),

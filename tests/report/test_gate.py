@@ -132,9 +132,21 @@ FAILED = "FAIL: +10.0 % against the base, between +5.0 % and +15.0 % (4 pairs)"
         ),
         (
             explained(
-                operators=({"name": "a.py:slow", "calls": (1, 1), "own_s": (0.0, 0.003)},),
+                operators=({"name": "a.py:slow", "calls": (1, 1), "self_s": (0.0, 0.003)},),
             ),
             "moved most: a.py:slow 0 s -> 3.00 ms",
+        ),
+        (
+            explained(
+                operators=({"name": "aten::mm", "calls": (None, 1), "self_s": (None, 0.003)},)
+            ),
+            "moved most: aten::mm 3.00 ms in head alone",
+        ),
+        (
+            explained(
+                operators=({"name": "aten::mm", "calls": (1, None), "self_s": (0.003, None)},)
+            ),
+            "moved most: aten::mm 3.00 ms in base alone",
         ),
         (
             explained(counts={"flops": (10, 12), "ops": (3, 4)}),

@@ -8,7 +8,7 @@ import torch
 
 from perfsuite.errors import NonFiniteError
 from perfsuite.stages import untimed
-from perfsuite.training.finite import check_finite, first_non_finite
+from perfsuite.training.finite import check_finite, first_non_finite, gradients_are_finite
 from perfsuite.training.step import train_step
 
 NAN = float("nan")
@@ -100,3 +100,27 @@ def test_the_name_is_the_users_under_checkpointing_and_autocast(
     trainer.module[2].bias.data.fill_(NAN)
 
     assert first_non_finite(trainer) == "'2.bias' (value)"
+
+
+@pytest.mark.parametrize("value", [NAN, float("inf"), -float("inf")])
+def test_a_single_gradient_that_is_not_finite_is_seen(make_trainer: Any, value: float) -> None:
+    trainer = make_trainer()
+    for parameter in trainer.module.parameters():
+        parameter.grad = torch.full_like(parameter, 1e30)
+    assert bool(gradients_are_finite(trainer))
+
+    parameter.grad.view(-1)[-1] = value
+
+    assert not bool(gradients_are_finite(trainer))
+
+
+def test_an_infinite_value_of_a_sparse_gradient_is_seen(make_trainer: Any) -> None:
+    trainer = make_trainer()
+    parameter = next(trainer.module.parameters())
+    parameter.grad = torch.full_like(parameter, float("inf")).to_sparse()
+
+    assert not bool(gradients_are_finite(trainer))
+
+
+def test_without_gradients_all_of_them_are_finite(make_trainer: Any) -> None:
+    assert bool(gradients_are_finite(make_trainer()))

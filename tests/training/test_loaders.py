@@ -163,6 +163,25 @@ def test_shards_of_other_splits_repeat_samples_where_one_would_be_shorter(build:
     assert shards == [[[0, 2, 4]], [[1, 3, 0]]]
 
 
+@pytest.mark.parametrize(
+    ("size", "num_shards", "repeating"),
+    [(5, 2, [False, True]), (6, 2, [False, False]), (4, 3, [False, True, True]), (5, 1, [False])],
+)
+def test_a_shard_knows_whether_its_last_sample_is_anothers_again(
+    build: Any, size: int, num_shards: int, repeating: list[bool]
+) -> None:
+    shards = [
+        build(Numbers(size), "test", shard_index=index, num_shards=num_shards)
+        for index in range(num_shards)
+    ]
+
+    assert [shard.repeats_last for shard in shards] == repeating
+
+
+def test_training_repeats_nothing(build: Any) -> None:
+    assert not build(Numbers(27), shard_index=1, num_shards=2).repeats_last
+
+
 def test_the_recipes_batch_size_goes_before_the_workloads(build: Any) -> None:
     assert [len(batch) for batch in samples(build(Numbers(12), micro_batch_size=6))] == [6, 6]
 
