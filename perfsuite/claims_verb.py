@@ -49,11 +49,12 @@ def claims(
         results = try_claims(chosen, bench, show=lambda one: typer.echo(claim_lines(_row(one))))
     finally:
         session.close()
+    typer.echo(claims_table([_row(one) for one in results]))
+    typer.echo(f"seed {drawn}")
     if bench.lines:
         records = b"".join(encode_line(line) + b"\n" for line in bench.lines)
         write_atomically(RECORDS_FILE, records)
-    typer.echo(claims_table([_row(one) for one in results]))
-    typer.echo(f"{len(bench.lines)} launches, seed {drawn}; their records in {RECORDS_FILE}")
+        typer.echo(f"the records of {len(bench.lines)} launches are in {RECORDS_FILE}")
     if json_file is not None:
         write_atomically(json_file, to_document(results))
     if any(one.is_broken for one in results):

@@ -61,7 +61,7 @@ def test_this_machines_figures_stand_beside_the_quoted_ones(
     lines = capsys.readouterr().out.splitlines()
     assert lines[:2] == ["C8 holds: is so", "    counted"]
     assert lines[4].split() == ["C8", "holds", "ratio", "0.5", "0.5", "exactly", "S1"]
-    assert lines[5] == "1 launches, seed 6; their records in results/claims.jsonl"
+    assert lines[5:] == ["seed 6", "the records of 1 launches are in results/claims.jsonl"]
 
 
 def test_the_json_has_id_status_figures_and_reason(verb: Verb, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ Must not know any particular claim. Imports no torch: what needs it runs in rank
 
 from __future__ import annotations
 
+import math
 import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -18,6 +19,8 @@ from perfsuite.records import CellLine, Outcome
 from perfsuite.session import Session
 
 Status = Literal["holds", "does not hold", "cannot be tested here"]
+# Where the noise leaves both possible.
+TOO_NOISY = "; the noise is too large to say"
 Key = TypeVar("Key")
 
 # As in a sweep: launches are the replicates, and three rounds make a median.
@@ -130,6 +133,23 @@ def call_by_name(name: str, *args: Any) -> Any:
     6
     """
     return pkgutil.resolve_name(name)(*args)
+
+
+def weigh_interval(interval: stats.Interval, *, low: float, high: float = math.inf) -> Status:
+    """Return whether a value that lies in an interval lies between two borders.
+
+    Noise is neither: where the interval reaches over a border, the claim was not tested.
+
+    >>> weigh_interval(stats.Interval(centre=1.2, low=1.1, high=1.3), low=1.0)
+    'holds'
+    >>> weigh_interval(stats.Interval(centre=1.2, low=0.9, high=1.5), low=1.0)
+    'cannot be tested here'
+    """
+    if low < interval.low and interval.high < high:
+        return "holds"
+    if interval.high < low or high < interval.low:
+        return "does not hold"
+    return "cannot be tested here"
 
 
 def as_figure(interval: stats.Interval) -> dict[str, float]:

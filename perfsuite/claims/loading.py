@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from perfsuite.cells import Recipe
-from perfsuite.claims.claim import Bench, Finding, Status, as_figure
+from perfsuite.claims.claim import TOO_NOISY, Bench, Finding, as_figure, weigh_interval
 from perfsuite.interleaving import Cell
 from perfsuite.records import Outcome
 from perfsuite.stats import Interval, geometric_interval
@@ -45,8 +45,12 @@ def weigh_workers(times_s: Mapping[int, Sequence[float]]) -> Finding:
     optimum, hurts_from = find_optimum(times_s), find_hurts_from(times_s)
     centres = {count: geometric_interval(times) for count, times in times_s.items()}
     quick = ", ".join(f"{count}: {format_seconds(one.centre)}" for count, one in centres.items())
-    fall = "falls to 2 workers beyond noise" if falls else "does not fall to 2 workers"
-    rise = "does not rise again" if hurts_from is None else f"is worse from {hurts_from} on"
+    fall = "falls to 2 workers" if falls else "does not fall to 2 workers beyond noise"
+    rise = (
+        "does not rise again beyond noise"
+        if hurts_from is None
+        else f"is worse from {hurts_from} on"
+    )
     return Finding(
         status="holds" if falls and hurts_from is not None else "does not hold",
         figures={
@@ -91,7 +95,7 @@ def weigh_bound(times_s: Mapping[int, Sequence[tuple[float, float]]]) -> Finding
         for count, times in times_s.items()
     }
     alone = ratios[0]
-    status: Status = "holds" if alone.low > 1 else "does not hold"
+    status = weigh_interval(alone, low=1.0)
     return Finding(
         status=status,
         figures={
@@ -109,6 +113,7 @@ def weigh_bound(times_s: Mapping[int, Sequence[tuple[float, float]]]) -> Finding
         reason=(
             f"without workers loading takes {alone.centre:.2g} times as long as the update "
             f"(between {alone.low:.2g} and {alone.high:.2g})"
+            f"{TOO_NOISY if status == 'cannot be tested here' else ''}"
         ),
     )
 
@@ -132,11 +137,7 @@ def weigh_augmentation(augmented_s: Sequence[float], plain_s: Sequence[float]) -
         centre=1 - plain_share.centre, low=1 - plain_share.high, high=1 - plain_share.low
     )
     low, high = _ABOUT_HALF
-    status: Status = "cannot be tested here"
-    if low < share.low and share.high < high:
-        status = "holds"
-    elif share.high < low or high < share.low:
-        status = "does not hold"
+    status = weigh_interval(share, low=low, high=high)
     augmented, plain = (geometric_interval(times).centre for times in (augmented_s, plain_s))
     between = f"between {format_ratio(share.low)} and {format_ratio(share.high)}"
     because = {
@@ -144,7 +145,7 @@ def weigh_augmentation(augmented_s: Sequence[float], plain_s: Sequence[float]) -
         "does not hold": "; images that lie in memory as tensors leave little else to do"
         if share.low > high
         else "",
-        "cannot be tested here": "; the noise is too large to say",
+        "cannot be tested here": TOO_NOISY,
     }[status]
     return Finding(
         status=status,
