@@ -5,6 +5,7 @@ Must not know any particular claim. Imports no torch: what needs it runs in rank
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import pkgutil
 from collections.abc import Callable, Mapping
@@ -42,6 +43,14 @@ class Finding:
     figures: dict[str, Any]
     here: str
     reason: str
+
+    def on(self, workload: str) -> Finding:
+        """Return the finding with the workload that it rests on."""
+        return dataclasses.replace(
+            self,
+            figures={"workload": workload, **self.figures},
+            reason=f"on {workload} {self.reason}",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,12 +7,13 @@ from contextlib import ExitStack
 
 from perfsuite.cells import Hardware, Recipe
 from perfsuite.claims.claim import Bench, Finding, Status, as_figure
-from perfsuite.claims.loading import AUGMENTED
+from perfsuite.claims.loading import MNIST, find_images
 from perfsuite.errors import NotExercisedError
 from perfsuite.interleaving import Cell
 from perfsuite.measure.devices import visible_gpus
 from perfsuite.measure.usage import UsageLog, open_meter
 from perfsuite.profiles import UsageSample
+from perfsuite.records import Outcome
 from perfsuite.stats import Interval, geometric_interval
 from perfsuite.units import format_ratio, format_seconds
 
@@ -20,8 +21,8 @@ from perfsuite.units import format_ratio, format_seconds
 NUM_QUOTED_GPUS = 8
 _NUM_WORKERS = 4
 _NUM_REPETITIONS = 5
-# Long enough for NVML to look at it a few times.
-_NUM_WATCHED_EPOCHS = 10
+# Seconds at least, in which NVML is asked several times.
+_NUM_WATCHED_EPOCHS = 2
 
 # (parallel, num_workers)
 Setting = tuple[str, int]
@@ -52,28 +53,30 @@ def try_modes(bench: Bench) -> Finding:
     hardware = bench.session.hardware
     finding = too_few_gpus(
         hardware,
-        f"`perfsuite compare {AUGMENTED} --b parallel=dp:{NUM_QUOTED_GPUS}` and "
-        f"`perfsuite compare {AUGMENTED} --b parallel=ddp:{NUM_QUOTED_GPUS} "
+        f"`perfsuite compare {MNIST.augmented} --b parallel=dp:{NUM_QUOTED_GPUS}` and "
+        f"`perfsuite compare {MNIST.augmented} --b parallel=ddp:{NUM_QUOTED_GPUS} "
         f"--b num_workers={_NUM_WORKERS}`",
     )
     if finding is not None:
         return finding
     size = min(hardware.num_gpus, NUM_QUOTED_GPUS)
+    workload = find_images(bench).augmented
     cells = {
-        "single": Cell(workload=AUGMENTED, recipe=Recipe()),
-        "dp": Cell(workload=AUGMENTED, recipe=Recipe(parallel=f"dp:{size}")),
+        "single": Cell(workload=workload, recipe=Recipe()),
+        "dp": Cell(workload=workload, recipe=Recipe(parallel=f"dp:{size}")),
         "ddp": Cell(
-            workload=AUGMENTED,
+            workload=workload,
             recipe=Recipe(parallel=f"ddp:{size}", num_workers=_NUM_WORKERS),
         ),
     }
     series = bench.measure(cells, num_repetitions=_NUM_REPETITIONS)
-    return weigh_modes(
+    finding = weigh_modes(
         {
-            name: [1 / (outcome.record.samples_per_s or 1.0) for outcome in one.outcomes]
+            name: [1 / _samples_per_s(outcome) for outcome in one.outcomes]
             for name, one in series.items()
         }
     )
+    return finding.on(workload)
 
 
 def weigh_modes(times_s: Mapping[str, Sequence[float]]) -> Finding:
@@ -95,15 +98,17 @@ def weigh_modes(times_s: Mapping[str, Sequence[float]]) -> Finding:
 
 def try_attribution(bench: Bench) -> Finding:
     """C5: whether DDP's gain comes from its 4 loader workers: both factors, one at a time."""
+    workload = find_images(bench).augmented
     cells = {
         (parallel, num_workers): Cell(
-            workload=AUGMENTED, recipe=Recipe(parallel=parallel, num_workers=num_workers)
+            workload=workload, recipe=Recipe(parallel=parallel, num_workers=num_workers)
         )
         for parallel in ("single", "ddp:1")
         for num_workers in (0, _NUM_WORKERS)
     }
     series = bench.measure(cells, num_repetitions=_NUM_REPETITIONS)
-    return weigh_attribution({setting: one.times_s for setting, one in series.items()})
+    finding = weigh_attribution({setting: one.times_s for setting, one in series.items()})
+    return finding.on(workload)
 
 
 def weigh_attribution(times_s: Mapping[Setting, Sequence[float]]) -> Finding:
@@ -158,11 +163,12 @@ def try_usage(bench: Bench) -> Finding:
     """C6: whether DP leaves all GPUs but the first idle, and DDP keeps all busy."""
     finding = too_few_gpus(
         bench.session.hardware,
-        f"{AUGMENTED} under dp:{NUM_QUOTED_GPUS} and ddp:{NUM_QUOTED_GPUS}, and asks NVML how busy "
-        "each GPU is",
+        f"{MNIST.augmented} under dp:{NUM_QUOTED_GPUS} and ddp:{NUM_QUOTED_GPUS}, and asks "
+        "NVML how busy each GPU is",
     )
     if finding is not None:
         return finding
+    workload = find_images(bench).augmented
     gpus = visible_gpus()[:NUM_QUOTED_GPUS]
     usage = {}
     for mode in ("dp", "ddp"):
@@ -170,9 +176,9 @@ def try_usage(bench: Bench) -> Finding:
         with ExitStack() as stack:
             meters = [stack.enter_context(open_meter(gpu.uuid)) for gpu in gpus]
             logs = [UsageLog(meter) for meter in meters if meter is not None]
-            bench.profile(AUGMENTED, recipe, num_epochs=_NUM_WATCHED_EPOCHS)
+            bench.profile(workload, recipe, num_epochs=_NUM_WATCHED_EPOCHS)
             usage[mode] = [mean_usage(log.stop()) for log in logs]
-    return weigh_usage(usage)
+    return weigh_usage(usage).on(workload)
 
 
 def mean_usage(samples: Sequence[UsageSample]) -> float:
@@ -203,6 +209,11 @@ def weigh_usage(usage: Mapping[str, Sequence[float]]) -> Finding:
             "busy as the busiest"
         ),
     )
+
+
+def _samples_per_s(outcome: Outcome) -> float:
+    assert outcome.record.samples_per_s is not None, "training has samples"
+    return outcome.record.samples_per_s
 
 
 def _ratio(times_s: Sequence[float], others_s: Sequence[float]) -> Interval:

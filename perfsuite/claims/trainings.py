@@ -75,7 +75,7 @@ def try_mixed_precision(bench: Bench) -> Finding:
         seed=bench.seed,
     )
     compared = compare(bench.session, request, say=bench.say)
-    return weigh_precisions(
+    finding = weigh_precisions(
         curves["fp32"],
         curves[low],
         word=compared.word,
@@ -83,6 +83,7 @@ def try_mixed_precision(bench: Bench) -> Finding:
         interval=compared.interval,
         precision=low,
     )
+    return finding.on(_IMAGES)
 
 
 def weigh_precisions(
@@ -137,14 +138,14 @@ def weigh_precisions(
             "time_ratio": {"value": ratio, "low": interval[0], "high": interval[1], "word": word},
         },
         here="; ".join(texts),
-        reason=f"{precision} on {_IMAGES}: {', '.join(misses) or 'the same in less'}",
+        reason=f"{precision}: {', '.join(misses) or 'the same in less'}",
     )
 
 
 def try_stages(bench: Bench) -> Finding:
     """C10: whether evaluation, loading and the rest outweigh forward and backward."""
     profile = bench.profile(_SENTENCES, Recipe(), num_epochs=_NUM_STAGE_EPOCHS)
-    return weigh_stages(profile.stages_s)
+    return weigh_stages(profile.stages_s).on(_SENTENCES)
 
 
 def weigh_stages(stages_s: ProfileStages) -> Finding:
@@ -157,7 +158,7 @@ def weigh_stages(stages_s: ProfileStages) -> Finding:
         here=", ".join(f"{name} {format_seconds(seconds)}" for name, seconds in stages_s.as_rows()),
         reason=(
             "evaluation, loading and other take "
-            f"{format_ratio(around_s / (around_s + computing_s))} of the time on {_SENTENCES}"
+            f"{format_ratio(around_s / (around_s + computing_s))} of the time"
         ),
     )
 
@@ -169,7 +170,7 @@ def try_first_epoch(bench: Bench) -> Finding:
         bench.say(f"run {number} of {_NUM_RUNS}")
         profile = bench.profile(_IMAGES, Recipe(parallel="ddp:2"), num_epochs=_NUM_EPOCHS)
         durations_s.append([epoch.duration_s for epoch in profile.epochs])
-    return weigh_first_epoch(durations_s)
+    return weigh_first_epoch(durations_s).on(_IMAGES)
 
 
 def weigh_first_epoch(durations_s: Sequence[Sequence[float]]) -> Finding:
