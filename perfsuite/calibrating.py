@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from perfsuite.errors import WorkloadError
+from perfsuite.gate.arms import Arm
 from perfsuite.gate.calibration import CellNoise, pool_noise
 from perfsuite.gate.judge import Judgement, judge
-from perfsuite.gate.launches import Arm
 from perfsuite.gating import GateRequest, collect, demands_of, head_arm
 
 

@@ -262,17 +262,18 @@ class MeasurePlan:
     """How often and under which seed a cell is run.
 
     Attributes:
-        num_rounds: Timed rounds; each yields one sample.
+        num_rounds: Timed rounds, each of which yields one sample; None lets the gate choose that
+            gives the turns.
         num_iterations: Optimizer steps of one round; None lets rank 0 choose after the warm-up.
         seed: Seed of weights, data order and random numbers on every rank.
     """
 
-    num_rounds: int
+    num_rounds: int | None
     num_iterations: int | None
     seed: int
 
     def __post_init__(self) -> None:
-        if not _is_int_from(1)(self.num_rounds):
+        if not _optional(_is_int_from(1))(self.num_rounds):
             raise RecipeError(f"rounds is {self.num_rounds!r}; use a whole number from 1")
         if not _optional(_is_int_from(1))(self.num_iterations):
             raise RecipeError(

@@ -24,8 +24,8 @@ import msgspec
 
 from perfsuite import compared_cell, stats
 from perfsuite.errors import NotExercisedError, WorkloadError
+from perfsuite.gate.arms import Arm
 from perfsuite.gate.judge import Budget, Demands, Trial, judge
-from perfsuite.gate.launches import Arm
 from perfsuite.gate.rule import Decision, Rule, decide
 from perfsuite.interleaving import Cell
 from perfsuite.recipe_text import describe_recipe

@@ -18,9 +18,9 @@ from pathlib import Path
 
 from perfsuite.errors import SettingError
 from perfsuite.gate.accepted import read_accepted
+from perfsuite.gate.arms import Arm, Launch, PairPlan, Suite
 from perfsuite.gate.explain import explain
 from perfsuite.gate.judge import Budget, Demands, Judgement, Trial, judge, launch_pair
-from perfsuite.gate.launches import Arm, Launch, PairPlan, Suite
 from perfsuite.gate.overlay import lay_configuration
 from perfsuite.gate.presence import find_common
 from perfsuite.gate.repository import Base, NoBase, describe_head, find_base

@@ -289,16 +289,17 @@ def resolve(config: pytest.Config) -> Choices:
         SettingError: A value is not allowed; names the value, its source and what is.
     """
     value = {option.name: _value(config, option) for option in OPTIONS}
+    turns = _turn_channel()
     return Choices(
         settings=Settings(
             device=cast(Device, value["device"]),
-            num_rounds=value["rounds"],
+            num_rounds=None if turns and not _is_given(config, "rounds") else value["rounds"],
             seed=value["seed"],
             timeout_s=value["timeout"],
             collective_timeout_s=value["collective-timeout"],
             wait_s=value["wait"],
             import_roots=(Path.cwd(), config.rootpath),
-            turns=_turn_channel(),
+            turns=turns,
         ),
         matrix=value["matrix"],
         require_gpus=value["require-gpus"],
@@ -345,6 +346,13 @@ def _turn_channel() -> TurnChannel | None:
         arm=os.environ["PERFSUITE_ARM_NAME"],
         planted_ratio=float(os.environ.get("PERFSUITE_ARM_PLANTED", "0")),
     )
+
+
+def _is_given(config: pytest.Config, name: str) -> bool:
+    """Whether command line or ini file have a value of the option."""
+    option = next(option for option in OPTIONS if option.name == name)
+    given = config.getoption(option.flag), config.getini(option.ini)
+    return any(value is not None for value in given)
 
 
 def _value(config: pytest.Config, option: Option) -> Any:

@@ -34,7 +34,7 @@ from perfsuite.verdicts import exit_code
 _EXIT_REFUSED = 12
 
 # Read by the gate in the launches of both arms, whose perfsuites may be older or newer than it.
-TAKES_TURNS = True
+TAKES_TURNS = 2
 
 _PROGRESS = "perfsuite"
 
@@ -107,7 +107,7 @@ class Suite:
         settings = self._choices.settings
         return (
             f"perfsuite: device {settings.device}, matrix {self._choices.matrix}, "
-            f"{settings.num_rounds} rounds, seed {settings.seed}"
+            f"{settings.num_rounds or 'as many as the gate wants'} rounds, seed {settings.seed}"
         )
 
     @pytest.hookimpl(trylast=True)

@@ -63,7 +63,7 @@ class Settings:
 
     Attributes:
         device: Where cells run; "auto" is CUDA where a GPU is visible.
-        num_rounds: Timed rounds of a cell that does not say otherwise.
+        num_rounds: Timed rounds of a cell that does not say otherwise; None where a gate chooses.
         seed: Seed of weights, data order and random numbers.
         timeout_s: A cell without progress for so long fails.
         collective_timeout_s: A collective that waits for so long fails.
@@ -74,7 +74,7 @@ class Settings:
     """
 
     device: Device = "auto"
-    num_rounds: int = 10
+    num_rounds: int | None = 10
     seed: int = 0
     timeout_s: float = 120.0
     collective_timeout_s: float = 30.0
@@ -107,7 +107,10 @@ class Session:
             device=self.hardware.device,
             num_gpus=self.hardware.num_gpus,
             timeout_s=settings.timeout_s,
-            collective_timeout_s=settings.collective_timeout_s,
+            # Ranks wait for a turn in a collective, and the other arm's turn may be a long one.
+            collective_timeout_s=(
+                settings.collective_timeout_s if settings.turns is None else settings.timeout_s
+            ),
             seed=settings.seed,
             import_roots=tuple(str(root) for root in settings.import_roots),
             turns=settings.turns,

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 # 1.4826 makes the median absolute deviation estimate the standard deviation of normal data:
 # 1 / Phi^-1(3/4) (Hampel 1974, "The Influence Curve and Its Role in Robust Estimation").
 _MAD_TO_SD = 1.4826
+# Of each end: what Wilcox (2012) recommends for tails of unknown weight.
+_TRIMMED = 0.2
 
 
 def median(samples: Sequence[float]) -> float:
@@ -28,6 +30,33 @@ def median(samples: Sequence[float]) -> float:
     2.0
     """
     return statistics.median(samples)
+
+
+def variance(samples: Sequence[float]) -> float:
+    """Return the unbiased variance of at least two samples.
+
+    >>> variance([1.0, 2.0, 3.0])
+    1.0
+    """
+    return statistics.variance(samples)
+
+
+def trimmed_mean(samples: Sequence[float]) -> tuple[float, float]:
+    """Return the mean of the middle three fifths of at least one sample, and its standard error.
+
+    The error is that of Tukey and McLaughlin (1963), of the winsorized samples; infinite for fewer
+    than five of them, of which nothing would be trimmed.
+
+    >>> trimmed_mean([1.0, 2.0, 3.0, 4.0, 100.0])[0]
+    3.0
+    """
+    from scipy.stats import trim_mean
+    from scipy.stats.mstats import trimmed_stde
+
+    centre = float(trim_mean(samples, _TRIMMED))
+    if len(samples) < 1 / _TRIMMED:
+        return centre, math.inf
+    return centre, float(trimmed_stde(samples, limits=(_TRIMMED, _TRIMMED)))
 
 
 def robust_sd(samples: Sequence[float]) -> float:

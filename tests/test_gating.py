@@ -348,9 +348,13 @@ def test_a_base_that_heads_benchmarks_cannot_import_is_no_baseline(tmp_path: Pat
 def test_a_base_whose_perfsuite_cannot_take_turns_is_no_baseline(tmp_path: Path) -> None:
     folder = make_project(
         tmp_path,
-        {"perfsuite/__init__.py": "", "perfsuite/plugin.py": "", "bench/test_a.py": BENCH}
+        {
+            "perfsuite/__init__.py": "",
+            "perfsuite/plugin.py": "TAKES_TURNS = True\n",
+            "bench/test_a.py": BENCH,
+        }
         | {"pkg/code.py": CODE.format(slow=1)},
-        {"perfsuite/plugin.py": "TAKES_TURNS = True\n"},
+        {"perfsuite/plugin.py": "TAKES_TURNS = 2\n"},
     )
 
     result = gate(folder, pytest_arguments=ARGUMENTS[2:])

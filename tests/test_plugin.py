@@ -6,6 +6,7 @@ import json
 
 # Inner sessions forget what they imported: torch can be imported only once per process, and
 # a second forkserver would load torch again.
+import multiprocessing.forkserver  # noqa: F401
 import subprocess
 import sys
 from pathlib import Path

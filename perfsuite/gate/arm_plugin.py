@@ -24,8 +24,11 @@ _PLUGIN_NAME = "pytest-benchmark"
 # What the clock of a cell is called whose ranks are timed, and take turns, by themselves.
 _RANK_CLOCK = "rank_clock"
 _NUM_FUNCTIONS = 40
-# Of a cell with ranks, unless somebody asks for another number: starting it costs as much as these.
-_NUM_ROUNDS = "30"
+# Of rounds in a first launch of a cell without ranks: many short launches tell more than few long
+# ones, because what differs is the launch (Kalibera and Jones 2013).
+_FIRST_S = 0.3
+# Of the messages that ranks send by themselves; a perfsuite with another cannot take part.
+_PROTOCOL = 2
 # prctl(2), <linux/prctl.h>.
 _PR_SET_PDEATHSIG = 1
 
@@ -131,8 +134,6 @@ class ArmPlugin:
             "perf_numerics": "off",
             "perf_report": files,
         }
-        if getattr(config.option, "perf_rounds", "") is None:
-            options["perf_rounds"] = _NUM_ROUNDS
         if "PERFSUITE_ARM_PROFILES" in os.environ:
             options |= {"benchmark_cprofile": "tottime", "benchmark_cprofile_loops": None}
         for name, value in options.items():
@@ -178,6 +179,13 @@ class ArmPlugin:
         _know_precision(clock, given)
         self._clocks[item.nodeid] = clock
         item.add_marker(pytest.mark.benchmark(**{**options, "timer": clock}), append=False)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> None:
+        """Have both arms time a cell in rounds of one length."""
+        fixture: Any = getattr(item, "funcargs", {}).get("benchmark")
+        if item.nodeid in self._clocks and hasattr(fixture, "_calibrate_timer"):
+            _agree_on_rounds(fixture, self._channel, _asks_for_rounds(item))
 
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_runtest_makereport(self, item: pytest.Item, call: Any) -> Any:
@@ -252,7 +260,35 @@ def _profile(stats: Any) -> list[tuple[str, float, float]]:
 def _takes_turns(config: pytest.Config) -> bool:
     """Whether this arm's perfsuite, if it has one, lets its ranks take turns."""
     plugin = config.pluginmanager.get_plugin("perfsuite")
-    return plugin is None or bool(getattr(plugin, "TAKES_TURNS", False))
+    return plugin is None or getattr(plugin, "TAKES_TURNS", None) == _PROTOCOL
+
+
+def _asks_for_rounds(item: pytest.Item) -> bool:
+    """Whether a test's own marker says how often it is to be timed."""
+    asked = {name for marker in item.iter_markers("benchmark") for name in marker.kwargs}
+    return not asked.isdisjoint({"min_rounds", "max_time"})
+
+
+def _agree_on_rounds(fixture: Any, channel: Channel, keeps_rounds: bool) -> None:
+    """Take iterations, and the rounds unless the test says how many, from the gate.
+
+    pytest-benchmark finds the iterations of a round by timing, and has no public place for a number
+    that is known.
+    """
+    calibrate = fixture._calibrate_timer
+
+    def calibrate_together(runner: Any) -> tuple[float, int, range]:
+        duration_s, iterations, _ = calibrate(runner)
+        iteration_s = duration_s / iterations
+        shape = channel.ask(
+            kind="shape", iterations=iterations, iteration_s=iteration_s, first_s=_FIRST_S
+        )
+        iterations = shape["iterations"]
+        if not keeps_rounds:
+            fixture._min_rounds, fixture._max_time = shape["rounds"], 0.0
+        return iteration_s * iterations, iterations, range(iterations)
+
+    fixture._calibrate_timer = calibrate_together
 
 
 def _know_precision(clock: TurnClock, given: Any) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from perfsuite.gate.launches import CellRun
+from perfsuite.gate.arms import CellRun
 from perfsuite.gate.stored import StoredCell
 from perfsuite.records import Operator
 from perfsuite.verdicts import Explanation

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from perfsuite.gate.launches import Launch
+from perfsuite.gate.arms import Launch
 
 # Where installers put packages, in a tree or not: they are nobody's code under test.
 _INSTALLED = {"site-packages", "dist-packages"}

@@ -29,6 +29,7 @@ class Referee:
         self._left_in_round = list(self._order)
         self._wanting: set[str] = set()
         self._outside: set[str] = set()
+        self._agreeing: set[str] = set()
         self._gone: set[str] = set()
         self._running: str | None = None
 
@@ -58,6 +59,20 @@ class Referee:
         self._gone.add(arm)
         return self._withdraw(arm)
 
+    def agree(self, arm: str) -> list[str]:
+        """An arm waits to agree with the other; return the arms whose turn begins now."""
+        self._agreeing.add(arm)
+        return self._withdraw(arm)
+
+    def conclude(self) -> list[str]:
+        """Return the arms that agree now: all that wait for it, once nobody else is in the cell."""
+        if len(self._agreeing | self._outside | self._gone) < len(self._others):
+            return []
+        concluded = sorted(self._agreeing)
+        self._agreeing.clear()
+        self._left_in_round = list(self._order)
+        return concluded
+
     def cross_border(self) -> list[str]:
         """Return the arms that may enter the next cell now: all that have left, once all have."""
         if not self._outside or len(self._outside | self._gone) < len(self._others):
@@ -76,7 +91,7 @@ class Referee:
     def _grant(self) -> list[str]:
         if self._running is not None:
             return []
-        absent = self._outside | self._gone
+        absent = self._outside | self._gone | self._agreeing
         if any(arm not in self._wanting and arm not in absent for arm in self._others):
             return []
         for arm in (*self._left_in_round, *self._order):

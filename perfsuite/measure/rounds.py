@@ -19,11 +19,13 @@ from perfsuite.stages import Stage
 
 # Rounds of 25 ms and more are what the noise of paired launches was measured with: a standard
 # deviation of 0.4 % over pairs. Twice that leaves room for an estimate that is off by half.
-_ROUND_S = 0.050
+ROUND_S = 0.050
 
 
-def choose_num_iterations(iteration_s: float, *, steps_per_epoch: int | None) -> int:
-    """Return how many iterations make a round of about 50 ms.
+def choose_num_iterations(
+    iteration_s: float, *, steps_per_epoch: int | None, round_s: float = ROUND_S
+) -> int:
+    """Return how many iterations make a round of about so many seconds.
 
     A power of two, so that a noisy estimate of the iteration's time rarely changes the choice.
     Where an epoch is shorter than two such rounds, the next whole number of epochs instead: then
@@ -32,6 +34,7 @@ def choose_num_iterations(iteration_s: float, *, steps_per_epoch: int | None) ->
     Args:
         iteration_s: Estimated seconds of one iteration.
         steps_per_epoch: Iterations of one pass over the data; None if nothing happens at its end.
+        round_s: Seconds of a round; 50 ms unless rounds of two arms alternate.
 
     Raises:
         PerfsuiteError: The estimate is no positive number of seconds.
@@ -48,7 +51,7 @@ def choose_num_iterations(iteration_s: float, *, steps_per_epoch: int | None) ->
             f"an iteration of {iteration_s!r} s cannot be timed in rounds; "
             "it must take a positive, finite number of seconds"
         )
-    num_iterations = 1 << (math.ceil(_ROUND_S / iteration_s) - 1).bit_length()
+    num_iterations = 1 << (math.ceil(round_s / iteration_s) - 1).bit_length()
     if steps_per_epoch is not None and steps_per_epoch < 2 * num_iterations:
         return math.ceil(num_iterations / steps_per_epoch) * steps_per_epoch
     return num_iterations

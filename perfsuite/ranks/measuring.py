@@ -13,14 +13,16 @@ from contextlib import contextmanager, nullcontext
 import torch
 import torch.distributed as dist
 
+from perfsuite.cells import MeasurePlan
 from perfsuite.measure.counters import count_iteration, count_kernel_launches
 from perfsuite.measure.environment import describe_environment
 from perfsuite.measure.memory import measure_peak
 from perfsuite.measure.operators import costliest_operators, profile_iterations
 from perfsuite.measure.results import PeakMemory, RoundTimes
-from perfsuite.measure.rounds import choose_num_iterations, measure_rounds
+from perfsuite.measure.rounds import ROUND_S, choose_num_iterations, measure_rounds
 from perfsuite.measure.stages import StageClock
 from perfsuite.ranks.activities import Activity, start_activity
+from perfsuite.ranks.children import resume_children, stop_children
 from perfsuite.ranks.placement import own_device
 from perfsuite.ranks.progress import BoardWriter
 from perfsuite.ranks.turns import Turns, imported_files
@@ -31,6 +33,10 @@ from perfsuite.stages import Stage
 # DDP's first step uses one bucket and rebuilds its buckets after it; optimizers make their state
 # in the first step. The third is the first that is like all later ones.
 _NUM_WARMUP_ITERATIONS = 3
+# Of rounds that take turns with the other arm: what the machine does meanwhile lasts for longer and
+# so happens to both. Over 240 LeNet steps a launch, turns of 2 steps had two thirds of the error of
+# turns of 8 steps.
+_TURN_S = 0.010
 
 
 def run_cell(job: RunCell, start: RankStart, board: BoardWriter) -> CellMeasured:
@@ -43,11 +49,9 @@ def run_cell(job: RunCell, start: RankStart, board: BoardWriter) -> CellMeasured
         trial = _Trial(activity, device, board, start)
         board.enter_phase("warm-up")
         iteration_s = trial.warm_up()
-        num_iterations = job.plan.num_iterations
-        if num_iterations is None:
-            num_iterations = trial.agree_on_iterations(iteration_s)
         board.enter_phase("measure")
-        rounds = trial.measure(job.plan.num_rounds, num_iterations)
+        num_rounds, num_iterations = trial.agree(iteration_s, job.plan)
+        rounds = trial.measure(num_rounds, num_iterations)
         board.enter_phase("count")
         counts, peak, missing = trial.count()
         operators = trial.profile()
@@ -91,13 +95,27 @@ class _Trial:
         self._stages.collect()
         return shortest_s
 
-    def agree_on_iterations(self, iteration_s: float) -> int:
-        """Return the iterations of a round that all ranks use: the slowest rank decides."""
+    def agree(self, iteration_s: float, plan: MeasurePlan) -> tuple[int, int]:
+        """Return rounds, and iterations of each, that all ranks run, and those of the other arm."""
         if dist.is_initialized():
             slowest = torch.tensor([iteration_s], dtype=torch.float64, device=self._device)
             dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
             iteration_s = float(slowest.item())
-        return choose_num_iterations(iteration_s, steps_per_epoch=self._activity.steps_per_epoch)
+        num_iterations = plan.num_iterations or choose_num_iterations(
+            iteration_s,
+            steps_per_epoch=self._activity.steps_per_epoch,
+            round_s=_TURN_S if self._has_turns else ROUND_S,
+        )
+        if self._has_turns:
+            agreed = torch.zeros(2, dtype=torch.int64, device=self._device)
+            if self._turns is not None:
+                agreed += torch.tensor(self._turns.agree(num_iterations, iteration_s))
+            if dist.is_initialized():
+                dist.broadcast(agreed, src=0)
+            num_iterations, wanted_rounds = agreed.tolist()
+            return plan.num_rounds or wanted_rounds, num_iterations
+        assert plan.num_rounds is not None  # nobody else could choose
+        return plan.num_rounds, num_iterations
 
     def measure(self, num_rounds: int, num_iterations: int) -> tuple[RoundTimes, ...]:
         """Return the timed rounds; losses are checked between them, outside of the time."""
@@ -111,6 +129,7 @@ class _Trial:
             after_round=lambda _: self._activity.check(),
             take_turn=self._take_turn,
         )
+        resume_children()
         if self._turns is not None:
             self._turns.tell_modules(imported_files())
         return tuple(rounds)
@@ -118,13 +137,17 @@ class _Trial:
     @contextmanager
     def _take_turn(self) -> Iterator[None]:
         """Held while this arm's ranks are the only ones that run."""
+        if not self._has_turns:
+            yield
+            return
+        stop_children()
         with nullcontext() if self._turns is None else self._turns.take():
             # No rank is at work before the first has the turn, or after the other arm may begin.
-            if self._has_turns:
-                _start_together()
+            _start_together()
+            resume_children()
             yield
-            if self._has_turns:
-                _start_together()
+            stop_children()
+            _start_together()
 
     def count(self) -> tuple[Counts, PeakMemory | None, dict[str, str]]:
         """Return counts, memory, and why any number of them is missing."""

@@ -16,6 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+# Of rounds in a first launch: starting ranks costs as much.
+_FIRST_S = 1.0
+
 
 @dataclass(frozen=True, kw_only=True)
 class TurnChannel:
@@ -46,14 +49,32 @@ class Turns:
     def take(self) -> Iterator[None]:
         """Hold the turn: entered when it is this arm's, and handed on at the end."""
         self._tell(kind="turn")
-        if not self._lines.readline():
-            os._exit(1)  # the gate is gone, and this process is its own
+        self._listen()
         yield
         self._tell(kind="done")
+
+    def agree(self, num_iterations: int, iteration_s: float) -> tuple[int, int]:
+        """Return the iterations of a round, and the rounds, that both arms run.
+
+        Args:
+            num_iterations: What this arm alone would run.
+            iteration_s: Seconds of one.
+        """
+        self._tell(
+            kind="shape", iterations=num_iterations, iteration_s=iteration_s, first_s=_FIRST_S
+        )
+        answer = json.loads(self._listen())
+        return answer["iterations"], answer["rounds"]
 
     def tell_modules(self, files: Mapping[str, str]) -> None:
         """Say which file each top-level module was imported from."""
         self._tell(kind="modules", modules=dict(files))
+
+    def _listen(self) -> str:
+        line = self._lines.readline()
+        if not line:
+            os._exit(1)  # the gate is gone, and this process is its own
+        return line
 
     def _tell(self, **message: Any) -> None:
         self._socket.sendall(json.dumps(message).encode() + b"\n")

@@ -14,7 +14,7 @@ import psutil
 import pytest
 from tiny_suites import is_alive, make_arms, outcomes, pair
 
-from perfsuite.gate.launches import Arm
+from perfsuite.gate.arms import Arm
 
 # --- arms that end, hang or differ ---
 
@@ -209,7 +209,8 @@ def start_gate(arms: Sequence[Arm]) -> Iterator[subprocess.Popen[bytes]]:
     script = f"""
 import tempfile
 from pathlib import Path, PosixPath
-from perfsuite.gate.launches import Arm, PairPlan, run_pair
+from perfsuite.gate.arms import Arm, PairPlan
+from perfsuite.gate.launches import run_pair
 arms = {[*arms]!r}
 plan = PairPlan(number=1, first="base", hash_seed=1, core=0, timeout_s=60)
 with tempfile.TemporaryDirectory() as scratch:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from perfsuite.gate.arms import CellRun
 from perfsuite.gate.explain import explain, explain_stored
-from perfsuite.gate.launches import CellRun
 from perfsuite.gate.stored import StoredCell
 from perfsuite.records import Operator
 

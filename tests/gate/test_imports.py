@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from perfsuite.gate.arms import Arm, Launch
 from perfsuite.gate.imports import find_wrong_import
-from perfsuite.gate.launches import Arm, Launch
 
 
 @pytest.fixture

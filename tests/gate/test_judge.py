@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from perfsuite.gate import judge as module
+from perfsuite.gate.arms import Arm, CellRun, Launch, PairPlan, Suite
 from perfsuite.gate.judge import Budget, Demands, Judgement, judge
-from perfsuite.gate.launches import Arm, CellRun, Launch, PairPlan, Suite
 from perfsuite.gate.rule import Prior, Rule, decide
 
 BASE, HEAD = (
@@ -186,16 +186,18 @@ def test_a_verdict_can_be_recomputed_from_the_raw_pairs(run: Run) -> None:
         assert trial.decision.word == trial.word
 
 
-def test_a_pair_is_the_median_of_the_ratios_of_rounds_beside_each_other(run: Run) -> None:
+def test_a_pair_is_the_trimmed_mean_of_the_ratios_of_rounds_beside_each_other(run: Run) -> None:
     # The machine is slower by half from round to round, which is in neither ratio.
     machine = Machine(
-        lambda name, arm, number: timed(1.0, 2.0, 4.0) if arm == "base" else timed(2.5, 5.0, 8.0)
+        lambda name, arm, number: (
+            timed(1.0, 2.0, 4.0, 2.0, 1.0) if arm == "base" else timed(2.5, 5.0, 40.0, 5.0, 2.0)
+        )
     )
 
     judgement = run(machine, ["a"], max_pairs=3)
 
     (trial,) = judgement.trials
-    assert trial.raw == [(2.0, 5.0)] * 3
+    assert trial.raw == [pytest.approx((2.0, 5.0))] * 3
     assert trial.log_ratios == [math.log(2.5)] * 3
 
 

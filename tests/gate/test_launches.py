@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 from tiny_suites import is_alive, make_arms, outcomes, pair
 
-from perfsuite.gate.launches import Launch
+from perfsuite.gate.arms import Launch
 
 # What would keep an arm from measuring, or leave files.
 WORKERS = "-n2" if find_spec("xdist") else ""
@@ -86,6 +87,14 @@ def test_exits(benchmark):
 def test_measures_nothing(benchmark):
     pass
 
+def test_agrees(benchmark):
+    benchmark(time.sleep, 0.00001 if ARM == "base" else 0.001)
+    (HERE / "iterations").write_text(str(benchmark.stats.iterations))
+
+@pytest.mark.benchmark(min_rounds=5, max_time=0.0001)
+def test_own_rounds(benchmark):
+    benchmark(time.sleep, 0.001)
+
 def test_unused_by_choice(benchmark):
     (HERE / "ran").touch()
 
@@ -110,6 +119,7 @@ CHOSEN = [
     *("test_turns", "test_exits", "test_fails", "test_raises_inside", "test_broken_fixture"),
     *("test_swallows", "test_skipped", "test_measures_nothing", "test_parametrized[c/d]"),
     *("test_own_timer", "test_noise", "test_surroundings", "test_parametrized[a::b]", "test_quick"),
+    *("test_agrees", "test_own_rounds"),
 ]
 RUNS = [f"test_cells.py::{name}" for name in CHOSEN]
 
@@ -164,6 +174,31 @@ def test_rounds_come_back_from_every_way_of_timing(whole: dict[str, Launch]) -> 
             2,
         )
         assert all(min(rounds[name]) > 0 for name in ("test_quick", "test_noise", "test_turns"))
+
+
+def test_both_arms_time_a_cell_in_rounds_of_one_length(whole: dict[str, Launch]) -> None:
+    base, head = (read(launch, "iterations") for launch in whole.values())
+    assert base == head
+    assert (
+        len({len(launch.cells["test_cells.py::test_agrees"].rounds_s) for launch in whole.values()})
+        == 1
+    )
+
+
+def test_the_gate_chooses_the_number_of_rounds_unless_the_test_does(
+    whole: dict[str, Launch], folder: Path
+) -> None:
+    assert [
+        len(launch.cells["test_cells.py::test_own_rounds"].rounds_s) for launch in whole.values()
+    ] == [5, 5]
+
+    arms = [dataclasses.replace(launch.arm) for launch in whole.values()]
+    again = pair(arms, ["test_cells.py::test_quick"], num_rounds={"test_cells.py::test_quick": 37})
+
+    for launch in again.values():
+        run = launch.cells["test_cells.py::test_quick"]
+        assert len(run.rounds_s) == 37
+        assert run.alternated_s > 0
 
 
 def test_the_suites_own_timer_is_the_one_that_is_read(whole: dict[str, Launch]) -> None:
@@ -279,5 +314,5 @@ def test_nothing_that_an_arm_started_or_wrote_outside_its_tests_stays(
         assert not is_alive(told["group"])
         assert not Path(told["temporary"]).exists()
         assert {path.name for path in (folder / name).iterdir()} == {
-            *("test_cells.py", "pytest.ini", "intervals.json", "surroundings.json"),
+            *("test_cells.py", "pytest.ini", "intervals.json", "surroundings.json", "iterations"),
         }

@@ -116,6 +116,55 @@ def test_the_end_of_a_turn_that_nobody_has_changes_nothing() -> None:
     assert court.want(A) == [B]
 
 
+# --- agreeing ---
+
+
+def test_nobody_agrees_before_both_want_to() -> None:
+    court = referee()
+
+    assert court.agree(A) == []
+    assert court.conclude() == []
+    assert court.agree(B) == []
+    assert court.conclude() == [A, B]
+    assert court.conclude() == []
+
+
+def test_the_other_arm_runs_on_while_one_waits_to_agree() -> None:
+    court = referee()
+    court.agree(A)
+
+    assert court.want(B) == [B]
+    assert court.end(B) == []
+    assert court.want(B) == [B]
+
+
+def test_an_arm_that_waits_gets_its_turn_when_the_other_wants_to_agree() -> None:
+    court = referee()
+    court.want(B)
+
+    assert court.agree(A) == [B]
+
+
+def test_an_arm_agrees_with_itself_once_the_other_has_left_the_cell() -> None:
+    court = referee()
+    court.agree(A)
+    court.leave(B)
+
+    assert court.conclude() == [A]
+
+
+def test_after_agreeing_both_arms_have_a_turn_in_each_round_again() -> None:
+    court = referee()
+    court.agree(A)
+    court.want(B)
+    court.end(B)
+    court.agree(B)
+    court.conclude()
+
+    assert [*court.want(B), *court.want(A)] == [A]
+    assert [*court.end(A), *court.want(A)] == [B]
+
+
 # --- the border ---
 
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import psutil
 
-from perfsuite.gate.launches import Arm, Launch, PairPlan, run_pair
+from perfsuite.gate.arms import Arm, Launch, PairPlan
+from perfsuite.gate.launches import run_pair
 
 # No plugin that these suites have no use for: a launch begins in a third of the time.
 ARGUMENTS = (

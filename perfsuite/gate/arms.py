@@ -1,0 +1,123 @@
+"""The two arms of a comparison: what a launch of each is given, and what it tells.
+
+Data alone. Must not know how a launch is run, nor what a verdict is.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arm:
+    """One side of the comparison.
+
+    Attributes:
+        name: "base" or "head".
+        tree: Where its launches run.
+        import_roots: Folders that come first on their module path.
+        pytest_arguments: What pytest is called with, paths included.
+        python: The interpreter.
+        environment: Variables that this arm alone has.
+    """
+
+    name: str
+    tree: Path
+    import_roots: tuple[Path, ...]
+    pytest_arguments: tuple[str, ...]
+    python: str = sys.executable
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CellRun:
+    """What one launch made of a cell.
+
+    Attributes:
+        outcome: pytest's: "passed", "failed" or "skipped".
+        reason: Why it did not pass.
+        rounds_s: Seconds of an iteration, round by round; none where nothing was timed.
+        record: What perfsuite kept of it, unchecked; None for a suite without perfsuite.
+        alternated_s: Seconds from the first to the last turn, those of the other arm included; 0
+            where the rounds were not the gate's to choose.
+        profile: (function, calls, own seconds) of an iteration, where the plan profiles.
+    """
+
+    outcome: str
+    reason: str | None
+    rounds_s: tuple[float, ...]
+    record: dict[str, Any] | None
+    alternated_s: float = 0.0
+    profile: tuple[tuple[str, float, float], ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Suite:
+    """What an arm has collected.
+
+    Attributes:
+        cells: What the markers of each cell ask, unparsed.
+        root: pytest's rootdir.
+        inifile: Its configuration.
+        pythonpath: Its ini value, absolute.
+        python_files: Its ini value.
+        broken: Which files cannot be collected, and why; pytest runs no other either.
+    """
+
+    cells: Mapping[str, Mapping[str, Any]]
+    root: Path
+    inifile: Path | None
+    pythonpath: tuple[Path, ...]
+    python_files: tuple[str, ...]
+    broken: tuple[str, ...] = ()
+
+
+@dataclass(kw_only=True)
+class Launch:
+    """One launch, as far as it has come.
+
+    Attributes:
+        suite: What the arm has collected; None until it has told.
+        takes_turns: Whether the arm's perfsuite, if it has one, can take turns.
+        cells: What became of those that were run.
+        modules: The file of each top-level module.
+        failure: Why the launch told less than it should; None for a whole one.
+    """
+
+    arm: Arm
+    suite: Suite | None = None
+    takes_turns: bool = True
+    cells: dict[str, CellRun] = field(default_factory=dict)
+    modules: dict[str, str] = field(default_factory=dict)
+    failure: str | None = None
+
+
+Choose = Callable[[Mapping[str, Suite]], Sequence[str]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairPlan:
+    """How one pair is run.
+
+    Attributes:
+        number: Of the pair, from 1.
+        first: The arm that runs the first round of each cell.
+        hash_seed: Of both interpreters.
+        core: The processor that cells of one thread share.
+        timeout_s: Without any message for so long, an arm is stuck.
+        profiles: Whether to profile each cell once more after its rounds.
+        num_rounds: Rounds of a cell, where its test leaves that to the gate; of a cell that is not
+            in it as many as fit into a first launch.
+    """
+
+    number: int
+    first: str
+    hash_seed: int
+    core: int
+    timeout_s: float
+    profiles: bool = False
+    num_rounds: Mapping[str, int] = field(default_factory=dict)
