@@ -13,6 +13,7 @@ import typer
 from perfsuite.claiming import Tested, choose_claims, try_claims
 from perfsuite.claims import Bench
 from perfsuite.files import write_atomically
+from perfsuite.interleaving import ROUND_S
 from perfsuite.recipe_options import DeviceName, open_session
 from perfsuite.records import encode_line
 from perfsuite.report.claims import ClaimRow, claim_lines, claims_table
@@ -42,7 +43,7 @@ def claims(
     """
     chosen = choose_claims(only or [])
     # What the experiments say is the findings; ranks that warn of many workers would bury it.
-    session = open_session(device, _CELL_SEED, shows_output=False)
+    session = open_session(device, _CELL_SEED, shows_output=False, round_s=ROUND_S)
     drawn = random.SystemRandom().randrange(MAX_SEED) if seed is None else seed
     bench = Bench(session=session, seed=drawn, say=_say)
     try:

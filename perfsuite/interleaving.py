@@ -20,6 +20,12 @@ from perfsuite.units import format_seconds
 
 Key = TypeVar("Key")
 
+# Launches are what varies, so each has a single round. Before it rank and collector pause for some
+# 50 ms, in which loader workers fill their queues for nothing; a round ten times as long leaves a
+# tenth of that in its time.
+ROUND_S = 0.5
+_NUM_ROUNDS = 1
+
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
@@ -48,7 +54,7 @@ class Series:
 
     @property
     def times_s(self) -> tuple[float, ...]:
-        """Seconds of an iteration in each repetition: the median of its rounds."""
+        """Seconds of an iteration in each repetition."""
         return tuple(stats.median(outcome.step_times_s) for outcome in self.outcomes)
 
 
@@ -57,17 +63,15 @@ def measure_interleaved(
     cells: Mapping[Key, Cell],
     *,
     num_repetitions: int,
-    num_rounds: int,
     seed: int,
     say: Callable[[str], None],
 ) -> dict[Key, Series]:
     """Return what every cell gave, as many times as there are repetitions.
 
     Args:
-        session: Runs the cells.
+        session: Runs the cells; its rounds take `ROUND_S`.
         cells: By any key, whose text names the cell in the lines shown.
         num_repetitions: Launches of each cell.
-        num_rounds: Timed rounds of a launch.
         seed: Of the order.
         say: Shows a line for each launch.
 
@@ -82,7 +86,7 @@ def measure_interleaved(
         for key in keys:
             cell = cells[key]
             outcome = session.measure_cell(
-                cell.workload, cell.recipe, activity=cell.activity, num_rounds=num_rounds
+                cell.workload, cell.recipe, activity=cell.activity, num_rounds=_NUM_ROUNDS
             )
             outcomes[key].append(outcome)
             duration = format_seconds(stats.median(outcome.step_times_s))

@@ -14,6 +14,7 @@ import typer
 from perfsuite.cells import Recipe
 from perfsuite.errors import SettingError
 from perfsuite.files import write_atomically
+from perfsuite.interleaving import ROUND_S
 from perfsuite.recipe_options import DeviceName, WorkloadName, open_session
 from perfsuite.report.sweep import draw_sweep, sweep_table
 from perfsuite.sweeping import Curve, Sweep, advise, find_good, sweep_workers
@@ -74,7 +75,7 @@ def sweep(
     )
     seed = random.SystemRandom().randrange(2**32) if seed is None else seed
     # Of a hundred launches, most with more workers than torch thinks wise.
-    session = open_session(device, _CELL_SEED, shows_output=False)
+    session = open_session(device, _CELL_SEED, shows_output=False, round_s=ROUND_S)
     try:
         found = sweep_workers(
             session, workload, recipe, counts, num_repetitions=repetitions, seed=seed, say=_say

@@ -19,8 +19,6 @@ from perfsuite.stats import Interval, geometric_interval
 Times = Mapping[int, Sequence[float]]
 Activity = Literal["train", "load"]
 
-# A launch is what varies, not its rounds; three of these tell its median from a stray round.
-_NUM_ROUNDS = 3
 # A gain of more than the gate's tolerance is worth a process; advice against workers needs proof
 # that there is none.
 _WORTHWHILE_RATIO = 0.02
@@ -102,7 +100,6 @@ def sweep_workers(
         session,
         cells,
         num_repetitions=num_repetitions,
-        num_rounds=_NUM_ROUNDS,
         seed=seed,
         say=say,
     )

@@ -24,9 +24,6 @@ Status = Literal["holds", "does not hold", "cannot be tested here"]
 TOO_NOISY = "; the noise is too large to say"
 Key = TypeVar("Key")
 
-# As in a sweep: launches are the replicates, and three rounds make a median.
-_NUM_ROUNDS = 3
-
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
@@ -81,7 +78,6 @@ class Bench:
             self.session,
             cells,
             num_repetitions=num_repetitions,
-            num_rounds=_NUM_ROUNDS,
             seed=self.seed,
             say=self.say,
         )
