@@ -20,10 +20,10 @@ from perfsuite.units import format_seconds
 
 Key = TypeVar("Key")
 
-# Launches are what varies, so each has a single round. Before it rank and collector pause for some
-# 50 ms, in which loader workers fill their queues for nothing; a round ten times as long leaves a
-# tenth of that in its time.
-ROUND_S = 0.5
+# Launches are what varies, so each has a single round. Before it the collector runs for some 50 ms,
+# in which loader workers fill their queues for nothing. A round takes at least this long, and up to
+# twice, because its iterations are a power of two: that pause is a tenth of it or so.
+ROUND_S = 0.3
 _NUM_ROUNDS = 1
 
 
