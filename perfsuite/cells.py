@@ -266,11 +266,13 @@ class MeasurePlan:
             gives the turns.
         num_iterations: Optimizer steps of one round; None lets rank 0 choose after the warm-up.
         seed: Seed of weights, data order and random numbers on every rank.
+        round_s: What rank 0 then aims at; None is 50 ms.
     """
 
     num_rounds: int | None
     num_iterations: int | None
     seed: int
+    round_s: float | None = None
 
     def __post_init__(self) -> None:
         if not _optional(_is_int_from(1))(self.num_rounds):

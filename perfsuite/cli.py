@@ -20,6 +20,8 @@ from rich.console import Console
 from perfsuite.baseline_verbs import app as baseline
 from perfsuite.calibrate_verb import calibrate_machine
 from perfsuite.cells import Recipe
+from perfsuite.claims_verb import claims
+from perfsuite.compare_verb import compare_recipes
 from perfsuite.doctor import Status, examine
 from perfsuite.errors import PerfsuiteError, SettingError, WriteError
 from perfsuite.every_recipe import every_recipe
@@ -32,6 +34,7 @@ from perfsuite.records import EquivalenceReport
 from perfsuite.registry import find_workload
 from perfsuite.report.equivalence import equivalence_table, explanations
 from perfsuite.session import MAX_VERIFIED_STEPS, Session
+from perfsuite.sweep_verb import sweep
 from perfsuite.verifying import EXIT_CODES, exit_code, to_document, verify_every, verify_one
 
 app = typer.Typer(
@@ -159,6 +162,12 @@ app.command(epilog="Example: perfsuite gate benchmarks/ --base origin/main --jso
 
 app.command(epilog="Example: perfsuite profile lenet-digits --num-workers 2 --epochs 3")(profile)
 app.command(epilog="Example: perfsuite explain baselines/0001_a.json results/run.json")(explain)
+app.command(
+    "compare",
+    epilog="Example: perfsuite compare lenet-digits --a precision=fp32 --b precision=amp-bf16",
+)(compare_recipes)
+app.command(epilog="Example: perfsuite sweep lenet-digits --num-workers 0..10")(sweep)
+app.command(epilog="Example: perfsuite claims --only C5 --json claims.json")(claims)
 app.command("calibrate", epilog="Example: perfsuite calibrate benchmarks/ --sessions 20")(
     calibrate_machine
 )

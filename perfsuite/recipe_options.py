@@ -77,8 +77,16 @@ def takes_recipe(verb: Callable[..., None]) -> Callable[..., None]:
     return with_options
 
 
-def open_session(device: str, seed: int) -> Session:
+def open_session(
+    device: str, seed: int, *, shows_output: bool = True, round_s: float | None = None
+) -> Session:
     """Return a session that finds workloads in the current directory and tells of waiting.
+
+    Args:
+        device: One of `DEVICES`.
+        seed: Of weights, data order and random numbers.
+        shows_output: Print what ranks printed when all went well.
+        round_s: What a round should take at least; None is 50 ms.
 
     Raises:
         SettingError: There is no such device.
@@ -86,7 +94,13 @@ def open_session(device: str, seed: int) -> Session:
     chosen = next((known for known in DEVICES if known == device), None)
     if chosen is None:
         raise SettingError(f"--device is {device!r}; use one of {', '.join(DEVICES)}")
-    settings = Settings(device=chosen, seed=seed, import_roots=(Path.cwd(),))
+    settings = Settings(
+        device=chosen,
+        seed=seed,
+        import_roots=(Path.cwd(),),
+        shows_output=shows_output,
+        round_s=round_s,
+    )
     return Session(settings, say=lambda text: typer.echo(text, err=True))
 
 

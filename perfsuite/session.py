@@ -70,6 +70,8 @@ class Settings:
         wait_s: How long to wait for another timing session.
         import_roots: Folders in which "module:attribute" is looked up first.
         turns: Where timed rounds ask for their turn; the gate that gives them holds the machine.
+        shows_output: Print what ranks printed when all went well.
+        round_s: What a round should take at least; None is 50 ms.
     """
 
     device: Device = "auto"
@@ -80,6 +82,8 @@ class Settings:
     wait_s: float = 86_400.0
     import_roots: tuple[Path, ...] = ()
     turns: TurnChannel | None = None
+    shows_output: bool = True
+    round_s: float | None = None
 
 
 class Session:
@@ -112,6 +116,7 @@ class Session:
             seed=settings.seed,
             import_roots=tuple(str(root) for root in settings.import_roots),
             turns=settings.turns,
+            shows_output=settings.shows_output,
         )
         self._lock = TimingLock(wait_s=settings.wait_s, say=say)
         self._has_swept = False
@@ -174,8 +179,7 @@ class Session:
             activity: What one iteration is.
             num_rounds: Timed rounds; None is the session's.
             num_iterations: Iterations of a round; None lets the ranks choose after warming up.
-            is_timed: Whether the times will be kept; without, one round of one iteration is run,
-                beside whatever else the machine does.
+            is_timed: Whether times are kept; if not, one iteration runs beside whatever else does.
             numerics: What was found of the recipe before, for the record.
             by_value: Modules whose functions the ranks cannot import.
 
@@ -338,6 +342,7 @@ class Session:
             num_rounds=self._settings.num_rounds if num_rounds is None else num_rounds,
             num_iterations=num_iterations,
             seed=self._settings.seed,
+            round_s=self._settings.round_s,
         )
 
     def _measure(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -70,6 +71,42 @@ def robust_sd(samples: Sequence[float]) -> float:
         return 0.0
     centre = statistics.median(samples)
     return _MAD_TO_SD * statistics.median(abs(sample - centre) for sample in samples)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interval:
+    """Where the centre of positive samples lies, and between which bounds it is known to lie."""
+
+    centre: float
+    low: float
+    high: float
+
+
+def geometric_interval(samples: Sequence[float], *, tail: float = 0.025) -> Interval:
+    """Return the geometric mean of positive samples, times or ratios, with Student's t interval.
+
+    Speeds vary by factors, so the interval is that of the logarithms. One sample knows nothing of
+    its own spread: its interval is everything.
+
+    Args:
+        samples: At least one, all above 0.
+        tail: Probability of the centre beyond each bound.
+
+    >>> geometric_interval([1.0, 4.0]).centre
+    2.0
+    >>> interval = geometric_interval([1.0, 2.0, 4.0])  # logs 0, 1, 2 of base 2; t(2) = 4.303
+    >>> round(math.log2(interval.high) - 1, 3)  # 4.303 / sqrt(3)
+    2.484
+    >>> geometric_interval([3.0])
+    Interval(centre=3.0, low=0.0, high=inf)
+    """
+    if len(samples) == 1:
+        return Interval(centre=samples[0], low=0.0, high=math.inf)
+    logs = [math.log(sample) for sample in samples]
+    mean = statistics.fmean(logs)
+    freedom = len(logs) - 1
+    reach = float(exceeded_t(tail, freedom)) * statistics.stdev(logs) / math.sqrt(len(logs))
+    return Interval(centre=math.exp(mean), low=math.exp(mean - reach), high=math.exp(mean + reach))
 
 
 def exceeded_t(

@@ -184,7 +184,7 @@ def test_a_mistake_of_the_user_is_one_line_and_2(
     assert capsys.readouterr().err == "perfsuite: rounds is 0; use a whole number from 1\n"
 
 
-@pytest.mark.parametrize("verb", ["run", "doctor"])
+@pytest.mark.parametrize("verb", ["run", "doctor", "compare", "sweep", "claims"])
 def test_every_verb_has_help_with_an_example(verb: str) -> None:
     ended = CliRunner().invoke(cli.app, [verb, "--help"])
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfsuite.stats import median, robust_sd
+from perfsuite.stats import Interval, geometric_interval, median, robust_sd
 
 samples = st.lists(st.floats(min_value=1e-6, max_value=1e3), min_size=1, max_size=30)
 
@@ -66,3 +67,25 @@ def test_one_outlier_moves_neither_beyond_the_samples(values: list[float], outli
 
     assert median([*tripled, outlier]) <= max(values)
     assert robust_sd([*tripled, outlier]) <= 1.4826 * (max(values) - min(values))
+
+
+def test_the_interval_of_ratios_is_students_on_their_logarithms() -> None:
+    interval = geometric_interval([0.5, 1.0, 2.0, 4.0])
+
+    # Logarithms of base 2: -1, 0, 1, 2; mean 0.5, sd 1.291, t(0.025, 3) = 3.182.
+    assert interval.centre == pytest.approx(2**0.5)
+    assert math.log2(interval.high) == pytest.approx(0.5 + 3.182 * 1.291 / 2, rel=1e-3)
+    assert interval.low * interval.high == pytest.approx(interval.centre**2)
+
+
+def test_one_sample_has_no_interval() -> None:
+    assert geometric_interval([2.0]) == Interval(centre=2.0, low=0.0, high=math.inf)
+
+
+@given(st.lists(st.floats(min_value=1e-6, max_value=1e3), min_size=2, max_size=20))
+def test_the_interval_of_inverse_ratios_is_the_inverse_interval(values: list[float]) -> None:
+    interval = geometric_interval(values)
+    inverse = geometric_interval([1 / value for value in values])
+
+    assert inverse.centre == pytest.approx(1 / interval.centre, rel=1e-6)
+    assert interval.low <= interval.centre <= interval.high

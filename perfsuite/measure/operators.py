@@ -139,7 +139,7 @@ def describe_memory(averages: Any, device: torch.device) -> str:
 
 def read_trace(profiler: profile, folder: Path) -> bytes:
     """Return the Chrome trace of a finished profile; written to `folder` on the way."""
-    path = folder / "trace.json"
+    path = folder / f"trace-{os.getpid()}.json"  # every rank of the group has one there
     with _silent_errors():
         profiler.export_chrome_trace(str(path))
     trace = path.read_bytes()

@@ -104,7 +104,7 @@ class _Trial:
         num_iterations = plan.num_iterations or choose_num_iterations(
             iteration_s,
             steps_per_epoch=self._activity.steps_per_epoch,
-            round_s=_TURN_S if self._has_turns else ROUND_S,
+            round_s=_TURN_S if self._has_turns else plan.round_s or ROUND_S,
         )
         if self._has_turns:
             agreed = torch.zeros(2, dtype=torch.int64, device=self._device)

@@ -1,0 +1,140 @@
+"""The verb `compare`: what it asks for, prints and writes. Must not know how anything is judged."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from perfsuite import stats
+from perfsuite.comparing import Comparison, ComparisonRequest, compare, prove_cell
+from perfsuite.errors import SettingError
+from perfsuite.files import write_atomically
+from perfsuite.gate.judge import Budget
+from perfsuite.gate.rule import FIRST_LOOK
+from perfsuite.gate.termination import ends_on_sigterm
+from perfsuite.interleaving import Cell
+from perfsuite.recipe_options import DeviceName, WorkloadName, open_session
+from perfsuite.recipe_text import describe_recipe, parse_recipe
+from perfsuite.report.comparison import comparison_sentence, comparison_table
+from perfsuite.units import format_ratio, option_ratio
+
+# A launch that says nothing for so long is stuck: no round of a training step should take as long.
+_TIMEOUT_S = 300.0
+# Of weights and data; --seed is of the order of launches.
+_CELL_SEED = 0
+
+
+def compare_recipes(
+    workload: WorkloadName,
+    a: Annotated[
+        list[str] | None,
+        typer.Option("--a", metavar="FIELD=VALUE", help="Of a's recipe; several may be given."),
+    ] = None,
+    b: Annotated[
+        list[str] | None,
+        typer.Option("--b", metavar="FIELD=VALUE", help="Of b's recipe; several may be given."),
+    ] = None,
+    tolerance: Annotated[str, typer.Option(help="A difference up to this is none.")] = "2%",
+    limit: Annotated[str, typer.Option(help='"The same" means within this.')] = "5%",
+    max_pairs: Annotated[
+        int, typer.Option(min=FIRST_LOOK, help="Launches of each recipe, at most.")
+    ] = 16,
+    max_minutes: Annotated[
+        float, typer.Option(min=0, help="No pair begins that would end later.")
+    ] = 30.0,
+    device: DeviceName = "auto",
+    seed: Annotated[int | None, typer.Option(min=0, help="Drawn, and told, unless given.")] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write figures and raw pairs.")
+    ] = None,
+) -> None:
+    """Say which of two recipes trains a workload faster: launches in pairs, round by round."""
+    cells = {
+        name: Cell(workload=workload, recipe=parse_recipe(f"--{name}", pairs or []))
+        for name, pairs in (("a", a), ("b", b))
+    }
+    request = ComparisonRequest(
+        **cells,
+        tolerance=option_ratio("--tolerance", tolerance),
+        limit=option_ratio("--limit", limit),
+        budget=Budget(max_pairs=max_pairs, max_s=60 * max_minutes, timeout_s=_TIMEOUT_S),
+        seed=random.SystemRandom().randrange(2**32) if seed is None else seed,
+    )
+    _check(request)
+    session = open_session(device, _CELL_SEED)
+    try:
+        with ends_on_sigterm():
+            numerics = {name: prove_cell(session, cell).numerics for name, cell in cells.items()}
+            comparison = compare(session, request, say=_say)
+    finally:
+        session.close()
+    records = {
+        name: msgspec.structs.replace(record, numerics=numerics[name])
+        for name, record in comparison.records.items()
+    }
+    names = {name: describe_recipe(cell.recipe) for name, cell in cells.items()}
+    typer.echo(comparison_table(names, step_times_s(comparison), records))
+    sentence = comparison_sentence(comparison.word, comparison.ratio, comparison.interval)
+    typer.echo(sentence)
+    typer.echo(f"{len(comparison.raw)} pairs in {comparison.wall_s:.0f} s, seed {request.seed}")
+    if json_file is not None:
+        document = to_document(request, comparison, sentence) | {
+            "numerics": {name: numerics[name] for name in cells}
+        }
+        write_atomically(json_file, msgspec.json.format(msgspec.json.encode(document), indent=2))
+
+
+def step_times_s(comparison: Comparison) -> dict[str, float]:
+    """Return the seconds of an iteration of both, the median over pairs."""
+    return {
+        name: stats.median([pair[at] for pair in comparison.raw]) * comparison.num_samples[name]
+        for at, name in enumerate(("a", "b"))
+    }
+
+
+def to_document(
+    request: ComparisonRequest, comparison: Comparison, sentence: str
+) -> dict[str, Any]:
+    """Return the comparison as the verb's JSON; `ratio` and `raw` are of seconds per sample."""
+    records = comparison.records
+    low, high = comparison.interval
+    is_known = high != float("inf")
+    return {
+        "schema": 1,
+        "workload": request.a.workload,
+        "a": request.a.recipe.as_dict(),
+        "b": request.b.recipe.as_dict(),
+        "word": comparison.word,
+        "sentence": sentence,
+        "ratio": comparison.ratio,
+        "interval": [low, high] if is_known else None,
+        "pairs": len(comparison.raw),
+        "raw": comparison.raw,
+        "tolerance": request.tolerance,
+        "limit": request.limit,
+        "seed": request.seed,
+        "wall_s": comparison.wall_s,
+        "step_times_s": step_times_s(comparison),
+        "samples": comparison.num_samples,
+        "stages_s": {name: record.stages_s for name, record in records.items()},
+        "memory": {name: record.memory for name, record in records.items()},
+        "counts": {name: record.counts for name, record in records.items()},
+    }
+
+
+def _check(request: ComparisonRequest) -> None:
+    if request.tolerance >= 1:
+        raise SettingError(f"--tolerance is {format_ratio(request.tolerance)}; use less than 100 %")
+    if request.limit < request.tolerance:
+        raise SettingError(
+            f"--limit is {format_ratio(request.limit)}, below the tolerance of "
+            f"{format_ratio(request.tolerance)}; use a larger one"
+        )
+
+
+def _say(text: str) -> None:
+    typer.echo(text, err=True)
