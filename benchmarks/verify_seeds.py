@@ -19,7 +19,8 @@ from typing import Annotated
 import typer
 
 from perfsuite.every_recipe import every_recipe
-from perfsuite.session import Session, Settings
+from perfsuite.session import Session
+from perfsuite.settings import Settings
 from perfsuite.verifying import verify_every
 
 

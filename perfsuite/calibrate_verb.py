@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from perfsuite.calibrating import CalibrationResult, Planted, calibrate
+from perfsuite.calibrating import CalibrationResult, Plant, Planted, calibrate
 from perfsuite.files import write_atomically
 from perfsuite.gate.calibration import (
     CALIBRATION_FILE,
@@ -27,6 +27,7 @@ from perfsuite.gate.recommendation import recommend
 from perfsuite.gate.termination import ends_on_sigterm
 from perfsuite.gating import GateRequest
 from perfsuite.measure.host import describe_host
+from perfsuite.recipe_text import parse_recipe
 from perfsuite.timing_lock import TimingLock
 from perfsuite.units import format_ratio, option_ratio
 
@@ -43,7 +44,11 @@ def calibrate_machine(
         int, typer.Option("--sessions", min=1, help="Of identical code, and of each slowdown.")
     ] = 20,
     planted: Annotated[
-        list[str] | None, typer.Option(help="Slowdown to plant; may be given several times.")
+        list[str] | None,
+        typer.Option(
+            help="Slowdown to plant, 5%, or a field of every recipe to change, precision=fp32; may "
+            "be given several times."
+        ),
     ] = None,
     select: Annotated[
         str | None, typer.Option("-k", metavar="EXPR", help="Only cells that match, as in pytest.")
@@ -60,7 +65,7 @@ def calibrate_machine(
 
     Leaves baselines/calibration.json, from which later gates know the noise of each cell.
     """
-    ratios = [option_ratio("--planted", text) for text in (planted or ["5%"])]
+    plants = [_plant(text) for text in (planted or ["5%"])]
     request = GateRequest(
         folder=Path.cwd(),
         paths=tuple(paths or ()),
@@ -72,7 +77,7 @@ def calibrate_machine(
         seed=random.SystemRandom().randrange(2**32) if seed is None else seed,
     )
     with TimingLock(wait_s=_WAIT_S, say=_say), ends_on_sigterm():
-        result = calibrate(request, num_sessions=num_sessions, planted_ratios=ratios, say=_say)
+        result = calibrate(request, num_sessions=num_sessions, plants=plants, say=_say)
     cores = len(os.sched_getaffinity(0))
     fingerprint = describe_host(os.environ, cores).fingerprint
     write_calibration(CALIBRATION_FILE, Calibration(fingerprint=fingerprint, cells=result.noise))
@@ -81,6 +86,13 @@ def calibrate_machine(
     typer.echo(f"seed {request.seed}; written to {CALIBRATION_FILE}")
     if json_file is not None:
         write_atomically(json_file, to_document(result))
+
+
+def _plant(text: str) -> Plant:
+    if "=" not in text:
+        return Plant(ratio=option_ratio("--planted", text))
+    parse_recipe("--planted", [text])
+    return Plant(recipe=text)
 
 
 def _say(text: str) -> None:
@@ -95,9 +107,14 @@ def describe(result: CalibrationResult) -> list[str]:
     lines = [
         f"false alarms: {alarms} of {trials}{bound} ({_cost(result.identical)})",
         *(
-            f"power at {format_ratio(one.ratio)}: {one.verdicts.get('FAIL', 0)} of {trials} "
-            f"({_cost(one)})"
+            f"power at {one.plant}: {one.verdicts.get('FAIL', 0)} of {trials} ({_cost(one)})"
             for one in result.planted
+            if one.plant.recipe is None
+        ),
+        *(
+            f"{one.plant} planted: {_count(one.verdicts)} ({_cost(one)})"
+            for one in result.planted
+            if one.plant.recipe is not None
         ),
     ]
     for name, noise in result.noise.items():
@@ -142,7 +159,9 @@ def to_document(result: CalibrationResult) -> bytes:
         "cells": result.num_cells,
         "false_alarms": [result.identical.verdicts.get("FAIL", 0), trials],
         "power": {
-            format_ratio(one.ratio): [one.verdicts.get("FAIL", 0), trials] for one in result.planted
+            str(one.plant): [one.verdicts.get("FAIL", 0), trials]
+            for one in result.planted
+            if one.plant.recipe is None
         },
         "pair_sd": typical_sd(result.noise),
         "pair_sd_by_cell": {name: noise.sd for name, noise in result.noise.items()},
@@ -157,17 +176,17 @@ def to_document(result: CalibrationResult) -> bytes:
             }
             for name, noise in result.noise.items()
         },
-        "verdicts": {
-            format_ratio(one.ratio): one.verdicts for one in (result.identical, *result.planted)
-        },
+        "verdicts": {str(one.plant): one.verdicts for one in (result.identical, *result.planted)},
         "mean_pairs": {
-            format_ratio(one.ratio): one.mean_pairs for one in (result.identical, *result.planted)
+            str(one.plant): one.mean_pairs for one in (result.identical, *result.planted)
         },
-        "wall_s": {
-            format_ratio(one.ratio): one.wall_s for one in (result.identical, *result.planted)
-        },
+        "wall_s": {str(one.plant): one.wall_s for one in (result.identical, *result.planted)},
     }
     return msgspec.json.format(msgspec.json.encode(document), indent=2)
+
+
+def _count(verdicts: dict[str, int]) -> str:
+    return ", ".join(f"{number} {word}" for word, number in sorted(verdicts.items()))
 
 
 def _cost(planted: Planted) -> str:

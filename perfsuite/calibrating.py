@@ -16,20 +16,45 @@ from perfsuite.gate.arms import Arm
 from perfsuite.gate.calibration import CellNoise, SessionPairs, pool_noise
 from perfsuite.gate.judge import Judgement, Trial, judge
 from perfsuite.gating import GateRequest, collect, demands_of, head_arm
+from perfsuite.units import format_ratio
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plant:
+    """What is done to head in some sessions.
+
+    Attributes:
+        ratio: Slowdown of every iteration, 0.05 = 5 %.
+        recipe: A field of every recipe that is changed instead: "precision=fp32".
+    """
+
+    ratio: float = 0.0
+    recipe: str | None = None
+
+    def __str__(self) -> str:
+        """As people read it.
+
+        >>> print(Plant(ratio=0.05), "and", Plant(recipe="num_workers=0"))
+        5 % and num_workers=0
+        """
+        return self.recipe or format_ratio(self.ratio)
+
+
+NOTHING = Plant()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Planted:
-    """What the judge made of sessions in which head was slowed down.
+    """What the judge made of sessions in which something was planted in head.
 
     Attributes:
-        ratio: By how much, 0.05 = 5 %; 0 for identical code.
+        plant: What; nothing for identical code.
         verdicts: How often each word was given, over all cells and sessions.
         mean_pairs: Pairs until a cell was decided, on average.
         wall_s: Seconds of a session, on average.
     """
 
-    ratio: float
+    plant: Plant
     verdicts: dict[str, int]
     mean_pairs: float
     wall_s: float
@@ -60,15 +85,15 @@ def calibrate(
     request: GateRequest,
     *,
     num_sessions: int,
-    planted_ratios: Sequence[float],
+    plants: Sequence[Plant],
     say: Callable[[str], None],
 ) -> CalibrationResult:
     """Run sessions of identical code first, and judge planted slowdowns with what they have taught.
 
     Args:
         request: Which cells, and what is asked of them; its base is not looked at.
-        num_sessions: Of identical code, and of each planted slowdown.
-        planted_ratios: Slowdowns of head's iterations, by a sleep of that share of each.
+        num_sessions: Of identical code, and of each plant.
+        plants: What is done to head in further sessions.
         say: Shows a line.
 
     Raises:
@@ -84,13 +109,14 @@ def calibrate(
     seeds = random.Random(request.seed)
     pairs: dict[str, list[SessionPairs]] = {name: [] for name in demands}
 
-    def run(ratio: float) -> Planted:
+    def run(plant: Plant) -> Planted:
         judgements = []
         for number in range(num_sessions):
-            say(f"session {number + 1} of {num_sessions}, slowed down by {ratio:.1%}")
+            what = "identical code" if plant == NOTHING else f"{plant} planted"
+            say(f"session {number + 1} of {num_sessions}, {what}")
             judgement = judge(
                 dataclasses.replace(head, name="base"),
-                _slowed(head, ratio),
+                _with_plant(head, plant),
                 demands,
                 budget=request.budget,
                 seed=seeds.randrange(2**32),
@@ -99,12 +125,12 @@ def calibrate(
             )
             _refuse_broken(judgement)
             judgements.append(judgement)
-            if ratio == 0:
+            if plant == NOTHING:
                 for trial in judgement.trials:
                     pairs[trial.name].append(_pairs_of(trial))
-        return _summarise(ratio, judgements)
+        return _summarise(plant, judgements)
 
-    identical = run(0.0)
+    identical = run(NOTHING)
     noise = {name: pooled for name in demands if (pooled := pool_noise(pairs[name])) is not None}
     request = dataclasses.replace(request, priors={n: one.as_prior() for n, one in noise.items()})
     return CalibrationResult(
@@ -112,7 +138,7 @@ def calibrate(
         num_cells=len(demands),
         max_pairs=request.budget.max_pairs,
         identical=identical,
-        planted=tuple(run(ratio) for ratio in planted_ratios),
+        planted=tuple(map(run, plants)),
         noise=noise,
     )
 
@@ -125,10 +151,11 @@ def _pairs_of(trial: Trial) -> SessionPairs:
     )
 
 
-def _slowed(head: Arm, ratio: float) -> Arm:
-    if ratio == 0:
+def _with_plant(head: Arm, plant: Plant) -> Arm:
+    if plant == NOTHING:
         return head
-    return dataclasses.replace(head, environment={"PERFSUITE_ARM_PLANTED": repr(ratio)})
+    text = plant.recipe or repr(plant.ratio)
+    return dataclasses.replace(head, environment={"PERFSUITE_ARM_PLANTED": text})
 
 
 def _refuse_broken(judgement: Judgement) -> None:
@@ -137,7 +164,7 @@ def _refuse_broken(judgement: Judgement) -> None:
             raise WorkloadError(f"{trial.name} cannot be calibrated with: {trial.reason}")
 
 
-def _summarise(ratio: float, judgements: Sequence[Judgement]) -> Planted:
+def _summarise(plant: Plant, judgements: Sequence[Judgement]) -> Planted:
     verdicts: dict[str, int] = {}
     num_pairs = []
     for judgement in judgements:
@@ -147,7 +174,7 @@ def _summarise(ratio: float, judgements: Sequence[Judgement]) -> Planted:
             if trial.decision is not None:
                 num_pairs.append(trial.decision.num_pairs)
     return Planted(
-        ratio=ratio,
+        plant=plant,
         verdicts=verdicts,
         mean_pairs=sum(num_pairs) / len(num_pairs) if num_pairs else 0.0,
         wall_s=sum(judgement.wall_s for judgement in judgements) / len(judgements),

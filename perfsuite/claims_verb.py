@@ -17,7 +17,7 @@ from perfsuite.interleaving import ROUND_S
 from perfsuite.recipe_options import DeviceName, open_session
 from perfsuite.records import encode_line
 from perfsuite.report.claims import ClaimRow, claim_lines, claims_table
-from perfsuite.session import MAX_SEED
+from perfsuite.settings import MAX_SEED
 
 RECORDS_FILE = Path("results") / "claims.jsonl"
 _EXIT_BROKEN = 1

@@ -18,7 +18,7 @@ from perfsuite.errors import SettingError
 from perfsuite.gate.judge import Budget
 from perfsuite.gate.rule import FIRST_LOOK
 from perfsuite.ranks.turns import TurnChannel
-from perfsuite.session import DEVICES, MAX_SEED, Device, Settings
+from perfsuite.settings import DEVICES, MAX_SEED, Device, Settings
 from perfsuite.units import parse_ratio, parse_seconds
 
 MATRICES = ("smoke", "default", "full")
@@ -341,10 +341,13 @@ def _turn_channel() -> TurnChannel | None:
     path = os.environ.get("PERFSUITE_ARM_CHANNEL")
     if path is None:
         return None
+    planted = os.environ.get("PERFSUITE_ARM_PLANTED", "0")
+    is_recipe = "=" in planted
     return TurnChannel(
         path=path,
         arm=os.environ["PERFSUITE_ARM_NAME"],
-        planted_ratio=float(os.environ.get("PERFSUITE_ARM_PLANTED", "0")),
+        planted_ratio=0.0 if is_recipe else float(planted),
+        planted_recipe=(planted,) if is_recipe else (),
     )
 
 

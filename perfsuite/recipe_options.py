@@ -17,7 +17,8 @@ import typer
 
 from perfsuite.cells import COMM_HOOKS, PARALLEL_FORMS, PRECISIONS, Recipe
 from perfsuite.errors import SettingError
-from perfsuite.session import DEVICES, MAX_SEED, Session, Settings
+from perfsuite.session import Session
+from perfsuite.settings import DEVICES, MAX_SEED, Settings
 
 WorkloadName = Annotated[
     str, typer.Argument(help='A name, or "package.module:attribute" from here.')

@@ -23,12 +23,13 @@ _READERS: dict[str, tuple[Callable[[str], Any], str]] = {
 _NONE = "none"
 
 
-def parse_recipe(option: str, pairs: Sequence[str]) -> Recipe:
-    """Return the recipe that `FIELD=VALUE` texts describe; fields not named have their defaults.
+def parse_recipe(option: str, pairs: Sequence[str], *, of: Recipe | None = None) -> Recipe:
+    """Return the recipe that `FIELD=VALUE` texts describe.
 
     Args:
         option: Where the texts come from, for messages.
         pairs: Such as ("precision=amp-bf16", "num_workers=2").
+        of: Has the fields that are not named; the default recipe unless given.
 
     Raises:
         SettingError: A text is no pair, names no field or one twice, or has a value of another
@@ -53,7 +54,7 @@ def parse_recipe(option: str, pairs: Sequence[str]) -> Recipe:
         if name in values:
             raise SettingError(f"{option} gives {name} twice; give it once")
         values[name] = _read(option, name, types[name], text)
-    return Recipe(**values)
+    return dataclasses.replace(of or Recipe(), **values)
 
 
 def describe_recipe(recipe: Recipe) -> str:

@@ -10,10 +10,8 @@ import dataclasses
 import importlib.util
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 from perfsuite import verification
 from perfsuite.cells import Activity, Hardware, MeasurePlan, Recipe, why_not_exercised
@@ -32,7 +30,6 @@ from perfsuite.ranks.chains import Chain, GroupRequest, run_chain, run_chains
 from perfsuite.ranks.group import GroupPolicy, run_group
 from perfsuite.ranks.guard import make_group_folder, remove_group_folder, sweep_stale_folders
 from perfsuite.ranks.packing import pack, unpack
-from perfsuite.ranks.turns import TurnChannel
 from perfsuite.ranks.wire import (
     CallFunction,
     CellMeasured,
@@ -47,43 +44,11 @@ from perfsuite.ranks.wire import (
 )
 from perfsuite.records import EquivalenceReport, Numerics, Outcome
 from perfsuite.registry import Workload, find_workload
+from perfsuite.settings import Settings
 from perfsuite.timing_lock import TimingLock
 
-Device = Literal["auto", "cpu", "cuda"]
-DEVICES: tuple[Device, ...] = ("auto", "cpu", "cuda")
 # The limits hold for the rounding of each step, so more steps prove little more.
 MAX_VERIFIED_STEPS = 10
-# What torch, numpy and Python's own generator all take.
-MAX_SEED = 2**32 - 1
-
-
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    """What a session is run with, resolved once at the edge.
-
-    Attributes:
-        device: Where cells run; "auto" is CUDA where a GPU is visible.
-        num_rounds: Timed rounds of a cell that does not say otherwise; None where a gate chooses.
-        seed: Seed of weights, data order and random numbers.
-        timeout_s: A cell without progress for so long fails.
-        collective_timeout_s: A collective that waits for so long fails.
-        wait_s: How long to wait for another timing session.
-        import_roots: Folders in which "module:attribute" is looked up first.
-        turns: Where timed rounds ask for their turn; the gate that gives them holds the machine.
-        shows_output: Print what ranks printed when all went well.
-        round_s: What a round should take at least; None is 50 ms.
-    """
-
-    device: Device = "auto"
-    num_rounds: int | None = 10
-    seed: int = 0
-    timeout_s: float = 120.0
-    collective_timeout_s: float = 30.0
-    wait_s: float = 86_400.0
-    import_roots: tuple[Path, ...] = ()
-    turns: TurnChannel | None = None
-    shows_output: bool = True
-    round_s: float | None = None
 
 
 class Session:
@@ -189,6 +154,8 @@ class Session:
             PerfsuiteError: The workload, its data or its training is at fault, or a rank failed.
         """
         _check_is_recipe(recipe)
+        if self._settings.turns is not None:
+            recipe = self._settings.turns.plant(recipe)
         found = find_workload(workload)
         job = RunCell(
             workload=pack(found, by_value=by_value),

@@ -19,7 +19,8 @@ import pynvml
 
 from perfsuite.doctor.findings import Finding
 from perfsuite.errors import PerfsuiteError
-from perfsuite.session import Session, Settings
+from perfsuite.session import Session
+from perfsuite.settings import Settings
 
 # Torch is loaded within 4 s and two ranks have their sum 0.1 s later (measured on 2 cores):
 # whoever needs these times is stuck.

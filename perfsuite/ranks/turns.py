@@ -16,6 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from perfsuite.cells import Recipe
+from perfsuite.recipe_text import parse_recipe
+
 # Of rounds in a first launch: starting ranks costs as much.
 _FIRST_S = 1.0
 
@@ -28,11 +31,22 @@ class TurnChannel:
         path: Of a Unix socket.
         arm: The name of the arm that this process belongs to.
         planted_ratio: Slowdown of each iteration that a calibration plants, 0.05 = 5 %.
+        planted_recipe: Fields of each recipe that it changes: ("precision=fp32",).
     """
 
     path: str
     arm: str
     planted_ratio: float = 0.0
+    planted_recipe: tuple[str, ...] = ()
+
+    def plant(self, recipe: Recipe) -> Recipe:
+        """Return the recipe with what a calibration changes.
+
+        Raises:
+            SettingError: There is no such field, or it takes no such value.
+            RecipeError: The value is not allowed beside the recipe's others.
+        """
+        return parse_recipe("the calibration", self.planted_recipe, of=recipe)
 
 
 class Turns:

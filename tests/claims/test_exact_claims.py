@@ -18,7 +18,8 @@ from perfsuite.claims.exact import (
     weigh_tensors,
 )
 from perfsuite.records import EquivalenceReport, EquivalenceRow
-from perfsuite.session import Session, Settings
+from perfsuite.session import Session
+from perfsuite.settings import Settings
 
 # Of a chain whose blocks keep 20 bytes and cost 30 flops in three passes, 10 each.
 PLAIN = ChainCounts(saved_bytes={4: 85, 8: 165, 16: 325}, flops={4: 125, 8: 245, 16: 485})

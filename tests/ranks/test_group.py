@@ -17,7 +17,8 @@ import psutil
 import pytest
 
 from perfsuite import RankFailureError, WorkloadError
-from perfsuite.session import Session, Settings
+from perfsuite.session import Session
+from perfsuite.settings import Settings
 
 RunRanks = Callable[..., list[Any]]
 
@@ -226,7 +227,8 @@ def test_what_a_rank_prints_reaches_the_test_output(
 
 CONTROLLER = """
     import os, sys, time
-    from perfsuite.session import Session, Settings
+    from perfsuite.session import Session
+from perfsuite.settings import Settings
 
     def hold_the_interpreter_lock(folder):
         # A regular expression that backtracks for hours inside one C call.
