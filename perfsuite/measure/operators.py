@@ -126,7 +126,7 @@ def measure_communication(events: Iterable[Any], device: torch.device) -> Commun
 
 def describe_operators(averages: Any, device: torch.device) -> str:
     """Return the table of operators that `torch.profiler` prints, costliest first."""
-    by = "self_cuda_time_total" if device.type == "cuda" else "self_cpu_time_total"
+    by = "self_device_time_total" if device.type == "cuda" else "self_cpu_time_total"
     return str(averages.table(sort_by=by, row_limit=_NUM_TABLE_ROWS))
 
 

@@ -134,3 +134,18 @@ def test_on_a_gpu_kernels_of_nccl_stand_against_all_other_kernels():
 @pytest.mark.parametrize("device", [CPU, CUDA])
 def test_without_a_collective_there_is_no_communication(device):
     assert measure_communication([event("aten::mm", 0, 1)], device) is None
+
+
+@pytest.mark.parametrize(
+    ("device", "column"), [(CPU, "self_cpu_time_total"), (CUDA, "self_device_time_total")]
+)
+def test_the_table_is_sorted_by_the_time_of_the_device(device, column):
+    averages = SimpleNamespace(table=lambda *, sort_by, row_limit: f"{sort_by}, {row_limit} rows")
+
+    assert describe_operators(averages, device) == f"{column}, 40 rows"
+
+
+def test_the_memory_of_a_gpu_is_its_allocators(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "memory_summary", lambda device: f"summary of {device}")
+
+    assert describe_memory(SimpleNamespace(), CUDA) == "summary of cuda"
