@@ -77,7 +77,7 @@ def compare_recipes(
         for name, record in comparison.records.items()
     }
     names = {name: describe_recipe(cell.recipe) for name, cell in cells.items()}
-    typer.echo(comparison_table(names, step_times_s(comparison), records))
+    typer.echo(comparison_table(names, step_times_s(comparison), comparison.num_samples, records))
     sentence = comparison_sentence(comparison.word, comparison.ratio, comparison.interval)
     typer.echo(sentence)
     typer.echo(f"{len(comparison.raw)} pairs in {comparison.wall_s:.0f} s, seed {request.seed}")

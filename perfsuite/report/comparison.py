@@ -26,13 +26,17 @@ _COUNTS: dict[str, Callable[[float], str]] = {
 
 
 def comparison_table(
-    names: Mapping[str, str], step_times_s: Mapping[str, float], records: Mapping[str, CellRecord]
+    names: Mapping[str, str],
+    step_times_s: Mapping[str, float],
+    num_samples: Mapping[str, int],
+    records: Mapping[str, CellRecord],
 ) -> str:
     """Return the table of two records as text; each argument has the keys "a" and "b".
 
     Args:
         names: What is different of each.
         step_times_s: Seconds of an iteration.
+        num_samples: Of an iteration.
         records: What was kept of each.
     """
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
@@ -40,7 +44,7 @@ def comparison_table(
     for side in ("a", "b"):
         table.add_column(f"{side}: {names[side]}", no_wrap=True, justify="right")
     table.add_column("b against a", no_wrap=True, justify="right")
-    for title, a, b, write in _rows(step_times_s, records):
+    for title, a, b, write in _rows(step_times_s, num_samples, records):
         table.add_row(title, _or_nothing(a, write), _or_nothing(b, write), _change(a, b))
     a_numerics, b_numerics = (_describe(records[side].numerics) for side in ("a", "b"))
     table.add_row("numerics", a_numerics, b_numerics, "")
@@ -71,12 +75,15 @@ def comparison_sentence(word: str, ratio: float, interval: tuple[float, float]) 
 
 
 def _rows(
-    step_times_s: Mapping[str, float], records: Mapping[str, CellRecord]
+    step_times_s: Mapping[str, float],
+    num_samples: Mapping[str, int],
+    records: Mapping[str, CellRecord],
 ) -> Iterator[tuple[str, float | None, float | None, Callable[[float], str]]]:
     """Yield (title, a's value, b's value, how to write them), leaving out what neither has."""
     a, b = records["a"], records["b"]
     yield "time per step", step_times_s["a"], step_times_s["b"], format_seconds
-    yield "samples/s", a.samples_per_s, b.samples_per_s, format_count
+    a_s, b_s = (step_times_s[side] / num_samples[side] for side in ("a", "b"))
+    yield "time per sample", a_s, b_s, format_seconds
     for stage in _STAGES:
         times = getattr(a.stages_s, stage), getattr(b.stages_s, stage)
         if times != (None, None):

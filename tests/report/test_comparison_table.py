@@ -13,6 +13,7 @@ from perfsuite.report.comparison import comparison_sentence, comparison_table
 
 NAMES = {"a": "fp32", "b": "bf16"}
 TIMES_S = {"a": 0.002, "b": 0.001}
+SAMPLES = {"a": 32, "b": 64}
 
 
 def test_what_both_have_stands_beside_its_change() -> None:
@@ -20,9 +21,10 @@ def test_what_both_have_stands_beside_its_change() -> None:
     halved = msgspec.structs.replace(NO_COUNTS, saved_activation_bytes=1024)
     records = {"a": make_record(counts=counts), "b": make_record(counts=halved)}
 
-    table = " ".join(comparison_table(NAMES, TIMES_S, records).split())
+    table = " ".join(comparison_table(NAMES, TIMES_S, SAMPLES, records).split())
 
     assert "time per step 2.00 ms 1.00 ms -50.0 %" in table
+    assert "time per sample 62.5 us 15.6 us -75.0 %" in table
     assert "saved activation bytes 2.00 KiB 1.00 KiB -50.0 %" in table
     assert "peak memory 1.00 KiB 1.00 KiB +0.0 %" in table
     assert "numerics - -" in table
@@ -31,7 +33,7 @@ def test_what_both_have_stands_beside_its_change() -> None:
 def test_what_neither_has_is_left_out_and_what_one_lacks_is_a_dash() -> None:
     records = {"a": make_record(), "b": make_record(memory=None)}
 
-    table = " ".join(comparison_table(NAMES, TIMES_S, records).split())
+    table = " ".join(comparison_table(NAMES, TIMES_S, SAMPLES, records).split())
 
     assert "peak memory 1.00 KiB -" in table
     assert "flops" not in table
@@ -43,7 +45,7 @@ def test_numerics_are_told_with_their_power() -> None:
     without = Numerics(status="no power", check="T2", error=None, limit=None, power=None)
     records = {"a": make_record(numerics=numerics), "b": make_record(numerics=without)}
 
-    table = comparison_table(NAMES, TIMES_S, records)
+    table = comparison_table(NAMES, TIMES_S, SAMPLES, records)
 
     assert "T1 equivalent, power 7/7" in table
     assert "T2 no power" in table
