@@ -100,23 +100,14 @@ def _say(text: str) -> None:
 
 
 def describe(result: CalibrationResult) -> list[str]:
-    """Return the result in lines."""
-    trials = result.num_sessions * result.num_cells
-    alarms = result.identical.verdicts.get("FAIL", 0)
+    """Return the result in lines; a session counts as red, as the gate's would, by any FAIL."""
+    trials = result.num_sessions
+    alarms = result.identical.num_red
     bound = f", below {format_ratio(1 - 0.05 ** (1 / trials))} at 95 % confidence" * (alarms == 0)
-    lines = [
-        f"false alarms: {alarms} of {trials}{bound} ({_cost(result.identical)})",
-        *(
-            f"power at {one.plant}: {one.verdicts.get('FAIL', 0)} of {trials} ({_cost(one)})"
-            for one in result.planted
-            if one.plant.recipe is None
-        ),
-        *(
-            f"{one.plant} planted: {_count(one.verdicts)} ({_cost(one)})"
-            for one in result.planted
-            if one.plant.recipe is not None
-        ),
-    ]
+    lines = [f"false alarms: {alarms} of {trials}{bound} ({_cost(result.identical)})"]
+    for one in result.planted:
+        label = f"power at {one.plant}" if one.plant.recipe is None else f"{one.plant} planted"
+        lines.append(f"{label}: {one.num_red} of {trials} ({_cost(one)})")
     for name, noise in result.noise.items():
         lines += [f"pair sd of {name}: {_describe_noise(noise)}", f"  {_advise(noise, result)}"]
     return lines
@@ -152,14 +143,14 @@ def recommend_for(noise: CellNoise, result: CalibrationResult) -> tuple[float, f
 
 def to_document(result: CalibrationResult) -> bytes:
     """Return the result as the verb's JSON."""
-    trials = result.num_sessions * result.num_cells
+    trials = result.num_sessions
     document: dict[str, Any] = {
         "schema": 1,
         "sessions": result.num_sessions,
         "cells": result.num_cells,
-        "false_alarms": [result.identical.verdicts.get("FAIL", 0), trials],
+        "false_alarms": [result.identical.num_red, trials],
         "power": {
-            str(one.plant): [one.verdicts.get("FAIL", 0), trials]
+            str(one.plant): [one.num_red, trials]
             for one in result.planted
             if one.plant.recipe is None
         },
@@ -185,9 +176,8 @@ def to_document(result: CalibrationResult) -> bytes:
     return msgspec.json.format(msgspec.json.encode(document), indent=2)
 
 
-def _count(verdicts: dict[str, int]) -> str:
-    return ", ".join(f"{number} {word}" for word, number in sorted(verdicts.items()))
-
-
 def _cost(planted: Planted) -> str:
-    return f"{planted.mean_pairs:.1f} pairs a cell, {planted.wall_s:.0f} s a session"
+    words = ", ".join(f"{number} {word}" for word, number in sorted(planted.verdicts.items()))
+    return (
+        f"cells: {words}; {planted.mean_pairs:.1f} pairs a cell, {planted.wall_s:.0f} s a session"
+    )

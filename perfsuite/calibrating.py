@@ -16,7 +16,6 @@ from perfsuite.gate.arms import Arm
 from perfsuite.gate.calibration import CellNoise, SessionPairs, pool_noise
 from perfsuite.gate.judge import Judgement, Trial, judge
 from perfsuite.gating import GateRequest, collect, demands_of, head_arm
-from perfsuite.units import format_ratio
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +36,7 @@ class Plant:
         >>> print(Plant(ratio=0.05), "and", Plant(recipe="num_workers=0"))
         5 % and num_workers=0
         """
-        return self.recipe or format_ratio(self.ratio)
+        return self.recipe or f"{100 * self.ratio:g} %"
 
 
 NOTHING = Plant()
@@ -49,12 +48,14 @@ class Planted:
 
     Attributes:
         plant: What; nothing for identical code.
+        num_red: Sessions that ended red, with a FAIL of any cell.
         verdicts: How often each word was given, over all cells and sessions.
         mean_pairs: Pairs until a cell was decided, on average.
         wall_s: Seconds of a session, on average.
     """
 
     plant: Plant
+    num_red: int
     verdicts: dict[str, int]
     mean_pairs: float
     wall_s: float
@@ -175,6 +176,9 @@ def _summarise(plant: Plant, judgements: Sequence[Judgement]) -> Planted:
                 num_pairs.append(trial.decision.num_pairs)
     return Planted(
         plant=plant,
+        num_red=sum(
+            any(trial.word == "FAIL" for trial in judgement.trials) for judgement in judgements
+        ),
         verdicts=verdicts,
         mean_pairs=sum(num_pairs) / len(num_pairs) if num_pairs else 0.0,
         wall_s=sum(judgement.wall_s for judgement in judgements) / len(judgements),
