@@ -12,7 +12,7 @@ from rich import box
 from rich.table import Table
 
 from perfsuite.report.tables import render
-from perfsuite.units import format_ratio, format_seconds
+from perfsuite.units import format_change, format_seconds
 from perfsuite.verdicts import CellVerdict, Explanation
 
 
@@ -58,17 +58,6 @@ def sentence(cell: CellVerdict) -> str:
             f"({cell.num_pairs} pairs)"
         )
     return "; ".join([": ".join(parts), *filter(None, [_beside_numbers(cell)])])
-
-
-def format_change(ratio: float) -> str:
-    """Return a ratio as a signed change.
-
-    >>> format_change(1.05), format_change(0.98), format_change(float("inf"))
-    ('+5.0 %', '-2.0 %', 'any')
-    """
-    if math.isinf(ratio):
-        return "any"
-    return f"{'+' if ratio >= 1 else '-'}{format_ratio(abs(ratio - 1))}"
 
 
 def _between(cell: CellVerdict) -> str:
