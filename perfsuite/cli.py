@@ -29,6 +29,7 @@ from perfsuite.gate_verb import gate
 from perfsuite.records import EquivalenceReport
 from perfsuite.registry import find_workload
 from perfsuite.report.equivalence import equivalence_table, explanations
+from perfsuite.report_verb import report
 from perfsuite.session import DEVICES, MAX_SEED, MAX_VERIFIED_STEPS, Session, Settings
 from perfsuite.verifying import EXIT_CODES, exit_code, to_document, verify_every, verify_one
 
@@ -45,6 +46,7 @@ _STYLES: dict[Status, str] = {"ok": "green", "warn": "yellow", "fail": "red"}
 _EXIT_UNFIT = 1
 _EXIT_USAGE = 2
 _EXIT_REFUSED = 12
+_WITH_REPORT = ("-p", "perfsuite.run_report")
 
 
 def main() -> None:
@@ -80,10 +82,10 @@ def _options(
     epilog="Example: perfsuite run benchmarks/ --perf-matrix=smoke",
 )
 def run(context: typer.Context) -> None:
-    """Run the benchmarks: `pytest PATHS` with any pytest options; its exit code is pytest's."""
+    """Run the benchmarks and report: `pytest PATHS` with any pytest options and its exit code."""
     # pytest replaces this process, so signals, terminal and exit code are its own.
     arguments = context.args if _names_a_path(context.args) else ["benchmarks", *context.args]
-    os.execv(sys.executable, [sys.executable, "-m", "pytest", *arguments])
+    os.execv(sys.executable, [sys.executable, "-m", "pytest", *_WITH_REPORT, *arguments])
 
 
 def _names_a_path(arguments: list[str]) -> bool:
@@ -203,6 +205,7 @@ def _show_reports(reports: list[EquivalenceReport], *, every_row: bool) -> None:
 app.command(epilog="Example: perfsuite gate benchmarks/ --base origin/main --json gate.json")(gate)
 
 
+app.command(epilog="Example: perfsuite report results/run.json --html results/report")(report)
 app.command(epilog="Example: perfsuite explain baselines/0001_a.json results/run.json")(explain)
 app.command("calibrate", epilog="Example: perfsuite calibrate benchmarks/ --sessions 20")(
     calibrate_machine

@@ -67,9 +67,7 @@ def draw_sections(rows: Sequence[Row]) -> tuple[Section, ...]:
     sections = (
         _section("Scaling", _scaling, scaling),
         _section("Loader workers", _workers, families(rows, "num_workers")),
-        _section(
-            "Memory against recomputation", _checkpointing, families(rows, "checkpointing")
-        ),
+        _section("Memory against recomputation", _checkpointing, families(rows, "checkpointing")),
         _section("Losses by precision", _losses, families(rows, "precision")),
     )
     return tuple(section for section in sections if section.charts)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from perfsuite.cells import parse_parallel
-from perfsuite.report.rows import Row
+from perfsuite.report.rows import Row, recipe_fields
 
 Axis = Literal["num_workers", "checkpointing", "precision", "parallel"]
 
@@ -77,9 +77,8 @@ def families(rows: Sequence[Row], axis: Axis) -> tuple[Family, ...]:
 def _shared(row: Row, axis: Axis) -> tuple[Any, ...]:
     assert row.record is not None
     assert row.recipe is not None
-    recipe = row.recipe.as_dict()
-    del recipe[axis]
-    return row.subject, row.record.device, row.record.fingerprint, *recipe.values()
+    fields = (getattr(row.recipe, name) for name in recipe_fields() if name != axis)
+    return row.subject, row.record.device, row.record.fingerprint, *fields
 
 
 def _by_value(group: Sequence[Row], axis: Axis) -> Iterable[Family]:

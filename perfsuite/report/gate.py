@@ -44,7 +44,7 @@ def verdict_lines(
     if cells:
         yield verdict_table(cells)
     for cell in cells:
-        text = _beside_numbers(cell)
+        text = beside_numbers(cell)
         if text and text != refusal:
             yield f"{cell.name}: {text}"
 
@@ -57,7 +57,7 @@ def sentence(cell: CellVerdict) -> str:
             f"{format_change(cell.ratio)} against the base, between {_between(cell)} "
             f"({cell.num_pairs} pairs)"
         )
-    return "; ".join([": ".join(parts), *filter(None, [_beside_numbers(cell)])])
+    return "; ".join([": ".join(parts), *filter(None, [beside_numbers(cell)])])
 
 
 def _between(cell: CellVerdict) -> str:
@@ -66,7 +66,8 @@ def _between(cell: CellVerdict) -> str:
     return " and ".join(map(format_change, cell.interval))
 
 
-def _beside_numbers(cell: CellVerdict) -> str:
+def beside_numbers(cell: CellVerdict) -> str:
+    """Return what the numbers of a verdict do not say: why, and what moved; "" if nothing."""
     texts = [cell.reason] if cell.reason else []
     if cell.explanation is not None:
         texts.append(explained(cell.explanation))

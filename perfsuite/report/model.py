@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from perfsuite.report.advice import Advice, advise
 from perfsuite.report.charts import Section, draw_sections
-from perfsuite.report.rows import Row, printable
+from perfsuite.report.gate import beside_numbers
+from perfsuite.report.rows import Row, printable, row_of_verdict
 from perfsuite.report.runs import Run, rows_of
 from perfsuite.report.summary import Summary, by_gravity, summarize
+from perfsuite.verdicts import CellVerdict
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +56,36 @@ def report_on_runs(runs: Sequence[Run], *, tolerance: float, limit: float) -> Re
         tolerance=tolerance,
         limit=limit,
     )
+
+
+def report_on_verdicts(
+    cells: Sequence[CellVerdict],
+    *,
+    refusal: str | None,
+    differs: Mapping[str, str],
+    tolerance: float,
+    limit: float,
+) -> Report:
+    """Return the report on a gate.
+
+    Args:
+        cells: What it says of each cell.
+        refusal: Why nothing was compared at all; None where something was.
+        differs: What differs between the arms, for people.
+        tolerance: The slowdown that was accepted.
+        limit: The slowdown that must not pass.
+    """
+    made = report_on_rows(
+        [row_of_verdict(cell, beside_numbers(cell) or None) for cell in cells],
+        sources=[f"{name}: {value}" for name, value in differs.items()],
+        remarks=[],
+        tolerance=tolerance,
+        limit=limit,
+    )
+    if refusal is None:
+        return made
+    text = printable(f"not compared: {refusal}")
+    return dataclasses.replace(made, summary=Summary(word="NO VERDICT", text=text))
 
 
 def report_on_rows(

@@ -138,7 +138,7 @@ def _labels(headings: Sequence[_Heading]) -> str:
         f'  tbody > tr > :nth-child({number})::before {{ content: "{heading.title}"; }}\n'
         for number, heading in enumerate(headings, 1)
     )
-    return f"@media (max-width: 48rem) and (not print) {{\n{''.join(rules)}}}\n"
+    return f"@media screen and (max-width: 48rem) {{\n{''.join(rules)}}}\n"
 
 
 def _read(name: str) -> str:

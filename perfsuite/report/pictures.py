@@ -104,7 +104,10 @@ def draw_verdict(verdict: Verdict, tolerance: float, limit: float) -> Picture | 
         ("z", f"M{_short(_WIDTH / 2)} 0v14"),
         ("t", f"M{_short(_on_gauge(1 + tolerance, limit))} 0v14"),
         ("l", f"M{_short(_on_gauge(1 + limit, limit))} 0v14"),
-        (_STYLES.get(verdict.word, "v-doubt"), f"M{_short(lower)} 4h{_short(width)}v6h-{_short(width)}z"),
+        (
+            _STYLES.get(verdict.word, "v-doubt"),
+            f"M{_short(lower)} 4h{_short(width)}v6h-{_short(width)}z",
+        ),
         ("m", f"M{_short(_on_gauge(verdict.ratio, limit))} 2v10"),
     )
 

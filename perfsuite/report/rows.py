@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache, cached_property
 from typing import Final
 
 from perfsuite import stats, units
@@ -75,14 +76,14 @@ class Row:
     history: tuple[Past, ...] = ()
     is_from_older_run: bool = False
 
-    @property
+    @cached_property
     def spread_ratio(self) -> float | None:
         """Robust standard deviation of the rounds over their median."""
         if len(self.rounds_s) < 2 or not self.step_time_s:
             return None
         return stats.robust_sd(self.rounds_s) / self.step_time_s
 
-    @property
+    @cached_property
     def stages_s(self) -> dict[str, float]:
         """Seconds of each stage that was run, in their order; empty for a plain benchmark."""
         if self.record is None:
@@ -99,7 +100,7 @@ class Row:
             return None
         return self.stages_s["load"] / total_s
 
-    @property
+    @cached_property
     def subject(self) -> str | None:
         """The workload, with what is done to it where that is not training."""
         if self.record is None:
@@ -194,9 +195,7 @@ def _write_interval(bounds: tuple[float, float]) -> str:
 COLUMNS: Final = (
     Column(key="cell", title="cell", value=lambda row: row.name, is_number=False),
     Column(key="verdict", title="verdict", value=_verdict("word"), is_number=False),
-    Column(
-        key="change_ratio", title="change", value=_verdict("ratio"), write=units.format_change
-    ),
+    Column(key="change_ratio", title="change", value=_verdict("ratio"), write=units.format_change),
     Column(
         key="interval",
         title="between",
@@ -239,9 +238,7 @@ COLUMNS: Final = (
         value=lambda row: row.load_ratio,
         write=units.format_ratio,
     ),
-    Column(
-        key="peak_bytes", title="peak memory", value=_peak_bytes, write=units.format_bytes
-    ),
+    Column(key="peak_bytes", title="peak memory", value=_peak_bytes, write=units.format_bytes),
     Column(
         key="saved_activation_bytes",
         title="saved for backward",
@@ -261,11 +258,10 @@ def columns_of(*keys: str) -> tuple[Column, ...]:
 
 def filled(columns: Sequence[Column], rows: Sequence[Row]) -> tuple[Column, ...]:
     """Return the columns in which any row has a value."""
-    return tuple(
-        column for column in columns if any(column.value(row) is not None for row in rows)
-    )
+    return tuple(column for column in columns if any(column.value(row) is not None for row in rows))
 
 
+@cache
 def recipe_fields() -> tuple[str, ...]:
     """The names of a recipe's fields, in order."""
     return tuple(field.name for field in dataclasses.fields(Recipe))

@@ -148,7 +148,9 @@ def _read_run(path: Path) -> Run:
         file = msgspec.convert(read_json(path), _File)
         rows = tuple(_rows(file.benchmarks))
     except msgspec.ValidationError as error:
-        raise SettingError(f"{path} is no run of pytest-benchmark: {error}; {_WHAT_TO_DO}") from error
+        raise SettingError(
+            f"{path} is no run of pytest-benchmark: {error}; {_WHAT_TO_DO}"
+        ) from error
     except (OSError, ValueError) as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
         raise SettingError(f"{path}: {reason}; {_WHAT_TO_DO}") from error
