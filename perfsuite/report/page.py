@@ -26,6 +26,7 @@ from perfsuite.report.rows import COLUMNS, Column, Row, filled
 if TYPE_CHECKING:
     from jinja2 import Environment
 
+_PICTURES_AFTER: Final = "load_ratio"
 _TEMPLATES: Final = files("perfsuite.report") / "templates"
 
 
@@ -97,29 +98,34 @@ def _headings(report: Report) -> tuple[_Heading, ...]:
         return draw_verdict(row.verdict, report.tolerance, report.limit)
 
     beside = {"interval": draw_interval, "spread_ratio": draw_rounds}
-    headings = [
-        _Heading(
-            title=column.title,
-            is_number=column.is_number,
-            column=column,
-            draw=beside.get(column.key),
-        )
-        for column in filled(COLUMNS, report.rows)
-    ]
-    drawn = (
-        ("stages", draw_stages, any(row.stages_s for row in report.rows)),
-        (
-            "history",
-            lambda row: draw_history(row.history),
-            any(len(row.history) > 1 for row in report.rows),
-        ),
-    )
-    headings += [
-        _Heading(title=title, is_number=False, column=None, draw=draw)
-        for title, draw, is_shown in drawn
-        if is_shown
-    ]
+    filled_columns = filled(COLUMNS, report.rows)
+    headings: list[_Heading] = []
+    for column in COLUMNS:
+        if column in filled_columns:
+            headings.append(
+                _Heading(
+                    title=column.title,
+                    is_number=column.is_number,
+                    column=column,
+                    draw=beside.get(column.key),
+                )
+            )
+        if column.key == _PICTURES_AFTER:
+            headings += _drawn(report)
     return tuple(headings)
+
+
+def _drawn(report: Report) -> Iterator[_Heading]:
+    """The columns that are a picture alone."""
+    if any(row.stages_s for row in report.rows):
+        yield _Heading(title="stages", is_number=False, column=None, draw=draw_stages)
+    if any(len(row.history) > 1 for row in report.rows):
+        yield _Heading(
+            title="history",
+            is_number=False,
+            column=None,
+            draw=lambda row: draw_history(row.history),
+        )
 
 
 def _row(row: Row, headings: Sequence[_Heading]) -> Iterator[_Cell]:
