@@ -40,7 +40,6 @@ HOSTILE = (
     " leading and trailing ",
     "quote ' and \" and , and ;",
     "{{ 7 * 7 }} {% raw %}",
-    "",
 )
 
 
