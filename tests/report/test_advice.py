@@ -114,8 +114,7 @@ def test_low_precision_is_told_with_its_memory() -> None:
 
     assert said(*rows) == [
         (
-            "lenet, single: amp-bf16 is slower than fp32 here, with -50.0 % peak memory "
-            "(1.00 MiB)",
+            "lenet, single: amp-bf16 is slower than fp32 here, with -50.0 % peak memory (1.00 MiB)",
             "15.0 ms a step with amp-bf16, 10.0 ms a step with fp32 (+50.0 %)",
         ),
         (

@@ -128,7 +128,9 @@ def test_a_sweep_of_workers_has_whiskers() -> None:
 
     (chart,) = found["Loader workers"].charts
     assert "4.00 ms at num_workers 0, 2.00 ms at num_workers 2" in chart.label
-    whiskers = [outline for _, outline in chart.paths if re.fullmatch(r"M[\d.]+ [\d.]+V.+", outline)]
+    whiskers = [
+        outline for _, outline in chart.paths if re.fullmatch(r"M[\d.]+ [\d.]+V.+", outline)
+    ]
     # From 0 to 4 ms over 200 units: 4 ms is at 34, its spread of 1.4826 ms is 74.1 long.
     assert whiskers[0] == "M72.0 108.1V0.0"
     assert whiskers[1] == "M464.0 134.0V134.0"

@@ -153,7 +153,7 @@ def test_a_cell_is_shown_as_the_newest_run_has_it_with_the_others_as_history(
     assert row.step_time_s == 0.3
     assert [past.step_time_s for past in row.history] == [0.1, 0.2, 0.3]
     assert [past.is_accepted for past in row.history] == [False, True, False]
-    assert [past.when for past in row.history][0] == "2026-11-01 12:00 UTC"
+    assert row.history[0].when == "2026-11-01 12:00 UTC"
 
 
 def test_another_environment_is_no_part_of_a_history(tmp_path: Path) -> None:

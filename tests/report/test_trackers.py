@@ -79,7 +79,7 @@ def test_tensorboards_hyperparameters_are_the_recipe(tmp_path: Path) -> None:
 def test_a_hostile_name_never_leads_out_of_the_folder(tmp_path: Path) -> None:
     log_to_tensorboard(runs(tmp_path, "../" * 9 + "x" * 300), tmp_path / "in" / "events")
 
-    files = [path for path in tmp_path.rglob("events.out.*")]
+    files = list(tmp_path.rglob("events.out.*"))
     assert len(files) == 2
     assert all(path.is_relative_to(tmp_path / "in" / "events") for path in files)
 
@@ -100,11 +100,14 @@ def test_a_missing_package_is_one_line_that_names_the_extra(
     monkeypatch.setattr(sys, "meta_path", [Missing(extra), *sys.meta_path])
     found = runs(tmp_path)
 
-    with pytest.raises(SettingError) as refused:
+    def log() -> None:
         if extra == "wandb":
             log_to_wandb(found, report_on_runs(found, tolerance=0.02, limit=0.05))
         else:
             log_to_tensorboard(found, tmp_path)
+
+    with pytest.raises(SettingError) as refused:
+        log()
 
     assert str(refused.value) == (
         f"--{extra} needs the package {extra}: pip install 'perfsuite[{extra}]'"
