@@ -18,8 +18,8 @@ from perfsuite.report.rows import Row
 from perfsuite.units import format_bytes, format_count, format_seconds
 
 _WIDTH: Final = 480.0
-_LEFT, _RIGHT, _TOP, _BOTTOM = 72.0, 464.0, 34.0, 234.0
-_LEGEND_Y: Final = 288.0
+_LEFT, _RIGHT, _TOP, _BOTTOM = 72.0, 448.0, 52.0, 252.0
+_LEGEND_Y: Final = 306.0
 _LINE_HEIGHT: Final = 17.0
 # More of one kind nobody looks through; their numbers are in the table.
 _MOST_CHARTS: Final = 24
@@ -165,7 +165,10 @@ def draw(
     """
     points = [point for line in lines for point in line.points]
     x_ticks = ticks(max(x for x, _ in points))
-    y_ticks = ticks(max(y for _, y in points))
+    largest_y = max(y for _, y in points)
+    largest_y += max((spread for line in lines for spread in line.spreads), default=0.0)
+    y_unit = _binary_unit(largest_y) if write_y is format_bytes else 1.0
+    y_ticks = [tick * y_unit for tick in ticks(largest_y / y_unit)]
 
     def place(x: float, y: float) -> tuple[float, float]:
         return (
@@ -179,7 +182,7 @@ def draw(
     texts = [
         Text(x=_WIDTH / 2, y=18, anchor="middle", content=title),
         Text(x=(_LEFT + _RIGHT) / 2, y=_BOTTOM + 36, anchor="middle", content=axes[0]),
-        Text(x=4, y=_TOP - 4, anchor="start", content=axes[1]),
+        Text(x=4, y=_TOP - 14, anchor="start", content=axes[1]),
     ]
     texts += [_tick(place(x, 0)[0], _BOTTOM + 17, "middle", write_x(x)) for x in x_ticks]
     texts += [_tick(_LEFT - 6, place(0, y)[1] + 4, "end", write_y(y)) for y in y_ticks]
@@ -212,7 +215,7 @@ def _line_paths(
         yield f"{style} dot", "".join(f"M{x:.1f} {y:.1f}h0" for x, y in placed)
     for (x, y), spread in zip(line.points, line.spreads, strict=False):
         (x0, y0), (_, y1) = place(x, max(y - spread, 0.0)), place(x, y + spread)
-        yield style, f"M{x0:.1f} {y0:.1f}V{max(y1, 0.0):.1f}"
+        yield style, f"M{x0:.1f} {y0:.1f}V{y1:.1f}"
 
 
 def ticks(largest: float) -> tuple[float, ...]:
@@ -229,6 +232,11 @@ def ticks(largest: float) -> tuple[float, ...]:
     step = next(n * power for n in (1, 2, 5, 10) if n * power * 4 >= largest * (1 - 1e-9))
     count = math.ceil(largest / step - 1e-9)
     return tuple(round(step * number, 12) for number in range(count + 1))
+
+
+def _binary_unit(num_bytes: float) -> float:
+    """The largest power of 1024 up to a number, so that ticks in it are round numbers."""
+    return float(1024 ** int(math.log(num_bytes, 1024))) if num_bytes >= 1 else 1.0
 
 
 def _tick(x: float, y: float, anchor: str, content: str) -> Text:

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from perfsuite.cells import parse_parallel
 from perfsuite.report.rows import Row, recipe_fields
 
 Axis = Literal["num_workers", "checkpointing", "precision", "parallel"]
+# What the other words of their axes are measured against.
+_PLAIN: Final = ("fp32", "none")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,9 +113,10 @@ def _family(axis: Axis, members: Sequence[Member], name: str, variant: str = "")
     unique: dict[Any, Member] = {}
     for member in members:
         unique.setdefault(member.place, member)
-    is_ordered = axis in ("num_workers", "parallel")
-    ordered = sorted(unique.values(), key=lambda m: m.place) if is_ordered else unique.values()
-    return Family(axis=axis, name=name, variant=variant, members=tuple(ordered))
+    is_number = axis in ("num_workers", "parallel")
+    ordered = sorted(unique, key=None if is_number else lambda word: (word not in _PLAIN, word))
+    members = tuple(unique[place] for place in ordered)
+    return Family(axis=axis, name=name, variant=variant, members=members)
 
 
 def _fixed(row: Row, axis: Axis) -> str:
@@ -124,7 +127,7 @@ def _fixed(row: Row, axis: Axis) -> str:
         "parallel": recipe.parallel,
         "precision": recipe.precision,
         "checkpointing": "" if recipe.checkpointing == "none" else recipe.checkpointing,
-        "num_workers": f"{recipe.num_workers} workers" if recipe.num_workers else "",
+        "num_workers": f"num_workers={recipe.num_workers}" if recipe.num_workers else "",
     }
     del fields[axis]
     return ", ".join(filter(None, [row.subject, *fields.values()]))

@@ -131,9 +131,8 @@ def test_a_sweep_of_workers_has_whiskers() -> None:
     whiskers = [
         outline for _, outline in chart.paths if re.fullmatch(r"M[\d.]+ [\d.]+V.+", outline)
     ]
-    # From 0 to 4 ms over 200 units: 4 ms is at 34, its spread of 1.4826 ms is 74.1 long.
-    assert whiskers[0] == "M72.0 108.1V0.0"
-    assert whiskers[1] == "M464.0 134.0V134.0"
+    # 0 to 6 ms are 200 units up from 252, and the spread of 4 ms is 1.4826 ms.
+    assert whiskers == ["M72.0 168.1V69.2", "M448.0 185.3V185.3"]
 
 
 def test_memory_is_drawn_against_the_time_of_recomputation() -> None:
@@ -147,6 +146,8 @@ def test_memory_is_drawn_against_the_time_of_recomputation() -> None:
         "Memory against recomputation, lenet, single, fp32. none: 2.00 MiB at step 10.0 ms; "
         "every-block: 1.00 MiB at step 13.0 ms"
     )
+    axis = [text.content for text in chart.texts if text.content.endswith("B")]
+    assert axis == ["0 B", "512 KiB", "1.00 MiB", "1.50 MiB", "2.00 MiB"]
 
 
 def test_a_loss_that_is_no_number_is_left_out_of_its_line() -> None:
