@@ -101,7 +101,7 @@ def _scaling(kind: str, modes: Sequence[Family]) -> Picture:
     first_x, first_y = lines[0].points[0]
     widest = max(x for line in lines for x, _ in line.points)
     ideal = Line(
-        name=f"ideal, from {lines[0].name} over {first_x:.0f}",
+        name=f"ideal, in proportion to {first_x:.0f}",
         points=((first_x, first_y), (widest, first_y * widest / first_x)),
         is_ideal=True,
     )

@@ -117,7 +117,7 @@ def test_scaling_has_a_line_for_each_mode_and_the_ideal() -> None:
     assert chart.label == (
         "Scaling, lenet, fp32. ddp: 1.00 k at devices 1, 1.50 k at devices 2, "
         "2.00 k at devices 4; fsdp: 1.00 k at devices 1, 1.80 k at devices 2; "
-        "ideal, from ddp over 1: 1.00 k at devices 1, 4.00 k at devices 4"
+        "ideal, in proportion to 1: 1.00 k at devices 1, 4.00 k at devices 4"
     )
 
 
