@@ -13,6 +13,7 @@ from perfsuite.report.folder import PAGE, write_folder
 from perfsuite.report.latex import to_latex
 from perfsuite.report.markdown import to_markdown
 from perfsuite.report.model import report_on_runs
+from perfsuite.report.reasons import with_reasons
 from perfsuite.report.runs import read_runs
 from perfsuite.report.table_file import to_csv
 from perfsuite.report.tables import report_table
@@ -54,7 +55,7 @@ def report(
         raise SettingError(
             f"--limit is {limit}, below the tolerance of {tolerance}; use a larger one"
         )
-    found = read_runs(runs)
+    found = tuple(map(with_reasons, read_runs(runs)))
     made = report_on_runs(found, tolerance=bounds[0], limit=bounds[1])
     typer.echo(" ".join(filter(None, [made.summary.word, made.summary.text])))
     if html is not None:

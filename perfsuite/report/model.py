@@ -52,7 +52,7 @@ def report_on_runs(runs: Sequence[Run], *, tolerance: float, limit: float) -> Re
     return report_on_rows(
         rows,
         sources=[run.described for run in reversed(runs)],
-        remarks=[*_remarks(rows)],
+        remarks=[*_remarks(rows), *runs[-1].missing],
         tolerance=tolerance,
         limit=limit,
     )

@@ -39,6 +39,7 @@ class Run:
         machine: What it ran on, for people; None where the file does not say.
         accepted: Names of the cells that only a reviewed exception let through.
         rows: Its cells, in the file's order.
+        missing: Which cells measured nothing and why, one line each, as far as that is known.
     """
 
     path: Path
@@ -48,6 +49,7 @@ class Run:
     machine: str | None
     accepted: frozenset[str]
     rows: tuple[Row, ...]
+    missing: tuple[str, ...] = ()
 
     @property
     def when(self) -> str:
