@@ -138,6 +138,19 @@ def test_advice_comes_with_its_evidence_and_its_rule() -> None:
     assert "Where a lower precision is slower or faster than fp32, beyond the noise:" in text
 
 
+@pytest.mark.parametrize("num_remarks", [1, 9])
+def test_what_numbers_do_not_say_is_said_and_many_remarks_are_folded(num_remarks: int) -> None:
+    row = Row(name="t", step_time_s=1.0, note="no <memory>")
+
+    page = Page(html_page(report_on(row, remarks=[f"r{n}" for n in range(num_remarks)])))
+
+    assert "t: no <memory>" in page.texts["li"]
+    assert [text for text in page.texts["p"] if text.startswith("r")] == [
+        f"r{n}" for n in range(num_remarks)
+    ]
+    assert page.tags.count("details") == (1 if num_remarks == 1 else 2)
+
+
 @pytest.mark.parametrize("name", HOSTILE)
 def test_each_chart_is_a_well_formed_file_of_its_own(name: str) -> None:
     rows = [cell("a", workload=name), cell("b", workload=name, num_workers=2)]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import wandb
 from made_up import benchmark, record, verdict, write_run
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams import plugin_data_pb2
@@ -111,6 +112,22 @@ def test_a_missing_package_is_one_line_that_names_the_extra(
 
     assert str(refused.value) == (
         f"--{extra} needs the package {extra}: pip install 'perfsuite[{extra}]'"
+    )
+
+
+def test_a_client_that_refuses_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(**_: object) -> None:
+        raise wandb.errors.UsageError("api_key not configured (no-tty)\nmore")
+
+    monkeypatch.setattr(wandb, "init", refuse)
+    found = runs(tmp_path)
+
+    with pytest.raises(SettingError) as refused:
+        log_to_wandb(found, report_on_runs(found, tolerance=0.02, limit=0.05))
+
+    assert str(refused.value) == (
+        "--wandb: the client refuses: api_key not configured (no-tty); log in with 'wandb login', "
+        "or set WANDB_MODE=offline"
     )
 
 
