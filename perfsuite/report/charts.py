@@ -130,19 +130,23 @@ def _checkpointing(kind: str, family: Family) -> Picture | None:
 
 def _losses(kind: str, family: Family) -> Picture | None:
     lines = [
-        Line(name=str(member.place), points=points)
+        _loss_line(str(member.place), member.row.record.losses)
         for member in family.members
         if member.row.record is not None
-        and len(points := _finite_points(member.row.record.losses)) > 1
     ]
+    lines = [line for line in lines if len(line.points) > 1]
     if len(lines) < 2:
         return None
     return draw(lines, kind, family.name, ("step", "loss"), _number)
 
 
-def _finite_points(losses: Sequence[float]) -> tuple[tuple[float, float], ...]:
+def _loss_line(name: str, losses: Sequence[float]) -> Line:
     pairs = ((float(step), loss) for step, loss in enumerate(losses, 1))
-    return tuple((step, loss) for step, loss in pairs if math.isfinite(loss) and loss >= 0)
+    points = tuple((step, loss) for step, loss in pairs if math.isfinite(loss) and loss >= 0)
+    num_left_out = len(losses) - len(points)
+    if num_left_out:
+        name += f", without {num_left_out} that are not finite or below 0"
+    return Line(name=name, points=points)
 
 
 def draw(
@@ -163,12 +167,9 @@ def draw(
         write_y: Value on the y axis -> text.
         write_x: Value on the x axis -> text; a plain number unless given.
     """
-    points = [point for line in lines for point in line.points]
-    x_ticks = ticks(max(x for x, _ in points))
-    largest_y = max(y for _, y in points)
-    largest_y += max((spread for line in lines for spread in line.spreads), default=0.0)
-    y_unit = _binary_unit(largest_y) if write_y is format_bytes else 1.0
-    y_ticks = [tick * y_unit for tick in ticks(largest_y / y_unit)]
+    write_x = write_x or _number
+    x_ticks = ticks(max(x for line in lines for x, _ in line.points))
+    y_ticks = _y_ticks(lines, is_binary=write_y is format_bytes)
 
     def place(x: float, y: float) -> tuple[float, float]:
         return (
@@ -176,7 +177,6 @@ def draw(
             _BOTTOM - (_BOTTOM - _TOP) * y / y_ticks[-1],
         )
 
-    write_x = write_x or _number
     grid = "".join(f"M{_LEFT:g} {place(0, y)[1]:.1f}H{_RIGHT:g}" for y in y_ticks)
     paths = [("grid", grid)]
     texts = [
@@ -192,17 +192,33 @@ def draw(
         y = _LEGEND_Y + number * _LINE_HEIGHT
         paths.append((style, f"M{_LEFT:g} {y - 4:g}h28"))
         texts.append(Text(x=_LEFT + 36, y=y, anchor="start", content=line.name))
-    values = "; ".join(
-        f"{line.name}: "
-        + ", ".join(f"{write_y(y)} at {axes[0]} {write_x(x)}" for x, y in line.points)
-        for line in lines
-    )
     return Picture(
-        label=f"{kind}, {title}. {values}",
+        label=f"{kind}, {title}. {_values(lines, axes[0], write_x, write_y)}",
         width=_WIDTH,
         height=_LEGEND_Y + len(lines) * _LINE_HEIGHT,
         paths=tuple(paths),
         texts=tuple(texts),
+    )
+
+
+def _y_ticks(lines: Sequence[Line], *, is_binary: bool) -> tuple[float, ...]:
+    largest = max(y for line in lines for _, y in line.points)
+    largest += max((spread for line in lines for spread in line.spreads), default=0.0)
+    unit = _binary_unit(largest) if is_binary else 1.0
+    return tuple(tick * unit for tick in ticks(largest / unit))
+
+
+def _values(
+    lines: Sequence[Line],
+    x_name: str,
+    write_x: Callable[[float], str],
+    write_y: Callable[[float], str],
+) -> str:
+    """All points in words."""
+    return "; ".join(
+        f"{line.name}: "
+        + ", ".join(f"{write_y(y)} at {x_name} {write_x(x)}" for x, y in line.points)
+        for line in lines
     )
 
 

@@ -65,9 +65,9 @@ def _headline(report: Report) -> str:
 
 def _value(column: Column, row: Row) -> str:
     text = column.text(row)
-    # What is written by us of numbers has no markup in it.
     if column.key == "cell":
         return as_code(text)
+    # What we write of numbers has no markup in it.
     return text if column.is_number or column.key == "interval" else escape(text)
 
 

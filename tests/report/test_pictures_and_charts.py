@@ -150,7 +150,7 @@ def test_memory_is_drawn_against_the_time_of_recomputation() -> None:
     assert axis == ["0 B", "512 KiB", "1.00 MiB", "1.50 MiB", "2.00 MiB"]
 
 
-def test_a_loss_that_is_no_number_is_left_out_of_its_line() -> None:
+def test_a_loss_that_is_no_number_is_left_out_of_its_line_which_says_so() -> None:
     found = sections(
         cell("a", losses=(3.0, 2.0, 1.0)),
         cell("b", losses=(3.0, math.nan, 2.0), precision="amp-bf16"),
@@ -158,7 +158,8 @@ def test_a_loss_that_is_no_number_is_left_out_of_its_line() -> None:
 
     (chart,) = found["Losses by precision"].charts
     assert chart.label.endswith(
-        "fp32: 3 at step 1, 2 at step 2, 1 at step 3; amp-bf16: 3 at step 1, 2 at step 3"
+        "fp32: 3 at step 1, 2 at step 2, 1 at step 3; "
+        "amp-bf16, without 1 that are not finite or below 0: 3 at step 1, 2 at step 3"
     )
 
 
