@@ -33,6 +33,7 @@ from perfsuite.recipe_options import DeviceName, Seed, WorkloadName, open_sessio
 from perfsuite.records import EquivalenceReport
 from perfsuite.registry import find_workload
 from perfsuite.report.equivalence import equivalence_table, explanations
+from perfsuite.report_verb import report
 from perfsuite.session import MAX_VERIFIED_STEPS, Session
 from perfsuite.sweep_verb import sweep
 from perfsuite.verifying import EXIT_CODES, exit_code, to_document, verify_every, verify_one
@@ -50,6 +51,7 @@ _STYLES: dict[Status, str] = {"ok": "green", "warn": "yellow", "fail": "red"}
 _EXIT_UNFIT = 1
 _EXIT_USAGE = 2
 _EXIT_REFUSED = 12
+_WITH_REPORT = ("-p", "perfsuite.run_report")
 
 
 def main() -> None:
@@ -85,10 +87,10 @@ def _options(
     epilog="Example: perfsuite run benchmarks/ --perf-matrix=smoke",
 )
 def run(context: typer.Context) -> None:
-    """Run the benchmarks: `pytest PATHS` with any pytest options; its exit code is pytest's."""
+    """Run the benchmarks and report: `pytest PATHS` with any pytest options and its exit code."""
     # pytest replaces this process, so signals, terminal and exit code are its own.
     arguments = context.args if _names_a_path(context.args) else ["benchmarks", *context.args]
-    os.execv(sys.executable, [sys.executable, "-m", "pytest", *arguments])
+    os.execv(sys.executable, [sys.executable, "-m", "pytest", *_WITH_REPORT, *arguments])
 
 
 def _names_a_path(arguments: list[str]) -> bool:
@@ -161,6 +163,7 @@ app.command(epilog="Example: perfsuite gate benchmarks/ --base origin/main --jso
 
 
 app.command(epilog="Example: perfsuite profile lenet-digits --num-workers 2 --epochs 3")(profile)
+app.command(epilog="Example: perfsuite report results/run.json --html results/report")(report)
 app.command(epilog="Example: perfsuite explain baselines/0001_a.json results/run.json")(explain)
 app.command(
     "compare",

@@ -12,7 +12,8 @@ from perfsuite.errors import SettingError
 from perfsuite.files import write_atomically
 from perfsuite.gate.explain import explain_stored
 from perfsuite.gate.stored import StoredRun, Unusable, read_run
-from perfsuite.report.gate import explained, format_change
+from perfsuite.report.gate import explained
+from perfsuite.units import format_change
 from perfsuite.verdicts import Explanation
 
 

@@ -18,6 +18,8 @@ from perfsuite.gate.judge import Budget
 from perfsuite.gate.rule import FIRST_LOOK
 from perfsuite.gating import GateRequest, GateResult, run_gate
 from perfsuite.report.gate import verdict_lines
+from perfsuite.report.markdown import to_markdown
+from perfsuite.report.model import report_on_verdicts
 from perfsuite.timing_lock import TimingLock
 from perfsuite.units import option_ratio
 from perfsuite.verdicts import CellVerdict, exit_code
@@ -62,6 +64,9 @@ def gate(
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write verdicts and raw pairs.")
     ] = None,
+    markdown: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write a summary for a pull request.")
+    ] = None,
 ) -> None:
     """Judge whether the benchmarks of any pytest-benchmark suite became slower than their base.
 
@@ -84,7 +89,7 @@ def gate(
         budget=Budget(max_pairs=max_pairs, max_s=60 * max_minutes, timeout_s=_TIMEOUT_S),
         seed=random.SystemRandom().randrange(2**32) if seed is None else seed,
         priors=read_noise(folder, os.environ),
-        outputs=() if json_file is None else (json_file,),
+        outputs=tuple(path for path in (json_file, markdown) if path is not None),
     )
     if request.limit < request.tolerance:
         raise SettingError(
@@ -101,6 +106,8 @@ def gate(
         )
     if json_file is not None:
         write_atomically(json_file, to_document(result))
+    if markdown is not None:
+        write_atomically(markdown, to_summary(result, request).encode())
     raise typer.Exit(end_code(result))
 
 
@@ -130,6 +137,18 @@ def end_code(result: GateResult) -> int:
     if result.refusal is not None:
         return _EXIT_REFUSED
     return exit_code(cell.word for cell in result.cells)
+
+
+def to_summary(result: GateResult, request: GateRequest) -> str:
+    """Return the result as Markdown: verdict first, then the table, explanations folded."""
+    report = report_on_verdicts(
+        result.cells,
+        refusal=result.refusal,
+        differs=result.differs,
+        tolerance=request.tolerance,
+        limit=request.limit,
+    )
+    return to_markdown(report)
 
 
 def to_document(result: GateResult) -> bytes:

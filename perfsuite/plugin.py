@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Generator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -230,14 +231,22 @@ class Suite:
         if self._session is not None:
             self._session.close()
         if any(line.perfsuite is not None for line in self._lines):
-            try:
-                saving.write_run(self._config, self._choices.results / "run.json")
-            except WriteError as error:
-                self._write_error = error
+            self._write_run(self._choices.results / "run.json")
         if session.exitstatus == pytest.ExitCode.OK and self._write_error is not None:
             session.exitstatus = _EXIT_REFUSED
         elif self._gatekeeper is not None and not session.config.option.collectonly:
             session.exitstatus = self._gated_exit(session)
+
+    def _write_run(self, path: Path) -> None:
+        gate = self._choices.gate
+        try:
+            saving.write_run(self._config, path)
+        except WriteError as error:
+            self._write_error = error
+            return
+        self._config.stash[saving.WRITTEN_RUN] = saving.WrittenRun(
+            path=path, tolerance=gate.tolerance, limit=gate.limit
+        )
 
     def _gated_exit(self, session: pytest.Session) -> int:
         """Pytest's own exit code where it says more than the verdicts, else theirs."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
@@ -30,6 +31,19 @@ _PLUGIN_NAME = "pytest-benchmark"
 # 11 is an inconclusive cell, 5 that no test was found.
 _EXIT_REFUSED = 12
 _LESSER_EXITS: Final = (pytest.ExitCode.OK, 11, pytest.ExitCode.NO_TESTS_COLLECTED)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WrittenRun:
+    """The run.json of a session, and what its verdicts are drawn against."""
+
+    path: Path
+    tolerance: float
+    limit: float
+
+
+# Where a session that wrote its run.json says so, for plugins that come after.
+WRITTEN_RUN = pytest.StashKey[WrittenRun]()
 
 
 class RunSaver:

@@ -6,6 +6,7 @@ here and in the reports. Must not know what is measured.
 
 from __future__ import annotations
 
+import math
 import re
 from decimal import Decimal
 
@@ -119,6 +120,17 @@ def format_ratio(ratio: float) -> str:
     ('3.4 %', '50.0 %')
     """
     return f"{ratio * 100:.1f} %"
+
+
+def format_change(ratio: float) -> str:
+    """Return a ratio as a signed change.
+
+    >>> format_change(1.05), format_change(0.98), format_change(float("inf"))
+    ('+5.0 %', '-2.0 %', 'any')
+    """
+    if math.isinf(ratio):
+        return "any"
+    return f"{'+' if ratio >= 1 else '-'}{format_ratio(abs(ratio - 1))}"
 
 
 def _three_digits(number: float) -> str:

@@ -64,7 +64,8 @@ def test_run_becomes_pytest_with_every_argument_as_it_was(
 ) -> None:
     CliRunner().invoke(cli.app, ["run", *arguments])
 
-    assert replaced == [sys.executable, sys.executable, "-m", "pytest", *for_pytest]
+    command = [sys.executable, "-m", "pytest", "-p", "perfsuite.run_report"]
+    assert replaced == [sys.executable, *command, *for_pytest]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import os
@@ -238,6 +239,55 @@ def test_a_json_file_that_cannot_be_written_ends_in_12(
 
     assert gate("--json", "file/gate.json") == 12
     assert capsys.readouterr().err.splitlines()[-1].startswith("perfsuite: cannot write ")
+
+
+# --- the Markdown ---
+
+
+def test_the_markdown_has_the_verdict_first_and_explanations_folded(gate: Gate) -> None:
+    hostile = dataclasses.replace(NEW, name="b.py::new[a|b<script>]")
+
+    code = gate("--markdown", "gate.md", found=result(PASSED, FAILED, hostile))
+
+    assert code == 10
+    assert gate.requests[0].outputs == (Path("gate.md"),)
+    assert Path("gate.md").read_text().splitlines() == [
+        "**FAIL**: 3 cells&#58; 1 FAIL, 1 NEW, 1 PASS",
+        "",
+        "| cell | verdict | change | between | step |",
+        "| :-- | :-- | --: | :-- | --: |",
+        "| `b.py::slow` | FAIL | +20.0 % | +10.0 % and +30.0 % | 1.20 s |",
+        "| <code>b.py&#58;&#58;new&#91;a&#124;b&#60;script&#62;&#93;</code> | NEW | - | - | - |",
+        "| `b.py::same` | PASS | +1.0 % | -1.0 % and +2.0 % | 1.01 s |",
+        "",
+        "<details><summary>Explanation</summary>",
+        "",
+        "- `b.py::slow`: moved most&#58; load 1.00 ms -&#62; 2.00 ms (+100.0 %); "
+        "counts&#58; ops 3 -&#62; 4",
+        "- <code>b.py&#58;&#58;new&#91;a&#124;b&#60;script&#62;&#93;</code>: "
+        "the base has no such cell",
+        "",
+        "</details>",
+        "",
+        "<details><summary>What was compared</summary>",
+        "",
+        "- head&#58; main at 1a2b3c4",
+        "- base&#58; HEAD&#126;1",
+        "",
+        "</details>",
+        "",
+    ]
+
+
+def test_a_markdown_file_that_cannot_be_written_ends_in_12(
+    gate: Gate, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+
+    assert gate("--markdown", "file/gate.md") == 12
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        "perfsuite: cannot write file/gate.md: File exists"
+    )
 
 
 # --- the JSON ---

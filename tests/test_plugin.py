@@ -752,6 +752,15 @@ def test_a_busy_machine_is_refused_at_once_where_waiting_is_not_wanted(
     TimingLock(wait_s=60, say=print).acquire()
 
 
+def test_run_reports_on_what_its_session_wrote(project: pytest.Pytester) -> None:
+    result = run(project, ONE_CELL, "-p", "perfsuite.run_report", "--perf-report=there")
+
+    assert result.ret == 0
+    folder = project.path / "there" / "report"
+    assert f"report: {folder}/index.html" in result.outlines
+    assert "`test_inner.py::test_cell`" in (folder / "report.md").read_text()
+
+
 @pytest.mark.parametrize("name", ["cells.jsonl", "run.json"])
 def test_results_that_cannot_be_written_end_in_12_with_one_line(
     project: pytest.Pytester, name: str

@@ -6,25 +6,20 @@ Must not know whether the run may serve as a baseline, nor how it is compared.
 
 from __future__ import annotations
 
-import json
 import math
 import re
-import stat
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 import msgspec
 
 from perfsuite.gate.stamp import STAMP_KEY, RunStamp
+from perfsuite.json_file import read_json
 from perfsuite.records import Counts, Memory, Operator, StageTimes
 from perfsuite.stats import median
-from perfsuite.units import format_bytes
-
-# A thousand cells with ten thousand raw rounds of 22 characters each are 210 MiB.
-MAX_RUN_BYTES: Final = 256 * 2**20
 
 # What every counter holds: a larger number overflows a float before anybody compares it.
 _MOST = 2**63 - 1
@@ -134,7 +129,7 @@ class _Run(msgspec.Struct, frozen=True):
 def read_run(path: Path) -> StoredRun | Unusable:
     """Return the run that a file holds, or why it holds none."""
     try:
-        run = msgspec.convert(_decode(_read(path)), _Run)
+        run = msgspec.convert(read_json(path), _Run)
         cells = _cells_of(run.benchmarks)
     except msgspec.ValidationError as error:
         return Unusable(path=path, reason=f"is no stored run of pytest-benchmark: {error}")
@@ -150,33 +145,6 @@ def read_run(path: Path) -> StoredRun | Unusable:
         stamp=run.stamp,
         cells=cells,
     )
-
-
-def _read(path: Path) -> str:
-    # A pipe or a device is refused before it is opened: opening one can block for ever.
-    if not stat.S_ISREG(path.stat().st_mode):
-        raise ValueError("is not a regular file")
-    with path.open("rb") as file:
-        data = file.read(MAX_RUN_BYTES + 1)
-    if not data:
-        raise ValueError("is empty")
-    if len(data) > MAX_RUN_BYTES:
-        raise ValueError(f"is larger than the {format_bytes(MAX_RUN_BYTES)} that are read")
-    try:
-        return data.decode()
-    except UnicodeDecodeError as error:
-        raise ValueError(f"is not UTF-8: {error.reason} at byte {error.start}") from error
-
-
-def _decode(text: str) -> Any:
-    # The standard library's decoder, since a NaN in somebody's extra_info, which Python writes
-    # though JSON has none, must not cost them the baseline. Where it matters it is refused below.
-    try:
-        return json.loads(text)
-    except RecursionError as error:
-        raise ValueError("is nested too deeply") from error
-    except ValueError as error:
-        raise ValueError(f"is not JSON, or was cut off: {error}") from error
 
 
 def _cells_of(benchmarks: Iterable[_Benchmark]) -> dict[str, StoredCell]:

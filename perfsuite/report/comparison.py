@@ -9,9 +9,8 @@ from rich import box
 from rich.table import Table
 
 from perfsuite.records import CellRecord, Numerics
-from perfsuite.report.gate import format_change
 from perfsuite.report.tables import render
-from perfsuite.units import format_bytes, format_count, format_ratio, format_seconds
+from perfsuite.units import format_bytes, format_change, format_count, format_ratio, format_seconds
 
 _NOTHING = "-"
 _STAGES = ("load", "forward", "backward", "optimizer", "evaluation", "other")

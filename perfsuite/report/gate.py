@@ -12,7 +12,7 @@ from rich import box
 from rich.table import Table
 
 from perfsuite.report.tables import render
-from perfsuite.units import format_ratio, format_seconds
+from perfsuite.units import format_change, format_seconds
 from perfsuite.verdicts import CellVerdict, Explanation
 
 
@@ -44,7 +44,7 @@ def verdict_lines(
     if cells:
         yield verdict_table(cells)
     for cell in cells:
-        text = _beside_numbers(cell)
+        text = beside_numbers(cell)
         if text and text != refusal:
             yield f"{cell.name}: {text}"
 
@@ -57,18 +57,7 @@ def sentence(cell: CellVerdict) -> str:
             f"{format_change(cell.ratio)} against the base, between {_between(cell)} "
             f"({cell.num_pairs} pairs)"
         )
-    return "; ".join([": ".join(parts), *filter(None, [_beside_numbers(cell)])])
-
-
-def format_change(ratio: float) -> str:
-    """Return a ratio as a signed change.
-
-    >>> format_change(1.05), format_change(0.98), format_change(float("inf"))
-    ('+5.0 %', '-2.0 %', 'any')
-    """
-    if math.isinf(ratio):
-        return "any"
-    return f"{'+' if ratio >= 1 else '-'}{format_ratio(abs(ratio - 1))}"
+    return "; ".join([": ".join(parts), *filter(None, [beside_numbers(cell)])])
 
 
 def _between(cell: CellVerdict) -> str:
@@ -77,7 +66,8 @@ def _between(cell: CellVerdict) -> str:
     return " and ".join(map(format_change, cell.interval))
 
 
-def _beside_numbers(cell: CellVerdict) -> str:
+def beside_numbers(cell: CellVerdict) -> str:
+    """Return what the numbers of a verdict do not say: why, and what moved; "" if nothing."""
     texts = [cell.reason] if cell.reason else []
     if cell.explanation is not None:
         texts.append(explained(cell.explanation))

@@ -1,103 +1,75 @@
-"""One row model of measured cells, and the table that a terminal shows of it.
-
-Sees records only.
-"""
+"""What a terminal shows of cells. Sees records only."""
 
 from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Literal
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from perfsuite import stats, units
-from perfsuite.records import CellLine, CellRecord
+from perfsuite.records import CellLine
+from perfsuite.report.rows import Column, Row, columns_of, filled, row_of_line
 
 # Wide enough that rich never wraps a cell; it uses only what the content needs.
 _UNLIMITED_WIDTH = 400
-_NOTHING = "-"
 _NOT_EXERCISED = "NOT EXERCISED"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Row:
-    """One cell as people read it; "-" where there is no number."""
-
-    workload: str
-    parallel: str
-    precision: str
-    checkpointing: str
-    numerics: str
-    num_workers: str
-    step_time: str
-    spread: str
-    samples_per_s: str
-    load_share: str
-    memory: str
-    collectives: str
-
-
-_COLUMNS = (
-    ("workload", "workload", "left"),
-    ("parallel", "parallel", "left"),
-    ("precision", "precision", "left"),
-    ("checkpointing", "checkpointing", "left"),
-    ("numerics", "numerics", "left"),
-    ("workers", "num_workers", "right"),
-    ("step", "step_time", "right"),
-    ("spread", "spread", "right"),
-    ("samples/s", "samples_per_s", "right"),
-    ("load", "load_share", "right"),
-    ("peak memory", "memory", "right"),
-    ("collectives", "collectives", "right"),
+# What a person looks for first, in the order of the axes of a recipe.
+_COLUMNS = columns_of(
+    "workload",
+    "parallel",
+    "precision",
+    "checkpointing",
+    "numerics",
+    "num_workers",
+    "step_time_s",
+    "spread_ratio",
+    "samples_per_s",
+    "load_ratio",
+    "peak_bytes",
+    "collectives",
 )
-
-
-def make_row(line: CellLine) -> Row | None:
-    """Return the row of a cell, None where nothing was measured."""
-    record = line.perfsuite
-    if record is None or not line.step_times_s:
-        return None
-    step_time_s = stats.median(line.step_times_s)
-    spread = stats.robust_sd(line.step_times_s) / step_time_s if step_time_s else 0.0
-    return Row(
-        workload=_subject(record),
-        parallel=record.recipe["parallel"],
-        precision=record.recipe["precision"],
-        checkpointing=record.recipe["checkpointing"],
-        numerics=record.numerics.status if record.numerics else _NOTHING,
-        num_workers=str(record.recipe["num_workers"]),
-        step_time=units.format_seconds(step_time_s),
-        spread=f"± {units.format_ratio(spread)}",
-        samples_per_s=_or_nothing(record.samples_per_s, units.format_count),
-        load_share=_load_share(record),
-        memory=units.format_bytes(record.memory.peak_bytes) if record.memory else _NOTHING,
-        collectives=_or_nothing(record.counts.collectives, str),
-    )
 
 
 def progress_line(line: CellLine) -> str:
     """Return one line for a cell that has just ended."""
-    row = make_row(line)
+    row = row_of_line(line)
     if row is None:
         reason = (line.reason or "").splitlines()
         return f"{line.fullname}: {line.outcome}" + (f": {reason[0]}" if reason else "")
+    step, spread, samples = (
+        column.text(row) for column in columns_of("step_time_s", "spread_ratio", "samples_per_s")
+    )
     return (
-        f"{line.fullname}: {row.step_time} {row.spread} a step, {row.samples_per_s} samples/s"
+        f"{line.fullname}: {step} {spread} a step, {samples} samples/s"
         f"{'' if line.outcome == 'passed' else f' ({line.outcome})'}"
     )
 
 
 def terminal_table(lines: Sequence[CellLine]) -> str:
     """Return the table of all measured cells as text."""
+    return table_of(_COLUMNS, [row for row in map(row_of_line, lines) if row is not None])
+
+
+def report_table(rows: Sequence[Row]) -> str:
+    """Return the table of cells that may be anybody's, without columns that none of them fills."""
+    leading = "cell" if any(row.record is None for row in rows) else "workload"
+    keys = dict.fromkeys([leading, "verdict", "change_ratio", *(c.key for c in _COLUMNS)])
+    return table_of(filled(columns_of(*keys), rows), rows)
+
+
+def table_of(columns: Sequence[Column], rows: Sequence[Row]) -> str:
+    """Return rows as text, each one line however long."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for title, _, justify in _COLUMNS:
-        table.add_column(title, justify=justify, no_wrap=True)  # type: ignore[arg-type]
-    for row in filter(None, map(make_row, lines)):
-        table.add_row(*(getattr(row, name) for _, name, _ in _COLUMNS))
+    for column in columns:
+        justify: Literal["right", "left"] = "right" if column.is_number else "left"
+        table.add_column(column.title, justify=justify, no_wrap=True)
+    for row in rows:
+        table.add_row(*(column.text(row) for column in columns))
     return render(table)
 
 
@@ -115,26 +87,3 @@ def not_exercised_lines(lines: Sequence[CellLine]) -> list[str]:
         for line in lines
         if line.outcome == "skipped" and line.perfsuite is None
     ]
-
-
-def _subject(record: CellRecord) -> str:
-    """Return the workload, with what is done to it where that is not training."""
-    stages = record.stages_s
-    if stages.evaluation is not None and stages.backward is None:
-        return f"{record.workload}, evaluated"
-    if stages.load is not None and stages.forward is None:
-        return f"{record.workload}, loaded"
-    return record.workload
-
-
-def _load_share(record: CellRecord) -> str:
-    stages = record.stages_s
-    parts = [stages.load, stages.forward, stages.backward, stages.optimizer, stages.evaluation]
-    total_s = sum(part for part in (*parts, stages.other) if part is not None)
-    if stages.load is None or total_s == 0:
-        return _NOTHING
-    return units.format_ratio(stages.load / total_s)
-
-
-def _or_nothing(value: float | None, write: object) -> str:
-    return _NOTHING if value is None else write(value)  # type: ignore[operator]

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from perfsuite.gate import stored
+from perfsuite import json_file
 from perfsuite.gate.stored import StoredRun, Unusable, read_run
 from perfsuite.records import Counts, Memory, Operator, StageTimes
 
@@ -203,7 +203,7 @@ def test_a_pipe_is_refused_without_waiting_for_it(tmp_path: Path) -> None:
 def test_a_huge_file_is_refused_before_it_is_decoded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stored, "MAX_RUN_BYTES", 1024)
+    monkeypatch.setattr(json_file, "MAX_JSON_BYTES", 1024)
     path = tmp_path / "0001_run.json"
     path.write_bytes(b"[" * 1025)
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from perfsuite.report.gate import format_change, sentence, verdict_lines, verdict_table
+from perfsuite.report.gate import sentence, verdict_lines, verdict_table
+from perfsuite.units import format_change
 from perfsuite.verdicts import CellVerdict, Explanation
 
 

@@ -1,0 +1,53 @@
+"""Reading JSON that somebody else wrote: whatever the file is, the answer is data or one reason.
+
+Must not know what the data mean.
+"""
+
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+from typing import Any, Final
+
+from perfsuite.units import format_bytes
+
+# A thousand cells with ten thousand raw rounds of 22 characters each are 210 MiB.
+MAX_JSON_BYTES: Final = 256 * 2**20
+
+
+def read_json(path: Path) -> Any:
+    """Return what a file holds.
+
+    Raises:
+        OSError: The file cannot be read.
+        ValueError: It is no JSON, or nothing that should be read; the message says what it is.
+    """
+    return _decode(_read(path))
+
+
+def _read(path: Path) -> str:
+    # A pipe or a device is refused before it is opened: opening one can block for ever.
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise ValueError("is not a regular file")
+    with path.open("rb") as file:
+        data = file.read(MAX_JSON_BYTES + 1)
+    if not data:
+        raise ValueError("is empty")
+    if len(data) > MAX_JSON_BYTES:
+        raise ValueError(f"is larger than the {format_bytes(MAX_JSON_BYTES)} that are read")
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"is not UTF-8: {error.reason} at byte {error.start}") from error
+
+
+def _decode(text: str) -> Any:
+    # The standard library's decoder, since a NaN in somebody's extra_info, which Python writes
+    # though JSON has none, must not cost them the file. Where it matters the reader refuses it.
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("is nested too deeply") from error
+    except ValueError as error:
+        raise ValueError(f"is not JSON, or was cut off: {error}") from error

@@ -1,0 +1,234 @@
+"""What the records advise, by stated rules: each with its evidence, and none without.
+
+Pure functions over rows. Two cells are compared only where nothing but one field of the recipe
+differs, and called different only beyond what two launches of one cell differ by.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from perfsuite import stats
+from perfsuite.report.families import Member, families
+from perfsuite.report.rows import Row
+from perfsuite.units import format_bytes, format_change, format_ratio, format_seconds
+
+# Below half of the iteration, making loading free could not double the speed.
+_LOADING_BINDS: Final = 0.5
+# Two launches of one two-rank cell, pinned, on a shared two-core machine differed with a standard
+# deviation of 6 %: twice that, and a margin. Rounds of one launch cannot tell it.
+_LAUNCHES_DIFFER: Final = 0.15
+# Three standard errors: 0.3 % of equal cells would be called different.
+_STANDARD_ERRORS: Final = 3.0
+# Standard error of a median over that of a mean, for normal data: sqrt(pi / 2).
+_MEDIAN_OVER_MEAN: Final = math.sqrt(math.pi / 2)
+# A robust standard deviation over rounds beyond which a step time says little: with 10 rounds the
+# standard error of its median is then above 4 %, near the gate's limit of 5 %.
+_NOISY: Final = 0.10
+# The allocator's rounding moves peaks by less.
+_MEMORY_MOVED: Final = 0.02
+
+
+@dataclass(frozen=True, kw_only=True)
+class Advice:
+    """One finding.
+
+    Attributes:
+        text: What was found.
+        evidence: The numbers that it follows from.
+        rule: When it is said, in words.
+        cells: The cells that it is about.
+    """
+
+    text: str
+    evidence: str
+    rule: str
+    cells: tuple[str, ...]
+
+
+def advise(rows: Sequence[Row]) -> tuple[Advice, ...]:
+    """Return all that the rules find, in the order of the rules."""
+    return (
+        *_loading(rows),
+        *_scaling(rows),
+        *_precision(rows),
+        *_checkpointing(rows),
+        *_noise(rows),
+    )
+
+
+def is_slower(slow: Row, fast: Row) -> bool:
+    """Whether one cell's step takes longer than another's, beyond the noise of launch and rounds.
+
+    A cell with fewer than two rounds has an unknown spread, so nothing is slower or faster.
+
+    >>> steady = Row(name="a", step_time_s=1.0, rounds_s=(1.0, 1.0, 1.0))
+    >>> is_slower(Row(name="b", step_time_s=1.2, rounds_s=(1.2, 1.2, 1.2)), steady)
+    True
+    >>> is_slower(Row(name="b", step_time_s=1.1, rounds_s=(1.1, 1.1, 1.1)), steady)
+    False
+    """
+    if not slow.step_time_s or not fast.step_time_s:
+        return False
+    if min(len(slow.rounds_s), len(fast.rounds_s)) < 2:
+        return False
+    gained_s = slow.step_time_s - fast.step_time_s
+    error_s = math.hypot(_standard_error(slow), _standard_error(fast))
+    return gained_s > max(_LAUNCHES_DIFFER * fast.step_time_s, _STANDARD_ERRORS * error_s)
+
+
+def _standard_error(row: Row) -> float:
+    """Of the median of the rounds, in seconds."""
+    return _MEDIAN_OVER_MEAN * stats.robust_sd(row.rounds_s) / math.sqrt(len(row.rounds_s))
+
+
+def _loading(rows: Sequence[Row]) -> Iterator[Advice]:
+    rule = (
+        f"loading is over {_LOADING_BINDS:.0%} of the iteration, and another measured num_workers "
+        "of the same recipe is faster beyond the noise"
+    )
+    for family in families(rows, "num_workers"):
+        best = min(family.members, key=lambda member: member.step_time_s)
+        for member in family.members:
+            load_ratio = member.row.load_ratio
+            if load_ratio is None or load_ratio <= _LOADING_BINDS:
+                continue
+            if is_slower(member.row, best.row):
+                yield Advice(
+                    text=f"{family.name} with num_workers={member.place} is bound by loading"
+                    f"{_against_compute(member.row)}; num_workers={best.place} wins here",
+                    evidence=f"loading is {format_ratio(load_ratio)} of the step; "
+                    f"{_step(member)} with {member.place}, {_step(best)} with {best.place}",
+                    rule=rule,
+                    cells=(member.row.name, best.row.name),
+                )
+
+
+def _against_compute(row: Row) -> str:
+    stages = row.stages_s
+    compute_s = sum(stages.get(name, 0.0) for name in ("forward", "backward", "optimizer"))
+    return f": {stages['load'] / compute_s:.1f}x the compute" if compute_s else ""
+
+
+def _scaling(rows: Sequence[Row]) -> Iterator[Advice]:
+    rule = "more devices process fewer samples a second than one, beyond the noise"
+    for family in families(rows, "parallel"):
+        alone = family.at(1)
+        if alone is None or not (alone_per_s := _samples_per_s(alone.row)):
+            continue
+        for member in family.members:
+            per_s = _samples_per_s(member.row)
+            if not per_s or not _is_fewer(per_s, member.row, alone_per_s, alone.row):
+                continue
+            yield Advice(
+                text=f"{family.full_name} over {member.place} is slower than over 1 here",
+                evidence=f"{per_s:.0f} samples/s over {member.place}, {alone_per_s:.0f} over 1, "
+                f"an efficiency of {format_ratio(per_s / (member.place * alone_per_s))}",
+                rule=rule,
+                cells=(member.row.name, alone.row.name),
+            )
+
+
+def _samples_per_s(row: Row) -> float | None:
+    return None if row.record is None else row.record.samples_per_s
+
+
+def _is_fewer(per_s: float, row: Row, alone_per_s: float, alone: Row) -> bool:
+    """Whether the same samples take longer, beyond the noise: both as seconds for one share."""
+    if min(len(row.rounds_s), len(alone.rounds_s)) < 2 or not (
+        row.step_time_s and alone.step_time_s
+    ):
+        return False
+    relative_error = math.hypot(
+        _standard_error(row) / row.step_time_s, _standard_error(alone) / alone.step_time_s
+    )
+    needed = max(_LAUNCHES_DIFFER, _STANDARD_ERRORS * relative_error)
+    return alone_per_s / per_s - 1 > needed
+
+
+def _precision(rows: Sequence[Row]) -> Iterator[Advice]:
+    rule = "a lower precision is slower or faster than fp32, beyond the noise"
+    for family in families(rows, "precision"):
+        full = family.at("fp32")
+        if full is None:
+            continue
+        for member in family.members:
+            if member.place in ("fp32", "fp64"):
+                continue
+            slower = is_slower(member.row, full.row)
+            if slower or is_slower(full.row, member.row):
+                yield Advice(
+                    text=f"{family.name}: {member.place} is {'slower' if slower else 'faster'} "
+                    f"than fp32 here{_memory_change(member.row, full.row)}",
+                    evidence=_two_steps(member, full),
+                    rule=rule,
+                    cells=(member.row.name, full.row.name),
+                )
+
+
+def _checkpointing(rows: Sequence[Row]) -> Iterator[Advice]:
+    rule = "checkpointing costs time beyond the noise; what it does to the peak memory is told"
+    for family in families(rows, "checkpointing"):
+        plain = family.at("none")
+        if plain is None:
+            continue
+        for member in family.members:
+            if not is_slower(member.row, plain.row):
+                continue
+            moved = _memory_change(member.row, plain.row)
+            saves = (_memory_ratio(member.row, plain.row) or 1.0) < 1 - _MEMORY_MOVED
+            if moved:
+                yield Advice(
+                    text=f"{family.name}: checkpointing {member.place} "
+                    f"{'trades time for memory' if saves else 'saves no memory here'}{moved}",
+                    evidence=_two_steps(member, plain),
+                    rule=rule,
+                    cells=(member.row.name, plain.row.name),
+                )
+
+
+def _noise(rows: Sequence[Row]) -> Iterator[Advice]:
+    noisy = [row for row in rows if (row.spread_ratio or 0.0) > _NOISY]
+    if noisy:
+        worst = max(noisy, key=lambda row: row.spread_ratio or 0.0)
+        assert worst.spread_ratio is not None
+        yield Advice(
+            text=f"the rounds of {len(noisy)} of {len(rows)} cells are noisy; "
+            "perfsuite doctor says what disturbs this machine",
+            evidence=f"the widest spread is {format_ratio(worst.spread_ratio)}, of {worst.name}",
+            rule=f"a spread over {_NOISY:.0%} of the median",
+            cells=tuple(row.name for row in noisy),
+        )
+
+
+def _memory_ratio(row: Row, base: Row) -> float | None:
+    mine = None if row.record is None else row.record.memory
+    its = None if base.record is None else base.record.memory
+    if mine is None or its is None or mine.metric != its.metric or not its.peak_bytes:
+        return None
+    return mine.peak_bytes / its.peak_bytes
+
+
+def _memory_change(row: Row, base: Row) -> str:
+    ratio = _memory_ratio(row, base)
+    if ratio is None:
+        return ""
+    assert row.record is not None
+    assert row.record.memory is not None
+    peak = format_bytes(row.record.memory.peak_bytes)
+    return f", with {format_change(ratio)} peak memory ({peak})"
+
+
+def _two_steps(member: Member, base: Member) -> str:
+    ratio = member.step_time_s / base.step_time_s
+    return (
+        f"{_step(member)} with {member.place}, {_step(base)} with {base.place} "
+        f"({format_change(ratio)})"
+    )
+
+
+def _step(member: Member) -> str:
+    return f"{format_seconds(member.step_time_s)} a step"

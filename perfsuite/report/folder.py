@@ -1,0 +1,34 @@
+"""The folder of a report: the page, and the same in every other format beside it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from perfsuite.files import remove_file, write_atomically
+from perfsuite.report.latex import to_latex
+from perfsuite.report.markdown import to_markdown
+from perfsuite.report.model import Report
+from perfsuite.report.page import html_page, svg_files
+from perfsuite.report.table_file import to_csv
+
+PAGE = "index.html"
+
+
+def write_folder(report: Report, folder: Path) -> None:
+    """Write index.html, report.md, table.tex, cells.csv, and each chart as chart-N.svg.
+
+    Charts that an earlier report left there, and this one has not, are removed.
+
+    Raises:
+        WriteError: A file cannot be written; names the path and the reason.
+    """
+    write_atomically(folder / PAGE, html_page(report).encode())
+    write_atomically(folder / "report.md", to_markdown(report).encode())
+    write_atomically(folder / "table.tex", to_latex(report).encode())
+    write_atomically(folder / "cells.csv", to_csv(report).encode())
+    charts = {f"chart-{number}.svg": text for number, text in enumerate(svg_files(report), 1)}
+    for name, text in charts.items():
+        write_atomically(folder / name, text.encode())
+    for path in folder.glob("chart-*.svg"):
+        if path.name not in charts:
+            remove_file(path)

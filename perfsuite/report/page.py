@@ -1,0 +1,155 @@
+"""The report as one self-contained HTML file, and its charts as SVG files.
+
+Nothing on the page is fetched, and its own policy forbids it: styles and script are named by their
+hashes, so that nothing a cell is called can run. Every value is escaped by the template engine.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import TYPE_CHECKING, Final
+
+from perfsuite.report.model import Report
+from perfsuite.report.pictures import (
+    Picture,
+    draw_history,
+    draw_rounds,
+    draw_stages,
+    draw_verdict,
+)
+from perfsuite.report.rows import COLUMNS, Column, Row, filled
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+_PICTURES_AFTER: Final = "load_ratio"
+_TEMPLATES: Final = files("perfsuite.report") / "templates"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Heading:
+    """A column of the page's table: text, with a picture beside it, or a picture alone."""
+
+    title: str
+    is_number: bool
+    column: Column | None
+    draw: Callable[[Row], Picture | None] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Cell:
+    """One cell of the table; `order` is what it is sorted by, None where its text will do."""
+
+    text: str
+    order: float | None
+    picture: Picture | None
+
+
+def html_page(report: Report) -> str:
+    """Return the page."""
+    headings = _headings(report)
+    style = _read("picture.css") + _read("page.css") + _labels(headings)
+    script = _read("page.js")
+    return (
+        _environment()
+        .get_template("page.html.j2")
+        .render(
+            report=report,
+            headings=headings,
+            rows=(_row(row, headings) for row in report.rows),
+            words=sorted({row.verdict.word for row in report.rows if row.verdict is not None}),
+            style=style,
+            style_hash=_hash(style),
+            script=script,
+            script_hash=_hash(script),
+        )
+    )
+
+
+def svg_files(report: Report) -> Iterator[str]:
+    """Yield each chart as a file of its own."""
+    template = _environment().get_template("figure.svg.j2")
+    style = _read("picture.css")
+    charts = (chart for section in report.sections for chart in section.charts)
+    return (template.render(drawn=chart, style=style) for chart in charts)
+
+
+def _environment() -> Environment:
+    # Not at the top: whoever only measures does not pay for it.
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    return Environment(
+        loader=PackageLoader("perfsuite.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+
+
+def _headings(report: Report) -> tuple[_Heading, ...]:
+    def draw_interval(row: Row) -> Picture | None:
+        if row.verdict is None:
+            return None
+        return draw_verdict(row.verdict, report.tolerance, report.limit)
+
+    beside = {"interval": draw_interval, "spread_ratio": draw_rounds}
+    filled_columns = filled(COLUMNS, report.rows)
+    headings: list[_Heading] = []
+    for column in COLUMNS:
+        if column in filled_columns:
+            headings.append(
+                _Heading(
+                    title=column.title,
+                    is_number=column.is_number,
+                    column=column,
+                    draw=beside.get(column.key),
+                )
+            )
+        if column.key == _PICTURES_AFTER:
+            headings += _drawn(report)
+    return tuple(headings)
+
+
+def _drawn(report: Report) -> Iterator[_Heading]:
+    """The columns that are a picture alone."""
+    if any(row.stages_s for row in report.rows):
+        yield _Heading(title="stages", is_number=False, column=None, draw=draw_stages)
+    if any(len(row.history) > 1 for row in report.rows):
+        yield _Heading(
+            title="history",
+            is_number=False,
+            column=None,
+            draw=lambda row: draw_history(row.history),
+        )
+
+
+def _row(row: Row, headings: Sequence[_Heading]) -> Iterator[_Cell]:
+    for heading in headings:
+        value = None if heading.column is None else heading.column.value(row)
+        yield _Cell(
+            text="" if heading.column is None else heading.column.text(row),
+            order=value if isinstance(value, int | float) else None,
+            picture=None if heading.draw is None else heading.draw(row),
+        )
+
+
+def _labels(headings: Sequence[_Heading]) -> str:
+    """The titles but the first as styles, for narrow screens where each row is a card."""
+    rules = (
+        f'  tbody > tr > :nth-child({number})::before {{ content: "{heading.title}"; }}\n'
+        for number, heading in enumerate(headings[1:], 2)
+    )
+    return f"@media screen and (max-width: 48rem) {{\n{''.join(rules)}}}\n"
+
+
+def _read(name: str) -> str:
+    return (_TEMPLATES / name).read_text(encoding="utf-8")
+
+
+def _hash(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

@@ -1,0 +1,214 @@
+"""Runs read from pytest-benchmark's JSON, ours or anybody's, and their cells as rows.
+
+A file is untrusted: it ends in a valid `Run`, or in one sentence that says what is wrong with it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from perfsuite import stats
+from perfsuite.cells import Recipe
+from perfsuite.errors import RecipeError, SettingError
+from perfsuite.json_file import read_json
+from perfsuite.records import CellRecord, Verdict
+from perfsuite.report.rows import Past, Row, printable
+
+# As many digits as git shows.
+_COMMIT_DIGITS = 7
+_WHAT_TO_DO = "name a file that pytest-benchmark wrote, such as results/run.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One session of benchmarks.
+
+    Attributes:
+        path: The file that holds it.
+        saved_at: With a time zone; UTC where the file names none.
+        commit: The first digits, None where the file names none.
+        is_dirty: Whether the tree had uncommitted changes.
+        machine: What it ran on, for people; None where the file does not say.
+        accepted: Names of the cells that only a reviewed exception let through.
+        rows: Its cells, in the file's order.
+        missing: Which cells measured nothing and why, one line each, as far as that is known.
+    """
+
+    path: Path
+    saved_at: datetime
+    commit: str | None
+    is_dirty: bool
+    machine: str | None
+    accepted: frozenset[str]
+    rows: tuple[Row, ...]
+    missing: tuple[str, ...] = ()
+
+    @property
+    def when(self) -> str:
+        """The minute in which it was saved."""
+        return self.saved_at.astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")
+
+    @property
+    def described(self) -> str:
+        """File, time, commit and machine in one line."""
+        commit = None if self.commit is None else f"commit {self.commit}"
+        changes = "with uncommitted changes" if self.is_dirty else None
+        return ", ".join(filter(None, [str(self.path), self.when, commit, changes, self.machine]))
+
+
+class _Stats(msgspec.Struct, frozen=True):
+    median: float
+    data: tuple[float, ...] = ()
+
+
+class _Benchmark(msgspec.Struct, frozen=True):
+    fullname: str
+    stats: _Stats
+    extra_info: dict[str, Any] = {}
+
+
+class _Commit(msgspec.Struct, frozen=True):
+    id: str = ""
+    dirty: bool = False
+
+
+class _Stamp(msgspec.Struct, frozen=True):
+    accepted: tuple[str, ...] = ()
+
+
+class _File(msgspec.Struct, frozen=True):
+    datetime: datetime
+    commit_info: _Commit
+    benchmarks: tuple[_Benchmark, ...]
+    machine_info: dict[str, Any] = {}
+    stamp: _Stamp = msgspec.field(default=_Stamp(), name="perfsuite")
+
+
+class _OfAnybody(msgspec.Struct, frozen=True):
+    """What a gate leaves in `extra_info["perfsuite"]` of a benchmark that is not ours."""
+
+    verdict: Verdict | None = None
+
+
+def read_runs(paths: Sequence[Path]) -> tuple[Run, ...]:
+    """Return the runs that files hold, the newest last.
+
+    Raises:
+        SettingError: A file holds no run, or one that cannot be; names the file and the reason.
+    """
+    return tuple(sorted((_read_run(path) for path in paths), key=lambda run: run.saved_at))
+
+
+def rows_of(runs: Sequence[Run]) -> tuple[Row, ...]:
+    """Return every cell as its newest run has it, with what earlier runs measured of it.
+
+    Args:
+        runs: The newest last.
+    """
+    newest = {row.name: run for run in runs for row in run.rows}
+    measured: dict[tuple[str, str | None], list[Past]] = {}
+    for run in runs:
+        for row in run.rows:
+            measured.setdefault(_environment(row), []).append(_past(run, row))
+    return tuple(
+        dataclasses.replace(
+            row,
+            history=tuple(measured[_environment(row)]),
+            is_from_older_run=run is not runs[-1],
+        )
+        for run in reversed(runs)
+        for row in run.rows
+        if newest[row.name] is run
+    )
+
+
+def _environment(row: Row) -> tuple[str, str | None]:
+    """What two measurements must share to be points of one history."""
+    return row.name, None if row.record is None else row.record.fingerprint
+
+
+def _past(run: Run, row: Row) -> Past:
+    assert row.step_time_s is not None  # a file holds no cell without a time
+    return Past(
+        when=run.when,
+        commit=run.commit,
+        step_time_s=row.step_time_s,
+        is_accepted=row.name in run.accepted,
+    )
+
+
+def _read_run(path: Path) -> Run:
+    try:
+        file = msgspec.convert(read_json(path), _File)
+        rows = tuple(_rows(file.benchmarks))
+    except msgspec.ValidationError as error:
+        raise SettingError(
+            f"{path} is no run of pytest-benchmark: {error}; {_WHAT_TO_DO}"
+        ) from error
+    except (OSError, ValueError) as error:
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        raise SettingError(f"{path}: {reason}; {_WHAT_TO_DO}") from error
+    saved_at = file.datetime if file.datetime.tzinfo else file.datetime.replace(tzinfo=UTC)
+    return Run(
+        path=path,
+        saved_at=saved_at,
+        commit=file.commit_info.id[:_COMMIT_DIGITS] or None,
+        is_dirty=file.commit_info.dirty,
+        machine=_machine(file.machine_info),
+        accepted=frozenset(file.stamp.accepted),
+        rows=rows,
+    )
+
+
+def _rows(benchmarks: Sequence[_Benchmark]) -> Iterator[Row]:
+    seen: set[str] = set()
+    for benchmark in benchmarks:
+        name = benchmark.fullname
+        if name in seen:
+            raise ValueError(f"holds the cell {name!r} twice")
+        seen.add(name)
+        rounds_s = benchmark.stats.data
+        for seconds in (benchmark.stats.median, *rounds_s):
+            if not (math.isfinite(seconds) and seconds >= 0):
+                raise ValueError(f"holds a time of {seconds!r} s of the cell {name!r}")
+        record, recipe, verdict = _of_perfsuite(name, benchmark.extra_info.get("perfsuite"))
+        yield Row(
+            name=printable(name),
+            step_time_s=stats.median(rounds_s or (benchmark.stats.median,)),
+            rounds_s=rounds_s,
+            record=record,
+            recipe=recipe,
+            verdict=verdict,
+        )
+    if not seen:
+        raise ValueError("holds no benchmark")
+
+
+def _of_perfsuite(
+    name: str, info: object
+) -> tuple[CellRecord | None, Recipe | None, Verdict | None]:
+    if not isinstance(info, dict) or "recipe" not in info:
+        return None, None, msgspec.convert(info or {}, _OfAnybody).verdict
+    try:
+        record = msgspec.convert(info, CellRecord)
+        return record, Recipe(**record.recipe), record.verdict
+    except (msgspec.ValidationError, RecipeError, TypeError) as error:
+        raise ValueError(f"holds a record that cannot be, of the cell {name!r}: {error}") from error
+
+
+def _machine(info: dict[str, Any]) -> str | None:
+    cpu = info.get("cpu")
+    parts = [
+        cpu.get("brand_raw") if isinstance(cpu, dict) else None,
+        info.get("system"),
+        f"Python {info['python_version']}" if info.get("python_version") else None,
+    ]
+    return ", ".join(part for part in parts if isinstance(part, str)) or None

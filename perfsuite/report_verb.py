@@ -1,0 +1,76 @@
+"""The verb `report`: what runs say, in every format. Must not know how a report is made."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from perfsuite.errors import SettingError
+from perfsuite.files import write_atomically
+from perfsuite.report.folder import PAGE, write_folder
+from perfsuite.report.latex import to_latex
+from perfsuite.report.markdown import to_markdown
+from perfsuite.report.model import report_on_runs
+from perfsuite.report.reasons import with_reasons
+from perfsuite.report.runs import read_runs
+from perfsuite.report.table_file import to_csv
+from perfsuite.report.tables import report_table
+from perfsuite.report.trackers import log_to_tensorboard, log_to_wandb
+from perfsuite.units import option_ratio
+
+
+def report(
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN.json...", help="Files of pytest-benchmark.")
+    ],
+    html: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Write index.html there, all else beside it."),
+    ] = None,
+    markdown: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="For a summary or a comment.")
+    ] = None,
+    latex: Annotated[Path | None, typer.Option(metavar="FILE", help="A table.")] = None,
+    csv: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Every number, in base units.")
+    ] = None,
+    tensorboard: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write event files, one folder a cell.")
+    ] = None,
+    wandb: Annotated[
+        bool, typer.Option("--wandb", help="Log to Weights & Biases; WANDB_MODE=offline holds.")
+    ] = False,
+    tolerance: Annotated[str, typer.Option(help="What verdicts are drawn against.")] = "2%",
+    limit: Annotated[str, typer.Option(help="What verdicts are drawn against.")] = "5%",
+) -> None:
+    """Report on runs: verdicts, times, stages, memory, and what the numbers advise.
+
+    Each cell is shown as the newest run has it; what the others measured is its history. Without
+    an option the table is printed.
+    """
+    bounds = option_ratio("--tolerance", tolerance), option_ratio("--limit", limit)
+    if bounds[1] < bounds[0]:
+        raise SettingError(
+            f"--limit is {limit}, below the tolerance of {tolerance}; use a larger one"
+        )
+    found = tuple(map(with_reasons, read_runs(runs)))
+    made = report_on_runs(found, tolerance=bounds[0], limit=bounds[1])
+    typer.echo(" ".join(filter(None, [made.summary.word, made.summary.text])))
+    if html is not None:
+        write_folder(made, html)
+        typer.echo(f"written to {html / PAGE}")
+    for path, write in ((markdown, to_markdown), (latex, to_latex), (csv, to_csv)):
+        if path is not None:
+            write_atomically(path, write(made).encode())
+            typer.echo(f"written to {path}")
+    if tensorboard is not None:
+        log_to_tensorboard(found, tensorboard)
+        typer.echo(f"written to {tensorboard}")
+    if wandb:
+        log_to_wandb(found, made)
+    if not wandb and not any((html, markdown, latex, csv, tensorboard)):
+        typer.echo(report_table(made.rows))
+        for advice in made.advice:
+            typer.echo(f"{advice.text} ({advice.evidence})")
