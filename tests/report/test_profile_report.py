@@ -74,7 +74,8 @@ def test_a_hostile_name_is_data_in_latex() -> None:
 
     assert caption.startswith(
         r"Where the time of a\_b:\textbackslash{}input\{/etc/passwd\}\%\&\$\#"
-        r"\textasciicircum{}\textasciitilde{} (ddp:2{,} fp32{,} 2 loader workers) went: 1 epoch on cpu"
+        r"\textasciicircum{}\textasciitilde{} (ddp:2{,} fp32{,} 2 loader workers) went: "
+        "1 epoch on cpu"
     )
 
 
