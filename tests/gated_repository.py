@@ -95,8 +95,9 @@ _PATIENCE_S = 600.0
 class Repository:
     """A checkout, and what is called in it."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, python: str = sys.executable) -> None:
         self.path = path
+        self._python = python
 
     def write(self, **files: str) -> None:
         """Write modules, by their path with "__" for "/"; the benchmarks are in `benchmarks`."""
@@ -124,7 +125,7 @@ class Repository:
     def start(self, *arguments: str, **environment: str) -> subprocess.Popen[str]:
         """Start pytest."""
         return subprocess.Popen(
-            [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments],
+            [self._python, "-m", "pytest", "-p", "no:cacheprovider", *arguments],
             cwd=self.path,
             env=_ENVIRONMENT | {"PYTHONUNBUFFERED": "1"} | environment,
             stdout=subprocess.PIPE,
