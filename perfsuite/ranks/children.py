@@ -1,7 +1,7 @@
-"""A rank's children: loader workers that must not work on while the other arm has its turn.
+"""A rank's children: loader workers that must not work on between rounds.
 
-They would fill their queues then, which hides the time of loading, and would take a processor from
-the other arm. Must not know what they do.
+They would fill their queues while the collector runs or the other arm has its turn, which hides the
+time of loading, and would take a processor from that arm. Must not know what they do.
 """
 
 from __future__ import annotations

@@ -50,8 +50,11 @@ def run_cell(job: RunCell, start: RankStart, board: BoardWriter) -> CellMeasured
         board.enter_phase("warm-up")
         iteration_s = trial.warm_up()
         board.enter_phase("measure")
-        num_rounds, num_iterations = trial.agree(iteration_s, job.plan)
-        rounds = trial.measure(num_rounds, num_iterations)
+        try:
+            num_rounds, num_iterations = trial.agree(iteration_s, job.plan)
+            rounds = trial.measure(num_rounds, num_iterations)
+        finally:
+            resume_children()  # a stopped loader worker cannot be told to end
         board.enter_phase("count")
         counts, peak, missing = trial.count()
         operators = trial.profile()
@@ -97,6 +100,7 @@ class _Trial:
 
     def agree(self, iteration_s: float, plan: MeasurePlan) -> tuple[int, int]:
         """Return rounds, and iterations of each, that all ranks run, and those of the other arm."""
+        stop_children()  # the other arm may be long in coming
         if dist.is_initialized():
             slowest = torch.tensor([iteration_s], dtype=torch.float64, device=self._device)
             dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
@@ -124,12 +128,11 @@ class _Trial:
             num_rounds=num_rounds,
             num_iterations=num_iterations,
             stages=self._stages,
-            start_together=_start_together,
+            start_together=self._start_with_children,
             synchronize=self._synchronize,
-            after_round=lambda _: self._activity.check(),
+            after_round=self._end_round,
             take_turn=self._take_turn,
         )
-        resume_children()
         if self._turns is not None:
             self._turns.tell_modules(imported_files())
         return tuple(rounds)
@@ -140,14 +143,20 @@ class _Trial:
         if not self._has_turns:
             yield
             return
-        stop_children()
         with nullcontext() if self._turns is None else self._turns.take():
             # No rank is at work before the first has the turn, or after the other arm may begin.
             _start_together()
-            resume_children()
             yield
-            stop_children()
             _start_together()
+
+    def _start_with_children(self) -> None:
+        """Begin a round on all ranks; between rounds loader workers would fill their queues."""
+        _start_together()
+        resume_children()
+
+    def _end_round(self, _: int) -> None:
+        stop_children()
+        self._activity.check()
 
     def count(self) -> tuple[Counts, PeakMemory | None, dict[str, str]]:
         """Return counts, memory, and why any number of them is missing."""
