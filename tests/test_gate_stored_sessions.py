@@ -113,6 +113,7 @@ def test_good_runs_let_the_change_pass_without_a_pair(shop: Repository) -> None:
 
     gated.expect(0, f"{PRICE} PASS *")
     assert "not compared with" not in gated.output
+    assert "pair 1:" not in gated.output
 
 
 def test_a_run_of_another_environment_is_not_compared_with(
