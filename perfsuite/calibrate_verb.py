@@ -24,7 +24,7 @@ from perfsuite.gate.calibration import (
 )
 from perfsuite.gate.judge import Budget
 from perfsuite.gate.recommendation import recommend
-from perfsuite.gate.termination import ends_on_sigterm
+from perfsuite.gate.termination import ends_on_signals
 from perfsuite.gating import GateRequest
 from perfsuite.measure.host import describe_host
 from perfsuite.recipe_text import parse_recipe
@@ -76,7 +76,7 @@ def calibrate_machine(
         budget=Budget(max_pairs=max_pairs, max_s=float("inf"), timeout_s=_TIMEOUT_S),
         seed=random.SystemRandom().randrange(2**32) if seed is None else seed,
     )
-    with TimingLock(wait_s=_WAIT_S, say=_say), ends_on_sigterm():
+    with TimingLock(wait_s=_WAIT_S, say=_say), ends_on_signals():
         result = calibrate(request, num_sessions=num_sessions, plants=plants, say=_say)
     cores = len(os.sched_getaffinity(0))
     fingerprint = describe_host(os.environ, cores).fingerprint

@@ -15,7 +15,7 @@ from perfsuite.errors import SettingError
 from perfsuite.files import write_atomically
 from perfsuite.gate.judge import Budget
 from perfsuite.gate.rule import FIRST_LOOK
-from perfsuite.gate.termination import ends_on_sigterm
+from perfsuite.gate.termination import ends_on_signals
 from perfsuite.interleaving import Cell
 from perfsuite.recipe_options import DeviceName, WorkloadName, open_session
 from perfsuite.recipe_text import describe_recipe, parse_recipe
@@ -67,7 +67,7 @@ def compare_recipes(
     _check(request)
     session = open_session(device, _CELL_SEED)
     try:
-        with ends_on_sigterm():
+        with ends_on_signals():
             numerics = {name: prove_cell(session, cell).numerics for name, cell in cells.items()}
             comparison = compare(session, request, say=_say)
     finally:

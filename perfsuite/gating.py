@@ -21,11 +21,11 @@ from perfsuite.gate.accepted import read_accepted
 from perfsuite.gate.arms import Arm, Launch, PairPlan, Suite
 from perfsuite.gate.explain import explain
 from perfsuite.gate.judge import Budget, Demands, Judgement, Trial, judge, launch_pair
-from perfsuite.gate.overlay import lay_configuration
-from perfsuite.gate.presence import find_common
+from perfsuite.gate.overlay import lay_configuration, python_digests
+from perfsuite.gate.presence import find_common, is_named
 from perfsuite.gate.repository import Base, NoBase, describe_head, find_base
 from perfsuite.gate.rule import Prior
-from perfsuite.gate.termination import ends_on_sigterm
+from perfsuite.gate.termination import ends_on_signals
 from perfsuite.gate.trees import (
     base_tree,
     directory_tree,
@@ -43,6 +43,8 @@ _SHORT_LAUNCHES = (
     "--benchmark-min-rounds=8",
 )
 _TRAIN_FLOOR_S = 50e-6
+# Files that a line names.
+_MOST_LISTED = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +116,7 @@ def run_gate(request: GateRequest, *, say: Callable[[str], None]) -> GateResult:
         SettingError: The base is not known, or a path is not there.
         WriteError: A tree cannot be made.
     """
-    with ends_on_sigterm():
+    with ends_on_signals():
         return _run_gate(request, say)
 
 
@@ -140,8 +142,23 @@ def _run_gate(request: GateRequest, say: Callable[[str], None]) -> GateResult:
     with contextlib.ExitStack() as stack:
         with _tree(request, suite, base, overlay=()) as plain:
             base_own = _collect_base(request, plain, suite)
+            before = python_digests(plain)
         tree = stack.enter_context(_tree(request, suite, base, overlay=_overlay(request)))
+        after = python_digests(tree)
+        if laid := [str(path) for path, found in after.items() if before.get(path) != found]:
+            differs["benchmark files"] = f"head's run on both sides: {_listed(sorted(laid))}"
+            say(f"changed benchmark files, of which {differs['benchmark files']}")
         return _judge_common(request, suite, base_own, tree, differs, say)
+
+
+def _listed(names: Sequence[str]) -> str:
+    """The first few of them.
+
+    >>> _listed(["a", "b"]), _listed(["a", "b", "c", "d", "e"])
+    ('a, b', 'a, b, c and 2 more')
+    """
+    more = f" and {len(names) - _MOST_LISTED} more" if len(names) > _MOST_LISTED else ""
+    return ", ".join(names[:_MOST_LISTED]) + more
 
 
 def _judge_common(
@@ -160,7 +177,8 @@ def _judge_common(
         ]
         return _result(request, cells, None, differs)
     assert base_own.suite is not None
-    theirs = [name for name in base_own.suite.cells if _is_named(request, suite, name)]
+    paths = _relative(request, suite)
+    theirs = [name for name in base_own.suite.cells if is_named(name, paths)]
     accepted = read_accepted(suite.root / ACCEPTED_FILE, datetime.date.today())
     common, cells = find_common(list(suite.cells), theirs, accepted)
     demands = {
@@ -192,15 +210,6 @@ def _why_no_cells(base_own: Launch) -> str | None:
     if not base_own.takes_turns:
         return "the base's perfsuite is too old to take turns"
     return None
-
-
-def _is_named(request: GateRequest, suite: Suite, name: str) -> bool:
-    """Whether the paths name a test, as far as they name tests: the base may lack some of them."""
-    file = name.partition("::")[0]
-    named = [path for path in _relative(request, suite) if path.partition("::")[0] == file]
-    return not named or any(
-        name == path or name.startswith((f"{path}::", f"{path}[")) for path in named
-    )
 
 
 def _explain(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import re
 import signal
 import socket
 import sys
@@ -23,6 +24,8 @@ _PLUGIN_NAME = "pytest-benchmark"
 # What the clock of a cell is called whose ranks are timed, and take turns, by themselves.
 _RANK_CLOCK = "rank_clock"
 _NUM_FUNCTIONS = 40
+# Where installers put packages, and the standard library.
+_INSTALLED = re.compile(r"(site|dist)-packages|/lib/python3")
 # Of rounds in a first launch of a cell without ranks: many short launches tell more than few long
 # ones, because what differs is the launch (Kalibera and Jones 2013).
 _FIRST_S = 0.3
@@ -222,14 +225,17 @@ class ArmPlugin:
 
 
 def imported_files() -> dict[str, str]:
-    """Return the file of each top-level module; of a package without one, its first folder."""
+    """Return the file of each module, of installed packages of the topmost alone.
+
+    Of a package without a file, its first folder.
+    """
     files = {}
     for name, module in list(sys.modules.items()):
-        if "." in name:
-            continue
-        file = getattr(module, "__file__", None) or next(
-            iter(getattr(module, "__path__", ())), None
-        )
+        file = getattr(module, "__file__", None)
+        if "." not in name:
+            file = file or next(iter(getattr(module, "__path__", ())), None)
+        elif _INSTALLED.search(file or ""):
+            continue  # its package tells for it; there are thousands
         if file:
             files[name] = str(Path(file).resolve())
     return files

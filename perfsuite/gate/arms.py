@@ -33,6 +33,10 @@ class Arm:
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
+# Why a launch was ended that had done nothing wrong itself.
+OTHER_ENDED = "the other arm ended early"
+
+
 @dataclass(frozen=True, kw_only=True)
 class CellRun:
     """What one launch made of a cell.

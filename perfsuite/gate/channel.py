@@ -31,7 +31,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from perfsuite.gate.arms import Arm, CellRun, Choose, Launch, PairPlan, Suite
+from perfsuite.gate.arms import OTHER_ENDED, Arm, CellRun, Choose, Launch, PairPlan, Suite
 from perfsuite.gate.effort import first_num_rounds
 from perfsuite.gate.turns import Referee
 
@@ -82,7 +82,7 @@ class Server:
                 self._give_up(f"no progress for {self._plan.timeout_s:.0f} s")
                 return
             if any(launch.failure for launch in self.launches.values()):
-                self._give_up("the other arm ended early")
+                self._give_up(OTHER_ENDED)
                 return
 
     def _listen(self, wait_s: float) -> bool:

@@ -5,10 +5,12 @@ Must not know how an arm is launched.
 
 from __future__ import annotations
 
+import functools
 import sys
 from pathlib import Path
 
 from perfsuite.gate.arms import Launch
+from perfsuite.gate.overlay import source_files
 
 # Where installers put packages, in a tree or not: they are nobody's code under test.
 _INSTALLED = {"site-packages", "dist-packages"}
@@ -33,7 +35,7 @@ def find_wrong_import(base: Launch, head: Launch) -> str | None:
         theirs = trees[other.arm.name]
         for name, file in launch.modules.items():
             # An interpreter may live in the tree, its own library with it.
-            if name in sys.stdlib_module_names:
+            if name.partition(".")[0] in sys.stdlib_module_names:
                 continue
             if _is_in(file, theirs, but_not=trees[launch.arm.name]):
                 return (
@@ -60,13 +62,15 @@ def _is_in(file: str, tree: Path, *, but_not: Path) -> bool:
     )
 
 
-def _packages(tree: Path) -> set[str]:
-    """The top-level packages and modules of a tree, as far as they lie near its root."""
+@functools.cache
+def _packages(tree: Path) -> frozenset[str]:
+    """The top-level packages of a tree, and the modules at its root or in a folder named src."""
     found = set()
-    for pattern in ("*/__init__.py", "*/*/__init__.py"):
-        for init in tree.glob(pattern):
-            package = init.parent
-            if not (package.parent / "__init__.py").exists():
+    for path in source_files(tree):
+        if path.name == "__init__.py":
+            package = tree / path.parent
+            if package != tree and not (package.parent / "__init__.py").exists():
                 found.add(package.name)
-    found |= {module.stem for pattern in ("*.py", "src/*.py") for module in tree.glob(pattern)}
-    return found - _NEVER_UNDER_TEST
+        elif path.suffix == ".py" and path.parent.name in ("", "src"):
+            found.add(path.stem)
+    return frozenset(found - _NEVER_UNDER_TEST)

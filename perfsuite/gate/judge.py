@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from perfsuite import stats
-from perfsuite.gate.arms import Arm, CellRun, Launch, PairPlan
+from perfsuite.errors import WriteError
+from perfsuite.gate.arms import OTHER_ENDED, Arm, CellRun, Launch, PairPlan
 from perfsuite.gate.effort import PairCost, plan_num_rounds
 from perfsuite.gate.imports import find_wrong_import
 from perfsuite.gate.launches import run_pair
@@ -200,15 +201,25 @@ def _end(trials: Sequence[Trial], invalid: str | None, unfit: str | None) -> Non
 
 
 def launch_pair(arms: Sequence[Arm], plan: PairPlan, names: Sequence[str]) -> dict[str, Launch]:
-    """Run one pair over the named cells, in that order."""
+    """Run one pair over the named cells, in that order.
+
+    Raises:
+        WriteError: Its temporary files cannot be written.
+    """
     # The path of a Unix socket, of the ranks' too, has 108 characters at most (unix(7)).
     is_short = len(tempfile.gettempdir()) <= _LONGEST_TEMPORARY_PATH
-    with tempfile.TemporaryDirectory(
-        prefix=f"perfsuite-{os.getpid()}-pair-",
-        dir=None if is_short else "/tmp",
-        ignore_cleanup_errors=True,
-    ) as scratch:
-        return run_pair(arms, plan, choose=lambda _: names, scratch=Path(scratch))
+    try:
+        with tempfile.TemporaryDirectory(
+            prefix=f"perfsuite-{os.getpid()}-pair-",
+            dir=None if is_short else "/tmp",
+            ignore_cleanup_errors=True,
+        ) as scratch:
+            return run_pair(arms, plan, choose=lambda _: names, scratch=Path(scratch))
+    except OSError as error:
+        raise WriteError(
+            f"cannot run a pair of launches with files in {tempfile.gettempdir()}: "
+            f"{error.strerror or error}; set TMPDIR to a folder with room"
+        ) from error
 
 
 def _plan(
@@ -238,7 +249,8 @@ def _launch_s(launch: Launch, pair_s: float) -> float:
 
 def _add_pair(trial: Trial, launches: Mapping[str, Launch], first: str, launch_s: float) -> None:
     """Take in what a pair says of a cell, or why it says nothing."""
-    for arm in ("base", "head"):
+    # The one that failed by itself first: the other was ended because of it.
+    for arm in sorted(launches, key=lambda arm: _is_ended_by_other(launches[arm])):
         launch = launches[arm]
         run = launch.cells.get(trial.name)
         if run is None:
@@ -250,6 +262,10 @@ def _add_pair(trial: Trial, launches: Mapping[str, Launch], first: str, launch_s
             return
         trial.last[arm] = run
     base, head = trial.last["base"], trial.last["head"]
+    if head.outcome == "skipped" and base.outcome == "passed" and base.rounds_s:
+        trial.word = "VANISHED"
+        trial.reason = f"head skips what the base measures: {head.reason}"
+        return
     for arm, run, word in (("head", head, "ERROR"), ("base", base, "NO-BASELINE")):
         if run.outcome != "passed" or not run.rounds_s:
             trial.word = word if run.outcome != "skipped" or arm == "base" else "SKIPPED"
@@ -275,6 +291,10 @@ def _add_pair(trial: Trial, launches: Mapping[str, Launch], first: str, launch_s
                 launch_s=launch_s,
             )
         )
+
+
+def _is_ended_by_other(launch: Launch) -> bool:
+    return launch.failure is not None and launch.failure.startswith(OTHER_ENDED)
 
 
 def locate_log_ratio(base_s: Sequence[float], head_s: Sequence[float]) -> tuple[float, float]:

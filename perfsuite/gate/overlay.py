@@ -5,8 +5,8 @@ Whatever paths the user named, these files of head are laid over:
 1. For a path that is, or is in, a folder named as those of tests and benchmarks are (a word of its
    name is in `_BENCHMARK_WORDS`): the outermost such folder as a whole, because tests import what
    lies beside them. A folder that holds code is none: the root and what it is in, a folder with a
-   pyproject.toml or setup.py, a folder directly in `src`, or the package that the project is named
-   after.
+   pyproject.toml or setup.py, a folder directly in `src`, the package that the project is named
+   after, or a folder of a package that has modules beside its tests (`acme/perf/engine.py`).
 2. For any other folder: the test files in it (by pytest's `python_files`) and every conftest.py,
    each by rule 1 or else alone; of such files, those that only the base has go. All other files in
    it stay the base's, helper modules too: laying code under test over the base would compare head
@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import fnmatch
 import functools
+import hashlib
 import os
 import re
 import shutil
@@ -185,6 +186,15 @@ def source_files(folder: Path, *, leave_out: Path | None = None) -> Iterator[Pat
                 yield (here / name).relative_to(folder)
 
 
+def python_digests(tree: Path) -> dict[Path, bytes]:
+    """Return what each Python file of a tree holds, by its path in it."""
+    return {
+        path: hashlib.sha256((tree / path).read_bytes()).digest()
+        for path in source_files(tree)
+        if path.suffix == ".py" and (tree / path).is_file()
+    }
+
+
 def copy_file(source: Path, target: Path, path: Path) -> None:
     """Make `path` in the tree `target` what it is in `source`; a link is copied, never followed.
 
@@ -272,7 +282,15 @@ def _holds_code(head: Head, folder: Path) -> bool:
         or any((here / name).is_file() for name in ("pyproject.toml", "setup.py"))
         or here.parent.name == "src"
         or here.name == _project_package(head.root)
+        or (
+            (here.parent / "__init__.py").is_file()
+            and any(not _is_test_file(head, folder / path.name) for path in _modules(here))
+        )
     )
+
+
+def _modules(folder: Path) -> Iterator[Path]:
+    return (path for path in folder.glob("*.py") if path.name != "__init__.py")
 
 
 def _project_package(root: Path) -> str | None:

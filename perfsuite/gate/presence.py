@@ -6,9 +6,31 @@ Must not know how cells are collected or judged.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from pathlib import Path
 
 from perfsuite.gate.accepted import Accepted
 from perfsuite.verdicts import CellVerdict
+
+
+def is_named(name: str, paths: Sequence[str]) -> bool:
+    """Return whether pytest's paths name a test: no path names them all.
+
+    Args:
+        name: The test, from pytest's root.
+        paths: Files, folders and tests, from there too.
+
+    >>> is_named("benchmarks/test_a.py::test_b", ["benchmarks/test_a.py::test_c", "benchmarks"])
+    True
+    >>> [is_named(f"test_a.py::{test}", ["test_a.py::test_b"]) for test in ("test_b[1]", "test_bc")]
+    [True, False]
+    """
+    return not paths or any(_covers(path, name) for path in paths)
+
+
+def _covers(path: str, name: str) -> bool:
+    if "::" in path:
+        return name == path or name.startswith((f"{path}::", f"{path}["))
+    return Path(name.partition("::")[0]).is_relative_to(path)
 
 
 def find_common(

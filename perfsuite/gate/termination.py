@@ -1,4 +1,4 @@
-"""SIGTERM as an exception, so that a CI that cancels a gate leaves no tree and no launch behind.
+"""Signals as exceptions, so that a gate that somebody cancels leaves no tree and no launch behind.
 
 Must not know what is cleaned up.
 """
@@ -11,19 +11,21 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-# What a shell reports of a process that SIGTERM ended: 128 + 15.
-_EXIT_TERMINATED = 143
+# A CI that cancels, and a terminal that is closed.
+SIGNALS = (signal.SIGTERM, signal.SIGHUP)
+# What a shell reports of a process that a signal ended.
+_EXIT_SIGNALLED = 128
 
 
 @contextmanager
-def ends_on_sigterm() -> Iterator[None]:
-    """Let SIGTERM end the block as `sys.exit` would; a handler that somebody has set stays."""
+def ends_on_signals() -> Iterator[None]:
+    """Let each of `SIGNALS` end the block as `sys.exit` would; a handler that is set stays."""
     is_main = threading.current_thread() is threading.main_thread()
-    if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-        yield
-        return
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(_EXIT_TERMINATED))
+    ours = [one for one in SIGNALS if is_main and signal.getsignal(one) is signal.SIG_DFL]
+    for one in ours:
+        signal.signal(one, lambda number, _: sys.exit(_EXIT_SIGNALLED + number))
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for one in ours:
+            signal.signal(one, signal.SIG_DFL)

@@ -33,6 +33,7 @@ from perfsuite.gate.overlay import (
     source_files,
 )
 from perfsuite.gate.repository import Base
+from perfsuite.gate.termination import SIGNALS
 
 # pytest's default of the ini value of that name.
 PYTHON_FILES = ("test_*.py", "*_test.py")
@@ -199,7 +200,7 @@ def _remove_tree(folder: Path, records: Path | None) -> None:
 
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Hold SIGINT and SIGTERM back, and deliver them afterwards.
+    """Hold SIGINT and what ends a gate back, and deliver them afterwards.
 
     Their handlers are replaced. To block the signals would not do: another thread, such as one of
     a numeric library, takes them then, and Python runs the handler in the main one all the same.
@@ -210,7 +211,7 @@ def _uninterrupted() -> Iterator[None]:
     came: list[int] = []
     before = {
         number: signal.signal(number, lambda number, _: came.append(number))
-        for number in (signal.SIGINT, signal.SIGTERM)
+        for number in (signal.SIGINT, *SIGNALS)
     }
     try:
         yield

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import sys
 from collections.abc import Iterator, Mapping
@@ -19,6 +20,8 @@ from typing import Any
 from perfsuite.cells import Recipe
 from perfsuite.recipe_text import parse_recipe
 
+# Where installers put packages, and the standard library.
+_INSTALLED = re.compile(r"(site|dist)-packages|/lib/python3")
 # Of rounds in a first launch: starting ranks costs as much.
 _FIRST_S = 1.0
 
@@ -95,14 +98,17 @@ class Turns:
 
 
 def imported_files() -> dict[str, str]:
-    """Return the file of each top-level module; of a package without one, its first folder."""
+    """Return the file of each module, of installed packages of the topmost alone.
+
+    Of a package without a file, its first folder.
+    """
     files = {}
     for name, module in list(sys.modules.items()):
-        if "." in name:
-            continue
-        file = getattr(module, "__file__", None) or next(
-            iter(getattr(module, "__path__", ())), None
-        )
+        file = getattr(module, "__file__", None)
+        if "." not in name:
+            file = file or next(iter(getattr(module, "__path__", ())), None)
+        elif _INSTALLED.search(file or ""):
+            continue  # its package tells for it; there are thousands
         if file:
             files[name] = str(Path(file).resolve())
     return files

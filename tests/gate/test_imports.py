@@ -139,3 +139,33 @@ def test_a_tree_is_known_through_symbolic_links(folder: Path) -> None:
     head = {"pkg": "head/pkg/__init__.py"}
 
     assert "which is head's" in str(compare(folder, base, head, trees=("base", "link")))
+
+
+def test_a_package_deep_in_the_tree_is_part_of_it(folder: Path) -> None:
+    for tree in ("base", "head"):
+        package = folder / tree / "packages" / "foo" / "lib" / "deep"
+        package.mkdir(parents=True)
+        (package / "__init__.py").touch()
+    modules = {"deep": "elsewhere/site-packages/deep/__init__.py"}
+
+    wrong = compare(folder, modules, modules)
+
+    assert wrong is not None
+    assert wrong.startswith(f"both arms imported deep from {folder}/elsewhere/")
+
+
+def test_a_module_of_a_package_that_is_split_over_folders_must_not_be_the_others(
+    folder: Path,
+) -> None:
+    split = {"ns": "elsewhere/ns"}
+
+    wrong = compare(
+        folder,
+        split | {"ns.core": "head/packages/ns/core.py"},
+        split | {"ns.core": "head/packages/ns/core.py"},
+    )
+
+    assert wrong is not None
+    assert wrong.startswith(
+        f"the base arm imported ns.core from {folder}/head/packages/ns/core.py, which is head's"
+    )

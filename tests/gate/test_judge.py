@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import itertools
 import math
+import os
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from perfsuite.errors import WriteError
 from perfsuite.gate import judge as module
 from perfsuite.gate.arms import Arm, CellRun, Launch, PairPlan, Suite
 from perfsuite.gate.judge import Budget, Demands, Judgement, judge
@@ -247,7 +251,18 @@ def test_the_floor_excuses_no_cell_that_is_inconclusive(run: Run) -> None:
     ("base", "head", "word", "reason"),
     [
         (timed(1.0), ended("failed", "boom"), "ERROR", "the head arm failed: boom"),
-        (timed(1.0), ended("skipped", "no GPU"), "SKIPPED", "the head arm skipped: no GPU"),
+        (
+            timed(1.0),
+            ended("skipped", "no GPU"),
+            "VANISHED",
+            "head skips what the base measures: no GPU",
+        ),
+        (
+            ended("skipped", "no GPU"),
+            ended("skipped", "no GPU"),
+            "SKIPPED",
+            "the head arm skipped: no GPU",
+        ),
         (timed(1.0), ended("passed"), "ERROR", "the head arm passed: nothing was timed"),
         (ended("failed", "boom"), timed(1.0), "NO-BASELINE", "the base arm failed: boom"),
         (ended("skipped", "x"), timed(1.0), "NO-BASELINE", "the base arm skipped: x"),
@@ -477,3 +492,43 @@ def test_a_machine_that_stays_unfit_makes_undecided_cells_invalid(run: Run) -> N
     assert words(judgement) == {"slower": "PASS", "wild": "INVALID"}
     assert judgement.trials[1].reason == "the machine was not fit: too hot"
     assert judgement.num_pairs == 6
+
+
+@pytest.mark.parametrize("ended_first", ["base", "head"])
+def test_the_arm_that_ended_by_itself_is_the_one_that_is_blamed(
+    run: Run, monkeypatch: pytest.MonkeyPatch, ended_first: str
+) -> None:
+    machine = Machine(lambda name, arm, number: None)
+    failures = dict.fromkeys(("base", "head"), "the other arm ended early\n  | log")
+    failures[ended_first] = "its pytest ended early with signal 9"
+
+    def launch_pair(arms: Any, plan: PairPlan, names: Sequence[str]) -> dict[str, Launch]:
+        launches = Machine.launch_pair(machine, arms, plan, names)
+        for arm, launch in launches.items():
+            launch.failure = failures[arm]
+        return launches
+
+    machine.launch_pair = launch_pair  # type: ignore[method-assign]
+
+    judgement = run(machine, ["a"])
+
+    assert words(judgement) == {"a": "INVALID"}
+    assert judgement.trials[0].reason == (
+        f"the {ended_first} launch told nothing: its pytest ended early with signal 9"
+    )
+
+
+def test_a_pair_without_room_for_its_files_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run_pair(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(module, "run_pair", run_pair)
+    plan = PairPlan(number=1, first="base", hash_seed=1, core=0, timeout_s=1.0)
+
+    with pytest.raises(WriteError) as refused:
+        module.launch_pair([BASE, HEAD], plan, ["a"])
+
+    assert str(refused.value) == (
+        f"cannot run a pair of launches with files in {tempfile.gettempdir()}: No space left on "
+        "device; set TMPDIR to a folder with room"
+    )

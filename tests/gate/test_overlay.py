@@ -119,6 +119,19 @@ def test_a_package_in_src_is_no_benchmark_folder(head: Head) -> None:
     assert overlay == Overlay(files={Path("src/bench/test_a.py")}, searched={Path("src")})
 
 
+def test_a_package_named_as_benchmarks_are_keeps_its_code(head: Head) -> None:
+    write(head.top, "acme/__init__.py", "acme/perf/__init__.py", "acme/perf/engine.py")
+    write(head.top, "acme/perf/test_engine.py", "acme/tests/__init__.py", "acme/tests/test_a.py")
+
+    overlay = plan_overlay(head, [head.top / "acme"])
+
+    assert overlay == Overlay(
+        folders={Path("acme/tests")},
+        files={Path("acme/perf/test_engine.py")},
+        searched={Path("acme")},
+    )
+
+
 def test_the_root_is_no_benchmark_folder_whatever_its_name(head: Head) -> None:
     write(head.top, "perf/code.py", "perf/test_a.py")
     inner = Head(top=head.top, root=head.top / "perf", python_files=head.python_files)

@@ -1,4 +1,4 @@
-"""SIGTERM ends a block as an exception does, and leaves other handlers alone."""
+"""SIGTERM and a hang-up end a block as an exception does, and leave other handlers alone."""
 
 from __future__ import annotations
 
@@ -6,28 +6,29 @@ import signal
 
 import pytest
 
-from perfsuite.gate.termination import ends_on_sigterm
+from perfsuite.gate.termination import ends_on_signals
 
 
-def test_sigterm_ends_the_block_and_runs_what_cleans_up() -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_signal_ends_the_block_and_runs_what_cleans_up(number: signal.Signals, code: int) -> None:
     cleaned = []
 
-    with pytest.raises(SystemExit) as ended, ends_on_sigterm():  # noqa: PT012
+    with pytest.raises(SystemExit) as ended, ends_on_signals():  # noqa: PT012
         try:
-            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(number)
         finally:
             cleaned.append(True)
 
-    assert ended.value.code == 143
+    assert ended.value.code == code
     assert cleaned == [True]
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert signal.getsignal(number) is signal.SIG_DFL
 
 
 def test_a_handler_that_somebody_has_set_stays() -> None:
     seen = []
     before = signal.signal(signal.SIGTERM, lambda *_: seen.append(True))
     try:
-        with ends_on_sigterm():
+        with ends_on_signals():
             signal.raise_signal(signal.SIGTERM)
     finally:
         signal.signal(signal.SIGTERM, before)
