@@ -37,6 +37,10 @@ _NOT_FOUND = (
     "the judge found no such cell in head's tree: it calls pytest with the paths, -k, -m, -o, "
     "--deselect and --ignore of this session alone"
 )
+_NOT_NAMED = (
+    "it was timed and not compared: it takes 'benchmark' from request.getfixturevalue, which "
+    "nobody sees before it runs; name the fixture among its arguments"
+)
 # A path that pytest-benchmark takes for the run to compare with is one of these.
 _SWALLOWED_SUFFIXES = (".py",)
 
@@ -127,9 +131,16 @@ class Gatekeeper:
             record: What perfsuite measured of it, None of a plain benchmark.
             say: Shows a line, where pairs are still to be run.
         """
-        if self.result is None or self._history is None or not is_benchmark(item):
+        if self.result is None or self._history is None:
             return None
-        verdict = self._decide(item, record, self._history, say)
+        if is_benchmark(item):
+            verdict = self._decide(item, record, self._history, say)
+        elif self._was_timed(item):
+            verdict = CellVerdict(
+                name=item.nodeid, word="INVALID", by="collection", reason=_NOT_NAMED
+            )
+        else:
+            return None
         others = tuple(cell for cell in self.result.cells if cell.name != item.nodeid)
         cells = sorted((*others, verdict), key=lambda cell: cell.name)
         self.result = dataclasses.replace(self.result, cells=tuple(cells))
@@ -137,6 +148,11 @@ class Gatekeeper:
             word = cast(VerdictWord, verdict.word)
             self._saver.add_verdict(item.nodeid, word, fails_test=verdict.word == "FAIL")
         return verdict
+
+    def _was_timed(self, item: pytest.Item) -> bool:
+        """Whether pytest-benchmark has times of a test."""
+        session = getattr(self._config, "_benchmarksession", None)
+        return any(one.fullname == item.nodeid for one in getattr(session, "benchmarks", ()))
 
     def _decide(
         self,

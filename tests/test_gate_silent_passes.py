@@ -130,6 +130,25 @@ def test_a_changed_parameter_id_is_a_cell_that_vanished_and_a_new_one(shop: Repo
     gated.expect(12, f"{PRICE}[1] VANISHED", f"{PRICE}[2] NEW")
 
 
+def test_a_cell_that_nobody_could_see_beforehand_is_named(shop: Repository) -> None:
+    hidden = """
+    def test_hidden(request):
+        request.getfixturevalue("benchmark")(sum, range(1000))
+    """
+    shop.write(benchmarks__test_steps=ONE_CELL, benchmarks__test_hidden=hidden)
+
+    gated = shop.gate()
+
+    gated.expect(
+        12,
+        "benchmarks/test_hidden.py::test_hidden INVALID",
+        f"{PRICE} PASS *",
+        "benchmarks/test_hidden.py::test_hidden: it was timed and not compared: it takes "
+        "'benchmark' from request.getfixturevalue, which nobody sees before it runs; name the "
+        "fixture among its arguments",
+    )
+
+
 def test_skipped_cells_alone_compare_nothing(shop: Repository) -> None:
     shop.write(benchmarks__test_steps=ONE_CELL.replace("@", "@pytest.mark.skip('no GPU')\n    @"))
 

@@ -216,7 +216,9 @@ def test_a_failed_cell_alone_is_explained_by_the_function_that_moved(result: Gat
     assert explanation.moved_stage is None
 
 
-def test_the_arms_are_told_by_their_commits_and_what_head_laid_over_the_base(project: Path, result: GateResult) -> None:
+def test_the_arms_are_told_by_their_commits_and_what_head_laid_over_the_base(
+    project: Path, result: GateResult
+) -> None:
     head, base = (
         git(project, "rev-parse", "--short=7", revision) for revision in ("HEAD", "HEAD~1")
     )
