@@ -228,7 +228,7 @@ def test_what_a_rank_prints_reaches_the_test_output(
 CONTROLLER = """
     import os, sys, time
     from perfsuite.session import Session
-from perfsuite.settings import Settings
+    from perfsuite.settings import Settings
 
     def hold_the_interpreter_lock(folder):
         # A regular expression that backtracks for hours inside one C call.
