@@ -35,8 +35,9 @@ from perfsuite.gate.trees import (
 from perfsuite.units import format_ratio, parse_ratio, parse_seconds
 from perfsuite.verdicts import CellVerdict, Explanation
 
-# Rounds of 5 ms and more, for 0.3 s a launch: many short launches tell more than few long ones,
-# because what differs is the launch (Kalibera and Jones 2013). A test's own marker goes before.
+# Rounds of 5 ms and more, for 0.3 s a launch where the gate cannot choose how many (decision 0010):
+# many short launches tell more than few long ones, because what differs is the launch (Kalibera and
+# Jones 2013). A test's own marker goes before.
 _SHORT_LAUNCHES = (
     "--benchmark-min-time=0.005",
     "--benchmark-max-time=0.3",

@@ -20,9 +20,8 @@ from perfsuite.units import format_seconds
 
 Key = TypeVar("Key")
 
-# Launches are what varies, so each has a single round. Before it the collector runs for some 50 ms,
-# in which loader workers fill their queues for nothing. A round takes at least this long, and up to
-# twice, because its iterations are a power of two: that pause is a tenth of it or so.
+# Launches are what varies, so each has a single round: long enough for what loader workers had ready
+# before it to be a small part. It takes up to twice as long, because its iterations are a power of two.
 ROUND_S = 0.3
 _NUM_ROUNDS = 1
 

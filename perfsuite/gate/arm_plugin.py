@@ -71,7 +71,7 @@ class TurnClock:
         self._clock = clock
         self._channel = channel
         self._core = core
-        self._planted_ratio = _planted_ratio(os.environ.get("PERFSUITE_ARM_PLANTED", ""))
+        self._planted_ratio = _planted_ratio(os.environ.get("PERFSUITE_ARM_PLANTED", "0"))
         self._started_s = 0.0
         self._is_running = False
         self._has_run = False
@@ -253,10 +253,7 @@ def _demands(item: pytest.Item) -> dict[str, Any]:
 
 def _planted_ratio(text: str) -> float:
     """The slowdown that a calibration plants; a change of recipe is planted by the session."""
-    try:
-        return float(text)
-    except ValueError:
-        return 0.0
+    return 0.0 if "=" in text else float(text)
 
 
 def _profile(stats: Any) -> list[tuple[str, float, float]]:

@@ -217,8 +217,8 @@ def launch_pair(arms: Sequence[Arm], plan: PairPlan, names: Sequence[str]) -> di
             return run_pair(arms, plan, choose=lambda _: names, scratch=Path(scratch))
     except OSError as error:
         raise WriteError(
-            f"cannot run a pair of launches with files in {tempfile.gettempdir()}: "
-            f"{error.strerror or error}; set TMPDIR to a folder with room"
+            f"cannot run a pair of launches: {error.strerror or error}; its files go to "
+            f"{tempfile.gettempdir()}, or to TMPDIR where that is set"
         ) from error
 
 
@@ -301,9 +301,9 @@ def locate_log_ratio(base_s: Sequence[float], head_s: Sequence[float]) -> tuple[
     """Return log(head / base) and its standard error: a trimmed mean over rounds beside each other.
 
     What the machine did meanwhile happened to both rounds of a pair, and is in neither's ratio. On
-    two shared cores, over 14 launches of 240 LeNet steps that took turns one by one, its standard
-    deviation was 0.69 %, that of the median of the same ratios 1.38 %, and that of the ratio of the
-    two means 1.04 %.
+    two shared cores, over 14 launches of a hand-written loop of 240 LeNet steps in turns of one, its
+    standard deviation was 0.69 %, that of the median of the same ratios 1.38 %, and that of the
+    ratio of the two means 1.04 %.
 
     Args:
         base_s: Seconds of the base's rounds, in order.

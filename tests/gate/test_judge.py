@@ -529,6 +529,6 @@ def test_a_pair_without_room_for_its_files_says_so(monkeypatch: pytest.MonkeyPat
         module.launch_pair([BASE, HEAD], plan, ["a"])
 
     assert str(refused.value) == (
-        f"cannot run a pair of launches with files in {tempfile.gettempdir()}: No space left on "
-        "device; set TMPDIR to a folder with room"
+        "cannot run a pair of launches: No space left on device; its files go to "
+        f"{tempfile.gettempdir()}, or to TMPDIR where that is set"
     )

@@ -126,6 +126,7 @@ def run_cell(cell: str, folder: Path) -> dict[str, Launch]:
     for launch in told.values():
         run = launch.cells[cell]
         assert (launch.failure, run.outcome, run.reason) == (None, "passed", None)
+        assert launch.takes_turns  # plugin and arm speak one protocol
     return told
 
 
