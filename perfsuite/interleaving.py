@@ -20,8 +20,8 @@ from perfsuite.units import format_seconds
 
 Key = TypeVar("Key")
 
-# Launches are what varies, so each has a single round: long enough for what loader workers had ready
-# before it to be a small part. It takes up to twice as long, because its iterations are a power of two.
+# Launches are what varies, so each has a single round: long enough for what loader workers had
+# ready before it to be a small part. It takes up to twice this, its iterations being a power of two.
 ROUND_S = 0.3
 _NUM_ROUNDS = 1
 

@@ -301,7 +301,7 @@ def locate_log_ratio(base_s: Sequence[float], head_s: Sequence[float]) -> tuple[
     """Return log(head / base) and its standard error: a trimmed mean over rounds beside each other.
 
     What the machine did meanwhile happened to both rounds of a pair, and is in neither's ratio. On
-    two shared cores, over 14 launches of a hand-written loop of 240 LeNet steps in turns of one, its
+    two shared cores, over 14 launches of a loop of 240 LeNet steps in turns of one, its
     standard deviation was 0.69 %, that of the median of the same ratios 1.38 %, and that of the
     ratio of the two means 1.04 %.
 
