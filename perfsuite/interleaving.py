@@ -21,7 +21,7 @@ from perfsuite.units import format_seconds
 Key = TypeVar("Key")
 
 # Launches are what varies, so each has a single round: long enough for what loader workers had
-# ready before it to be a small part. It takes up to twice this, its iterations being a power of two.
+# ready before it to be a small part. It may take twice this: its iterations are a power of two.
 ROUND_S = 0.3
 _NUM_ROUNDS = 1
 
