@@ -8,6 +8,7 @@ end is `perfsuite.gate.launches`; the messages are documented there.
 from __future__ import annotations
 
 import ctypes
+import gc
 import json
 import os
 import re
@@ -171,6 +172,7 @@ class ArmPlugin:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         """Give a cell a clock that waits for its turn, unless ranks do that by themselves."""
+        self._channel.ask(kind="enter", cell=item.nodeid)
         options: dict[str, Any] = {}
         for marker in reversed(list(item.iter_markers("benchmark"))):
             options.update(marker.kwargs)
@@ -209,6 +211,7 @@ class ArmPlugin:
         fixture: Any = getattr(item, "funcargs", {}).get("benchmark")
         stats = getattr(fixture, "stats", None)
         os.sched_setaffinity(0, _ALL_CORES)
+        _free_device_memory()
         self._channel.ask(
             kind="left",
             cell=item.nodeid,
@@ -324,6 +327,14 @@ def _share_core(core: int) -> None:
     """
     if len(list(Path("/proc/self/task").iterdir())) == 1:
         os.sched_setaffinity(0, {core})
+
+
+def _free_device_memory() -> None:
+    """Return what torch keeps of a device for later, where this process has used one."""
+    torch: Any = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
 def _reason(report: pytest.TestReport | pytest.CollectReport) -> str:

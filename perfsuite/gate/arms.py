@@ -116,6 +116,7 @@ class PairPlan:
         profiles: Whether to profile each cell once more after its rounds.
         num_rounds: Rounds of a cell, where its test leaves that to the gate; of a cell that is not
             in it as many as fit into a first launch.
+        one_by_one: Cells that one arm runs after the other: memory has no room for both.
     """
 
     number: int
@@ -125,3 +126,4 @@ class PairPlan:
     timeout_s: float
     profiles: bool = False
     num_rounds: Mapping[str, int] = field(default_factory=dict)
+    one_by_one: frozenset[str] = frozenset()

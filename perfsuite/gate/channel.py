@@ -8,6 +8,7 @@ answer are marked:
                                      the cells of the arm and what their markers ask, what cannot
                                      be collected, and the suite's configuration
                                      -> {"run": [names in order]}
+    enter {cell} ?                   stands before a cell -> {} when it may be set up
     shape {iterations, iteration_s, first_s} ?  how long its rounds would be, and how many seconds
                                      of them a first launch is worth
                                      -> {iterations, rounds} for both arms
@@ -55,6 +56,7 @@ class Server:
         self._asking: dict[tuple[str, str], socket.socket] = {}
         self._chosen: list[str] = []
         self._shapes: dict[str, dict[str, Any]] = {}
+        self._agreed: dict[str, int] | None = None
         self._agreed_s: float | None = None
         self._ended_s = 0.0
         self._finished: set[str] = set()
@@ -141,6 +143,10 @@ class Server:
             launch.failure = "; ".join(launch.suite.broken) or None
             self._asking[arm, "collected"] = peer.connection
             self._answer_collected()
+        elif kind == "enter":
+            self._asking[arm, "enter"] = peer.connection
+            alone = message["cell"] in self._plan.one_by_one
+            self._admit(self._referee.enter(arm, alone=alone))
         elif kind == "shape":
             self._asking[arm, "shape"] = peer.connection
             self._shapes[arm] = message
@@ -164,6 +170,7 @@ class Server:
             self._asking[arm, "left"] = peer.connection
             self._answer(self._referee.leave(arm))
             self._answer_shape()
+            self._admit(self._referee.open_door())
             self._open_border()
         else:  # modules, finished
             launch.modules |= message["modules"]
@@ -176,11 +183,16 @@ class Server:
     def _let_go(self, arm: str) -> None:
         self._answer(self._referee.go(arm))
         self._answer_shape()
+        self._admit(self._referee.open_door())
         self._open_border()
+
+    def _admit(self, arms: Sequence[str]) -> None:
+        for arm in arms:
+            _send(self._asking.pop((arm, "enter")), {})
 
     def _open_border(self) -> None:
         for arm in self._referee.cross_border():
-            self._agreed_s = None
+            self._agreed = self._agreed_s = None
             _send(self._asking.pop((arm, "left")), {})
 
     def _answer(self, arms: Sequence[str]) -> None:
@@ -202,15 +214,20 @@ class Server:
         arms = self._referee.conclude()
         if not arms:
             return
+        if self._agreed is None:  # else the arm that was in the cell before has settled it
+            self._agreed = self._settle(arms)
+        self._agreed_s = self._ended_s = time.monotonic()
+        for arm in arms:
+            _send(self._asking.pop((arm, "shape")), self._agreed)
+
+    def _settle(self, arms: Sequence[str]) -> dict[str, int]:
         shapes = [self._shapes[arm] for arm in arms]
         iterations = max(shape["iterations"] for shape in shapes)
         round_s = iterations * max(shape["iteration_s"] for shape in shapes)
         done = self.launches[arms[0]].cells
         cell = next((name for name in self._chosen if name not in done), "")
         rounds = self._plan.num_rounds.get(cell) or first_num_rounds(round_s, shapes[0]["first_s"])
-        self._agreed_s = self._ended_s = time.monotonic()
-        for arm in arms:
-            _send(self._asking.pop((arm, "shape")), {"iterations": iterations, "rounds": rounds})
+        return {"iterations": iterations, "rounds": rounds}
 
 
 class _Peer:

@@ -11,6 +11,7 @@ import dataclasses
 import math
 import os
 import random
+import re
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -33,6 +34,12 @@ _MAX_UNFIT = 3
 # A launch starts two interpreters at most; a hash seed is what PYTHONHASHSEED takes.
 _MAX_HASH_SEED = 2**32 - 1
 _LONGEST_TEMPORARY_PATH = 40
+# What torch, the C library, Python and the end of a rank or a launch say when memory ran out.
+_OUT_OF_MEMORY = re.compile(
+    r"out of memory|not enough memory|cannot allocate memory|memory ran out|MemoryError|signal 9",
+    re.IGNORECASE,
+)
+_ONE_BY_ONE = "memory has no room for both arms: they ran one after the other, not round by round"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +88,7 @@ class Trial:
         last: What the last pair's launches made of it, by arm.
         firsts: The arm that ran the first round of each pair in `raw`.
         costs: What each pair was, for the number of rounds of the next.
+        is_one_by_one: Whether memory had no room for both arms.
     """
 
     name: str
@@ -93,6 +101,7 @@ class Trial:
     last: dict[str, CellRun] = field(default_factory=dict)
     firsts: list[str] = field(default_factory=list)
     costs: list[PairCost] = field(default_factory=list)
+    is_one_by_one: bool = False
 
     @property
     def log_ratios(self) -> list[float]:
@@ -148,7 +157,9 @@ def judge(
     unfit = invalid = None
     while open_trials := [trial for trial in trials if trial.word is None]:
         spent_s = time.monotonic() - began_s
-        if num_pairs - num_unfit == budget.max_pairs or spent_s + longest_s > budget.max_s:
+        # The pair in which a cell was found to need the memory for itself does not count.
+        most = budget.max_pairs + num_unfit + any(trial.is_one_by_one for trial in trials)
+        if num_pairs == most or spent_s + longest_s > budget.max_s:
             break
         num_pairs += 1
         plan = _plan(num_pairs, random_numbers, budget, open_trials)
@@ -198,6 +209,8 @@ def _end(trials: Sequence[Trial], invalid: str | None, unfit: str | None) -> Non
             trial.word, trial.reason = "INVALID", f"the machine was not fit: {unfit}"
         elif trial.word is None:
             trial.word, trial.reason = "INCONCLUSIVE", "the time was up"
+        if trial.is_one_by_one and trial.raw:
+            trial.reason = "; ".join(filter(None, [trial.reason, _ONE_BY_ONE]))
 
 
 def launch_pair(arms: Sequence[Arm], plan: PairPlan, names: Sequence[str]) -> dict[str, Launch]:
@@ -238,6 +251,7 @@ def _plan(
             for trial in trials
             if trial.costs
         },
+        one_by_one=frozenset(trial.name for trial in trials if trial.is_one_by_one),
     )
 
 
@@ -249,6 +263,9 @@ def _launch_s(launch: Launch, pair_s: float) -> float:
 
 def _add_pair(trial: Trial, launches: Mapping[str, Launch], first: str, launch_s: float) -> None:
     """Take in what a pair says of a cell, or why it says nothing."""
+    if not trial.is_one_by_one and _lacked_memory(trial.name, launches):
+        trial.is_one_by_one = True
+        return
     # The one that failed by itself first: the other was ended because of it.
     for arm in sorted(launches, key=lambda arm: _is_ended_by_other(launches[arm])):
         launch = launches[arm]
@@ -293,6 +310,16 @@ def _add_pair(trial: Trial, launches: Mapping[str, Launch], first: str, launch_s
         )
 
 
+def _lacked_memory(name: str, launches: Mapping[str, Launch]) -> bool:
+    """Whether an arm failed in the cell for want of memory, which the other had taken perhaps."""
+    for launch in launches.values():
+        run = launch.cells.get(name)
+        why = launch.failure if run is None else run.reason if run.outcome == "failed" else None
+        if why is not None and _OUT_OF_MEMORY.search(why):
+            return True
+    return False
+
+
 def _is_ended_by_other(launch: Launch) -> bool:
     return launch.failure is not None and launch.failure.startswith(OTHER_ENDED)
 
@@ -318,7 +345,7 @@ def locate_log_ratio(base_s: Sequence[float], head_s: Sequence[float]) -> tuple[
 
 
 def _decide(trial: Trial, num_cells: int, max_pairs: int, prior: Prior | None) -> None:
-    if trial.word is not None:
+    if trial.word is not None or not trial.raw:
         return
     asked = trial.demands
     rule = Rule(

@@ -14,7 +14,8 @@ class Referee:
 
     An arm that wants a turn waits until the other wants one too, or has left the cell: what an arm
     does before its first turn would otherwise disturb what the other times. An arm that has left a
-    cell waits for the other at its border.
+    cell waits for the other at its border. A cell of which memory has no room for two is entered
+    by one arm after the other.
     """
 
     def __init__(self, arms: Sequence[str], *, first: str) -> None:
@@ -25,6 +26,7 @@ class Referee:
             first: Which of them runs first.
         """
         self._others = {arm: [other for other in arms if other != arm] for arm in arms}
+        self._first = first
         self._order = [first, *self._others[first]]
         self._left_in_round = list(self._order)
         self._wanting: set[str] = set()
@@ -32,6 +34,36 @@ class Referee:
         self._agreeing: set[str] = set()
         self._gone: set[str] = set()
         self._running: str | None = None
+        # Those at the door of a cell that one arm enters at a time, and who is in; None else.
+        self._at_door: set[str] = set()
+        self._alone: set[str] | None = None
+
+    def enter(self, arm: str, *, alone: bool) -> list[str]:
+        """An arm stands before a cell; return the arms that may enter it now.
+
+        Args:
+            arm: Its name.
+            alone: Whether it enters when no other is inside; both arms say the same.
+        """
+        if not alone:
+            return [arm]
+        if self._alone is None:
+            self._alone = set()
+        self._at_door.add(arm)
+        return self.open_door()
+
+    def open_door(self) -> list[str]:
+        """Return the arm that may enter the cell now, the first of the pair before the other."""
+        if self._alone is None or self._alone - self._outside - self._gone:
+            return []
+        for arm in (self._first, *self._others[self._first]):
+            if arm in self._at_door:
+                self._at_door.discard(arm)
+                self._alone.add(arm)
+                return [arm]
+            if arm not in self._outside | self._gone:
+                return []
+        return []
 
     def want(self, arm: str) -> list[str]:
         """An arm wants a turn; return the arms whose turn begins now."""
@@ -66,7 +98,7 @@ class Referee:
 
     def conclude(self) -> list[str]:
         """Return the arms that agree now: all that wait for it, once nobody else is in the cell."""
-        if len(self._agreeing | self._outside | self._gone) < len(self._others):
+        if len(self._agreeing | self._absent()) < len(self._others):
             return []
         concluded = sorted(self._agreeing)
         self._agreeing.clear()
@@ -79,8 +111,14 @@ class Referee:
             return []
         released = sorted(self._outside)
         self._outside.clear()
+        self._alone = None
         self._left_in_round = list(self._order)
         return released
+
+    def _absent(self) -> set[str]:
+        """The arms that nobody in the cell has to wait for."""
+        kept_out = set() if self._alone is None else self._others.keys() - self._alone
+        return self._outside | self._gone | kept_out
 
     def _withdraw(self, arm: str) -> list[str]:
         self._wanting.discard(arm)
@@ -91,7 +129,7 @@ class Referee:
     def _grant(self) -> list[str]:
         if self._running is not None:
             return []
-        absent = self._outside | self._gone | self._agreeing
+        absent = self._absent() | self._agreeing
         if any(arm not in self._wanting and arm not in absent for arm in self._others):
             return []
         for arm in (*self._left_in_round, *self._order):

@@ -532,3 +532,60 @@ def test_a_pair_without_room_for_its_files_says_so(monkeypatch: pytest.MonkeyPat
         "cannot run a pair of launches: No space left on device; its files go to "
         f"{tempfile.gettempdir()}, or to TMPDIR where that is set"
     )
+
+
+# --- memory ---
+
+_FULL = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
+_ONE_BY_ONE = "memory has no room for both arms: they ran one after the other, not round by round"
+
+
+@pytest.mark.parametrize(
+    "why",
+    [
+        _FULL,
+        "RuntimeError: [enforce fail] DefaultCPUAllocator: not enough memory: you tried to",
+        "MemoryError",
+        "OSError: [Errno 12] Cannot allocate memory",
+        "rank 1 of 2 was killed by SIGKILL (by somebody, or by the kernel because memory ran out)",
+    ],
+)
+def test_a_cell_that_memory_has_no_room_for_twice_is_run_one_by_one(run: Run, why: str) -> None:
+    machine = slower_by(big=0.0, small=0.0)
+    timed_cells = machine._cells
+
+    def cells(name: str, arm: str, number: int) -> CellRun | None:
+        if name == "big" and name not in machine.plans[-1].one_by_one and arm == "head":
+            return ended("failed", why)
+        return timed_cells(name, arm, number)
+
+    machine._cells = cells
+
+    judgement = run(machine, ["big", "small"], max_pairs=3)
+
+    assert words(judgement) == {"big": "PASS", "small": "PASS"}
+    assert [trial.reason for trial in judgement.trials] == [_ONE_BY_ONE, None]
+    assert [plan.one_by_one for plan in machine.plans] == [frozenset(), *[frozenset({"big"})] * 3]
+    assert [len(trial.raw) for trial in judgement.trials] == [3, 3]
+
+
+def test_a_cell_that_is_too_large_for_one_arm_is_an_error(run: Run) -> None:
+    machine = slower_by(big=0.0)
+    machine._cells = lambda name, arm, number: ended("failed", _FULL)
+
+    judgement = run(machine, ["big"], max_pairs=3)
+
+    assert words(judgement) == {"big": "ERROR"}
+    assert judgement.num_pairs == 2
+    assert judgement.trials[0].reason == f"the head arm failed: {_FULL}"
+
+
+def test_a_launch_that_was_killed_is_run_once_more_one_by_one(run: Run) -> None:
+    machine = slower_by(big=0.0)
+    machine._cells = lambda name, arm, number: None
+    machine.failure = "its pytest ended early with signal 9"
+
+    judgement = run(machine, ["big"], max_pairs=3)
+
+    assert words(judgement) == {"big": "INVALID"}
+    assert [plan.one_by_one for plan in machine.plans] == [frozenset(), frozenset({"big"})]

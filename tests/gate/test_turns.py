@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -353,3 +354,69 @@ def test_equal_arms_take_turns_a_b_b_a_whoever_asks_first(
 
     rounds = [play.granted[at : at + 2] for at in range(0, len(play.granted), 2)]
     assert rounds == [[A, B] if number % 2 == 0 else [B, A] for number in range(len(rounds))]
+
+
+# --- cells that one arm enters at a time ---
+
+
+def test_an_arm_enters_a_cell_of_two_at_once() -> None:
+    court = referee()
+
+    assert court.enter(B, alone=False) == [B]
+    assert court.enter(A, alone=False) == [A]
+
+
+@pytest.mark.parametrize("first", [A, B])
+def test_the_first_of_the_pair_enters_first_whoever_came_first(first: str) -> None:
+    court = referee(first)
+    second = B if first == A else A
+
+    assert court.enter(second, alone=True) == []
+    assert court.enter(first, alone=True) == [first]
+
+
+def test_an_arm_that_is_alone_in_a_cell_waits_for_nobody() -> None:
+    court = referee()
+    court.enter(A, alone=True)
+
+    assert court.agree(A) == []
+    assert court.conclude() == [A]
+    assert court.want(A) == [A]
+    assert court.end(A) == []
+    assert court.want(A) == [A]
+
+
+def test_the_door_opens_when_the_other_has_left() -> None:
+    court = referee()
+    court.enter(A, alone=True)
+    court.enter(B, alone=True)
+    assert court.open_door() == []
+
+    court.leave(A)
+
+    assert court.open_door() == [B]
+    assert court.cross_border() == []
+    assert court.want(B) == [B]
+    court.leave(B)
+    assert court.cross_border() == [A, B]
+
+
+def test_the_door_opens_when_the_other_is_gone() -> None:
+    court = referee()
+    court.enter(B, alone=True)
+
+    court.go(A)
+
+    assert court.open_door() == [B]
+
+
+def test_the_next_cell_is_for_two_again() -> None:
+    court = referee()
+    for arm in (A, B):
+        court.enter(arm, alone=True)
+        court.open_door()
+        court.leave(arm)
+    court.cross_border()
+
+    assert court.enter(A, alone=False) == [A]
+    assert court.want(A) == []  # waits for B, as ever
