@@ -22,11 +22,12 @@ from perfsuite.gate.calibration import (
     typical_sd,
     write_calibration,
 )
-from perfsuite.gate.judge import Budget
 from perfsuite.gate.recommendation import recommend
 from perfsuite.gate.termination import ends_on_signals
+from perfsuite.gate.trials import Budget
 from perfsuite.gating import GateRequest
 from perfsuite.measure.host import describe_host
+from perfsuite.ranks.turns import FAULTS
 from perfsuite.recipe_text import parse_recipe
 from perfsuite.timing_lock import TimingLock
 from perfsuite.units import format_ratio, option_ratio
@@ -46,8 +47,8 @@ def calibrate_machine(
     planted: Annotated[
         list[str] | None,
         typer.Option(
-            help="Slowdown to plant, 5%, or a field of every recipe to change, precision=fp32; may "
-            "be given several times."
+            help="Slowdown to plant, 5%, a field of every recipe to change, precision=fp32, a leak "
+            "(of 17 MiB) or a synchronization; may be given several times."
         ),
     ] = None,
     select: Annotated[
@@ -89,6 +90,8 @@ def calibrate_machine(
 
 
 def _plant(text: str) -> Plant:
+    if text in FAULTS:
+        return Plant(fault=text)
     if "=" not in text:
         return Plant(ratio=option_ratio("--planted", text))
     parse_recipe("--planted", [text])
@@ -106,7 +109,7 @@ def describe(result: CalibrationResult) -> list[str]:
     bound = f", below {format_ratio(1 - 0.05 ** (1 / trials))} at 95 % confidence" * (alarms == 0)
     lines = [f"false alarms: {alarms} of {trials}{bound} ({_cost(result.identical)})"]
     for one in result.planted:
-        label = f"power at {one.plant}" if one.plant.recipe is None else f"{one.plant} planted"
+        label = f"{one.plant} planted" if one.plant.needs_recipe else f"power at {one.plant}"
         lines.append(f"{label}: {one.num_red} of {trials} ({_cost(one)})")
     for name, noise in result.noise.items():
         lines += [f"pair sd of {name}: {_describe_noise(noise)}", f"  {_advise(noise, result)}"]
@@ -152,7 +155,7 @@ def to_document(result: CalibrationResult) -> bytes:
         "power": {
             str(one.plant): [one.num_red, trials]
             for one in result.planted
-            if one.plant.recipe is None
+            if not one.plant.needs_recipe
         },
         "pair_sd": typical_sd(result.noise),
         "pair_sd_by_cell": {name: noise.sd for name, noise in result.noise.items()},

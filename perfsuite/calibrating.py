@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from perfsuite.errors import WorkloadError
 from perfsuite.gate.arms import Arm
 from perfsuite.gate.calibration import CellNoise, SessionPairs, pool_noise
-from perfsuite.gate.judge import Judgement, Trial, judge
+from perfsuite.gate.judge import judge
+from perfsuite.gate.trials import Judgement, Trial
 from perfsuite.gating import GateRequest, collect, demands_of, head_arm
 
 
@@ -25,10 +26,17 @@ class Plant:
     Attributes:
         ratio: Slowdown of every iteration, 0.05 = 5 %.
         recipe: A field of every recipe that is changed instead: "precision=fp32".
+        fault: One of `ranks.turns.FAULTS`, in every iteration, instead.
     """
 
     ratio: float = 0.0
     recipe: str | None = None
+    fault: str | None = None
+
+    @property
+    def needs_recipe(self) -> bool:
+        """Whether it can be planted in cells of perfsuite alone."""
+        return self.recipe is not None or self.fault is not None
 
     def __str__(self) -> str:
         """As people read it.
@@ -36,7 +44,7 @@ class Plant:
         >>> print(Plant(ratio=0.05), "and", Plant(recipe="num_workers=0"))
         5 % and num_workers=0
         """
-        return self.recipe or f"{100 * self.ratio:g} %"
+        return self.recipe or self.fault or f"{100 * self.ratio:g} %"
 
 
 NOTHING = Plant()
@@ -107,6 +115,13 @@ def calibrate(
     demands = {name: demands_of(request, collected.suite, name) for name in collected.suite.cells}
     if not demands:
         raise WorkloadError("there is no benchmark to calibrate with")
+    for plant in plants:
+        others = [name for name, one in collected.suite.cells.items() if not one.get("is_train")]
+        if plant.needs_recipe and others:
+            raise WorkloadError(
+                f"{plant} can be planted in cells of train_benchmark alone, and {others[0]} is "
+                "none; leave it out with -k, or plant a slowdown such as 5%"
+            )
     seeds = random.Random(request.seed)
     pairs: dict[str, list[SessionPairs]] = {name: [] for name in demands}
 
@@ -155,7 +170,7 @@ def _pairs_of(trial: Trial) -> SessionPairs:
 def _with_plant(head: Arm, plant: Plant) -> Arm:
     if plant == NOTHING:
         return head
-    text = plant.recipe or repr(plant.ratio)
+    text = plant.recipe or plant.fault or repr(plant.ratio)
     return dataclasses.replace(head, environment={"PERFSUITE_ARM_PLANTED": text})
 
 
@@ -171,6 +186,7 @@ def _summarise(plant: Plant, judgements: Sequence[Judgement]) -> Planted:
     for judgement in judgements:
         for trial in judgement.trials:
             word = trial.word or "INCONCLUSIVE"
+            word += " by counts" * (trial.by == "counts")
             verdicts[word] = verdicts.get(word, 0) + 1
             if trial.decision is not None:
                 num_pairs.append(trial.decision.num_pairs)

@@ -13,9 +13,9 @@ from perfsuite import stats
 from perfsuite.comparing import Comparison, ComparisonRequest, compare, prove_cell
 from perfsuite.errors import SettingError
 from perfsuite.files import write_atomically
-from perfsuite.gate.judge import Budget
 from perfsuite.gate.rule import FIRST_LOOK
 from perfsuite.gate.termination import ends_on_signals
+from perfsuite.gate.trials import Budget
 from perfsuite.interleaving import Cell
 from perfsuite.recipe_options import DeviceName, WorkloadName, open_session
 from perfsuite.recipe_text import describe_recipe, parse_recipe

@@ -25,8 +25,9 @@ import msgspec
 from perfsuite import compared_cell, stats
 from perfsuite.errors import NotExercisedError, WorkloadError
 from perfsuite.gate.arms import Arm
-from perfsuite.gate.judge import Budget, Demands, Trial, judge
+from perfsuite.gate.judge import judge
 from perfsuite.gate.rule import Decision, Rule, decide
+from perfsuite.gate.trials import Budget, Demands, Trial
 from perfsuite.interleaving import Cell
 from perfsuite.recipe_text import describe_recipe
 from perfsuite.records import CellRecord, EquivalenceReport

@@ -14,8 +14,8 @@ import typer
 from perfsuite.errors import SettingError
 from perfsuite.files import write_atomically
 from perfsuite.gate.calibration import read_noise
-from perfsuite.gate.judge import Budget
 from perfsuite.gate.rule import FIRST_LOOK
+from perfsuite.gate.trials import Budget
 from perfsuite.gating import GateRequest, GateResult, run_gate
 from perfsuite.report.gate import verdict_lines
 from perfsuite.report.markdown import to_markdown

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
+import functools
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,8 +20,9 @@ from pathlib import Path
 from perfsuite.errors import SettingError
 from perfsuite.gate.accepted import read_accepted
 from perfsuite.gate.arms import Arm, Launch, PairPlan, Suite
+from perfsuite.gate.exact import parse_slacks
 from perfsuite.gate.explain import explain
-from perfsuite.gate.judge import Budget, Demands, Judgement, Trial, judge, launch_pair
+from perfsuite.gate.judge import judge, launch_pair
 from perfsuite.gate.overlay import lay_configuration, python_digests
 from perfsuite.gate.presence import find_common, is_named
 from perfsuite.gate.repository import Base, NoBase, describe_head, find_base
@@ -32,6 +34,7 @@ from perfsuite.gate.trees import (
     import_roots,
     sweep_stale_trees,
 )
+from perfsuite.gate.trials import Budget, Demands, Judgement, Trial
 from perfsuite.units import format_ratio, parse_ratio, parse_seconds
 from perfsuite.verdicts import CellVerdict, Explanation
 
@@ -184,7 +187,9 @@ def _judge_common(
     common, cells = find_common(list(suite.cells), theirs, accepted)
     demands = {
         name: dataclasses.replace(
-            demands_of(request, suite, name), accepted_slowdown=accepted.allowed_slowdown(name)
+            demands_of(request, suite, name),
+            accepted_slowdown=accepted.allowed_slowdown(name),
+            accepted_increase=functools.partial(accepted.allowed_increase, name),
         )
         for name in common
         if request.cells is None or name in request.cells
@@ -245,7 +250,7 @@ def _verdict(trial: Trial, explanation: Explanation | None) -> CellVerdict:
     return CellVerdict(
         name=trial.name,
         word=trial.word or "INCONCLUSIVE",
-        by="pairs",
+        by=trial.by,
         ratio=None if decision is None else decision.ratio,
         interval=None if decision is None else decision.interval,
         num_pairs=0 if decision is None else decision.num_pairs,
@@ -290,6 +295,7 @@ def demands_of(request: GateRequest, suite: Suite, name: str) -> Demands:
             else request.tolerance,
             limit=parse_ratio(asked["limit"]) if "limit" in asked else request.limit,
             floor_s=parse_seconds(asked["floor"]) if "floor" in asked else floor_s,
+            slacks=parse_slacks(dict(asked.get("counts", {})), "perf marker"),
         )
     except (TypeError, ValueError) as error:
         raise SettingError(f"{name}: the perf marker has {dict(asked)!r}: {error}") from error

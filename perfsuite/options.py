@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
 from perfsuite.errors import SettingError
-from perfsuite.gate.judge import Budget
 from perfsuite.gate.rule import FIRST_LOOK
-from perfsuite.ranks.turns import TurnChannel
+from perfsuite.gate.trials import Budget
+from perfsuite.ranks.turns import FAULTS, TurnChannel
 from perfsuite.settings import DEVICES, MAX_SEED, Device, Settings
 from perfsuite.units import parse_ratio, parse_seconds
 
@@ -342,13 +342,12 @@ def _turn_channel() -> TurnChannel | None:
     if path is None:
         return None
     planted = os.environ.get("PERFSUITE_ARM_PLANTED", "0")
-    is_recipe = "=" in planted
-    return TurnChannel(
-        path=path,
-        arm=os.environ["PERFSUITE_ARM_NAME"],
-        planted_ratio=0.0 if is_recipe else float(planted),
-        planted_recipe=(planted,) if is_recipe else (),
-    )
+    channel = TurnChannel(path=path, arm=os.environ["PERFSUITE_ARM_NAME"])
+    if planted in FAULTS:
+        return replace(channel, planted_fault=planted)
+    if "=" in planted:
+        return replace(channel, planted_recipe=(planted,))
+    return replace(channel, planted_ratio=float(planted))
 
 
 def _is_given(config: pytest.Config, name: str) -> bool:

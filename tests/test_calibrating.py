@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,8 +16,8 @@ from perfsuite.calibrating import CalibrationResult, Plant, calibrate
 from perfsuite.errors import WorkloadError
 from perfsuite.gate.arms import Arm, Launch, Suite
 from perfsuite.gate.effort import PairCost
-from perfsuite.gate.judge import Budget, Demands, Judgement, Trial
 from perfsuite.gate.rule import Prior, Rule, decide
+from perfsuite.gate.trials import Budget, Demands, Judgement, Trial
 from perfsuite.gating import GateRequest
 
 REQUEST = GateRequest(
@@ -52,6 +53,7 @@ class Judge:
             )
             trial.decision = decide([shift + noise for noise in NOISE], rule)
             trial.word = self.word or ("PASS" if text is None else "FAIL")
+            trial.by = "counts" if text == "leak" else "pairs"
             trial.raw = [(1.0, 1.0 + shift + noise) for noise in NOISE]
             trial.firsts = ["base", "head", "base", "head"]
             trial.costs = [
@@ -65,7 +67,7 @@ class Judge:
 def judge(monkeypatch: pytest.MonkeyPatch) -> Judge:
     arm = Arm(name="head", tree=Path("/project"), import_roots=(), pytest_arguments=())
     suite = Suite(
-        cells={"a": {}, "b": {}},
+        cells={"a": {"is_train": True}, "b": {"is_train": True}},
         root=Path("/project"),
         inifile=None,
         pythonpath=(),
@@ -126,3 +128,29 @@ def test_a_cell_without_a_measurement_cannot_be_calibrated_with(judge: Judge, wo
 
     with pytest.raises(WorkloadError, match=r"^a cannot be calibrated with: None$"):
         run()
+
+
+def test_what_counts_find_is_told_from_what_times_find(judge: Judge) -> None:
+    lines = describe(run(Plant(fault="leak")))
+
+    assert lines[1].startswith("leak planted: 2 of 2 (cells: 4 FAIL by counts; ")
+
+
+@pytest.mark.parametrize("plant", [Plant(fault="leak"), Plant(recipe="precision=fp32")])
+def test_a_plain_benchmark_has_nothing_to_plant_but_a_slowdown(
+    judge: Judge, monkeypatch: pytest.MonkeyPatch, plant: Plant
+) -> None:
+    launch = calibrating.collect(calibrating.head_arm(REQUEST, None))
+    assert launch.suite is not None
+    cells = {"a": {"is_train": True}, "plain": {"is_train": False}}
+    launch.suite = dataclasses.replace(launch.suite, cells=cells)
+    monkeypatch.setattr(calibrating, "collect", lambda _: launch)
+
+    with pytest.raises(WorkloadError) as raised:
+        run(Plant(ratio=0.05), plant)
+
+    assert str(raised.value) == (
+        f"{plant} can be planted in cells of train_benchmark alone, and plain is none; leave it "
+        "out with -k, or plant a slowdown such as 5%"
+    )
+    assert judge.planted == []

@@ -19,8 +19,8 @@ from perfsuite.compared_cell import CELL_VARIABLE
 from perfsuite.comparing import ComparisonRequest, compare, weigh
 from perfsuite.errors import WorkloadError
 from perfsuite.gate.arms import Arm, CellRun
-from perfsuite.gate.judge import Budget, Demands, Judgement, Trial
 from perfsuite.gate.rule import Decision, Rule, decide
+from perfsuite.gate.trials import Budget, Demands, Judgement, Trial
 from perfsuite.interleaving import Cell
 from perfsuite.records import to_plain
 

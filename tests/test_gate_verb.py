@@ -14,8 +14,8 @@ import pytest
 from gated_repository import CLOCK, ONE_CELL, SHOP, Repository
 
 from perfsuite import cli, gate_verb
-from perfsuite.gate.judge import Judgement
 from perfsuite.gate.rule import Rule, decide
+from perfsuite.gate.trials import Judgement
 from perfsuite.gating import GateRequest, GateResult
 from perfsuite.verdicts import CellVerdict, Explanation
 

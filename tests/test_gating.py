@@ -15,7 +15,7 @@ import pytest
 from gated_repository import CLOCK
 
 from perfsuite.errors import SettingError
-from perfsuite.gate.judge import Budget
+from perfsuite.gate.trials import Budget
 from perfsuite.gating import GateRequest, GateResult, run_gate
 from perfsuite.verdicts import CellVerdict, exit_code
 

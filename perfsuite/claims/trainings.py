@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from perfsuite.cells import Recipe
 from perfsuite.claims.claim import TOO_NOISY, Bench, Finding, as_figure, weigh_interval
 from perfsuite.comparing import ComparisonRequest, Word, compare
-from perfsuite.gate.judge import Budget
+from perfsuite.gate.trials import Budget
 from perfsuite.interleaving import Cell
 from perfsuite.profiles import ProfileStages
 from perfsuite.stats import geometric_interval

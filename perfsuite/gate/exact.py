@@ -1,7 +1,8 @@
-"""The gates that need no statistics: counts and peak memory against the newest stored run.
+"""The gates that need no statistics: counts and peak memory against the base's.
 
-An increase beyond the slack of its counter fails; a decrease asks for a new stored run and never
-fails. Must not know where either side comes from, nor what becomes of the cell.
+The base is the newest stored run, or the other launch of a pair. An increase beyond the slack of
+its counter fails; a decrease never does. Must not know where either side comes from, nor what
+becomes of the cell.
 """
 
 from __future__ import annotations
@@ -79,8 +80,8 @@ class CountChange:
 
     Attributes:
         name: One of `COUNT_NAMES`.
-        base: In the stored run, per iteration of the busiest rank.
-        head: Now.
+        base: Per iteration of the busiest rank.
+        head: The same now.
         slack: Within it neither an increase nor a decrease counts.
         accepted_ratio: How many times the base's a reviewed exception lets it be; 1.0 without one.
     """
@@ -194,15 +195,15 @@ def compare_counts(
     """Return which counts of a cell changed, and which cannot be compared.
 
     Args:
-        base: The cell in the newest stored run.
+        base: The cell in the newest stored run, or in the base's launch.
         head: The cell now.
         slacks: In place of the usual ones, by name; None switches a count off.
         accepted_ratio: What `Accepted.allowed_increase` says of a count of this cell.
     """
     if None not in (base.fingerprint, head.fingerprint) and base.fingerprint != head.fingerprint:
         reason = (
-            f"counts and memory are not compared: the stored cell ran in the environment "
-            f"{base.fingerprint}, this one in {head.fingerprint}"
+            f"counts and memory are not compared: the base ran in the environment "
+            f"{base.fingerprint}, head in {head.fingerprint}"
         )
         return CountComparison(changes=(), unavailable=(reason,))
     changes: list[CountChange] = []
@@ -213,11 +214,11 @@ def compare_counts(
         if slack is None or before == after:
             continue
         if before is None or after is None:
-            where = "in the stored run" if before is None else "here"
+            where = "of the base" if before is None else "of head"
             unavailable.append(f"{name} is not available {where}, so it is not compared")
         elif name == "memory" and _metric(base) != _metric(head):
             unavailable.append(
-                f"memory is not compared: {_metric(base)} in the stored run, {_metric(head)} here"
+                f"memory is not compared: {_metric(base)} of the base, {_metric(head)} of head"
             )
         else:
             ratio = accepted_ratio(name)

@@ -15,17 +15,17 @@ import re
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from perfsuite import stats
 from perfsuite.errors import WriteError
-from perfsuite.gate.arms import OTHER_ENDED, Arm, CellRun, Launch, PairPlan
+from perfsuite.gate.arms import OTHER_ENDED, Arm, Launch, PairPlan
+from perfsuite.gate.counted import compare_run_counts
 from perfsuite.gate.effort import PairCost, plan_num_rounds
 from perfsuite.gate.imports import find_wrong_import
 from perfsuite.gate.launches import run_pair
-from perfsuite.gate.rule import Decision, Prior, Rule, decide
+from perfsuite.gate.rule import Prior, Rule, decide
+from perfsuite.gate.trials import Budget, Demands, Judgement, Trial
 from perfsuite.measure.fitness import read_sensors, why_unfit
 from perfsuite.units import format_ratio
 
@@ -39,93 +39,9 @@ _OUT_OF_MEMORY = re.compile(
     r"out of memory|not enough memory|cannot allocate memory|memory ran out|MemoryError|signal 9",
     re.IGNORECASE,
 )
+# What times can say of a cell that was measured on both sides.
+_WORDS_OF_PAIRS = {"PASS", "FAIL", "IMPROVED", "INCONCLUSIVE"}
 _ONE_BY_ONE = "memory has no room for both arms: they ran one after the other, not round by round"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Demands:
-    """What is asked of one cell.
-
-    Attributes:
-        tolerance: The slowdown that is accepted, 0.02 = 2 %.
-        limit: The slowdown that must not pass.
-        floor_s: A slowdown of an iteration below this many seconds is never a FAIL.
-        accepted_slowdown: A reviewed exception: the base may be taken to be this many times slower.
-    """
-
-    tolerance: float
-    limit: float
-    floor_s: float
-    accepted_slowdown: float = 1.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Budget:
-    """What a judgement may cost.
-
-    Attributes:
-        max_pairs: Launches of each arm.
-        max_s: Seconds; no pair begins that would not end in time.
-        timeout_s: A launch without progress for so long is stuck.
-    """
-
-    max_pairs: int
-    max_s: float
-    timeout_s: float
-
-
-@dataclass(kw_only=True)
-class Trial:
-    """One cell on its way to a verdict.
-
-    Attributes:
-        raw: Seconds an iteration of both launches of each pair, base first: the median of the base,
-            and that times the location of head's rounds over the base's beside them.
-        word: The verdict; None while there is none.
-        reason: What a reader should know beside the numbers.
-        decision: What the pairs prove so far.
-        asked: What the rule was given, accepted slowdown included; empty before the first pair.
-        last: What the last pair's launches made of it, by arm.
-        firsts: The arm that ran the first round of each pair in `raw`.
-        costs: What each pair was, for the number of rounds of the next.
-        is_one_by_one: Whether memory had no room for both arms.
-    """
-
-    name: str
-    demands: Demands
-    raw: list[tuple[float, float]] = field(default_factory=list)
-    word: str | None = None
-    reason: str | None = None
-    decision: Decision | None = None
-    asked: dict[str, Any] = field(default_factory=dict)
-    last: dict[str, CellRun] = field(default_factory=dict)
-    firsts: list[str] = field(default_factory=list)
-    costs: list[PairCost] = field(default_factory=list)
-    is_one_by_one: bool = False
-
-    @property
-    def log_ratios(self) -> list[float]:
-        """log(head / base) of each pair."""
-        return [math.log(head_s / base_s) for base_s, head_s in self.raw]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Judgement:
-    """What the pairs came to.
-
-    Attributes:
-        trials: All cells, decided or not.
-        seed: Of order, first arms and hash seeds.
-        num_pairs: Pairs that were run.
-        wall_s: How long that took.
-        invalid: Why none of it counts; None where it does.
-    """
-
-    trials: tuple[Trial, ...]
-    seed: int
-    num_pairs: int
-    wall_s: float
-    invalid: str | None
 
 
 def judge(
@@ -210,7 +126,24 @@ def _end(trials: Sequence[Trial], invalid: str | None, unfit: str | None) -> Non
         elif trial.word is None:
             trial.word, trial.reason = "INCONCLUSIVE", "the time was up"
         if trial.is_one_by_one and trial.raw:
-            trial.reason = "; ".join(filter(None, [trial.reason, _ONE_BY_ONE]))
+            trial.add_reason(_ONE_BY_ONE)
+        _judge_counts(trial)
+
+
+def _judge_counts(trial: Trial) -> None:
+    """Fail a cell of which head counts more than the base, whatever its times say."""
+    if trial.demands.slacks is None or trial.word not in _WORDS_OF_PAIRS:
+        return
+    compared = compare_run_counts(
+        trial.last["base"],
+        trial.last["head"],
+        slacks=trial.demands.slacks,
+        accepted_ratio=trial.demands.accepted_increase,
+    )
+    if compared.increases and trial.word != "FAIL":
+        trial.word, trial.by, trial.reason = "FAIL", "counts", None
+    for one in (*compared.increases, *compared.unavailable):
+        trial.add_reason(str(one))
 
 
 def launch_pair(arms: Sequence[Arm], plan: PairPlan, names: Sequence[str]) -> dict[str, Launch]:

@@ -24,6 +24,7 @@ from perfsuite.measure.stages import StageClock
 from perfsuite.ranks.activities import Activity, start_activity
 from perfsuite.ranks.children import resume_children, stop_children
 from perfsuite.ranks.placement import own_device
+from perfsuite.ranks.planting import plant
 from perfsuite.ranks.progress import BoardWriter
 from perfsuite.ranks.turns import Turns, imported_files
 from perfsuite.ranks.wire import CellMeasured, RankStart, RunCell
@@ -82,7 +83,7 @@ class _Trial:
         self._board = board
         self._stages = StageClock(device, on_enter=board.enter_stage)
         self._has_turns = start.turns is not None
-        self._planted_ratio = start.turns.planted_ratio if start.turns is not None else 0.0
+        self._planted = plant(activity.iterate, start.turns, device)
         self._turns = Turns(start.turns) if start.turns is not None and start.rank == 0 else None
 
     def warm_up(self) -> float:
@@ -161,7 +162,7 @@ class _Trial:
     def count(self) -> tuple[Counts, PeakMemory | None, dict[str, str]]:
         """Return counts, memory, and why any number of them is missing."""
         missing = dict(self._activity.missing)
-        iterate = self._activity.iterate
+        iterate = self._planted
         if not self._activity.is_counted:
             nothing = Counts(
                 flops=None,
@@ -198,21 +199,12 @@ class _Trial:
         """Return the costliest operators of one iteration; None where none is worth counting."""
         if not self._activity.is_counted:
             return None
-        profiler = profile_iterations(self._activity.iterate, self._device, num_iterations=1)
+        profiler = profile_iterations(self._planted, self._device, num_iterations=1)
         return costliest_operators(profiler.key_averages(), self._device)
 
     def _iterate(self, stage: Stage) -> None:
         self._board.begin_step()
-        if not self._planted_ratio:
-            self._activity.iterate(stage)
-            return
-        began_s = time.perf_counter()
-        self._activity.iterate(stage)
-        self._synchronize()
-        now_s = time.perf_counter()
-        until_s = now_s + self._planted_ratio * (now_s - began_s)
-        while time.perf_counter() < until_s:  # a sleep lasts 0.1 ms longer than it was told to
-            pass
+        self._planted(stage)
 
     def _synchronize(self) -> None:
         if self._device.type == "cuda":

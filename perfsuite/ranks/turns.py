@@ -24,6 +24,9 @@ from perfsuite.recipe_text import parse_recipe
 _INSTALLED = re.compile(r"(site|dist)-packages|/lib/python3")
 # Of rounds in a first launch: starting ranks costs as much.
 _FIRST_S = 1.0
+# What a calibration can plant beside slowdowns: memory that an iteration keeps, and a wait for all
+# ranks, or for the device.
+FAULTS = ("leak", "synchronization")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,12 +38,14 @@ class TurnChannel:
         arm: The name of the arm that this process belongs to.
         planted_ratio: Slowdown of each iteration that a calibration plants, 0.05 = 5 %.
         planted_recipe: Fields of each recipe that it changes: ("precision=fp32",).
+        planted_fault: One of FAULTS that it plants in each iteration, else None.
     """
 
     path: str
     arm: str
     planted_ratio: float = 0.0
     planted_recipe: tuple[str, ...] = ()
+    planted_fault: str | None = None
 
     def plant(self, recipe: Recipe) -> Recipe:
         """Return the recipe with what a calibration changes.

@@ -136,9 +136,9 @@ def test_what_one_side_lacks_is_explained_and_not_taken_for_zero() -> None:
 
     assert comparison.changes == ()
     assert comparison.unavailable == (
-        "flops is not available in the stored run, so it is not compared",
-        "kernel_launches is not available in the stored run, so it is not compared",
-        "memory is not available here, so it is not compared",
+        "flops is not available of the base, so it is not compared",
+        "kernel_launches is not available of the base, so it is not compared",
+        "memory is not available of head, so it is not compared",
     )
 
 
@@ -157,7 +157,7 @@ def test_memory_of_another_kind_is_not_compared() -> None:
     assert lines(comparison) == (
         [],
         [],
-        ("memory is not compared: live_storage_peak in the stored run, max_memory_allocated here",),
+        ("memory is not compared: live_storage_peak of the base, max_memory_allocated of head",),
     )
 
 
@@ -168,8 +168,8 @@ def test_a_cell_of_another_environment_is_not_compared() -> None:
         [],
         [],
         (
-            "counts and memory are not compared: the stored cell ran in the environment "
-            "aaaaaaaaaaaa, this one in bbbbbbbbbbbb",
+            "counts and memory are not compared: the base ran in the environment aaaaaaaaaaaa, "
+            "head in bbbbbbbbbbbb",
         ),
     )
 

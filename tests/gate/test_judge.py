@@ -17,8 +17,10 @@ import pytest
 from perfsuite.errors import WriteError
 from perfsuite.gate import judge as module
 from perfsuite.gate.arms import Arm, CellRun, Launch, PairPlan, Suite
-from perfsuite.gate.judge import Budget, Demands, Judgement, judge
+from perfsuite.gate.exact import Slack
+from perfsuite.gate.judge import judge
 from perfsuite.gate.rule import Prior, Rule, decide
+from perfsuite.gate.trials import Budget, Demands, Judgement, Trial
 
 BASE, HEAD = (
     Arm(name=name, tree=Path("/trees") / name, import_roots=(), pytest_arguments=())
@@ -532,6 +534,105 @@ def test_a_pair_without_room_for_its_files_says_so(monkeypatch: pytest.MonkeyPat
         "cannot run a pair of launches: No space left on device; its files go to "
         f"{tempfile.gettempdir()}, or to TMPDIR where that is set"
     )
+
+
+# --- counts ---
+
+
+def counted(arm: str, **head: Any) -> CellRun:
+    """A launch that counted; head's counts may be others."""
+    counts = dict.fromkeys(
+        ("flops", "ops", "collectives", "collective_bytes", "saved_activation_bytes"), 1000
+    )
+    memory = {"metric": "live_storage_peak", "peak_bytes": 2**20, "per_rank": [2**20]}
+    record = {"counts": {**counts, "kernel_launches": None}, "memory": memory, "other": 1}
+    if arm == "head":
+        record["counts"] |= {name: value for name, value in head.items() if name in counts}
+        record |= {name: value for name, value in head.items() if name not in counts}
+    return dataclasses.replace(timed(0.001), record=record)
+
+
+EXACTLY = dataclasses.replace(USUAL, slacks={})
+
+
+def judge_counts(run: Run, demands: Demands, **head: Any) -> Trial:
+    machine = Machine(lambda name, arm, number: counted(arm, **head))
+    return run(machine, ["a"], max_pairs=3, demands={"a": demands}).trials[0]
+
+
+def test_a_count_that_grew_fails_a_cell_that_is_no_slower(run: Run) -> None:
+    trial = judge_counts(run, EXACTLY, flops=1100)
+
+    assert (trial.word, trial.by) == ("FAIL", "counts")
+    assert trial.reason == "flops 1.00 k -> 1.10 k (+10.0 %), allowed 0 %"
+
+
+def test_memory_that_grew_fails_it_too(run: Run) -> None:
+    memory = {"metric": "live_storage_peak", "peak_bytes": 3 * 2**20, "per_rank": [3 * 2**20]}
+
+    trial = judge_counts(run, EXACTLY, memory=memory)
+
+    assert (trial.word, trial.by) == ("FAIL", "counts")
+    assert trial.reason == "memory 1.00 MiB -> 3.00 MiB (+200.0 %), allowed 4.00 KiB"
+
+
+@pytest.mark.parametrize(
+    ("demands", "head"),
+    [
+        (EXACTLY, {}),
+        (EXACTLY, {"flops": 900}),
+        (dataclasses.replace(USUAL, slacks={"flops": Slack(ratio=0.2)}), {"flops": 1100}),
+        (dataclasses.replace(USUAL, slacks={"flops": None}), {"flops": 1100}),
+        (
+            dataclasses.replace(EXACTLY, accepted_increase={"flops": 1.2}.__getitem__),
+            {"flops": 1100},
+        ),
+        (USUAL, {"flops": 1100}),
+    ],
+    ids=["equal", "fewer", "slack", "off", "accepted", "two recipes"],
+)
+def test_counts_that_may_differ_leave_the_verdict_to_the_times(
+    run: Run, demands: Demands, head: dict[str, Any]
+) -> None:
+    trial = judge_counts(run, demands, **head)
+
+    assert (trial.word, trial.by, trial.reason) == ("PASS", "pairs", None)
+
+
+def test_counts_explain_a_cell_that_times_have_failed(run: Run) -> None:
+    def slower(name: str, arm: str, number: int) -> CellRun:
+        times = timed(0.001 if arm == "base" else 0.0011)
+        return dataclasses.replace(times, record=counted(arm, ops=1001).record)
+
+    trial = run(Machine(slower), ["a"], max_pairs=3, demands={"a": EXACTLY}).trials[0]
+
+    assert (trial.word, trial.by) == ("FAIL", "pairs")
+    assert trial.reason == "ops 1,000 -> 1,001 (+0.1 %), allowed 0 %"
+
+
+@pytest.mark.parametrize(
+    ("head", "why"),
+    [
+        ({"fingerprint": "bbbb"}, "the base ran in the environment aaaa, head in bbbb"),
+        ({"counts": {"flops": "many"}}, "a record has another form: "),
+    ],
+    ids=["environment", "form"],
+)
+def test_counts_that_cannot_be_compared_are_told_of(
+    run: Run, head: dict[str, Any], why: str
+) -> None:
+    def other(name: str, arm: str, number: int) -> CellRun:
+        run_of_arm = counted(arm, **head)
+        assert run_of_arm.record is not None
+        record = {"fingerprint": "aaaa", **run_of_arm.record}
+        return dataclasses.replace(run_of_arm, record=record)
+
+    trial = run(Machine(other), ["a"], max_pairs=3, demands={"a": EXACTLY}).trials[0]
+
+    assert (trial.word, trial.by) == ("PASS", "pairs")
+    assert trial.reason is not None
+    assert trial.reason.startswith("counts and memory are not compared: ")
+    assert why in trial.reason
 
 
 # --- memory ---

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from tiny_suites import make_arms, pair
 
-from perfsuite.gate.judge import Budget, Demands, judge
+from perfsuite.gate.judge import judge
+from perfsuite.gate.trials import Budget, Demands
 
 # Room for one: who finds the file there has none.
 _SUITE = """
