@@ -13,8 +13,9 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
+from perfsuite.arming import GateRequest
 from perfsuite.calibrating import CalibrationResult, Plant, Planted, calibrate
-from perfsuite.files import write_atomically
+from perfsuite.files import check_writable, write_atomically
 from perfsuite.gate.calibration import (
     CALIBRATION_FILE,
     Calibration,
@@ -25,12 +26,11 @@ from perfsuite.gate.calibration import (
 from perfsuite.gate.recommendation import recommend
 from perfsuite.gate.termination import ends_on_signals
 from perfsuite.gate.trials import Budget
-from perfsuite.gating import GateRequest
 from perfsuite.measure.host import describe_host
 from perfsuite.ranks.turns import FAULTS
 from perfsuite.recipe_text import parse_recipe
 from perfsuite.timing_lock import TimingLock
-from perfsuite.units import format_ratio, option_ratio
+from perfsuite.units import format_ratio, option_bounds, option_ratio
 
 _TIMEOUT_S = 300.0
 # For another timing session on this machine to end.
@@ -67,12 +67,14 @@ def calibrate_machine(
     Leaves baselines/calibration.json, from which later gates know the noise of each cell.
     """
     plants = [_plant(text) for text in (planted or ["5%"])]
+    bounds = option_bounds(tolerance, limit)
+    check_writable(CALIBRATION_FILE, json_file)
     request = GateRequest(
         folder=Path.cwd(),
         paths=tuple(paths or ()),
         pytest_arguments=() if select is None else ("-k", select),
-        tolerance=option_ratio("--tolerance", tolerance),
-        limit=option_ratio("--limit", limit),
+        tolerance=bounds[0],
+        limit=bounds[1],
         floor_s=0.0,
         budget=Budget(max_pairs=max_pairs, max_s=float("inf"), timeout_s=_TIMEOUT_S),
         seed=random.SystemRandom().randrange(2**32) if seed is None else seed,

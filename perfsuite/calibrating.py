@@ -11,12 +11,13 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from perfsuite.arming import GateRequest, collect, head_arm
 from perfsuite.errors import WorkloadError
 from perfsuite.gate.arms import Arm
 from perfsuite.gate.calibration import CellNoise, SessionPairs, pool_noise
 from perfsuite.gate.judge import judge
 from perfsuite.gate.trials import Judgement, Trial
-from perfsuite.gating import GateRequest, collect, demands_of, head_arm
+from perfsuite.gating import demands_of
 
 
 @dataclass(frozen=True, kw_only=True)

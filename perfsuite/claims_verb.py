@@ -12,7 +12,7 @@ import typer
 
 from perfsuite.claiming import Tested, choose_claims, try_claims
 from perfsuite.claims import Bench
-from perfsuite.files import write_atomically
+from perfsuite.files import check_writable, write_atomically
 from perfsuite.interleaving import ROUND_S
 from perfsuite.recipe_options import DeviceName, open_session
 from perfsuite.records import encode_line
@@ -42,6 +42,7 @@ def claims(
     1 if an experiment itself broke.
     """
     chosen = choose_claims(only or [])
+    check_writable(RECORDS_FILE, json_file)
     # What the experiments say is the findings; ranks that warn of many workers would bury it.
     session = open_session(device, _CELL_SEED, shows_output=False, round_s=ROUND_S)
     drawn = random.SystemRandom().randrange(MAX_SEED) if seed is None else seed

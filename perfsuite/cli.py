@@ -26,7 +26,7 @@ from perfsuite.doctor import Status, examine
 from perfsuite.errors import PerfsuiteError, SettingError, WriteError
 from perfsuite.every_recipe import every_recipe
 from perfsuite.explain_verb import explain
-from perfsuite.files import write_atomically
+from perfsuite.files import check_writable, write_atomically
 from perfsuite.gate_verb import gate
 from perfsuite.init_verb import init
 from perfsuite.profile_verb import profile
@@ -128,6 +128,7 @@ def verify(
     """
     if all_recipes and recipe != Recipe():
         raise SettingError("--all tries every recipe; leave the options of one recipe out")
+    check_writable(json_file)
     session = open_session(device, seed)
     if all_recipes:
         reports = _verify_every(session, workload, num_steps)
@@ -135,7 +136,7 @@ def verify(
         reports = [verify_one(session, workload, recipe, num_steps)]
     _show_reports(reports, every_row=not all_recipes)
     if json_file is not None:
-        _write(json_file, to_document(reports))
+        write_atomically(json_file, to_document(reports))
     raise typer.Exit(exit_code(reports, of_table=all_recipes))
 
 
@@ -195,14 +196,6 @@ def doctor(
             console.print(f"     -> {finding.advice}", markup=False)
     if json_file is not None:
         document = {"schema": 1, "findings": [finding.as_dict() for finding in findings]}
-        _write(json_file, json.dumps(document, indent=2).encode())
+        write_atomically(json_file, json.dumps(document, indent=2).encode())
     if any(finding.status == "fail" for finding in findings):
         raise typer.Exit(_EXIT_UNFIT)
-
-
-def _write(path: Path, data: bytes) -> None:
-    try:
-        write_atomically(path, data)
-    except WriteError as error:
-        sys.stderr.write(f"perfsuite: {error}\n")
-        raise typer.Exit(_EXIT_REFUSED) from error

@@ -11,8 +11,7 @@ import typer
 
 from perfsuite import stats
 from perfsuite.comparing import Comparison, ComparisonRequest, compare, prove_cell
-from perfsuite.errors import SettingError
-from perfsuite.files import write_atomically
+from perfsuite.files import check_writable, write_atomically
 from perfsuite.gate.rule import FIRST_LOOK
 from perfsuite.gate.termination import ends_on_signals
 from perfsuite.gate.trials import Budget
@@ -20,7 +19,7 @@ from perfsuite.interleaving import Cell
 from perfsuite.recipe_options import DeviceName, WorkloadName, open_session
 from perfsuite.recipe_text import describe_recipe, parse_recipe
 from perfsuite.report.comparison import comparison_sentence, comparison_table
-from perfsuite.units import format_ratio, option_ratio
+from perfsuite.units import option_bounds
 
 # A launch that says nothing for so long is stuck: no round of a training step should take as long.
 _TIMEOUT_S = 300.0
@@ -57,14 +56,15 @@ def compare_recipes(
         name: Cell(workload=workload, recipe=parse_recipe(f"--{name}", pairs or []))
         for name, pairs in (("a", a), ("b", b))
     }
+    bounds = option_bounds(tolerance, limit)
+    check_writable(json_file)
     request = ComparisonRequest(
         **cells,
-        tolerance=option_ratio("--tolerance", tolerance),
-        limit=option_ratio("--limit", limit),
+        tolerance=bounds[0],
+        limit=bounds[1],
         budget=Budget(max_pairs=max_pairs, max_s=60 * max_minutes, timeout_s=_TIMEOUT_S),
         seed=random.SystemRandom().randrange(2**32) if seed is None else seed,
     )
-    _check(request)
     session = open_session(device, _CELL_SEED)
     try:
         with ends_on_signals():
@@ -124,16 +124,6 @@ def to_document(
         "memory": {name: record.memory for name, record in records.items()},
         "counts": {name: record.counts for name, record in records.items()},
     }
-
-
-def _check(request: ComparisonRequest) -> None:
-    if request.tolerance >= 1:
-        raise SettingError(f"--tolerance is {format_ratio(request.tolerance)}; use less than 100 %")
-    if request.limit < request.tolerance:
-        raise SettingError(
-            f"--limit is {format_ratio(request.limit)}, below the tolerance of "
-            f"{format_ratio(request.tolerance)}; use a larger one"
-        )
 
 
 def _say(text: str) -> None:

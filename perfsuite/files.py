@@ -40,6 +40,23 @@ def write_atomically(path: Path, data: bytes) -> None:
             Path(beside).unlink(missing_ok=True)
 
 
+def check_writable(*paths: Path | None) -> None:
+    """Refuse now what could not be written after hours of work; a None is no file.
+
+    Raises:
+        WriteError: A folder cannot be made or written, or is where a file should be.
+    """
+    for path in filter(None, paths):
+        try:
+            if path.is_dir():
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=path.parent):
+                pass
+        except OSError as error:
+            raise WriteError(f"cannot write {path}: {error.strerror or error}") from error
+
+
 def append_line(path: Path, line: bytes) -> None:
     """Append one line to `path` and return when it is on the disk.
 

@@ -11,17 +11,18 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
+from perfsuite.arming import GateRequest
 from perfsuite.errors import SettingError
-from perfsuite.files import write_atomically
+from perfsuite.files import check_writable, write_atomically
 from perfsuite.gate.calibration import read_noise
 from perfsuite.gate.rule import FIRST_LOOK
 from perfsuite.gate.trials import Budget
-from perfsuite.gating import GateRequest, GateResult, run_gate
+from perfsuite.gating import GateResult, run_gate
 from perfsuite.report.gate import verdict_lines
 from perfsuite.report.markdown import to_markdown
 from perfsuite.report.model import report_on_verdicts
 from perfsuite.timing_lock import TimingLock
-from perfsuite.units import option_ratio
+from perfsuite.units import option_bounds
 from perfsuite.verdicts import CellVerdict, exit_code
 
 _EXIT_REFUSED = 12
@@ -76,6 +77,7 @@ def gate(
     folder = Path.cwd()
     if base is not None and base_dir is not None:
         raise SettingError("--base and --base-dir name two bases; give one of them")
+    bounds = option_bounds(tolerance, limit)
     request = GateRequest(
         folder=folder,
         paths=tuple(paths or ()),
@@ -84,17 +86,14 @@ def gate(
         base_dir=base_dir,
         base_python=_interpreter(base_python),
         base_environment=_variables(base_env or []),
-        tolerance=option_ratio("--tolerance", tolerance),
-        limit=option_ratio("--limit", limit),
+        tolerance=bounds[0],
+        limit=bounds[1],
         budget=Budget(max_pairs=max_pairs, max_s=60 * max_minutes, timeout_s=_TIMEOUT_S),
         seed=random.SystemRandom().randrange(2**32) if seed is None else seed,
         priors=read_noise(folder, os.environ),
         outputs=tuple(path for path in (json_file, markdown) if path is not None),
     )
-    if request.limit < request.tolerance:
-        raise SettingError(
-            f"--limit is {limit}, below the tolerance of {tolerance}; use a larger one"
-        )
+    check_writable(*request.outputs)
     with TimingLock(wait_s=_WAIT_S, say=_say):
         result = run_gate(request, say=_say)
     for text in verdict_lines(result.cells, result.refusal, result.differs):

@@ -17,6 +17,7 @@ from typing import Any, cast, get_args
 import msgspec
 import pytest
 
+from perfsuite.arming import GateRequest
 from perfsuite.gate.accepted import read_accepted
 from perfsuite.gate.baselines import choose_runs
 from perfsuite.gate.calibration import read_noise
@@ -24,7 +25,7 @@ from perfsuite.gate.history import History
 from perfsuite.gate.repository import find_trunk, is_in_history
 from perfsuite.gate.screen import MAX_SESSIONS, Candidate
 from perfsuite.gate.stamp import VerdictWord
-from perfsuite.gating import ACCEPTED_FILE, GateRequest, GateResult, run_gate
+from perfsuite.gating import ACCEPTED_FILE, HIDDEN, GateResult, run_gate
 from perfsuite.markers import marker_arguments
 from perfsuite.options import GateChoices
 from perfsuite.records import CellRecord
@@ -34,12 +35,8 @@ from perfsuite.verdicts import CellVerdict
 # What a run's stamp keeps of a verdict: a test that failed or was skipped has none.
 _STAMPED = set(get_args(VerdictWord))
 _NOT_FOUND = (
-    "the judge found no such cell in head's tree: it calls pytest with the paths, -k, -m, -o, "
-    "--deselect and --ignore of this session alone"
-)
-_NOT_NAMED = (
-    "it was timed and not compared: it takes 'benchmark' from request.getfixturevalue, which "
-    "nobody sees before it runs; name the fixture among its arguments"
+    "the judge found no such cell in head's tree: it calls pytest with the paths, -c, --rootdir, "
+    "-k, -m, -o, -p, --deselect and --ignore of this session alone"
 )
 # A path that pytest-benchmark takes for the run to compare with is one of these.
 _SWALLOWED_SUFFIXES = (".py",)
@@ -136,9 +133,7 @@ class Gatekeeper:
         if is_benchmark(item):
             verdict = self._decide(item, record, self._history, say)
         elif self._was_timed(item):
-            verdict = CellVerdict(
-                name=item.nodeid, word="INVALID", by="collection", reason=_NOT_NAMED
-            )
+            verdict = CellVerdict(name=item.nodeid, word="INVALID", by="collection", reason=HIDDEN)
         else:
             return None
         others = tuple(cell for cell in self.result.cells if cell.name != item.nodeid)
@@ -222,6 +217,9 @@ class Gatekeeper:
         for flag, value in (("-k", option.keyword), ("-m", option.markexpr)):
             if value:
                 selected += [flag, value]
+        # Ours are not for an arm, whose perfsuite may be another.
+        for plugin in option.plugins:
+            selected += [] if plugin.startswith("perfsuite") else ["-p", plugin]
         for name in ("deselect", "ignore", "ignore_glob", "override_ini"):
             flag = f"--{name.replace('_', '-')}"
             selected += [f"{flag}={value}" for value in getattr(option, name, None) or ()]
@@ -230,6 +228,8 @@ class Gatekeeper:
             paths=tuple(self._config.args),
             cells=frozenset(cells),
             pytest_arguments=(*selected, *choices.pytest_arguments),
+            inifile=self._config.inipath,
+            root=self._config.rootpath,
             base=choices.base,
             base_dir=choices.base_dir,
             tolerance=choices.tolerance,

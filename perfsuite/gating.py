@@ -11,83 +11,40 @@ import dataclasses
 import datetime
 import functools
 import os
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+from perfsuite.arming import (
+    GateRequest,
+    base_arm,
+    collect,
+    collect_base,
+    head_arm,
+    make_tree,
+    overlay_of,
+    relative_paths,
+)
 from perfsuite.errors import SettingError
 from perfsuite.gate.accepted import read_accepted
 from perfsuite.gate.arms import Arm, Launch, PairPlan, Suite
 from perfsuite.gate.exact import parse_slacks
 from perfsuite.gate.explain import explain
 from perfsuite.gate.judge import judge, launch_pair
-from perfsuite.gate.overlay import lay_configuration, python_digests
+from perfsuite.gate.overlay import python_digests
 from perfsuite.gate.presence import find_common, is_named
-from perfsuite.gate.repository import Base, NoBase, describe_head, find_base
-from perfsuite.gate.rule import Prior
+from perfsuite.gate.repository import Base, NoBase, describe_head, find_base, find_top
 from perfsuite.gate.termination import ends_on_signals
 from perfsuite.gate.trees import (
-    base_tree,
-    directory_tree,
-    import_roots,
     sweep_stale_trees,
 )
-from perfsuite.gate.trials import Budget, Demands, Judgement, Trial
+from perfsuite.gate.trials import Demands, Judgement, Trial
 from perfsuite.units import format_ratio, parse_ratio, parse_seconds
 from perfsuite.verdicts import CellVerdict, Explanation
 
-# Rounds of 5 ms and more, for 0.3 s a launch where the gate cannot choose how many (decision 0010):
-# many short launches tell more than few long ones, because what differs is the launch (Kalibera and
-# Jones 2013). A test's own marker goes before.
-_SHORT_LAUNCHES = (
-    "--benchmark-min-time=0.005",
-    "--benchmark-max-time=0.3",
-    "--benchmark-min-rounds=8",
-)
 _TRAIN_FLOOR_S = 50e-6
 # Files that a line names.
 _MOST_LISTED = 3
-
-
-@dataclass(frozen=True, kw_only=True)
-class GateRequest:
-    """What is to be gated, and how.
-
-    Attributes:
-        folder: Where pytest would be called.
-        paths: Benchmark files and folders, as pytest takes them.
-        cells: Those of head's that are judged; None is all.
-        pytest_arguments: Further ones, such as ("-k", "lenet").
-        base: A revision; None finds the merge base.
-        base_dir: A folder instead of a revision.
-        base_python: The base arm's interpreter; None is this one.
-        base_environment: Variables of the base arm alone.
-        tolerance: The slowdown that is accepted unless a marker says otherwise.
-        limit: The slowdown that must not pass.
-        floor_s: None is 50 us for cells of perfsuite, 0 for any others.
-        budget: What it may cost.
-        seed: Of everything that is random.
-        priors: What this machine's history says of the noise of a pair, by cell.
-        outputs: Files that the session itself writes: they do not make a tree dirty.
-    """
-
-    folder: Path
-    paths: tuple[str, ...]
-    cells: frozenset[str] | None = None
-    pytest_arguments: tuple[str, ...] = ()
-    base: str | None = None
-    base_dir: Path | None = None
-    base_python: str | None = None
-    base_environment: Mapping[str, str] = field(default_factory=dict)
-    tolerance: float = 0.02
-    limit: float = 0.05
-    floor_s: float | None = None
-    budget: Budget
-    seed: int
-    priors: Mapping[str, Prior] = field(default_factory=dict)
-    outputs: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +66,11 @@ class GateResult:
     seed: int
 
 
+# Why a test is timed by pytest-benchmark and not compared.
+HIDDEN = (
+    "it takes 'benchmark' from request.getfixturevalue, which nobody sees before it runs, so it "
+    "is not compared; name the fixture among its arguments"
+)
 # Reviewed exceptions, from pytest's root.
 ACCEPTED_FILE = Path("baselines") / "accepted.toml"
 
@@ -138,16 +100,26 @@ def _run_gate(request: GateRequest, say: Callable[[str], None]) -> GateResult:
         differs["base interpreter"] = request.base_python
     differs |= {f"base {name}": value for name, value in request.base_environment.items()}
 
+    top = find_top(request.folder)
+    if base is not None and top is not None and (top / ".gitmodules").exists():
+        differs["submodules"] = (
+            "are empty in the base's tree; where a cell needs them name a checkout that has them "
+            "with --base-dir"
+        )
     head = collect(head_arm(request, None))
     if head.suite is None or head.failure is not None:
         return _refused(request, f"head's tests cannot be collected: {head.failure}", differs)
     suite = head.suite
-    say(f"comparing {len(suite.cells)} cells with {differs['base']}")
+    if suite.cells:
+        say(f"comparing {len(suite.cells)} cells with {differs['base']}")
+    else:
+        asked = " ".join((*request.paths, *request.pytest_arguments))
+        say(f"nothing to compare: pytest {asked} selects no test with the benchmark fixture")
     with contextlib.ExitStack() as stack:
-        with _tree(request, suite, base, overlay=()) as plain:
-            base_own = _collect_base(request, plain, suite)
+        with make_tree(request, suite, base, overlay=()) as plain:
+            base_own = collect_base(request, plain, suite)
             before = python_digests(plain)
-        tree = stack.enter_context(_tree(request, suite, base, overlay=_overlay(request)))
+        tree = stack.enter_context(make_tree(request, suite, base, overlay=overlay_of(request)))
         after = python_digests(tree)
         if laid := [str(path) for path, found in after.items() if before.get(path) != found]:
             differs["benchmark files"] = f"head's run on both sides: {_listed(sorted(laid))}"
@@ -181,7 +153,7 @@ def _judge_common(
         ]
         return _result(request, cells, None, differs)
     assert base_own.suite is not None
-    paths = _relative(request, suite)
+    paths = relative_paths(request, suite)
     theirs = [name for name in base_own.suite.cells if is_named(name, paths)]
     accepted = read_accepted(suite.root / ACCEPTED_FILE, datetime.date.today())
     common, cells = find_common(list(suite.cells), theirs, accepted)
@@ -194,9 +166,13 @@ def _judge_common(
         for name in common
         if request.cells is None or name in request.cells
     }
+    cells += [
+        CellVerdict(name=name, word="INVALID", by="collection", reason=HIDDEN)
+        for name in suite.hidden
+    ]
     judgement = None
     if demands:
-        arms = _base_arm(request, tree, suite), head_arm(request, suite)
+        arms = base_arm(request, tree, suite), head_arm(request, suite)
         judgement = judge(
             *arms,
             demands,
@@ -236,6 +212,7 @@ def _explain(
         core=max(os.sched_getaffinity(0)),
         timeout_s=request.budget.timeout_s,
         profiles=True,
+        one_by_one=frozenset(trial.name for trial in judgement.trials if trial.is_one_by_one),
     )
     launches = launch_pair(arms, plan, moved)
     return {
@@ -309,88 +286,3 @@ def demands_of(request: GateRequest, suite: Suite, name: str) -> Demands:
             f"{format_ratio(demands.tolerance)}; give its perf marker a larger limit"
         )
     return demands
-
-
-@contextmanager
-def _tree(
-    request: GateRequest, suite: Suite, base: Base | None, *, overlay: Sequence[Path]
-) -> Iterator[Path]:
-    """The base's counterpart of head's root."""
-    files = suite.python_files
-    if base is None:
-        assert request.base_dir is not None
-        with directory_tree(suite.root, request.base_dir, overlay, python_files=files) as tree:
-            yield tree
-        return
-    with base_tree(suite.root, base, overlay, python_files=files) as tree:
-        yield tree
-
-
-def _overlay(request: GateRequest) -> list[Path]:
-    """The benchmark files and folders of head, without what names a test in one."""
-    paths = [request.folder / path.partition("::")[0] for path in request.paths]
-    return paths or [request.folder]
-
-
-def collect(arm: Arm) -> Launch:
-    """One arm's cells, none of which is run."""
-    plan = PairPlan(number=0, first=arm.name, hash_seed=0, core=0, timeout_s=120.0)
-    return launch_pair([arm], plan, [])[arm.name]
-
-
-def _collect_base(request: GateRequest, tree: Path, suite: Suite) -> Launch:
-    """The cells that the base has by itself, of the paths that it has."""
-    arm = _base_arm(request, tree, suite, own_configuration=True)
-    files = dict.fromkeys(path.partition("::")[0] for path in _relative(request, suite))
-    paths = [file for file in files if (tree / file).exists()]
-    if request.paths and not paths:
-        nothing = Suite(cells={}, root=tree, inifile=None, pythonpath=(), python_files=())
-        return Launch(arm=arm, suite=nothing)
-    return collect(_with_paths(arm, request, paths))
-
-
-def _base_arm(
-    request: GateRequest, tree: Path, suite: Suite, *, own_configuration: bool = False
-) -> Arm:
-    configuration: tuple[str, ...] = ()
-    if not own_configuration:
-        inifile = lay_configuration(tree, suite.root, suite.inifile)
-        configuration = (f"--rootdir={tree}", "-c", str(inifile))
-    pythonpath = [os.path.relpath(path, suite.root) for path in suite.pythonpath]
-    arm = Arm(
-        name="base",
-        tree=tree,
-        import_roots=import_roots(tree, pythonpath),
-        pytest_arguments=configuration,
-        python=request.base_python or sys.executable,
-        environment=dict(request.base_environment),
-    )
-    return arm if own_configuration else _with_paths(arm, request, _relative(request, suite))
-
-
-def head_arm(request: GateRequest, suite: Suite | None) -> Arm:
-    """Head's arm; as the user would call pytest as long as its root is not known."""
-    root = request.folder if suite is None else suite.root
-    pythonpath = [] if suite is None else [os.path.relpath(p, root) for p in suite.pythonpath]
-    arm = Arm(
-        name="head",
-        tree=root,
-        import_roots=import_roots(root, pythonpath),
-        pytest_arguments=(),
-        python=sys.executable,
-    )
-    return _with_paths(arm, request, request.paths if suite is None else _relative(request, suite))
-
-
-def _with_paths(arm: Arm, request: GateRequest, paths: Sequence[str]) -> Arm:
-    arguments = (*arm.pytest_arguments, *_SHORT_LAUNCHES, *request.pytest_arguments, *paths)
-    return dataclasses.replace(arm, pytest_arguments=arguments)
-
-
-def _relative(request: GateRequest, suite: Suite) -> list[str]:
-    """The paths from pytest's root, where the launches run."""
-    found = []
-    for path in request.paths:
-        file, separator, names = path.partition("::")
-        found.append(os.path.relpath(request.folder / file, suite.root) + separator + names)
-    return found

@@ -310,6 +310,8 @@ def resolve(config: pytest.Config) -> Choices:
 
 
 def _gate_choices(config: pytest.Config, value: dict[str, Any]) -> GateChoices:
+    if value["tolerance"] >= 1:
+        raise SettingError(f"--perf-tolerance is {value['tolerance']:.3g}; use less than 1 (100%)")
     if value["limit"] < value["tolerance"]:
         raise SettingError(
             f"--perf-limit is {value['limit']:.3g}, below the tolerance of "

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from perfsuite.cells import Recipe
-from perfsuite.files import write_atomically
+from perfsuite.files import check_writable, write_atomically
 from perfsuite.profiles import ProfiledRun, encode_profile
 from perfsuite.recipe_options import DeviceName, Seed, WorkloadName, open_session, takes_recipe
 from perfsuite.report.pie import FORMATS, draw_pie
@@ -35,6 +35,7 @@ def profile(
     Writes results/profile.tex, .csv, .svg, .pdf and .png, and from a few steps under torch.profiler
     after the last epoch results/trace.json, operators.txt and memory.txt.
     """
+    check_writable(_FOLDER / "trace.json", json_file)
     session = open_session(device, seed)
     epochs = "epoch" if num_epochs == 1 else "epochs"
     typer.echo(f"training {workload} for {num_epochs} {epochs}", err=True)

@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from perfsuite.errors import SettingError
 from perfsuite.files import write_atomically
 from perfsuite.report.folder import PAGE, write_folder
 from perfsuite.report.latex import to_latex
@@ -18,7 +17,7 @@ from perfsuite.report.runs import read_runs
 from perfsuite.report.table_file import to_csv
 from perfsuite.report.tables import report_table
 from perfsuite.report.trackers import log_to_tensorboard, log_to_wandb
-from perfsuite.units import option_ratio
+from perfsuite.units import option_bounds
 
 
 def report(
@@ -50,11 +49,7 @@ def report(
     Each cell is shown as the newest run has it; what the others measured is its history. Without
     an option the table is printed.
     """
-    bounds = option_ratio("--tolerance", tolerance), option_ratio("--limit", limit)
-    if bounds[1] < bounds[0]:
-        raise SettingError(
-            f"--limit is {limit}, below the tolerance of {tolerance}; use a larger one"
-        )
+    bounds = option_bounds(tolerance, limit)
     found = tuple(map(with_reasons, read_runs(runs)))
     made = report_on_runs(found, tolerance=bounds[0], limit=bounds[1])
     typer.echo(" ".join(filter(None, [made.summary.word, made.summary.text])))

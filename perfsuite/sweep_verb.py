@@ -13,7 +13,7 @@ import typer
 
 from perfsuite.cells import Recipe
 from perfsuite.errors import SettingError
-from perfsuite.files import write_atomically
+from perfsuite.files import check_writable, write_atomically
 from perfsuite.interleaving import ROUND_S
 from perfsuite.recipe_options import DeviceName, WorkloadName, open_session
 from perfsuite.report.sweep import draw_sweep, sweep_table
@@ -63,6 +63,7 @@ def sweep(
     Leaves a picture in results/sweep.svg.
     """
     counts = parse_counts(num_workers)
+    check_writable(PICTURE_FILE, json_file)
     recipe = Recipe(
         num_workers=max(1, counts[-1]),  # so that the options of workers are allowed
         persistent_workers=persistent_workers,

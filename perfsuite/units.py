@@ -55,6 +55,25 @@ def option_ratio(option: str, text: str) -> float:
         raise SettingError(f"{option} is {text!r}; use a ratio such as 2%") from error
 
 
+def option_bounds(tolerance: str, limit: str) -> tuple[float, float]:
+    """Return the values of --tolerance and --limit.
+
+    Raises:
+        SettingError: One is no ratio, the tolerance is 100 % or more, or the limit is below it.
+
+    >>> option_bounds("2%", "5%")
+    (0.02, 0.05)
+    """
+    bounds = option_ratio("--tolerance", tolerance), option_ratio("--limit", limit)
+    if bounds[0] >= 1:
+        raise SettingError(f"--tolerance is {tolerance}; use less than 100%")
+    if bounds[1] < bounds[0]:
+        raise SettingError(
+            f"--limit is {limit}, below the tolerance of {tolerance}; use a larger one"
+        )
+    return bounds
+
+
 def parse_seconds(text: str) -> float:
     """Return "50us", "1.5 ms" or "3" (seconds) as seconds.
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from perfsuite import calibrating
+from perfsuite.arming import GateRequest
 from perfsuite.calibrate_verb import describe, to_document
 from perfsuite.calibrating import CalibrationResult, Plant, calibrate
 from perfsuite.errors import WorkloadError
@@ -18,7 +19,6 @@ from perfsuite.gate.arms import Arm, Launch, Suite
 from perfsuite.gate.effort import PairCost
 from perfsuite.gate.rule import Prior, Rule, decide
 from perfsuite.gate.trials import Budget, Demands, Judgement, Trial
-from perfsuite.gating import GateRequest
 
 REQUEST = GateRequest(
     folder=Path("/project"),

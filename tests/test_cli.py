@@ -140,16 +140,19 @@ def test_the_doctors_json_has_a_schema_and_every_finding(
 
 
 def test_json_that_cannot_be_written_ends_in_12_with_the_path_and_the_reason(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(cli, "examine", lambda: FIT)
     path = tmp_path / "file" / "doctor.json"
     path.parent.write_text("")
 
-    ended = CliRunner().invoke(cli.app, ["doctor", "--json", str(path)])
+    monkeypatch.setattr("sys.argv", ["perfsuite", "doctor", "--json", str(path)])
 
-    assert ended.exit_code == 12
-    assert ended.stderr == f"perfsuite: cannot write {path}: File exists\n"
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+
+    assert ended.value.code == 12
+    assert capsys.readouterr().err == f"perfsuite: cannot write {path}: File exists\n"
 
 
 # --- mistakes ---

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from perfsuite.errors import WriteError
-from perfsuite.files import append_line, remove_file, write_atomically
+from perfsuite.files import append_line, check_writable, remove_file, write_atomically
 
 _SIZE_LIMIT = 4096
 
@@ -181,6 +181,34 @@ def test_a_device_without_room_is_named() -> None:
         append_line(Path("/dev/full"), b"line")
 
     assert str(failure.value) == "cannot append to /dev/full: No space left on device"
+
+
+# --- check_writable ---
+
+
+def test_what_can_be_written_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "gate.json"
+    path.write_text("{}")
+
+    check_writable(path, None, tmp_path / "new" / "gate.md")
+
+    assert path.read_text() == "{}"
+    assert list((tmp_path / "new").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"), [("folder", "Is a directory"), ("file/gate.json", "File exists")]
+)
+def test_what_cannot_be_written_is_refused_beforehand(
+    tmp_path: Path, name: str, reason: str
+) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").write_text("")
+
+    with pytest.raises(WriteError) as failure:
+        check_writable(tmp_path / name)
+
+    assert str(failure.value) == f"cannot write {tmp_path / name}: {reason}"
 
 
 # --- remove_file ---

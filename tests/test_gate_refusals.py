@@ -61,7 +61,7 @@ def shop(tmp_path: Path) -> Repository:
         ),
         (
             ("--perf-base-dir=no-such-folder",),
-            "the base 'no-such-folder' is not a folder; use --base-dir=DIR",
+            "the base 'no-such-folder' is not a folder; name one",
         ),
     ],
 )

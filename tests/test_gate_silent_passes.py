@@ -143,9 +143,9 @@ def test_a_cell_that_nobody_could_see_beforehand_is_named(shop: Repository) -> N
         12,
         "benchmarks/test_hidden.py::test_hidden INVALID",
         f"{PRICE} PASS *",
-        "benchmarks/test_hidden.py::test_hidden: it was timed and not compared: it takes "
-        "'benchmark' from request.getfixturevalue, which nobody sees before it runs; name the "
-        "fixture among its arguments",
+        "benchmarks/test_hidden.py::test_hidden: it takes 'benchmark' from "
+        "request.getfixturevalue, which nobody sees before it runs, so it is not compared; name "
+        "the fixture among its arguments",
     )
 
 
@@ -174,17 +174,41 @@ def test_a_deselected_cell_has_not_vanished(shop: Repository) -> None:
     assert "test_stock" not in gated.output
 
 
-def test_a_cell_that_the_judge_cannot_find_is_invalid(shop: Repository) -> None:
+def test_the_judge_uses_the_configuration_of_the_session(shop: Repository) -> None:
     (shop.path / "other.ini").write_text("[pytest]\npythonpath = .\npython_files = *_cells.py\n")
     shop.write(benchmarks__more_cells=ONE_CELL)
+    shop.commit()
+    shop.write(benchmarks__more_cells=TWO_CELLS)
 
     gated = shop.gate("-c", "other.ini")
 
     gated.expect(
+        0,
+        "benchmarks/more_cells.py::test_price PASS *",
+        "benchmarks/more_cells.py::test_stock NEW",
+    )
+    assert "test_steps" not in gated.output
+
+
+def test_a_cell_that_the_judge_cannot_find_is_invalid(shop: Repository) -> None:
+    shop.write(
+        conftest="""
+        def pytest_addoption(parser):
+            parser.addoption("--size", default="1")
+
+        def pytest_generate_tests(metafunc):
+            metafunc.parametrize("size", [metafunc.config.getoption("--size")])
+        """,
+        benchmarks__test_steps=ONE_CELL.replace("(benchmark)", "(benchmark, size)"),
+    )
+
+    gated = shop.gate("--size=2")
+
+    gated.expect(
         12,
-        "benchmarks/more_cells.py::test_price INVALID",
-        "benchmarks/more_cells.py::test_price: the judge found no such cell in head's tree: it "
-        "calls pytest with the paths, -k, -m, -o, --deselect and --ignore of this session alone",
+        f"{PRICE}[2] INVALID",
+        f"{PRICE}[2]: the judge found no such cell in head's tree: it calls pytest with the "
+        "paths, -c, --rootdir, -k, -m, -o, -p, --deselect and --ignore of this session alone",
     )
 
 
@@ -203,7 +227,11 @@ def test_outside_of_git_there_is_no_baseline(shop: Repository) -> None:
 
     gated = shop.gate()
 
-    gated.expect(12, f"not compared: {shop.path} is not in a git checkout; use --base-dir=DIR")
+    gated.expect(
+        12,
+        f"not compared: {shop.path} is not in a git checkout; use --base-dir=DIR (pytest: "
+        "--perf-base-dir)",
+    )
 
 
 def test_a_clean_first_commit_has_no_baseline(shop: Repository) -> None:
@@ -216,7 +244,7 @@ def test_a_clean_first_commit_has_no_baseline(shop: Repository) -> None:
     gated.expect(
         12,
         f"not compared: HEAD, {name}, is the first commit and nothing is uncommitted; "
-        "name a base with --base=REV or --base-dir=DIR",
+        "name a base with --base or --base-dir (pytest: --perf-base, --perf-base-dir)",
     )
 
 

@@ -102,7 +102,8 @@ def expect_refusal(gated: Gated, shop: Repository, reason: str) -> None:
         gated.expect(
             12,
             *refused,
-            f"not compared: {shop.path} is not in a git checkout; use --base-dir=DIR",
+            f"not compared: {shop.path} is not in a git checkout; use --base-dir=DIR (pytest: "
+            "--perf-base-dir)",
             f"{PRICE} NO-BASELINE",
         )
 

@@ -14,9 +14,10 @@ import pytest
 from gated_repository import CLOCK, ONE_CELL, SHOP, Repository
 
 from perfsuite import cli, gate_verb
+from perfsuite.arming import GateRequest
 from perfsuite.gate.rule import Rule, decide
 from perfsuite.gate.trials import Judgement
-from perfsuite.gating import GateRequest, GateResult
+from perfsuite.gating import GateResult
 from perfsuite.verdicts import CellVerdict, Explanation
 
 PASSED = CellVerdict(
@@ -202,6 +203,7 @@ def test_a_refusal_is_printed_without_a_table(
             ("--limit", "1%"),
             "--limit is 1%, below the tolerance of 2%; use a larger one",
         ),
+        (("--tolerance", "200%"), "--tolerance is 200%; use less than 100%"),
         (("--tolerance", "much"), "--tolerance is 'much'; use a ratio such as 2%"),
         (("--limit", "-5%"), "--limit is '-5%'; use a ratio such as 2%"),
         (("--base-env", "NAME"), "--base-env is 'NAME'; use KEY=VALUE"),
@@ -221,6 +223,15 @@ def test_a_users_mistake_is_one_line_and_ends_in_2(
 ) -> None:
     assert gate(*arguments) == 2
     assert capsys.readouterr() == ("", f"perfsuite: {message}\n")
+    assert gate.requests == []
+
+
+@pytest.mark.parametrize("option", ["--json", "--markdown"])
+def test_a_file_that_cannot_be_written_is_refused_before_anything_is_timed(
+    gate: Gate, capsys: pytest.CaptureFixture[str], tmp_path: Path, option: str
+) -> None:
+    assert gate(option, str(tmp_path)) == 12
+    assert capsys.readouterr() == ("", f"perfsuite: cannot write {tmp_path}: Is a directory\n")
     assert gate.requests == []
 
 

@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 from gated_repository import CLOCK
 
+from perfsuite.arming import GateRequest
 from perfsuite.errors import SettingError
 from perfsuite.gate.trials import Budget
-from perfsuite.gating import GateRequest, GateResult, run_gate
+from perfsuite.gating import GateResult, run_gate
 from perfsuite.verdicts import CellVerdict, exit_code
 
 # A pytest that loads nothing these suites have no use for.
@@ -114,7 +115,8 @@ def gate(folder: Path, **changes: Any) -> GateResult:
         "budget": Budget(max_pairs=3, max_s=300.0, timeout_s=60.0),
         "seed": 3,
     }
-    return run_gate(GateRequest(**(arguments | changes)), say=lambda text: None)
+    say = changes.pop("say", lambda text: None)
+    return run_gate(GateRequest(**(arguments | changes)), say=say)
 
 
 def words(result: GateResult) -> dict[str, str]:
@@ -280,7 +282,10 @@ def test_uncommitted_changes_are_part_of_head(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("is_repository", "advice"),
-    [(False, "use --base-dir=DIR"), (True, "name a base with --base=REV or --base-dir=DIR")],
+    [
+        (False, "use --base-dir=DIR (pytest: --perf-base-dir)"),
+        (True, "name a base with --base or --base-dir (pytest: --perf-base, --perf-base-dir)"),
+    ],
 )
 def test_without_any_base_nothing_is_run(tmp_path: Path, is_repository: bool, advice: str) -> None:
     folder = tmp_path.resolve()
@@ -400,4 +405,55 @@ def test_a_marker_that_says_nothing_sensible_is_a_users_mistake(tmp_path: Path) 
     assert str(raised.value) == (
         "bench/test_a.py::test_a: the perf marker has {'is_train': False, 'limit': 'much'}: "
         "'much' is not a ratio; write '2%' or '0.02'"
+    )
+
+
+# --- what nobody selected, and what nobody sees ---
+
+
+def test_where_nothing_is_selected_that_is_said(tmp_path: Path) -> None:
+    code = CODE.format(slow=1000)
+    folder = make_project(tmp_path, {"bench/test_a.py": BENCH, "pkg/code.py": code}, {})
+    said: list[str] = []
+
+    result = gate(folder, pytest_arguments=(*ARGUMENTS, "-k", "nothing"), say=said.append)
+
+    assert result.cells == ()
+    assert said == [
+        f"nothing to compare: pytest bench {' '.join(ARGUMENTS)} -k nothing selects no test with "
+        "the benchmark fixture"
+    ]
+
+
+def test_a_cell_that_hides_is_invalid_in_words(tmp_path: Path) -> None:
+    hidden = """
+import pytest
+
+@pytest.fixture
+def timed(request):
+    return request.getfixturevalue("benchmark")
+
+def test_by_fixture(timed): timed(sum, [1])
+def test_by_body(request): request.getfixturevalue("benchmark")(sum, [1])
+def test_no_cell(request): request.getfixturevalue("tmp_path")
+"""
+    folder = make_project(tmp_path, {"bench/test_hidden.py": hidden}, {})
+
+    result = gate(folder)
+
+    assert words(result) == {"test_by_fixture": "INVALID", "test_by_body": "INVALID"}
+    assert {cell.reason for cell in result.cells} == {
+        "it takes 'benchmark' from request.getfixturevalue, which nobody sees before it runs, so "
+        "it is not compared; name the fixture among its arguments"
+    }
+
+
+def test_submodules_are_said_to_be_empty_in_the_bases_tree(tmp_path: Path) -> None:
+    folder = make_project(tmp_path, {"bench/test_a.py": "", ".gitmodules": ""}, {})
+
+    result = gate(folder)
+
+    assert result.differs["submodules"] == (
+        "are empty in the base's tree; where a cell needs them name a checkout that has them with "
+        "--base-dir"
     )

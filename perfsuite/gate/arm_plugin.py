@@ -158,6 +158,7 @@ class ArmPlugin:
             kind="collected",
             cells={item.nodeid: _demands(item) for item in cells},
             broken=self._broken,
+            hidden=[item.nodeid for item in items if item not in cells and _hides_benchmark(item)],
             takes_turns=_takes_turns(config),
             root=str(config.rootpath),
             inifile=None if config.inipath is None else str(config.inipath),
@@ -252,6 +253,18 @@ def _demands(item: pytest.Item) -> dict[str, Any]:
             if name in marker.kwargs:
                 demands.setdefault(name, marker.kwargs[name])
     return demands
+
+
+def _hides_benchmark(item: Any) -> bool:
+    """Whether a test, or a fixture of it, asks for the benchmark fixture in its body alone."""
+    fixtures = getattr(getattr(item, "_fixtureinfo", None), "name2fixturedefs", {})
+    functions = [getattr(item, "function", None)]
+    functions += [definition.func for found in fixtures.values() for definition in found]
+    codes = [getattr(function, "__code__", None) for function in functions]
+    return any(
+        code is not None and "getfixturevalue" in code.co_names and "benchmark" in code.co_consts
+        for code in codes
+    )
 
 
 def _planted_ratio(text: str) -> float:

@@ -70,6 +70,7 @@ class Suite:
         pythonpath: Its ini value, absolute.
         python_files: Its ini value.
         broken: Which files cannot be collected, and why; pytest runs no other either.
+        hidden: Tests that ask for the benchmark fixture only while they run.
     """
 
     cells: Mapping[str, Mapping[str, Any]]
@@ -78,6 +79,7 @@ class Suite:
     pythonpath: tuple[Path, ...]
     python_files: tuple[str, ...]
     broken: tuple[str, ...] = ()
+    hidden: tuple[str, ...] = ()
 
 
 @dataclass(kw_only=True)

@@ -4,9 +4,10 @@ Each line is a JSON object with a "kind"; those that wait for an
 answer are marked:
 
     hello {arm}                      first on each connection; a rank opens one of its own
-    collected {cells, broken, takes_turns, root, inifile, pythonpath, python_files} ?
+    collected {cells, broken, hidden, takes_turns, root, inifile, pythonpath, python_files} ?
                                      the cells of the arm and what their markers ask, what cannot
-                                     be collected, and the suite's configuration
+                                     be collected, what hides that it is a cell, and the suite's
+                                     configuration
                                      -> {"run": [names in order]}
     enter {cell} ?                   stands before a cell -> {} when it may be set up
     shape {iterations, iteration_s, first_s} ?  how long its rounds would be, and how many seconds
@@ -139,6 +140,7 @@ class Server:
                 pythonpath=tuple(map(Path, message["pythonpath"])),
                 python_files=tuple(message["python_files"]),
                 broken=tuple(message["broken"]),
+                hidden=tuple(message["hidden"]),
             )
             launch.failure = "; ".join(launch.suite.broken) or None
             self._asking[arm, "collected"] = peer.connection

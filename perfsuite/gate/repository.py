@@ -72,7 +72,8 @@ _LEFT_IN_ROOT = ("results", "baselines", ".benchmarks")
 # The mode of a submodule's entry in an index (gitformat-index(5)).
 _SUBMODULE_MODE = b"160000"
 
-_NAME_ONE = "name a base with --base=REV or --base-dir=DIR"
+USE_FOLDER = "use --base-dir=DIR (pytest: --perf-base-dir)"
+_NAME_ONE = "name a base with --base or --base-dir (pytest: --perf-base, --perf-base-dir)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -315,7 +316,7 @@ def _why_no_merge_base(root: Path, branch: str) -> str:
 
 def _why_not_a_checkout(root: Path) -> str | None:
     if shutil.which("git") is None:
-        return "git is not installed (no 'git' on the PATH); install it, or use --base-dir=DIR"
+        return f"git is not installed (no 'git' on the PATH); install it, or {USE_FOLDER}"
     asked = _git(root, "rev-parse", "--is-inside-work-tree")
     if asked.returncode == 0:
         if asked.stdout == b"true\n":
@@ -323,7 +324,7 @@ def _why_not_a_checkout(root: Path) -> str | None:
         return f"{root} is in a git repository, but not in a working tree of it"
     complaint = _complaint(asked)
     if complaint.startswith("not a git repository"):
-        return f"{root} is not in a git checkout; use --base-dir=DIR"
+        return f"{root} is not in a git checkout; {USE_FOLDER}"
     return f"git refuses {root}: {complaint}; see what 'git status' says there"
 
 

@@ -66,7 +66,7 @@ def base_tree(
     """
     top = repository.find_top(root)
     if top is None:
-        raise SettingError(f"{root} is not in a git checkout; use --base-dir=DIR")
+        raise SettingError(f"{root} is not in a git checkout; {repository.USE_FOLDER}")
     head = Head(top=top, root=root.resolve(), python_files=tuple(python_files))
     laid = plan_overlay(head, overlay)
     with _temporary_folder(repository.worktree_records(root)) as folder:
@@ -103,7 +103,7 @@ def directory_tree(
         WriteError: The copy cannot be made; names the folder and the reason. Nothing stays.
     """
     if not base_dir.is_dir():
-        raise SettingError(f"the base {str(base_dir)!r} is not a folder; use --base-dir=DIR")
+        raise SettingError(f"the base {str(base_dir)!r} is not a folder; name one")
     source = base_dir.resolve()
     head = Head(top=root.resolve(), root=root.resolve(), python_files=tuple(python_files))
     laid = plan_overlay(head, overlay)

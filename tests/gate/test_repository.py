@@ -292,7 +292,7 @@ def test_the_first_commit_has_no_base(repository: Path) -> None:
 
     assert find_base(repository, None) == NoBase(
         reason=f"HEAD, {head[:7]}, is the first commit and nothing is uncommitted; "
-        "name a base with --base=REV or --base-dir=DIR"
+        "name a base with --base or --base-dir (pytest: --perf-base, --perf-base-dir)"
     )
 
 
@@ -307,7 +307,7 @@ def test_a_repository_without_a_commit_has_no_base(tmp_path: Path) -> None:
 @pytest.mark.parametrize("revision", [None, "main"])
 def test_a_folder_outside_git_has_no_base(tmp_path: Path, revision: str | None) -> None:
     assert find_base(tmp_path, revision) == NoBase(
-        reason=f"{tmp_path} is not in a git checkout; use --base-dir=DIR"
+        reason=f"{tmp_path} is not in a git checkout; use --base-dir=DIR (pytest: --perf-base-dir)"
     )
 
 
@@ -317,7 +317,8 @@ def test_a_machine_without_git_has_no_base(
     monkeypatch.setenv("PATH", str(repository))
 
     assert find_base(repository, None) == NoBase(
-        reason="git is not installed (no 'git' on the PATH); install it, or use --base-dir=DIR"
+        reason="git is not installed (no 'git' on the PATH); install it, or use --base-dir=DIR "
+        "(pytest: --perf-base-dir)"
     )
     assert find_top(repository) is None
     assert describe_head(repository) == "a folder outside git"
@@ -347,7 +348,7 @@ def test_histories_without_a_common_commit_have_no_base(repository: Path) -> Non
 
     assert find_base(repository, None) == NoBase(
         reason="HEAD and main have no commit in common; "
-        "name a base with --base=REV or --base-dir=DIR"
+        "name a base with --base or --base-dir (pytest: --perf-base, --perf-base-dir)"
     )
 
 

@@ -195,7 +195,10 @@ def test_a_root_outside_git_is_refused(repository: Path, tmp_path: Path) -> None
     ):
         pass
 
-    assert str(refused.value) == f"{tmp_path} is not in a git checkout; use --base-dir=DIR"
+    assert (
+        str(refused.value)
+        == f"{tmp_path} is not in a git checkout; use --base-dir=DIR (pytest: --perf-base-dir)"
+    )
 
 
 def test_a_path_that_cannot_be_laid_over_is_refused_before_a_tree_is_made(
@@ -590,9 +593,7 @@ def test_a_base_that_is_no_folder_is_refused(repository: Path) -> None:
     ):
         pass
 
-    assert str(refused.value) == (
-        f"the base '{repository}/nowhere' is not a folder; use --base-dir=DIR"
-    )
+    assert str(refused.value) == (f"the base '{repository}/nowhere' is not a folder; name one")
 
 
 # --- import roots ---
