@@ -129,6 +129,10 @@ def base_arm(
     if not own_configuration:
         inifile = lay_configuration(tree, suite.root, suite.inifile)
         configuration = (f"--rootdir={tree}", "-c", str(inifile))
+    elif request.inifile is not None:
+        counterpart = tree / os.path.relpath(request.inifile, suite.root)
+        if counterpart.exists():
+            configuration = (f"--rootdir={tree}", "-c", str(counterpart))
     pythonpath = [os.path.relpath(path, suite.root) for path in suite.pythonpath]
     arm = Arm(
         name="base",

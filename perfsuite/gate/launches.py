@@ -17,11 +17,14 @@ from pathlib import Path
 
 from perfsuite.gate.arms import Arm, Choose, Launch, PairPlan
 from perfsuite.gate.channel import Server
+from perfsuite.units import format_bytes
 
 _ARM_PLUGIN = Path(__file__).with_name("arm_plugin.py")
 _PLUGIN_NAME = "perfsuite_arm"
 _GRACE_S = 3.0
 _NUM_LOG_LINES = 20
+# A launch writes logs and results: less than this, hundreds of cells included.
+_ROOM_BYTES = 16 * 2**20
 
 
 def run_pair(
@@ -48,7 +51,7 @@ def run_pair(
         server.serve()
     for name, launch in server.launches.items():
         if launch.failure is not None:
-            launch.failure += _last_lines(scratch / f"{name}.log")
+            launch.failure += _last_lines(scratch / f"{name}.log") + _say_if_full(scratch)
     return server.launches
 
 
@@ -96,6 +99,14 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
+
+
+def _say_if_full(folder: Path) -> str:
+    """Why a launch may have failed without a word: there was no room for one."""
+    free_bytes = shutil.disk_usage(folder).free
+    if free_bytes >= _ROOM_BYTES:
+        return ""
+    return f"\n  | the disk of {folder.parent} is full: {format_bytes(free_bytes)} left"
 
 
 def _last_lines(log: Path) -> str:

@@ -9,11 +9,13 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 from tiny_suites import is_alive, make_arms, outcomes, pair
 
+from perfsuite.gate import launches as launches_module
 from perfsuite.gate.arms import Arm
 
 # --- arms that end, hang or differ ---
@@ -49,6 +51,20 @@ def test_ends(benchmark):
     assert base.failure is not None
     assert base.failure.splitlines()[0] == "the other arm ended early"
     assert list(head.cells) == ["test_cells.py::test_first"]
+
+
+def test_a_launch_that_fails_on_a_full_disk_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = SimpleNamespace(free=4096)
+    monkeypatch.setattr(launches_module.shutil, "disk_usage", lambda _: full)
+    suite = "import os\nos._exit(1)\n"
+
+    launches = pair(make_arms(tmp_path, suite))
+
+    for launch in launches.values():
+        assert launch.failure is not None
+        assert launch.failure.splitlines()[-1].endswith(" is full: 4.00 KiB left")
 
 
 def test_an_arm_that_hangs_in_its_turn_is_ended(tmp_path: Path) -> None:
