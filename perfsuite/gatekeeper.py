@@ -175,11 +175,11 @@ class Gatekeeper:
                 fingerprint=None if record is None else record.fingerprint,
                 tolerance=asked.get("tolerance", self._choices.tolerance),
                 limit=asked.get("limit", self._choices.limit),
-            )
+            ),
+            say,
         )
         if screened is not None:
             return screened
-        say(f"{name} is not clearly fine by the stored runs")
         result = run_gate(self._request([name]), say=say)
         found = {cell.name: cell for cell in result.cells}
         return found.get(name) or self._unknown(name)

@@ -79,12 +79,18 @@ class History:
         reason = "; ".join(map(str, compared.increases))
         return CellVerdict(name=name, word="FAIL", by="counts", reason=reason)
 
-    def screen(self, candidate: Candidate) -> CellVerdict | None:
-        """Return a PASS or IMPROVED where the cell is clearly fine; else None, for the judge."""
+    def screen(self, candidate: Candidate, say: Callable[[str], None]) -> CellVerdict | None:
+        """Return a PASS or IMPROVED where the cell is clearly fine; else None, for the judge.
+
+        Args:
+            candidate: The cell, and what this session measured of it.
+            say: Shows a line: why it is left to the judge.
+        """
         self.candidates.append(candidate)
         found = screen(self.candidates, self.runs, self.probe())
         screened = found.cells[candidate.fullname]
         if not screened.is_clearly_fine:
+            say(f"{candidate.fullname} goes to the judge: {screened.reason}")
             return None
         return CellVerdict(
             name=candidate.fullname,

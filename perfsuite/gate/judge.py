@@ -69,12 +69,11 @@ def judge(
     random_numbers = random.Random(seed)
     began_s = time.monotonic()
     longest_s = 0.0
-    num_pairs = num_unfit = 0
+    num_pairs = num_unfit = num_broken = 0
     unfit = invalid = None
     while open_trials := [trial for trial in trials if trial.word is None]:
         spent_s = time.monotonic() - began_s
-        # The pair in which a cell was found to need the memory for itself does not count.
-        most = budget.max_pairs + num_unfit + any(trial.is_one_by_one for trial in trials)
+        most = budget.max_pairs + num_unfit + num_broken
         if num_pairs == most or spent_s + longest_s > budget.max_s:
             break
         num_pairs += 1
@@ -93,7 +92,9 @@ def judge(
             if num_unfit == _MAX_UNFIT:
                 break
             continue
-        for trial in open_trials:
+        told = [trial for trial in open_trials if not _is_put_off(trial, launches, names)]
+        num_broken += len(told) < len(open_trials)
+        for trial in told:
             _add_pair(trial, launches, plan.first, _launch_s(launches["head"], pair_s))
             _decide(trial, len(trials), budget.max_pairs, priors.get(trial.name))
         say(_progress(num_pairs, trials, time.monotonic() - began_s))
@@ -196,9 +197,6 @@ def _launch_s(launch: Launch, pair_s: float) -> float:
 
 def _add_pair(trial: Trial, launches: Mapping[str, Launch], first: str, launch_s: float) -> None:
     """Take in what a pair says of a cell, or why it says nothing."""
-    if not trial.is_one_by_one and _lacked_memory(trial.name, launches):
-        trial.is_one_by_one = True
-        return
     # The one that failed by itself first: the other was ended because of it.
     for arm in sorted(launches, key=lambda arm: _is_ended_by_other(launches[arm])):
         launch = launches[arm]
@@ -241,6 +239,28 @@ def _add_pair(trial: Trial, launches: Mapping[str, Launch], first: str, launch_s
                 launch_s=launch_s,
             )
         )
+
+
+def _is_put_off(trial: Trial, launches: Mapping[str, Launch], names: Sequence[str]) -> bool:
+    """Whether the cell had no fair trial in a pair: it shared memory, or a launch had ended before.
+
+    The next pair has it again: alone in memory, and without the cell in which the launch ended.
+    """
+    if not trial.is_one_by_one and _lacked_memory(trial.name, launches):
+        trial.is_one_by_one = True
+        return True
+    is_told = all(trial.name in launch.cells for launch in launches.values())
+    return not is_told and _cell_that_ended(launches, names) not in (None, trial.name)
+
+
+def _cell_that_ended(launches: Mapping[str, Launch], names: Sequence[str]) -> str | None:
+    """The cell in which a launch ended before its last, by itself; None where none did."""
+    for launch in launches.values():
+        if launch.suite is None or launch.suite.broken or _is_ended_by_other(launch):
+            continue
+        if untold := [name for name in names if name not in launch.cells]:
+            return untold[0]
+    return None
 
 
 def _lacked_memory(name: str, launches: Mapping[str, Launch]) -> bool:

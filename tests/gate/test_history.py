@@ -105,7 +105,7 @@ def test_three_runs_are_needed_to_screen() -> None:
 def test_a_time_like_the_stored_ones_passes_by_the_screen() -> None:
     stored = history(*(cell(median_s=0.01 * (1 + step / 10_000)) for step in range(8)))
 
-    verdict = stored.screen(candidate(0.01))
+    verdict = stored.screen(candidate(0.01), print)
 
     assert verdict is not None
     assert (verdict.word, verdict.by, verdict.num_pairs) == ("PASS", "screen", 0)
@@ -116,13 +116,19 @@ def test_a_time_like_the_stored_ones_passes_by_the_screen() -> None:
 def test_a_slower_time_is_for_the_judge() -> None:
     stored = history(*(cell(median_s=0.01 * (1 + step / 10_000)) for step in range(8)))
 
-    assert stored.screen(candidate(0.0108)) is None
+    said: list[str] = []
+
+    assert stored.screen(candidate(0.0108), said.append) is None
+    assert said == [
+        "test_a goes to the judge: 8.0 % slower than 8 stored sessions; at worst 8.0 % "
+        "slower, limit 5.0 %"
+    ]
 
 
 def test_a_much_faster_time_is_an_improvement() -> None:
     stored = history(*(cell(median_s=0.01 * (1 + step / 10_000)) for step in range(8)))
 
-    verdict = stored.screen(candidate(0.007))
+    verdict = stored.screen(candidate(0.007), print)
 
     assert verdict is not None
     assert verdict.word == "IMPROVED"

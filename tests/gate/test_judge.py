@@ -314,6 +314,27 @@ def test_a_cell_that_a_whole_launch_left_out_is_invalid(run: Run) -> None:
     )
 
 
+def test_a_launch_that_ends_in_one_cell_costs_the_others_a_pair(run: Run) -> None:
+    machine = slower_by(before=0.0, ends=0.0, after=0.0)
+    timed_cells = machine._cells
+
+    def cells(name: str, arm: str, number: int) -> CellRun | None:
+        names = machine.names[-1]
+        is_over = "ends" in names and names.index(name) >= names.index("ends")
+        return None if is_over else timed_cells(name, arm, number)
+
+    machine._cells = cells
+    machine.failure = "its pytest ended early with exit code 3"
+
+    judgement = run(machine, ["before", "ends", "after"], max_pairs=3)
+
+    assert words(judgement) == {"before": "PASS", "ends": "INVALID", "after": "PASS"}
+    assert judgement.trials[1].reason == (
+        "the base launch told nothing: its pytest ended early with exit code 3"
+    )
+    assert all("ends" not in names for names in machine.names[1:])
+
+
 def test_a_cell_that_fails_later_is_an_error_whatever_its_pairs_said(run: Run) -> None:
     machine = Machine(
         lambda name, arm, number: timed(1.0) if number < 3 else ended("failed", "flaky")
