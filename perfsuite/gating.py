@@ -111,7 +111,11 @@ def _run_gate(request: GateRequest, say: Callable[[str], None]) -> GateResult:
         return _refused(request, f"head's tests cannot be collected: {head.failure}", differs)
     suite = head.suite
     if suite.cells:
-        say(f"comparing {len(suite.cells)} cells with {differs['base']}")
+        budget = request.budget
+        say(
+            f"comparing {len(suite.cells)} cells with {differs['base']}, in at most "
+            f"{budget.max_pairs} pairs and {budget.max_s / 60:.3g} min"
+        )
     else:
         asked = " ".join((*request.paths, *request.pytest_arguments))
         say(f"nothing to compare: pytest {asked} selects no test with the benchmark fixture")

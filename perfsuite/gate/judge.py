@@ -14,7 +14,7 @@ import random
 import re
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from perfsuite import stats
@@ -24,16 +24,18 @@ from perfsuite.gate.counted import compare_run_counts
 from perfsuite.gate.effort import PairCost, plan_num_rounds
 from perfsuite.gate.imports import find_wrong_import
 from perfsuite.gate.launches import run_pair
-from perfsuite.gate.rule import Prior, Rule, decide
+from perfsuite.gate.rule import FIRST_LOOK, Prior, Rule, decide
 from perfsuite.gate.trials import Budget, Demands, Judgement, Trial
 from perfsuite.measure.fitness import read_sensors, why_unfit
-from perfsuite.units import format_ratio
+from perfsuite.units import format_change, format_ratio
 
 # Pairs that do not count, before the machine as a whole does not.
 _MAX_UNFIT = 3
 # A launch starts two interpreters at most; a hash seed is what PYTHONHASHSEED takes.
 _MAX_HASH_SEED = 2**32 - 1
 _LONGEST_TEMPORARY_PATH = 40
+# Undecided cells whose running interval is shown after a pair, the widest first.
+_MOST_SHOWN = 5
 # What torch, the C library, Python and the end of a rank or a launch say when memory ran out.
 _OUT_OF_MEMORY = re.compile(
     r"out of memory|not enough memory|cannot allocate memory|memory ran out|MemoryError|signal 9",
@@ -97,7 +99,8 @@ def judge(
         for trial in told:
             _add_pair(trial, launches, plan.first, _launch_s(launches["head"], pair_s))
             _decide(trial, len(trials), budget.max_pairs, priors.get(trial.name))
-        say(_progress(num_pairs, trials, time.monotonic() - began_s))
+        for line in _progress(num_pairs, open_trials, trials, time.monotonic() - began_s):
+            say(line)
     _end(trials, invalid, unfit)
     return Judgement(
         trials=tuple(trials),
@@ -327,13 +330,24 @@ def _decide(trial: Trial, num_cells: int, max_pairs: int, prior: Prior | None) -
         )
 
 
-def _progress(number: int, trials: Sequence[Trial], spent_s: float) -> str:
+def _progress(
+    number: int, judged: Sequence[Trial], trials: Sequence[Trial], spent_s: float
+) -> Iterator[str]:
+    """How many cells are decided, and the running intervals: those decided now, the widest else."""
     undecided = [trial for trial in trials if trial.word is None]
-    text = f"pair {number}: {len(trials) - len(undecided)} of {len(trials)} cells decided"
-    if number > 1 and undecided:
-        last = max(undecided, key=_width)
-        text += f", {last.name} is known to ±{format_ratio(_width(last) / 2)}"
-    return f"{text} ({spent_s:.0f} s)"
+    num_decided = len(trials) - len(undecided)
+    yield f"pair {number}: {num_decided} of {len(trials)} cells decided ({spent_s:.0f} s)"
+    if number < FIRST_LOOK:  # there is no interval yet
+        return
+    shown = [trial for trial in judged if trial.word is not None]
+    shown += sorted(undecided, key=_width, reverse=True)[:_MOST_SHOWN]
+    for trial in shown:
+        between = ""
+        if trial.decision is not None:
+            low, high = trial.decision.interval
+            change = format_change(trial.decision.ratio)
+            between = f", {change}, between {format_change(low)} and {format_change(high)}"
+        yield f"  {trial.name}: {trial.word or 'open'}{between}"
 
 
 def _width(trial: Trial) -> float:
