@@ -41,9 +41,11 @@ def calibrate_machine(
     paths: Annotated[
         list[str] | None, typer.Argument(help="Benchmark files and folders, as pytest takes them.")
     ] = None,
-    num_sessions: Annotated[
-        int, typer.Option("--sessions", min=1, help="Of identical code, and of each slowdown.")
-    ] = 20,
+    num_sessions: Annotated[int, typer.Option("--sessions", min=0, help="Of each slowdown.")] = 20,
+    num_identical: Annotated[
+        int | None,
+        typer.Option("--identical", min=1, help="Of identical code; as many unless given."),
+    ] = None,
     planted: Annotated[
         list[str] | None,
         typer.Option(
@@ -80,7 +82,13 @@ def calibrate_machine(
         seed=random.SystemRandom().randrange(2**32) if seed is None else seed,
     )
     with TimingLock(wait_s=_WAIT_S, say=_say), ends_on_signals():
-        result = calibrate(request, num_sessions=num_sessions, plants=plants, say=_say)
+        result = calibrate(
+            request,
+            num_identical=num_identical or max(1, num_sessions),
+            num_sessions=num_sessions,
+            plants=plants,
+            say=_say,
+        )
     cores = len(os.sched_getaffinity(0))
     fingerprint = describe_host(os.environ, cores).fingerprint
     write_calibration(CALIBRATION_FILE, Calibration(fingerprint=fingerprint, cells=result.noise))
@@ -106,13 +114,13 @@ def _say(text: str) -> None:
 
 def describe(result: CalibrationResult) -> list[str]:
     """Return the result in lines; a session counts as red, as the gate's would, by any FAIL."""
-    trials = result.num_sessions
+    trials = result.identical.num_sessions
     alarms = result.identical.num_red
     bound = f", below {format_ratio(1 - 0.05 ** (1 / trials))} at 95 % confidence" * (alarms == 0)
     lines = [f"false alarms: {alarms} of {trials}{bound} ({_cost(result.identical)})"]
     for one in result.planted:
         label = f"{one.plant} planted" if one.plant.needs_recipe else f"power at {one.plant}"
-        lines.append(f"{label}: {one.num_red} of {trials} ({_cost(one)})")
+        lines.append(f"{label}: {one.num_red} of {one.num_sessions} ({_cost(one)})")
     for name, noise in result.noise.items():
         lines += [f"pair sd of {name}: {_describe_noise(noise)}", f"  {_advise(noise, result)}"]
     return lines
@@ -148,14 +156,13 @@ def recommend_for(noise: CellNoise, result: CalibrationResult) -> tuple[float, f
 
 def to_document(result: CalibrationResult) -> bytes:
     """Return the result as the verb's JSON."""
-    trials = result.num_sessions
     document: dict[str, Any] = {
         "schema": 1,
-        "sessions": result.num_sessions,
+        "sessions": result.identical.num_sessions,
         "cells": result.num_cells,
-        "false_alarms": [result.identical.num_red, trials],
+        "false_alarms": [result.identical.num_red, result.identical.num_sessions],
         "power": {
-            str(one.plant): [one.num_red, trials]
+            str(one.plant): [one.num_red, one.num_sessions]
             for one in result.planted
             if not one.plant.needs_recipe
         },

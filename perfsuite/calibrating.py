@@ -57,6 +57,7 @@ class Planted:
 
     Attributes:
         plant: What; nothing for identical code.
+        num_sessions: How many.
         num_red: Sessions that ended red, with a FAIL of any cell.
         verdicts: How often each word was given, over all cells and sessions.
         mean_pairs: Pairs until a cell was decided, on average.
@@ -64,6 +65,7 @@ class Planted:
     """
 
     plant: Plant
+    num_sessions: int
     num_red: int
     verdicts: dict[str, int]
     mean_pairs: float
@@ -75,7 +77,6 @@ class CalibrationResult:
     """What a calibration found.
 
     Attributes:
-        num_sessions: Of each slowdown.
         num_cells: In each session.
         max_pairs: Where the rule gave up.
         identical: Sessions of identical code.
@@ -83,7 +84,6 @@ class CalibrationResult:
         noise: Of each cell's pairs.
     """
 
-    num_sessions: int
     num_cells: int
     max_pairs: int
     identical: Planted
@@ -94,6 +94,7 @@ class CalibrationResult:
 def calibrate(
     request: GateRequest,
     *,
+    num_identical: int,
     num_sessions: int,
     plants: Sequence[Plant],
     say: Callable[[str], None],
@@ -102,7 +103,8 @@ def calibrate(
 
     Args:
         request: Which cells, and what is asked of them; its base is not looked at.
-        num_sessions: Of identical code, and of each plant.
+        num_identical: Sessions of identical code.
+        num_sessions: Of each plant.
         plants: What is done to head in further sessions.
         say: Shows a line.
 
@@ -128,9 +130,10 @@ def calibrate(
 
     def run(plant: Plant) -> Planted:
         judgements = []
-        for number in range(num_sessions):
+        most = num_identical if plant == NOTHING else num_sessions
+        for number in range(most):
             what = "identical code" if plant == NOTHING else f"{plant} planted"
-            say(f"session {number + 1} of {num_sessions}, {what}")
+            say(f"session {number + 1} of {most}, {what}")
             judgement = judge(
                 dataclasses.replace(head, name="base"),
                 _with_plant(head, plant),
@@ -151,11 +154,10 @@ def calibrate(
     noise = {name: pooled for name in demands if (pooled := pool_noise(pairs[name])) is not None}
     request = dataclasses.replace(request, priors={n: one.as_prior() for n, one in noise.items()})
     return CalibrationResult(
-        num_sessions=num_sessions,
         num_cells=len(demands),
         max_pairs=request.budget.max_pairs,
         identical=identical,
-        planted=tuple(map(run, plants)),
+        planted=tuple(map(run, plants if num_sessions else ())),
         noise=noise,
     )
 
@@ -193,6 +195,7 @@ def _summarise(plant: Plant, judgements: Sequence[Judgement]) -> Planted:
                 num_pairs.append(trial.decision.num_pairs)
     return Planted(
         plant=plant,
+        num_sessions=len(judgements),
         num_red=sum(
             any(trial.word == "FAIL" for trial in judgement.trials) for judgement in judgements
         ),

@@ -80,8 +80,14 @@ def judge(monkeypatch: pytest.MonkeyPatch) -> Judge:
     return made_up
 
 
-def run(*plants: Plant, num_sessions: int = 2) -> CalibrationResult:
-    return calibrate(REQUEST, num_sessions=num_sessions, plants=plants, say=lambda _: None)
+def run(*plants: Plant, num_identical: int = 2, num_sessions: int = 2) -> CalibrationResult:
+    return calibrate(
+        REQUEST,
+        num_identical=num_identical,
+        num_sessions=num_sessions,
+        plants=plants,
+        say=lambda _: None,
+    )
 
 
 def test_identical_code_is_judged_first_and_its_noise_is_known_to_the_rest(judge: Judge) -> None:
@@ -154,3 +160,19 @@ def test_a_plain_benchmark_has_nothing_to_plant_but_a_slowdown(
         "out with -k, or plant a slowdown such as 5%"
     )
     assert judge.planted == []
+
+
+def test_sessions_of_identical_code_are_counted_by_themselves(judge: Judge) -> None:
+    result = run(Plant(ratio=0.05), num_identical=3, num_sessions=1)
+    document = json.loads(to_document(result))
+
+    assert judge.planted == [None, None, None, "0.05"]
+    assert document["false_alarms"] == [0, 3]
+    assert document["power"] == {"5 %": [1, 1]}
+
+
+def test_identical_code_alone_can_be_judged(judge: Judge) -> None:
+    result = run(Plant(ratio=0.05), num_identical=2, num_sessions=0)
+
+    assert judge.planted == [None, None]
+    assert result.planted == ()
