@@ -35,6 +35,7 @@ from perfsuite.gate.stored import StoredRun, Unusable, read_run
 from perfsuite.measure.host import describe_host
 from perfsuite.report.tables import render
 from perfsuite.units import format_ratio
+from perfsuite.untrusted import printable
 
 app = typer.Typer(
     name="baseline",
@@ -175,7 +176,7 @@ def prune(
     for path in old:
         if is_sure:
             remove_file(path)
-        typer.echo(f"{path}: {'removed' if is_sure else 'older than what is kept'}")
+        typer.echo(printable(f"{path}: {'removed' if is_sure else 'older than what is kept'}"))
     if old and not is_sure:
         typer.echo("nothing of these was removed; add --yes to do so")
     if not expired and not old:
@@ -223,7 +224,8 @@ def _table(storage: Path, runs: list[ListedRun], fingerprint: str) -> str:
                 str(len(one.run.cells)),
             ]
         name = os.path.relpath(one.path, storage)
-        table.add_row(name, *facts, "usable" if one.reason is None else one.reason)
+        use = "usable" if one.reason is None else one.reason
+        table.add_row(*map(printable, (name, *facts, use)))
     return render(table)
 
 
@@ -252,7 +254,7 @@ def _in_words(entry: Entry) -> str:
         case Increase():
             most = "any amount" if entry.ratio is None else f"up to {format_ratio(entry.ratio - 1)}"
             what = f"may have {most} more of {entry.count or 'every count'}"
-    return f"{entry.cell} {what} until {entry.expires}: {entry.reason}"
+    return printable(f"{entry.cell} {what} until {entry.expires}: {entry.reason}")
 
 
 def _parse_increase(text: str) -> dict[str, Any]:

@@ -15,22 +15,10 @@ from typing import Final
 from perfsuite import stats, units
 from perfsuite.cells import Recipe
 from perfsuite.records import CellLine, CellRecord, Verdict
+from perfsuite.untrusted import printable
 from perfsuite.verdicts import CellVerdict
 
 NOTHING: Final = "-"
-
-
-def printable(text: str) -> str:
-    r"""Return text in one line: what a terminal or a file would obey, or not take, as its escape.
-
-    >>> print(printable("a\x1b[2J\nb"))
-    a\x1b[2J\nb
-    """
-    if text.isprintable():
-        return text
-    return "".join(
-        char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
-    )
 
 
 @dataclass(frozen=True, kw_only=True)
