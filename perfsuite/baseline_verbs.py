@@ -6,7 +6,6 @@ Must not know how a run is compared with another.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from pathlib import Path
@@ -29,6 +28,7 @@ from perfsuite.gate.accepted import (
 )
 from perfsuite.gate.accepted import prune as prune_entries
 from perfsuite.gate.baselines import Choice, choose_runs
+from perfsuite.gate.proposals import without_proposed
 from perfsuite.gate.repository import find_top, find_trunk, is_in_history
 from perfsuite.gate.screen import MAX_SESSIONS
 from perfsuite.gate.stored import StoredRun, Unusable, read_run
@@ -186,15 +186,18 @@ def prune(
 
 
 def _choose(storage: Path, fingerprint: str) -> Choice:
-    return choose_runs(storage, True, fingerprint, is_in_history=_history(Path.cwd()))
-
-
-def _history(root: Path) -> Callable[[str], bool] | None:
-    """Return whether a commit belongs to what changes are made from; None outside of git."""
+    root = Path.cwd()
     if find_top(root) is None:
-        return None
+        return choose_runs(storage, True, fingerprint)
+    # What changes are made from.
     trunk = find_trunk(root)
-    return lambda commit: trunk is not None and is_in_history(root, commit, trunk)
+    chosen = choose_runs(
+        storage,
+        True,
+        fingerprint,
+        is_in_history=lambda commit: trunk is not None and is_in_history(root, commit, trunk),
+    )
+    return without_proposed(chosen, root, storage, trunk)
 
 
 def _list(storage: Path, choice: Choice) -> list[ListedRun]:
