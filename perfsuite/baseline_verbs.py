@@ -235,7 +235,7 @@ def _table(storage: Path, runs: list[ListedRun], fingerprint: str) -> str:
 def _plain(one: ListedRun, fingerprint: str) -> dict[str, Any]:
     run = one.run
     return {
-        "path": one.path,
+        "path": printable(str(one.path)),
         "saved_at": None if run is None else run.saved_at,
         "commit": None if run is None else run.commit,
         "fingerprint": None if run is None else run.fingerprint,

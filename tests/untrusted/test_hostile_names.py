@@ -5,6 +5,8 @@ What each format makes of them is tested beside that format, in tests/report.
 
 from __future__ import annotations
 
+import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -75,6 +77,7 @@ def is_inert(text: str) -> bool:
     "changes",
     [
         {},
+        {"commit_info": {"id": ESCAPES}},
         stamp(fingerprint=ESCAPES),
         stamp(verdicts={ESCAPES: "FAIL"}),
         stamp(**{ESCAPES: 1}),
@@ -90,10 +93,12 @@ def test_the_list_of_stored_runs_shows_escapes_as_text(
     folder = tmp_path / "baselines" / "Linux\x1b[2J"
     folder.mkdir(parents=True)
     (folder / "0001_\x1b[31mred.json").write_bytes(as_json(run_of(ESCAPES, **changes)))
+    (folder / os.fsdecode(b"0002_\xff.json")).write_bytes(b"")
     monkeypatch.chdir(tmp_path)
 
-    told = told_by(["baseline", "list"], monkeypatch, capsys)
+    told = told_by(["baseline", "list", "--json", "list.json"], monkeypatch, capsys)
 
+    assert len(json.loads((tmp_path / "list.json").read_text())["runs"]) == 2
     assert is_inert(told)
     assert r"Linux\x1b[2J/0001_\x1b[31mred.json" in told
 
