@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import Final
+from typing import Any, Final
 
 from perfsuite import stats, units
 from perfsuite.cells import Recipe
@@ -101,6 +101,17 @@ class Row:
         return workload
 
 
+def recipe_of(record: CellRecord) -> Recipe:
+    """Return how a recorded cell was trained.
+
+    Raises:
+        RecipeError: The recipe is none.
+        TypeError: It has a field that a recipe has not.
+    """
+    fields: dict[str, Any] = {**record.recipe}
+    return Recipe(**fields)
+
+
 def row_of_line(line: CellLine) -> Row | None:
     """Return the row of a cell that has just ended, None where nothing was measured."""
     if line.perfsuite is None or not line.step_times_s:
@@ -110,7 +121,7 @@ def row_of_line(line: CellLine) -> Row | None:
         step_time_s=stats.median(line.step_times_s),
         rounds_s=line.step_times_s,
         record=line.perfsuite,
-        recipe=Recipe(**line.perfsuite.recipe),
+        recipe=recipe_of(line.perfsuite),
         verdict=line.perfsuite.verdict,
     )
 

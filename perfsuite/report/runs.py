@@ -19,7 +19,7 @@ from perfsuite.cells import Recipe
 from perfsuite.errors import RecipeError, SettingError
 from perfsuite.json_file import read_json
 from perfsuite.records import MOST, CellRecord, Verdict
-from perfsuite.report.rows import Past, Row
+from perfsuite.report.rows import Past, Row, recipe_of
 from perfsuite.untrusted import in_utc, printable, why_unreadable
 
 # As many digits as git shows.
@@ -198,7 +198,7 @@ def _of_perfsuite(
         return None, None, msgspec.convert(info or {}, _OfAnybody).verdict
     try:
         record = msgspec.convert(info, CellRecord)
-        return record, Recipe(**record.recipe), record.verdict
+        return record, recipe_of(record), record.verdict
     except (msgspec.ValidationError, RecipeError, TypeError) as error:
         raise ValueError(f"holds a record that cannot be, of the cell {name!r}: {error}") from error
 

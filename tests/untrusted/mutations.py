@@ -30,12 +30,13 @@ _NUMBERS = (
     *(0, -1, -0.0, 1e-320, 1e308, 2**63, 10**400, 1.5, True),
     *(float("nan"), float("inf"), float("-inf")),
 )
+# Copied, because a later change may be one of what is inside.
 STRANGE = st.one_of(
     st.sampled_from([*HOSTILE, *_NUMBERS, None, [], {}, [[]], {"a": {"b": []}}]),
     st.integers(),
     st.floats(),
     st.text(max_size=5),
-)
+).map(copy.deepcopy)
 
 Change = Callable[[Any], Any]
 
