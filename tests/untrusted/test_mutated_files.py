@@ -174,7 +174,7 @@ def verdicts_from(storage: Path) -> list[CellVerdict]:
             candidate = Candidate(
                 fullname=name, median_s=0.2, fingerprint=fingerprint, tolerance=0.02, limit=0.05
             )
-            found.append(history.screen(candidate))
+            found.append(history.screen(candidate, lambda text: None))
     return [verdict for verdict in found if verdict is not None]
 
 
