@@ -16,6 +16,9 @@ $(STAMP): pyproject.toml
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	@touch $(STAMP)
 
+# What runs in continuous integration with a token, and what `perfsuite init` gives away.
+WORKFLOWS := $(wildcard .github/workflows/*.yml) perfsuite/starter/performance.yml
+
 bench: install
 	$(BIN)/perfsuite run benchmarks
 
@@ -23,7 +26,10 @@ test: install
 	$(BIN)/python -m pytest tests
 
 lint: install
-	$(BIN)/ruff format --check perfsuite benchmarks tests
-	$(BIN)/ruff check perfsuite benchmarks tests
+	$(BIN)/ruff format --check perfsuite benchmarks tests noxfile.py
+	$(BIN)/ruff check perfsuite benchmarks tests noxfile.py
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/zizmor --offline --quiet --persona=pedantic $(WORKFLOWS) .github/dependabot.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows $(WORKFLOWS)
+	$(BIN)/check-jsonschema --builtin-schema vendor.dependabot .github/dependabot.yml

@@ -6,7 +6,6 @@ Must not know how a run is compared with another.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from pathlib import Path
@@ -29,12 +28,14 @@ from perfsuite.gate.accepted import (
 )
 from perfsuite.gate.accepted import prune as prune_entries
 from perfsuite.gate.baselines import Choice, choose_runs
+from perfsuite.gate.proposals import without_proposed
 from perfsuite.gate.repository import find_top, find_trunk, is_in_history
 from perfsuite.gate.screen import MAX_SESSIONS
 from perfsuite.gate.stored import StoredRun, Unusable, read_run
 from perfsuite.measure.host import describe_host
 from perfsuite.report.tables import render
 from perfsuite.units import format_ratio
+from perfsuite.untrusted import printable
 
 app = typer.Typer(
     name="baseline",
@@ -175,7 +176,7 @@ def prune(
     for path in old:
         if is_sure:
             remove_file(path)
-        typer.echo(f"{path}: {'removed' if is_sure else 'older than what is kept'}")
+        typer.echo(printable(f"{path}: {'removed' if is_sure else 'older than what is kept'}"))
     if old and not is_sure:
         typer.echo("nothing of these was removed; add --yes to do so")
     if not expired and not old:
@@ -185,15 +186,18 @@ def prune(
 
 
 def _choose(storage: Path, fingerprint: str) -> Choice:
-    return choose_runs(storage, True, fingerprint, is_in_history=_history(Path.cwd()))
-
-
-def _history(root: Path) -> Callable[[str], bool] | None:
-    """Return whether a commit belongs to what changes are made from; None outside of git."""
+    root = Path.cwd()
     if find_top(root) is None:
-        return None
+        return choose_runs(storage, True, fingerprint)
+    # What changes are made from.
     trunk = find_trunk(root)
-    return lambda commit: trunk is not None and is_in_history(root, commit, trunk)
+    chosen = choose_runs(
+        storage,
+        True,
+        fingerprint,
+        is_in_history=lambda commit: trunk is not None and is_in_history(root, commit, trunk),
+    )
+    return without_proposed(chosen, root, storage, trunk)
 
 
 def _list(storage: Path, choice: Choice) -> list[ListedRun]:
@@ -223,14 +227,15 @@ def _table(storage: Path, runs: list[ListedRun], fingerprint: str) -> str:
                 str(len(one.run.cells)),
             ]
         name = os.path.relpath(one.path, storage)
-        table.add_row(name, *facts, "usable" if one.reason is None else one.reason)
+        use = "usable" if one.reason is None else one.reason
+        table.add_row(*map(printable, (name, *facts, use)))
     return render(table)
 
 
 def _plain(one: ListedRun, fingerprint: str) -> dict[str, Any]:
     run = one.run
     return {
-        "path": one.path,
+        "path": printable(str(one.path)),
         "saved_at": None if run is None else run.saved_at,
         "commit": None if run is None else run.commit,
         "fingerprint": None if run is None else run.fingerprint,
@@ -252,7 +257,7 @@ def _in_words(entry: Entry) -> str:
         case Increase():
             most = "any amount" if entry.ratio is None else f"up to {format_ratio(entry.ratio - 1)}"
             what = f"may have {most} more of {entry.count or 'every count'}"
-    return f"{entry.cell} {what} until {entry.expires}: {entry.reason}"
+    return printable(f"{entry.cell} {what} until {entry.expires}: {entry.reason}")
 
 
 def _parse_increase(text: str) -> dict[str, Any]:

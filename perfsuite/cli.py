@@ -37,6 +37,7 @@ from perfsuite.report.equivalence import equivalence_table, explanations
 from perfsuite.report_verb import report
 from perfsuite.session import MAX_VERIFIED_STEPS, Session
 from perfsuite.sweep_verb import sweep
+from perfsuite.untrusted import printable_lines
 from perfsuite.verifying import EXIT_CODES, exit_code, to_document, verify_every, verify_one
 
 app = typer.Typer(
@@ -60,10 +61,10 @@ def main() -> None:
     try:
         app()
     except WriteError as error:
-        sys.stderr.write(f"perfsuite: {error}\n")
+        sys.stderr.write(f"perfsuite: {printable_lines(str(error))}\n")
         sys.exit(_EXIT_REFUSED)
     except PerfsuiteError as error:
-        sys.stderr.write(f"perfsuite: {error}\n")
+        sys.stderr.write(f"perfsuite: {printable_lines(str(error))}\n")
         sys.exit(_EXIT_USAGE)
 
 

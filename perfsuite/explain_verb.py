@@ -14,6 +14,7 @@ from perfsuite.gate.explain import explain_stored
 from perfsuite.gate.stored import StoredRun, Unusable, read_run
 from perfsuite.report.gate import explained
 from perfsuite.units import format_change
+from perfsuite.untrusted import printable
 from perfsuite.verdicts import Explanation
 
 
@@ -42,7 +43,7 @@ def explain(
         explanation = explain_stored(mine, its)
         found.append((name, explanation))
         change = format_change(its.median_s / mine.median_s)
-        typer.echo(f"{name}: {change}; {explained(explanation)}")
+        typer.echo(printable(f"{name}: {change}; {explained(explanation)}"))
     if not names:
         typer.echo("the two runs share no cell")
     if json_file is not None:

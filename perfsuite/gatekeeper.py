@@ -22,6 +22,7 @@ from perfsuite.gate.accepted import read_accepted
 from perfsuite.gate.baselines import choose_runs
 from perfsuite.gate.calibration import read_noise
 from perfsuite.gate.history import History
+from perfsuite.gate.proposals import without_proposed
 from perfsuite.gate.repository import find_trunk, is_in_history
 from perfsuite.gate.screen import MAX_SESSIONS, Candidate
 from perfsuite.gate.stamp import VerdictWord
@@ -195,15 +196,17 @@ class Gatekeeper:
     def _read_history(self) -> History:
         root = self._config.rootpath
         storage = Path(self._config.getoption("benchmark_storage").removeprefix("file://"))
+        storage = self._config.invocation_params.dir / storage
         trunk = find_trunk(root)
         chosen = choose_runs(
-            self._config.invocation_params.dir / storage,
+            storage,
             self._selector,
             self._saver.fingerprint,
             is_in_history=None
             if trunk is None
             else lambda commit: is_in_history(root, commit, trunk),
         )
+        chosen = without_proposed(chosen, root, storage, trunk)
         return History(
             runs=chosen.usable[-MAX_SESSIONS:],
             refused=tuple(map(str, chosen.refused)),

@@ -6,11 +6,10 @@ Must not know what the data mean.
 from __future__ import annotations
 
 import json
-import stat
 from pathlib import Path
 from typing import Any, Final
 
-from perfsuite.units import format_bytes
+from perfsuite.untrusted import read_untrusted
 
 # A thousand cells with ten thousand raw rounds of 22 characters each are 210 MiB.
 MAX_JSON_BYTES: Final = 256 * 2**20
@@ -27,15 +26,9 @@ def read_json(path: Path) -> Any:
 
 
 def _read(path: Path) -> str:
-    # A pipe or a device is refused before it is opened: opening one can block for ever.
-    if not stat.S_ISREG(path.stat().st_mode):
-        raise ValueError("is not a regular file")
-    with path.open("rb") as file:
-        data = file.read(MAX_JSON_BYTES + 1)
+    data = read_untrusted(path, max_bytes=MAX_JSON_BYTES)
     if not data:
         raise ValueError("is empty")
-    if len(data) > MAX_JSON_BYTES:
-        raise ValueError(f"is larger than the {format_bytes(MAX_JSON_BYTES)} that are read")
     try:
         return data.decode()
     except UnicodeDecodeError as error:

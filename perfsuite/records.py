@@ -1,7 +1,8 @@
 """What is kept of a measured cell: the strict, versioned record in the JSON and in cells.jsonl.
 
 Records are the only thing that gates and reports see. Must not know how anything was measured.
-`None` means "not available here"; never 0, -1 or NaN.
+`None` means "not available here"; never 0, -1 or NaN. The bounds of a number hold for one that is
+read: a file may be anybody's.
 """
 
 from __future__ import annotations
@@ -9,12 +10,21 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterable
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
 SCHEMA: Final = 1
 
+# What every counter holds: sums and percentages of larger numbers overflow a float. Bounds also
+# refuse NaN, which no comparison holds of.
+MOST: Final = 2**63 - 1
+Count = Annotated[int, msgspec.Meta(ge=0, le=MOST)]
+# Seconds, or a rate of them.
+Amount = Annotated[float, msgspec.Meta(ge=0, le=float(MOST))]
+# Nothing in it is markup, or anything but itself to a terminal, a tracker or a file.
+Label = Annotated[str, msgspec.Meta(pattern=r"\A[\w .:/+-]{1,100}\Z")]
+RecipeValue = Annotated[int, msgspec.Meta(ge=-MOST, le=MOST)] | float | str | bool | None
 
 NumericsStatus = Literal["equivalent", "mismatch", "no power", "not exercised"]
 
@@ -112,21 +122,21 @@ class Numerics(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """Result of the equivalence check that preceded the timing."""
 
     status: NumericsStatus
-    check: str
+    check: Label
     error: float | None
     limit: float | None
-    power: str | None
+    power: Label | None
 
 
 class StageTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Seconds per iteration of each stage, each the maximum over ranks of the rank's mean."""
 
-    load: float | None
-    forward: float | None
-    backward: float | None
-    optimizer: float | None
-    evaluation: float | None
-    other: float | None
+    load: Amount | None
+    forward: Amount | None
+    backward: Amount | None
+    optimizer: Amount | None
+    evaluation: Amount | None
+    other: Amount | None
 
 
 class Counts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -142,12 +152,12 @@ class Counts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         kernel_launches: CUDA kernels launched; None on a CPU.
     """
 
-    flops: int | None
-    ops: int | None
-    collectives: int | None
-    collective_bytes: int | None
-    saved_activation_bytes: int | None
-    kernel_launches: int | None
+    flops: Count | None
+    ops: Count | None
+    collectives: Count | None
+    collective_bytes: Count | None
+    saved_activation_bytes: Count | None
+    kernel_launches: Count | None
 
 
 class Operator(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -162,27 +172,27 @@ class Operator(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """
 
     name: str
-    calls: int
-    self_s: float
+    calls: Count
+    self_s: Amount
 
 
 class Memory(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Peak memory of one iteration; `peak_bytes` is the largest of `per_rank`."""
 
     metric: Literal["live_storage_peak", "max_memory_allocated"]
-    peak_bytes: int
-    per_rank: tuple[int, ...]
+    peak_bytes: Count
+    per_rank: tuple[Count, ...]
 
 
 class Verdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What the gate decided of the cell."""
 
-    word: str
-    by: str
-    ratio: float | None
-    interval: tuple[float, float] | None
-    pairs: int | None
-    detectable: float | None
+    word: Label
+    by: Label
+    ratio: Amount | None
+    interval: tuple[Amount, Amount] | None
+    pairs: Count | None
+    detectable: Amount | None
 
 
 class CellRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -195,16 +205,16 @@ class CellRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
     schema: Literal[1] = SCHEMA
     workload: str
-    recipe: dict[str, Any]
-    device: str
-    world_size: int
+    recipe: dict[str, RecipeValue]
+    device: Label
+    world_size: Count
     exercised: bool
-    fingerprint: str | None
+    fingerprint: Label | None
     numerics: Numerics | None
     stages_s: StageTimes
     counts: Counts
     memory: Memory | None
-    samples_per_s: float | None
+    samples_per_s: Amount | None
     losses: tuple[float, ...]
     verdict: Verdict | None
     operators: tuple[Operator, ...] | None = None
@@ -225,7 +235,7 @@ class CellLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     fullname: str
     outcome: Literal["passed", "failed", "skipped"]
     reason: str | None
-    step_times_s: tuple[float, ...]
+    step_times_s: tuple[Amount, ...]
     perfsuite: CellRecord | None
 
 
@@ -296,6 +306,6 @@ def decode_line(data: bytes) -> CellLine:
     """Return the line that `encode_line` wrote.
 
     Raises:
-        msgspec.ValidationError: The data are not such a line.
+        ValueError: The data are not such a line.
     """
     return msgspec.json.decode(data, type=CellLine)

@@ -71,7 +71,9 @@ class TimingLock:
         self._lock.release()
 
     def _wait(self) -> None:
-        holder = self._holder.read_text() if self._holder.exists() else "unknown"
+        holder = self._holder.read_text(errors="replace") if self._holder.exists() else ""
+        if not holder.isdigit():  # anybody may write there
+            holder = "unknown"
         busy = f"another timing session (process {holder}) holds this machine"
         if self._wait_s == 0:
             raise BusyMachineError(

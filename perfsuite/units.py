@@ -21,6 +21,8 @@ _SECONDS = {
     "s": Decimal(1),
     "min": Decimal(60),
 }
+# Python waits in nanoseconds of 64 bits, which are 292 years.
+_MOST_S = 9e9
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB")
 _DECIMAL = ("", "k", "M", "G", "T", "P")
 # From this part of a unit on, three digits read as the whole unit: 999.5 ms is 1.00 s.
@@ -31,7 +33,7 @@ def parse_ratio(text: str) -> float:
     """Return "2%" or "0.02" as the ratio 0.02.
 
     Raises:
-        ValueError: The text is no non-negative number with an optional percent sign.
+        ValueError: The text is no non-negative, finite number with an optional percent sign.
 
     >>> parse_ratio("2%"), parse_ratio("2.5 %"), parse_ratio("0.02")
     (0.02, 0.025, 0.02)
@@ -40,6 +42,8 @@ def parse_ratio(text: str) -> float:
     if match is None:
         raise ValueError(f"{text!r} is not a ratio; write '2%' or '0.02'")
     number = float(match[1])
+    if math.isinf(number):
+        raise ValueError(f"{text!r} is more than a float can hold; write '2%' or '0.02'")
     return number / 100 if match[2] else number
 
 
@@ -78,7 +82,8 @@ def parse_seconds(text: str) -> float:
     """Return "50us", "1.5 ms" or "3" (seconds) as seconds.
 
     Raises:
-        ValueError: The text is no non-negative number with an optional unit of time.
+        ValueError: The text is no non-negative number with an optional unit of time, or names a
+            time that nobody can wait for.
 
     >>> parse_seconds("50us"), parse_seconds("3"), parse_seconds("1.5 ms")
     (5e-05, 3.0, 0.0015)
@@ -87,7 +92,10 @@ def parse_seconds(text: str) -> float:
     if match is None:
         allowed = ", ".join(unit for unit in _SECONDS if unit != "µs")
         raise ValueError(f"{text!r} is not a duration; write a number and one of {allowed}")
-    return float(Decimal(match[1]) * _SECONDS[match[2] or "s"])
+    seconds = float(Decimal(match[1]) * _SECONDS[match[2] or "s"])
+    if seconds > _MOST_S:
+        raise ValueError(f"{text!r} is more than any clock waits for; write at most {_MOST_S:.0f}")
+    return seconds
 
 
 def format_seconds(seconds: float) -> str:

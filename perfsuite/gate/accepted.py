@@ -20,9 +20,13 @@ import msgspec
 from perfsuite.errors import SettingError
 from perfsuite.files import write_atomically
 from perfsuite.records import Counts
+from perfsuite.untrusted import printable, read_untrusted, why_unreadable
 
 # What can grow and is not a time.
 COUNT_NAMES: Final = (*Counts.__struct_fields__, "memory")
+
+# Five thousand exceptions of 200 characters each: more than anybody reviews.
+_MAX_FILE_BYTES = 2**20
 
 _ALLOWED = (
     'use [[accepted]] with cell, kind = "slowdown" (and ratio), "removed", "renamed" (and to) or '
@@ -198,18 +202,19 @@ def prune(path: Path, today: datetime.date) -> tuple[Entry, ...]:
 
 def _read(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return read_untrusted(path, max_bytes=_MAX_FILE_BYTES)
     except FileNotFoundError:
         return b""
-    except OSError as error:
-        raise SettingError(f"{path} cannot be read: {error.strerror}") from error
+    except (OSError, ValueError) as error:
+        raise SettingError(f"{path} cannot be read: {why_unreadable(error)}") from error
 
 
 def _parse(path: Path, data: bytes) -> tuple[Entry, ...]:
     try:
         document = tomllib.loads(data.decode())
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
-        raise SettingError(f"{path} is not TOML: {error}; {_ALLOWED}") from error
+    # ValueError, because an integer of thousands of digits is one that tomllib lets through.
+    except (ValueError, RecursionError) as error:
+        raise SettingError(printable(f"{path} is not TOML: {error}; {_ALLOWED}")) from error
     tables = document.pop("accepted", [])
     if document or not isinstance(tables, list):
         name = next(iter(document), "accepted")
@@ -226,7 +231,7 @@ def _convert(path: Path, data: bytes, index: int, table: Any) -> Entry:
         if index < len(headers):
             line_number = 1 + data.count(b"\n", 0, headers[index].start())
             place += f" (line {line_number})"
-        raise SettingError(f"{path}: {place}: {error}; {_ALLOWED}") from error
+        raise SettingError(printable(f"{path}: {place}: {error}; {_ALLOWED}")) from error
     return entry
 
 

@@ -18,6 +18,7 @@ from pytest_benchmark.utils import get_machine_id
 from perfsuite.errors import SettingError, WriteError
 from perfsuite.files import remove_file, write_atomically
 from perfsuite.gate.stored import StoredRun, Unusable, read_run
+from perfsuite.untrusted import printable
 
 # How pytest-benchmark names what it saves: four digits, then the name.
 _NUMBERED = "[0-9][0-9][0-9][0-9]_*.json"
@@ -69,7 +70,7 @@ def choose_runs(
         if reason is None:
             usable[run.saved_at, run.commit] = run
         else:
-            refused.append(Unusable(path=path, reason=reason))
+            refused.append(Unusable(path=path, reason=printable(reason)))
     newest_last = sorted(usable.values(), key=lambda run: run.saved_at)
     return Choice(usable=tuple(newest_last), refused=tuple(refused))
 

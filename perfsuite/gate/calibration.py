@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -20,16 +20,24 @@ from perfsuite.errors import WorkloadError
 from perfsuite.files import write_atomically
 from perfsuite.gate.rule import Prior
 from perfsuite.measure.host import describe_host
+from perfsuite.untrusted import printable, read_untrusted, why_unreadable
 
 # More A/A pairs than that say little more: the machine of tomorrow is not the one of today.
 _MAX_DEGREES_OF_FREEDOM = 8.0
 # As the rule's own floor: less is a coarse clock.
 _LEAST_SD = 0.001
 _MAX_FILE_BYTES = 16 * 2**20
+# A factor of e^50 between launches, in a billion pairs: a larger number is nobody's measurement,
+# and its square overflows.
+_MOST_SPREAD = 50.0
+_MOST_PAIRS = 10**9
 
 
 # Where a calibration leaves what it has found, from the folder that is gated.
 CALIBRATION_FILE = Path("baselines") / "calibration.json"
+
+
+LogRatio = Annotated[float, msgspec.Meta(ge=0, le=_MOST_SPREAD)]
 
 
 class CellNoise(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -44,11 +52,11 @@ class CellNoise(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         order_error: Standard error of that.
     """
 
-    sd: float
-    num_pairs: int
-    round_sd: float | None = None
-    order_effect: float | None = None
-    order_error: float | None = None
+    sd: LogRatio
+    num_pairs: Annotated[int, msgspec.Meta(ge=2, le=_MOST_PAIRS)]
+    round_sd: LogRatio | None = None
+    order_effect: Annotated[float, msgspec.Meta(ge=-_MOST_SPREAD, le=_MOST_SPREAD)] | None = None
+    order_error: LogRatio | None = None
 
     @property
     def launch_sd(self) -> float | None:
@@ -158,20 +166,18 @@ def read_priors(path: Path, fingerprint: str) -> dict[str, Prior]:
     Raises:
         WorkloadError: The file is no calibration.
     """
-    if not path.is_file():
-        return {}
     try:
-        if path.stat().st_size > _MAX_FILE_BYTES:
-            raise WorkloadError(f"{path} is too large for a calibration; make it anew")
-        calibration = msgspec.json.decode(path.read_bytes(), type=Calibration)
-    except (OSError, msgspec.DecodeError) as error:
-        raise WorkloadError(f"{path} is no calibration ({error}); make it anew") from error
+        data = read_untrusted(path, max_bytes=_MAX_FILE_BYTES)
+        calibration = msgspec.json.decode(data, type=Calibration)
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        reason = printable(why_unreadable(error))
+        raise WorkloadError(f"{path} is no calibration ({reason}); make it anew") from error
     if calibration.fingerprint != fingerprint:
         return {}
     return {
-        name: noise.as_prior()
-        for name, noise in calibration.cells.items()
-        if noise.num_pairs > 2 and math.isfinite(noise.sd)
+        name: noise.as_prior() for name, noise in calibration.cells.items() if noise.num_pairs > 2
     }
 
 

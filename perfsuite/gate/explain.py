@@ -12,7 +12,7 @@ import msgspec
 
 from perfsuite.gate.arms import CellRun
 from perfsuite.gate.stored import StoredCell
-from perfsuite.records import Operator
+from perfsuite.records import MOST, Operator
 from perfsuite.verdicts import Explanation
 
 _NUM_NAMED = 10
@@ -67,8 +67,13 @@ def _pairs(base: Mapping[str, Any], head: Mapping[str, Any]) -> dict[str, tuple[
     return {
         name: (float(base[name]), float(head[name]))
         for name in base
-        if isinstance(base[name], int | float) and isinstance(head.get(name), int | float)
+        if _is_number(base[name]) and _is_number(head.get(name))
     }
+
+
+def _is_number(value: object) -> bool:
+    # A launch tells what its test put there, which may be more than a float holds, or NaN.
+    return isinstance(value, int | float) and 0 <= value <= MOST
 
 
 def _operators(base: Sequence[Operator], head: Sequence[Operator]) -> tuple[dict[str, Any], ...]:

@@ -222,10 +222,10 @@ def _add_pair(trial: Trial, launches: Mapping[str, Launch], first: str, launch_s
             trial.word = word if run.outcome != "skipped" or arm == "base" else "SKIPPED"
             trial.reason = f"the {arm} arm {run.outcome}: {run.reason or 'nothing was timed'}"
             return
-    shortest_s = min(*base.rounds_s, *head.rounds_s)
-    if shortest_s <= 0:
+    wrong_s = [s for s in (*base.rounds_s, *head.rounds_s) if not 0 < s < math.inf]
+    if wrong_s:
         trial.word = "INVALID"
-        trial.reason = f"a round took {shortest_s} s; its clock stands still"
+        trial.reason = f"a round took {wrong_s[0]} s; its clock stands still, or is none"
         return
     base_s = stats.median(base.rounds_s)
     log_ratio, error = locate_log_ratio(base.rounds_s, head.rounds_s)

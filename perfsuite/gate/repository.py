@@ -153,6 +153,14 @@ def is_in_history(root: Path, commit: str, revision: str) -> bool:
     return _git(root, "merge-base", "--is-ancestor", commit, revision).returncode == 0
 
 
+def changed_files(root: Path, since: str, folder: Path) -> frozenset[Path]:
+    """Return the files in `folder` that HEAD's commits since `since` added or changed."""
+    options = ("--name-only", "--no-renames", "--no-ext-diff", "-z", "--end-of-options")
+    changed = _git(root, "diff", *options, since, "HEAD", "--", os.fspath(folder)).stdout
+    top = _known_top(root)
+    return frozenset(top / os.fsdecode(name) for name in changed.split(b"\0") if name)
+
+
 def is_dirty(root: Path, *, outputs: Sequence[Path] = ()) -> bool:
     """Whether the tree differs from HEAD; a file that git does not know or ignore counts.
 

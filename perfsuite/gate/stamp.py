@@ -12,6 +12,8 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
+from perfsuite.records import Label
+
 STAMP_KEY: Final = "perfsuite"
 
 VerdictWord = Literal[
@@ -40,7 +42,7 @@ class RunStamp(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """
 
     schema: Literal[1] = 1
-    fingerprint: str | None
+    fingerprint: Label | None
     probe_s: dict[str, float] | None
     num_failed: Annotated[int, msgspec.Meta(ge=0)]
     is_pull_request: bool

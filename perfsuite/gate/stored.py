@@ -6,11 +6,10 @@ Must not know whether the run may serve as a baseline, nor how it is compared.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,11 +17,10 @@ import msgspec
 
 from perfsuite.gate.stamp import STAMP_KEY, RunStamp
 from perfsuite.json_file import read_json
-from perfsuite.records import Counts, Memory, Operator, StageTimes
+from perfsuite.records import MOST, Counts, Label, Memory, Operator, StageTimes
 from perfsuite.stats import median
+from perfsuite.untrusted import in_utc, printable, why_unreadable
 
-# What every counter holds: a larger number overflows a float before anybody compares it.
-_MOST = 2**63 - 1
 # Nothing else goes to git as a revision: a name that begins with a dash would be an option.
 _COMMIT = re.compile(r"[0-9a-f]{7,64}")
 
@@ -35,7 +33,7 @@ class Unusable:
     reason: str
 
     def __str__(self) -> str:
-        return f"{self.path}: {self.reason}"
+        return printable(f"{self.path}: {self.reason}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +60,7 @@ class StoredRun:
     """A well-formed stored run, which need not be one to compare with.
 
     Attributes:
-        saved_at: With a time zone; UTC where the file names none.
+        saved_at: In UTC.
         commit: Hexadecimal digits, None where the file names no commit.
         is_dirty: Whether the tree had uncommitted changes.
         stamp: None where perfsuite did not save the run.
@@ -91,7 +89,7 @@ class _Record(msgspec.Struct, frozen=True):
     """What is read of `extra_info["perfsuite"]`; a plain benchmark's holds the verdict alone."""
 
     schema: Literal[1] = 1
-    fingerprint: str | None = None
+    fingerprint: Label | None = None
     stages_s: StageTimes | None = None
     counts: Counts | None = None
     memory: Memory | None = None
@@ -130,13 +128,13 @@ def read_run(path: Path) -> StoredRun | Unusable:
     """Return the run that a file holds, or why it holds none."""
     try:
         run = msgspec.convert(read_json(path), _Run)
+        saved_at = in_utc(run.datetime)
         cells = _cells_of(run.benchmarks)
     except msgspec.ValidationError as error:
-        return Unusable(path=path, reason=f"is no stored run of pytest-benchmark: {error}")
+        reason = f"is no stored run of pytest-benchmark: {error}"
+        return Unusable(path=path, reason=printable(reason))
     except (OSError, ValueError) as error:
-        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
-        return Unusable(path=path, reason=reason)
-    saved_at = run.datetime if run.datetime.tzinfo else run.datetime.replace(tzinfo=UTC)
+        return Unusable(path=path, reason=printable(why_unreadable(error)))
     return StoredRun(
         path=path,
         saved_at=saved_at,
@@ -155,15 +153,14 @@ def _cells_of(benchmarks: Iterable[_Benchmark]) -> dict[str, StoredCell]:
         if name in cells:
             raise ValueError(f"holds the cell {name} twice")
         stats = benchmark.stats
-        median_s = median(stats.data or (stats.median,))
-        # The median last: that of two huge numbers is infinite.
-        for seconds in (stats.median, *stats.data, median_s):
-            if not (math.isfinite(seconds) and seconds > 0):
+        for seconds in (stats.median, *stats.data):
+            if not 0 < seconds <= MOST:
                 raise ValueError(f"holds a time of {seconds!r} s of the cell {name}")
-        _require_possible(benchmark)
         record = benchmark.extra_info.perfsuite
+        for operator in record.operators or ():
+            _require_text(operator.name)
         cells[name] = StoredCell(
-            median_s=median_s,
+            median_s=median(stats.data or (stats.median,)),
             params=benchmark.params or {},
             fingerprint=record.fingerprint,
             stages_s=record.stages_s,
@@ -182,21 +179,3 @@ def _require_text(name: str) -> None:
         name.encode()
     except UnicodeEncodeError as error:
         raise ValueError(f"holds a name that is no text: {name!r}") from error
-
-
-def _require_possible(benchmark: _Benchmark) -> None:
-    record = benchmark.extra_info.perfsuite
-    numbers: dict[str, float | None] = {}
-    for part in (record.stages_s, record.counts):
-        numbers |= {} if part is None else msgspec.structs.asdict(part)
-    if record.memory is not None:
-        numbers["peak_bytes"] = record.memory.peak_bytes
-    for operator in record.operators or ():
-        _require_text(operator.name)
-        numbers |= {
-            f"calls of {operator.name}": operator.calls,
-            f"self_s of {operator.name}": operator.self_s,
-        }
-    for name, number in numbers.items():
-        if number is not None and not 0 <= number <= _MOST:
-            raise ValueError(f"holds {name} = {number!r} of the cell {benchmark.fullname}")

@@ -23,6 +23,8 @@ _LEGEND_Y: Final = 306.0
 _LINE_HEIGHT: Final = 17.0
 # More of one kind nobody looks through; their numbers are in the table.
 _MOST_CHARTS: Final = 24
+# What is less is drawn as 0: a file may hold times whose quotients no float can.
+_SMALLEST_SHOWN: Final = 1e-100
 # As many as the page's styles tell apart by colour and dashes.
 _NUM_STYLES: Final = 6
 
@@ -242,12 +244,12 @@ def ticks(largest: float) -> tuple[float, ...]:
     >>> ticks(8.0), ticks(0.0)
     ((0.0, 2.0, 4.0, 6.0, 8.0), (0.0, 1.0))
     """
-    if largest <= 0:
+    if largest < _SMALLEST_SHOWN:
         return (0.0, 1.0)
     power = 10.0 ** math.floor(math.log10(largest / 4))
     step = next(n * power for n in (1, 2, 5, 10) if n * power * 4 >= largest * (1 - 1e-9))
     count = math.ceil(largest / step - 1e-9)
-    return tuple(round(step * number, 12) for number in range(count + 1))
+    return tuple(float(f"{step * number:.12g}") for number in range(count + 1))
 
 
 def _binary_unit(num_bytes: float) -> float:

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from perfsuite.report.tables import render
 from perfsuite.units import format_change, format_seconds
+from perfsuite.untrusted import printable, printable_lines
 from perfsuite.verdicts import CellVerdict, Explanation
 
 
@@ -25,7 +26,7 @@ def verdict_table(cells: Sequence[CellVerdict]) -> str:
         table.add_column(title, no_wrap=True, justify="right")
     for cell in cells:
         table.add_row(
-            cell.name,
+            printable(cell.name),
             cell.word,
             "" if cell.ratio is None else format_change(cell.ratio),
             _between(cell),
@@ -38,15 +39,15 @@ def verdict_lines(
     cells: Sequence[CellVerdict], refusal: str | None, differs: Mapping[str, str]
 ) -> Iterator[str]:
     """Yield the lines of a gate: what was compared, the table, and what it does not say."""
-    yield from (f"{name}: {value}" for name, value in differs.items())
+    yield from (printable(f"{name}: {value}") for name, value in differs.items())
     if refusal is not None:
-        yield f"not compared: {refusal}"
+        yield printable_lines(f"not compared: {refusal}")
     if cells:
         yield verdict_table(cells)
     for cell in cells:
         text = beside_numbers(cell)
         if text and text != refusal:
-            yield f"{cell.name}: {text}"
+            yield printable_lines(f"{printable(cell.name)}: {text}")
 
 
 def sentence(cell: CellVerdict) -> str:
@@ -57,7 +58,7 @@ def sentence(cell: CellVerdict) -> str:
             f"{format_change(cell.ratio)} against the base, between {_between(cell)} "
             f"({cell.num_pairs} pairs)"
         )
-    return "; ".join([": ".join(parts), *filter(None, [beside_numbers(cell)])])
+    return printable_lines("; ".join([": ".join(parts), *filter(None, [beside_numbers(cell)])]))
 
 
 def _between(cell: CellVerdict) -> str:

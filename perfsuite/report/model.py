@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from perfsuite.report.advice import Advice, advise
 from perfsuite.report.charts import Section, draw_sections
 from perfsuite.report.gate import beside_numbers
-from perfsuite.report.rows import Row, printable, row_of_verdict
+from perfsuite.report.rows import Row, row_of_verdict
 from perfsuite.report.runs import Run, rows_of
 from perfsuite.report.summary import Summary, by_gravity, summarize
+from perfsuite.untrusted import printable
 from perfsuite.verdicts import CellVerdict
 
 

@@ -10,6 +10,7 @@ import base64
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Final
 
@@ -78,6 +79,7 @@ def svg_files(report: Report) -> Iterator[str]:
     return (template.render(drawn=chart, style=style) for chart in charts)
 
 
+@cache
 def _environment() -> Environment:
     # Not at the top: whoever only measures does not pay for it.
     from jinja2 import Environment, PackageLoader, StrictUndefined

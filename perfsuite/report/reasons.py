@@ -10,12 +10,11 @@ import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
-
+from perfsuite.json_file import MAX_JSON_BYTES
 from perfsuite.records import CellLine, decode_line
-from perfsuite.report.rows import printable
 from perfsuite.report.runs import Run
 from perfsuite.report.tables import not_exercised_lines
+from perfsuite.untrusted import printable, read_untrusted
 
 
 def with_reasons(run: Run) -> Run:
@@ -46,12 +45,12 @@ def _reason(line: CellLine) -> str | None:
 
 def _lines(path: Path) -> Iterator[CellLine]:
     try:
-        data = path.read_bytes()
-    except OSError:
+        data = read_untrusted(path, max_bytes=MAX_JSON_BYTES)
+    except (OSError, ValueError):
         return
     for text in data.splitlines():
         try:
             yield decode_line(text)
         # A killed session can leave half of its last line.
-        except msgspec.MsgspecError:
+        except ValueError:
             continue

@@ -10,27 +10,15 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import Final
+from typing import Any, Final
 
 from perfsuite import stats, units
 from perfsuite.cells import Recipe
 from perfsuite.records import CellLine, CellRecord, Verdict
+from perfsuite.untrusted import printable
 from perfsuite.verdicts import CellVerdict
 
 NOTHING: Final = "-"
-
-
-def printable(text: str) -> str:
-    r"""Return text in one line: what a terminal or a file would obey, or not take, as its escape.
-
-    >>> print(printable("a\x1b[2J\nb"))
-    a\x1b[2J\nb
-    """
-    if text.isprintable():
-        return text
-    return "".join(
-        char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
-    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,6 +101,17 @@ class Row:
         return workload
 
 
+def recipe_of(record: CellRecord) -> Recipe:
+    """Return how a recorded cell was trained.
+
+    Raises:
+        RecipeError: The recipe is none.
+        TypeError: It has a field that a recipe has not.
+    """
+    fields: dict[str, Any] = {**record.recipe}
+    return Recipe(**fields)
+
+
 def row_of_line(line: CellLine) -> Row | None:
     """Return the row of a cell that has just ended, None where nothing was measured."""
     if line.perfsuite is None or not line.step_times_s:
@@ -122,7 +121,7 @@ def row_of_line(line: CellLine) -> Row | None:
         step_time_s=stats.median(line.step_times_s),
         rounds_s=line.step_times_s,
         record=line.perfsuite,
-        recipe=Recipe(**line.perfsuite.recipe),
+        recipe=recipe_of(line.perfsuite),
         verdict=line.perfsuite.verdict,
     )
 

@@ -6,10 +6,9 @@ A file is untrusted: it ends in a valid `Run`, or in one sentence that says what
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,9 @@ from perfsuite import stats
 from perfsuite.cells import Recipe
 from perfsuite.errors import RecipeError, SettingError
 from perfsuite.json_file import read_json
-from perfsuite.records import CellRecord, Verdict
-from perfsuite.report.rows import Past, Row, printable
+from perfsuite.records import MOST, CellRecord, Verdict
+from perfsuite.report.rows import Past, Row, recipe_of
+from perfsuite.untrusted import in_utc, printable, why_unreadable
 
 # As many digits as git shows.
 _COMMIT_DIGITS = 7
@@ -33,7 +33,7 @@ class Run:
 
     Attributes:
         path: The file that holds it.
-        saved_at: With a time zone; UTC where the file names none.
+        saved_at: In UTC.
         commit: The first digits, None where the file names none.
         is_dirty: Whether the tree had uncommitted changes.
         machine: What it ran on, for people; None where the file does not say.
@@ -54,7 +54,7 @@ class Run:
     @property
     def when(self) -> str:
         """The minute in which it was saved."""
-        return self.saved_at.astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")
+        return f"{self.saved_at:%Y-%m-%d %H:%M} UTC"
 
     @property
     def described(self) -> str:
@@ -148,19 +148,18 @@ def _past(run: Run, row: Row) -> Past:
 def _read_run(path: Path) -> Run:
     try:
         file = msgspec.convert(read_json(path), _File)
+        saved_at = in_utc(file.datetime)
         rows = tuple(_rows(file.benchmarks))
     except msgspec.ValidationError as error:
-        raise SettingError(
-            f"{path} is no run of pytest-benchmark: {error}; {_WHAT_TO_DO}"
-        ) from error
+        reason = printable(f"{path} is no run of pytest-benchmark: {error}")
+        raise SettingError(f"{reason}; {_WHAT_TO_DO}") from error
     except (OSError, ValueError) as error:
-        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
-        raise SettingError(f"{path}: {reason}; {_WHAT_TO_DO}") from error
-    saved_at = file.datetime if file.datetime.tzinfo else file.datetime.replace(tzinfo=UTC)
+        reason = printable(f"{path}: {why_unreadable(error)}")
+        raise SettingError(f"{reason}; {_WHAT_TO_DO}") from error
     return Run(
         path=path,
         saved_at=saved_at,
-        commit=file.commit_info.id[:_COMMIT_DIGITS] or None,
+        commit=printable(file.commit_info.id[:_COMMIT_DIGITS]) or None,
         is_dirty=file.commit_info.dirty,
         machine=_machine(file.machine_info),
         accepted=frozenset(file.stamp.accepted),
@@ -177,7 +176,7 @@ def _rows(benchmarks: Sequence[_Benchmark]) -> Iterator[Row]:
         seen.add(name)
         rounds_s = benchmark.stats.data
         for seconds in (benchmark.stats.median, *rounds_s):
-            if not (math.isfinite(seconds) and seconds >= 0):
+            if not 0 <= seconds <= MOST:
                 raise ValueError(f"holds a time of {seconds!r} s of the cell {name!r}")
         record, recipe, verdict = _of_perfsuite(name, benchmark.extra_info.get("perfsuite"))
         yield Row(
@@ -199,16 +198,16 @@ def _of_perfsuite(
         return None, None, msgspec.convert(info or {}, _OfAnybody).verdict
     try:
         record = msgspec.convert(info, CellRecord)
-        return record, Recipe(**record.recipe), record.verdict
+        return record, recipe_of(record), record.verdict
     except (msgspec.ValidationError, RecipeError, TypeError) as error:
         raise ValueError(f"holds a record that cannot be, of the cell {name!r}: {error}") from error
 
 
 def _machine(info: dict[str, Any]) -> str | None:
-    cpu = info.get("cpu")
+    cpu, python = info.get("cpu"), info.get("python_version")
     parts = [
         cpu.get("brand_raw") if isinstance(cpu, dict) else None,
         info.get("system"),
-        f"Python {info['python_version']}" if info.get("python_version") else None,
+        f"Python {python}" if isinstance(python, str) else None,
     ]
     return ", ".join(part for part in parts if isinstance(part, str)) or None

@@ -76,7 +76,10 @@ def table_of(columns: Sequence[Column], rows: Sequence[Row]) -> str:
 def render(table: Table) -> str:
     """Return a table as plain text, each row one line however long."""
     output = io.StringIO()
-    Console(file=output, width=_UNLIMITED_WIDTH, color_system=None, markup=False).print(table)
+    plain = Console(
+        file=output, width=_UNLIMITED_WIDTH, color_system=None, markup=False, emoji=False
+    )
+    plain.print(table)
     return "\n".join(text.rstrip() for text in output.getvalue().splitlines() if text.strip())
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from perfsuite.gate.arms import CellRun
 from perfsuite.gate.explain import explain, explain_stored
 from perfsuite.gate.stored import StoredCell
@@ -50,6 +52,15 @@ def test_a_stage_that_an_arm_does_not_know_is_left_out() -> None:
     )
 
     assert found.stages == {"load": (0.010, 0.020)}
+
+
+@pytest.mark.parametrize("number", [10**400, -1, float("nan"), float("inf"), "12", [12]])
+def test_what_is_no_number_of_anything_is_left_out(number: Any) -> None:
+    head = run({"counts": {"flops": number, "ops": 6}, "stages_s": {"load": number}})
+
+    found = explain(run({"counts": {"flops": 10, "ops": 5}, "stages_s": {"load": 0.1}}), head)
+
+    assert (found.counts, found.stages) == ({"ops": (5, 6)}, {})
 
 
 def test_counts_are_told_where_they_differ() -> None:

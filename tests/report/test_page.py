@@ -12,7 +12,8 @@ import pytest
 from made_up import HOSTILE, cell, report_on, verdict
 
 from perfsuite.report.page import html_page, svg_files
-from perfsuite.report.rows import Past, Row, printable
+from perfsuite.report.rows import Past, Row
+from perfsuite.untrusted import printable
 
 FETCHING = {"src", "srcset", "action", "data", "poster", "background", "xlink:href", "style"}
 

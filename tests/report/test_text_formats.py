@@ -14,8 +14,9 @@ from perfsuite.report.latex import escape as escape_latex
 from perfsuite.report.latex import to_latex
 from perfsuite.report.markdown import as_code, escape, to_markdown
 from perfsuite.report.model import report_on_verdicts
-from perfsuite.report.rows import Row, printable
+from perfsuite.report.rows import Row
 from perfsuite.report.table_file import to_csv
+from perfsuite.untrusted import printable
 from perfsuite.verdicts import CellVerdict
 
 

@@ -1,0 +1,40 @@
+"""Stored runs that come with the very change that is judged: they count once it is merged.
+
+Whoever proposes a change writes what they like into its commits: a history of slow runs would let
+any slowdown pass the screen. Must not know what a run holds.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from perfsuite.gate.baselines import Choice
+from perfsuite.gate.repository import changed_files
+from perfsuite.gate.stored import StoredRun, Unusable
+
+_REASON = "comes with the commits that are judged; it counts once they are merged"
+
+
+def without_proposed(chosen: Choice, root: Path, storage: Path, trunk: str | None) -> Choice:
+    """Return a choice of runs without those that no branch but this one has.
+
+    Args:
+        chosen: Of the runs in the storage.
+        root: A folder of the checkout.
+        storage: The folder of `--benchmark-storage`.
+        trunk: The newest commit that HEAD shares with the upstream's default branch; None outside
+            of git, where nothing is proposed.
+    """
+    changed = frozenset() if trunk is None else changed_files(root, trunk, storage.resolve())
+    if not changed:
+        return chosen
+    proposed = [run for run in chosen.usable if _names_of(run) & changed]
+    return Choice(
+        usable=tuple(run for run in chosen.usable if run not in proposed),
+        refused=(*chosen.refused, *(Unusable(path=run.path, reason=_REASON) for run in proposed)),
+    )
+
+
+def _names_of(run: StoredRun) -> set[Path]:
+    """The file, and the link that leads to it, as git calls them."""
+    return {run.path.parent.resolve() / run.path.name, run.path.resolve()}

@@ -1,0 +1,85 @@
+"""Branches and revisions with names that a shell or git itself would obey."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from perfsuite.errors import SettingError
+from perfsuite.gate.repository import Base, changed_files, describe_head, find_base, is_in_history
+
+# What git takes for the name of a branch, and an option or a command for the same.
+NAMES = (
+    "-h",
+    "--help",
+    "--upload-pack=touch${IFS}owned",
+    "--output=owned",
+    "$(touch${IFS}owned)",
+    "`touch${IFS}owned`",
+    ";touch${IFS}owned;",
+    "|tee${IFS}owned",
+)
+
+
+def git(root: Path, *arguments: str) -> str:
+    identity = ("-c", "user.name=author", "-c", "user.email=author@example.org")
+    return subprocess.run(
+        ["git", "-C", str(root), *identity, *arguments],
+        env={**os.environ, "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull},
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout.strip()
+
+
+@pytest.fixture
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    git(tmp_path, "init", "--quiet", "--initial-branch=main")
+    git(tmp_path, "commit", "--quiet", "--allow-empty", "--message", "the first")
+    git(tmp_path, "commit", "--quiet", "--allow-empty", "--message", "the second")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def names_in(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_branch_of_a_hostile_name_is_a_branch(repository: Path, name: str) -> None:
+    first = git(repository, "rev-parse", "HEAD^")
+    git(repository, "update-ref", f"refs/heads/{name}", first)
+
+    found = find_base(repository, name)
+
+    assert found == Base(revision=first, described=f"{name}, {first[:7]}")
+    assert names_in(repository) == {".git"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_hostile_name_that_is_no_branch_is_refused(repository: Path, name: str) -> None:
+    with pytest.raises(SettingError) as refused:
+        find_base(repository, name)
+
+    assert str(refused.value).startswith(f"the base {name!r} is no commit of the repository ")
+    assert names_in(repository) == {".git"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_head_on_a_branch_of_a_hostile_name_is_described(repository: Path, name: str) -> None:
+    git(repository, "update-ref", f"refs/heads/{name}", "HEAD")
+    git(repository, "symbolic-ref", "HEAD", f"refs/heads/{name}")
+
+    assert describe_head(repository).startswith(f"{name} at ")
+    assert isinstance(find_base(repository, None), Base)
+    assert names_in(repository) == {".git"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_hostile_commit_is_in_no_history_and_changes_nothing(repository: Path, name: str) -> None:
+    assert not is_in_history(repository, name, "HEAD")
+    assert changed_files(repository, name, repository) == frozenset()
+    assert names_in(repository) == {".git"}
