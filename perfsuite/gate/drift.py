@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def measure_drift(
 
     slopes: list[Floats] = []
     variance = 0.0
-    for start, end in zip(bounds, bounds[1:], strict=False):
+    for start, end in pairwise(bounds):
         t, v = np.asarray(times[start:end], float), np.asarray(values[start:end], float)
         steps = t[None, :] - t[:, None]
         is_later = steps > 0
