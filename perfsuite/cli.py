@@ -28,6 +28,7 @@ from perfsuite.every_recipe import every_recipe
 from perfsuite.explain_verb import explain
 from perfsuite.files import check_writable, write_atomically
 from perfsuite.gate_verb import gate
+from perfsuite.history_verb import history
 from perfsuite.init_verb import init
 from perfsuite.profile_verb import profile
 from perfsuite.recipe_options import DeviceName, Seed, WorkloadName, open_session, takes_recipe
@@ -167,6 +168,9 @@ app.command(epilog="Example: perfsuite gate benchmarks/ --base origin/main --jso
 app.command(epilog="Example: perfsuite profile lenet-digits --num-workers 2 --epochs 3")(profile)
 app.command(epilog="Example: perfsuite report results/run.json --html results/report")(report)
 app.command(epilog="Example: perfsuite init")(init)
+app.command(
+    epilog="Example: perfsuite history 'benchmarks/test_step.py::test_step\\[ddp:2]' --json h.json"
+)(history)
 app.command(epilog="Example: perfsuite explain baselines/0001_a.json results/run.json")(explain)
 app.command(
     "compare",

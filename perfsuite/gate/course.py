@@ -25,7 +25,7 @@ MIN_VALUES: Final = 11
 SMALLEST_CHANGE: Final = 0.01
 # A slope a week from less than a week would be a guess of what the rest of it brings.
 _MIN_SPAN_WEEKS: Final = 1.0
-# Changes and slope are found in turns; what has not settled by then goes back and forth.
+# What has not settled by then goes back and forth.
 _MAX_TURNS: Final = 5
 # Probability beyond each bound of a step.
 _TAIL: Final = 0.025
@@ -118,11 +118,11 @@ def find_course(
         return None
     logs = [math.log(time_s) for time_s in times_s]
     least = math.log1p(smallest)
-    fits = [_fit_steps(logs, None, least)]
-    drifting = _fit_drift(weeks, logs, least)
-    if drifting is not None:
-        fits.append(drifting)
-    best = min(fits, key=_Fit.information)
+    stepped = _fit_steps(logs, None, least)
+    # A large step hides a drift from what has not seen it, and a staircase of small ones is one.
+    starts = dict.fromkeys([(0, len(logs)), stepped.bounds])
+    drifting = [_fit_drift(weeks, logs, start, least) for start in starts]
+    best = min([stepped, *filter(None, drifting)], key=_Fit.information)
     return Course(
         steps=tuple(_steps_of(best)),
         drift=best.drift,
@@ -133,12 +133,16 @@ def find_course(
     )
 
 
-def _fit_drift(weeks: Sequence[float], logs: Sequence[float], least: float) -> _Fit | None:
-    """The fit with a drift, None where there is none beside the steps that it leaves."""
+def _fit_drift(
+    weeks: Sequence[float], logs: Sequence[float], bounds: tuple[int, ...], least: float
+) -> _Fit | None:
+    """The fit with a drift, None where there is none beside the steps that it leaves.
+
+    Steps and slope are found in turns, the first slope between the `bounds`.
+    """
     span = max(weeks) - min(weeks)
     if span < _MIN_SPAN_WEEKS:
         return None
-    bounds: tuple[int, ...] = (0, len(logs))
     for _ in range(_MAX_TURNS):
         drift = measure_drift(weeks, logs, bounds)
         if drift is None or not drift.is_significant or abs(drift.slope) * span < least:
