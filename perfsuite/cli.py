@@ -18,6 +18,7 @@ import typer
 from rich.console import Console
 
 from perfsuite.baseline_verbs import app as baseline
+from perfsuite.bisect_verb import bisect_commits
 from perfsuite.calibrate_verb import calibrate_machine
 from perfsuite.cells import Recipe
 from perfsuite.claims_verb import claims
@@ -178,6 +179,10 @@ app.command(
 )(compare_recipes)
 app.command(epilog="Example: perfsuite sweep lenet-digits --num-workers 0..10")(sweep)
 app.command(epilog="Example: perfsuite claims --only C5 --json claims.json")(claims)
+app.command(
+    "bisect",
+    epilog="Example: perfsuite bisect --good v1.2 'benchmarks/test_step.py::test_step\\[ddp:2]'",
+)(bisect_commits)
 app.command("calibrate", epilog="Example: perfsuite calibrate benchmarks/ --sessions 20")(
     calibrate_machine
 )
