@@ -114,7 +114,7 @@ def _known(cell: str, stored: StoredHistory) -> str:
         return cell
     nearest = difflib.get_close_matches(cell, cells, n=_MOST_SUGGESTED, cutoff=0.0)
     raise SettingError(
-        f"{cell!r} is not a cell of the {len(stored.runs)} stored runs; "
+        f"{cell!r} is not a cell of the stored runs; "
         f"of their {len(cells)} cells these come nearest: {', '.join(map(repr, nearest))}"
     )
 
@@ -132,9 +132,10 @@ def _follow_all(stored: StoredHistory, smallest: float) -> list[CellHistory]:
 
 def _picture(one: CellHistory) -> Iterator[str]:
     points = one.timeline.points
-    yield f"{one.timeline.cell}: {len(points)} runs, {_between(points[0], points[-1])}"
-    if one.timeline.num_elsewhere:
-        yield f"{one.timeline.num_elsewhere} further runs of it were made in another environment"
+    runs = f"{len(points)} run{'s' * (len(points) > 1)}"
+    yield f"{one.timeline.cell}: {runs}, {_between(points[0], points[-1])}"
+    if num_elsewhere := one.timeline.num_elsewhere:
+        yield f"further runs, whose ranks found another environment: {num_elsewhere}"
     if one.course is not None:
         places = [step.place for step in one.course.steps]
         ends = f"{points[0].made_at:%Y-%m-%d}", f"{points[-1].made_at:%Y-%m-%d}"
@@ -144,7 +145,7 @@ def _picture(one: CellHistory) -> Iterator[str]:
 def tell(one: CellHistory) -> list[str]:
     """Return what became of a cell, a sentence for each change."""
     if one.course is None:
-        return [f"{len(one.timeline.points)} runs are too few: {MIN_VALUES} can show a change"]
+        return [f"too few to tell: from {MIN_VALUES} runs on a change can be seen"]
     sentences = [_tell_change(change) for change in one.changes]
     if one.creep is not None:
         sentences.append(_tell_creep(one.creep))

@@ -117,47 +117,55 @@ def find_course(
     if len(times_s) < MIN_VALUES:
         return None
     logs = [math.log(time_s) for time_s in times_s]
-    least = math.log1p(smallest)
-    stepped = _fit_steps(logs, None, least)
+    stepped = _fit_steps(logs, None)
     # A large step hides a drift from what has not seen it, and a staircase of small ones is one.
     starts = dict.fromkeys([(0, len(logs)), stepped.bounds])
-    drifting = [_fit_drift(weeks, logs, start, least) for start in starts]
+    drifting = [_fit_drift(weeks, logs, start) for start in starts]
     best = min([stepped, *filter(None, drifting)], key=_Fit.information)
+    told = _without_small(best, weeks, logs, math.log1p(smallest))
     return Course(
-        steps=tuple(_steps_of(best)),
-        drift=best.drift,
+        steps=tuple(_steps_of(told)),
+        drift=told.drift,
         levels_s=tuple(
             math.exp(log - value + centre)
-            for log, value, centre in zip(logs, best.detrended, best.centres(), strict=True)
+            for log, value, centre in zip(logs, told.detrended, told.centres(), strict=True)
         ),
     )
 
 
 def _fit_drift(
-    weeks: Sequence[float], logs: Sequence[float], bounds: tuple[int, ...], least: float
+    weeks: Sequence[float], logs: Sequence[float], bounds: tuple[int, ...]
 ) -> _Fit | None:
     """The fit with a drift, None where there is none beside the steps that it leaves.
 
     Steps and slope are found in turns, the first slope between the `bounds`.
     """
-    span = max(weeks) - min(weeks)
-    if span < _MIN_SPAN_WEEKS:
+    if max(weeks) - min(weeks) < _MIN_SPAN_WEEKS:
         return None
     for _ in range(_MAX_TURNS):
         drift = measure_drift(weeks, logs, bounds)
-        if drift is None or not drift.is_significant or abs(drift.slope) * span < least:
+        if drift is None or not drift.is_significant:
             return None
         detrended = [log - drift.slope * week for log, week in zip(logs, weeks, strict=True)]
-        fit = _fit_steps(detrended, drift, least)
+        fit = _fit_steps(detrended, drift)
         if fit.bounds == bounds:
             return fit
         bounds = fit.bounds
     return None
 
 
-def _fit_steps(values: Sequence[float], drift: Drift | None, least: float) -> _Fit:
-    """The fit with steps of at least that size; the smallest go first."""
-    bounds = [0, *find_change_points(values), len(values)]
+def _fit_steps(values: Sequence[float], drift: Drift | None) -> _Fit:
+    bounds = (0, *find_change_points(values), len(values))
+    return _Fit(drift=drift, bounds=bounds, detrended=tuple(values))
+
+
+def _without_small(fit: _Fit, weeks: Sequence[float], logs: Sequence[float], least: float) -> _Fit:
+    """The fit without what nobody wants to be told; the smallest steps go first."""
+    drift = fit.drift
+    if drift is not None and abs(drift.slope) * (max(weeks) - min(weeks)) < least:
+        drift = None
+    values = logs if drift is None else fit.detrended
+    bounds = list(fit.bounds)
     while len(bounds) > 2:
         sizes = [
             abs(locate_shift(values[start:place], values[place:end])[0])
