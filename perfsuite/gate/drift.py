@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
+from perfsuite.gate.dependence import find_correlation, inflation
+
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
@@ -74,6 +76,9 @@ def measure_drift(
     ordered = np.sort(np.concatenate(slopes))
     if not variance:
         return None
+    left = np.asarray(values, float) - np.median(ordered) * np.asarray(times, float)
+    parts = [left[start:end] for start, end in pairwise(bounds)]
+    variance *= inflation(find_correlation(parts))
     sd, num_slopes = math.sqrt(variance), len(ordered)
     score = float(np.sign(ordered).sum())
     # Of S, which moves by 2, half a step (Kendall 1975).

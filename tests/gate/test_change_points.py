@@ -74,15 +74,15 @@ def test_the_largest_statistic_is_that_of_all_pairs_of_parts(values: list[float]
     )
 
 
-@pytest.mark.parametrize("num_values", range(2 * MIN_SEGMENT))
+@pytest.mark.parametrize("num_values", range(1, 2 * MIN_SEGMENT))
 def test_a_segment_that_is_too_short_has_no_split(num_values: int) -> None:
     assert best_split(np.zeros(num_values)) == (-np.inf, None)
     assert find_change_points([0.0] * num_values) == ()
 
 
 # The places that Apache Otava 0.8.0 finds in the same series: its search is the same, and its
-# test, which is not, finds each of them too. `python benchmarks/peers/change_points.py` compares
-# them anew.
+# test, which is not, finds each of them too. `python benchmarks/history_error_rates.py` asks
+# it anew.
 @pytest.mark.parametrize(
     ("levels", "num_each", "seed", "places"),
     [
@@ -139,3 +139,17 @@ def test_a_series_without_a_change_has_one_no_oftener_than_promised(noise: str) 
 
     # Three Monte Carlo standard deviations above the level.
     assert num_false <= num_series * LEVEL + 3 * (num_series * LEVEL) ** 0.5
+
+
+def test_a_series_whose_values_hang_together_has_few_false_changes() -> None:
+    generator = np.random.default_rng(12)
+    num_series, num_runs, correlation = 60, 80, 0.5
+    drawn = generator.standard_normal((num_series, num_runs))
+    for run in range(1, num_runs):
+        drawn[:, run] *= (1 - correlation**2) ** 0.5
+        drawn[:, run] += correlation * drawn[:, run - 1]
+
+    num_false = sum(bool(find_change_points(series)) for series in drawn)
+
+    # Taken for independent, a third of them have a change.
+    assert num_false <= 0.1 * num_series
