@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import shlex
 from collections.abc import Iterator
 from datetime import date
 from pathlib import Path
@@ -87,7 +88,7 @@ def history(
     else:
         found = [stored.follow(_known(cell, stored), smallest=least)]
         host = stored.follow_host(smallest=least)
-        for line in [*_picture(found[0]), *tell(found[0]), *_tell_host(host)]:
+        for line in [*_picture(found[0]), *tell(found[0]), *_tell_host(host), *_advise(found[0])]:
             typer.echo(line)
     if json_file is not None:
         write_atomically(json_file, to_document(found, stored))
@@ -188,6 +189,17 @@ def _tell_host(host: CellHistory) -> list[str]:
     if not host.changes and host.creep is None:
         return []
     return [f"the host itself, by its own probes: {sentence}" for sentence in tell(host)]
+
+
+def _advise(one: CellHistory) -> list[str]:
+    """How to find the commit behind the newest slowdown that is nobody's yet."""
+    for change in reversed(one.changes):
+        if change.ratio > 1 and change.excuse is None and (change.num_commits or 0) > 1:
+            return [
+                f"which commit it was: perfsuite bisect --good {_name(change.before)} "
+                f"--bad {_name(change.after)} {shlex.quote(one.timeline.cell)}"
+            ]
+    return []
 
 
 def _between(first: Point, last: Point) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -26,29 +28,69 @@ CELL = """
 """
 
 
-@pytest.mark.soak
-def test_a_slowdown_by_thirty_percent_among_eight_commits_is_found(tmp_path: Path) -> None:
-    repository = Repository(tmp_path)
-    (tmp_path / "pytest.ini").write_text("[pytest]\npythonpath = .\n")
+@pytest.fixture
+def repository(tmp_path: Path) -> Repository:
+    """Eight commits, the sixth of which takes 30 % more time."""
+    repository = Repository(tmp_path / "shop")
+    repository.path.mkdir()
+    (repository.path / "pytest.ini").write_text("[pytest]\npythonpath = .\n")
     repository.git("init", "--quiet", "--initial-branch=main")
     repository.write(benchmarks__test_steps=CELL)
-    commits = []
     for number in range(8):
         repository.write(shop=PRICE.format(seconds=0.002 if number < 5 else 0.0026))
-        commits.append(repository.commit(f"change {number}"))
+        repository.commit(f"change {number}")
+    return repository
 
-    ended = subprocess.run(
+
+def start_search(repository: Repository, temporary: Path) -> subprocess.Popen[str]:
+    """Start the verb between the first commit and the last."""
+    temporary.mkdir()
+    return subprocess.Popen(
         [
             *(sys.executable, "-c", "from perfsuite.cli import main; main()", "bisect"),
-            *("--good", commits[0], "benchmarks/test_steps.py::test_price"),
+            *("--good", "HEAD~7", "benchmarks/test_steps.py::test_price"),
         ],
-        cwd=tmp_path,
-        capture_output=True,
+        cwd=repository.path,
+        env=os.environ | {"TMPDIR": str(temporary)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        check=False,
     )
 
-    assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.startswith(f"{commits[5]} is the first bad commit, 'change 5': slower by ")
+
+@pytest.mark.soak
+def test_a_slowdown_by_thirty_percent_among_eight_commits_is_found(
+    repository: Repository, tmp_path: Path
+) -> None:
+    search = start_search(repository, tmp_path / "tmp")
+    out, err = search.communicate()
+
+    assert search.returncode == 0, err
+    first_bad = repository.git("rev-parse", "HEAD~2")[:7]
+    assert out.startswith(f"{first_bad} is the first bad commit, 'change 5': slower by ")
+    expect_nothing_left(repository, tmp_path / "tmp")
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)]
+)
+def test_a_search_that_a_signal_ends_leaves_nothing_behind(
+    repository: Repository, tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    search = start_search(repository, tmp_path / "tmp")
+    assert search.stderr is not None
+    while "pair 1" not in search.stderr.readline():
+        assert search.poll() is None
+
+    search.send_signal(number)
+    search.communicate()
+
+    assert search.returncode == code
+    expect_nothing_left(repository, tmp_path / "tmp")
+
+
+def expect_nothing_left(repository: Repository, temporary: Path) -> None:
     assert repository.git("status", "--porcelain") == ""
-    assert repository.git("worktree", "list").count("\n") == 0
+    assert "\n" not in repository.git("worktree", "list")
+    assert [path for path in temporary.iterdir() if path.name.startswith("perfsuite-")] == []

@@ -160,6 +160,22 @@ def test_runs_that_were_measured_afterwards_lie_where_their_commits_do(
     assert said(capsys)[-1].startswith("drifts by +1.0")
 
 
+def test_a_slowdown_between_several_commits_says_how_to_find_the_one(
+    history: Call, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    commits = make_commits(tmp_path, 3 * NUM_DAYS)[::3]
+    store_days(tmp_path, commits)
+    before, after = (commits[place][:7] for place in (SLOWER_FROM - 1, SLOWER_FROM))
+
+    assert history(CELL) == 0
+
+    change, advice = said(capsys)[-2:]
+    assert change.endswith(f"between {before} and {after} (2026-03-02, 3 commits)")
+    assert advice == (
+        f"which commit it was: perfsuite bisect --good {before} --bad {after} '{CELL}'"
+    )
+
+
 def test_a_change_of_the_host_itself_is_told_beside(
     history: Call, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

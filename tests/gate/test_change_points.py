@@ -80,6 +80,19 @@ def test_a_segment_that_is_too_short_has_no_split(num_values: int) -> None:
     assert find_change_points([0.0] * num_values) == ()
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_the_search_is_otavas(seed: int) -> None:
+    calculator = pytest.importorskip(
+        "otava.change_point_divisive.calculator",
+        reason="pip install --no-deps apache-otava (decision 0011)",
+    )
+    values = np.asarray(noisy((0.0, 0.04, 0.01), 8, seed))
+
+    theirs = calculator.PairDistanceCalculator(values).get_candidate_change_point(slice(None))
+
+    assert best_split(values) == (pytest.approx(theirs.qhat), theirs.index)
+
+
 # The places that Apache Otava 0.8.0 finds in the same series: its search is the same, and its
 # test, which is not, finds each of them too. `python benchmarks/history_error_rates.py` asks
 # it anew.
