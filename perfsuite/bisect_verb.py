@@ -11,15 +11,14 @@ import msgspec
 import typer
 
 from perfsuite.bisecting import BisectRequest, BisectResult, Step, bisect
-from perfsuite.errors import SettingError
-from perfsuite.files import write_atomically
+from perfsuite.files import check_writable, write_atomically
 from perfsuite.gate.calibration import read_noise
 from perfsuite.gate.git import short
-from perfsuite.gate.judge import Budget
 from perfsuite.gate.rule import FIRST_LOOK
-from perfsuite.report.gate import explained
+from perfsuite.gate.trials import Budget
+from perfsuite.report.gate import beside_numbers
 from perfsuite.timing_lock import TimingLock
-from perfsuite.units import format_change, format_ratio, option_ratio
+from perfsuite.units import format_change, format_ratio, option_bounds
 from perfsuite.verdicts import exit_code
 
 _EXIT_USAGE = 2
@@ -55,23 +54,22 @@ def bisect_commits(
     """Find the commit that made a benchmark slower: git bisect, with the gate's verdict of each.
 
     The benchmark is the working tree's at every commit, so it may be younger than the slowdown.
+    A commit that only counts or holds more memory is bad too, as in the gate.
     Exit code: 0 found, 2 usage or nothing to find, 11 inconclusive, 12 an unfit machine.
     """
+    bounds = option_bounds(tolerance, limit)
     request = BisectRequest(
         folder=Path.cwd(),
         cell=cell,
         good=good,
         bad=bad,
-        tolerance=option_ratio("--tolerance", tolerance),
-        limit=option_ratio("--limit", limit),
+        tolerance=bounds[0],
+        limit=bounds[1],
         budget=Budget(max_pairs=max_pairs, max_s=60 * max_minutes, timeout_s=_TIMEOUT_S),
         seed=random.SystemRandom().randrange(2**32) if seed is None else seed,
         priors=read_noise(Path.cwd(), os.environ),
     )
-    if request.limit < request.tolerance:
-        raise SettingError(
-            f"--limit is {limit}, below the tolerance of {tolerance}; use a larger one"
-        )
+    check_writable(json_file)
     with TimingLock(wait_s=_WAIT_S, say=_say):
         result = bisect(request, say=_say)
     for line in tell(result):
@@ -100,15 +98,16 @@ def tell(result: BisectResult) -> list[str]:
 
 def _tell_first(first: Step) -> str:
     verdict = first.verdict
-    assert verdict.ratio is not None
-    assert verdict.interval is not None
+    subject = f"{short(first.commit)} is the first bad commit, {first.subject!r}"
+    if verdict.by != "pairs" or verdict.ratio is None or verdict.interval is None:
+        return f"{subject}: {beside_numbers(verdict)}"
     low, high = verdict.interval
-    moved = "" if verdict.explanation is None else f"; {explained(verdict.explanation)}"
-    return (
-        f"{short(first.commit)} is the first bad commit, {first.subject!r}: slower by "
-        f"{format_ratio(verdict.ratio - 1)} than the good one ({format_change(low)} to "
-        f"{format_change(high)}, {verdict.num_pairs} pairs){moved}"
-    )
+    texts = [
+        f"{subject}: slower by {format_ratio(verdict.ratio - 1)} than the good one "
+        f"({format_change(low)} to {format_change(high)}, {verdict.num_pairs} pairs)",
+        beside_numbers(verdict),
+    ]
+    return "; ".join(filter(None, texts))
 
 
 def _tell_rest(first: Step, bad: Step) -> list[str]:

@@ -8,25 +8,25 @@ shown.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from perfsuite.arming import GateRequest, collect, head_arm
 from perfsuite.errors import SettingError
 from perfsuite.gate.arms import Suite
 from perfsuite.gate.bisection import End, Mark, bisection, most_steps
 from perfsuite.gate.git import find_commit, short
-from perfsuite.gate.judge import Budget
 from perfsuite.gate.lineage import count_commits, subject_of
 from perfsuite.gate.overlay import lay_configuration
 from perfsuite.gate.repository import Base, find_top, is_in_history
 from perfsuite.gate.rule import Prior
 from perfsuite.gate.termination import ends_on_signals
 from perfsuite.gate.trees import base_tree
-from perfsuite.gating import ACCEPTED_FILE, GateRequest, collect, head_arm, run_gate
+from perfsuite.gate.trials import Budget
+from perfsuite.gating import ACCEPTED_FILE, run_gate
 from perfsuite.units import format_change
 from perfsuite.verdicts import CellVerdict
 
@@ -121,13 +121,14 @@ class _Search:
     def judge(self, commit: str) -> Step:
         """Judge a commit against the good one."""
         request = self.request
-        with _tree_of(self.root, self.suite, self.cell, commit) as (tree, arguments):
+        with _tree_of(self.root, self.suite, self.cell, commit) as (tree, inifile):
             result = run_gate(
                 GateRequest(
                     folder=tree,
                     paths=(self.cell,),
                     cells=frozenset({self.cell}),
-                    pytest_arguments=arguments,
+                    inifile=inifile,
+                    root=tree,
                     base_dir=self.good_tree,
                     tolerance=request.tolerance,
                     limit=request.limit,
@@ -302,16 +303,12 @@ def _collect(request: BisectRequest) -> tuple[Suite, str]:
 
 
 @contextmanager
-def _tree_of(
-    root: Path, suite: Suite, cell: str, commit: str
-) -> Iterator[tuple[Path, tuple[str, ...]]]:
-    """A commit's tree with the benchmarks of today, and how pytest is told to look at it so."""
+def _tree_of(root: Path, suite: Suite, cell: str, commit: str) -> Iterator[tuple[Path, Path]]:
+    """A commit's tree with the benchmarks of today, and today's configuration in it."""
     base = Base(revision=commit, described=short(commit))
     file = root / cell.partition("::")[0]
     with base_tree(root, base, [file], python_files=suite.python_files) as tree:
         accepted = tree / ACCEPTED_FILE
         if accepted.resolve().is_relative_to(tree.resolve()):  # a link may lead anywhere
             accepted.unlink(missing_ok=True)
-        inifile = lay_configuration(tree, root, suite.inifile)
-        place = os.path.relpath(inifile, tree) if inifile.is_relative_to(tree) else str(inifile)
-        yield tree, ("--rootdir=.", "-c", place)
+        yield tree, lay_configuration(tree, root, suite.inifile)

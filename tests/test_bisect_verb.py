@@ -114,6 +114,21 @@ def test_the_first_bad_commit_is_named_with_its_figures_and_what_moved(
     assert err == "searching\n"
 
 
+def test_a_commit_that_only_counts_more_is_told_by_what_it_counts(
+    bisect: Bisect, capsys: pytest.CaptureFixture[str]
+) -> None:
+    verdict = CellVerdict(
+        name=CELL, word="FAIL", by="counts", ratio=1.0, interval=(0.99, 1.01), reason="ops 3 -> 4"
+    )
+    first = Step(commit="c" * 40, subject="change c", mark="bad", verdict=verdict)
+
+    bisect("--good", "v1", CELL, found=BisectResult(cell=CELL, ends=(BAD, GOOD), first_bad=first))
+
+    assert capsys.readouterr().out.splitlines()[0] == (
+        "ccccccc is the first bad commit, 'change c': ops 3 -> 4"
+    )
+
+
 def test_a_slowdown_that_has_more_causes_says_how_to_go_on(
     bisect: Bisect, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -14,11 +14,12 @@ from pathlib import Path
 import pytest
 
 from perfsuite import bisecting
+from perfsuite.arming import GateRequest
 from perfsuite.bisecting import BisectRequest, BisectResult, bisect
 from perfsuite.errors import SettingError
 from perfsuite.gate.arms import Launch, Suite
-from perfsuite.gate.judge import Budget
-from perfsuite.gating import GateRequest, GateResult
+from perfsuite.gate.trials import Budget
+from perfsuite.gating import GateResult
 from perfsuite.verdicts import CellVerdict
 
 CELL = "benchmarks/test_steps.py::test_price"
@@ -230,7 +231,8 @@ def test_both_arms_are_configured_as_the_working_tree(shop: Shop) -> None:
     shop.bisect()
 
     (request, _) = shop.requests
-    assert request.pytest_arguments == ("--rootdir=.", "-c", "pytest.ini")
+    assert request.root == request.folder
+    assert request.inifile == request.folder / "pytest.ini"
     assert (request.paths, request.cells) == ((CELL,), frozenset({CELL}))
     assert (request.tolerance, request.limit, request.floor_s) == (0.02, 0.05, None)
 
