@@ -5,7 +5,6 @@ Must not know how it is shown.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -14,7 +13,7 @@ from pathlib import Path
 
 from perfsuite.gate.accepted import Accepted
 from perfsuite.gate.baselines import choose_runs
-from perfsuite.gate.course import Course, Step, find_course
+from perfsuite.gate.course import Course, Step, as_ratio, find_course
 from perfsuite.gate.lineage import count_commits, read_lineage
 from perfsuite.gate.repository import find_top, find_trunk
 from perfsuite.gate.stored import StoredRun, Unusable
@@ -155,11 +154,11 @@ class StoredHistory:
         if drift is None:
             return None
         return Creep(
-            ratio_per_week=math.exp(drift.slope),
-            interval=(math.exp(drift.low), math.exp(drift.high)),
-            total_ratio=math.exp(drift.slope * num_weeks),
+            ratio_per_week=as_ratio(drift.slope),
+            interval=(as_ratio(drift.low), as_ratio(drift.high)),
+            total_ratio=as_ratio(drift.slope * num_weeks),
             since=timeline.points[0],
-            excuse=self._excuse(timeline, math.exp(drift.low * num_weeks), range(0)),
+            excuse=self._excuse(timeline, as_ratio(drift.low * num_weeks), range(0)),
         )
 
     def _excuse(self, timeline: Timeline, low: float, places: range) -> str | None:

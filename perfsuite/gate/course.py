@@ -29,6 +29,10 @@ _MIN_SPAN_WEEKS: Final = 1.0
 _MAX_TURNS: Final = 5
 # Probability beyond each bound of a step.
 _TAIL: Final = 0.025
+# e^50 is more than any real ratio, and e^500 s than any real time; e^709 is the largest float. The
+# history is untrusted, and must not overflow.
+_MAX_DIFFERENCE: Final = 50.0
+_MAX_LOG: Final = 500.0
 # Less than any spread of times: its logarithm is the price of a perfect fit.
 _LEAST_SPREAD: Final = 1e-9
 
@@ -116,7 +120,7 @@ def find_course(
     """
     if len(times_s) < MIN_VALUES:
         return None
-    logs = [math.log(time_s) for time_s in times_s]
+    logs = _bounded_logs(times_s)
     stepped = _fit_steps(logs, None)
     # A large step hides a drift from what has not seen it, and a staircase of small ones is one.
     starts = dict.fromkeys([(0, len(logs)), stepped.bounds])
@@ -182,9 +186,24 @@ def _steps_of(fit: _Fit) -> list[Step]:
     steps = []
     for start, place, end in zip(fit.bounds, fit.bounds[1:], fit.bounds[2:], strict=False):
         shift = locate_shift(fit.detrended[start:place], fit.detrended[place:end])
-        ratio, low, high = map(math.exp, shift)
+        ratio, low, high = map(as_ratio, shift)
         steps.append(Step(place=place, ratio=ratio, low=low, high=high))
     return steps
+
+
+def _bounded_logs(times_s: Sequence[float]) -> list[float]:
+    logs = [math.log(time_s) for time_s in times_s]
+    centre = max(-_MAX_LOG, min(_MAX_LOG, statistics.median(logs)))
+    return [centre + max(-_MAX_DIFFERENCE, min(_MAX_DIFFERENCE, log - centre)) for log in logs]
+
+
+def as_ratio(difference: float) -> float:
+    """Return the ratio whose logarithm is `difference`, as far as any real ratio goes.
+
+    >>> as_ratio(0.0), as_ratio(1e9) == as_ratio(50.0)
+    (1.0, True)
+    """
+    return math.exp(max(-_MAX_DIFFERENCE, min(_MAX_DIFFERENCE, difference)))
 
 
 def locate_shift(before: Sequence[float], after: Sequence[float]) -> tuple[float, float, float]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -121,6 +121,18 @@ def test_times_that_are_all_equal_have_no_change() -> None:
     assert course is not None
     assert (course.steps, course.drift) == ((), None)
     assert course.levels_s == pytest.approx([0.002] * len(WEEKS))
+
+
+@pytest.mark.parametrize("exponents", [range(-300, 300, 15), [308] * 39 + [-300]])
+def test_times_that_no_clock_has_seen_do_not_overflow(exponents: Sequence[int]) -> None:
+    seconds = [second / 604800 for second in range(20)]
+    weeks = [*seconds, *(2 + second for second in seconds)]
+
+    course = find_course(weeks, [10.0**exponent for exponent in exponents])
+
+    assert course is not None
+    assert all(map(math.isfinite, course.levels_s))
+    assert all(math.isfinite(step.ratio) for step in course.steps)
 
 
 def test_the_bounds_of_a_shift_are_where_mann_and_whitney_begin_to_refuse_it() -> None:
