@@ -8,7 +8,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Final
 
@@ -71,7 +71,7 @@ def order_runs(
     """
     places = {commit: place for place, commit in enumerate(lineage)}
     ordered = sorted(runs, key=lambda run: (places.get(run.commit or "", -1), run.saved_at))
-    return [(lineage.get(run.commit or "", run.saved_at).astimezone(UTC), run) for run in ordered]
+    return [(lineage.get(run.commit or "", run.saved_at), run) for run in ordered]
 
 
 def timeline_of(

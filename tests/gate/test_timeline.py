@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,16 @@ def test_outside_of_git_runs_follow_their_days() -> None:
 
     assert named(ordered) == ["a", "b"]
     assert ordered[0][0] == NOON + DAY
+
+
+def test_a_run_of_the_first_day_there_is_has_a_place() -> None:
+    east = datetime.timezone(datetime.timedelta(hours=14))
+    first = dataclasses.replace(run("a"), saved_at=datetime.datetime(1, 1, 1, tzinfo=east))
+
+    timeline = timeline_of(CELL, order_runs([run("b"), first], {}), NOTHING)
+
+    assert timeline.weeks()[0] == 0.0
+    assert timeline.weeks()[1] > 100_000
 
 
 def test_a_timeline_counts_weeks_from_its_first_run() -> None:
