@@ -11,13 +11,10 @@ from pathlib import Path
 import pytest
 from gated_repository import Repository
 
-# A turn of 10 ms holds five of these.
+# Turns and not seconds: a process that has to wait spends seconds without work.
 PRICE = """
-    import time
-
     def price():
-        began_s = time.perf_counter()
-        while time.perf_counter() - began_s < {seconds}:
+        for _ in range({num_turns}):
             pass
 """
 CELL = """
@@ -30,14 +27,14 @@ CELL = """
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Repository:
-    """Eight commits, the sixth of which takes 30 % more time."""
+    """Eight commits, the sixth of which takes 30 % more turns."""
     repository = Repository(tmp_path / "shop")
     repository.path.mkdir()
     (repository.path / "pytest.ini").write_text("[pytest]\npythonpath = .\n")
     repository.git("init", "--quiet", "--initial-branch=main")
     repository.write(benchmarks__test_steps=CELL)
     for number in range(8):
-        repository.write(shop=PRICE.format(seconds=0.002 if number < 5 else 0.0026))
+        repository.write(shop=PRICE.format(num_turns=100_000 if number < 5 else 130_000))
         repository.commit(f"change {number}")
     return repository
 
