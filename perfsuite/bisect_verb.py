@@ -24,6 +24,8 @@ from perfsuite.verdicts import exit_code
 _EXIT_USAGE = 2
 _EXIT_ONLY_SKIPPED = 11
 _EXIT_UNFIT = 12
+# The gate's, for the one that is not given beside the other.
+_TOLERANCE, _LIMIT = "2%", "5%"
 # A launch that says nothing for so long is stuck: no round of a benchmark should take as long.
 _TIMEOUT_S = 300.0
 # For another timing session on this machine to end.
@@ -36,8 +38,17 @@ def bisect_commits(
         str, typer.Option(metavar="REV", help="A revision at which it was not slower yet.")
     ],
     bad: Annotated[str, typer.Option(metavar="REV", help="One at which it is.")] = "HEAD",
-    tolerance: Annotated[str, typer.Option(help="Slowdown that is accepted.")] = "2%",
-    limit: Annotated[str, typer.Option(help="Slowdown that must not pass.")] = "5%",
+    tolerance: Annotated[
+        str | None,
+        typer.Option(
+            help="Slowdown that is accepted; a quarter of the bad commit's unless given, 2% at "
+            "least."
+        ),
+    ] = None,
+    limit: Annotated[
+        str | None,
+        typer.Option(help="Slowdown that must not pass; three quarters of it, 5% at least."),
+    ] = None,
     max_pairs: Annotated[
         int, typer.Option(min=FIRST_LOOK, help="Launches of each side in a step, at most.")
     ] = 16,
@@ -57,14 +68,15 @@ def bisect_commits(
     A commit that only counts or holds more memory is bad too, as in the gate.
     Exit code: 0 found, 2 usage or nothing to find, 11 inconclusive, 12 an unfit machine.
     """
-    bounds = option_bounds(tolerance, limit)
+    bounds = None
+    if tolerance is not None or limit is not None:
+        bounds = option_bounds(tolerance or _TOLERANCE, limit or _LIMIT)
     request = BisectRequest(
         folder=Path.cwd(),
         cell=cell,
         good=good,
         bad=bad,
-        tolerance=bounds[0],
-        limit=bounds[1],
+        bounds=bounds,
         budget=Budget(max_pairs=max_pairs, max_s=60 * max_minutes, timeout_s=_TIMEOUT_S),
         seed=random.SystemRandom().randrange(2**32) if seed is None else seed,
         priors=read_noise(Path.cwd(), os.environ),
@@ -145,8 +157,8 @@ def to_document(result: BisectResult, request: BisectRequest) -> bytes:
         "ends": [_step(step) for step in result.ends],
         "steps": [_step(step) for step in result.steps],
         "refusal": result.refusal,
-        "tolerance": request.tolerance,
-        "limit": request.limit,
+        "tolerance": result.bounds[0],
+        "limit": result.bounds[1],
         "seed": request.seed,
         "exit_code": end_code(result),
     }

@@ -8,16 +8,16 @@ shown.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
 from perfsuite.arming import GateRequest, collect, head_arm
 from perfsuite.errors import SettingError
 from perfsuite.gate.arms import Suite
-from perfsuite.gate.bisection import End, Mark, bisection, most_steps
+from perfsuite.gate.bisection import Mark, bisection, most_steps
 from perfsuite.gate.git import find_commit, short
 from perfsuite.gate.lineage import count_commits, subject_of
 from perfsuite.gate.overlay import lay_configuration
@@ -27,10 +27,15 @@ from perfsuite.gate.termination import ends_on_signals
 from perfsuite.gate.trees import base_tree
 from perfsuite.gate.trials import Budget
 from perfsuite.gating import ACCEPTED_FILE, run_gate
-from perfsuite.units import format_change
+from perfsuite.units import format_change, format_ratio
 from perfsuite.verdicts import CellVerdict
 
 _MARKS: Final[Mapping[str, Mark]] = {"FAIL": "bad", "PASS": "good", "IMPROVED": "good"}
+# The gate's own tolerance and limit.
+_LEAST_BOUNDS: Final = (0.02, 0.05)
+# Of the bad end's slowdown, as logarithms. A commit between the ends is as fast as the one or as
+# slow as the other: few pairs tell which, where many would be spent on what else it cost.
+_SHARES: Final = (0.25, 0.75)
 _MOST_LISTED: Final = 3
 
 
@@ -43,8 +48,8 @@ class BisectRequest:
         cell: One test, as pytest takes it.
         good: A revision that is not slower yet.
         bad: One that is.
-        tolerance: The slowdown that is accepted.
-        limit: The slowdown that must not pass.
+        bounds: Tolerance and limit of every step; None asks of the bad end what the gate does, and
+            of the others a quarter and three quarters of what it is slower by.
         budget: What one step may cost.
         seed: Of everything that is random.
         priors: What this machine's history says of the noise of a pair, by cell.
@@ -54,8 +59,7 @@ class BisectRequest:
     cell: str
     good: str
     bad: str
-    tolerance: float
-    limit: float
+    bounds: tuple[float, float] | None = None
     budget: Budget
     seed: int
     priors: Mapping[str, Prior] = field(default_factory=dict)
@@ -87,9 +91,11 @@ class BisectResult:
         refusal: Why there was nothing to search; None where there was.
         first_bad: The commit; None where it is not known.
         possible: The commits that it may be where too many were skipped.
+        bounds: Tolerance and limit of the steps.
     """
 
     cell: str
+    bounds: tuple[float, float]
     ends: tuple[Step, ...]
     steps: tuple[Step, ...] = ()
     refusal: str | None = None
@@ -118,8 +124,8 @@ class _Search:
     good_tree: Path
     say: Callable[[str], None]
 
-    def judge(self, commit: str) -> Step:
-        """Judge a commit against the good one."""
+    def judge(self, commit: str, bounds: tuple[float, float]) -> Step:
+        """Judge a commit against the good one, by a tolerance and a limit."""
         request = self.request
         with _tree_of(self.root, self.suite, self.cell, commit) as (tree, inifile):
             result = run_gate(
@@ -130,8 +136,8 @@ class _Search:
                     inifile=inifile,
                     root=tree,
                     base_dir=self.good_tree,
-                    tolerance=request.tolerance,
-                    limit=request.limit,
+                    tolerance=bounds[0],
+                    limit=bounds[1],
                     budget=request.budget,
                     seed=request.seed,
                     priors=request.priors,
@@ -173,36 +179,52 @@ def _search(search: _Search) -> BisectResult:
         f"are judged first, then {most} of them, and more where some must be skipped; at most "
         f"{search.request.budget.max_pairs} pairs each"
     )
-    bad = search.judge(search.bad)
+    bounds = search.request.bounds or _LEAST_BOUNDS
+    bad = search.judge(search.bad, bounds)
     search.say(f"the bad end, {describe_step(bad)}")
+    found = BisectResult(cell=search.cell, bounds=bounds, ends=(bad,))
     if bad.mark != "bad":
-        return BisectResult(cell=search.cell, ends=(bad,), refusal=_why_not_bad(bad))
-    good = search.judge(search.good)
+        return replace(found, refusal=_why_not_bad(bad))
+    if search.request.bounds is None:
+        bounds = bounds_of(bad.verdict)
+        search.say(
+            f"what is slower by more than {format_ratio(bounds[0])} is bad, and good what is "
+            f"known to be so by less than {format_ratio(bounds[1])}"
+        )
+    good = search.judge(search.good, bounds)
     search.say(f"the good end against itself, {describe_step(good)}")
+    found = replace(found, bounds=bounds, ends=(bad, good))
     if good.mark != "good":
-        return BisectResult(cell=search.cell, ends=(bad, good), refusal=_why_not_good(good))
+        return replace(found, refusal=_why_not_good(good))
     steps: list[Step] = []
     with bisection(search.root, good=search.good, bad=search.bad) as run:
         while (end := run.find_end()) is None:
-            step = search.judge(run.candidate())
+            step = search.judge(run.candidate(), bounds)
             run.mark(step.mark)
             steps.append(step)
             most += step.mark == "skip"
             search.say(f"step {len(steps)} of {max(most, len(steps))}, {describe_step(step)}")
-    return _result(search, (bad, good), steps, end)
-
-
-def _result(
-    search: _Search, ends: tuple[Step, Step], steps: Sequence[Step], end: End
-) -> BisectResult:
-    judged = {step.commit: step for step in (ends[0], *steps)}
-    return BisectResult(
-        cell=search.cell,
-        ends=ends,
+    judged = {step.commit: step for step in (bad, *steps)}
+    return replace(
+        found,
         steps=tuple(steps),
         first_bad=None if end.first_bad is None else judged[end.first_bad],
         possible=tuple((commit, subject_of(search.root, commit)) for commit in end.possible),
     )
+
+
+def bounds_of(bad: CellVerdict) -> tuple[float, float]:
+    """Return the tolerance and the limit by which commits are told from the bad one.
+
+    >>> slower = CellVerdict(name="a", word="FAIL", by="pairs", ratio=1.4641)
+    >>> [round(bound, 3) for bound in bounds_of(slower)]  # 1.1 ** 4
+    [0.1, 0.331]
+    """
+    ratio = bad.ratio or 1.0
+    tolerance, limit = (
+        max(least, ratio**share - 1) for least, share in zip(_LEAST_BOUNDS, _SHARES, strict=True)
+    )
+    return tolerance, limit
 
 
 def _why_not_bad(bad: Step) -> str:

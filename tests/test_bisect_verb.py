@@ -41,11 +41,14 @@ def step(
     return Step(commit=letter * 40, subject=f"change {letter}", mark=mark, verdict=verdict)
 
 
+BOUNDS = (0.07, 0.2)
 GOOD = step("a", "PASS", "good", ratio=1.0)
 BAD = step("f", "FAIL", "bad", ratio=1.3)
 FIRST = step("c", "FAIL", "bad", ratio=1.3, explanation=MOVED)
 SKIPPED = step("d", "INCONCLUSIVE", "skip")
-FOUND = BisectResult(cell=CELL, ends=(BAD, GOOD), steps=(SKIPPED, FIRST), first_bad=FIRST)
+FOUND = BisectResult(
+    cell=CELL, bounds=BOUNDS, ends=(BAD, GOOD), steps=(SKIPPED, FIRST), first_bad=FIRST
+)
 
 Call = Callable[..., int]
 
@@ -78,13 +81,13 @@ def bisect(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Bisect:
     return Bisect(monkeypatch)
 
 
-def test_without_options_the_gates_defaults_hold(bisect: Bisect, tmp_path: Path) -> None:
+def test_without_options_the_bounds_follow_the_bad_end(bisect: Bisect, tmp_path: Path) -> None:
     assert bisect("--good", "v1", CELL) == 0
 
     (request,) = bisect.requests
     assert (request.folder, request.cell) == (tmp_path, CELL)
     assert (request.good, request.bad) == ("v1", "HEAD")
-    assert (request.tolerance, request.limit) == (0.02, 0.05)
+    assert request.bounds is None
     assert (request.budget.max_pairs, request.budget.max_s) == (16, 1800.0)
     assert request.priors == {}
 
@@ -96,8 +99,19 @@ def test_every_option_reaches_the_search(bisect: Bisect) -> None:
     )
 
     (request,) = bisect.requests
-    assert (request.bad, request.tolerance, request.limit) == ("v2", 0.1, 0.2)
+    assert (request.bad, request.bounds) == ("v2", (0.1, 0.2))
     assert (request.budget.max_pairs, request.budget.max_s, request.seed) == (8, 30.0, 5)
+
+
+@pytest.mark.parametrize(
+    ("option", "bounds"), [("--tolerance=1%", (0.01, 0.05)), ("--limit=9%", (0.02, 0.09))]
+)
+def test_one_bound_without_the_other_is_beside_the_gates(
+    bisect: Bisect, option: str, bounds: tuple[float, float]
+) -> None:
+    bisect("--good", "v1", option, CELL)
+
+    assert bisect.requests[0].bounds == bounds
 
 
 def test_the_first_bad_commit_is_named_with_its_figures_and_what_moved(
@@ -122,7 +136,12 @@ def test_a_commit_that_only_counts_more_is_told_by_what_it_counts(
     )
     first = Step(commit="c" * 40, subject="change c", mark="bad", verdict=verdict)
 
-    bisect("--good", "v1", CELL, found=BisectResult(cell=CELL, ends=(BAD, GOOD), first_bad=first))
+    bisect(
+        "--good",
+        "v1",
+        CELL,
+        found=BisectResult(cell=CELL, bounds=BOUNDS, ends=(BAD, GOOD), first_bad=first),
+    )
 
     assert capsys.readouterr().out.splitlines()[0] == (
         "ccccccc is the first bad commit, 'change c': ops 3 -> 4"
@@ -135,7 +154,10 @@ def test_a_slowdown_that_has_more_causes_says_how_to_go_on(
     slower = step("f", "FAIL", "bad", ratio=1.6)
 
     bisect(
-        "--good", "v1", CELL, found=BisectResult(cell=CELL, ends=(slower, GOOD), first_bad=FIRST)
+        "--good",
+        "v1",
+        CELL,
+        found=BisectResult(cell=CELL, bounds=BOUNDS, ends=(slower, GOOD), first_bad=FIRST),
     )
 
     assert capsys.readouterr().out.splitlines()[1] == (
@@ -148,6 +170,7 @@ def test_where_too_many_are_skipped_each_possible_commit_is_named(
 ) -> None:
     found = BisectResult(
         cell=CELL,
+        bounds=BOUNDS,
         ends=(BAD, GOOD),
         steps=(SKIPPED,),
         possible=(("d" * 40, "change d"), ("e" * 40, "change e")),
@@ -178,7 +201,7 @@ def test_where_too_many_are_skipped_each_possible_commit_is_named(
 def test_where_there_is_nothing_to_search_the_reason_is_told(
     bisect: Bisect, capsys: pytest.CaptureFixture[str], ends: tuple[Step, ...], code: int
 ) -> None:
-    found = BisectResult(cell=CELL, ends=ends, refusal="there is nothing to find")
+    found = BisectResult(cell=CELL, bounds=BOUNDS, ends=ends, refusal="there is nothing to find")
 
     assert bisect("--good", "v1", CELL, found=found) == code
     assert capsys.readouterr().out.splitlines()[0] == "there is nothing to find"
@@ -186,13 +209,15 @@ def test_where_there_is_nothing_to_search_the_reason_is_told(
 
 def test_the_json_holds_every_step(bisect: Bisect, tmp_path: Path) -> None:
     unknown = step("d", "INCONCLUSIVE", "skip", ratio=math.inf)
-    found = BisectResult(cell=CELL, ends=(BAD, GOOD), steps=(unknown, FIRST), first_bad=FIRST)
+    found = BisectResult(
+        cell=CELL, bounds=BOUNDS, ends=(BAD, GOOD), steps=(unknown, FIRST), first_bad=FIRST
+    )
 
     bisect("--good", "v1", "--seed", "5", "--json", "bisect.json", CELL, found=found)
 
     document = json.loads((tmp_path / "bisect.json").read_text())
     assert (document["schema"], document["cell"], document["exit_code"]) == (1, CELL, 0)
-    assert (document["seed"], document["tolerance"], document["limit"]) == (5, 0.02, 0.05)
+    assert (document["seed"], document["tolerance"], document["limit"]) == (5, *BOUNDS)
     assert document["first_bad"] == document["steps"][1]
     assert document["first_bad"] == {
         "commit": "c" * 40,

@@ -15,7 +15,7 @@ import pytest
 
 from perfsuite import bisecting
 from perfsuite.arming import GateRequest
-from perfsuite.bisecting import BisectRequest, BisectResult, bisect
+from perfsuite.bisecting import BisectRequest, BisectResult, bisect, bounds_of
 from perfsuite.errors import SettingError
 from perfsuite.gate.arms import Launch, Suite
 from perfsuite.gate.trials import Budget
@@ -35,6 +35,7 @@ class Shop:
     judged: list[str] = field(default_factory=list)
     said: list[str] = field(default_factory=list)
     requests: list[GateRequest] = field(default_factory=list)
+    bounds: tuple[float, float] | None = None
 
     def git(self, *arguments: str) -> str:
         command = ["git", "-C", str(self.path), *arguments]
@@ -53,8 +54,7 @@ class Shop:
             cell=cell,
             good=self.commits[good] if isinstance(good, int) else good,
             bad=self.commits[bad] if isinstance(bad, int) else bad,
-            tolerance=0.02,
-            limit=0.05,
+            bounds=self.bounds,
             budget=Budget(max_pairs=8, max_s=60.0, timeout_s=60.0),
             seed=1,
         )
@@ -168,6 +168,8 @@ def test_each_step_is_announced_and_told(shop: Shop) -> None:
         f"3 commits after {short[0]} up to {short[3]}: both ends are judged first, then 2 of them, "
         "and more where some must be skipped; at most 8 pairs each",
         f"the bad end, {short[3]} 'make it slow': FAIL, +30.0 % (+29.0 % to +31.0 %): bad",
+        "what is slower by more than 6.8 % is bad, and good what is known to be so by less than "
+        "21.7 %",
         f"the good end against itself, {short[0]} 'make it fast': PASS, +0.1 % (-0.9 % to +1.1 %): "
         "good",
         f"step 1 of 2, {short[2]} 'make it slow': FAIL, +30.0 % (+29.0 % to +31.0 %): bad",
@@ -234,7 +236,37 @@ def test_both_arms_are_configured_as_the_working_tree(shop: Shop) -> None:
     assert request.root == request.folder
     assert request.inifile == request.folder / "pytest.ini"
     assert (request.paths, request.cells) == ((CELL,), frozenset({CELL}))
-    assert (request.tolerance, request.limit, request.floor_s) == (0.02, 0.05, None)
+    assert request.floor_s is None
+
+
+def test_the_bad_end_is_judged_as_a_gate_would_and_the_others_against_it(shop: Shop) -> None:
+    for speed in ("fast", "slow", "slow"):
+        shop.commit(speed)
+
+    result = shop.bisect()
+
+    bad, *others = [(request.tolerance, request.limit) for request in shop.requests]
+    assert bad == (0.02, 0.05)
+    assert set(others) == {result.bounds}
+    assert result.bounds == (pytest.approx(1.3**0.25 - 1), pytest.approx(1.3**0.75 - 1))
+
+
+def test_bounds_that_are_given_hold_for_every_step(shop: Shop) -> None:
+    for speed in ("fast", "slow", "slow"):
+        shop.commit(speed)
+    shop.bounds = (0.1, 0.2)
+
+    result = shop.bisect()
+
+    assert {(request.tolerance, request.limit) for request in shop.requests} == {(0.1, 0.2)}
+    assert result.bounds == (0.1, 0.2)
+
+
+@pytest.mark.parametrize("ratio", [None, 0.9, 1.01])
+def test_bounds_are_never_closer_than_the_gates(ratio: float | None) -> None:
+    verdict = CellVerdict(name=CELL, word="FAIL", by="counts", ratio=ratio)
+
+    assert bounds_of(verdict) == (0.02, 0.05)
 
 
 def test_a_bad_end_that_is_not_slower_ends_the_search_at_once(shop: Shop) -> None:
