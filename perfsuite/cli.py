@@ -18,6 +18,7 @@ import typer
 from rich.console import Console
 
 from perfsuite.baseline_verbs import app as baseline
+from perfsuite.bisect_verb import bisect_commits
 from perfsuite.calibrate_verb import calibrate_machine
 from perfsuite.cells import Recipe
 from perfsuite.claims_verb import claims
@@ -28,6 +29,7 @@ from perfsuite.every_recipe import every_recipe
 from perfsuite.explain_verb import explain
 from perfsuite.files import check_writable, write_atomically
 from perfsuite.gate_verb import gate
+from perfsuite.history_verb import history
 from perfsuite.init_verb import init
 from perfsuite.profile_verb import profile
 from perfsuite.recipe_options import DeviceName, Seed, WorkloadName, open_session, takes_recipe
@@ -168,6 +170,9 @@ app.command(epilog="Example: perfsuite gate benchmarks/ --base origin/main --jso
 app.command(epilog="Example: perfsuite profile lenet-digits --num-workers 2 --epochs 3")(profile)
 app.command(epilog="Example: perfsuite report results/run.json --html results/report")(report)
 app.command(epilog="Example: perfsuite init")(init)
+app.command(
+    epilog="Example: perfsuite history 'benchmarks/test_step.py::test_step\\[ddp:2]' --json h.json"
+)(history)
 app.command(epilog="Example: perfsuite explain baselines/0001_a.json results/run.json")(explain)
 app.command(
     "compare",
@@ -175,6 +180,10 @@ app.command(
 )(compare_recipes)
 app.command(epilog="Example: perfsuite sweep lenet-digits --num-workers 0..10")(sweep)
 app.command(epilog="Example: perfsuite claims --only C5 --json claims.json")(claims)
+app.command(
+    "bisect",
+    epilog="Example: perfsuite bisect --good v1.2 'benchmarks/test_step.py::test_step\\[ddp:2]'",
+)(bisect_commits)
 app.command("calibrate", epilog="Example: perfsuite calibrate benchmarks/ --sessions 20")(
     calibrate_machine
 )

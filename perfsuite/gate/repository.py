@@ -1,53 +1,21 @@
 """What the gate asks git: which commit is the base, is the tree dirty, which files does it hold.
 
-Git is run without a shell, a hook, a prompt, a pager or a lock, and never on another repository
-than the folder's own: what a hook's environment says about that is not passed on. Only
-`add_worktree` writes, and only in the folder it is given and in git's record of it. Must not know
-pytest, arms or verdicts.
+Only `add_worktree` writes, and only in the folder it is given and in git's record of it. Must not
+know pytest, arms or verdicts.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from perfsuite.errors import PerfsuiteError, SettingError, WriteError
+from perfsuite.errors import SettingError, WriteError
+from perfsuite.gate.git import answer, complaint_of, find_commit, output, run_git, short
 from perfsuite.units import format_bytes
 
-# `git rev-parse --local-env-vars` (git 2.39), without the two that carry configuration: continuous
-# integration sets safe.directory by them. Each would answer for another repository or index.
-_OF_ANOTHER_REPOSITORY = frozenset(
-    {
-        "GIT_ALTERNATE_OBJECT_DIRECTORIES",
-        "GIT_COMMON_DIR",
-        "GIT_CONFIG",
-        "GIT_DIR",
-        "GIT_GRAFT_FILE",
-        "GIT_IMPLICIT_WORK_TREE",
-        "GIT_INDEX_FILE",
-        "GIT_INTERNAL_SUPER_PREFIX",
-        "GIT_NAMESPACE",
-        "GIT_NO_REPLACE_OBJECTS",
-        "GIT_OBJECT_DIRECTORY",
-        "GIT_PREFIX",
-        "GIT_REPLACE_REF_BASE",
-        "GIT_SHALLOW_FILE",
-        "GIT_WORK_TREE",
-    }
-)
-# LC_ALL: what git says is read here and quoted to the user.
-_ENVIRONMENT = {
-    "GIT_OPTIONAL_LOCKS": "0",
-    "GIT_PAGER": "cat",
-    "GIT_TERMINAL_PROMPT": "0",
-    "LC_ALL": "C",
-}
-# core.fsmonitor would leave a daemon behind.
-_OPTIONS = ("--no-pager", "-c", "core.hooksPath=/dev/null", "-c", "core.fsmonitor=false")
 # git-lfs would fetch its files over the network; without its filters they stay pointers.
 # worktree.useRelativePaths would write an extension into the user's configuration (git 2.48).
 _WORKTREE_OPTIONS = (
@@ -121,22 +89,20 @@ def find_base(root: Path, revision: str | None, *, outputs: Sequence[Path] = ())
         return NoBase(reason=refusal)
     if revision is not None:
         return _named_base(root, revision)
-    head = _commit(root, "HEAD")
+    head = find_commit(root, "HEAD")
     if head is None:
         return NoBase(reason=f"the repository of {root} has no commit yet; commit, then try again")
-    upstream = next((name for name in _UPSTREAMS if _commit(root, name) is not None), None)
+    upstream = next((name for name in _UPSTREAMS if find_commit(root, name) is not None), None)
     if upstream is None:
         why = ": there is no origin/HEAD, main or master to take the merge base with"
         return _base_of_default_branch(root, head, outputs, why)
-    branch = _answer(root, "rev-parse", "--abbrev-ref", upstream) or upstream
-    merge_base = _answer(root, "merge-base", head, upstream)
+    branch = answer(root, "rev-parse", "--abbrev-ref", upstream) or upstream
+    merge_base = answer(root, "merge-base", head, upstream)
     if merge_base is None:
         return NoBase(reason=_why_no_merge_base(root, branch))
     if merge_base == head:
         return _base_of_default_branch(root, head, outputs, "")
-    return Base(
-        revision=merge_base, described=f"the merge base with {branch}, {_short(merge_base)}"
-    )
+    return Base(revision=merge_base, described=f"the merge base with {branch}, {short(merge_base)}")
 
 
 def find_trunk(root: Path) -> str | None:
@@ -144,13 +110,13 @@ def find_trunk(root: Path) -> str | None:
 
     HEAD where there is no such branch: what a change that begins here will be compared with.
     """
-    upstream = next((name for name in _UPSTREAMS if _commit(root, name) is not None), "HEAD")
-    return _answer(root, "merge-base", "HEAD", upstream)
+    upstream = next((name for name in _UPSTREAMS if find_commit(root, name) is not None), "HEAD")
+    return answer(root, "merge-base", "HEAD", upstream)
 
 
 def is_in_history(root: Path, commit: str, revision: str) -> bool:
     """Whether `commit` is `revision` or an ancestor of it; one that is not there is not."""
-    return _git(root, "merge-base", "--is-ancestor", commit, revision).returncode == 0
+    return run_git(root, "merge-base", "--is-ancestor", commit, revision).returncode == 0
 
 
 def changed_files(root: Path, since: str, folder: Path) -> frozenset[Path]:
@@ -179,7 +145,7 @@ def is_dirty(root: Path, *, outputs: Sequence[Path] = ()) -> bool:
     top = _known_top(root)
     left = [*(root / name for name in _LEFT_IN_ROOT), *outputs]
     left_folders = [path.resolve() for path in left]
-    for entry in filter(None, _output(root, *arguments).split(b"\0")):
+    for entry in filter(None, output(root, *arguments).split(b"\0")):
         path = top / os.fsdecode(entry[3:])
         if entry[:2] != b"??" or not (
             _LEFT_ANYWHERE.intersection(path.parts)
@@ -193,12 +159,12 @@ def describe_head(root: Path) -> str:
     """Return what the tree is, for people: "feature at 1a2b3c4 with uncommitted changes"."""
     if _why_not_a_checkout(root) is not None:
         return "a folder outside git"
-    head = _commit(root, "HEAD")
+    head = find_commit(root, "HEAD")
     if head is None:
         return "a repository without a commit"
-    branch = _answer(root, "symbolic-ref", "--quiet", "--short", "HEAD") or "a detached HEAD"
+    branch = answer(root, "symbolic-ref", "--quiet", "--short", "HEAD") or "a detached HEAD"
     changes = " with uncommitted changes" if is_dirty(root) else ""
-    return f"{branch} at {_short(head)}{changes}"
+    return f"{branch} at {short(head)}{changes}"
 
 
 def find_top(folder: Path) -> Path | None:
@@ -211,35 +177,41 @@ def worktree_records(root: Path) -> Path | None:
 
     It is `worktrees` in gitrepository-layout(5), and need not exist.
     """
-    common = _answer(root, "rev-parse", "--git-common-dir") if find_top(root) else None
+    common = answer(root, "rev-parse", "--git-common-dir") if find_top(root) else None
     return None if common is None else (root / common).resolve() / "worktrees"
 
 
-def add_worktree(root: Path, base: Base, folder: Path) -> None:
+def add_worktree(root: Path, base: Base, folder: Path, *, has_files: bool = True) -> None:
     """Check the base out in `folder`, an empty one, as a worktree that is on no branch.
 
     Filters of the user's configuration run, as in any checkout, except git-lfs: its files stay
     pointers. Submodules stay empty. A sparse checkout is as sparse as the user's. A partial clone
     fetches what it lacks, as for any command.
 
+    Args:
+        root: A folder of the checkout.
+        base: The commit.
+        folder: Where to.
+        has_files: False for a worktree that only keeps git's own state.
+
     Raises:
         WriteError: It cannot be checked out; names the folder, the space there, and git's reason.
     """
-    made = _git(
+    made = run_git(
         *(root, *_WORKTREE_OPTIONS, "worktree", "add", "--quiet", "--detach", "--no-checkout"),
         *("--", os.fspath(folder), base.revision),
     )
     # Two steps, because a worktree that is added with its files runs the hook post-checkout, and
     # hooks that newer versions read from the configuration know no core.hooksPath.
-    if made.returncode == 0:
-        made = _git(
+    if made.returncode == 0 and has_files:
+        made = run_git(
             folder, *_WORKTREE_OPTIONS, "reset", "--quiet", "--hard", "--no-recurse-submodules"
         )
     if made.returncode != 0:
         free = format_bytes(shutil.disk_usage(folder).free)  # git does not say that a disk is full
         raise WriteError(
-            f"cannot check out the base, {_short(base.revision)}, in {folder} ({free} free there): "
-            f"{_complaint(made)}"
+            f"cannot check out the base, {short(base.revision)}, in {folder} ({free} free there): "
+            f"{complaint_of(made)}"
         )
 
 
@@ -254,7 +226,7 @@ def working_files(folder: Path) -> list[Path]:
     Raises:
         PerfsuiteError: Git cannot tell; quotes it.
     """
-    listed = _output(folder, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
+    listed = output(folder, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
     files: list[Path] = []
     for name in dict.fromkeys(filter(None, listed.split(b"\0"))):
         path = Path(os.fsdecode(name))
@@ -267,7 +239,7 @@ def working_files(folder: Path) -> list[Path]:
 
 def submodules(tree: Path) -> list[Path]:
     """Return the paths of the submodules of a checkout, relative to `tree`, its top."""
-    entries = _output(tree, "ls-files", "-z", "--stage").split(b"\0")
+    entries = output(tree, "ls-files", "-z", "--stage").split(b"\0")
     return [
         Path(os.fsdecode(entry.partition(b"\t")[2]))
         for entry in entries
@@ -277,20 +249,20 @@ def submodules(tree: Path) -> list[Path]:
 
 def lfs_files(tree: Path) -> list[Path]:
     """Return the tracked files that git-lfs keeps elsewhere, relative to `tree`."""
-    names = _output(tree, "ls-files", "-z", "--", ":(attr:filter=lfs)").split(b"\0")
+    names = output(tree, "ls-files", "-z", "--", ":(attr:filter=lfs)").split(b"\0")
     return [Path(os.fsdecode(name)) for name in names if name]
 
 
 def _named_base(root: Path, revision: str) -> Base:
-    found = _commit(root, revision)
+    found = find_commit(root, revision)
     if found is None:
         hint = f"use a branch, a tag or a commit that 'git log -1 {revision}' shows"
         if _is_shallow(root):
             hint = "this clone is shallow: fetch it first, or all with 'git fetch --unshallow'"
         raise SettingError(f"the base {revision!r} is no commit of the repository {root}; {hint}")
     if found.startswith(revision):
-        return Base(revision=found, described=_short(found))
-    return Base(revision=found, described=f"{revision}, {_short(found)}")
+        return Base(revision=found, described=short(found))
+    return Base(revision=found, described=f"{revision}, {short(found)}")
 
 
 def _base_of_default_branch(
@@ -298,18 +270,18 @@ def _base_of_default_branch(
 ) -> Base | NoBase:
     """HEAD has nothing that the upstream's default branch lacks, or there is no such branch."""
     if is_dirty(root, outputs=outputs):
-        described = f"HEAD, {_short(head)}, without the uncommitted changes{why}"
+        described = f"HEAD, {short(head)}, without the uncommitted changes{why}"
         return Base(revision=head, described=described)
-    parent = _commit(root, "HEAD^1")
+    parent = find_commit(root, "HEAD^1")
     if parent is not None:
-        return Base(revision=parent, described=f"the first parent of HEAD, {_short(parent)}{why}")
+        return Base(revision=parent, described=f"the first parent of HEAD, {short(parent)}{why}")
     if _is_shallow(root):
         return NoBase(
-            reason=f"this clone is shallow and lacks the parent of HEAD, {_short(head)}; "
+            reason=f"this clone is shallow and lacks the parent of HEAD, {short(head)}; "
             "run 'git fetch --deepen=1' or 'git fetch --unshallow'"
         )
     return NoBase(
-        reason=f"HEAD, {_short(head)}, is the first commit and nothing is uncommitted; {_NAME_ONE}"
+        reason=f"HEAD, {short(head)}, is the first commit and nothing is uncommitted; {_NAME_ONE}"
     )
 
 
@@ -325,76 +297,20 @@ def _why_no_merge_base(root: Path, branch: str) -> str:
 def _why_not_a_checkout(root: Path) -> str | None:
     if shutil.which("git") is None:
         return f"git is not installed (no 'git' on the PATH); install it, or {USE_FOLDER}"
-    asked = _git(root, "rev-parse", "--is-inside-work-tree")
+    asked = run_git(root, "rev-parse", "--is-inside-work-tree")
     if asked.returncode == 0:
         if asked.stdout == b"true\n":
             return None
         return f"{root} is in a git repository, but not in a working tree of it"
-    complaint = _complaint(asked)
+    complaint = complaint_of(asked)
     if complaint.startswith("not a git repository"):
         return f"{root} is not in a git checkout; {USE_FOLDER}"
     return f"git refuses {root}: {complaint}; see what 'git status' says there"
 
 
 def _is_shallow(root: Path) -> bool:
-    return _answer(root, "rev-parse", "--is-shallow-repository") == "true"
-
-
-def _commit(root: Path, name: str) -> str | None:
-    found = _answer(
-        *(root, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")
-    )
-    # "^main" is all but main: one revision to git, and no commit.
-    return None if found is None or found.startswith("^") else found
+    return answer(root, "rev-parse", "--is-shallow-repository") == "true"
 
 
 def _known_top(folder: Path) -> Path:
-    return Path(os.fsdecode(_output(folder, "rev-parse", "--show-toplevel").removesuffix(b"\n")))
-
-
-def _short(revision: str) -> str:
-    return revision[:7]
-
-
-def _answer(root: Path, *arguments: str) -> str | None:
-    """Git's answer of one line; None where it has none."""
-    asked = _git(root, *arguments)
-    return os.fsdecode(asked.stdout).removesuffix("\n") if asked.returncode == 0 else None
-
-
-def _output(root: Path, *arguments: str) -> bytes:
-    """All that git answers.
-
-    Raises:
-        PerfsuiteError: It does not; quotes it.
-    """
-    asked = _git(root, *arguments)
-    if asked.returncode != 0:
-        raise PerfsuiteError(f"'git {arguments[0]}' failed in {root}: {_complaint(asked)}")
-    return asked.stdout
-
-
-def _git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[bytes]:
-    # The environment is passed on to git, not read: only what names another repository is not.
-    environment = {
-        name: value for name, value in os.environ.items() if name not in _OF_ANOTHER_REPOSITORY
-    }
-    return subprocess.run(
-        ["git", "-C", os.fspath(folder), *_OPTIONS, *arguments],
-        env=environment | _ENVIRONMENT,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        check=False,
-        # Away from the terminal: Ctrl-C must not reach git half-way, nor ssh ask for a password.
-        start_new_session=True,
-    )
-
-
-def _complaint(ended: subprocess.CompletedProcess[bytes]) -> str:
-    """What git complained of first, which is the cause of the rest, or how it ended."""
-    for line in os.fsdecode(ended.stderr).splitlines():
-        if line.startswith(("fatal: ", "error: ")):
-            return line.partition(": ")[2]
-    if ended.returncode < 0:
-        return f"git was ended by signal {-ended.returncode}"
-    return f"git ended with exit code {ended.returncode}"
+    return Path(os.fsdecode(output(folder, "rev-parse", "--show-toplevel").removesuffix(b"\n")))

@@ -115,6 +115,18 @@ def directory_tree(
         yield folder
 
 
+@contextmanager
+def empty_worktree(root: Path, base: Base) -> Iterator[Path]:
+    """Give a git worktree without files, for state of git's own, that is gone after the context.
+
+    Raises:
+        WriteError: It cannot be made; names the folder and the reason. Nothing stays.
+    """
+    with _temporary_folder(repository.worktree_records(root)) as folder:
+        repository.add_worktree(root, base, folder, has_files=False)
+        yield folder
+
+
 def import_roots(tree: Path, pythonpath: Sequence[str]) -> tuple[Path, ...]:
     """Return the folders that come first on the path of an arm's launches, in that order.
 
