@@ -8,7 +8,8 @@ import re
 import pytest
 from made_up import cell, verdict
 
-from perfsuite.report.charts import Section, draw_sections, ticks
+from perfsuite.report.axes import ticks
+from perfsuite.report.charts import draw_sections
 from perfsuite.report.pictures import (
     draw_history,
     draw_rounds,
@@ -16,6 +17,7 @@ from perfsuite.report.pictures import (
     draw_verdict,
 )
 from perfsuite.report.rows import Past, Row
+from perfsuite.report.sections import Section
 
 # --- pictures ---
 
@@ -103,22 +105,6 @@ def test_one_run_is_no_history() -> None:
 
 def sections(*rows: Row) -> dict[str, Section]:
     return {section.title: section for section in draw_sections(rows)}
-
-
-def test_scaling_has_a_line_for_each_mode_and_the_ideal() -> None:
-    found = sections(
-        cell("1", samples_per_s=1000.0),
-        cell("2", samples_per_s=1500.0, parallel="ddp:2"),
-        cell("4", samples_per_s=2000.0, parallel="ddp:4"),
-        cell("f", samples_per_s=1800.0, parallel="fsdp:2"),
-    )
-
-    (chart,) = found["Scaling"].charts
-    assert chart.label == (
-        "Scaling, lenet, fp32. ddp: 1.00 k at devices 1, 1.50 k at devices 2, "
-        "2.00 k at devices 4; fsdp: 1.00 k at devices 1, 1.80 k at devices 2; "
-        "ideal, in proportion to 1: 1.00 k at devices 1, 4.00 k at devices 4"
-    )
 
 
 def test_a_sweep_of_workers_has_whiskers() -> None:
