@@ -91,7 +91,7 @@ def estimate(series: Series, model: RingModel, num_devices: int) -> Estimate | N
         if num_devices > base.global_batch_size:
             return None
         share = 1 / num_devices
-    compute_s = share * series.base.step_time_s
+    compute_s = share * base.step_time_s
     num_collectives, num_bytes = sums
     all_reduce_s = model.time_s(num_devices, num_bytes, num_collectives)
     exposed_s = max(0.0, all_reduce_s - share * backward_s)

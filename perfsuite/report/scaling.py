@@ -64,11 +64,29 @@ class ScaledCell:
         """The step time of each launch, those of earlier runs of the same commit included."""
         return tuple(seconds for row in self.rows for seconds in launches_of(row))
 
-    def samples_s(self, basis: Basis) -> tuple[float, ...]:
-        """The step times whose spread is the noise: of launches, or of the rounds of the first."""
-        if basis == "launches":
-            return self.launches_s
-        return self.rows[0].rounds_s or self.launches_s[:1]
+    @property
+    def basis(self) -> Basis:
+        """What `samples_s` are."""
+        return "launches" if len(self.launches_s) > 1 else "rounds"
+
+    @property
+    def samples_s(self) -> tuple[float, ...]:
+        """The step times whose spread is known: of launches, or of the rounds of the only one."""
+        return self.launches_s if self.basis == "launches" else self._rounds_s
+
+    @property
+    def _rounds_s(self) -> tuple[float, ...]:
+        return self.rows[0].rounds_s or self.launches_s
+
+    @cached_property
+    def step_time_s(self) -> float:
+        """The geometric mean of the samples."""
+        return geometric_mean(self.samples_s)
+
+    @property
+    def samples_per_s(self) -> float:
+        """Samples that all devices together train on in a second."""
+        return self.global_batch_size / self.step_time_s
 
     def stage_s(self, name: str) -> float | None:
         """Seconds of a stage, the median over launches; None where it was not run."""
@@ -100,7 +118,6 @@ class Point:
 
     Attributes:
         cell: The cell.
-        step_time_s: Geometric mean of what the interval rests on.
         efficiency: Its samples per second and device over those of the base; None of the base.
         forward_ratio: Seconds of forward for a sample of a device, over the base's; None where
             forward communicates, or was not measured.
@@ -109,15 +126,9 @@ class Point:
     """
 
     cell: ScaledCell
-    step_time_s: float
     efficiency: Interval | None
     forward_ratio: float | None
     exposed_ratio: float | None
-
-    @property
-    def samples_per_s(self) -> float:
-        """Of all devices together."""
-        return self.cell.global_batch_size / self.step_time_s
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +138,6 @@ class Series:
     Attributes:
         name: What they share, for people.
         batch: Samples of a step that they share: of a device (weak), or of all (strong).
-        basis: What the intervals rest on.
         base: What the others are measured by: `single` where it was measured, else the fewest
             devices of the mode.
         points: At least one, in order of devices; without the base.
@@ -137,7 +147,6 @@ class Series:
     name: str
     mode: str
     batch: Fraction
-    basis: Basis
     base: Point
     points: tuple[Point, ...]
 
@@ -145,6 +154,11 @@ class Series:
     def batch_name(self) -> str:
         """The batch, for people."""
         return f"{float(self.batch):g} {'a device' if self.kind == 'weak' else 'in all'}"
+
+    @property
+    def cells(self) -> tuple[ScaledCell, ...]:
+        """All of its cells, the base first."""
+        return tuple(point.cell for point in (self.base, *self.points))
 
     @property
     def row(self) -> Row:
@@ -231,32 +245,27 @@ def _series(kind: Kind, cells: Sequence[ScaledCell]) -> Iterator[Series]:
         others = [cell for cell in ordered if cell is not base]
         if all(cell.num_devices == base.num_devices for cell in others):
             continue
-        repeated = all(len(cell.launches_s) > 1 for cell in (base, *others))
-        basis: Basis = "launches" if repeated else "rounds"
         yield Series(
             kind=kind,
             name=shared_name(base.rows[0], "parallel"),
             mode=mode,
             batch=batch,
-            basis=basis,
-            base=_point(base, base, basis),
-            points=tuple(_point(cell, base, basis) for cell in others),
+            base=_point(base, base),
+            points=tuple(_point(cell, base) for cell in others),
         )
 
 
-def _point(cell: ScaledCell, base: ScaledCell, basis: Basis) -> Point:
-    step_time_s = geometric_mean(cell.samples_s(basis))
+def _point(cell: ScaledCell, base: ScaledCell) -> Point:
     return Point(
         cell=cell,
-        step_time_s=step_time_s,
-        efficiency=None if cell is base else _efficiency(cell, base, basis),
+        efficiency=None if cell is base else _efficiency(cell, base),
         forward_ratio=_forward_ratio(cell, base),
-        exposed_ratio=_exposed_ratio(cell, base, step_time_s),
+        exposed_ratio=_exposed_ratio(cell, base),
     )
 
 
-def _efficiency(cell: ScaledCell, base: ScaledCell, basis: Basis) -> Interval:
-    faster = ratio_interval(base.samples_s(basis), cell.samples_s(basis))
+def _efficiency(cell: ScaledCell, base: ScaledCell) -> Interval:
+    faster = ratio_interval(base.samples_s, cell.samples_s)
     share = float(cell.batch_per_device / base.batch_per_device)
     return Interval(centre=share * faster.centre, low=share * faster.low, high=share * faster.high)
 
@@ -268,7 +277,7 @@ def _forward_ratio(cell: ScaledCell, base: ScaledCell) -> float | None:
     return mine / its / float(cell.batch_per_device / base.batch_per_device)
 
 
-def _exposed_ratio(cell: ScaledCell, base: ScaledCell, step_time_s: float) -> float | None:
+def _exposed_ratio(cell: ScaledCell, base: ScaledCell) -> float | None:
     """The part of the step by which backward is longer than forward lets expect.
 
     Under ddp all waiting for other ranks is in backward, and none in forward. What else makes a
@@ -281,4 +290,4 @@ def _exposed_ratio(cell: ScaledCell, base: ScaledCell, step_time_s: float) -> fl
     forward_s, backward_s, base_forward_s, base_backward_s = times
     if forward_s is None or backward_s is None or not base_forward_s or base_backward_s is None:
         return None
-    return (backward_s - forward_s * base_backward_s / base_forward_s) / step_time_s
+    return (backward_s - forward_s * base_backward_s / base_forward_s) / cell.step_time_s

@@ -15,7 +15,7 @@ from perfsuite.report.estimates import NUM_DEVICES, Scaling
 from perfsuite.report.links import Links, environment_of
 from perfsuite.report.pictures import Picture
 from perfsuite.report.ring import Reduction, RingModel
-from perfsuite.report.scaling import Point, Series
+from perfsuite.report.scaling import Series
 from perfsuite.report.scaling_text import scaling_grids, scaling_notes
 from perfsuite.report.sections import Section, draw_each
 from perfsuite.units import format_bytes, format_count, format_ratio, format_seconds
@@ -54,7 +54,7 @@ def _throughput(group: Sequence[Series]) -> Picture:
     lines = [
         Line(
             name=series.mode,
-            points=tuple((_x(point), point.samples_per_s) for point in _all_points(series)),
+            points=tuple((float(cell.num_devices), cell.samples_per_s) for cell in series.cells),
         )
         for series in group
     ]
@@ -86,17 +86,16 @@ def _efficiency(scaling: Scaling, group: Sequence[Series]) -> Picture:
 
 
 def _efficiency_line(series: Series) -> Line:
-    points = [(_x(series.base), 1.0)]
+    points = [(float(series.base.cell.num_devices), 1.0)]
     whiskers = [(1.0, 1.0)]
     for point in series.points:
         interval = point.efficiency
         assert interval is not None
-        points.append((_x(point), interval.centre))
+        points.append((float(point.cell.num_devices), interval.centre))
         is_known = math.isfinite(interval.high)
         ends = (interval.low, interval.high) if is_known else (interval.centre,) * 2
         whiskers.append(ends)
-    name = f"{series.mode}, 95 % over {series.basis}"
-    return Line(name=name, points=tuple(points), whiskers=tuple(whiskers))
+    return Line(name=series.mode, points=tuple(points), whiskers=tuple(whiskers))
 
 
 def _model_lines(scaling: Scaling, series: Series) -> list[Line]:
@@ -164,11 +163,3 @@ def _model_line(
 ) -> Line:
     points = tuple((float(size), model.time_s(world_size, size)) for size in sizes)
     return Line(name=f"{what} {world_size} ranks", points=points, is_ideal=is_ideal)
-
-
-def _all_points(series: Series) -> tuple[Point, ...]:
-    return (series.base, *series.points)
-
-
-def _x(point: Point) -> float:
-    return float(point.cell.num_devices)

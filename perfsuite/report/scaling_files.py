@@ -17,7 +17,7 @@ from perfsuite.report.estimates import Estimate, Scaling
 from perfsuite.report.links import Links
 from perfsuite.report.ring import NoModel
 from perfsuite.report.scaling import Point, Series
-from perfsuite.report.scaling_text import FORMULA, SOURCE
+from perfsuite.report.scaling_text import FORMULA, SOURCE, interval_basis
 from perfsuite.report.table_file import guard
 from perfsuite.stats import Interval
 
@@ -83,7 +83,6 @@ def _lines(scaling: Scaling, series: Series) -> Iterator[dict[str, Any]]:
             "is_estimate": False,
             "efficiency_low_ratio": low,
             "efficiency_high_ratio": high,
-            "interval_over": series.basis,
         }
     for one in scaling.estimates(series):
         yield {
@@ -117,7 +116,6 @@ def _series(scaling: Scaling, series: Series) -> dict[str, Any]:
         "cell": series.name,
         "mode": series.mode,
         "batch": float(series.batch),
-        "interval_over": series.basis,
         "measured": [
             _point(series, point) | {"by_the_model": _expected(scaling.expect(series, point))}
             for point in (series.base, *series.points)
@@ -135,16 +133,21 @@ def _point(series: Series, point: Point) -> dict[str, Any]:
     return {
         "parallel": point.cell.parallel,
         "num_devices": point.cell.num_devices,
-        "step_time_s": point.step_time_s,
-        "samples_per_s": point.samples_per_s,
+        "step_time_s": point.cell.step_time_s,
+        "samples_per_s": point.cell.samples_per_s,
         "efficiency_ratio": None if interval is None else interval.centre,
         "interval_ratio": _bounds(interval),
+        "interval_over": None if interval is None else _basis(series, point),
         "exposed_ratio": point.exposed_ratio,
         "forward_ratio": point.forward_ratio,
         "num_processes": point.cell.num_processes,
         "num_cores": series.row.num_cores,
         "shares_cores": point.cell.shares_cores,
     }
+
+
+def _basis(series: Series, point: Point) -> str:
+    return interval_basis(point.cell, series.base.cell)
 
 
 def _bounds(interval: Interval | None) -> tuple[float, float] | None:

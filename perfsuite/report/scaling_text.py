@@ -21,7 +21,7 @@ from perfsuite.report.ring import (
     worst,
 )
 from perfsuite.report.rows import NOTHING
-from perfsuite.report.scaling import Point, Series
+from perfsuite.report.scaling import Point, ScaledCell, Series
 from perfsuite.report.sections import Grid
 from perfsuite.units import (
     format_bytes,
@@ -112,8 +112,8 @@ def _measured_rows(scaling: Scaling) -> Iterator[tuple[str, ...]]:
                 series.name,
                 series.batch_name,
                 point.cell.parallel,
-                format_seconds(point.step_time_s),
-                format_count(point.samples_per_s),
+                format_seconds(point.cell.step_time_s),
+                format_count(point.cell.samples_per_s),
                 *_efficiency(point, series),
                 _ratio(point.exposed_ratio),
                 NOTHING if point.forward_ratio is None else f"{point.forward_ratio:.2f}x",
@@ -131,12 +131,13 @@ def _efficiency(point: Point, series: Series) -> tuple[str, str, str]:
     return (
         format_ratio(interval.centre),
         _between((interval.low, interval.high)),
-        f"{_num_samples(series.base, series)} and {_num_samples(point, series)} {series.basis}",
+        interval_basis(point.cell, series.base.cell),
     )
 
 
-def _num_samples(point: Point, series: Series) -> int:
-    return len(point.cell.samples_s(series.basis))
+def interval_basis(cell: ScaledCell, base: ScaledCell) -> str:
+    """Return what the interval of a cell's efficiency covers: of the cell, and of the base."""
+    return " and ".join(f"{len(one.samples_s)} {one.basis}" for one in (cell, base))
 
 
 def _held_out_rows(scaling: Scaling) -> Iterator[tuple[str, ...]]:
@@ -188,14 +189,16 @@ def _series_notes(series: Sequence[Series]) -> Iterator[str]:
     yield (
         "Efficiency is the samples per second of a device over those of one process (of the "
         "fewest devices where that was not measured). Weak scaling keeps the batch of a device, "
-        "strong scaling that of all devices together."
+        "strong scaling that of all devices together. Forward is the time of the forward pass for "
+        "a sample of a device, against the same."
     )
-    if any(one.basis == "launches" for one in series):
+    bases = {cell.basis for one in series for cell in one.cells}
+    if "launches" in bases:
         yield (
             "An interval over launches is Welch's at 95 %, on logarithms: it covers how launches "
             "of a cell differ on this machine, and not how machines do."
         )
-    if any(one.basis == "rounds" for one in series):
+    if "rounds" in bases:
         yield (
             "An interval over rounds covers how the rounds of one launch differ, and not how two "
             "launches do, which can be several times as much; several tests of one recipe, or "
@@ -207,20 +210,25 @@ def _series_notes(series: Sequence[Series]) -> Iterator[str]:
             "by how much backward, where ddp waits, is longer than forward, which does not, lets "
             "expect from one process: backward(p) - forward(p) backward(1) / forward(1)."
         )
-    yield from _core_notes(points)
+    yield from _core_notes(series)
 
 
-def _core_notes(points: Sequence[Point]) -> Iterator[str]:
+def _core_notes(series: Sequence[Series]) -> Iterator[str]:
     """Which cells had more processes than cores, by that rule alone, and what shows it."""
-    by_size: dict[str, list[Point]] = {}
-    for point in points:
-        if point.cell.shares_cores:
-            by_size.setdefault(_shared_cores(point), []).append(point)
-    for size, sharing in by_size.items():
-        ratios = [point.forward_ratio for point in sharing if point.forward_ratio is not None]
+    points = [point for one in series for point in one.points]
+    sizes = dict.fromkeys(_shared_cores(point) for point in points if point.cell.shares_cores)
+    for size in sizes:
+        # Of equal batches: a smaller one has more overhead for a sample.
+        ratios = [
+            point.forward_ratio
+            for one in series
+            for point in one.points
+            if one.kind == "weak" and _shared_cores(point) == size
+            if point.forward_ratio is not None
+        ]
         shown = (
-            f"; forward, which talks to nobody, takes {min(ratios):.2f} to {max(ratios):.2f} "
-            "times as long for a sample of a rank as on one process"
+            f"; forward, which talks to nobody, takes {format_span(ratios)} times as long as on "
+            "one process"
             if ratios
             else ""
         )
@@ -251,6 +259,13 @@ def _link_note(links: Links) -> str:
         f"{describe(links.fitted)}, from {len(sizes)} launches of all_reduce over {ranks} ranks, "
         f"{format_bytes(min(sizes))} to {format_bytes(max(sizes))}."
     )
+    ratios = [ratio for held_out in links.held_out for ratio in held_out.ratios]
+    if ratios:
+        typical = format_ratio(typical_factor(ratios) - 1)
+        note += (
+            f" Of measurements left out in turn, half were predicted within {typical}, the worst "
+            f"with {format_change(worst(ratios))}."
+        )
     if len(links.world_sizes) == 1:
         note += " From one number of ranks nothing says how it grows with them."
     return note
@@ -264,6 +279,15 @@ def _estimate_notes(scaling: Scaling) -> Iterator[str]:
             "measured that is an estimate: it takes every link to be like those measured, and "
             "nothing else to get slower."
         )
+
+
+def format_span(ratios: Sequence[float]) -> str:
+    """Return the smallest and the largest of at least one factor.
+
+    >>> format_span([2.5, 2.0]), format_span([2.0])
+    ('2.00 to 2.50', '2.00')
+    """
+    return " to ".join(dict.fromkeys(f"{ratio:.2f}" for ratio in (min(ratios), max(ratios))))
 
 
 def _ratio(ratio: float | None) -> str:
