@@ -23,6 +23,9 @@ from typing import Final, Literal
 from perfsuite import stats
 from perfsuite.units import format_bytes, format_seconds
 
+FORMULA: Final = "t(p, n) = 2 (p - 1) alpha + 2 (p - 1) / p n beta"
+SOURCE: Final = "a ring, Thakur, Rabenseifner and Gropp 2005"
+
 # What a clock can tell, and what no session lives to see: a file may hold any number.
 _SHORTEST_S: Final = 1e-9
 _LONGEST_S: Final = 1e6

@@ -16,7 +16,8 @@ from perfsuite.report.links import Links, environment_of
 from perfsuite.report.pictures import Picture
 from perfsuite.report.ring import Reduction, RingModel
 from perfsuite.report.scaling import Series
-from perfsuite.report.scaling_text import scaling_grids, scaling_notes
+from perfsuite.report.scaling_grids import scaling_grids
+from perfsuite.report.scaling_notes import scaling_notes
 from perfsuite.report.sections import Section, draw_each
 from perfsuite.units import format_bytes, format_count, format_ratio, format_seconds
 

@@ -15,9 +15,9 @@ from typing import Any, Final
 
 from perfsuite.report.estimates import Estimate, Scaling
 from perfsuite.report.links import Links
-from perfsuite.report.ring import NoModel
+from perfsuite.report.ring import FORMULA, SOURCE, NoModel
 from perfsuite.report.scaling import Point, Series
-from perfsuite.report.scaling_text import FORMULA, SOURCE, interval_basis
+from perfsuite.report.scaling_grids import interval_basis
 from perfsuite.report.table_file import guard
 from perfsuite.stats import Interval
 

@@ -20,7 +20,8 @@ from perfsuite.report.page import html_page, svg_files
 from perfsuite.report.rows import Row, printable
 from perfsuite.report.scaling_charts import draw_scaling
 from perfsuite.report.scaling_files import scaling_csv, scaling_json
-from perfsuite.report.scaling_text import scaling_grids, scaling_notes
+from perfsuite.report.scaling_grids import scaling_grids
+from perfsuite.report.scaling_notes import scaling_notes
 from perfsuite.report.sections import Section
 from perfsuite.report.tables import grid_table
 
@@ -64,12 +65,12 @@ def test_each_cell_stands_with_its_interval_and_what_that_covers() -> None:
         (*shared, "single", "100 ms", "80", "base", *("-",) * 5, ""),
         (
             *(*shared, "ddp:2", "125 ms", "128"),
-            *("80.0 %", "80.0 % to 80.0 %", "2 rounds and 2 rounds"),
+            *("80.0 %", "80.0 % and 80.0 %", "2 rounds and 2 rounds"),
             *("16.0 %", "1.00x", "97.1 % to 100.0 %", ""),
         ),
         (
             *(*shared, "ddp:4", "250 ms", "128"),
-            *("40.0 %", "40.0 % to 40.0 %", "2 rounds and 2 rounds"),
+            *("40.0 %", "40.0 % and 40.0 %", "2 rounds and 2 rounds"),
             *("12.0 %", "2.00x", "93.0 % to 100.0 %", "4 processes on 2 cores"),
         ),
     ]
@@ -105,7 +106,9 @@ def test_estimates_are_a_table_of_their_own() -> None:
 
     # 14 ms of latency and 1.75 ms of bytes, which 60 ms of backward can hide.
     assert found[0][3:] == ("8 devices", "15.7 ms", "100 ms to 116 ms", "86.4 % to 100.0 %")
-    assert [row[3] for row in found] == ["8 devices", "64 devices", "1024 devices"]
+    assert [row[3] for row in found] == ["8 devices", "64 devices", "1024 devices"] * 2
+    # 14 ms of latency, and 7 / 4 of 64 MiB at 1 ns a byte.
+    assert found[3] == (*("-", "all_reduce on cpu", "64.0 MiB", "8 devices", "131 ms", "-", "-"),)
 
 
 def test_very_many_rows_are_in_the_file_beside() -> None:
@@ -129,7 +132,7 @@ def test_a_table_can_be_printed() -> None:
     assert text.splitlines()[0] == MEASURED
     assert text.splitlines()[4].split() == [
         *("weak", "lenet,", "fp32", "8", "a", "device", "ddp:2", "125", "ms", "128", "80.0", "%"),
-        *("80.0", "%", "to", "80.0", "%", "2", "rounds", "and", "2", "rounds", "16.0", "%"),
+        *("80.0", "%", "and", "80.0", "%", "2", "rounds", "and", "2", "rounds", "16.0", "%"),
         *("1.00x", "97.1", "%", "to", "100.0", "%"),
     ]
 
