@@ -29,6 +29,8 @@ Basis = Literal["launches", "rounds"]
 _ROUNDING: Final = 1e-9
 # Beyond it a double cannot tell whole numbers.
 _MOST_SAMPLES: Final = 2**53
+# More than any process can start; a file may name any number.
+_MOST_WORKERS: Final = 10**6
 # No forward pass of these modes talks to another rank (but for a model's buffers, under ddp).
 _FORWARD_IS_ALONE: Final = ("ddp", "zero1", "horovod-like", "horovod")
 
@@ -104,7 +106,7 @@ class ScaledCell:
         """Ranks with their loader workers."""
         recipe = self.rows[0].recipe
         assert recipe is not None
-        return recipe.plan.world_size * (1 + recipe.num_workers)
+        return recipe.plan.world_size * (1 + min(recipe.num_workers, _MOST_WORKERS))
 
     @property
     def shares_cores(self) -> bool:

@@ -5,14 +5,18 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from made_up import HOSTILE, cell, report_on
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from made_up import HOSTILE, cell, record, report_on
 from scaled import LINK, all_reduces, reduced, trained
 
+from perfsuite.cells import Recipe
 from perfsuite.report.estimates import Scaling, describe_scaling
 from perfsuite.report.folder import write_folder
 from perfsuite.report.markdown import to_markdown
@@ -24,6 +28,7 @@ from perfsuite.report.scaling_grids import scaling_grids
 from perfsuite.report.scaling_notes import scaling_notes
 from perfsuite.report.sections import Section
 from perfsuite.report.tables import grid_table
+from perfsuite.stats import median
 
 MEASURED = "Weak and strong scaling, measured"
 HELD_OUT = "The model against measurements that it was not fitted to"
@@ -335,3 +340,56 @@ def test_the_page_has_the_tables_beside_the_one_that_is_sorted() -> None:
     assert text.count('<table class="cells">') == 1
     assert text.count("<table>") == 3
     assert f"<h3>{ESTIMATES}</h3>" in text
+
+
+@given(
+    batch_size=st.integers(1, 2**53) | st.floats(),
+    times_s=st.lists(st.floats(1e-9, 1e6), min_size=1, max_size=4),
+    stages=st.tuples(st.floats(), st.floats()),
+    collectives=st.integers(),
+    num_bytes=st.integers(),
+    num_cores=st.none() | st.integers(min_value=1),
+    num_workers=st.integers(min_value=0, max_value=10**4000),
+    parallel=st.sampled_from(["ddp:1", "ddp:999999999", "hsdp:999999999x999999999", "tp:3"]),
+)
+@settings(deadline=None)
+def test_no_number_in_a_file_breaks_the_report(
+    batch_size: float,
+    times_s: list[float],
+    stages: tuple[float, float],
+    collectives: int,
+    num_bytes: int,
+    num_cores: int | None,
+    num_workers: int,
+    parallel: str,
+) -> None:
+    made = record(
+        samples_per_s=batch_size / median(times_s),
+        stages_s=dict(zip(("forward", "backward"), stages, strict=True)),
+        counts={"collectives": collectives, "collective_bytes": num_bytes},
+        parallel=parallel,
+        num_workers=num_workers,
+    )
+    odd = Row(
+        name="odd",
+        step_time_s=median(times_s),
+        rounds_s=tuple(times_s),
+        record=made,
+        recipe=Recipe(**made.recipe),
+        num_cores=num_cores,
+    )
+    rows = [
+        *all_reduces(2),
+        reduced(4, num_bytes, times_s[0]),
+        odd,
+        trained("single", num_workers=num_workers, num_cores=num_cores),
+        trained("ddp:2", num_workers=num_workers, num_cores=num_cores, num_bytes=num_bytes),
+    ]
+
+    scaling = describe_scaling(rows)
+
+    (section,) = draw_scaling(scaling)
+    assert section.grids
+    assert not {"nan", "inf"} & set(re.split(r"[^a-z]+", str(section).lower()))
+    assert json.loads(scaling_json(scaling))["series"]
+    assert len(read_csv(scaling)) >= 2
