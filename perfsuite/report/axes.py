@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import Final
 
 _MOST_POWERS: Final = 6
+# What is less is drawn as 0: a file may hold times whose quotients no float can.
+_SMALLEST_SHOWN: Final = 1e-100
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,9 +72,9 @@ def ticks(largest: float) -> tuple[float, ...]:
     >>> ticks(8.0), ticks(0.0)
     ((0.0, 2.0, 4.0, 6.0, 8.0), (0.0, 1.0))
     """
-    if largest <= 0:
+    if largest < _SMALLEST_SHOWN:
         return (0.0, 1.0)
     power = 10.0 ** math.floor(math.log10(largest / 4))
     step = next(n * power for n in (1, 2, 5, 10) if n * power * 4 >= largest * (1 - 1e-9))
     count = math.ceil(largest / step - 1e-9)
-    return tuple(round(step * number, 12) for number in range(count + 1))
+    return tuple(float(f"{step * number:.12g}") for number in range(count + 1))

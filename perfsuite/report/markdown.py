@@ -95,7 +95,7 @@ def _folded_grid(grid: Grid) -> Iterator[str]:
     yield f"<details><summary>{escape(grid.title)}</summary>\n"
     yield _table_line(escape(title) for title, _ in grid.columns)
     yield _table_line("--:" if is_number else ":--" for _, is_number in grid.columns)
-    room = _MOST_CHARACTERS // 10
+    room = _MOST_CHARACTERS // 15
     for number, row in enumerate(grid.rows):
         line = _table_line(map(escape, row))
         room -= len(line) + 1

@@ -141,7 +141,7 @@ def _row(row: Row, headings: Sequence[_Heading]) -> Iterator[_Cell]:
 def _labels(headings: Sequence[_Heading]) -> str:
     """The titles but the first as styles, for narrow screens where each row is a card."""
     rules = (
-        f'  .cells tbody > tr > :nth-child({number})::before {{ content: "{heading.title}"; }}\n'
+        f'  tbody > tr > :nth-child({number})::before {{ content: "{heading.title}"; }}\n'
         for number, heading in enumerate(headings[1:], 2)
     )
     return f"@media screen and (max-width: 48rem) {{\n{''.join(rules)}}}\n"

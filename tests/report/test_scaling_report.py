@@ -337,8 +337,8 @@ def test_the_folder_has_the_files_and_loses_those_of_an_earlier_report(tmp_path:
 def test_the_page_has_the_tables_beside_the_one_that_is_sorted() -> None:
     text = html_page(report_on(*on_two_cores()))
 
-    assert text.count('<table class="cells">') == 1
-    assert text.count("<table>") == 3
+    assert text.count('<table class="grid">') == 3
+    assert text.count("<thead>") == 1
     assert f"<h3>{ESTIMATES}</h3>" in text
 
 

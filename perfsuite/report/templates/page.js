@@ -1,13 +1,12 @@
 "use strict";
 (() => {
-  const table = document.querySelector(".cells");
-  const body = table.tBodies[0];
+  const body = document.querySelector("tbody");
   const rows = [...body.rows];
   const text = new Map(rows.map(row => [row, row.textContent.toLowerCase()]));
   const filter = document.getElementById("filter");
   const word = document.getElementById("word");
   const shown = document.getElementById("shown");
-  const headings = [...table.querySelectorAll("thead th")];
+  const headings = [...document.querySelectorAll("thead th")];
   const verdictAt = headings.findIndex(heading => heading.textContent === "verdict");
 
   function select() {
