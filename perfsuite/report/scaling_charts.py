@@ -21,7 +21,7 @@ from perfsuite.report.scaling_notes import scaling_notes
 from perfsuite.report.sections import Section, draw_each
 from perfsuite.units import format_bytes, format_count, format_ratio, format_seconds
 
-_KIND_NAMES: Final = {"weak": "Weak scaling", "strong": "Strong scaling"}
+_TITLE: Final = "Scaling"
 
 
 def draw_scaling(scaling: Scaling) -> tuple[Section, ...]:
@@ -38,7 +38,7 @@ def draw_scaling(scaling: Scaling) -> tuple[Section, ...]:
     models, _ = draw_each(_model, list(scaling.links.values()))
     return (
         Section(
-            title="Scaling",
+            title=_TITLE,
             charts=(*models, *throughputs, *efficiencies),
             num_left_out=num_left_out,
             notes=scaling_notes(scaling),
@@ -48,7 +48,7 @@ def draw_scaling(scaling: Scaling) -> tuple[Section, ...]:
 
 
 def _title(group: Sequence[Series]) -> str:
-    return f"{group[0].name}, {group[0].batch_name}"
+    return f"{group[0].kind}: {group[0].name}, {group[0].batch_name}"
 
 
 def _throughput(group: Sequence[Series]) -> Picture:
@@ -66,8 +66,7 @@ def _throughput(group: Sequence[Series]) -> Picture:
         points=((first_x, first_y), (widest, first_y * widest / first_x)),
         is_ideal=True,
     )
-    kind = _KIND_NAMES[group[0].kind]
-    return draw([*lines, ideal], kind, _title(group), ("devices", "samples/s"), format_count)
+    return draw([*lines, ideal], _TITLE, _title(group), ("devices", "samples/s"), format_count)
 
 
 def _efficiency(scaling: Scaling, group: Sequence[Series]) -> Picture:
@@ -78,7 +77,7 @@ def _efficiency(scaling: Scaling, group: Sequence[Series]) -> Picture:
     is_wide = max(xs) > max(x for line in lines[: len(group)] for x, _ in line.points)
     return draw(
         lines,
-        f"{_KIND_NAMES[group[0].kind]}, efficiency",
+        _TITLE,
         _title(group),
         ("devices", "efficiency"),
         format_ratio,
@@ -133,8 +132,8 @@ def _model(links: Links) -> Picture | None:
     ]
     return draw(
         lines,
-        "Cost model",
-        f"all_reduce on {links.device}",
+        _TITLE,
+        f"cost of an all_reduce on {links.device}",
         ("bytes of each rank", "time"),
         format_seconds,
         format_bytes,

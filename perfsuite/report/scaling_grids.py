@@ -105,7 +105,7 @@ def _measured_rows(scaling: Scaling) -> Iterator[tuple[str, ...]]:
                 _ratio(point.exposed_ratio),
                 NOTHING if point.forward_ratio is None else f"{point.forward_ratio:.2f}x",
                 NOTHING if expected is None else _span(expected.efficiency),
-                shared_cores(point.cell) if point.cell.shares_cores else "",
+                _shared_cores(point.cell) if point.cell.shares_cores else "",
             )
 
 
@@ -124,7 +124,10 @@ def _efficiency(point: Point, series: Series) -> tuple[str, str, str]:
 
 def interval_basis(cell: ScaledCell, base: ScaledCell) -> str:
     """Return what the interval of a cell's efficiency covers: of the cell, and of the base."""
-    return " and ".join(f"{len(one.samples_s)} {one.basis}" for one in (cell, base))
+    mine, its = len(cell.samples_s), len(base.samples_s)
+    if cell.basis == base.basis:
+        return f"{mine} and {its} {cell.basis}"
+    return f"{mine} {cell.basis} and {its} {base.basis}"
 
 
 def _held_out_rows(scaling: Scaling) -> Iterator[tuple[str, ...]]:
@@ -190,9 +193,8 @@ def _bare_estimates(links: Links, model: RingModel) -> Iterator[tuple[str, ...]]
             )
 
 
-def shared_cores(cell: ScaledCell) -> str:
-    """Return how many processes run on how many cores."""
-    return f"{cell.num_processes} processes on {cell.rows[0].num_cores} cores"
+def _shared_cores(cell: ScaledCell) -> str:
+    return f"{cell.num_processes} on {cell.rows[0].num_cores}"
 
 
 def _ratio(ratio: float | None) -> str:

@@ -10,8 +10,7 @@ from collections.abc import Iterator, Sequence
 from perfsuite.report.estimates import Scaling
 from perfsuite.report.links import Links
 from perfsuite.report.ring import FORMULA, SOURCE, NoModel, describe, typical_factor, worst
-from perfsuite.report.scaling import Point, Series
-from perfsuite.report.scaling_grids import shared_cores
+from perfsuite.report.scaling import Point, ScaledCell, Series
 from perfsuite.units import format_bytes, format_change, format_ratio
 
 
@@ -56,14 +55,14 @@ def _series_notes(series: Sequence[Series]) -> Iterator[str]:
 def _core_notes(series: Sequence[Series]) -> Iterator[str]:
     """Which cells had more processes than cores, by that rule alone, and what shows it."""
     points = [point for one in series for point in one.points]
-    sizes = dict.fromkeys(shared_cores(point.cell) for point in points if point.cell.shares_cores)
+    sizes = dict.fromkeys(_shared_cores(point.cell) for point in points if point.cell.shares_cores)
     for size in sizes:
         # Of equal batches: a smaller one has more overhead for a sample.
         ratios = [
             point.forward_ratio
             for one in series
             for point in one.points
-            if one.kind == "weak" and shared_cores(point.cell) == size
+            if one.kind == "weak" and _shared_cores(point.cell) == size
             if point.forward_ratio is not None
         ]
         shown = (
@@ -83,6 +82,10 @@ def _core_notes(series: Sequence[Series]) -> Iterator[str]:
 def _may_share_cores(point: Point) -> bool:
     row = point.cell.rows[0]
     return row.num_cores is None and row.record is not None and row.record.device == "cpu"
+
+
+def _shared_cores(cell: ScaledCell) -> str:
+    return f"{cell.num_processes} processes on {cell.rows[0].num_cores} cores"
 
 
 def _link_note(links: Links) -> str:

@@ -70,13 +70,13 @@ def test_each_cell_stands_with_its_interval_and_what_that_covers() -> None:
         (*shared, "single", "100 ms", "80", "base", *("-",) * 5, ""),
         (
             *(*shared, "ddp:2", "125 ms", "128"),
-            *("80.0 %", "80.0 % and 80.0 %", "2 rounds and 2 rounds"),
+            *("80.0 %", "80.0 % and 80.0 %", "2 and 2 rounds"),
             *("16.0 %", "1.00x", "97.1 % to 100.0 %", ""),
         ),
         (
             *(*shared, "ddp:4", "250 ms", "128"),
-            *("40.0 %", "40.0 % and 40.0 %", "2 rounds and 2 rounds"),
-            *("12.0 %", "2.00x", "93.0 % to 100.0 %", "4 processes on 2 cores"),
+            *("40.0 %", "40.0 % and 40.0 %", "2 and 2 rounds"),
+            *("12.0 %", "2.00x", "93.0 % to 100.0 %", "4 on 2"),
         ),
     ]
 
@@ -85,6 +85,14 @@ def test_a_single_round_has_no_interval() -> None:
     (_, row) = rows_of(MEASURED, trained("single", (0.1,)), trained("ddp:2", (0.2,)))
 
     assert row[6:9] == ("50.0 %", "-", "one round")
+
+
+def test_an_interval_of_launches_against_rounds_says_both() -> None:
+    twice = [trained("single", (0.1, 0.1), name=name) for name in ("first", "second")]
+
+    (_, row) = rows_of(MEASURED, *twice, trained("ddp:2", (0.2, 0.2, 0.2)))
+
+    assert row[8] == "3 rounds and 2 launches"
 
 
 def test_the_model_is_held_against_what_it_was_not_fitted_to() -> None:
@@ -137,7 +145,7 @@ def test_a_table_can_be_printed() -> None:
     assert text.splitlines()[0] == MEASURED
     assert text.splitlines()[4].split() == [
         *("weak", "lenet,", "fp32", "8", "a", "device", "ddp:2", "125", "ms", "128", "80.0", "%"),
-        *("80.0", "%", "and", "80.0", "%", "2", "rounds", "and", "2", "rounds", "16.0", "%"),
+        *("80.0", "%", "and", "80.0", "%", "2", "and", "2", "rounds", "16.0", "%"),
         *("1.00x", "97.1", "%", "to", "100.0", "%"),
     ]
 
@@ -216,17 +224,17 @@ def test_throughput_has_a_line_for_each_mode_and_the_ideal() -> None:
     )
 
     assert section.charts[0].label == (
-        "Weak scaling, lenet, fp32, 8 a device. ddp: 80 at devices 1, 128 at devices 2, "
+        "Scaling, weak: lenet, fp32, 8 a device. ddp: 80 at devices 1, 128 at devices 2, "
         "160 at devices 4; fsdp: 80 at devices 1, 100 at devices 2; "
         "ideal, in proportion to 1: 80 at devices 1, 320 at devices 4"
     )
 
 
 def test_efficiency_is_drawn_with_what_the_model_says_and_estimates_are_called_so() -> None:
-    (chart,) = [one for one in section_of(*on_two_cores()).charts if "efficiency" in one.label]
+    (chart,) = [one for one in section_of(*on_two_cores()).charts if "estimated" in one.label]
 
     assert chart.label.startswith(
-        "Weak scaling, efficiency, lenet, fp32, 8 a device. ddp: 100.0 % at devices 1, "
+        "Scaling, weak: lenet, fp32, 8 a device. ddp: 100.0 % at devices 1, "
         "80.0 % at devices 2, 40.0 % at devices 4; ddp, estimated: nothing is hidden: "
         "97.1 % at devices 2, "
     )
