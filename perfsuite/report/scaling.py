@@ -186,7 +186,10 @@ def launches_of(row: Row) -> tuple[float, ...]:
 
 
 def have_too_few_cores(row: Row, num_processes: int) -> bool:
-    """Return whether so many processes of a cell share cores; False where it is not known."""
+    """Return whether so many processes of a cell share cores; False where it is not known.
+
+    A record does not say over how many hosts torchrun spread its ranks: they count as one's.
+    """
     is_on_cpu = row.record is not None and row.record.device == "cpu"
     return is_on_cpu and row.num_cores is not None and num_processes > row.num_cores
 
