@@ -15,7 +15,7 @@ from perfsuite.report.model import report_on_runs
 from perfsuite.report.reasons import with_reasons
 from perfsuite.report.runs import read_runs
 from perfsuite.report.table_file import to_csv
-from perfsuite.report.tables import report_table
+from perfsuite.report.tables import grid_table, report_table
 from perfsuite.report.trackers import log_to_tensorboard, log_to_wandb
 from perfsuite.units import option_bounds
 
@@ -67,5 +67,8 @@ def report(
         log_to_wandb(found, made)
     if not wandb and not any((html, markdown, latex, csv, tensorboard)):
         typer.echo(report_table(made.rows))
+        for section in made.sections:
+            for text in (*map(grid_table, section.grids), *section.notes):
+                typer.echo(text)
         for advice in made.advice:
             typer.echo(f"{advice.text} ({advice.evidence})")

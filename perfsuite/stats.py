@@ -109,6 +109,42 @@ def geometric_interval(samples: Sequence[float], *, tail: float = 0.025) -> Inte
     return Interval(centre=math.exp(mean), low=math.exp(mean - reach), high=math.exp(mean + reach))
 
 
+def ratio_interval(
+    samples: Sequence[float], others: Sequence[float], *, tail: float = 0.025
+) -> Interval:
+    """Return the ratio of two geometric means of positive samples, with Welch's interval.
+
+    The samples of one are independent of those of the other, and the spreads of their logarithms
+    may differ (Welch 1947). A single sample knows nothing of its spread: the interval is
+    everything.
+
+    Args:
+        samples: At least one, all above 0.
+        others: What they are divided by; at least one, all above 0.
+        tail: Probability of the ratio beyond each bound.
+
+    >>> ratio_interval([1.0, 4.0], [1.0, 1.0]).centre
+    2.0
+    >>> interval = ratio_interval([1.0, 4.0], [1.0, 1.0])  # logs 0, 2 of base 2; t(1) = 12.706
+    >>> round(math.log2(interval.high) - 1, 3)  # 12.706 * sqrt(2 / 2)
+    12.706
+    >>> ratio_interval([4.0], [1.0, 1.0])
+    Interval(centre=4.0, low=0.0, high=inf)
+    """
+    logs = [[math.log(sample) for sample in side] for side in (samples, others)]
+    centre = math.exp(statistics.fmean(logs[0]) - statistics.fmean(logs[1]))
+    if min(map(len, logs)) < 2:
+        return Interval(centre=centre, low=0.0, high=math.inf)
+    errors = [statistics.variance(side) / len(side) for side in logs]
+    if not any(errors):
+        return Interval(centre=centre, low=centre, high=centre)
+    freedom = sum(errors) ** 2 / sum(
+        error**2 / (len(side) - 1) for error, side in zip(errors, logs, strict=True)
+    )
+    reach = float(exceeded_t(tail, freedom)) * math.sqrt(sum(errors))
+    return Interval(centre=centre, low=centre * math.exp(-reach), high=centre * math.exp(reach))
+
+
 def exceeded_t(
     tail: float, degrees_of_freedom: float | NDArray[np.float64]
 ) -> NDArray[np.float64] | np.float64:

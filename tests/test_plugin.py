@@ -198,6 +198,8 @@ def test_two_runs_give_identical_counts_memory_and_losses(project: pytest.Pytest
         assert one.losses == other.losses
         assert len(one.losses) == 10
         assert one.fingerprint == other.fingerprint
+    # One process and a group of them are compared, so they must be of one environment.
+    assert len({one.fingerprint for one in first if one is not None}) == 1
     # Neither does the number of loader workers change what is computed.
     assert first[0].losses == first[2].losses  # type: ignore[union-attr]
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfsuite.stats import Interval, geometric_interval, median, robust_sd
+from perfsuite.stats import Interval, geometric_interval, median, ratio_interval, robust_sd
 
 samples = st.lists(st.floats(min_value=1e-6, max_value=1e3), min_size=1, max_size=30)
 
@@ -89,3 +89,49 @@ def test_the_interval_of_inverse_ratios_is_the_inverse_interval(values: list[flo
 
     assert inverse.centre == pytest.approx(1 / interval.centre, rel=1e-6)
     assert interval.low <= interval.centre <= interval.high
+
+
+def test_the_interval_of_a_ratio_of_means_is_welchs_on_logarithms() -> None:
+    # Logs of base 2: 0, 2, 4 (mean 2, variance 4) and 0, 1 (mean 1/2, variance 1/2).
+    interval = ratio_interval([1.0, 4.0, 16.0], [1.0, 2.0])
+
+    # Errors 4/3 and 1/4: sd 1.2583; df = (19/12)^2 / ((4/3)^2 / 2 + (1/4)^2 / 1) = 2.6350, where
+    # t, by the tables of 2 and 3, is between 4.303 and 3.182.
+    reach = math.log2(interval.high / interval.centre)
+    assert math.log2(interval.centre) == pytest.approx(1.5)
+    assert 3.182 * 1.2583 < reach < 4.303 * 1.2583
+    assert math.log2(interval.centre / interval.low) == pytest.approx(reach)
+
+
+def test_equal_spreads_of_equal_numbers_have_students_interval() -> None:
+    # Variance 1/2 of 2 logs on either side: error 1/2, df 2, t = 4.303.
+    interval = ratio_interval([2.0, 4.0], [1.0, 2.0])
+
+    assert math.log2(interval.high) == pytest.approx(1 + 4.303 * math.sqrt(0.5), abs=1e-3)
+
+
+def test_samples_without_spread_have_a_ratio_without_one() -> None:
+    assert ratio_interval([4.0, 4.0], [2.0, 2.0]) == Interval(
+        centre=pytest.approx(2.0), low=pytest.approx(2.0), high=pytest.approx(2.0)
+    )
+
+
+@pytest.mark.parametrize(("one", "other"), [([1.0], [2.0, 3.0]), ([1.0, 2.0], [3.0])])
+def test_a_single_sample_on_either_side_leaves_everything_possible(
+    one: list[float], other: list[float]
+) -> None:
+    interval = ratio_interval(one, other)
+
+    assert (interval.low, interval.high) == (0.0, math.inf)
+
+
+several = st.lists(st.floats(min_value=1e-6, max_value=1e3), min_size=2, max_size=10)
+
+
+@given(one=several, other=several)
+def test_the_inverse_ratio_has_the_inverse_interval(one: list[float], other: list[float]) -> None:
+    there, back = ratio_interval(one, other), ratio_interval(other, one)
+
+    assert there.low <= there.centre <= there.high
+    assert there.centre * back.centre == pytest.approx(1.0)
+    assert math.log(there.low) == pytest.approx(-math.log(back.high), abs=1e-9)

@@ -122,7 +122,7 @@ def is_in_history(root: Path, commit: str, revision: str) -> bool:
 def changed_files(root: Path, since: str, folder: Path) -> frozenset[Path]:
     """Return the files in `folder` that HEAD's commits since `since` added or changed."""
     options = ("--name-only", "--no-renames", "--no-ext-diff", "-z", "--end-of-options")
-    changed = _git(root, "diff", *options, since, "HEAD", "--", os.fspath(folder)).stdout
+    changed = run_git(root, "diff", *options, since, "HEAD", "--", os.fspath(folder)).stdout
     top = _known_top(root)
     return frozenset(top / os.fsdecode(name) for name in changed.split(b"\0") if name)
 

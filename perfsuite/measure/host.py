@@ -34,6 +34,9 @@ _VARIABLES: Final = (
 )
 # These change no speed, and scikit-learn sets them in any process that imports it.
 _IDLE_VARIABLES: Final = ("KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK")
+# What ranks that share a machine set themselves. A cell of one process does not, and is still of
+# the environment of those that it is compared with.
+_OWN_VARIABLES: Final = {"GLOO_SOCKET_IFNAME": "lo"}
 _NOT_INSTALLED = "not installed"
 
 
@@ -89,6 +92,7 @@ def speed_variables(environ: Mapping[str, str]) -> dict[str, str]:
         for name, value in sorted(environ.items())
         if any(fnmatch.fnmatchcase(name, pattern) for pattern in _VARIABLES)
         and name not in _IDLE_VARIABLES
+        and _OWN_VARIABLES.get(name) != value
     }
 
 

@@ -1,4 +1,4 @@
-"""Line charts of families of cells: scaling, worker sweeps, checkpointing, losses.
+"""Line charts, and those of families of cells: worker sweeps, checkpointing, losses.
 
 Must not know any format.
 """
@@ -8,27 +8,23 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
-from typing import Final, TypeVar
+from functools import partial
+from typing import Final
 
 from perfsuite import stats
-from perfsuite.report.families import Family, families
+from perfsuite.report.axes import Axis, binary_unit, linear
+from perfsuite.report.families import Family, Member, families
 from perfsuite.report.pictures import Picture, Text
 from perfsuite.report.rows import Row
-from perfsuite.units import format_bytes, format_count, format_seconds
+from perfsuite.report.sections import Section, draw_each
+from perfsuite.units import format_bytes, format_seconds
 
 _WIDTH: Final = 480.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 72.0, 448.0, 52.0, 252.0
 _LEGEND_Y: Final = 306.0
 _LINE_HEIGHT: Final = 17.0
-# More of one kind nobody looks through; their numbers are in the table.
-_MOST_CHARTS: Final = 24
-# What is less is drawn as 0: a file may hold times whose quotients no float can.
-_SMALLEST_SHOWN: Final = 1e-100
 # As many as the page's styles tell apart by colour and dashes.
 _NUM_STYLES: Final = 6
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,87 +32,44 @@ class Line:
     """One line of a chart.
 
     Attributes:
-        points: x and y, both from 0.
-        spreads: Half the length of each point's whisker; empty draws none.
+        points: x and y.
+        whiskers: The lower and the upper end of each point's; empty draws none.
         is_ideal: Drawn thin and without marks.
     """
 
     name: str
     points: tuple[tuple[float, float], ...]
-    spreads: tuple[float, ...] = ()
+    whiskers: tuple[tuple[float, float], ...] = ()
     is_ideal: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
-class Section:
-    """The charts of one kind.
-
-    Attributes:
-        title: The kind.
-        charts: The first of them.
-        num_left_out: How many there are beside those.
-    """
-
-    title: str
-    charts: tuple[Picture, ...]
-    num_left_out: int
-
-
 def draw_sections(rows: Sequence[Row]) -> tuple[Section, ...]:
-    """Return all charts that the cells have points for, those of the first rows first."""
-    by_name = groupby(families(rows, "parallel"), key=lambda family: family.name)
-    scaling = [list(group) for _, group in by_name]
-    sections = (
-        _section("Scaling", _scaling, scaling),
-        _section("Loader workers", _workers, families(rows, "num_workers")),
-        _section("Memory against recomputation", _checkpointing, families(rows, "checkpointing")),
-        _section("Losses by precision", _losses, families(rows, "precision")),
+    """Return all charts that families of cells have points for, those of the first rows first."""
+    kinds: tuple[tuple[str, Callable[[str, Family], Picture | None], Sequence[Family]], ...] = (
+        ("Loader workers", _workers, families(rows, "num_workers")),
+        ("Memory against recomputation", _checkpointing, families(rows, "checkpointing")),
+        ("Losses by precision", _losses, families(rows, "precision")),
     )
-    return tuple(section for section in sections if section.charts)
-
-
-def _section(
-    title: str, draw_one: Callable[[str, T], Picture | None], things: Sequence[T]
-) -> Section:
-    drawn: list[Picture] = []
-    for number, thing in enumerate(things):
-        if len(drawn) == _MOST_CHARTS:
-            return Section(title=title, charts=tuple(drawn), num_left_out=len(things) - number)
-        picture = draw_one(title, thing)
-        if picture is not None:
-            drawn.append(picture)
-    return Section(title=title, charts=tuple(drawn), num_left_out=0)
-
-
-def _scaling(kind: str, modes: Sequence[Family]) -> Picture:
-    lines = [
-        Line(
-            name=family.variant,
-            points=tuple(
-                (float(member.place), member.row.record.samples_per_s)
-                for member in family.members
-                if member.row.record is not None and member.row.record.samples_per_s is not None
-            ),
-        )
-        for family in modes
-    ]
-    first_x, first_y = lines[0].points[0]
-    widest = max(x for line in lines for x, _ in line.points)
-    ideal = Line(
-        name=f"ideal, in proportion to {first_x:.0f}",
-        points=((first_x, first_y), (widest, first_y * widest / first_x)),
-        is_ideal=True,
-    )
-    return draw([*lines, ideal], kind, modes[0].name, ("devices", "samples/s"), format_count)
+    sections = []
+    for title, draw_one, found in kinds:
+        charts, num_left_out = draw_each(partial(draw_one, title), found)
+        if charts:
+            sections.append(Section(title=title, charts=charts, num_left_out=num_left_out))
+    return tuple(sections)
 
 
 def _workers(kind: str, family: Family) -> Picture:
     line = Line(
         name="step, ± its spread over rounds",
         points=tuple((float(member.place), member.step_time_s) for member in family.members),
-        spreads=tuple(stats.robust_sd(member.row.rounds_s) for member in family.members),
+        whiskers=tuple(map(_step_and_spread, family.members)),
     )
     return draw([line], kind, family.name, ("num_workers", "step"), format_seconds)
+
+
+def _step_and_spread(member: Member) -> tuple[float, float]:
+    spread_s = stats.robust_sd(member.row.rounds_s)
+    return max(member.step_time_s - spread_s, 0.0), member.step_time_s + spread_s
 
 
 def _checkpointing(kind: str, family: Family) -> Picture | None:
@@ -139,7 +92,7 @@ def _losses(kind: str, family: Family) -> Picture | None:
     lines = [line for line in lines if len(line.points) > 1]
     if len(lines) < 2:
         return None
-    return draw(lines, kind, family.name, ("step", "loss"), _number)
+    return draw(lines, kind, family.name, ("step", "loss"), write_number)
 
 
 def _loss_line(name: str, losses: Sequence[float]) -> Line:
@@ -158,8 +111,11 @@ def draw(
     axes: tuple[str, str],
     write_y: Callable[[float], str],
     write_x: Callable[[float], str] | None = None,
+    *,
+    x_axis: Axis | None = None,
+    y_axis: Axis | None = None,
 ) -> Picture:
-    """Return the chart of lines, both axes from 0.
+    """Return the chart of lines.
 
     Args:
         lines: At least one point in all.
@@ -168,26 +124,29 @@ def draw(
         axes: Names of x and y.
         write_y: Value on the y axis -> text.
         write_x: Value on the x axis -> text; a plain number unless given.
+        x_axis: From 0 unless given.
+        y_axis: From 0 unless given.
     """
-    write_x = write_x or _number
-    x_ticks = ticks(max(x for line in lines for x, _ in line.points))
-    y_ticks = _y_ticks(lines, is_binary=write_y is format_bytes)
+    write_x = write_x or write_number
+    across = x_axis or linear(max(x for line in lines for x, _ in line.points))
+    up = y_axis or _y_axis(lines, is_binary=write_y is format_bytes)
 
     def place(x: float, y: float) -> tuple[float, float]:
         return (
-            _LEFT + (_RIGHT - _LEFT) * x / x_ticks[-1],
-            _BOTTOM - (_BOTTOM - _TOP) * y / y_ticks[-1],
+            _LEFT + (_RIGHT - _LEFT) * across.place(x),
+            _BOTTOM - (_BOTTOM - _TOP) * up.place(y),
         )
 
-    grid = "".join(f"M{_LEFT:g} {place(0, y)[1]:.1f}H{_RIGHT:g}" for y in y_ticks)
+    left, bottom = across.ticks[0], up.ticks[0]
+    grid = "".join(f"M{_LEFT:g} {place(left, y)[1]:.1f}H{_RIGHT:g}" for y in up.ticks)
     paths = [("grid", grid)]
     texts = [
         Text(x=_WIDTH / 2, y=18, anchor="middle", content=title),
         Text(x=(_LEFT + _RIGHT) / 2, y=_BOTTOM + 36, anchor="middle", content=axes[0]),
         Text(x=4, y=_TOP - 14, anchor="start", content=axes[1]),
     ]
-    texts += [_tick(place(x, 0)[0], _BOTTOM + 17, "middle", write_x(x)) for x in x_ticks]
-    texts += [_tick(_LEFT - 6, place(0, y)[1] + 4, "end", write_y(y)) for y in y_ticks]
+    texts += [_tick(place(x, bottom)[0], _BOTTOM + 17, "middle", write_x(x)) for x in across.ticks]
+    texts += [_tick(_LEFT - 6, place(left, y)[1] + 4, "end", write_y(y)) for y in up.ticks]
     for number, line in enumerate(lines):
         style = "ideal" if line.is_ideal else f"s{number % _NUM_STYLES}"
         paths += _line_paths(line, style, place)
@@ -203,11 +162,10 @@ def draw(
     )
 
 
-def _y_ticks(lines: Sequence[Line], *, is_binary: bool) -> tuple[float, ...]:
-    largest = max(y for line in lines for _, y in line.points)
-    largest += max((spread for line in lines for spread in line.spreads), default=0.0)
-    unit = _binary_unit(largest) if is_binary else 1.0
-    return tuple(tick * unit for tick in ticks(largest / unit))
+def _y_axis(lines: Sequence[Line], *, is_binary: bool) -> Axis:
+    ends = (high for line in lines for _, high in line.whiskers)
+    largest = max([*(y for line in lines for _, y in line.points), *ends])
+    return linear(largest, binary_unit(largest) if is_binary else 1.0)
 
 
 def _values(
@@ -231,35 +189,15 @@ def _line_paths(
     yield style, "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in placed)
     if not line.is_ideal:
         yield f"{style} dot", "".join(f"M{x:.1f} {y:.1f}h0" for x, y in placed)
-    for (x, y), spread in zip(line.points, line.spreads, strict=False):
-        (x0, y0), (_, y1) = place(x, max(y - spread, 0.0)), place(x, y + spread)
+    for (x, _), (low, high) in zip(line.points, line.whiskers, strict=False):
+        (x0, y0), (_, y1) = place(x, low), place(x, high)
         yield style, f"M{x0:.1f} {y0:.1f}V{y1:.1f}"
-
-
-def ticks(largest: float) -> tuple[float, ...]:
-    """Return about five round numbers from 0 to at least `largest`.
-
-    Steps of 1, 2 or 5 times a power of ten (Heckbert 1990, "Nice Numbers for Graph Labels").
-
-    >>> ticks(8.0), ticks(0.0)
-    ((0.0, 2.0, 4.0, 6.0, 8.0), (0.0, 1.0))
-    """
-    if largest < _SMALLEST_SHOWN:
-        return (0.0, 1.0)
-    power = 10.0 ** math.floor(math.log10(largest / 4))
-    step = next(n * power for n in (1, 2, 5, 10) if n * power * 4 >= largest * (1 - 1e-9))
-    count = math.ceil(largest / step - 1e-9)
-    return tuple(float(f"{step * number:.12g}") for number in range(count + 1))
-
-
-def _binary_unit(num_bytes: float) -> float:
-    """The largest power of 1024 up to a number, so that ticks in it are round numbers."""
-    return float(1024 ** int(math.log(num_bytes, 1024))) if num_bytes >= 1 else 1.0
 
 
 def _tick(x: float, y: float, anchor: str, content: str) -> Text:
     return Text(x=round(x, 1), y=round(y, 1), anchor=anchor, content=content)  # type: ignore[arg-type]
 
 
-def _number(value: float) -> str:
+def write_number(value: float) -> str:
+    """Return a plain number."""
     return f"{value:g}"

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from perfsuite.cells import parse_parallel
+from perfsuite.cells import ParallelPlan
 from perfsuite.report.rows import Row, recipe_fields
 
 Axis = Literal["num_workers", "checkpointing", "precision", "parallel"]
@@ -67,7 +67,7 @@ def families(rows: Sequence[Row], axis: Axis) -> tuple[Family, ...]:
     for row in rows:
         # A cell without samples, such as a bare collective, has more to it than its recipe says.
         if row.record is not None and row.record.samples_per_s is not None:
-            alike.setdefault(_shared(row, axis), []).append(row)
+            alike.setdefault(shared_fields(row, axis), []).append(row)
     found = (
         family
         for group in alike.values()
@@ -76,16 +76,22 @@ def families(rows: Sequence[Row], axis: Axis) -> tuple[Family, ...]:
     return tuple(family for family in found if len(family.members) > 1)
 
 
-def _shared(row: Row, axis: Axis) -> tuple[Any, ...]:
+def shared_fields(row: Row, *axes: str) -> tuple[Any, ...]:
+    """Return what cells must share to differ in nothing but some fields of the recipe.
+
+    Args:
+        row: A cell of ours.
+        axes: Those fields.
+    """
     assert row.record is not None
     assert row.recipe is not None
-    fields = (getattr(row.recipe, name) for name in recipe_fields() if name != axis)
+    fields = (getattr(row.recipe, name) for name in recipe_fields() if name not in axes)
     return row.subject, row.record.device, row.record.fingerprint, *fields
 
 
 def _by_value(group: Sequence[Row], axis: Axis) -> Iterable[Family]:
     members = [_member(getattr(row.recipe, axis), row) for row in group]
-    yield _family(axis, members, _fixed(group[0], axis))
+    yield _family(axis, members, shared_name(group[0], axis))
 
 
 def _by_mode(group: Sequence[Row]) -> Iterable[Family]:
@@ -93,14 +99,23 @@ def _by_mode(group: Sequence[Row]) -> Iterable[Family]:
     by_mode: dict[str, list[Member]] = {}
     for row in group:
         assert row.recipe is not None
-        plan = parse_parallel(row.recipe.parallel)
+        plan = row.recipe.plan
         if plan.mode != "single":
-            mode = plan.mode if plan.schedule is None else f"{plan.mode} {plan.schedule}"
-            by_mode.setdefault(mode, []).append(_member(plan.size, row))
+            by_mode.setdefault(mode_name(plan), []).append(_member(plan.size, row))
     for mode, members in by_mode.items():
         if alone and all(member.place > 1 for member in members):
             members = [_member(1, alone[0]), *members]
-        yield _family("parallel", members, _fixed(group[0], "parallel"), mode)
+        yield _family("parallel", members, shared_name(group[0], "parallel"), mode)
+
+
+def mode_name(plan: ParallelPlan) -> str:
+    """Return the mode, with its schedule where it has one.
+
+    >>> from perfsuite.cells import parse_parallel
+    >>> mode_name(parse_parallel("ddp:4")), mode_name(parse_parallel("pp:2"))
+    ('ddp', 'pp 1f1b')
+    """
+    return plan.mode if plan.schedule is None else f"{plan.mode} {plan.schedule}"
 
 
 def _member(place: Any, row: Row) -> Member:
@@ -119,8 +134,8 @@ def _family(axis: Axis, members: Sequence[Member], name: str, variant: str = "")
     return Family(axis=axis, name=name, variant=variant, members=members)
 
 
-def _fixed(row: Row, axis: Axis) -> str:
-    """The workload, and the fields that people tell cells apart by, but for the axis."""
+def shared_name(row: Row, axis: Axis) -> str:
+    """Return the workload, and the fields that people tell cells apart by, but for the axis."""
     recipe = row.recipe
     assert recipe is not None
     fields: dict[Axis, str] = {

@@ -12,6 +12,7 @@ from typing import Final
 
 from perfsuite.report.model import Report
 from perfsuite.report.rows import Column, Row, columns_of, filled
+from perfsuite.report.sections import Grid
 
 _COLUMNS: Final = columns_of(
     "cell",
@@ -83,7 +84,26 @@ def _tail(report: Report) -> list[str]:
         ("What was compared", sources),
     ):
         lines += _folded(title, list(items))
+    for section in report.sections:
+        lines += _folded(section.title, [f"- {escape(note)}" for note in section.notes])
+        for grid in section.grids:
+            lines += _folded_grid(grid)
     return lines
+
+
+def _folded_grid(grid: Grid) -> Iterator[str]:
+    yield f"<details><summary>{escape(grid.title)}</summary>\n"
+    yield _table_line(escape(title) for title, _ in grid.columns)
+    yield _table_line("--:" if is_number else ":--" for _, is_number in grid.columns)
+    room = _MOST_CHARACTERS // 15
+    for number, row in enumerate(grid.rows):
+        line = _table_line(map(escape, row))
+        room -= len(line) + 1
+        if room < 0:
+            yield f"\n{len(grid.rows) - number} more rows are in the other formats."
+            break
+        yield line
+    yield "\n</details>\n"
 
 
 def _folded(title: str, items: Sequence[str]) -> Iterator[str]:

@@ -7,10 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from perfsuite.report.advice import Advice, advise
-from perfsuite.report.charts import Section, draw_sections
+from perfsuite.report.charts import draw_sections
+from perfsuite.report.estimates import Scaling, describe_scaling
 from perfsuite.report.gate import beside_numbers
 from perfsuite.report.rows import Row, row_of_verdict
 from perfsuite.report.runs import Run, rows_of
+from perfsuite.report.scaling_charts import draw_scaling
+from perfsuite.report.sections import Section
 from perfsuite.report.summary import Summary, by_gravity, summarize
 from perfsuite.untrusted import printable
 from perfsuite.verdicts import CellVerdict
@@ -23,7 +26,8 @@ class Report:
     Attributes:
         summary: The verdict over all cells.
         rows: Those first that somebody has to look at.
-        sections: Charts of the cells that differ in one thing only.
+        scaling: What the cells say of weak and strong scaling.
+        sections: Tables and charts of the cells that differ in one thing only.
         advice: What the rules find.
         sources: What was read or compared, one line each.
         remarks: What else has to be said, such as cells that the newest run has not.
@@ -33,6 +37,7 @@ class Report:
 
     summary: Summary
     rows: tuple[Row, ...]
+    scaling: Scaling
     sections: tuple[Section, ...]
     advice: tuple[Advice, ...]
     sources: tuple[str, ...]
@@ -99,10 +104,12 @@ def report_on_rows(
 ) -> Report:
     """Return the report on rows from anywhere."""
     ordered = by_gravity(rows)
+    scaling = describe_scaling(ordered)
     return Report(
         summary=summarize(rows),
         rows=tuple(ordered),
-        sections=draw_sections(ordered),
+        scaling=scaling,
+        sections=(*draw_scaling(scaling), *draw_sections(ordered)),
         advice=advise(rows),
         sources=tuple(map(printable, sources)),
         remarks=tuple(map(printable, remarks)),

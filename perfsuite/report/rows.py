@@ -30,12 +30,14 @@ class Past:
         commit: The first digits of its commit, None where the file names none.
         step_time_s: Median of the rounds.
         is_accepted: Only a reviewed exception let the cell through there.
+        is_dirty: Whether the tree had uncommitted changes.
     """
 
     when: str
     commit: str | None
     step_time_s: float
     is_accepted: bool
+    is_dirty: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +54,7 @@ class Row:
         note: What numbers do not say: why, or what moved.
         history: The runs of the same environment that measured the cell, oldest first.
         is_from_older_run: Whether the newest run has no such cell.
+        num_cores: Of the machine; None where the file does not say.
     """
 
     name: str
@@ -63,6 +66,7 @@ class Row:
     note: str | None = None
     history: tuple[Past, ...] = ()
     is_from_older_run: bool = False
+    num_cores: int | None = None
 
     @cached_property
     def spread_ratio(self) -> float | None:

@@ -142,6 +142,7 @@ def _past(run: Run, row: Row) -> Past:
         commit=run.commit,
         step_time_s=row.step_time_s,
         is_accepted=row.name in run.accepted,
+        is_dirty=run.is_dirty,
     )
 
 
@@ -149,7 +150,7 @@ def _read_run(path: Path) -> Run:
     try:
         file = msgspec.convert(read_json(path), _File)
         saved_at = in_utc(file.datetime)
-        rows = tuple(_rows(file.benchmarks))
+        rows = tuple(_rows(file.benchmarks, _num_cores(file.machine_info)))
     except msgspec.ValidationError as error:
         reason = printable(f"{path} is no run of pytest-benchmark: {error}")
         raise SettingError(f"{reason}; {_WHAT_TO_DO}") from error
@@ -167,7 +168,7 @@ def _read_run(path: Path) -> Run:
     )
 
 
-def _rows(benchmarks: Sequence[_Benchmark]) -> Iterator[Row]:
+def _rows(benchmarks: Sequence[_Benchmark], num_cores: int | None) -> Iterator[Row]:
     seen: set[str] = set()
     for benchmark in benchmarks:
         name = benchmark.fullname
@@ -186,6 +187,7 @@ def _rows(benchmarks: Sequence[_Benchmark]) -> Iterator[Row]:
             record=record,
             recipe=recipe,
             verdict=verdict,
+            num_cores=num_cores,
         )
     if not seen:
         raise ValueError("holds no benchmark")
@@ -201,6 +203,12 @@ def _of_perfsuite(
         return record, recipe_of(record), record.verdict
     except (msgspec.ValidationError, RecipeError, TypeError) as error:
         raise ValueError(f"holds a record that cannot be, of the cell {name!r}: {error}") from error
+
+
+def _num_cores(info: dict[str, Any]) -> int | None:
+    cpu = info.get("cpu")
+    count = cpu.get("count") if isinstance(cpu, dict) else None
+    return count if type(count) is int and count > 0 else None
 
 
 def _machine(info: dict[str, Any]) -> str | None:

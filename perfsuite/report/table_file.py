@@ -45,7 +45,7 @@ def to_csv(report: Report) -> str:
                 for name in recipe_fields()
             ),
         ]
-        writer.writerow([_guard(value) for value in values])
+        writer.writerow([guard(value) for value in values])
     return output.getvalue()
 
 
@@ -55,7 +55,12 @@ def _bounds(row: Row) -> tuple[float | None, float | None]:
     return row.verdict.interval
 
 
-def _guard(value: object) -> object:
+def guard(value: object) -> object:
+    """Return a value that no spreadsheet calculates.
+
+    >>> guard("=1+1"), guard(-1.5)
+    ("'=1+1", -1.5)
+    """
     if isinstance(value, str) and value.startswith(_FORMULA_STARTS):
         return f"'{value}"
     return value

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from perfsuite.records import CellLine
 from perfsuite.report.rows import Column, Row, columns_of, filled, row_of_line
+from perfsuite.report.sections import Grid
 
 # Wide enough that rich never wraps a cell; it uses only what the content needs.
 _UNLIMITED_WIDTH = 400
@@ -71,6 +72,16 @@ def table_of(columns: Sequence[Column], rows: Sequence[Row]) -> str:
     for row in rows:
         table.add_row(*(column.text(row) for column in columns))
     return render(table)
+
+
+def grid_table(grid: Grid) -> str:
+    """Return a table of texts, under its title."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for title, is_number in grid.columns:
+        table.add_column(title, justify="right" if is_number else "left", no_wrap=True)
+    for row in grid.rows:
+        table.add_row(*row)
+    return f"{grid.title}\n{render(table)}"
 
 
 def render(table: Table) -> str:

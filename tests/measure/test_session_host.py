@@ -54,6 +54,8 @@ def test_a_package_that_is_not_installed_is_named_so(monkeypatch: pytest.MonkeyP
         ({}, 2, True),
         ({"HOME": "/elsewhere"}, 2, True),
         ({"KMP_INIT_AT_FORK": "FALSE", "KMP_DUPLICATE_LIB_OK": "True"}, 2, True),
+        ({"GLOO_SOCKET_IFNAME": "lo"}, 2, True),
+        ({"GLOO_SOCKET_IFNAME": "eth0"}, 2, False),
         ({"OMP_NUM_THREADS": "1"}, 2, False),
         ({}, 4, False),
     ],

@@ -8,7 +8,8 @@ import re
 import pytest
 from made_up import cell, verdict
 
-from perfsuite.report.charts import Section, draw_sections, ticks
+from perfsuite.report.axes import Axis, logarithmic, ticks
+from perfsuite.report.charts import draw_sections
 from perfsuite.report.pictures import (
     draw_history,
     draw_rounds,
@@ -16,6 +17,7 @@ from perfsuite.report.pictures import (
     draw_verdict,
 )
 from perfsuite.report.rows import Past, Row
+from perfsuite.report.sections import Section
 
 # --- pictures ---
 
@@ -105,22 +107,6 @@ def sections(*rows: Row) -> dict[str, Section]:
     return {section.title: section for section in draw_sections(rows)}
 
 
-def test_scaling_has_a_line_for_each_mode_and_the_ideal() -> None:
-    found = sections(
-        cell("1", samples_per_s=1000.0),
-        cell("2", samples_per_s=1500.0, parallel="ddp:2"),
-        cell("4", samples_per_s=2000.0, parallel="ddp:4"),
-        cell("f", samples_per_s=1800.0, parallel="fsdp:2"),
-    )
-
-    (chart,) = found["Scaling"].charts
-    assert chart.label == (
-        "Scaling, lenet, fp32. ddp: 1.00 k at devices 1, 1.50 k at devices 2, "
-        "2.00 k at devices 4; fsdp: 1.00 k at devices 1, 1.80 k at devices 2; "
-        "ideal, in proportion to 1: 1.00 k at devices 1, 4.00 k at devices 4"
-    )
-
-
 def test_a_sweep_of_workers_has_whiskers() -> None:
     found = sections(
         cell("0", (0.003, 0.004, 0.005)), cell("2", (0.002, 0.002, 0.002), num_workers=2)
@@ -193,3 +179,20 @@ def test_ticks_are_few_and_reach_the_largest(largest: float) -> None:
     assert found[0] == 0.0
     assert found[-1] >= largest * (1 - 1e-9)
     assert 3 <= len(found) <= 6
+
+
+@pytest.mark.parametrize("base", [2, 10])
+@pytest.mark.parametrize("values", [[1.0], [1e-9, 1e6], [3.0, 700.0], [1.0, 1024.0], [0.5, 0.5]])
+def test_powers_are_few_and_hold_every_value(values: list[float], base: int) -> None:
+    axis = logarithmic(values, base)
+
+    assert 2 <= len(axis.ticks) <= 8
+    assert all(-1e-9 <= axis.place(value) <= 1 + 1e-9 for value in values)
+
+
+def test_equal_factors_are_equal_lengths_on_a_logarithmic_axis() -> None:
+    axis = Axis(ticks=(1.0, 4.0, 16.0), is_logarithmic=True)
+
+    assert [axis.place(value) for value in (1.0, 2.0, 4.0, 8.0, 16.0)] == pytest.approx(
+        [0.0, 0.25, 0.5, 0.75, 1.0]
+    )

@@ -61,6 +61,20 @@ def test_without_an_option_the_table_and_the_advice_are_printed(
     )
 
 
+def test_scaling_is_printed_with_its_notes(verb: Verb, capsys: pytest.CaptureFixture[str]) -> None:
+    write_run(
+        Path("two.json"),
+        benchmark("a", (0.1,) * 4, record(samples_per_s=80.0)),
+        benchmark("b", (0.1,) * 4, record(samples_per_s=160.0, parallel="ddp:2")),
+    )
+
+    assert verb("two.json") == 0
+
+    lines = capsys.readouterr().out.splitlines()
+    assert "Weak and strong scaling, measured" in lines
+    assert lines[-1] == "How many cores the machine has is not known, so ranks may share them."
+
+
 def test_plain_benchmarks_are_printed_by_name(
     verb: Verb, capsys: pytest.CaptureFixture[str]
 ) -> None:

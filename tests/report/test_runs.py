@@ -51,6 +51,27 @@ def test_a_cell_of_ours_has_its_record(tmp_path: Path) -> None:
     assert run.rows[0].recipe.parallel == "ddp:2"
 
 
+@pytest.mark.parametrize(
+    ("cpu", "num_cores"),
+    [
+        ({"count": 16}, 16),
+        ({}, None),
+        ({"count": 0}, None),
+        ({"count": True}, None),
+        ({"count": "16"}, None),
+        ("16 cores", None),
+    ],
+)
+def test_the_cores_of_the_machine_are_those_that_the_file_names(
+    tmp_path: Path, cpu: object, num_cores: int | None
+) -> None:
+    path = write_run(tmp_path / "a.json", benchmark("t.py::a"), machine_info={"cpu": cpu})
+
+    (run,) = read_runs([path])
+
+    assert run.rows[0].num_cores == num_cores
+
+
 def test_a_run_is_described_in_one_line(tmp_path: Path) -> None:
     path = write_run(tmp_path / "a.json", benchmark("t.py::a"), commit_info={"dirty": True})
 
