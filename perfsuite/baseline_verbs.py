@@ -31,8 +31,9 @@ from perfsuite.gate.accepted import prune as prune_entries
 from perfsuite.gate.baselines import Choice, choose_runs
 from perfsuite.gate.repository import find_top, find_trunk, is_in_history
 from perfsuite.gate.screen import MAX_SESSIONS
-from perfsuite.gate.stored import StoredRun, Unusable, read_run
+from perfsuite.gate.stored import StoredRun, Unusable, read_runs
 from perfsuite.measure.host import describe_host
+from perfsuite.remote import AnyPath, locate
 from perfsuite.report.tables import render
 from perfsuite.units import format_ratio
 
@@ -42,12 +43,12 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-_STORAGE: Final = Path("baselines")
-_ACCEPTED: Final = _STORAGE / "accepted.toml"
+_STORAGE: Final = "baselines"
+_ACCEPTED: Final = Path(_STORAGE, "accepted.toml")
 _NOTHING = "-"
 
 _StorageOption = Annotated[
-    Path, typer.Option("--storage", metavar="DIR", help="The folder of --benchmark-storage.")
+    str, typer.Option("--storage", metavar="DIR|URL", help="What --benchmark-storage names.")
 ]
 _FileOption = Annotated[
     Path, typer.Option("--file", metavar="FILE", help="The list of accepted exceptions.")
@@ -66,7 +67,7 @@ class ListedRun:
         reason: Why no comparison uses it; None where one does.
     """
 
-    path: Path
+    path: AnyPath
     run: StoredRun | None
     reason: str | None
 
@@ -79,13 +80,14 @@ def list_runs(storage: _StorageOption = _STORAGE, json_file: _JsonOption = None)
     HEAD has it.
     """
     fingerprint = _fingerprint()
-    choice = _choose(storage, fingerprint)
-    runs = _list(storage, choice)
+    place = locate(storage, "--storage")
+    choice = _choose(place, fingerprint)
+    runs = _list(place, choice)
     for refused in choice.refused:
-        if refused.path == storage:
+        if refused.path == place:
             typer.echo(str(refused))
     if runs:
-        typer.echo(_table(storage, runs, fingerprint))
+        typer.echo(_table(place, runs, fingerprint))
         typer.echo(f"{len(choice.usable)} of {len(runs)} usable in this environment, {fingerprint}")
     if json_file is not None:
         _write(json_file, fingerprint=fingerprint, runs=[_plain(run, fingerprint) for run in runs])
@@ -169,9 +171,10 @@ def prune(
     expired = prune_entries(file, date.today())
     for entry in expired:
         typer.echo(f"{file}: removed, because it has expired: {_in_words(entry)}")
-    old: list[Path] = []
+    old: list[AnyPath] = []
     if keep is not None:
-        old = [run.path for run in _choose(storage, _fingerprint()).usable[:-keep]]
+        place = locate(storage, "--storage")
+        old = [run.path for run in _choose(place, _fingerprint()).usable[:-keep]]
     for path in old:
         if is_sure:
             remove_file(path)
@@ -181,10 +184,10 @@ def prune(
     if not expired and not old:
         typer.echo("nothing to remove")
     if json_file is not None:
-        _write(json_file, expired=expired, old_runs=old, is_removed=is_sure)
+        _write(json_file, expired=expired, old_runs=[str(path) for path in old], is_removed=is_sure)
 
 
-def _choose(storage: Path, fingerprint: str) -> Choice:
+def _choose(storage: AnyPath, fingerprint: str) -> Choice:
     return choose_runs(storage, True, fingerprint, is_in_history=_history(Path.cwd()))
 
 
@@ -196,19 +199,18 @@ def _history(root: Path) -> Callable[[str], bool] | None:
     return lambda commit: trunk is not None and is_in_history(root, commit, trunk)
 
 
-def _list(storage: Path, choice: Choice) -> list[ListedRun]:
+def _list(storage: AnyPath, choice: Choice) -> list[ListedRun]:
     """Return every stored run, those that cannot be read first and the newest last."""
     runs = [ListedRun(path=run.path, run=run, reason=None) for run in choice.usable]
-    for refused in choice.refused:
-        if refused.path != storage:
-            found = read_run(refused.path)
-            run = None if isinstance(found, Unusable) else found
-            runs.append(ListedRun(path=refused.path, run=run, reason=refused.reason))
+    refused = [one for one in choice.refused if one.path != storage]
+    for one, found in zip(refused, read_runs([one.path for one in refused]), strict=True):
+        run = None if isinstance(found, Unusable) else found
+        runs.append(ListedRun(path=one.path, run=run, reason=one.reason))
     long_ago = datetime.min.replace(tzinfo=UTC)
-    return sorted(runs, key=lambda one: (one.run.saved_at if one.run else long_ago, one.path))
+    return sorted(runs, key=lambda one: (one.run.saved_at if one.run else long_ago, str(one.path)))
 
 
-def _table(storage: Path, runs: list[ListedRun], fingerprint: str) -> str:
+def _table(storage: AnyPath, runs: list[ListedRun], fingerprint: str) -> str:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for title in ("run", "saved (UTC)", "commit", "environment", "cells", "use"):
         table.add_column(title, justify="right" if title == "cells" else "left", no_wrap=True)
@@ -222,15 +224,20 @@ def _table(storage: Path, runs: list[ListedRun], fingerprint: str) -> str:
                 f"{environment} (here)" if environment == fingerprint else environment,
                 str(len(one.run.cells)),
             ]
-        name = os.path.relpath(one.path, storage)
-        table.add_row(name, *facts, "usable" if one.reason is None else one.reason)
+        table.add_row(
+            _name(one.path, storage), *facts, "usable" if one.reason is None else one.reason
+        )
     return render(table)
+
+
+def _name(path: AnyPath, storage: AnyPath) -> str:
+    return str(path).removeprefix(f"{storage}/")
 
 
 def _plain(one: ListedRun, fingerprint: str) -> dict[str, Any]:
     run = one.run
     return {
-        "path": one.path,
+        "path": str(one.path),
         "saved_at": None if run is None else run.saved_at,
         "commit": None if run is None else run.commit,
         "fingerprint": None if run is None else run.fingerprint,

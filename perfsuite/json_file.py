@@ -10,36 +10,59 @@ import stat
 from pathlib import Path
 from typing import Any, Final
 
+from perfsuite.remote import AnyPath, RemotePath
 from perfsuite.units import format_bytes
 
 # A thousand cells with ten thousand raw rounds of 22 characters each are 210 MiB.
 MAX_JSON_BYTES: Final = 256 * 2**20
 
 
-def read_json(path: Path) -> Any:
+def read_json(path: AnyPath) -> Any:
     """Return what a file holds.
 
     Raises:
         OSError: The file cannot be read.
         ValueError: It is no JSON, or nothing that should be read; the message says what it is.
     """
-    return _decode(_read(path))
+    data = read_bytes(path)
+    if not data:
+        raise ValueError("is empty")
+    try:
+        return _decode(data.decode())
+    except UnicodeDecodeError as error:
+        raise ValueError(f"is not UTF-8: {error.reason} at byte {error.start}") from error
 
 
-def _read(path: Path) -> str:
+def read_bytes(path: AnyPath) -> bytes:
+    """Return all bytes of a file that is not too large to be read.
+
+    Raises:
+        OSError: The file cannot be read.
+        ValueError: It is nothing that should be read.
+    """
+    return _read_remote(path) if isinstance(path, RemotePath) else _read_local(path)
+
+
+def _read_local(path: Path) -> bytes:
     # A pipe or a device is refused before it is opened: opening one can block for ever.
     if not stat.S_ISREG(path.stat().st_mode):
         raise ValueError("is not a regular file")
     with path.open("rb") as file:
         data = file.read(MAX_JSON_BYTES + 1)
-    if not data:
-        raise ValueError("is empty")
-    if len(data) > MAX_JSON_BYTES:
+    _require_size(len(data))
+    return data
+
+
+def _read_remote(path: RemotePath) -> bytes:
+    # Asked for before it is read, which may take long.
+    size_bytes = path.size_bytes()
+    _require_size(size_bytes)
+    return path.read_bytes(size_bytes)
+
+
+def _require_size(size_bytes: int) -> None:
+    if size_bytes > MAX_JSON_BYTES:
         raise ValueError(f"is larger than the {format_bytes(MAX_JSON_BYTES)} that are read")
-    try:
-        return data.decode()
-    except UnicodeDecodeError as error:
-        raise ValueError(f"is not UTF-8: {error.reason} at byte {error.start}") from error
 
 
 def _decode(text: str) -> Any:

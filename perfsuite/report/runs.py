@@ -10,7 +10,6 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -20,6 +19,7 @@ from perfsuite.cells import Recipe
 from perfsuite.errors import RecipeError, SettingError
 from perfsuite.json_file import read_json
 from perfsuite.records import CellRecord, Verdict
+from perfsuite.remote import AnyPath
 from perfsuite.report.rows import Past, Row, printable
 
 # As many digits as git shows.
@@ -42,7 +42,7 @@ class Run:
         missing: Which cells measured nothing and why, one line each, as far as that is known.
     """
 
-    path: Path
+    path: AnyPath
     saved_at: datetime
     commit: str | None
     is_dirty: bool
@@ -98,7 +98,7 @@ class _OfAnybody(msgspec.Struct, frozen=True):
     verdict: Verdict | None = None
 
 
-def read_runs(paths: Sequence[Path]) -> tuple[Run, ...]:
+def read_runs(paths: Sequence[AnyPath]) -> tuple[Run, ...]:
     """Return the runs that files hold, the newest last.
 
     Raises:
@@ -145,7 +145,7 @@ def _past(run: Run, row: Row) -> Past:
     )
 
 
-def _read_run(path: Path) -> Run:
+def _read_run(path: AnyPath) -> Run:
     try:
         file = msgspec.convert(read_json(path), _File)
         rows = tuple(_rows(file.benchmarks))
