@@ -106,10 +106,6 @@ class RemotePath:
         """The folder."""
         return RemotePath(self.protocol, self.key.rpartition("/")[0])
 
-    def relative_to(self, folder: RemotePath) -> str:
-        """Return the name from a folder that it lies in."""
-        return self.key.removeprefix(f"{folder.key}/")
-
     def glob(self, pattern: str) -> Iterator[RemotePath]:
         """Yield the files whose names from here match, part by part.
 
@@ -208,8 +204,8 @@ AnyPath: TypeAlias = Path | RemotePath
 def locate(text: str, source: str) -> AnyPath:
     """Return what a path or a URL names; nothing is read of it.
 
-    >>> locate("s3://bucket/baselines", "--storage")  # doctest: +SKIP
-    RemotePath(protocol='s3', key='bucket/baselines', listed_bytes=None)
+    >>> print(locate("memory://bucket/baselines/", "--storage"))
+    memory://bucket/baselines
     >>> locate("file://./baselines", "--storage")
     PosixPath('baselines')
 
