@@ -268,7 +268,8 @@ def _filesystem(protocol: str) -> Any:
 @functools.cache
 def _failures(protocol: str) -> tuple[type[Exception], ...]:
     names = (name.split(":") for name in _PROTOCOLS[protocol].failures)
-    return tuple(getattr(importlib.import_module(module), name) for module, name in names)
+    others = (getattr(importlib.import_module(module), name) for module, name in names)
+    return (OSError, *others)
 
 
 @contextlib.contextmanager
@@ -276,7 +277,7 @@ def _connection(protocol: str) -> Iterator[Any]:
     """The file system of fsspec, whose errors leave as an OSError with a number and a reason."""
     try:
         yield _filesystem(protocol)
-    except (OSError, *_failures(protocol)) as error:
+    except _failures(protocol) as error:
         raise _plain(error) from error
 
 
@@ -289,7 +290,7 @@ def _plain(error: Exception) -> OSError:
     if isinstance(error, FileExistsError) or answer in _TAKEN:
         return FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
     reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
-    reason = mask(reason).strip().partition("\n")[0] or type(error).__name__
+    reason = " ".join(mask(reason).split()) or type(error).__name__
     return OSError(errno.EIO, _in_one_line(reason[:_MOST_REASON_CHARACTERS]))
 
 

@@ -265,7 +265,7 @@ def test_a_bucket_that_is_not_there_is_no_empty_folder(monkeypatch: pytest.Monke
         (PermissionError("Access Denied"), "Access Denied"),
         (OSError(errno.EBUSY, "Slow down"), "Slow down"),
         (TimeoutError(), "TimeoutError"),
-        (OSError("one\ntwo"), "one"),
+        (OSError("one:\n  two\n"), "one: two"),
         (OSError("cannot reach http://me:secret@host/"), "cannot reach http://***@host/"),
         (OSError("\x1b[2J" + 400 * "a"), r"\x1b[2J" + 296 * "a"),
     ],
@@ -282,7 +282,7 @@ def test_whatever_fails_has_a_reason_of_one_line(
 
 
 def test_a_failure_of_the_client_itself_is_an_os_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote, "_failures", lambda _: (AnswerError,))
+    monkeypatch.setattr(remote, "_failures", lambda _: (OSError, AnswerError))
     answer_with(monkeypatch, AnswerError(None))
 
     with pytest.raises(OSError, match="the server's words"):
