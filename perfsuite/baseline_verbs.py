@@ -31,8 +31,9 @@ from perfsuite.gate.baselines import Choice, choose_runs
 from perfsuite.gate.proposals import without_proposed
 from perfsuite.gate.repository import find_top, find_trunk, is_in_history
 from perfsuite.gate.screen import MAX_SESSIONS
-from perfsuite.gate.stored import StoredRun, Unusable, read_run
+from perfsuite.gate.stored import StoredRun, Unusable, read_runs
 from perfsuite.measure.host import describe_host
+from perfsuite.remote import AnyPath, locate
 from perfsuite.report.tables import render
 from perfsuite.units import format_ratio
 from perfsuite.untrusted import printable
@@ -43,12 +44,12 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-_STORAGE: Final = Path("baselines")
-_ACCEPTED: Final = _STORAGE / "accepted.toml"
+_STORAGE: Final = "baselines"
+_ACCEPTED: Final = Path(_STORAGE, "accepted.toml")
 _NOTHING = "-"
 
 _StorageOption = Annotated[
-    Path, typer.Option("--storage", metavar="DIR", help="The folder of --benchmark-storage.")
+    str, typer.Option("--storage", metavar="DIR|URL", help="What --benchmark-storage names.")
 ]
 _FileOption = Annotated[
     Path, typer.Option("--file", metavar="FILE", help="The list of accepted exceptions.")
@@ -67,7 +68,7 @@ class ListedRun:
         reason: Why no comparison uses it; None where one does.
     """
 
-    path: Path
+    path: AnyPath
     run: StoredRun | None
     reason: str | None
 
@@ -80,13 +81,14 @@ def list_runs(storage: _StorageOption = _STORAGE, json_file: _JsonOption = None)
     HEAD has it.
     """
     fingerprint = _fingerprint()
-    choice = _choose(storage, fingerprint)
-    runs = _list(storage, choice)
+    place = locate(storage, "--storage")
+    choice = _choose(place, fingerprint)
+    runs = _list(place, choice)
     for refused in choice.refused:
-        if refused.path == storage:
+        if refused.path == place:
             typer.echo(str(refused))
     if runs:
-        typer.echo(_table(storage, runs, fingerprint))
+        typer.echo(_table(place, runs, fingerprint))
         typer.echo(f"{len(choice.usable)} of {len(runs)} usable in this environment, {fingerprint}")
     if json_file is not None:
         _write(json_file, fingerprint=fingerprint, runs=[_plain(run, fingerprint) for run in runs])
@@ -170,9 +172,10 @@ def prune(
     expired = prune_entries(file, date.today())
     for entry in expired:
         typer.echo(f"{file}: removed, because it has expired: {_in_words(entry)}")
-    old: list[Path] = []
+    old: list[AnyPath] = []
     if keep is not None:
-        old = [run.path for run in _choose(storage, _fingerprint()).usable[:-keep]]
+        place = locate(storage, "--storage")
+        old = [run.path for run in _choose(place, _fingerprint()).usable[:-keep]]
     for path in old:
         if is_sure:
             remove_file(path)
@@ -182,10 +185,10 @@ def prune(
     if not expired and not old:
         typer.echo("nothing to remove")
     if json_file is not None:
-        _write(json_file, expired=expired, old_runs=old, is_removed=is_sure)
+        _write(json_file, expired=expired, old_runs=[str(path) for path in old], is_removed=is_sure)
 
 
-def _choose(storage: Path, fingerprint: str) -> Choice:
+def _choose(storage: AnyPath, fingerprint: str) -> Choice:
     root = Path.cwd()
     if find_top(root) is None:
         return choose_runs(storage, True, fingerprint)
@@ -200,19 +203,18 @@ def _choose(storage: Path, fingerprint: str) -> Choice:
     return without_proposed(chosen, root, storage, trunk)
 
 
-def _list(storage: Path, choice: Choice) -> list[ListedRun]:
+def _list(storage: AnyPath, choice: Choice) -> list[ListedRun]:
     """Return every stored run, those that cannot be read first and the newest last."""
     runs = [ListedRun(path=run.path, run=run, reason=None) for run in choice.usable]
-    for refused in choice.refused:
-        if refused.path != storage:
-            found = read_run(refused.path)
-            run = None if isinstance(found, Unusable) else found
-            runs.append(ListedRun(path=refused.path, run=run, reason=refused.reason))
+    refused = [one for one in choice.refused if one.path != storage]
+    for one, found in zip(refused, read_runs([one.path for one in refused]), strict=True):
+        run = None if isinstance(found, Unusable) else found
+        runs.append(ListedRun(path=one.path, run=run, reason=one.reason))
     long_ago = datetime.min.replace(tzinfo=UTC)
-    return sorted(runs, key=lambda one: (one.run.saved_at if one.run else long_ago, one.path))
+    return sorted(runs, key=lambda one: (one.run.saved_at if one.run else long_ago, str(one.path)))
 
 
-def _table(storage: Path, runs: list[ListedRun], fingerprint: str) -> str:
+def _table(storage: AnyPath, runs: list[ListedRun], fingerprint: str) -> str:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for title in ("run", "saved (UTC)", "commit", "environment", "cells", "use"):
         table.add_column(title, justify="right" if title == "cells" else "left", no_wrap=True)
@@ -226,10 +228,13 @@ def _table(storage: Path, runs: list[ListedRun], fingerprint: str) -> str:
                 f"{environment} (here)" if environment == fingerprint else environment,
                 str(len(one.run.cells)),
             ]
-        name = os.path.relpath(one.path, storage)
         use = "usable" if one.reason is None else one.reason
-        table.add_row(*map(printable, (name, *facts, use)))
+        table.add_row(*map(printable, (_name(one.path, storage), *facts, use)))
     return render(table)
+
+
+def _name(path: AnyPath, storage: AnyPath) -> str:
+    return str(path).removeprefix(f"{storage}/")
 
 
 def _plain(one: ListedRun, fingerprint: str) -> dict[str, Any]:

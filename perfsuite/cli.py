@@ -24,7 +24,7 @@ from perfsuite.cells import Recipe
 from perfsuite.claims_verb import claims
 from perfsuite.compare_verb import compare_recipes
 from perfsuite.doctor import Status, examine
-from perfsuite.errors import PerfsuiteError, SettingError, WriteError
+from perfsuite.errors import PerfsuiteError, SettingError, StorageError, WriteError
 from perfsuite.every_recipe import every_recipe
 from perfsuite.explain_verb import explain
 from perfsuite.files import check_writable, write_atomically
@@ -59,10 +59,10 @@ _WITH_REPORT = ("-p", "perfsuite.run_report")
 
 
 def main() -> None:
-    """Run the command line; a mistake is one line and 2, a file that cannot be written 12."""
+    """Run the command line; a mistake is one line and 2, what cannot be written or reached 12."""
     try:
         app()
-    except WriteError as error:
+    except (StorageError, WriteError) as error:
         sys.stderr.write(f"perfsuite: {printable_lines(str(error))}\n")
         sys.exit(_EXIT_REFUSED)
     except PerfsuiteError as error:

@@ -44,6 +44,10 @@ class BusyMachineError(PerfsuiteError):
     """Another timing session of this user holds the machine."""
 
 
+class StorageError(PerfsuiteError):
+    """The place where runs are stored cannot be looked into."""
+
+
 class WriteError(PerfsuiteError):
     """A file could not be written; nothing half-written stays."""
 

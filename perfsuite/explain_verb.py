@@ -12,6 +12,7 @@ from perfsuite.errors import SettingError
 from perfsuite.files import write_atomically
 from perfsuite.gate.explain import explain_stored
 from perfsuite.gate.stored import StoredRun, Unusable, read_run
+from perfsuite.remote import locate
 from perfsuite.report.gate import explained
 from perfsuite.units import format_change
 from perfsuite.untrusted import printable
@@ -19,8 +20,8 @@ from perfsuite.verdicts import Explanation
 
 
 def explain(
-    base: Annotated[Path, typer.Argument(help="A stored run, such as baselines/.../0001_a.json.")],
-    head: Annotated[Path, typer.Argument(help="The run to explain, such as results/run.json.")],
+    base: Annotated[str, typer.Argument(help="A stored run, such as baselines/.../0001_a.json.")],
+    head: Annotated[str, typer.Argument(help="The run to explain, such as results/run.json.")],
     cell: Annotated[
         str | None, typer.Argument(help="One cell; all that both have unless given.")
     ] = (None),
@@ -29,7 +30,7 @@ def explain(
     ] = None,
 ) -> None:
     """Say why cells moved between two runs: the stage that moved most, the counts that changed."""
-    before, after = _read(base), _read(head)
+    before, after = _read(base, "BASE"), _read(head, "HEAD")
     common = [name for name in after.cells if name in before.cells]
     if cell is not None and cell not in common:
         raise SettingError(
@@ -50,8 +51,8 @@ def explain(
         write_atomically(json_file, _to_document(found))
 
 
-def _read(path: Path) -> StoredRun:
-    run = read_run(path)
+def _read(text: str, name: str) -> StoredRun:
+    run = read_run(locate(text, name))
     if isinstance(run, Unusable):
         raise SettingError(str(run))
     return run

@@ -14,6 +14,7 @@ import tempfile
 from pathlib import Path
 
 from perfsuite.errors import WriteError
+from perfsuite.remote import AnyPath
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -82,7 +83,7 @@ def append_line(path: Path, line: bytes) -> None:
         raise WriteError(f"cannot append to {path}: {error.strerror or error}") from error
 
 
-def remove_file(path: Path) -> None:
+def remove_file(path: AnyPath) -> None:
     """Remove `path` where it exists.
 
     Raises:

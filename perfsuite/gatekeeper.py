@@ -18,6 +18,7 @@ import msgspec
 import pytest
 
 from perfsuite.arming import GateRequest
+from perfsuite.errors import StorageError
 from perfsuite.gate.accepted import read_accepted
 from perfsuite.gate.baselines import choose_runs
 from perfsuite.gate.calibration import read_noise
@@ -26,11 +27,13 @@ from perfsuite.gate.proposals import without_proposed
 from perfsuite.gate.repository import find_trunk, is_in_history
 from perfsuite.gate.screen import MAX_SESSIONS, Candidate
 from perfsuite.gate.stamp import VerdictWord
+from perfsuite.gate.stored import StoredRun
 from perfsuite.gating import ACCEPTED_FILE, HIDDEN, GateResult, run_gate
 from perfsuite.markers import marker_arguments
 from perfsuite.options import GateChoices
 from perfsuite.records import CellRecord
 from perfsuite.saving import RunSaver
+from perfsuite.storing import STORAGE
 from perfsuite.verdicts import CellVerdict
 
 # What a run's stamp keeps of a verdict: a test that failed or was skipped has none.
@@ -195,24 +198,32 @@ class Gatekeeper:
 
     def _read_history(self) -> History:
         root = self._config.rootpath
-        storage = Path(self._config.getoption("benchmark_storage").removeprefix("file://"))
-        storage = self._config.invocation_params.dir / storage
-        trunk = find_trunk(root)
-        chosen = choose_runs(
-            storage,
-            self._selector,
-            self._saver.fingerprint,
-            is_in_history=None
-            if trunk is None
-            else lambda commit: is_in_history(root, commit, trunk),
-        )
-        chosen = without_proposed(chosen, root, storage, trunk)
+        usable, refused = self._choose_runs(root)
         return History(
-            runs=chosen.usable[-MAX_SESSIONS:],
-            refused=tuple(map(str, chosen.refused)),
+            runs=usable[-MAX_SESSIONS:],
+            refused=refused,
             accepted=read_accepted(root / ACCEPTED_FILE, datetime.date.today()),
             probe=lambda: self._saver.probe_s,
         )
+
+    def _choose_runs(self, root: Path) -> tuple[tuple[StoredRun, ...], tuple[str, ...]]:
+        storage = self._config.stash[STORAGE]
+        if storage is None:
+            return (), ("the runs in Elasticsearch, which only pytest-benchmark reads",)
+        trunk = find_trunk(root)
+        try:
+            chosen = choose_runs(
+                storage,
+                self._selector,
+                self._saver.fingerprint,
+                is_in_history=None
+                if trunk is None
+                else lambda commit: is_in_history(root, commit, trunk),
+            )
+        except StorageError as error:
+            return (), (str(error),)
+        chosen = without_proposed(chosen, root, storage, trunk)
+        return chosen.usable, tuple(map(str, chosen.refused))
 
     def _request(self, cells: Sequence[str]) -> GateRequest:
         choices, option = self._choices, self._config.option

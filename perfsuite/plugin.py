@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from perfsuite import fixtures, markers, options, recorder, saving
+from perfsuite import fixtures, markers, options, recorder, saving, storing
 from perfsuite.errors import (
     BusyMachineError,
     NotExercisedError,
@@ -67,7 +67,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(fixtures, "perfsuite-fixtures")
     config.pluginmanager.register(suite, "perfsuite-suite")
     config.pluginmanager.register(saver, "perfsuite-saver")
-    saving.set_default_storage(config)
+    storing.settle_storage(config)
 
 
 class Suite:

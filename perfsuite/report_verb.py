@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from perfsuite.files import write_atomically
+from perfsuite.remote import locate
 from perfsuite.report.folder import PAGE, write_folder
 from perfsuite.report.latex import to_latex
 from perfsuite.report.markdown import to_markdown
@@ -22,7 +23,8 @@ from perfsuite.units import option_bounds
 
 def report(
     runs: Annotated[
-        list[Path], typer.Argument(metavar="RUN.json...", help="Files of pytest-benchmark.")
+        list[str],
+        typer.Argument(metavar="RUN.json...", help="Files of pytest-benchmark, by path or URL."),
     ],
     html: Annotated[
         Path | None,
@@ -50,7 +52,8 @@ def report(
     an option the table is printed.
     """
     bounds = option_bounds(tolerance, limit)
-    found = tuple(map(with_reasons, read_runs(runs)))
+    paths = [locate(run, "RUN.json") for run in runs]
+    found = tuple(map(with_reasons, read_runs(paths)))
     made = report_on_runs(found, tolerance=bounds[0], limit=bounds[1])
     typer.echo(" ".join(filter(None, [made.summary.word, made.summary.text])))
     if html is not None:

@@ -23,9 +23,8 @@ from perfsuite.gate.baselines import save_run
 from perfsuite.gate.probe import probe_host
 from perfsuite.gate.stamp import RunStamp, VerdictWord, is_pull_request, put_stamp
 from perfsuite.measure.host import describe_host
+from perfsuite.storing import UrlStorage, attach_storage
 
-_STORAGE_OF_PYTEST_BENCHMARK = "file://./.benchmarks"
-_STORAGE = "file://./baselines"
 _PLUGIN_NAME = "pytest-benchmark"
 # A file that could not be written ends the session in 12, unless it ends in something graver:
 # 11 is an inconclusive cell, 5 that no test was found.
@@ -171,8 +170,9 @@ class RunSaver:
             session.logger.info(f"Wrote benchmark data in: {session.json}", purple=True)
 
         session.save_json = save_json
-        if not isinstance(session.storage, FileStorage):  # Elasticsearch writes whole documents
-            return
+        attach_storage(self._config, session)
+        if not isinstance(session.storage, FileStorage | UrlStorage):
+            return  # Elasticsearch writes whole documents
         storage: Any = session.storage
 
         def save(output_json: Any, name: str) -> None:
@@ -184,12 +184,6 @@ class RunSaver:
             session.logger.info(f"Saved benchmark data in: {path}")
 
         storage.save = save
-
-
-def set_default_storage(config: pytest.Config) -> None:
-    """Store under `baselines/`, where people review what they commit; an explicit place stays."""
-    if config.getoption("benchmark_storage", None) == _STORAGE_OF_PYTEST_BENCHMARK:
-        config.option.benchmark_storage = _STORAGE
 
 
 def write_run(config: pytest.Config, path: Path) -> None:

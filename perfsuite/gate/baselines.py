@@ -7,21 +7,24 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 from pytest_benchmark.utils import get_machine_id
 
-from perfsuite.errors import SettingError, WriteError
+from perfsuite.errors import SettingError, StorageError, WriteError
 from perfsuite.files import remove_file, write_atomically
-from perfsuite.gate.stored import StoredRun, Unusable, read_run
+from perfsuite.gate.stored import StoredRun, Unusable, read_run, read_runs
+from perfsuite.remote import AnyPath, RemotePath, locate
 from perfsuite.untrusted import printable
 
 # How pytest-benchmark names what it saves: four digits, then the name.
 _NUMBERED = "[0-9][0-9][0-9][0-9]_*.json"
+
+_Folder = TypeVar("_Folder", Path, RemotePath)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +36,7 @@ class Choice:
 
 
 def choose_runs(
-    storage: Path,
+    storage: AnyPath,
     selector: str | Literal[True],
     fingerprint: str,
     *,
@@ -42,23 +45,23 @@ def choose_runs(
     """Return the stored runs to compare with, and why each other one is refused.
 
     Args:
-        storage: The folder of `--benchmark-storage`.
+        storage: The place of `--benchmark-storage`.
         selector: What `--benchmark-compare` was given: True for every run, else a number, a glob or
-            the path of a file, as pytest-benchmark understands them.
+            the path of a file, as pytest-benchmark understands them, or a file's URL.
         fingerprint: Of the environment of this session.
         is_in_history: Whether a commit is the base or an ancestor of it; None outside of git, where
             runs are not tied to commits.
 
     Raises:
         SettingError: The selector is neither of them.
+        StorageError: The storage cannot be looked into.
     """
-    files = _find_files(storage, selector)
+    files = find_runs(storage, selector)
     if not files:
         return Choice(usable=(), refused=(_nothing_found(storage, selector),))
     refused: list[Unusable] = []
     usable: dict[tuple[datetime, str | None], StoredRun] = {}
-    for path in files:
-        run = _read_within(storage, path, selector)
+    for path, run in zip(files, _read_all(storage, files, selector), strict=True):
         if isinstance(run, Unusable):
             refused.append(run)
             continue
@@ -75,28 +78,55 @@ def choose_runs(
     return Choice(usable=tuple(newest_last), refused=tuple(refused))
 
 
-def _read_within(storage: Path, path: Path, selector: str | Literal[True]) -> StoredRun | Unusable:
+def _read_all(
+    storage: AnyPath, files: Sequence[AnyPath], selector: str | Literal[True]
+) -> list[StoredRun | Unusable]:
+    if isinstance(storage, RemotePath):
+        return read_runs(files)
+    return [_read_within(storage, path, selector) for path in files]
+
+
+def _read_within(
+    storage: Path, path: AnyPath, selector: str | Literal[True]
+) -> StoredRun | Unusable:
     # What the user named may lie anywhere; what was found must not lead anywhere.
+    if isinstance(path, RemotePath):
+        return read_run(path)
     is_named = selector is not True and path == Path(selector)
     if not is_named and not path.resolve().is_relative_to(storage.resolve()):
         return Unusable(path=path, reason="is a link that leads out of the storage")
     return read_run(path)
 
 
-def _find_files(storage: Path, selector: str | Literal[True]) -> list[Path]:
+def find_runs(storage: AnyPath, selector: str | Literal[True]) -> list[AnyPath]:
+    """Return the files that a selector of `choose_runs` names, the highest number last.
+
+    Raises:
+        SettingError: The selector is none.
+        StorageError: The storage cannot be looked into.
+    """
     if selector is True:
         # All machines' folders: the fingerprint tells them apart, and says so where none is left.
-        return _sorted({*storage.glob(_NUMBERED), *storage.glob(f"*/{_NUMBERED}")})
+        return _find(storage, _NUMBERED, f"*/{_NUMBERED}")
+    if "://" in selector:
+        return [locate(selector, "--benchmark-compare")]
     if Path(selector).is_file():
         return [Path(selector)]
     # The rest is pytest-benchmark's rule: FOLDER-GLOB/FILE-GLOB, or FILE-GLOB in this machine's
     # folder, both also in the storage itself (pytest_benchmark/storage/file.py, query).
     folder, name = _split_glob(selector)
     try:
-        files = {file for found in storage.glob(folder) for file in found.glob(name)}
-        return _sorted({*files, *storage.glob(name)})
+        return _find(storage, f"{folder}/{name}", name)
     except ValueError as error:  # such as "**" within a name
         raise _not_a_selector(selector) from error
+
+
+def _find(storage: AnyPath, *patterns: str) -> list[AnyPath]:
+    try:
+        found = {file for pattern in patterns for file in storage.glob(pattern)}
+    except OSError as error:
+        raise StorageError(f"{storage}: cannot be looked into: {error.strerror}") from error
+    return sorted(found, key=lambda file: (file.name, str(file.parent)))
 
 
 def _split_glob(selector: str) -> tuple[str, str]:
@@ -115,12 +145,8 @@ def _not_a_selector(selector: str) -> SettingError:
     )
 
 
-def _sorted(files: Iterable[Path]) -> list[Path]:
-    return sorted(files, key=lambda file: (file.name, file.parent))
-
-
-def _nothing_found(storage: Path, selector: str | Literal[True]) -> Unusable:
-    if not storage.is_dir():
+def _nothing_found(storage: AnyPath, selector: str | Literal[True]) -> Unusable:
+    if isinstance(storage, Path) and not storage.is_dir():
         return Unusable(path=storage, reason="does not exist, so no run is stored in it")
     matching = "" if selector is True else f" that matches {selector!r}"
     return Unusable(path=storage, reason=f"holds no stored run{matching}")
@@ -157,26 +183,48 @@ def _why_refused(
     return None
 
 
-def save_run(folder: Path, name: str, data: bytes) -> Path:
+def save_run(folder: AnyPath, name: str, data: bytes) -> AnyPath:
     """Save a run under the next free number and return where, whoever saves at the same time.
 
     Raises:
         WriteError: The run cannot be saved; nothing half-written stays.
     """
+    try:
+        if isinstance(folder, RemotePath):
+            return _save_remotely(folder, name, data)
+        return _save_locally(folder, name, data)
+    except OSError as error:
+        raise WriteError(f"cannot save {folder}/NNNN_{name}.json: {error.strerror}") from error
+
+
+def _save_locally(folder: Path, name: str, data: bytes) -> Path:
     beside = folder / f".{uuid.uuid4().hex}.saving"
     write_atomically(beside, data)
     try:
-        taken = [int(path.name[:4]) for path in folder.glob(_NUMBERED)]
-        number = max(taken, default=0) + 1
-        while True:
-            path = folder / f"{number:04}_{name}.json"
-            try:
-                os.link(beside, path)  # unlike a rename it fails where the name is taken
-            except FileExistsError:
-                number += 1
-            else:
-                return path
-    except OSError as error:
-        raise WriteError(f"cannot save {folder}/NNNN_{name}.json: {error.strerror}") from error
+        # Unlike a rename a link fails where the name is taken.
+        return _take_number(folder, name, lambda path: os.link(beside, path))
     finally:
         remove_file(beside)
+
+
+def _save_remotely(folder: RemotePath, name: str, data: bytes) -> RemotePath:
+    path = _take_number(folder, name, lambda path: path.create(data))
+    if path.refuses(data):
+        return path
+    # Anybody may write over it there, so it is saved again under a name that nobody else draws.
+    # What lies at the first one by now may be somebody else's: it stays.
+    return _take_number(folder, f"{name}-{uuid.uuid4().hex}", lambda path: path.create(data))
+
+
+def _take_number(folder: _Folder, name: str, create: Callable[[_Folder], None]) -> _Folder:
+    """Return the path of the lowest number that `create` could make, counted from the highest."""
+    taken = [int(path.name[:4]) for path in folder.glob(_NUMBERED)]
+    number = max(taken, default=0) + 1
+    while True:
+        path = folder / f"{number:04}_{name}.json"
+        try:
+            create(path)
+        except FileExistsError:
+            number += 1
+        else:
+            return path

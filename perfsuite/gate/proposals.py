@@ -10,31 +10,33 @@ from pathlib import Path
 
 from perfsuite.gate.baselines import Choice
 from perfsuite.gate.repository import changed_files
-from perfsuite.gate.stored import StoredRun, Unusable
+from perfsuite.gate.stored import Unusable
+from perfsuite.remote import AnyPath, RemotePath
 
 _REASON = "comes with the commits that are judged; it counts once they are merged"
 
 
-def without_proposed(chosen: Choice, root: Path, storage: Path, trunk: str | None) -> Choice:
+def without_proposed(chosen: Choice, root: Path, storage: AnyPath, trunk: str | None) -> Choice:
     """Return a choice of runs without those that no branch but this one has.
 
     Args:
         chosen: Of the runs in the storage.
         root: A folder of the checkout.
-        storage: The folder of `--benchmark-storage`.
+        storage: Of `--benchmark-storage`; what lies behind a URL comes with no commit.
         trunk: The newest commit that HEAD shares with the upstream's default branch; None outside
             of git, where nothing is proposed.
     """
-    changed = frozenset() if trunk is None else changed_files(root, trunk, storage.resolve())
-    if not changed:
+    if trunk is None or isinstance(storage, RemotePath):
         return chosen
-    proposed = [run for run in chosen.usable if _names_of(run) & changed]
+    changed = changed_files(root, trunk, storage.resolve())
+    proposed = [run for run in chosen.usable if _names_of(run.path) & changed]
     return Choice(
         usable=tuple(run for run in chosen.usable if run not in proposed),
         refused=(*chosen.refused, *(Unusable(path=run.path, reason=_REASON) for run in proposed)),
     )
 
 
-def _names_of(run: StoredRun) -> set[Path]:
+def _names_of(path: AnyPath) -> set[Path]:
     """The file, and the link that leads to it, as git calls them."""
-    return {run.path.parent.resolve() / run.path.name, run.path.resolve()}
+    assert isinstance(path, Path)
+    return {path.parent.resolve() / path.name, path.resolve()}

@@ -7,10 +7,10 @@ Must not know whether the run may serve as a baseline, nor how it is compared.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
@@ -18,9 +18,12 @@ import msgspec
 from perfsuite.gate.stamp import STAMP_KEY, RunStamp
 from perfsuite.json_file import read_json
 from perfsuite.records import MOST, Counts, Label, Memory, Operator, StageTimes
+from perfsuite.remote import AnyPath
 from perfsuite.stats import median
 from perfsuite.untrusted import in_utc, printable, why_unreadable
 
+# A server takes some 50 ms to answer, whoever else waits for it.
+_NUM_FETCHED = 8
 # Nothing else goes to git as a revision: a name that begins with a dash would be an option.
 _COMMIT = re.compile(r"[0-9a-f]{7,64}")
 
@@ -29,7 +32,7 @@ _COMMIT = re.compile(r"[0-9a-f]{7,64}")
 class Unusable:
     """A stored run, or a whole storage, that no comparison uses, and why."""
 
-    path: Path
+    path: AnyPath
     reason: str
 
     def __str__(self) -> str:
@@ -67,7 +70,7 @@ class StoredRun:
         cells: By full name, the node id.
     """
 
-    path: Path
+    path: AnyPath
     saved_at: datetime
     commit: str | None
     is_dirty: bool
@@ -124,7 +127,7 @@ class _Run(msgspec.Struct, frozen=True):
     stamp: RunStamp | None = msgspec.field(default=None, name=STAMP_KEY)
 
 
-def read_run(path: Path) -> StoredRun | Unusable:
+def read_run(path: AnyPath) -> StoredRun | Unusable:
     """Return the run that a file holds, or why it holds none."""
     try:
         run = msgspec.convert(read_json(path), _Run)
@@ -143,6 +146,12 @@ def read_run(path: Path) -> StoredRun | Unusable:
         stamp=run.stamp,
         cells=cells,
     )
+
+
+def read_runs(paths: Sequence[AnyPath]) -> list[StoredRun | Unusable]:
+    """Return what each file holds, or why it holds no run; several are fetched at a time."""
+    with ThreadPoolExecutor(_NUM_FETCHED) as pool:
+        return list(pool.map(read_run, paths))
 
 
 def _cells_of(benchmarks: Iterable[_Benchmark]) -> dict[str, StoredCell]:

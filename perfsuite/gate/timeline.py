@@ -9,11 +9,11 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from pathlib import Path
 from typing import Final
 
 from perfsuite.gate.accepted import Accepted, Rename, Slowdown
 from perfsuite.gate.stored import StoredRun
+from perfsuite.remote import AnyPath
 
 _WEEK: Final = timedelta(weeks=1)
 
@@ -30,7 +30,7 @@ class Point:
         is_excused: Whether only a reviewed exception let the cell through there.
     """
 
-    path: Path
+    path: AnyPath
     commit: str | None
     made_at: datetime
     time_s: float

@@ -9,7 +9,6 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -19,6 +18,7 @@ from perfsuite.cells import Recipe
 from perfsuite.errors import RecipeError, SettingError
 from perfsuite.json_file import read_json
 from perfsuite.records import MOST, CellRecord, Verdict
+from perfsuite.remote import AnyPath
 from perfsuite.report.rows import Past, Row, recipe_of
 from perfsuite.untrusted import in_utc, printable, why_unreadable
 
@@ -42,7 +42,7 @@ class Run:
         missing: Which cells measured nothing and why, one line each, as far as that is known.
     """
 
-    path: Path
+    path: AnyPath
     saved_at: datetime
     commit: str | None
     is_dirty: bool
@@ -98,7 +98,7 @@ class _OfAnybody(msgspec.Struct, frozen=True):
     verdict: Verdict | None = None
 
 
-def read_runs(paths: Sequence[Path]) -> tuple[Run, ...]:
+def read_runs(paths: Sequence[AnyPath]) -> tuple[Run, ...]:
     """Return the runs that files hold, the newest last.
 
     Raises:
@@ -146,7 +146,7 @@ def _past(run: Run, row: Row) -> Past:
     )
 
 
-def _read_run(path: Path) -> Run:
+def _read_run(path: AnyPath) -> Run:
     try:
         file = msgspec.convert(read_json(path), _File)
         saved_at = in_utc(file.datetime)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from perfsuite.errors import SettingError, WriteError
+from perfsuite.json_file import read_bytes
 from perfsuite.report.folder import write_folder
 from perfsuite.report.model import Report
 from perfsuite.report.rows import COLUMNS, Row
@@ -101,7 +102,8 @@ def _log_artifact(wandb: Any, runs: Sequence[Run], report: Report) -> None:
         artifact = wandb.Artifact("report", type="report")
         artifact.add_dir(folder, name="report")
         for number, run in enumerate(runs):
-            artifact.add_file(str(run.path), name=f"runs/{number}-{run.path.name}")
+            with artifact.new_file(f"runs/{number}-{run.path.name}", mode="xb") as file:
+                file.write(read_bytes(run.path))
         tracked.log_artifact(artifact)
         tracked.summary["verdict"] = report.summary.word
         tracked.summary["cells"] = report.summary.text
