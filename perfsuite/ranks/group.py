@@ -38,7 +38,7 @@ from perfsuite.ranks.wire import Failed, Job, RankStart, Reply, Skipped
 LOOK_S = 0.2
 # Ranks that lost a peer fail within 32 ms of it (measured, 4 gloo ranks on 2 cores); waiting longer
 # than that before blaming lets the true first failure arrive.
-_CASCADE_S = 0.5
+CASCADE_S = 0.5
 _GRACE_S = 5.0
 # Orphans are reaped by init, which may take its time or, in some containers, never do it.
 _REAPED_S = 1.0
@@ -246,7 +246,7 @@ class RankGroup:
         )
 
     def _receive_cascade(self) -> None:
-        end_s = time.monotonic() + _CASCADE_S
+        end_s = time.monotonic() + CASCADE_S
         while self._waiting() and (left_s := end_s - time.monotonic()) > 0:
             self._receive(left_s)
 
@@ -271,7 +271,7 @@ class RankGroup:
                 positions=positions,
                 world_size=self._world_size,
                 timeout_s=self._policy.collective_timeout_s,
-                lines=self._where_it_hangs(late_rank),
+                lines=self.where_it_hangs(late_rank),
             )
         if isinstance(failure, Failed) and failure.is_ours:
             kind: type[PerfsuiteError] = getattr(errors, failure.error)
@@ -295,14 +295,14 @@ class RankGroup:
             world_size=self._world_size,
             timeout_s=self._policy.timeout_s,
             num_loader_workers=len(_descendants(self._processes[rank].pid)),
-            lines=self._where_it_hangs(rank),
+            lines=self.where_it_hangs(rank),
         )
 
-    def where(self, rank: int) -> tuple[Position, tuple[str, ...]]:
-        """Return where a rank is, and its stack where it still runs."""
-        return self._board.read(rank), self._where_it_hangs(rank)
+    def position(self, rank: int) -> Position:
+        """Return where a rank is."""
+        return self._board.read(rank)
 
-    def _where_it_hangs(self, rank: int) -> tuple[str, ...]:
+    def where_it_hangs(self, rank: int) -> tuple[str, ...]:
         """Have a living rank write its stack to its log, and return that."""
         log = guard.log_path(self._folder, rank)
         pid = self._processes[rank].pid
