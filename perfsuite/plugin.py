@@ -17,6 +17,7 @@ import pytest
 from perfsuite import fixtures, markers, options, recorder, saving
 from perfsuite.errors import (
     BusyMachineError,
+    LostRankError,
     NotExercisedError,
     PerfsuiteError,
     SettingError,
@@ -311,10 +312,10 @@ def _line_of(item: pytest.Item, report: pytest.TestReport, error: BaseException 
     reason = None
     if isinstance(error, NotExercisedError):
         reason = str(error)
-    elif error is not None:
+    elif error is not None and not isinstance(error, LostRankError):
         reason = f"{type(error).__name__}: {error}"
-    elif report.failed:
-        reason = report.longreprtext  # of another rank
+    elif report.failed:  # on another rank, which the report names
+        reason = report.longreprtext
     elif outcome is None:
         reason = "the test measured nothing"
     elif outcome.missing:

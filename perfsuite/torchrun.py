@@ -82,6 +82,7 @@ class TorchrunSession:
         self._membership = membership
         self._cells_file = cells_file
         self._peers: Peers | None = None
+        self._has_lost = False
         self._stderr = sys.stderr
         _refuse_process_pools(config)
         if not self.is_first:
@@ -146,7 +147,7 @@ class TorchrunSession:
             report: Of the phase; a failure of another rank makes it one.
             error: What was raised here.
         """
-        if self._peers is None:
+        if self._peers is None or self._has_lost:
             return
         mine = PhaseEnd(
             outcome=report.outcome,
@@ -156,6 +157,7 @@ class TorchrunSession:
         try:
             ends = self._peers.end_phase(mine)
         except LostRankError as lost:
+            self._has_lost = True
             self._session.shouldfail = f"perfsuite: {lost}"
             report.outcome, report.longrepr = "failed", f"LostRankError: {lost}"
             return
