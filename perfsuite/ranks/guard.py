@@ -64,7 +64,9 @@ def enter_rank(start: RankStart, pipe: Connection) -> None:
 def enter_messenger(start: MessengerStart, pipe: Connection) -> None:
     """Make this process one that dies with its controller, then hand over to the messenger."""
     die_with_controller()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # torchrun ends whole process groups; a controller that goes on to the end needs its messenger.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     _send_output_to(Path(start.folder) / "messenger.log")
     importlib.import_module("perfsuite.ranks.messenger").serve(start, pipe)
 

@@ -129,7 +129,8 @@ class Peers:
         self._post(_SESSION, _GONE, None)
         # Its host may keep the store, in which others have something to read yet.
         if self.membership.is_first:
-            self._await_all(_SESSION, _GONE)
+            with contextlib.suppress(LostRankError):
+                self._await_all(_SESSION, _GONE)
         return values
 
     def refuse_absent(self, ranks: Iterable[int], heard: Container[int]) -> None:
