@@ -86,8 +86,8 @@ class RankFailureError(PerfsuiteError):
         self.lost_peer = lost_peer
 
     def __reduce__(self) -> tuple[object, ...]:
-        # Past __init__, whose keywords are no part of `args`.
-        return copyreg.__newobj__, (type(self), *self.args), self.__dict__
+        # As any object's: an exception's own calls __init__ with `args`, where no keyword is.
+        return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
 
 
 class LostRankError(PerfsuiteError):

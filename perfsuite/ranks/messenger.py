@@ -13,9 +13,8 @@ import threading
 import time
 from multiprocessing.connection import Connection
 
-import torch.distributed as dist
-
 from perfsuite.ranks.mail import Letter, Lost, MessengerStart
+from perfsuite.ranks.stores import Store, StoreError, StoreTimeoutError, open_store
 
 # How often a messenger shows that it is alive, and looks whether others are.
 _BEAT_S = 1.0
@@ -26,9 +25,9 @@ _PAGE_BYTES = 4 * 2**20
 def serve(start: MessengerStart, pipe: Connection) -> None:
     """Carry letters both ways until the controller closes its end."""
     try:
-        outgoing = _connect(start, hosts_store=start.membership.hosts_store)
-        incoming = _connect(start, hosts_store=False)
-    except dist.DistError as error:
+        outgoing = _connect(start, is_host=start.membership.hosts_store)
+        incoming = _connect(start, is_host=False)
+    except StoreError as error:
         pipe.send(Lost(reason=_cannot_connect(start, error)))
         return
     reader = threading.Thread(target=_Reader(start, incoming, pipe).run, daemon=True)
@@ -38,14 +37,14 @@ def serve(start: MessengerStart, pipe: Connection) -> None:
             _post(outgoing, pipe.recv_bytes())
     except (EOFError, ConnectionResetError):
         os._exit(0)  # the reader waits in the store, and an exit handler would wait for it
-    except dist.DistError:
+    except StoreError:
         reader.join()  # it meets the same, and says so
 
 
 class _Reader:
     """Hands on each letter of the list, and tells who has fallen silent."""
 
-    def __init__(self, start: MessengerStart, store: dist.Store, pipe: Connection) -> None:
+    def __init__(self, start: MessengerStart, store: Store, pipe: Connection) -> None:
         membership = start.membership
         self._start = start
         self._store = store
@@ -65,7 +64,7 @@ class _Reader:
         try:
             while (lost := self._step()) is None:
                 pass
-        except dist.DistError as error:
+        except StoreError as error:
             lost = f"the store of torchrun is gone: {_first_line(error)}"
         except (BrokenPipeError, ConnectionResetError):
             return  # the controller is gone, and so is this process in a moment
@@ -74,7 +73,7 @@ class _Reader:
     def _step(self) -> str | None:
         try:
             self._store.wait([_key(self._num_read)], datetime.timedelta(seconds=_BEAT_S))
-        except dist.DistStoreError:
+        except StoreTimeoutError:
             pass  # no letter in this second
         else:
             self._pipe.send(Letter(content=self._take()))
@@ -114,24 +113,23 @@ class _Reader:
         return None
 
 
-def _connect(start: MessengerStart, *, hosts_store: bool) -> dist.Store:
+def _connect(start: MessengerStart, *, is_host: bool) -> Store:
     membership = start.membership
-    store = dist.TCPStore(
+    return open_store(
         membership.host,
         membership.port,
-        is_master=hosts_store,
-        timeout=datetime.timedelta(seconds=start.arrival_s),
-        wait_for_workers=False,
+        prefix=f"{membership.prefix}/letters",
+        timeout_s=start.arrival_s,
+        is_host=is_host,
     )
-    return dist.PrefixStore(f"{membership.prefix}/letters", store)
 
 
-def _post(store: dist.Store, content: bytes) -> None:
+def _post(store: Store, content: bytes) -> None:
     """Put a letter at the end of the list."""
     pages = [content[at : at + _PAGE_BYTES] for at in range(0, len(content), _PAGE_BYTES)]
     key = _key(store.add("posted", 1) - 1)
     for number, page in enumerate(pages):
-        store.set(f"{key}.{number}", page)
+        store.set(f"{key}.{number}", page)  # type: ignore[arg-type]  # bytes, as elastic does
     store.set(key, str(len(pages)))
 
 

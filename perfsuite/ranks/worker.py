@@ -29,6 +29,7 @@ from perfsuite.ranks.measuring import run_cell
 from perfsuite.ranks.packing import pack, unpack
 from perfsuite.ranks.profiling import take_profile
 from perfsuite.ranks.progress import Board, BoardWriter
+from perfsuite.ranks.stores import Store, open_store
 from perfsuite.ranks.verifying import check_recorded, record_rank
 from perfsuite.ranks.wire import (
     CallFunction,
@@ -143,20 +144,15 @@ def _process_group(start: RankStart) -> Iterator[None]:
     dist.destroy_process_group()
 
 
-def _store(start: RankStart) -> dist.Store:
+def _store(start: RankStart) -> Store:
     if start.rendezvous is None:
         return dist.FileStore(  # type: ignore[attr-defined]  # documented, missing in __all__
             str(Path(start.folder) / "store"), start.world_size
         )
     place = start.rendezvous
-    server = dist.TCPStore(
-        place.host,
-        place.port,
-        is_master=False,
-        timeout=datetime.timedelta(seconds=start.collective_timeout_s),
-        wait_for_workers=False,
+    return open_store(
+        place.host, place.port, prefix=place.prefix, timeout_s=start.collective_timeout_s
     )
-    return dist.PrefixStore(place.prefix, server)
 
 
 def _own_gpu() -> torch.device:
