@@ -115,6 +115,10 @@ class Suite:
         return {} if self._torchrun is None else self._torchrun.finished
 
     @property
+    def _has_lost_a_rank(self) -> bool:
+        return self._torchrun is not None and self._torchrun.has_lost
+
+    @property
     def session(self) -> Session:
         """The session, made when the first test needs it."""
         if self._session is None:
@@ -232,7 +236,7 @@ class Suite:
         """Append a cell that ended to cells.jsonl, which each session begins anew."""
         is_first = not self._lines and not self.finished
         self._lines.append(line)
-        if not self._writes or line.fullname in self.finished:
+        if not self._writes or line.fullname in self.finished or self._has_lost_a_rank:
             return
         path = self._choices.results / CELLS_FILE
         try:

@@ -63,6 +63,8 @@ class TorchrunSession:
     Attributes:
         is_first: Whether this rank prints and writes.
         finished: The cells that were finished before torchrun started the ranks again.
+        has_lost: Whether another rank's pytest is gone, and so the test that was running is not
+            finished.
     """
 
     def __init__(self, config: pytest.Config, membership: Membership, cells_file: Path) -> None:
@@ -78,11 +80,11 @@ class TorchrunSession:
         """
         self.is_first = membership.is_first
         self.finished: dict[str, CellLine] = {}
+        self.has_lost = False
         self._config = config
         self._membership = membership
         self._cells_file = cells_file
         self._peers: Peers | None = None
-        self._has_lost = False
         self._stderr = sys.stderr
         _refuse_process_pools(config)
         if not self.is_first:
@@ -147,7 +149,7 @@ class TorchrunSession:
             report: Of the phase; a failure of another rank makes it one.
             error: What was raised here.
         """
-        if self._peers is None or self._has_lost:
+        if self._peers is None or self.has_lost:
             return
         mine = PhaseEnd(
             outcome=report.outcome,
@@ -157,7 +159,7 @@ class TorchrunSession:
         try:
             ends = self._peers.end_phase(mine)
         except LostRankError as lost:
-            self._has_lost = True
+            self.has_lost = True
             self._session.shouldfail = f"perfsuite: {lost}"
             report.outcome, report.longrepr = "failed", f"LostRankError: {lost}"
             return
