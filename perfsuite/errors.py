@@ -7,6 +7,8 @@ ours. This module must not know who raises or who shows an error.
 
 from __future__ import annotations
 
+import copyreg
+
 
 class PerfsuiteError(Exception):
     """Base of all errors whose message is meant for the user."""
@@ -63,6 +65,7 @@ class RankFailureError(PerfsuiteError):
         phase: What the rank was doing ("warm-up", "measure", ...).
         stage: The stage of the step it was in ("forward", ...), else None.
         log_lines: The last lines that the rank wrote to its standard output and error.
+        lost_peer: Whether it only says that another rank is gone or late.
     """
 
     def __init__(
@@ -75,6 +78,7 @@ class RankFailureError(PerfsuiteError):
         phase: str | None = None,
         stage: str | None = None,
         log_lines: tuple[str, ...] = (),
+        lost_peer: bool = False,
     ) -> None:
         super().__init__(message)
         self.rank = rank
@@ -83,3 +87,12 @@ class RankFailureError(PerfsuiteError):
         self.phase = phase
         self.stage = stage
         self.log_lines = log_lines
+        self.lost_peer = lost_peer
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # As any object's: an exception's own calls __init__ with `args`, where no keyword is.
+        return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
+
+
+class LostRankError(PerfsuiteError):
+    """The pytest process of another rank is gone or does not answer; the session cannot go on."""

@@ -17,6 +17,7 @@ import pytest
 from perfsuite.errors import SettingError
 from perfsuite.gate.rule import FIRST_LOOK
 from perfsuite.gate.trials import Budget
+from perfsuite.ranks.membership import Membership, read_membership
 from perfsuite.ranks.turns import FAULTS, TurnChannel
 from perfsuite.settings import DEVICES, MAX_SEED, Device, Settings
 from perfsuite.units import parse_ratio, parse_seconds
@@ -263,6 +264,7 @@ class Choices:
         results: Folder of run.json and cells.jsonl.
         checks_numerics: Whether cells are checked before they are timed.
         gate: How cells are judged.
+        membership: This process's place among those that torchrun started; None where it is alone.
     """
 
     settings: Settings
@@ -271,6 +273,7 @@ class Choices:
     results: Path
     checks_numerics: bool
     gate: GateChoices
+    membership: Membership | None
 
 
 def add_options(parser: pytest.Parser) -> None:
@@ -306,6 +309,7 @@ def resolve(config: pytest.Config) -> Choices:
         results=config.rootpath / value["report"],
         checks_numerics=value["numerics"] == "on",
         gate=_gate_choices(config, value),
+        membership=read_membership(os.environ),
     )
 
 

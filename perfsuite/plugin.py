@@ -7,7 +7,7 @@ shown by `report`. Costs nothing where unused, and never imports torch.
 from __future__ import annotations
 
 import os
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import pytest
 from perfsuite import fixtures, markers, options, recorder, saving, storing
 from perfsuite.errors import (
     BusyMachineError,
+    LostRankError,
     NotExercisedError,
     PerfsuiteError,
     SettingError,
@@ -29,6 +30,7 @@ from perfsuite.records import CellLine, encode_line
 from perfsuite.report.gate import sentence, verdict_lines
 from perfsuite.report.tables import not_exercised_lines, progress_line, terminal_table
 from perfsuite.session import Session
+from perfsuite.torchrun import TorchrunSession
 from perfsuite.verdicts import exit_code
 
 # The environment was refused, or a file could not be written.
@@ -38,6 +40,11 @@ _EXIT_REFUSED = 12
 TAKES_TURNS = 2
 
 _PROGRESS = "perfsuite"
+CELLS_FILE = "cells.jsonl"
+_NO_GATE_UNDER_TORCHRUN = (
+    "--benchmark-compare is the gate, which starts the ranks of both sides on one machine, and "
+    "torchrun has started this session; gate without torchrun, or add --perf-gate=off"
+)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -61,8 +68,14 @@ def pytest_configure(config: pytest.Config) -> None:
     gatekeeper = None
     if recorder.is_comparing(config) and choices.gate.is_on:
         refuse_silent_passes(config)
+        if choices.membership is not None:
+            raise pytest.UsageError(_NO_GATE_UNDER_TORCHRUN)
         gatekeeper = Gatekeeper(config, choices.gate, saver)
-    suite = Suite(config, choices, gatekeeper)
+    torchrun = None
+    if choices.membership is not None:
+        torchrun = TorchrunSession(config, choices.membership, choices.results / CELLS_FILE)
+        config.pluginmanager.register(torchrun, "perfsuite-torchrun")
+    suite = Suite(config, choices, gatekeeper, torchrun)
     config.stash[SUITE] = suite
     config.pluginmanager.register(fixtures, "perfsuite-fixtures")
     config.pluginmanager.register(suite, "perfsuite-suite")
@@ -74,11 +87,17 @@ class Suite:
     """One pytest session's cells: what was asked for, what runs them, what became of them."""
 
     def __init__(
-        self, config: pytest.Config, choices: options.Choices, gatekeeper: Gatekeeper | None
+        self,
+        config: pytest.Config,
+        choices: options.Choices,
+        gatekeeper: Gatekeeper | None,
+        torchrun: TorchrunSession | None,
     ) -> None:
         self._config = config
         self._choices = choices
         self._gatekeeper = gatekeeper
+        self._torchrun = torchrun
+        self._writes = torchrun is None or torchrun.is_first
         self._words: list[str] = []
         self._num_verdicts_that_fail = 0
         self._session: Session | None = None
@@ -89,6 +108,15 @@ class Suite:
     def checks_numerics(self) -> bool:
         """Whether cells are checked before they are timed."""
         return self._choices.checks_numerics
+
+    @property
+    def finished(self) -> Mapping[str, CellLine]:
+        """Cells that were measured before torchrun started the ranks again."""
+        return {} if self._torchrun is None else self._torchrun.finished
+
+    @property
+    def _has_lost_a_rank(self) -> bool:
+        return self._torchrun is not None and self._torchrun.has_lost
 
     @property
     def session(self) -> Session:
@@ -170,12 +198,14 @@ class Suite:
             report.longrepr = (str(path), (line_number or 0) + 1, f"NOT EXERCISED: {error}")
         elif isinstance(error, PerfsuiteError):
             report.longrepr = f"{type(error).__name__}: {error}"
+        if self._torchrun is not None:
+            self._torchrun.agree_on(report, error)
         if isinstance(error, PerfsuiteError):
             recorder.expect_no_record(item)
         if report.when == "call" and report.passed and self._gatekeeper is not None:
             self._give_verdict(item, report, self._gatekeeper)
         if report.when == "call" and is_cell(item) and recorder.is_recorded(item):
-            line = _line_of(item, report, error)
+            line = self.finished.get(item.nodeid) or _line_of(item, report, error)
             self._keep(line)
             report.user_properties.append((_PROGRESS, progress_line(line)))
         return report
@@ -204,14 +234,17 @@ class Suite:
 
     def _keep(self, line: CellLine) -> None:
         """Append a cell that ended to cells.jsonl, which each session begins anew."""
-        path = self._choices.results / "cells.jsonl"
+        is_first = not self._lines and not self.finished
+        self._lines.append(line)
+        if not self._writes or line.fullname in self.finished or self._has_lost_a_rank:
+            return
+        path = self._choices.results / CELLS_FILE
         try:
-            if not self._lines:
+            if is_first:
                 remove_file(path)
             append_line(path, encode_line(line))
         except WriteError as error:
             self._write_error = error
-        self._lines.append(line)
 
     def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
         """Show no dot for a measured cell: it gets a line."""
@@ -230,7 +263,7 @@ class Suite:
         """Write the run; what could not be written or judged is not a success."""
         if self._session is not None:
             self._session.close()
-        if any(line.perfsuite is not None for line in self._lines):
+        if self._writes and any(line.perfsuite is not None for line in self._lines):
             self._write_run(self._choices.results / "run.json")
         if session.exitstatus == pytest.ExitCode.OK and self._write_error is not None:
             session.exitstatus = _EXIT_REFUSED
@@ -283,8 +316,10 @@ def _line_of(item: pytest.Item, report: pytest.TestReport, error: BaseException 
     reason = None
     if isinstance(error, NotExercisedError):
         reason = str(error)
-    elif error is not None:
+    elif error is not None and not isinstance(error, LostRankError):
         reason = f"{type(error).__name__}: {error}"
+    elif report.failed:  # on another rank, which the report names
+        reason = report.longreprtext
     elif outcome is None:
         reason = "the test measured nothing"
     elif outcome.missing:

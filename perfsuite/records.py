@@ -270,13 +270,14 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         step_times_s: Seconds per iteration of each round, the slowest rank's.
-        num_iterations: Iterations of one round.
+        num_iterations: Iterations of one round; None of a cell that was measured before torchrun
+            started the ranks again.
         record: The record that was stored beside the times.
         missing: Why a number in the record is None, by the number's name.
     """
 
     step_times_s: tuple[float, ...]
-    num_iterations: int
+    num_iterations: int | None
     record: CellRecord
     missing: dict[str, str]
 

@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any, cast
 
 from perfsuite import verification
-from perfsuite.cells import Activity, Hardware, MeasurePlan, Recipe, why_not_exercised
+from perfsuite.cells import Activity, Hardware, MeasurePlan, Recipe
 from perfsuite.errors import (
     EquivalenceError,
     NotExercisedError,
@@ -22,14 +22,16 @@ from perfsuite.errors import (
     RecipeError,
     SettingError,
 )
+from perfsuite.launchers import Alone, Launcher, Together
 from perfsuite.measure.devices import visible_gpus
 from perfsuite.outcomes import combine
 from perfsuite.profiles import ProfiledRun
 from perfsuite.profiling import combine_profiles
 from perfsuite.ranks.chains import Chain, GroupRequest, run_chain, run_chains
-from perfsuite.ranks.group import GroupPolicy, run_group
+from perfsuite.ranks.group import GroupPolicy
 from perfsuite.ranks.guard import make_group_folder, remove_group_folder, sweep_stale_folders
 from perfsuite.ranks.packing import pack, unpack
+from perfsuite.ranks.peers import Peers
 from perfsuite.ranks.wire import (
     CallFunction,
     CellMeasured,
@@ -63,16 +65,19 @@ class Session:
         """
         self._settings = settings
         gpus = visible_gpus()
-        self.hardware = Hardware(
+        hardware = Hardware(
             device=("cuda" if gpus else "cpu") if settings.device == "auto" else settings.device,
             num_gpus=len(gpus),
             num_cores=len(os.sched_getaffinity(0)),
             compute_capability=gpus[0].compute_capability if gpus else None,
             has_horovod=importlib.util.find_spec("horovod") is not None,
         )
+        self._gpus = [gpu.uuid for gpu in gpus]
+        self._lock = TimingLock(wait_s=settings.wait_s, say=say)
+        self._launcher: Launcher = Alone(hardware, self._lock)
         self._policy = GroupPolicy(
-            device=self.hardware.device,
-            num_gpus=self.hardware.num_gpus,
+            device=hardware.device,
+            num_gpus=hardware.num_gpus,
             timeout_s=settings.timeout_s,
             # Ranks wait for a turn in a collective, and the other arm's turn may be a long one.
             collective_timeout_s=(
@@ -83,9 +88,21 @@ class Session:
             turns=settings.turns,
             shows_output=settings.shows_output,
         )
-        self._lock = TimingLock(wait_s=settings.wait_s, say=say)
         self._has_swept = False
         self._reports: dict[tuple[object, ...], EquivalenceReport] = {}
+
+    @property
+    def hardware(self) -> Hardware:
+        """What there is for the ranks."""
+        return self._launcher.hardware
+
+    def meet(self, peers: Peers) -> None:
+        """From now on run every group together with the other processes of this session.
+
+        Raises:
+            LostRankError: A rank did not come.
+        """
+        self._launcher = Together(self.hardware, self._lock, peers, self._gpus)
 
     def hold_machine(self) -> None:
         """Return when no other timing session is at work; the machine is held until `close`.
@@ -93,7 +110,7 @@ class Session:
         Raises:
             BusyMachineError: Another session held it for all of the waiting time.
         """
-        self._lock.acquire()
+        self._launcher.hold_machine()
 
     def close(self) -> None:
         """Let the machine go."""
@@ -121,7 +138,7 @@ class Session:
         """
         self._sweep_once()
         job = CallFunction(call=pack((function, tuple(args)), by_value=by_value))
-        replies = run_group(job, world_size=num_ranks, policy=self._policy)
+        replies = self._launcher.run(job, world_size=num_ranks, policy=self._policy)
         return [unpack(cast(FunctionReturned, reply).value) for reply in replies]
 
     def measure_cell(
@@ -215,7 +232,7 @@ class Session:
             PerfsuiteError: The workload or its data is at fault, or a rank failed.
         """
         _check_is_recipe(recipe)
-        return run_chain(self._verify(workload, recipe, num_steps, by_value))
+        return run_chain(self._verify(workload, recipe, num_steps, by_value), self._launcher.run)
 
     def verify_each(
         self, workload: str, recipes: Sequence[Recipe], *, num_steps: int = 3
@@ -244,7 +261,7 @@ class Session:
         return verification.report(name, recipe, checked)
 
     def _check(self, workload: bytes, recipe: Recipe, num_steps: int) -> Chain[RunChecked]:
-        reason = why_not_exercised(recipe, self.hardware)
+        reason = self._launcher.why_not_exercised(recipe)
         if reason is not None:
             raise NotExercisedError(reason)
         self._sweep_once()
@@ -342,14 +359,14 @@ class Session:
 
     def _run_timed(self, job: RunCell | RunProfile, *, is_timed: bool = True) -> list[Reply]:
         """What the ranks reply, alone on the machine where their times are kept."""
-        reason = why_not_exercised(job.recipe, self.hardware)
+        reason = self._launcher.why_not_exercised(job.recipe)
         if reason is not None:
             raise NotExercisedError(reason)
         self._sweep_once()
         if is_timed and self._settings.turns is None:
-            self._lock.acquire()
+            self.hold_machine()
         plan = job.recipe.plan
-        return run_group(
+        return self._launcher.run(
             job,
             world_size=plan.world_size,
             policy=self._policy,

@@ -19,7 +19,11 @@ _FOLDER = Path("/tmp")
 
 
 class TimingLock:
-    """Holds the machine from the first timed cell to the end of the session."""
+    """Holds the machine from the first timed cell to the end of the session.
+
+    Attributes:
+        folder: Where the lock file lies.
+    """
 
     def __init__(
         self, *, wait_s: float, say: Callable[[str], None], folder: Path = _FOLDER
@@ -31,6 +35,7 @@ class TimingLock:
             say: Shows a line to the user.
             folder: Where the lock file lies.
         """
+        self.folder = folder
         self._wait_s = wait_s
         self._say = say
         self._lock = FileLock(folder / f"perfsuite-{os.getuid()}.lock")

@@ -93,14 +93,9 @@ def says_lost_peer(text: str) -> bool:
     return any(sign in text for sign in _LOST_PEER_SIGNS)
 
 
-def furthest_behind(board: Board, ranks: Sequence[int]) -> int:
+def furthest_behind(positions: Mapping[int, Position]) -> int:
     """Return the rank with the fewest steps, of equals the one with the fewest marks."""
-
-    def progress(rank: int) -> tuple[int, int]:
-        position = board.read(rank)
-        return position.step, position.num_marks
-
-    return min(ranks, key=progress)
+    return min(positions, key=lambda rank: (positions[rank].step, positions[rank].num_marks))
 
 
 def rank_error(
@@ -132,6 +127,7 @@ def rank_error(
         phase=position.phase,
         stage=position.stage,
         log_lines=tail,
+        lost_peer=failure.lost_peer,
     )
 
 
@@ -160,17 +156,17 @@ def late_rank_error(
     rank: int,
     *,
     waiting_rank: int,
-    board: Board,
+    positions: Mapping[int, Position],
     world_size: int,
     timeout_s: float,
     lines: tuple[str, ...],
 ) -> RankFailureError:
     """Return the error of a rank for which another waited in vain in a collective."""
-    position = board.read(rank)
+    position = positions[rank]
     return RankFailureError(
         f"rank {rank} of {world_size} did not come to a collective within {timeout_s:g} s "
         f"(--perf-collective-timeout): it is in {position}, and rank {waiting_rank} waited in "
-        f"{board.read(waiting_rank)}" + _block("where it is", lines),
+        f"{positions[waiting_rank]}" + _block("where it is", lines),
         rank=rank,
         phase=position.phase,
         stage=position.stage,

@@ -7,15 +7,16 @@ what a chain is for, and imports no torch.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from perfsuite.errors import PerfsuiteError
-from perfsuite.ranks.group import LOOK_S, GroupPolicy, RankGroup
+from perfsuite.ranks.group import LOOK_S, GroupPolicy, RankGroup, run_group
 from perfsuite.ranks.wire import Job, Reply
 
 T = TypeVar("T")
@@ -34,12 +35,36 @@ class GroupRequest:
 Chain = Generator[GroupRequest, list[Reply], T]
 
 
-def run_chain(chain: Chain[T]) -> T:
-    """Return what one chain returns, or raise what it raises."""
-    (outcome,) = run_chains([chain], at_once=1)
-    if isinstance(outcome, PerfsuiteError):
-        raise outcome
-    return outcome
+class RunGroup(Protocol):
+    """How one group is run to its end: `group.run_group`, or one like it."""
+
+    def __call__(
+        self, job: Job, *, world_size: int, policy: GroupPolicy, needs_group: bool = True
+    ) -> list[Reply]:
+        """Return the ranks' replies, in rank order."""
+
+
+def run_chain(chain: Chain[T], run: RunGroup = run_group) -> T:
+    """Return what one chain returns, or raise what it raises; its groups are run by `run`."""
+    resume: Callable[[], GroupRequest] = functools.partial(next, chain)
+    with contextlib.closing(chain):
+        while True:
+            try:
+                request = resume()
+            except StopIteration as end:
+                returned: T = end.value
+                return returned
+            try:
+                replies = run(
+                    request.job,
+                    world_size=request.world_size,
+                    policy=request.policy,
+                    needs_group=request.needs_group,
+                )
+            except PerfsuiteError as error:
+                resume = functools.partial(chain.throw, error)
+            else:
+                resume = functools.partial(chain.send, replies)
 
 
 def run_chains(chains: Iterable[Chain[T]], *, at_once: int) -> Iterator[T | PerfsuiteError]:

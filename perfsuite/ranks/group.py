@@ -8,16 +8,13 @@ does, and imports no torch.
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
 import signal
-import sys
 import time
-import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
-from multiprocessing.context import ForkServerContext, ForkServerProcess
+from multiprocessing.context import ForkServerProcess
 from typing import cast
 
 import psutil
@@ -31,26 +28,17 @@ from perfsuite.errors import (
     RankFailureError,
 )
 from perfsuite.ranks import blame, guard
-from perfsuite.ranks.progress import Board
+from perfsuite.ranks.forking import start_process
+from perfsuite.ranks.parts import Part, all_parts
+from perfsuite.ranks.progress import Board, Position
 from perfsuite.ranks.turns import TurnChannel
 from perfsuite.ranks.wire import Failed, Job, RankStart, Reply, Skipped
 
-# The modules whose import a rank would otherwise pay for: the first DistributedDataParallel of a
-# process imports torch._dynamo (900 modules, 1 s), the first pipeline torch.export.
-_PRELOADED = (
-    "torch",
-    "torch.distributed",
-    "torch._dynamo",
-    "torch.distributed.fsdp",
-    "torch.distributed.tensor.parallel",
-    "torch.distributed.pipelining",
-    "perfsuite.ranks.worker",
-)
 # How often the board is looked at while no rank says anything.
 LOOK_S = 0.2
 # Ranks that lost a peer fail within 32 ms of it (measured, 4 gloo ranks on 2 cores); waiting longer
 # than that before blaming lets the true first failure arrive.
-_CASCADE_S = 0.5
+CASCADE_S = 0.5
 _GRACE_S = 5.0
 # Orphans are reaped by init, which may take its time or, in some containers, never do it.
 _REAPED_S = 1.0
@@ -112,30 +100,53 @@ class RankGroup:
     """The running ranks of one job; a context manager that leaves nothing behind."""
 
     def __init__(
-        self, job: Job, *, world_size: int, policy: GroupPolicy, needs_group: bool
+        self,
+        job: Job,
+        *,
+        world_size: int,
+        policy: GroupPolicy,
+        needs_group: bool,
+        part: Part | None = None,
     ) -> None:
+        """Start the ranks.
+
+        Args:
+            job: What each rank does.
+            world_size: Number of ranks.
+            policy: How they are started and watched.
+            needs_group: Whether torch.distributed is to be initialised in the ranks.
+            part: The one rank to start here of a group that spans controllers; None starts all.
+        """
+        parts = (
+            (part,)
+            if part is not None
+            else all_parts(world_size, device=policy.device, num_gpus=policy.num_gpus)
+        )
+        self._ranks = tuple(one.rank for one in parts)
         self._world_size = world_size
         self._policy = policy
         self._folder = guard.make_group_folder()
         self._board = Board(self._folder / "progress", world_size)
-        self._processes: list[ForkServerProcess] = []
-        self._pipes: list[Connection] = []
+        self._processes: dict[int, ForkServerProcess] = {}
+        self._pipes: dict[int, Connection] = {}
         self._replies: dict[int, Reply | blame.Died] = {}
         self._watch = blame.ProgressWatch(self._board, world_size)
-        backend = _backend(world_size, policy) if needs_group else None
         try:
             cores = tuple(sorted(os.sched_getaffinity(0)))
-            for rank in range(world_size):
+            pins = policy.pins_ranks and policy.device == "cpu"
+            for one in parts:
                 self._start(
                     RankStart(
-                        rank=rank,
+                        rank=one.rank,
                         world_size=world_size,
                         folder=str(self._folder),
                         device=policy.device,
-                        backend=backend,
+                        gpu=one.gpu,
+                        backend=one.backend if needs_group else None,
+                        rendezvous=one.rendezvous,
                         collective_timeout_s=policy.collective_timeout_s,
                         num_threads=policy.num_threads,
-                        core=_core_of(rank, world_size, cores, policy),
+                        core=one.core_of(cores) if pins else None,
                         cores=cores,
                         import_roots=policy.import_roots,
                         seed=policy.seed,
@@ -154,14 +165,9 @@ class RankGroup:
         self.end()
 
     def _start(self, start: RankStart) -> None:
-        context = _forkserver()
-        ours, theirs = context.Pipe()
-        process = context.Process(target=guard.enter_rank, args=(start, theirs))
-        with _without_main_module():
-            process.start()
-        theirs.close()
-        self._processes.append(process)
-        self._pipes.append(ours)
+        self._processes[start.rank], self._pipes[start.rank] = start_process(
+            guard.enter_rank, start
+        )
 
     def collect(self) -> list[Reply]:
         """Wait for every rank's reply.
@@ -198,10 +204,10 @@ class RankGroup:
         self._raise_first_failure()
         if self._policy.shows_output:
             self._show_logs()
-        return [cast(Reply, self._replies[rank]) for rank in range(self._world_size)]
+        return [cast(Reply, self._replies[rank]) for rank in self._ranks]
 
     def _waiting(self) -> list[int]:
-        return [rank for rank in range(self._world_size) if rank not in self._replies]
+        return [rank for rank in self._ranks if rank not in self._replies]
 
     def _sources(self) -> dict[Connection | int, int]:
         """The rank of each pipe and sentinel that is still to be heard."""
@@ -240,7 +246,7 @@ class RankGroup:
         )
 
     def _receive_cascade(self) -> None:
-        end_s = time.monotonic() + _CASCADE_S
+        end_s = time.monotonic() + CASCADE_S
         while self._waiting() and (left_s := end_s - time.monotonic()) > 0:
             self._receive(left_s)
 
@@ -257,14 +263,15 @@ class RankGroup:
         rank, failure = blame.first_failure(failures)
         running = self._waiting()
         if failure.lost_peer and running:
-            late_rank = blame.furthest_behind(self._board, running)
+            positions = {one: self._board.read(one) for one in self._ranks}
+            late_rank = blame.furthest_behind({one: positions[one] for one in running})
             raise blame.late_rank_error(
                 late_rank,
                 waiting_rank=rank,
-                board=self._board,
+                positions=positions,
                 world_size=self._world_size,
                 timeout_s=self._policy.collective_timeout_s,
-                lines=self._where_it_hangs(late_rank),
+                lines=self.where_it_hangs(late_rank),
             )
         if isinstance(failure, Failed) and failure.is_ours:
             kind: type[PerfsuiteError] = getattr(errors, failure.error)
@@ -281,17 +288,21 @@ class RankGroup:
         )
 
     def _stuck(self, waiting: Sequence[int]) -> RankFailureError:
-        rank = blame.furthest_behind(self._board, waiting)
+        rank = blame.furthest_behind({one: self._board.read(one) for one in waiting})
         return blame.stuck_error(
             rank,
             position=self._board.read(rank),
             world_size=self._world_size,
             timeout_s=self._policy.timeout_s,
             num_loader_workers=len(_descendants(self._processes[rank].pid)),
-            lines=self._where_it_hangs(rank),
+            lines=self.where_it_hangs(rank),
         )
 
-    def _where_it_hangs(self, rank: int) -> tuple[str, ...]:
+    def position(self, rank: int) -> Position:
+        """Return where a rank is."""
+        return self._board.read(rank)
+
+    def where_it_hangs(self, rank: int) -> tuple[str, ...]:
         """Have a living rank write its stack to its log, and return that."""
         log = guard.log_path(self._folder, rank)
         pid = self._processes[rank].pid
@@ -310,17 +321,19 @@ class RankGroup:
 
     def _show_logs(self) -> None:
         """Print what the ranks printed, for pytest to capture."""
-        for rank in range(self._world_size):
+        for rank in self._ranks:
             for line in self._log_lines(rank):
                 print(f"[rank {rank}] {line}")
 
     def end(self) -> None:
         """End every process of the group and remove what it left."""
-        left = [child for process in self._processes for child in _descendants(process.pid)]
-        for pipe in self._pipes:
+        left = [
+            child for process in self._processes.values() for child in _descendants(process.pid)
+        ]
+        for pipe in self._pipes.values():
             pipe.close()  # a rank that has replied waits for this, and leaves
         deadline_s = time.monotonic() + (_GRACE_S if self._all_replied() else 0.0)
-        for process in self._processes:
+        for process in self._processes.values():
             process.join(max(0.0, deadline_s - time.monotonic()))
             if process.exitcode is None:
                 process.kill()
@@ -328,48 +341,15 @@ class RankGroup:
             with contextlib.suppress(psutil.NoSuchProcess):
                 child.kill()
         psutil.wait_procs(left, timeout=_REAPED_S)
-        for process in self._processes:
+        for process in self._processes.values():
             process.join()
         self._board.close()
         guard.remove_group_folder(self._folder)
 
     def _all_replied(self) -> bool:
         return bool(self._processes) and all(
-            self._board.read(rank).phase == "finish" for rank in range(self._world_size)
+            self._board.read(rank).phase == "finish" for rank in self._ranks
         )
-
-
-def _forkserver() -> ForkServerContext:
-    """Return the context whose server has torch loaded; the first start pays for that once."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(list(_PRELOADED))
-    return context
-
-
-@contextlib.contextmanager
-def _without_main_module() -> Iterator[None]:
-    """Start a process without having it import the controller's main script again.
-
-    multiprocessing runs the parent's main module in every child, here pytest's or another tool's
-    script, which costs its imports in each rank. Jobs carry their functions by value instead.
-    """
-    main = sys.modules["__main__"]
-    sys.modules["__main__"] = types.ModuleType("__main__")
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = main
-
-
-def _backend(world_size: int, policy: GroupPolicy) -> str:
-    """Return NCCL where each rank has a GPU of its own, else gloo."""
-    return "nccl" if policy.device == "cuda" and world_size <= policy.num_gpus else "gloo"
-
-
-def _core_of(rank: int, world_size: int, cores: Sequence[int], policy: GroupPolicy) -> int | None:
-    """Return a processor of the rank's own on a CPU where there are enough, else None."""
-    can_pin = policy.pins_ranks and policy.device == "cpu"
-    return cores[rank] if can_pin and world_size <= len(cores) else None
 
 
 def _descendants(pid: int | None) -> list[psutil.Process]:

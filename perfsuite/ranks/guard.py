@@ -24,6 +24,8 @@ from pathlib import Path
 
 import psutil
 
+from perfsuite.ranks.mail import MessengerStart
+from perfsuite.ranks.membership import TORCHRUN_VARIABLES
 from perfsuite.ranks.wire import RankStart
 
 FOLDER_PREFIX = "perfsuite-"
@@ -47,6 +49,8 @@ def enter_rank(start: RankStart, pipe: Connection) -> None:
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     _note_process_id(start.folder)
+    for name in TORCHRUN_VARIABLES:
+        os.environ.pop(name, None)
     tempfile.tempdir = start.folder
     os.environ["TMPDIR"] = start.folder
     for root in reversed(start.import_roots):
@@ -55,6 +59,16 @@ def enter_rank(start: RankStart, pipe: Connection) -> None:
     if start.core is not None:
         os.sched_setaffinity(0, {start.core})
     importlib.import_module("perfsuite.ranks.worker").serve(start, pipe)
+
+
+def enter_messenger(start: MessengerStart, pipe: Connection) -> None:
+    """Make this process one that dies with its controller, then hand over to the messenger."""
+    die_with_controller()
+    # torchrun ends whole process groups; a controller that goes on to the end needs its messenger.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    _send_output_to(Path(start.folder) / "messenger.log")
+    importlib.import_module("perfsuite.ranks.messenger").serve(start, pipe)
 
 
 def die_with_controller() -> None:

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
+import torch.distributed as dist
+
 from perfsuite.equivalence.case import Case
 from perfsuite.equivalence.checks import check_run
 from perfsuite.equivalence.recording import record_run
@@ -50,7 +53,28 @@ def record_rank(job: RecordRun, start: RankStart, board: BoardWriter) -> RunReco
             on_step=board.begin_step,
         )
     save_trace(share_trace(trace, device), _trace_path(job.folder, job.name, start.rank))
+    if start.rendezvous is not None:
+        _bring_to_first(job, start, device, board)
     return RunRecorded()
+
+
+def _bring_to_first(
+    job: RecordRun, start: RankStart, device: torch.device, board: BoardWriter
+) -> None:
+    """Copy the file of every rank to where the first one runs, one after the other."""
+    for rank in range(1, start.world_size):
+        board.begin_step()
+        path = _trace_path(job.folder, job.name, rank)
+        if start.rank == rank:
+            data = torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8).to(device)
+            dist.send(torch.tensor([len(data)], device=device), dst=0)
+            dist.send(data, dst=0)
+        elif start.rank == 0:
+            num_bytes = torch.zeros(1, dtype=torch.int64, device=device)
+            dist.recv(num_bytes, src=rank)
+            data = torch.empty(int(num_bytes), dtype=torch.uint8, device=device)
+            dist.recv(data, src=rank)
+            path.write_bytes(data.cpu().numpy().tobytes())
 
 
 def check_recorded(job: CheckRun, start: RankStart, board: BoardWriter) -> RunChecked:

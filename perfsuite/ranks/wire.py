@@ -100,13 +100,32 @@ Job = CallFunction | RunCell | RecordRun | CheckRun | RunProfile
 
 
 @dataclass(frozen=True, kw_only=True)
+class Rendezvous:
+    """Where the ranks of a group meet that several controllers start.
+
+    Attributes:
+        host: Of the TCP store that torchrun or rank 0 keeps.
+        port: Of it.
+        prefix: What the group's keys in the store begin with; of this group alone.
+        is_on_one_machine: Whether all ranks share one loopback interface.
+    """
+
+    host: str
+    port: int
+    prefix: str
+    is_on_one_machine: bool
+
+
+@dataclass(frozen=True, kw_only=True)
 class RankStart:
     """What a rank's process is started with.
 
     Attributes:
         folder: The group's own temporary folder: rendezvous file, progress board, logs.
         device: "cpu" or "cuda".
+        gpu: See `group.Part`.
         backend: Of torch.distributed: "gloo" or "nccl"; None for a single process without a group.
+        rendezvous: Where the group meets; None where it shares a folder.
         collective_timeout_s: How long a collective may wait for its peers.
         num_threads: Intra-operator threads of the rank.
         core: Processor that the rank is pinned to, None if there are not enough.
@@ -119,7 +138,9 @@ class RankStart:
     world_size: int
     folder: str
     device: str
+    gpu: int
     backend: str | None
+    rendezvous: Rendezvous | None
     collective_timeout_s: float
     num_threads: int
     core: int | None

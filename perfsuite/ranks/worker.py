@@ -29,6 +29,7 @@ from perfsuite.ranks.measuring import run_cell
 from perfsuite.ranks.packing import pack, unpack
 from perfsuite.ranks.profiling import take_profile
 from perfsuite.ranks.progress import Board, BoardWriter
+from perfsuite.ranks.stores import Store, open_store
 from perfsuite.ranks.verifying import check_recorded, record_rank
 from perfsuite.ranks.wire import (
     CallFunction,
@@ -113,23 +114,26 @@ def _set_up_torch(start: RankStart) -> None:
     random.seed(start.seed)
     torch.manual_seed(start.seed)
     if start.device == "cuda":
-        torch.cuda.set_device(start.rank % torch.cuda.device_count())
+        torch.cuda.set_device(start.gpu % torch.cuda.device_count())
 
 
 @contextmanager
 def _process_group(start: RankStart) -> Iterator[None]:
-    """Initialise the default process group over a file that only this group knows."""
+    """Initialise the default process group over a store that only this group knows."""
     if start.backend is None:
         yield
         return
-    if start.backend == "gloo" and any(name == "lo" for _, name in socket.if_nameindex()):
+    shares_machine = start.rendezvous is None or start.rendezvous.is_on_one_machine
+    if (
+        start.backend == "gloo"
+        and shares_machine
+        and any(name == "lo" for _, name in socket.if_nameindex())
+    ):
         # The ranks share this machine; the host's name may lead nowhere.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group(
         start.backend,
-        store=dist.FileStore(  # type: ignore[attr-defined]  # documented, missing in __all__
-            str(Path(start.folder) / "store"), start.world_size
-        ),
+        store=_store(start),
         rank=start.rank,
         world_size=start.world_size,
         timeout=datetime.timedelta(seconds=start.collective_timeout_s),
@@ -138,6 +142,17 @@ def _process_group(start: RankStart) -> Iterator[None]:
     )
     yield
     dist.destroy_process_group()
+
+
+def _store(start: RankStart) -> Store:
+    if start.rendezvous is None:
+        return dist.FileStore(  # type: ignore[attr-defined]  # documented, missing in __all__
+            str(Path(start.folder) / "store"), start.world_size
+        )
+    place = start.rendezvous
+    return open_store(
+        place.host, place.port, prefix=place.prefix, timeout_s=start.collective_timeout_s
+    )
 
 
 def _own_gpu() -> torch.device:

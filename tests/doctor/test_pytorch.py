@@ -93,7 +93,10 @@ def test_ranks_that_do_not_answer_are_a_finding(error: Exception, text: str) -> 
 
 
 def test_a_host_name_on_the_loopback_interface_is_a_warning() -> None:
-    advice = "for torchrun over several hosts, set GLOO_SOCKET_IFNAME (see: ip address)"
+    advice = (
+        "for torchrun over several hosts, set GLOO_SOCKET_IFNAME (see: ip address), and give "
+        "--master-addr an address of the first host"
+    )
 
     assert interface_finding("box", "127.0.1.1", None) == Finding(
         "gloo between hosts",

@@ -59,8 +59,9 @@ def test_the_rank_with_the_fewest_steps_is_furthest_behind(tmp_path: Path) -> No
             pen.begin_step()
     pens[1].enter_stage("forward")  # as many steps as rank 2, and further in the last one
 
-    assert blame.furthest_behind(board, [0, 1, 2]) == 2
-    assert blame.furthest_behind(board, [0, 1]) == 1
+    positions = {rank: board.read(rank) for rank in range(3)}
+    assert blame.furthest_behind(positions) == 2
+    assert blame.furthest_behind({rank: positions[rank] for rank in (0, 1)}) == 1
 
 
 def test_a_stack_ends_where_the_frames_of_every_rank_begin() -> None:

@@ -1,0 +1,105 @@
+"""This process's place among those that torchrun started, as its variables say.
+
+Read once, at the edge. Must not know what the processes do together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from perfsuite.errors import SettingError
+
+# What torchrun sets and what init_process_group("env://") reads; the rest only describes them.
+_REQUIRED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+# A rank of ours is told its place by its controller. Code that looks for torchrun's would find that
+# of another process group, and references are computed without any (see `equivalence.references`).
+TORCHRUN_VARIABLES = (
+    *_REQUIRED,
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_RANK",
+    "GROUP_WORLD_SIZE",
+    "ROLE_NAME",
+    "ROLE_RANK",
+    "ROLE_WORLD_SIZE",
+    "TORCHELASTIC_RESTART_COUNT",
+    "TORCHELASTIC_MAX_RESTARTS",
+    "TORCHELASTIC_RUN_ID",
+    "TORCHELASTIC_USE_AGENT_STORE",
+)
+_MAX_PORT = 65_535
+
+
+@dataclass(frozen=True, kw_only=True)
+class Membership:
+    """One of several pytest processes that are one session.
+
+    Attributes:
+        rank: Of this process; 0 prints and writes.
+        world_size: How many there are.
+        host: Of the TCP store where they meet.
+        port: Of it.
+        hosts_store: Whether this process has to keep the store, because no agent of torchrun does.
+        num_restarts: How often torchrun has started all of them again.
+    """
+
+    rank: int
+    world_size: int
+    host: str
+    port: int
+    hosts_store: bool
+    num_restarts: int
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the process that prints and writes."""
+        return self.rank == 0
+
+    @property
+    def prefix(self) -> str:
+        """What keys in the store begin with: torchrun's store outlives a restart."""
+        return f"perfsuite/{self.num_restarts}"
+
+
+def read_membership(environ: Mapping[str, str]) -> Membership | None:
+    """Return the place that torchrun's variables give; None where nobody set any.
+
+    Raises:
+        SettingError: Only some of them are set, or one has a value that it cannot have.
+
+    >>> place = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "node0", "MASTER_PORT": "29500"}
+    >>> read_membership(place).rank, read_membership({"MASTER_PORT": "29500"})
+    (1, None)
+    """
+    if "RANK" not in environ or "WORLD_SIZE" not in environ:
+        return None
+    missing = [name for name in _REQUIRED if name not in environ]
+    if missing:
+        raise SettingError(
+            f"RANK and WORLD_SIZE are set, and {missing[0]} is not; start with torchrun, or unset "
+            "them to run on this machine alone"
+        )
+    world_size = _number(environ, "WORLD_SIZE", smallest=1)
+    rank = _number(environ, "RANK", smallest=0, largest=world_size - 1)
+    return Membership(
+        rank=rank,
+        world_size=world_size,
+        host=environ["MASTER_ADDR"],
+        port=_number(environ, "MASTER_PORT", smallest=1, largest=_MAX_PORT),
+        hosts_store=rank == 0 and environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True",
+        num_restarts=int(environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
+    )
+
+
+def _number(
+    environ: Mapping[str, str], name: str, *, smallest: int, largest: int | None = None
+) -> int:
+    text = environ[name]
+    allowed = f"from {smallest}" + ("" if largest is None else f" to {largest}")
+    is_number = text.isascii() and text.isdigit()
+    if not is_number or int(text) < smallest or (largest is not None and int(text) > largest):
+        raise SettingError(
+            f"{name} is {text!r} (environment); use a whole number {allowed}, as torchrun sets it"
+        )
+    return int(text)

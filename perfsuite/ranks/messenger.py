@@ -1,0 +1,150 @@
+"""Carries letters between controllers over the TCP store that torchrun keeps.
+
+A process of its own beside each controller, because the store is torch's. All letters stand in one
+list in the store, and every controller reads all of them in the same order. Loaded by name (see
+`guard.enter_messenger`), never imported by the controller. Must not know what the letters say.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import threading
+import time
+from multiprocessing.connection import Connection
+
+from perfsuite.ranks.mail import Letter, Lost, MessengerStart
+from perfsuite.ranks.stores import Store, StoreError, StoreTimeoutError, open_store
+
+# How often a messenger shows that it is alive, and looks whether others are.
+_BEAT_S = 1.0
+# The store takes no values of 8 MiB or more (torch 2.15, TCPStoreLibUvBackend.cpp).
+_PAGE_BYTES = 4 * 2**20
+
+
+def serve(start: MessengerStart, pipe: Connection) -> None:
+    """Carry letters both ways until the controller closes its end."""
+    try:
+        outgoing = _connect(start, is_host=start.membership.hosts_store)
+        incoming = _connect(start, is_host=False)
+    except StoreError as error:
+        pipe.send(Lost(reason=_cannot_connect(start, error)))
+        return
+    reader = threading.Thread(target=_Reader(start, incoming, pipe).run, daemon=True)
+    reader.start()
+    try:
+        while True:
+            _post(outgoing, pipe.recv_bytes())
+    except (EOFError, ConnectionResetError):
+        os._exit(0)  # the reader waits in the store, and an exit handler would wait for it
+    except StoreError:
+        reader.join()  # it meets the same, and says so
+
+
+class _Reader:
+    """Hands on each letter of the list, and tells who has fallen silent."""
+
+    def __init__(self, start: MessengerStart, store: Store, pipe: Connection) -> None:
+        membership = start.membership
+        self._start = start
+        self._store = store
+        self._pipe = pipe
+        self._num_read = 0
+        # All depend on the first, which decides, and the first on all.
+        everyone = range(membership.world_size)
+        self._watched = [
+            rank for rank in (everyone if membership.is_first else [0]) if rank != membership.rank
+        ]
+        self._beats = dict.fromkeys(self._watched, 0)
+        self._heard_s = dict.fromkeys(self._watched, time.monotonic())
+        self._beaten_s = 0.0
+
+    def run(self) -> None:
+        """Read until somebody is lost."""
+        try:
+            while (lost := self._step()) is None:
+                pass
+        except StoreError as error:
+            lost = f"the store of torchrun is gone: {_first_line(error)}"
+        except (BrokenPipeError, ConnectionResetError):
+            return  # the controller is gone, and so is this process in a moment
+        self._pipe.send(Lost(reason=lost))
+
+    def _step(self) -> str | None:
+        try:
+            self._store.wait([_key(self._num_read)], datetime.timedelta(seconds=_BEAT_S))
+        except StoreTimeoutError:
+            pass  # no letter in this second
+        else:
+            self._pipe.send(Letter(content=self._take()))
+        if time.monotonic() - self._beaten_s < _BEAT_S:
+            return None
+        self._beaten_s = time.monotonic()
+        self._store.add(f"beat {self._start.membership.rank}", 1)
+        return self._silent()
+
+    def _take(self) -> bytes:
+        key = _key(self._num_read)
+        num_pages = int(self._store.get(key))
+        content = b"".join(self._store.get(f"{key}.{page}") for page in range(num_pages))
+        num_readers = self._store.add(f"{key} read", 1)
+        if num_readers == self._start.membership.world_size:
+            for page in range(num_pages):
+                self._store.delete_key(f"{key}.{page}")
+        self._num_read += 1
+        return content
+
+    def _silent(self) -> str | None:
+        """Why the session cannot go on, if a rank on which this one depends is silent."""
+        now_s = time.monotonic()
+        for rank in self._watched:
+            num_beats = self._store.add(f"beat {rank}", 0)
+            if num_beats != self._beats[rank]:
+                self._beats[rank], self._heard_s[rank] = num_beats, now_s
+            has_come = self._beats[rank] > 0
+            patience_s = self._start.silence_s if has_come else self._start.arrival_s
+            if now_s - self._heard_s[rank] > patience_s:
+                what = "is gone, or stands still" if has_come else "did not come"
+                world_size = self._start.membership.world_size
+                return (
+                    f"rank {rank} of {world_size} {what}: nothing was heard of its pytest process "
+                    f"for {patience_s:g} s"
+                )
+        return None
+
+
+def _connect(start: MessengerStart, *, is_host: bool) -> Store:
+    membership = start.membership
+    return open_store(
+        membership.host,
+        membership.port,
+        prefix=f"{membership.prefix}/letters",
+        timeout_s=start.arrival_s,
+        is_host=is_host,
+    )
+
+
+def _post(store: Store, content: bytes) -> None:
+    """Put a letter at the end of the list."""
+    pages = [content[at : at + _PAGE_BYTES] for at in range(0, len(content), _PAGE_BYTES)]
+    key = _key(store.add("posted", 1) - 1)
+    for number, page in enumerate(pages):
+        store.set(f"{key}.{number}", page)  # type: ignore[arg-type]  # bytes, as elastic does
+    store.set(key, str(len(pages)))
+
+
+def _key(number: int) -> str:
+    return f"letter {number}"
+
+
+def _cannot_connect(start: MessengerStart, error: Exception) -> str:
+    membership = start.membership
+    return (
+        f"rank {membership.rank} of {membership.world_size} cannot reach the store at "
+        f"{membership.host}:{membership.port} (MASTER_ADDR, MASTER_PORT): {_first_line(error)}; "
+        "give torchrun a --master-addr that every host can reach, and open the port"
+    )
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]

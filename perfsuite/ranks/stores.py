@@ -1,0 +1,41 @@
+"""Torch's TCP store, as ranks and messengers meet in it. Runs where torch is loaded."""
+
+from __future__ import annotations
+
+import datetime
+
+import torch.distributed as dist
+
+# Documented, and missing in __all__.
+from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
+
+__all__ = ["Store", "StoreError", "StoreTimeoutError", "open_store"]
+
+# Of everything that torch raises about a store, and of a wait that was in vain.
+StoreError = dist.DistError
+StoreTimeoutError = dist.DistStoreError
+
+
+def open_store(
+    host: str, port: int, *, prefix: str, timeout_s: float, is_host: bool = False
+) -> Store:
+    """Return a connection of its own to the store, in which all keys begin with `prefix`.
+
+    Args:
+        host: Where the store is.
+        port: Where the store is.
+        prefix: What keys begin with, unseen.
+        timeout_s: How long to try to connect, and to wait for a key.
+        is_host: Keep the store in this process, instead of connecting to another.
+
+    Raises:
+        StoreError: There is no store, or the port is taken.
+    """
+    server = TCPStore(
+        host,
+        port,
+        is_master=is_host,
+        timeout=datetime.timedelta(seconds=timeout_s),
+        wait_for_workers=False,
+    )
+    return PrefixStore(prefix, server)

@@ -1,0 +1,369 @@
+"""Sessions of several ranks: by torchrun's agents on loopback, and by its variables alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from perfsuite.records import CellLine, decode_line
+from perfsuite.torchrun import first_difference
+
+ROOT = Path(__file__).parent.parent
+# Every rank leaves its exit code; torchrun itself ends in 1 whatever failed.
+CONFTEST = """
+    import os
+    from pathlib import Path
+
+    def pytest_unconfigure(config):
+        session = config.pluginmanager.get_plugin("session")
+        if session is not None:
+            folder = Path(config.rootpath, "exits")
+            folder.mkdir(exist_ok=True)
+            Path(folder, os.environ["RANK"]).write_text(str(int(session.exitstatus)))
+"""
+WORKLOADS = """
+    import os
+    import signal
+    from pathlib import Path
+
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+    from torch.utils.data import TensorDataset
+
+    import perfsuite
+
+    def make(name, build_model=lambda: nn.Linear(4, 3)):
+        return perfsuite.Workload(
+            name=name,
+            build_model=build_model,
+            build_dataset=lambda split: TensorDataset(torch.randn(64, 4), torch.arange(64) % 3),
+            loss=nn.functional.cross_entropy,
+            build_optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+            micro_batch_size=8,
+        )
+
+    POINTS = make("points")
+
+    def die_on_rank_1():
+        if dist.get_rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return nn.Linear(4, 3)
+
+    def leave_a_mark():
+        with Path("builds").open("a") as file:
+            file.write("built\\n")
+        return nn.Linear(4, 3)
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """What the ranks of one launch left.
+
+    Attributes:
+        exits: Exit codes by rank.
+        outputs: Of each process that was started.
+        lines: Of cells.jsonl, by test.
+    """
+
+    exits: list[int]
+    outputs: list[str]
+    lines: dict[str, CellLine]
+
+
+def start(folder: Path, command: Sequence[str], **variables: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", *command],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **variables},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def wait_for(folder: Path, processes: Sequence[subprocess.Popen[str]]) -> Ended:
+    outputs = [process.communicate(timeout=120)[0] for process in processes]
+    cells = folder / "results" / "cells.jsonl"
+    lines = (
+        [decode_line(data) for data in cells.read_bytes().splitlines()] if cells.exists() else []
+    )
+    return Ended(
+        exits=[int(path.read_text()) for path in sorted((folder / "exits").iterdir())],
+        outputs=outputs,
+        lines={line.fullname.partition("::")[2]: line for line in lines},
+    )
+
+
+def write_project(folder: Path, test: str) -> None:
+    files = {"conftest.py": CONFTEST, "workloads.py": WORKLOADS, "test_inner.py": test}
+    for name, text in files.items():
+        (folder / name).write_text(textwrap.dedent(text))
+    (folder / "pytest.ini").write_text(
+        "[pytest]\nperf_device = cpu\nperf_timeout = 20\nperf_collective_timeout = 10\n"
+        "perf_rounds = 3\npythonpath = .\naddopts = -p no:cacheprovider\n"
+    )
+
+
+def free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port: int = taken.getsockname()[1]
+        return port
+
+
+TWO_AGENTS = """
+    import os
+
+    from perfsuite import Recipe
+    from workloads import POINTS, die_on_rank_1, make
+
+    def test_two_ranks(train_benchmark):
+        outcome = train_benchmark(POINTS, Recipe(parallel="ddp:2"))
+        assert outcome.record.world_size == 2
+
+    def test_one_rank(train_benchmark):
+        outcome = train_benchmark(POINTS, Recipe(), iterations=2)
+        assert outcome.record.world_size == 1
+
+    def test_too_many_ranks(train_benchmark):
+        train_benchmark(POINTS, Recipe(parallel="ddp:4"))
+
+    def test_a_killed_rank(train_benchmark):
+        train_benchmark(make("deadly", die_on_rank_1), Recipe(parallel="ddp:2"))
+
+    def test_a_mistake_of_rank_1(train_benchmark):
+        name = "points" if os.environ["RANK"] == "1" else POINTS
+        train_benchmark(name, Recipe(parallel="ddp:2"))
+
+    def test_rank_1_disagrees(all_reduce_benchmark):
+        all_reduce_benchmark("ddp:2", 1024)
+        assert os.environ["RANK"] == "0"
+
+    def test_a_function(rank_group):
+        import torch.distributed as dist
+
+        assert rank_group(2, lambda: dist.get_rank()) == [0, 1]
+
+    def test_the_last(all_reduce_benchmark):
+        outcome = all_reduce_benchmark("ddp:2", 1024)
+        assert outcome.record.counts.collectives == 1
+"""
+
+
+@pytest.fixture(scope="module")
+def two_agents(tmp_path_factory: pytest.TempPathFactory) -> Ended:
+    """A launch by two agents, as two hosts would have them, with cells that fail."""
+    folder = tmp_path_factory.mktemp("two_agents")
+    write_project(folder, TWO_AGENTS)
+    port = free_port()
+    return wait_for(
+        folder,
+        [
+            start(
+                folder,
+                [
+                    "torch.distributed.run",
+                    "--nnodes=2",
+                    "--nproc-per-node=1",
+                    f"--node-rank={node}",
+                    "--master-addr=127.0.0.1",
+                    f"--master-port={port}",
+                    "-m",
+                    "pytest",
+                    "--junitxml=junit.xml",
+                ],
+            )
+            for node in (0, 1)
+        ],
+    )
+
+
+def test_cells_run_on_the_ranks_of_two_agents(two_agents: Ended) -> None:
+    lines = two_agents.lines
+
+    assert {name: line.outcome for name, line in lines.items()} == {
+        "test_two_ranks": "passed",
+        "test_one_rank": "passed",
+        "test_too_many_ranks": "skipped",
+        "test_a_killed_rank": "failed",
+        "test_a_mistake_of_rank_1": "failed",
+        "test_rank_1_disagrees": "failed",
+        "test_the_last": "passed",
+    }, two_agents.outputs[0]
+    record = lines["test_two_ranks"].perfsuite
+    assert record is not None
+    assert record.numerics is not None
+    assert record.numerics.status == "equivalent"
+    assert len(lines["test_two_ranks"].step_times_s) == 3
+
+
+def test_a_cell_with_too_many_ranks_is_not_exercised(two_agents: Ended) -> None:
+    assert two_agents.lines["test_too_many_ranks"].reason == (
+        "parallel 'ddp:4' needs 4 ranks, and torchrun started 2"
+    )
+
+
+def test_a_failure_on_one_rank_is_the_same_failure_on_all(two_agents: Ended) -> None:
+    lines = two_agents.lines
+    reasons = {name: line.reason or "" for name, line in lines.items()}
+
+    assert reasons["test_a_killed_rank"].startswith(
+        "RankFailureError: rank 1 of 2 was killed by SIGKILL (by somebody, or by the kernel "
+        "because memory ran out), in phase 'build'"
+    )
+    assert reasons["test_a_mistake_of_rank_1"].startswith(
+        "rank 1 of 2 failed: WorkloadError: workload 'points'"
+    )
+    assert reasons["test_rank_1_disagrees"].startswith("rank 1 of 2 failed: ")
+    assert "assert '1' == '0'" in reasons["test_rank_1_disagrees"]
+
+
+def test_rank_0_alone_prints(two_agents: Ended) -> None:
+    first, second = two_agents.outputs
+
+    assert "3 failed, 4 passed, 1 skipped" in first
+    assert "torchrun: 2 ranks, meeting at 127.0.0.1:" in first
+    assert "test_inner.py" not in second
+    assert "pytest" not in second.partition("torch.distributed.elastic")[0]
+
+
+def test_all_ranks_end_with_the_same_exit_code(two_agents: Ended) -> None:
+    assert two_agents.exits == [1, 1]
+
+
+RESTARTED = """
+    import os
+    import signal
+
+    from perfsuite import Recipe
+    from workloads import POINTS, leave_a_mark, make
+
+    def test_finished(train_benchmark):
+        train_benchmark(make("marked", leave_a_mark), Recipe(parallel="ddp:2"))
+
+    def test_in_which_rank_1_dies_once(all_reduce_benchmark):
+        first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+        if first and os.environ["RANK"] == "1":
+            os.kill(os.getpid(), signal.SIGKILL)
+        all_reduce_benchmark("ddp:2", 1024)
+"""
+
+
+def test_a_restart_goes_on_after_the_last_finished_cell(tmp_path: Path) -> None:
+    write_project(tmp_path, RESTARTED)
+
+    ended = wait_for(
+        tmp_path,
+        [
+            start(
+                tmp_path,
+                [
+                    "torch.distributed.run",
+                    "--nproc-per-node=2",
+                    "--max-restarts=1",
+                    f"--master-port={free_port()}",
+                    "-m",
+                    "pytest",
+                    "--perf-numerics=off",
+                ],
+            )
+        ],
+    )
+
+    assert "2 passed" in ended.outputs[0], ended.outputs[0]
+    assert "restart 1" in ended.outputs[0]
+    assert ended.exits == [0, 0]
+    assert (tmp_path / "builds").read_text() == "built\n" * 2  # once on each rank
+    run = json.loads((tmp_path / "results" / "run.json").read_text())
+    assert {
+        benchmark["name"]: tuple(benchmark["stats"]["data"]) for benchmark in run["benchmarks"]
+    } == {name: line.step_times_s for name, line in ended.lines.items()}
+    assert len(ended.lines) == 2
+
+
+def test_ranks_that_collect_different_tests_name_the_first_and_end_in_4(tmp_path: Path) -> None:
+    write_project(
+        tmp_path,
+        """
+        import os
+        import pytest
+
+        @pytest.mark.parametrize("size", [1, 2 + int(os.environ["RANK"]), 5])
+        def test_cell(train_benchmark, size):
+            raise AssertionError("no cell may begin")
+        """,
+    )
+    port = str(free_port())
+
+    ended = wait_for(
+        tmp_path,
+        [
+            start(
+                tmp_path,
+                ["pytest"],
+                RANK=rank,
+                WORLD_SIZE="2",
+                MASTER_ADDR="127.0.0.1",
+                MASTER_PORT=port,
+            )
+            for rank in ("0", "1")
+        ],
+    )
+
+    assert ended.exits == [4, 4]
+    assert (
+        "ERROR: the ranks collected different tests: number 2 is 'test_inner.py::test_cell[2]' on "
+        "rank 0 and 'test_inner.py::test_cell[3]' on rank 1; give all ranks the same files, "
+        "options and pytest plugins\n"
+    ) in ended.outputs[0]
+    assert ended.outputs[1] == ""
+
+
+def test_the_first_difference_over_all_ranks_is_named() -> None:
+    text = first_difference([("a", "b"), ("a", "b", "c"), ("a", "d")])
+
+    assert text == (
+        "the ranks collected different tests: number 2 is 'b' on rank 0 and 'd' on rank 2; give "
+        "all ranks the same files, options and pytest plugins"
+    )
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        (
+            "--benchmark-compare",
+            "--benchmark-compare is the gate, which starts the ranks of both sides on one machine, "
+            "and torchrun has started this session; gate without torchrun, or add "
+            "--perf-gate=off",
+        ),
+        (
+            "-n2",
+            "torchrun has started one pytest for each rank, and xdist's -n would start more of "
+            "each; use -n0, or leave it out",
+        ),
+    ],
+)
+def test_what_has_no_meaning_with_several_ranks_is_refused(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, argument: str, message: str
+) -> None:
+    pytester.makepyfile("def test_nothing(): pass")
+    place = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "here", "MASTER_PORT": "29500"}
+    for name, value in place.items():
+        monkeypatch.setenv(name, value)
+
+    result = pytester.runpytest_inprocess(argument)
+
+    assert result.ret == 4
+    assert result.stderr.lines == [f"ERROR: {message}", ""]
