@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: install bench test lint
+.PHONY: install bench test soak lint
 
 install: $(STAMP)
 
@@ -24,6 +24,10 @@ bench: install
 
 test: install
 	$(BIN)/python -m pytest tests
+
+# Kill storms, fuzzing and whatever else takes minutes or hours; each prints its figures.
+soak: install
+	$(BIN)/python -m pytest tests -m soak
 
 lint: install
 	$(BIN)/ruff format --check perfsuite benchmarks tests noxfile.py

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from collections import Counter
 from importlib.metadata import version
@@ -28,6 +29,7 @@ from perfsuite.errors import PerfsuiteError, SettingError, StorageError, WriteEr
 from perfsuite.every_recipe import every_recipe
 from perfsuite.explain_verb import explain
 from perfsuite.files import check_writable, write_atomically
+from perfsuite.gate.termination import ends_on_signals, shell_exit_code
 from perfsuite.gate_verb import gate
 from perfsuite.history_verb import history
 from perfsuite.init_verb import init
@@ -55,13 +57,23 @@ _STYLES: dict[Status, str] = {"ok": "green", "warn": "yellow", "fail": "red"}
 _EXIT_UNFIT = 1
 _EXIT_USAGE = 2
 _EXIT_REFUSED = 12
+# What typer makes of Ctrl-C, without a word.
+_EXIT_INTERRUPTED = shell_exit_code(signal.SIGINT)
 _WITH_REPORT = ("-p", "perfsuite.run_report")
 
 
 def main() -> None:
-    """Run the command line; a mistake is one line and 2, what cannot be written or reached 12."""
+    """Run the command line; a mistake is one line and 2, what cannot be written or reached 12.
+
+    A signal ends a verb as a shell expects, in one line, and whatever it has begun is cleared up.
+    """
     try:
-        app()
+        with ends_on_signals():
+            app()
+    except SystemExit as ended:
+        if ended.code == _EXIT_INTERRUPTED:
+            sys.stderr.write("perfsuite: ended by SIGINT\n")
+        raise
     except (StorageError, WriteError) as error:
         sys.stderr.write(f"perfsuite: {printable_lines(str(error))}\n")
         sys.exit(_EXIT_REFUSED)

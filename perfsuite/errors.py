@@ -42,6 +42,10 @@ class DataLoadError(PerfsuiteError):
     """The user's dataset, or a worker of its loader, failed."""
 
 
+class DeviceError(PerfsuiteError):
+    """A GPU, or its driver, does not answer any more."""
+
+
 class BusyMachineError(PerfsuiteError):
     """Another timing session of this user holds the machine."""
 

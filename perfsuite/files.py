@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from perfsuite.errors import WriteError
 from perfsuite.remote import AnyPath
+
+_UNFINISHED = ".tmp"
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -23,22 +27,37 @@ def write_atomically(path: Path, data: bytes) -> None:
     Raises:
         WriteError: The folder or the file cannot be written; names the path and the reason.
     """
-    beside = ""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, beside = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        with written_beside(path, data) as beside:
+            beside.replace(path)
+            sync_folder(path.parent)
+    except OSError as error:
+        raise WriteError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+@contextlib.contextmanager
+def written_beside(path: Path, data: bytes) -> Iterator[Path]:
+    """Give a file beside `path` that holds `data` on the disk, to be renamed or linked.
+
+    What is not renamed is removed afterwards, and what a killed process left of the same `path`
+    is removed before.
+
+    Raises:
+        OSError: The folder or the file cannot be written.
+    """
+    folder, prefix = path.parent, f".{path.name}."
+    folder.mkdir(parents=True, exist_ok=True)
+    _remove_abandoned(folder, prefix)
+    handle, name = _open_locked(folder, prefix)
+    try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
             file.flush()
-            os.fsync(file.fileno())
-        Path(beside).chmod(0o644)
-        Path(beside).replace(path)
-        _sync_folder(path.parent)
-    except OSError as error:
-        raise WriteError(f"cannot write {path}: {error.strerror or error}") from error
+            os.fchmod(handle, 0o644)
+            os.fsync(handle)
+            yield Path(name)
     finally:
-        if beside:
-            Path(beside).unlink(missing_ok=True)
+        Path(name).unlink(missing_ok=True)
 
 
 def check_writable(*paths: Path | None) -> None:
@@ -68,9 +87,11 @@ def append_line(path: Path, line: bytes) -> None:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("ab", buffering=0) as file:
-            end = file.tell()
+        with path.open("a+b", buffering=0) as file:
+            end = file.seek(0, os.SEEK_END)
             data = line + b"\n"
+            if end and os.pread(file.fileno(), 1, end - 1) != b"\n":
+                data = b"\n" + data  # a killed process left half a line
             try:
                 if file.write(data) != len(data):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -95,9 +116,38 @@ def remove_file(path: AnyPath) -> None:
         raise WriteError(f"cannot remove {path}: {error.strerror or error}") from error
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """Return when the names in `folder` are on the disk.
+
+    Raises:
+        OSError: They cannot be written.
+    """
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def _open_locked(folder: Path, prefix: str) -> tuple[int, str]:
+    """Open a new file that nobody takes for abandoned; return its handle and path."""
+    while True:
+        handle, name = tempfile.mkstemp(prefix=prefix, suffix=_UNFINISHED, dir=folder)
+        with contextlib.suppress(OSError):  # without locks nothing is taken for abandoned
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        if os.fstat(handle).st_nlink:
+            return handle, name
+        os.close(handle)  # somebody was faster than the lock
+
+
+def _remove_abandoned(folder: Path, prefix: str) -> None:
+    """Remove unfinished files whose writer is dead: the kernel has let go of their locks.
+
+    A process id would not tell: containers that share a folder have their own ones.
+    """
+    for path in folder.iterdir():
+        if path.name.startswith(prefix) and path.name.endswith(_UNFINISHED):
+            # Its writer lives, or has just finished.
+            with contextlib.suppress(OSError), path.open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink()

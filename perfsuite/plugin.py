@@ -6,10 +6,12 @@ shown by `report`. Costs nothing where unused, and never imports torch.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 from collections.abc import Generator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 import pytest
@@ -23,8 +25,9 @@ from perfsuite.errors import (
     SettingError,
     WriteError,
 )
-from perfsuite.files import append_line, remove_file
+from perfsuite.files import append_line, write_atomically
 from perfsuite.fixtures import OUTCOME, SUITE, is_cell
+from perfsuite.gate.termination import ends_on_signals, shell_exit_code
 from perfsuite.gatekeeper import Gatekeeper, refuse_silent_passes, store_verdict
 from perfsuite.records import CellLine, encode_line
 from perfsuite.report.gate import sentence, verdict_lines
@@ -101,6 +104,7 @@ class Suite:
         self._words: list[str] = []
         self._num_verdicts_that_fail = 0
         self._session: Session | None = None
+        self._signals = contextlib.ExitStack()
         self._lines: list[CellLine] = []
         self._write_error: WriteError | None = None
 
@@ -122,6 +126,8 @@ class Suite:
     def session(self) -> Session:
         """The session, made when the first test needs it."""
         if self._session is None:
+            if self._torchrun is None:  # which ends all of its processes alike
+                self._signals.enter_context(ends_on_signals(_end_session))
             self._session = Session(self._choices.settings, say=self._say)
         return self._session
 
@@ -241,8 +247,9 @@ class Suite:
         path = self._choices.results / CELLS_FILE
         try:
             if is_first:
-                remove_file(path)
-            append_line(path, encode_line(line))
+                write_atomically(path, encode_line(line) + b"\n")
+            else:
+                append_line(path, encode_line(line))
         except WriteError as error:
             self._write_error = error
 
@@ -261,6 +268,7 @@ class Suite:
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Write the run; what could not be written or judged is not a success."""
+        self._signals.close()
         if self._session is not None:
             self._session.close()
         if self._writes and any(line.perfsuite is not None for line in self._lines):
@@ -309,6 +317,12 @@ class Suite:
                 terminalreporter.write_line(text)
         if self._write_error is not None:
             terminalreporter.write_line(f"perfsuite: {self._write_error}", red=True)
+
+
+def _end_session(number: int) -> NoReturn:
+    """End pytest in good order, so that what was measured is written, where a CI cancels."""
+    name = signal.Signals(number).name
+    pytest.exit(f"perfsuite: ended by {name}", returncode=shell_exit_code(number))
 
 
 def _line_of(item: pytest.Item, report: pytest.TestReport, error: BaseException | None) -> CellLine:

@@ -17,7 +17,7 @@ from typing import Any, Final
 import pytest
 from pytest_benchmark.storage.file import FileStorage
 
-from perfsuite.errors import WriteError
+from perfsuite.errors import DeviceError, WriteError
 from perfsuite.files import write_atomically
 from perfsuite.gate.baselines import save_run
 from perfsuite.gate.probe import probe_host
@@ -145,8 +145,12 @@ class RunSaver:
             terminalreporter.write_line(f"perfsuite: {error}", red=True)
 
     def _make_stamp(self) -> RunStamp:
+        try:
+            fingerprint: str | None = self.fingerprint
+        except DeviceError:  # a GPU was lost meanwhile, and the times are kept all the same
+            fingerprint = None
         return RunStamp(
-            fingerprint=self.fingerprint,
+            fingerprint=fingerprint,
             probe_s=self.probe_s if _is_stored(self._config) else None,
             num_failed=len(self._failed),
             is_pull_request=is_pull_request(self._environ),

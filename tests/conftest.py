@@ -26,3 +26,15 @@ def empty_memory() -> Iterator[None]:
     MemoryFileSystem.pseudo_dirs[:] = [""]
     yield
     forget()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave long runs out unless -m asks for them; any other -m means what it says."""
+    if "soak" in config.option.markexpr:
+        return
+    config.hook.pytest_deselected(items=[item for item in items if _is_long(item)])
+    items[:] = [item for item in items if not _is_long(item)]
+
+
+def _is_long(item: pytest.Item) -> bool:
+    return item.get_closest_marker("soak") is not None

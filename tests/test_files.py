@@ -113,7 +113,7 @@ def test_a_folder_that_cannot_be_synced_is_an_error_of_ours(
     def refuse(_: Path) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("perfsuite.files._sync_folder", refuse)
+    monkeypatch.setattr("perfsuite.files.sync_folder", refuse)
 
     with pytest.raises(WriteError) as failure:
         write_atomically(tmp_path / "run.json", b"{}")

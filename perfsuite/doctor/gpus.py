@@ -12,7 +12,8 @@ from typing import Any
 import pynvml
 
 from perfsuite.doctor.findings import Finding
-from perfsuite.measure.devices import GpuFacts, driver_version, visible_gpus
+from perfsuite.errors import DeviceError
+from perfsuite.measure.devices import GpuFacts, driver_version, nvml, visible_gpus
 from perfsuite.units import format_bytes
 
 # nvmlClocksThrottleReasons of NVML's API reference. Left out: an idle GPU, and application clocks
@@ -50,10 +51,8 @@ def examine_gpus() -> list[Finding]:
             return [Finding("GPUs", "ok", "none visible; cells run on the CPU")]
         found = f"{len(gpus)} visible, driver {driver_version()}"
         states = _read_states(gpus)
-    except pynvml.NVMLError as error:
-        return [
-            Finding("GPUs", "fail", f"NVML says: {error}", "see nvidia-smi; restart the driver")
-        ]
+    except DeviceError as error:
+        return [Finding("GPUs", "fail", str(error), "see nvidia-smi; restart the driver")]
     return [
         Finding("GPUs", "ok", found),
         *(
@@ -90,11 +89,8 @@ def gpu_finding(subject: str, gpu: GpuFacts, state: GpuState) -> Finding:
 
 
 def _read_states(gpus: list[GpuFacts]) -> list[GpuState]:
-    pynvml.nvmlInit()
-    try:
+    with nvml():
         return [_read_state(pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid)) for gpu in gpus]
-    finally:
-        pynvml.nvmlShutdown()
 
 
 def _read_state(handle: Any) -> GpuState:

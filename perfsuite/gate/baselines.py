@@ -16,7 +16,7 @@ from typing import Literal, TypeVar
 from pytest_benchmark.utils import get_machine_id
 
 from perfsuite.errors import SettingError, StorageError, WriteError
-from perfsuite.files import remove_file, write_atomically
+from perfsuite.files import sync_folder, written_beside
 from perfsuite.gate.stored import StoredRun, Unusable, read_run, read_runs
 from perfsuite.remote import AnyPath, RemotePath, locate
 from perfsuite.untrusted import printable
@@ -198,13 +198,11 @@ def save_run(folder: AnyPath, name: str, data: bytes) -> AnyPath:
 
 
 def _save_locally(folder: Path, name: str, data: bytes) -> Path:
-    beside = folder / f".{uuid.uuid4().hex}.saving"
-    write_atomically(beside, data)
-    try:
+    with written_beside(folder / "saving", data) as beside:
         # Unlike a rename a link fails where the name is taken.
-        return _take_number(folder, name, lambda path: os.link(beside, path))
-    finally:
-        remove_file(beside)
+        path = _take_number(folder, name, lambda path: os.link(beside, path))
+        sync_folder(folder)
+        return path
 
 
 def _save_remotely(folder: RemotePath, name: str, data: bytes) -> RemotePath:

@@ -12,9 +12,7 @@ import os
 import platform
 import re
 import shutil
-import signal
 import tempfile
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,7 +31,7 @@ from perfsuite.gate.overlay import (
     source_files,
 )
 from perfsuite.gate.repository import Base
-from perfsuite.gate.termination import SIGNALS
+from perfsuite.interruptions import uninterrupted
 
 # pytest's default of the ini value of that name.
 PYTHON_FILES = ("test_*.py", "*_test.py")
@@ -195,7 +193,7 @@ def _remove_tree(folder: Path, records: Path | None) -> None:
     its making, and a process more on a machine that may be out of them. `git worktree prune` would
     remove other stale records too, which are the user's.
     """
-    with _uninterrupted():
+    with uninterrupted():
         # A folder without the right to write keeps what is in it.
         for at, folders, _ in os.walk(folder):
             for name in folders:
@@ -208,30 +206,6 @@ def _remove_tree(folder: Path, records: Path | None) -> None:
             shutil.rmtree(records / folder.name, ignore_errors=True)
             with contextlib.suppress(OSError):  # other worktrees have records there
                 records.rmdir()
-
-
-@contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """Hold SIGINT and what ends a gate back, and deliver them afterwards.
-
-    Their handlers are replaced. To block the signals would not do: another thread, such as one of
-    a numeric library, takes them then, and Python runs the handler in the main one all the same.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield  # Python runs no handler here
-        return
-    came: list[int] = []
-    before = {
-        number: signal.signal(number, lambda number, _: came.append(number))
-        for number in (signal.SIGINT, *SIGNALS)
-    }
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        for first in came[:1]:
-            signal.raise_signal(first)
 
 
 def _is_stale(path: Path) -> bool:

@@ -14,6 +14,8 @@ from typing import Any
 
 import pynvml
 
+from perfsuite.errors import DeviceError
+
 
 @dataclass(frozen=True, kw_only=True)
 class GpuFacts:
@@ -44,6 +46,9 @@ def visible_gpus(environ: Mapping[str, str] = os.environ) -> list[GpuFacts]:
     a device named twice makes it empty. Indices are in NVML's order, by PCI bus, which is CUDA's
     own wherever the GPUs are alike or CUDA_DEVICE_ORDER is PCI_BUS_ID. A GPU that is cut into MIG
     instances is given whole unless an instance is named.
+
+    Raises:
+        DeviceError: One of the machine's GPUs is lost.
     """
     with visible_handles(environ) as handles:
         return [_facts(handle) for handle in handles]
@@ -67,7 +72,11 @@ def driver_version() -> str | None:
 
 @contextmanager
 def nvml() -> Iterator[bool]:
-    """Hold NVML initialised; whether it is there at all."""
+    """Hold NVML initialised; whether it is there at all.
+
+    Raises:
+        DeviceError: NVML does not answer a question in the block, as of a GPU that is lost.
+    """
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
@@ -75,6 +84,11 @@ def nvml() -> Iterator[bool]:
         return
     try:
         yield True
+    except pynvml.NVMLError as error:
+        raise DeviceError(
+            f"a GPU does not answer: {error} (NVML); look for Xid in the kernel's log (dmesg), and "
+            "reset the GPU or restart the machine"
+        ) from error
     finally:
         pynvml.nvmlShutdown()
 

@@ -131,6 +131,16 @@ def rank_error(
     )
 
 
+def unstarted_error(rank: int, *, world_size: int) -> RankFailureError:
+    """Return the error of a rank that nobody was left to fork."""
+    return RankFailureError(
+        f"rank {rank} of {world_size} could not be started: the server that ranks are forked from "
+        "has ended, killed by somebody, or by the kernel because memory ran out; the next cell "
+        "starts another",
+        rank=rank,
+    )
+
+
 def stuck_error(
     rank: int,
     *,

@@ -16,6 +16,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Generic, Protocol, TypeVar
 
 from perfsuite.errors import PerfsuiteError
+from perfsuite.interruptions import uninterrupted
 from perfsuite.ranks.group import LOOK_S, GroupPolicy, RankGroup, run_group
 from perfsuite.ranks.wire import Job, Reply
 
@@ -95,8 +96,9 @@ def run_chains(chains: Iterable[Chain[T]], *, at_once: int) -> Iterator[T | Perf
                 yield done.pop(num_yielded)
                 num_yielded += 1
     finally:
-        for one in running.values():
-            one.close()
+        with uninterrupted():  # or a second Ctrl-C would leave the others alive
+            for one in running.values():
+                one.close()
 
 
 class _Running(Generic[T]):

@@ -5,20 +5,31 @@ Must not know what runs in them, and imports no torch.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
 import multiprocessing
+import os
+import signal
 import sys
+import tempfile
 import types
 from collections.abc import Callable, Iterator
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext, ForkServerProcess
+from multiprocessing.util import get_temp_dir
+from pathlib import Path
 from typing import TypeVar
+
+from perfsuite.ranks import guard
 
 Start = TypeVar("Start")
 
 # The modules whose import a rank would otherwise pay for: the first DistributedDataParallel of a
 # process imports torch._dynamo (900 modules, 1 s), the first pipeline torch.export.
 _PRELOADED = (
+    "perfsuite.ranks.sweeper",
     "torch",
     "torch.distributed",
     "torch._dynamo",
@@ -27,6 +38,9 @@ _PRELOADED = (
     "torch.distributed.pipelining",
     "perfsuite.ranks.worker",
 )
+# The path of a Unix socket has 107 characters at most (unix(7)), of which multiprocessing's own
+# "/pymp-xxxxxxxx/listener-xxxxxxxx" takes 32.
+_LONGEST_TEMPORARY_PATH = 75
 
 
 def start_process(
@@ -46,7 +60,47 @@ def _forkserver() -> ForkServerContext:
     """Return the context whose server has torch loaded; the first start pays for that once."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(_PRELOADED))
+    _note_sockets(os.getpid())
+    os.environ[guard.CONTROLLER] = str(os.getpid())
+    try:
+        with _deaf_children():
+            forkserver.ensure_running()
+    finally:
+        del os.environ[guard.CONTROLLER]
     return context
+
+
+@functools.cache
+def _note_sockets(pid: int) -> None:
+    """Leave word of where multiprocessing keeps its sockets, which a killed controller leaves."""
+    folder = guard.make_group_folder(guard.SERVER_PREFIX)
+    before = tempfile.tempdir
+    if len(tempfile.gettempdir()) > _LONGEST_TEMPORARY_PATH:
+        tempfile.tempdir = "/tmp"
+    try:
+        (folder / guard.SOCKETS).symlink_to(get_temp_dir())  # asks for tempfile's folder once
+    finally:
+        tempfile.tempdir = before
+    atexit.register(_remove_of, pid, folder)
+
+
+def _remove_of(pid: int, folder: Path) -> None:
+    if os.getpid() == pid:  # and not a fork of the controller, which has inherited the exit handler
+        guard.remove_group_folder(folder)
+
+
+@contextlib.contextmanager
+def _deaf_children() -> Iterator[None]:
+    """Start processes that Ctrl-C, which reaches all of the terminal's, does not end.
+
+    A process inherits what is blocked, and not a handler: the server would show a traceback of the
+    import that it was in.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextlib.contextmanager

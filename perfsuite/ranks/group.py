@@ -27,6 +27,7 @@ from perfsuite.errors import (
     PerfsuiteError,
     RankFailureError,
 )
+from perfsuite.interruptions import uninterrupted
 from perfsuite.ranks import blame, guard
 from perfsuite.ranks.forking import start_process
 from perfsuite.ranks.parts import Part, all_parts
@@ -125,38 +126,24 @@ class RankGroup:
         self._ranks = tuple(one.rank for one in parts)
         self._world_size = world_size
         self._policy = policy
-        self._folder = guard.make_group_folder()
-        self._board = Board(self._folder / "progress", world_size)
         self._processes: dict[int, ForkServerProcess] = {}
+        self._running: dict[int, psutil.Process] = {}
         self._pipes: dict[int, Connection] = {}
         self._replies: dict[int, Reply | blame.Died] = {}
-        self._watch = blame.ProgressWatch(self._board, world_size)
+        # What `end` has to do, from the last to the first.
+        self._left = contextlib.ExitStack()
         try:
-            cores = tuple(sorted(os.sched_getaffinity(0)))
-            pins = policy.pins_ranks and policy.device == "cpu"
-            for one in parts:
-                self._start(
-                    RankStart(
-                        rank=one.rank,
-                        world_size=world_size,
-                        folder=str(self._folder),
-                        device=policy.device,
-                        gpu=one.gpu,
-                        backend=one.backend if needs_group else None,
-                        rendezvous=one.rendezvous,
-                        collective_timeout_s=policy.collective_timeout_s,
-                        num_threads=policy.num_threads,
-                        core=one.core_of(cores) if pins else None,
-                        cores=cores,
-                        import_roots=policy.import_roots,
-                        seed=policy.seed,
-                        turns=policy.turns,
-                        job=job,
-                    )
-                )
+            with uninterrupted():
+                self._folder = guard.make_group_folder()
+                self._left.callback(guard.remove_group_folder, self._folder)
+                self._board = Board(self._folder / "progress", world_size)
+                self._left.callback(self._board.close)
+                self._left.callback(self._end_processes)
+                self._start_all(parts, job, needs_group)
         except BaseException:
             self.end()
             raise
+        self._watch = blame.ProgressWatch(self._board, world_size)
 
     def __enter__(self) -> RankGroup:
         return self
@@ -164,10 +151,35 @@ class RankGroup:
     def __exit__(self, *_: object) -> None:
         self.end()
 
-    def _start(self, start: RankStart) -> None:
-        self._processes[start.rank], self._pipes[start.rank] = start_process(
-            guard.enter_rank, start
-        )
+    def _start_all(self, parts: Sequence[Part], job: Job, needs_group: bool) -> None:
+        policy = self._policy
+        cores = tuple(sorted(os.sched_getaffinity(0)))
+        pins = policy.pins_ranks and policy.device == "cpu"
+        for one in parts:
+            start = RankStart(
+                rank=one.rank,
+                world_size=self._world_size,
+                folder=str(self._folder),
+                device=policy.device,
+                gpu=one.gpu,
+                backend=one.backend if needs_group else None,
+                rendezvous=one.rendezvous,
+                collective_timeout_s=policy.collective_timeout_s,
+                num_threads=policy.num_threads,
+                core=one.core_of(cores) if pins else None,
+                cores=cores,
+                import_roots=policy.import_roots,
+                seed=policy.seed,
+                turns=policy.turns,
+                job=job,
+            )
+            try:
+                process, pipe = start_process(guard.enter_rank, start)
+            except (EOFError, ConnectionError) as error:
+                raise blame.unstarted_error(one.rank, world_size=self._world_size) from error
+            self._processes[one.rank], self._pipes[one.rank] = process, pipe
+            with contextlib.suppress(psutil.NoSuchProcess):  # it has ended already
+                self._running[one.rank] = psutil.Process(process.pid)
 
     def collect(self) -> list[Reply]:
         """Wait for every rank's reply.
@@ -294,7 +306,7 @@ class RankGroup:
             position=self._board.read(rank),
             world_size=self._world_size,
             timeout_s=self._policy.timeout_s,
-            num_loader_workers=len(_descendants(self._processes[rank].pid)),
+            num_loader_workers=len(_descendants(self._running[rank])),
             lines=self.where_it_hangs(rank),
         )
 
@@ -308,6 +320,8 @@ class RankGroup:
         pid = self._processes[rank].pid
         if pid is None or not self._processes[rank].is_alive() or not log.exists():
             return ()
+        if guard.is_stopped(pid):
+            return (f"it is stopped: process {pid} was sent SIGSTOP, as a debugger does",)
         num_lines_before, size_before = len(self._log_lines(rank)), log.stat().st_size
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGUSR1)
@@ -326,10 +340,13 @@ class RankGroup:
                 print(f"[rank {rank}] {line}")
 
     def end(self) -> None:
-        """End every process of the group and remove what it left."""
-        left = [
-            child for process in self._processes.values() for child in _descendants(process.pid)
-        ]
+        """End every process of the group and remove what it left; Ctrl-C waits for that."""
+        with uninterrupted():
+            self._left.close()
+
+    def _end_processes(self) -> None:
+        # The ranks as well: one whose server was killed only looks as if it had ended.
+        left = [one for rank in self._running.values() for one in (rank, *_descendants(rank))]
         for pipe in self._pipes.values():
             pipe.close()  # a rank that has replied waits for this, and leaves
         deadline_s = time.monotonic() + (_GRACE_S if self._all_replied() else 0.0)
@@ -343,8 +360,6 @@ class RankGroup:
         psutil.wait_procs(left, timeout=_REAPED_S)
         for process in self._processes.values():
             process.join()
-        self._board.close()
-        guard.remove_group_folder(self._folder)
 
     def _all_replied(self) -> bool:
         return bool(self._processes) and all(
@@ -352,8 +367,8 @@ class RankGroup:
         )
 
 
-def _descendants(pid: int | None) -> list[psutil.Process]:
+def _descendants(process: psutil.Process) -> list[psutil.Process]:
     try:
-        return psutil.Process(pid).children(recursive=True) if pid is not None else []
+        return list(process.children(recursive=True))
     except psutil.NoSuchProcess:
         return []

@@ -13,6 +13,7 @@ import fcntl
 import importlib
 import multiprocessing
 import os
+import re
 import select
 import shutil
 import signal
@@ -24,11 +25,19 @@ from pathlib import Path
 
 import psutil
 
+from perfsuite.errors import WriteError
 from perfsuite.ranks.mail import MessengerStart
 from perfsuite.ranks.membership import TORCHRUN_VARIABLES
 from perfsuite.ranks.wire import RankStart
 
-FOLDER_PREFIX = "perfsuite-"
+# The variable in which the server, and nobody else, is told the process id of its controller.
+CONTROLLER = "PERFSUITE_CONTROLLER"
+# In a folder of `SERVER_PREFIX`: a link to where multiprocessing keeps the controller's sockets.
+SOCKETS = "sockets"
+SERVER_PREFIX = "perfsuite-server"
+_GROUP_PREFIX = "perfsuite"
+# Either prefix, the controller, and what tempfile adds. Trees of the gate are named at more length.
+_OWNED = re.compile(rf"(?:{SERVER_PREFIX}|{_GROUP_PREFIX})-(\d+)-\w+")
 _PIDS_FOLDER = "pids"
 _SHARED_MEMORY = Path("/dev/shm")
 
@@ -115,10 +124,20 @@ def log_path(folder: str | Path, rank: int) -> Path:
     return Path(folder) / f"rank{rank}.log"
 
 
-def make_group_folder() -> Path:
-    """Make a fresh temporary folder that names this controller."""
-    folder = Path(tempfile.mkdtemp(prefix=f"{FOLDER_PREFIX}{os.getpid()}-"))
-    (folder / _PIDS_FOLDER).mkdir()
+def make_group_folder(prefix: str = _GROUP_PREFIX) -> Path:
+    """Make a fresh temporary folder that names this controller, for a group unless said otherwise.
+
+    Raises:
+        WriteError: There is no room for it, or no place.
+    """
+    try:
+        folder = Path(tempfile.mkdtemp(prefix=f"{prefix}-{os.getpid()}-"))
+        (folder / _PIDS_FOLDER).mkdir()
+    except OSError as error:
+        raise WriteError(
+            f"cannot make a temporary folder for the ranks: {error.strerror or error}; set TMPDIR "
+            "to a folder with room"
+        ) from error
     return folder
 
 
@@ -131,13 +150,31 @@ def remove_group_folder(folder: Path) -> None:
 
 
 def sweep_stale_folders() -> None:
-    """Remove what groups of this user left whose controller was killed."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}*-*"):
-        owner = folder.name.removeprefix(FOLDER_PREFIX).partition("-")[0]
-        if not owner.isdigit() or psutil.pid_exists(int(owner)):
+    """Remove what groups of this user left whose controller is gone."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_GROUP_PREFIX}-*"):
+        owned = _OWNED.fullmatch(folder.name)
+        if owned is None or not _is_gone(int(owned[1])):
             continue
-        if folder.is_dir() and folder.stat().st_uid == os.getuid():
+        if folder.is_dir() and folder.lstat().st_uid == os.getuid():
+            if (folder / SOCKETS).is_symlink():
+                shutil.rmtree((folder / SOCKETS).readlink(), ignore_errors=True)
             remove_group_folder(folder)
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process stands still until somebody sends it SIGCONT."""
+    return _status(pid) in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+
+
+def _is_gone(pid: int) -> bool:
+    return _status(pid) in (None, psutil.STATUS_ZOMBIE)
+
+
+def _status(pid: int) -> str | None:
+    try:
+        return str(psutil.Process(pid).status())
+    except psutil.NoSuchProcess:
+        return None
 
 
 def _send_output_to(path: Path) -> None:

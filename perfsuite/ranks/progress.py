@@ -13,6 +13,7 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 
+from perfsuite.errors import WriteError
 from perfsuite.stages import STAGES
 
 PHASES = (
@@ -59,11 +60,22 @@ class Board:
     """The slots of all ranks of one group, in one mapped file."""
 
     def __init__(self, path: Path, world_size: int) -> None:
+        """Map the file, made where it does not exist.
+
+        Raises:
+            WriteError: There is no room for it; names its path and the reason.
+        """
         size = world_size * _SLOT_BYTES
-        with path.open("a+b") as file:
-            # Reserved, not only sized: writing to a hole of a full disk would be a SIGBUS.
-            os.posix_fallocate(file.fileno(), 0, size)
-            self._map = mmap.mmap(file.fileno(), size)
+        try:
+            with path.open("a+b") as file:
+                # Reserved, not only sized: writing to a hole of a full disk would be a SIGBUS.
+                os.posix_fallocate(file.fileno(), 0, size)
+                self._map = mmap.mmap(file.fileno(), size)
+        except OSError as error:
+            raise WriteError(
+                f"cannot write {path}: {error.strerror or error}; make room, or set TMPDIR to a "
+                "folder that has it"
+            ) from error
 
     def read(self, rank: int) -> Position:
         """Return where `rank` is now."""

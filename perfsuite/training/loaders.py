@@ -6,6 +6,7 @@ raises, here or in a loader worker, becomes one message without a traceback of t
 
 from __future__ import annotations
 
+import contextlib
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sized
 from dataclasses import dataclass
@@ -29,6 +30,12 @@ from perfsuite.registry import Split, Workload
 
 # Frames in torch and torchvision (by the same prefix) and in this file are not the user's.
 _NOT_USERS = (str(Path(torch.__file__).parent), __file__)
+# What torch says where a batch does not fit.
+_SHARED_MEMORY_SIGN = "unable to allocate shared memory"
+_NO_ROOM = (
+    "loader workers pass their batches through /dev/shm, which is full: make room in it, enlarge "
+    "it (docker run --shm-size=1g), or use num_workers=0"
+)
 
 
 def build_batches(
@@ -180,17 +187,20 @@ class EpochBatches(Iterator[Any]):
         self.close()
 
     def _next_of_epochs(self) -> Any:
-        if self._iterator is None:
-            self._start_epoch(self.epoch)
         try:
-            return next(self._iterator)
-        except StopIteration:
+            if self._iterator is None:
+                self._start_epoch(self.epoch)
+            with contextlib.suppress(StopIteration):
+                return next(self._iterator)
             self._start_epoch(self.epoch + 1)
             return next(self._iterator)
         except (RuntimeError, OSError) as error:
+            reason = _reason(error)
             raise DataLoadError(
-                f"{self._origin} cannot be loaded: {_reason(error)}; a loader worker that was "
-                "killed often ran out of memory: use fewer num_workers or a smaller prefetch_factor"
+                f"{self._origin} cannot be loaded: {reason}; {_NO_ROOM}"
+                if "No space left" in reason
+                else f"{self._origin} cannot be loaded: {reason}; a loader worker that was killed "
+                "often ran out of memory: use fewer num_workers or a smaller prefetch_factor"
             ) from error
 
     def _start_epoch(self, epoch: int) -> None:
@@ -276,7 +286,8 @@ def _describe(error: Exception) -> str:
     worker = get_worker_info()
     where = [f"at {places[-1]}"] if places else []
     where += [f"in loader worker {worker.id}"] if worker is not None else []
-    return " ".join([f"raised {type(error).__name__}: {error}", *where])
+    told = " ".join([f"raised {type(error).__name__}: {error}", *where])
+    return f"{told}; {_NO_ROOM}" if _SHARED_MEMORY_SIGN in told else told
 
 
 def _reason(error: Exception) -> str:

@@ -117,7 +117,13 @@ def test_a_gpu_that_fell_off_the_bus_is_a_finding(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByUUID", lost)
 
     assert examine_gpus() == [
-        Finding("GPUs", "fail", "NVML says: GPU is lost", "see nvidia-smi; restart the driver")
+        Finding(
+            "GPUs",
+            "fail",
+            "a GPU does not answer: GPU is lost (NVML); look for Xid in the kernel's log (dmesg), "
+            "and reset the GPU or restart the machine",
+            "see nvidia-smi; restart the driver",
+        )
     ]
 
 

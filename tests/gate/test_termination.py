@@ -34,3 +34,10 @@ def test_a_handler_that_somebody_has_set_stays() -> None:
         signal.signal(signal.SIGTERM, before)
 
     assert seen == [True]
+
+
+def test_an_end_by_a_signal_is_one_line(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit), ends_on_signals():
+        signal.raise_signal(signal.SIGTERM)
+
+    assert capfd.readouterr() == ("", "perfsuite: ended by SIGTERM\n")

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from perfsuite.errors import DeviceError
 from perfsuite.measure import devices
 from perfsuite.measure.devices import GpuFacts, driver_version, visible_gpus
 
@@ -151,6 +152,22 @@ def test_a_machine_without_nvml_has_no_gpus(nvml):
 
     assert visible_gpus({}) == []
     assert driver_version() is None
+
+
+def test_a_gpu_that_fell_off_the_bus_is_told_and_nvml_let_go(nvml, monkeypatch):
+    def lose(_):
+        raise nvml.NVMLError("GPU is lost")
+
+    monkeypatch.setattr(nvml, "nvmlDeviceGetHandleByIndex", lose)
+
+    with pytest.raises(DeviceError) as lost:
+        visible_gpus({})
+
+    assert str(lost.value) == (
+        "a GPU does not answer: GPU is lost (NVML); look for Xid in the kernel's log (dmesg), and "
+        "reset the GPU or restart the machine"
+    )
+    assert nvml.num_open == 0
 
 
 def test_the_driver_is_named(nvml):

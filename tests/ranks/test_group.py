@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from perfsuite import RankFailureError, WorkloadError
+from perfsuite.ranks import guard
 from perfsuite.session import Session
 from perfsuite.settings import Settings
 
@@ -226,7 +227,7 @@ def test_what_a_rank_prints_reaches_the_test_output(
 
 
 CONTROLLER = """
-    import os, sys, time
+    import os, subprocess, sys, time
     from perfsuite.session import Session
     from perfsuite.settings import Settings
 
@@ -236,6 +237,7 @@ CONTROLLER = """
         from torch.utils.data import DataLoader
         loader = DataLoader(Slow(), num_workers=1, worker_init_fn=entry())
         batches = iter(loader)
+        subprocess.Popen(["sleep", "600"])
         pathlib.Path(folder, f"{os.getpid()}").touch()
         re.match(r"(a+)+$", "a" * 64 + "b")
 
@@ -257,26 +259,82 @@ CONTROLLER = """
 """
 
 
-def test_ranks_and_their_loader_workers_die_with_a_killed_controller(tmp_path: Path) -> None:
+def test_all_that_a_killed_controller_began_ends_and_is_cleared_up(tmp_path: Path) -> None:
     script = tmp_path / "controller.py"
     script.write_text(textwrap.dedent(CONTROLLER))
-    started = tmp_path / "started"
+    started, temporary = tmp_path / "started", tmp_path / "t"
     started.mkdir()
-    controller = subprocess.Popen([sys.executable, str(script), str(started)])
+    temporary.mkdir()
+    controller = subprocess.Popen(
+        [sys.executable, str(script), str(started)], env={**os.environ, "TMPDIR": str(temporary)}
+    )
     wait_until(lambda: len(list(started.iterdir())) == 2)
     ranks = [psutil.Process(int(path.name)) for path in started.iterdir()]
-    workers = [child for rank in ranks for child in rank.children(recursive=True)]
-    assert len(workers) == 2
+    started_by_ranks = [child for rank in ranks for child in rank.children(recursive=True)]
+    assert len(started_by_ranks) == 4  # of each a loader worker and a process of its own
+    assert left_in(temporary) != []
 
     controller.kill()
     controller.wait()
 
-    _, alive = psutil.wait_procs([*ranks, *workers], timeout=3)
+    _, alive = psutil.wait_procs([*ranks, *started_by_ranks], timeout=3)
     assert alive == []
-    left = list(Path(tempfile.gettempdir()).glob(f"perfsuite-{controller.pid}-*"))
-    assert len(left) == 1
-    Session(Settings(device="cpu"), say=print).run_function(1, os.getpid, ())
-    assert not left[0].exists()
+    wait_until(lambda: not left_in(temporary))
+
+
+def left_in(folder: Path) -> list[Path]:
+    """What is there and is not torch's own cache, which later sessions read."""
+    return [path for path in folder.iterdir() if not path.name.startswith("torchinductor_")]
+
+
+def test_a_temporary_folder_whose_path_is_too_long_for_a_socket_does(tmp_path: Path) -> None:
+    temporary = tmp_path / ("x" * 90)
+    temporary.mkdir()
+
+    ended = subprocess.run(
+        [sys.executable, "-c", "from perfsuite.ranks import forking; forking._forkserver()"],
+        env={**os.environ, "TMPDIR": str(temporary)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert (ended.returncode, ended.stderr) == (0, "")
+    wait_until(lambda: not left_in(temporary))
+
+
+def test_what_a_controller_and_its_server_left_is_swept_by_the_next_session(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with subprocess.Popen(["true"]) as ended:
+        pass
+    sockets = tmp_path / "pymp-1"
+    sockets.mkdir()
+    of_server = tmp_path / f"perfsuite-server-{ended.pid}-a"
+    of_server.mkdir()
+    (of_server / "sockets").symlink_to(sockets)
+    (tmp_path / f"perfsuite-{ended.pid}-b").mkdir()
+    kept = [f"perfsuite-{os.getpid()}-c", f"perfsuite-{ended.pid}-base-host-d", "perfsuite-x-e"]
+    for name in kept:
+        (tmp_path / name).mkdir()
+
+    guard.sweep_stale_folders()
+
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(kept)
+
+
+def test_a_controller_that_nobody_has_waited_for_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with subprocess.Popen(["true"]) as zombie:
+        wait_until(lambda: psutil.Process(zombie.pid).status() == psutil.STATUS_ZOMBIE)
+        (tmp_path / f"perfsuite-{zombie.pid}-a").mkdir()
+
+        guard.sweep_stale_folders()
+
+    assert list(tmp_path.iterdir()) == []
 
 
 def wait_until(condition: Callable[[], bool]) -> None:

@@ -1,0 +1,55 @@
+"""Signals wait while nothing may be lost."""
+
+from __future__ import annotations
+
+import signal
+import threading
+
+import pytest
+
+from perfsuite.gate.termination import ends_on_signals
+from perfsuite.interruptions import uninterrupted
+
+
+def test_a_signal_that_comes_while_nothing_may_be_lost_is_delivered_afterwards() -> None:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    done = []
+    try:
+        with pytest.raises(KeyboardInterrupt):  # noqa: PT012
+            with uninterrupted():
+                signal.raise_signal(signal.SIGINT)
+                signal.raise_signal(signal.SIGINT)
+                done.append(True)
+            done.append(False)
+    finally:
+        assert signal.signal(signal.SIGINT, before) is signal.default_int_handler
+
+    assert done == [True]
+
+
+def test_what_may_not_be_lost_may_be_part_of_more_that_may_not() -> None:
+    done = []
+
+    with pytest.raises(SystemExit), ends_on_signals():  # noqa: PT012
+        with uninterrupted():
+            with uninterrupted():
+                signal.raise_signal(signal.SIGTERM)
+            done.append(True)
+        done.append(False)
+
+    assert done == [True]
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_beside_the_main_thread_nothing_is_held_back() -> None:
+    done = []
+
+    def act() -> None:
+        with uninterrupted(), ends_on_signals():
+            done.append(signal.getsignal(signal.SIGTERM))
+
+    thread = threading.Thread(target=act)
+    thread.start()
+    thread.join()
+
+    assert done == [signal.SIG_DFL]
