@@ -68,6 +68,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(suite, "perfsuite-suite")
     config.pluginmanager.register(saver, "perfsuite-saver")
     saving.set_default_storage(config)
+    saving.close_json(config)
 
 
 class Suite:

@@ -192,6 +192,14 @@ def set_default_storage(config: pytest.Config) -> None:
         config.option.benchmark_storage = _STORAGE
 
 
+def close_json(config: pytest.Config) -> None:
+    """Keep the path alone of a file that pytest-benchmark 5.2 opens while it reads its options."""
+    opened: Any = config.getoption("benchmark_json", None)
+    if hasattr(opened, "close"):
+        opened.close()
+        config.option.benchmark_json = Path(opened.name)
+
+
 def write_run(config: pytest.Config, path: Path) -> None:
     """Write all benchmarks of the session as pytest-benchmark JSON, raw rounds included.
 
