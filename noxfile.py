@@ -85,7 +85,7 @@ def benchmark_plugin(session: nox.Session, minor: str) -> None:
 @nox.session
 def wheel(session: nox.Session) -> None:
     """The built wheel alone, in an environment without the checkout: help, example, report."""
-    folder = Path(session.create_tmp())
+    folder = Path(session.create_tmp()).resolve()
     session.install("build")
     session.run("python", "-m", "build", "--wheel", "--outdir", str(folder / "dist"))
     session.run("python", "-m", "venv", "--clear", str(folder / "empty"))
@@ -94,6 +94,7 @@ def wheel(session: nox.Session) -> None:
     session.run(python, "-m", "pip", "install", "--quiet", str(built), external=True)
     user = folder / "user"
     (user / "benchmarks").mkdir(parents=True, exist_ok=True)
+    (user / "pytest.ini").write_text("[pytest]\n")  # so that this is the root, not the checkout
     (user / "my_package.py").write_text(MY_PACKAGE)
     (user / "benchmarks" / "test_my_model.py").write_text(readme_example())
     (user / "benchmarks" / "test_toy.py").write_text(TOY)
