@@ -92,20 +92,19 @@ def _find_files(storage: Path, selector: str | Literal[True]) -> list[Path]:
     # The rest is pytest-benchmark's rule: FOLDER-GLOB/FILE-GLOB, or FILE-GLOB in this machine's
     # folder, both also in the storage itself (pytest_benchmark/storage/file.py, query).
     folder, name = _split_glob(selector)
-    try:
-        files = {file for found in storage.glob(folder) for file in found.glob(name)}
-        return _sorted({*files, *storage.glob(name)})
-    except ValueError as error:  # such as "**" within a name
-        raise _not_a_selector(selector) from error
+    files = {file for found in storage.glob(folder) for file in found.glob(name)}
+    return _sorted({*files, *storage.glob(name)})
 
 
 def _split_glob(selector: str) -> tuple[str, str]:
-    parts = Path(selector).parts
-    if Path(selector).is_absolute() or ".." in parts or len(parts) > 2:
+    *folders, name = Path(selector).parts or ("",)
+    name = name.rstrip("*")
+    # Within a name "**" is an error to Python before 3.13 alone.
+    has_stars = any("**" in part and part != "**" for part in (*folders, name))
+    if Path(selector).is_absolute() or ".." in (*folders, name) or len(folders) > 1 or has_stars:
         raise _not_a_selector(selector)
-    folder = parts[0] if len(parts) == 2 else get_machine_id()  # type: ignore[no-untyped-call]
-    name = parts[-1] if parts else ""
-    return folder, name.rstrip("*") + "*.json"
+    folder = folders[0] if folders else get_machine_id()  # type: ignore[no-untyped-call]
+    return folder, f"{name}*.json"
 
 
 def _not_a_selector(selector: str) -> SettingError:
