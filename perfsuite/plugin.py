@@ -84,6 +84,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(suite, "perfsuite-suite")
     config.pluginmanager.register(saver, "perfsuite-saver")
     storing.settle_storage(config)
+    saving.close_json(config)
 
 
 class Suite:

@@ -190,6 +190,14 @@ class RunSaver:
         storage.save = save
 
 
+def close_json(config: pytest.Config) -> None:
+    """Keep the path alone of a file that pytest-benchmark 5.2 opens while it reads its options."""
+    opened: Any = config.getoption("benchmark_json", None)
+    if hasattr(opened, "close"):
+        opened.close()
+        config.option.benchmark_json = Path(opened.name)
+
+
 def write_run(config: pytest.Config, path: Path) -> None:
     """Write all benchmarks of the session as pytest-benchmark JSON, raw rounds included.
 

@@ -130,12 +130,14 @@ def _find(storage: AnyPath, *patterns: str) -> list[AnyPath]:
 
 
 def _split_glob(selector: str) -> tuple[str, str]:
-    parts = Path(selector).parts
-    if Path(selector).is_absolute() or ".." in parts or len(parts) > 2:
+    *folders, name = Path(selector).parts or ("",)
+    name = name.rstrip("*")
+    # Within a name "**" is an error to Python before 3.13 alone.
+    has_stars = any("**" in part and part != "**" for part in (*folders, name))
+    if Path(selector).is_absolute() or ".." in (*folders, name) or len(folders) > 1 or has_stars:
         raise _not_a_selector(selector)
-    folder = parts[0] if len(parts) == 2 else get_machine_id()  # type: ignore[no-untyped-call]
-    name = parts[-1] if parts else ""
-    return folder, name.rstrip("*") + "*.json"
+    folder = folders[0] if folders else get_machine_id()  # type: ignore[no-untyped-call]
+    return folder, f"{name}*.json"
 
 
 def _not_a_selector(selector: str) -> SettingError:
