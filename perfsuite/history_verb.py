@@ -40,7 +40,9 @@ _MOST_REFUSED = 5
 
 
 def history(
-    cell: Annotated[str | None, typer.Argument(help="The cell's full name.")] = None,
+    cell: Annotated[
+        str | None, typer.Argument(metavar="CELL", help="The cell's full name.")
+    ] = None,
     is_all: Annotated[bool, typer.Option("--all", help="Every cell, one line each.")] = False,
     storage: Annotated[
         Path, typer.Option(metavar="DIR", help="The folder of --benchmark-storage.")
@@ -56,9 +58,11 @@ def history(
         int, typer.Option("--runs", min=1, metavar="N", help="The newest N, at most.")
     ] = _NUM_RUNS,
     smallest: Annotated[str, typer.Option(help="Changes below it are not told.")] = "1%",
-    fail_on_change: Annotated[
+    fails_on_change: Annotated[
         bool,
-        typer.Option(help="End in 10 where a cell became slower and nobody accepted it."),
+        typer.Option(
+            "--fail-on-change", help="End in 10 where a cell became slower and nobody accepted it."
+        ),
     ] = False,
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write runs and changes there.")
@@ -92,7 +96,7 @@ def history(
             typer.echo(line)
     if json_file is not None:
         write_atomically(json_file, to_document(found, stored))
-    if fail_on_change and any(one.is_slower for one in found):
+    if fails_on_change and any(one.is_slower for one in found):
         raise typer.Exit(_EXIT_CHANGED)
 
 
