@@ -283,7 +283,7 @@ def _forward_ratio(cell: ScaledCell, base: ScaledCell) -> float | None:
 
 
 def _exposed_ratio(cell: ScaledCell, base: ScaledCell) -> float | None:
-    """The part of the step by which backward is longer than forward lets expect.
+    """The part of the step that backward takes beyond its proportion to forward on the base.
 
     Under ddp all waiting for other ranks is in backward, and none in forward. What else makes a
     rank slower, such as sharing its core, meets both alike, so that without communication
