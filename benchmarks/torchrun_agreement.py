@@ -1,87 +1,138 @@
 """Whether a cell is as fast under torchrun as under the one-machine launcher, with equal ranks.
 
-python benchmarks/torchrun_agreement.py
+python benchmarks/torchrun_agreement.py compare
 
-Measures the same cells in whole sessions of both kinds that alternate, in pairs whose order is
-turned round each time. Exits with 1 unless the medians over all pairs agree within 3 %, and all
-counts exactly.
+Two ranks under torchrun and the launcher in this process, which knows nothing of torchrun's
+variables, measure the same cells in turn; each measurement has fresh ranks, and every other pair
+begins with the other side. Exits with 1 unless the times agree within 3 %, and all counts exactly.
 """
 
 from __future__ import annotations
 
 import math
+import os
+import subprocess
 import sys
 import tempfile
-from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from torchrun_launches import Suite
+from torchrun_launches import ROOT, torchrun_command
 
-from perfsuite import stats
-from perfsuite.records import CellLine
+from perfsuite import Recipe, stats
+from perfsuite.ranks.membership import read_membership
+from perfsuite.ranks.peers import Peers
+from perfsuite.records import Outcome
+from perfsuite.session import Session
+from perfsuite.settings import Settings
 from perfsuite.units import format_seconds
 
 _MAX_DIFFERENCE_RATIO = 0.03
-_CELLS = """
-import pytest
-from perfsuite import Recipe
+# By name: the parallel mode of LeNet's training step; None is the sum of a MiB over two ranks.
+_CELLS = {"lenet-digits ddp:2": "ddp:2", "lenet-digits single": "single", "all_reduce": None}
 
-@pytest.mark.parametrize("parallel", ["ddp:2", "single"])
-def test_lenet(train_benchmark, parallel):
-    train_benchmark("lenet-digits", Recipe(parallel=parallel))
-
-def test_all_reduce(all_reduce_benchmark):
-    all_reduce_benchmark("ddp:2", 2**20)
-"""
+app = typer.Typer(add_completion=False)
 
 
-def main(
-    num_pairs: Annotated[int, typer.Option("--pairs", min=2, help="Sessions of each kind.")] = 16,
-    rounds: Annotated[int, typer.Option(min=1, help="Timed rounds of a cell and session.")] = 20,
+@app.command()
+def compare(
+    num_pairs: Annotated[int, typer.Option("--pairs", min=2, help="Measurements a side.")] = 60,
+    rounds: Annotated[int, typer.Option(min=1, help="Timed rounds of a measurement.")] = 10,
     two_agents: Annotated[
         bool, typer.Option("--two-agents", help="One rank each, as on two hosts.")
     ] = False,
 ) -> None:
-    """Alternate sessions, and print the ratio torchrun / one machine of each cell."""
-    agents, num_ranks_each = ([[], []], 1) if two_agents else ([[]], 2)
-    pairs: dict[str, list[tuple[CellLine, CellLine]]] = defaultdict(list)
-    with tempfile.TemporaryDirectory() as name:
-        suite = Suite(Path(name))
-        (suite.folder / "test_agreement.py").write_text(_CELLS)
-        (suite.folder / "pytest.ini").write_text("[pytest]\n")
-
-        def measure(by_torchrun: bool) -> dict[str, CellLine]:
-            options = (f"--perf-rounds={rounds}", "--perf-device=cpu")
-            if not by_torchrun:
-                return suite.run_alone(*options)
-            return suite.run_by_torchrun(agents, num_ranks_each, *options, host="127.0.0.1")
-
+    """Alternate both sides, and print the ratio torchrun / one machine of each cell."""
+    pairs: dict[str, list[tuple[Outcome, Outcome]]] = {cell: [] for cell in _CELLS}
+    with _ranks_under_torchrun(num_agents=2 if two_agents else 1) as ranks:
         for number in range(num_pairs):
-            order = (False, True) if number % 2 == 0 else (True, False)
-            lines = {by_torchrun: measure(by_torchrun) for by_torchrun in order}
-            for cell, alone in lines[False].items():
-                pairs[cell].append((alone, lines[True][cell]))
-            typer.echo(f"pair {number + 1} of {num_pairs} done")
+            for cell, measured in pairs.items():
+                if number % 2 == 0:
+                    alone = _measure(cell, rounds, None)
+                    measured.append((alone, _ask(ranks, cell, rounds)))
+                else:
+                    together = _ask(ranks, cell, rounds)
+                    measured.append((_measure(cell, rounds, None), together))
     wrong = [text for cell, measured in pairs.items() for text in _show(cell, measured)]
     typer.echo("\n".join(wrong) or "as promised")
     sys.exit(bool(wrong))
 
 
-def _show(cell: str, pairs: list[tuple[CellLine, CellLine]]) -> list[str]:
+@app.command(hidden=True)
+def serve(address: str) -> None:
+    """Be a rank: measure what the first one is asked for, until it is asked for nothing."""
+    membership = read_membership(os.environ)
+    assert membership is not None
+    peers = Peers(membership)
+    asker = Client(address) if membership.is_first else None
+    while (asked := peers.gather("asked", asker.recv() if asker else None)[0]) is not None:
+        outcome = _measure(*asked, peers)
+        if asker is not None:
+            asker.send(outcome)
+        peers.end_phase(None)
+    peers.leave(0)
+    peers.close()
+
+
+@contextmanager
+def _ranks_under_torchrun(num_agents: int) -> Iterator[Connection]:
+    """Two ranks; what the first one is sent is what it measures."""
+    with tempfile.TemporaryDirectory() as folder:
+        address = str(Path(folder) / "asker")
+        with Listener(address) as listener:
+            agents = [
+                subprocess.Popen(
+                    [*command, __file__, "serve", address],
+                    env={**os.environ, "PYTHONPATH": str(ROOT)},
+                )
+                for command in torchrun_command(
+                    [()] * num_agents, num_ranks=2 // num_agents, host="127.0.0.1"
+                )
+            ]
+            with listener.accept() as ranks:
+                yield ranks
+                ranks.send(None)
+                for agent in agents:
+                    agent.wait()
+
+
+def _ask(ranks: Connection, cell: str, rounds: int) -> Outcome:
+    ranks.send((cell, rounds))
+    outcome: Outcome = ranks.recv()
+    return outcome
+
+
+def _measure(cell: str, rounds: int, peers: Peers | None) -> Outcome:
+    """Measure in a session of its own, so that the other side can hold the machine next."""
+    session = Session(Settings(device="cpu", num_rounds=rounds), say=print)
+    if peers is not None:
+        session.meet(peers)
+    try:
+        parallel = _CELLS[cell]
+        if parallel is None:
+            return session.measure_all_reduce("ddp:2", 2**20)
+        return session.measure_cell("lenet-digits", Recipe(parallel=parallel))
+    finally:
+        session.close()
+
+
+def _show(cell: str, pairs: list[tuple[Outcome, Outcome]]) -> list[str]:
     """Print a cell's figures, and return what is wrong with them."""
-    alone = [stats.median(one.step_times_s) for one, _ in pairs]
-    together = [stats.median(other.step_times_s) for _, other in pairs]
-    ratios = [theirs / ours for ours, theirs in zip(alone, together, strict=True)]
-    # A pair that was disturbed is a long tail: the median of pairs does not see it.
+    # Other load only ever adds time: the fastest round of a measurement has the least of it.
+    fastest = [tuple(min(one.step_times_s) for one in pair) for pair in pairs]
+    ratios = [together / alone for alone, together in fastest]
     ratio = stats.median(ratios)
     spread = stats.robust_sd([math.log(one) for one in ratios])
-    counts = {one.perfsuite.counts for pair in pairs for one in pair if one.perfsuite is not None}
+    error = math.sqrt(math.pi / 2 / len(ratios)) * spread  # of a median of normal samples
+    counts = {outcome.record.counts for pair in pairs for outcome in pair}
     typer.echo(
-        f"{cell}: {format_seconds(stats.median(alone))} alone, "
-        f"{format_seconds(stats.median(together))} under torchrun; ratio {ratio:.4f} "
-        f"(sd of a pair {spread:.2%}, of {len(pairs)} pairs), "
+        f"{cell}: {format_seconds(stats.median([alone for alone, _ in fastest]))} alone, "
+        f"{format_seconds(stats.median([together for _, together in fastest]))} under torchrun; "
+        f"ratio {ratio:.4f} +- {error:.4f} of {len(pairs)} pairs, "
         f"{'equal counts' if len(counts) == 1 else 'counts differ'}"
     )
     wrong = []
@@ -93,4 +144,4 @@ def _show(cell: str, pairs: list[tuple[CellLine, CellLine]]) -> list[str]:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    app()

@@ -1,79 +1,40 @@
-"""Cells measured by the one-machine launcher and by torchrun's agents, for scripts that compare."""
+"""Commands that start torchrun's agents, for scripts that measure under them."""
 
 from __future__ import annotations
 
-import os
 import socket
-import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-from perfsuite.records import CellLine, decode_line
-
-_ROOT = Path(__file__).resolve().parent.parent
-_PYTEST = (sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--perf-numerics=off")
+ROOT = Path(__file__).resolve().parent.parent
 
 
-@dataclass(frozen=True)
-class Suite:
-    """A folder with one file of cells."""
+def torchrun_command(
+    prefixes: Sequence[Sequence[str]], *, num_ranks: int, host: str
+) -> list[list[str]]:
+    """Return the command of each agent, which what its ranks run is to follow.
 
-    folder: Path
-
-    def run_alone(self, *options: str) -> dict[str, CellLine]:
-        """Return what the one-machine launcher measured, by node id."""
-        return self._run([[*_PYTEST, *options]])
-
-    def run_by_torchrun(
-        self, agents: Sequence[Sequence[str]], num_ranks_each: int, *options: str, host: str
-    ) -> dict[str, CellLine]:
-        """Return what ranks under torchrun's agents measured, by node id.
-
-        Args:
-            agents: Of each agent what its command begins with, such as `ip netns exec NAME`.
-            num_ranks_each: Ranks of an agent.
-            options: Of pytest.
-            host: Where the first agent can be reached.
-        """
-        port = _free_port()
-        return self._run(
-            [
-                [
-                    *before,
-                    sys.executable,
-                    "-m",
-                    "torch.distributed.run",
-                    f"--nnodes={len(agents)}",
-                    f"--nproc-per-node={num_ranks_each}",
-                    f"--node-rank={node_rank}",
-                    f"--master-addr={host}",
-                    f"--master-port={port}",
-                    *_PYTEST[1:],
-                    *options,
-                ]
-                for node_rank, before in enumerate(agents)
-            ]
-        )
-
-    def _run(self, commands: Sequence[Sequence[str]]) -> dict[str, CellLine]:
-        processes = [
-            subprocess.Popen(
-                command,
-                cwd=self.folder,
-                env={**os.environ, "PYTHONPATH": str(_ROOT)},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-            for command in commands
+    Args:
+        prefixes: Of each agent what comes before, such as `ip netns exec NAME`.
+        num_ranks: Of an agent.
+        host: Where the first agent can be reached.
+    """
+    port = _free_port()
+    return [
+        [
+            *prefix,
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            f"--nnodes={len(prefixes)}",
+            f"--nproc-per-node={num_ranks}",
+            f"--node-rank={node_rank}",
+            f"--master-addr={host}",
+            f"--master-port={port}",
         ]
-        outputs = [process.communicate()[0] for process in processes]
-        if any(process.returncode for process in processes):
-            sys.exit("\n".join(outputs))
-        data = (self.folder / "results" / "cells.jsonl").read_bytes()
-        return {line.fullname: line for line in map(decode_line, data.splitlines())}
+        for node_rank, prefix in enumerate(prefixes)
+    ]
 
 
 def _free_port() -> int:
