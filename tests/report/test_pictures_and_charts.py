@@ -68,6 +68,23 @@ def test_an_interval_is_drawn_against_tolerance_and_limit() -> None:
     )
 
 
+def test_the_bounds_that_the_verdict_was_reached_by_are_drawn_and_not_the_reports() -> None:
+    drawn = draw_verdict(
+        verdict("PASS", ratio=1.06, interval=(1.05, 1.08), tolerance=0.1, limit=0.2),
+        tolerance=0.02,
+        limit=0.05,
+    )
+
+    # 120 is now a slowdown of 40 %.
+    assert drawn is not None
+    assert drawn.label == "+6.0 %, between +5.0 % and +8.0 %; tolerance +10.0 %, limit +20.0 %"
+    assert drawn.paths[1:4] == (
+        ("t", "M75 0v14"),
+        ("l", "M90 0v14"),
+        ("v-good", "M67.5 4h4.5v6h-4.5z"),
+    )
+
+
 def test_a_verdict_without_an_interval_has_no_picture() -> None:
     assert draw_verdict(verdict("NEW", interval=None), tolerance=0.02, limit=0.05) is None
 
