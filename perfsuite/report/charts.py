@@ -137,7 +137,7 @@ def _losses(kind: str, family: Family) -> Picture | None:
     lines = [line for line in lines if len(line.points) > 1]
     if len(lines) < 2:
         return None
-    return draw(lines, kind, family.name, ("step", "loss"), _number)
+    return draw(lines, kind, family.name, ("step", "loss"), write_number)
 
 
 def _loss_line(name: str, losses: Sequence[float]) -> Line:
@@ -167,7 +167,7 @@ def draw(
         write_y: Value on the y axis -> text.
         write_x: Value on the x axis -> text; a plain number unless given.
     """
-    write_x = write_x or _number
+    write_x = write_x or write_number
     x_ticks = ticks(max(x for line in lines for x, _ in line.points))
     y_ticks = _y_ticks(lines, is_binary=write_y is format_bytes)
 
@@ -259,5 +259,6 @@ def _tick(x: float, y: float, anchor: str, content: str) -> Text:
     return Text(x=round(x, 1), y=round(y, 1), anchor=anchor, content=content)  # type: ignore[arg-type]
 
 
-def _number(value: float) -> str:
+def write_number(value: float) -> str:
+    """Return a plain number."""
     return f"{value:g}"
