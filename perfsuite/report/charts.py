@@ -17,9 +17,10 @@ from perfsuite.report.pictures import Picture, Text
 from perfsuite.report.rows import Row
 from perfsuite.units import format_bytes, format_count, format_seconds
 
-_WIDTH: Final = 480.0
-_LEFT, _RIGHT, _TOP, _BOTTOM = 72.0, 448.0, 52.0, 252.0
-_LEGEND_Y: Final = 306.0
+# As wide as a third of the page shows it, so that its letters are as large as the page's.
+_WIDTH: Final = 400.0
+_LEFT, _RIGHT, _TOP, _BOTTOM = 64.0, 384.0, 52.0, 212.0
+_LEGEND_Y: Final = 270.0
 _LINE_HEIGHT: Final = 17.0
 # More of one kind nobody looks through; their numbers are in the table.
 _MOST_CHARTS: Final = 24
@@ -167,9 +168,13 @@ def draw(
         write_y: Value on the y axis -> text.
         write_x: Value on the x axis -> text; a plain number unless given.
     """
-    write_x = write_x or write_number
-    x_ticks = ticks(max(x for line in lines for x, _ in line.points))
+    # Without a unit it counts something: devices, workers, steps, epochs.
+    x_ticks = ticks(
+        max(x for line in lines for x, _ in line.points), least_step=0.0 if write_x else 1.0
+    )
     y_ticks = _y_ticks(lines, is_binary=write_y is format_bytes)
+
+    write_x = write_x or write_number
 
     def place(x: float, y: float) -> tuple[float, float]:
         return (
@@ -180,7 +185,7 @@ def draw(
     grid = "".join(f"M{_LEFT:g} {place(0, y)[1]:.1f}H{_RIGHT:g}" for y in y_ticks)
     paths = [("grid", grid)]
     texts = [
-        Text(x=_WIDTH / 2, y=18, anchor="middle", content=title),
+        Text(x=4, y=18, anchor="start", content=title),
         Text(x=(_LEFT + _RIGHT) / 2, y=_BOTTOM + 36, anchor="middle", content=axes[0]),
         Text(x=4, y=_TOP - 14, anchor="start", content=axes[1]),
     ]
@@ -195,7 +200,7 @@ def draw(
     return Picture(
         label=f"{kind}, {title}. {_values(lines, axes[0], write_x, write_y)}",
         width=_WIDTH,
-        height=_LEGEND_Y + len(lines) * _LINE_HEIGHT,
+        height=_LEGEND_Y + (len(lines) - 1) * _LINE_HEIGHT + 8,
         paths=tuple(paths),
         texts=tuple(texts),
     )
@@ -234,18 +239,19 @@ def _line_paths(
         yield style, f"M{x0:.1f} {y0:.1f}V{y1:.1f}"
 
 
-def ticks(largest: float) -> tuple[float, ...]:
+def ticks(largest: float, *, least_step: float = 0.0) -> tuple[float, ...]:
     """Return about five round numbers from 0 to at least `largest`.
 
     Steps of 1, 2 or 5 times a power of ten (Heckbert 1990, "Nice Numbers for Graph Labels").
 
-    >>> ticks(8.0), ticks(0.0)
-    ((0.0, 2.0, 4.0, 6.0, 8.0), (0.0, 1.0))
+    >>> ticks(8.0), ticks(0.0), ticks(2.0, least_step=1.0)
+    ((0.0, 2.0, 4.0, 6.0, 8.0), (0.0, 1.0), (0.0, 1.0, 2.0))
     """
     if largest <= 0:
         return (0.0, 1.0)
     power = 10.0 ** math.floor(math.log10(largest / 4))
     step = next(n * power for n in (1, 2, 5, 10) if n * power * 4 >= largest * (1 - 1e-9))
+    step = max(step, least_step)
     count = math.ceil(largest / step - 1e-9)
     return tuple(round(step * number, 12) for number in range(count + 1))
 

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Final
 
 from perfsuite.report.model import Report
 from perfsuite.report.pictures import (
-    PICTURE_WIDTH,
     Picture,
     draw_history,
     draw_rounds,
@@ -31,11 +30,12 @@ _PICTURES_AFTER: Final = "load_ratio"
 # The same as in page.css: below it each row is a card.
 _NARROW, _WIDE = "48rem", "48.01rem"
 _NAME_WIDTH: Final = "20rem"
-_PADDING: Final = "1.2rem"
+_PADDING: Final = "1rem"
+_PICTURE_WIDTH: Final = "104px"
 # What shows how a column is sorted stands behind its title.
 _SORTED: Final = " >"
-# M, W and % are up to 1.5 times as wide as a digit in DejaVu Sans, Arial and Segoe UI.
-_WIDE_CHARACTER: Final = 1.5
+# Capitals, in bold, and the widest of all over a digit, in DejaVu Sans, Arial and Segoe UI.
+_CAPITAL, _WIDEST = 1.3, 1.6
 _TEMPLATES: Final = files("perfsuite.report") / "templates"
 
 
@@ -158,7 +158,7 @@ def _tracks(headings: Sequence[_Heading], rows: Sequence[Sequence[_Cell]]) -> st
     for number, heading in enumerate(headings[1:], 1):
         texts = {heading.title + _SORTED, *(row[number].text for row in rows)}
         widths = [f"{max(map(_num_digits, texts)):.0f}ch"]
-        widths += [f"{PICTURE_WIDTH:g}px"] if heading.draw else []
+        widths += [_PICTURE_WIDTH] if heading.draw else []
         tracks.append(f"calc(max({', '.join(widths)}) + {_PADDING})")
     least = " + ".join([_NAME_WIDTH, *tracks])
     return (
@@ -172,9 +172,9 @@ def _num_digits(text: str) -> float:
     """The width of a text, in widths of a digit, in whatever font without serifs.
 
     >>> _num_digits("12"), _num_digits("NEW")
-    (2.0, 4.5)
+    (2.0, 4.2)
     """
-    return sum(_WIDE_CHARACTER if char.isupper() or char in "mw%" else 1.0 for char in text)
+    return sum(_WIDEST if char in "mwMW%" else _CAPITAL if char.isupper() else 1.0 for char in text)
 
 
 def _labels(headings: Sequence[_Heading]) -> str:

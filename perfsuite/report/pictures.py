@@ -14,7 +14,7 @@ from perfsuite.records import Verdict
 from perfsuite.report.rows import Past, Row
 from perfsuite.units import format_change, format_ratio, format_seconds
 
-PICTURE_WIDTH: Final = 120.0
+_WIDTH: Final = 120.0
 _HEIGHT: Final = 14.0
 # The gauge shows changes up to so many limits either way; what is beyond lies on its border.
 _LIMITS_SHOWN: Final = 2.0
@@ -75,7 +75,7 @@ def draw_stages(row: Row) -> Picture | None:
         return None
     paths, x = [], 0.0
     for name, seconds in stages.items():
-        width = PICTURE_WIDTH * seconds / total_s
+        width = _WIDTH * seconds / total_s
         paths.append((f"g-{name}", f"M{_short(x)} 1h{_short(width)}v12h-{_short(width)}z"))
         x += width
     shares = ", ".join(f"{name} {format_ratio(s / total_s)}" for name, s in stages.items())
@@ -103,7 +103,7 @@ def draw_verdict(verdict: Verdict, tolerance: float, limit: float) -> Picture | 
     )
     return _small(
         label,
-        ("z", f"M{_short(PICTURE_WIDTH / 2)} 0v14"),
+        ("z", f"M{_short(_WIDTH / 2)} 0v14"),
         ("t", f"M{_short(_on_gauge(1 + tolerance, limit))} 0v14"),
         ("l", f"M{_short(_on_gauge(1 + limit, limit))} 0v14"),
         (
@@ -119,7 +119,7 @@ def draw_history(history: Sequence[Past]) -> Picture | None:
     if len(history) < 2:
         return None
     slowest_s = max(past.step_time_s for past in history)
-    step = (PICTURE_WIDTH - 2) / (len(history) - 1)
+    step = (_WIDTH - 2) / (len(history) - 1)
 
     def point(place: int) -> str:
         part = history[place].step_time_s / slowest_s if slowest_s else 0.0
@@ -139,18 +139,18 @@ def draw_history(history: Sequence[Past]) -> Picture | None:
 
 
 def _small(label: str, *paths: tuple[str, str]) -> Picture:
-    return Picture(label=label, width=PICTURE_WIDTH, height=_HEIGHT, paths=paths)
+    return Picture(label=label, width=_WIDTH, height=_HEIGHT, paths=paths)
 
 
 def _between(low: float, high: float, value: float) -> str:
     part = (value - low) / (high - low) if high > low else 0.5
-    return _short(1 + part * (PICTURE_WIDTH - 2))
+    return _short(1 + part * (_WIDTH - 2))
 
 
 def _on_gauge(ratio: float, limit: float) -> float:
     span = _LIMITS_SHOWN * limit
     part = (ratio - 1) / span if span > 0 else math.copysign(1.0, ratio - 1)
-    return PICTURE_WIDTH / 2 * (1 + min(max(part, -1.0), 1.0))
+    return _WIDTH / 2 * (1 + min(max(part, -1.0), 1.0))
 
 
 def _short(length: float) -> str:
