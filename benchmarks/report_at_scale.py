@@ -1,7 +1,9 @@
 """What a report of very many cells costs: seconds to make it, and the size of its page.
 
-Times are made up, everything else is as in a run of this project. Prints one line, or with --keep
-leaves the run and its report in a folder to look at.
+Times are made up, everything else is as in a run of this project. Prints a line, or with --keep
+leaves the run and its report in a folder to look at. With --browser (Chromium, as the tests of the
+page need it) also how long a reader waits: for the page, for a filter, for all rows again, for a
+sorted column.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -22,6 +25,14 @@ from perfsuite.report.model import report_on_runs
 from perfsuite.report.runs import read_runs
 from perfsuite.stats import median
 
+# In a browser: from a keystroke or a click to the second frame after it.
+WAIT = """([selector, value]) => new Promise(resolve => {
+    const element = document.querySelector(selector);
+    const start = performance.now();
+    if (value === null) element.click();
+    else { element.value = value; element.dispatchEvent(new Event("input")); }
+    requestAnimationFrame(() => requestAnimationFrame(() => resolve(performance.now() - start)));
+})"""
 MODES = ("single", "ddp:1", "ddp:2", "ddp:4", "ddp:8", "fsdp:2", "fsdp:4", "pp:2")
 PRECISIONS = ("fp32", "amp-bf16")
 CHECKPOINTING = ("none", "every-block")
@@ -130,12 +141,35 @@ def make_run(num_cells: int, num_rounds: int, rng: random.Random, day: int) -> d
     }
 
 
+def time_page(path: Path) -> None:
+    """Print what a reader of the page waits for."""
+    # One browser for the tests and for this.
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+    from browser import open_browser
+
+    with open_browser() as browser:
+        page = browser.new_page()
+        start = time.perf_counter()
+        page.goto(path.resolve().as_uri())
+        waits_ms = {"page": 1e3 * (time.perf_counter() - start)}
+        for what, selector, value in (
+            ("filter to some", "#filter", "ddp:2"),
+            ("filter to few", "#filter", "ddp:2 amp-bf16 every-block"),
+            ("all again", "#filter", ""),
+            ("sort by a number", "thead th:nth-child(5) button", None),
+            ("sort by name", "thead th:nth-child(1) button", None),
+        ):
+            waits_ms[what] = page.evaluate(WAIT, [selector, value])
+    print(", ".join(f"{what} {wait_ms:.0f} ms" for what, wait_ms in waits_ms.items()))
+
+
 def main() -> None:
     """Make the runs and their report, and print what the report cost."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cells", type=int, default=5000)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--runs", type=int, default=1)
+    parser.add_argument("--browser", action="store_true", help="time the page in Chromium")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="leave everything there")
     arguments = parser.parse_args()
     rng = random.Random(0)
@@ -155,6 +189,8 @@ def main() -> None:
             f"{arguments.cells} cells x {arguments.rounds} rounds, {arguments.runs} runs: "
             f"{seconds:.1f} s, page of {size / 1e6:.1f} MB"
         )
+        if arguments.browser:
+            time_page(folder / "report" / "index.html")
 
 
 if __name__ == "__main__":

@@ -228,6 +228,7 @@ def _explain(
 
 def _verdict(trial: Trial, explanation: Explanation | None) -> CellVerdict:
     decision = trial.decision
+    tolerance, limit = trial.demands.bounds
     return CellVerdict(
         name=trial.name,
         word=trial.word or "INCONCLUSIVE",
@@ -236,6 +237,8 @@ def _verdict(trial: Trial, explanation: Explanation | None) -> CellVerdict:
         interval=None if decision is None else decision.interval,
         num_pairs=0 if decision is None else decision.num_pairs,
         detectable=None if decision is None else decision.detectable,
+        tolerance=tolerance,
+        limit=limit,
         reason=trial.reason,
         explanation=explanation,
         raw=tuple(trial.raw),

@@ -52,12 +52,14 @@ class Epoch(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         duration_s: Its evaluation included.
         accuracy: After it, None where there is none.
         stages_s: Of this epoch alone.
+        metrics: As `Profile.metrics`, after it.
     """
 
     loss: float | None
     duration_s: float
     accuracy: float | None
     stages_s: ProfileStages
+    metrics: dict[str, float | None] = {}
 
 
 class NonFinite(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -125,6 +127,8 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         evaluated_split: "validation", or "test" where there is no validation split.
         accuracy: After the last epoch, of the whole evaluated split.
         accuracy_per_class: By the class's number, for each class that the split has.
+        metrics: What the workload's own metric says by name, the mean over the evaluated split;
+            None where it is not finite. Empty where the metric is accuracy or none.
         losses: Of each step, the mean over data-parallel ranks; None where it is not finite.
         non_finite: At most one of the losses and one of the gradients.
         operators: Rank 0's, costliest first, in `num_profiled_steps` steps after the last epoch.
@@ -150,6 +154,7 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     communication: Communication | None
     usage: tuple[RankUsage, ...]
     missing: dict[str, str]
+    metrics: dict[str, float | None] = {}
 
 
 class ProfiledRun(msgspec.Struct, frozen=True, kw_only=True):

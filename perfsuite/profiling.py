@@ -32,7 +32,7 @@ def combine_profiles(
     assert output is not None, "rank 0 always has it"
     by_epoch = list(zip(*(rank.epochs for rank in ranks), strict=True))
     losses = [_mean_losses(epochs) for epochs in by_epoch]
-    epochs = tuple(map(_epoch, slowest.epochs, losses, map(_accuracy, by_epoch)))
+    epochs = tuple(map(_epoch, slowest.epochs, losses, by_epoch))
     profile = Profile(
         workload=name,
         recipe=job.recipe.as_dict(),
@@ -50,7 +50,9 @@ def combine_profiles(
         num_profiled_steps=output.num_steps,
         communication=output.communication,
         usage=tuple(rank.usage for rank in ranks),
-        missing=ranks[0].missing,
+        # A reason that only the rank with the outputs knows, as of a pipeline, is everybody's.
+        missing={name: why for rank in reversed(ranks) for name, why in rank.missing.items()},
+        metrics=epochs[-1].metrics,
     )
     return ProfiledRun(
         profile=profile,
@@ -60,12 +62,13 @@ def combine_profiles(
     )
 
 
-def _epoch(taken: EpochProfiled, losses: Sequence[float], accuracy: float | None) -> Epoch:
+def _epoch(taken: EpochProfiled, losses: Sequence[float], ranks: Sequence[EpochProfiled]) -> Epoch:
     return Epoch(
         loss=_finite(sum(losses) / len(losses)) if losses else None,
         duration_s=round(taken.duration_s, _DECIMALS),
-        accuracy=accuracy,
+        accuracy=_accuracy(ranks),
         stages_s=_stages(taken),
+        metrics=_metrics(ranks),
     )
 
 
@@ -143,6 +146,16 @@ def _accuracy_per_class(ranks: Sequence[EpochProfiled]) -> dict[str, float] | No
         for label, (num_right, num_there) in enumerate(zip(right, there, strict=True))
         if num_there
     }
+
+
+def _metrics(ranks: Sequence[EpochProfiled]) -> dict[str, float | None]:
+    """Means over the samples of all ranks."""
+    num_scored = sum(rank.num_scored for rank in ranks)
+    totals: dict[str, float] = {}
+    for rank in ranks:
+        for name, total in rank.metric_sums.items():
+            totals[name] = totals.get(name, 0.0) + total
+    return {name: _finite(total / num_scored) for name, total in totals.items()}
 
 
 def _finite(value: float) -> float | None:

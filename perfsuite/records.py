@@ -185,7 +185,14 @@ class Memory(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 
 class Verdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What the gate decided of the cell."""
+    """What the gate decided of the cell.
+
+    Attributes:
+        tolerance: The slowdown that was accepted of this very cell, 0.02 = 2 %: its marker's if it
+            has one, a reviewed exception included. None where its time was not to be judged, and
+            in every record from before it was kept.
+        limit: The slowdown that must not pass, likewise.
+    """
 
     word: Label
     by: Label
@@ -193,6 +200,8 @@ class Verdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     interval: tuple[Amount, Amount] | None
     pairs: Count | None
     detectable: Amount | None
+    tolerance: Amount | None = None
+    limit: Amount | None = None
 
 
 class CellRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -38,7 +38,8 @@ class Workload:
         blocks: (model) -> the modules, in order, that checkpointing, pipeline and splitting cut
             along; None where the model has no such chain.
         micro_batch_size: Samples in a batch unless the recipe says otherwise.
-        metric: "accuracy", "none", or (outputs, targets) -> dict of numbers.
+        metric: "accuracy", "none", or (outputs, targets) -> dict of numbers, each the mean over the
+            batch.
     """
 
     name: str

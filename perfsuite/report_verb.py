@@ -9,6 +9,7 @@ import typer
 
 from perfsuite.files import write_atomically
 from perfsuite.remote import locate
+from perfsuite.report.curves import read_trainings
 from perfsuite.report.folder import PAGE, write_folder
 from perfsuite.report.latex import to_latex
 from perfsuite.report.markdown import to_markdown
@@ -26,6 +27,10 @@ def report(
         list[str],
         typer.Argument(metavar="RUN.json...", help="Files of pytest-benchmark, by path or URL."),
     ],
+    profiles: Annotated[
+        list[Path] | None,
+        typer.Option("--profile", metavar="FILE", help="Show its learning curve; repeatable."),
+    ] = None,
     html: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Write index.html there, all else beside it."),
@@ -48,13 +53,15 @@ def report(
 ) -> None:
     """Report on runs: verdicts, times, stages, memory, and what the numbers advise.
 
-    Each cell is shown as the newest run has it; what the others measured is its history. Without
-    an option the table is printed.
+    Each cell is shown as the newest run has it; what the others measured is its history. Files of
+    'perfsuite profile --json' add their learning curves, those that differ in precision alone in
+    one chart. Without an option the table is printed.
     """
     bounds = option_bounds(tolerance, limit)
     paths = [locate(run, "RUN.json") for run in runs]
     found = tuple(map(with_reasons, read_runs(paths)))
-    made = report_on_runs(found, tolerance=bounds[0], limit=bounds[1])
+    trainings = read_trainings(profiles or ())
+    made = report_on_runs(found, trainings, tolerance=bounds[0], limit=bounds[1])
     typer.echo(" ".join(filter(None, [made.summary.word, made.summary.text])))
     if html is not None:
         write_folder(made, html)

@@ -56,6 +56,9 @@ class CellVerdict:
         interval: Its bounds.
         num_pairs: Pairs that it rests on.
         detectable: The smallest slowdown that would have been seen, 0.034 = 3.4 %.
+        tolerance: The slowdown that was accepted of this very cell, a reviewed exception included;
+            None where its time was not to be judged.
+        limit: The slowdown that must not pass, likewise.
         reason: Why, where numbers do not say it.
         explanation: What moved; None where nothing did.
         raw: Seconds an iteration of both launches of each pair, base first.
@@ -70,6 +73,8 @@ class CellVerdict:
     interval: tuple[float, float] | None = None
     num_pairs: int = 0
     detectable: float | None = None
+    tolerance: float | None = None
+    limit: float | None = None
     reason: str | None = None
     explanation: Explanation | None = None
     raw: tuple[tuple[float, float], ...] = ()
@@ -86,6 +91,8 @@ class CellVerdict:
             interval=self.interval if is_known else None,
             pairs=self.num_pairs,
             detectable=self.detectable if is_known else None,
+            tolerance=self.tolerance,
+            limit=self.limit,
         )
 
 

@@ -18,6 +18,8 @@ from gated_repository import (
     make_shop,
 )
 
+from perfsuite.report.runs import read_runs
+
 PRICE = "benchmarks/test_steps.py::test_price"
 STOCK = "benchmarks/test_steps.py::test_stock"
 
@@ -357,9 +359,12 @@ def test_a_tolerance_counts_from_a_marker_and_from_the_ini_file(shop: Repository
     shop.commit()
     shop.write(shop=SHOP.replace("0.001", "0.0015"))
 
-    gated = shop.gate()
+    gated = shop.gate("--benchmark-json=run.json")
 
     gated.expect(10, f"{PRICE} FAIL +50.0 % *", f"{STOCK} PASS +50.0 % *")
+    (run,) = read_runs([shop.path / "run.json"])
+    verdicts = [row.verdict for row in run.rows if row.verdict is not None]
+    assert [(one.tolerance, one.limit) for one in verdicts] == [(0.2, 0.3), (0.6, 0.9)]
 
 
 def test_a_session_that_is_interrupted_while_it_judges_leaves_nothing(

@@ -203,6 +203,7 @@ def test_a_judged_cell_keeps_its_raw_pairs_and_numbers(result: GateResult) -> No
     assert slow.ratio == pytest.approx(2.0)
     assert slow.interval is not None
     assert 1.9 < slow.interval[0] < 2 < slow.interval[1] < 2.1
+    assert (slow.tolerance, slow.limit) == (0.02, 0.05)
     assert result.judgement is not None
     assert result.judgement.num_pairs == 3
     assert (result.judgement.seed, result.seed) == (3, 3)

@@ -23,6 +23,8 @@ EPOCH = EpochProfiled(
     first_bad_gradient=None,
     num_right=(1, 2, 0),
     num_there=(2, 2, 0),
+    metric_sums={},
+    num_scored=0,
 )
 
 
@@ -91,6 +93,24 @@ def test_right_answers_are_summed_over_the_ranks_that_counted() -> None:
     assert profile.accuracy == 4 / 10
     # Nobody saw the third class.
     assert profile.accuracy_per_class == {"0": 1 / 4, "1": 3 / 6}
+
+
+def test_a_metric_is_the_mean_over_the_samples_of_all_ranks() -> None:
+    few = replace(EPOCH, metric_sums={"f1": 1.0, "error": 4.0}, num_scored=2)
+    many = replace(EPOCH, metric_sums={"f1": 4.0, "error": float("inf")}, num_scored=8)
+    silent = EPOCH
+
+    profile = combine([few], [many], [silent])
+
+    assert profile.metrics == profile.epochs[0].metrics == {"f1": 0.5, "error": None}
+
+
+def test_a_reason_that_one_rank_knows_is_the_profiles() -> None:
+    ranks = [rank(0, EPOCH), replace(rank(1, EPOCH), missing={"accuracy": "no scores"})]
+
+    profile = combine_profiles(JOB, "tiny", "cpu", ranks).profile
+
+    assert profile.missing == {"accuracy": "no scores"}
 
 
 def test_the_first_step_that_is_not_finite_is_the_earliest_of_any_rank() -> None:

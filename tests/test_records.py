@@ -89,6 +89,13 @@ def test_a_record_from_before_operators_were_kept_is_still_read() -> None:
     assert decode_line(json.dumps(plain).encode()) == LINE
 
 
+def test_a_record_from_before_a_verdict_kept_its_bounds_is_still_read() -> None:
+    plain = json.loads(encode_line(LINE))
+    del plain["perfsuite"]["verdict"]["tolerance"], plain["perfsuite"]["verdict"]["limit"]
+
+    assert decode_line(json.dumps(plain).encode()) == LINE
+
+
 def test_operators_survive_a_round_trip() -> None:
     record = msgspec.structs.replace(
         RECORD, operators=(Operator(name="aten::mm", calls=3, self_s=0.001),)

@@ -72,10 +72,19 @@ def test_a_record_keeps_the_numbers_of_a_verdict() -> None:
         interval=(1.05, 1.15),
         num_pairs=4,
         detectable=0.03,
+        tolerance=0.01,
+        limit=0.04,
     )
 
     assert cell.as_record() == Verdict(
-        word="FAIL", by="pairs", ratio=1.1, interval=(1.05, 1.15), pairs=4, detectable=0.03
+        word="FAIL",
+        by="pairs",
+        ratio=1.1,
+        interval=(1.05, 1.15),
+        pairs=4,
+        detectable=0.03,
+        tolerance=0.01,
+        limit=0.04,
     )
 
 

@@ -98,5 +98,7 @@ class History:
             by="screen",
             ratio=screened.ratio,
             interval=screened.interval,
+            tolerance=candidate.tolerance,
+            limit=candidate.limit,
             reason=screened.reason,
         )

@@ -39,10 +39,10 @@ from perfsuite.ranks.wire import (
 )
 from perfsuite.registry import Split, load_workload
 from perfsuite.stages import Stage
-from perfsuite.training.evaluation import Tally, evaluate_split
+from perfsuite.training.evaluation import MetricSums, Tally, evaluate_split
 from perfsuite.training.finite import gradients_are_finite
 from perfsuite.training.loaders import EpochBatches, build_batches
-from perfsuite.training.step import train_step, why_not_evaluated
+from perfsuite.training.step import train_step
 from perfsuite.training.trainer import Trainer, build_trainer, seed_random_numbers
 
 # A trace of more is hard to look at; the first of them may still start loader workers.
@@ -122,11 +122,12 @@ class _Course:
         epochs = []
         for _ in range(num_epochs):
             losses, finite_gradients = self._train()
-            tally = self._evaluate()
+            score = self._evaluate()
             # Read inside of the epoch, because a training that shows its loss waits for it too.
             values = tuple(torch.stack(losses).tolist()) if losses else ()
             are_finite = torch.stack(finite_gradients).tolist()
-            counts = None if tally is None else tally.take()
+            counts = score.take() if isinstance(score, Tally) else None
+            sums, num_scored = score.take() if isinstance(score, MetricSums) else ({}, 0)
             ended_s = self._clock()
             epochs.append(
                 EpochProfiled(
@@ -137,6 +138,8 @@ class _Course:
                     first_bad_gradient=_first_false(are_finite),
                     num_right=None if counts is None else counts[0],
                     num_there=None if counts is None else counts[1],
+                    metric_sums=sums,
+                    num_scored=num_scored,
                 )
             )
             began_s = ended_s
@@ -193,33 +196,35 @@ class _Course:
                 finite_gradients.append(gradients_are_finite(self._trainer))
         return losses, finite_gradients
 
-    def _evaluate(self) -> Tally | None:
+    def _evaluate(self) -> Tally | MetricSums | None:
+        """What the epoch came to; None where nobody asks, or another rank knows."""
         if self._evaluated is None:
             return None
-        tally = Tally() if self._trainer.workload.metric == "accuracy" else None
+        score = _start_score(self._trainer)
         with self._stages("evaluation"):
             evaluate_split(
                 self._trainer,
                 self._evaluated,
-                tally,
+                score,
                 before_batch=lambda: self._board.enter_stage("evaluation"),
             )
-        if tally is None:
+        if isinstance(score, Tally):
+            self.why_no_accuracy = score.why_none
+        else:
             self.why_no_accuracy = "accuracy is not the workload's metric"
-            return None
-        self.why_no_accuracy = tally.why_none
-        # Ranks that share a batch all have its outputs, and it must count once.
-        shares_batch = dist.is_initialized() and dist.get_rank() >= self._num_shards
-        return None if shares_batch else tally
+        return score if self._trainer.strategy.speaks_for_shard else None
 
-    @property
-    def _num_shards(self) -> int:
-        return self._trainer.strategy.num_shards
+
+def _start_score(trainer: Trainer) -> Tally | MetricSums | None:
+    metric = trainer.workload.metric
+    if callable(metric):
+        return MetricSums(trainer.workload.name, metric)
+    return Tally() if metric == "accuracy" else None
 
 
 def _evaluated_split(trainer: Trainer) -> tuple[EvaluatedSplit | None, str | None]:
     """The split to evaluate, or why there is none."""
-    if (reason := why_not_evaluated(trainer.recipe)) is not None:
+    if (reason := trainer.strategy.why_not_evaluated) is not None:
         return None, reason
     splits: tuple[EvaluatedSplit, ...] = ("validation", "test")
     for split in splits:

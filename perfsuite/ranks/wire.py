@@ -215,6 +215,8 @@ class EpochProfiled:
         first_bad_gradient: The same of gradients.
         num_right: Right answers by class, on this rank's share; None where nothing was counted.
         num_there: Samples by class.
+        metric_sums: Of the workload's own metric, by name: its means times the samples they are of.
+        num_scored: Those samples, on this rank's share.
     """
 
     duration_s: float
@@ -224,6 +226,8 @@ class EpochProfiled:
     first_bad_gradient: int | None
     num_right: tuple[int, ...] | None
     num_there: tuple[int, ...] | None
+    metric_sums: dict[str, float]
+    num_scored: int
 
 
 @dataclass(frozen=True, kw_only=True)

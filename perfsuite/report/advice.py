@@ -199,7 +199,7 @@ def _noise(rows: Sequence[Row]) -> Iterator[Advice]:
             text=f"the rounds of {len(noisy)} of {len(rows)} cells are noisy; "
             "perfsuite doctor says what disturbs this machine",
             evidence=f"the widest spread is {format_ratio(worst.spread_ratio)}, of {worst.name}",
-            rule=f"a spread over {_NOISY:.0%} of the median",
+            rule=f"the rounds of a cell spread by over {_NOISY:.0%} of their median",
             cells=tuple(row.name for row in noisy),
         )
 

@@ -41,9 +41,15 @@ class Axis:
         return (value - low) / (high - low)
 
 
-def linear(largest: float, unit: float = 1.0) -> Axis:
-    """Return the axis from 0 to at least `largest`, its ticks round numbers of a unit."""
-    return Axis(ticks=tuple(tick * unit for tick in ticks(largest / unit)))
+def linear(largest: float, unit: float = 1.0, *, least_step: float = 0.0) -> Axis:
+    """Return the axis from 0 to at least `largest`, its ticks round numbers of a unit.
+
+    Args:
+        largest: Value that it holds.
+        unit: What ticks are written in.
+        least_step: Between two ticks: 1 where what is counted has no halves.
+    """
+    return Axis(ticks=tuple(tick * unit for tick in ticks(largest / unit, least_step=least_step)))
 
 
 def logarithmic(values: Sequence[float], base: int = 10) -> Axis:
@@ -64,17 +70,18 @@ def binary_unit(num_bytes: float) -> float:
     return float(1024 ** int(math.log(num_bytes, 1024))) if num_bytes >= 1 else 1.0
 
 
-def ticks(largest: float) -> tuple[float, ...]:
+def ticks(largest: float, *, least_step: float = 0.0) -> tuple[float, ...]:
     """Return about five round numbers from 0 to at least `largest`.
 
     Steps of 1, 2 or 5 times a power of ten (Heckbert 1990, "Nice Numbers for Graph Labels").
 
-    >>> ticks(8.0), ticks(0.0)
-    ((0.0, 2.0, 4.0, 6.0, 8.0), (0.0, 1.0))
+    >>> ticks(8.0), ticks(0.0), ticks(2.0, least_step=1.0)
+    ((0.0, 2.0, 4.0, 6.0, 8.0), (0.0, 1.0), (0.0, 1.0, 2.0))
     """
     if largest < _SMALLEST_SHOWN:
         return (0.0, 1.0)
     power = 10.0 ** math.floor(math.log10(largest / 4))
     step = next(n * power for n in (1, 2, 5, 10) if n * power * 4 >= largest * (1 - 1e-9))
+    step = max(step, least_step)
     count = math.ceil(largest / step - 1e-9)
     return tuple(float(f"{step * number:.12g}") for number in range(count + 1))

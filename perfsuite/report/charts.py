@@ -19,9 +19,10 @@ from perfsuite.report.rows import Row
 from perfsuite.report.sections import Section, draw_each
 from perfsuite.units import format_bytes, format_seconds
 
-_WIDTH: Final = 480.0
-_LEFT, _RIGHT, _TOP, _BOTTOM = 72.0, 448.0, 52.0, 252.0
-_LEGEND_Y: Final = 306.0
+# As wide as a third of the page shows it, so that its letters are as large as the page's.
+_WIDTH: Final = 400.0
+_LEFT, _RIGHT, _TOP, _BOTTOM = 64.0, 384.0, 52.0, 212.0
+_LEGEND_Y: Final = 270.0
 _LINE_HEIGHT: Final = 17.0
 # As many as the page's styles tell apart by colour and dashes.
 _NUM_STYLES: Final = 6
@@ -127,8 +128,11 @@ def draw(
         x_axis: From 0 unless given.
         y_axis: From 0 unless given.
     """
+    # Without a unit it counts something: devices, workers, steps, epochs.
+    least_step = 0.0 if write_x else 1.0
     write_x = write_x or write_number
-    across = x_axis or linear(max(x for line in lines for x, _ in line.points))
+    most = max(x for line in lines for x, _ in line.points)
+    across = x_axis or linear(most, least_step=least_step)
     up = y_axis or _y_axis(lines, is_binary=write_y is format_bytes)
 
     def place(x: float, y: float) -> tuple[float, float]:
@@ -141,7 +145,7 @@ def draw(
     grid = "".join(f"M{_LEFT:g} {place(left, y)[1]:.1f}H{_RIGHT:g}" for y in up.ticks)
     paths = [("grid", grid)]
     texts = [
-        Text(x=_WIDTH / 2, y=18, anchor="middle", content=title),
+        Text(x=4, y=18, anchor="start", content=title),
         Text(x=(_LEFT + _RIGHT) / 2, y=_BOTTOM + 36, anchor="middle", content=axes[0]),
         Text(x=4, y=_TOP - 14, anchor="start", content=axes[1]),
     ]
@@ -156,7 +160,7 @@ def draw(
     return Picture(
         label=f"{kind}, {title}. {_values(lines, axes[0], write_x, write_y)}",
         width=_WIDTH,
-        height=_LEGEND_Y + len(lines) * _LINE_HEIGHT,
+        height=_LEGEND_Y + (len(lines) - 1) * _LINE_HEIGHT + 8,
         paths=tuple(paths),
         texts=tuple(texts),
     )

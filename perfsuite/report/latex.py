@@ -34,7 +34,8 @@ _SPECIAL: Final = {
     "<": r"\textless{}",
     ">": r"\textgreater{}",
     "|": r"\textbar{}",
-    '"': r"\textquotedbl{}",
+    # By its number: the fonts of an unchanged LaTeX have no command for it.
+    '"': r"\symbol{34}",
     "'": r"\textquotesingle{}",
     "`": r"\textasciigrave{}",
     # So that neither -- nor ?` becomes another character, and [ does not open an argument.
@@ -77,9 +78,14 @@ def _line(texts: list[str]) -> str:
 
 
 def escape(text: str) -> str:
-    r"""Return text that LaTeX sets as it stands.
+    r"""Return text that LaTeX sets as it stands, and by its code point what it has no letter for.
 
-    >>> print(escape("50 % of a_b"))
-    50 \% of a\_b
+    >>> print(escape("50 % of a_b"), escape("→"))
+    50 \% of a\_b U+2192
     """
-    return "".join(_SPECIAL.get(char, char) for char in text)
+    return "".join(_SPECIAL.get(char) or _settable(char) for char in text)
+
+
+def _settable(char: str) -> str:
+    # At any character beyond Latin-1 pdfLaTeX stops, unless a package declares it.
+    return char if char.isprintable() and char <= "\xff" else f"U+{ord(char):04X}"

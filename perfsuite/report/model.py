@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from perfsuite.report.advice import Advice, advise
 from perfsuite.report.charts import draw_sections
+from perfsuite.report.curves import Training, draw_curves
 from perfsuite.report.estimates import Scaling, describe_scaling
 from perfsuite.report.gate import beside_numbers
 from perfsuite.report.rows import Row, row_of_verdict
@@ -46,22 +47,29 @@ class Report:
     limit: float
 
 
-def report_on_runs(runs: Sequence[Run], *, tolerance: float, limit: float) -> Report:
+def report_on_runs(
+    runs: Sequence[Run], trainings: Sequence[Training] = (), *, tolerance: float, limit: float
+) -> Report:
     """Return the report on runs: each cell as the newest of them has it, the others as history.
 
     Args:
         runs: At least one, the newest last.
+        trainings: Whose learning curves are shown beside them.
         tolerance: What verdicts are drawn against.
         limit: What verdicts are drawn against.
     """
     rows = rows_of(runs)
-    return report_on_rows(
+    made = report_on_rows(
         rows,
-        sources=[run.described for run in reversed(runs)],
+        sources=[
+            *(run.described for run in reversed(runs)),
+            *(training.described for training in trainings),
+        ],
         remarks=[*_remarks(rows), *runs[-1].missing],
         tolerance=tolerance,
         limit=limit,
     )
+    return dataclasses.replace(made, sections=(*made.sections, *draw_curves(trainings)))
 
 
 def report_on_verdicts(

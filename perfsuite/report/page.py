@@ -28,6 +28,15 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 _PICTURES_AFTER: Final = "load_ratio"
+# The same as in page.css: below it each row is a card.
+_NARROW, _WIDE = "48rem", "48.01rem"
+_NAME_WIDTH: Final = "20rem"
+_PADDING: Final = "1rem"
+_PICTURE_WIDTH: Final = "104px"
+# What shows how a column is sorted stands behind its title.
+_SORTED: Final = " >"
+# Capitals, in bold, and the widest of all over a digit, in DejaVu Sans, Arial and Segoe UI.
+_CAPITAL, _WIDEST = 1.3, 1.6
 _TEMPLATES: Final = files("perfsuite.report") / "templates"
 
 
@@ -53,7 +62,8 @@ class _Cell:
 def html_page(report: Report) -> str:
     """Return the page."""
     headings = _headings(report)
-    style = _read("picture.css") + _read("page.css") + _labels(headings)
+    rows = [tuple(_row(row, headings)) for row in report.rows]
+    style = _read("picture.css") + _read("page.css") + _tracks(headings, rows) + _labels(headings)
     script = _read("page.js")
     return (
         _environment()
@@ -61,7 +71,7 @@ def html_page(report: Report) -> str:
         .render(
             report=report,
             headings=headings,
-            rows=(_row(row, headings) for row in report.rows),
+            rows=rows,
             words=sorted({row.verdict.word for row in report.rows if row.verdict is not None}),
             style=style,
             style_hash=_hash(style),
@@ -140,13 +150,42 @@ def _row(row: Row, headings: Sequence[_Heading]) -> Iterator[_Cell]:
         )
 
 
+def _tracks(headings: Sequence[_Heading], rows: Sequence[Sequence[_Cell]]) -> str:
+    """The widths of all columns but the first as styles, for wide screens.
+
+    Rows that are grids of their own with equal tracks need not be laid out while out of sight;
+    those of a table do, all of them, whenever one is hidden.
+    """
+    tracks = []
+    for number, heading in enumerate(headings[1:], 1):
+        texts = {heading.title + _SORTED, *(row[number].text for row in rows)}
+        widths = [f"{max(map(_num_digits, texts)):.0f}ch"]
+        widths += [_PICTURE_WIDTH] if heading.draw else []
+        tracks.append(f"calc(max({', '.join(widths)}) + {_PADDING})")
+    least = " + ".join([_NAME_WIDTH, *tracks])
+    return (
+        f"@media screen and (min-width: {_WIDE}) {{\n"
+        f"  table {{ min-width: calc({least}); }}\n"
+        f"  tr {{ grid-template-columns: minmax({_NAME_WIDTH}, 1fr) {' '.join(tracks)}; }}\n}}\n"
+    )
+
+
+def _num_digits(text: str) -> float:
+    """The width of a text, in widths of a digit, in whatever font without serifs.
+
+    >>> _num_digits("12"), _num_digits("NEW")
+    (2.0, 4.2)
+    """
+    return sum(_WIDEST if char in "mwMW%" else _CAPITAL if char.isupper() else 1.0 for char in text)
+
+
 def _labels(headings: Sequence[_Heading]) -> str:
     """The titles but the first as styles, for narrow screens where each row is a card."""
     rules = (
         f'  tbody > tr > :nth-child({number})::before {{ content: "{heading.title}"; }}\n'
         for number, heading in enumerate(headings[1:], 2)
     )
-    return f"@media screen and (max-width: 48rem) {{\n{''.join(rules)}}}\n"
+    return f"@media screen and (max-width: {_NARROW}) {{\n{''.join(rules)}}}\n"
 
 
 def _read(name: str) -> str:

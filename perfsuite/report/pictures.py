@@ -86,12 +86,14 @@ def draw_verdict(verdict: Verdict, tolerance: float, limit: float) -> Picture | 
     """Return the interval of a verdict against no change, the tolerance and the limit.
 
     Args:
-        verdict: What the gate decided.
-        tolerance: The slowdown that is accepted, 0.02 = 2 %.
-        limit: The slowdown that must not pass.
+        verdict: What the gate decided. Its own tolerance and limit are drawn, where it has them.
+        tolerance: The slowdown that is accepted, 0.02 = 2 %, where the verdict names none.
+        limit: The slowdown that must not pass, likewise.
     """
     if verdict.interval is None or verdict.ratio is None:
         return None
+    tolerance = tolerance if verdict.tolerance is None else verdict.tolerance
+    limit = limit if verdict.limit is None else verdict.limit
     lower, upper = (_on_gauge(bound, limit) for bound in verdict.interval)
     width = max(upper - lower, 1.0)
     label = (

@@ -16,6 +16,7 @@ from perfsuite.profiles import Profile
 from perfsuite.report.latex import escape
 from perfsuite.report.tables import render
 from perfsuite.units import format_bytes, format_ratio, format_seconds
+from perfsuite.untrusted import printable
 
 _NOTHING = "-"
 _NUM_CLASSES_SHOWN = 20
@@ -28,6 +29,7 @@ def profile_text(profile: Profile) -> str:
         _stage_table(profile),
         _epoch_table(profile),
         *_accuracy_lines(profile),
+        *_metric_lines(profile),
         *non_finite_lines(profile),
         _operator_table(profile),
         *_communication_lines(profile),
@@ -126,6 +128,14 @@ def _accuracy_lines(profile: Profile) -> list[str]:
     shown = ", ".join(by_class[:_NUM_CLASSES_SHOWN]) + (f" and {more} more" if more > 0 else "")
     overall = format_ratio(profile.accuracy)
     return [f"accuracy on the {profile.evaluated_split} split: {overall}", f"by class: {shown}"]
+
+
+def _metric_lines(profile: Profile) -> list[str]:
+    shown = ", ".join(
+        f"{printable(name)} {_NOTHING if value is None else f'{value:.6g}'}"
+        for name, value in profile.metrics.items()
+    )
+    return [f"on the {profile.evaluated_split} split: {shown}"] if shown else []
 
 
 def _operator_table(profile: Profile) -> str:

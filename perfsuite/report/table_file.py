@@ -29,6 +29,8 @@ def to_csv(report: Report) -> str:
             *(column.key for column in columns),
             "interval_low_ratio",
             "interval_high_ratio",
+            "tolerance_ratio",
+            "limit_ratio",
             "rounds",
             *(f"{stage}_s" for stage in _STAGES),
             *recipe_fields(),
@@ -49,10 +51,12 @@ def to_csv(report: Report) -> str:
     return output.getvalue()
 
 
-def _bounds(row: Row) -> tuple[float | None, float | None]:
-    if row.verdict is None or row.verdict.interval is None:
-        return None, None
-    return row.verdict.interval
+def _bounds(row: Row) -> tuple[float | None, ...]:
+    """What the interval spans, and the tolerance and limit that it was held against."""
+    if row.verdict is None:
+        return (None,) * 4
+    interval = row.verdict.interval or (None, None)
+    return (*interval, row.verdict.tolerance, row.verdict.limit)
 
 
 def guard(value: object) -> object:

@@ -29,6 +29,22 @@ def map_tensors(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
     return value
 
 
+def num_samples(value: Any) -> int:
+    """How many samples inputs or targets hold: the first dimension of their first tensor; else 0.
+
+    >>> num_samples({"ids": torch.zeros(3, 8), "mask": torch.zeros(3, 8)}), num_samples("a")
+    (3, 0)
+    """
+    sizes: list[int] = []
+
+    def note(tensor: Tensor) -> Tensor:
+        sizes.extend(tensor.shape[:1])
+        return tensor
+
+    map_tensors(value, note)
+    return next(iter(sizes), 0)
+
+
 def cast_floating(value: Any, dtype: torch.dtype) -> Any:
     """The same value with each floating tensor in `dtype`; whole numbers and masks stay."""
     return map_tensors(

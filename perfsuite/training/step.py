@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from perfsuite.cells import Recipe
 from perfsuite.errors import NotExercisedError, WorkloadError
 from perfsuite.stages import Stage
 from perfsuite.training.batches import call_model, copy_to_device
@@ -74,26 +73,20 @@ def evaluate_batch(trainer: Trainer, batches: Iterator[Any], stage: Stage) -> Te
         batches: Gives (inputs, target).
         stage: Marks "load" around `next(batches)`, "evaluation" around the model's call and loss.
 
+    Returns:
+        The loss; None where another rank has the model's outputs.
+
     Raises:
-        NotExercisedError: The ranks hold stages of the model, none of them the whole.
+        NotExercisedError: The ranks hold stages that cannot be run in eval mode.
     """
-    if (reason := why_not_evaluated(trainer.recipe)) is not None:
-        raise NotExercisedError(reason)
+    if trainer.strategy.why_not_evaluated is not None:
+        raise NotExercisedError(trainer.strategy.why_not_evaluated)
     with stage("load"):
         batch = next(batches)
     inputs, target = prepare_batch(trainer, batch)
     with eval_mode(trainer.model), torch.no_grad(), stage("evaluation"):
-        return compute_loss(trainer, call_model(trainer.model, inputs), target)
-
-
-def why_not_evaluated(recipe: Recipe) -> str | None:
-    """Return why no rank can evaluate the model, None where each can."""
-    if recipe.plan.mode not in ("pp", "mp"):
-        return None
-    return (
-        f"parallel {recipe.parallel!r}: a stage of a pipeline cannot be evaluated by itself, and "
-        "no rank has the whole model; evaluate with single, ddp:N or fsdp:N"
-    )
+        outputs = trainer.strategy.evaluate(trainer, inputs)
+        return None if outputs is None else compute_loss(trainer, outputs, target)
 
 
 def prepare_batch(trainer: Trainer, batch: Any) -> tuple[Any, Any]:

@@ -42,11 +42,15 @@ class Strategy(Protocol):
             agree on what is infinite, and on the norm of all gradients together.
         shard_index: Which shard of the training data this rank loads, from 0.
         num_shards: Shards into which the training data are divided.
+        speaks_for_shard: Of the ranks that share a shard, one that has the outputs of its batches.
+        why_not_evaluated: Why the model cannot be evaluated; None where it can.
     """
 
     splits_parameters: bool
     shard_index: int
     num_shards: int
+    speaks_for_shard: bool
+    why_not_evaluated: str | None
 
     def split(self, model: nn.Module) -> nn.Module:
         """The rank's part of the model, on its device; the model itself where none is cut."""
@@ -75,6 +79,9 @@ class Strategy(Protocol):
             is_last: No micro-batch of this optimizer step follows.
             stage: Marks "forward" and "backward".
         """
+
+    def evaluate(self, trainer: Trainer, inputs: Any) -> Any | None:
+        """The model's outputs, run as it is; None where another rank has them."""
 
     def finish_gradients(self) -> None:
         """Wait until the gradients of the model's own parameters are reduced over the ranks."""

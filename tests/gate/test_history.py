@@ -111,6 +111,7 @@ def test_a_time_like_the_stored_ones_passes_by_the_screen() -> None:
     assert (verdict.word, verdict.by, verdict.num_pairs) == ("PASS", "screen", 0)
     assert verdict.ratio is not None
     assert 0.99 < verdict.ratio < 1.01
+    assert (verdict.tolerance, verdict.limit) == (0.02, 0.05)
 
 
 def test_a_slower_time_is_for_the_judge() -> None:

@@ -189,7 +189,8 @@ def test_what_cannot_be_had_says_why() -> None:
     ]
 
 
-def test_a_pipeline_has_neither_an_evaluation_nor_exposed_communication() -> None:
+@pytest.mark.parametrize("parallel", ["pp:2", "mp:2"])
+def test_a_pipeline_is_evaluated_and_has_no_exposed_communication(parallel: str) -> None:
     def build_model() -> Any:
         from torch import nn
 
@@ -197,19 +198,37 @@ def test_a_pipeline_has_neither_an_evaluation_nor_exposed_communication() -> Non
 
     workload = tiny(build_model=build_model, blocks=lambda model: list(model), micro_batch_size=4)
 
-    taken = profile(workload, Recipe(parallel="pp:2")).profile
+    taken = profile(workload, Recipe(parallel=parallel)).profile
 
+    # Nine samples in batches of four: the last one is alone in its batch.
+    assert taken.accuracy == 3 / 9
+    assert taken.accuracy_per_class == profile(workload, Recipe()).profile.accuracy_per_class
     assert taken.epochs[0].loss is not None
-    assert taken.missing["accuracy"].startswith("parallel 'pp:2': a stage of a pipeline cannot be")
-    assert taken.missing["communication"] == (
-        "parallel 'pp:2': a stage that waits for another's computation cannot be told from one "
-        "that communicates"
-    )
+    assert taken.missing == {
+        "communication": (
+            f"parallel {parallel!r}: a stage that waits for another's computation cannot be told "
+            "from one that communicates"
+        )
+    }
 
 
 def test_a_workload_with_another_metric_has_an_evaluation_and_no_accuracy() -> None:
     taken = profile(tiny(metric="none"), Recipe()).profile
 
     assert taken.stages_s.evaluation is not None
+    assert taken.accuracy is None
+    assert taken.missing["accuracy"] == "accuracy is not the workload's metric"
+
+
+@pytest.mark.parametrize("parallel", ["single", "ddp:2"])
+def test_a_workloads_own_metric_is_the_mean_over_each_sample_once(parallel: str) -> None:
+    def metric(outputs: Any, targets: Any) -> dict[str, Any]:
+        assert len(outputs) == len(targets)
+        return {"class": targets.float().mean()}
+
+    taken = profile(tiny(metric=metric), Recipe(parallel=parallel)).profile
+
+    # Nine samples of the classes 0, 1, 2, 0, ...: on two shards one is there twice.
+    assert taken.metrics["class"] == pytest.approx(1.0)
     assert taken.accuracy is None
     assert taken.missing["accuracy"] == "accuracy is not the workload's metric"

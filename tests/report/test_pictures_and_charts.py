@@ -70,6 +70,23 @@ def test_an_interval_is_drawn_against_tolerance_and_limit() -> None:
     )
 
 
+def test_the_bounds_that_the_verdict_was_reached_by_are_drawn_and_not_the_reports() -> None:
+    drawn = draw_verdict(
+        verdict("PASS", ratio=1.06, interval=(1.05, 1.08), tolerance=0.1, limit=0.2),
+        tolerance=0.02,
+        limit=0.05,
+    )
+
+    # 120 is now a slowdown of 40 %.
+    assert drawn is not None
+    assert drawn.label == "+6.0 %, between +5.0 % and +8.0 %; tolerance +10.0 %, limit +20.0 %"
+    assert drawn.paths[1:4] == (
+        ("t", "M75 0v14"),
+        ("l", "M90 0v14"),
+        ("v-good", "M67.5 4h4.5v6h-4.5z"),
+    )
+
+
 def test_a_verdict_without_an_interval_has_no_picture() -> None:
     assert draw_verdict(verdict("NEW", interval=None), tolerance=0.02, limit=0.05) is None
 
@@ -117,8 +134,8 @@ def test_a_sweep_of_workers_has_whiskers() -> None:
     whiskers = [
         outline for _, outline in chart.paths if re.fullmatch(r"M[\d.]+ [\d.]+V.+", outline)
     ]
-    # 0 to 6 ms are 200 units up from 252, and the spread of 4 ms is 1.4826 ms.
-    assert whiskers == ["M72.0 168.1V69.2", "M448.0 185.3V185.3"]
+    # 0 to 6 ms are 160 units up from 212, and the spread of 4 ms is 1.4826 ms.
+    assert whiskers == ["M64.0 144.9V65.8", "M384.0 158.7V158.7"]
 
 
 def test_memory_is_drawn_against_the_time_of_recomputation() -> None:
@@ -170,6 +187,14 @@ def test_of_very_many_charts_the_rest_is_counted() -> None:
     section = sections(*rows)["Loader workers"]
 
     assert (len(section.charts), section.num_left_out) == (24, 6)
+
+
+def test_what_is_counted_has_whole_ticks() -> None:
+    found = sections(cell("1"), cell("2", parallel="ddp:2"))
+
+    (chart,) = found["Scaling"].charts
+    ticks_of_x = [text.content for text in chart.texts if text.y == 229.0]
+    assert ticks_of_x == ["0", "1", "2"]
 
 
 @pytest.mark.parametrize("largest", [1e-9, 0.0021, 0.999, 1.0, 4.1, 7.0, 12345.0, 3e15])

@@ -45,6 +45,14 @@ def test_what_is_not_there_is_said_once_with_its_reason() -> None:
     ]
 
 
+def test_a_workloads_own_metric_is_shown_instead_of_accuracy() -> None:
+    measured = msgspec.structs.replace(
+        UNEVALUATED, evaluated_split="test", metrics={"f1": 0.8125, "perplexity": None}
+    )
+
+    assert "on the test split: f1 0.8125, perplexity -" in profile_text(measured).splitlines()
+
+
 def test_of_many_classes_the_first_twenty_are_shown() -> None:
     many = msgspec.structs.replace(
         PROFILE, accuracy_per_class={str(number): 1.0 for number in range(25)}

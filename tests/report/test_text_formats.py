@@ -178,7 +178,7 @@ def test_a_hostile_name_is_text_in_latex(name: str) -> None:
     row = text.splitlines()[5]
     header = text.splitlines()[3]
     # What is left of a row without its escapes has no command, comment, group or separator.
-    bare = re.sub(r"\\text\w+\{\}|\{[-?!,\[\]*]\}|\\[{}$&%#_]|\$\\pm\$", "", row)
+    bare = re.sub(r"\\text\w+\{\}|\\symbol\{34\}|\{[-?!,\[\]*]\}|\\[{}$&%#_]|\$\\pm\$", "", row)
     assert bare.count("&") == header.count("&")
     assert bare.endswith(r" \\")
     assert not set(bare.removesuffix(r"\\")) & set("\\{}$%#_~^<>|\"'`")
@@ -203,7 +203,7 @@ def test_the_csv_has_every_number_in_full() -> None:
         "t",
         (time_s, time_s),
         peak_bytes=1234567,
-        given=verdict(ratio=1 / 3),
+        given=verdict(ratio=1 / 3, tolerance=0.1, limit=0.3),
         clip_grad_norm=0.5,
     )
 
@@ -212,6 +212,7 @@ def test_the_csv_has_every_number_in_full() -> None:
     assert float(found["step_time_s"]) == time_s
     assert float(found["change_ratio"]) == 1 / 3
     assert (found["interval_low_ratio"], found["interval_high_ratio"]) == ("0.99", "1.03")
+    assert (found["tolerance_ratio"], found["limit_ratio"]) == ("0.1", "0.3")
     assert (found["peak_bytes"], found["rounds"], found["load_s"]) == ("1234567", "2", "0.001")
     assert (found["clip_grad_norm"], found["parallel"]) == ("0.5", "single")
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import struct
+import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -145,57 +144,51 @@ class Missing:
 # --- Weights & Biases ---
 
 
-def transaction_log(data: bytes) -> Iterator[bytes]:
-    """Yield the records of a log in LevelDB's format, after the client's header of 7 bytes.
-
-    Blocks of 32 KiB; a record has a checksum, a length and a type: 1 whole, 2 to 4 its parts.
-    """
-    at, parts = 7, b""
-    while at + 7 <= len(data):
-        if 32768 - at % 32768 < 7:
-            at += 32768 - at % 32768
-        _, length, kind = struct.unpack("<IHB", data[at : at + 7])
-        parts += data[at + 7 : at + 7 + length]
-        at += 7 + length
-        if kind in (1, 4):
-            yield parts
-            parts = b""
-
-
 def read_offline(folder: Path) -> dict[str, dict[str, Any]]:
-    """What each offline run holds, as W&B's own messages: what `wandb sync` would send."""
-    from wandb.proto import wandb_internal_pb2
-
+    """What W&B's own reader of offline runs finds in each: what `wandb sync` would send."""
     found = {}
     for path in folder.glob("wandb/offline-run-*/*.wandb"):
-        run: dict[str, Any] = {"config": {}, "history": [], "summary": {}, "files": []}
+        run: dict[str, Any] = {"config": {}, "axes": {}, "history": [], "summary": {}, "files": []}
         name = ""
-        for data in transaction_log(path.read_bytes()):
-            one = wandb_internal_pb2.Record.FromString(data)
-            if one.HasField("run"):
-                name = one.run.display_name
-                run["group"] = one.run.run_group
-                run["config"] = {u.key: json.loads(u.value_json) for u in one.run.config.update}
-            if one.HasField("history"):
-                items = one.history.item
-                keys = ((i.key or "/".join(i.nested_key), i.value_json) for i in items)
-                values = {key: json.loads(value) for key, value in keys}
-                run["history"].append({k: v for k, v in values.items() if k[0] != "_"})
-            if one.HasField("summary"):
-                for item in one.summary.update:
-                    key = item.key or "/".join(item.nested_key)
-                    run["summary"][key] = json.loads(item.value_json)
-            if one.HasField("request") or one.HasField("artifact"):
-                run["files"] += [entry.path for entry in one.artifact.manifest.contents]
+        for one in inspect(path):
+            kind = one["type"]
+            content = one.get(kind, {})
+            if kind == "run":
+                name = content["display_name"]
+                run["group"] = content.get("run_group")
+                run["config"] = content["config"]["update"]
+            elif kind == "metric":
+                run["axes"][content["name"]] = content["step_metric"]
+            elif kind == "history":
+                run["history"].append({k: v for k, v in content["item"].items() if k[0] != "_"})
+            elif kind == "summary":
+                run["summary"] |= content["update"]
+            elif kind == "artifact":
+                run["files"] += [entry["path"] for entry in content["manifest"]["contents"]]
         found[name] = run
     return found
+
+
+def inspect(path: Path) -> list[dict[str, Any]]:
+    ended = subprocess.run(
+        [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(path)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return [json.loads(line) for line in ended.stdout.splitlines()]
 
 
 def test_an_offline_run_of_wandb_can_be_read_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for name, value in (("MODE", "offline"), ("DIR", str(tmp_path)), ("SILENT", "true")):
+    for name, value in (
+        ("MODE", "offline"),
+        ("DIR", str(tmp_path)),
+        ("SILENT", "true"),
+        ("ERROR_REPORTING", "false"),
+    ):
         monkeypatch.setenv(f"WANDB_{name}", value)
     for name in ("CACHE_DIR", "CONFIG_DIR", "DATA_DIR", "ARTIFACT_DIR"):
         monkeypatch.setenv(f"WANDB_{name}", str(tmp_path / name))
@@ -208,6 +201,7 @@ def test_an_offline_run_of_wandb_can_be_read_back(
     cell = tracked["t.py::a[../../x]"]
     assert cell["group"] == "run 2026-11-21 15:02 UTC"
     assert (cell["config"]["parallel"], cell["config"]["num_workers"]) == ("ddp:2", 2)
+    assert cell["axes"] == {"step_time_s": "round", "loss": "step"}
     assert cell["history"] == [
         {"round": 1, "step_time_s": 0.25},
         {"round": 2, "step_time_s": 0.5},

@@ -1,11 +1,12 @@
-"""Right answers by class: what is counted, and what says that it cannot be."""
+"""Right answers by class and metrics of one's own: what is counted, and what cannot be."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from perfsuite.training.evaluation import Tally
+from perfsuite import WorkloadError
+from perfsuite.training.evaluation import MetricSums, Tally
 
 
 def scores(*classes, num_classes=3):
@@ -62,3 +63,33 @@ def test_what_is_no_classification_has_no_accuracy_and_says_why(outputs, target,
 
 def test_nothing_counted_is_nothing():
     assert Tally().take() is None
+
+
+def test_a_metric_counts_each_batch_by_its_samples():
+    sums = MetricSums("mine", lambda outputs, target: {"mean": outputs.mean(), "size": len(target)})
+
+    sums.add(torch.tensor([1.0, 2.0, 3.0]), torch.zeros(3))
+    sums.add(torch.tensor([9.0]), torch.zeros(1))
+
+    assert sums.take() == ({"mean": 15.0, "size": 10.0}, 4)
+
+
+@pytest.mark.parametrize(
+    ("found", "message"),
+    [
+        (0.5, "its metric returned a float; return a dict of numbers by name"),
+        ({"f1": "high"}, "its metric returned 'f1': a str; return a dict of numbers by name"),
+        (
+            {"f1": torch.zeros(2)},
+            "its metric returned 'f1': float32 (2,); return a dict of numbers by name",
+        ),
+        ({1: 0.5}, "its metric returned 1: a float; return a dict of numbers by name"),
+    ],
+)
+def test_a_metric_that_gives_no_numbers_by_name_is_refused(found, message):
+    sums = MetricSums("mine", lambda outputs, target: found)
+
+    with pytest.raises(WorkloadError) as refused:
+        sums.add(torch.zeros(2), torch.zeros(2))
+
+    assert str(refused.value) == f"workload 'mine': {message}"

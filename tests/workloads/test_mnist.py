@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
+import idx_files
 import numpy as np
 import pytest
 import torch
 import torchvision
+from idx_files import TEST_IMAGES, TEST_LABELS, TRAIN_IMAGES, TRAIN_LABELS, write_idx
 
 from perfsuite import WorkloadError
 from perfsuite.registry import Split
@@ -15,27 +16,15 @@ from perfsuite.workloads.lenet import lenet_mnist, lenet_mnist_affine
 from perfsuite.workloads.mnist import mnist
 
 NUM_TRAIN, NUM_TEST = 24, 10
-TRAIN_IMAGES, TRAIN_LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
-TEST_IMAGES, TEST_LABELS = "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"
-
-
-def write_idx(path: Path, values: np.ndarray[Any, Any]) -> None:
-    header = bytes([0, 0, 8, values.ndim]) + np.array(values.shape, dtype=">u4").tobytes()
-    path.write_bytes(header + values.astype(np.uint8).tobytes())
 
 
 def write_mnist(root: Path) -> Path:
     """Write files like MNIST's in which every pixel of image i is i, and the class is i % 10."""
-    folder = root / "MNIST" / "raw"
-    folder.mkdir(parents=True)
-    for num_images, images, labels in (
-        (NUM_TRAIN, TRAIN_IMAGES, TRAIN_LABELS),
-        (NUM_TEST, TEST_IMAGES, TEST_LABELS),
-    ):
-        numbers = np.arange(num_images)
-        write_idx(folder / images, np.broadcast_to(numbers[:, None, None], (num_images, 28, 28)))
-        write_idx(folder / labels, numbers % 10)
-    return folder
+    train, test = (
+        np.broadcast_to(np.arange(count)[:, None, None], (count, 28, 28))
+        for count in (NUM_TRAIN, NUM_TEST)
+    )
+    return idx_files.write_mnist(root, train, test)
 
 
 @pytest.fixture(autouse=True)

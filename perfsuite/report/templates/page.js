@@ -2,22 +2,26 @@
 (() => {
   const body = document.querySelector("tbody");
   const rows = [...body.rows];
-  const text = new Map(rows.map(row => [row, row.textContent.toLowerCase()]));
+  // All that is searched, read once: a keystroke then looks at no element but those it hides or shows.
+  const texts = rows.map(row => row.textContent.toLowerCase());
   const filter = document.getElementById("filter");
   const word = document.getElementById("word");
   const shown = document.getElementById("shown");
   const headings = [...document.querySelectorAll("thead th")];
   const verdictAt = headings.findIndex(heading => heading.textContent === "verdict");
+  const verdicts = rows.map(row => verdictAt < 0 ? "" : row.cells[verdictAt].textContent);
+  const collator = new Intl.Collator("en", { numeric: true });
 
   function select() {
     const wanted = filter.value.toLowerCase().split(/\s+/).filter(Boolean);
+    const wantedVerdict = word ? word.value : "";
     let count = 0;
-    for (const row of rows) {
-      const hasWord = !word || !word.value || row.cells[verdictAt].textContent === word.value;
-      const isShown = hasWord && wanted.every(part => text.get(row).includes(part));
-      row.hidden = !isShown;
+    rows.forEach((row, at) => {
+      const isShown = (!wantedVerdict || verdicts[at] === wantedVerdict)
+        && wanted.every(part => texts[at].includes(part));
+      if (row.hidden === isShown) row.hidden = !isShown;
       count += isShown;
-    }
+    });
     shown.textContent = `${count} of ${rows.length} cells`;
   }
 
@@ -33,11 +37,13 @@
     // What is not available stays last, whichever way.
     keyed.sort(([a], [b]) => {
       if (a === null || b === null) return (a === null) - (b === null);
-      return sign * (isNumber ? a - b : a.localeCompare(b, "en", { numeric: true }));
+      return sign * (isNumber ? a - b : collator.compare(a, b));
     });
     headings.forEach(other => other.removeAttribute("aria-sort"));
     heading.setAttribute("aria-sort", sign === 1 ? "ascending" : "descending");
-    body.append(...keyed.map(([, row]) => row));
+    const ordered = document.createDocumentFragment();
+    for (const [, row] of keyed) ordered.append(row);
+    body.append(ordered);
   }
 
   headings.forEach((heading, at) => {

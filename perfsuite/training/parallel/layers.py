@@ -65,6 +65,7 @@ class SplitLayers(Single):
         mesh = init_device_mesh(self.device.type, (size,), mesh_dim_names=("tensor",))
         for layer, style in plan.items():
             parallelize_module(layer, mesh, style)
+        self.speaks_for_shard = mesh.get_local_rank() == 0
         return model
 
     def build_optimizer(self, parameters: list[nn.Parameter]) -> Optimizer:

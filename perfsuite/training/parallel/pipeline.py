@@ -7,7 +7,7 @@ The strategies that keep of a model what this rank computes. Must not know how a
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -21,8 +21,10 @@ from perfsuite.stages import Stage
 from perfsuite.training.batches import map_tensors
 from perfsuite.training.checkpointing import checkpoint_units
 from perfsuite.training.parallel.cut import ModelStage, bind_inputs, cut_model
+from perfsuite.training.parallel.relay import relay
 from perfsuite.training.parallel.schedules import Chunk, ChunkSchedule
 from perfsuite.training.parallel.single import Single
+from perfsuite.training.step import eval_mode
 from perfsuite.training.trainer import Trainer
 
 # Chunks of a batch for each rank. With m chunks on p ranks a schedule idles (p-1)/(m+p-1) of the
@@ -54,6 +56,7 @@ class Pipeline(Single):
         self.num_chunks = self._num_chunks()
         self._check_batch_size()
         self._stages: dict[int, ModelStage] = {}
+        self._evaluated_stages: dict[int, ModelStage] = {}
         self._local_blocks: list[nn.Module] = []
         self._schedules: dict[tuple[torch.Size, ...], ChunkSchedule] = {}
 
@@ -80,8 +83,9 @@ class Pipeline(Single):
                 f"parallel {self.recipe.parallel!r} cannot cut the model of workload "
                 f"{self.workload.name!r}: {error}"
             ) from error
-        rank, size = dist.get_rank(), self.recipe.plan.size
-        self._stages = {i: stage for i, stage in enumerate(stages) if i % size == rank}
+        self._stages = self._own(stages)
+        self._evaluated_stages = self._own(self._cut_evaluated(model, blocks))
+        self.speaks_for_shard = self._num_stages - 1 in self._stages
         _drop(model, set(_called(stages)) - set(_called(self._stages.values())))
         local = {module for stage in self._stages.values() for module in stage.module.modules()}
         self._local_blocks = [block for block in blocks if block in local]
@@ -93,8 +97,9 @@ class Pipeline(Single):
         return self._local_blocks
 
     def entry_modules(self, model: nn.Module) -> list[nn.Module]:
-        """This rank's stages."""
-        return [stage.module for stage in self._stages.values()]
+        """This rank's stages, as they train and as they are evaluated."""
+        stages = (*self._stages.values(), *self._evaluated_stages.values())
+        return [stage.module for stage in stages]
 
     def run_micro_batch(
         self, trainer: Trainer, inputs: Any, target: Any, *, is_last: bool, stage: Stage
@@ -116,6 +121,27 @@ class Pipeline(Single):
                 self._schedule_name, trainer, self._stages, self._num_stages, chunks
             )
         return self._schedules[shapes].run(chunks, stage)
+
+    def evaluate(self, trainer: Trainer, inputs: Any) -> Any | None:
+        """The outputs on the rank of the last stage, None on the others."""
+        given = bind_inputs(self._signature, inputs)
+        return relay(self._evaluated_stages, self._num_stages, given, self.device)
+
+    def _own(self, stages: Iterable[ModelStage]) -> dict[int, ModelStage]:
+        rank, size = dist.get_rank(), self.recipe.plan.size
+        return {i: stage for i, stage in enumerate(stages) if i % size == rank}
+
+    def _cut_evaluated(self, model: nn.Module, blocks: Sequence[nn.Module]) -> list[ModelStage]:
+        """The same cut of what the forward does in eval mode, which a recording holds fast."""
+        try:
+            with eval_mode(model):
+                return cut_model(model, blocks, self._num_stages, self._given_inputs())
+        except RecipeError as error:
+            self.why_not_evaluated = (
+                f"parallel {self.recipe.parallel!r} cannot cut the model of workload "
+                f"{self.workload.name!r} in eval mode: {error}"
+            )
+            return []
 
     def _num_chunks(self) -> int:
         return CHUNKS_PER_RANK * self.recipe.plan.size

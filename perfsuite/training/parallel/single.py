@@ -16,6 +16,7 @@ from perfsuite.cells import Recipe
 from perfsuite.errors import RecipeError
 from perfsuite.registry import Workload
 from perfsuite.stages import Stage
+from perfsuite.training.batches import call_model
 from perfsuite.training.step import forward_backward
 from perfsuite.training.trainer import Trainer
 
@@ -27,11 +28,15 @@ class Single:
         splits_parameters: Whether parameters differ between ranks.
         shard_index: Which shard of the training data this rank loads.
         num_shards: Shards into which the training data are divided.
+        speaks_for_shard: Of the ranks that share a shard, one that has the outputs of its batches.
+        why_not_evaluated: Why the model cannot be evaluated; None where it can.
     """
 
     splits_parameters = False
     shard_index = 0
     num_shards = 1
+    speaks_for_shard = True
+    why_not_evaluated: str | None = None
 
     def __init__(self, workload: Workload, recipe: Recipe, device: torch.device) -> None:
         self.workload = workload
@@ -63,6 +68,10 @@ class Single:
     ) -> Tensor | None:
         """The loss after forward and backward through the whole model."""
         return forward_backward(trainer, inputs, target, stage)
+
+    def evaluate(self, trainer: Trainer, inputs: Any) -> Any | None:
+        """The outputs of the whole model."""
+        return call_model(trainer.model, inputs)
 
     def finish_gradients(self) -> None:
         """Nothing to wait for."""

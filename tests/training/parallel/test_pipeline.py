@@ -8,10 +8,12 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import default_collate
 
 from perfsuite import Recipe, RecipeError, Workload, WorkloadError
 from perfsuite.stages import untimed
 from perfsuite.training.parallel.pipeline import Pipeline
+from perfsuite.training.step import eval_mode
 from perfsuite.training.trainer import build_trainer
 
 CPU = torch.device("cpu")
@@ -68,6 +70,43 @@ def losses_of_two_lengths(workload: Workload) -> list[float]:
         )
         losses.append(None if loss is None else float(loss))
     return losses
+
+
+class Dropping(nn.Module):
+    """Drops between its blocks, as a function that is told whether it trains."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([nn.Linear(16, 16), nn.Linear(16, 4)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.blocks[0](x.flatten(1))
+        return self.blocks[1](nn.functional.dropout(x, 0.5, self.training))
+
+
+class Branching(Dropping):
+    """Looks at numbers where it does not train, which no recording can."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training or x.sum() > 0:
+            return super().forward(x)
+        return x
+
+
+def evaluated(workload: Workload, recipe: Recipe) -> Any:
+    """What a rank has of the outputs of a batch of five, and whether it speaks for them."""
+    torch.set_num_threads(1)
+    trainer = build_trainer(workload, recipe, device=CPU, seed=1)
+    dataset: Any = workload.build_dataset("train")
+    inputs, _ = default_collate([dataset[index] for index in range(5)])
+    with eval_mode(trainer.model), torch.no_grad():
+        outputs = trainer.strategy.evaluate(trainer, inputs)
+    return outputs, trainer.strategy.speaks_for_shard
+
+
+def why_not_evaluated(workload: Workload) -> str | None:
+    recipe = Recipe(parallel="mp:2")
+    return build_trainer(workload, recipe, device=CPU, seed=1).strategy.why_not_evaluated
 
 
 def linear_chain(num_layers: int = 4) -> nn.Sequential:
@@ -182,6 +221,39 @@ def test_batches_of_another_length_get_a_schedule_of_their_own(
 
     assert first == [None, None, None]
     assert last[0] == last[2] != last[1]
+
+
+@pytest.mark.parametrize("parallel", ["pp:2:gpipe", "pp:2:interleaved", "mp:2"])
+@pytest.mark.parametrize("model", ["text", "image", "dropping"])
+def test_an_evaluation_gives_bitwise_the_outputs_of_one_process_on_the_last_stages_rank(
+    rank_group: Any, make_text: Any, make_image: Any, parallel: str, model: str
+) -> None:
+    if model == "dropping":
+        if parallel == "pp:2:interleaved":
+            pytest.skip("two blocks are no four stages")
+        workload = make_image(build_model=Dropping, blocks=lambda model: list(model.blocks))
+    else:
+        workload = make_text(dropout=0.5) if model == "text" else make_image()
+
+    first, last = rank_group(2, evaluated, workload, Recipe(parallel=parallel))
+
+    expected, _ = evaluated(workload, Recipe())
+    assert first == (None, False)
+    assert last[1]
+    torch.testing.assert_close(last[0], expected, rtol=0, atol=0)
+
+
+def test_a_model_that_cannot_be_recorded_in_eval_mode_trains_and_is_not_evaluated(
+    rank_group: Any, make_image: Any
+) -> None:
+    workload = make_image(build_model=Branching, blocks=lambda model: list(model.blocks))
+
+    reasons = rank_group(2, why_not_evaluated, workload)
+
+    assert reasons[0] == reasons[1]
+    assert reasons[0].startswith(
+        "parallel 'mp:2' cannot cut the model of workload 'image' in eval mode: "
+    )
 
 
 def test_segments_over_two_stages_of_a_rank_are_refused(rank_group: Any, make_image: Any) -> None:
