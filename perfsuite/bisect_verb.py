@@ -19,6 +19,7 @@ from perfsuite.gate.trials import Budget
 from perfsuite.report.gate import beside_numbers
 from perfsuite.timing_lock import TimingLock
 from perfsuite.units import format_change, format_ratio, option_bounds
+from perfsuite.untrusted import printable_lines
 from perfsuite.verdicts import exit_code
 
 _EXIT_USAGE = 2
@@ -85,7 +86,7 @@ def bisect_commits(
     with TimingLock(wait_s=_WAIT_S, say=_say):
         result = bisect(request, say=_say)
     for line in tell(result):
-        typer.echo(line)
+        typer.echo(printable_lines(line))
     typer.echo(f"seed {request.seed}")
     if json_file is not None:
         write_atomically(json_file, to_document(result, request))
@@ -93,7 +94,7 @@ def bisect_commits(
 
 
 def _say(text: str) -> None:
-    typer.echo(text, err=True)
+    typer.echo(printable_lines(text), err=True)
 
 
 def tell(result: BisectResult) -> list[str]:

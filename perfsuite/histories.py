@@ -15,6 +15,7 @@ from perfsuite.gate.accepted import Accepted
 from perfsuite.gate.baselines import choose_runs
 from perfsuite.gate.course import Course, Step, as_ratio, find_course
 from perfsuite.gate.lineage import count_commits, read_lineage
+from perfsuite.gate.proposals import without_proposed
 from perfsuite.gate.repository import find_top, find_trunk
 from perfsuite.gate.stored import StoredRun, Unusable
 from perfsuite.gate.timeline import (
@@ -26,6 +27,7 @@ from perfsuite.gate.timeline import (
     probe_timeline,
     timeline_of,
 )
+from perfsuite.remote import AnyPath
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,7 +170,7 @@ class StoredHistory:
 
 
 def read_history(
-    folder: Path, storage: Path, fingerprint: str, accepted: Accepted, *, num_runs: int
+    folder: Path, storage: AnyPath, fingerprint: str, accepted: Accepted, *, num_runs: int
 ) -> StoredHistory:
     """Return the stored runs of an environment that a change which begins here follows on.
 
@@ -185,6 +187,8 @@ def read_history(
     lineage = {} if root is None or trunk is None else read_lineage(root, trunk)
     is_in_history: Callable[[str], bool] | None = None if root is None else lineage.__contains__
     choice = choose_runs(storage, True, fingerprint, is_in_history=is_in_history)
+    if root is not None:
+        choice = without_proposed(choice, root, storage, trunk)
     return StoredHistory(
         root=root,
         runs=order_runs(choice.usable, lineage)[-num_runs:],

@@ -27,9 +27,11 @@ from perfsuite.gate.git import short
 from perfsuite.gate.timeline import Point
 from perfsuite.histories import CellHistory, Change, Creep, StoredHistory, read_history
 from perfsuite.measure.host import describe_host
+from perfsuite.remote import locate
 from perfsuite.report.course_chart import draw_course, draw_line
 from perfsuite.report.tables import render
 from perfsuite.units import format_change, format_ratio, option_ratio
+from perfsuite.untrusted import printable
 
 _EXIT_CHANGED = 10
 _EXIT_NO_RUNS = 12
@@ -45,8 +47,8 @@ def history(
     ] = None,
     is_all: Annotated[bool, typer.Option("--all", help="Every cell, one line each.")] = False,
     storage: Annotated[
-        Path, typer.Option(metavar="DIR", help="The folder of --benchmark-storage.")
-    ] = Path("baselines"),
+        str, typer.Option(metavar="DIR|URL", help="What --benchmark-storage names.")
+    ] = "baselines",
     accepted_file: Annotated[
         Path, typer.Option("--file", metavar="FILE", help="The list of accepted exceptions.")
     ] = Path("baselines") / "accepted.toml",
@@ -77,7 +79,7 @@ def history(
     least = option_ratio("--smallest", smallest)
     stored = read_history(
         Path.cwd(),
-        storage,
+        locate(storage, "--storage"),
         fingerprint or _fingerprint(),
         read_accepted(accepted_file, date.today()),
         num_runs=num_runs,
@@ -93,7 +95,7 @@ def history(
         found = [stored.follow(_known(cell, stored), smallest=least)]
         host = stored.follow_host(smallest=least)
         for line in [*_picture(found[0]), *tell(found[0]), *_tell_host(host), *_advise(found[0])]:
-            typer.echo(line)
+            typer.echo(printable(line))
     if json_file is not None:
         write_atomically(json_file, to_document(found, stored))
     if fails_on_change and any(one.is_slower for one in found):
@@ -106,7 +108,7 @@ def _fingerprint() -> str:
 
 def _show_refused(stored: StoredHistory) -> None:
     for refused in stored.refused[:_MOST_REFUSED]:
-        typer.echo(str(refused), err=True)
+        typer.echo(printable(str(refused)), err=True)
     num_more = len(stored.refused) - _MOST_REFUSED
     if num_more > 0:
         typer.echo(f"and {num_more} more; see 'perfsuite baseline list'", err=True)
@@ -231,7 +233,7 @@ def _table(found: list[CellHistory]) -> str:
     for one in found:
         points = one.timeline.points
         line = draw_line(one.timeline.times_s())
-        table.add_row(one.timeline.cell, str(len(points)), line, _in_short(one))
+        table.add_row(printable(one.timeline.cell), str(len(points)), line, _in_short(one))
     return render(table)
 
 

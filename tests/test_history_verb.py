@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import subprocess
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -222,6 +223,37 @@ def test_runs_in_another_environment_of_its_ranks_are_counted(
     assert said(capsys)[1] == "further runs, whose ranks found another environment: 1"
 
 
+def test_runs_that_come_with_the_change_itself_are_no_history_yet(
+    history: Call, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (commit,) = make_commits(tmp_path, 1)
+    path = store_run(tmp_path / "baselines", 1, {CELL: 0.1}, commit=commit)
+    for arguments in (
+        ("checkout", "--quiet", "-b", "feature"),
+        ("add", "baselines"),
+        ("-c", "user.name=A", "-c", "user.email=a@example.org", "commit", "--quiet", "-m", "runs"),
+    ):
+        subprocess.run(["git", "-C", tmp_path, *arguments], check=True)
+
+    assert history(CELL) == 12
+
+    assert capsys.readouterr().err.splitlines()[0] == (
+        f"{path.relative_to(tmp_path)}: comes with the commits that are judged; it counts once "
+        "they are merged"
+    )
+
+
+def test_what_a_terminal_would_obey_is_shown_as_its_escape(
+    history: Call, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store_run(tmp_path / "baselines", 1, {"b.py::a\x1b[2J": 0.1})
+
+    history("--all")
+    history("b.py::a\x1b[2J")
+
+    assert "\x1b" not in capsys.readouterr().out
+
+
 # --- all cells ---
 
 
@@ -313,6 +345,15 @@ def test_runs_of_another_machine_can_be_looked_at(
     store_run(tmp_path / "baselines", 1, {CELL: 0.1}, fingerprint="ba9876543210")
 
     assert history(CELL, "--fingerprint", "ba9876543210") == 0
+    assert said(capsys)[0] == f"{CELL}: 1 run, 2026-01-02 to 2026-01-02"
+
+
+def test_runs_are_found_where_benchmark_storage_says(
+    history: Call, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store_run(tmp_path / "elsewhere", 1, {CELL: 0.1})
+
+    assert history(CELL, "--storage", "file://./elsewhere") == 0
     assert said(capsys)[0] == f"{CELL}: 1 run, 2026-01-02 to 2026-01-02"
 
 

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from perfsuite.gate.git import output
+from perfsuite.untrusted import printable
 
 
 def read_lineage(root: Path, revision: str) -> dict[str, datetime]:
@@ -42,4 +43,4 @@ def subject_of(root: Path, commit: str) -> str:
     """
     said = output(root, "log", "-1", "--no-show-signature", "--format=%s", commit)
     text = os.fsdecode(said).removesuffix("\n")
-    return "".join(letter if letter.isprintable() else "?" for letter in text)
+    return printable(text)

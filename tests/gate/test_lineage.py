@@ -63,7 +63,7 @@ def test_commits_that_only_the_second_has_are_counted(repository: Path) -> None:
 
 
 def test_a_subject_moves_no_cursor(repository: Path) -> None:
-    assert subject_of(repository, "main~1") == "?[31mred? and more"
+    assert subject_of(repository, "main~1") == r"\x1b[31mred\x07 and more"
 
 
 def test_what_git_does_not_know_is_said(repository: Path) -> None:
