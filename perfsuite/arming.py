@@ -39,6 +39,7 @@ class GateRequest:
         folder: Where pytest would be called.
         paths: Benchmark files and folders, as pytest takes them.
         cells: Those of head's that are judged; None is all.
+        num_cells: That share the error rate, in whichever session; None is those that are judged.
         pytest_arguments: Further ones, such as ("-k", "lenet").
         inifile: Head's configuration; None is the one that pytest finds by itself.
         root: pytest's rootdir; None as above.
@@ -58,6 +59,7 @@ class GateRequest:
     folder: Path
     paths: tuple[str, ...]
     cells: frozenset[str] | None = None
+    num_cells: int | None = None
     pytest_arguments: tuple[str, ...] = ()
     inifile: Path | None = None
     root: Path | None = None

@@ -6,6 +6,7 @@ Must not know how a run is compared with another.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from pathlib import Path
@@ -27,11 +28,11 @@ from perfsuite.gate.accepted import (
     append_entry,
 )
 from perfsuite.gate.accepted import prune as prune_entries
-from perfsuite.gate.baselines import Choice, choose_runs
-from perfsuite.gate.proposals import without_proposed
+from perfsuite.gate.baselines import sift_runs
+from perfsuite.gate.proposals import find_proposed
 from perfsuite.gate.repository import find_top, find_trunk, is_in_history
 from perfsuite.gate.screen import MAX_SESSIONS
-from perfsuite.gate.stored import StoredRun, Unusable, read_runs
+from perfsuite.gate.stored import StoredRun, Unusable, read_run
 from perfsuite.measure.host import describe_host
 from perfsuite.remote import AnyPath, locate
 from perfsuite.report.tables import render
@@ -64,12 +65,18 @@ class ListedRun:
     """A stored run as `list` shows it.
 
     Attributes:
-        run: What the file holds; None where it holds no run.
+        saved_at: None where the file holds no run, and so all of the following.
+        commit: None where the run names none.
+        fingerprint: Of its environment, None where it does not say.
+        num_cells: How many it measured.
         reason: Why no comparison uses it; None where one does.
     """
 
     path: AnyPath
-    run: StoredRun | None
+    saved_at: datetime | None = None
+    commit: str | None = None
+    fingerprint: str | None = None
+    num_cells: int | None = None
     reason: str | None
 
 
@@ -82,14 +89,13 @@ def list_runs(storage: _StorageOption = _STORAGE, json_file: _JsonOption = None)
     """
     fingerprint = _fingerprint()
     place = locate(storage, "--storage")
-    choice = _choose(place, fingerprint)
-    runs = _list(place, choice)
-    for refused in choice.refused:
-        if refused.path == place:
-            typer.echo(str(refused))
+    runs = _list(place, fingerprint)
+    if runs and runs[0].path == place:
+        typer.echo(f"{place}: {runs.pop().reason}")
     if runs:
+        num_usable = sum(run.reason is None for run in runs)
         typer.echo(_table(place, runs, fingerprint))
-        typer.echo(f"{len(choice.usable)} of {len(runs)} usable in this environment, {fingerprint}")
+        typer.echo(f"{num_usable} of {len(runs)} usable in this environment, {fingerprint}")
     if json_file is not None:
         _write(json_file, fingerprint=fingerprint, runs=[_plain(run, fingerprint) for run in runs])
 
@@ -174,8 +180,8 @@ def prune(
         typer.echo(f"{file}: removed, because it has expired: {_in_words(entry)}")
     old: list[AnyPath] = []
     if keep is not None:
-        place = locate(storage, "--storage")
-        old = [run.path for run in _choose(place, _fingerprint()).usable[:-keep]]
+        listed = _list(locate(storage, "--storage"), _fingerprint())
+        old = [run.path for run in listed if run.reason is None][:-keep]
     for path in old:
         if is_sure:
             remove_file(path)
@@ -188,30 +194,43 @@ def prune(
         _write(json_file, expired=expired, old_runs=[str(path) for path in old], is_removed=is_sure)
 
 
-def _choose(storage: AnyPath, fingerprint: str) -> Choice:
+def _sift(storage: AnyPath, fingerprint: str) -> Iterator[StoredRun | Unusable]:
+    """Return the runs as a change that begins here finds them."""
     root = Path.cwd()
     if find_top(root) is None:
-        return choose_runs(storage, True, fingerprint)
+        return sift_runs(storage, True, fingerprint)
     # What changes are made from.
     trunk = find_trunk(root)
-    chosen = choose_runs(
+    return sift_runs(
         storage,
         True,
         fingerprint,
         is_in_history=lambda commit: trunk is not None and is_in_history(root, commit, trunk),
+        is_proposed=find_proposed(root, storage, trunk),
     )
-    return without_proposed(chosen, root, storage, trunk)
 
 
-def _list(storage: AnyPath, choice: Choice) -> list[ListedRun]:
+def _list(storage: AnyPath, fingerprint: str) -> list[ListedRun]:
     """Return every stored run, those that cannot be read first and the newest last."""
-    runs = [ListedRun(path=run.path, run=run, reason=None) for run in choice.usable]
-    refused = [one for one in choice.refused if one.path != storage]
-    for one, found in zip(refused, read_runs([one.path for one in refused]), strict=True):
-        run = None if isinstance(found, Unusable) else found
-        runs.append(ListedRun(path=one.path, run=run, reason=one.reason))
     long_ago = datetime.min.replace(tzinfo=UTC)
-    return sorted(runs, key=lambda one: (one.run.saved_at if one.run else long_ago, str(one.path)))
+    found = _sift(storage, fingerprint)
+    return sorted(map(_listed, found), key=lambda one: (one.saved_at or long_ago, str(one.path)))
+
+
+def _listed(found: StoredRun | Unusable) -> ListedRun:
+    """Return what is shown of a run, and no more of it: a store holds very many."""
+    run = read_run(found.path) if isinstance(found, Unusable) else found
+    reason = found.reason if isinstance(found, Unusable) else None
+    if isinstance(run, Unusable):
+        return ListedRun(path=run.path, reason=reason)
+    return ListedRun(
+        path=run.path,
+        saved_at=run.saved_at,
+        commit=run.commit,
+        fingerprint=run.fingerprint,
+        num_cells=len(run.cells),
+        reason=reason,
+    )
 
 
 def _table(storage: AnyPath, runs: list[ListedRun], fingerprint: str) -> str:
@@ -220,13 +239,13 @@ def _table(storage: AnyPath, runs: list[ListedRun], fingerprint: str) -> str:
         table.add_column(title, justify="right" if title == "cells" else "left", no_wrap=True)
     for one in runs:
         facts = [_NOTHING] * 4
-        if one.run is not None:
-            environment = one.run.fingerprint or _NOTHING
+        if one.saved_at is not None:
+            environment = one.fingerprint or _NOTHING
             facts = [
-                f"{one.run.saved_at.astimezone(UTC):%Y-%m-%d %H:%M}",
-                _NOTHING if one.run.commit is None else one.run.commit[:12],
+                f"{one.saved_at.astimezone(UTC):%Y-%m-%d %H:%M}",
+                _NOTHING if one.commit is None else one.commit[:12],
                 f"{environment} (here)" if environment == fingerprint else environment,
-                str(len(one.run.cells)),
+                str(one.num_cells),
             ]
         use = "usable" if one.reason is None else one.reason
         table.add_row(*map(printable, (_name(one.path, storage), *facts, use)))
@@ -238,14 +257,13 @@ def _name(path: AnyPath, storage: AnyPath) -> str:
 
 
 def _plain(one: ListedRun, fingerprint: str) -> dict[str, Any]:
-    run = one.run
     return {
         "path": printable(str(one.path)),
-        "saved_at": None if run is None else run.saved_at,
-        "commit": None if run is None else run.commit,
-        "fingerprint": None if run is None else run.fingerprint,
-        "is_this_environment": run is not None and run.fingerprint == fingerprint,
-        "num_cells": None if run is None else len(run.cells),
+        "saved_at": one.saved_at,
+        "commit": one.commit,
+        "fingerprint": one.fingerprint,
+        "is_this_environment": one.fingerprint == fingerprint,
+        "num_cells": one.num_cells,
         "is_usable": one.reason is None,
         "reason": one.reason,
     }

@@ -18,21 +18,18 @@ import msgspec
 import pytest
 
 from perfsuite.arming import GateRequest
-from perfsuite.errors import StorageError
+from perfsuite.choices import GateChoices
 from perfsuite.gate.accepted import read_accepted
-from perfsuite.gate.baselines import choose_runs
 from perfsuite.gate.calibration import read_noise
-from perfsuite.gate.history import History
-from perfsuite.gate.proposals import without_proposed
-from perfsuite.gate.repository import find_trunk, is_in_history
-from perfsuite.gate.screen import MAX_SESSIONS, Candidate
+from perfsuite.gate.history import History, read_history
+from perfsuite.gate.screen import Candidate
 from perfsuite.gate.stamp import VerdictWord
-from perfsuite.gate.stored import StoredRun
 from perfsuite.gating import ACCEPTED_FILE, HIDDEN, GateResult, run_gate
 from perfsuite.markers import marker_arguments
-from perfsuite.options import GateChoices
+from perfsuite.recorder import is_benchmark
 from perfsuite.records import CellRecord
 from perfsuite.saving import RunSaver
+from perfsuite.sharding import Sharding
 from perfsuite.storing import STORAGE
 from perfsuite.verdicts import CellVerdict
 
@@ -80,11 +77,7 @@ def _is_test_path(text: str) -> bool:
 
 
 class Gatekeeper:
-    """What a session knows of its verdicts.
-
-    Attributes:
-        result: What the gate came to so far; None before it was asked.
-    """
+    """What a session knows of its verdicts."""
 
     def __init__(self, config: pytest.Config, choices: GateChoices, saver: RunSaver) -> None:
         """Take over the comparison from pytest-benchmark.
@@ -97,7 +90,9 @@ class Gatekeeper:
             choices: How cells are judged.
             saver: Knows the host, and stamps the verdicts.
         """
-        self.result: GateResult | None = None
+        self._first: GateResult | None = None
+        self._verdicts: dict[str, CellVerdict] = {}
+        self._num_cells: int | None = None
         self._config = config
         self._choices = choices
         self._saver = saver
@@ -106,8 +101,23 @@ class Gatekeeper:
         if not config.getoption("benchmark_compare_fail", None):
             config.option.benchmark_compare = None
 
-    def judge(self, items: Sequence[pytest.Item], say: Callable[[str], None]) -> None:
+    @property
+    def result(self) -> GateResult | None:
+        """What the gate came to so far; None before it was asked."""
+        if self._first is None:
+            return None
+        cells = sorted(self._verdicts.values(), key=lambda cell: cell.name)
+        return dataclasses.replace(self._first, cells=tuple(cells))
+
+    def judge(
+        self, items: Sequence[pytest.Item], sharding: Sharding, say: Callable[[str], None]
+    ) -> None:
         """Have the cells judged of which too little is stored; the others wait for their turn.
+
+        Args:
+            items: The tests that will run.
+            sharding: Whose the cells of the session are.
+            say: Shows a line.
 
         Raises:
             SettingError: The base, a path, or the run to compare with is not there.
@@ -116,11 +126,22 @@ class Gatekeeper:
         cells = [item.nodeid for item in items if is_benchmark(item)]
         if not cells:
             return
-        history = self._history = self._read_history()
+        history = self._history = read_history(
+            self._config.rootpath,
+            self._config.stash[STORAGE],
+            self._selector,
+            self._saver.fingerprint,
+            accepted=read_accepted(self._config.rootpath / ACCEPTED_FILE, datetime.date.today()),
+            probe=lambda: self._saver.probe_s,
+        )
         for line in history.refused:
             say(f"not compared with {line}")
         at_once = [name for name in cells if not history.can_screen(name)]
-        self.result = run_gate(self._request(at_once), say=say)
+        self._num_cells = sharding.num_cells
+        self._first = run_gate(self._request(at_once), say=say)
+        self._verdicts = {
+            cell.name: cell for cell in self._first.cells if sharding.tells(cell.name)
+        }
 
     def verdict_of(
         self, item: Any, record: CellRecord | None, say: Callable[[str], None]
@@ -132,17 +153,15 @@ class Gatekeeper:
             record: What perfsuite measured of it, None of a plain benchmark.
             say: Shows a line, where pairs are still to be run.
         """
-        if self.result is None or self._history is None:
+        if self._first is None or self._history is None:
             return None
         if is_benchmark(item):
-            verdict = self._decide(item, record, self._history, say)
+            verdict = self._decide(item, record, self._first, self._history, say)
         elif self._was_timed(item):
             verdict = CellVerdict(name=item.nodeid, word="INVALID", by="collection", reason=HIDDEN)
         else:
             return None
-        others = tuple(cell for cell in self.result.cells if cell.name != item.nodeid)
-        cells = sorted((*others, verdict), key=lambda cell: cell.name)
-        self.result = dataclasses.replace(self.result, cells=tuple(cells))
+        self._verdicts[item.nodeid] = verdict
         if verdict.word in _STAMPED:
             word = cast(VerdictWord, verdict.word)
             self._saver.add_verdict(item.nodeid, word, fails_test=verdict.word == "FAIL")
@@ -157,21 +176,21 @@ class Gatekeeper:
         self,
         item: Any,
         record: CellRecord | None,
+        first: GateResult,
         history: History,
         say: Callable[[str], None],
     ) -> CellVerdict:
         """Counts first, then what pairs or the stored times say."""
-        assert self.result is not None
         name: str = item.nodeid
         asked = marker_arguments(item)
         if record is not None:
             counted = history.judge_counts(name, record, asked.get("counts", {}), say)
             if counted is not None:
                 return counted
-        known = {cell.name: cell for cell in self.result.cells}
+        known = self._verdicts
         stats = getattr(item.funcargs.get("benchmark"), "stats", None)
         if name in known or not history.can_screen(name) or stats is None:
-            return known.get(name) or self._unknown(name)
+            return known.get(name) or _unknown(name, first.refusal)
         screened = history.screen(
             Candidate(
                 fullname=name,
@@ -186,44 +205,7 @@ class Gatekeeper:
             return screened
         result = run_gate(self._request([name]), say=say)
         found = {cell.name: cell for cell in result.cells}
-        return found.get(name) or self._unknown(name)
-
-    def _unknown(self, name: str) -> CellVerdict:
-        assert self.result is not None
-        if self.result.refusal is not None:
-            return CellVerdict(
-                name=name, word="NO-BASELINE", by="collection", reason=self.result.refusal
-            )
-        return CellVerdict(name=name, word="INVALID", by="collection", reason=_NOT_FOUND)
-
-    def _read_history(self) -> History:
-        root = self._config.rootpath
-        usable, refused = self._choose_runs(root)
-        return History(
-            runs=usable[-MAX_SESSIONS:],
-            refused=refused,
-            accepted=read_accepted(root / ACCEPTED_FILE, datetime.date.today()),
-            probe=lambda: self._saver.probe_s,
-        )
-
-    def _choose_runs(self, root: Path) -> tuple[tuple[StoredRun, ...], tuple[str, ...]]:
-        storage = self._config.stash[STORAGE]
-        if storage is None:
-            return (), ("the runs in Elasticsearch, which only pytest-benchmark reads",)
-        trunk = find_trunk(root)
-        try:
-            chosen = choose_runs(
-                storage,
-                self._selector,
-                self._saver.fingerprint,
-                is_in_history=None
-                if trunk is None
-                else lambda commit: is_in_history(root, commit, trunk),
-            )
-        except StorageError as error:
-            return (), (str(error),)
-        chosen = without_proposed(chosen, root, storage, trunk)
-        return chosen.usable, tuple(map(str, chosen.refused))
+        return found.get(name) or _unknown(name, first.refusal)
 
     def _request(self, cells: Sequence[str]) -> GateRequest:
         choices, option = self._choices, self._config.option
@@ -241,6 +223,7 @@ class Gatekeeper:
             folder=self._config.invocation_params.dir,
             paths=tuple(self._config.args),
             cells=frozenset(cells),
+            num_cells=self._num_cells,
             pytest_arguments=(*selected, *choices.pytest_arguments),
             inifile=self._config.inipath if option.inifilename else None,
             root=self._config.rootpath if option.inifilename or option.rootdir else None,
@@ -255,9 +238,10 @@ class Gatekeeper:
         )
 
 
-def is_benchmark(item: pytest.Item) -> bool:
-    """Whether a test uses pytest-benchmark's fixture, directly or through one of ours."""
-    return "benchmark" in getattr(item, "fixturenames", ())
+def _unknown(name: str, refusal: str | None) -> CellVerdict:
+    if refusal is not None:
+        return CellVerdict(name=name, word="NO-BASELINE", by="collection", reason=refusal)
+    return CellVerdict(name=name, word="INVALID", by="collection", reason=_NOT_FOUND)
 
 
 def store_verdict(item: Any, verdict: CellVerdict) -> None:

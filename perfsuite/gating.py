@@ -180,6 +180,7 @@ def _judge_common(
         judgement = judge(
             *arms,
             demands,
+            num_cells=request.num_cells,
             budget=request.budget,
             seed=request.seed,
             priors=request.priors,

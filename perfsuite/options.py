@@ -14,12 +14,14 @@ from typing import Any, cast
 
 import pytest
 
+from perfsuite.choices import Choices, GateChoices
 from perfsuite.errors import SettingError
 from perfsuite.gate.rule import FIRST_LOOK
 from perfsuite.gate.trials import Budget
-from perfsuite.ranks.membership import Membership, read_membership
+from perfsuite.ranks.membership import read_membership
 from perfsuite.ranks.turns import FAULTS, TurnChannel
 from perfsuite.settings import DEVICES, MAX_SEED, Device, Settings
+from perfsuite.shards import Shard, parse_shard
 from perfsuite.units import parse_ratio, parse_seconds
 
 MATRICES = ("smoke", "default", "full")
@@ -225,55 +227,23 @@ OPTIONS = (
         allowed="a folder",
         help="where run.json and cells.jsonl are written, relative to the rootdir",
     ),
+    Option(
+        name="shard",
+        metavar="I/N",
+        parse=parse_shard,
+        default="1/1",
+        allowed="I/N for the I-th of N shards, such as 2/4, with I from 1 to N and N up to 99999",
+        help="measure only one of N shares of the cells, balanced by how long they took",
+    ),
+    Option(
+        name="durations",
+        metavar="PATH",
+        parse=str,
+        default="",
+        allowed="a file, a folder or a URL",
+        help="run, or folder of them, that tells how long cells took; the stored ones else",
+    ),
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class GateChoices:
-    """How cells are judged.
-
-    Attributes:
-        is_on: Whether `--benchmark-compare` is the gate.
-        tolerance: The slowdown that is accepted unless a marker says otherwise, 0.02 = 2 %.
-        limit: The slowdown that must not pass.
-        base: A revision; None finds the merge base.
-        base_dir: A folder instead of a revision.
-        budget: What it may cost.
-        pytest_arguments: What both arms are called with beside paths and selection.
-        outputs: Files and folders that the session itself writes.
-    """
-
-    is_on: bool
-    tolerance: float
-    limit: float
-    base: str | None
-    base_dir: Path | None
-    budget: Budget
-    pytest_arguments: tuple[str, ...]
-    outputs: tuple[Path, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Choices:
-    """Everything the plugin was asked for.
-
-    Attributes:
-        settings: What the session runs cells with.
-        matrix: The size of the matrix, one of `MATRICES`.
-        require_gpus: GPUs without which nothing runs.
-        results: Folder of run.json and cells.jsonl.
-        checks_numerics: Whether cells are checked before they are timed.
-        gate: How cells are judged.
-        membership: This process's place among those that torchrun started; None where it is alone.
-    """
-
-    settings: Settings
-    matrix: str
-    require_gpus: int
-    results: Path
-    checks_numerics: bool
-    gate: GateChoices
-    membership: Membership | None
 
 
 def add_options(parser: pytest.Parser) -> None:
@@ -308,6 +278,9 @@ def resolve(config: pytest.Config) -> Choices:
         require_gpus=value["require-gpus"],
         results=config.rootpath / value["report"],
         checks_numerics=value["numerics"] == "on",
+        # The launches of a gate have all cells, and are told which of them to run.
+        shard=value["shard"] if turns is None else Shard(number=1, num_shards=1),
+        durations=value["durations"] or None,
         gate=_gate_choices(config, value),
         membership=read_membership(os.environ),
     )

@@ -9,20 +9,22 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
 import msgspec
 import pytest
 
-from perfsuite import fixtures, markers, options, recorder, saving, storing
+from perfsuite import fixtures, markers, options, recorder, saving, sharding, storing
+from perfsuite.choices import Choices
 from perfsuite.errors import (
     BusyMachineError,
     LostRankError,
     NotExercisedError,
     PerfsuiteError,
     SettingError,
+    StorageError,
     WriteError,
 )
 from perfsuite.files import append_line, write_atomically
@@ -30,6 +32,7 @@ from perfsuite.fixtures import OUTCOME, SUITE, is_cell
 from perfsuite.gate.termination import ends_on_signals, shell_exit_code
 from perfsuite.gatekeeper import Gatekeeper, refuse_silent_passes, store_verdict
 from perfsuite.records import CellLine, encode_line
+from perfsuite.remote import locate
 from perfsuite.report.gate import sentence, verdict_lines
 from perfsuite.report.tables import not_exercised_lines, progress_line, terminal_table
 from perfsuite.session import Session
@@ -65,6 +68,7 @@ def pytest_configure(config: pytest.Config) -> None:
     )
     try:
         choices = options.resolve(config)
+        sharding.refuse_own_choices(choices.shard, vars(config.option))
     except SettingError as error:
         raise pytest.UsageError(str(error)) from error
     saver = saving.RunSaver(config, os.environ)
@@ -78,7 +82,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if choices.membership is not None:
         torchrun = TorchrunSession(config, choices.membership, choices.results / CELLS_FILE)
         config.pluginmanager.register(torchrun, "perfsuite-torchrun")
-    suite = Suite(config, choices, gatekeeper, torchrun)
+    suite = Suite(config, choices, gatekeeper, torchrun, saver)
     config.stash[SUITE] = suite
     config.pluginmanager.register(fixtures, "perfsuite-fixtures")
     config.pluginmanager.register(suite, "perfsuite-suite")
@@ -93,15 +97,18 @@ class Suite:
     def __init__(
         self,
         config: pytest.Config,
-        choices: options.Choices,
+        choices: Choices,
         gatekeeper: Gatekeeper | None,
         torchrun: TorchrunSession | None,
+        saver: saving.RunSaver,
     ) -> None:
         self._config = config
         self._choices = choices
         self._gatekeeper = gatekeeper
         self._torchrun = torchrun
         self._writes = torchrun is None or torchrun.is_first
+        self._saver = saver
+        self._sharding = sharding.UNCUT
         self._words: list[str] = []
         self._num_verdicts_that_fail = 0
         self._session: Session | None = None
@@ -148,20 +155,48 @@ class Suite:
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Check markers, choose the matrix, and give each cell its clock."""
+        """Check markers, choose the matrix and the shard, and give each cell its clock."""
+        matrix = self._choices.matrix
         try:
             for item in items:
                 markers.marker_arguments(item)
+            self._select(items, lambda item: markers.is_in_matrix(item, matrix))
+            cells = [item.nodeid for item in items if recorder.is_benchmark(item)]
+            self._sharding = sharding.cut(cells, self._choices.shard, self._duration_source)
         except SettingError as error:
             raise pytest.UsageError(str(error)) from error
-        matrix = self._choices.matrix
-        outside = [item for item in items if not markers.is_in_matrix(item, matrix)]
-        if outside:
-            self._config.hook.pytest_deselected(items=outside)
-            items[:] = [item for item in items if markers.is_in_matrix(item, matrix)]
+        except StorageError as error:
+            pytest.exit(f"perfsuite: {error}", returncode=_EXIT_REFUSED)
+        self._select(items, lambda item: self._sharding.tells(item.nodeid))
+        self._saver.shard = self._sharding.stamp
         for item in items:
             if is_cell(item):
                 recorder.use_rank_clock(item)
+
+    def _select(self, items: list[pytest.Item], is_ours: Callable[[pytest.Item], bool]) -> None:
+        """Leave out the others, and say so as pytest does."""
+        outside = [item for item in items if not is_ours(item)]
+        if outside:
+            self._config.hook.pytest_deselected(items=outside)
+            items[:] = [item for item in items if is_ours(item)]
+
+    def _duration_source(self) -> sharding.DurationSource:
+        named, root = self._choices.durations, self._config.rootpath
+        if named is None:
+            place = self._config.stash.get(storing.STORAGE, None)
+        else:
+            place = locate(named, "--perf-durations")
+        return sharding.DurationSource(
+            path=root / place if isinstance(place, Path) else place,
+            is_named=named is not None,
+            root=root,
+            commit=saving.commit_info(self._config).get("id"),
+        )
+
+    def pytest_report_collectionfinish(self) -> str | None:
+        """Say which of the cells are this shard's, and by what they were cut."""
+        described = self._sharding.described
+        return None if described is None else f"perfsuite: {described}"
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> None:
@@ -184,7 +219,7 @@ class Suite:
         """Have all cells judged before the first of them is measured here."""
         try:
             self.session.hold_machine()
-            gatekeeper.judge(items, self._say)
+            gatekeeper.judge(items, self._sharding, self._say)
         except SettingError as error:
             raise pytest.UsageError(str(error)) from error
         except PerfsuiteError as error:
@@ -316,6 +351,8 @@ class Suite:
             result = self._gatekeeper.result
             for text in verdict_lines(result.cells, result.refusal, result.differs):
                 terminalreporter.write_line(text)
+        if self._sharding.why_empty is not None:
+            terminalreporter.write_line(f"perfsuite: {self._sharding.why_empty}")
         if self._write_error is not None:
             terminalreporter.write_line(f"perfsuite: {self._write_error}", red=True)
 

@@ -72,6 +72,11 @@ def clock_of(item: pytest.Item) -> RankClock:
     return clock
 
 
+def is_benchmark(item: pytest.Item) -> bool:
+    """Whether a test uses pytest-benchmark's fixture, directly or through one of ours."""
+    return "benchmark" in getattr(item, "fixturenames", ())
+
+
 def is_recorded(item: pytest.Item) -> bool:
     """Whether pytest-benchmark keeps what it is told: not with xdist or --benchmark-disable."""
     session: Any = item.config.pluginmanager.get_plugin(_PLUGIN_NAME)

@@ -13,6 +13,7 @@ from perfsuite.report.curves import read_trainings
 from perfsuite.report.folder import PAGE, write_folder
 from perfsuite.report.latex import to_latex
 from perfsuite.report.markdown import to_markdown
+from perfsuite.report.merging import merge_shards
 from perfsuite.report.model import report_on_runs
 from perfsuite.report.reasons import with_reasons
 from perfsuite.report.runs import read_runs
@@ -20,6 +21,7 @@ from perfsuite.report.table_file import to_csv
 from perfsuite.report.tables import grid_table, report_table
 from perfsuite.report.trackers import log_to_tensorboard, log_to_wandb
 from perfsuite.units import option_bounds
+from perfsuite.untrusted import printable
 
 
 def report(
@@ -53,16 +55,18 @@ def report(
 ) -> None:
     """Report on runs: verdicts, times, stages, memory, and what the numbers advise.
 
-    Each cell is shown as the newest run has it; what the others measured is its history. Files of
-    'perfsuite profile --json' add their learning curves, those that differ in precision alone in
-    one chart. Without an option the table is printed.
+    Each cell is shown as the newest run has it; what the others measured is its history. The shards
+    of a session are one run. Files of 'perfsuite profile --json' add their learning curves, those
+    that differ in precision alone in one chart. Without an option the table is printed.
     """
     bounds = option_bounds(tolerance, limit)
     paths = [locate(run, "RUN.json") for run in runs]
-    found = tuple(map(with_reasons, read_runs(paths)))
+    found = merge_shards(tuple(map(with_reasons, read_runs(paths))))
     trainings = read_trainings(profiles or ())
     made = report_on_runs(found, trainings, tolerance=bounds[0], limit=bounds[1])
     typer.echo(" ".join(filter(None, [made.summary.word, made.summary.text])))
+    for text in found[-1].remarks:
+        typer.echo(printable(text))
     if html is not None:
         write_folder(made, html)
         typer.echo(f"written to {html / PAGE}")

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -23,6 +24,7 @@ from perfsuite.gate.baselines import save_run
 from perfsuite.gate.probe import probe_host
 from perfsuite.gate.stamp import RunStamp, VerdictWord, is_pull_request, put_stamp
 from perfsuite.measure.host import describe_host
+from perfsuite.shards import ShardStamp
 from perfsuite.storing import UrlStorage, attach_storage
 
 _PLUGIN_NAME = "pytest-benchmark"
@@ -50,6 +52,7 @@ class RunSaver:
 
     Attributes:
         write_errors: The files that could not be written, and why; told at the end.
+        shard: Which part of a session this is; None of a whole one.
     """
 
     def __init__(self, config: pytest.Config, environ: Mapping[str, str]) -> None:
@@ -60,6 +63,7 @@ class RunSaver:
             environ: The environment variables.
         """
         self.write_errors: list[WriteError] = []
+        self.shard: ShardStamp | None = None
         self._config = config
         self._environ = dict(environ)
         self._num_cores = len(os.sched_getaffinity(0))
@@ -67,6 +71,7 @@ class RunSaver:
         self._failed_by_verdict: set[str] = set()
         self._verdicts: dict[str, VerdictWord] = {}
         self._accepted: list[str] = []
+        self._durations_s: defaultdict[str, float] = defaultdict(float)
 
     def add_verdict(
         self,
@@ -115,10 +120,12 @@ class RunSaver:
     @pytest.hookimpl(optionalhook=True)
     def pytest_benchmark_update_json(self, output_json: dict[str, Any]) -> None:
         """Stamp a run; called for each file that is made of it."""
-        put_stamp(output_json, self._make_stamp())
+        names = [benchmark["fullname"] for benchmark in output_json["benchmarks"]]
+        put_stamp(output_json, self._make_stamp(names))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Count a test that failed by itself, in whichever phase."""
+        """Count a test that failed by itself, in whichever phase, and how long it took."""
+        self._durations_s[report.nodeid] += report.duration
         is_verdicts = report.when == "call" and report.nodeid in self._failed_by_verdict
         if report.failed and not hasattr(report, "wasxfail") and not is_verdicts:
             self._failed.add(report.nodeid)
@@ -144,7 +151,7 @@ class RunSaver:
         for error in self.write_errors:
             terminalreporter.write_line(f"perfsuite: {error}", red=True)
 
-    def _make_stamp(self) -> RunStamp:
+    def _make_stamp(self, names: Sequence[str]) -> RunStamp:
         try:
             fingerprint: str | None = self.fingerprint
         except DeviceError:  # a GPU was lost meanwhile, and the times are kept all the same
@@ -156,6 +163,8 @@ class RunSaver:
             is_pull_request=is_pull_request(self._environ),
             verdicts=self._verdicts,
             accepted=tuple(self._accepted),
+            durations_s={name: round(self._durations_s[name], 3) for name in names},
+            shard=self.shard,
         )
 
     def _replace_writers(self) -> None:
@@ -198,6 +207,13 @@ def close_json(config: pytest.Config) -> None:
         config.option.benchmark_json = Path(opened.name)
 
 
+def commit_info(config: pytest.Config) -> dict[str, Any]:
+    """Return what pytest-benchmark stores of the commit that is measured."""
+    info: dict[str, Any] = config.hook.pytest_benchmark_generate_commit_info(config=config)
+    config.hook.pytest_benchmark_update_commit_info(config=config, commit_info=info)
+    return info
+
+
 def write_run(config: pytest.Config, path: Path) -> None:
     """Write all benchmarks of the session as pytest-benchmark JSON, raw rounds included.
 
@@ -205,14 +221,12 @@ def write_run(config: pytest.Config, path: Path) -> None:
         WriteError: The file cannot be written.
     """
     session: Any = config.pluginmanager.get_plugin(_PLUGIN_NAME)
-    commit_info = config.hook.pytest_benchmark_generate_commit_info(config=config)
-    config.hook.pytest_benchmark_update_commit_info(config=config, commit_info=commit_info)
     output = config.hook.pytest_benchmark_generate_json(
         config=config,
         benchmarks=session.benchmarks,
         include_data=True,
         machine_info=session.get_machine_info(),
-        commit_info=commit_info,
+        commit_info=commit_info(config),
     )
     config.hook.pytest_benchmark_update_json(
         config=config, benchmarks=session.benchmarks, output_json=output

@@ -9,8 +9,22 @@ from __future__ import annotations
 import stat
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import BinaryIO
 
 from perfsuite.units import format_bytes
+
+
+def open_untrusted(path: Path) -> BinaryIO:
+    """Return a file to read from.
+
+    Raises:
+        OSError: The file cannot be read.
+        ValueError: It is none.
+    """
+    # A pipe or a device is refused before it is opened: opening one can block for ever.
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise ValueError("is not a regular file")
+    return path.open("rb")
 
 
 def read_untrusted(path: Path, *, max_bytes: int) -> bytes:
@@ -20,10 +34,7 @@ def read_untrusted(path: Path, *, max_bytes: int) -> bytes:
         OSError: The file cannot be read.
         ValueError: Nothing that should be read; the message says what it is.
     """
-    # A pipe or a device is refused before it is opened: opening one can block for ever.
-    if not stat.S_ISREG(path.stat().st_mode):
-        raise ValueError("is not a regular file")
-    with path.open("rb") as file:
+    with open_untrusted(path) as file:
         data = file.read(max_bytes + 1)
     if len(data) > max_bytes:
         raise ValueError(f"is larger than the {format_bytes(max_bytes)} that are read")

@@ -275,9 +275,10 @@ def test_uncommitted_changes_are_part_of_head(tmp_path: Path) -> None:
     )
     write(folder, {"pkg/code.py": CODE.format(slow=100_000)})
 
-    result = gate(folder, base=None, pytest_arguments=(*ARGUMENTS, "-k", "slow"))
+    result = gate(folder, base=None, num_cells=40, pytest_arguments=(*ARGUMENTS, "-k", "slow"))
 
     assert words(result) == {"test_slow": "FAIL"}
+    assert cell(result, "test_slow").asked["num_cells"] == 40
     assert result.differs["head"].endswith("with uncommitted changes")
 
 

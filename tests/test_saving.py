@@ -64,6 +64,9 @@ def test_a_run_is_saved_with_its_stamp_and_is_a_baseline(pytester: pytest.Pytest
     assert result.ret == 0
     run_stamp = saved(pytester.path / "baselines")["perfsuite"]
     fingerprint = run_stamp.pop("fingerprint")
+    ((name, seconds),) = run_stamp.pop("durations_s").items()
+    assert name == "test_inner.py::test_sum"
+    assert seconds >= 0
     assert run_stamp == {
         "schema": 1,
         "probe_s": PROBE_S,
@@ -71,6 +74,7 @@ def test_a_run_is_saved_with_its_stamp_and_is_a_baseline(pytester: pytest.Pytest
         "is_pull_request": False,
         "verdicts": {},
         "accepted": [],
+        "shard": None,
     }
     choice = choose_runs(pytester.path / "baselines", True, fingerprint)
     assert [list(run.cells) for run in choice.usable] == [["test_inner.py::test_sum"]]
@@ -274,7 +278,7 @@ def test_a_verdict_does_not_hide_that_the_test_itself_failed(
     report = pytest.TestReport(
         nodeid="a", location=("a", 0, "a"), keywords={}, outcome="failed", longrepr="", when="call"
     )
-    output: dict[str, Any] = {}
+    output: dict[str, Any] = {"benchmarks": []}
 
     saver.add_verdict("a", "PASS")
     saver.pytest_runtest_logreport(report)

@@ -5,11 +5,14 @@ Must not know how a run is compared with another.
 
 from __future__ import annotations
 
+import math
 import os
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from fractions import Fraction
+from functools import cache
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -17,7 +20,15 @@ from pytest_benchmark.utils import get_machine_id
 
 from perfsuite.errors import SettingError, StorageError, WriteError
 from perfsuite.files import sync_folder, written_beside
-from perfsuite.gate.stored import StoredRun, Unusable, read_run, read_runs
+from perfsuite.gate.stored import (
+    RunHead,
+    StoredRun,
+    Unusable,
+    read_head,
+    read_moment,
+    read_moments,
+    read_run,
+)
 from perfsuite.remote import AnyPath, RemotePath, locate
 from perfsuite.untrusted import printable
 
@@ -41,6 +52,8 @@ def choose_runs(
     fingerprint: str,
     *,
     is_in_history: Callable[[str], bool] | None = None,
+    is_proposed: Callable[[AnyPath], bool] = lambda path: False,
+    max_sessions: float = math.inf,
 ) -> Choice:
     """Return the stored runs to compare with, and why each other one is refused.
 
@@ -51,54 +64,127 @@ def choose_runs(
         fingerprint: Of the environment of this session.
         is_in_history: Whether a commit is the base or an ancestor of it; None outside of git, where
             runs are not tied to commits.
+        is_proposed: Whether a run comes with the commits that are judged.
+        max_sessions: With so many, the newest, it is enough; older runs are neither used nor
+            refused. A run of one of four shards is a quarter of a session.
 
     Raises:
         SettingError: The selector is neither of them.
         StorageError: The storage cannot be looked into.
     """
-    files = find_runs(storage, selector)
-    if not files:
-        return Choice(usable=(), refused=(_nothing_found(storage, selector),))
+    usable: list[StoredRun] = []
     refused: list[Unusable] = []
-    usable: dict[tuple[datetime, str | None], StoredRun] = {}
-    for path, run in zip(files, _read_all(storage, files, selector), strict=True):
+    num_sessions = Fraction()
+    sifted = sift_runs(
+        storage, selector, fingerprint, is_in_history=is_in_history, is_proposed=is_proposed
+    )
+    for run in sifted:
         if isinstance(run, Unusable):
             refused.append(run)
             continue
-        reason = _why_refused(run, fingerprint, is_in_history)
-        twin = usable.get((run.saved_at, run.commit))
-        if reason is None and twin is not None:
-            # Counted twice, it would make the history look steadier than it is.
-            reason = f"is a copy of {twin.path.name}"
-        if reason is None:
-            usable[run.saved_at, run.commit] = run
+        usable.append(run)
+        num_sessions += _part_of_session(run)
+        if num_sessions >= max_sessions:
+            break
+    return Choice(
+        usable=tuple(sorted(usable, key=lambda run: (run.saved_at, _place(run.path)))),
+        refused=tuple(sorted(refused, key=lambda one: _place(one.path))),
+    )
+
+
+def sift_runs(
+    storage: AnyPath,
+    selector: str | Literal[True],
+    fingerprint: str,
+    *,
+    is_in_history: Callable[[str], bool] | None = None,
+    is_proposed: Callable[[AnyPath], bool] = lambda path: False,
+) -> Iterator[StoredRun | Unusable]:
+    """Yield each stored run to compare with, or why it is refused: the newest first.
+
+    Those that say nothing of themselves come before all others. One is read when it is asked for.
+
+    Args:
+        storage: As of `choose_runs`, like all others.
+        selector: As there.
+        fingerprint: As there.
+        is_in_history: As there.
+        is_proposed: As there.
+
+    Raises:
+        SettingError: The selector is none.
+        StorageError: The storage cannot be looked into.
+    """
+    files = find_runs(storage, selector)
+    if not files:
+        yield _nothing_found(storage, selector)
+    moments: list[tuple[datetime, AnyPath]] = []
+    for path, moment in zip(files, _moments_of(storage, files, selector), strict=True):
+        if isinstance(moment, Unusable):
+            yield moment
         else:
-            refused.append(Unusable(path=path, reason=printable(reason)))
-    newest_last = sorted(usable.values(), key=lambda run: run.saved_at)
-    return Choice(usable=tuple(newest_last), refused=tuple(refused))
+            moments.append((moment, path))
+    is_known = None if is_in_history is None else cache(is_in_history)
+    used: dict[tuple[datetime, str | None], str] = {}
+    for _, path in sorted(moments, key=lambda one: one[0], reverse=True):
+        head = read_head(path)
+        if isinstance(head, Unusable):
+            yield head
+            continue
+        session = head.saved_at, head.commit
+        reason = _why_refused(head, fingerprint, is_known)
+        if reason is None and is_proposed(path):
+            reason = "comes with the commits that are judged; it counts once they are merged"
+        if reason is None and session in used:
+            # Counted twice, it would make the history look steadier than it is.
+            reason = f"is a copy of {used[session]}"
+        if reason is not None:
+            yield Unusable(path=path, reason=printable(reason))
+            continue
+        run = _read_good(path, fingerprint, is_known)
+        if not isinstance(run, Unusable):
+            used[session] = path.name
+        yield run
 
 
-def _read_all(
+def _part_of_session(run: RunHead) -> Fraction:
+    """Return how much of a session's cells a run holds, if all its shards hold equally many."""
+    shard = None if run.stamp is None else run.stamp.shard
+    return Fraction(1, 1 if shard is None else shard.num_shards)
+
+
+def _moments_of(
     storage: AnyPath, files: Sequence[AnyPath], selector: str | Literal[True]
-) -> list[StoredRun | Unusable]:
+) -> list[datetime | Unusable]:
     if isinstance(storage, RemotePath):
-        return read_runs(files)
-    return [_read_within(storage, path, selector) for path in files]
+        return read_moments(files)
+    return [_look_within(storage, path, selector) for path in files]
 
 
-def _read_within(
+def _look_within(
     storage: Path, path: AnyPath, selector: str | Literal[True]
-) -> StoredRun | Unusable:
+) -> datetime | Unusable:
     # What the user named may lie anywhere; what was found must not lead anywhere.
     if isinstance(path, RemotePath):
-        return read_run(path)
+        return read_moment(path)
     is_named = selector is not True and path == Path(selector)
     if not is_named and not path.resolve().is_relative_to(storage.resolve()):
         return Unusable(path=path, reason="is a link that leads out of the storage")
-    return read_run(path)
+    return read_moment(path)
 
 
-def find_runs(storage: AnyPath, selector: str | Literal[True]) -> list[AnyPath]:
+def _read_good(
+    path: AnyPath, fingerprint: str, is_in_history: Callable[[str], bool] | None
+) -> StoredRun | Unusable:
+    """Read a run whose head is good; a strange file holds another stamp behind its benchmarks."""
+    run = read_run(path)
+    if isinstance(run, Unusable):
+        return run
+    reason = _why_refused(run, fingerprint, is_in_history)
+    return run if reason is None else Unusable(path=path, reason=printable(reason))
+
+
+def find_runs(storage: AnyPath, selector: str | Literal[True] = True) -> list[AnyPath]:
     """Return the files that a selector of `choose_runs` names, the highest number last.
 
     Raises:
@@ -126,7 +212,7 @@ def _find(storage: AnyPath, *patterns: str) -> list[AnyPath]:
         found = {file for pattern in patterns for file in storage.glob(pattern)}
     except OSError as error:
         raise StorageError(f"{storage}: cannot be looked into: {error.strerror}") from error
-    return sorted(found, key=lambda file: (file.name, str(file.parent)))
+    return sorted(found, key=_place)
 
 
 def _split_glob(selector: str) -> tuple[str, str]:
@@ -147,6 +233,10 @@ def _not_a_selector(selector: str) -> SettingError:
     )
 
 
+def _place(file: AnyPath) -> tuple[str, str]:
+    return file.name, str(file.parent)
+
+
 def _nothing_found(storage: AnyPath, selector: str | Literal[True]) -> Unusable:
     if isinstance(storage, Path) and not storage.is_dir():
         return Unusable(path=storage, reason="does not exist, so no run is stored in it")
@@ -155,7 +245,7 @@ def _nothing_found(storage: AnyPath, selector: str | Literal[True]) -> Unusable:
 
 
 def _why_refused(
-    run: StoredRun, fingerprint: str, is_in_history: Callable[[str], bool] | None
+    run: RunHead, fingerprint: str, is_in_history: Callable[[str], bool] | None
 ) -> str | None:
     stamp = run.stamp
     if stamp is None:

@@ -7,12 +7,20 @@ its time. Must not know where a cell was measured.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
 
+from perfsuite.errors import StorageError
 from perfsuite.gate.accepted import Accepted
+from perfsuite.gate.baselines import choose_runs
 from perfsuite.gate.exact import Counted, compare_counts, parse_slacks
-from perfsuite.gate.screen import MIN_SESSIONS, Candidate, screen
+from perfsuite.gate.proposals import find_proposed
+from perfsuite.gate.repository import find_trunk, is_in_history
+from perfsuite.gate.screen import MAX_SESSIONS, MIN_SESSIONS, Candidate, Screener
 from perfsuite.gate.stored import StoredRun
+from perfsuite.remote import AnyPath
 from perfsuite.verdicts import CellVerdict
 
 
@@ -25,14 +33,16 @@ class History:
         refused: Why each other stored run is not among them.
         accepted: Reviewed exceptions.
         probe: Measures the host when the first cell is screened.
-        candidates: The cells that were screened, whose spreads moderate each other's.
     """
 
     runs: Sequence[StoredRun]
     refused: tuple[str, ...]
     accepted: Accepted
     probe: Callable[[], Mapping[str, float]]
-    candidates: list[Candidate] = field(default_factory=list)
+
+    @cached_property
+    def _screener(self) -> Screener:
+        return Screener(self.runs, self.probe())
 
     def can_screen(self, name: str) -> bool:
         """Whether enough runs hold the cell to say anything of its time."""
@@ -86,9 +96,8 @@ class History:
             candidate: The cell, and what this session measured of it.
             say: Shows a line: why it is left to the judge.
         """
-        self.candidates.append(candidate)
-        found = screen(self.candidates, self.runs, self.probe())
-        screened = found.cells[candidate.fullname]
+        self._screener.add(candidate)
+        screened = self._screener.decide(candidate)
         if not screened.is_clearly_fine:
             say(f"{candidate.fullname} goes to the judge: {screened.reason}")
             return None
@@ -102,3 +111,45 @@ class History:
             limit=candidate.limit,
             reason=screened.reason,
         )
+
+
+def read_history(
+    root: Path,
+    storage: AnyPath | None,
+    selector: str | Literal[True],
+    fingerprint: str,
+    *,
+    accepted: Accepted,
+    probe: Callable[[], Mapping[str, float]],
+) -> History:
+    """Return what the stored runs of this environment say: those of the base, as far as needed.
+
+    Args:
+        root: A folder of the checkout; outside git runs are not tied to commits.
+        storage: The place in which runs are stored; None is one that only pytest-benchmark reads.
+        selector: What `--benchmark-compare` was given.
+        fingerprint: Of the environment of this session.
+        accepted: Reviewed exceptions.
+        probe: Measures the host.
+
+    Raises:
+        SettingError: The selector names no run.
+    """
+    runs: tuple[StoredRun, ...] = ()
+    if storage is None:
+        refused: tuple[str, ...] = ("the runs in Elasticsearch, which only pytest-benchmark reads",)
+    else:
+        trunk = find_trunk(root)
+        try:
+            chosen = choose_runs(
+                storage,
+                selector,
+                fingerprint,
+                is_in_history=None if trunk is None else lambda it: is_in_history(root, it, trunk),
+                is_proposed=find_proposed(root, storage, trunk),
+                max_sessions=MAX_SESSIONS,
+            )
+            runs, refused = chosen.usable, tuple(map(str, chosen.refused))
+        except StorageError as error:
+            refused = (str(error),)
+    return History(runs=runs, refused=refused, accepted=accepted, probe=probe)

@@ -51,6 +51,7 @@ def judge(
     head: Arm,
     demands: Mapping[str, Demands],
     *,
+    num_cells: int | None = None,
     budget: Budget,
     seed: int,
     priors: Mapping[str, Prior],
@@ -62,6 +63,7 @@ def judge(
         base: The arm that head is compared with.
         head: The arm under test.
         demands: The cells, which both arms have, and what is asked of each.
+        num_cells: That share the error rate, in whichever session; None is these.
         budget: When to give up.
         seed: Of everything that is random.
         priors: What this machine's history says of the noise of a pair, by cell.
@@ -98,7 +100,7 @@ def judge(
         num_broken += len(told) < len(open_trials)
         for trial in told:
             _add_pair(trial, launches, plan.first, _launch_s(launches["head"], pair_s))
-            _decide(trial, len(trials), budget.max_pairs, priors.get(trial.name))
+            _decide(trial, num_cells or len(trials), budget.max_pairs, priors.get(trial.name))
         for line in _progress(num_pairs, open_trials, trials, time.monotonic() - began_s):
             say(line)
     _end(trials, invalid, unfit)

@@ -46,16 +46,18 @@ def find_common(
         theirs: The cells that the base's own benchmark files have.
         accepted: The exceptions that hold.
     """
-    common = [name for name in ours if (accepted.renamed_from(name) or name) in theirs]
+    ours_at_all, theirs_at_all = set(ours), set(theirs)
+    common = [name for name in ours if (accepted.renamed_from(name) or name) in theirs_at_all]
+    known = set(common)
     new = [
         CellVerdict(name=name, word="NEW", by="collection", reason="the base has no such cell")
         for name in ours
-        if name not in common
+        if name not in known
     ]
     vanished = [
         CellVerdict(name=name, word="VANISHED", by="collection", reason=_why(name, accepted))
-        for name in sorted(set(theirs) - set(ours))
-        if not accepted.is_removed(name) and accepted.renamed_to(name) not in ours
+        for name in sorted(theirs_at_all - ours_at_all)
+        if not accepted.is_removed(name) and accepted.renamed_to(name) not in ours_at_all
     ]
     return common, [*new, *vanished]
 

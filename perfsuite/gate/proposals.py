@@ -6,37 +6,28 @@ any slowdown pass the screen. Must not know what a run holds.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
-from perfsuite.gate.baselines import Choice
 from perfsuite.gate.repository import changed_files
-from perfsuite.gate.stored import Unusable
-from perfsuite.remote import AnyPath, RemotePath
-
-_REASON = "comes with the commits that are judged; it counts once they are merged"
+from perfsuite.remote import AnyPath
 
 
-def without_proposed(chosen: Choice, root: Path, storage: AnyPath, trunk: str | None) -> Choice:
-    """Return a choice of runs without those that no branch but this one has.
+def find_proposed(root: Path, storage: AnyPath, trunk: str | None) -> Callable[[AnyPath], bool]:
+    """Return what tells of a stored run whether no branch but this one has it.
 
     Args:
-        chosen: Of the runs in the storage.
         root: A folder of the checkout.
-        storage: Of `--benchmark-storage`; what lies behind a URL comes with no commit.
+        storage: The place of `--benchmark-storage`; behind a URL nothing comes with a commit.
         trunk: The newest commit that HEAD shares with the upstream's default branch; None outside
             of git, where nothing is proposed.
     """
-    if trunk is None or isinstance(storage, RemotePath):
-        return chosen
+    if trunk is None or not isinstance(storage, Path):
+        return lambda path: False
     changed = changed_files(root, trunk, storage.resolve())
-    proposed = [run for run in chosen.usable if _names_of(run.path) & changed]
-    return Choice(
-        usable=tuple(run for run in chosen.usable if run not in proposed),
-        refused=(*chosen.refused, *(Unusable(path=run.path, reason=_REASON) for run in proposed)),
-    )
+    return lambda path: isinstance(path, Path) and not changed.isdisjoint(_names_of(path))
 
 
-def _names_of(path: AnyPath) -> set[Path]:
+def _names_of(path: Path) -> set[Path]:
     """The file, and the link that leads to it, as git calls them."""
-    assert isinstance(path, Path)
     return {path.parent.resolve() / path.name, path.resolve()}

@@ -108,6 +108,42 @@ class _Fit:
     num_sessions: int
 
 
+class Screener:
+    """The screen of a session whose cells come one by one; each moderates those after it.
+
+    Attributes:
+        unfit: Why this session cannot be compared with the stored ones; None where it can.
+    """
+
+    def __init__(self, history: Sequence[StoredRun], probe_s: Mapping[str, float] | None) -> None:
+        """Take the arguments of `screen`."""
+        self.unfit = why_unfit(history, probe_s)
+        self._history = history
+        self._probe_s = probe_s
+        self._fits: dict[str, _Fit] = {}
+        self._undecided: dict[str, Screened] = {}
+
+    def add(self, cell: Candidate) -> None:
+        """Hold a cell against its history."""
+        name = cell.fullname
+        if self.unfit is not None:
+            self._undecided[name] = _undecided(self.unfit, 0)
+            return
+        sessions = _sessions_of(cell, self._history)
+        if len(sessions) < MIN_SESSIONS:
+            reason = (
+                f"has {len(sessions)} of the {MIN_SESSIONS} stored sessions that a screen needs"
+            )
+            self._undecided[name] = _undecided(reason, len(sessions))
+        else:
+            self._fits[name] = _fit(cell, sessions, self._probe_s)
+
+    def decide(self, cell: Candidate) -> Screened:
+        """Return what the history says of a cell that was added."""
+        known = self._undecided.get(cell.fullname)
+        return _decide(cell, self._fits) if known is None else known
+
+
 def screen(
     candidates: Sequence[Candidate],
     history: Sequence[StoredRun],
@@ -131,26 +167,13 @@ def screen(
         history: Usable runs of the same environment, the newest last.
         probe_s: What `probe_host` returned in this session, None where it was not run.
     """
-    unfit = why_unfit(history, probe_s)
-    if unfit is not None:
-        return Screen(
-            unfit=unfit, cells={cell.fullname: _undecided(unfit, 0) for cell in candidates}
-        )
-    fits: dict[str, _Fit] = {}
-    cells: dict[str, Screened] = {}
+    screener = Screener(history, probe_s)
     for cell in candidates:
-        sessions = _sessions_of(cell, history)
-        if len(sessions) < MIN_SESSIONS:
-            reason = (
-                f"has {len(sessions)} of the {MIN_SESSIONS} stored sessions that a screen needs"
-            )
-            cells[cell.fullname] = _undecided(reason, len(sessions))
-        else:
-            fits[cell.fullname] = _fit(cell, sessions, probe_s)
-    for cell in candidates:
-        if cell.fullname in fits:
-            cells[cell.fullname] = _decide(cell, fits)
-    return Screen(unfit=None, cells=cells)
+        screener.add(cell)
+    return Screen(
+        unfit=screener.unfit,
+        cells={cell.fullname: screener.decide(cell) for cell in candidates},
+    )
 
 
 def why_unfit(history: Sequence[StoredRun], probe_s: Mapping[str, float] | None) -> str | None:

@@ -12,7 +12,8 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
-from perfsuite.records import Label
+from perfsuite.records import Amount, Label
+from perfsuite.shards import ShardStamp
 
 STAMP_KEY: Final = "perfsuite"
 
@@ -39,6 +40,9 @@ class RunStamp(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         verdicts: What the gate decided, by the full name of the cell.
         accepted: Full names of the cells that only a reviewed exception let through. Their history
             begins anew here, so a cell whose exception was not needed must not be among them.
+        durations_s: Of the whole test of each benchmark, set-up included: by them the next session
+            is cut into shards. Empty in a stamp from before they were kept.
+        shard: Which part of a session it is; None of a whole one.
     """
 
     schema: Literal[1] = 1
@@ -48,6 +52,8 @@ class RunStamp(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     is_pull_request: bool
     verdicts: dict[str, VerdictWord]
     accepted: tuple[str, ...]
+    durations_s: dict[str, Amount] = {}
+    shard: ShardStamp | None = None
 
     def __post_init__(self) -> None:
         for name, seconds in (self.probe_s or {}).items():
@@ -56,8 +62,12 @@ class RunStamp(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 
 def put_stamp(output_json: dict[str, Any], stamp: RunStamp) -> None:
-    """Put the stamp where `read_run` looks for it; for `pytest_benchmark_update_json`."""
+    """Put the stamp where `read_run` looks for it; for `pytest_benchmark_update_json`.
+
+    The benchmarks come last, so that `read_head` need not read them.
+    """
     output_json[STAMP_KEY] = msgspec.to_builtins(stamp)
+    output_json["benchmarks"] = output_json.pop("benchmarks")
 
 
 # The variable that each CI service sets for a pull request, and the values that say it is one;

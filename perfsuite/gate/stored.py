@@ -16,7 +16,7 @@ from typing import Any, Literal
 import msgspec
 
 from perfsuite.gate.stamp import STAMP_KEY, RunStamp
-from perfsuite.json_file import read_json
+from perfsuite.json_file import read_json_as, read_until
 from perfsuite.records import MOST, Counts, Label, Memory, Operator, StageTimes
 from perfsuite.remote import AnyPath
 from perfsuite.stats import median
@@ -26,6 +26,10 @@ from perfsuite.untrusted import in_utc, printable, why_unreadable
 _NUM_FETCHED = 8
 # Nothing else goes to git as a revision: a name that begins with a dash would be an option.
 _COMMIT = re.compile(r"[0-9a-f]{7,64}")
+# Where a run's stamp and its benchmarks begin, as pytest-benchmark indents them. No other place of
+# such a file looks alike: a string in JSON holds no newline.
+_STAMP = f'\n    "{STAMP_KEY}": {{'.encode()
+_BENCHMARKS = b'\n    "benchmarks": ['
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,15 +63,14 @@ class StoredCell:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StoredRun:
-    """A well-formed stored run, which need not be one to compare with.
+class RunHead:
+    """What a stored run says of itself.
 
     Attributes:
         saved_at: In UTC.
         commit: Hexadecimal digits, None where the file names no commit.
         is_dirty: Whether the tree had uncommitted changes.
         stamp: None where perfsuite did not save the run.
-        cells: By full name, the node id.
     """
 
     path: AnyPath
@@ -75,7 +78,6 @@ class StoredRun:
     commit: str | None
     is_dirty: bool
     stamp: RunStamp | None
-    cells: dict[str, StoredCell]
 
     @property
     def fingerprint(self) -> str | None:
@@ -86,6 +88,17 @@ class StoredRun:
     def probe_s(self) -> dict[str, float] | None:
         """Seconds of each host probe, None where none was run."""
         return None if self.stamp is None else self.stamp.probe_s
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredRun(RunHead):
+    """A well-formed stored run, which need not be one to compare with.
+
+    Attributes:
+        cells: By full name, the node id.
+    """
+
+    cells: dict[str, StoredCell]
 
 
 class _Record(msgspec.Struct, frozen=True):
@@ -120,38 +133,85 @@ class _Commit(msgspec.Struct, frozen=True):
     dirty: bool = False
 
 
-class _Run(msgspec.Struct, frozen=True):
+class _Head(msgspec.Struct, frozen=True, kw_only=True):
     datetime: datetime
     commit_info: _Commit
-    benchmarks: tuple[_Benchmark, ...]
     stamp: RunStamp | None = msgspec.field(default=None, name=STAMP_KEY)
+
+
+class _Run(_Head, frozen=True, kw_only=True):
+    benchmarks: tuple[_Benchmark, ...]
 
 
 def read_run(path: AnyPath) -> StoredRun | Unusable:
     """Return the run that a file holds, or why it holds none."""
     try:
-        run = msgspec.convert(read_json(path), _Run)
-        saved_at = in_utc(run.datetime)
-        cells = _cells_of(run.benchmarks)
-    except msgspec.ValidationError as error:
-        reason = f"is no stored run of pytest-benchmark: {error}"
-        return Unusable(path=path, reason=printable(reason))
-    except (OSError, ValueError) as error:
-        return Unusable(path=path, reason=printable(why_unreadable(error)))
-    return StoredRun(
-        path=path,
-        saved_at=saved_at,
-        commit=run.commit_info.id if _COMMIT.fullmatch(run.commit_info.id) else None,
-        is_dirty=run.commit_info.dirty,
-        stamp=run.stamp,
-        cells=cells,
-    )
+        run = read_json_as(path, _Run)
+        return StoredRun(**_facts(path, run), cells=_cells_of(run.benchmarks))
+    except (msgspec.ValidationError, OSError, ValueError) as error:
+        return _unusable(path, error)
 
 
-def read_runs(paths: Sequence[AnyPath]) -> list[StoredRun | Unusable]:
-    """Return what each file holds, or why it holds no run; several are fetched at a time."""
+def read_head(path: AnyPath) -> RunHead | Unusable:
+    """Return what a file says of its run, or why it holds none.
+
+    Enough to refuse a run: where the stamp comes before the benchmarks, these are not read. To use
+    one it has to be read whole, since only then anybody knows that it is well-formed.
+    """
+    try:
+        head = _read_before(path, _BENCHMARKS)
+        if head is None or head.stamp is None:
+            head = read_json_as(path, _Head)
+        return RunHead(**_facts(path, head))
+    except (msgspec.ValidationError, OSError, ValueError) as error:
+        return _unusable(path, error)
+
+
+def read_moment(path: AnyPath) -> datetime | Unusable:
+    """Return when a run was saved, or why its file holds none; of most files the first lines do.
+
+    Enough to tell which of a thousand runs are the newest.
+    """
+    try:
+        head = _read_before(path, _STAMP) or read_json_as(path, _Head)
+        return in_utc(head.datetime)
+    except (msgspec.ValidationError, OSError, ValueError) as error:
+        return _unusable(path, error)
+
+
+def _read_before(path: AnyPath, mark: bytes) -> _Head | None:
+    """What stands before a mark; None where there is none, or nothing valid before it."""
+    beginning = read_until(path, mark)
+    if beginning is None:
+        return None
+    try:
+        return msgspec.json.decode(beginning.removesuffix(b",") + b"}", type=_Head)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def _facts(path: AnyPath, head: _Head) -> dict[str, Any]:
+    commit = head.commit_info
+    return {
+        "path": path,
+        "saved_at": in_utc(head.datetime),
+        "commit": commit.id if _COMMIT.fullmatch(commit.id) else None,
+        "is_dirty": commit.dirty,
+        "stamp": head.stamp,
+    }
+
+
+def _unusable(path: AnyPath, error: Exception) -> Unusable:
+    reason = why_unreadable(error)
+    if isinstance(error, msgspec.ValidationError):
+        reason = f"is no stored run of pytest-benchmark: {reason}"
+    return Unusable(path=path, reason=printable(reason))
+
+
+def read_moments(paths: Sequence[AnyPath]) -> list[datetime | Unusable]:
+    """Return when each run was saved, or why a file holds none; several are asked at a time."""
     with ThreadPoolExecutor(_NUM_FETCHED) as pool:
-        return list(pool.map(read_run, paths))
+        return list(pool.map(read_moment, paths))
 
 
 def _cells_of(benchmarks: Iterable[_Benchmark]) -> dict[str, StoredCell]:

@@ -15,7 +15,7 @@ from perfsuite.report.rows import Row, row_of_verdict
 from perfsuite.report.runs import Run, rows_of
 from perfsuite.report.scaling_charts import draw_scaling
 from perfsuite.report.sections import Section
-from perfsuite.report.summary import Summary, by_gravity, summarize
+from perfsuite.report.summary import Summary, by_gravity, summarize, withhold
 from perfsuite.untrusted import printable
 from perfsuite.verdicts import CellVerdict
 
@@ -59,17 +59,22 @@ def report_on_runs(
         limit: What verdicts are drawn against.
     """
     rows = rows_of(runs)
+    newest = runs[-1]
     made = report_on_rows(
         rows,
         sources=[
             *(run.described for run in reversed(runs)),
             *(training.described for training in trainings),
         ],
-        remarks=[*_remarks(rows), *runs[-1].missing],
+        remarks=[*newest.gaps, *newest.remarks, *_remarks(rows), *newest.missing],
         tolerance=tolerance,
         limit=limit,
     )
-    return dataclasses.replace(made, sections=(*made.sections, *draw_curves(trainings)))
+    return dataclasses.replace(
+        made,
+        summary=withhold(made.summary, newest.gaps),
+        sections=(*made.sections, *draw_curves(trainings)),
+    )
 
 
 def report_on_verdicts(

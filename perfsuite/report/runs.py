@@ -16,10 +16,11 @@ import msgspec
 from perfsuite import stats
 from perfsuite.cells import Recipe
 from perfsuite.errors import RecipeError, SettingError
-from perfsuite.json_file import read_json
-from perfsuite.records import MOST, CellRecord, Verdict
+from perfsuite.json_file import read_json_as
+from perfsuite.records import MOST, CellRecord, Label, Verdict
 from perfsuite.remote import AnyPath
 from perfsuite.report.rows import Past, Row, recipe_of
+from perfsuite.shards import ShardStamp
 from perfsuite.untrusted import in_utc, printable, why_unreadable
 
 # As many digits as git shows.
@@ -40,6 +41,11 @@ class Run:
         accepted: Names of the cells that only a reviewed exception let through.
         rows: Its cells, in the file's order.
         missing: Which cells measured nothing and why, one line each, as far as that is known.
+        fingerprint: Of the environment that it was made in, None where the file does not say.
+        shard: Which part of a session it is, None of a whole one.
+        parts: The shards that were merged into it.
+        gaps: What keeps it from being a whole session, one line each.
+        remarks: What else is to be said of how it was put together.
     """
 
     path: AnyPath
@@ -50,6 +56,11 @@ class Run:
     accepted: frozenset[str]
     rows: tuple[Row, ...]
     missing: tuple[str, ...] = ()
+    fingerprint: str | None = None
+    shard: ShardStamp | None = None
+    parts: tuple[Run, ...] = ()
+    gaps: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
 
     @property
     def when(self) -> str:
@@ -58,10 +69,11 @@ class Run:
 
     @property
     def described(self) -> str:
-        """File, time, commit and machine in one line."""
+        """Files, time, commit and machine in one line."""
+        files = ", ".join(str(part.path) for part in self.parts or (self,))
         commit = None if self.commit is None else f"commit {self.commit}"
         changes = "with uncommitted changes" if self.is_dirty else None
-        return ", ".join(filter(None, [str(self.path), self.when, commit, changes, self.machine]))
+        return ", ".join(filter(None, [files, self.when, commit, changes, self.machine]))
 
 
 class _Stats(msgspec.Struct, frozen=True):
@@ -82,6 +94,8 @@ class _Commit(msgspec.Struct, frozen=True):
 
 class _Stamp(msgspec.Struct, frozen=True):
     accepted: tuple[str, ...] = ()
+    fingerprint: Label | None = None
+    shard: ShardStamp | None = None
 
 
 class _File(msgspec.Struct, frozen=True):
@@ -148,7 +162,7 @@ def _past(run: Run, row: Row) -> Past:
 
 def _read_run(path: AnyPath) -> Run:
     try:
-        file = msgspec.convert(read_json(path), _File)
+        file = read_json_as(path, _File)
         saved_at = in_utc(file.datetime)
         rows = tuple(_rows(file.benchmarks, _num_cores(file.machine_info)))
     except msgspec.ValidationError as error:
@@ -165,6 +179,8 @@ def _read_run(path: AnyPath) -> Run:
         machine=_machine(file.machine_info),
         accepted=frozenset(file.stamp.accepted),
         rows=rows,
+        fingerprint=file.stamp.fingerprint,
+        shard=file.stamp.shard,
     )
 
 

@@ -61,6 +61,19 @@ def summarize(rows: Sequence[Row]) -> Summary:
     return Summary(word=_WORDS[exit_code(words)], text=f"{cells}: {text}")
 
 
+def withhold(summary: Summary, gaps: Sequence[str]) -> Summary:
+    """Return the verdict on a session of which something is missing: what is there proves no PASS.
+
+    Args:
+        summary: Of what is there.
+        gaps: What is not, one line each.
+    """
+    if not gaps:
+        return summary
+    word = "NO VERDICT" if summary.word == "PASS" else summary.word
+    return Summary(word=word, text="; ".join([summary.text, *gaps]))
+
+
 def by_gravity(rows: Sequence[Row]) -> list[Row]:
     """Return the rows with those first that somebody has to look at, else as they were."""
 

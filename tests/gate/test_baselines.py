@@ -13,7 +13,8 @@ from pytest_benchmark.utils import get_machine_id
 
 from perfsuite.errors import SettingError, WriteError
 from perfsuite.gate.baselines import Choice, choose_runs, save_run
-from perfsuite.gate.stamp import RunStamp
+from perfsuite.gate.stamp import RunStamp, put_stamp
+from perfsuite.shards import ShardStamp
 
 HERE = "0123456789ab"
 CELL = "benchmarks/test_a.py::test_a"
@@ -44,13 +45,13 @@ def store(
 ) -> Path:
     path = storage / get_machine_id() / name
     path.parent.mkdir(parents=True, exist_ok=True)
-    content = {
+    content: dict[str, Any] = {
         "datetime": f"2026-11-{day:02}T00:00:00+00:00",
         "commit_info": {"id": commit, "dirty": is_dirty},
         "benchmarks": [{"fullname": CELL, "stats": {"median": 0.1}}],
-        "perfsuite": msgspec.to_builtins(run_stamp or stamp()),
     }
-    path.write_text(json.dumps(content))
+    put_stamp(content, run_stamp or stamp())
+    path.write_text(json.dumps(content, indent=4))
     return path
 
 
@@ -150,7 +151,21 @@ def test_in_a_git_checkout_only_clean_runs_of_the_bases_history_are_used(tmp_pat
         ("0003_dirty.json", "was made from uncommitted changes"),
         ("0004_nowhere.json", "does not say from which commit it was made"),
     ]
-    assert asked == ["a" * 40, "b" * 40]
+    assert asked == ["b" * 40, "a" * 40]
+
+
+def test_a_run_that_comes_with_the_change_is_refused_and_makes_room_for_an_older_one(
+    tmp_path: Path,
+) -> None:
+    store(tmp_path, "0001_main.json", day=1)
+    mine = store(tmp_path, "0002_mine.json", day=2)
+
+    choice = choose_runs(tmp_path, True, HERE, is_proposed=mine.samefile, max_sessions=1)
+
+    assert used(choice) == ["0001_main.json"]
+    assert refusals(choice) == [
+        ("0002_mine.json", "comes with the commits that are judged; it counts once they are merged")
+    ]
 
 
 def test_a_copy_of_a_run_does_not_count_twice(tmp_path: Path) -> None:
@@ -161,6 +176,79 @@ def test_a_copy_of_a_run_does_not_count_twice(tmp_path: Path) -> None:
 
     assert used(choice) == ["0001_run.json"]
     assert refusals(choice) == [("0002_again.json", "is a copy of 0001_run.json")]
+
+
+def shard(number: int, num_shards: int = 4) -> ShardStamp:
+    return ShardStamp(number=number, num_shards=num_shards, num_cells=8, partition="0123456789ab")
+
+
+def cut_off(path: Path) -> None:
+    """Leave the beginning of a file, up to its first benchmark."""
+    path.write_text(path.read_text().partition('"fullname"')[0])
+
+
+def test_only_as_many_sessions_as_are_needed_are_used_and_no_older_one_is_read(
+    tmp_path: Path,
+) -> None:
+    for day in range(1, 6):
+        store(tmp_path, f"{day:04}_run.json", day=day)
+    cut_off(store(tmp_path, "0006_broken.json", day=2))
+    store(tmp_path, "0007_failed.json", day=1, run_stamp=stamp(num_failed=1))
+
+    choice = choose_runs(tmp_path, True, HERE, max_sessions=3)
+
+    assert used(choice) == ["0003_run.json", "0004_run.json", "0005_run.json"]
+    assert choice.refused == ()
+
+
+def test_a_refused_run_makes_room_for_an_older_one(tmp_path: Path) -> None:
+    for day in range(1, 6):
+        store(tmp_path, f"{day:04}_run.json", day=day)
+    store(tmp_path, "0004_run.json", day=4, run_stamp=stamp(num_failed=1))
+
+    choice = choose_runs(tmp_path, True, HERE, max_sessions=2)
+
+    assert used(choice) == ["0003_run.json", "0005_run.json"]
+    assert refusals(choice) == [("0004_run.json", "1 of its tests failed")]
+
+
+def test_the_shards_of_a_session_count_as_one(tmp_path: Path) -> None:
+    for day in (1, 2, 3):
+        for number in (1, 2, 3, 4):
+            name = f"{4 * day + number:04}_run.json"
+            store(
+                tmp_path,
+                name,
+                day=day,
+                run_stamp=stamp(shard=shard(number)),
+                commit=f"{number}" * 40,
+            )
+
+    choice = choose_runs(tmp_path, True, HERE, max_sessions=2)
+
+    assert used(choice) == [f"{number:04}_run.json" for number in range(9, 17)]
+
+
+def test_a_run_whose_benchmarks_are_cut_off_is_refused_when_it_is_read(tmp_path: Path) -> None:
+    store(tmp_path, "0001_run.json")
+    cut_off(store(tmp_path, "0002_cut.json", day=2))
+
+    choice = choose_runs(tmp_path, True, HERE, max_sessions=1)
+
+    assert used(choice) == ["0001_run.json"]
+    ((name, reason),) = refusals(choice)
+    assert name == "0002_cut.json"
+    assert reason.startswith("is not JSON, or was cut off: ")
+
+
+def test_a_second_stamp_behind_the_benchmarks_is_the_one_that_counts(tmp_path: Path) -> None:
+    path = store(tmp_path)
+    failed = json.dumps(msgspec.to_builtins(stamp(num_failed=1)))
+    path.write_text(f'{path.read_text().rstrip().removesuffix("}")}, "perfsuite": {failed}}}')
+
+    assert refusals(choose_runs(tmp_path, True, HERE)) == [
+        ("0001_run.json", "1 of its tests failed")
+    ]
 
 
 def test_a_bad_file_does_not_hide_the_good_ones(tmp_path: Path) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import datetime
+import json
 from pathlib import Path
+from typing import Any
 
 from perfsuite.gate.accepted import Accepted, read_accepted
-from perfsuite.gate.history import History
+from perfsuite.gate.history import History, read_history
 from perfsuite.gate.screen import Candidate
+from perfsuite.gate.stamp import RunStamp, put_stamp
 from perfsuite.gate.stored import StoredCell, StoredRun
 from perfsuite.records import Counts
 
@@ -133,3 +136,37 @@ def test_a_much_faster_time_is_an_improvement() -> None:
 
     assert verdict is not None
     assert verdict.word == "IMPROVED"
+
+
+def test_only_the_newest_sessions_of_this_environment_are_history(tmp_path: Path) -> None:
+    folder = tmp_path / "baselines" / "Linux"
+    folder.mkdir(parents=True)
+    for number in range(1, 16):
+        fingerprint = "elsewhere" if number == 15 else "here"
+        content: dict[str, Any] = {
+            "datetime": str(NOW + datetime.timedelta(days=number)),
+            "commit_info": {"id": "", "dirty": False},
+            "benchmarks": [{"fullname": "test_a", "stats": {"median": 0.01}}],
+        }
+        put_stamp(
+            content,
+            RunStamp(
+                fingerprint=fingerprint,
+                probe_s=None,
+                num_failed=0,
+                is_pull_request=False,
+                verdicts={},
+                accepted=(),
+            ),
+        )
+        (folder / f"{number:04}_run.json").write_text(json.dumps(content, indent=4))
+
+    found = read_history(
+        tmp_path, folder.parent, True, "here", accepted=nothing_accepted(), probe=dict
+    )
+
+    assert [run.path.name[:4] for run in found.runs] == [f"{n:04}" for n in range(5, 15)]
+    assert found.refused == (
+        f"{folder}/0015_run.json: was made in the environment elsewhere, and this one is here",
+    )
+    assert found.can_screen("test_a")

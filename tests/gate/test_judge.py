@@ -197,6 +197,16 @@ def test_a_verdict_can_be_recomputed_from_the_raw_pairs(run: Run) -> None:
         assert trial.decision.word == trial.word
 
 
+def test_cells_that_others_judge_share_the_error_rate(run: Run) -> None:
+    slower = slower_by(slower=0.026)
+
+    alone = run(slower, ["slower"], max_pairs=3)
+    of_many = run(slower, ["slower"], max_pairs=3, num_cells=2000)
+
+    assert (words(alone), words(of_many)) == ({"slower": "FAIL"}, {"slower": "PASS"})
+    assert of_many.trials[0].asked["num_cells"] == 2000
+
+
 def test_a_pair_is_the_trimmed_mean_of_the_ratios_of_rounds_beside_each_other(run: Run) -> None:
     # The machine is slower by half from round to round, which is in neither ratio.
     machine = Machine(

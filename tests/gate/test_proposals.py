@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import os
 import subprocess
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
-from perfsuite.gate.baselines import Choice
-from perfsuite.gate.proposals import without_proposed
+from perfsuite.gate.proposals import find_proposed
 from perfsuite.gate.repository import find_trunk
-from perfsuite.gate.stored import StoredRun
-
-REASON = "comes with the commits that are judged; it counts once they are merged"
 
 
 def git(root: Path, *arguments: str) -> None:
@@ -45,26 +40,19 @@ def checkout(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def choice(root: Path, storage: Path | None = None) -> Choice:
-    """Every file of the storage, as if each held a usable run."""
+def split(root: Path, storage: Path | None = None) -> tuple[list[str], list[str]]:
+    """The names of the files that count, and of those that the branch proposes."""
     storage = root / "baselines" if storage is None else storage
-    runs = [
-        StoredRun(
-            path=path,
-            saved_at=datetime(2026, 11, 21, tzinfo=UTC),
-            commit=None,
-            is_dirty=False,
-            stamp=None,
-            cells={},
-        )
-        for path in sorted(storage.glob("*/*.json"))
-    ]
-    chosen = Choice(usable=tuple(runs), refused=())
-    return without_proposed(chosen, root, storage, find_trunk(root))
+    is_proposed = find_proposed(root, storage, find_trunk(root))
+    paths = sorted(storage.glob("*/*.json"))
+    return (
+        [path.name for path in paths if not is_proposed(path)],
+        [path.name for path in paths if is_proposed(path)],
+    )
 
 
 def usable(root: Path) -> list[str]:
-    return [run.path.name for run in choice(root).usable]
+    return split(root)[0]
 
 
 def test_runs_of_the_main_branch_count(checkout: Path) -> None:
@@ -77,13 +65,7 @@ def test_a_run_that_the_branch_adds_or_rewrites_is_refused_by_name(checkout: Pat
     (storage / "0003_mine.json").write_text("{}")
     commit(checkout)
 
-    chosen = choice(checkout)
-
-    assert [run.path.name for run in chosen.usable] == ["0001_main.json"]
-    assert [str(refused) for refused in chosen.refused] == [
-        f"{storage / '0002_main.json'}: {REASON}",
-        f"{storage / '0003_mine.json'}: {REASON}",
-    ]
+    assert split(checkout) == (["0001_main.json"], ["0002_main.json", "0003_mine.json"])
 
 
 def test_a_link_of_the_branch_counts_as_what_it_brings(checkout: Path) -> None:
@@ -121,4 +103,4 @@ def test_a_storage_outside_of_the_checkout_is_nobodys_change(
     (checkout / "new.txt").write_text("new")
     commit(checkout)
 
-    assert len(choice(checkout, storage).usable) == 1
+    assert split(checkout, storage) == (["0001_main.json"], [])

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfsuite.gate.screen import Candidate, Screened, screen, why_unfit
+from perfsuite.gate.screen import Candidate, Screened, Screener, screen, why_unfit
 from perfsuite.gate.stamp import RunStamp, VerdictWord
 from perfsuite.gate.stored import StoredCell, StoredRun
 
@@ -98,6 +98,18 @@ def test_the_variance_is_pulled_towards_the_other_cells() -> None:
     found = screen([candidate(0.0), candidate(0.0, "b")], history, None).cells["a"]
 
     assert log_interval(found) == pytest.approx((-0.0426369, 0.0426369), abs=1e-6)
+
+
+def test_cells_that_come_one_by_one_are_moderated_by_those_before_them() -> None:
+    steps = (0.0, 0.01, -0.01)
+    history = [session({"a": step, "b": 3 * step, "c": 2 * step}) for step in steps]
+    cells = [candidate(0.0, name) for name in "abc"]
+    screener = Screener(history, None)
+
+    for number, cell in enumerate(cells, 1):
+        screener.add(cell)
+        so_far = screen(cells[:number], history, None)
+        assert screener.decide(cell) == so_far.cells[cell.fullname]
 
 
 def test_the_prior_counts_for_no_more_than_eight_degrees_of_freedom() -> None:

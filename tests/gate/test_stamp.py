@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from perfsuite.gate.stamp import RunStamp, is_pull_request, put_stamp
+from perfsuite.shards import ShardStamp
 
 STAMP = RunStamp(
     fingerprint="0123456789ab",
@@ -18,6 +19,8 @@ STAMP = RunStamp(
     is_pull_request=False,
     verdicts={"benchmarks/test_a.py::test_a": "PASS"},
     accepted=("benchmarks/test_b.py::test_b",),
+    durations_s={"benchmarks/test_a.py::test_a": 3.217},
+    shard=ShardStamp(number=2, num_shards=4, num_cells=8, partition="0123456789ab"),
 )
 
 
@@ -26,11 +29,11 @@ def changed(**changes: Any) -> dict[str, Any]:
 
 
 def test_a_stamp_is_the_same_after_it_went_through_a_file() -> None:
-    output: dict[str, Any] = {"benchmarks": []}
+    output: dict[str, Any] = {"benchmarks": [], "version": "5.3.1"}
 
     put_stamp(output, STAMP)
 
-    assert output["benchmarks"] == []
+    assert list(output) == ["version", "perfsuite", "benchmarks"]
     assert msgspec.convert(json.loads(json.dumps(output))["perfsuite"], RunStamp) == STAMP
 
 
@@ -44,6 +47,9 @@ def test_a_stamp_is_the_same_after_it_went_through_a_file() -> None:
         ({"probe_s": {"memory": 0.0}}, "the host probe 'memory' took 0.0 s"),
         ({"probe_s": {"memory": math.nan}}, "the host probe 'memory' took nan s"),
         ({"probe_s": {"memory": math.inf}}, "the host probe 'memory' took inf s"),
+        ({"durations_s": {"a": -1.0}}, "Expected `float` >= 0.0 - at `$.durations_s[...]`"),
+        ({"durations_s": {"a": math.nan}}, "Expected `float` >= 0.0 - at `$.durations_s[...]`"),
+        ({"durations_s": {"a": "1"}}, "Expected `float`, got `str` - at `$.durations_s[...]`"),
         ({"trusted": True}, "Object contains unknown field `trusted`"),
     ],
 )
@@ -52,6 +58,15 @@ def test_a_stamp_that_we_did_not_write_is_refused(changes: dict[str, Any], messa
         msgspec.convert(changed(**changes), RunStamp)
 
     assert str(refused.value) == message
+
+
+def test_a_stamp_from_before_durations_were_kept_is_read() -> None:
+    plain = changed()
+    del plain["durations_s"], plain["shard"]
+
+    stamp = msgspec.convert(plain, RunStamp)
+
+    assert (stamp.durations_s, stamp.shard) == ({}, None)
 
 
 def test_a_stamp_must_say_everything() -> None:

@@ -15,7 +15,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from perfsuite import json_file
-from perfsuite.gate.stored import StoredRun, Unusable, read_run
+from perfsuite.gate.stored import (
+    RunHead,
+    StoredRun,
+    Unusable,
+    read_head,
+    read_moment,
+    read_run,
+)
 from perfsuite.records import Counts, Memory, Operator, StageTimes
 
 CELL = "benchmarks/test_a.py::test_a[1]"
@@ -73,6 +80,12 @@ def written(folder: Path, content: Any) -> Path:
     path = folder / "0001_run.json"
     path.write_text(json.dumps(content))
     return path
+
+
+def stamped_first(content: dict[str, Any]) -> str:
+    """As perfsuite writes a run: the benchmarks behind everything else."""
+    content["benchmarks"] = content.pop("benchmarks")
+    return json.dumps(content, indent=4)
 
 
 def read_good(path: Path) -> StoredRun:
@@ -360,3 +373,67 @@ def test_overwritten_bytes_never_crash_the_reader(tmp_path: Path, start: int, ju
     run = read_run(file)
 
     assert isinstance(run, Unusable) or holds_only_real_times(run)
+
+
+def test_a_head_is_read_without_the_benchmarks(tmp_path: Path) -> None:
+    path = tmp_path / "0001_run.json"
+    path.write_text(stamped_first(run_json()))
+    run = read_good(path)
+    path.write_text(path.read_text().partition('"fullname"')[0])
+
+    head = read_head(path)
+
+    assert isinstance(head, RunHead)
+    facts = ("path", "saved_at", "commit", "is_dirty", "stamp", "fingerprint", "probe_s")
+    assert {name: getattr(head, name) for name in facts} == {
+        name: getattr(run, name) for name in facts
+    }
+    assert isinstance(read_run(path), Unusable)
+
+
+def test_a_head_is_found_beyond_a_very_long_stamp(tmp_path: Path) -> None:
+    content = run_json()
+    content["perfsuite"]["verdicts"] = {f"{CELL}{number}": "PASS" for number in range(20_000)}
+    path = tmp_path / "0001_run.json"
+    path.write_text(stamped_first(content))
+
+    head = read_head(path)
+
+    assert isinstance(head, RunHead)
+    assert head.stamp is not None
+    assert len(head.stamp.verdicts) == 20_000
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        json.dumps(run_json()),
+        json.dumps(run_json(), indent=4),
+        json.dumps(run_json(), indent=2, sort_keys=True),
+        stamped_first(run_json()).replace('"Linux"', "NaN"),
+    ],
+    ids=["in one line", "stamped last", "by others", "not a number"],
+)
+def test_a_head_is_found_wherever_it_stands(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "0001_run.json"
+    path.write_text(text)
+
+    head, run = read_head(path), read_good(path)
+
+    assert isinstance(head, RunHead)
+    assert (head.saved_at, head.commit, head.stamp) == (run.saved_at, run.commit, run.stamp)
+    assert read_moment(path) == run.saved_at
+
+
+def test_a_head_that_is_none_is_named_like_a_run(tmp_path: Path) -> None:
+    content = run_json()
+    content["perfsuite"]["num_failed"] = -1
+    path = tmp_path / "0001_run.json"
+    path.write_text(stamped_first(content))
+
+    reason = (
+        "is no stored run of pytest-benchmark: Expected `int` >= 0 - at `$.perfsuite.num_failed`"
+    )
+    assert read_head(path) == read_run(path) == Unusable(path=path, reason=reason)
+    nothing = Unusable(path=tmp_path, reason="is not a regular file")
+    assert read_head(tmp_path) == read_moment(tmp_path) == nothing

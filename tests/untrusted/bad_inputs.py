@@ -35,6 +35,10 @@ OPTIONS: Final[dict[str, tuple[tuple[str, ...], str]]] = {
         "a duration above 0, such as 30 or 500ms",
     ),
     "wait": (("forever", "-1", "1day", "", LONG), "a duration from 0"),
+    "shard": (
+        ("0/4", "5/4", "a/b", "4", "-1/4", "1/4/2", "", f"1/{LONG}"),
+        "I/N for the I-th of N shards, such as 2/4, with I from 1 to N and N up to 99999",
+    ),
 }
 
 # Arguments of a perf marker, and what its message allows.
