@@ -22,6 +22,8 @@ from perfsuite.units import format_bytes, format_seconds
 # As wide as a third of the page shows it, so that its letters are as large as the page's.
 _WIDTH: Final = 400.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64.0, 384.0, 52.0, 212.0
+# Characters that have room around the last tick of the x axis.
+_MOST_AT_BORDER: Final = 4
 _LEGEND_Y: Final = 270.0
 _LINE_HEIGHT: Final = 17.0
 # As many as the page's styles tell apart by colour and dashes.
@@ -149,7 +151,7 @@ def draw(
         Text(x=(_LEFT + _RIGHT) / 2, y=_BOTTOM + 36, anchor="middle", content=axes[0]),
         Text(x=4, y=_TOP - 14, anchor="start", content=axes[1]),
     ]
-    texts += [_tick(place(x, bottom)[0], _BOTTOM + 17, "middle", write_x(x)) for x in across.ticks]
+    texts += [_x_tick(place(x, bottom)[0], write_x(x)) for x in across.ticks]
     texts += [_tick(_LEFT - 6, place(left, y)[1] + 4, "end", write_y(y)) for y in up.ticks]
     for number, line in enumerate(lines):
         style = "ideal" if line.is_ideal else f"s{number % _NUM_STYLES}"
@@ -196,6 +198,13 @@ def _line_paths(
     for (x, _), (low, high) in zip(line.points, line.whiskers, strict=False):
         (x0, y0), (_, y1) = place(x, low), place(x, high)
         yield style, f"M{x0:.1f} {y0:.1f}V{y1:.1f}"
+
+
+def _x_tick(x: float, content: str) -> Text:
+    y = _BOTTOM + 17
+    if x >= _RIGHT and len(content) > _MOST_AT_BORDER:
+        return _tick(_WIDTH - 2, y, "end", content)
+    return _tick(x, y, "middle", content)
 
 
 def _tick(x: float, y: float, anchor: str, content: str) -> Text:

@@ -255,6 +255,13 @@ def test_the_model_is_drawn_over_bytes_with_what_was_measured() -> None:
     ]
 
 
+def test_the_last_tick_ends_within_its_chart() -> None:
+    chart = section_of(*on_two_cores()).charts[0]
+
+    (last,) = [text for text in chart.texts if text.content == "128 MiB"]
+    assert (last.anchor, last.x) == ("end", chart.width - 2)
+
+
 def test_without_a_model_and_a_series_there_is_no_section() -> None:
     assert draw_scaling(describe_scaling([cell("a"), cell("b", num_workers=2)])) == ()
 
