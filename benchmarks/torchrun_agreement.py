@@ -57,6 +57,7 @@ def compare(
                 else:
                     together = _ask(ranks, cell, rounds)
                     measured.append((_measure(cell, rounds, None), together))
+            typer.echo(f"pair {number + 1} of {num_pairs}", err=True)
     wrong = [text for cell, measured in pairs.items() for text in _show(cell, measured)]
     typer.echo("\n".join(wrong) or "as promised")
     sys.exit(bool(wrong))

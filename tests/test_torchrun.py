@@ -33,6 +33,7 @@ CONFTEST = """
 WORKLOADS = """
     import os
     import signal
+    import time
     from pathlib import Path
 
     import torch
@@ -57,6 +58,11 @@ WORKLOADS = """
     def die_on_rank_1():
         if dist.get_rank() == 1:
             os.kill(os.getpid(), signal.SIGKILL)
+        return nn.Linear(4, 3)
+
+    def hang_on_rank_1():
+        if dist.get_rank() == 1:
+            time.sleep(600)
         return nn.Linear(4, 3)
 
     def leave_a_mark():
@@ -93,7 +99,7 @@ def start(folder: Path, command: Sequence[str], **variables: str) -> subprocess.
 
 
 def wait_for(folder: Path, processes: Sequence[subprocess.Popen[str]]) -> Ended:
-    outputs = [process.communicate(timeout=120)[0] for process in processes]
+    outputs = [process.communicate(timeout=300)[0] for process in processes]
     cells = folder / "results" / "cells.jsonl"
     lines = (
         [decode_line(data) for data in cells.read_bytes().splitlines()] if cells.exists() else []
@@ -103,6 +109,24 @@ def wait_for(folder: Path, processes: Sequence[subprocess.Popen[str]]) -> Ended:
         outputs=outputs,
         lines={line.fullname.partition("::")[2]: line for line in lines},
     )
+
+
+def run_two_agents(folder: Path, *arguments: str, **variables: str) -> Ended:
+    """Start one rank under each of two agents, as two hosts would have them."""
+    port = free_port()
+    agents = [
+        [
+            "torch.distributed.run",
+            "--nnodes=2",
+            "--nproc-per-node=1",
+            f"--node-rank={node}",
+            "--master-addr=127.0.0.1",
+            f"--master-port={port}",
+            *arguments,
+        ]
+        for node in (0, 1)
+    ]
+    return wait_for(folder, [start(folder, agent, **variables) for agent in agents])
 
 
 def write_project(folder: Path, test: str) -> None:
@@ -163,30 +187,10 @@ TWO_AGENTS = """
 
 @pytest.fixture(scope="module")
 def two_agents(tmp_path_factory: pytest.TempPathFactory) -> Ended:
-    """A launch by two agents, as two hosts would have them, with cells that fail."""
+    """A launch by two agents with cells that fail."""
     folder = tmp_path_factory.mktemp("two_agents")
     write_project(folder, TWO_AGENTS)
-    port = free_port()
-    return wait_for(
-        folder,
-        [
-            start(
-                folder,
-                [
-                    "torch.distributed.run",
-                    "--nnodes=2",
-                    "--nproc-per-node=1",
-                    f"--node-rank={node}",
-                    "--master-addr=127.0.0.1",
-                    f"--master-port={port}",
-                    "-m",
-                    "pytest",
-                    "--junitxml=junit.xml",
-                ],
-            )
-            for node in (0, 1)
-        ],
-    )
+    return run_two_agents(folder, "-m", "pytest", "--junitxml=junit.xml")
 
 
 def test_cells_run_on_the_ranks_of_two_agents(two_agents: Ended) -> None:
@@ -290,6 +294,56 @@ def test_a_restart_goes_on_after_the_last_finished_cell(tmp_path: Path) -> None:
         benchmark["name"]: tuple(benchmark["stats"]["data"]) for benchmark in run["benchmarks"]
     } == {name: line.step_times_s for name, line in ended.lines.items()}
     assert len(ended.lines) == 2
+
+
+KILLED_OR_HUNG = """
+    import os
+    import signal
+
+    from perfsuite import Recipe
+    from workloads import hang_on_rank_1, make
+
+    def test_finished(all_reduce_benchmark):
+        all_reduce_benchmark("ddp:2", 1024)
+
+    def test_in_which_a_pytest_dies_once(all_reduce_benchmark):
+        first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+        if first and os.environ["RANK"] == os.environ["KILLED"]:
+            os.kill(os.getpid(), signal.SIGKILL)
+        all_reduce_benchmark("ddp:2", 2048)
+
+    def test_a_hung_rank(train_benchmark):
+        train_benchmark(make("hung", hang_on_rank_1), Recipe(parallel="ddp:2"))
+
+    def test_the_last(all_reduce_benchmark):
+        all_reduce_benchmark("ddp:2", 4096)
+"""
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("killed", ["0", "1"])
+def test_a_killed_pytest_on_another_host_is_noticed_and_all_begin_again(
+    tmp_path: Path, killed: str
+) -> None:
+    write_project(tmp_path, KILLED_OR_HUNG)
+
+    ended = run_two_agents(
+        tmp_path, "--max-restarts=1", "-m", "pytest", "--perf-numerics=off", KILLED=killed
+    )
+
+    assert ended.exits == [1, 1]
+    assert {name: line.outcome for name, line in ended.lines.items()} == {
+        "test_finished": "passed",
+        "test_in_which_a_pytest_dies_once": "passed",
+        "test_a_hung_rank": "failed",
+        "test_the_last": "passed",
+    }, ended.outputs[0]
+    reason = ended.lines["test_a_hung_rank"].reason or ""
+    assert reason.startswith(
+        "RankFailureError: rank 1 of 2 did not come to a collective within 10 s "
+        "(--perf-collective-timeout): it is in phase 'build', and rank 0 waited in phase 'build'"
+    )
+    assert "in hang_on_rank_1" in reason
 
 
 def test_ranks_that_collect_different_tests_name_the_first_and_end_in_4(tmp_path: Path) -> None:
