@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-import msgspec
-
 from perfsuite.errors import PerfsuiteError
 from perfsuite.files import write_atomically
 from perfsuite.records import CellLine, Outcome, decode_line, encode_line
@@ -35,7 +33,7 @@ def keep_finished(path: Path, *, since_s: float) -> dict[str, CellLine]:
     for data in path.read_bytes().splitlines():
         try:
             line = decode_line(data)
-        except msgspec.DecodeError:
+        except ValueError:
             continue
         if line.outcome != "skipped":
             finished[line.fullname] = line

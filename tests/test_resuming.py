@@ -44,10 +44,11 @@ def test_cells_that_passed_or_failed_are_finished_and_skipped_ones_are_not(path:
     assert len(path.read_bytes().splitlines()) == 2
 
 
-def test_a_line_that_was_cut_off_is_not_kept(path: Path) -> None:
+@pytest.mark.parametrize("torn", [encode_line(line_of("b"))[:-30], b'{"\x80"', b"\0" * 64])
+def test_a_line_that_was_cut_off_is_not_kept(path: Path, torn: bytes) -> None:
     write(path, line_of("a"))
     with path.open("ab") as file:
-        file.write(encode_line(line_of("b"))[:-30])
+        file.write(torn)
 
     assert list(keep_finished(path, since_s=0.0)) == ["a"]
     assert path.read_bytes() == encode_line(line_of("a")) + b"\n"

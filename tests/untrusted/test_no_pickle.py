@@ -15,10 +15,12 @@ SOURCES = {str(path.relative_to(PACKAGE)): path for path in sorted(PACKAGE.rglob
 PICKLES = {"pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve", "yaml"}
 EVALUATORS = {"eval", "exec", "compile", "__import__"}
 LOADERS = {("torch", "load"), ("numpy", "load"), ("np", "load"), ("os", "system"), ("os", "popen")}
-# From one process of a session to another, through a pipe or a folder that only this user can read.
+# From one process of a session to another, through a pipe or a folder that only this user can read;
+# and from rank to rank of a torchrun job through torch's store, as torch's own objects go.
 BETWEEN_OWN_PROCESSES = {
     "equivalence/trace.py": {"cloudpickle", "torch.load"},
     "ranks/packing.py": {"cloudpickle", "pickle"},
+    "ranks/peers.py": {"pickle"},
 }
 
 
