@@ -11,6 +11,7 @@ import contextlib
 import errno
 import functools
 import importlib
+import logging
 import os
 import re
 import threading
@@ -28,16 +29,19 @@ class _Protocol:
     """What stands behind one kind of URL.
 
     Attributes:
-        extra: The extra of perfsuite that brings its package; None where nothing more is needed.
+        package: What fsspec needs for it.
+        extra: The extra of perfsuite that brings the package; None where it is there anyway.
         failures: What the package raises beside OSError, as module:class.
     """
 
+    package: str
     extra: str | None = None
     failures: tuple[str, ...] = ()
 
 
 _PROTOCOLS: Final = {
     "s3": _Protocol(
+        package="s3fs",
         extra="s3",
         failures=(
             "botocore.exceptions:BotoCoreError",
@@ -46,6 +50,7 @@ _PROTOCOLS: Final = {
         ),
     ),
     "gs": _Protocol(
+        package="gcsfs",
         extra="gcs",
         failures=(
             "gcsfs.retry:HttpError",
@@ -55,7 +60,7 @@ _PROTOCOLS: Final = {
             "builtins:ValueError",  # its name for a bad request
         ),
     ),
-    "memory": _Protocol(),
+    "memory": _Protocol(package="fsspec"),
 }
 _ALLOWED = "use a path, or a URL that begins with s3://, gs:// or memory://"
 # What S3 answers where a conditional write comes second: afterwards, and at the same moment. s3fs
@@ -247,13 +252,13 @@ def mask(text: str) -> str:
 
 
 def _load(protocol: str, source: str) -> None:
-    extra = _PROTOCOLS[protocol].extra
+    needed = _PROTOCOLS[protocol]
     try:
         _filesystem(protocol)
     except ImportError as error:
         raise SettingError(
-            f"{source} begins with {protocol}://, which needs a package that is not installed: "
-            f"pip install 'perfsuite[{extra}]'"
+            f"{source} begins with {protocol}://, which needs the package {needed.package}: "
+            f"pip install 'perfsuite[{needed.extra}]'"
         ) from error
 
 
@@ -261,6 +266,8 @@ def _load(protocol: str, source: str) -> None:
 def _filesystem(protocol: str) -> Any:
     # Imported where it is used: no session pays for it whose runs are stored in a folder.
     fsspec = importlib.import_module("fsspec")
+    # It logs what it raises, and Python prints what nobody listens to, tracebacks included.
+    logging.getLogger(_PROTOCOLS[protocol].package).addHandler(logging.NullHandler())
     # Others write to the same folder, so a listing is never to be an old one.
     return fsspec.filesystem(protocol, use_listings_cache=False, skip_instance_cache=True)
 
@@ -286,7 +293,7 @@ def _plain(error: Exception) -> OSError:
     if answer == _NO_BUCKET:
         return OSError(errno.EIO, "there is no such bucket")
     if isinstance(error, FileNotFoundError):
-        return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+        return FileNotFoundError(errno.ENOENT, "there is no such file or bucket")
     if isinstance(error, FileExistsError) or answer in _TAKEN:
         return FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
     reason = (error.strerror if isinstance(error, OSError) else None) or str(error)

@@ -180,7 +180,7 @@ def test_a_url_whose_package_is_missing_ends_in_2_with_one_line(
     assert perfsuite(*arguments, "gs://bucket/runs") == 2
 
     assert capsys.readouterr().err == (
-        f"perfsuite: {source} begins with gs://, which needs a package that is not installed: "
+        f"perfsuite: {source} begins with gs://, which needs the package gcsfs: "
         "pip install 'perfsuite[gcs]'\n"
     )
 

@@ -97,7 +97,7 @@ def test_a_url_chooses_a_run_whatever_the_storage(tmp_path: Any) -> None:
 
 def test_a_url_that_names_nothing_is_refused_by_its_name() -> None:
     assert refusals(choose_runs(STORAGE, f"{FOLDER}/0009_a.json", HERE)) == [
-        f"{FOLDER}/0009_a.json: No such file or directory"
+        f"{FOLDER}/0009_a.json: there is no such file or bucket"
     ]
     with pytest.raises(SettingError) as refused:
         choose_runs(STORAGE, "ftp://host/0001_a.json", HERE)
