@@ -190,9 +190,9 @@ def test_of_very_many_charts_the_rest_is_counted() -> None:
 
 
 def test_what_is_counted_has_whole_ticks() -> None:
-    found = sections(cell("1"), cell("2", parallel="ddp:2"))
+    found = sections(cell("0"), cell("2", num_workers=2))
 
-    (chart,) = found["Scaling"].charts
+    (chart,) = found["Loader workers"].charts
     ticks_of_x = [text.content for text in chart.texts if text.y == 229.0]
     assert ticks_of_x == ["0", "1", "2"]
 
