@@ -163,10 +163,11 @@ def _tracks(headings: Sequence[_Heading], rows: Sequence[Sequence[_Cell]]) -> st
         widths += [_PICTURE_WIDTH] if heading.draw else []
         tracks.append(f"calc(max({', '.join(widths)}) + {_PADDING})")
     least = " + ".join([_NAME_WIDTH, *tracks])
+    all_tracks = " ".join([f"minmax({_NAME_WIDTH}, 1fr)", *tracks])
     return (
         f"@media screen and (min-width: {_WIDE}) {{\n"
-        f"  table {{ min-width: calc({least}); }}\n"
-        f"  tr {{ grid-template-columns: minmax({_NAME_WIDTH}, 1fr) {' '.join(tracks)}; }}\n}}\n"
+        f"  .cells {{ min-width: calc({least}); }}\n"
+        f"  .cells tr {{ grid-template-columns: {all_tracks}; }}\n}}\n"
     )
 
 
@@ -182,7 +183,7 @@ def _num_digits(text: str) -> float:
 def _labels(headings: Sequence[_Heading]) -> str:
     """The titles but the first as styles, for narrow screens where each row is a card."""
     rules = (
-        f'  tbody > tr > :nth-child({number})::before {{ content: "{heading.title}"; }}\n'
+        f'  .cells tbody > tr > :nth-child({number})::before {{ content: "{heading.title}"; }}\n'
         for number, heading in enumerate(headings[1:], 2)
     )
     return f"@media screen and (max-width: {_NARROW}) {{\n{''.join(rules)}}}\n"

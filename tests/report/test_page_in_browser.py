@@ -10,6 +10,7 @@ import pytest
 from browser import find_chromium, open_browser
 from made_up import HOSTILE, cell, report_on, verdict
 from playwright.sync_api import Browser, Page
+from scaled import all_reduces, trained
 
 from perfsuite.report.model import Report
 from perfsuite.report.page import html_page
@@ -29,8 +30,8 @@ def browser() -> Iterator[Browser]:
         yield opened
 
 
-def full_report() -> Report:
-    """All that a page can have, hostile names included."""
+def full_report(*more: Row) -> Report:
+    """Verdicts, pictures, history, charts and hostile names, and whatever else is given."""
     history = tuple(
         Past(when=f"day {day}", commit=None, step_time_s=0.004 + day / 1e4, is_accepted=day == 2)
         for day in range(4)
@@ -55,7 +56,7 @@ def full_report() -> Report:
         Row(name=printable(name), step_time_s=0.001, note=printable(name)) for name in HOSTILE
     ]
     old = Row(name="old", step_time_s=0.0044, rounds_s=(0.004, 0.005), history=history)
-    return report_on(*rows, old, *hostile, sources=["run.json"], remarks=["skipped: no GPU"])
+    return report_on(*rows, old, *hostile, *more, sources=["run.json"], remarks=["skipped: no GPU"])
 
 
 @pytest.fixture
@@ -85,7 +86,7 @@ def show(browser: Browser, tmp_path: Path) -> Iterator[Any]:
 
 def shown(page: Page) -> list[str]:
     """The names of the rows that can be seen, in order."""
-    names = page.locator("tbody tr:visible > th").all_text_contents()
+    names = page.locator(".cells tbody tr:visible > th").all_text_contents()
     return [name.rpartition("::")[2] for name in names]
 
 
@@ -133,7 +134,7 @@ def test_columns_stand_under_their_headings_and_nothing_overflows(show: Any) -> 
     page = show(full_report())
 
     lefts = page.evaluate(
-        """() => [...document.querySelectorAll("tr")].map(row =>
+        """() => [...document.querySelectorAll(".cells tr")].map(row =>
             [...row.cells].map(cell => Math.round(cell.getBoundingClientRect().left)))"""
     )
     overflowing = page.evaluate(
@@ -153,7 +154,8 @@ def test_no_fault_keeps_anybody_from_using_the_page(
 ) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
 
-    page = show(full_report(), color_scheme=scheme, viewport=viewport)
+    scaled = [*all_reduces(2, 4), trained(), trained("ddp:2")]
+    page = show(full_report(*scaled), color_scheme=scheme, viewport=viewport)
 
     violations = axe.run(page).response["violations"]
     grave = [
@@ -165,7 +167,7 @@ def test_no_fault_keeps_anybody_from_using_the_page(
 
 
 def test_on_a_phone_nothing_lies_beside_the_screen(show: Any) -> None:
-    page = show(full_report(), viewport=PHONE)
+    page = show(full_report(*all_reduces(2, 4), trained(), trained("ddp:2")), viewport=PHONE)
 
     widths = page.evaluate("() => [document.documentElement.scrollWidth, innerWidth]")
 

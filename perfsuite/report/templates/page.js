@@ -1,13 +1,13 @@
 "use strict";
 (() => {
-  const body = document.querySelector("tbody");
+  const body = document.querySelector(".cells tbody");
   const rows = [...body.rows];
   // All that is searched, read once: a keystroke then looks at no element but those it hides or shows.
   const texts = rows.map(row => row.textContent.toLowerCase());
   const filter = document.getElementById("filter");
   const word = document.getElementById("word");
   const shown = document.getElementById("shown");
-  const headings = [...document.querySelectorAll("thead th")];
+  const headings = [...document.querySelectorAll(".cells thead th")];
   const verdictAt = headings.findIndex(heading => heading.textContent === "verdict");
   const verdicts = rows.map(row => verdictAt < 0 ? "" : row.cells[verdictAt].textContent);
   const collator = new Intl.Collator("en", { numeric: true });
