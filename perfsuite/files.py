@@ -18,7 +18,9 @@ from pathlib import Path
 from perfsuite.errors import WriteError
 from perfsuite.remote import AnyPath
 
-_UNFINISHED = ".tmp"
+# Of files that are not finished.
+_PREFIX = ".perfsuite-"
+_SUFFIX = ".tmp"
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -39,25 +41,26 @@ def write_atomically(path: Path, data: bytes) -> None:
 def written_beside(path: Path, data: bytes) -> Iterator[Path]:
     """Give a file beside `path` that holds `data` on the disk, to be renamed or linked.
 
-    What is not renamed is removed afterwards, and what a killed process left of the same `path`
-    is removed before.
+    What is not renamed is removed afterwards, and what killed processes left there is removed
+    before.
 
     Raises:
-        OSError: The folder or the file cannot be written.
+        WriteError: The folder or the file cannot be written; names the path and the reason.
     """
-    folder, prefix = path.parent, f".{path.name}."
-    folder.mkdir(parents=True, exist_ok=True)
-    _remove_abandoned(folder, prefix)
-    handle, name = _open_locked(folder, prefix)
-    try:
-        with os.fdopen(handle, "wb") as file:
+    with contextlib.ExitStack() as left:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _remove_abandoned(path.parent)
+            handle, name = _open_locked(path.parent)
+            left.callback(Path(name).unlink, missing_ok=True)
+            file = left.enter_context(os.fdopen(handle, "wb"))
             file.write(data)
             file.flush()
             os.fchmod(handle, 0o644)
             os.fsync(handle)
-            yield Path(name)
-    finally:
-        Path(name).unlink(missing_ok=True)
+        except OSError as error:
+            raise WriteError(f"cannot write {path}: {error.strerror or error}") from error
+        yield Path(name)
 
 
 def check_writable(*paths: Path | None) -> None:
@@ -129,10 +132,10 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def _open_locked(folder: Path, prefix: str) -> tuple[int, str]:
+def _open_locked(folder: Path) -> tuple[int, str]:
     """Open a new file that nobody takes for abandoned; return its handle and path."""
     while True:
-        handle, name = tempfile.mkstemp(prefix=prefix, suffix=_UNFINISHED, dir=folder)
+        handle, name = tempfile.mkstemp(prefix=_PREFIX, suffix=_SUFFIX, dir=folder)
         with contextlib.suppress(OSError):  # without locks nothing is taken for abandoned
             fcntl.flock(handle, fcntl.LOCK_EX)
         if os.fstat(handle).st_nlink:
@@ -140,14 +143,13 @@ def _open_locked(folder: Path, prefix: str) -> tuple[int, str]:
         os.close(handle)  # somebody was faster than the lock
 
 
-def _remove_abandoned(folder: Path, prefix: str) -> None:
+def _remove_abandoned(folder: Path) -> None:
     """Remove unfinished files whose writer is dead: the kernel has let go of their locks.
 
     A process id would not tell: containers that share a folder have their own ones.
     """
-    for path in folder.iterdir():
-        if path.name.startswith(prefix) and path.name.endswith(_UNFINISHED):
-            # Its writer lives, or has just finished.
-            with contextlib.suppress(OSError), path.open("rb") as file:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                path.unlink()
+    for path in folder.glob(f"{_PREFIX}*{_SUFFIX}"):
+        # Its writer lives, or has just finished.
+        with contextlib.suppress(OSError), path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink()

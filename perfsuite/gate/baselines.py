@@ -290,7 +290,7 @@ def save_run(folder: AnyPath, name: str, data: bytes) -> AnyPath:
 
 
 def _save_locally(folder: Path, name: str, data: bytes) -> Path:
-    with written_beside(folder / "saving", data) as beside:
+    with written_beside(folder / f"NNNN_{name}.json", data) as beside:
         # Unlike a rename a link fails where the name is taken.
         path = _take_number(folder, name, lambda path: os.link(beside, path))
         sync_folder(folder)

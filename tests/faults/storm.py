@@ -56,9 +56,14 @@ class Figures:
     wrong: list[str] = field(default_factory=list)
     wall_s: float = 0.0
 
+    @property
+    def num_kills(self) -> int:
+        """How many died."""
+        return sum(self.kills.values())
+
     def __str__(self) -> str:
         return (
-            f"{sum(self.kills.values())} kills ({self.kills['controller']} of a controller, "
+            f"{self.num_kills} kills ({self.kills['controller']} of a controller, "
             f"{self.kills['rank']} of a rank) in {self.wall_s:.0f} s: {self.num_cells_kept} cells "
             f"of killed sessions kept, {len(self.wrong)} things wrong"
         )
@@ -86,21 +91,20 @@ def run_storm(
     began_s = time.monotonic()
     session_s = _run_whole(folder, figures, "the first session")
     choices = random.Random(seed)
-    for number in range(1, num_kills + 1):
+    while figures.num_kills < num_kills:
         moment_s = choices.uniform(0.0, session_s)
         victim = choices.choice(("controller", "rank"))
         session = _start(folder)
-        name = f"kill {number}, {moment_s:.2f} s"
         _let_run(session, moment_s)
         killed = _kill(session, victim, choices)
-        if killed is not None:
+        if killed is not None:  # else the session was faster
             figures.kills[killed] += 1
-            name += f", {killed}"
+        name = f"{killed or 'nobody'} killed after {moment_s:.2f} s"
         _look_after(session, killed, figures, name)
-        if number % whole_after == 0:
-            _run_whole(folder, figures, f"{name}: the next session")
-        say(f"{name}: {len(figures.wrong)} things wrong so far")
-    figures.wall_s = time.monotonic() - began_s
+        if figures.num_kills % whole_after == 0:
+            _run_whole(folder, figures, f"{name}, the next session")
+        figures.wall_s = time.monotonic() - began_s
+        say(f"{name}; {figures}")
     return figures
 
 
