@@ -15,7 +15,7 @@ from perfsuite.gate.accepted import Accepted
 from perfsuite.gate.baselines import choose_runs
 from perfsuite.gate.course import Course, Step, as_ratio, find_course
 from perfsuite.gate.lineage import count_commits, read_lineage
-from perfsuite.gate.proposals import without_proposed
+from perfsuite.gate.proposals import find_proposed
 from perfsuite.gate.repository import find_top, find_trunk
 from perfsuite.gate.stored import StoredRun, Unusable
 from perfsuite.gate.timeline import (
@@ -186,9 +186,13 @@ def read_history(
     trunk = None if root is None else find_trunk(root)
     lineage = {} if root is None or trunk is None else read_lineage(root, trunk)
     is_in_history: Callable[[str], bool] | None = None if root is None else lineage.__contains__
-    choice = choose_runs(storage, True, fingerprint, is_in_history=is_in_history)
-    if root is not None:
-        choice = without_proposed(choice, root, storage, trunk)
+    choice = choose_runs(
+        storage,
+        True,
+        fingerprint,
+        is_in_history=is_in_history,
+        is_proposed=find_proposed(root or folder, storage, trunk),
+    )
     return StoredHistory(
         root=root,
         runs=order_runs(choice.usable, lineage)[-num_runs:],
