@@ -18,7 +18,7 @@ from rich import box
 from rich.table import Table
 
 from perfsuite.errors import SettingError
-from perfsuite.files import remove_file, write_atomically
+from perfsuite.files import write_atomically
 from perfsuite.gate.accepted import (
     Entry,
     Increase,
@@ -28,7 +28,7 @@ from perfsuite.gate.accepted import (
     append_entry,
 )
 from perfsuite.gate.accepted import prune as prune_entries
-from perfsuite.gate.baselines import sift_runs
+from perfsuite.gate.baselines import remove_run, sift_runs
 from perfsuite.gate.proposals import find_proposed
 from perfsuite.gate.repository import find_top, find_trunk, is_in_history
 from perfsuite.gate.screen import MAX_SESSIONS
@@ -184,7 +184,7 @@ def prune(
         old = [run.path for run in listed if run.reason is None][:-keep]
     for path in old:
         if is_sure:
-            remove_file(path)
+            remove_run(path)
         typer.echo(printable(f"{path}: {'removed' if is_sure else 'older than what is kept'}"))
     if old and not is_sure:
         typer.echo("nothing of these was removed; add --yes to do so")

@@ -16,7 +16,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from perfsuite.errors import WriteError
-from perfsuite.remote import AnyPath
 
 # Of files that are not finished.
 _PREFIX = ".perfsuite-"
@@ -107,7 +106,7 @@ def append_line(path: Path, line: bytes) -> None:
         raise WriteError(f"cannot append to {path}: {error.strerror or error}") from error
 
 
-def remove_file(path: AnyPath) -> None:
+def remove_file(path: Path) -> None:
     """Remove `path` where it exists.
 
     Raises:

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from perfsuite.errors import SettingError
+from perfsuite.untrusted import printable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +92,7 @@ class RemotePath:
     listed_bytes: int | None = field(default=None, compare=False)
 
     def __str__(self) -> str:
-        return _in_one_line(f"{self.protocol}://{self.key}")
+        return printable(f"{self.protocol}://{self.key}")
 
     def __truediv__(self, name: str) -> RemotePath:
         return RemotePath(self.protocol, f"{self.key}/{name}")
@@ -298,7 +299,7 @@ def _plain(error: Exception) -> OSError:
         return FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
     reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
     reason = " ".join(mask(reason).split()) or type(error).__name__
-    return OSError(errno.EIO, _in_one_line(reason[:_MOST_REASON_CHARACTERS]))
+    return OSError(errno.EIO, printable(reason[:_MOST_REASON_CHARACTERS]))
 
 
 def _answer_of(error: BaseException) -> str | None:
@@ -306,9 +307,3 @@ def _answer_of(error: BaseException) -> str | None:
     response = getattr(error.__cause__ or error, "response", None)
     details = response.get("Error") if isinstance(response, dict) else None
     return details.get("Code") if isinstance(details, dict) else None
-
-
-def _in_one_line(text: str) -> str:
-    return "".join(
-        char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
-    )

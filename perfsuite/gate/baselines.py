@@ -318,3 +318,15 @@ def _take_number(folder: _Folder, name: str, create: Callable[[_Folder], None]) 
             number += 1
         else:
             return path
+
+
+def remove_run(path: AnyPath) -> None:
+    """Remove a stored run where it exists.
+
+    Raises:
+        WriteError: It cannot be removed; names it and the reason.
+    """
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise WriteError(f"cannot remove {path}: {error.strerror}") from error

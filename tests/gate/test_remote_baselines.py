@@ -13,7 +13,7 @@ from pytest_benchmark.utils import get_machine_id
 
 from perfsuite import json_file, remote
 from perfsuite.errors import SettingError, StorageError, WriteError
-from perfsuite.gate.baselines import Choice, choose_runs, save_run
+from perfsuite.gate.baselines import Choice, choose_runs, remove_run, save_run
 from perfsuite.remote import RemotePath
 
 pytestmark = pytest.mark.usefixtures("empty_memory")
@@ -151,9 +151,12 @@ def test_a_storage_that_cannot_be_reached_is_named_with_the_reason(
         choose_runs(STORAGE, True, HERE)
     with pytest.raises(WriteError) as unsaved:
         save_run(FOLDER, "run", b"data")
+    with pytest.raises(WriteError) as unremoved:
+        remove_run(FOLDER / "0001_run.json")
 
     assert str(unread.value) == f"{STORAGE}: cannot be looked into: Access Denied"
     assert str(unsaved.value) == f"cannot save {FOLDER}/NNNN_run.json: Access Denied"
+    assert str(unremoved.value) == f"cannot remove {FOLDER}/0001_run.json: Access Denied"
 
 
 def stored() -> dict[str, bytes]:
