@@ -1,4 +1,4 @@
-"""Signals that end a session, held back while nothing may be lost.
+"""Signals that end a session, held back or ignored while nothing may be lost.
 
 Must not know what is done meanwhile.
 """
@@ -36,3 +36,16 @@ def uninterrupted() -> Iterator[None]:
             signal.signal(number, handler)
         for first in came[:1]:
             signal.raise_signal(first)
+
+
+@contextmanager
+def ignores_ctrl_c() -> Iterator[None]:
+    """Let SIGINT do nothing: for the end that a first one has begun, and a second would cut off."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

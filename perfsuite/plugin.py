@@ -31,6 +31,7 @@ from perfsuite.files import append_line, write_atomically
 from perfsuite.fixtures import OUTCOME, SUITE, is_cell
 from perfsuite.gate.termination import ends_on_signals, shell_exit_code
 from perfsuite.gatekeeper import Gatekeeper, refuse_silent_passes, store_verdict
+from perfsuite.interruptions import ignores_ctrl_c
 from perfsuite.records import CellLine, encode_line
 from perfsuite.remote import locate
 from perfsuite.report.gate import sentence, verdict_lines
@@ -302,9 +303,18 @@ class Suite:
         if report.when == "call" and text is not None:
             self._say(f"  {text}")
 
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_keyboard_interrupt(self) -> None:
+        """Keep a second Ctrl-C from cutting off the writing of what was measured."""
+        if self._session is not None:
+            self._signals.enter_context(ignores_ctrl_c())
+
+    def pytest_unconfigure(self) -> None:
+        """Leave signals as they were."""
+        self._signals.close()
+
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Write the run; what could not be written or judged is not a success."""
-        self._signals.close()
         if self._session is not None:
             self._session.close()
         if self._writes and any(line.perfsuite is not None for line in self._lines):

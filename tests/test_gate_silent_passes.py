@@ -367,8 +367,9 @@ def test_a_tolerance_counts_from_a_marker_and_from_the_ini_file(shop: Repository
     assert [(one.tolerance, one.limit) for one in verdicts] == [(0.2, 0.3), (0.6, 0.9)]
 
 
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 2), (signal.SIGTERM, 143)])
 def test_a_session_that_is_interrupted_while_it_judges_leaves_nothing(
-    shop: Repository, tmp_path: Path
+    shop: Repository, tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
     (tmp_path / "launches").mkdir()
     shop.write(shop=NOISY_SHOP)
@@ -382,10 +383,10 @@ def test_a_session_that_is_interrupted_while_it_judges_leaves_nothing(
     while not process.stdout.readline().startswith("pair 1:"):
         assert process.poll() is None
 
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     output, _ = process.communicate()
 
-    assert process.returncode == 2, output
+    assert process.returncode == code, output
     assert "no tests ran" in output
     assert "INTERNALERROR" not in output
     assert not processes_in(shop.path)

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from perfsuite.gate.termination import ends_on_signals
-from perfsuite.interruptions import uninterrupted
+from perfsuite.interruptions import ignores_ctrl_c, uninterrupted
 
 
 def test_a_signal_that_comes_while_nothing_may_be_lost_is_delivered_afterwards() -> None:
@@ -41,11 +41,21 @@ def test_what_may_not_be_lost_may_be_part_of_more_that_may_not() -> None:
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
+def test_a_second_ctrl_c_does_nothing_while_a_first_one_ends_the_session() -> None:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with ignores_ctrl_c():
+            signal.raise_signal(signal.SIGINT)
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def test_beside_the_main_thread_nothing_is_held_back() -> None:
     done = []
 
     def act() -> None:
-        with uninterrupted(), ends_on_signals():
+        with uninterrupted(), ignores_ctrl_c(), ends_on_signals():
             done.append(signal.getsignal(signal.SIGTERM))
 
     thread = threading.Thread(target=act)

@@ -44,6 +44,13 @@ def expect_what_was_measured(session: RunningSession) -> None:
 
 
 def test_ctrl_c_twice_keeps_what_was_measured_and_leaves_nothing(pytester: pytest.Pytester) -> None:
+    # Once more when pytest begins to end.
+    pytester.makeconftest("""
+        import os, signal
+
+        def pytest_keyboard_interrupt():
+            os.kill(os.getpid(), signal.SIGINT)
+    """)
     session = start(pytester)
     session.wait_until(lambda: are_at_work(session))
 
