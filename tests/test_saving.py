@@ -368,7 +368,7 @@ def test_a_storage_outside_of_the_working_directory_is_used(
         pytest.param(
             "--benchmark-json={}/own.json", "cannot write {}/own.json: ", marks=NOT_OPENED
         ),
-        ("--benchmark-save=base", "cannot save {}/"),
+        ("--benchmark-save=base", "cannot write {}/"),
     ],
 )
 def test_a_run_that_cannot_be_written_ends_in_12_with_one_line(
