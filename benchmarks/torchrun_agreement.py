@@ -5,6 +5,11 @@ python benchmarks/torchrun_agreement.py compare
 Two ranks under torchrun and the launcher in this process, which knows nothing of torchrun's
 variables, measure the same cells in turn; each measurement has fresh ranks, and every other pair
 begins with the other side. Exits with 1 unless the times agree within 3 %, and all counts exactly.
+
+Needs a machine without other load. torchrun starts every rank in a session of its own, and Linux
+shares processors out by session (sched_autogroup_enabled): beside other programs that want them,
+two ranks in two sessions wait for each other longer than two in one. With 6 busy programs a core an
+all_reduce took 3.7 times as long, and as long again when the launcher's ranks were put in two.
 """
 
 from __future__ import annotations
