@@ -65,6 +65,8 @@ def written_beside(path: Path, data: bytes) -> Iterator[Path]:
 def check_writable(*paths: Path | None) -> None:
     """Refuse now what could not be written after hours of work; a None is no file.
 
+    Nothing is made: a mistake that is found later leaves no empty folder.
+
     Raises:
         WriteError: A folder cannot be made or written, or is where a file should be.
     """
@@ -72,8 +74,10 @@ def check_writable(*paths: Path | None) -> None:
         try:
             if path.is_dir():
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=path.parent):
+            folder = next(parent for parent in path.absolute().parents if parent.exists())
+            if not folder.is_dir():
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+            with tempfile.TemporaryFile(dir=folder):
                 pass
         except OSError as error:
             raise WriteError(f"cannot write {path}: {error.strerror or error}") from error

@@ -86,7 +86,7 @@ def test_a_file_that_cannot_be_written_ends_in_12(
 
     assert ended.value.code == 12
     error = capsys.readouterr().err.splitlines()[-1]
-    assert error == "perfsuite: cannot write results/profile.tex: File exists"
+    assert error == "perfsuite: cannot write results/trace.json: File exists"
 
 
 def test_a_real_training_leaves_a_profile_with_the_keys_of_the_contract(
