@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -9,6 +10,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import settings
 
 from perfsuite import remote
+from perfsuite.gate.termination import SIGNALS
 
 pytest_plugins = ["pytester"]
 
@@ -26,6 +28,15 @@ def empty_memory() -> Iterator[None]:
     MemoryFileSystem.pseudo_dirs[:] = [""]
     yield
     forget()
+
+
+@pytest.fixture
+def default_signals() -> Iterator[None]:
+    """Signals as a process has them at first: a session that has measured handles them."""
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in SIGNALS}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

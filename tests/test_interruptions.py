@@ -10,6 +10,8 @@ import pytest
 from perfsuite.gate.termination import ends_on_signals
 from perfsuite.interruptions import ignores_ctrl_c, uninterrupted
 
+pytestmark = pytest.mark.usefixtures("default_signals")
+
 
 def test_a_signal_that_comes_while_nothing_may_be_lost_is_delivered_afterwards() -> None:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)

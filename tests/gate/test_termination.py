@@ -9,6 +9,9 @@ import pytest
 from perfsuite.gate.termination import ends_on_signals
 
 
+pytestmark = pytest.mark.usefixtures("default_signals")
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_signal_ends_the_block_and_runs_what_cleans_up(number: signal.Signals, code: int) -> None:
     cleaned = []
