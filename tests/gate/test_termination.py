@@ -8,7 +8,6 @@ import pytest
 
 from perfsuite.gate.termination import ends_on_signals
 
-
 pytestmark = pytest.mark.usefixtures("default_signals")
 
 
