@@ -9,11 +9,10 @@ import torch.distributed as dist
 # Documented, and missing in __all__.
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
-__all__ = ["Store", "StoreError", "StoreTimeoutError", "open_store"]
+__all__ = ["Store", "StoreError", "open_store"]
 
-# Of everything that torch raises about a store, and of a wait that was in vain.
+# Of everything that torch raises about a store.
 StoreError = dist.DistError
-StoreTimeoutError = dist.DistStoreError
 
 
 def open_store(
