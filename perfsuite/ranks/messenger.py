@@ -76,7 +76,7 @@ class _Reader:
 
     def _step(self) -> str | None:
         # Not a wait with a time-out: one that runs out just as the letter comes may never return
-        # (torch 2.15, seen once in some hundred sessions).
+        # (torch 2.15).
         if self._store.check([_key(self._num_read)]):
             self._pipe.send(Letter(content=self._take()))
             self._pause_s = _SHORTEST_PAUSE_S
