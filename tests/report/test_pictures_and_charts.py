@@ -135,7 +135,7 @@ def test_a_sweep_of_workers_has_whiskers() -> None:
         outline for _, outline in chart.paths if re.fullmatch(r"M[\d.]+ [\d.]+V.+", outline)
     ]
     # 0 to 6 ms are 160 units up from 212, and the spread of 4 ms is 1.4826 ms.
-    assert whiskers == ["M64.0 144.9V65.8", "M374.0 158.7V158.7"]
+    assert whiskers == ["M64.0 144.9V65.8", "M384.0 158.7V158.7"]
 
 
 def test_memory_is_drawn_against_the_time_of_recomputation() -> None:
