@@ -23,7 +23,6 @@ from perfsuite.gate.lineage import count_commits, subject_of
 from perfsuite.gate.overlay import lay_configuration
 from perfsuite.gate.repository import Base, find_top, is_in_history
 from perfsuite.gate.rule import Prior
-from perfsuite.gate.termination import ends_on_signals
 from perfsuite.gate.trees import base_tree
 from perfsuite.gate.trials import Budget
 from perfsuite.gating import ACCEPTED_FILE, run_gate
@@ -166,7 +165,7 @@ def bisect(request: BisectRequest, *, say: Callable[[str], None]) -> BisectResul
         SettingError: A revision is no commit, they are in the wrong order, or the cell is not one.
         WriteError: A tree cannot be made.
     """
-    with ends_on_signals(), _opened(request, say) as search:
+    with _opened(request, say) as search:
         return _search(search)
 
 

@@ -24,7 +24,6 @@ from perfsuite.gate.calibration import (
     write_calibration,
 )
 from perfsuite.gate.recommendation import recommend
-from perfsuite.gate.termination import ends_on_signals
 from perfsuite.gate.trials import Budget
 from perfsuite.measure.host import describe_host
 from perfsuite.ranks.turns import FAULTS
@@ -81,7 +80,7 @@ def calibrate_machine(
         budget=Budget(max_pairs=max_pairs, max_s=float("inf"), timeout_s=_TIMEOUT_S),
         seed=random.SystemRandom().randrange(2**32) if seed is None else seed,
     )
-    with TimingLock(wait_s=_WAIT_S, say=_say), ends_on_signals():
+    with TimingLock(wait_s=_WAIT_S, say=_say):
         result = calibrate(
             request,
             num_identical=num_identical or max(1, num_sessions),

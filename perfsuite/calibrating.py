@@ -16,7 +16,7 @@ from perfsuite.errors import WorkloadError
 from perfsuite.gate.arms import Arm
 from perfsuite.gate.calibration import CellNoise, SessionPairs, pool_noise
 from perfsuite.gate.judge import judge
-from perfsuite.gate.trials import Judgement, Trial
+from perfsuite.gate.trials import Demands, Judgement, Trial
 from perfsuite.gating import demands_of
 
 
@@ -111,20 +111,7 @@ def calibrate(
     Raises:
         WorkloadError: There is no cell, or one cannot be measured.
     """
-    collected = collect(head_arm(request, None))
-    if collected.suite is None or collected.failure is not None:
-        raise WorkloadError(f"the tests cannot be collected: {collected.failure}")
-    head = head_arm(request, collected.suite)
-    demands = {name: demands_of(request, collected.suite, name) for name in collected.suite.cells}
-    if not demands:
-        raise WorkloadError("there is no benchmark to calibrate with")
-    for plant in plants:
-        others = [name for name, one in collected.suite.cells.items() if not one.get("is_train")]
-        if plant.needs_recipe and others:
-            raise WorkloadError(
-                f"{plant} can be planted in cells of train_benchmark alone, and {others[0]} is "
-                "none; leave it out with -k, or plant a slowdown such as 5%"
-            )
+    head, demands = _collect_cells(request, plants)
     seeds = random.Random(request.seed)
     pairs: dict[str, list[SessionPairs]] = {name: [] for name in demands}
 
@@ -160,6 +147,25 @@ def calibrate(
         planted=tuple(map(run, plants if num_sessions else ())),
         noise=noise,
     )
+
+
+def _collect_cells(request: GateRequest, plants: Sequence[Plant]) -> tuple[Arm, dict[str, Demands]]:
+    """Head's arm, and what is asked of each of its cells."""
+    collected = collect(head_arm(request, None))
+    if collected.suite is None or collected.failure is not None:
+        raise WorkloadError(f"the tests cannot be collected: {collected.failure}")
+    cells = collected.suite.cells
+    if not cells:
+        raise WorkloadError("there is no benchmark to calibrate with")
+    others = [name for name, asked in cells.items() if not asked.get("is_train")]
+    for plant in plants:
+        if plant.needs_recipe and others:
+            raise WorkloadError(
+                f"{plant} can be planted in cells of train_benchmark alone, and {others[0]} is "
+                "none; leave it out with -k, or plant a slowdown such as 5%"
+            )
+    demands = {name: demands_of(request, collected.suite, name) for name in cells}
+    return head_arm(request, collected.suite), demands
 
 
 def _pairs_of(trial: Trial) -> SessionPairs:

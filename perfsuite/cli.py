@@ -29,10 +29,10 @@ from perfsuite.errors import PerfsuiteError, SettingError, StorageError, WriteEr
 from perfsuite.every_recipe import every_recipe
 from perfsuite.explain_verb import explain
 from perfsuite.files import check_writable, write_atomically
-from perfsuite.gate.termination import ends_on_signals, shell_exit_code
 from perfsuite.gate_verb import gate
 from perfsuite.history_verb import history
 from perfsuite.init_verb import init
+from perfsuite.interruptions import ends_on_signals, shell_exit_code
 from perfsuite.profile_verb import profile
 from perfsuite.recipe_options import DeviceName, Seed, WorkloadName, open_session, takes_recipe
 from perfsuite.records import EquivalenceReport

@@ -13,7 +13,6 @@ from perfsuite import stats
 from perfsuite.comparing import Comparison, ComparisonRequest, compare, prove_cell
 from perfsuite.files import check_writable, write_atomically
 from perfsuite.gate.rule import FIRST_LOOK
-from perfsuite.gate.termination import ends_on_signals
 from perfsuite.gate.trials import Budget
 from perfsuite.interleaving import Cell
 from perfsuite.recipe_options import DeviceName, WorkloadName, open_session
@@ -67,9 +66,8 @@ def compare_recipes(
     )
     session = open_session(device, _CELL_SEED)
     try:
-        with ends_on_signals():
-            numerics = {name: prove_cell(session, cell).numerics for name, cell in cells.items()}
-            comparison = compare(session, request, say=_say)
+        numerics = {name: prove_cell(session, cell).numerics for name, cell in cells.items()}
+        comparison = compare(session, request, say=_say)
     finally:
         session.close()
     records = {

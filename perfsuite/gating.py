@@ -33,18 +33,17 @@ from perfsuite.gate.explain import explain
 from perfsuite.gate.judge import judge, launch_pair
 from perfsuite.gate.overlay import python_digests
 from perfsuite.gate.presence import find_common, is_named
-from perfsuite.gate.repository import Base, NoBase, describe_head, find_base, find_top
-from perfsuite.gate.termination import ends_on_signals
-from perfsuite.gate.trees import (
-    sweep_stale_trees,
-)
+from perfsuite.gate.repository import Base, NoBase, describe_head, find_base
+from perfsuite.gate.trees import sweep_stale_trees, what_is_missing
 from perfsuite.gate.trials import Demands, Judgement, Trial
+from perfsuite.interruptions import ends_on_signals
 from perfsuite.units import format_ratio, parse_ratio, parse_seconds
 from perfsuite.verdicts import CellVerdict, Explanation
 
 _TRAIN_FLOOR_S = 50e-6
 # Files that a line names.
 _MOST_LISTED = 3
+_HAS_THEM = "where a cell needs them, name a checkout that has them with --base-dir"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +74,7 @@ HIDDEN = (
 ACCEPTED_FILE = Path("baselines") / "accepted.toml"
 
 
+@ends_on_signals()
 def run_gate(request: GateRequest, *, say: Callable[[str], None]) -> GateResult:
     """Return the verdict of every cell.
 
@@ -82,11 +82,6 @@ def run_gate(request: GateRequest, *, say: Callable[[str], None]) -> GateResult:
         SettingError: The base is not known, or a path is not there.
         WriteError: A tree cannot be made.
     """
-    with ends_on_signals():
-        return _run_gate(request, say)
-
-
-def _run_gate(request: GateRequest, say: Callable[[str], None]) -> GateResult:
     sweep_stale_trees(request.folder)
     differs = {"head": describe_head(request.folder)}
     base: Base | None = None
@@ -100,12 +95,6 @@ def _run_gate(request: GateRequest, say: Callable[[str], None]) -> GateResult:
         differs["base interpreter"] = request.base_python
     differs |= {f"base {name}": value for name, value in request.base_environment.items()}
 
-    top = find_top(request.folder)
-    if base is not None and top is not None and (top / ".gitmodules").exists():
-        differs["submodules"] = (
-            "are empty in the base's tree; where a cell needs them name a checkout that has them "
-            "with --base-dir"
-        )
     head = collect(head_arm(request, None))
     if head.suite is None or head.failure is not None:
         return _refused(request, f"head's tests cannot be collected: {head.failure}", differs)
@@ -124,6 +113,9 @@ def _run_gate(request: GateRequest, say: Callable[[str], None]) -> GateResult:
             base_own = collect_base(request, plain, suite)
             before = python_digests(plain)
         tree = stack.enter_context(make_tree(request, suite, base, overlay=overlay_of(request)))
+        if base is not None and (missing := what_is_missing(tree)):
+            differs["base's tree"] = f"{'; '.join(missing)}; {_HAS_THEM}"
+            say(differs["base's tree"])
         after = python_digests(tree)
         if laid := [str(path) for path, found in after.items() if before.get(path) != found]:
             differs["benchmark files"] = f"head's run on both sides: {_listed(sorted(laid))}"

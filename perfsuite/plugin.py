@@ -29,9 +29,8 @@ from perfsuite.errors import (
 )
 from perfsuite.files import append_line, write_atomically
 from perfsuite.fixtures import OUTCOME, SUITE, is_cell
-from perfsuite.gate.termination import ends_on_signals, shell_exit_code
 from perfsuite.gatekeeper import Gatekeeper, refuse_silent_passes, store_verdict
-from perfsuite.interruptions import ignores_ctrl_c
+from perfsuite.interruptions import ends_on_signals, ignores_ctrl_c, shell_exit_code
 from perfsuite.records import CellLine, encode_line
 from perfsuite.remote import locate
 from perfsuite.report.gate import sentence, verdict_lines

@@ -175,12 +175,3 @@ class ProfiledRun(msgspec.Struct, frozen=True, kw_only=True):
 def encode_profile(profile: Profile) -> bytes:
     """Return the profile as the verb's JSON."""
     return msgspec.json.format(msgspec.json.encode(profile), indent=2)
-
-
-def decode_profile(data: bytes) -> Profile:
-    """Return the profile that `encode_profile` wrote.
-
-    Raises:
-        msgspec.ValidationError: The data are no profile.
-    """
-    return msgspec.json.decode(data, type=Profile)

@@ -10,7 +10,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import settings
 
 from perfsuite import remote
-from perfsuite.gate.termination import SIGNALS
+from perfsuite.interruptions import SIGNALS
 
 pytest_plugins = ["pytester"]
 

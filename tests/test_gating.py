@@ -94,6 +94,7 @@ def commit(folder: Path) -> None:
 def make_project(folder: Path, base: dict[str, str], head: dict[str, str]) -> Path:
     """A repository with two commits; what head gives replaces, and "" removes, a file."""
     folder = folder.resolve()
+    folder.mkdir(exist_ok=True)
     git(folder, "init", "--quiet")
     write(folder, {"pkg/__init__.py": "", "pytest.ini": INI, **WORK_CLOCK, **base})
     commit(folder)
@@ -450,12 +451,15 @@ def test_no_cell(request): request.getfixturevalue("tmp_path")
     }
 
 
-def test_submodules_are_said_to_be_empty_in_the_bases_tree(tmp_path: Path) -> None:
-    folder = make_project(tmp_path, {"bench/test_a.py": "", ".gitmodules": ""}, {})
+def test_a_submodule_is_said_to_be_empty_in_the_bases_tree(tmp_path: Path) -> None:
+    part = make_project(tmp_path / "part", {}, {})
+    folder = make_project(tmp_path / "project", {"bench/test_a.py": ""}, {})
+    git(folder, "-c", "protocol.file.allow=always", "submodule", "--quiet", "add", str(part), "in")
+    commit(folder)
 
-    result = gate(folder)
+    result = gate(folder, base="HEAD")
 
-    assert result.differs["submodules"] == (
-        "are empty in the base's tree; where a cell needs them name a checkout that has them with "
-        "--base-dir"
+    assert result.differs["base's tree"] == (
+        "the submodule in is empty in the base's tree; where a cell needs them, name a checkout "
+        "that has them with --base-dir"
     )

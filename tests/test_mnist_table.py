@@ -14,7 +14,8 @@ import pytest
 from idx_files import write_mnist
 from mnist_table import QUOTED, differences, line_of
 
-from perfsuite.profiles import decode_profile
+from perfsuite.json_file import read_json_as
+from perfsuite.profiles import Profile
 
 NUM_TRAIN, NUM_VALIDATION, NUM_EPOCHS, BATCH_SIZE = 1100, 100, 3, 32
 
@@ -57,7 +58,7 @@ def test_lenet_learns_from_files_of_mnists_format_and_the_profile_is_whole(tmp_p
     )
 
     assert ended.returncode == 0, ended.stderr
-    profile = decode_profile((tmp_path / "profile.json").read_bytes())
+    profile = read_json_as(tmp_path / "profile.json", Profile)
     assert (profile.workload, profile.evaluated_split) == ("lenet-mnist", "validation")
     assert len(profile.losses) == NUM_EPOCHS * (NUM_TRAIN // BATCH_SIZE)
     assert profile.accuracy_per_class is not None

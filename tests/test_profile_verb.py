@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 
 from perfsuite import cli, profile_verb
 from perfsuite.cells import Recipe
-from perfsuite.profiles import ProfiledRun, decode_profile
+from perfsuite.json_file import read_json_as
+from perfsuite.profiles import Profile, ProfiledRun
 from perfsuite.report.profile import profile_csv, profile_latex, profile_text
 from perfsuite.timing_lock import TimingLock
 
@@ -69,7 +70,7 @@ def test_the_profile_is_shown_and_every_file_written(session: FakeSession, tmp_p
     assert (results / "profile.tex").read_text() == profile_latex(PROFILE)
     assert (results / "profile.csv").read_text() == profile_csv(PROFILE)
     assert (results / "trace.json").read_bytes() == b"{}"
-    assert decode_profile((tmp_path / "deep" / "p.json").read_bytes()) == PROFILE
+    assert read_json_as(tmp_path / "deep" / "p.json", Profile) == PROFILE
 
 
 def test_a_file_that_cannot_be_written_ends_in_12(

@@ -29,7 +29,7 @@ import selectors
 import socket
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -130,57 +130,72 @@ class Server:
         if kind == "hello":
             peer.arm = message["arm"]
             return
-        arm, launch = peer.arm, self.launches[peer.arm]
-        if kind == "collected":
-            launch.takes_turns = message["takes_turns"]
-            launch.suite = Suite(
-                cells=message["cells"],
-                root=Path(message["root"]),
-                inifile=None if message["inifile"] is None else Path(message["inifile"]),
-                pythonpath=tuple(map(Path, message["pythonpath"])),
-                python_files=tuple(message["python_files"]),
-                broken=tuple(message["broken"]),
-                hidden=tuple(message["hidden"]),
-            )
-            launch.failure = "; ".join(launch.suite.broken) or None
-            self._asking[arm, "collected"] = peer.connection
-            self._answer_collected()
-        elif kind == "enter":
-            self._asking[arm, "enter"] = peer.connection
-            alone = message["cell"] in self._plan.one_by_one
-            self._admit(self._referee.enter(arm, alone=alone))
-        elif kind == "shape":
-            self._asking[arm, "shape"] = peer.connection
-            self._shapes[arm] = message
-            self._answer(self._referee.agree(arm))
-            self._answer_shape()
-        elif kind == "turn":
-            self._asking[arm, "turn"] = peer.connection
-            self._answer(self._referee.want(arm))
-        elif kind == "done":
-            self._ended_s = time.monotonic()
-            self._answer(self._referee.end(arm))
-        elif kind == "left":
-            launch.cells[message["cell"]] = CellRun(
-                outcome=message["outcome"],
-                reason=message["reason"],
-                rounds_s=tuple(message["rounds"]),
-                record=message["record"],
-                alternated_s=0.0 if self._agreed_s is None else self._ended_s - self._agreed_s,
-                profile=tuple(map(tuple, message["profile"])),
-            )
-            self._asking[arm, "left"] = peer.connection
-            self._answer(self._referee.leave(arm))
-            self._answer_shape()
-            self._admit(self._referee.open_door())
-            self._open_border()
-        else:  # modules, finished
-            launch.modules |= message["modules"]
-            if kind == "finished":
-                self._finished.add(arm)
-                if launch.suite is None:
-                    launch.failure = "its pytest ended before it had collected anything"
-                self._let_go(arm)
+        # Where the answer goes, to those that wait for one.
+        self._asking[peer.arm, kind] = peer.connection
+        handle: dict[str, Callable[[str, dict[str, Any]], None]] = {
+            "collected": self._take_suite,
+            "enter": self._enter,
+            "shape": self._take_shape,
+            "turn": lambda arm, _: self._answer(self._referee.want(arm)),
+            "done": self._end_rounds,
+            "left": self._take_cell,
+            "modules": self._take_modules,
+            "finished": self._finish,
+        }
+        handle[kind](peer.arm, message)
+
+    def _take_suite(self, arm: str, message: dict[str, Any]) -> None:
+        launch = self.launches[arm]
+        launch.takes_turns = message["takes_turns"]
+        launch.suite = Suite(
+            cells=message["cells"],
+            root=Path(message["root"]),
+            inifile=None if message["inifile"] is None else Path(message["inifile"]),
+            pythonpath=tuple(map(Path, message["pythonpath"])),
+            python_files=tuple(message["python_files"]),
+            broken=tuple(message["broken"]),
+            hidden=tuple(message["hidden"]),
+        )
+        launch.failure = "; ".join(launch.suite.broken) or None
+        self._answer_collected()
+
+    def _enter(self, arm: str, message: dict[str, Any]) -> None:
+        alone = message["cell"] in self._plan.one_by_one
+        self._admit(self._referee.enter(arm, alone=alone))
+
+    def _take_shape(self, arm: str, message: dict[str, Any]) -> None:
+        self._shapes[arm] = message
+        self._answer(self._referee.agree(arm))
+        self._answer_shape()
+
+    def _end_rounds(self, arm: str, _: dict[str, Any]) -> None:
+        self._ended_s = time.monotonic()
+        self._answer(self._referee.end(arm))
+
+    def _take_cell(self, arm: str, message: dict[str, Any]) -> None:
+        self.launches[arm].cells[message["cell"]] = CellRun(
+            outcome=message["outcome"],
+            reason=message["reason"],
+            rounds_s=tuple(message["rounds"]),
+            record=message["record"],
+            alternated_s=0.0 if self._agreed_s is None else self._ended_s - self._agreed_s,
+            profile=tuple(map(tuple, message["profile"])),
+        )
+        self._answer(self._referee.leave(arm))
+        self._answer_shape()
+        self._admit(self._referee.open_door())
+        self._open_border()
+
+    def _take_modules(self, arm: str, message: dict[str, Any]) -> None:
+        self.launches[arm].modules |= message["modules"]
+
+    def _finish(self, arm: str, message: dict[str, Any]) -> None:
+        self._take_modules(arm, message)
+        self._finished.add(arm)
+        launch = self.launches[arm]
+        if launch.suite is None:
+            launch.failure = "its pytest ended before it had collected anything"
+        self._let_go(arm)
 
     def _let_go(self, arm: str) -> None:
         self._answer(self._referee.go(arm))

@@ -81,21 +81,8 @@ class Screened:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Screen:
-    """What the history says of a session.
-
-    Attributes:
-        unfit: Why this session cannot be compared with the stored ones; None where it can.
-        cells: By full name. Where the session is unfit, none is clearly fine.
-    """
-
-    unfit: str | None
-    cells: dict[str, Screened]
-
-
-@dataclass(frozen=True, kw_only=True)
 class _Fit:
-    """A cell against its history: the d, s^2, df and n of `screen`.
+    """A cell against its history: the d, s^2, df and n of `Screener`.
 
     Attributes:
         leverage: Variance of d over that of one session.
@@ -109,14 +96,29 @@ class _Fit:
 
 
 class Screener:
-    """The screen of a session whose cells come one by one; each moderates those after it.
+    """Which cells of a session are clearly fine; the others are for the judge.
+
+    Cells come one by one, and each moderates those after it. With y the log of a cell's median, p
+    the mean log of the host probes, n sessions, and b the slope of y on p in them (0 below five
+    sessions, or below 0):
+
+    - d = y - mean(y) - b (p - mean(p))
+    - v = (d0 s0^2 + df s^2) / (d0 + df), with df = n - 1, less one for a slope; s0 the median over
+      cells; d0 = 8, or the degrees of freedom of the other cells where they have fewer
+    - SE^2 = v (1 + 1/n + (p - mean(p))^2 / sum of squares of p), the last term with a slope only
+    - clearly fine where d + t(0.95, d0 + df) SE < log(1 + limit)
+
+    Without a slope the host's shifts stay in s^2, which then allows for the next one.
+
+    Args:
+        history: Usable runs of the same environment, the newest last.
+        probe_s: What `probe_host` returned in this session, None where it was not run.
 
     Attributes:
         unfit: Why this session cannot be compared with the stored ones; None where it can.
     """
 
     def __init__(self, history: Sequence[StoredRun], probe_s: Mapping[str, float] | None) -> None:
-        """Take the arguments of `screen`."""
         self.unfit = why_unfit(history, probe_s)
         self._history = history
         self._probe_s = probe_s
@@ -142,38 +144,6 @@ class Screener:
         """Return what the history says of a cell that was added."""
         known = self._undecided.get(cell.fullname)
         return _decide(cell, self._fits) if known is None else known
-
-
-def screen(
-    candidates: Sequence[Candidate],
-    history: Sequence[StoredRun],
-    probe_s: Mapping[str, float] | None,
-) -> Screen:
-    """Return which cells are clearly fine; the others are for the judge.
-
-    With y the log of a cell's median, p the mean log of the host probes, n sessions, and b the
-    slope of y on p in them (0 below five sessions, or below 0):
-
-    - d = y - mean(y) - b (p - mean(p))
-    - v = (d0 s0^2 + df s^2) / (d0 + df), with df = n - 1, less one for a slope; s0 the median over
-      cells; d0 = 8, or the degrees of freedom of the other cells where they have fewer
-    - SE^2 = v (1 + 1/n + (p - mean(p))^2 / sum of squares of p), the last term with a slope only
-    - clearly fine where d + t(0.95, d0 + df) SE < log(1 + limit)
-
-    Without a slope the host's shifts stay in s^2, which then allows for the next one.
-
-    Args:
-        candidates: The cells of this session.
-        history: Usable runs of the same environment, the newest last.
-        probe_s: What `probe_host` returned in this session, None where it was not run.
-    """
-    screener = Screener(history, probe_s)
-    for cell in candidates:
-        screener.add(cell)
-    return Screen(
-        unfit=screener.unfit,
-        cells={cell.fullname: screener.decide(cell) for cell in candidates},
-    )
 
 
 def why_unfit(history: Sequence[StoredRun], probe_s: Mapping[str, float] | None) -> str | None:

@@ -72,11 +72,6 @@ class Layout:
         """GPUs that the ranks see on all machines."""
         return len({gpu for one in self.everyone for gpu in one.gpus})
 
-    @property
-    def num_machines(self) -> int:
-        """Kernels that the ranks run on."""
-        return len({one.machine for one in self.everyone})
-
     def holds_lock(self, rank: int) -> bool:
         """Whether a rank is the one that holds the timing lock for all that share it."""
         mine = self.everyone[rank]

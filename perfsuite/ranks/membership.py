@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from perfsuite.errors import SettingError
 
+_RESTARTS = "TORCHELASTIC_RESTART_COUNT"
 # What torchrun sets and what init_process_group("env://") reads; the rest only describes them.
 _REQUIRED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 # A rank of ours is told its place by its controller. Code that looks for torchrun's would find that
@@ -23,7 +24,7 @@ TORCHRUN_VARIABLES = (
     "ROLE_NAME",
     "ROLE_RANK",
     "ROLE_WORLD_SIZE",
-    "TORCHELASTIC_RESTART_COUNT",
+    _RESTARTS,
     "TORCHELASTIC_MAX_RESTARTS",
     "TORCHELASTIC_RUN_ID",
     "TORCHELASTIC_USE_AGENT_STORE",
@@ -88,7 +89,7 @@ def read_membership(environ: Mapping[str, str]) -> Membership | None:
         host=environ["MASTER_ADDR"],
         port=_number(environ, "MASTER_PORT", smallest=1, largest=_MAX_PORT),
         hosts_store=rank == 0 and environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True",
-        num_restarts=int(environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
+        num_restarts=_number({_RESTARTS: "0", **environ}, _RESTARTS, smallest=0),
     )
 
 

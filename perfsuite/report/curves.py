@@ -15,13 +15,13 @@ import msgspec
 
 from perfsuite.cells import Recipe
 from perfsuite.errors import RecipeError, SettingError
-from perfsuite.json_file import read_json
+from perfsuite.json_file import read_json_as
 from perfsuite.profiles import Epoch, Profile
 from perfsuite.report.charts import Line, draw, write_number
 from perfsuite.report.pictures import Picture
 from perfsuite.report.sections import Section
 from perfsuite.units import format_ratio
-from perfsuite.untrusted import printable
+from perfsuite.untrusted import printable, why_unreadable
 
 _TITLE = "Learning curves"
 _WHAT_TO_DO = "name a file that 'perfsuite profile --json' wrote"
@@ -71,13 +71,14 @@ def draw_curves(trainings: Sequence[Training]) -> tuple[Section, ...]:
 
 def _read_training(path: Path) -> Training:
     try:
-        profile = msgspec.convert(read_json(path), Profile)
+        profile = read_json_as(path, Profile)
         return Training(path=path, profile=profile, recipe=Recipe(**profile.recipe))
     except (msgspec.ValidationError, RecipeError, TypeError) as error:
-        raise SettingError(f"{path} is no profile: {error}; {_WHAT_TO_DO}") from error
+        reason = printable(f"{path} is no profile: {error}")
+        raise SettingError(f"{reason}; {_WHAT_TO_DO}") from error
     except (OSError, ValueError) as error:
-        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
-        raise SettingError(f"{path}: {reason}; {_WHAT_TO_DO}") from error
+        reason = printable(f"{path}: {why_unreadable(error)}")
+        raise SettingError(f"{reason}; {_WHAT_TO_DO}") from error
 
 
 def _shared(training: Training) -> tuple[object, ...]:

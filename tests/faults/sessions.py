@@ -12,13 +12,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import psutil
+from shared_memory import orphaned_segments
 
 from perfsuite.records import CellLine, decode_line
 
 # No process of a session may live on for longer (issue 7).
 MOST_S = 2.0
 _PATIENCE_S = 120.0
-_SHARED_MEMORY = Path("/dev/shm")
 
 PYTEST = ("-m", "pytest", "-v", "-p", "no:cacheprovider", "--perf-device=cpu")
 PERFSUITE = ("-c", "from perfsuite.cli import main; main()")
@@ -31,7 +31,7 @@ class RunningSession:
         self.folder = folder
         self.temporary = Path(tempfile.mkdtemp(prefix="t", dir=folder.parent))
         self._output = folder / "output.txt"
-        self._shared_before = set(_SHARED_MEMORY.iterdir())
+        self._shared_before = _shared()
         with self._output.open("wb") as output:
             self.process = subprocess.Popen(
                 [sys.executable, "-u", *command],
@@ -82,12 +82,16 @@ class RunningSession:
         return left
 
     def _left(self) -> list[str]:
-        shared = set(_SHARED_MEMORY.iterdir()) - self._shared_before
-        ours = [path for path in shared if path.name.startswith(("torch_", "sem.mp-"))]
+        shared = _shared() - self._shared_before
         return [
             *map(_describe, self.processes()),
-            *(str(path) for path in [*self.temporary.iterdir(), *ours] if not _is_cache(path)),
+            *(str(path) for path in [*self.temporary.iterdir(), *shared] if not _is_cache(path)),
         ]
+
+
+def _shared() -> set[Path]:
+    # A semaphore has its name for an instant only, between making it and opening it.
+    return orphaned_segments() | set(Path("/dev/shm").glob("sem.mp-*"))
 
 
 def _session_of(pid: int) -> int | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfsuite.gate.screen import Candidate, Screened, Screener, screen, why_unfit
+from perfsuite.gate.screen import Candidate, Screened, Screener, why_unfit
 from perfsuite.gate.stamp import RunStamp, VerdictWord
 from perfsuite.gate.stored import StoredCell, StoredRun
 
@@ -69,7 +69,19 @@ def sessions(log_times: Sequence[float], probes: Sequence[float] = ()) -> list[S
 def screened(
     cell: Candidate, history: Sequence[StoredRun], probe_s: dict[str, float] | None = None
 ) -> Screened:
-    return screen([cell], history, probe_s).cells[cell.fullname]
+    return screen([cell], history, probe_s)[cell.fullname]
+
+
+def screen(
+    cells: Sequence[Candidate],
+    history: Sequence[StoredRun],
+    probe_s: Mapping[str, float] | None = None,
+) -> dict[str, Screened]:
+    """What the history says of each cell once all are known."""
+    screener = Screener(history, probe_s)
+    for cell in cells:
+        screener.add(cell)
+    return {cell.fullname: screener.decide(cell) for cell in cells}
 
 
 def log_interval(cell: Screened) -> tuple[float, float]:
@@ -95,7 +107,7 @@ def test_the_variance_is_pulled_towards_the_other_cells() -> None:
     steps = (0.0, 0.01, -0.01)
     history = [session({"a": step, "b": 3 * step}) for step in steps]
 
-    found = screen([candidate(0.0), candidate(0.0, "b")], history, None).cells["a"]
+    found = screen([candidate(0.0), candidate(0.0, "b")], history)["a"]
 
     assert log_interval(found) == pytest.approx((-0.0426369, 0.0426369), abs=1e-6)
 
@@ -108,8 +120,7 @@ def test_cells_that_come_one_by_one_are_moderated_by_those_before_them() -> None
 
     for number, cell in enumerate(cells, 1):
         screener.add(cell)
-        so_far = screen(cells[:number], history, None)
-        assert screener.decide(cell) == so_far.cells[cell.fullname]
+        assert screener.decide(cell) == screen(cells[:number], history)[cell.fullname]
 
 
 def test_the_prior_counts_for_no_more_than_eight_degrees_of_freedom() -> None:
@@ -117,7 +128,7 @@ def test_the_prior_counts_for_no_more_than_eight_degrees_of_freedom() -> None:
     names = [f"cell{number}" for number in range(24)]
     history = [session(dict.fromkeys(names, step)) for step in (0.0, 0.01, -0.01)]
 
-    found = screen([candidate(0.0, name) for name in names], history, None).cells["cell0"]
+    found = screen([candidate(0.0, name) for name in names], history)["cell0"]
 
     assert log_interval(found)[1] == pytest.approx(0.0209285, abs=1e-6)
 
@@ -218,14 +229,13 @@ def test_what_was_inconclusive_or_ran_elsewhere_is_no_history() -> None:
 def test_a_session_on_another_kind_of_host_is_refused() -> None:
     history = sessions([0.0] * 5, [math.log(0.05)] * 5)
 
-    found = screen([candidate(0.0)], history, {"memory": 0.061})
+    found = screened(candidate(0.0), history, {"memory": 0.061})
 
-    assert found.unfit == (
+    assert found.reason == (
         "the host probe 'memory' took 61.0 ms, and 50.0 ms in 5 stored sessions: a shift of "
         "22.0 %, where 3.0 % is usual; let the machine come to rest"
     )
-    assert not found.cells["a"].is_clearly_fine
-    assert found.cells["a"].reason == found.unfit
+    assert not found.is_clearly_fine
 
 
 @pytest.mark.parametrize(("shift", "is_fit"), [(0.0, True), (0.044, True), (-0.045, False)])
@@ -294,10 +304,10 @@ def test_at_its_limit_a_cell_passes_in_one_session_of_twenty(host_sd: float) -> 
             candidate(math.log(now.cells[name].median_s) + math.log1p(LIMIT), name)
             for name in names
         ]
-        found = screen(head, history, now.probe_s)
-        if found.unfit is None:
+        if why_unfit(history, now.probe_s) is None:
+            found = screen(head, history, now.probe_s)
             num_cells += len(names)
-            num_fine += sum(cell.is_clearly_fine for cell in found.cells.values())
+            num_fine += sum(cell.is_clearly_fine for cell in found.values())
 
     # 5 % and three Monte-Carlo standard deviations.
     allowed = 0.05 + 3 * math.sqrt(0.05 * 0.95 / num_cells)

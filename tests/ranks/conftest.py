@@ -8,6 +8,7 @@ from typing import Any
 
 import psutil
 import pytest
+from shared_memory import orphaned_segments
 
 
 @pytest.fixture
@@ -17,8 +18,7 @@ def nothing_left() -> Any:
 
     def traces() -> set[str]:
         folders = {str(path) for path in Path(tempfile.gettempdir()).glob(f"perfsuite-{me.pid}-*")}
-        segments = {str(path) for path in Path("/dev/shm").glob("torch_*")}
-        return folders | segments
+        return folders | set(map(str, orphaned_segments()))
 
     before = traces()
     yield

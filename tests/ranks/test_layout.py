@@ -45,10 +45,10 @@ def test_one_rank_of_those_that_share_a_lock_holds_it() -> None:
     assert [containers.holds_lock(rank) for rank in range(3)] == [True, True, False]
 
 
-def test_processors_gpus_and_machines_are_counted_once() -> None:
+def test_processors_and_gpus_are_counted_once() -> None:
     layout = Layout((at("a", gpus=("x", "y")), at("a", gpus=("x", "y")), at("b", gpus=("z",))))
 
-    assert (layout.num_machines, layout.num_cores, layout.num_gpus) == (2, 4, 3)
+    assert (layout.num_cores, layout.num_gpus) == (4, 3)
 
 
 def test_ranks_have_gpus_of_their_own_unless_there_are_too_few() -> None:

@@ -58,6 +58,7 @@ def test_half_of_the_variables_is_a_mistake() -> None:
         ("RANK", "-1", "from 0 to 1"),
         ("MASTER_PORT", "70000", "from 1 to 65535"),
         ("MASTER_PORT", "²", "from 1 to 65535"),
+        ("TORCHELASTIC_RESTART_COUNT", "first", "from 0"),
     ],
 )
 def test_a_value_that_cannot_be_is_named(name: str, value: str, allowed: str) -> None:

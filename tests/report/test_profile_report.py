@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from profile_example import PROFILE, UNEVALUATED
 
-from perfsuite.profiles import decode_profile, encode_profile
+from perfsuite.profiles import Profile, encode_profile
 from perfsuite.report.latex import escape
 from perfsuite.report.profile import profile_csv, profile_latex, profile_text
 
@@ -64,7 +64,7 @@ def test_of_many_classes_the_first_twenty_are_shown() -> None:
 
 
 def test_the_figures_of_the_latex_table_are_those_of_the_json() -> None:
-    decoded = decode_profile(encode_profile(PROFILE))
+    decoded = msgspec.json.decode(encode_profile(PROFILE), type=Profile)
 
     rows = re.findall(r"^(\S[^&\n]*?) & ([\d.]+) & ([\d.]+) \\\\$", profile_latex(PROFILE), re.M)
 
@@ -108,4 +108,4 @@ def test_the_csv_has_each_stage_and_the_total() -> None:
 
 
 def test_the_json_is_what_it_was() -> None:
-    assert decode_profile(encode_profile(PROFILE)) == PROFILE
+    assert msgspec.json.decode(encode_profile(PROFILE), type=Profile) == PROFILE

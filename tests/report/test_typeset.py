@@ -13,7 +13,7 @@ from made_up import HOSTILE, cell, report_on
 from profile_example import PROFILE
 from pypdf import PdfReader
 
-from perfsuite.profiles import Profile, decode_profile, encode_profile
+from perfsuite.profiles import Profile, encode_profile
 from perfsuite.report.latex import to_latex
 from perfsuite.report.profile import profile_latex
 from perfsuite.report.rows import printable
@@ -54,9 +54,8 @@ def typeset(tmp_path: Path) -> Typeset:
 
 def test_the_printed_stages_are_those_of_the_json(typeset: Typeset) -> None:
     stages = msgspec.structs.replace(PROFILE.stages_s, load=3.999999, other=0.500001)
-    decoded: Profile = decode_profile(
-        encode_profile(msgspec.structs.replace(PROFILE, stages_s=stages))
-    )
+    encoded = encode_profile(msgspec.structs.replace(PROFILE, stages_s=stages))
+    decoded = msgspec.json.decode(encoded, type=Profile)
 
     printed = typeset(profile_latex(decoded))
 
