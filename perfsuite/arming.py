@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from perfsuite.gate.arms import Arm, Launch, PairPlan, Suite
-from perfsuite.gate.judge import launch_pair
+from perfsuite.gate.launches import launch_pair
 from perfsuite.gate.overlay import lay_configuration
 from perfsuite.gate.repository import Base
 from perfsuite.gate.rule import Prior

@@ -30,7 +30,8 @@ from perfsuite.gate.accepted import read_accepted
 from perfsuite.gate.arms import Arm, Launch, PairPlan, Suite
 from perfsuite.gate.exact import parse_slacks
 from perfsuite.gate.explain import explain
-from perfsuite.gate.judge import judge, launch_pair
+from perfsuite.gate.judge import judge
+from perfsuite.gate.launches import launch_pair
 from perfsuite.gate.overlay import python_digests
 from perfsuite.gate.presence import find_common, is_named
 from perfsuite.gate.repository import Base, NoBase, describe_head, find_base

@@ -11,19 +11,16 @@ import dataclasses
 import math
 import os
 import random
-import re
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 
 from perfsuite import stats
-from perfsuite.errors import WriteError
-from perfsuite.gate.arms import OTHER_ENDED, Arm, Launch, PairPlan
+from perfsuite.gate.arms import Arm, Launch, PairPlan
 from perfsuite.gate.counted import compare_run_counts
-from perfsuite.gate.effort import PairCost, plan_num_rounds
+from perfsuite.gate.effort import plan_num_rounds
+from perfsuite.gate.evidence import is_put_off, take_in
 from perfsuite.gate.imports import find_wrong_import
-from perfsuite.gate.launches import run_pair
+from perfsuite.gate.launches import launch_pair
 from perfsuite.gate.rule import FIRST_LOOK, Prior, Rule, decide
 from perfsuite.gate.trials import Budget, Demands, Judgement, Trial
 from perfsuite.measure.fitness import read_sensors, why_unfit
@@ -33,14 +30,8 @@ from perfsuite.units import format_change, format_ratio
 _MAX_UNFIT = 3
 # A launch starts two interpreters at most; a hash seed is what PYTHONHASHSEED takes.
 _MAX_HASH_SEED = 2**32 - 1
-_LONGEST_TEMPORARY_PATH = 40
 # Undecided cells whose running interval is shown after a pair, the widest first.
 _MOST_SHOWN = 5
-# What torch, the C library, Python and the end of a rank or a launch say when memory ran out.
-_OUT_OF_MEMORY = re.compile(
-    r"out of memory|not enough memory|cannot allocate memory|memory ran out|MemoryError|signal 9",
-    re.IGNORECASE,
-)
 # What times can say of a cell that was measured on both sides.
 _WORDS_OF_PAIRS = {"PASS", "FAIL", "IMPROVED", "INCONCLUSIVE"}
 _ONE_BY_ONE = "memory has no room for both arms: they ran one after the other, not round by round"
@@ -96,10 +87,10 @@ def judge(
             if num_unfit == _MAX_UNFIT:
                 break
             continue
-        told = [trial for trial in open_trials if not _is_put_off(trial, launches, names)]
+        told = [trial for trial in open_trials if not is_put_off(trial, launches, names)]
         num_broken += len(told) < len(open_trials)
         for trial in told:
-            _add_pair(trial, launches, plan.first, _launch_s(launches["head"], pair_s))
+            take_in(trial, launches, plan.first, _launch_s(launches["head"], pair_s))
             _decide(trial, num_cells or len(trials), budget.max_pairs, priors.get(trial.name))
         for line in _progress(num_pairs, open_trials, trials, time.monotonic() - began_s):
             say(line)
@@ -152,28 +143,6 @@ def _judge_counts(trial: Trial) -> None:
         trial.add_reason(str(one))
 
 
-def launch_pair(arms: Sequence[Arm], plan: PairPlan, names: Sequence[str]) -> dict[str, Launch]:
-    """Run one pair over the named cells, in that order.
-
-    Raises:
-        WriteError: Its temporary files cannot be written.
-    """
-    # The path of a Unix socket, of the ranks' too, has 108 characters at most (unix(7)).
-    is_short = len(tempfile.gettempdir()) <= _LONGEST_TEMPORARY_PATH
-    try:
-        with tempfile.TemporaryDirectory(
-            prefix=f"perfsuite-{os.getpid()}-pair-",
-            dir=None if is_short else "/tmp",
-            ignore_cleanup_errors=True,
-        ) as scratch:
-            return run_pair(arms, plan, choose=lambda _: names, scratch=Path(scratch))
-    except OSError as error:
-        raise WriteError(
-            f"cannot run a pair of launches: {error.strerror or error}; its files go to "
-            f"{tempfile.gettempdir()}, or to TMPDIR where that is set"
-        ) from error
-
-
 def _plan(
     number: int, random_numbers: random.Random, budget: Budget, trials: Sequence[Trial]
 ) -> PairPlan:
@@ -198,108 +167,6 @@ def _launch_s(launch: Launch, pair_s: float) -> float:
     """What a pair cost beside its rounds, for each of its cells."""
     alternated_s = sum(run.alternated_s for run in launch.cells.values())
     return max(0.0, pair_s - alternated_s) / max(1, len(launch.cells))
-
-
-def _add_pair(trial: Trial, launches: Mapping[str, Launch], first: str, launch_s: float) -> None:
-    """Take in what a pair says of a cell, or why it says nothing."""
-    # The one that failed by itself first: the other was ended because of it.
-    for arm in sorted(launches, key=lambda arm: _is_ended_by_other(launches[arm])):
-        launch = launches[arm]
-        run = launch.cells.get(trial.name)
-        if run is None:
-            is_broken = launch.suite is not None and bool(launch.suite.broken)
-            of_broken = {"base": "NO-BASELINE", "head": "ERROR"}
-            trial.word = of_broken[arm] if is_broken else "INVALID"
-            why = launch.failure or "its session stopped before the cell had ended"
-            trial.reason = f"the {arm} launch told nothing: {why}"
-            return
-        trial.last[arm] = run
-    base, head = trial.last["base"], trial.last["head"]
-    if head.outcome == "skipped" and base.outcome == "passed" and base.rounds_s:
-        trial.word = "VANISHED"
-        trial.reason = f"head skips what the base measures: {head.reason}"
-        return
-    for arm, run, word in (("head", head, "ERROR"), ("base", base, "NO-BASELINE")):
-        if run.outcome != "passed" or not run.rounds_s:
-            trial.word = word if run.outcome != "skipped" or arm == "base" else "SKIPPED"
-            trial.reason = f"the {arm} arm {run.outcome}: {run.reason or 'nothing was timed'}"
-            return
-    wrong_s = [s for s in (*base.rounds_s, *head.rounds_s) if not 0 < s < math.inf]
-    if wrong_s:
-        trial.word = "INVALID"
-        trial.reason = f"a round took {wrong_s[0]} s; its clock stands still, or is none"
-        return
-    base_s = stats.median(base.rounds_s)
-    log_ratio, error = locate_log_ratio(base.rounds_s, head.rounds_s)
-    trial.raw.append((base_s, base_s * math.exp(log_ratio)))
-    trial.firsts.append(first)
-    num_rounds = min(len(base.rounds_s), len(head.rounds_s))
-    if head.alternated_s > 0 and math.isfinite(error):
-        trial.costs.append(
-            PairCost(
-                log_ratio=log_ratio,
-                error=error,
-                num_rounds=num_rounds,
-                round_s=head.alternated_s / num_rounds,
-                launch_s=launch_s,
-            )
-        )
-
-
-def _is_put_off(trial: Trial, launches: Mapping[str, Launch], names: Sequence[str]) -> bool:
-    """Whether the cell had no fair trial in a pair: it shared memory, or a launch had ended before.
-
-    The next pair has it again: alone in memory, and without the cell in which the launch ended.
-    """
-    if not trial.is_one_by_one and _lacked_memory(trial.name, launches):
-        trial.is_one_by_one = True
-        return True
-    is_told = all(trial.name in launch.cells for launch in launches.values())
-    return not is_told and _cell_that_ended(launches, names) not in (None, trial.name)
-
-
-def _cell_that_ended(launches: Mapping[str, Launch], names: Sequence[str]) -> str | None:
-    """The cell in which a launch ended before its last, by itself; None where none did."""
-    for launch in launches.values():
-        if launch.suite is None or launch.suite.broken or _is_ended_by_other(launch):
-            continue
-        if untold := [name for name in names if name not in launch.cells]:
-            return untold[0]
-    return None
-
-
-def _lacked_memory(name: str, launches: Mapping[str, Launch]) -> bool:
-    """Whether an arm failed in the cell for want of memory, which the other had taken perhaps."""
-    for launch in launches.values():
-        run = launch.cells.get(name)
-        why = launch.failure if run is None else run.reason if run.outcome == "failed" else None
-        if why is not None and _OUT_OF_MEMORY.search(why):
-            return True
-    return False
-
-
-def _is_ended_by_other(launch: Launch) -> bool:
-    return launch.failure is not None and launch.failure.startswith(OTHER_ENDED)
-
-
-def locate_log_ratio(base_s: Sequence[float], head_s: Sequence[float]) -> tuple[float, float]:
-    """Return log(head / base) and its standard error: a trimmed mean over rounds beside each other.
-
-    What the machine did meanwhile happened to both rounds of a pair, and is in neither's ratio. On
-    two shared cores, over 14 launches of a loop of 240 LeNet steps in turns of one, its
-    standard deviation was 0.69 %, that of the median of the same ratios 1.38 %, and that of the
-    ratio of the two means 1.04 %.
-
-    Args:
-        base_s: Seconds of the base's rounds, in order.
-        head_s: The same of head; of an unequal number the first are taken.
-
-    >>> round(math.exp(locate_log_ratio([1.0, 2.0, 4.0], [1.5, 3.0, 6.0])[0]), 9)
-    1.5
-    """
-    return stats.trimmed_mean(
-        [math.log(after / before) for before, after in zip(base_s, head_s, strict=False)]
-    )
 
 
 def _decide(trial: Trial, num_cells: int, max_pairs: int, prior: Prior | None) -> None:

@@ -11,10 +11,12 @@ import os
 import shutil
 import signal
 import subprocess
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from perfsuite.errors import WriteError
 from perfsuite.gate.arms import Arm, Choose, Launch, PairPlan
 from perfsuite.gate.channel import Server
 from perfsuite.units import format_bytes
@@ -25,6 +27,29 @@ _GRACE_S = 3.0
 _NUM_LOG_LINES = 20
 # A launch writes logs and results: less than this, hundreds of cells included.
 _ROOM_BYTES = 16 * 2**20
+_LONGEST_TEMPORARY_PATH = 40
+
+
+def launch_pair(arms: Sequence[Arm], plan: PairPlan, names: Sequence[str]) -> dict[str, Launch]:
+    """Run one pair over the named cells, in that order.
+
+    Raises:
+        WriteError: Its temporary files cannot be written.
+    """
+    # The path of a Unix socket, of the ranks' too, has 108 characters at most (unix(7)).
+    is_short = len(tempfile.gettempdir()) <= _LONGEST_TEMPORARY_PATH
+    try:
+        with tempfile.TemporaryDirectory(
+            prefix=f"perfsuite-{os.getpid()}-pair-",
+            dir=None if is_short else "/tmp",
+            ignore_cleanup_errors=True,
+        ) as scratch:
+            return run_pair(arms, plan, choose=lambda _: names, scratch=Path(scratch))
+    except OSError as error:
+        raise WriteError(
+            f"cannot run a pair of launches: {error.strerror or error}; its files go to "
+            f"{tempfile.gettempdir()}, or to TMPDIR where that is set"
+        ) from error
 
 
 def run_pair(

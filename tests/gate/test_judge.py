@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import errno
 import itertools
 import math
-import os
 import re
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from perfsuite.errors import WriteError
 from perfsuite.gate import judge as module
 from perfsuite.gate.arms import Arm, CellRun, Launch, PairPlan, Suite
 from perfsuite.gate.exact import Slack
@@ -571,22 +567,6 @@ def test_the_arm_that_ended_by_itself_is_the_one_that_is_blamed(
     assert words(judgement) == {"a": "INVALID"}
     assert judgement.trials[0].reason == (
         f"the {ended_first} launch told nothing: its pytest ended early with signal 9"
-    )
-
-
-def test_a_pair_without_room_for_its_files_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    def run_pair(*_: object, **__: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(module, "run_pair", run_pair)
-    plan = PairPlan(number=1, first="base", hash_seed=1, core=0, timeout_s=1.0)
-
-    with pytest.raises(WriteError) as refused:
-        module.launch_pair([BASE, HEAD], plan, ["a"])
-
-    assert str(refused.value) == (
-        "cannot run a pair of launches: No space left on device; its files go to "
-        f"{tempfile.gettempdir()}, or to TMPDIR where that is set"
     )
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import os
 import subprocess
 import sys
+import tempfile
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,7 +17,9 @@ from typing import Any
 import pytest
 from tiny_suites import is_alive, make_arms, outcomes, pair
 
-from perfsuite.gate.arms import Launch
+from perfsuite.errors import WriteError
+from perfsuite.gate import launches
+from perfsuite.gate.arms import Launch, PairPlan
 
 # What would keep an arm from measuring, or leave files.
 WORKERS = "-n2" if find_spec("xdist") else ""
@@ -322,3 +326,19 @@ def test_nothing_that_an_arm_started_or_wrote_outside_its_tests_stays(
             *("test_cells.py", "pytest.ini", "intervals.json", "surroundings.json", "iterations"),
             *OPENED_BY_PYTEST_BENCHMARK,
         }
+
+
+def test_a_pair_without_room_for_its_files_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run_pair(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(launches, "run_pair", run_pair)
+    plan = PairPlan(number=1, first="base", hash_seed=1, core=0, timeout_s=1.0)
+
+    with pytest.raises(WriteError) as refused:
+        launches.launch_pair([], plan, ["a"])
+
+    assert str(refused.value) == (
+        "cannot run a pair of launches: No space left on device; its files go to "
+        f"{tempfile.gettempdir()}, or to TMPDIR where that is set"
+    )
