@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,9 +14,10 @@ from perfsuite.files import check_writable, write_atomically
 from perfsuite.gate.calibration import read_noise
 from perfsuite.gate.git import short
 from perfsuite.gate.rule import FIRST_LOOK
-from perfsuite.gate.trials import Budget
+from perfsuite.gate.trials import Budget, draw_seed
+from perfsuite.launch_options import DrawnSeed
 from perfsuite.report.gate import beside_numbers
-from perfsuite.timing_lock import TimingLock
+from perfsuite.timing_lock import WAIT_S, TimingLock
 from perfsuite.units import format_change, format_ratio, option_bounds
 from perfsuite.untrusted import printable_lines
 from perfsuite.verdicts import exit_code
@@ -27,10 +27,6 @@ _EXIT_ONLY_SKIPPED = 11
 _EXIT_UNFIT = 12
 # The gate's, for the one that is not given beside the other.
 _TOLERANCE, _LIMIT = "2%", "5%"
-# A launch that says nothing for so long is stuck: no round of a benchmark should take as long.
-_TIMEOUT_S = 300.0
-# For another timing session on this machine to end.
-_WAIT_S = 86_400.0
 
 
 def bisect_commits(
@@ -56,9 +52,7 @@ def bisect_commits(
     max_minutes: Annotated[
         float, typer.Option(min=0, help="Of a step; no pair begins that would end later.")
     ] = 30.0,
-    seed: Annotated[
-        int | None, typer.Option(min=0, help="Of order and hashing; drawn, and told, unless given.")
-    ] = None,
+    seed: DrawnSeed = None,
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write every step there.")
     ] = None,
@@ -78,12 +72,12 @@ def bisect_commits(
         good=good,
         bad=bad,
         bounds=bounds,
-        budget=Budget(max_pairs=max_pairs, max_s=60 * max_minutes, timeout_s=_TIMEOUT_S),
-        seed=random.SystemRandom().randrange(2**32) if seed is None else seed,
+        budget=Budget(max_pairs=max_pairs, max_s=60 * max_minutes),
+        seed=draw_seed() if seed is None else seed,
         priors=read_noise(Path.cwd(), os.environ),
     )
     check_writable(json_file)
-    with TimingLock(wait_s=_WAIT_S, say=_say):
+    with TimingLock(wait_s=WAIT_S, say=_say):
         result = bisect(request, say=_say)
     for line in tell(result):
         typer.echo(printable_lines(line))

@@ -6,7 +6,6 @@ Must not know how a session is run.
 from __future__ import annotations
 
 import os
-import random
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,22 +23,17 @@ from perfsuite.gate.calibration import (
     write_calibration,
 )
 from perfsuite.gate.recommendation import recommend
-from perfsuite.gate.trials import Budget
+from perfsuite.gate.trials import Budget, draw_seed
+from perfsuite.launch_options import DrawnSeed, Limit, MaxPairs, Paths, Selection, Tolerance
 from perfsuite.measure.host import describe_host
 from perfsuite.ranks.turns import FAULTS
 from perfsuite.recipe_text import parse_recipe
-from perfsuite.timing_lock import TimingLock
+from perfsuite.timing_lock import WAIT_S, TimingLock
 from perfsuite.units import format_ratio, option_bounds, option_ratio
-
-_TIMEOUT_S = 300.0
-# For another timing session on this machine to end.
-_WAIT_S = 86_400.0
 
 
 def calibrate_machine(
-    paths: Annotated[
-        list[str] | None, typer.Argument(help="Benchmark files and folders, as pytest takes them.")
-    ] = None,
+    paths: Paths = None,
     num_sessions: Annotated[int, typer.Option("--sessions", min=0, help="Of each slowdown.")] = 20,
     num_identical: Annotated[
         int | None,
@@ -52,13 +46,11 @@ def calibrate_machine(
             "(of 17 MiB) or a synchronization; may be given several times."
         ),
     ] = None,
-    select: Annotated[
-        str | None, typer.Option("-k", metavar="EXPR", help="Only cells that match, as in pytest.")
-    ] = None,
-    tolerance: Annotated[str, typer.Option(help="Slowdown that is accepted.")] = "2%",
-    limit: Annotated[str, typer.Option(help="Slowdown that must not pass.")] = "5%",
-    max_pairs: Annotated[int, typer.Option(min=3, help="Launches of each side, at most.")] = 16,
-    seed: Annotated[int | None, typer.Option(min=0, help="Drawn, and told, unless given.")] = None,
+    select: Selection = None,
+    tolerance: Tolerance = "2%",
+    limit: Limit = "5%",
+    max_pairs: MaxPairs = 16,
+    seed: DrawnSeed = None,
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write the result.")
     ] = None,
@@ -77,10 +69,10 @@ def calibrate_machine(
         tolerance=bounds[0],
         limit=bounds[1],
         floor_s=0.0,
-        budget=Budget(max_pairs=max_pairs, max_s=float("inf"), timeout_s=_TIMEOUT_S),
-        seed=random.SystemRandom().randrange(2**32) if seed is None else seed,
+        budget=Budget(max_pairs=max_pairs, max_s=float("inf")),
+        seed=draw_seed() if seed is None else seed,
     )
-    with TimingLock(wait_s=_WAIT_S, say=_say):
+    with TimingLock(wait_s=WAIT_S, say=_say):
         result = calibrate(
             request,
             num_identical=num_identical or max(1, num_sessions),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -13,11 +12,12 @@ import typer
 from perfsuite.claiming import Tested, choose_claims, try_claims
 from perfsuite.claims import Bench
 from perfsuite.files import check_writable, write_atomically
+from perfsuite.gate.trials import draw_seed
 from perfsuite.interleaving import ROUND_S
+from perfsuite.launch_options import DrawnSeed
 from perfsuite.recipe_options import DeviceName, open_session
 from perfsuite.records import encode_line
 from perfsuite.report.claims import ClaimRow, claim_lines, claims_table
-from perfsuite.settings import MAX_SEED
 
 RECORDS_FILE = Path("results") / "claims.jsonl"
 _EXIT_BROKEN = 1
@@ -31,7 +31,7 @@ def claims(
         typer.Option(metavar="C5", help="Test this claim alone; may be given several times."),
     ] = None,
     device: DeviceName = "auto",
-    seed: Annotated[int | None, typer.Option(min=0, help="Drawn, and told, unless given.")] = None,
+    seed: DrawnSeed = None,
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write statuses and figures.")
     ] = None,
@@ -45,7 +45,7 @@ def claims(
     check_writable(RECORDS_FILE, json_file)
     # What the experiments say is the findings; ranks that warn of many workers would bury it.
     session = open_session(device, _CELL_SEED, shows_output=False, round_s=ROUND_S)
-    drawn = random.SystemRandom().randrange(MAX_SEED) if seed is None else seed
+    drawn = draw_seed() if seed is None else seed
     bench = Bench(session=session, seed=drawn, say=_say)
     try:
         results = try_claims(chosen, bench, show=lambda one: typer.echo(claim_lines(_row(one))))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,16 +11,14 @@ import typer
 from perfsuite import stats
 from perfsuite.comparing import Comparison, ComparisonRequest, compare, prove_cell
 from perfsuite.files import check_writable, write_atomically
-from perfsuite.gate.rule import FIRST_LOOK
-from perfsuite.gate.trials import Budget
+from perfsuite.gate.trials import Budget, draw_seed
 from perfsuite.interleaving import Cell
+from perfsuite.launch_options import DrawnSeed, MaxMinutes, MaxPairs
 from perfsuite.recipe_options import DeviceName, WorkloadName, open_session
 from perfsuite.recipe_text import describe_recipe, parse_recipe
 from perfsuite.report.comparison import comparison_sentence, comparison_table
 from perfsuite.units import option_bounds
 
-# A launch that says nothing for so long is stuck: no round of a training step should take as long.
-_TIMEOUT_S = 300.0
 # Of weights and data; --seed is of the order of launches.
 _CELL_SEED = 0
 
@@ -38,14 +35,10 @@ def compare_recipes(
     ] = None,
     tolerance: Annotated[str, typer.Option(help="A difference up to this is none.")] = "2%",
     limit: Annotated[str, typer.Option(help='"The same" means within this.')] = "5%",
-    max_pairs: Annotated[
-        int, typer.Option(min=FIRST_LOOK, help="Launches of each recipe, at most.")
-    ] = 16,
-    max_minutes: Annotated[
-        float, typer.Option(min=0, help="No pair begins that would end later.")
-    ] = 30.0,
+    max_pairs: MaxPairs = 16,
+    max_minutes: MaxMinutes = 30.0,
     device: DeviceName = "auto",
-    seed: Annotated[int | None, typer.Option(min=0, help="Drawn, and told, unless given.")] = None,
+    seed: DrawnSeed = None,
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write figures and raw pairs.")
     ] = None,
@@ -61,8 +54,8 @@ def compare_recipes(
         **cells,
         tolerance=bounds[0],
         limit=bounds[1],
-        budget=Budget(max_pairs=max_pairs, max_s=60 * max_minutes, timeout_s=_TIMEOUT_S),
-        seed=random.SystemRandom().randrange(2**32) if seed is None else seed,
+        budget=Budget(max_pairs=max_pairs, max_s=60 * max_minutes),
+        seed=draw_seed() if seed is None else seed,
     )
     session = open_session(device, _CELL_SEED)
     try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import shutil
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,27 +14,29 @@ from perfsuite.arming import GateRequest
 from perfsuite.errors import SettingError
 from perfsuite.files import check_writable, write_atomically
 from perfsuite.gate.calibration import read_noise
-from perfsuite.gate.rule import FIRST_LOOK
-from perfsuite.gate.trials import Budget
+from perfsuite.gate.trials import Budget, draw_seed
 from perfsuite.gating import GateResult, run_gate
+from perfsuite.launch_options import (
+    DrawnSeed,
+    Limit,
+    MaxMinutes,
+    MaxPairs,
+    Paths,
+    Selection,
+    Tolerance,
+)
 from perfsuite.report.gate import verdict_lines
 from perfsuite.report.markdown import to_markdown
 from perfsuite.report.model import report_on_verdicts
-from perfsuite.timing_lock import TimingLock
+from perfsuite.timing_lock import WAIT_S, TimingLock
 from perfsuite.units import option_bounds
 from perfsuite.verdicts import CellVerdict, exit_code
 
 _EXIT_REFUSED = 12
-# A launch that says nothing for so long is stuck: no round of a benchmark should take as long.
-_TIMEOUT_S = 300.0
-# For another timing session on this machine to end.
-_WAIT_S = 86_400.0
 
 
 def gate(
-    paths: Annotated[
-        list[str] | None, typer.Argument(help="Benchmark files and folders, as pytest takes them.")
-    ] = None,
+    paths: Paths = None,
     base: Annotated[
         str | None, typer.Option(help="Revision to compare with; the merge base unless given.")
     ] = None,
@@ -48,20 +49,12 @@ def gate(
     base_env: Annotated[
         list[str] | None, typer.Option(metavar="KEY=VALUE", help="Variable of the base alone.")
     ] = None,
-    select: Annotated[
-        str | None, typer.Option("-k", metavar="EXPR", help="Only cells that match, as in pytest.")
-    ] = None,
-    tolerance: Annotated[str, typer.Option(help="Slowdown that is accepted.")] = "2%",
-    limit: Annotated[str, typer.Option(help="Slowdown that must not pass.")] = "5%",
-    max_pairs: Annotated[
-        int, typer.Option(min=FIRST_LOOK, help="Launches of each side, at most.")
-    ] = 16,
-    max_minutes: Annotated[
-        float, typer.Option(min=0, help="No pair begins that would end later.")
-    ] = 30.0,
-    seed: Annotated[
-        int | None, typer.Option(min=0, help="Of order and hashing; drawn, and told, unless given.")
-    ] = None,
+    select: Selection = None,
+    tolerance: Tolerance = "2%",
+    limit: Limit = "5%",
+    max_pairs: MaxPairs = 16,
+    max_minutes: MaxMinutes = 30.0,
+    seed: DrawnSeed = None,
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write verdicts and raw pairs.")
     ] = None,
@@ -88,13 +81,13 @@ def gate(
         base_environment=_variables(base_env or []),
         tolerance=bounds[0],
         limit=bounds[1],
-        budget=Budget(max_pairs=max_pairs, max_s=60 * max_minutes, timeout_s=_TIMEOUT_S),
-        seed=random.SystemRandom().randrange(2**32) if seed is None else seed,
+        budget=Budget(max_pairs=max_pairs, max_s=60 * max_minutes),
+        seed=draw_seed() if seed is None else seed,
         priors=read_noise(folder, os.environ),
         outputs=tuple(path for path in (json_file, markdown) if path is not None),
     )
     check_writable(*request.outputs)
-    with TimingLock(wait_s=_WAIT_S, say=_say):
+    with TimingLock(wait_s=WAIT_S, say=_say):
         result = run_gate(request, say=_say)
     for text in verdict_lines(result.cells, result.refusal, result.differs):
         typer.echo(text)

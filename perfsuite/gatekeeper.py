@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import os
-import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast, get_args
@@ -24,6 +23,7 @@ from perfsuite.gate.calibration import read_noise
 from perfsuite.gate.history import History, read_history
 from perfsuite.gate.screen import Candidate
 from perfsuite.gate.stamp import VerdictWord
+from perfsuite.gate.trials import draw_seed
 from perfsuite.gating import ACCEPTED_FILE, HIDDEN, GateResult, run_gate
 from perfsuite.markers import marker_arguments
 from perfsuite.recorder import is_benchmark
@@ -232,7 +232,7 @@ class Gatekeeper:
             tolerance=choices.tolerance,
             limit=choices.limit,
             budget=choices.budget,
-            seed=random.SystemRandom().randrange(2**32),
+            seed=draw_seed(),
             priors=read_noise(self._config.rootpath, os.environ),
             outputs=choices.outputs,
         )

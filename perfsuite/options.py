@@ -17,19 +17,18 @@ import pytest
 from perfsuite.choices import Choices, GateChoices
 from perfsuite.errors import SettingError
 from perfsuite.gate.rule import FIRST_LOOK
-from perfsuite.gate.trials import Budget
+from perfsuite.gate.trials import LAUNCH_TIMEOUT_S, Budget
 from perfsuite.ranks.membership import read_membership
 from perfsuite.ranks.turns import FAULTS, TurnChannel
 from perfsuite.settings import DEVICES, MAX_SEED, Device, Settings
 from perfsuite.shards import Shard, parse_shard
+from perfsuite.timing_lock import WAIT_S
 from perfsuite.units import parse_ratio, parse_seconds
 
 MATRICES = ("smoke", "default", "full")
 
 # What decides which cells there are, and what is run in them.
 _PASSED_TO_ARMS = ("device", "matrix", "rounds", "seed", "timeout", "collective-timeout")
-# A launch of a suite without ranks says nothing while a single round runs.
-_LEAST_LAUNCH_TIMEOUT_S = 300.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,7 +214,7 @@ OPTIONS = (
         name="wait",
         metavar="SECONDS",
         parse=parse_seconds,
-        default="86400",
+        default=f"{WAIT_S:g}",
         allowed="a duration from 0",
         help="how long to wait for another timing session on this machine; 0 refuses (exit 12)",
     ),
@@ -308,7 +307,7 @@ def _gate_choices(config: pytest.Config, value: dict[str, Any]) -> GateChoices:
         budget=Budget(
             max_pairs=value["max-pairs"],
             max_s=value["max-minutes"],
-            timeout_s=max(value["timeout"], _LEAST_LAUNCH_TIMEOUT_S),
+            timeout_s=max(value["timeout"], LAUNCH_TIMEOUT_S),
         ),
         pytest_arguments=tuple(given),
         outputs=(config.rootpath / value["report"],),

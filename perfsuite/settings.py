@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from perfsuite.ranks.turns import TurnChannel
+from perfsuite.timing_lock import WAIT_S
 
 Device = Literal["auto", "cpu", "cuda"]
 DEVICES: tuple[Device, ...] = ("auto", "cpu", "cuda")
@@ -36,7 +37,7 @@ class Settings:
     seed: int = 0
     timeout_s: float = 120.0
     collective_timeout_s: float = 30.0
-    wait_s: float = 86_400.0
+    wait_s: float = WAIT_S
     import_roots: tuple[Path, ...] = ()
     turns: TurnChannel | None = None
     shows_output: bool = True

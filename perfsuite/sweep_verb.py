@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 import re
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,7 +13,9 @@ import typer
 from perfsuite.cells import Recipe
 from perfsuite.errors import SettingError
 from perfsuite.files import check_writable, write_atomically
+from perfsuite.gate.trials import draw_seed
 from perfsuite.interleaving import ROUND_S
+from perfsuite.launch_options import DrawnSeed
 from perfsuite.recipe_options import DeviceName, WorkloadName, open_session
 from perfsuite.report.sweep import draw_sweep, sweep_table
 from perfsuite.sweeping import Curve, Sweep, advise, find_good, sweep_workers
@@ -53,7 +54,7 @@ def sweep(
         int, typer.Option(min=2, help="Launches of each number of workers.")
     ] = 5,
     device: DeviceName = "auto",
-    seed: Annotated[int | None, typer.Option(min=0, help="Drawn, and told, unless given.")] = None,
+    seed: DrawnSeed = None,
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write times and optimum.")
     ] = None,
@@ -74,7 +75,7 @@ def sweep(
         precision=precision,
         micro_batch_size=micro_batch_size,
     )
-    seed = random.SystemRandom().randrange(2**32) if seed is None else seed
+    seed = draw_seed() if seed is None else seed
     # Of a hundred launches, most with more workers than torch thinks wise.
     session = open_session(device, _CELL_SEED, shows_output=False, round_s=ROUND_S)
     try:

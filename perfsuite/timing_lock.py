@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Final
 
 from filelock import FileLock, Timeout
 
@@ -16,6 +17,8 @@ from perfsuite.files import write_atomically
 
 # Not the TMPDIR of this session: two sessions with different ones share the same processors.
 _FOLDER = Path("/tmp")
+# A day, for another timing session to end.
+WAIT_S: Final = 86_400.0
 
 
 class TimingLock:

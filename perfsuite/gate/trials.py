@@ -6,9 +6,10 @@ Data alone. Must not know how a cell is decided.
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from perfsuite.gate.arms import CellRun
 from perfsuite.gate.effort import PairCost
@@ -53,6 +54,10 @@ class Demands:
         return self.tolerance * (1 + more) + more, self.limit * (1 + more) + more
 
 
+# A launch that says nothing for so long is stuck: no round of a benchmark should take as long.
+LAUNCH_TIMEOUT_S: Final = 300.0
+
+
 @dataclass(frozen=True, kw_only=True)
 class Budget:
     """What a judgement may cost.
@@ -65,7 +70,7 @@ class Budget:
 
     max_pairs: int
     max_s: float
-    timeout_s: float
+    timeout_s: float = LAUNCH_TIMEOUT_S
 
 
 @dataclass(kw_only=True)
@@ -107,6 +112,11 @@ class Trial:
     def add_reason(self, text: str) -> None:
         """Say one thing more that a reader should know."""
         self.reason = text if self.reason is None else f"{self.reason}; {text}"
+
+
+def draw_seed() -> int:
+    """Return a seed that nobody chose, for everything that is random in a judgement."""
+    return random.SystemRandom().randrange(2**32)
 
 
 @dataclass(frozen=True, kw_only=True)
