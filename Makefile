@@ -23,7 +23,7 @@ bench: install
 	$(BIN)/perfsuite run benchmarks
 
 test: install
-	$(BIN)/python -m pytest tests
+	$(BIN)/python -m pytest tests -n 2 --dist worksteal
 
 # Kill storms, fuzzing and whatever else takes minutes or hours; each prints its figures.
 soak: install

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 
@@ -13,6 +14,10 @@ from perfsuite import remote
 from perfsuite.interruptions import SIGNALS
 
 pytest_plugins = ["pytester"]
+
+# A session that a test starts is nobody's worker, though this one may be xdist's.
+for name in [name for name in os.environ if name.startswith("PYTEST_XDIST_")]:
+    del os.environ[name]
 
 # No test asserts a duration, those of Hypothesis included.
 settings.register_profile("patient", deadline=None)
