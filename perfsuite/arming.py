@@ -110,13 +110,22 @@ def collect(arm: Arm) -> Launch:
 
 def collect_base(request: GateRequest, tree: Path, suite: Suite) -> Launch:
     """Return the same of the base by itself, of those paths that it has."""
-    arm = base_arm(request, tree, suite, own_configuration=True)
-    files = dict.fromkeys(path.partition("::")[0] for path in relative_paths(request, suite))
-    paths = [file for file in files if (tree / file).exists()]
-    if request.paths and not paths:
+    arm = base_own_arm(request, tree, suite)
+    if request.paths and not _paths_in(request, tree, suite):
         nothing = Suite(cells={}, root=tree, inifile=None, pythonpath=(), python_files=())
         return Launch(arm=arm, suite=nothing)
-    return collect(_with_paths(arm, request, paths))
+    return collect(arm)
+
+
+def base_own_arm(request: GateRequest, tree: Path, suite: Suite) -> Arm:
+    """Return the base's arm by itself: its own configuration, and those paths that it has."""
+    arm = base_arm(request, tree, suite, own_configuration=True)
+    return _with_paths(arm, request, _paths_in(request, tree, suite))
+
+
+def _paths_in(request: GateRequest, tree: Path, suite: Suite) -> list[str]:
+    files = dict.fromkeys(path.partition("::")[0] for path in relative_paths(request, suite))
+    return [file for file in files if (tree / file).exists()]
 
 
 def base_arm(

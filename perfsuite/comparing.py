@@ -30,7 +30,7 @@ from perfsuite.gate.rule import Decision, Rule, decide
 from perfsuite.gate.trials import Budget, Demands, Trial
 from perfsuite.interleaving import Cell
 from perfsuite.recipe_text import describe_recipe
-from perfsuite.records import CellRecord, EquivalenceReport
+from perfsuite.records import CellRecord, EquivalenceReport, samples_of_step
 from perfsuite.session import Session
 
 Word = Literal["faster", "slower", "same", "undecided"]
@@ -194,8 +194,9 @@ def _count_samples(session: Session, cell: Cell) -> int:
     outcome = session.measure_cell(
         cell.workload, cell.recipe, activity=cell.activity, is_timed=False
     )
-    assert outcome.record.samples_per_s is not None
-    return round(outcome.record.samples_per_s * stats.median(outcome.step_times_s))
+    samples = samples_of_step(outcome.record.samples_per_s, stats.median(outcome.step_times_s))
+    assert samples is not None
+    return samples
 
 
 def _judge(

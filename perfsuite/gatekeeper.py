@@ -27,7 +27,7 @@ from perfsuite.gate.trials import draw_seed
 from perfsuite.gating import ACCEPTED_FILE, HIDDEN, GateResult, run_gate
 from perfsuite.markers import marker_arguments
 from perfsuite.recorder import is_benchmark
-from perfsuite.records import CellRecord
+from perfsuite.records import CellRecord, samples_of_step
 from perfsuite.saving import RunSaver
 from perfsuite.sharding import Sharding
 from perfsuite.storing import STORAGE
@@ -183,12 +183,16 @@ class Gatekeeper:
         """Counts first, then what pairs or the stored times say."""
         name: str = item.nodeid
         asked = marker_arguments(item)
-        if record is not None:
-            counted = history.judge_counts(name, record, asked.get("counts", {}), say)
-            if counted is not None:
-                return counted
         known = self._verdicts
         stats = getattr(item.funcargs.get("benchmark"), "stats", None)
+        num_samples = None
+        if record is not None:
+            if stats is not None:
+                num_samples = samples_of_step(record.samples_per_s, stats.stats.median)
+            counts = asked.get("counts", {})
+            counted = history.judge_counts(name, record, num_samples, counts, say)
+            if counted is not None:
+                return counted
         if name in known or not history.can_screen(name) or stats is None:
             return known.get(name) or _unknown(name, first.refusal)
         screened = history.screen(
@@ -196,6 +200,7 @@ class Gatekeeper:
                 fullname=name,
                 median_s=stats.stats.median,
                 fingerprint=None if record is None else record.fingerprint,
+                num_samples=num_samples,
                 tolerance=asked.get("tolerance", self._choices.tolerance),
                 limit=asked.get("limit", self._choices.limit),
             ),

@@ -18,6 +18,7 @@ from pathlib import Path
 from perfsuite.arming import (
     GateRequest,
     base_arm,
+    base_own_arm,
     collect,
     collect_base,
     head_arm,
@@ -26,7 +27,7 @@ from perfsuite.arming import (
     relative_paths,
 )
 from perfsuite.errors import SettingError
-from perfsuite.gate.accepted import read_accepted
+from perfsuite.gate.accepted import Accepted, read_accepted
 from perfsuite.gate.arms import Arm, Launch, PairPlan, Suite
 from perfsuite.gate.exact import parse_slacks
 from perfsuite.gate.explain import explain
@@ -64,6 +65,25 @@ class GateResult:
     differs: dict[str, str]
     judgement: Judgement | None
     seed: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Sides:
+    """What is known of both sides before the first pair.
+
+    Attributes:
+        suite: What head collected.
+        base: None where a folder is.
+        base_own: What the base's own benchmark files collected.
+        tree: The base's, with head's benchmark files.
+        has_changed_files: Whether those differ from the base's own.
+    """
+
+    suite: Suite
+    base: Base | None
+    base_own: Launch
+    tree: Path
+    has_changed_files: bool
 
 
 # Why a test is timed by pytest-benchmark and not compared.
@@ -118,10 +138,14 @@ def run_gate(request: GateRequest, *, say: Callable[[str], None]) -> GateResult:
             differs["base's tree"] = f"{'; '.join(missing)}; {_HAS_THEM}"
             say(differs["base's tree"])
         after = python_digests(tree)
-        if laid := [str(path) for path, found in after.items() if before.get(path) != found]:
-            differs["benchmark files"] = f"head's run on both sides: {_listed(sorted(laid))}"
+        changed = sorted(str(path) for path, found in after.items() if before.get(path) != found)
+        if changed:
+            differs["benchmark files"] = f"head's run on both sides: {_listed(changed)}"
             say(f"changed benchmark files, of which {differs['benchmark files']}")
-        return _judge_common(request, suite, base_own, tree, differs, say)
+        sides = _Sides(
+            suite=suite, base=base, base_own=base_own, tree=tree, has_changed_files=bool(changed)
+        )
+        return _judge_common(request, sides, differs, say)
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -135,14 +159,10 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _judge_common(
-    request: GateRequest,
-    suite: Suite,
-    base_own: Launch,
-    tree: Path,
-    differs: dict[str, str],
-    say: Callable[[str], None],
+    request: GateRequest, sides: _Sides, differs: dict[str, str], say: Callable[[str], None]
 ) -> GateResult:
     """Judge what both sides have, and say of the rest what became of it."""
+    suite, base_own = sides.suite, sides.base_own
     if (refusal := _why_no_cells(base_own)) is not None:
         cells = [
             CellVerdict(name=name, word="NO-BASELINE", by="collection", reason=refusal)
@@ -169,7 +189,7 @@ def _judge_common(
     ]
     judgement = None
     if demands:
-        arms = base_arm(request, tree, suite), head_arm(request, suite)
+        arms = base_arm(request, sides.tree, suite), head_arm(request, suite)
         judgement = judge(
             *arms,
             demands,
@@ -179,6 +199,8 @@ def _judge_common(
             priors=request.priors,
             say=say,
         )
+        if sides.has_changed_files:
+            _look_for_skipped(request, sides, judgement, accepted, say)
         explanations = _explain(arms, judgement, request, say)
         cells += [_verdict(trial, explanations.get(trial.name)) for trial in judgement.trials]
     return _result(request, cells, judgement, differs)
@@ -192,6 +214,33 @@ def _why_no_cells(base_own: Launch) -> str | None:
     return None
 
 
+def _look_for_skipped(
+    request: GateRequest,
+    sides: _Sides,
+    judgement: Judgement,
+    accepted: Accepted,
+    say: Callable[[str], None],
+) -> None:
+    """Find what is skipped since head: with its own benchmark files, the base measures it."""
+    skipped = {
+        accepted.renamed_from(trial.name) or trial.name: trial
+        for trial in judgement.trials
+        if trial.word == "SKIPPED"
+    }
+    if not skipped:
+        return
+    say(f"looking whether the base measures what is skipped now: {len(skipped)} cells")
+    with make_tree(request, sides.suite, sides.base, overlay=()) as plain:
+        own = base_own_arm(request, plain, sides.suite)
+        plan = _further_pair(request, judgement)
+        launches = launch_pair((own, dataclasses.replace(own, name="head")), plan, [*skipped])
+    for name, trial in skipped.items():
+        run = launches["base"].cells.get(name)
+        if run is not None and run.rounds_s:
+            trial.word = "VANISHED"
+            trial.reason = f"head skips what the base measures: {trial.last['head'].reason}"
+
+
 def _explain(
     arms: Sequence[Arm],
     judgement: Judgement,
@@ -203,21 +252,27 @@ def _explain(
     if not moved:
         return {}
     say(f"profiling what moved: {len(moved)} cells")
-    plan = PairPlan(
-        number=judgement.num_pairs + 1,
-        first="base",
-        hash_seed=request.seed % 2**32,
-        core=max(os.sched_getaffinity(0)),
-        timeout_s=request.budget.timeout_s,
-        profiles=True,
-        one_by_one=frozenset(trial.name for trial in judgement.trials if trial.is_one_by_one),
-    )
-    launches = launch_pair(arms, plan, moved)
+    launches = launch_pair(arms, _further_pair(request, judgement, profiles=True), moved)
     return {
         name: explain(launches["base"].cells[name], launches["head"].cells[name])
         for name in moved
         if name in launches["base"].cells and name in launches["head"].cells
     }
+
+
+def _further_pair(
+    request: GateRequest, judgement: Judgement, *, profiles: bool = False
+) -> PairPlan:
+    """A pair that decides nothing by its times."""
+    return PairPlan(
+        number=judgement.num_pairs + 1,
+        first="base",
+        hash_seed=request.seed % 2**32,
+        core=max(os.sched_getaffinity(0)),
+        timeout_s=request.budget.timeout_s,
+        profiles=profiles,
+        one_by_one=frozenset(trial.name for trial in judgement.trials if trial.is_one_by_one),
+    )
 
 
 def _verdict(trial: Trial, explanation: Explanation | None) -> CellVerdict:

@@ -301,6 +301,17 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
         return bool(self.losses) and all(math.isfinite(loss) for loss in self.losses)
 
 
+def samples_of_step(samples_per_s: float | None, step_time_s: float) -> int | None:
+    """Return how many samples a step has, from the rate that a record keeps of it.
+
+    >>> samples_of_step(64 / 0.3, 0.3), samples_of_step(None, 0.3)
+    (64, None)
+    """
+    if samples_per_s is None or not math.isfinite(samples_per_s * step_time_s):
+        return None
+    return round(samples_per_s * step_time_s)
+
+
 def to_plain(record: CellRecord) -> dict[str, Any]:
     """Return the record as the JSON-able dict that goes into `extra_info`."""
     plain: dict[str, Any] = msgspec.to_builtins(record)

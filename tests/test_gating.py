@@ -463,3 +463,37 @@ def test_a_submodule_is_said_to_be_empty_in_the_bases_tree(tmp_path: Path) -> No
         "the submodule in is empty in the base's tree; where a cell needs them, name a checkout "
         "that has them with --base-dir"
     )
+
+
+MARKED = BENCH.replace("def test_slow", "@pytest.mark.skip('flaky')\ndef test_slow")
+EXPECTED_TO_FAIL = BENCH.replace(
+    "def test_slow(benchmark): ",
+    "@pytest.mark.xfail(reason='flaky')\ndef test_slow(benchmark): assert 0; ",
+)
+
+
+@pytest.mark.parametrize(
+    ("head", "why"),
+    [(MARKED, "Skipped: flaky"), (EXPECTED_TO_FAIL, "xfail: flaky")],
+    ids=["skip", "xfail"],
+)
+def test_a_cell_that_head_alone_skips_has_vanished_though_both_run_heads_file(
+    tmp_path: Path, head: str, why: str
+) -> None:
+    code = {"pkg/code.py": CODE.format(slow=1000)}
+    folder = make_project(tmp_path, {"bench/test_a.py": BENCH, **code}, {"bench/test_a.py": head})
+
+    result = gate(folder)
+
+    assert words(result) == {"test_same": "PASS", "test_slow": "VANISHED"}
+    assert cell(result, "test_slow").reason == f"head skips what the base measures: {why}"
+
+
+def test_a_cell_that_the_base_skips_too_is_skipped_in_a_changed_file(tmp_path: Path) -> None:
+    code = {"pkg/code.py": CODE.format(slow=1000)}
+    changed = {"bench/test_a.py": f"{MARKED}\n# more"}
+    folder = make_project(tmp_path, {"bench/test_a.py": MARKED, **code}, changed)
+
+    result = gate(folder)
+
+    assert words(result) == {"test_same": "PASS", "test_slow": "SKIPPED"}

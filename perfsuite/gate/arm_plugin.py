@@ -150,9 +150,10 @@ class ArmPlugin:
         if report.failed:
             self._broken.append(f"{report.nodeid}: {_reason(report)}")
 
-    @pytest.hookimpl(trylast=True)
-    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[Any]) -> None:
-        """Tell which cells there are, and keep those that the gate wants in its order."""
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[Any]) -> Any:
+        """Tell which cells every other plugin has left, and keep those that the gate wants."""
+        result = yield
         cells = [item for item in items if "benchmark" in getattr(item, "fixturenames", ())]
         wanted = self._channel.ask(
             kind="collected",
@@ -169,6 +170,7 @@ class ArmPlugin:
         kept = [by_name[name] for name in wanted if name in by_name]
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])
         items[:] = kept
+        return result
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
@@ -354,6 +356,8 @@ def _free_device_memory() -> None:
 
 
 def _reason(report: pytest.TestReport | pytest.CollectReport) -> str:
+    if hasattr(report, "wasxfail"):
+        return f"xfail: {report.wasxfail}" if report.wasxfail else "xfail"
     if isinstance(report.longrepr, tuple):
         return str(report.longrepr[2])
     crash = getattr(report.longrepr, "reprcrash", None)

@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from perfsuite.gate.arms import OTHER_ENDED, Arm, CellRun, Choose, Launch, PairPlan, Suite
-from perfsuite.gate.effort import first_num_rounds
+from perfsuite.gate.effort import agree_on_iterations, first_num_rounds
 from perfsuite.gate.turns import Referee
 
 _LOOK_S = 0.5
@@ -239,8 +239,9 @@ class Server:
 
     def _settle(self, arms: Sequence[str]) -> dict[str, int]:
         shapes = [self._shapes[arm] for arm in arms]
-        iterations = max(shape["iterations"] for shape in shapes)
-        round_s = iterations * max(shape["iteration_s"] for shape in shapes)
+        iteration_s = [shape["iteration_s"] for shape in shapes]
+        iterations = agree_on_iterations([shape["iterations"] for shape in shapes], iteration_s)
+        round_s = iterations * max(iteration_s)
         done = self.launches[arms[0]].cells
         cell = next((name for name in self._chosen if name not in done), "")
         rounds = self._plan.num_rounds.get(cell) or first_num_rounds(round_s, shapes[0]["first_s"])

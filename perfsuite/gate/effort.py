@@ -14,8 +14,14 @@ from perfsuite import stats
 # Seconds that those of any later launch may take: what is left of their noise is the launch's.
 _MOST_S = 3.0
 # Fewer rounds have no location that an outlier cannot move, nor an error of it.
-_LEAST_ROUNDS = 20
+_LEAST_ROUNDS = 5
+# As many are run however noisy launches are, where they take no longer than this together.
+_USUAL_ROUNDS = 20
+_USUAL_S = 10.0
 _MOST_ROUNDS = 1000
+# Ten times what a round of either arm would take by itself: where one is slower by so much, it
+# does not matter how well the other's rounds are timed.
+_LONGEST_ROUND_S = 0.1
 # The rule decides a true slowdown at the limit in four pairs, with Bonferroni's share of 8 cells,
 # if the standard deviation of a pair is at most this part of the gap from tolerance to limit:
 # 4.0 (Student's t, 11 degrees of freedom, one in 1600) / sqrt(4), and half as much for power.
@@ -41,6 +47,25 @@ class PairCost:
     launch_s: float
 
 
+def agree_on_iterations(num_iterations: Sequence[int], iteration_s: Sequence[float]) -> int:
+    """Return the iterations of a round, the same in all arms.
+
+    As many as the fastest arm needs, unless the slowest would take far too long over them.
+
+    Args:
+        num_iterations: What each arm would run by itself.
+        iteration_s: Seconds of one, in the same order.
+
+    >>> agree_on_iterations([10, 20], [0.001, 0.0005])
+    20
+    >>> agree_on_iterations([100_000, 1], [50e-9, 0.030])
+    3
+    """
+    slowest_s = max(iteration_s)
+    most = int(_LONGEST_ROUND_S / slowest_s) if slowest_s > 0 else max(num_iterations)
+    return min(max(num_iterations), max(most, min(num_iterations)))
+
+
 def first_num_rounds(round_s: float, launch_s: float) -> int:
     """Return how many rounds a first launch is given: nothing is known of their noise yet.
 
@@ -50,8 +75,10 @@ def first_num_rounds(round_s: float, launch_s: float) -> int:
 
     >>> first_num_rounds(0.010, 1.0), first_num_rounds(0.5, 1.0), first_num_rounds(0.0001, 1.0)
     (100, 20, 1000)
+    >>> first_num_rounds(1.0, 1.0), first_num_rounds(30.0, 1.0)
+    (10, 5)
     """
-    return _within(launch_s / round_s, _MOST_ROUNDS)
+    return _within(launch_s / round_s, _MOST_ROUNDS, round_s)
 
 
 def plan_num_rounds(pairs: Sequence[PairCost], *, tolerance: float, limit: float) -> int:
@@ -81,7 +108,7 @@ def plan_num_rounds(pairs: Sequence[PairCost], *, tolerance: float, limit: float
         split = math.sqrt(round_variance / launch_variance * launch_s / round_s)
         wanted = min(wanted, split)
     # A round of both arms has one of each.
-    return _within(wanted, min(_MOST_ROUNDS, 2 * _MOST_S / round_s))
+    return _within(wanted, min(_MOST_ROUNDS, 2 * _MOST_S / round_s), round_s / 2)
 
 
 def _launch_variance(pairs: Sequence[PairCost]) -> float:
@@ -92,5 +119,6 @@ def _launch_variance(pairs: Sequence[PairCost]) -> float:
     return max(0.0, spread - stats.median([pair.error**2 for pair in pairs]))
 
 
-def _within(wanted: float, most: float) -> int:
-    return max(_LEAST_ROUNDS, math.ceil(min(wanted, most)))
+def _within(wanted: float, most: float, round_s: float) -> int:
+    usual = max(_LEAST_ROUNDS, min(_USUAL_ROUNDS, math.floor(_USUAL_S / round_s)))
+    return max(usual, math.ceil(min(wanted, most)))

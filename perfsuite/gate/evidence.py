@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from perfsuite import stats
 from perfsuite.gate.arms import OTHER_ENDED, CellRun, Launch
 from perfsuite.gate.effort import PairCost
+from perfsuite.gate.sameness import why_incomparable
 from perfsuite.gate.trials import Trial
 
 # What torch, the C library, Python and the end of a rank or a launch say when memory ran out.
@@ -40,6 +41,10 @@ def take_in(trial: Trial, launches: Mapping[str, Launch], first: str, launch_s: 
     base, head = trial.last["base"], trial.last["head"]
     if (untimed := _why_untimed(base, head)) is not None:
         trial.word, trial.reason = untimed
+        return
+    # Where counts are not compared, what the arms train is meant to differ.
+    if trial.demands.slacks is not None and (reason := why_incomparable(base, head)) is not None:
+        trial.word, trial.reason = "INVALID", reason
         return
     base_s = stats.median(base.rounds_s)
     log_ratio, error = locate_log_ratio(base.rounds_s, head.rounds_s)

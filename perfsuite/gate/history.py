@@ -52,6 +52,7 @@ class History:
         self,
         name: str,
         head: Counted,
+        num_samples: int | None,
         counts: Mapping[str, object],
         say: Callable[[str], None],
     ) -> CellVerdict | None:
@@ -63,6 +64,7 @@ class History:
         Args:
             name: The cell.
             head: What was counted now.
+            num_samples: Of a step; None of what is no step.
             counts: What the cell's markers ask.
             say: Shows a line.
 
@@ -70,7 +72,7 @@ class History:
             SettingError: The markers name no count, or no slack.
         """
         base = next((run.cells[name] for run in reversed(self.runs) if name in run.cells), None)
-        if base is None:
+        if base is None or base.num_samples != num_samples:
             return None
         compared = compare_counts(
             base,

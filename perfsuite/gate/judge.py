@@ -22,6 +22,7 @@ from perfsuite.gate.evidence import is_put_off, take_in
 from perfsuite.gate.imports import find_wrong_import
 from perfsuite.gate.launches import launch_pair
 from perfsuite.gate.rule import FIRST_LOOK, Prior, Rule, decide
+from perfsuite.gate.sameness import describe_changes
 from perfsuite.gate.trials import Budget, Demands, Judgement, Trial
 from perfsuite.measure.fitness import read_sensors, why_unfit
 from perfsuite.units import format_change, format_ratio
@@ -34,6 +35,7 @@ _MAX_HASH_SEED = 2**32 - 1
 _MOST_SHOWN = 5
 # What times can say of a cell that was measured on both sides.
 _WORDS_OF_PAIRS = {"PASS", "FAIL", "IMPROVED", "INCONCLUSIVE"}
+_NUM_ARMS = 2
 _ONE_BY_ONE = "memory has no room for both arms: they ran one after the other, not round by round"
 
 
@@ -129,18 +131,21 @@ def _end(trials: Sequence[Trial], invalid: str | None, unfit: str | None) -> Non
 
 def _judge_counts(trial: Trial) -> None:
     """Fail a cell of which head counts more than the base, whatever its times say."""
-    if trial.demands.slacks is None or trial.word not in _WORDS_OF_PAIRS:
+    slacks = trial.demands.slacks
+    if slacks is None or trial.word not in _WORDS_OF_PAIRS or len(trial.last) < _NUM_ARMS:
         return
     compared = compare_run_counts(
         trial.last["base"],
         trial.last["head"],
-        slacks=trial.demands.slacks,
+        slacks=slacks,
         accepted_ratio=trial.demands.accepted_increase,
     )
     if compared.increases and trial.word != "FAIL":
         trial.word, trial.by, trial.reason = "FAIL", "counts", None
     for one in (*compared.increases, *compared.unavailable):
         trial.add_reason(str(one))
+    if (changes := describe_changes(trial.last["base"], trial.last["head"])) is not None:
+        trial.add_reason(changes)
 
 
 def _plan(

@@ -48,6 +48,7 @@ class Candidate:
     Attributes:
         median_s: Median of its rounds, in seconds per iteration.
         fingerprint: Of the environment that its ranks found, None where nobody looked.
+        num_samples: Of a step; None of what is no step.
         tolerance: The slowdown that is nobody's business, 0.02 = 2 %.
         limit: The slowdown that must not pass.
     """
@@ -57,6 +58,7 @@ class Candidate:
     fingerprint: str | None
     tolerance: float
     limit: float
+    num_samples: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,6 +179,8 @@ def _sessions_of(cell: Candidate, history: Sequence[StoredRun]) -> list[StoredRu
         stored = run.cells.get(cell.fullname)
         if stored is None or stored.fingerprint != cell.fingerprint:
             continue
+        if stored.num_samples != cell.num_samples:
+            break  # another step, however it was called
         word = run.stamp.verdicts.get(cell.fullname) if run.stamp else None
         # A slowdown that was not ruled out must not become what the next one is measured by.
         if word != "INCONCLUSIVE":

@@ -17,7 +17,16 @@ import msgspec
 
 from perfsuite.gate.stamp import STAMP_KEY, RunStamp
 from perfsuite.json_file import read_json_as, read_until
-from perfsuite.records import MOST, Counts, Label, Memory, Operator, StageTimes
+from perfsuite.records import (
+    MOST,
+    Amount,
+    Counts,
+    Label,
+    Memory,
+    Operator,
+    StageTimes,
+    samples_of_step,
+)
 from perfsuite.remote import AnyPath
 from perfsuite.stats import median
 from perfsuite.untrusted import in_utc, printable, why_unreadable
@@ -51,10 +60,12 @@ class StoredCell:
         median_s: Median of the rounds, in seconds per iteration; finite and above 0.
         fingerprint: Of the environment that the ranks found, which differs between cells.
         operators: The costliest operators, None where none were kept.
+        num_samples: Of a step; None of what is no step, or was not kept.
     """
 
     median_s: float
     params: dict[str, Any]
+    num_samples: int | None = None
     fingerprint: str | None = None
     stages_s: StageTimes | None = None
     counts: Counts | None = None
@@ -106,6 +117,7 @@ class _Record(msgspec.Struct, frozen=True):
 
     schema: Literal[1] = 1
     fingerprint: Label | None = None
+    samples_per_s: Amount | None = None
     stages_s: StageTimes | None = None
     counts: Counts | None = None
     memory: Memory | None = None
@@ -226,11 +238,13 @@ def _cells_of(benchmarks: Iterable[_Benchmark]) -> dict[str, StoredCell]:
             if not 0 < seconds <= MOST:
                 raise ValueError(f"holds a time of {seconds!r} s of the cell {name}")
         record = benchmark.extra_info.perfsuite
+        median_s = median(stats.data or (stats.median,))
         for operator in record.operators or ():
             _require_text(operator.name)
         cells[name] = StoredCell(
-            median_s=median(stats.data or (stats.median,)),
+            median_s=median_s,
             params=benchmark.params or {},
+            num_samples=samples_of_step(record.samples_per_s, median_s),
             fingerprint=record.fingerprint,
             stages_s=record.stages_s,
             counts=record.counts,

@@ -51,7 +51,7 @@ def test_the_noise_of_launches_leaves_less_to_that_of_rounds() -> None:
     [
         ({"error": 0.0}, 20),  # a coarse clock: all rounds are alike
         ({"error": 1.0}, 600),  # 3 s of each arm
-        ({"error": 1.0, "round_s": 2.0}, 20),  # a single round is long
+        ({"error": 1.0, "round_s": 2.0}, 10),  # a single round is long
         ({"error": 1.0, "round_s": 1e-5}, 1000),
     ],
 )
@@ -73,4 +73,4 @@ def test_the_number_is_always_within_its_bounds(
     found = plan_num_rounds(
         pairs(*ratios, error=error, round_s=round_s, launch_s=launch_s), **USUAL
     )
-    assert 20 <= found <= 1000
+    assert 5 <= found <= 1000

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import json
 from pathlib import Path
@@ -64,7 +65,7 @@ def candidate(median_s: float) -> Candidate:
 def test_more_flops_than_in_the_newest_run_fail() -> None:
     stored = history(cell(flops=80), cell(flops=100))
 
-    verdict = stored.judge_counts("test_a", cell(flops=120), {}, print)
+    verdict = stored.judge_counts("test_a", cell(flops=120), None, {}, print)
 
     assert verdict is not None
     assert (verdict.word, verdict.by) == ("FAIL", "counts")
@@ -74,16 +75,28 @@ def test_more_flops_than_in_the_newest_run_fail() -> None:
 def test_fewer_or_equal_counts_are_no_verdict() -> None:
     stored = history(cell(flops=100))
 
-    assert stored.judge_counts("test_a", cell(flops=100), {}, print) is None
-    assert stored.judge_counts("test_a", cell(flops=90), {}, print) is None
-    assert stored.judge_counts("test_b", cell(flops=900), {}, print) is None
+    assert stored.judge_counts("test_a", cell(flops=100), None, {}, print) is None
+    assert stored.judge_counts("test_a", cell(flops=90), None, {}, print) is None
+    assert stored.judge_counts("test_b", cell(flops=900), None, {}, print) is None
+
+
+def test_steps_over_other_samples_are_not_compared_with_stored_ones() -> None:
+    small = dataclasses.replace(cell(flops=100), num_samples=16)
+    stored = history(small, small, small)
+    now = dataclasses.replace(candidate(0.01), num_samples=64)
+    said: list[str] = []
+
+    assert stored.judge_counts("test_a", cell(flops=400), 64, {}, said.append) is None
+    assert stored.screen(now, said.append) is None
+
+    assert said == ["test_a goes to the judge: has 0 of the 3 stored sessions that a screen needs"]
 
 
 def test_a_decrease_asks_for_a_new_stored_run() -> None:
     stored = history(cell(flops=100))
     said: list[str] = []
 
-    verdict = stored.judge_counts("test_a", cell(flops=90), {}, said.append)
+    verdict = stored.judge_counts("test_a", cell(flops=90), None, {}, said.append)
 
     assert verdict is None
     assert said == [
@@ -95,8 +108,8 @@ def test_a_decrease_asks_for_a_new_stored_run() -> None:
 def test_a_marker_may_allow_an_increase() -> None:
     stored = history(cell(flops=100))
 
-    assert stored.judge_counts("test_a", cell(flops=120), {"flops": "25%"}, print) is None
-    assert stored.judge_counts("test_a", cell(flops=120), {"flops": "off"}, print) is None
+    assert stored.judge_counts("test_a", cell(flops=120), None, {"flops": "25%"}, print) is None
+    assert stored.judge_counts("test_a", cell(flops=120), None, {"flops": "off"}, print) is None
 
 
 def test_three_runs_are_needed_to_screen() -> None:

@@ -610,6 +610,55 @@ def test_memory_that_grew_fails_it_too(run: Run) -> None:
     assert trial.reason == "memory 1.00 MiB -> 3.00 MiB (+200.0 %), allowed 4.00 KiB"
 
 
+def trained(arm: str, **head: Any) -> CellRun:
+    """A launch that trained; head's recipe, batch or rounds may be others."""
+    record = {"workload": "net", "recipe": {"precision": "fp32"}, "samples_per_s": 64 / 0.001}
+    return dataclasses.replace(timed(0.001), record=record | (head if arm == "head" else {}))
+
+
+def test_steps_over_other_samples_are_not_compared(run: Run) -> None:
+    machine = Machine(lambda name, arm, number: trained(arm, samples_per_s=16 / 0.001))
+
+    trial = run(machine, ["a"], demands={"a": EXACTLY}).trials[0]
+
+    assert (trial.word, trial.raw) == ("INVALID", [])
+    assert trial.reason == (
+        "a step has 64 samples in the base and 16 in head, so that neither times nor counts "
+        "compare; give the test another name where that is meant"
+    )
+
+
+def test_another_recipe_is_told_beside_the_verdict(run: Run) -> None:
+    machine = Machine(lambda name, arm, number: trained(arm, recipe={"precision": "bf16"}))
+
+    trial = run(machine, ["a"], max_pairs=3, demands={"a": EXACTLY}).trials[0]
+
+    assert trial.word == "PASS"
+    assert trial.reason == "head trains with precision 'bf16' instead of 'fp32'"
+
+
+def test_recipes_that_are_meant_to_differ_may_have_other_batches(run: Run) -> None:
+    machine = Machine(lambda name, arm, number: trained(arm, samples_per_s=16 / 0.001))
+
+    trial = run(machine, ["a"], max_pairs=3, demands={"a": USUAL}).trials[0]
+
+    assert (trial.word, trial.reason) == ("PASS", None)
+
+
+def test_where_time_is_up_before_the_first_pair_no_count_is_looked_at(run: Run) -> None:
+    machine = Machine(lambda name, arm, number: counted(arm))
+
+    judgement = run(
+        machine,
+        ["a"],
+        demands={"a": EXACTLY},
+        budget=Budget(max_pairs=3, max_s=0.0, timeout_s=30.0),
+    )
+
+    trial = judgement.trials[0]
+    assert (trial.word, trial.reason) == ("INCONCLUSIVE", "the time was up")
+
+
 @pytest.mark.parametrize(
     ("demands", "head"),
     [

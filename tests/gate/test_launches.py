@@ -342,3 +342,61 @@ def test_a_pair_without_room_for_its_files_says_so(monkeypatch: pytest.MonkeyPat
         "cannot run a pair of launches: No space left on device; its files go to "
         f"{tempfile.gettempdir()}, or to TMPDIR where that is set"
     )
+
+
+# The base returns at once, head after 5 ms; each tells how often it was called.
+FAR_APART = """
+import os, time
+
+def work():
+    global calls
+    calls += 1
+    if os.environ.get("OWN") != "base":
+        time.sleep(0.005)
+
+calls = 0
+
+def test_cell(benchmark):
+    benchmark(work)
+    benchmark.extra_info["perfsuite"] = {"calls": calls}
+"""
+
+
+def test_an_arm_that_is_slower_by_a_factor_does_not_run_the_rounds_of_the_other(
+    tmp_path: Path,
+) -> None:
+    arms = make_arms(tmp_path, FAR_APART)
+
+    told = pair(arms)
+
+    base, head = (told[arm].cells["test_cells.py::test_cell"] for arm in ("base", "head"))
+    assert base.record is not None
+    assert head.record is not None
+    # Twenty rounds of a tenth of a second, where those of the base alone would be hours.
+    assert len(head.rounds_s) == len(base.rounds_s) == 20
+    assert head.record["calls"] < 2 * 20 * 20
+
+
+LEAVES_OUT_AT_LAST = """
+import pytest
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items):
+    items[:] = [item for item in items if "slow" not in item.name]
+"""
+
+
+def test_what_a_plugin_leaves_out_at_the_very_last_is_no_cell(tmp_path: Path) -> None:
+    arms = make_arms(
+        tmp_path,
+        "def test_a(benchmark): benchmark(sum, ())\ndef test_slow(benchmark): benchmark(sum, ())",
+    )
+    for arm in arms:
+        (arm.tree / "conftest.py").write_text(LEAVES_OUT_AT_LAST)
+
+    told = pair(arms)
+
+    for launch in told.values():
+        assert launch.suite is not None
+        assert [*launch.suite.cells] == ["test_cells.py::test_a"]
+        assert outcomes(launch) == {"test_a": "passed"}
