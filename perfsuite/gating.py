@@ -34,7 +34,7 @@ from perfsuite.gate.explain import explain
 from perfsuite.gate.judge import judge
 from perfsuite.gate.launches import launch_pair
 from perfsuite.gate.overlay import python_digests
-from perfsuite.gate.presence import find_common, is_named
+from perfsuite.gate.presence import HOW_TO_ACCEPT, find_common, is_named
 from perfsuite.gate.repository import Base, NoBase, describe_head, find_base
 from perfsuite.gate.trees import sweep_stale_trees, what_is_missing
 from perfsuite.gate.trials import Demands, Judgement, Trial
@@ -201,6 +201,8 @@ def _judge_common(
         )
         if sides.has_changed_files:
             _look_for_skipped(request, sides, judgement, accepted, say)
+        for trial in judgement.trials:
+            _excuse_removed(trial, accepted)
         explanations = _explain(arms, judgement, request, say)
         cells += [_verdict(trial, explanations.get(trial.name)) for trial in judgement.trials]
     return _result(request, cells, judgement, differs)
@@ -239,6 +241,16 @@ def _look_for_skipped(
         if run is not None and run.rounds_s:
             trial.word = "VANISHED"
             trial.reason = f"head skips what the base measures: {trial.last['head'].reason}"
+
+
+def _excuse_removed(trial: Trial, accepted: Accepted) -> None:
+    """A cell that head skips may be gone if somebody has reviewed that."""
+    if trial.word != "VANISHED":
+        return
+    if accepted.is_removed(trial.name):
+        trial.word = "SKIPPED"
+    else:
+        trial.add_reason(HOW_TO_ACCEPT)
 
 
 def _explain(

@@ -151,12 +151,38 @@ def test_a_cell_that_nobody_could_see_beforehand_is_named(shop: Repository) -> N
     )
 
 
+SKIPPED_CELL = ONE_CELL.replace("@", "@pytest.mark.skip('no GPU')\n    @")
+
+
 def test_skipped_cells_alone_compare_nothing(shop: Repository) -> None:
-    shop.write(benchmarks__test_steps=ONE_CELL.replace("@", "@pytest.mark.skip('no GPU')\n    @"))
+    shop.write(benchmarks__test_steps=SKIPPED_CELL)
+    shop.commit()
+    shop.write(benchmarks__test_steps=f"{SKIPPED_CELL}\n    # more")
 
     gated = shop.gate()
 
     gated.expect(13, f"{PRICE} SKIPPED", f"{PRICE}: the head arm skipped: Skipped: no GPU")
+
+
+def test_a_cell_that_the_change_skips_has_vanished_unless_that_is_accepted(
+    shop: Repository,
+) -> None:
+    shop.write(benchmarks__test_steps=SKIPPED_CELL)
+
+    gated = shop.gate()
+
+    gated.expect(
+        12,
+        f"{PRICE} VANISHED",
+        f"{PRICE}: head skips what the base measures: Skipped: no GPU; "
+        "if that is meant, say so with 'perfsuite baseline accept'",
+    )
+
+    shop.accept(PRICE, kind="removed")
+
+    gated = shop.gate()
+
+    gated.expect(13, f"{PRICE} SKIPPED")
 
 
 @pytest.mark.parametrize("option", ["-k=no_such_cell", f"--deselect={PRICE}"])

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import Final
 
 from perfsuite.gate.accepted import Accepted
 from perfsuite.verdicts import CellVerdict
+
+HOW_TO_ACCEPT: Final = "if that is meant, say so with 'perfsuite baseline accept'"
 
 
 def is_named(name: str, paths: Sequence[str]) -> bool:
@@ -69,4 +72,4 @@ def _why(name: str, accepted: Accepted) -> str:
     for entry in accepted.expired:
         if entry.cell == name:
             return f"{reason}, and what was accepted of it expired on {entry.expires}"
-    return f"{reason}; if that is meant, say so with 'perfsuite baseline accept'"
+    return f"{reason}; {HOW_TO_ACCEPT}"
