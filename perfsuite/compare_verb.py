@@ -10,6 +10,7 @@ import typer
 
 from perfsuite import stats
 from perfsuite.comparing import Comparison, ComparisonRequest, compare, prove_cell
+from perfsuite.errors import SettingError
 from perfsuite.files import check_writable, write_atomically
 from perfsuite.gate.trials import Budget, draw_seed
 from perfsuite.interleaving import Cell
@@ -48,6 +49,10 @@ def compare_recipes(
         name: Cell(workload=workload, recipe=parse_recipe(f"--{name}", pairs or []))
         for name, pairs in (("a", a), ("b", b))
     }
+    if cells["a"].recipe == cells["b"].recipe:
+        raise SettingError(
+            "a and b are the same recipe; say what differs, such as --b precision=amp-bf16"
+        )
     bounds = option_bounds(tolerance, limit)
     check_writable(json_file)
     request = ComparisonRequest(

@@ -44,6 +44,8 @@ PROVEN = EquivalenceReport(
     inapplicable={},
 )
 
+OTHER = "precision=amp-bf16"
+
 
 class Verb:
     """The verb over a comparison that is made up."""
@@ -139,7 +141,7 @@ def test_an_unknown_interval_is_null(verb: Verb, tmp_path: Path) -> None:
         wall_s=1.0,
     )
 
-    ended = verb("toy-mlp", "--json", "c.json", found=unknown)
+    ended = verb("toy-mlp", "--b", OTHER, "--json", "c.json", found=unknown)
 
     assert ended == 0
     assert json.loads((tmp_path / "c.json").read_text())["interval"] is None
@@ -148,6 +150,10 @@ def test_an_unknown_interval_is_null(verb: Verb, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (
+            ["--a", OTHER],
+            "a and b are the same recipe; say what differs, such as --b precision=amp-bf16",
+        ),
         (["--a", "precision"], "--a is 'precision'; use FIELD=VALUE, such as precision=amp-bf16"),
         (["--b", "num_workers=-1"], "num_workers is -1; use a whole number from 0"),
         (["--tolerance", "x"], "--tolerance is 'x'; use a ratio such as 2%"),
@@ -159,7 +165,7 @@ def test_an_unknown_interval_is_null(verb: Verb, tmp_path: Path) -> None:
 def test_a_mistake_is_one_line_and_2(
     verb: Verb, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ended = verb("toy-mlp", *arguments)
+    ended = verb("toy-mlp", "--b", OTHER, *arguments)
 
     assert ended == 2
     assert capsys.readouterr().err == f"perfsuite: {message}\n"
