@@ -54,6 +54,7 @@ class GateRequest:
         seed: Of everything that is random.
         priors: What this machine's history says of the noise of a pair, by cell.
         outputs: Files that the session itself writes: they do not make a tree dirty.
+        heeds_exceptions: Whether what head lists as accepted may let a cell through.
     """
 
     folder: Path
@@ -74,6 +75,7 @@ class GateRequest:
     seed: int
     priors: Mapping[str, Prior] = field(default_factory=dict)
     outputs: tuple[Path, ...] = ()
+    heeds_exceptions: bool = True
 
 
 @contextmanager

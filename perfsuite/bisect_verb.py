@@ -77,8 +77,7 @@ def bisect_commits(
         priors=read_noise(Path.cwd(), os.environ),
     )
     check_writable(json_file)
-    with TimingLock(wait_s=WAIT_S, say=_say):
-        result = bisect(request, say=_say)
+    result = bisect(request, say=_say, machine=TimingLock(wait_s=WAIT_S, say=_say))
     for line in tell(result):
         typer.echo(printable_lines(line))
     typer.echo(f"seed {request.seed}")

@@ -9,7 +9,7 @@ shown.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
@@ -25,7 +25,7 @@ from perfsuite.gate.repository import Base, find_top, is_in_history
 from perfsuite.gate.rule import Prior
 from perfsuite.gate.trees import base_tree
 from perfsuite.gate.trials import Budget
-from perfsuite.gating import ACCEPTED_FILE, run_gate
+from perfsuite.gating import HELD, run_gate
 from perfsuite.units import format_change, format_ratio
 from perfsuite.verdicts import CellVerdict
 
@@ -140,6 +140,7 @@ class _Search:
                     budget=request.budget,
                     seed=request.seed,
                     priors=request.priors,
+                    heeds_exceptions=False,
                 ),
                 say=lambda line: self.say(f"  {line}"),
             )
@@ -155,18 +156,42 @@ class _Search:
         )
 
 
-def bisect(request: BisectRequest, *, say: Callable[[str], None]) -> BisectResult:
+def bisect(
+    request: BisectRequest,
+    *,
+    say: Callable[[str], None],
+    machine: AbstractContextManager[object] = HELD,
+) -> BisectResult:
     """Return the first commit with which the cell became slower than it was at the good one.
 
     The tree, the index and the stash of the user are not touched, nor is a bisection of theirs;
     what is made is gone afterwards, however it ends.
 
+    Args:
+        request: What is looked for, and how.
+        say: Shows a line.
+        machine: Entered once the revisions and the cell are known, and left at the end: it may wait
+            for another session.
+
     Raises:
         SettingError: A revision is no commit, they are in the wrong order, or the cell is not one.
         WriteError: A tree cannot be made.
     """
-    with _opened(request, say) as search:
-        return _search(search)
+    good, bad = _find_ends(request)
+    suite, cell = _collect(request)
+    with machine, _tree_of(suite.root, suite, cell, good) as (tree, _):
+        return _search(
+            _Search(
+                request=request,
+                root=suite.root,
+                suite=suite,
+                cell=cell,
+                good=good,
+                bad=bad,
+                good_tree=tree,
+                say=say,
+            )
+        )
 
 
 def _search(search: _Search) -> BisectResult:
@@ -262,9 +287,8 @@ def _figures(verdict: CellVerdict) -> str:
     return ", ".join(parts)
 
 
-@contextmanager
-def _opened(request: BisectRequest, say: Callable[[str], None]) -> Iterator[_Search]:
-    """Check what was asked for, and make the good commit's tree."""
+def _find_ends(request: BisectRequest) -> tuple[str, str]:
+    """The good commit and the bad one, by their full names."""
     if find_top(request.folder) is None:
         raise SettingError(
             f"{request.folder} is not in a git checkout, so it has no commits to search"
@@ -282,18 +306,7 @@ def _opened(request: BisectRequest, say: Callable[[str], None]) -> Iterator[_Sea
             f"which the bad one was made, such as the one that 'git merge-base {request.good} "
             f"{request.bad}' shows"
         )
-    suite, cell = _collect(request)
-    with _tree_of(suite.root, suite, cell, good) as (tree, _):
-        yield _Search(
-            request=request,
-            root=suite.root,
-            suite=suite,
-            cell=cell,
-            good=good,
-            bad=bad,
-            good_tree=tree,
-            say=say,
-        )
+    return good, bad
 
 
 def _resolve(folder: Path, option: str, revision: str) -> str:
@@ -329,7 +342,4 @@ def _tree_of(root: Path, suite: Suite, cell: str, commit: str) -> Iterator[tuple
     base = Base(revision=commit, described=short(commit))
     file = root / cell.partition("::")[0]
     with base_tree(root, base, [file], python_files=suite.python_files) as tree:
-        accepted = tree / ACCEPTED_FILE
-        if accepted.resolve().is_relative_to(tree.resolve()):  # a link may lead anywhere
-            accepted.unlink(missing_ok=True)
         yield tree, lay_configuration(tree, root, suite.inifile)

@@ -72,14 +72,14 @@ def calibrate_machine(
         budget=Budget(max_pairs=max_pairs, max_s=float("inf")),
         seed=draw_seed() if seed is None else seed,
     )
-    with TimingLock(wait_s=WAIT_S, say=_say):
-        result = calibrate(
-            request,
-            num_identical=num_identical or max(1, num_sessions),
-            num_sessions=num_sessions,
-            plants=plants,
-            say=_say,
-        )
+    result = calibrate(
+        request,
+        num_identical=num_identical or max(1, num_sessions),
+        num_sessions=num_sessions,
+        plants=plants,
+        say=_say,
+        machine=TimingLock(wait_s=WAIT_S, say=_say),
+    )
     cores = len(os.sched_getaffinity(0))
     fingerprint = describe_host(os.environ, cores).fingerprint
     write_calibration(CALIBRATION_FILE, Calibration(fingerprint=fingerprint, cells=result.noise))

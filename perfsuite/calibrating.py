@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import random
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from perfsuite.arming import GateRequest, collect, head_arm
@@ -17,7 +18,7 @@ from perfsuite.gate.arms import Arm
 from perfsuite.gate.calibration import CellNoise, SessionPairs, pool_noise
 from perfsuite.gate.judge import judge
 from perfsuite.gate.trials import Demands, Judgement, Trial
-from perfsuite.gating import demands_of
+from perfsuite.gating import HELD, demands_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +99,7 @@ def calibrate(
     num_sessions: int,
     plants: Sequence[Plant],
     say: Callable[[str], None],
+    machine: AbstractContextManager[object] = HELD,
 ) -> CalibrationResult:
     """Run sessions of identical code first, and judge planted slowdowns with what they have taught.
 
@@ -107,6 +109,8 @@ def calibrate(
         num_sessions: Of each plant.
         plants: What is done to head in further sessions.
         say: Shows a line.
+        machine: Entered once the cells are known, and left at the end: it may wait for another
+            session.
 
     Raises:
         WorkloadError: There is no cell, or one cannot be measured.
@@ -137,16 +141,19 @@ def calibrate(
                     pairs[trial.name].append(_pairs_of(trial))
         return _summarise(plant, judgements)
 
-    identical = run(NOTHING)
-    noise = {name: pooled for name in demands if (pooled := pool_noise(pairs[name])) is not None}
-    request = dataclasses.replace(request, priors={n: one.as_prior() for n, one in noise.items()})
-    return CalibrationResult(
-        num_cells=len(demands),
-        max_pairs=request.budget.max_pairs,
-        identical=identical,
-        planted=tuple(map(run, plants if num_sessions else ())),
-        noise=noise,
-    )
+    with machine:
+        identical = run(NOTHING)
+        pooled = {name: pool_noise(pairs[name]) for name in demands}
+        noise = {name: found for name, found in pooled.items() if found is not None}
+        priors = {name: found.as_prior() for name, found in noise.items()}
+        request = dataclasses.replace(request, priors=priors)
+        return CalibrationResult(
+            num_cells=len(demands),
+            max_pairs=request.budget.max_pairs,
+            identical=identical,
+            planted=tuple(map(run, plants if num_sessions else ())),
+            noise=noise,
+        )
 
 
 def _collect_cells(request: GateRequest, plants: Sequence[Plant]) -> tuple[Arm, dict[str, Demands]]:

@@ -87,8 +87,7 @@ def gate(
         outputs=tuple(path for path in (json_file, markdown) if path is not None),
     )
     check_writable(*request.outputs)
-    with TimingLock(wait_s=WAIT_S, say=_say):
-        result = run_gate(request, say=_say)
+    result = run_gate(request, say=_say, machine=TimingLock(wait_s=WAIT_S, say=_say))
     for text in verdict_lines(result.cells, result.refusal, result.differs):
         typer.echo(text)
     if result.judgement is not None:

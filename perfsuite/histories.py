@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from itertools import pairwise
 from pathlib import Path
 
 from perfsuite.gate.accepted import Accepted
 from perfsuite.gate.baselines import choose_runs
 from perfsuite.gate.course import Course, Step, as_ratio, find_course
+from perfsuite.gate.excuses import find_excuses
 from perfsuite.gate.lineage import count_commits, read_lineage
 from perfsuite.gate.proposals import find_proposed
 from perfsuite.gate.repository import find_top, find_trunk
@@ -21,7 +21,6 @@ from perfsuite.gate.stored import StoredRun, Unusable
 from perfsuite.gate.timeline import (
     Point,
     Timeline,
-    excuse_of,
     names_of,
     order_runs,
     probe_timeline,
@@ -40,6 +39,7 @@ class Change:
         after: The first run of the new one.
         num_commits: That the second has and the first has not; None outside of git.
         excuse: Why it was accepted; None where nobody has said so.
+        is_mended: Whether it is a slowdown that was undone later.
     """
 
     ratio: float
@@ -48,6 +48,12 @@ class Change:
     after: Point
     num_commits: int | None
     excuse: str | None
+    is_mended: bool
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it is a slowdown that is still there and that nobody has accepted."""
+        return self.ratio > 1 and self.excuse is None and not self.is_mended
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,10 +91,9 @@ class CellHistory:
 
     @property
     def is_slower(self) -> bool:
-        """Whether the cell became slower and nobody has accepted that."""
-        slower = [change for change in self.changes if change.ratio > 1 and change.excuse is None]
+        """Whether the cell became slower, still is, and nobody has accepted that."""
         crept = self.creep is not None and self.creep.total_ratio > 1 and self.creep.excuse is None
-        return bool(slower) or crept
+        return crept or any(change.is_open for change in self.changes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,18 +131,28 @@ class StoredHistory:
         course = find_course(weeks, timeline.times_s(), smallest=smallest)
         if course is None:
             return CellHistory(timeline=timeline, course=None)
-        ends = [*(step.place for step in course.steps), len(timeline.points)]
+        excuses = find_excuses(timeline, course, self.accepted)
+        changes = tuple(
+            self._date(
+                timeline,
+                step,
+                excuse=excuse,
+                is_mended=step.ratio > 1 and course.is_mended(level, smallest=smallest),
+            )
+            for level, (step, excuse) in enumerate(
+                zip(course.steps, excuses.steps, strict=True), start=1
+            )
+        )
         return CellHistory(
             timeline=timeline,
             course=course,
-            changes=tuple(
-                self._date(timeline, step, range(start, end))
-                for step, (start, end) in zip(course.steps, pairwise(ends), strict=True)
-            ),
-            creep=self._creep(timeline, course, max(weeks) - min(weeks)),
+            changes=changes,
+            creep=_creep(timeline, course, max(weeks) - min(weeks), excuses.drift),
         )
 
-    def _date(self, timeline: Timeline, step: Step, places: range) -> Change:
+    def _date(
+        self, timeline: Timeline, step: Step, *, excuse: str | None, is_mended: bool
+    ) -> Change:
         before, after = timeline.points[step.place - 1], timeline.points[step.place]
         num_commits = None
         if self.root is not None and before.commit is not None and after.commit is not None:
@@ -148,25 +163,24 @@ class StoredHistory:
             before=before,
             after=after,
             num_commits=num_commits,
-            excuse=self._excuse(timeline, step.low, places),
+            excuse=excuse,
+            is_mended=is_mended,
         )
 
-    def _creep(self, timeline: Timeline, course: Course, num_weeks: float) -> Creep | None:
-        drift = course.drift
-        if drift is None:
-            return None
-        return Creep(
-            ratio_per_week=as_ratio(drift.slope),
-            interval=(as_ratio(drift.low), as_ratio(drift.high)),
-            total_ratio=as_ratio(drift.slope * num_weeks),
-            since=timeline.points[0],
-            excuse=self._excuse(timeline, as_ratio(drift.low * num_weeks), range(0)),
-        )
 
-    def _excuse(self, timeline: Timeline, low: float, places: range) -> str | None:
-        if low <= 1:
-            return None
-        return excuse_of(timeline, self.accepted, low=low, places=places)
+def _creep(
+    timeline: Timeline, course: Course, num_weeks: float, excuse: str | None
+) -> Creep | None:
+    drift = course.drift
+    if drift is None:
+        return None
+    return Creep(
+        ratio_per_week=as_ratio(drift.slope),
+        interval=(as_ratio(drift.low), as_ratio(drift.high)),
+        total_ratio=as_ratio(drift.slope * num_weeks),
+        since=timeline.points[0],
+        excuse=excuse,
+    )
 
 
 def read_history(

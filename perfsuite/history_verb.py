@@ -63,7 +63,8 @@ def history(
     fails_on_change: Annotated[
         bool,
         typer.Option(
-            "--fail-on-change", help="End in 10 where a cell became slower and nobody accepted it."
+            "--fail-on-change",
+            help="End in 10 where a cell is slower than it was and nobody accepted it.",
         ),
     ] = False,
     json_file: Annotated[
@@ -76,11 +77,16 @@ def history(
     """
     if is_all == (cell is not None):
         raise SettingError("name one cell, or all with --all: perfsuite history CELL")
+    if fingerprint is not None and not fingerprint.strip():
+        raise SettingError(
+            f"--fingerprint is {fingerprint!r}, which no environment has; use one that 'perfsuite "
+            "baseline list' shows, or leave it out for this machine's"
+        )
     least = option_ratio("--smallest", smallest)
     stored = read_history(
         Path.cwd(),
         locate(storage, "--storage"),
-        fingerprint or _fingerprint(),
+        _fingerprint() if fingerprint is None else fingerprint,
         read_accepted(accepted_file, date.today()),
         num_runs=num_runs,
     )
@@ -162,9 +168,10 @@ def tell(one: CellHistory) -> list[str]:
 def _tell_change(change: Change) -> str:
     low, high = change.interval
     accepted = "" if change.excuse is None else f", accepted: {change.excuse}"
+    mended = ", mended since" * change.is_mended
     return (
         f"{'slower' if change.ratio > 1 else 'faster'} by {format_ratio(abs(change.ratio - 1))} "
-        f"({format_change(low)} to {format_change(high)}) {_where(change)}{accepted}"
+        f"({format_change(low)} to {format_change(high)}) {_where(change)}{accepted}{mended}"
     )
 
 
@@ -200,7 +207,7 @@ def _tell_host(host: CellHistory) -> list[str]:
 def _advise(one: CellHistory) -> list[str]:
     """How to find the commit behind the newest slowdown that is nobody's yet."""
     for change in reversed(one.changes):
-        if change.ratio > 1 and change.excuse is None and (change.num_commits or 0) > 1:
+        if change.is_open and (change.num_commits or 0) > 1:
             return [
                 f"which commit it was: perfsuite bisect --good {_name(change.before)} "
                 f"--bad {_name(change.after)} {shlex.quote(one.timeline.cell)}"
@@ -243,6 +250,7 @@ def _in_short(one: CellHistory) -> str:
     texts = [
         f"{format_change(change.ratio)} at {_named(change.after)}"
         + ", accepted" * (change.excuse is not None)
+        + ", mended" * change.is_mended
         for change in one.changes
     ]
     if one.creep is not None:
@@ -286,6 +294,7 @@ def _cell(one: CellHistory) -> dict[str, Any]:
                 "after": _point(change.after),
                 "num_commits": change.num_commits,
                 "accepted": change.excuse,
+                "is_mended": change.is_mended,
             }
             for change in one.changes
         ],

@@ -20,6 +20,7 @@ from perfsuite.gate.rule import FIRST_LOOK
 from perfsuite.gate.trials import LAUNCH_TIMEOUT_S, Budget
 from perfsuite.ranks.membership import read_membership
 from perfsuite.ranks.turns import FAULTS, TurnChannel
+from perfsuite.remote import mask
 from perfsuite.settings import DEVICES, MAX_SEED, Device, Settings
 from perfsuite.shards import Shard, parse_shard
 from perfsuite.timing_lock import WAIT_S
@@ -262,6 +263,8 @@ def resolve(config: pytest.Config) -> Choices:
     """
     value = {option.name: _value(config, option) for option in OPTIONS}
     turns = _turn_channel()
+    if turns is None:
+        _refuse_unused_durations(config)
     return Choices(
         settings=Settings(
             device=cast(Device, value["device"]),
@@ -283,6 +286,20 @@ def resolve(config: pytest.Config) -> Choices:
         gate=_gate_choices(config, value),
         membership=read_membership(os.environ),
     )
+
+
+def _refuse_unused_durations(config: pytest.Config) -> None:
+    """An ini file may name durations for those sessions that are cut; a command line is one's own.
+
+    Raises:
+        SettingError: They are named there, and the session is not cut.
+    """
+    named = config.getoption("--perf-durations")
+    if named is not None and not _is_given(config, "shard"):
+        raise SettingError(
+            f"--perf-durations is {mask(named)!r}, and only --perf-shard=I/N looks at it; add "
+            "--perf-shard, or leave it out"
+        )
 
 
 def _gate_choices(config: pytest.Config, value: dict[str, Any]) -> GateChoices:

@@ -69,8 +69,11 @@ _ALLOWED = "use a path, or a URL that begins with s3://, gs:// or memory://"
 _TAKEN: Final = ("PreconditionFailed", "ConditionalRequestConflict")
 # To s3fs it is the same as a folder without files, which is nothing wrong.
 _NO_BUCKET: Final = "NoSuchBucket"
-# As in scheme://user:password@host, which an endpoint may be and a message may repeat.
-_USER_INFO = re.compile(r"(?<=://)[^/\s]*@")
+# As in scheme://user:password@host, which an endpoint may be and a message may repeat. A password
+# may hold a slash, as almost half of the secret keys of Amazon do, or an "@": up to the last one.
+_USER_INFO = re.compile(r"(?<=://)\S*@")
+# An access point's name stands for a bucket's, and is the only one with colons.
+_ACCESS_POINT: Final = "arn:"
 # Longer reasons repeat what the server sent.
 _MOST_REASON_CHARACTERS: Final = 300
 # memory:// looks for a name and writes it in two steps; the others' servers do so in one.
@@ -234,10 +237,12 @@ def locate(text: str, source: str) -> AnyPath:
         raise SettingError(
             f"{source} is {shown!r}, which names no bucket; use {protocol}://BUCKET/…"
         )
-    if "@" in key.partition("/")[0]:
+    bucket = key.partition("/")[0]
+    if "@" in bucket or (":" in bucket and not bucket.startswith(_ACCESS_POINT)):
+        shown = shown if "@" in key else f"{protocol}://***"
         raise SettingError(
-            f"{source} is {shown!r}, which holds credentials; leave them out: the client takes "
-            "them from its environment variables or its own files"
+            f"{source} is {shown!r}, which holds credentials or a port before its first '/'; leave "
+            "them out: the client takes them from its environment variables or its own files"
         )
     _load(protocol, source)
     return RemotePath(protocol, key)

@@ -14,6 +14,7 @@ import pytest
 from perfsuite import bisect_verb, cli
 from perfsuite.bisecting import BisectRequest, BisectResult, Step
 from perfsuite.gate.bisection import Mark
+from perfsuite.timing_lock import TimingLock
 from perfsuite.verdicts import CellVerdict, Explanation
 
 CELL = "benchmarks/test_steps.py::test_price"
@@ -63,8 +64,9 @@ class Bisect:
     def __call__(self, *arguments: str, found: BisectResult = FOUND) -> int:
         """Return what the command line ends in."""
 
-        def bisect(request: BisectRequest, *, say: Any) -> BisectResult:
+        def bisect(request: BisectRequest, *, say: Any, machine: TimingLock) -> BisectResult:
             self.requests.append(request)
+            assert isinstance(machine, TimingLock)
             say("searching")
             return found
 

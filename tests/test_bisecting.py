@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from made_up_machine import Machine
 
 from perfsuite import bisecting
 from perfsuite.arming import GateRequest
@@ -36,6 +37,7 @@ class Shop:
     said: list[str] = field(default_factory=list)
     requests: list[GateRequest] = field(default_factory=list)
     bounds: tuple[float, float] | None = None
+    machine: Machine = field(default_factory=Machine)
 
     def git(self, *arguments: str) -> str:
         command = ["git", "-C", str(self.path), *arguments]
@@ -58,7 +60,7 @@ class Shop:
             budget=Budget(max_pairs=8, max_s=60.0, timeout_s=60.0),
             seed=1,
         )
-        return bisect(request, say=self.said.append)
+        return bisect(request, say=self.said.append, machine=self.machine)
 
     def state(self) -> str:
         """What must not change: index, tree, stash, refs, and git's own bisection."""
@@ -114,12 +116,12 @@ def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shop:
     def run_gate(request: GateRequest, *, say: Callable[[str], None]) -> GateResult:
         say("pair 1: decided")
         assert request.base_dir is not None
+        assert not request.heeds_exceptions
         shop.requests.append(request)
         speed = (request.folder / "speed").read_text()
         shop.judged.append(speed)
         for tree in (request.folder, request.base_dir):
             assert (tree / "benchmarks" / "test_steps.py").read_text() == TODAY
-            assert not (tree / "baselines" / "accepted.toml").exists()
         assert (request.base_dir / "speed").read_text() == "fast"
         cells = () if speed == "refused" else (verdict_of(speed),)
         refusal = "head's tests cannot be collected: broken" if speed == "refused" else None
@@ -150,6 +152,7 @@ def test_the_first_slow_of_eight_commits_is_found_in_three_steps(
 
     result = shop.bisect()
 
+    assert shop.machine.was_held
     assert result.first_bad is not None
     assert result.first_bad.commit == shop.commits[first_bad]
     assert result.first_bad.subject == "make it slow"
@@ -362,9 +365,22 @@ def test_a_revision_that_is_no_commit_is_named(shop: Shop) -> None:
     with pytest.raises(SettingError) as refused:
         shop.bisect(good="v9")
 
+    assert not shop.machine.was_held
     assert str(refused.value) == (
         f"--good is 'v9', which is no commit of the repository {shop.path}; use a branch, a tag or "
         "a commit that 'git log -1 v9' shows"
+    )
+
+
+def test_a_revision_that_begins_as_an_option_is_refused(shop: Shop) -> None:
+    shop.commit("fast")
+
+    with pytest.raises(SettingError) as refused:
+        shop.bisect(good="-x")
+
+    assert str(refused.value) == (
+        "the revision '-x' begins with '-', as options do; name the commit by its digits, or a "
+        "branch of that name as 'refs/heads/-x'"
     )
 
 
@@ -419,6 +435,7 @@ def test_a_test_that_is_not_one_cell_is_refused(
     with pytest.raises(SettingError) as refused:
         shop.bisect(cell="benchmarks/test_steps.py")
 
+    assert not shop.machine.was_held
     assert str(refused.value) == (
         f"'benchmarks/test_steps.py' names {said}; name one of them in full"
     )

@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from made_up_machine import Machine
 
 from perfsuite import calibrating
 from perfsuite.arming import GateRequest
@@ -19,6 +21,7 @@ from perfsuite.gate.arms import Arm, Launch, Suite
 from perfsuite.gate.effort import PairCost
 from perfsuite.gate.rule import Prior, Rule, decide
 from perfsuite.gate.trials import Budget, Demands, Judgement, Trial
+from perfsuite.gating import HELD
 
 REQUEST = GateRequest(
     folder=Path("/project"),
@@ -80,13 +83,19 @@ def judge(monkeypatch: pytest.MonkeyPatch) -> Judge:
     return made_up
 
 
-def run(*plants: Plant, num_identical: int = 2, num_sessions: int = 2) -> CalibrationResult:
+def run(
+    *plants: Plant,
+    num_identical: int = 2,
+    num_sessions: int = 2,
+    machine: AbstractContextManager[object] = HELD,
+) -> CalibrationResult:
     return calibrate(
         REQUEST,
         num_identical=num_identical,
         num_sessions=num_sessions,
         plants=plants,
         say=lambda _: None,
+        machine=machine,
     )
 
 
@@ -152,9 +161,12 @@ def test_a_plain_benchmark_has_nothing_to_plant_but_a_slowdown(
     launch.suite = dataclasses.replace(launch.suite, cells=cells)
     monkeypatch.setattr(calibrating, "collect", lambda _: launch)
 
-    with pytest.raises(WorkloadError) as raised:
-        run(Plant(ratio=0.05), plant)
+    machine = Machine()
 
+    with pytest.raises(WorkloadError) as raised:
+        run(Plant(ratio=0.05), plant, machine=machine)
+
+    assert not machine.was_held
     assert str(raised.value) == (
         f"{plant} can be planted in cells of train_benchmark alone, and plain is none; leave it "
         "out with -k, or plant a slowdown such as 5%"
@@ -172,7 +184,10 @@ def test_sessions_of_identical_code_are_counted_by_themselves(judge: Judge) -> N
 
 
 def test_identical_code_alone_can_be_judged(judge: Judge) -> None:
-    result = run(Plant(ratio=0.05), num_identical=2, num_sessions=0)
+    machine = Machine()
 
+    result = run(Plant(ratio=0.05), num_identical=2, num_sessions=0, machine=machine)
+
+    assert machine.was_held
     assert judge.planted == [None, None]
     assert result.planted == ()

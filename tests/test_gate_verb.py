@@ -18,6 +18,7 @@ from perfsuite.arming import GateRequest
 from perfsuite.gate.rule import Rule, decide
 from perfsuite.gate.trials import Judgement
 from perfsuite.gating import GateResult
+from perfsuite.timing_lock import TimingLock
 from perfsuite.verdicts import CellVerdict, Explanation
 
 PASSED = CellVerdict(
@@ -83,8 +84,9 @@ class Gate:
     def __call__(self, *arguments: str, found: GateResult | None = None) -> int:
         """Return what the command line ends in."""
 
-        def run_gate(request: GateRequest, *, say: Any) -> GateResult:
+        def run_gate(request: GateRequest, *, say: Any, machine: TimingLock) -> GateResult:
             self.requests.append(request)
+            assert isinstance(machine, TimingLock)
             say("comparing")
             return found or result(PASSED)
 

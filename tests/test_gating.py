@@ -7,17 +7,19 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 from gated_repository import CLOCK
+from made_up_machine import Machine
 
+from perfsuite import gating
 from perfsuite.arming import GateRequest
 from perfsuite.errors import SettingError
-from perfsuite.gate.trials import Budget
-from perfsuite.gating import GateResult, run_gate
+from perfsuite.gate.trials import Budget, Demands, Judgement
+from perfsuite.gating import HELD, GateResult, run_gate
 from perfsuite.verdicts import CellVerdict, exit_code
 
 # A pytest that loads nothing these suites have no use for.
@@ -117,7 +119,8 @@ def gate(folder: Path, **changes: Any) -> GateResult:
         "seed": 3,
     }
     say = changes.pop("say", lambda text: None)
-    return run_gate(GateRequest(**(arguments | changes)), say=say)
+    machine = changes.pop("machine", HELD)
+    return run_gate(GateRequest(**(arguments | changes)), say=say, machine=machine)
 
 
 def words(result: GateResult) -> dict[str, str]:
@@ -500,3 +503,58 @@ def test_a_cell_that_the_base_skips_too_is_skipped_in_a_changed_file(tmp_path: P
     result = gate(folder)
 
     assert words(result) == {"test_same": "PASS", "test_slow": "SKIPPED"}
+
+
+# --- what is asked before the machine is ---
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"base": "v9"},
+            "the base 'v9' is no commit of the repository {0}; use a branch, a tag or a commit "
+            "that 'git log -1 v9' shows",
+        ),
+        ({"base_dir": Path("nowhere")}, "the base 'nowhere' is not a folder; name one"),
+    ],
+)
+def test_a_base_that_is_none_is_refused_without_waiting_for_the_machine(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    folder = make_project(tmp_path, {}, {"bench/test_a.py": BENCH})
+    machine = Machine()
+
+    with pytest.raises(SettingError) as refused:
+        gate(folder, machine=machine, **changes)
+
+    assert str(refused.value) == message.format(folder)
+    assert not machine.was_held
+
+
+@pytest.mark.parametrize(("heeds", "allowed"), [(True, 1.5), (False, 1.0)])
+def test_exceptions_in_a_linked_file_count_where_they_are_asked_for_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, heeds: bool, allowed: float
+) -> None:
+    code = {"pkg/code.py": CODE.format(slow=1), "bench/test_a.py": BENCH}
+    folder = make_project(tmp_path / "project", code, {})
+    (tmp_path / "accepted.toml").write_text(
+        '[[accepted]]\ncell = "bench/test_a.py::test_same"\nkind = "slowdown"\nratio = 1.5\n'
+        'reason = "r"\nexpires = 2999-01-01\n'
+    )
+    (folder / "baselines").mkdir()
+    (folder / "baselines" / "accepted.toml").symlink_to(tmp_path / "accepted.toml")
+    asked: dict[str, Demands] = {}
+
+    def judge(*arguments: Any, **_: Any) -> Judgement:
+        demands: Mapping[str, Demands] = arguments[2]
+        asked.update(demands)
+        return Judgement(trials=(), seed=1, num_pairs=0, wall_s=0.0, invalid=None)
+
+    monkeypatch.setattr(gating, "judge", judge)
+    machine = Machine()
+
+    gate(folder, heeds_exceptions=heeds, machine=machine)
+
+    assert asked["bench/test_a.py::test_same"].accepted_slowdown == allowed
+    assert machine.was_held

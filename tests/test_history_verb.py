@@ -325,6 +325,66 @@ def test_an_accepted_change_fails_no_job(history: Call, commits: list[str], tmp_
     assert history(CELL, "--fail-on-change") == 0
 
 
+def store_levels(folder: Path, *levels: float) -> list[str]:
+    """A commit a day with a run each, twenty days at each level; return the commits."""
+    num_days = SLOWER_FROM * len(levels)
+    commits = make_commits(folder, num_days)
+    numbers = random.Random(1)
+    for number in range(num_days):
+        time_s = 0.002 * levels[number // SLOWER_FROM] * noise(numbers)
+        store_run(folder / "baselines", number, {CELL: time_s}, commit=commits[number])
+    return commits
+
+
+@pytest.mark.parametrize("arguments", [[CELL], ["--all"]])
+@pytest.mark.parametrize("expires", ["2026-01-25", "2026-03-01"])
+def test_an_exception_lets_no_second_slowdown_through(
+    history: Call, tmp_path: Path, arguments: list[str], expires: str
+) -> None:
+    store_levels(tmp_path, 1.0, 1.08, 1.08 * 1.07)
+    (tmp_path / "baselines" / "accepted.toml").write_text(ACCEPTED.replace("2026-03-01", expires))
+
+    assert history(*arguments, "--fail-on-change") == 10
+
+
+def test_a_slowdown_that_was_mended_is_told_and_fails_no_job(
+    history: Call, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store_levels(tmp_path, 1.0, 1.1, 1.0)
+
+    assert history(CELL, "--fail-on-change", "--json", "history.json") == 0
+    told = said(capsys)
+    assert history("--all", "--fail-on-change") == 0
+
+    slower, faster = told[-2:]
+    assert slower.startswith("slower by ")
+    assert slower.endswith("(2026-01-21, 1 commit), mended since")
+    assert faster.startswith("faster by ")
+    assert faster.endswith("(2026-02-10, 1 commit)")
+    assert "(2026-01-21), mended; " in said(capsys)[-2]
+    (cell,) = json.loads((tmp_path / "history.json").read_text())["cells"]
+    assert [change["is_mended"] for change in cell["changes"]] == [True, False]
+
+
+@pytest.mark.parametrize("levels", [(1.0, 1.1, 1.04), (1.0, 1.1, 1.0, 1.1)])
+def test_a_slowdown_of_which_something_is_left_or_that_came_again_fails_a_job(
+    history: Call, tmp_path: Path, levels: tuple[float, ...]
+) -> None:
+    store_levels(tmp_path, *levels)
+
+    assert history(CELL, "--fail-on-change") == 10
+
+
+def test_an_environment_without_a_name_is_refused(
+    history: Call, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert history("--all", "--fingerprint", "") == 2
+    assert capsys.readouterr().err == (
+        "perfsuite: --fingerprint is '', which no environment has; use one that 'perfsuite "
+        "baseline list' shows, or leave it out for this machine's\n"
+    )
+
+
 def test_what_is_smaller_than_asked_for_is_not_told(
     history: Call, commits: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -20,6 +20,10 @@ from perfsuite.remote import RemotePath, locate, mask
 pytestmark = pytest.mark.usefixtures("empty_memory")
 
 ALLOWED = "use a path, or a URL that begins with s3://, gs:// or memory://"
+CREDENTIALS = (
+    "which holds credentials or a port before its first '/'; leave them out: the client takes them "
+    "from its environment variables or its own files"
+)
 
 
 def at(key: str) -> RemotePath:
@@ -54,6 +58,11 @@ def answer_with(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
         ("file:///a/b", Path("/a/b")),
         ("file://./a", Path("a")),
         ("memory://bucket/a/b/", at("bucket/a/b")),
+        ("memory://bucket/a@b/c:d", at("bucket/a@b/c:d")),
+        (
+            "memory://arn:aws:s3:us-east-1:1:accesspoint/a",
+            at("arn:aws:s3:us-east-1:1:accesspoint/a"),
+        ),
     ],
 )
 def test_a_text_names_a_path_or_a_url(text: str, path: Path | RemotePath) -> None:
@@ -68,10 +77,14 @@ def test_a_text_names_a_path_or_a_url(text: str, path: Path | RemotePath) -> Non
         ("simplecache::s3://b/a", f"--storage is 'simplecache::s3://b/a'; {ALLOWED}"),
         ("s3:///", "--storage is 's3:///', which names no bucket; use s3://BUCKET/…"),
         (
-            "s3://key:secret@bucket/a",
-            "--storage is 's3://***@bucket/a', which holds credentials; leave them out: the client "
-            "takes them from its environment variables or its own files",
+            "s3://AKIAIOSFODNN7EXAMPLE:wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY@bucket/a",
+            f"--storage is 's3://***@bucket/a', {CREDENTIALS}",
         ),
+        ("s3://key:secret@bucket/a", f"--storage is 's3://***@bucket/a', {CREDENTIALS}"),
+        ("s3://token@bucket/a@b", f"--storage is 's3://***@b', {CREDENTIALS}"),
+        ("s3://key:sec/ret/a", f"--storage is 's3://***', {CREDENTIALS}"),
+        ("memory://a:b/c@d/x", f"--storage is 'memory://***@d/x', {CREDENTIALS}"),
+        ("http://me:pa/ss@host/x", f"--storage is 'http://***@host/x'; {ALLOWED}"),
     ],
 )
 def test_a_url_of_nothing_is_refused_and_no_secret_is_repeated(text: str, message: str) -> None:
@@ -100,10 +113,10 @@ def test_a_url_whose_package_is_missing_names_the_extra(
 
 
 def test_every_user_and_password_in_a_text_is_masked() -> None:
-    text = "cannot reach http://me:pass@one/ or https://token@two/a@b, as s3://bucket/a@b says"
+    text = "cannot reach http://me:pa/ss@one/ or https://token@two/a, and s3://bucket/a does"
 
     assert mask(text) == (
-        "cannot reach http://***@one/ or https://***@two/a@b, as s3://bucket/a@b says"
+        "cannot reach http://***@one/ or https://***@two/a, and s3://bucket/a does"
     )
 
 

@@ -314,3 +314,40 @@ def test_two_runners_gate_a_change_of_which_one_cell_is_slower(tmp_path: Path) -
     fine.expect(0, f"{stock} PASS *")
     assert stock not in slow.output
     assert price not in fine.output
+
+
+@pytest.mark.parametrize(
+    ("path", "shown"),
+    [("results/run.json", "results/run.json"), ("s3://a:b/c@d/x", "s3://***@d/x")],
+)
+def test_durations_that_nothing_looks_at_are_a_usage_error(
+    project: pytest.Pytester, path: str, shown: str
+) -> None:
+    result = run(project, f"--perf-durations={path}")
+
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert result.stderr.lines[-2] == (
+        f"ERROR: --perf-durations is '{shown}', and only --perf-shard=I/N looks at it; add "
+        "--perf-shard, or leave it out"
+    )
+
+
+def test_durations_of_an_ini_file_wait_for_a_session_that_is_cut(
+    project: pytest.Pytester,
+) -> None:
+    project.makeini("[pytest]\nperf_durations = results/run.json\n")
+
+    assert collected(project) == [*CELLS, OTHER]
+
+
+def test_a_durations_url_with_credentials_is_refused_without_them(
+    project: pytest.Pytester,
+) -> None:
+    result = run(project, "--perf-shard=1/2", "--perf-durations=s3://a:b/c@d/x")
+
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert result.stderr.lines[-2] == (
+        "ERROR: --perf-durations is 's3://***@d/x', which holds credentials or a port before its "
+        "first '/'; leave them out: the client takes them from its environment variables or its "
+        "own files"
+    )

@@ -161,8 +161,9 @@ def test_a_storage_that_cannot_be_reached_ends_pytest_benchmarks_own_comparison_
         ),
         (
             "s3://key:secret@bucket/runs",
-            "--benchmark-storage is 's3://***@bucket/runs', which holds credentials; leave them "
-            "out: the client takes them from its environment variables or its own files",
+            "--benchmark-storage is 's3://***@bucket/runs', which holds credentials or a port "
+            "before its first '/'; leave them out: the client takes them from its environment "
+            "variables or its own files",
         ),
     ],
 )

@@ -62,11 +62,40 @@ class Course:
         steps: In order.
         drift: Of the logarithm a week, beside the steps; None where there is none.
         levels_s: Of each value, in seconds: what steps and drift say it is.
+        detrended: Logarithms of the values, without the drift.
     """
 
     steps: tuple[Step, ...]
     drift: Drift | None
     levels_s: tuple[float, ...]
+    detrended: tuple[float, ...]
+
+    def compare(self, before: int, after: int) -> tuple[float, float, float]:
+        """Return how many times the one level the other is, and its bounds of 95 % confidence.
+
+        Args:
+            before: Number of a level: 0 is the one before the first step.
+            after: Number of another.
+        """
+        bounds = (0, *(step.place for step in self.steps), len(self.detrended))
+        old, new = (self.detrended[bounds[level] : bounds[level + 1]] for level in (before, after))
+        ratio, low, high = map(as_ratio, locate_shift(old, new))
+        return ratio, low, high
+
+    def is_mended(self, level: int, *, smallest: float) -> bool:
+        """Whether the step to a level, a slowdown, was undone: nothing is left that would be told.
+
+        One that comes again later is a step of its own.
+
+        Args:
+            level: Its number, from 1.
+            smallest: Changes below it are not told, 0.01 = 1 %.
+        """
+        for later in range(level + 1, len(self.steps) + 1):
+            ratio, low, _ = self.compare(level - 1, later)
+            if low <= 1 or ratio < 1 + smallest:
+                return True
+        return False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,6 +163,7 @@ def find_course(
             math.exp(log - value + centre)
             for log, value, centre in zip(logs, told.detrended, told.centres(), strict=True)
         ),
+        detrended=told.detrended,
     )
 
 

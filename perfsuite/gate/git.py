@@ -10,7 +10,7 @@ import os
 import subprocess
 from pathlib import Path
 
-from perfsuite.errors import PerfsuiteError
+from perfsuite.errors import PerfsuiteError, SettingError
 
 # `git rev-parse --local-env-vars` (git 2.39), without the two that carry configuration: continuous
 # integration sets safe.directory by them. Each would answer for another repository or index.
@@ -92,8 +92,15 @@ def complaint_of(ended: subprocess.CompletedProcess[bytes]) -> str:
 def find_commit(root: Path, name: str) -> str | None:
     """Return the full name of the commit that a branch, a tag or a commit's name is; None if none.
 
-    A name is never taken for an option.
+    Raises:
+        SettingError: The name begins as an option does: git could neither show it nor be told of it
+            in any advice.
     """
+    if name.startswith("-"):
+        raise SettingError(
+            f"the revision {name!r} begins with '-', as options do; name the commit by its digits, "
+            f"or a branch of that name as 'refs/heads/{name}'"
+        )
     found = answer(
         *(root, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")
     )

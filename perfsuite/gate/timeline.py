@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
 
-from perfsuite.gate.accepted import Accepted, Rename, Slowdown
+from perfsuite.gate.accepted import Accepted, Rename
 from perfsuite.gate.stored import StoredRun
 from perfsuite.remote import AnyPath
 
@@ -138,21 +138,3 @@ def names_of(cell: str, accepted: Accepted) -> list[str]:
     for name in names:
         names += [entry.cell for entry in renames if entry.to == name and entry.cell not in names]
     return names
-
-
-def excuse_of(timeline: Timeline, accepted: Accepted, *, low: float, places: range) -> str | None:
-    """Return why a slowdown of a cell was accepted; None where nobody has said so.
-
-    Args:
-        timeline: The cell's.
-        accepted: Exceptions, expired or not: what was accepted once stays so.
-        low: The least that the slowdown may be, 1.08 = 8 %.
-        places: Of the points after it.
-    """
-    names = names_of(timeline.cell, accepted)
-    for entry in (*accepted.entries, *accepted.expired):
-        if isinstance(entry, Slowdown) and entry.cell in names and low <= entry.ratio:
-            return entry.reason
-    if any(timeline.points[place].is_excused for place in places):
-        return "by an exception that is no longer listed"
-    return None

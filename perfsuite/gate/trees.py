@@ -100,8 +100,7 @@ def directory_tree(
             holds no file.
         WriteError: The copy cannot be made; names the folder and the reason. Nothing stays.
     """
-    if not base_dir.is_dir():
-        raise SettingError(f"the base {str(base_dir)!r} is not a folder; name one")
+    check_base_dir(base_dir)
     source = base_dir.resolve()
     head = Head(top=root.resolve(), root=root.resolve(), python_files=tuple(python_files))
     laid = plan_overlay(head, overlay)
@@ -111,6 +110,16 @@ def directory_tree(
                 copy_file(source, folder, path)
             lay_over(folder, head, laid)
         yield folder
+
+
+def check_base_dir(base_dir: Path) -> None:
+    """Refuse a base that is no folder.
+
+    Raises:
+        SettingError: It is none.
+    """
+    if not base_dir.is_dir():
+        raise SettingError(f"the base {str(base_dir)!r} is not a folder; name one")
 
 
 @contextmanager

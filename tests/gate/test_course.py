@@ -72,6 +72,51 @@ def test_a_creep_goes_on_beside_a_large_step_that_hides_it() -> None:
     assert course.drift.slope == pytest.approx(math.log1p(CREEP), abs=0.001)
 
 
+def levels_of(*logs: float) -> Course:
+    """A course that stays at each level for an equal share of the half year."""
+    num_weeks = NUM_WEEKS / len(logs)
+    course = course_of(lambda week: logs[int(week / num_weeks)])
+    assert len(course.steps) == len(logs) - 1
+    return course
+
+
+def test_levels_that_are_no_neighbours_can_be_compared() -> None:
+    course = levels_of(0.0, 0.1, 0.3)
+
+    ratio, low, high = course.compare(0, 2)
+
+    assert low < math.exp(0.3) < high
+    assert ratio == pytest.approx(math.exp(0.3), rel=0.01)
+    assert course.compare(0, 1) == tuple(
+        pytest.approx(value)
+        for value in (course.steps[0].ratio, course.steps[0].low, course.steps[0].high)
+    )
+
+
+@pytest.mark.parametrize(
+    ("logs", "is_mended"),
+    [
+        ((0.0, 0.1), False),
+        ((0.0, 0.1, 0.0), True),
+        ((0.0, 0.1, -0.1), True),
+        ((0.0, 0.1, 0.04), False),
+        ((0.0, 0.1, 0.3), False),
+        ((0.0, 0.1, 0.0, 0.1), True),
+        ((0.0, 0.1, 0.3, 0.1), False),
+    ],
+)
+def test_a_slowdown_is_mended_once_nothing_of_it_would_be_told(
+    logs: tuple[float, ...], is_mended: bool
+) -> None:
+    assert levels_of(*logs).is_mended(1, smallest=0.01) == is_mended
+
+
+def test_what_is_left_of_a_slowdown_is_nothing_where_it_would_not_be_told() -> None:
+    course = levels_of(0.0, 0.1, 0.04)
+
+    assert course.is_mended(1, smallest=0.05)
+
+
 def test_the_levels_are_what_steps_and_drift_say() -> None:
     stepped, crept = course_of(stepping), course_of(creeping)
 

@@ -48,6 +48,11 @@ def repository(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def run_git(root: Path, *arguments: str) -> str:
+    command = ["git", "-C", root, *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
 def test_parents_come_before_their_children_whatever_the_clock_said(repository: Path) -> None:
     lineage = read_lineage(repository, "main")
 
@@ -55,6 +60,55 @@ def test_parents_come_before_their_children_whatever_the_clock_said(repository: 
     assert (subjects[0], subjects[-1]) == ("first", "merge")
     assert len(subjects) == 4
     assert next(iter(lineage.values())) == datetime(2001, 9, 9, 1, 46, 40, tzinfo=UTC)
+
+
+def commit_at(root: Path, when: str, parents: list[str]) -> str:
+    """Return a commit that says it was made then, whatever that is."""
+    tree = run_git(root, "rev-parse", "main^{tree}")
+    lines = [f"tree {tree}", *(f"parent {parent}" for parent in parents)]
+    lines += [f"author A <a@example.org> {when}", f"committer A <a@example.org> {when}", "", "odd"]
+    written = subprocess.run(
+        ["git", "-C", root, "hash-object", "-t", "commit", "-w", "--literally", "--stdin"],
+        input="\n".join(lines),
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    return written.stdout.strip()
+
+
+ODD = ("999999999999 +0000", "99999999999999999999 +0000", "abc", "-62135596801 +0000", "")
+
+
+@pytest.mark.parametrize("when", ODD)
+def test_a_commit_of_an_odd_time_counts_as_made_with_the_one_before(
+    repository: Path, when: str
+) -> None:
+    newest = commit_at(repository, when, [run_git(repository, "rev-parse", "main")])
+
+    lineage = read_lineage(repository, newest)
+
+    assert list(lineage)[-1] == newest
+    assert lineage[newest] == lineage[run_git(repository, "rev-parse", "main")]
+
+
+@pytest.mark.parametrize("when", ODD)
+def test_first_commits_of_an_odd_time_count_as_made_with_the_one_after_them(
+    repository: Path, when: str
+) -> None:
+    first = commit_at(repository, when, [])
+    second = commit_at(repository, "1000000000 +0000", [first])
+
+    assert read_lineage(repository, second) == dict.fromkeys(
+        [first, second], datetime(2001, 9, 9, 1, 46, 40, tzinfo=UTC)
+    )
+
+
+def test_commits_that_all_name_no_time_have_a_place_all_the_same(repository: Path) -> None:
+    first = commit_at(repository, "abc", [])
+    second = commit_at(repository, "abc", [first])
+
+    assert list(read_lineage(repository, second)) == [first, second]
 
 
 def test_commits_that_only_the_second_has_are_counted(repository: Path) -> None:

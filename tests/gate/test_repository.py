@@ -94,9 +94,6 @@ def test_a_base_named_by_its_hash_is_described_once(repository: Path) -> None:
     [
         "nowhere",
         "",
-        "--help",
-        "--all",
-        "-h",
         "HEAD:code.py",
         "HEAD..HEAD",
         "^HEAD",

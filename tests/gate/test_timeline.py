@@ -9,16 +9,10 @@ from typing import Any
 
 import pytest
 
-from perfsuite.gate.accepted import Accepted, Rename, Slowdown
+from perfsuite.gate.accepted import Accepted, Rename
 from perfsuite.gate.stamp import RunStamp
 from perfsuite.gate.stored import StoredCell, StoredRun
-from perfsuite.gate.timeline import (
-    excuse_of,
-    names_of,
-    order_runs,
-    probe_timeline,
-    timeline_of,
-)
+from perfsuite.gate.timeline import names_of, order_runs, probe_timeline, timeline_of
 
 CELL = "b.py::test"
 NOON = datetime.datetime(2026, 5, 1, 12, tzinfo=datetime.UTC)
@@ -152,29 +146,3 @@ def test_the_host_is_as_fast_as_its_probes_on_average() -> None:
 
     assert host.times_s() == [pytest.approx(2.0)]
     assert host.num_elsewhere == 1
-
-
-@pytest.mark.parametrize(
-    ("low", "reason"), [(1.07, "checks its input"), (1.08, "checks its input"), (1.09, None)]
-)
-@pytest.mark.parametrize("is_expired", [False, True])
-def test_a_slowdown_is_excused_up_to_what_was_accepted_once(
-    low: float, reason: str | None, is_expired: bool
-) -> None:
-    entry = Slowdown(cell=CELL, ratio=1.08, reason="checks its input", expires=EXPIRES)
-    accepted = Accepted(expired=(entry,)) if is_expired else Accepted(entries=(entry,))
-    timeline = timeline_of(CELL, order_runs([run("a")], {}), accepted)
-
-    assert excuse_of(timeline, accepted, low=low, places=range(1)) == reason
-
-
-def test_a_slowdown_whose_exception_is_gone_is_excused_by_the_run_that_needed_it() -> None:
-    ordered = order_runs([run("a"), run("b", days=1, accepted=(CELL,)), run("c", days=2)], {})
-    timeline = timeline_of(CELL, ordered, NOTHING)
-
-    excused, other = (
-        excuse_of(timeline, NOTHING, low=1.05, places=places) for places in (range(1, 3), range(1))
-    )
-
-    assert excused == "by an exception that is no longer listed"
-    assert other is None

@@ -12,16 +12,14 @@ from perfsuite.errors import SettingError
 from perfsuite.gate.repository import Base, changed_files, describe_head, find_base, is_in_history
 
 # What git takes for the name of a branch, and an option or a command for the same.
-NAMES = (
-    "-h",
-    "--help",
-    "--upload-pack=touch${IFS}owned",
-    "--output=owned",
+OPTIONS = ("-h", "--help", "--upload-pack=touch${IFS}owned", "--output=owned")
+COMMANDS = (
     "$(touch${IFS}owned)",
     "`touch${IFS}owned`",
     ";touch${IFS}owned;",
     "|tee${IFS}owned",
 )
+NAMES = (*OPTIONS, *COMMANDS)
 
 
 def git(root: Path, *arguments: str) -> str:
@@ -53,13 +51,29 @@ def test_a_branch_of_a_hostile_name_is_a_branch(repository: Path, name: str) -> 
     first = git(repository, "rev-parse", "HEAD^")
     git(repository, "update-ref", f"refs/heads/{name}", first)
 
-    found = find_base(repository, name)
+    found = find_base(repository, f"refs/heads/{name}")
 
-    assert found == Base(revision=first, described=f"{name}, {first[:7]}")
+    assert found == Base(revision=first, described=f"refs/heads/{name}, {first[:7]}")
     assert names_in(repository) == {".git"}
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", OPTIONS)
+def test_what_begins_as_an_option_is_no_revision_even_where_it_is_a_branch(
+    repository: Path, name: str
+) -> None:
+    git(repository, "update-ref", f"refs/heads/{name}", "HEAD")
+
+    with pytest.raises(SettingError) as refused:
+        find_base(repository, name)
+
+    assert str(refused.value) == (
+        f"the revision {name!r} begins with '-', as options do; name the commit by its digits, or "
+        f"a branch of that name as 'refs/heads/{name}'"
+    )
+    assert names_in(repository) == {".git"}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
 def test_a_hostile_name_that_is_no_branch_is_refused(repository: Path, name: str) -> None:
     with pytest.raises(SettingError) as refused:
         find_base(repository, name)
