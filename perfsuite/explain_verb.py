@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -43,12 +44,19 @@ def explain(
         mine, its = before.cells[name], after.cells[name]
         explanation = explain_stored(mine, its)
         found.append((name, explanation))
-        change = format_change(its.median_s / mine.median_s)
+        change = _change(mine.median_s, its.median_s)
         typer.echo(printable(f"{name}: {change}; {explained(explanation)}"))
     if not names:
         typer.echo("the two runs share no cell")
     if json_file is not None:
         write_atomically(json_file, _to_document(found))
+
+
+def _change(base_s: float, head_s: float) -> str:
+    ratio = head_s / base_s
+    if math.isinf(ratio):  # of a time that no clock measures
+        return f"{base_s} s -> {head_s} s, more than a ratio can say"
+    return format_change(ratio)
 
 
 def _read(text: str, name: str) -> StoredRun:

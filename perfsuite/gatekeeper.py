@@ -11,7 +11,7 @@ import datetime
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -22,7 +22,6 @@ from perfsuite.gate.accepted import read_accepted
 from perfsuite.gate.calibration import read_noise
 from perfsuite.gate.history import History, read_history
 from perfsuite.gate.screen import Candidate
-from perfsuite.gate.stamp import VerdictWord
 from perfsuite.gate.trials import draw_seed
 from perfsuite.gating import ACCEPTED_FILE, HIDDEN, GateResult, run_gate
 from perfsuite.markers import marker_arguments
@@ -31,10 +30,8 @@ from perfsuite.records import CellRecord, samples_of_step
 from perfsuite.saving import RunSaver
 from perfsuite.sharding import Sharding
 from perfsuite.storing import STORAGE
-from perfsuite.verdicts import CellVerdict
+from perfsuite.verdicts import CellVerdict, VerdictWord
 
-# What a run's stamp keeps of a verdict: a test that failed or was skipped has none.
-_STAMPED = set(get_args(VerdictWord))
 _NOT_FOUND = (
     "the judge found no such cell in head's tree: it calls pytest with the paths, -c, --rootdir, "
     "-k, -m, -o, -p, --deselect and --ignore of this session alone"
@@ -91,6 +88,7 @@ class Gatekeeper:
             saver: Knows the host, and stamps the verdicts.
         """
         self._first: GateResult | None = None
+        self._judged: dict[str, CellVerdict] = {}
         self._verdicts: dict[str, CellVerdict] = {}
         self._num_cells: int | None = None
         self._config = config
@@ -139,9 +137,9 @@ class Gatekeeper:
         at_once = [name for name in cells if not history.can_screen(name)]
         self._num_cells = sharding.num_cells
         self._first = run_gate(self._request(at_once), say=say)
-        self._verdicts = {
-            cell.name: cell for cell in self._first.cells if sharding.tells(cell.name)
-        }
+        self._judged = {cell.name: cell for cell in self._first.cells if sharding.tells(cell.name)}
+        for cell in self._judged.values():
+            self._settle(cell)
 
     def verdict_of(
         self, item: Any, record: CellRecord | None, say: Callable[[str], None]
@@ -161,11 +159,41 @@ class Gatekeeper:
             verdict = CellVerdict(name=item.nodeid, word="INVALID", by="collection", reason=HIDDEN)
         else:
             return None
-        self._verdicts[item.nodeid] = verdict
-        if verdict.word in _STAMPED:
-            word = cast(VerdictWord, verdict.word)
-            self._saver.add_verdict(item.nodeid, word, fails_test=verdict.word == "FAIL")
+        self._settle(verdict, fails_test=verdict.word == "FAIL")
+        _store_verdict(item, verdict)
         return verdict
+
+    def settle_untimed(
+        self,
+        item: Any,
+        report: pytest.TestReport,
+        error: BaseException | None,
+        say: Callable[[str], None],
+    ) -> None:
+        """Give a cell that failed or was skipped here its verdict.
+
+        Args:
+            item: The test.
+            report: Of the phase in which it did not pass.
+            error: What it raised.
+            say: Shows a line, where pairs are still to be run.
+        """
+        if self._first is None or not is_benchmark(item):
+            return
+        if report.failed:
+            verdict = _failed(item.nodeid, report, error)
+        elif item.nodeid not in self._judged:  # only the pairs know whether the base has it
+            verdict = self._ask(item.nodeid, self._first, say)
+        else:
+            return
+        self._settle(verdict)
+        _store_verdict(item, verdict)
+
+    def _settle(self, verdict: CellVerdict, *, fails_test: bool = False) -> None:
+        """Show a verdict in the table, and stamp it."""
+        self._verdicts[verdict.name] = verdict
+        word = cast(VerdictWord, verdict.word)
+        self._saver.add_verdict(verdict.name, word, fails_test=fails_test)
 
     def _was_timed(self, item: pytest.Item) -> bool:
         """Whether pytest-benchmark has times of a test."""
@@ -183,7 +211,7 @@ class Gatekeeper:
         """Counts first, then what pairs or the stored times say."""
         name: str = item.nodeid
         asked = marker_arguments(item)
-        known = self._verdicts
+        known = self._judged
         stats = getattr(item.funcargs.get("benchmark"), "stats", None)
         num_samples = None
         if record is not None:
@@ -208,6 +236,10 @@ class Gatekeeper:
         )
         if screened is not None:
             return screened
+        return self._ask(name, first, say)
+
+    def _ask(self, name: str, first: GateResult, say: Callable[[str], None]) -> CellVerdict:
+        """Return what pairs say of a cell that was not among the first ones."""
         result = run_gate(self._request([name]), say=say)
         found = {cell.name: cell for cell in result.cells}
         return found.get(name) or _unknown(name, first.refusal)
@@ -249,7 +281,15 @@ def _unknown(name: str, refusal: str | None) -> CellVerdict:
     return CellVerdict(name=name, word="INVALID", by="collection", reason=_NOT_FOUND)
 
 
-def store_verdict(item: Any, verdict: CellVerdict) -> None:
+def _failed(name: str, report: pytest.TestReport, error: BaseException | None) -> CellVerdict:
+    phase = "" if report.when == "call" else f" in its {report.when}"
+    # A strict xfail that passed, or another plugin, fails a test that raised nothing.
+    text = report.longreprtext if error is None else f"{type(error).__name__}: {error}"
+    reason = f"head's test failed{phase}: {text.partition(chr(10))[0]}"
+    return CellVerdict(name=name, word="ERROR", by="test", reason=reason)
+
+
+def _store_verdict(item: Any, verdict: CellVerdict) -> None:
     """Put a verdict into the JSON of a test's benchmark."""
     benchmark = getattr(item, "funcargs", {}).get("benchmark")
     if benchmark is not None:

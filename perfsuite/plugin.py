@@ -29,7 +29,7 @@ from perfsuite.errors import (
 )
 from perfsuite.files import append_line, write_atomically
 from perfsuite.fixtures import OUTCOME, SUITE, is_cell
-from perfsuite.gatekeeper import Gatekeeper, refuse_silent_passes, store_verdict
+from perfsuite.gatekeeper import Gatekeeper, refuse_silent_passes
 from perfsuite.interruptions import ends_on_signals, ignores_ctrl_c, shell_exit_code
 from perfsuite.records import CellLine, encode_line
 from perfsuite.remote import locate
@@ -244,6 +244,8 @@ class Suite:
             self._torchrun.agree_on(report, error)
         if isinstance(error, PerfsuiteError):
             recorder.expect_no_record(item)
+        if self._gatekeeper is not None and not report.passed:
+            self._gatekeeper.settle_untimed(item, report, error, self._say)
         if report.when == "call" and report.passed and self._gatekeeper is not None:
             self._give_verdict(item, report, self._gatekeeper)
         if report.when == "call" and is_cell(item) and recorder.is_recorded(item):
@@ -261,7 +263,6 @@ class Suite:
         verdict = gatekeeper.verdict_of(item, record, self._say)
         if verdict is None:
             return
-        store_verdict(item, verdict)
         if outcome is not None:
             record = msgspec.structs.replace(outcome.record, verdict=verdict.as_record())
             item.stash[OUTCOME] = msgspec.structs.replace(outcome, record=record)

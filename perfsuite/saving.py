@@ -22,10 +22,11 @@ from perfsuite.errors import DeviceError, WriteError
 from perfsuite.files import write_atomically
 from perfsuite.gate.baselines import save_run
 from perfsuite.gate.probe import probe_host
-from perfsuite.gate.stamp import RunStamp, VerdictWord, is_pull_request, put_stamp
+from perfsuite.gate.stamp import RunStamp, is_pull_request, put_stamp
 from perfsuite.measure.host import describe_host
 from perfsuite.shards import ShardStamp
 from perfsuite.storing import UrlStorage, attach_storage
+from perfsuite.verdicts import VerdictWord
 
 _PLUGIN_NAME = "pytest-benchmark"
 # A file that could not be written ends the session in 12, unless it ends in something graver:

@@ -8,9 +8,22 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from perfsuite.records import Verdict
+
+VerdictWord = Literal[
+    "PASS",
+    "FAIL",
+    "IMPROVED",
+    "INCONCLUSIVE",
+    "NEW",
+    "NO-BASELINE",
+    "INVALID",
+    "VANISHED",
+    "ERROR",
+    "SKIPPED",
+]
 
 # From the gravest on: a failing test says more than a slow cell, and that more than a missing one.
 _EXIT_CODES = (

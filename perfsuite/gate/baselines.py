@@ -239,7 +239,8 @@ def _place(file: AnyPath) -> tuple[str, str]:
 
 def _nothing_found(storage: AnyPath, selector: str | Literal[True]) -> Unusable:
     if isinstance(storage, Path) and not storage.is_dir():
-        return Unusable(path=storage, reason="does not exist, so no run is stored in it")
+        what = "is no folder" if storage.exists() else "does not exist"
+        return Unusable(path=storage, reason=f"{what}, so no run is stored in it")
     matching = "" if selector is True else f" that matches {selector!r}"
     return Unusable(path=storage, reason=f"holds no stored run{matching}")
 
@@ -258,7 +259,7 @@ def _why_refused(
     if stamp.num_failed:
         return f"{stamp.num_failed} of its tests failed"
     for cell, word in stamp.verdicts.items():
-        if word == "INVALID" or (word == "FAIL" and cell not in stamp.accepted):
+        if word in ("INVALID", "ERROR") or (word == "FAIL" and cell not in stamp.accepted):
             return f"the verdict of its cell {cell} is {word}"
     if stamp.fingerprint is None:
         return "does not say in which environment it was made"

@@ -14,19 +14,9 @@ import msgspec
 
 from perfsuite.records import Amount, Label
 from perfsuite.shards import ShardStamp
+from perfsuite.verdicts import VerdictWord
 
 STAMP_KEY: Final = "perfsuite"
-
-VerdictWord = Literal[
-    "PASS",
-    "FAIL",
-    "IMPROVED",
-    "INCONCLUSIVE",
-    "NEW",
-    "NO-BASELINE",
-    "INVALID",
-    "VANISHED",
-]
 
 
 class RunStamp(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -37,7 +27,8 @@ class RunStamp(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         probe_s: Seconds of each host probe at the time, by name; None where none was run.
         num_failed: Tests of the session that failed, benchmarks or not.
         is_pull_request: Whether it ran for a change that nobody has merged yet.
-        verdicts: What the gate decided, by the full name of the cell.
+        verdicts: What the gate decided, by the full name of the cell; of the cells without a time
+            too. In a stamp from before these were kept it has the others alone.
         accepted: Full names of the cells that only a reviewed exception let through. Their history
             begins anew here, so a cell whose exception was not needed must not be among them.
         durations_s: Of the whole test of each benchmark, set-up included: by them the next session

@@ -72,7 +72,7 @@ def report_on_runs(
     )
     return dataclasses.replace(
         made,
-        summary=withhold(made.summary, newest.gaps),
+        summary=withhold(made.summary, num_failed=newest.num_failed, gaps=newest.gaps),
         sections=(*made.sections, *draw_curves(trainings)),
     )
 

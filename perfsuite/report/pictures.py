@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from perfsuite.records import Verdict
-from perfsuite.report.rows import Past, Row
+from perfsuite.report.rows import Past, Row, short_commit
 from perfsuite.units import format_change, format_ratio, format_seconds
 
 _WIDTH: Final = 120.0
@@ -130,7 +130,8 @@ def draw_history(history: Sequence[Past]) -> Picture | None:
     accepted = [place for place, past in enumerate(history) if past.is_accepted]
     marks = "".join(f"M{_short(1 + place * step)} 0v14" for place in accepted)
     times = ", ".join(
-        f"{past.when} {past.commit or 'no commit'} {format_seconds(past.step_time_s)}"
+        f"{past.when} {short_commit(past.commit) if past.commit else 'no commit'} "
+        f"{format_seconds(past.step_time_s)}"
         f"{' (accepted change)' if past.is_accepted else ''}"
         for past in history
     )

@@ -19,6 +19,8 @@ from perfsuite.untrusted import printable
 from perfsuite.verdicts import CellVerdict
 
 NOTHING: Final = "-"
+# As many as git shows.
+_COMMIT_DIGITS: Final = 7
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +29,7 @@ class Past:
 
     Attributes:
         when: When the run was saved, for people.
-        commit: The first digits of its commit, None where the file names none.
+        commit: All digits of its commit, None where the file names none.
         step_time_s: Median of the rounds.
         is_accepted: Only a reviewed exception let the cell through there.
         is_dirty: Whether the tree had uncommitted changes.
@@ -103,6 +105,11 @@ class Row:
         if "load" in self.stages_s and "forward" not in self.stages_s:
             return f"{workload}, loaded"
         return workload
+
+
+def short_commit(commit: str) -> str:
+    """Return a commit as people read it; two that look alike may still differ."""
+    return commit[:_COMMIT_DIGITS]
 
 
 def recipe_of(record: CellRecord) -> Recipe:

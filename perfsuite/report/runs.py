@@ -6,7 +6,7 @@ A file is untrusted: it ends in a valid `Run`, or in one sentence that says what
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -17,14 +17,15 @@ from perfsuite import stats
 from perfsuite.cells import Recipe
 from perfsuite.errors import RecipeError, SettingError
 from perfsuite.json_file import read_json_as
-from perfsuite.records import MOST, CellRecord, Label, Verdict
+from perfsuite.records import MOST, CellRecord, Count, Label, Verdict
 from perfsuite.remote import AnyPath
-from perfsuite.report.rows import Past, Row, recipe_of
+from perfsuite.report.rows import Past, Row, recipe_of, short_commit
 from perfsuite.shards import ShardStamp
 from perfsuite.untrusted import in_utc, printable, why_unreadable
+from perfsuite.verdicts import VerdictWord
 
-# As many digits as git shows.
-_COMMIT_DIGITS = 7
+# Of SHA-256, the longest that git has; a strange file may hold anything.
+_MOST_DIGITS = 64
 _WHAT_TO_DO = "name a file that pytest-benchmark wrote, such as results/run.json"
 
 
@@ -35,11 +36,12 @@ class Run:
     Attributes:
         path: The file that holds it.
         saved_at: In UTC.
-        commit: The first digits, None where the file names none.
+        commit: All of its digits, None where the file names none.
         is_dirty: Whether the tree had uncommitted changes.
         machine: What it ran on, for people; None where the file does not say.
         accepted: Names of the cells that only a reviewed exception let through.
-        rows: Its cells, in the file's order.
+        rows: Its cells, in the file's order, then those that were judged and not measured.
+        num_failed: Tests that failed by themselves, cells or not.
         missing: Which cells measured nothing and why, one line each, as far as that is known.
         fingerprint: Of the environment that it was made in, None where the file does not say.
         shard: Which part of a session it is, None of a whole one.
@@ -55,12 +57,18 @@ class Run:
     machine: str | None
     accepted: frozenset[str]
     rows: tuple[Row, ...]
+    num_failed: int = 0
     missing: tuple[str, ...] = ()
     fingerprint: str | None = None
     shard: ShardStamp | None = None
     parts: tuple[Run, ...] = ()
     gaps: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
+
+    @property
+    def measured(self) -> tuple[Row, ...]:
+        """The cells with a time."""
+        return tuple(row for row in self.rows if row.step_time_s is not None)
 
     @property
     def when(self) -> str:
@@ -71,7 +79,7 @@ class Run:
     def described(self) -> str:
         """Files, time, commit and machine in one line."""
         files = ", ".join(str(part.path) for part in self.parts or (self,))
-        commit = None if self.commit is None else f"commit {self.commit}"
+        commit = None if self.commit is None else f"commit {short_commit(self.commit)}"
         changes = "with uncommitted changes" if self.is_dirty else None
         return ", ".join(filter(None, [files, self.when, commit, changes, self.machine]))
 
@@ -93,6 +101,8 @@ class _Commit(msgspec.Struct, frozen=True):
 
 
 class _Stamp(msgspec.Struct, frozen=True):
+    num_failed: Count = 0
+    verdicts: dict[str, VerdictWord] = {}
     accepted: tuple[str, ...] = ()
     fingerprint: Label | None = None
     shard: ShardStamp | None = None
@@ -124,23 +134,29 @@ def read_runs(paths: Sequence[AnyPath]) -> tuple[Run, ...]:
 def rows_of(runs: Sequence[Run]) -> tuple[Row, ...]:
     """Return every cell as its newest run has it, with what earlier runs measured of it.
 
+    A cell without a time is told by the newest run alone: there is nothing else to show of it.
+
     Args:
         runs: The newest last.
     """
-    newest = {row.name: run for run in runs for row in run.rows}
+    newest: dict[str, Run] = {}
     measured: dict[tuple[str, str | None], list[Past]] = {}
     for run in runs:
         for row in run.rows:
-            measured.setdefault(_environment(row), []).append(_past(run, row))
+            if row.step_time_s is not None:
+                past = _past(run, row, row.step_time_s)
+                measured.setdefault(_environment(row), []).append(past)
+            if row.step_time_s is not None or run is runs[-1]:
+                newest[row.name] = run
     return tuple(
         dataclasses.replace(
             row,
-            history=tuple(measured[_environment(row)]),
+            history=tuple(measured.get(_environment(row), ())),
             is_from_older_run=run is not runs[-1],
         )
         for run in reversed(runs)
         for row in run.rows
-        if newest[row.name] is run
+        if newest.get(row.name) is run
     )
 
 
@@ -149,12 +165,11 @@ def _environment(row: Row) -> tuple[str, str | None]:
     return row.name, None if row.record is None else row.record.fingerprint
 
 
-def _past(run: Run, row: Row) -> Past:
-    assert row.step_time_s is not None  # a file holds no cell without a time
+def _past(run: Run, row: Row, step_time_s: float) -> Past:
     return Past(
         when=run.when,
         commit=run.commit,
-        step_time_s=row.step_time_s,
+        step_time_s=step_time_s,
         is_accepted=row.name in run.accepted,
         is_dirty=run.is_dirty,
     )
@@ -164,7 +179,8 @@ def _read_run(path: AnyPath) -> Run:
     try:
         file = read_json_as(path, _File)
         saved_at = in_utc(file.datetime)
-        rows = tuple(_rows(file.benchmarks, _num_cores(file.machine_info)))
+        measured = tuple(_rows(file.benchmarks, _num_cores(file.machine_info)))
+        rows = tuple(_with_stamped(measured, file.stamp.verdicts))
     except msgspec.ValidationError as error:
         reason = printable(f"{path} is no run of pytest-benchmark: {error}")
         raise SettingError(f"{reason}; {_WHAT_TO_DO}") from error
@@ -174,11 +190,12 @@ def _read_run(path: AnyPath) -> Run:
     return Run(
         path=path,
         saved_at=saved_at,
-        commit=printable(file.commit_info.id[:_COMMIT_DIGITS]) or None,
+        commit=printable(file.commit_info.id[:_MOST_DIGITS]) or None,
         is_dirty=file.commit_info.dirty,
         machine=_machine(file.machine_info),
         accepted=frozenset(file.stamp.accepted),
         rows=rows,
+        num_failed=file.stamp.num_failed,
         fingerprint=file.stamp.fingerprint,
         shard=file.stamp.shard,
     )
@@ -207,6 +224,26 @@ def _rows(benchmarks: Sequence[_Benchmark], num_cores: int | None) -> Iterator[R
         )
     if not seen:
         raise ValueError("holds no benchmark")
+
+
+def _with_stamped(rows: Sequence[Row], words: Mapping[str, str]) -> Iterator[Row]:
+    """Yield what was measured, and then what the stamp alone says was judged."""
+    judged = {printable(name): word for name, word in words.items()}
+    for row in rows:
+        word = judged.pop(row.name, None)
+        if word is not None and row.verdict is None:
+            row = dataclasses.replace(row, verdict=_stamped(word))
+        elif word is not None and row.verdict is not None and row.verdict.word != word:
+            raise ValueError(
+                f"holds two verdicts of the cell {row.name!r}: {row.verdict.word} and {word}"
+            )
+        yield row
+    for name, word in judged.items():
+        yield Row(name=name, verdict=_stamped(word))
+
+
+def _stamped(word: str) -> Verdict:
+    return Verdict(word=word, by="stamp", ratio=None, interval=None, pairs=None, detectable=None)
 
 
 def _of_perfsuite(

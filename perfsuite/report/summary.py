@@ -61,17 +61,23 @@ def summarize(rows: Sequence[Row]) -> Summary:
     return Summary(word=_WORDS[exit_code(words)], text=f"{cells}: {text}")
 
 
-def withhold(summary: Summary, gaps: Sequence[str]) -> Summary:
-    """Return the verdict on a session of which something is missing: what is there proves no PASS.
+def withhold(summary: Summary, *, num_failed: int, gaps: Sequence[str]) -> Summary:
+    """Return the verdict on a session whose cells are not all: they alone prove no PASS.
+
+    A session in which nothing was judged still has no verdict.
 
     Args:
-        summary: Of what is there.
-        gaps: What is not, one line each.
+        summary: Of the cells.
+        num_failed: Tests that failed by themselves, cells or not.
+        gaps: What is missing of the session, one line each.
     """
-    if not gaps:
-        return summary
-    word = "NO VERDICT" if summary.word == "PASS" else summary.word
-    return Summary(word=word, text="; ".join([summary.text, *gaps]))
+    word = summary.word
+    if word is not None and num_failed:
+        word = "ERROR"
+    elif word == "PASS" and gaps:
+        word = "NO VERDICT"
+    failures = [f"{num_failed} of its tests failed"] if num_failed else []
+    return Summary(word=word, text="; ".join([summary.text, *failures, *gaps]))
 
 
 def by_gravity(rows: Sequence[Row]) -> list[Row]:

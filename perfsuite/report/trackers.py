@@ -39,7 +39,7 @@ def log_to_tensorboard(runs: Sequence[Run], folder: Path) -> None:
     writers = _import("tensorboard.summary.writer.event_file_writer", "tensorboard")
     hparams = _import("tensorboard.plugins.hparams.summary_v2", "tensorboard")
     for run in runs:
-        for row in run.rows:
+        for row in run.measured:
             path = folder / _file_name(f"{run.when} {run.path.stem}") / _file_name(row.name)
             try:
                 writer = writers.EventFileWriter(str(path))
@@ -67,7 +67,7 @@ def log_to_wandb(runs: Sequence[Run], report: Report) -> None:
     try:
         for run in runs:
             group = f"{run.path.stem} {run.when}"
-            for row in run.rows:
+            for row in run.measured:
                 _log_cell(wandb, row, group)
         _log_artifact(wandb, runs, report)
     except wandb.errors.Error as error:

@@ -94,6 +94,7 @@ def test_a_run_of_another_python_is_refused_by_name_and_not_overlooked(tmp_path:
         (stamp(num_failed=1), "1 of its tests failed"),
         (stamp(is_pull_request=True), "was saved from a pull request"),
         (stamp(verdicts={CELL: "FAIL"}), f"the verdict of its cell {CELL} is FAIL"),
+        (stamp(verdicts={CELL: "ERROR"}), f"the verdict of its cell {CELL} is ERROR"),
         (
             stamp(verdicts={CELL: "INVALID"}, accepted=(CELL,)),
             f"the verdict of its cell {CELL} is INVALID",
@@ -340,6 +341,11 @@ def test_where_nothing_is_stored_the_storage_is_named(tmp_path: Path) -> None:
     missing = tmp_path / "missing"
     assert [str(run) for run in choose_runs(missing, True, HERE).refused] == [
         f"{missing}: does not exist, so no run is stored in it"
+    ]
+    file = tmp_path / "file"
+    file.touch()
+    assert [str(run) for run in choose_runs(file, True, HERE).refused] == [
+        f"{file}: is no folder, so no run is stored in it"
     ]
 
 

@@ -69,6 +69,13 @@ def test_a_stamp_from_before_durations_were_kept_is_read() -> None:
     assert (stamp.durations_s, stamp.shard) == ({}, None)
 
 
+@pytest.mark.parametrize("word", ["ERROR", "SKIPPED", "VANISHED", "NO-BASELINE"])
+def test_a_stamp_holds_the_words_of_cells_without_a_time(word: str) -> None:
+    stamp = msgspec.convert(changed(verdicts={"a": word}), RunStamp)
+
+    assert stamp.verdicts == {"a": word}
+
+
 def test_a_stamp_must_say_everything() -> None:
     plain = changed()
     del plain["num_failed"]

@@ -26,6 +26,8 @@ def shard(
     minutes: float = 0.0,
     commit: str = HERE,
     fingerprint: str = "0123456789ab",
+    is_dirty: bool = False,
+    stamped: dict[str, Any] | None = None,
     **changes: Any,
 ) -> Path:
     """Write the run of one of three shards, whose cells all have one verdict."""
@@ -35,8 +37,13 @@ def shard(
         path / f"{number}-{minutes:g}.json",
         *(benchmark(cell, info=made) for cell in cells),
         datetime=(MORNING + timedelta(minutes=minutes)).isoformat(),
-        commit_info={"id": commit, "dirty": False},
-        perfsuite={"fingerprint": fingerprint, "accepted": [], "shard": {**stamp, **changes}},
+        commit_info={"id": commit, "dirty": is_dirty},
+        perfsuite={
+            "fingerprint": fingerprint,
+            "accepted": [],
+            "shard": {**stamp, **changes},
+            **(stamped or {}),
+        },
     )
 
 
@@ -163,8 +170,90 @@ def test_cells_without_a_time_or_in_two_shards_are_told(tmp_path: Path) -> None:
 
     run = merged(first, second, shard(tmp_path, 3, "a"))
 
-    assert run.remarks == (FAMILY, "in more than one shard: a", "without a time: 2 of the cells")
+    assert run.remarks == (FAMILY, "in more than one shard: a")
+    assert run.gaps == ("without a time or a verdict: 2 of the cells",)
     assert [row.name for row in run.rows] == ["a", "b", "c", "d"]
+
+
+def test_cells_of_which_no_shard_says_anything_prove_no_pass(tmp_path: Path) -> None:
+    first, second, _ = three(tmp_path)
+
+    made = report(first, second, shard(tmp_path, 3, "e"))
+
+    assert made.summary.word == "NO VERDICT"
+    assert made.summary.text == "5 cells: 5 PASS; without a time or a verdict: 1 of the cells"
+
+
+def test_a_test_that_failed_in_one_shard_failed_in_the_session(tmp_path: Path) -> None:
+    first, second, _ = three(tmp_path)
+
+    made = report(first, second, shard(tmp_path, 3, "e", "f", stamped={"num_failed": 2}))
+
+    assert (made.summary.word, made.summary.text) == (
+        "ERROR",
+        "6 cells: 6 PASS; 2 of its tests failed",
+    )
+
+
+def test_a_cell_that_one_shard_judged_without_measuring_it_is_shown(tmp_path: Path) -> None:
+    first, second, _ = three(tmp_path)
+
+    made = report(first, second, shard(tmp_path, 3, "e", stamped={"verdicts": {"f": "INVALID"}}))
+
+    assert (made.summary.word, made.summary.text) == ("NO VERDICT", "6 cells: 1 INVALID, 5 PASS")
+    assert [row.name for row in made.rows if row.step_time_s is None] == ["f"]
+
+
+def test_commits_that_begin_alike_are_two(tmp_path: Path) -> None:
+    first, second, _ = three(tmp_path)
+    other = HERE[:-1] + "1"
+
+    made = report(first, second, shard(tmp_path, 3, "e", "f", commit=other, minutes=5))
+
+    assert made.summary.word == "NO VERDICT"
+    why = f"is of commit {HERE} and not of commit {other}"
+    assert f"not merged: {first}, shard 1/3, {why}" in made.remarks
+
+
+@pytest.mark.parametrize(
+    ("changes", "remark"),
+    [
+        ({"commit": ""}, "no shard says of which commit it is, so nobody knows that all are of "
+                         "one code"),
+        ({"is_dirty": True}, "the shards were made with uncommitted changes, so nobody knows that "
+                             "all are of one code"),
+    ],
+)  # fmt: skip
+def test_shards_of_code_that_nobody_can_name_are_merged_with_a_remark(
+    tmp_path: Path, changes: dict[str, Any], remark: str
+) -> None:
+    made = report(*three(tmp_path, **changes))
+
+    assert made.summary.word == "PASS"
+    assert made.remarks == (FAMILY, remark)
+
+
+def test_a_shard_that_is_given_twice_is_one_run(tmp_path: Path) -> None:
+    first = shard(tmp_path, 1, "a", "b")
+
+    made = report(first, first)
+
+    assert made.remarks == (
+        "missing: shards 2/3 and 3/3",
+        FAMILY,
+        f"given 2 times, counted once: {first}",
+    )
+
+
+def test_a_copy_of_a_run_is_no_second_point_of_its_history(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "a.json", benchmark("a", info=record()))
+    copy = tmp_path / "b.json"
+    copy.write_bytes(path.read_bytes())
+
+    made = report(path, copy)
+
+    assert made.remarks == (f"given 2 times, counted once: {path}, {copy}",)
+    assert [len(row.history) for row in made.rows] == [1]
 
 
 def test_whole_runs_stay_as_they_are_and_are_the_history(tmp_path: Path) -> None:

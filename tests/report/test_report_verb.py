@@ -75,6 +75,33 @@ def test_scaling_is_printed_with_its_notes(verb: Verb, capsys: pytest.CaptureFix
     assert lines[-1] == "How many cores the machine has is not known, so ranks may share them."
 
 
+def test_a_session_whose_tests_failed_is_no_pass_in_any_format(
+    verb: Verb, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stamp = {"num_failed": 2, "verdicts": {"a": "PASS", "d": "INVALID", "e": "VANISHED"}}
+    judged = benchmark("a", info=record(given=verdict()))
+    write_run(Path("red.json"), judged, perfsuite=stamp)
+    said = "3 cells: 1 INVALID, 1 VANISHED, 1 PASS; 2 of its tests failed"
+
+    assert verb("red.json", "--markdown=m.md", "--html=page", "--csv=t.csv", "--latex=t.tex") == 0
+
+    assert capsys.readouterr().out.splitlines()[0] == f"ERROR {said}"
+    assert "**ERROR**" in Path("m.md").read_text()
+    assert said in Path("page/index.html").read_text()
+    assert "VANISHED" in Path("t.csv").read_text()
+
+
+def test_of_a_session_without_a_gate_the_failed_tests_are_told_and_nothing_is_judged(
+    verb: Verb, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_run(Path("plain.json"), benchmark("a"), perfsuite={"num_failed": 1})
+
+    assert verb("plain.json") == 0
+
+    said = capsys.readouterr().out.splitlines()[0]
+    assert said == "1 cell, none of them judged; 1 of its tests failed"
+
+
 def test_plain_benchmarks_are_printed_by_name(
     verb: Verb, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -196,6 +196,66 @@ def test_a_cell_that_the_newest_run_has_not_is_kept_and_marked(tmp_path: Path) -
     assert [(row.name, row.is_from_older_run) for row in rows] == [("new", False), ("old", True)]
 
 
+# --- what the stamp says ---
+
+
+def test_a_cell_that_was_judged_and_not_measured_has_its_word_and_no_time(tmp_path: Path) -> None:
+    stamp = {"num_failed": 1, "verdicts": {"t": "PASS", "gone": "VANISHED"}}
+    path = write_run(tmp_path / "a.json", benchmark("t"), perfsuite=stamp)
+
+    (run,) = read_runs([path])
+
+    words = [(row.name, row.verdict and row.verdict.word, row.step_time_s) for row in run.rows]
+    assert words == [("t", "PASS", 0.002), ("gone", "VANISHED", None)]
+    assert [row.name for row in run.measured] == ["t"]
+    assert run.num_failed == 1
+
+
+def test_two_verdicts_of_one_cell_are_refused(tmp_path: Path) -> None:
+    info = {"verdict": to_plain(record(given=verdict("PASS")))["verdict"]}
+    stamp = {"verdicts": {"t": "FAIL"}}
+    path = write_run(tmp_path / "a.json", benchmark("t", info=info), perfsuite=stamp)
+
+    with pytest.raises(SettingError) as refused:
+        read_runs([path])
+
+    assert str(refused.value) == (
+        f"{path}: holds two verdicts of the cell 't': PASS and FAIL; {WHAT_TO_DO}"
+    )
+
+
+def test_a_word_that_is_no_verdict_is_refused(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "a.json", benchmark("t"), perfsuite={"verdicts": {"t": "FINE"}})
+
+    with pytest.raises(SettingError) as refused:
+        read_runs([path])
+
+    assert str(refused.value) == (
+        f"{path} is no run of pytest-benchmark: Invalid enum value 'FINE' - at "
+        f"`$.perfsuite.verdicts[...]`; {WHAT_TO_DO}"
+    )
+
+
+def test_a_cell_without_a_time_is_told_by_the_newest_run_alone(tmp_path: Path) -> None:
+    vanished = {"verdicts": {"gone": "VANISHED"}}
+    older = day(tmp_path, 1, benchmark("t"), perfsuite=vanished)
+    newer = day(tmp_path, 2, benchmark("t"))
+
+    assert [row.name for row in rows_of(read_runs([older, newer]))] == ["t"]
+
+
+def test_a_cell_that_failed_in_the_newest_run_is_not_shown_as_an_earlier_one_has_it(
+    tmp_path: Path,
+) -> None:
+    older = day(tmp_path, 1, benchmark("t"), benchmark("fine"))
+    newer = day(tmp_path, 2, benchmark("fine"), perfsuite={"verdicts": {"t": "ERROR"}})
+
+    _, row = rows_of(read_runs([older, newer]))
+
+    assert (row.name, row.step_time_s, row.is_from_older_run) == ("t", None, False)
+    assert [past.step_time_s for past in row.history] == [0.002]
+
+
 def test_a_number_that_json_has_not_elsewhere_in_the_file_is_no_obstacle(tmp_path: Path) -> None:
     one = benchmark("t")
     one["extra_info"] = {"mine": float("nan")}
