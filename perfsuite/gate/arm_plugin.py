@@ -225,7 +225,9 @@ class ArmPlugin:
 
     def pytest_sessionfinish(self) -> None:
         """Tell where everything was imported from."""
-        self._channel.tell(kind="finished", modules=imported_files())
+        modules = imported_files()
+        modules.pop(__name__, None)  # both arms are given this file, wherever temporary files go
+        self._channel.tell(kind="finished", modules=modules)
 
 
 def imported_files() -> dict[str, str]:
