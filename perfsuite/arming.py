@@ -18,7 +18,7 @@ from perfsuite.gate.launches import launch_pair
 from perfsuite.gate.overlay import lay_configuration
 from perfsuite.gate.repository import Base
 from perfsuite.gate.rule import Prior
-from perfsuite.gate.trees import base_tree, directory_tree, import_roots
+from perfsuite.gate.trees import base_tree, directory_tree, ignore_trees_in, import_roots
 from perfsuite.gate.trials import Budget
 
 # Rounds of 5 ms and more, for 0.3 s a launch where the gate cannot choose how many (decision 0010):
@@ -138,20 +138,21 @@ def base_arm(
     Raises:
         WriteError: The configuration cannot be written.
     """
-    configuration: tuple[str, ...] = ()
+    configuration = [f"--rootdir={tree}"]
     if not own_configuration:
-        inifile = lay_configuration(tree, suite.root, suite.inifile)
-        configuration = (f"--rootdir={tree}", "-c", str(inifile))
-    elif request.inifile is not None:
-        counterpart = tree / os.path.relpath(request.inifile, suite.root)
-        if counterpart.exists():
-            configuration = (f"--rootdir={tree}", "-c", str(counterpart))
+        configuration += ["-c", str(lay_configuration(tree, suite.root, suite.inifile))]
+    else:
+        # With TMPDIR in head's tree, the folders above are head's.
+        configuration += [f"--confcutdir={tree}"]
+        if request.inifile is not None:
+            counterpart = tree / os.path.relpath(request.inifile, suite.root)
+            configuration += ["-c", str(counterpart)] if counterpart.exists() else []
     pythonpath = [os.path.relpath(path, suite.root) for path in suite.pythonpath]
     arm = Arm(
         name="base",
         tree=tree,
         import_roots=import_roots(tree, pythonpath),
-        pytest_arguments=configuration,
+        pytest_arguments=tuple(configuration),
         python=request.base_python or sys.executable,
         environment=dict(request.base_environment),
     )
@@ -165,6 +166,7 @@ def head_arm(request: GateRequest, suite: Suite | None) -> Arm:
     rootdir = request.root if suite is None else suite.root
     configuration = [] if inifile is None else ["-c", str(inifile)]
     configuration += [] if rootdir is None else [f"--rootdir={rootdir}"]
+    configuration += ignore_trees_in(root)
     pythonpath = [] if suite is None else [os.path.relpath(p, root) for p in suite.pythonpath]
     arm = Arm(
         name="head",

@@ -22,12 +22,13 @@ _PYTEST_FILES = ("pytest.ini", ".pytest.ini", "pyproject.toml", "tox.ini", "setu
 _CONFIGURATION = """\
 [pytest]
 testpaths = benchmarks
+pythonpath = {pythonpath}
 # What the gate accepts, and what it must not let pass; a test's own perf marker goes before.
 perf_tolerance = 2%
 perf_limit = 5%
 """
 _GIT_IGNORE = Path(".gitignore")
-_IGNORED = "results/"
+_IGNORED = ("results/", "__pycache__/")
 
 
 def init(
@@ -68,12 +69,16 @@ def write_starters(folder: Path) -> tuple[list[str], list[str]]:
         written.append(str(path))
     configured = next((name for name in _PYTEST_FILES if (folder / name).exists()), None)
     if configured is None:
-        write_atomically(folder / "pytest.ini", _CONFIGURATION.encode())
+        # What the gate's arms find in any case (`gate.trees.import_roots`): so do other sessions.
+        pythonpath = "src ." if (folder / "src").is_dir() else "."
+        text = _CONFIGURATION.format(pythonpath=pythonpath)
+        write_atomically(folder / "pytest.ini", text.encode())
         written.append("pytest.ini")
     else:
         kept.append(configured)
-    if _IGNORED not in _lines(folder / _GIT_IGNORE):
-        append_line(folder / _GIT_IGNORE, _IGNORED.encode())
+    ignored = _lines(folder / _GIT_IGNORE)
+    if missing := [line for line in _IGNORED if line not in ignored]:
+        append_line(folder / _GIT_IGNORE, "\n".join(missing).encode())
         written.append(str(_GIT_IGNORE))
     return written, kept
 

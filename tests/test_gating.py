@@ -49,6 +49,7 @@ pytestmark = pytest.mark.benchmark(timer=CLOCK)
 def test_same(benchmark): benchmark.pedantic(code.same, (CLOCK,), rounds=5)
 def test_slow(benchmark): benchmark.pedantic(code.slow, (CLOCK,), rounds=5)
 """
+PYTHONPATH = os.environ.get("PYTHONPATH", "").split(os.pathsep)
 INI = "[pytest]\naddopts = --strict-config --ff\ncache_dir = .cache\n"
 WORK_CLOCK = {"bench/work_clock.py": textwrap.dedent(CLOCK)}
 
@@ -400,6 +401,29 @@ def test_an_arm_that_imports_the_others_code_makes_every_cell_invalid(tmp_path: 
     assert result.judgement.num_pairs == 1
 
 
+def test_arms_that_import_one_installed_copy_make_every_cell_invalid(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = {
+        "lib/calc.py": CODE.format(slow=1),
+        "bench/test_a.py": BENCH.replace("from pkg import code", "import calc as code"),
+    }
+    folder = make_project(tmp_path / "project", code, {"lib/calc.py": CODE.format(slow=100_000)})
+    installed = tmp_path.resolve() / "site-packages"
+    write(installed, {"calc.py": CODE.format(slow=1)})
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(installed), *PYTHONPATH])))
+
+    result = gate(folder)
+
+    assert words(result) == {"test_same": "INVALID", "test_slow": "INVALID"}
+    assert exit_code(words(result).values()) == 12
+    assert cell(result, "test_slow").reason == (
+        f"both arms imported calc from {installed}/calc.py, although the tree has lib/calc.py; "
+        "name 'lib' in pytest's pythonpath, uninstall that copy, or give the arms interpreters of "
+        "their own (--base-python)"
+    )
+
+
 def test_a_marker_that_says_nothing_sensible_is_a_users_mistake(tmp_path: Path) -> None:
     marked = "import pytest\n@pytest.mark.perf(limit='much')\n"
     bench = marked + "def test_a(benchmark): benchmark(int)\n"
@@ -412,6 +436,35 @@ def test_a_marker_that_says_nothing_sensible_is_a_users_mistake(tmp_path: Path) 
         "bench/test_a.py::test_a: the perf marker has {'is_train': False, 'limit': 'much'}: "
         "'much' is not a ratio; write '2%' or '0.02'"
     )
+
+
+# --- surroundings ---
+
+
+def test_temporary_folders_in_heads_tree_are_no_part_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = {"pkg/code.py": CODE.format(slow=50_000), "bench/test_a.py": BENCH}
+    folder = make_project(tmp_path, code, {"pytest.ini": ""})
+    # What the base has not, and would take from the folders above it.
+    write(folder, {"pytest.ini": INI, "conftest.py": "", "pkg/code.py": CODE.format(slow=100_000)})
+    (folder / "tmp").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder / "tmp"))
+
+    result = gate(folder, base="HEAD", paths=())
+
+    assert words(result) == {"test_same": "PASS", "test_slow": "FAIL"}
+
+
+def test_the_line_ends_of_a_checkout_change_no_benchmark_file(tmp_path: Path) -> None:
+    code = {"pkg/code.py": CODE.format(slow=1), "bench/test_a.py": BENCH}
+    folder = make_project(tmp_path, code, {})
+    git(folder, "config", "core.autocrlf", "true")
+
+    result = gate(folder, pytest_arguments=(*ARGUMENTS, "-k", "nothing"))
+
+    assert result.refusal is None
+    assert result.differs.keys() == {"head", "base"}
 
 
 # --- what nobody selected, and what nobody sees ---

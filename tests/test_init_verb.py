@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
 from perfsuite.cli import app
@@ -47,8 +48,44 @@ def test_what_is_there_stays_and_a_second_time_changes_nothing(tmp_path: Path) -
     assert written == []
     assert kept == [*WRITTEN[:2], "pyproject.toml"]
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
-    assert (tmp_path / ".gitignore").read_text() == "*.pyc\nresults/\n"
+    assert (tmp_path / ".gitignore").read_text() == "*.pyc\nresults/\n__pycache__/\n"
     assert not (tmp_path / "pytest.ini").exists()
+
+
+@pytest.mark.parametrize(
+    ("package", "pythonpath"), [("shop", "."), ("src/shop", "src .")], ids=["root", "src"]
+)
+def test_a_package_that_is_not_installed_is_found_by_the_starter_configuration(
+    tmp_path: Path, package: str, pythonpath: str
+) -> None:
+    (tmp_path / package).mkdir(parents=True)
+    (tmp_path / package / "__init__.py").touch()
+    write_starters(tmp_path)
+    (tmp_path / "benchmarks" / "test_shop.py").write_text("import shop\ndef test_shop(): pass\n")
+
+    # Not `python -m pytest`, which has the folder it is called in on its path.
+    main = "import sys, pytest; sys.path.remove(''); sys.exit(pytest.main())"
+    arguments = ["--collect-only", "-q", "benchmarks/test_shop.py"]
+    collected = subprocess.run(
+        [sys.executable, "-c", main, *arguments], cwd=tmp_path, capture_output=True, text=True
+    )
+
+    assert collected.returncode == 0, collected.stdout
+    assert f"\npythonpath = {pythonpath}\n" in (tmp_path / "pytest.ini").read_text()
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [("", "results/\n__pycache__/\n"), ("__pycache__/\n", "__pycache__/\nresults/\n")],
+)
+def test_only_what_git_does_not_ignore_yet_is_added(
+    tmp_path: Path, before: str, after: str
+) -> None:
+    (tmp_path / ".gitignore").write_text(before)
+
+    write_starters(tmp_path)
+
+    assert (tmp_path / ".gitignore").read_text() == after
 
 
 def test_the_starter_benchmark_is_collected_under_the_starter_configuration(tmp_path: Path) -> None:
@@ -78,6 +115,7 @@ def test_the_workflow_can_only_read_and_every_action_is_pinned_by_hash(tmp_path:
     assert all(re.fullmatch(r"actions/[a-z-]+@[0-9a-f]{40}", action) for action in used)
     assert "permissions:\n  contents: read\n" in workflow
     assert "persist-credentials: false" in workflow
+    assert "python -m pip install -e .;" in workflow
     assert "pull_request_target" not in workflow
     # An expression is put into a shell's text before the shell reads it: a branch is named freely.
     assert not re.search(r"run: .*\$\{\{", workflow)

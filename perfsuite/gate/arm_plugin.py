@@ -227,24 +227,31 @@ class ArmPlugin:
 
     def pytest_sessionfinish(self) -> None:
         """Tell where everything was imported from."""
-        self._channel.tell(kind="finished", modules=imported_files())
+        modules = imported_files()
+        modules.pop(__name__, None)  # both arms are given this file, wherever temporary files go
+        self._channel.tell(kind="finished", modules=modules)
 
 
 def imported_files() -> dict[str, str]:
-    """Return the file of each module, of installed packages of the topmost alone.
+    """Return the file of each module, of an installed package's modules the package's alone.
 
-    Of a package without a file, its first folder.
+    Of a package without a file that is in no other, its first folder.
     """
     files = {}
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
         if "." not in name:
             file = file or next(iter(getattr(module, "__path__", ())), None)
-        elif _INSTALLED.search(file or ""):
+        elif _INSTALLED.search(file or "") and _has_file(name.rpartition(".")[0]):
             continue  # its package tells for it; there are thousands
         if file:
             files[name] = str(Path(file).resolve())
     return files
+
+
+def _has_file(name: str) -> bool:
+    """Whether a package is one file's; else it is split over the folders of several projects."""
+    return getattr(sys.modules.get(name), "__file__", None) is not None
 
 
 def _demands(item: pytest.Item) -> dict[str, Any]:

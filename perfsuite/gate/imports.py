@@ -10,19 +10,23 @@ import sys
 from pathlib import Path
 
 from perfsuite.gate.arms import Launch
+from perfsuite.gate.installed import is_code_of
 from perfsuite.gate.overlay import source_files
 
 # Where installers put packages, in a tree or not: they are nobody's code under test.
 _INSTALLED = {"site-packages", "dist-packages"}
 # Names that a tree has beside its code, and that other packages have too.
 _NEVER_UNDER_TEST = {"setup", "conftest", "noxfile", "tests", "test", "benchmarks"}
+# On the path of both arms in any case (`trees.import_roots`).
+_IMPORT_ROOTS = {Path(), Path("src")}
+_MODULE_SUFFIXES = {".py", ".pyx"}
 
 
 def find_wrong_import(base: Launch, head: Launch) -> str | None:
     """Return why the two launches did not compare two trees, None if they did.
 
-    An arm must import no file of the other's tree; and what one arm has in its tree, both arms must
-    import from theirs.
+    An arm must import no file of the other's tree; and what both have in their trees, they must not
+    import from one installed copy.
 
     Args:
         base: A launch of the base.
@@ -42,13 +46,24 @@ def find_wrong_import(base: Launch, head: Launch) -> str | None:
                     f"the {launch.arm.name} arm imported {name} from {file}, which is "
                     f"{other.arm.name}'s; is it installed in editable mode from another folder?"
                 )
-    ours = {name for name in _packages(trees["head"]) if name not in sys.stdlib_module_names}
-    for name in sorted(ours & base.modules.keys() & head.modules.keys()):
-        if base.modules[name] == head.modules[name]:
+    return _find_installed(base, head, trees)
+
+
+def _find_installed(base: Launch, head: Launch, trees: dict[str, Path]) -> str | None:
+    """Why a module that both trees have is none of either tree's."""
+    ours = _modules(trees["head"])
+    both = ours.keys() & _modules(trees["base"]).keys() & base.modules.keys() & head.modules.keys()
+    for name in sorted(both):
+        file = head.modules[name]
+        place = ours[name]
+        if base.modules[name] == file and is_code_of(
+            trees["head"], name, Path(file), trees["head"] / place
+        ):
+            folder = place.parents[name.count(".") + (place.stem == "__init__")]
             return (
-                f"both arms imported {name} from {head.modules[name]}, although it is part of the "
-                "tree; install it in editable mode, name its folder in pytest's pythonpath, or "
-                "give the arms interpreters of their own (--base-python)"
+                f"both arms imported {name} from {file}, although the tree has {place}; name "
+                f"{str(folder)!r} in pytest's pythonpath, uninstall that copy, or give the arms "
+                "interpreters of their own (--base-python)"
             )
     return None
 
@@ -63,14 +78,21 @@ def _is_in(file: str, tree: Path, *, but_not: Path) -> bool:
 
 
 @functools.cache
-def _packages(tree: Path) -> frozenset[str]:
-    """The top-level packages of a tree, and the modules at its root or in a folder named src."""
-    found = set()
-    for path in source_files(tree):
-        if path.name == "__init__.py":
-            package = tree / path.parent
-            if package != tree and not (package.parent / "__init__.py").exists():
-                found.add(package.name)
-        elif path.suffix == ".py" and path.parent.name in ("", "src"):
-            found.add(path.stem)
-    return frozenset(found - _NEVER_UNDER_TEST)
+def _modules(tree: Path) -> dict[str, Path]:
+    """Where the tree has a package or a module, by each name that it can be imported under.
+
+    From any folder, because only the suite knows which are on its path, but from none inside of a
+    package.
+    """
+    sources = sorted(source_files(tree), key=lambda path: (len(path.parts), path))
+    packages = {path.parent for path in sources if path.name == "__init__.py"}
+    packages -= _IMPORT_ROOTS
+    found: dict[str, Path] = {}
+    for source in sources:
+        place = source.parent if source.name == "__init__.py" else source.with_suffix("")
+        if source.suffix not in _MODULE_SUFFIXES or place.parent in packages:
+            continue
+        for start, top in enumerate(place.parts):
+            if top not in _NEVER_UNDER_TEST | sys.stdlib_module_names:
+                found.setdefault(".".join(place.parts[start:]), source)
+    return found

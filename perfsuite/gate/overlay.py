@@ -186,10 +186,15 @@ def source_files(folder: Path, *, leave_out: Path | None = None) -> Iterator[Pat
                 yield (here / name).relative_to(folder)
 
 
+def read_source(file: Path) -> bytes:
+    """Return what a file holds, with the line ends that git keeps: checkouts may have others."""
+    return file.read_bytes().replace(b"\r\n", b"\n")
+
+
 def python_digests(tree: Path) -> dict[Path, bytes]:
     """Return what each Python file of a tree holds, by its path in it."""
     return {
-        path: hashlib.sha256((tree / path).read_bytes()).digest()
+        path: hashlib.sha256(read_source(tree / path)).digest()
         for path in source_files(tree)
         if path.suffix == ".py" and (tree / path).is_file()
     }

@@ -8,6 +8,7 @@ over the tree is decided in `overlay`. Must not know what is run in a tree.
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
 import platform
 import re
@@ -144,6 +145,19 @@ def import_roots(tree: Path, pythonpath: Sequence[str]) -> tuple[Path, ...]:
     """
     folders = [tree / entry for entry in (*pythonpath, "src")]
     return tuple(dict.fromkeys([*(folder for folder in folders if folder.is_dir()), tree]))
+
+
+def ignore_trees_in(root: Path) -> tuple[str, ...]:
+    """Return options of pytest that keep it from taking a tree's tests for those of `root`.
+
+    Needed where temporary folders are in it, as where a CI job sets TMPDIR to one of its checkout.
+    """
+    temporary = Path(tempfile.gettempdir())
+    return tuple(
+        f"--ignore-glob={glob.escape(str(folder))}/perfsuite-[0-9]*"
+        for folder in sorted({temporary, temporary.resolve()})
+        if folder.is_relative_to(root)
+    )
 
 
 def what_is_missing(tree: Path) -> tuple[str, ...]:
