@@ -453,3 +453,22 @@ def test_what_has_no_meaning_with_several_ranks_is_refused(
 
     assert result.ret == 4
     assert result.stderr.lines == [f"ERROR: {message}", ""]
+
+
+def test_a_launch_of_a_gate_is_alone_whatever_a_torchrun_left_in_the_shell(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytester.makepyfile("def test_nothing(): pass")
+    place = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "here", "MASTER_PORT": "29500"}
+    arm = {"PERFSUITE_ARM_CHANNEL": "nowhere", "PERFSUITE_ARM_NAME": "base"}
+    for name, value in place.items():
+        monkeypatch.setenv(name, value)
+    in_torchrun = pytester.runpytest_inprocess("--collect-only")
+    for name, value in arm.items():
+        monkeypatch.setenv(name, value)
+
+    in_launch = pytester.runpytest_inprocess("--collect-only")
+
+    in_torchrun.stdout.fnmatch_lines(["torchrun: 1 ranks, meeting at here:29500"])
+    in_launch.stdout.no_fnmatch_line("torchrun:*")
+    assert in_launch.ret == 0
