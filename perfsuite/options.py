@@ -284,7 +284,8 @@ def resolve(config: pytest.Config) -> Choices:
         shard=value["shard"] if turns is None else Shard(number=1, num_shards=1),
         durations=value["durations"] or None,
         gate=_gate_choices(config, value),
-        membership=read_membership(os.environ),
+        # A launch of a gate is alone, though the shell may have the variables of some torchrun.
+        membership=read_membership(os.environ) if turns is None else None,
     )
 
 

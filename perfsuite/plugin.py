@@ -36,7 +36,7 @@ from perfsuite.remote import locate
 from perfsuite.report.gate import sentence, verdict_lines
 from perfsuite.report.tables import not_exercised_lines, progress_line, terminal_table
 from perfsuite.session import Session
-from perfsuite.torchrun import TorchrunSession
+from perfsuite.torchrun import TorchrunSession, text_of
 from perfsuite.verdicts import exit_code
 
 # The environment was refused, or a file could not be written.
@@ -380,8 +380,8 @@ def _line_of(item: pytest.Item, report: pytest.TestReport, error: BaseException 
         reason = str(error)
     elif error is not None and not isinstance(error, LostRankError):
         reason = f"{type(error).__name__}: {error}"
-    elif report.failed:  # on another rank, which the report names
-        reason = report.longreprtext
+    elif not report.passed:  # on another rank, which the report names
+        reason = text_of(report)
     elif outcome is None:
         reason = "the test measured nothing"
     elif outcome.missing:

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import psutil
 import pytest
@@ -47,12 +47,12 @@ class PhaseEnd:
     """How a phase of a test ended on one rank.
 
     Attributes:
-        outcome: "passed", "failed" or "skipped".
+        outcome: pytest's.
         text: Why it failed or was skipped.
         is_consequence: Whether it failed because another rank did.
     """
 
-    outcome: str
+    outcome: Literal["passed", "failed", "skipped"]
     text: str
     is_consequence: bool
 
@@ -143,17 +143,17 @@ class TorchrunSession:
             pytest.exit(f"perfsuite: {trouble}", returncode=12)
 
     def agree_on(self, report: pytest.TestReport, error: BaseException | None) -> None:
-        """Have a phase of a test end here as it ended where it failed.
+        """Have a phase of a test end here as it ended where it did not pass.
 
         Args:
-            report: Of the phase; a failure of another rank makes it one.
+            report: Of the phase; a failure of another rank makes it one, and so does a skip.
             error: What was raised here.
         """
         if self._peers is None or self.has_lost:
             return
         mine = PhaseEnd(
             outcome=report.outcome,
-            text=_text_of(report),
+            text=text_of(report).removeprefix("Skipped: "),
             is_consequence=isinstance(error, LostRankError),
         )
         try:
@@ -166,9 +166,12 @@ class TorchrunSession:
         rank = blamed_rank(ends)
         if rank is None or (report.failed and not mine.is_consequence):
             return
-        world_size = self._membership.world_size
-        report.outcome = "failed"
-        report.longrepr = f"rank {rank} of {world_size} {ends[rank].outcome}: {ends[rank].text}"
+        end = ends[rank]
+        text = f"rank {rank} of {self._membership.world_size} {end.outcome}: {end.text}"
+        path, line_number, _ = report.location
+        is_skip = end.outcome == "skipped"
+        report.outcome = end.outcome
+        report.longrepr = (path, (line_number or 0) + 1, text) if is_skip else text
 
     def pytest_internalerror(self, excrepr: object) -> None:
         """Show what nobody else would see."""
@@ -214,18 +217,23 @@ def first_difference(names_by_rank: Sequence[Sequence[str]]) -> str:
 
 
 def blamed_rank(ends: Sequence[PhaseEnd]) -> int | None:
-    """Return the rank whose end of the phase stands for all; None where all went well.
+    """Return the rank whose end of the phase stands for all; None where all passed, or skipped.
 
     >>> passed = PhaseEnd(outcome="passed", text="", is_consequence=False)
     >>> lost = PhaseEnd(outcome="failed", text="no rank 2", is_consequence=True)
     >>> boom = PhaseEnd(outcome="failed", text="boom", is_consequence=False)
-    >>> blamed_rank([passed, lost, boom]), blamed_rank([passed, passed])
-    (2, None)
+    >>> skip = PhaseEnd(outcome="skipped", text="too old", is_consequence=False)
+    >>> blamed_rank([passed, skip, lost, boom]), blamed_rank([passed, lost, skip])
+    (3, 2)
+    >>> blamed_rank([passed, skip]), blamed_rank([passed, passed]), blamed_rank([skip, skip])
+    (1, None, None)
     """
     failed = [rank for rank, end in enumerate(ends) if end.outcome == "failed"]
     first = [rank for rank in failed if not ends[rank].is_consequence]
-    # A test that one rank skips makes the others wait for it in vain.
-    skipped = [rank for rank, end in enumerate(ends) if failed and end.outcome == "skipped"]
+    # Others pass, or wait in vain for the rank that skips.
+    skipped = [rank for rank, end in enumerate(ends) if end.outcome == "skipped"]
+    if len(skipped) == len(ends):
+        return None
     return next(iter([*first, *skipped, *failed]), None)
 
 
@@ -238,7 +246,8 @@ def gravest(codes: Sequence[int]) -> int:
     return min(codes, key=lambda code: _FROM_GRAVEST.index(code) if code in _FROM_GRAVEST else -1)
 
 
-def _text_of(report: pytest.TestReport) -> str:
+def text_of(report: pytest.TestReport) -> str:
+    """Return why a phase of a test did not pass."""
     if isinstance(report.longrepr, tuple):  # of a skipped test: file, line, reason
         return str(report.longrepr[2])
     return report.longreprtext

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -149,6 +150,7 @@ def free_port() -> int:
 TWO_AGENTS = """
     import os
 
+    import pytest
     from perfsuite import Recipe
     from workloads import POINTS, die_on_rank_1, make
 
@@ -174,6 +176,20 @@ TWO_AGENTS = """
         all_reduce_benchmark("ddp:2", 1024)
         assert os.environ["RANK"] == "0"
 
+    @pytest.mark.skipif(os.environ["RANK"] == "1", reason="no such hardware")
+    def test_rank_1_skips_in_setup(all_reduce_benchmark):
+        all_reduce_benchmark("ddp:2", 1024)
+
+    def test_rank_0_skips_in_the_call(all_reduce_benchmark):
+        if os.environ["RANK"] == "0":
+            pytest.skip("not today")
+        all_reduce_benchmark("ddp:2", 1024)
+
+    def test_rank_1_skips_in_the_call(all_reduce_benchmark):
+        if os.environ["RANK"] == "1":
+            pytest.skip("not tomorrow")
+        all_reduce_benchmark("ddp:2", 1024)
+
     def test_a_function(rank_group):
         import torch.distributed as dist
 
@@ -190,7 +206,7 @@ def two_agents(tmp_path_factory: pytest.TempPathFactory) -> Ended:
     """A launch by two agents with cells that fail."""
     folder = tmp_path_factory.mktemp("two_agents")
     write_project(folder, TWO_AGENTS)
-    return run_two_agents(folder, "-m", "pytest", "--junitxml=junit.xml")
+    return run_two_agents(folder, "-m", "pytest", "-rs", "--junitxml=junit.xml")
 
 
 def test_cells_run_on_the_ranks_of_two_agents(two_agents: Ended) -> None:
@@ -203,6 +219,8 @@ def test_cells_run_on_the_ranks_of_two_agents(two_agents: Ended) -> None:
         "test_a_killed_rank": "failed",
         "test_a_mistake_of_rank_1": "failed",
         "test_rank_1_disagrees": "failed",
+        "test_rank_0_skips_in_the_call": "skipped",
+        "test_rank_1_skips_in_the_call": "skipped",
         "test_the_last": "passed",
     }, two_agents.outputs[0]
     record = lines["test_two_ranks"].perfsuite
@@ -233,10 +251,24 @@ def test_a_failure_on_one_rank_is_the_same_failure_on_all(two_agents: Ended) -> 
     assert "assert '1' == '0'" in reasons["test_rank_1_disagrees"]
 
 
+def test_what_one_rank_skips_is_skipped_on_all(two_agents: Ended) -> None:
+    reasons = re.findall(r"SKIPPED \[1\] test_inner.py:\d+: (.*)", two_agents.outputs[0])
+
+    assert reasons == [
+        "NOT EXERCISED: parallel 'ddp:4' needs 4 ranks, and torchrun started 2",
+        "rank 1 of 2 skipped: no such hardware",
+        "rank 0 of 2 skipped: not today",
+        "rank 1 of 2 skipped: not tomorrow",
+    ]
+    assert two_agents.lines["test_rank_1_skips_in_the_call"].reason == (
+        "rank 1 of 2 skipped: not tomorrow"
+    )
+
+
 def test_rank_0_alone_prints(two_agents: Ended) -> None:
     first, second = two_agents.outputs
 
-    assert "3 failed, 4 passed, 1 skipped" in first
+    assert "3 failed, 4 passed, 4 skipped" in first
     assert "torchrun: 2 ranks, meeting at 127.0.0.1:" in first
     assert "test_inner.py" not in second
     assert "pytest" not in second.partition("torch.distributed.elastic")[0]
@@ -421,3 +453,22 @@ def test_what_has_no_meaning_with_several_ranks_is_refused(
 
     assert result.ret == 4
     assert result.stderr.lines == [f"ERROR: {message}", ""]
+
+
+def test_a_launch_of_a_gate_is_alone_whatever_a_torchrun_left_in_the_shell(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytester.makepyfile("def test_nothing(): pass")
+    place = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "here", "MASTER_PORT": "29500"}
+    arm = {"PERFSUITE_ARM_CHANNEL": "nowhere", "PERFSUITE_ARM_NAME": "base"}
+    for name, value in place.items():
+        monkeypatch.setenv(name, value)
+    in_torchrun = pytester.runpytest_inprocess("--collect-only")
+    for name, value in arm.items():
+        monkeypatch.setenv(name, value)
+
+    in_launch = pytester.runpytest_inprocess("--collect-only")
+
+    in_torchrun.stdout.fnmatch_lines(["torchrun: 1 ranks, meeting at here:29500"])
+    in_launch.stdout.no_fnmatch_line("torchrun:*")
+    assert in_launch.ret == 0

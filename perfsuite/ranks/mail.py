@@ -16,12 +16,14 @@ class MessengerStart:
 
     Attributes:
         membership: Whose messenger it is.
+        controller: Process id of the one that starts it.
         folder: Temporary folder of its own, for its log.
         arrival_s: How long another messenger may take to come.
         silence_s: How long one that has come may be silent before it counts as lost.
     """
 
     membership: Membership
+    controller: int
     folder: str
     arrival_s: float
     silence_s: float

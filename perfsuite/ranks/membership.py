@@ -30,6 +30,10 @@ TORCHRUN_VARIABLES = (
     "TORCHELASTIC_USE_AGENT_STORE",
 )
 _MAX_PORT = 65_535
+# Ranks are counted by an int in torch (Backend.hpp), and restarts are fewer.
+_MAX_INT = 2**31 - 1
+# More are not shown: no value that is allowed has as many.
+_MAX_SHOWN = 40
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,26 +85,32 @@ def read_membership(environ: Mapping[str, str]) -> Membership | None:
             f"RANK and WORLD_SIZE are set, and {missing[0]} is not; start with torchrun, or unset "
             "them to run on this machine alone"
         )
-    world_size = _number(environ, "WORLD_SIZE", smallest=1)
+    host = environ["MASTER_ADDR"]
+    if not host.strip():
+        raise SettingError(
+            f"MASTER_ADDR is {host!r} (environment); use the name or the address of rank 0's host, "
+            "as torchrun sets it"
+        )
+    world_size = _number(environ, "WORLD_SIZE", smallest=1, largest=_MAX_INT)
     rank = _number(environ, "RANK", smallest=0, largest=world_size - 1)
     return Membership(
         rank=rank,
         world_size=world_size,
-        host=environ["MASTER_ADDR"],
+        host=host,
         port=_number(environ, "MASTER_PORT", smallest=1, largest=_MAX_PORT),
         hosts_store=rank == 0 and environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True",
-        num_restarts=_number({_RESTARTS: "0", **environ}, _RESTARTS, smallest=0),
+        num_restarts=_number({_RESTARTS: "0", **environ}, _RESTARTS, smallest=0, largest=_MAX_INT),
     )
 
 
-def _number(
-    environ: Mapping[str, str], name: str, *, smallest: int, largest: int | None = None
-) -> int:
+def _number(environ: Mapping[str, str], name: str, *, smallest: int, largest: int) -> int:
     text = environ[name]
-    allowed = f"from {smallest}" + ("" if largest is None else f" to {largest}")
-    is_number = text.isascii() and text.isdigit()
-    if not is_number or int(text) < smallest or (largest is not None and int(text) > largest):
+    is_short = len(text) <= _MAX_SHOWN
+    is_number = is_short and text.isascii() and text.isdigit()
+    if not is_number or not smallest <= int(text) <= largest:
+        value = f"is {text!r}" if is_short else f"has {len(text)} characters"
         raise SettingError(
-            f"{name} is {text!r} (environment); use a whole number {allowed}, as torchrun sets it"
+            f"{name} {value} (environment); use a whole number from {smallest} to {largest}, as "
+            "torchrun sets it"
         )
     return int(text)

@@ -7,6 +7,7 @@ know what is said, and imports no torch: a messenger carries it.
 from __future__ import annotations
 
 import contextlib
+import os
 import pickle
 from collections import defaultdict
 from collections.abc import Container, Iterable, Sequence
@@ -59,6 +60,7 @@ class Peers:
             guard.enter_messenger,
             MessengerStart(
                 membership=membership,
+                controller=os.getpid(),
                 folder=str(self._folder),
                 arrival_s=_ARRIVAL_S,
                 silence_s=silence_s,

@@ -52,13 +52,14 @@ def test_half_of_the_variables_is_a_mistake() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "allowed"),
     [
-        ("WORLD_SIZE", "0", "from 1"),
-        ("WORLD_SIZE", "two", "from 1"),
+        ("WORLD_SIZE", "0", "from 1 to 2147483647"),
+        ("WORLD_SIZE", "two", "from 1 to 2147483647"),
+        ("WORLD_SIZE", "2147483648", "from 1 to 2147483647"),
         ("RANK", "2", "from 0 to 1"),
         ("RANK", "-1", "from 0 to 1"),
         ("MASTER_PORT", "70000", "from 1 to 65535"),
         ("MASTER_PORT", "²", "from 1 to 65535"),
-        ("TORCHELASTIC_RESTART_COUNT", "first", "from 0"),
+        ("TORCHELASTIC_RESTART_COUNT", "first", "from 0 to 2147483647"),
     ],
 )
 def test_a_value_that_cannot_be_is_named(name: str, value: str, allowed: str) -> None:
@@ -67,4 +68,24 @@ def test_a_value_that_cannot_be_is_named(name: str, value: str, allowed: str) ->
 
     assert str(caught.value) == (
         f"{name} is {value!r} (environment); use a whole number {allowed}, as torchrun sets it"
+    )
+
+
+def test_a_number_of_thousands_of_digits_is_named_in_short() -> None:
+    with pytest.raises(SettingError) as caught:
+        read_membership({**BY_HAND, "WORLD_SIZE": "9" * 5000})
+
+    assert str(caught.value) == (
+        "WORLD_SIZE has 5000 characters (environment); use a whole number from 1 to 2147483647, "
+        "as torchrun sets it"
+    )
+
+
+def test_an_address_that_is_empty_is_a_mistake() -> None:
+    with pytest.raises(SettingError) as caught:
+        read_membership({**BY_HAND, "MASTER_ADDR": " "})
+
+    assert str(caught.value) == (
+        "MASTER_ADDR is ' ' (environment); use the name or the address of rank 0's host, as "
+        "torchrun sets it"
     )

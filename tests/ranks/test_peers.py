@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import socket
-from collections.abc import Iterator
+import subprocess
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import wait
+from pathlib import Path
 
 import pytest
 
 from perfsuite.errors import LostRankError
+from perfsuite.ranks import guard
+from perfsuite.ranks.forking import start_process
+from perfsuite.ranks.mail import Lost, MessengerStart
 from perfsuite.ranks.membership import Membership
 from perfsuite.ranks.peers import Peers
 
@@ -25,21 +31,19 @@ def free_port() -> int:
         return port
 
 
-def peers_at(port: int, *, silence_s: float = 60.0) -> list[Peers]:
-    return [
-        Peers(
-            Membership(
-                rank=rank,
-                world_size=2,
-                host="127.0.0.1",
-                port=port,
-                hosts_store=rank == 0,
-                num_restarts=0,
-            ),
-            silence_s=silence_s,
-        )
-        for rank in (0, 1)
-    ]
+def membership_at(port: int, *, rank: int) -> Membership:
+    return Membership(
+        rank=rank,
+        world_size=2,
+        host="127.0.0.1",
+        port=port,
+        hosts_store=rank == 0,
+        num_restarts=0,
+    )
+
+
+def peers_at(port: int, *, silence_s: float = 60.0, ranks: Sequence[int] = (0, 1)) -> list[Peers]:
+    return [Peers(membership_at(port, rank=rank), silence_s=silence_s) for rank in ranks]
 
 
 @pytest.fixture
@@ -137,4 +141,40 @@ def test_a_rank_that_falls_silent_is_named() -> None:
     assert first.is_broken
     assert str(caught.value) == (
         "rank 1 of 2 is gone, or stands still: nothing was heard of its pytest process for 2.5 s"
+    )
+
+
+def test_a_controller_that_is_stopped_is_named_and_goes_on_to_its_end(tmp_path: Path) -> None:
+    port = free_port()
+    first = peers_at(port, silence_s=2.5, ranks=[0])[0]
+    controller = subprocess.Popen(["sleep", "600"])
+    messenger, pipe = start_process(
+        guard.enter_messenger,
+        MessengerStart(
+            membership=membership_at(port, rank=1),
+            controller=controller.pid,
+            folder=str(tmp_path),
+            arrival_s=60.0,
+            silence_s=60.0,
+        ),
+    )
+    try:
+        pipe.send_bytes(pickle.dumps((1, first.phase, "names", "b")))
+        first.gather("names", "a")
+        controller.send_signal(signal.SIGSTOP)
+        with pytest.raises(LostRankError) as caught:
+            first.gather("more names", "c")
+        first.close()  # and the store with it
+        while not isinstance(pipe.recv(), Lost):
+            pass
+        assert not guard.is_stopped(controller.pid)
+    finally:
+        controller.kill()
+        controller.wait()
+        pipe.close()
+        messenger.join()
+
+    assert str(caught.value) == (
+        "rank 1 of 2 stands still: its pytest process was stopped (SIGSTOP, as a debugger does), "
+        "and did not go on within 2.5 s"
     )
