@@ -192,8 +192,21 @@ class Gatekeeper:
     def _settle(self, verdict: CellVerdict, *, fails_test: bool = False) -> None:
         """Show a verdict in the table, and stamp it."""
         self._verdicts[verdict.name] = verdict
-        word = cast(VerdictWord, verdict.word)
-        self._saver.add_verdict(verdict.name, word, fails_test=fails_test)
+        self._saver.add_verdict(
+            verdict.name,
+            cast(VerdictWord, verdict.word),
+            is_accepted=self._is_accepted(verdict),
+            fails_test=fails_test,
+        )
+
+    def _is_accepted(self, verdict: CellVerdict) -> bool:
+        """Whether only a reviewed exception let a slowdown through."""
+        if self._history is None or verdict.word != "PASS" or verdict.by != "pairs":
+            return False
+        allowed = self._history.accepted.allowed_slowdown(verdict.name)
+        if allowed == 1 or verdict.ratio is None or verdict.tolerance is None:
+            return False
+        return verdict.ratio > (1 + verdict.tolerance) / allowed  # the cell's own tolerance
 
     def _was_timed(self, item: pytest.Item) -> bool:
         """Whether pytest-benchmark has times of a test."""

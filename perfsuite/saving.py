@@ -71,7 +71,7 @@ class RunSaver:
         self._failed: set[str] = set()
         self._failed_by_verdict: set[str] = set()
         self._verdicts: dict[str, VerdictWord] = {}
-        self._accepted: list[str] = []
+        self._accepted: set[str] = set()
         self._durations_s: defaultdict[str, float] = defaultdict(float)
 
     def add_verdict(
@@ -92,7 +92,7 @@ class RunSaver:
         """
         self._verdicts[fullname] = word
         if is_accepted:
-            self._accepted.append(fullname)
+            self._accepted.add(fullname)
         if fails_test:
             self._failed_by_verdict.add(fullname)
 
@@ -163,7 +163,7 @@ class RunSaver:
             num_failed=len(self._failed),
             is_pull_request=is_pull_request(self._environ),
             verdicts=self._verdicts,
-            accepted=tuple(self._accepted),
+            accepted=tuple(sorted(self._accepted)),
             durations_s={name: round(self._durations_s[name], 3) for name in names},
             shard=self.shard,
         )

@@ -129,17 +129,20 @@ def test_each_cell_gets_the_verdict_of_its_pairs(run: Run) -> None:
 
 
 def test_an_accepted_slowdown_is_not_a_regression_and_a_larger_one_is(run: Run) -> None:
-    machine = slower_by(accepted=math.log(3.0), worse=math.log(3.3), taken_back=0.0)
+    machine = slower_by(
+        accepted=math.log(3.0), worse=math.log(3.3), merged=0.0, faster=math.log(0.5)
+    )
+    names = ["accepted", "worse", "merged", "faster"]
     asked = dataclasses.replace(USUAL, accepted_slowdown=3.0)
 
     judgement = run(
         machine,
-        ["accepted", "worse", "taken_back"],
+        names,
         max_pairs=3,
-        demands=dict.fromkeys(("accepted", "worse", "taken_back"), asked),
+        demands=dict.fromkeys(names, asked),
     )
 
-    assert words(judgement) == {"accepted": "PASS", "worse": "FAIL", "taken_back": "IMPROVED"}
+    assert words(judgement) == dict(zip(names, ("PASS", "FAIL", "PASS", "IMPROVED"), strict=True))
     accepted = judgement.trials[0]
     assert accepted.reason == "a slowdown by 200.0 % is accepted"
     assert accepted.decision is not None
