@@ -11,7 +11,8 @@ from pathlib import Path
 
 from perfsuite.gate.arms import Launch
 from perfsuite.gate.installed import is_code_of
-from perfsuite.gate.overlay import source_files
+from perfsuite.gate.overlay import read_source, source_files
+from perfsuite.gate.repository import find_top
 
 # Where installers put packages, in a tree or not: they are nobody's code under test.
 _INSTALLED = {"site-packages", "dist-packages"}
@@ -46,7 +47,31 @@ def find_wrong_import(base: Launch, head: Launch) -> str | None:
                     f"the {launch.arm.name} arm imported {name} from {file}, which is "
                     f"{other.arm.name}'s; is it installed in editable mode from another folder?"
                 )
-    return _find_installed(base, head, trees)
+    return _find_beside(base, head, trees) or _find_installed(base, head, trees)
+
+
+def _find_beside(base: Launch, head: Launch, trees: dict[str, Path]) -> str | None:
+    """Why an arm ran code of the other's checkout beside its tree, where the two differ in it.
+
+    pytest's root may be one folder of a checkout, and what lies beside it be installed from there.
+    """
+    tops = {name: find_top(tree) or tree for name, tree in trees.items()}
+    if tops["base"] == tops["head"]:
+        return None
+    for launch, other in ((base, head), (head, base)):
+        own, theirs = tops[launch.arm.name], tops[other.arm.name]
+        for name, file in launch.modules.items():
+            path = Path(file)
+            if not path.is_file() or not _is_in(file, theirs, but_not=own):
+                continue
+            counterpart = own / path.relative_to(theirs)
+            if not counterpart.is_file() or read_source(path) != read_source(counterpart):
+                return (
+                    f"the {launch.arm.name} arm imported {name} from {file}, which is "
+                    f"{other.arm.name}'s and another than its own; is it installed in editable "
+                    "mode? Name its folder in pytest's pythonpath"
+                )
+    return None
 
 
 def _find_installed(base: Launch, head: Launch, trees: dict[str, Path]) -> str | None:

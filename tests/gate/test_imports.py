@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -325,3 +326,28 @@ def test_what_is_imported_of_a_split_package_is_told_part_by_part(
     assert of_a_rank() == told
     assert told["pytest"] == pytest.__file__
     assert not [name for name in told if name.startswith("_pytest.")]
+
+
+# --- code beside a root that is one folder of the checkout ---
+
+
+@pytest.mark.parametrize(("changed", "is_wrong"), [("x = 2", True), ("x = 1", False)])
+def test_changed_code_beside_the_root_must_be_each_arms_own(
+    folder: Path, changed: str, is_wrong: bool
+) -> None:
+    for tree in ("base", "head"):
+        subprocess.run(["git", "init", "--quiet", str(folder / tree)], check=True)
+        (folder / tree / "perf").mkdir()
+    add(folder, "shop/__init__.py", "x = 1")
+    (folder / "head/shop/__init__.py").write_text(changed)
+    modules = {"shop": "head/shop/__init__.py"}
+
+    found = compare(folder, modules, modules, trees=("base/perf", "head/perf"))
+
+    assert found == (
+        f"the base arm imported shop from {folder}/head/shop/__init__.py, which is head's and "
+        "another than its own; is it installed in editable mode? Name its folder in pytest's "
+        "pythonpath"
+        if is_wrong
+        else None
+    )
