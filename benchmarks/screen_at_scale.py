@@ -187,7 +187,7 @@ def screen_session(root: Path, num_cells: int) -> dict[str, Any]:
     words: Counter[str] = Counter()
     for name, plain in zip(names(num_cells), records(num_cells), strict=True):
         assert history.can_screen(name)
-        counted = history.judge_counts(name, msgspec.convert(plain, CellRecord), {}, print)
+        counted = history.judge_counts(name, msgspec.convert(plain, CellRecord), None, {}, print)
         candidate = Candidate(
             fullname=name,
             median_s=median_s(plain, rng, 0.0),

@@ -49,11 +49,11 @@ def compare_recipes(
         name: Cell(workload=workload, recipe=parse_recipe(f"--{name}", pairs or []))
         for name, pairs in (("a", a), ("b", b))
     }
+    bounds = option_bounds(tolerance, limit)
     if cells["a"].recipe == cells["b"].recipe:
         raise SettingError(
             "a and b are the same recipe; say what differs, such as --b precision=amp-bf16"
         )
-    bounds = option_bounds(tolerance, limit)
     check_writable(json_file)
     request = ComparisonRequest(
         **cells,
