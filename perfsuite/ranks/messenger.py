@@ -7,6 +7,7 @@ list in the store, and every controller reads all of them in the same order. Loa
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -69,7 +70,8 @@ class _Inbox:
     def put_lost(self, reason: str) -> None:
         """Hand on that no letter will come any more."""
         # A controller that is stopped would never hear it, and not take torchrun's SIGTERM either.
-        os.kill(self._controller, signal.SIGCONT)
+        with contextlib.suppress(ProcessLookupError):  # it is gone, and needs nothing
+            os.kill(self._controller, signal.SIGCONT)
         self.put(Lost(reason=reason))
 
 
