@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from perfsuite.gate.arms import Launch
@@ -37,16 +38,11 @@ def find_wrong_import(base: Launch, head: Launch) -> str | None:
     if trees["base"] == trees["head"]:
         return None  # the arms differ by interpreter or environment alone
     for launch, other in ((base, head), (head, base)):
-        theirs = trees[other.arm.name]
-        for name, file in launch.modules.items():
-            # An interpreter may live in the tree, its own library with it.
-            if name.partition(".")[0] in sys.stdlib_module_names:
-                continue
-            if _is_in(file, theirs, but_not=trees[launch.arm.name]):
-                return (
-                    f"the {launch.arm.name} arm imported {name} from {file}, which is "
-                    f"{other.arm.name}'s; is it installed in editable mode from another folder?"
-                )
+        for name, file in _imported_from(trees[other.arm.name], launch, trees[launch.arm.name]):
+            return (
+                f"the {launch.arm.name} arm imported {name} from {file}, which is "
+                f"{other.arm.name}'s; is it installed in editable mode from another folder?"
+            )
     return _find_beside(base, head, trees) or _find_installed(base, head, trees)
 
 
@@ -60,17 +56,15 @@ def _find_beside(base: Launch, head: Launch, trees: dict[str, Path]) -> str | No
         return None
     for launch, other in ((base, head), (head, base)):
         own, theirs = tops[launch.arm.name], tops[other.arm.name]
-        for name, file in launch.modules.items():
-            path = Path(file)
-            if not path.is_file() or not _is_in(file, theirs, but_not=own):
+        for name, file in _imported_from(theirs, launch, own):
+            counterpart = own / file.relative_to(theirs)
+            if file.is_dir() or _are_alike(file, counterpart):
                 continue
-            counterpart = own / path.relative_to(theirs)
-            if not counterpart.is_file() or read_source(path) != read_source(counterpart):
-                return (
-                    f"the {launch.arm.name} arm imported {name} from {file}, which is "
-                    f"{other.arm.name}'s and another than its own; is it installed in editable "
-                    "mode? Name its folder in pytest's pythonpath"
-                )
+            return (
+                f"the {launch.arm.name} arm imported {name} from {file}, which is "
+                f"{other.arm.name}'s and another than its own; is it installed in editable mode? "
+                "Name its folder in pytest's pythonpath"
+            )
     return None
 
 
@@ -93,13 +87,20 @@ def _find_installed(base: Launch, head: Launch, trees: dict[str, Path]) -> str |
     return None
 
 
-def _is_in(file: str, tree: Path, *, but_not: Path) -> bool:
-    path = Path(file)
-    return (
-        path.is_relative_to(tree)
-        and not path.is_relative_to(but_not)
-        and not _INSTALLED.intersection(path.parts)
-    )
+def _imported_from(tree: Path, launch: Launch, own: Path) -> Iterator[tuple[str, Path]]:
+    """Yield what a launch imported from a tree that is not its own, but for what is installed."""
+    for name, file in launch.modules.items():
+        # An interpreter may live in the tree, its own library with it.
+        if name.partition(".")[0] in sys.stdlib_module_names:
+            continue
+        path = Path(file)
+        is_theirs = path.is_relative_to(tree) and not path.is_relative_to(own)
+        if is_theirs and not _INSTALLED.intersection(path.parts):
+            yield name, path
+
+
+def _are_alike(file: Path, other: Path) -> bool:
+    return other.is_file() and read_source(file) == read_source(other)
 
 
 @functools.cache

@@ -351,3 +351,12 @@ def test_changed_code_beside_the_root_must_be_each_arms_own(
         if is_wrong
         else None
     )
+
+
+def test_an_interpreter_in_the_checkout_is_nobodys_code(folder: Path) -> None:
+    library = folder / "head/env/lib/json.py"
+    library.parent.mkdir(parents=True)
+    library.touch()
+    modules = {"json": "head/env/lib/json.py"}
+
+    assert compare(folder, modules, modules) is None
