@@ -208,6 +208,7 @@ def doctor(
     ] = None,
 ) -> None:
     """Say whether this machine is fit for timing: each line ok, warn or fail, and what to do."""
+    check_writable(json_file)
     findings = examine()
     console = Console(soft_wrap=True, highlight=False)
     for finding in findings:

@@ -10,7 +10,7 @@ import msgspec
 import typer
 
 from perfsuite.errors import SettingError
-from perfsuite.files import write_atomically
+from perfsuite.files import check_writable, write_atomically
 from perfsuite.gate.explain import explain_stored
 from perfsuite.gate.stored import StoredRun, Unusable, read_run
 from perfsuite.remote import locate
@@ -31,6 +31,7 @@ def explain(
     ] = None,
 ) -> None:
     """Say why cells moved between two runs: the stage that moved most, the counts that changed."""
+    check_writable(json_file)
     before, after = _read(base, "BASE"), _read(head, "HEAD")
     common = [name for name in after.cells if name in before.cells]
     if cell is not None and cell not in common:

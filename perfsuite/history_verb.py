@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from perfsuite.errors import SettingError
-from perfsuite.files import write_atomically
+from perfsuite.files import check_writable, write_atomically
 from perfsuite.gate.accepted import read_accepted
 from perfsuite.gate.course import MIN_VALUES
 from perfsuite.gate.git import short
@@ -83,6 +83,7 @@ def history(
             "baseline list' shows, or leave it out for this machine's"
         )
     least = option_ratio("--smallest", smallest)
+    check_writable(json_file)
     stored = read_history(
         Path.cwd(),
         locate(storage, "--storage"),

@@ -16,11 +16,10 @@ from typing import Any, NoReturn
 import msgspec
 import pytest
 
-from perfsuite import fixtures, markers, options, recorder, saving, sharding, storing
+from perfsuite import fixtures, markers, options, phases, recorder, saving, sharding, storing
 from perfsuite.choices import Choices
 from perfsuite.errors import (
     BusyMachineError,
-    LostRankError,
     NotExercisedError,
     PerfsuiteError,
     SettingError,
@@ -36,7 +35,7 @@ from perfsuite.remote import locate
 from perfsuite.report.gate import sentence, verdict_lines
 from perfsuite.report.tables import not_exercised_lines, progress_line, terminal_table
 from perfsuite.session import Session
-from perfsuite.torchrun import TorchrunSession, text_of
+from perfsuite.torchrun import TorchrunSession
 from perfsuite.verdicts import exit_code
 
 # The environment was refused, or a file could not be written.
@@ -85,6 +84,7 @@ def pytest_configure(config: pytest.Config) -> None:
     suite = Suite(config, choices, gatekeeper, torchrun, saver)
     config.stash[SUITE] = suite
     config.pluginmanager.register(fixtures, "perfsuite-fixtures")
+    config.pluginmanager.register(phases, "perfsuite-phases")
     config.pluginmanager.register(suite, "perfsuite-suite")
     config.pluginmanager.register(saver, "perfsuite-saver")
     storing.settle_storage(config)
@@ -240,16 +240,18 @@ class Suite:
             report.longrepr = (str(path), (line_number or 0) + 1, f"NOT EXERCISED: {error}")
         elif isinstance(error, PerfsuiteError):
             report.longrepr = f"{type(error).__name__}: {error}"
-        if self._torchrun is not None:
-            self._torchrun.agree_on(report, error)
         if isinstance(error, PerfsuiteError):
             recorder.expect_no_record(item)
+        if not phases.is_over(item, report):
+            return report
+        if self._torchrun is not None:
+            self._torchrun.agree_on(item, report, error)
         if self._gatekeeper is not None and not report.passed:
             self._gatekeeper.settle_untimed(item, report, error, self._say)
         if report.when == "call" and report.passed and self._gatekeeper is not None:
             self._give_verdict(item, report, self._gatekeeper)
         if report.when == "call" and is_cell(item) and recorder.is_recorded(item):
-            line = self.finished.get(item.nodeid) or _line_of(item, report, error)
+            line = self.finished.get(item.nodeid) or phases.line_of(item, report, error)
             self._keep(line)
             report.user_properties.append((_PROGRESS, progress_line(line)))
         return report
@@ -371,28 +373,6 @@ def _end_session(number: int) -> NoReturn:
     """End pytest in good order, so that what was measured is written, where a CI cancels."""
     name = signal.Signals(number).name
     pytest.exit(f"perfsuite: ended by {name}", returncode=shell_exit_code(number))
-
-
-def _line_of(item: pytest.Item, report: pytest.TestReport, error: BaseException | None) -> CellLine:
-    outcome = item.stash.get(OUTCOME, None)
-    reason = None
-    if isinstance(error, NotExercisedError):
-        reason = str(error)
-    elif error is not None and not isinstance(error, LostRankError):
-        reason = f"{type(error).__name__}: {error}"
-    elif not report.passed:  # on another rank, which the report names
-        reason = text_of(report)
-    elif outcome is None:
-        reason = "the test measured nothing"
-    elif outcome.missing:
-        reason = "; ".join(f"no {name}: {why}" for name, why in sorted(outcome.missing.items()))
-    return CellLine(
-        fullname=item.nodeid,
-        outcome=report.outcome,
-        reason=reason,
-        step_times_s=() if outcome is None else outcome.step_times_s,
-        perfsuite=None if outcome is None else outcome.record,
-    )
 
 
 def _progress_of(report: pytest.TestReport) -> str | None:

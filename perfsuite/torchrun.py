@@ -14,13 +14,14 @@ import sys
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import psutil
 import pytest
 
 from perfsuite.errors import LostRankError, WriteError
 from perfsuite.fixtures import SUITE
+from perfsuite.phases import PhaseOutcome, end_of
 from perfsuite.ranks.membership import Membership
 from perfsuite.ranks.peers import Peers
 from perfsuite.records import CellLine
@@ -52,7 +53,7 @@ class PhaseEnd:
         is_consequence: Whether it failed because another rank did.
     """
 
-    outcome: Literal["passed", "failed", "skipped"]
+    outcome: PhaseOutcome
     text: str
     is_consequence: bool
 
@@ -142,18 +143,22 @@ class TorchrunSession:
         if trouble is not None:
             pytest.exit(f"perfsuite: {trouble}", returncode=12)
 
-    def agree_on(self, report: pytest.TestReport, error: BaseException | None) -> None:
+    def agree_on(
+        self, item: pytest.Item, report: pytest.TestReport, error: BaseException | None
+    ) -> None:
         """Have a phase of a test end here as it ended where it did not pass.
 
         Args:
+            item: The test.
             report: Of the phase; a failure of another rank makes it one, and so does a skip.
             error: What was raised here.
         """
         if self._peers is None or self.has_lost:
             return
+        outcome, text = end_of(item, report)
         mine = PhaseEnd(
-            outcome=report.outcome,
-            text=text_of(report).removeprefix("Skipped: "),
+            outcome=outcome,
+            text=text.removeprefix("Skipped: "),
             is_consequence=isinstance(error, LostRankError),
         )
         try:
@@ -164,7 +169,7 @@ class TorchrunSession:
             report.outcome, report.longrepr = "failed", f"LostRankError: {lost}"
             return
         rank = blamed_rank(ends)
-        if rank is None or (report.failed and not mine.is_consequence):
+        if rank is None or (mine.outcome == "failed" and not mine.is_consequence):
             return
         end = ends[rank]
         text = f"rank {rank} of {self._membership.world_size} {end.outcome}: {end.text}"
@@ -244,13 +249,6 @@ def gravest(codes: Sequence[int]) -> int:
     (1, 0, 99)
     """
     return min(codes, key=lambda code: _FROM_GRAVEST.index(code) if code in _FROM_GRAVEST else -1)
-
-
-def text_of(report: pytest.TestReport) -> str:
-    """Return why a phase of a test did not pass."""
-    if isinstance(report.longrepr, tuple):  # of a skipped test: file, line, reason
-        return str(report.longrepr[2])
-    return report.longreprtext
 
 
 def _refuse_process_pools(config: pytest.Config) -> None:

@@ -39,6 +39,20 @@ def test_xdist_without_workers_measures(shop: Repository) -> None:
 # Cells that only one side has, or that do not run.
 
 
+@pytest.mark.parametrize("subtest", ["pytest.skip('not today')", "pytest.xfail('not yet')"])
+def test_a_subtest_that_does_not_run_hides_no_slowdown(shop: Repository, subtest: str) -> None:
+    benchmark = "        benchmark.pedantic(shop.price, args=(CLOCK,), rounds=5)"
+    cell = f"        with subtests.test('before'):\n            {subtest}\n{benchmark}"
+    text = ONE_CELL.replace("(benchmark)", "(benchmark, subtests)").replace(benchmark, cell)
+    shop.write(benchmarks__test_steps=text)
+    shop.commit()
+    shop.write(shop=SLOW_SHOP)
+
+    gated = shop.gate()
+
+    gated.expect(10, f"{PRICE} FAIL *", f"{PRICE}: *")
+
+
 def test_a_renamed_cell_is_vanished_and_new_until_its_new_name_is_accepted(
     shop: Repository,
 ) -> None:

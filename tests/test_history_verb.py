@@ -292,6 +292,16 @@ def test_a_renamed_cell_is_listed_once(
 # --- files, exit codes, refusals ---
 
 
+def test_a_json_that_cannot_be_written_is_told_before_anything_is_read(
+    history: Call, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store_days(tmp_path, [])
+
+    assert history(CELL, "--json", ".") == 12
+
+    assert capsys.readouterr() == ("", "perfsuite: cannot write .: Is a directory\n")
+
+
 def test_the_json_holds_runs_and_changes(history: Call, commits: list[str], tmp_path: Path) -> None:
     history("--all", "--json", "history.json")
 

@@ -106,6 +106,41 @@ def test_a_cell_is_stored_with_exactly_the_times_that_the_ranks_reported(
     assert line.fullname == "test_inner.py::test_cell"
 
 
+def test_a_cell_with_subtests_is_kept_once_as_its_test_ended(project: pytest.Pytester) -> None:
+    test = """
+        import pytest
+        from perfsuite import Recipe
+        from workloads import make
+
+        def test_fine(train_benchmark, subtests):
+            with subtests.test("before"):
+                pytest.skip("not today")
+            outcome = train_benchmark(make(), Recipe(), rounds=3, iterations=2)
+            with subtests.test("after"):
+                assert outcome.losses_are_finite
+
+        def test_broken(train_benchmark, subtests):
+            train_benchmark(make(), Recipe(), rounds=3, iterations=2)
+            with subtests.test("after"):
+                raise AssertionError("too warm")
+
+        def test_without_times(train_benchmark, subtests):
+            with subtests.test("measured"):
+                train_benchmark("no-such-workload", Recipe())
+    """
+
+    result = run(project, test)
+
+    assert result.ret == 1
+    fine, broken, without_times = lines_of(project)
+    assert fine.outcome == "passed"
+    assert len(fine.step_times_s) == len(broken.step_times_s) == 3
+    assert broken.outcome == without_times.outcome == "failed"
+    assert (broken.reason or "").startswith("a subtest failed: ")
+    assert "too warm" in (broken.reason or "")
+    assert (without_times.reason or "").startswith("a subtest failed: WorkloadError: ")
+
+
 def test_the_record_has_exactly_the_keys_of_the_contract(project: pytest.Pytester) -> None:
     run(project, ONE_CELL)
 

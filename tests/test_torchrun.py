@@ -195,6 +195,12 @@ TWO_AGENTS = """
 
         assert rank_group(2, lambda: dist.get_rank()) == [0, 1]
 
+    def test_rank_1_has_a_subtest_more_that_fails(all_reduce_benchmark, subtests):
+        all_reduce_benchmark("ddp:2", 1024)
+        if os.environ["RANK"] == "1":
+            with subtests.test("here alone"):
+                raise AssertionError("too warm")
+
     def test_the_last(all_reduce_benchmark):
         outcome = all_reduce_benchmark("ddp:2", 1024)
         assert outcome.record.counts.collectives == 1
@@ -221,6 +227,7 @@ def test_cells_run_on_the_ranks_of_two_agents(two_agents: Ended) -> None:
         "test_rank_1_disagrees": "failed",
         "test_rank_0_skips_in_the_call": "skipped",
         "test_rank_1_skips_in_the_call": "skipped",
+        "test_rank_1_has_a_subtest_more_that_fails": "failed",
         "test_the_last": "passed",
     }, two_agents.outputs[0]
     record = lines["test_two_ranks"].perfsuite
@@ -249,6 +256,9 @@ def test_a_failure_on_one_rank_is_the_same_failure_on_all(two_agents: Ended) -> 
     )
     assert reasons["test_rank_1_disagrees"].startswith("rank 1 of 2 failed: ")
     assert "assert '1' == '0'" in reasons["test_rank_1_disagrees"]
+    of_subtest = reasons["test_rank_1_has_a_subtest_more_that_fails"]
+    assert of_subtest.startswith("rank 1 of 2 failed: a subtest failed: ")
+    assert "too warm" in of_subtest
 
 
 def test_what_one_rank_skips_is_skipped_on_all(two_agents: Ended) -> None:
@@ -268,7 +278,7 @@ def test_what_one_rank_skips_is_skipped_on_all(two_agents: Ended) -> None:
 def test_rank_0_alone_prints(two_agents: Ended) -> None:
     first, second = two_agents.outputs
 
-    assert "3 failed, 4 passed, 4 skipped" in first
+    assert "4 failed, 4 passed, 4 skipped" in first
     assert "torchrun: 2 ranks, meeting at 127.0.0.1:" in first
     assert "test_inner.py" not in second
     assert "pytest" not in second.partition("torch.distributed.elastic")[0]

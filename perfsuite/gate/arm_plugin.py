@@ -112,6 +112,7 @@ class ArmPlugin:
         self._clocks: dict[str, TurnClock] = {}
         self._reports: dict[str, pytest.TestReport] = {}
         self._broken: list[str] = []
+        self._is_in_call = False
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_cmdline_main(self, config: pytest.Config) -> Any:
@@ -188,22 +189,26 @@ class ArmPlugin:
         self._clocks[item.nodeid] = clock
         item.add_marker(pytest.mark.benchmark(**{**options, "timer": clock}), append=False)
 
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_call(self, item: pytest.Item) -> None:
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Any:
         """Have both arms time a cell in rounds of one length."""
         fixture: Any = getattr(item, "funcargs", {}).get("benchmark")
         if item.nodeid in self._clocks and hasattr(fixture, "_calibrate_timer"):
             _agree_on_rounds(fixture, self._channel, _asks_for_rounds(item))
+        self._is_in_call = True
+        try:
+            return (yield)
+        finally:
+            self._is_in_call = False
 
-    @pytest.hookimpl(wrapper=True, trylast=True)
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_makereport(self, item: pytest.Item, call: Any) -> Any:
-        """Keep the report that decides: the first that did not pass, or the call's."""
+        """Keep the report that decides: the first that did not pass, or the last."""
         report = yield
-        before = self._reports.get(item.nodeid)
-        if before is None or (before.passed and not report.passed):
+        if self._is_in_call and not report.failed:  # of a subtest, which decides if it fails
+            return report
+        if self._reports.setdefault(item.nodeid, report).passed:
             self._reports[item.nodeid] = report
-        if report.when == "call" and item.nodeid in self._clocks:
-            self._clocks.pop(item.nodeid).end()
         if report.when == "teardown":
             self._leave(item)
         return report
@@ -211,6 +216,8 @@ class ArmPlugin:
     def _leave(self, item: pytest.Item) -> None:
         """Tell what became of a cell, and wait until the other arm has left it too."""
         report = self._reports.pop(item.nodeid)
+        if item.nodeid in self._clocks:
+            self._clocks.pop(item.nodeid).end()
         fixture: Any = getattr(item, "funcargs", {}).get("benchmark")
         stats = getattr(fixture, "stats", None)
         os.sched_setaffinity(0, _ALL_CORES)
