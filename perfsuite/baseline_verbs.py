@@ -18,7 +18,7 @@ from rich import box
 from rich.table import Table
 
 from perfsuite.errors import SettingError
-from perfsuite.files import write_atomically
+from perfsuite.files import check_writable, write_atomically
 from perfsuite.gate.accepted import (
     Entry,
     Increase,
@@ -87,6 +87,7 @@ def list_runs(storage: _StorageOption = _STORAGE, json_file: _JsonOption = None)
     In a git checkout such a run belongs to the history of the upstream's default branch, as far as
     HEAD has it.
     """
+    check_writable(json_file)
     fingerprint = _fingerprint()
     place = locate(storage, "--storage")
     runs = _list(place, fingerprint)
@@ -149,6 +150,7 @@ def accept(
             f"{len(entries)} of --slowdown, --removed, --renamed-to and --increase are given; "
             "use one of them"
         )
+    check_writable(json_file)
     append_entry(file, entries[0])
     typer.echo(f"{file}: {_in_words(entries[0])}")
     typer.echo(f"review and commit it like code: git add {file}")
@@ -175,6 +177,7 @@ def prune(
     """Remove exceptions that have expired, and runs that are too old to be looked at."""
     if is_sure and keep is None:
         raise SettingError("--yes removes runs; say with --keep N how many are to stay")
+    check_writable(json_file)
     expired = prune_entries(file, date.today())
     for entry in expired:
         typer.echo(f"{file}: removed, because it has expired: {_in_words(entry)}")

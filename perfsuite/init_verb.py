@@ -10,7 +10,7 @@ import msgspec
 import typer
 
 from perfsuite.errors import SettingError
-from perfsuite.files import append_line, write_atomically
+from perfsuite.files import append_line, check_writable, write_atomically
 
 # Where each starter file goes, from the repository's root.
 _STARTERS = {
@@ -43,6 +43,7 @@ def init(
     """
     if not folder.is_dir():
         raise SettingError(f"{folder} is no folder; name the root of a repository")
+    check_writable(json_file)
     written, kept = write_starters(folder)
     for path in written:
         typer.echo(f"wrote {path}")

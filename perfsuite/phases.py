@@ -17,26 +17,27 @@ from perfsuite.records import CellLine
 
 PhaseOutcome = Literal["passed", "failed", "skipped"]
 
-_IS_RUNNING = pytest.StashKey[bool]()
-_FAILED_SUBTEST = pytest.StashKey[str]()
+_IS_IN_CALL = pytest.StashKey[bool]()
+_FAILED_SUBTEST = pytest.StashKey[str | None]()
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
-    """Know while a test runs."""
-    item.stash[_IS_RUNNING] = True
+    """Know while a test runs, which may be more than once."""
+    item.stash[_IS_IN_CALL] = True
+    item.stash[_FAILED_SUBTEST] = None
     try:
         return (yield)
     finally:
-        item.stash[_IS_RUNNING] = False
+        item.stash[_IS_IN_CALL] = False
 
 
 def is_over(item: pytest.Item, report: pytest.TestReport) -> bool:
     """Whether a report is of a phase that ended, and not of a subtest; a failed one is kept."""
-    if not item.stash.get(_IS_RUNNING, False):
+    if not item.stash.get(_IS_IN_CALL, False):
         return True
-    if report.failed:
-        item.stash.setdefault(_FAILED_SUBTEST, f"a subtest failed: {_text_of(report)}")
+    if report.failed and item.stash[_FAILED_SUBTEST] is None:
+        item.stash[_FAILED_SUBTEST] = f"a subtest failed: {_text_of(report)}"
     return False
 
 

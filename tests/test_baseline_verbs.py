@@ -385,6 +385,27 @@ def test_prune_tells_which_runs_are_old_and_removes_them_only_when_told_to(
     assert (document["old_runs"], document["is_removed"]) == (names, True)
 
 
+def test_prune_removes_nothing_where_its_json_cannot_be_written(
+    perfsuite: Call, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "baselines" / "accepted.toml"
+    path.parent.mkdir()
+    path.write_text(EXPIRED)
+
+    assert perfsuite("prune", "--json", ".") == 12
+
+    assert path.read_text() == EXPIRED
+    assert capsys.readouterr().err == "perfsuite: cannot write .: Is a directory\n"
+
+
+def test_accept_writes_nothing_where_its_json_cannot_be_written(
+    perfsuite: Call, tmp_path: Path
+) -> None:
+    assert perfsuite("accept", CELL, "--removed", *WHY, "--json", ".") == 12
+
+    assert not (tmp_path / "baselines").exists()
+
+
 def test_prune_with_nothing_to_remove_says_so(
     perfsuite: Call, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -39,7 +39,14 @@ def test_xdist_without_workers_measures(shop: Repository) -> None:
 # Cells that only one side has, or that do not run.
 
 
-@pytest.mark.parametrize("subtest", ["pytest.skip('not today')", "pytest.xfail('not yet')"])
+@pytest.mark.parametrize(
+    "subtest",
+    [
+        "pytest.skip('not today')",
+        "pytest.xfail('not yet')",
+        "from perfsuite.errors import NotExercisedError; raise NotExercisedError('no GPU')",
+    ],
+)
 def test_a_subtest_that_does_not_run_hides_no_slowdown(shop: Repository, subtest: str) -> None:
     benchmark = "        benchmark.pedantic(shop.price, args=(CLOCK,), rounds=5)"
     cell = f"        with subtests.test('before'):\n            {subtest}\n{benchmark}"

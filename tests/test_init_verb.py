@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from perfsuite.cli import app
-from perfsuite.errors import SettingError
+from perfsuite.errors import SettingError, WriteError
 from perfsuite.init_verb import write_starters
 
 WRITTEN = [
@@ -138,3 +138,10 @@ def test_a_folder_that_cannot_be_written_says_so(tmp_path: Path) -> None:
     assert str(result.exception).startswith(
         f"cannot write {tmp_path / 'benchmarks' / 'test_training_step.py'}: "
     )
+
+
+def test_nothing_is_written_where_the_json_cannot_be(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["init", str(tmp_path), "--json", str(tmp_path)])
+
+    assert isinstance(result.exception, WriteError)
+    assert list(tmp_path.iterdir()) == []

@@ -110,7 +110,8 @@ class ArmPlugin:
         self._channel = channel
         self._core = int(os.environ["PERFSUITE_ARM_CORE"])
         self._clocks: dict[str, TurnClock] = {}
-        self._reports: dict[str, pytest.TestReport] = {}
+        self._phases: list[pytest.TestReport] = []
+        self._subtests: list[pytest.TestReport] = []
         self._broken: list[str] = []
         self._is_in_call = False
 
@@ -203,19 +204,18 @@ class ArmPlugin:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_makereport(self, item: pytest.Item, call: Any) -> Any:
-        """Keep the report that decides: the first that did not pass, or the last."""
+        """Keep a report until all plugins have seen it; one amid the call is of a subtest."""
         report = yield
-        if self._is_in_call and not report.failed:  # of a subtest, which decides if it fails
-            return report
-        if self._reports.setdefault(item.nodeid, report).passed:
-            self._reports[item.nodeid] = report
+        (self._subtests if self._is_in_call else self._phases).append(report)
         if report.when == "teardown":
             self._leave(item)
         return report
 
     def _leave(self, item: pytest.Item) -> None:
         """Tell what became of a cell, and wait until the other arm has left it too."""
-        report = self._reports.pop(item.nodeid)
+        reports = [*(subtest for subtest in self._subtests if subtest.failed), *self._phases]
+        report = next((one for one in reports if not one.passed), reports[-1])
+        self._phases, self._subtests = [], []
         if item.nodeid in self._clocks:
             self._clocks.pop(item.nodeid).end()
         fixture: Any = getattr(item, "funcargs", {}).get("benchmark")
@@ -274,8 +274,8 @@ def _demands(item: pytest.Item) -> dict[str, Any]:
 def _hides_benchmark(item: Any) -> bool:
     """Whether a test, or a fixture of it, asks for the benchmark fixture in its body alone."""
     fixtures = getattr(getattr(item, "_fixtureinfo", None), "name2fixturedefs", {})
-    functions = [getattr(item, "function", None)]
-    functions += [definition.func for found in fixtures.values() for definition in found]
+    functions = [definition.func for found in fixtures.values() for definition in found]
+    functions.append(getattr(item, "function", None))
     codes = [getattr(function, "__code__", None) for function in functions]
     return any(
         code is not None and "getfixturevalue" in code.co_names and "benchmark" in code.co_consts

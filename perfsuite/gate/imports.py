@@ -100,7 +100,8 @@ def _imported_from(tree: Path, launch: Launch, own: Path) -> Iterator[tuple[str,
 
 
 def _are_alike(file: Path, other: Path) -> bool:
-    return other.is_file() and read_source(file) == read_source(other)
+    both_are_there = file.is_file() and other.is_file()  # a file may be gone, or in an archive
+    return both_are_there and read_source(file) == read_source(other)
 
 
 @functools.cache
