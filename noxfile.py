@@ -1,7 +1,7 @@
 """Which versions perfsuite works with. `make` runs none of this; continuous integration does.
 
 nox --list
-nox --session "tests-3.12(torch='2.11')" -- tests/training
+nox --session "tests-3.12(torch='2.11')" -- tests/worker/training
 nox --session "benchmark_plugin(minor='previous')"
 nox --session wheel
 """
@@ -23,9 +23,9 @@ MINORS = {
 }
 # What records, stores and compares through pytest-benchmark.
 PLUGIN_TESTS = (
-    *("tests/test_plugin.py", "tests/test_recorder.py", "tests/test_saving.py"),
-    *("tests/test_gating.py", "tests/test_gate_silent_passes.py"),
-    *("tests/test_gate_stored_sessions.py", "tests/gate/test_baselines.py"),
+    *("tests/plugin/test_hooks.py", "tests/plugin/test_recorder.py", "tests/plugin/test_saving.py"),
+    *("tests/gate/test_run_gate.py", "tests/sessions/test_gate_silent_passes.py"),
+    *("tests/sessions/test_gate_stored_sessions.py", "tests/gate/baselines/test_select.py"),
 )
 
 README = Path(__file__).with_name("README.md")

@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 # One simulation for the tests and for this table.
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "gate"))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "support"))
 
 from simulation import (
     ALPHA_PER_CELL,

@@ -19,7 +19,7 @@ import numpy as np
 import typer
 from numpy.typing import NDArray
 
-from perfsuite.gate.course import find_course
+from perfsuite.stats.trend import find_course
 
 Floats = NDArray[np.float64]
 NUM_WEEKS: Final = 26

@@ -15,12 +15,12 @@ from typing import Annotated
 
 import typer
 
-from perfsuite.cells import Recipe
+from perfsuite.cli.options import open_session
 from perfsuite.errors import PerfsuiteError
-from perfsuite.recipe_options import open_session
+from perfsuite.records.recipe import Recipe
 
 # One idea of its shape for the tests and for this table.
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "support"))
 
 from mnist_table import QUOTED, Line, differences, line_of
 

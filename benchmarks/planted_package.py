@@ -121,7 +121,7 @@ class PlantedPackage:
         """Run `perfsuite gate` on it."""
         with tempfile.TemporaryDirectory() as outside:
             file = Path(outside) / "gate.json"
-            command = "import sys; from perfsuite.cli import main; sys.exit(main())"
+            command = "import sys; from perfsuite.cli.app import main; sys.exit(main())"
             began_s = time.monotonic()
             with subprocess.Popen(
                 [sys.executable, "-c", command, "gate", "benchmarks", "--json", str(file)],

@@ -19,11 +19,11 @@ from itertools import count, islice, product
 from pathlib import Path
 from typing import Any
 
-from perfsuite.cells import Recipe
-from perfsuite.report.folder import write_folder
+from perfsuite.records.recipe import Recipe
+from perfsuite.report.formats.folder import write_folder
 from perfsuite.report.model import report_on_runs
 from perfsuite.report.runs import read_runs
-from perfsuite.stats import median
+from perfsuite.stats.intervals import median
 
 # In a browser: from a keystroke or a click to the second frame after it.
 WAIT = """([selector, value]) => new Promise(resolve => {
@@ -144,7 +144,7 @@ def make_run(num_cells: int, num_rounds: int, rng: random.Random, day: int) -> d
 def time_page(path: Path) -> None:
     """Print what a reader of the page waits for."""
     # One browser for the tests and for this.
-    sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "support"))
     from browser import open_browser
 
     with open_browser() as browser:

@@ -17,7 +17,7 @@ import typer
 from PIL import Image
 
 # One browser for the tests and for this picture.
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "support"))
 
 from browser import open_browser
 

@@ -32,11 +32,12 @@ from pytest_benchmark.stats import Stats
 from pytest_benchmark.utils import get_machine_id
 from report_at_scale import make_record, recipes
 
-from perfsuite.gate.accepted import read_accepted
-from perfsuite.gate.history import read_history
-from perfsuite.gate.screen import MAX_SESSIONS, Candidate
-from perfsuite.gate.stamp import RunStamp, put_stamp
-from perfsuite.records import CellRecord
+from perfsuite.gate.baselines.accepted import read_accepted
+from perfsuite.gate.baselines.screen import MAX_SESSIONS, Candidate
+from perfsuite.gate.baselines.stored_verdict import read_history
+from perfsuite.plugin.saving import put_stamp
+from perfsuite.records.cell import CellRecord
+from perfsuite.records.run_file import RunStamp
 
 PROMISED_S = 10.0
 PROMISED_BYTES = 500 * 10**6

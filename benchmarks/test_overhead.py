@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from perfsuite import stats
+from perfsuite.stats import intervals
 
 # Short rounds, many pairs: what else runs on the machine then meets both sides of a pair alike.
 NUM_PAIRS = 600
@@ -30,12 +30,12 @@ def alternate_with_a_hand_written_loop(num_pairs: int, num_steps: int) -> list[t
     from torch.utils.data import DataLoader
 
     from perfsuite import Recipe
-    from perfsuite.measure.rounds import measure_rounds
-    from perfsuite.measure.stages import StageClock
-    from perfsuite.training.loaders import build_batches
-    from perfsuite.training.step import train_step
-    from perfsuite.training.trainer import build_trainer
-    from perfsuite.workloads.lenet import lenet_digits
+    from perfsuite.worker.measure.rounds import measure_rounds
+    from perfsuite.worker.measure.stages import StageClock
+    from perfsuite.worker.training.build import build_trainer
+    from perfsuite.worker.training.loaders import build_batches
+    from perfsuite.worker.training.step import train_step
+    from perfsuite.worker.workloads.lenet import lenet_digits
 
     device = torch.device("cpu")
     workload, recipe = lenet_digits(), Recipe()
@@ -87,10 +87,10 @@ def test_against_a_hand_written_loop(rank_group: Any, capsys: Any) -> None:
     ratios = [ours / by_hand for ours, by_hand in pairs]
     with capsys.disabled():
         print(
-            f"\n  lenet-digits, ours / hand-written: median {stats.median(ratios):.4f}, "
+            f"\n  lenet-digits, ours / hand-written: median {intervals.median(ratios):.4f}, "
             f"from {min(ratios):.3f} to {max(ratios):.3f} over {len(ratios)} pairs"
         )
-    assert 0.99 <= stats.median(ratios) <= 1.02
+    assert 0.99 <= intervals.median(ratios) <= 1.02
 
 
 TORCHRUN_SCRIPT = """
@@ -128,10 +128,10 @@ def test_against_torchrun(rank_group: Any, tmp_path: Path, capsys: Any) -> None:
         subprocess.run([*torchrun, "--nproc-per-node=2", str(script)], check=True)
         torchrun_s.append(time.perf_counter() - began_s)
 
-    ratio = stats.median(torchrun_s) / stats.median(ours_s)
+    ratio = intervals.median(torchrun_s) / intervals.median(ours_s)
     with capsys.disabled():
         print(
-            f"\n  2 ranks and one all_reduce: {stats.median(ours_s):.3f} s, by torchrun "
-            f"{stats.median(torchrun_s):.2f} s, {ratio:.0f} times as long"
+            f"\n  2 ranks and one all_reduce: {intervals.median(ours_s):.3f} s, by torchrun "
+            f"{intervals.median(torchrun_s):.2f} s, {ratio:.0f} times as long"
         )
     assert ratio >= 20

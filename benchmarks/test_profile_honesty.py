@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from perfsuite import Recipe, Workload
-from perfsuite.profiles import Profile
-from perfsuite.profiling import combine_profiles
+from perfsuite.experiments.profile import combine_profiles
 from perfsuite.ranks.group import GroupPolicy, run_group
-from perfsuite.ranks.packing import pack
-from perfsuite.ranks.wire import RunProfile
+from perfsuite.ranks.messages import RunProfile
+from perfsuite.ranks.pickling import pack
+from perfsuite.records.profile import Profile
 
 PLANTED_S = 1.0
 ALLOWED_RATIO = 0.03

@@ -21,7 +21,7 @@ from pathlib import Path
 import typer
 from torchrun_launches import ROOT, torchrun_command
 
-from perfsuite.records import CellLine, decode_line
+from perfsuite.records.cell import CellLine, decode_line
 from perfsuite.units import format_bytes, format_seconds
 
 _MIB = 2**20

@@ -18,10 +18,9 @@ from typing import Annotated
 
 import typer
 
-from perfsuite.every_recipe import every_recipe
-from perfsuite.session import Session
-from perfsuite.settings import Settings
-from perfsuite.verifying import verify_every
+from perfsuite.experiments.rank_session import Session
+from perfsuite.experiments.settings import Settings
+from perfsuite.experiments.verify import every_recipe, verify_every
 
 
 def main(

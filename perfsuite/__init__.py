@@ -9,7 +9,6 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from perfsuite.cells import Recipe
     from perfsuite.errors import (
         EquivalenceError,
         PerfsuiteError,
@@ -17,8 +16,11 @@ if TYPE_CHECKING:
         RecipeError,
         WorkloadError,
     )
-    from perfsuite.records import EquivalenceReport, Outcome
-    from perfsuite.registry import Workload, workload
+    from perfsuite.records.cell import Outcome
+    from perfsuite.records.equivalence import EquivalenceReport
+    from perfsuite.records.recipe import Recipe
+    from perfsuite.records.workload import Workload, workload
+
 
 __all__ = [
     "EquivalenceError",
@@ -35,15 +37,15 @@ __all__ = [
 
 _HOME = {
     "EquivalenceError": "errors",
-    "EquivalenceReport": "records",
-    "Outcome": "records",
+    "EquivalenceReport": "records.equivalence",
+    "Outcome": "records.cell",
     "PerfsuiteError": "errors",
     "RankFailureError": "errors",
-    "Recipe": "cells",
+    "Recipe": "records.recipe",
     "RecipeError": "errors",
-    "Workload": "registry",
+    "Workload": "records.workload",
     "WorkloadError": "errors",
-    "workload": "registry",
+    "workload": "records.workload",
 }
 
 

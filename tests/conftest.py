@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
+import psutil
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import settings
+from shared_memory import orphaned_segments
 
-from perfsuite import remote
-from perfsuite.interruptions import SIGNALS
+from perfsuite.system import urls
+from perfsuite.system.signals import SIGNALS
 
 pytest_plugins = ["pytester"]
 
@@ -25,9 +29,29 @@ settings.load_profile("patient")
 
 
 @pytest.fixture
+def nothing_left() -> Iterator[None]:
+    """Fails if a process, a temporary folder or shared memory of a group stays."""
+    me = psutil.Process()
+
+    def traces() -> set[str]:
+        folders = {str(path) for path in Path(tempfile.gettempdir()).glob(f"perfsuite-{me.pid}-*")}
+        return folders | set(map(str, orphaned_segments()))
+
+    before = traces()
+    yield
+    ranks = [
+        process
+        for process in me.children(recursive=True)
+        if process.parent() != me and process.status() != psutil.STATUS_ZOMBIE
+    ]
+    assert ranks == []
+    assert traces() - before == set()
+
+
+@pytest.fixture
 def empty_memory() -> Iterator[None]:
     """`memory://` without a file of another test, and no connection that one has opened."""
-    forget = remote._filesystem.cache_clear
+    forget = urls._filesystem.cache_clear
     forget()
     MemoryFileSystem.store.clear()
     MemoryFileSystem.pseudo_dirs[:] = [""]

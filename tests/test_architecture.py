@@ -41,12 +41,18 @@ def test_every_import_goes_downward_and_none_leads_the_controller_to_torch() -> 
     )
 
     assert ended.returncode == 0, ended.stdout
-    assert "2 kept, 0 broken" in ended.stdout
+    assert " kept, 0 broken." in ended.stdout
 
 
 @pytest.mark.parametrize(
     "module",
-    ["perfsuite", "perfsuite.plugin", "perfsuite.cli", "perfsuite.session", "perfsuite.doctor"],
+    [
+        "perfsuite",
+        "perfsuite.plugin.hooks",
+        "perfsuite.cli.app",
+        "perfsuite.experiments.rank_session",
+        "perfsuite.cli.doctor",
+    ],
 )
 def test_the_controllers_modules_import_nothing_heavy(module: str) -> None:
     ended = run_python(f"import sys, {module}; print(sorted({set(HEAVY)!r} & set(sys.modules)))")
@@ -67,10 +73,10 @@ def test_the_public_names_import_nothing_heavy() -> None:
 @pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["doctor", "--help"]])
 def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
     ended = run_python(
-        "import atexit, sys, perfsuite.cli\n"
+        "import atexit, sys, perfsuite.cli.app\n"
         f"sys.argv = ['perfsuite', *{arguments!r}]\n"
         f"atexit.register(lambda: print(sorted({set(HEAVY)!r} & set(sys.modules))))\n"
-        "perfsuite.cli.main()"
+        "perfsuite.cli.app.main()"
     )
 
     assert ended.returncode == 0, ended.stderr

@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from planted_package import WORK, PlantedPackage
 
-from perfsuite.timing_lock import TimingLock
+from perfsuite.system.timing_lock import TimingLock
 
 # benchmatrix judges matrices of its own making, so it gets the same calls as one.
 _MATRIX = """

@@ -16,9 +16,9 @@ from multiprocessing.connection import Connection, wait
 from typing import Generic, Protocol, TypeVar
 
 from perfsuite.errors import PerfsuiteError
-from perfsuite.interruptions import uninterrupted
 from perfsuite.ranks.group import LOOK_S, GroupPolicy, RankGroup, run_group
-from perfsuite.ranks.wire import Job, Reply
+from perfsuite.ranks.messages import Job, Reply
+from perfsuite.system.signals import uninterrupted
 
 T = TypeVar("T")
 

@@ -27,13 +27,13 @@ from perfsuite.errors import (
     PerfsuiteError,
     RankFailureError,
 )
-from perfsuite.interruptions import uninterrupted
-from perfsuite.ranks import blame, guard
-from perfsuite.ranks.forking import start_process
-from perfsuite.ranks.parts import Part, all_parts
+from perfsuite.ranks import bootstrap
+from perfsuite.ranks import failures as failures_module
+from perfsuite.ranks.assignments import Part, all_parts
+from perfsuite.ranks.forkserver import start_process
+from perfsuite.ranks.messages import Failed, Job, RankStart, Reply, Skipped, TurnChannel
 from perfsuite.ranks.progress import Board, Position
-from perfsuite.ranks.turns import TurnChannel
-from perfsuite.ranks.wire import Failed, Job, RankStart, Reply, Skipped
+from perfsuite.system.signals import uninterrupted
 
 # How often the board is looked at while no rank says anything.
 LOOK_S = 0.2
@@ -60,6 +60,8 @@ class GroupPolicy:
         import_roots: Folders that come first on the ranks' module path.
         shows_output: Print what the ranks printed when all went well.
         pins_ranks: Give each rank a processor of its own, on a CPU where there are enough.
+        entry: The function that a rank runs, "package.module:function": by name, because it imports
+            torch.
         turns: Where rounds ask for their turn; None where nobody alternates with them.
     """
 
@@ -72,6 +74,7 @@ class GroupPolicy:
     import_roots: tuple[str, ...] = ()
     shows_output: bool = True
     pins_ranks: bool = True
+    entry: str = "perfsuite.worker.main:serve"
     turns: TurnChannel | None = None
 
 
@@ -129,13 +132,13 @@ class RankGroup:
         self._processes: dict[int, ForkServerProcess] = {}
         self._running: dict[int, psutil.Process] = {}
         self._pipes: dict[int, Connection] = {}
-        self._replies: dict[int, Reply | blame.Died] = {}
+        self._replies: dict[int, Reply | failures_module.Died] = {}
         # What `end` has to do, from the last to the first.
         self._left = contextlib.ExitStack()
         try:
             with uninterrupted():
-                self._folder = guard.make_group_folder()
-                self._left.callback(guard.remove_group_folder, self._folder)
+                self._folder = bootstrap.make_group_folder()
+                self._left.callback(bootstrap.remove_group_folder, self._folder)
                 self._board = Board(self._folder / "progress", world_size)
                 self._left.callback(self._board.close)
                 self._left.callback(self._end_processes)
@@ -143,7 +146,7 @@ class RankGroup:
         except BaseException:
             self.end()
             raise
-        self._watch = blame.ProgressWatch(self._board, world_size)
+        self._watch = failures_module.ProgressWatch(self._board, world_size)
 
     def __enter__(self) -> RankGroup:
         return self
@@ -157,6 +160,7 @@ class RankGroup:
         pins = policy.pins_ranks and policy.device == "cpu"
         for one in parts:
             start = RankStart(
+                entry=policy.entry,
                 rank=one.rank,
                 world_size=self._world_size,
                 folder=str(self._folder),
@@ -174,9 +178,11 @@ class RankGroup:
                 job=job,
             )
             try:
-                process, pipe = start_process(guard.enter_rank, start)
+                process, pipe = start_process(bootstrap.enter_rank, start)
             except (EOFError, ConnectionError) as error:
-                raise blame.unstarted_error(one.rank, world_size=self._world_size) from error
+                raise failures_module.unstarted_error(
+                    one.rank, world_size=self._world_size
+                ) from error
             self._processes[one.rank], self._pipes[one.rank] = process, pipe
             with contextlib.suppress(psutil.NoSuchProcess):  # it has ended already
                 self._running[one.rank] = psutil.Process(process.pid)
@@ -205,7 +211,7 @@ class RankGroup:
             PerfsuiteError: As `run_group` says.
         """
         newly = self._receive(timeout_s)
-        if any(isinstance(reply, Failed | blame.Died) for reply in newly.values()):
+        if any(isinstance(reply, Failed | failures_module.Died) for reply in newly.values()):
             self._receive_cascade()
         elif not any(isinstance(reply, Skipped) for reply in newly.values()):
             waiting = self._waiting()
@@ -229,10 +235,10 @@ class RankGroup:
             sources[self._processes[rank].sentinel] = rank
         return sources
 
-    def _receive(self, timeout_s: float) -> dict[int, Reply | blame.Died]:
+    def _receive(self, timeout_s: float) -> dict[int, Reply | failures_module.Died]:
         """Take what arrives within the time; return only what is new."""
         sources = self._sources()
-        newly: dict[int, Reply | blame.Died] = {}
+        newly: dict[int, Reply | failures_module.Died] = {}
         for ready in wait(list(sources), timeout_s):
             rank = sources[cast("Connection | int", ready)]
             if rank not in newly:
@@ -240,7 +246,7 @@ class RankGroup:
         self._replies.update(newly)
         return newly
 
-    def _reply_of(self, rank: int) -> Reply | blame.Died:
+    def _reply_of(self, rank: int) -> Reply | failures_module.Died:
         """Return the reply of a rank whose pipe or sentinel is ready."""
         try:
             if self._pipes[rank].poll():
@@ -250,10 +256,10 @@ class RankGroup:
             pass  # it died without a reply, and says how below
         process = self._processes[rank]
         process.join(_GRACE_S)
-        last_words = "\n".join(self._log_lines(rank)[-blame.NUM_LOG_LINES :])
-        return blame.Died(
+        last_words = "\n".join(self._log_lines(rank)[-failures_module.NUM_LOG_LINES :])
+        return failures_module.Died(
             exit_code=process.exitcode,
-            lost_peer=blame.says_lost_peer(last_words),
+            lost_peer=failures_module.says_lost_peer(last_words),
             at_s=time.monotonic(),
         )
 
@@ -268,16 +274,18 @@ class RankGroup:
             if isinstance(reply, Skipped):
                 raise NotExercisedError(reply.reason)
         failures = {
-            rank: reply for rank, reply in replies.items() if isinstance(reply, Failed | blame.Died)
+            rank: reply
+            for rank, reply in replies.items()
+            if isinstance(reply, Failed | failures_module.Died)
         }
         if not failures:
             return
-        rank, failure = blame.first_failure(failures)
+        rank, failure = failures_module.first_failure(failures)
         running = self._waiting()
         if failure.lost_peer and running:
             positions = {one: self._board.read(one) for one in self._ranks}
-            late_rank = blame.furthest_behind({one: positions[one] for one in running})
-            raise blame.late_rank_error(
+            late_rank = failures_module.furthest_behind({one: positions[one] for one in running})
+            raise failures_module.late_rank_error(
                 late_rank,
                 waiting_rank=rank,
                 positions=positions,
@@ -291,7 +299,7 @@ class RankGroup:
             is_one_ranks = kind in (NonFiniteError, DataLoadError) and self._world_size > 1
             where = f" (rank {rank} of {self._world_size})" if is_one_ranks else ""
             raise kind(failure.message + where)
-        raise blame.rank_error(
+        raise failures_module.rank_error(
             rank,
             failure,
             position=self._board.read(rank),
@@ -300,8 +308,8 @@ class RankGroup:
         )
 
     def _stuck(self, waiting: Sequence[int]) -> RankFailureError:
-        rank = blame.furthest_behind({one: self._board.read(one) for one in waiting})
-        return blame.stuck_error(
+        rank = failures_module.furthest_behind({one: self._board.read(one) for one in waiting})
+        return failures_module.stuck_error(
             rank,
             position=self._board.read(rank),
             world_size=self._world_size,
@@ -316,20 +324,20 @@ class RankGroup:
 
     def where_it_hangs(self, rank: int) -> tuple[str, ...]:
         """Have a living rank write its stack to its log, and return that."""
-        log = guard.log_path(self._folder, rank)
+        log = bootstrap.log_path(self._folder, rank)
         pid = self._processes[rank].pid
         if pid is None or not self._processes[rank].is_alive() or not log.exists():
             return ()
-        if guard.is_stopped(pid):
+        if bootstrap.is_stopped(pid):
             return (f"it is stopped: process {pid} was sent SIGSTOP, as a debugger does",)
         num_lines_before, size_before = len(self._log_lines(rank)), log.stat().st_size
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGUSR1)
-        blame.wait_for_stack(log, size_before)
-        return blame.current_stack(self._log_lines(rank)[num_lines_before:])
+        failures_module.wait_for_stack(log, size_before)
+        return failures_module.current_stack(self._log_lines(rank)[num_lines_before:])
 
     def _log_lines(self, rank: int) -> tuple[str, ...]:
-        path = guard.log_path(self._folder, rank)
+        path = bootstrap.log_path(self._folder, rank)
         text = path.read_text(errors="replace") if path.exists() else ""
         return tuple(text.splitlines())
 

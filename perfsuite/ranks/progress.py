@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from perfsuite.errors import WriteError
-from perfsuite.stages import STAGES
+from perfsuite.records.stages import STAGES
 
 PHASES = (
     "start",

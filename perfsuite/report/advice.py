@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from perfsuite import stats
 from perfsuite.report.families import Member, families
 from perfsuite.report.rows import Row
+from perfsuite.stats import intervals
 from perfsuite.units import format_bytes, format_change, format_ratio, format_seconds
 
 # Below half of the iteration, making loading free could not double the speed.
@@ -82,7 +82,7 @@ def is_slower(slow: Row, fast: Row) -> bool:
 
 def _standard_error(row: Row) -> float:
     """Of the median of the rounds, in seconds."""
-    return _MEDIAN_OVER_MEAN * stats.robust_sd(row.rounds_s) / math.sqrt(len(row.rounds_s))
+    return _MEDIAN_OVER_MEAN * intervals.robust_sd(row.rounds_s) / math.sqrt(len(row.rounds_s))
 
 
 def _loading(rows: Sequence[Row]) -> Iterator[Advice]:

@@ -6,18 +6,17 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from perfsuite.records.verdict import CellVerdict
 from perfsuite.report.advice import Advice, advise
-from perfsuite.report.charts import draw_sections
-from perfsuite.report.curves import Training, draw_curves
-from perfsuite.report.estimates import Scaling, describe_scaling
-from perfsuite.report.gate import beside_numbers
+from perfsuite.report.charts.family_charts import draw_sections
+from perfsuite.report.charts.learning_curves import Training, draw_curves
+from perfsuite.report.charts.sections import Section
 from perfsuite.report.rows import Row, row_of_verdict
 from perfsuite.report.runs import Run, rows_of
-from perfsuite.report.scaling_charts import draw_scaling
-from perfsuite.report.sections import Section
-from perfsuite.report.summary import Summary, by_gravity, summarize, withhold
-from perfsuite.untrusted import printable
-from perfsuite.verdicts import CellVerdict
+from perfsuite.report.scaling.charts import draw_scaling
+from perfsuite.report.scaling.estimates import Scaling, describe_scaling
+from perfsuite.report.summary import Summary, beside_numbers, by_gravity, summarize, withhold
+from perfsuite.system.untrusted import printable
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any, Final
 
-from perfsuite import stats, units
-from perfsuite.cells import Recipe
-from perfsuite.records import CellLine, CellRecord, Verdict
-from perfsuite.untrusted import printable
-from perfsuite.verdicts import CellVerdict
+from perfsuite import units
+from perfsuite.records.cell import CellLine, CellRecord
+from perfsuite.records.recipe import Recipe
+from perfsuite.records.verdict import CellVerdict, Verdict
+from perfsuite.stats import intervals
+from perfsuite.system.untrusted import printable
 
 NOTHING: Final = "-"
 # As many as git shows.
@@ -75,7 +76,7 @@ class Row:
         """Robust standard deviation of the rounds over their median."""
         if len(self.rounds_s) < 2 or not self.step_time_s:
             return None
-        return stats.robust_sd(self.rounds_s) / self.step_time_s
+        return intervals.robust_sd(self.rounds_s) / self.step_time_s
 
     @cached_property
     def stages_s(self) -> dict[str, float]:
@@ -129,7 +130,7 @@ def row_of_line(line: CellLine) -> Row | None:
         return None
     return Row(
         name=printable(line.fullname),
-        step_time_s=stats.median(line.step_times_s),
+        step_time_s=intervals.median(line.step_times_s),
         rounds_s=line.step_times_s,
         record=line.perfsuite,
         recipe=recipe_of(line.perfsuite),
@@ -142,7 +143,7 @@ def row_of_verdict(cell: CellVerdict, note: str | None) -> Row:
     head_s = [head for _, head in cell.raw]
     return Row(
         name=printable(cell.name),
-        step_time_s=stats.median(head_s) if head_s else None,
+        step_time_s=intervals.median(head_s) if head_s else None,
         verdict=cell.as_record(),
         note=None if note is None else printable(note),
     )
@@ -275,3 +276,15 @@ def filled(columns: Sequence[Column], rows: Sequence[Row]) -> tuple[Column, ...]
 def recipe_fields() -> tuple[str, ...]:
     """The names of a recipe's fields, in order."""
     return tuple(field.name for field in dataclasses.fields(Recipe))
+
+
+_NOT_EXERCISED = "NOT EXERCISED"
+
+
+def not_exercised_lines(lines: Sequence[CellLine]) -> list[str]:
+    """Return a line with the reason for each cell that this machine could not exercise."""
+    return [
+        f"{_NOT_EXERCISED} {line.fullname}: {line.reason}"
+        for line in lines
+        if line.outcome == "skipped" and line.perfsuite is None
+    ]

@@ -9,20 +9,29 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from perfsuite import stats
-from perfsuite.cells import Recipe
 from perfsuite.errors import RecipeError, SettingError
-from perfsuite.json_file import read_json_as
-from perfsuite.records import MOST, CellRecord, Count, Label, Verdict
-from perfsuite.remote import AnyPath
-from perfsuite.report.rows import Past, Row, recipe_of, short_commit
-from perfsuite.shards import ShardStamp
-from perfsuite.untrusted import in_utc, printable, why_unreadable
-from perfsuite.verdicts import VerdictWord
+from perfsuite.records.cell import CellLine, CellRecord, decode_line
+from perfsuite.records.recipe import Recipe
+from perfsuite.records.shard import ShardStamp
+from perfsuite.records.verdict import Verdict, VerdictWord
+from perfsuite.report.rows import Past, Row, not_exercised_lines, recipe_of, short_commit
+from perfsuite.stats import intervals
+from perfsuite.system.json_files import MAX_JSON_BYTES, read_json_as
+from perfsuite.system.untrusted import (
+    MOST,
+    Count,
+    Label,
+    in_utc,
+    printable,
+    read_untrusted,
+    why_unreadable,
+)
+from perfsuite.system.urls import AnyPath, RemotePath
 
 # Of SHA-256, the longest that git has; a strange file may hold anything.
 _MOST_DIGITS = 64
@@ -215,7 +224,7 @@ def _rows(benchmarks: Sequence[_Benchmark], num_cores: int | None) -> Iterator[R
         record, recipe, verdict = _of_perfsuite(name, benchmark.extra_info.get("perfsuite"))
         yield Row(
             name=printable(name),
-            step_time_s=stats.median(rounds_s or (benchmark.stats.median,)),
+            step_time_s=intervals.median(rounds_s or (benchmark.stats.median,)),
             rounds_s=rounds_s,
             record=record,
             recipe=recipe,
@@ -272,3 +281,44 @@ def _machine(info: dict[str, Any]) -> str | None:
         f"Python {python}" if isinstance(python, str) else None,
     ]
     return ", ".join(part for part in parts if isinstance(part, str)) or None
+
+
+def with_reasons(run: Run) -> Run:
+    """Return the run with the reasons that lie beside its file; as it is where none do."""
+    if isinstance(run.path, RemotePath):  # storages hold runs alone
+        return run
+    lines = {printable(line.fullname): line for line in _lines(run.path.with_name("cells.jsonl"))}
+    ours = [row for row in run.rows if row.record is not None]
+    if not ours or any(
+        row.name not in lines or lines[row.name].step_times_s != row.rounds_s for row in ours
+    ):
+        return run
+    rows = tuple(
+        dataclasses.replace(row, note=_reason(lines[row.name])) if row.name in lines else row
+        for row in run.rows
+    )
+    missing = [*not_exercised_lines(list(lines.values())), *_failed(lines)]
+    return dataclasses.replace(run, rows=rows, missing=tuple(map(printable, missing)))
+
+
+def _failed(lines: dict[str, CellLine]) -> Iterator[str]:
+    for name, line in lines.items():
+        if line.outcome == "failed" and line.perfsuite is None:
+            yield f"FAILED {name}: {_reason(line) or 'no reason is known'}"
+
+
+def _reason(line: CellLine) -> str | None:
+    return None if line.reason is None else printable(line.reason.partition("\n")[0])
+
+
+def _lines(path: Path) -> Iterator[CellLine]:
+    try:
+        data = read_untrusted(path, max_bytes=MAX_JSON_BYTES)
+    except (OSError, ValueError):
+        return
+    for text in data.splitlines():
+        try:
+            yield decode_line(text)
+        # A killed session can leave half of its last line.
+        except ValueError:
+            continue

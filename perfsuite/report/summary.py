@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from perfsuite.records.verdict import CellVerdict, Explanation, exit_code
 from perfsuite.report.rows import Row
-from perfsuite.verdicts import exit_code
+from perfsuite.system.untrusted import printable_lines
+from perfsuite.units import format_change, format_seconds
 
 _WORDS: Final = {
     0: "PASS",
@@ -88,3 +91,56 @@ def by_gravity(rows: Sequence[Row]) -> list[Row]:
         return _ORDER.index(word) if word in _ORDER else len(_ORDER)
 
     return sorted(rows, key=place)
+
+
+def sentence(cell: CellVerdict) -> str:
+    """Return a verdict in one sentence, for the report of its test."""
+    parts = [cell.word]
+    if cell.ratio is not None and cell.num_pairs > 1:
+        parts.append(
+            f"{format_change(cell.ratio)} against the base, between {between(cell)} "
+            f"({cell.num_pairs} pairs)"
+        )
+    return printable_lines("; ".join([": ".join(parts), *filter(None, [beside_numbers(cell)])]))
+
+
+def between(cell: CellVerdict) -> str:
+    """Return the bounds of the change, "" where there are none."""
+    if cell.interval is None or cell.num_pairs < 2:
+        return ""
+    return " and ".join(map(format_change, cell.interval))
+
+
+def beside_numbers(cell: CellVerdict) -> str:
+    """Return what the numbers of a verdict do not say: why, and what moved; "" if nothing."""
+    texts = [cell.reason] if cell.reason else []
+    if cell.explanation is not None:
+        texts.append(explained(cell.explanation))
+    if cell.word == "INCONCLUSIVE" and math.isfinite(cell.detectable or math.inf):
+        assert cell.detectable is not None
+        seen = format_change(1 + cell.detectable)
+        texts.append(f"the smallest slowdown that it could have seen is {seen}")
+    return "; ".join(texts)
+
+
+def explained(explanation: Explanation) -> str:
+    """Return an explanation in words, what moved most first."""
+    texts = []
+    if explanation.moved_stage is not None:
+        seconds = explanation.stages[explanation.moved_stage]
+        texts.append(f"moved most: {explanation.moved_stage} {_moved(*seconds)}")
+    elif explanation.operators:
+        first = explanation.operators[0]
+        texts.append(f"moved most: {first['name']} {_moved(*first['self_s'])}")
+    if explanation.counts:
+        changes = (f"{name} {base} -> {head}" for name, (base, head) in explanation.counts.items())
+        texts.append(f"counts: {', '.join(changes)}")
+    return "; ".join(texts) or "no stage, count or function moved by itself"
+
+
+def _moved(base_s: float | None, head_s: float | None) -> str:
+    if base_s is None or head_s is None:
+        known_s, side = (head_s, "head") if base_s is None else (base_s, "base")
+        return f"{format_seconds(known_s or 0.0)} in {side} alone"
+    change = f" ({format_change(head_s / base_s)})" if base_s > 0 else ""
+    return f"{format_seconds(base_s)} -> {format_seconds(head_s)}{change}"

@@ -19,14 +19,14 @@ import pytest
 from crashing import crash_at, crash_beyond, crashes, exit_code_of, steps_of
 from made_up_cells import make_outcome
 
-from perfsuite import saving
 from perfsuite.errors import WriteError
-from perfsuite.files import append_line, write_atomically
-from perfsuite.gate.accepted import Removal, append_entry, prune, read_accepted
-from perfsuite.gate.baselines import save_run
-from perfsuite.records import decode_line
-from perfsuite.session import Session
-from perfsuite.timing_lock import TimingLock
+from perfsuite.experiments.rank_session import Session
+from perfsuite.gate.baselines.accepted import Removal, append_entry, prune, read_accepted
+from perfsuite.gate.baselines.select import save_run
+from perfsuite.plugin import saving
+from perfsuite.records.cell import decode_line
+from perfsuite.system.files import append_line, write_atomically
+from perfsuite.system.timing_lock import TimingLock
 
 TODAY = datetime.date(2026, 11, 21)
 LONG_AGO = datetime.date(2020, 1, 1)
@@ -114,7 +114,7 @@ def test_a_file_that_was_taken_for_abandoned_before_its_lock_is_made_again(
             lost.extend(tmp_path.iterdir())
             lost[0].unlink()
 
-    monkeypatch.setattr("perfsuite.files.fcntl.flock", be_slow)
+    monkeypatch.setattr("perfsuite.system.files.fcntl.flock", be_slow)
 
     write_atomically(tmp_path / "run.json", b"{}")
 

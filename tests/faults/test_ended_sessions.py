@@ -6,14 +6,14 @@ import json
 import signal
 
 import pytest
-from sessions import PERFSUITE, PYTEST, RunningSession, cells_in
+from ended_sessions import PERFSUITE, PYTEST, RunningSession, cells_in
 
 PROJECT = """
     import os, pathlib, time
     from perfsuite import Recipe
-    from perfsuite.ranks import forking
+    from perfsuite.ranks import forkserver
 
-    forking._PRELOADED = ("perfsuite.ranks.sweeper", "perfsuite.ranks.worker")
+    forkserver._PRELOADED = ("perfsuite.ranks.reaper", "perfsuite.worker.main")
 
     def test_quick(train_benchmark):
         train_benchmark("toy-mlp", Recipe(), rounds=1, iterations=1)
@@ -112,7 +112,7 @@ def test_a_verb_that_is_ended_says_so_and_leaves_nothing(
         slow="""
         import pathlib, time
         import perfsuite
-        from perfsuite.workloads.mlp import toy_mlp
+        from perfsuite.worker.workloads.mlp import toy_mlp
 
         def build_model():
             pathlib.Path("at-work").touch()

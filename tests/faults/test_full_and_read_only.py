@@ -17,7 +17,7 @@ pytestmark = needs_mounts
 MADE_UP_CELL = """
     from made_up_cells import make_outcome
     from perfsuite import Recipe
-    from perfsuite.session import Session
+    from perfsuite.experiments.rank_session import Session
 
     Session.measure_cell = lambda *_, **__: make_outcome([0.01, 0.02, 0.03])
 
@@ -28,9 +28,9 @@ SHARED_MEMORY_RUNS_OUT = """
     import os, pathlib
     import pytest
     from perfsuite import Recipe
-    from perfsuite.ranks import forking
+    from perfsuite.ranks import forkserver
 
-    forking._PRELOADED = ("perfsuite.ranks.sweeper", "perfsuite.ranks.worker")
+    forkserver._PRELOADED = ("perfsuite.ranks.reaper", "perfsuite.worker.main")
 
     @pytest.mark.parametrize("state", ["small", "full", "unused"])
     def test_cell(train_benchmark, state):
@@ -49,7 +49,9 @@ def run(pytester: pytest.Pytester, test: str, mounts: dict[Path, str], **environ
     for folder in mounts:
         folder.mkdir(exist_ok=True)
     command = ["-m", "pytest", "-p", "no:cacheprovider", "--perf-device=cpu", "--perf-numerics=off"]
-    path = os.pathsep.join([str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join(
+        [str(Path(__file__).parent.parent / "support"), os.environ.get("PYTHONPATH", "")]
+    )
     return Ended(
         run_with_mounts(
             mounts, [sys.executable, *command], pytester.path, PYTHONPATH=path, **environment

@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 
 import pytest
-from storm import run_storm
+from kill_storm import run_storm
 
 SEED = 7
 

@@ -7,9 +7,10 @@ from typing import Any, NoReturn
 
 import pytest
 
-from perfsuite import saving, session
 from perfsuite.errors import DeviceError
-from perfsuite.gate.baselines import choose_runs
+from perfsuite.experiments import rank_session
+from perfsuite.gate.baselines.select import choose_runs
+from perfsuite.plugin import saving
 
 LOST = "a GPU does not answer: GPU is lost (NVML); look for Xid in the kernel's log (dmesg)"
 
@@ -21,7 +22,7 @@ def lose(*_: Any) -> NoReturn:
 def test_each_cell_says_that_a_gpu_is_lost_and_other_tests_run(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session, "visible_gpus", lose)
+    monkeypatch.setattr(rank_session, "visible_gpus", lose)
     pytester.makepyfile("""
         from perfsuite import Recipe
 

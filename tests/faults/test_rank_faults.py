@@ -15,9 +15,9 @@ import psutil
 import pytest
 
 from perfsuite import RankFailureError
+from perfsuite.experiments.rank_session import Session
+from perfsuite.experiments.settings import Settings
 from perfsuite.ranks import group
-from perfsuite.session import Session
-from perfsuite.settings import Settings
 
 RunRanks = Callable[..., list[Any]]
 ILLEGAL = "CUDA error: an illegal memory access was encountered"

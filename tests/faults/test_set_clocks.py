@@ -9,8 +9,8 @@ from pathlib import Path
 
 import perfsuite
 from perfsuite import Recipe, Workload
-from perfsuite.session import Session
-from perfsuite.settings import Settings
+from perfsuite.experiments.rank_session import Session
+from perfsuite.experiments.settings import Settings
 
 # What reads the clock that people set, `date.today()` apart, which tells when an exception expires.
 WALL_CLOCK = {

@@ -13,8 +13,8 @@ from perfsuite import RankFailureError, WorkloadError
 from perfsuite.errors import PerfsuiteError
 from perfsuite.ranks.chains import Chain, GroupRequest, run_chain, run_chains
 from perfsuite.ranks.group import GroupPolicy
-from perfsuite.ranks.packing import pack, unpack
-from perfsuite.ranks.wire import CallFunction
+from perfsuite.ranks.messages import CallFunction
+from perfsuite.ranks.pickling import pack, unpack
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 

@@ -17,9 +17,9 @@ import psutil
 import pytest
 
 from perfsuite import RankFailureError, WorkloadError
-from perfsuite.ranks import guard
-from perfsuite.session import Session
-from perfsuite.settings import Settings
+from perfsuite.experiments.rank_session import Session
+from perfsuite.experiments.settings import Settings
+from perfsuite.ranks import bootstrap
 
 RunRanks = Callable[..., list[Any]]
 
@@ -228,8 +228,8 @@ def test_what_a_rank_prints_reaches_the_test_output(
 
 CONTROLLER = """
     import os, subprocess, sys, time
-    from perfsuite.session import Session
-    from perfsuite.settings import Settings
+    from perfsuite.experiments.rank_session import Session
+    from perfsuite.experiments.settings import Settings
 
     def hold_the_interpreter_lock(folder):
         # A regular expression that backtracks for hours inside one C call.
@@ -248,7 +248,7 @@ CONTROLLER = """
             time.sleep(60)
 
     def entry():
-        from perfsuite.ranks.guard import loader_worker_entry
+        from perfsuite.ranks.bootstrap import loader_worker_entry
         import tempfile
         enter = loader_worker_entry(tempfile.gettempdir(), os.sched_getaffinity(0))
         return lambda worker: enter()
@@ -292,7 +292,7 @@ def test_a_temporary_folder_whose_path_is_too_long_for_a_socket_does(tmp_path: P
     temporary.mkdir()
 
     ended = subprocess.run(
-        [sys.executable, "-c", "from perfsuite.ranks import forking; forking._forkserver()"],
+        [sys.executable, "-c", "from perfsuite.ranks import forkserver; forkserver._forkserver()"],
         env={**os.environ, "TMPDIR": str(temporary)},
         capture_output=True,
         text=True,
@@ -319,7 +319,7 @@ def test_what_a_controller_and_its_server_left_is_swept_by_the_next_session(
     for name in kept:
         (tmp_path / name).mkdir()
 
-    guard.sweep_stale_folders()
+    bootstrap.sweep_stale_folders()
 
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(kept)
 
@@ -332,7 +332,7 @@ def test_a_controller_that_nobody_has_waited_for_is_gone(
         wait_until(lambda: psutil.Process(zombie.pid).status() == psutil.STATUS_ZOMBIE)
         (tmp_path / f"perfsuite-{zombie.pid}-a").mkdir()
 
-        guard.sweep_stale_folders()
+        bootstrap.sweep_stale_folders()
 
     assert list(tmp_path.iterdir()) == []
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from made_up import STAGES, cell
+from made_up_runs import STAGES, cell
 
 from perfsuite.report.advice import advise, is_slower
 from perfsuite.report.rows import Row

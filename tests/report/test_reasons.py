@@ -5,12 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from made_up import benchmark, record, write_run
+from made_up_runs import benchmark, record, write_run
 
-from perfsuite.records import CellLine, encode_line
+from perfsuite.records.cell import CellLine, encode_line
 from perfsuite.report.model import report_on_runs
-from perfsuite.report.reasons import with_reasons
-from perfsuite.report.runs import Run, read_runs
+from perfsuite.report.runs import Run, read_runs, with_reasons
 
 TIMES_S = (0.1, 0.2, 0.3)
 

@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
-from made_up import benchmark, record, verdict, write_run
+from made_up_runs import benchmark, record, verdict, write_run
 
 from perfsuite.errors import SettingError
-from perfsuite.records import to_plain
+from perfsuite.records.cell import to_plain
 from perfsuite.report.runs import read_runs, rows_of
 
 WHAT_TO_DO = "name a file that pytest-benchmark wrote, such as results/run.json"

@@ -24,11 +24,12 @@ from bad_inputs import (
     WORKLOADS,
 )
 
-from perfsuite import Recipe, Workload, cli
+from perfsuite import Recipe, Workload
+from perfsuite.cli import app
 from perfsuite.errors import PerfsuiteError, RecipeError, SettingError, WorkloadError
-from perfsuite.markers import marker_arguments
-from perfsuite.options import resolve
-from perfsuite.registry import find_workload
+from perfsuite.plugin.markers import marker_arguments
+from perfsuite.plugin.options import resolve
+from perfsuite.records.workload import find_workload
 
 GIVEN = [(name, text) for name, (texts, _) in OPTIONS.items() for text in texts]
 
@@ -192,7 +193,7 @@ def exit_code_of(arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) ->
     """What the console script ends in, in this process."""
     monkeypatch.setattr(sys, "argv", ["perfsuite", *arguments])
     with pytest.raises(SystemExit) as ended:
-        cli.main()
+        app.main()
     return ended.value.code
 
 

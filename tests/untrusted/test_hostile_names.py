@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mutations import as_json
+from broken_files import as_json
 
-from perfsuite import cli
-from perfsuite.report.gate import sentence, verdict_lines
+from perfsuite.cli import app
+from perfsuite.records.verdict import CellVerdict
+from perfsuite.report.formats.trackers import log_to_tensorboard
 from perfsuite.report.runs import read_runs
-from perfsuite.report.trackers import log_to_tensorboard
-from perfsuite.verdicts import CellVerdict
+from perfsuite.report.summary import sentence
+from perfsuite.report.terminal.gate import verdict_lines
 
 # Clears the screen, sets the window's title, turns text around, ends the line.
 ESCAPES = "\x1b[2J\x1b]0;owned\x07\u202e\r\nPASS"
@@ -64,7 +65,7 @@ def told_by(
     """All that a verb writes to the terminal."""
     monkeypatch.setattr(sys, "argv", ["perfsuite", *arguments])
     with pytest.raises(SystemExit):
-        cli.main()
+        app.main()
     told = capsys.readouterr()
     return told.out + told.err
 

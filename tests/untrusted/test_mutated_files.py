@@ -16,31 +16,30 @@ from typing import Any, TypeVar
 
 import msgspec
 import pytest
+from broken_files import as_json, damaged, mutated
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from made_up_cells import make_record
-from mutations import as_json, damaged, mutated
 
-from perfsuite.cells import Recipe
 from perfsuite.errors import PerfsuiteError
-from perfsuite.gate.accepted import Accepted, read_accepted
-from perfsuite.gate.baselines import choose_runs
-from perfsuite.gate.calibration import read_priors
-from perfsuite.gate.explain import explain_stored
-from perfsuite.gate.history import History
-from perfsuite.gate.screen import Candidate
-from perfsuite.gate.stored import StoredCell, StoredRun, read_run
-from perfsuite.records import CellLine, Counts, Operator, encode_line, to_plain
-from perfsuite.report.gate import explained
-from perfsuite.report.latex import to_latex
-from perfsuite.report.markdown import to_markdown
+from perfsuite.gate.baselines.accepted import Accepted, read_accepted
+from perfsuite.gate.baselines.screen import Candidate
+from perfsuite.gate.baselines.select import choose_runs
+from perfsuite.gate.baselines.stored_verdict import History
+from perfsuite.gate.judge.explain import explain_stored
+from perfsuite.gate.noise import read_priors
+from perfsuite.records.cell import CellLine, Counts, Operator, encode_line, to_plain
+from perfsuite.records.recipe import Recipe
+from perfsuite.records.run_file import StoredCell, StoredRun, read_run
+from perfsuite.records.verdict import CellVerdict
+from perfsuite.report.formats.csv_file import to_csv
+from perfsuite.report.formats.html import html_page, svg_files
+from perfsuite.report.formats.latex import to_latex
+from perfsuite.report.formats.markdown import to_markdown
 from perfsuite.report.model import report_on_runs
-from perfsuite.report.page import html_page, svg_files
-from perfsuite.report.reasons import with_reasons
-from perfsuite.report.runs import read_runs
-from perfsuite.report.table_file import to_csv
-from perfsuite.report.tables import report_table
-from perfsuite.verdicts import CellVerdict
+from perfsuite.report.runs import read_runs, with_reasons
+from perfsuite.report.summary import explained
+from perfsuite.report.terminal.tables import report_table
 
 OURS = "benchmarks/test_step.py::test_step[ddp:2]"
 PLAIN = "benchmarks/test_plain.py::test_plain"

@@ -1,0 +1,128 @@
+"""The command line: one console script, one verb a function.
+
+Every verb has --help with an example and `--json FILE` where it has a result. Must not measure or
+decide anything itself, and imports no torch.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from perfsuite.cli.doctor.verb import doctor
+from perfsuite.cli.verbs.baseline import app as baseline
+from perfsuite.cli.verbs.bisect import bisect_commits
+from perfsuite.cli.verbs.calibrate import calibrate_machine
+from perfsuite.cli.verbs.claims import claims
+from perfsuite.cli.verbs.compare import compare_recipes
+from perfsuite.cli.verbs.gate import explain, gate
+from perfsuite.cli.verbs.history import history
+from perfsuite.cli.verbs.init import init
+from perfsuite.cli.verbs.profile import profile
+from perfsuite.cli.verbs.report import report
+from perfsuite.cli.verbs.sweep import sweep
+from perfsuite.cli.verbs.verify import verify
+from perfsuite.errors import PerfsuiteError, StorageError, WriteError
+from perfsuite.system.signals import ends_on_signals, shell_exit_code
+from perfsuite.system.untrusted import printable_lines
+
+app = typer.Typer(
+    name="perfsuite",
+    help="Measure PyTorch training, prove that it computes the same, gate merges on it.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.add_typer(baseline)
+_EXIT_USAGE = 2
+_EXIT_REFUSED = 12
+# What typer makes of Ctrl-C, without a word.
+_EXIT_INTERRUPTED = shell_exit_code(signal.SIGINT)
+_WITH_REPORT = ("-p", "perfsuite.plugin.report")
+
+
+def main() -> None:
+    """Run the command line; a mistake is one line and 2, what cannot be written or reached 12.
+
+    A signal ends a verb as a shell expects, in one line, and whatever it has begun is cleared up.
+    """
+    try:
+        with ends_on_signals():
+            app()
+    except SystemExit as ended:
+        if ended.code == _EXIT_INTERRUPTED:
+            sys.stderr.write("perfsuite: ended by SIGINT\n")
+        raise
+    except (StorageError, WriteError) as error:
+        sys.stderr.write(f"perfsuite: {printable_lines(str(error))}\n")
+        sys.exit(_EXIT_REFUSED)
+    except PerfsuiteError as error:
+        sys.stderr.write(f"perfsuite: {printable_lines(str(error))}\n")
+        sys.exit(_EXIT_USAGE)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"perfsuite {version('perfsuite')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    _: Annotated[
+        bool,
+        typer.Option("--version", help="Show the version.", callback=_show_version, is_eager=True),
+    ] = False,
+) -> None:
+    """Options before any verb."""
+
+
+@app.command(
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+    epilog="Example: perfsuite run benchmarks/ --perf-matrix=smoke",
+)
+def run(context: typer.Context) -> None:
+    """Run the benchmarks and report: `pytest PATHS` with any pytest options and its exit code."""
+    # pytest replaces this process, so signals, terminal and exit code are its own.
+    arguments = context.args if _names_a_path(context.args) else ["benchmarks", *context.args]
+    os.execv(sys.executable, [sys.executable, "-m", "pytest", *_WITH_REPORT, *arguments])
+
+
+def _names_a_path(arguments: list[str]) -> bool:
+    """Whether pytest is told where to look; it would otherwise run all tests of the project."""
+    paths = [argument.partition("::")[0] for argument in arguments]
+    return any(path and Path(path).exists() for path in paths)
+
+
+app.command(
+    epilog="Example: perfsuite verify my_package.module:workload --parallel ddp:2 "
+    "--precision amp-bf16"
+)(verify)
+app.command(epilog="Example: perfsuite gate benchmarks/ --base origin/main --json gate.json")(gate)
+app.command(epilog="Example: perfsuite profile lenet-digits --num-workers 2 --epochs 3")(profile)
+app.command(epilog="Example: perfsuite report results/run.json --html results/report")(report)
+app.command(epilog="Example: perfsuite init")(init)
+app.command(
+    epilog="Example: perfsuite history 'benchmarks/test_step.py::test_step\\[ddp:2]' --json h.json"
+)(history)
+app.command(epilog="Example: perfsuite explain baselines/0001_a.json results/run.json")(explain)
+app.command(
+    "compare",
+    epilog="Example: perfsuite compare lenet-digits --a precision=fp32 --b precision=amp-bf16",
+)(compare_recipes)
+app.command(epilog="Example: perfsuite sweep lenet-digits --num-workers 0..10")(sweep)
+app.command(epilog="Example: perfsuite claims --only C5 --json claims.json")(claims)
+app.command(
+    "bisect",
+    epilog="Example: perfsuite bisect --good v1.2 'benchmarks/test_step.py::test_step\\[ddp:2]'",
+)(bisect_commits)
+app.command("calibrate", epilog="Example: perfsuite calibrate benchmarks/ --sessions 20")(
+    calibrate_machine
+)
+app.command(epilog="Example: perfsuite doctor --json doctor.json")(doctor)

@@ -1,0 +1,41 @@
+"""The examination: every subject once, in the order in which a report reads best."""
+
+from __future__ import annotations
+
+import platform
+from importlib.metadata import version
+
+from perfsuite.cli.doctor.findings import Finding
+from perfsuite.cli.doctor.gpus import examine_gpus
+from perfsuite.cli.doctor.host import examine_host
+from perfsuite.cli.doctor.pytorch import examine_torch
+from perfsuite.cli.doctor.storage import examine_storage
+from perfsuite.errors import BusyMachineError, WriteError
+from perfsuite.system.timing_lock import TimingLock
+
+
+def examine() -> list[Finding]:
+    """Return what is found about this machine; a probe that fails is a finding too."""
+    return [
+        Finding("perfsuite", "ok", f"{version('perfsuite')} on Python {platform.python_version()}"),
+        *examine_host(),
+        *examine_storage(),
+        examine_timing_lock(TimingLock(wait_s=0, say=print)),
+        *examine_gpus(),
+        *examine_torch(),
+    ]
+
+
+def examine_timing_lock(lock: TimingLock) -> Finding:
+    """Return whether another session is timing; holds the lock, which must not wait, briefly."""
+    try:
+        lock.acquire()
+    except BusyMachineError as error:
+        # The rest of the message is for who wanted to time.
+        holder = str(error).partition(", and ")[0]
+        return Finding("timing session", "warn", holder, "wait until it has ended")
+    except WriteError as error:
+        return Finding("timing session", "fail", str(error), "make the folder writable")
+    finally:
+        lock.release()
+    return Finding("timing session", "ok", "no other")

@@ -1,0 +1,158 @@
+"""Processors, clocks and memory: what a time on the CPU depends on.
+
+The functions over plain values decide; the `examine_*` ones only read the machine for them.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import psutil
+
+from perfsuite.cli.doctor.findings import NOT_READABLE, Finding
+from perfsuite.cli.doctor.kernel import cpu_quota, memory_left_bytes, parse_cpu_times, read_text
+from perfsuite.units import format_bytes, format_ratio
+
+_CPU = Path("/sys/devices/system/cpu")
+# With half of the processors taken, a group of as many ranks no longer has one for each. Measured
+# with a load of 2.9 on 2 cores: the spread of a step between processes was 9.5 % instead of 0.8 %.
+_BUSY_RATIO = 0.5
+# The gate's default tolerance: more stolen time than that is a slowdown by itself.
+_STEAL_RATIO = 0.02
+_STEAL_WINDOW_S = 0.2
+# The process that ranks are forked from takes 715 MB and each rank 293 MB of its own (measured:
+# resnet18 under DistributedDataParallel, torch 2.15 on a CPU); rounded up.
+_ONE_RANK_BYTES = 2**30
+_TWO_RANKS_BYTES = 3 * 2**29
+
+
+def examine_host() -> list[Finding]:
+    """Return what is found about processors, clocks, load and memory."""
+    num_allowed = len(os.sched_getaffinity(0))
+    governors = [read_text(path) for path in _CPU.glob("cpu[0-9]*/cpufreq/scaling_governor")]
+    left = memory_left_bytes()
+    available = psutil.virtual_memory().available
+    return [
+        cores_finding(os.cpu_count() or num_allowed, num_allowed, cpu_quota()),
+        governor_finding([governor for governor in governors if governor]),
+        turbo_finding(
+            no_turbo=read_text(_CPU / "intel_pstate/no_turbo"),
+            boost=read_text(_CPU / "cpufreq/boost"),
+        ),
+        load_finding(os.getloadavg()[0], num_allowed),
+        _examine_steal(),
+        memory_finding(available if left is None else min(available, left)),
+    ]
+
+
+def cores_finding(num_cores: int, num_allowed: int, quota: float | None) -> Finding:
+    """Judge how many processors this process may use.
+
+    Args:
+        num_cores: Processors of the machine.
+        num_allowed: Those that the process's affinity allows.
+        quota: Processors' worth of time that its control group allows; None without a limit.
+    """
+    text = f"{num_cores}" if num_allowed == num_cores else f"{num_allowed} of {num_cores} allowed"
+    if quota is not None and quota < num_allowed:
+        return Finding(
+            "cores",
+            "warn",
+            f"{text}, but a cgroup quota of {quota:g}: once it is used up, every process stands "
+            "still until the next period",
+            "raise the quota (docker --cpus), or use --cpuset-cpus in its place",
+        )
+    if num_allowed == 1:
+        return Finding(
+            "cores",
+            "warn",
+            f"{text}: ranks and loader workers take turns on one core",
+            "compare only cells without ranks and workers, or use a machine with 2 cores or more",
+        )
+    return Finding("cores", "ok", text)
+
+
+def governor_finding(governors: Sequence[str]) -> Finding:
+    """Judge the frequency governors, one of each processor; none where they cannot be read."""
+    if not governors:
+        return Finding("frequency governor", "ok", NOT_READABLE)
+    found = ", ".join(sorted(set(governors)))
+    if set(governors) == {"performance"}:
+        return Finding("frequency governor", "ok", found)
+    return Finding(
+        "frequency governor",
+        "warn",
+        f"{found}: the clock follows the load",
+        "sudo cpupower frequency-set --governor performance",
+    )
+
+
+def turbo_finding(*, no_turbo: str | None, boost: str | None) -> Finding:
+    """Judge the turbo clock.
+
+    Args:
+        no_turbo: Content of intel_pstate's file: "1" is turbo off. None where it cannot be read.
+        boost: Content of cpufreq's file: "0" is turbo off. None where it cannot be read.
+    """
+    if no_turbo is None and boost is None:
+        return Finding("turbo", "ok", NOT_READABLE)
+    if no_turbo == "1" or (no_turbo is None and boost == "0"):
+        return Finding("turbo", "ok", "off")
+    switch = "1 | sudo tee /sys/devices/system/cpu/intel_pstate/no_turbo"
+    if no_turbo is None:
+        switch = "0 | sudo tee /sys/devices/system/cpu/cpufreq/boost"
+    return Finding(
+        "turbo", "warn", "on: the clock follows temperature and busy cores", f"echo {switch}"
+    )
+
+
+def load_finding(load: float, num_cores: int) -> Finding:
+    """Judge the load average of the last minute against the usable processors."""
+    text = f"{load:.2f} on {num_cores} {'core' if num_cores == 1 else 'cores'}"
+    if load <= _BUSY_RATIO * num_cores:
+        return Finding("load", "ok", text)
+    return Finding(
+        "load",
+        "warn",
+        f"{text}: other processes compete with the ranks",
+        "end them (see top), or wait a minute if they have ended",
+    )
+
+
+def steal_finding(before: tuple[int, int], after: tuple[int, int]) -> Finding:
+    """Judge the time that the hypervisor took between two readings of `parse_cpu_times`."""
+    passed, stolen = after[0] - before[0], after[1] - before[1]
+    if passed <= 0:
+        return Finding("steal time", "ok", NOT_READABLE)
+    text = f"{format_ratio(stolen / passed)} of {passed} ticks"
+    if stolen / passed <= _STEAL_RATIO:
+        return Finding("steal time", "ok", text)
+    return Finding(
+        "steal time",
+        "warn",
+        f"{text}: the hypervisor gives this machine's processors to others",
+        "use dedicated processors, or a quieter hour",
+    )
+
+
+def memory_finding(available_bytes: int) -> Finding:
+    """Judge the memory that can be used without swapping."""
+    text = f"{format_bytes(available_bytes)} available"
+    advice = "end other programs, or raise the container's limit"
+    if available_bytes < _ONE_RANK_BYTES:
+        return Finding("memory", "fail", f"{text}: not enough for one rank", advice)
+    if available_bytes < _TWO_RANKS_BYTES:
+        return Finding("memory", "warn", f"{text}: not enough for two ranks", advice)
+    return Finding("memory", "ok", text)
+
+
+def _examine_steal() -> Finding:
+    before = read_text(Path("/proc/stat"))
+    time.sleep(_STEAL_WINDOW_S)
+    after = read_text(Path("/proc/stat"))
+    if before is None or after is None:
+        return Finding("steal time", "ok", NOT_READABLE)
+    return steal_finding(parse_cpu_times(before), parse_cpu_times(after))

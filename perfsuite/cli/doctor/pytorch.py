@@ -1,0 +1,196 @@
+"""torch as a rank finds it: its build, its GPUs, and whether ranks can talk to each other.
+
+Must not import torch itself: the functions that run in a rank load it by name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import ipaddress
+import os
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pynvml
+
+from perfsuite.cli.doctor.findings import Finding
+from perfsuite.errors import PerfsuiteError
+from perfsuite.experiments.rank_session import Session
+from perfsuite.experiments.settings import Settings
+
+# Torch is loaded within 4 s and two ranks have their sum 0.1 s later (measured on 2 cores):
+# whoever needs these times is stuck.
+_SETTINGS = Settings(device="cpu", timeout_s=20.0, collective_timeout_s=5.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TorchFacts:
+    """The torch that a rank imported.
+
+    Attributes:
+        version: Such as "2.15.0+cpu".
+        cuda: CUDA version that it was built with; None for a build without.
+        cudnn: Version of cuDNN, None without.
+        nccl: Version of NCCL, None without.
+        num_gpus: GPUs that it can use.
+        num_threads: Intra-operator threads of the rank.
+    """
+
+    version: str
+    cuda: str | None
+    cudnn: str | None
+    nccl: str | None
+    num_gpus: int
+    num_threads: int
+
+
+def examine_torch(environ: Mapping[str, str] = os.environ) -> list[Finding]:
+    """Return what fresh ranks find about torch, torchvision and gloo."""
+    try:
+        session = Session(_SETTINGS, say=print)
+    except pynvml.NVMLError as error:
+        return [
+            Finding("ranks", "fail", f"cannot be started: NVML says: {error}", "see nvidia-smi")
+        ]
+    return [
+        finding_of_ranks(
+            lambda: session.run_function(1, read_torch, ()),
+            "torch",
+            lambda facts: torch_finding(facts[0], session.hardware.num_gpus),
+            advice="see what `python -c 'import torch'` says, and install torch again",
+        ),
+        finding_of_ranks(
+            lambda: session.run_function(1, read_torchvision, ()),
+            "torchvision",
+            lambda versions: Finding("torchvision", "ok", versions[0]),
+            advice="install torch and torchvision together, from one index",
+        ),
+        finding_of_ranks(
+            lambda: session.run_function(2, sum_over_ranks, ()),
+            "gloo",
+            sum_finding,
+            advice="see that the loopback interface is up: ip link set lo up",
+        ),
+        interface_finding(socket.gethostname(), _own_address(), environ.get("GLOO_SOCKET_IFNAME")),
+    ]
+
+
+def finding_of_ranks(
+    ask: Callable[[], list[Any]],
+    subject: str,
+    judge: Callable[[list[Any]], Finding],
+    *,
+    advice: str,
+) -> Finding:
+    """Return `judge` of the ranks' answers, or why they gave none.
+
+    Args:
+        ask: Runs a group of ranks and returns their answers, in rank order.
+        subject: What is asked about.
+        judge: (answers) -> the finding.
+        advice: What to do where there is no answer.
+    """
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):  # the ranks' logs
+            answers = ask()
+    except (PerfsuiteError, OSError, EOFError) as error:
+        # EOFError: the server that ranks are forked from ended, as torch does where it cannot load.
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        return Finding(subject, "fail", reason, advice)
+    return judge(answers)
+
+
+def read_torch() -> TorchFacts:
+    """Return the facts of torch. Runs in a rank."""
+    torch = importlib.import_module("torch")
+    cudnn = torch.backends.cudnn.version()
+    has_nccl = torch.distributed.is_nccl_available()
+    return TorchFacts(
+        version=torch.__version__,
+        cuda=torch.version.cuda,
+        cudnn=None if cudnn is None else str(cudnn),
+        nccl=".".join(map(str, torch.cuda.nccl.version())) if has_nccl else None,
+        num_gpus=torch.cuda.device_count(),
+        num_threads=torch.get_num_threads(),
+    )
+
+
+def read_torchvision() -> str:
+    """Return the version of torchvision, which fails beside a torch of another build."""
+    version: str = importlib.import_module("torchvision").__version__
+    return version
+
+
+def sum_over_ranks() -> float:
+    """Return the sum over ranks of their numbers from 1, by a real all_reduce. Runs in ranks."""
+    torch = importlib.import_module("torch")
+    number = torch.tensor(float(torch.distributed.get_rank() + 1))
+    torch.distributed.all_reduce(number)
+    return float(number)
+
+
+def torch_finding(facts: TorchFacts, num_gpus: int) -> Finding:
+    """Judge the torch build against the GPUs that NVML shows."""
+    parts = {"CUDA": facts.cuda, "cuDNN": facts.cudnn, "NCCL": facts.nccl}
+    libraries = ", ".join(f"{name} {found}" for name, found in parts.items() if found)
+    threads = "1 thread" if facts.num_threads == 1 else f"{facts.num_threads} threads"
+    gpus = "1 GPU" if facts.num_gpus == 1 else f"{facts.num_gpus} GPUs"
+    text = f"{facts.version} ({libraries or 'no CUDA'}), {threads} a rank, {gpus}"
+    if facts.num_gpus == num_gpus:
+        return Finding("torch", "ok", text)
+    if facts.cuda is None:
+        advice = "install a torch build with CUDA: https://pytorch.org/get-started"
+    else:
+        advice = f"use a driver that supports CUDA {facts.cuda} or newer, or an older torch"
+    return Finding("torch", "fail", f"{text}, where NVML shows {num_gpus}", advice)
+
+
+def sum_finding(sums: list[float]) -> Finding:
+    """Judge the sums of 1, 2, ... that the ranks got."""
+    expected = float(sum(range(1, len(sums) + 1)))
+    if sums == [expected] * len(sums):
+        return Finding("gloo", "ok", f"{len(sums)} ranks summed over the loopback interface")
+    return Finding(
+        "gloo",
+        "fail",
+        f"{len(sums)} ranks summed to {', '.join(f'{one:g}' for one in sums)}, not {expected:g}",
+        "install torch again: no result of several ranks can be trusted",
+    )
+
+
+def interface_finding(host: str, address: str | None, chosen: str | None) -> Finding:
+    """Judge which network interface gloo would use between several hosts.
+
+    Args:
+        host: This machine's name.
+        address: What the name resolves to; None if it does not.
+        chosen: The value of GLOO_SOCKET_IFNAME, None where it is not set.
+    """
+    subject = "gloo between hosts"
+    if chosen:
+        return Finding(subject, "ok", f"GLOO_SOCKET_IFNAME={chosen}")
+    advice = (
+        "for torchrun over several hosts, set GLOO_SOCKET_IFNAME (see: ip address), and give "
+        "--master-addr an address of the first host"
+    )
+    if address is None:
+        return Finding(subject, "warn", f"host name {host!r} does not resolve", advice)
+    if ipaddress.ip_address(address).is_loopback:
+        return Finding(
+            subject,
+            "warn",
+            f"host name {host!r} is {address}, where no other host can connect",
+            advice,
+        )
+    return Finding(subject, "ok", f"host name {host!r} is {address}")
+
+
+def _own_address() -> str | None:
+    try:
+        return socket.gethostbyname(socket.gethostname())
+    except OSError:
+        return None

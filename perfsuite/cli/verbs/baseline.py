@@ -1,0 +1,304 @@
+"""The verbs `baseline list`, `accept` and `prune`: what is stored, what is excused, what may go.
+
+Must not know how a run is compared with another.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import msgspec
+import typer
+from rich import box
+from rich.table import Table
+
+from perfsuite.errors import SettingError
+from perfsuite.gate.baselines.accepted import (
+    Entry,
+    Increase,
+    Removal,
+    Rename,
+    Slowdown,
+    append_entry,
+)
+from perfsuite.gate.baselines.accepted import prune as prune_entries
+from perfsuite.gate.baselines.screen import MAX_SESSIONS
+from perfsuite.gate.baselines.select import find_proposed, remove_run, sift_runs
+from perfsuite.gate.git.repository import find_top, find_trunk, is_in_history
+from perfsuite.records.run_file import StoredRun, Unusable, read_run
+from perfsuite.report.terminal.tables import render
+from perfsuite.system.environment import describe_host
+from perfsuite.system.files import check_writable, write_atomically
+from perfsuite.system.untrusted import printable
+from perfsuite.system.urls import AnyPath, locate
+from perfsuite.units import format_ratio
+
+app = typer.Typer(
+    name="baseline",
+    help="Upkeep of baselines: which runs are stored, what is accepted, what may be removed.",
+    no_args_is_help=True,
+)
+
+_STORAGE: Final = "baselines"
+_ACCEPTED: Final = Path(_STORAGE, "accepted.toml")
+_NOTHING = "-"
+
+_StorageOption = Annotated[
+    str, typer.Option("--storage", metavar="DIR|URL", help="What --benchmark-storage names.")
+]
+_FileOption = Annotated[
+    Path, typer.Option("--file", metavar="FILE", help="The list of accepted exceptions.")
+]
+_JsonOption = Annotated[
+    Path | None, typer.Option("--json", metavar="FILE", help="Write the result there.")
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListedRun:
+    """A stored run as `list` shows it.
+
+    Attributes:
+        saved_at: None where the file holds no run, and so all of the following.
+        commit: None where the run names none.
+        fingerprint: Of its environment, None where it does not say.
+        num_cells: How many it measured.
+        reason: Why no comparison uses it; None where one does.
+    """
+
+    path: AnyPath
+    saved_at: datetime | None = None
+    commit: str | None = None
+    fingerprint: str | None = None
+    num_cells: int | None = None
+    reason: str | None
+
+
+@app.command("list", epilog="Example: perfsuite baseline list --json runs.json")
+def list_runs(storage: _StorageOption = _STORAGE, json_file: _JsonOption = None) -> None:
+    """Show each stored run, and whether a change that begins here is compared with it.
+
+    In a git checkout such a run belongs to the history of the upstream's default branch, as far as
+    HEAD has it.
+    """
+    check_writable(json_file)
+    fingerprint = _fingerprint()
+    place = locate(storage, "--storage")
+    runs = _list(place, fingerprint)
+    if runs and runs[0].path == place:
+        typer.echo(f"{place}: {runs.pop().reason}")
+    if runs:
+        num_usable = sum(run.reason is None for run in runs)
+        typer.echo(_table(place, runs, fingerprint))
+        typer.echo(f"{num_usable} of {len(runs)} usable in this environment, {fingerprint}")
+    if json_file is not None:
+        _write(json_file, fingerprint=fingerprint, runs=[_plain(run, fingerprint) for run in runs])
+
+
+@app.command(
+    epilog="Example: perfsuite baseline accept 'benchmarks/test_step.py::test_step\\[ddp:2]' "
+    "--slowdown 1.08 --reason 'checks its input now' --expires 2027-01-31"
+)
+def accept(
+    cell: Annotated[str, typer.Argument(help="The cell's full name, as pytest shows it.")],
+    reason: Annotated[str, typer.Option(help="Why, for the review.")],
+    expires: Annotated[
+        datetime,
+        typer.Option(
+            formats=["%Y-%m-%d"], metavar="YYYY-MM-DD", help="The last day on which it holds."
+        ),
+    ],
+    slowdown: Annotated[
+        float | None,
+        typer.Option(metavar="RATIO", help="It may take RATIO times its base's time: 1.08."),
+    ] = None,
+    is_removed: Annotated[bool, typer.Option("--removed", help="It is gone on purpose.")] = False,
+    renamed_to: Annotated[
+        str | None, typer.Option(metavar="CELL", help="It is called CELL now.")
+    ] = None,
+    increase: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COUNT[=RATIO]", help="A count or memory may grow, to RATIO times its base's."
+        ),
+    ] = None,
+    file: _FileOption = _ACCEPTED,
+    json_file: _JsonOption = None,
+) -> None:
+    """Write down that a cell may be slower, larger, gone or renamed: a line to be reviewed."""
+    day = expires.date()
+    if day < date.today():
+        raise SettingError(f"--expires is {day}, which is past; use {date.today()} or a later day")
+    about: dict[str, Any] = {"cell": cell, "reason": reason, "expires": day}
+    try:
+        entries: list[Entry] = [
+            *([] if slowdown is None else [Slowdown(ratio=slowdown, **about)]),
+            *([Removal(**about)] if is_removed else []),
+            *([] if renamed_to is None else [Rename(to=renamed_to, **about)]),
+            *([] if increase is None else [Increase(**_parse_increase(increase), **about)]),
+        ]
+    except ValueError as error:
+        raise SettingError(str(error)) from error
+    if len(entries) != 1:
+        raise SettingError(
+            f"{len(entries)} of --slowdown, --removed, --renamed-to and --increase are given; "
+            "use one of them"
+        )
+    check_writable(json_file)
+    append_entry(file, entries[0])
+    typer.echo(f"{file}: {_in_words(entries[0])}")
+    typer.echo(f"review and commit it like code: git add {file}")
+    if json_file is not None:
+        _write(json_file, file=file, accepted=entries[0])
+
+
+@app.command(epilog="Example: perfsuite baseline prune --keep 20 --yes")
+def prune(
+    keep: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Tell which usable runs are older than the last N of this environment; "
+            f"the screen looks at the last {MAX_SESSIONS}.",
+        ),
+    ] = None,
+    is_sure: Annotated[bool, typer.Option("--yes", help="Remove those runs.")] = False,
+    storage: _StorageOption = _STORAGE,
+    file: _FileOption = _ACCEPTED,
+    json_file: _JsonOption = None,
+) -> None:
+    """Remove exceptions that have expired, and runs that are too old to be looked at."""
+    if is_sure and keep is None:
+        raise SettingError("--yes removes runs; say with --keep N how many are to stay")
+    check_writable(json_file)
+    expired = prune_entries(file, date.today())
+    for entry in expired:
+        typer.echo(f"{file}: removed, because it has expired: {_in_words(entry)}")
+    old: list[AnyPath] = []
+    if keep is not None:
+        listed = _list(locate(storage, "--storage"), _fingerprint())
+        old = [run.path for run in listed if run.reason is None][:-keep]
+    for path in old:
+        if is_sure:
+            remove_run(path)
+        typer.echo(printable(f"{path}: {'removed' if is_sure else 'older than what is kept'}"))
+    if old and not is_sure:
+        typer.echo("nothing of these was removed; add --yes to do so")
+    if not expired and not old:
+        typer.echo("nothing to remove")
+    if json_file is not None:
+        _write(json_file, expired=expired, old_runs=[str(path) for path in old], is_removed=is_sure)
+
+
+def _sift(storage: AnyPath, fingerprint: str) -> Iterator[StoredRun | Unusable]:
+    """Return the runs as a change that begins here finds them."""
+    root = Path.cwd()
+    if find_top(root) is None:
+        return sift_runs(storage, True, fingerprint)
+    # What changes are made from.
+    trunk = find_trunk(root)
+    return sift_runs(
+        storage,
+        True,
+        fingerprint,
+        is_in_history=lambda commit: trunk is not None and is_in_history(root, commit, trunk),
+        is_proposed=find_proposed(root, storage, trunk),
+    )
+
+
+def _list(storage: AnyPath, fingerprint: str) -> list[ListedRun]:
+    """Return every stored run, those that cannot be read first and the newest last."""
+    long_ago = datetime.min.replace(tzinfo=UTC)
+    found = _sift(storage, fingerprint)
+    return sorted(map(_listed, found), key=lambda one: (one.saved_at or long_ago, str(one.path)))
+
+
+def _listed(found: StoredRun | Unusable) -> ListedRun:
+    """Return what is shown of a run, and no more of it: a store holds very many."""
+    run = read_run(found.path) if isinstance(found, Unusable) else found
+    reason = found.reason if isinstance(found, Unusable) else None
+    if isinstance(run, Unusable):
+        return ListedRun(path=run.path, reason=reason)
+    return ListedRun(
+        path=run.path,
+        saved_at=run.saved_at,
+        commit=run.commit,
+        fingerprint=run.fingerprint,
+        num_cells=len(run.cells),
+        reason=reason,
+    )
+
+
+def _table(storage: AnyPath, runs: list[ListedRun], fingerprint: str) -> str:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for title in ("run", "saved (UTC)", "commit", "environment", "cells", "use"):
+        table.add_column(title, justify="right" if title == "cells" else "left", no_wrap=True)
+    for one in runs:
+        facts = [_NOTHING] * 4
+        if one.saved_at is not None:
+            environment = one.fingerprint or _NOTHING
+            facts = [
+                f"{one.saved_at.astimezone(UTC):%Y-%m-%d %H:%M}",
+                _NOTHING if one.commit is None else one.commit[:12],
+                f"{environment} (here)" if environment == fingerprint else environment,
+                str(one.num_cells),
+            ]
+        use = "usable" if one.reason is None else one.reason
+        table.add_row(*map(printable, (_name(one.path, storage), *facts, use)))
+    return render(table)
+
+
+def _name(path: AnyPath, storage: AnyPath) -> str:
+    return str(path).removeprefix(f"{storage}/")
+
+
+def _plain(one: ListedRun, fingerprint: str) -> dict[str, Any]:
+    return {
+        "path": printable(str(one.path)),
+        "saved_at": one.saved_at,
+        "commit": one.commit,
+        "fingerprint": one.fingerprint,
+        "is_this_environment": one.fingerprint == fingerprint,
+        "num_cells": one.num_cells,
+        "is_usable": one.reason is None,
+        "reason": one.reason,
+    }
+
+
+def _in_words(entry: Entry) -> str:
+    match entry:
+        case Slowdown():
+            what = f"may take up to {format_ratio(entry.ratio - 1)} more time"
+        case Removal():
+            what = "may be gone"
+        case Rename():
+            what = f"may be called {entry.to}"
+        case Increase():
+            most = "any amount" if entry.ratio is None else f"up to {format_ratio(entry.ratio - 1)}"
+            what = f"may have {most} more of {entry.count or 'every count'}"
+    return printable(f"{entry.cell} {what} until {entry.expires}: {entry.reason}")
+
+
+def _parse_increase(text: str) -> dict[str, Any]:
+    count, separator, ratio = text.partition("=")
+    try:
+        return {"count": count, "ratio": float(ratio) if separator else None}
+    except ValueError as error:
+        raise SettingError(
+            f"--increase is {text!r}; use COUNT or COUNT=RATIO, such as flops=1.2"
+        ) from error
+
+
+def _fingerprint() -> str:
+    return describe_host(os.environ, len(os.sched_getaffinity(0))).fingerprint
+
+
+def _write(path: Path, **result: Any) -> None:
+    document = msgspec.json.encode({"schema": 1, **result}, enc_hook=str)
+    write_atomically(path, msgspec.json.format(document, indent=2))

@@ -1,0 +1,186 @@
+"""The verb `calibrate`: the gate's error rates on this machine, and the noise behind them.
+
+Must not know how a session is run.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from perfsuite.cli.options import DrawnSeed, Limit, MaxPairs, Paths, Selection, Tolerance
+from perfsuite.gate.calibrate import CalibrationResult, Plant, Planted, calibrate
+from perfsuite.gate.judge.trial import Budget, draw_seed
+from perfsuite.gate.noise import (
+    CALIBRATION_FILE,
+    Calibration,
+    CellNoise,
+    typical_sd,
+    write_calibration,
+)
+from perfsuite.gate.request import GateRequest
+from perfsuite.ranks.messages import FAULTS
+from perfsuite.records.recipe_text import parse_recipe
+from perfsuite.stats.power import recommend
+from perfsuite.system.environment import describe_host
+from perfsuite.system.files import check_writable, write_atomically
+from perfsuite.system.timing_lock import WAIT_S, TimingLock
+from perfsuite.units import format_ratio, option_bounds, option_ratio
+
+
+def calibrate_machine(
+    paths: Paths = None,
+    num_sessions: Annotated[int, typer.Option("--sessions", min=0, help="Of each slowdown.")] = 20,
+    num_identical: Annotated[
+        int | None,
+        typer.Option("--identical", min=1, help="Of identical code; as many unless given."),
+    ] = None,
+    planted: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Slowdown to plant, 5%, a field of every recipe to change, precision=fp32, a leak "
+            "(of 17 MiB) or a synchronization; may be given several times."
+        ),
+    ] = None,
+    select: Selection = None,
+    tolerance: Tolerance = "2%",
+    limit: Limit = "5%",
+    max_pairs: MaxPairs = 16,
+    seed: DrawnSeed = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the result.")
+    ] = None,
+) -> None:
+    """Measure the gate's error rates here: false alarms of identical code, power over slowdowns.
+
+    Leaves baselines/calibration.json, from which later gates know the noise of each cell.
+    """
+    plants = [_plant(text) for text in (planted or ["5%"])]
+    bounds = option_bounds(tolerance, limit)
+    check_writable(CALIBRATION_FILE, json_file)
+    request = GateRequest(
+        folder=Path.cwd(),
+        paths=tuple(paths or ()),
+        pytest_arguments=() if select is None else ("-k", select),
+        tolerance=bounds[0],
+        limit=bounds[1],
+        floor_s=0.0,
+        budget=Budget(max_pairs=max_pairs, max_s=float("inf")),
+        seed=draw_seed() if seed is None else seed,
+    )
+    result = calibrate(
+        request,
+        num_identical=num_identical or max(1, num_sessions),
+        num_sessions=num_sessions,
+        plants=plants,
+        say=_say,
+        machine=TimingLock(wait_s=WAIT_S, say=_say),
+    )
+    cores = len(os.sched_getaffinity(0))
+    fingerprint = describe_host(os.environ, cores).fingerprint
+    write_calibration(CALIBRATION_FILE, Calibration(fingerprint=fingerprint, cells=result.noise))
+    for line in describe(result):
+        typer.echo(line)
+    typer.echo(f"seed {request.seed}; written to {CALIBRATION_FILE}")
+    if json_file is not None:
+        write_atomically(json_file, to_document(result))
+
+
+def _plant(text: str) -> Plant:
+    if text in FAULTS:
+        return Plant(fault=text)
+    if "=" not in text:
+        return Plant(ratio=option_ratio("--planted", text))
+    parse_recipe("--planted", [text])
+    return Plant(recipe=text)
+
+
+def _say(text: str) -> None:
+    typer.echo(text, err=True)
+
+
+def describe(result: CalibrationResult) -> list[str]:
+    """Return the result in lines; a session counts as red, as the gate's would, by any FAIL."""
+    trials = result.identical.num_sessions
+    alarms = result.identical.num_red
+    bound = f", below {format_ratio(1 - 0.05 ** (1 / trials))} at 95 % confidence" * (alarms == 0)
+    lines = [f"false alarms: {alarms} of {trials}{bound} ({_cost(result.identical)})"]
+    for one in result.planted:
+        label = f"{one.plant} planted" if one.plant.needs_recipe else f"power at {one.plant}"
+        lines.append(f"{label}: {one.num_red} of {one.num_sessions} ({_cost(one)})")
+    for name, noise in result.noise.items():
+        lines += [f"pair sd of {name}: {_describe_noise(noise)}", f"  {_advise(noise, result)}"]
+    return lines
+
+
+def _describe_noise(noise: CellNoise) -> str:
+    text = f"{format_ratio(noise.sd)} ({noise.num_pairs} pairs"
+    if noise.round_sd is not None and noise.launch_sd is not None:
+        text += f"; rounds explain {format_ratio(noise.round_sd)}"
+        text += f", launches {format_ratio(noise.launch_sd)}"
+    if noise.order_effect is not None and noise.order_error is not None:
+        text += f"; running first changes {noise.order_effect * 100:+.2f} % "
+        text += f"± {format_ratio(noise.order_error)}"
+    return f"{text})"
+
+
+def _advise(noise: CellNoise, result: CalibrationResult) -> str:
+    """What this machine can be asked for."""
+    found = recommend_for(noise, result)
+    if found is None:
+        return "too noisy for any limit up to 50 %; its counts can still gate it"
+    tolerance, limit = found
+    return (
+        f"the tightest that this machine supports: tolerance {format_ratio(tolerance)}, "
+        f"limit {format_ratio(limit)}"
+    )
+
+
+def recommend_for(noise: CellNoise, result: CalibrationResult) -> tuple[float, float] | None:
+    """Return tolerance and limit that suit a cell with this noise, None if none does."""
+    return recommend(noise.as_prior(), num_cells=result.num_cells, max_pairs=result.max_pairs)
+
+
+def to_document(result: CalibrationResult) -> bytes:
+    """Return the result as the verb's JSON."""
+    document: dict[str, Any] = {
+        "schema": 1,
+        "sessions": result.identical.num_sessions,
+        "cells": result.num_cells,
+        "false_alarms": [result.identical.num_red, result.identical.num_sessions],
+        "power": {
+            str(one.plant): [one.num_red, one.num_sessions]
+            for one in result.planted
+            if not one.plant.needs_recipe
+        },
+        "pair_sd": typical_sd(result.noise),
+        "pair_sd_by_cell": {name: noise.sd for name, noise in result.noise.items()},
+        "noise": {
+            name: {
+                "sd": noise.sd,
+                "round_sd": noise.round_sd,
+                "launch_sd": noise.launch_sd,
+                "order_effect": noise.order_effect,
+                "order_error": noise.order_error,
+                "recommended": recommend_for(noise, result),
+            }
+            for name, noise in result.noise.items()
+        },
+        "verdicts": {str(one.plant): one.verdicts for one in (result.identical, *result.planted)},
+        "mean_pairs": {
+            str(one.plant): one.mean_pairs for one in (result.identical, *result.planted)
+        },
+        "wall_s": {str(one.plant): one.wall_s for one in (result.identical, *result.planted)},
+    }
+    return msgspec.json.format(msgspec.json.encode(document), indent=2)
+
+
+def _cost(planted: Planted) -> str:
+    words = ", ".join(f"{number} {word}" for word, number in sorted(planted.verdicts.items()))
+    return (
+        f"cells: {words}; {planted.mean_pairs:.1f} pairs a cell, {planted.wall_s:.0f} s a session"
+    )

@@ -1,0 +1,245 @@
+"""The verb `gate`: what it prints, writes and ends in. Must not know how a verdict is reached."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from perfsuite.cli.options import (
+    DrawnSeed,
+    Limit,
+    MaxMinutes,
+    MaxPairs,
+    Paths,
+    Selection,
+    Tolerance,
+)
+from perfsuite.errors import SettingError
+from perfsuite.gate.judge.explain import explain_stored
+from perfsuite.gate.judge.trial import Budget, draw_seed
+from perfsuite.gate.noise import read_noise
+from perfsuite.gate.request import GateRequest
+from perfsuite.gate.run_gate import GateResult, run_gate
+from perfsuite.records.run_file import StoredRun, Unusable, read_run
+from perfsuite.records.verdict import CellVerdict, Explanation, exit_code
+from perfsuite.report.formats.markdown import to_markdown
+from perfsuite.report.model import report_on_verdicts
+from perfsuite.report.summary import explained
+from perfsuite.report.terminal.gate import verdict_lines
+from perfsuite.system.files import check_writable, write_atomically
+from perfsuite.system.timing_lock import WAIT_S, TimingLock
+from perfsuite.system.untrusted import printable
+from perfsuite.system.urls import locate
+from perfsuite.units import format_change, option_bounds
+
+_EXIT_REFUSED = 12
+
+
+def gate(
+    paths: Paths = None,
+    base: Annotated[
+        str | None, typer.Option(help="Revision to compare with; the merge base unless given.")
+    ] = None,
+    base_dir: Annotated[
+        Path | None, typer.Option(help="Folder to compare with, instead of a revision.")
+    ] = None,
+    base_python: Annotated[
+        str | None, typer.Option(help="Interpreter of the base; this one unless given.")
+    ] = None,
+    base_env: Annotated[
+        list[str] | None, typer.Option(metavar="KEY=VALUE", help="Variable of the base alone.")
+    ] = None,
+    select: Selection = None,
+    tolerance: Tolerance = "2%",
+    limit: Limit = "5%",
+    max_pairs: MaxPairs = 16,
+    max_minutes: MaxMinutes = 30.0,
+    seed: DrawnSeed = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write verdicts and raw pairs.")
+    ] = None,
+    markdown: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write a summary for a pull request.")
+    ] = None,
+) -> None:
+    """Judge whether the benchmarks of any pytest-benchmark suite became slower than their base.
+
+    Exit code: 0 none did, 10 a regression, 11 inconclusive, 12 no base or an unfit machine,
+    13 nothing was compared, 1 a test failed.
+    """
+    folder = Path.cwd()
+    if base is not None and base_dir is not None:
+        raise SettingError("--base and --base-dir name two bases; give one of them")
+    bounds = option_bounds(tolerance, limit)
+    request = GateRequest(
+        folder=folder,
+        paths=tuple(paths or ()),
+        pytest_arguments=() if select is None else ("-k", select),
+        base=base,
+        base_dir=base_dir,
+        base_python=_interpreter(base_python),
+        base_environment=_variables(base_env or []),
+        tolerance=bounds[0],
+        limit=bounds[1],
+        budget=Budget(max_pairs=max_pairs, max_s=60 * max_minutes),
+        seed=draw_seed() if seed is None else seed,
+        priors=read_noise(folder, os.environ),
+        outputs=tuple(path for path in (json_file, markdown) if path is not None),
+    )
+    check_writable(*request.outputs)
+    result = run_gate(request, say=_say, machine=TimingLock(wait_s=WAIT_S, say=_say))
+    for text in verdict_lines(result.cells, result.refusal, result.differs):
+        typer.echo(text)
+    if result.judgement is not None:
+        typer.echo(
+            f"{result.judgement.num_pairs} pairs in {result.judgement.wall_s:.0f} s, "
+            f"seed {result.seed}"
+        )
+    if json_file is not None:
+        write_atomically(json_file, to_document(result))
+    if markdown is not None:
+        write_atomically(markdown, to_summary(result, request).encode())
+    raise typer.Exit(end_code(result))
+
+
+def _say(text: str) -> None:
+    typer.echo(text, err=True)
+
+
+def _interpreter(python: str | None) -> str | None:
+    """The path of an interpreter, which will be started in another folder."""
+    if python is None:
+        return None
+    found = shutil.which(python)
+    if found is None:
+        raise SettingError(f"--base-python is {python!r}, which is no program; name an interpreter")
+    return str(Path(found).absolute())
+
+
+def _variables(pairs: list[str]) -> dict[str, str]:
+    wrong = next((pair for pair in pairs if pair.find("=") < 1), None)
+    if wrong is not None:
+        raise SettingError(f"--base-env is {wrong!r}; use KEY=VALUE")
+    return dict(pair.split("=", 1) for pair in pairs)
+
+
+def end_code(result: GateResult) -> int:
+    """Return what a gate session ends in."""
+    if result.refusal is not None:
+        return _EXIT_REFUSED
+    return exit_code(cell.word for cell in result.cells)
+
+
+def to_summary(result: GateResult, request: GateRequest) -> str:
+    """Return the result as Markdown: verdict first, then the table, explanations folded."""
+    report = report_on_verdicts(
+        result.cells,
+        refusal=result.refusal,
+        differs=result.differs,
+        tolerance=request.tolerance,
+        limit=request.limit,
+    )
+    return to_markdown(report)
+
+
+def to_document(result: GateResult) -> bytes:
+    """Return the result as the verb's JSON: everything from which a verdict can be recomputed."""
+    document = {
+        "schema": 1,
+        "cells": [_cell(cell) for cell in result.cells],
+        "seed": result.seed,
+        "arms": result.differs,
+        "refusal": result.refusal,
+        "pairs": 0 if result.judgement is None else result.judgement.num_pairs,
+        "wall_s": None if result.judgement is None else result.judgement.wall_s,
+        "exit_code": end_code(result),
+    }
+    return msgspec.json.format(msgspec.json.encode(document), indent=2)
+
+
+def _cell(cell: CellVerdict) -> dict[str, Any]:
+    return {
+        "id": cell.name,
+        "word": cell.word,
+        "by": cell.by,
+        "ratio": cell.ratio,
+        "interval": _finite(cell.interval),
+        "pairs": cell.num_pairs,
+        "detectable": _finite_or_none(cell.detectable),
+        "reason": cell.reason,
+        "explanation": cell.explanation,
+        "raw": cell.raw,
+        "first": cell.firsts,
+        "asked": cell.asked,
+    }
+
+
+def _finite(interval: tuple[float, float] | None) -> tuple[float | None, float | None] | None:
+    return (
+        None if interval is None else (_finite_or_none(interval[0]), _finite_or_none(interval[1]))
+    )
+
+
+def _finite_or_none(value: float | None) -> float | None:
+    return None if value is None or value == float("inf") else value
+
+
+def explain(
+    base: Annotated[str, typer.Argument(help="A stored run, such as baselines/.../0001_a.json.")],
+    head: Annotated[str, typer.Argument(help="The run to explain, such as results/run.json.")],
+    cell: Annotated[
+        str | None, typer.Argument(help="One cell; all that both have unless given.")
+    ] = (None),
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the explanations.")
+    ] = None,
+) -> None:
+    """Say why cells moved between two runs: the stage that moved most, the counts that changed."""
+    check_writable(json_file)
+    before, after = _read(base, "BASE"), _read(head, "HEAD")
+    common = [name for name in after.cells if name in before.cells]
+    if cell is not None and cell not in common:
+        raise SettingError(
+            f"{cell!r} is not a cell of both runs; they share {len(common)}"
+            + (f", {common[0]!r} for one" if common else "")
+        )
+    names = common if cell is None else [cell]
+    found: list[tuple[str, Explanation]] = []
+    for name in names:
+        mine, its = before.cells[name], after.cells[name]
+        explanation = explain_stored(mine, its)
+        found.append((name, explanation))
+        change = _change(mine.median_s, its.median_s)
+        typer.echo(printable(f"{name}: {change}; {explained(explanation)}"))
+    if not names:
+        typer.echo("the two runs share no cell")
+    if json_file is not None:
+        write_atomically(json_file, _to_document(found))
+
+
+def _change(base_s: float, head_s: float) -> str:
+    ratio = head_s / base_s
+    if math.isinf(ratio):  # of a time that no clock measures
+        return f"{base_s} s -> {head_s} s, more than a ratio can say"
+    return format_change(ratio)
+
+
+def _read(text: str, name: str) -> StoredRun:
+    run = read_run(locate(text, name))
+    if isinstance(run, Unusable):
+        raise SettingError(str(run))
+    return run
+
+
+def _to_document(found: list[tuple[str, Explanation]]) -> bytes:
+    cells: list[dict[str, Any]] = [
+        {"id": name, **msgspec.to_builtins(explanation)} for name, explanation in found
+    ]
+    document = {"schema": 1, "cells": cells}
+    return msgspec.json.format(msgspec.json.encode(document), indent=2)

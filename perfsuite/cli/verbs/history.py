@@ -1,0 +1,326 @@
+"""The verb `history`: when cells became slower or faster, and whether they creep.
+
+Must not know how a change is found.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import shlex
+from collections.abc import Iterator
+from datetime import date
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from perfsuite.errors import SettingError
+from perfsuite.gate.baselines.accepted import read_accepted
+from perfsuite.gate.git.command import short
+from perfsuite.gate.history.cell_history import (
+    CellHistory,
+    Change,
+    Creep,
+    StoredHistory,
+    read_history,
+)
+from perfsuite.gate.history.timeline import Point
+from perfsuite.report.terminal.history import draw_course, draw_line
+from perfsuite.report.terminal.tables import render
+from perfsuite.stats.trend import MIN_VALUES
+from perfsuite.system.environment import describe_host
+from perfsuite.system.files import check_writable, write_atomically
+from perfsuite.system.untrusted import printable
+from perfsuite.system.urls import locate
+from perfsuite.units import format_change, format_ratio, option_ratio
+
+_EXIT_CHANGED = 10
+_EXIT_NO_RUNS = 12
+# A run on each working day of a year.
+_NUM_RUNS = 250
+_MOST_SUGGESTED = 3
+_MOST_REFUSED = 5
+
+
+def history(
+    cell: Annotated[
+        str | None, typer.Argument(metavar="CELL", help="The cell's full name.")
+    ] = None,
+    is_all: Annotated[bool, typer.Option("--all", help="Every cell, one line each.")] = False,
+    storage: Annotated[
+        str, typer.Option(metavar="DIR|URL", help="What --benchmark-storage names.")
+    ] = "baselines",
+    accepted_file: Annotated[
+        Path, typer.Option("--file", metavar="FILE", help="The list of accepted exceptions.")
+    ] = Path("baselines") / "accepted.toml",
+    fingerprint: Annotated[
+        str | None,
+        typer.Option(metavar="HEX", help="Runs of this environment; of this machine unless given."),
+    ] = None,
+    num_runs: Annotated[
+        int, typer.Option("--runs", min=1, metavar="N", help="The newest N, at most.")
+    ] = _NUM_RUNS,
+    smallest: Annotated[str, typer.Option(help="Changes below it are not told.")] = "1%",
+    fails_on_change: Annotated[
+        bool,
+        typer.Option(
+            "--fail-on-change",
+            help="End in 10 where a cell is slower than it was and nobody accepted it.",
+        ),
+    ] = False,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write runs and changes there.")
+    ] = None,
+) -> None:
+    """Date what became slower or faster over the stored runs, and tell a creep of many weeks.
+
+    Exit code: 0 whatever is found, 10 with --fail-on-change, 12 no stored run to look at, 2 usage.
+    """
+    if is_all == (cell is not None):
+        raise SettingError("name one cell, or all with --all: perfsuite history CELL")
+    if fingerprint is not None and not fingerprint.strip():
+        raise SettingError(
+            f"--fingerprint is {fingerprint!r}, which no environment has; use one that 'perfsuite "
+            "baseline list' shows, or leave it out for this machine's"
+        )
+    least = option_ratio("--smallest", smallest)
+    check_writable(json_file)
+    stored = read_history(
+        Path.cwd(),
+        locate(storage, "--storage"),
+        _fingerprint() if fingerprint is None else fingerprint,
+        read_accepted(accepted_file, date.today()),
+        num_runs=num_runs,
+    )
+    if not stored.runs:
+        _show_refused(stored)
+        raise typer.Exit(_EXIT_NO_RUNS)
+    if cell is None:
+        found = _follow_all(stored, least)
+        typer.echo(_table(found))
+        typer.echo(_odds(found))
+    else:
+        found = [stored.follow(_known(cell, stored), smallest=least)]
+        host = stored.follow_host(smallest=least)
+        for line in [*_picture(found[0]), *tell(found[0]), *_tell_host(host), *_advise(found[0])]:
+            typer.echo(printable(line))
+    if json_file is not None:
+        write_atomically(json_file, to_document(found, stored))
+    if fails_on_change and any(one.is_slower for one in found):
+        raise typer.Exit(_EXIT_CHANGED)
+
+
+def _fingerprint() -> str:
+    return describe_host(os.environ, len(os.sched_getaffinity(0))).fingerprint
+
+
+def _show_refused(stored: StoredHistory) -> None:
+    for refused in stored.refused[:_MOST_REFUSED]:
+        typer.echo(printable(str(refused)), err=True)
+    num_more = len(stored.refused) - _MOST_REFUSED
+    if num_more > 0:
+        typer.echo(f"and {num_more} more; see 'perfsuite baseline list'", err=True)
+    typer.echo("no stored run of this environment can be used", err=True)
+
+
+def _known(cell: str, stored: StoredHistory) -> str:
+    cells = stored.cells()
+    if cell in cells:
+        return cell
+    nearest = difflib.get_close_matches(cell, cells, n=_MOST_SUGGESTED, cutoff=0.0)
+    raise SettingError(
+        f"{cell!r} is not a cell of the stored runs; "
+        f"of their {len(cells)} cells these come nearest: {', '.join(map(repr, nearest))}"
+    )
+
+
+def _follow_all(stored: StoredHistory, smallest: float) -> list[CellHistory]:
+    cells = stored.cells()
+    console = Console(stderr=True, highlight=False)
+    found = []
+    with console.status(f"0 of {len(cells)} cells") as status:
+        for cell in cells:
+            found.append(stored.follow(cell, smallest=smallest))
+            status.update(f"{len(found)} of {len(cells)} cells")
+    return found
+
+
+def _picture(one: CellHistory) -> Iterator[str]:
+    points = one.timeline.points
+    runs = f"{len(points)} run{'s' * (len(points) > 1)}"
+    yield f"{one.timeline.cell}: {runs}, {_between(points[0], points[-1])}"
+    if num_elsewhere := one.timeline.num_elsewhere:
+        yield f"further runs, whose ranks found another environment: {num_elsewhere}"
+    if one.course is not None:
+        places = [step.place for step in one.course.steps]
+        ends = f"{points[0].made_at:%Y-%m-%d}", f"{points[-1].made_at:%Y-%m-%d}"
+        yield from draw_course(one.timeline.times_s(), one.course.levels_s, places, ends)
+
+
+def tell(one: CellHistory) -> list[str]:
+    """Return what became of a cell, a sentence for each change."""
+    if one.course is None:
+        return [f"too few to tell: from {MIN_VALUES} runs on a change can be seen"]
+    sentences = [_tell_change(change) for change in one.changes]
+    if one.creep is not None:
+        sentences.append(_tell_creep(one.creep))
+    return sentences or ["no change and no drift"]
+
+
+def _tell_change(change: Change) -> str:
+    low, high = change.interval
+    accepted = "" if change.excuse is None else f", accepted: {change.excuse}"
+    mended = ", mended since" * change.is_mended
+    return (
+        f"{'slower' if change.ratio > 1 else 'faster'} by {format_ratio(abs(change.ratio - 1))} "
+        f"({format_change(low)} to {format_change(high)}) {_where(change)}{accepted}{mended}"
+    )
+
+
+def _where(change: Change) -> str:
+    before, after = change.before, change.after
+    text = f"between {_named(before)} and {_named(after)}"
+    if change.num_commits is None:
+        return text
+    if change.num_commits == 0:
+        return f"{text}, so not by a commit"
+    return (
+        f"between {_name(before)} and {_name(after)} ({after.made_at:%Y-%m-%d}, "
+        f"{change.num_commits} commit{'s' * (change.num_commits > 1)})"
+    )
+
+
+def _tell_creep(creep: Creep) -> str:
+    low, high = creep.interval
+    accepted = "" if creep.excuse is None else f", accepted: {creep.excuse}"
+    return (
+        f"drifts by {_rate(creep.ratio_per_week)} a week ({_rate(low)} to {_rate(high)}), "
+        f"{format_change(creep.total_ratio)} since {_named(creep.since)}{accepted}"
+    )
+
+
+def _tell_host(host: CellHistory) -> list[str]:
+    """What its probes say of the machine: a change of a cell beside one of these is the host's."""
+    if not host.changes and host.creep is None:
+        return []
+    return [f"the host itself, by its own probes: {sentence}" for sentence in tell(host)]
+
+
+def _advise(one: CellHistory) -> list[str]:
+    """How to find the commit behind the newest slowdown that is nobody's yet."""
+    for change in reversed(one.changes):
+        if change.is_open and (change.num_commits or 0) > 1:
+            return [
+                f"which commit it was: perfsuite bisect --good {_name(change.before)} "
+                f"--bad {_name(change.after)} {shlex.quote(one.timeline.cell)}"
+            ]
+    return []
+
+
+def _between(first: Point, last: Point) -> str:
+    return f"{_named(first)} to {_named(last)}"
+
+
+def _named(point: Point) -> str:
+    day = f"{point.made_at:%Y-%m-%d}"
+    return day if point.commit is None else f"{short(point.commit)} ({day})"
+
+
+def _name(point: Point) -> str:
+    return "" if point.commit is None else short(point.commit)
+
+
+def _rate(ratio: float) -> str:
+    """A change of a week, which is small."""
+    return f"{100 * (ratio - 1):+.2f} %"
+
+
+def _table(found: list[CellHistory]) -> str:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for title in ("cell", "runs", "times", "what became of it"):
+        table.add_column(title, justify="right" if title == "runs" else "left", no_wrap=True)
+    for one in found:
+        points = one.timeline.points
+        line = draw_line(one.timeline.times_s())
+        table.add_row(printable(one.timeline.cell), str(len(points)), line, _in_short(one))
+    return render(table)
+
+
+def _in_short(one: CellHistory) -> str:
+    if one.course is None:
+        return f"fewer than {MIN_VALUES} runs"
+    texts = [
+        f"{format_change(change.ratio)} at {_named(change.after)}"
+        + ", accepted" * (change.excuse is not None)
+        + ", mended" * change.is_mended
+        for change in one.changes
+    ]
+    if one.creep is not None:
+        accepted = ", accepted" * (one.creep.excuse is not None)
+        texts.append(
+            f"{_rate(one.creep.ratio_per_week)} a week, {format_change(one.creep.total_ratio)} in "
+            f"all{accepted}"
+        )
+    return "; ".join(texts) or "-"
+
+
+def _odds(found: list[CellHistory]) -> str:
+    num_told = sum(bool(one.changes or one.creep) for one in found)
+    return (
+        f"{num_told} of {len(found)} cells changed; of cells that never do, at most 1 in 100 is "
+        "said to"
+    )
+
+
+def to_document(found: list[CellHistory], stored: StoredHistory) -> bytes:
+    """Return what was found as the verb's JSON."""
+    document = {
+        "schema": 1,
+        "cells": [_cell(one) for one in found],
+        "refused": [{"path": str(one.path), "reason": one.reason} for one in stored.refused],
+    }
+    return msgspec.json.format(msgspec.json.encode(document), indent=2)
+
+
+def _cell(one: CellHistory) -> dict[str, Any]:
+    creep = one.creep
+    return {
+        "id": one.timeline.cell,
+        "runs": [_point(point) for point in one.timeline.points],
+        "is_long_enough": one.course is not None,
+        "changes": [
+            {
+                "ratio": change.ratio,
+                "interval": change.interval,
+                "before": _point(change.before),
+                "after": _point(change.after),
+                "num_commits": change.num_commits,
+                "accepted": change.excuse,
+                "is_mended": change.is_mended,
+            }
+            for change in one.changes
+        ],
+        "drift": None
+        if creep is None
+        else {
+            "ratio_per_week": creep.ratio_per_week,
+            "interval": creep.interval,
+            "total_ratio": creep.total_ratio,
+            "since": _point(creep.since),
+            "accepted": creep.excuse,
+        },
+    }
+
+
+def _point(point: Point) -> dict[str, Any]:
+    return {
+        "path": str(point.path),
+        "commit": point.commit,
+        "made_at": point.made_at,
+        "time_s": point.time_s,
+    }

@@ -1,0 +1,87 @@
+"""The verb `report`: what runs say, in every format. Must not know how a report is made."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from perfsuite.report.charts.learning_curves import read_trainings
+from perfsuite.report.formats.csv_file import to_csv
+from perfsuite.report.formats.folder import PAGE, write_folder
+from perfsuite.report.formats.latex import to_latex
+from perfsuite.report.formats.markdown import to_markdown
+from perfsuite.report.formats.trackers import log_to_tensorboard, log_to_wandb
+from perfsuite.report.model import report_on_runs
+from perfsuite.report.runs import read_runs, with_reasons
+from perfsuite.report.shards import merge_shards
+from perfsuite.report.terminal.tables import grid_table, report_table
+from perfsuite.system.files import write_atomically
+from perfsuite.system.untrusted import printable
+from perfsuite.system.urls import locate
+from perfsuite.units import option_bounds
+
+
+def report(
+    runs: Annotated[
+        list[str],
+        typer.Argument(metavar="RUN.json...", help="Files of pytest-benchmark, by path or URL."),
+    ],
+    profiles: Annotated[
+        list[Path] | None,
+        typer.Option("--profile", metavar="FILE", help="Show its learning curve; repeatable."),
+    ] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Write index.html there, all else beside it."),
+    ] = None,
+    markdown: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="For a summary or a comment.")
+    ] = None,
+    latex: Annotated[Path | None, typer.Option(metavar="FILE", help="A table.")] = None,
+    csv: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Every number, in base units.")
+    ] = None,
+    tensorboard: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write event files, one folder a cell.")
+    ] = None,
+    wandb: Annotated[
+        bool, typer.Option("--wandb", help="Log to Weights & Biases; WANDB_MODE=offline holds.")
+    ] = False,
+    tolerance: Annotated[str, typer.Option(help="What verdicts are drawn against.")] = "2%",
+    limit: Annotated[str, typer.Option(help="What verdicts are drawn against.")] = "5%",
+) -> None:
+    """Report on runs: verdicts, times, stages, memory, and what the numbers advise.
+
+    Each cell is shown as the newest run has it; what the others measured is its history. The shards
+    of a session are one run. Files of 'perfsuite profile --json' add their learning curves, those
+    that differ in precision alone in one chart. Without an option the table is printed.
+    """
+    bounds = option_bounds(tolerance, limit)
+    paths = [locate(run, "RUN.json") for run in runs]
+    found = merge_shards(tuple(map(with_reasons, read_runs(paths))))
+    trainings = read_trainings(profiles or ())
+    made = report_on_runs(found, trainings, tolerance=bounds[0], limit=bounds[1])
+    typer.echo(" ".join(filter(None, [made.summary.word, made.summary.text])))
+    for text in found[-1].remarks:
+        typer.echo(printable(text))
+    if html is not None:
+        write_folder(made, html)
+        typer.echo(f"written to {html / PAGE}")
+    for path, write in ((markdown, to_markdown), (latex, to_latex), (csv, to_csv)):
+        if path is not None:
+            write_atomically(path, write(made).encode())
+            typer.echo(f"written to {path}")
+    if tensorboard is not None:
+        log_to_tensorboard(found, tensorboard)
+        typer.echo(f"written to {tensorboard}")
+    if wandb:
+        log_to_wandb(found, made)
+    if not wandb and not any((html, markdown, latex, csv, tensorboard)):
+        typer.echo(report_table(made.rows))
+        for section in made.sections:
+            for text in (*map(grid_table, section.grids), *section.notes):
+                typer.echo(text)
+        for advice in made.advice:
+            typer.echo(f"{advice.text} ({advice.evidence})")

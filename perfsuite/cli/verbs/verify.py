@@ -1,0 +1,84 @@
+"""The verb `verify`: whether a workload computes the same as one process."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from perfsuite.cli.options import DeviceName, Seed, WorkloadName, open_session, takes_recipe
+from perfsuite.errors import SettingError
+from perfsuite.experiments.rank_session import MAX_VERIFIED_STEPS, Session
+from perfsuite.experiments.verify import (
+    EXIT_CODES,
+    every_recipe,
+    exit_code,
+    to_document,
+    verify_every,
+    verify_one,
+)
+from perfsuite.records.equivalence import EquivalenceReport
+from perfsuite.records.recipe import Recipe
+from perfsuite.records.workload import find_workload
+from perfsuite.report.terminal.equivalence import equivalence_table, explanations
+from perfsuite.system.files import check_writable, write_atomically
+
+
+@takes_recipe
+def verify(
+    workload: WorkloadName,
+    *,
+    recipe: Recipe,
+    all_recipes: Annotated[
+        bool, typer.Option("--all", help="Try every recipe that this machine can exercise.")
+    ] = False,
+    num_steps: Annotated[
+        int,
+        typer.Option("--steps", min=1, max=MAX_VERIFIED_STEPS, help="Optimizer steps to compare."),
+    ] = 3,
+    device: DeviceName = "auto",
+    seed: Seed = 0,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the rows there.")
+    ] = None,
+) -> None:
+    """Prove that a workload computes the same as one process: gradients, losses, weights.
+
+    Exit code: 0 equivalent, 20 mismatch, 21 a check without power, 22 not exercised.
+    """
+    if all_recipes and recipe != Recipe():
+        raise SettingError("--all tries every recipe; leave the options of one recipe out")
+    check_writable(json_file)
+    session = open_session(device, seed)
+    if all_recipes:
+        reports = _verify_every(session, workload, num_steps)
+    else:
+        reports = [verify_one(session, workload, recipe, num_steps)]
+    _show_reports(reports, every_row=not all_recipes)
+    if json_file is not None:
+        write_atomically(json_file, to_document(reports))
+    raise typer.Exit(exit_code(reports, of_table=all_recipes))
+
+
+def _verify_every(session: Session, workload: str, num_steps: int) -> list[EquivalenceReport]:
+    find_workload(workload)
+    recipes = list(every_recipe())
+    console = Console(stderr=True, highlight=False)
+
+    def show(num_done: int, report: EquivalenceReport) -> None:
+        status.update(f"{num_done} of {len(recipes)} recipes: {report.recipe['parallel']}")
+
+    with console.status(f"0 of {len(recipes)} recipes") as status:
+        return verify_every(session, workload, recipes, num_steps, show)
+
+
+def _show_reports(reports: list[EquivalenceReport], *, every_row: bool) -> None:
+    typer.echo(equivalence_table(reports))
+    for text in explanations(reports, every_row=every_row):
+        typer.echo(text)
+    if not every_row:
+        counted = Counter(report.status for report in reports)
+        typer.echo(", ".join(f"{counted[name]} {name}" for name in EXIT_CODES if counted[name]))

@@ -1,0 +1,1 @@
+"""What is done with cells on ranks: verify, profile, compare, sweep, test claims."""

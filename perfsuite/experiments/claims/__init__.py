@@ -1,0 +1,8 @@
+"""Claims about training speed that people repeat, each with an experiment that tests it here."""
+
+from __future__ import annotations
+
+from perfsuite.experiments.claims.catalogue import CLAIMS
+from perfsuite.experiments.claims.claim import Bench, Claim, Finding, Status
+
+__all__ = ["CLAIMS", "Bench", "Claim", "Finding", "Status"]

@@ -1,0 +1,166 @@
+"""What a claim is, what an experiment is handed, and what it comes to.
+
+Must not know any particular claim. Imports no torch: what needs it runs in ranks, by name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import pkgutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar
+
+from perfsuite.experiments.interleave import Cell, Series, measure_interleaved
+from perfsuite.experiments.rank_session import Session
+from perfsuite.records.cell import CellLine, Outcome
+from perfsuite.records.profile import Profile
+from perfsuite.records.recipe import Recipe
+from perfsuite.stats import intervals
+
+Status = Literal["holds", "does not hold", "cannot be tested here"]
+# Where the noise leaves both possible.
+TOO_NOISY = "; the noise is too large to say"
+Key = TypeVar("Key")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """What an experiment came to.
+
+    Attributes:
+        status: Whether the claim holds on this machine.
+        figures: Everything that was measured and decides, as JSON has it.
+        here: The figures that stand beside the quoted ones, in words.
+        reason: Why the status is what it is.
+    """
+
+    status: Status
+    figures: dict[str, Any]
+    here: str
+    reason: str
+
+    def on(self, workload: str) -> Finding:
+        """Return the finding with the workload that it rests on."""
+        return dataclasses.replace(
+            self,
+            figures={"workload": workload, **self.figures},
+            reason=f"on {workload} {self.reason}",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bench:
+    """What experiments measure with; it keeps the record of every cell.
+
+    Attributes:
+        session: Runs the cells.
+        seed: Of the order of cells.
+        say: Shows a line.
+        lines: One for each launch, in order.
+    """
+
+    session: Session
+    seed: int
+    say: Callable[[str], None]
+    lines: list[CellLine] = field(default_factory=list)
+
+    def count(self, workload: str, recipe: Recipe) -> Outcome:
+        """Return one untimed iteration of a cell: its counts and its memory."""
+        outcome = self.session.measure_cell(workload, recipe, is_timed=False)
+        self._keep(f"{workload}, counted", outcome)
+        return outcome
+
+    def measure(self, cells: Mapping[Key, Cell], *, num_repetitions: int) -> dict[Key, Series]:
+        """Return the times of cells under equal conditions: in turn, over and over."""
+        measured = measure_interleaved(
+            self.session,
+            cells,
+            num_repetitions=num_repetitions,
+            seed=self.seed,
+            say=self.say,
+        )
+        for key, series in measured.items():
+            for outcome in series.outcomes:
+                self._keep(str(key), outcome)
+        return measured
+
+    def profile(self, workload: str, recipe: Recipe, *, num_epochs: int) -> Profile:
+        """Return where the time of a real training goes, and what the training reaches."""
+        return self.session.profile(workload, recipe, num_epochs=num_epochs).profile
+
+    def on_ranks(self, num_ranks: int, name: str, *args: Any) -> list[Any]:
+        """Return what the function "package.module:name" returns on each rank.
+
+        By its name, because its module needs torch, which this process does without.
+        """
+        return self.session.run_function(num_ranks, call_by_name, (name, *args))
+
+    def _keep(self, name: str, outcome: Outcome) -> None:
+        self.lines.append(
+            CellLine(
+                fullname=name,
+                outcome="passed",
+                reason=None,
+                step_times_s=outcome.step_times_s,
+                perfsuite=outcome.record,
+            )
+        )
+
+
+Experiment = Callable[[Bench], Finding]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """A claim of reference.md.
+
+    Attributes:
+        id: "C1" to "C14".
+        text: What is claimed.
+        quoted: The figures that it was claimed with, on other people's machines.
+        source: The documents that it comes from.
+        experiment: What tests it.
+    """
+
+    id: str
+    text: str
+    quoted: str
+    source: str
+    experiment: Experiment
+
+
+def call_by_name(name: str, *args: Any) -> Any:
+    """Return what the function "package.module:name" returns of the arguments.
+
+    >>> call_by_name("math:gcd", 12, 18)
+    6
+    """
+    return pkgutil.resolve_name(name)(*args)
+
+
+def weigh_interval(interval: intervals.Interval, *, low: float, high: float = math.inf) -> Status:
+    """Return whether a value that lies in an interval lies between two borders.
+
+    Noise is neither: where the interval reaches over a border, the claim was not tested.
+
+    >>> weigh_interval(intervals.Interval(centre=1.2, low=1.1, high=1.3), low=1.0)
+    'holds'
+    >>> weigh_interval(intervals.Interval(centre=1.2, low=0.9, high=1.5), low=1.0)
+    'cannot be tested here'
+    """
+    if low < interval.low and interval.high < high:
+        return "holds"
+    if interval.high < low or high < interval.low:
+        return "does not hold"
+    return "cannot be tested here"
+
+
+def as_figure(interval: intervals.Interval) -> dict[str, float]:
+    """Return an interval as JSON has it.
+
+    >>> as_figure(intervals.Interval(centre=1.0, low=0.5, high=2.0))
+    {'value': 1.0, 'low': 0.5, 'high': 2.0}
+    """
+    return {"value": interval.centre, "low": interval.low, "high": interval.high}

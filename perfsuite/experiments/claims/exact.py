@@ -1,0 +1,231 @@
+"""Claims that are counted or proven, not timed: C8, C9, C12, C13, C14."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from perfsuite.experiments.claims.claim import Bench, Finding, Status
+from perfsuite.records.equivalence import EquivalenceReport, NumericsStatus
+from perfsuite.records.recipe import Recipe
+from perfsuite.units import format_bytes
+
+# The smallest that trains.
+_WORKLOAD = "toy-mlp"
+_NUM_RANKS = 2
+_NUM_MICRO_BATCHES = 4
+# As many as a chain of the shortest length has blocks.
+_NUM_CHECKPOINTS = 4
+_LENGTHS = (4, 8, 16, 32)
+# A layer's backward pass is two products of the size of its forward one: for its input and for its
+# weight.
+_PASSES = 3
+
+_STATUSES: dict[NumericsStatus, Status] = {
+    "equivalent": "holds",
+    "mismatch": "does not hold",
+    "no power": "cannot be tested here",
+    "not exercised": "cannot be tested here",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChainCounts:
+    """What one iteration of chains of equal blocks holds and computes, by their length.
+
+    Attributes:
+        saved_bytes: Activations that are alive when backward begins.
+        flops: Recomputation included.
+    """
+
+    saved_bytes: Mapping[int, int]
+    flops: Mapping[int, int]
+
+
+def try_half_precision(bench: Bench) -> Finding:
+    """C8: whether a tensor in fp16 takes half the bytes of fp32."""
+    (num_bytes,) = bench.on_ranks(
+        1, "perfsuite.worker.jobs.claims:measure_tensors", ["float32", "float16"]
+    )
+    return weigh_tensors(num_bytes)
+
+
+def weigh_tensors(num_bytes: Mapping[str, int]) -> Finding:
+    """Return what the bytes of two equally long tensors say of C8."""
+    single, half = num_bytes["float32"], num_bytes["float16"]
+    return Finding(
+        status="holds" if 2 * half == single else "does not hold",
+        figures={"float32_bytes": single, "float16_bytes": half, "ratio": half / single},
+        here=f"ratio {half / single:g}",
+        reason=f"a tensor takes {format_bytes(half)} in fp16 and {format_bytes(single)} in fp32",
+    )
+
+
+def try_checkpointing(bench: Bench) -> Finding:
+    """C9: whether c checkpoints keep O(c) activations of n blocks, and recompute n - c of them."""
+    fixed = f"segments:{_NUM_CHECKPOINTS}"
+    return weigh_checkpoints(
+        plain=_count_chains(bench, "none"),
+        fixed=_count_chains(bench, fixed),
+        every=_count_chains(bench, "every-block"),
+        num_checkpoints=_NUM_CHECKPOINTS,
+    )
+
+
+def weigh_checkpoints(
+    *, plain: ChainCounts, fixed: ChainCounts, every: ChainCounts, num_checkpoints: int
+) -> Finding:
+    """Return what chains of several lengths say of C9.
+
+    Args:
+        plain: Without checkpoints.
+        fixed: With `num_checkpoints`, whatever the length.
+        every: With as many as blocks.
+        num_checkpoints: Of `fixed`.
+    """
+    slopes = {
+        name: _slopes(counts.saved_bytes)
+        for name, counts in (("none", plain), ("fixed", fixed), ("every", every))
+    }
+    recomputed = _recomputed_layers(plain, fixed)
+    is_linear = len(set(slopes["none"])) == 1 and slopes["none"][0] > 0
+    is_linear_in_checkpoints = len(set(slopes["every"])) == 1 and slopes["every"][0] > 0
+    is_constant = set(slopes["fixed"]) == {0.0}
+    expected = {length: float(length - num_checkpoints) for length in recomputed}
+    holds = is_linear and is_linear_in_checkpoints and is_constant and recomputed == expected
+    per_block = " / ".join(f"{slopes[name][0]:g}" for name in ("none", "fixed", "every"))
+    layers = ", ".join(f"{count:g} of {length}" for length, count in recomputed.items())
+    return Finding(
+        status="holds" if holds else "does not hold",
+        figures={
+            "saved_bytes": {
+                "none": dict(plain.saved_bytes),
+                f"segments:{num_checkpoints}": dict(fixed.saved_bytes),
+                "every-block": dict(every.saved_bytes),
+            },
+            "slopes_bytes_per_block": {
+                "none": slopes["none"],
+                f"segments:{num_checkpoints}": slopes["fixed"],
+                "every-block": slopes["every"],
+            },
+            "recomputed_layers": recomputed,
+        },
+        here=f"saved bytes a block: {per_block} with no, {num_checkpoints}, n checkpoints",
+        reason=(
+            f"over n = {', '.join(map(str, plain.saved_bytes))} blocks the saved activations grow "
+            f"by {per_block} bytes a block without checkpoints, with {num_checkpoints}, with one "
+            f"each; {num_checkpoints} checkpoints recompute {layers} layers"
+        ),
+    )
+
+
+def try_averaging(bench: Bench) -> Finding:
+    """C12: whether DDP leaves equal, averaged gradients and equal weights on all ranks."""
+    report = bench.session.verify(_WORKLOAD, Recipe(parallel=f"ddp:{_NUM_RANKS}"))
+    return weigh_check(
+        report, "T0", "gradients against their mean over ranks, and ranks against each other"
+    )
+
+
+def try_sharding(bench: Bench) -> Finding:
+    """C13: whether ranks divide the batch and the data between them."""
+    recipe = Recipe(parallel=f"ddp:{_NUM_RANKS}")
+    answers = bench.on_ranks(
+        _NUM_RANKS, "perfsuite.worker.jobs.claims:read_shard", _WORKLOAD, recipe, bench.seed
+    )
+    return weigh_shards([batches for batches, _ in answers], num_samples=answers[0][1])
+
+
+def weigh_shards(shards: Sequence[Sequence[Sequence[int]]], *, num_samples: int) -> Finding:
+    """Return what the ranks' batches of one epoch say of C13.
+
+    Args:
+        shards: Of each rank the dataset's indices of each of its batches.
+        num_samples: Of the dataset.
+    """
+    seen = [index for batches in shards for batch in batches for index in batch]
+    sizes = {len(batch) for batches in shards for batch in batches}
+    num_repeated = len(seen) - len(set(seen))
+    # What does not fill a batch on every rank is left out of an epoch.
+    global_batch = sum(len(batches[0]) for batches in shards)
+    num_left_out = len(set(range(num_samples)) - set(seen))
+    holds = len(sizes) == 1 and num_repeated == 0 and num_left_out < global_batch
+    (size,) = sizes if len(sizes) == 1 else (None,)
+    return Finding(
+        status="holds" if holds else "does not hold",
+        figures={
+            "world_size": len(shards),
+            "samples": num_samples,
+            "samples_per_rank": [sum(map(len, batches)) for batches in shards],
+            "global_batch": global_batch,
+            "batch_per_rank": size,
+            "repeated": num_repeated,
+            "left_out": num_left_out,
+        },
+        here=f"batch {size} = {global_batch} / {len(shards)}; {num_repeated} shared samples",
+        reason=(
+            f"{len(shards)} ranks load {len(seen)} of {num_samples} samples in an epoch, "
+            f"{num_repeated} of them more than once, {num_left_out} left out"
+        ),
+    )
+
+
+def try_accumulation(bench: Bench) -> Finding:
+    """C14: whether k micro-batches give the gradients of one batch k times as large."""
+    report = bench.session.verify(_WORKLOAD, Recipe(grad_accumulation_steps=_NUM_MICRO_BATCHES))
+    return weigh_check(
+        report, "T1", f"gradients of {_NUM_MICRO_BATCHES} micro-batches against one large batch"
+    )
+
+
+def weigh_check(report: EquivalenceReport, check: str, what: str) -> Finding:
+    """Return what one check of a verification says of a claim.
+
+    Args:
+        report: The verification.
+        check: "T0" or "T1".
+        what: What it compares, in words.
+    """
+    row = next((row for row in report.rows if row.check == check), report.worst)
+    compared = "" if row.error is None else f"error {row.error:.2g}, limit {row.limit:.2g}; "
+    return Finding(
+        status=_STATUSES[row.status],
+        figures={
+            "check": row.check,
+            "world_size": row.world_size,
+            "error": row.error,
+            "limit": row.limit,
+            "planted_bugs_found": row.power,
+        },
+        here=f"{compared}planted bugs found: {row.power or 'none'}",
+        reason=f"{what}: {row.reason}",
+    )
+
+
+def _count_chains(bench: Bench, checkpointing: str) -> ChainCounts:
+    saved_bytes, flops = {}, {}
+    for length in _LENGTHS:
+        workload = f"perfsuite.worker.workloads.mlp:chain_of_{length}"
+        counts = bench.count(workload, Recipe(checkpointing=checkpointing)).record.counts
+        assert counts.saved_activation_bytes is not None, "one process trains without torch.compile"
+        assert counts.flops is not None
+        saved_bytes[length], flops[length] = counts.saved_activation_bytes, counts.flops
+    return ChainCounts(saved_bytes=saved_bytes, flops=flops)
+
+
+def _slopes(values: Mapping[int, int]) -> list[float]:
+    """Growth per block from each length to the next."""
+    return [
+        (values[longer] - values[shorter]) / (longer - shorter)
+        for shorter, longer in itertools.pairwise(sorted(values))
+    ]
+
+
+def _recomputed_layers(plain: ChainCounts, fixed: ChainCounts) -> dict[int, float]:
+    """How many layers' products run once more, by length."""
+    layer_flops = _slopes(plain.flops)[0] / _PASSES
+    return {
+        length: (fixed.flops[length] - plain.flops[length]) / layer_flops
+        for length in sorted(plain.flops)
+    }

@@ -1,0 +1,224 @@
+"""Claims about DataParallel and DistributedDataParallel: C4, C5, C6."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+
+from perfsuite.errors import NotExercisedError
+from perfsuite.experiments.claims.claim import Bench, Finding, Status, as_figure
+from perfsuite.experiments.claims.loading import MNIST, find_images
+from perfsuite.experiments.interleave import Cell
+from perfsuite.records.capability import Hardware
+from perfsuite.records.cell import Outcome
+from perfsuite.records.recipe import Recipe
+from perfsuite.stats.intervals import Interval, geometric_interval
+from perfsuite.system.gpus import visible_gpus
+from perfsuite.system.usage import UsageLog, UsageSample, open_meter
+from perfsuite.units import format_ratio, format_seconds
+
+# Processes of the quoted runs.
+NUM_QUOTED_GPUS = 8
+_NUM_WORKERS = 4
+_NUM_REPETITIONS = 5
+# Seconds at least, in which NVML is asked several times.
+_NUM_WATCHED_EPOCHS = 2
+
+# (parallel, num_workers)
+Setting = tuple[str, int]
+
+
+def too_few_gpus(hardware: Hardware, would_run: str) -> Finding | None:
+    """Return the finding of an experiment on several GPUs where there are none, else None.
+
+    Args:
+        hardware: What the machine offers.
+        would_run: What the experiment runs where it can.
+    """
+    if hardware.device == "cuda" and hardware.num_gpus > 1:
+        return None
+    return Finding(
+        status="cannot be tested here",
+        figures={"gpus": hardware.num_gpus},
+        here="-",
+        reason=(
+            f"it needs 2 GPUs or more ({NUM_QUOTED_GPUS} in the quoted runs), and "
+            f"{hardware.num_gpus} are here; with them it runs {would_run}"
+        ),
+    )
+
+
+def try_modes(bench: Bench) -> Finding:
+    """C4: whether DP slows LeNet down and DDP seems to speed it up."""
+    hardware = bench.session.hardware
+    finding = too_few_gpus(
+        hardware,
+        f"`perfsuite compare {MNIST.augmented} --b parallel=dp:{NUM_QUOTED_GPUS}` and "
+        f"`perfsuite compare {MNIST.augmented} --b parallel=ddp:{NUM_QUOTED_GPUS} "
+        f"--b num_workers={_NUM_WORKERS}`",
+    )
+    if finding is not None:
+        return finding
+    size = min(hardware.num_gpus, NUM_QUOTED_GPUS)
+    workload = find_images(bench).augmented
+    cells = {
+        "single": Cell(workload=workload, recipe=Recipe()),
+        "dp": Cell(workload=workload, recipe=Recipe(parallel=f"dp:{size}")),
+        "ddp": Cell(
+            workload=workload,
+            recipe=Recipe(parallel=f"ddp:{size}", num_workers=_NUM_WORKERS),
+        ),
+    }
+    series = bench.measure(cells, num_repetitions=_NUM_REPETITIONS)
+    finding = weigh_modes(
+        {
+            name: [1 / _samples_per_s(outcome) for outcome in one.outcomes]
+            for name, one in series.items()
+        }
+    )
+    return finding.on(workload)
+
+
+def weigh_modes(times_s: Mapping[str, Sequence[float]]) -> Finding:
+    """Return what seconds per sample of "single", "dp" and "ddp" say of C4."""
+    dp, ddp = (_ratio(times_s[mode], times_s["single"]) for mode in ("dp", "ddp"))
+    return Finding(
+        status="holds" if dp.low > 1 and ddp.high < 1 else "does not hold",
+        figures={
+            "seconds_per_sample": {
+                name: as_figure(geometric_interval(times)) for name, times in times_s.items()
+            },
+            "dp_per_single": as_figure(dp),
+            "ddp_per_single": as_figure(ddp),
+        },
+        here=f"DP {_times(dp)}, DDP {_times(ddp)} the baseline's time",
+        reason=f"a sample takes x{_times(dp)} as long with DP, x{_times(ddp)} with DDP",
+    )
+
+
+def try_attribution(bench: Bench) -> Finding:
+    """C5: whether DDP's gain comes from its 4 loader workers: both factors, one at a time."""
+    workload = find_images(bench).augmented
+    cells = {
+        (parallel, num_workers): Cell(
+            workload=workload, recipe=Recipe(parallel=parallel, num_workers=num_workers)
+        )
+        for parallel in ("single", "ddp:1")
+        for num_workers in (0, _NUM_WORKERS)
+    }
+    series = bench.measure(cells, num_repetitions=_NUM_REPETITIONS)
+    finding = weigh_attribution({setting: one.times_s for setting, one in series.items()})
+    return finding.on(workload)
+
+
+def weigh_attribution(times_s: Mapping[Setting, Sequence[float]]) -> Finding:
+    """Return what the four combinations of two factors say of C5.
+
+    total = workers x DDP at equal workers, in each repetition and so on average. The claim holds
+    where the workers gain time beyond noise, more than DDP can, and DDP by itself is not proven to
+    gain any. It does not where DDP gains by itself, or where the workers cost time.
+
+    Args:
+        times_s: Seconds of an iteration in each repetition, of "single" and "ddp:1" with 0 and 4.
+    """
+    factors = {
+        "total": _ratio(times_s["ddp:1", _NUM_WORKERS], times_s["single", 0]),
+        "workers": _ratio(times_s["single", _NUM_WORKERS], times_s["single", 0]),
+        "ddp_at_0_workers": _ratio(times_s["ddp:1", 0], times_s["single", 0]),
+        "ddp_at_4_workers": _ratio(times_s["ddp:1", _NUM_WORKERS], times_s["single", _NUM_WORKERS]),
+    }
+    status, reason = _attribute(
+        factors["workers"], (factors["ddp_at_0_workers"], factors["ddp_at_4_workers"])
+    )
+    spelled = ", ".join(f"{name.replace('_', ' ')} x{_times(one)}" for name, one in factors.items())
+    return Finding(
+        status=status,
+        figures={
+            "iteration_s": {
+                f"{parallel}, {num_workers} workers": as_figure(geometric_interval(times))
+                for (parallel, num_workers), times in times_s.items()
+            },
+            "factors": {name: as_figure(factor) for name, factor in factors.items()},
+        },
+        here="; ".join(
+            f"{parallel} at {num_workers}: {format_seconds(geometric_interval(times).centre)}"
+            for (parallel, num_workers), times in times_s.items()
+        ),
+        reason=f"{reason}: {spelled}",
+    )
+
+
+def _attribute(workers: Interval, ddp: Sequence[Interval]) -> tuple[Status, str]:
+    """Whose the gain is: the workers', by C5, or DDP's at equal numbers of workers."""
+    if any(factor.high < 1 for factor in ddp):
+        return "does not hold", "DDP by itself, at equal num_workers, is faster here"
+    if workers.low > 1:
+        return "does not hold", "4 workers cost time here, so there is no gain to attribute"
+    if workers.high < min(1.0, *(factor.low for factor in ddp)):
+        return "holds", "the workers gain time, and DDP at equal num_workers gains none"
+    return "cannot be tested here", "the noise is too large to say whose a gain is"
+
+
+def try_usage(bench: Bench) -> Finding:
+    """C6: whether DP leaves all GPUs but the first idle, and DDP keeps all busy."""
+    finding = too_few_gpus(
+        bench.session.hardware,
+        f"{MNIST.augmented} under dp:{NUM_QUOTED_GPUS} and ddp:{NUM_QUOTED_GPUS}, and asks "
+        "NVML how busy each GPU is",
+    )
+    if finding is not None:
+        return finding
+    workload = find_images(bench).augmented
+    gpus = visible_gpus()[:NUM_QUOTED_GPUS]
+    usage = {}
+    for mode in ("dp", "ddp"):
+        recipe = Recipe(parallel=f"{mode}:{len(gpus)}", num_workers=_NUM_WORKERS)
+        with ExitStack() as stack:
+            meters = [stack.enter_context(open_meter(gpu.uuid)) for gpu in gpus]
+            logs = [UsageLog(meter) for meter in meters if meter is not None]
+            bench.profile(workload, recipe, num_epochs=_NUM_WATCHED_EPOCHS)
+            usage[mode] = [mean_usage(log.stop()) for log in logs]
+    return weigh_usage(usage).on(workload)
+
+
+def mean_usage(samples: Sequence[UsageSample]) -> float:
+    """Return the mean busy share of a GPU; a time in which it did not tell counts for nothing.
+
+    Raises:
+        NotExercisedError: It never told.
+    """
+    told = [one.utilization_ratio for one in samples if one.utilization_ratio is not None]
+    if not told:
+        raise NotExercisedError("the GPUs do not tell how busy they are (MIG instances do not)")
+    return sum(told) / len(told)
+
+
+def weigh_usage(usage: Mapping[str, Sequence[float]]) -> Finding:
+    """Return what the mean busy share of each GPU under "dp" and "ddp" says of C6."""
+    dp, ddp = usage["dp"], usage["ddp"]
+    leaves_idle = max(dp[1:]) < dp[0] / 2
+    keeps_busy = min(ddp) > max(ddp) / 2
+    spelled = {mode: ", ".join(map(format_ratio, shares)) for mode, shares in usage.items()}
+    return Finding(
+        status="holds" if leaves_idle and keeps_busy else "does not hold",
+        figures={f"{mode}_utilization": list(shares) for mode, shares in usage.items()},
+        here=f"DP {spelled['dp']}; DDP {spelled['ddp']}",
+        reason=(
+            f"under DP the other GPUs are {'' if leaves_idle else 'not '}less than half as busy as "
+            f"the first; under DDP {'all are' if keeps_busy else 'some are not'} at least half as "
+            "busy as the busiest"
+        ),
+    )
+
+
+def _samples_per_s(outcome: Outcome) -> float:
+    assert outcome.record.samples_per_s is not None, "training has samples"
+    return outcome.record.samples_per_s
+
+
+def _ratio(times_s: Sequence[float], others_s: Sequence[float]) -> Interval:
+    return geometric_interval([a_s / b_s for a_s, b_s in zip(times_s, others_s, strict=True)])
+
+
+def _times(interval: Interval) -> str:
+    return f"{interval.centre:.2f} ({interval.low:.2f} to {interval.high:.2f})"

@@ -1,0 +1,199 @@
+"""Claims about whole trainings: C7, C10, C11."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from perfsuite.experiments.claims.claim import TOO_NOISY, Bench, Finding, as_figure, weigh_interval
+from perfsuite.experiments.compare import ComparisonRequest, Word, compare
+from perfsuite.experiments.interleave import Cell
+from perfsuite.gate.judge.trial import Budget
+from perfsuite.records.profile import ProfileStages
+from perfsuite.records.recipe import Recipe
+from perfsuite.stats.intervals import geometric_interval
+from perfsuite.units import format_bytes, format_ratio, format_seconds
+
+_IMAGES = "lenet-digits"
+_SENTENCES = "transformer-tiny"
+# The loss of the digits has settled after these.
+_NUM_CURVE_EPOCHS = 8
+_NUM_STAGE_EPOCHS = 2
+# The quoted runs are told by their first epoch and by what the following took.
+_NUM_EPOCHS = 4
+_NUM_RUNS = 8
+# Losses were quoted as equal with two digits, "0.33 for both"; of 300 images a point is three.
+_SAME_LOSS = 0.01
+_SAME_ACCURACY = 0.01
+# A look at 3 pairs and two more, at 10 s a pair: minutes are for all claims together.
+_BUDGET = Budget(max_pairs=5, max_s=60.0, timeout_s=120.0)
+
+
+# What a comparison's word is called where less time was claimed.
+_TIMES: dict[Word, str] = {
+    "faster": "it is faster",
+    "slower": "it is slower",
+    "same": "it is as slow",
+    "undecided": "it is not proven to be faster",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curve:
+    """What one precision came to.
+
+    Attributes:
+        losses: Mean training loss of each epoch, None where it is not finite.
+        accuracy: Of the validation split after the last epoch.
+        peak_bytes: Memory of one step.
+    """
+
+    losses: tuple[float | None, ...]
+    accuracy: float
+    peak_bytes: int
+
+
+def try_mixed_precision(bench: Bench) -> Finding:
+    """C7: whether mixed precision reaches the same loss and accuracy in less time and memory."""
+    low = "amp-fp16" if bench.session.hardware.device == "cuda" else "amp-bf16"
+    recipes = {"fp32": Recipe(), low: Recipe(precision=low)}
+    curves = {}
+    for name, recipe in recipes.items():
+        profile = bench.profile(_IMAGES, recipe, num_epochs=_NUM_CURVE_EPOCHS)
+        memory = bench.count(_IMAGES, recipe).record.memory
+        assert memory is not None, "one process trains without torch.compile"
+        assert profile.accuracy is not None, "the digits have a validation split"
+        curves[name] = Curve(
+            losses=tuple(epoch.loss for epoch in profile.epochs),
+            accuracy=profile.accuracy,
+            peak_bytes=memory.peak_bytes,
+        )
+    request = ComparisonRequest(
+        a=Cell(workload=_IMAGES, recipe=recipes["fp32"]),
+        b=Cell(workload=_IMAGES, recipe=recipes[low]),
+        budget=_BUDGET,
+        seed=bench.seed,
+    )
+    compared = compare(bench.session, request, say=bench.say)
+    finding = weigh_precisions(
+        curves["fp32"],
+        curves[low],
+        word=compared.word,
+        ratio=compared.ratio,
+        interval=compared.interval,
+        precision=low,
+    )
+    return finding.on(_IMAGES)
+
+
+def weigh_precisions(
+    full: Curve,
+    mixed: Curve,
+    *,
+    word: Word,
+    ratio: float,
+    interval: tuple[float, float],
+    precision: str,
+) -> Finding:
+    """Return what two trainings say of C7.
+
+    Args:
+        full: In fp32.
+        mixed: In mixed precision.
+        word: What the latter is in time.
+        ratio: Of the time of a sample, mixed / full.
+        interval: The bounds that decided.
+        precision: The name of the mixed one.
+    """
+    full_loss, mixed_loss = full.losses[-1], mixed.losses[-1]
+    learns_alike = (
+        full_loss is not None
+        and mixed_loss is not None
+        and abs(mixed_loss - full_loss) <= _SAME_LOSS
+        and full.accuracy - mixed.accuracy <= _SAME_ACCURACY
+    )
+    memory_ratio = mixed.peak_bytes / full.peak_bytes
+    texts = [
+        f"final loss {_spell(full_loss)} and {_spell(mixed_loss)}",
+        f"accuracy {format_ratio(full.accuracy)} and {format_ratio(mixed.accuracy)}",
+        f"time x{ratio:.2f} ({interval[0]:.2f} to {interval[1]:.2f}, {word})",
+        f"memory {format_bytes(full.peak_bytes)} and {format_bytes(mixed.peak_bytes)}",
+    ]
+    misses = [
+        text
+        for text, is_so in (
+            ("it learns otherwise", not learns_alike),
+            (_TIMES[word], word != "faster"),
+            ("it takes no less memory", memory_ratio >= 1),
+        )
+        if is_so
+    ]
+    return Finding(
+        status="does not hold" if misses else "holds",
+        figures={
+            "precisions": ["fp32", precision],
+            "losses": {"fp32": full.losses, precision: mixed.losses},
+            "accuracy": {"fp32": full.accuracy, precision: mixed.accuracy},
+            "peak_bytes": {"fp32": full.peak_bytes, precision: mixed.peak_bytes},
+            "time_ratio": {"value": ratio, "low": interval[0], "high": interval[1], "word": word},
+        },
+        here="; ".join(texts),
+        reason=f"{precision}: {', '.join(misses) or 'the same in less'}",
+    )
+
+
+def try_stages(bench: Bench) -> Finding:
+    """C10: whether evaluation, loading and the rest outweigh forward and backward."""
+    profile = bench.profile(_SENTENCES, Recipe(), num_epochs=_NUM_STAGE_EPOCHS)
+    return weigh_stages(profile.stages_s).on(_SENTENCES)
+
+
+def weigh_stages(stages_s: ProfileStages) -> Finding:
+    """Return what the five stages of a fine-tuning run say of C10."""
+    computing_s = stages_s.forward + stages_s.loss_backward
+    around_s = stages_s.load + (stages_s.evaluation or 0.0) + stages_s.other
+    return Finding(
+        status="holds" if around_s > computing_s else "does not hold",
+        figures=dict(stages_s.as_rows()),
+        here=", ".join(f"{name} {format_seconds(seconds)}" for name, seconds in stages_s.as_rows()),
+        reason=(
+            "evaluation, loading and other take "
+            f"{format_ratio(around_s / (around_s + computing_s))} of the time"
+        ),
+    )
+
+
+def try_first_epoch(bench: Bench) -> Finding:
+    """C11: whether the first epoch of a DDP run is slower than the following ones."""
+    durations_s = []
+    for number in range(1, _NUM_RUNS + 1):
+        bench.say(f"run {number} of {_NUM_RUNS}")
+        profile = bench.profile(_IMAGES, Recipe(parallel="ddp:2"), num_epochs=_NUM_EPOCHS)
+        durations_s.append([epoch.duration_s for epoch in profile.epochs])
+    return weigh_first_epoch(durations_s).on(_IMAGES)
+
+
+def weigh_first_epoch(durations_s: Sequence[Sequence[float]]) -> Finding:
+    """Return what the durations of epochs, run by run, say of C11."""
+    firsts = [durations[0] for durations in durations_s]
+    laters = [sum(durations[1:]) / (len(durations) - 1) for durations in durations_s]
+    ratio = geometric_interval([first / later for first, later in zip(firsts, laters, strict=True)])
+    first, later = (geometric_interval(times) for times in (firsts, laters))
+    status = weigh_interval(ratio, low=1.0)
+    return Finding(
+        status=status,
+        figures={
+            "epochs_s": [list(durations) for durations in durations_s],
+            "first_per_later": as_figure(ratio),
+        },
+        here=f"{format_seconds(first.centre)} then {format_seconds(later.centre)}",
+        reason=(
+            f"over {len(firsts)} fresh runs the first epoch takes x{ratio.centre:.2f} of a later "
+            f"one (between {ratio.low:.2f} and {ratio.high:.2f})"
+            f"{TOO_NOISY if status == 'cannot be tested here' else ''}"
+        ),
+    )
+
+
+def _spell(loss: float | None) -> str:
+    return "not finite" if loss is None else f"{loss:.3f}"

@@ -1,0 +1,263 @@
+"""Two cells through the gate's paired rule: is b faster than a, slower, or the same?
+
+Both arms have the same tree and interpreter; what each measures stands in its environment. Compared
+are seconds per sample, because an iteration of two ranks handles twice the samples of one. Must not
+know how a comparison is shown.
+
+The rule is one-sided: it proves that b is slower, or not slower than the limit. "The same" is
+proven from both sides (Schuirmann 1987, the two one-sided tests procedure): once with b against a
+and once with a against b, on the same pairs where they suffice, on further ones where not.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from perfsuite.errors import NotExercisedError, WorkloadError
+from perfsuite.experiments import compared_cell
+from perfsuite.experiments.interleave import Cell
+from perfsuite.experiments.rank_session import Session
+from perfsuite.gate.arms.arm import Arm
+from perfsuite.gate.judge.judge import judge
+from perfsuite.gate.judge.trial import Budget, Demands, Trial
+from perfsuite.records.cell import CellRecord, samples_of_step
+from perfsuite.records.equivalence import EquivalenceReport
+from perfsuite.records.recipe_text import describe_recipe
+from perfsuite.stats import intervals
+from perfsuite.stats.sequential import Decision, Rule, decide
+
+Word = Literal["faster", "slower", "same", "undecided"]
+
+_FILE = Path(compared_cell.__file__)
+_TESTS = {"train": "test_training", "load": "test_loading"}
+_UNMEASURED = ("ERROR", "NO-BASELINE", "INVALID", "SKIPPED")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparisonRequest:
+    """What is to be compared, and how.
+
+    Attributes:
+        a: What b is compared with.
+        b: The other cell, of the same activity.
+        tolerance: A difference up to this is none, 0.02 = 2 %.
+        limit: "The same" is within this.
+        budget: What each of at most two judgements may cost.
+        seed: Of everything that is random.
+    """
+
+    a: Cell
+    b: Cell
+    tolerance: float = 0.02
+    limit: float = 0.05
+    budget: Budget
+    seed: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """What the pairs came to; ratios are b / a, 1.05 = b takes 5 % longer for a sample.
+
+    Attributes:
+        word: What b is.
+        ratio: Location of b / a.
+        interval: The bounds that decided.
+        raw: Seconds per sample of both launches of each pair, a first.
+        num_samples: Of an iteration, by "a" and "b".
+        records: What perfsuite kept of the last launches, by "a" and "b".
+        wall_s: What the pairs took.
+    """
+
+    word: Word
+    ratio: float
+    interval: tuple[float, float]
+    raw: tuple[tuple[float, float], ...]
+    num_samples: dict[str, int]
+    records: dict[str, CellRecord]
+    wall_s: float
+
+    @property
+    def margin(self) -> float:
+        """How far from equal the interval reaches: "the same within" this."""
+        low, high = self.interval
+        return max(high - 1, 1 - low)
+
+
+def prove_cell(session: Session, cell: Cell) -> EquivalenceReport:
+    """Return what proves that a cell trains what one process would.
+
+    Raises:
+        EquivalenceError: It computes something else.
+        NotExercisedError: This machine would measure something else.
+        PerfsuiteError: As `Session.verify`.
+    """
+    report = session.prove(cell.workload, cell.recipe)
+    if report.status == "not exercised":
+        raise NotExercisedError(report.worst.reason)
+    return report
+
+
+def compare(
+    session: Session, request: ComparisonRequest, *, say: Callable[[str], None]
+) -> Comparison:
+    """Return whether b is faster than a; the session holds the machine from here on.
+
+    Raises:
+        WorkloadError: One of the cells cannot be measured.
+        PerfsuiteError: As `Session.measure_cell`.
+    """
+    a, b = (_Side(cell, _count_samples(session, cell)) for cell in (request.a, request.b))
+    session.hold_machine()
+    forward = _judge(session, request, a, b, say)
+    pairs = _per_sample(forward.trial, a, b)
+    raw, wall_s = list(pairs), forward.wall_s
+    backward: Decision | None = None
+    if forward.decision.word == "PASS":
+        rule = Rule(
+            tolerance=request.tolerance,
+            limit=request.limit,
+            num_cells=1,
+            max_pairs=request.budget.max_pairs,
+        )
+        backward = decide([math.log(a_s / b_s) for a_s, b_s in pairs], rule)
+        if backward.word is None:
+            say("b is not slower; is it faster?")
+            reverse = _judge(session, request, b, a, say)
+            backward = reverse.decision
+            raw += [(a_s, b_s) for b_s, a_s in _per_sample(reverse.trial, b, a)]
+            wall_s += reverse.wall_s
+    word, interval = weigh(forward.decision, backward)
+    return Comparison(
+        word=word,
+        ratio=intervals.geometric_interval([b_s / a_s for a_s, b_s in raw]).centre,
+        interval=interval,
+        raw=tuple(raw),
+        num_samples={"a": a.num_samples, "b": b.num_samples},
+        records={
+            name: msgspec.convert(forward.trial.last[arm].record, CellRecord)
+            for name, arm in (("a", "base"), ("b", "head"))
+        },
+        wall_s=wall_s,
+    )
+
+
+def weigh(forward: Decision, backward: Decision | None) -> tuple[Word, tuple[float, float]]:
+    """Return what two decisions prove together, and the bounds of b / a that prove it.
+
+    Args:
+        forward: Of b against a.
+        backward: Of a against b; None where the first one said enough.
+
+    >>> passed = Decision(word="PASS", ratio=1.0, interval=(0.9, 1.01), num_pairs=4, detectable=0.1)
+    >>> weigh(passed, passed)
+    ('same', (0.9900990099009901, 1.01))
+    """
+    low, high = forward.interval
+    if forward.word == "FAIL":
+        return "slower", (low, high)
+    if forward.word == "IMPROVED":
+        return "faster", (low, high)
+    if backward is None or forward.word != "PASS":
+        return "undecided", (low, high)
+    back_low, back_high = backward.interval
+    if backward.word == "FAIL":
+        return "faster", (1 / back_high, 1 / back_low)
+    if backward.word == "PASS":
+        return "same", (1 / back_high, high)
+    if backward.word == "IMPROVED":  # then a is faster, though by less than the limit
+        return "slower", (1 / back_high, 1 / back_low)
+    return "undecided", (1 / back_high, high)
+
+
+@dataclass(frozen=True)
+class _Side:
+    cell: Cell
+    num_samples: int
+
+
+@dataclass(frozen=True)
+class _Judged:
+    trial: Trial
+    decision: Decision
+    wall_s: float
+
+
+def _count_samples(session: Session, cell: Cell) -> int:
+    """Return the samples of an iteration, from one that nobody times: it also tells mistakes."""
+    outcome = session.measure_cell(
+        cell.workload, cell.recipe, activity=cell.activity, is_timed=False
+    )
+    samples = samples_of_step(outcome.record.samples_per_s, intervals.median(outcome.step_times_s))
+    assert samples is not None
+    return samples
+
+
+def _judge(
+    session: Session,
+    request: ComparisonRequest,
+    base: _Side,
+    head: _Side,
+    say: Callable[[str], None],
+) -> _Judged:
+    """Return what one judgement says of head's time per sample against base's."""
+    name = f"{_FILE.name}::{_TESTS[base.cell.activity]}"
+    # An iteration of more samples may take longer by as much. The floor is for slowdowns that
+    # nobody would notice; here every difference is asked for.
+    more_samples = head.num_samples / base.num_samples
+    demands = Demands(
+        tolerance=request.tolerance,
+        limit=request.limit,
+        floor_s=0.0,
+        accepted_slowdown=more_samples,
+    )
+    judgement = judge(
+        _arm("base", base.cell, session.hardware.device),
+        _arm("head", head.cell, session.hardware.device),
+        {name: demands},
+        budget=request.budget,
+        seed=request.seed,
+        priors={},
+        say=say,
+    )
+    (trial,) = judgement.trials
+    if trial.word in _UNMEASURED or trial.decision is None:
+        raise WorkloadError(
+            f"{base.cell.workload} under {describe_recipe(base.cell.recipe)} (base) and "
+            f"{head.cell.workload} under {describe_recipe(head.cell.recipe)} (head) cannot be "
+            f"compared: {trial.reason}"
+        )
+    low, high = trial.decision.interval
+    decision = dataclasses.replace(
+        trial.decision,
+        ratio=trial.decision.ratio / more_samples,
+        interval=(low / more_samples, high / more_samples),
+    )
+    return _Judged(trial, decision, judgement.wall_s)
+
+
+def _per_sample(trial: Trial, base: _Side, head: _Side) -> list[tuple[float, float]]:
+    return [(base_s / base.num_samples, head_s / head.num_samples) for base_s, head_s in trial.raw]
+
+
+def _arm(name: str, cell: Cell, device: str) -> Arm:
+    variable = {"workload": cell.workload, "recipe": cell.recipe.as_dict()}
+    return Arm(
+        name=name,
+        tree=Path.cwd(),
+        import_roots=(),
+        pytest_arguments=(
+            # Nobody's configuration: neither that of this folder nor that of the package's.
+            *("-c", os.devnull, f"--rootdir={_FILE.parent}", f"--perf-device={device}"),
+            str(_FILE),
+        ),
+        environment={compared_cell.CELL_VARIABLE: json.dumps(variable), "PYTEST_ADDOPTS": ""},
+    )

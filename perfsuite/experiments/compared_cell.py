@@ -1,0 +1,32 @@
+"""The cells that `comparing` has both arms run: what to measure stands in an arm's environment.
+
+An ordinary benchmark file, which pytest is handed by its path; imports no torch. Must not know
+what it is compared with.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+
+from perfsuite.records.cell import Outcome
+from perfsuite.records.recipe import Recipe
+
+# JSON: {"workload": a name or "module:attribute", "recipe": {fields}}.
+CELL_VARIABLE = "PERFSUITE_COMPARED_CELL"
+
+
+def test_training(train_benchmark: Callable[..., Outcome]) -> None:
+    """Train the arm's cell."""
+    train_benchmark(*_cell())
+
+
+def test_loading(loader_benchmark: Callable[..., Outcome]) -> None:
+    """Load the arm's cell, and do nothing with it."""
+    loader_benchmark(*_cell())
+
+
+def _cell() -> tuple[str, Recipe]:
+    cell = json.loads(os.environ[CELL_VARIABLE])
+    return cell["workload"], Recipe(**cell["recipe"])

@@ -1,0 +1,93 @@
+"""Several cells measured in turn, over and over: what the machine does meanwhile meets them all.
+
+One launch of each cell is a repetition; repetitions are the replicates, and the order within each
+is drawn anew. For many cells that need no verdict of the gate. Must not know what is decided of
+the times.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+from perfsuite.experiments.rank_session import Session
+from perfsuite.records.cell import Outcome
+from perfsuite.records.recipe import Activity, Recipe
+from perfsuite.stats import intervals
+from perfsuite.units import format_seconds
+
+Key = TypeVar("Key")
+
+# Launches are what varies, so each has a single round: long enough for what loader workers had
+# ready before it to be a small part. It may take twice this: its iterations are a power of two.
+ROUND_S = 0.3
+_NUM_ROUNDS = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """What is measured.
+
+    Attributes:
+        workload: A name, or "module:attribute".
+        recipe: How it is trained, or loaded.
+        activity: What one iteration is.
+    """
+
+    workload: str
+    recipe: Recipe
+    activity: Activity = "train"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Series:
+    """What the repetitions of one cell gave, in their order.
+
+    Attributes:
+        outcomes: One a repetition.
+    """
+
+    outcomes: tuple[Outcome, ...]
+
+    @property
+    def times_s(self) -> tuple[float, ...]:
+        """Seconds of an iteration in each repetition."""
+        return tuple(intervals.median(outcome.step_times_s) for outcome in self.outcomes)
+
+
+def measure_interleaved(
+    session: Session,
+    cells: Mapping[Key, Cell],
+    *,
+    num_repetitions: int,
+    seed: int,
+    say: Callable[[str], None],
+) -> dict[Key, Series]:
+    """Return what every cell gave, as many times as there are repetitions.
+
+    Args:
+        session: Runs the cells; its rounds take `ROUND_S`.
+        cells: By any key, whose text names the cell in the lines shown.
+        num_repetitions: Launches of each cell.
+        seed: Of the order.
+        say: Shows a line for each launch.
+
+    Raises:
+        PerfsuiteError: As `Session.measure_cell`.
+    """
+    random_numbers = random.Random(seed)
+    outcomes: dict[Key, list[Outcome]] = {key: [] for key in cells}
+    for repetition in range(1, num_repetitions + 1):
+        keys = list(cells)
+        random_numbers.shuffle(keys)
+        for key in keys:
+            cell = cells[key]
+            outcome = session.measure_cell(
+                cell.workload, cell.recipe, activity=cell.activity, num_rounds=_NUM_ROUNDS
+            )
+            outcomes[key].append(outcome)
+            duration = format_seconds(intervals.median(outcome.step_times_s))
+            say(f"repetition {repetition} of {num_repetitions}, {key}: {duration} an iteration")
+    return {key: Series(outcomes=tuple(outcomes[key])) for key in cells}

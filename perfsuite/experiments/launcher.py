@@ -1,0 +1,112 @@
+"""What starts the ranks of a session's groups: this process alone, or all that torchrun started.
+
+Must not know what the ranks do.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Protocol
+
+from perfsuite.errors import PerfsuiteError
+from perfsuite.ranks.group import GroupPolicy, run_group
+from perfsuite.ranks.messages import Job, Reply
+from perfsuite.ranks.torchrun.groups import SpanningGroups
+from perfsuite.ranks.torchrun.peers import Peers
+from perfsuite.ranks.torchrun.topology import Layout, read_whereabouts
+from perfsuite.records.capability import Hardware, why_not_exercised
+from perfsuite.records.recipe import Recipe
+from perfsuite.system.timing_lock import TimingLock
+
+
+class Launcher(Protocol):
+    """What a session runs its groups with."""
+
+    @property
+    def hardware(self) -> Hardware:
+        """What there is for the ranks."""
+
+    def hold_machine(self) -> None:
+        """Return when no other timing session is at work where the ranks run.
+
+        Raises:
+            BusyMachineError: Another session held a machine for all of the waiting time.
+        """
+
+    def why_not_exercised(self, recipe: Recipe) -> str | None:
+        """Return why the ranks would measure something else than the recipe, None if not."""
+
+    def run(
+        self, job: Job, *, world_size: int, policy: GroupPolicy, needs_group: bool = True
+    ) -> list[Reply]:
+        """Run a job on a fresh group and return its replies, as `group.run_group` does."""
+
+
+class Alone:
+    """This process starts every rank of a group, on this machine."""
+
+    def __init__(self, hardware: Hardware, lock: TimingLock) -> None:
+        self.hardware = hardware
+        self._lock = lock
+
+    def hold_machine(self) -> None:
+        """See `Launcher`."""
+        self._lock.acquire()
+
+    def why_not_exercised(self, recipe: Recipe) -> str | None:
+        """See `Launcher`."""
+        return why_not_exercised(recipe, self.hardware)
+
+    def run(
+        self, job: Job, *, world_size: int, policy: GroupPolicy, needs_group: bool = True
+    ) -> list[Reply]:
+        """See `Launcher`."""
+        return run_group(job, world_size=world_size, policy=policy, needs_group=needs_group)
+
+
+class Together:
+    """This process and its peers start one rank each; they call every method in the same order."""
+
+    def __init__(
+        self, hardware: Hardware, lock: TimingLock, peers: Peers, gpus: Sequence[str]
+    ) -> None:
+        """Learn where the other ranks are.
+
+        Args:
+            hardware: What there is for the rank here.
+            lock: Of this machine.
+            peers: All processes.
+            gpus: UUIDs of the GPUs that this one sees.
+
+        Raises:
+            LostRankError: A rank did not come.
+        """
+        mine = read_whereabouts(lock.folder, gpus)
+        self._layout = Layout(tuple(peers.gather("whereabouts", mine)))
+        self.hardware = dataclasses.replace(
+            hardware, num_gpus=self._layout.num_gpus, num_cores=self._layout.num_cores
+        )
+        self._peers = peers
+        self._lock = lock
+        self._holds_machines = False
+        self.run = SpanningGroups(peers, self._layout).run
+
+    def hold_machine(self) -> None:
+        """See `Launcher`; of ranks that share a lock, the first takes it."""
+        if self._holds_machines:
+            return
+        trouble = None
+        if self._layout.holds_lock(self._peers.membership.rank):
+            try:
+                self._lock.acquire()
+            except PerfsuiteError as error:
+                trouble = error
+        for one in self._peers.gather("timing lock", trouble):
+            if one is not None:
+                raise one
+        self._holds_machines = True
+
+    def why_not_exercised(self, recipe: Recipe) -> str | None:
+        """See `Launcher`."""
+        return self._layout.why_not_exercised(recipe) or why_not_exercised(recipe, self.hardware)

@@ -1,0 +1,387 @@
+"""From a cell to its record: the one place that knows ranks, measurements and records.
+
+Resolves what the machine can exercise, runs the ranks, combines what they measured into one
+`Outcome`. Imports no torch; must not know pytest or the command line.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import os
+from collections.abc import Callable, Iterator, Sequence
+from types import ModuleType
+from typing import Any, cast
+
+from perfsuite.errors import (
+    EquivalenceError,
+    NotExercisedError,
+    PerfsuiteError,
+    RecipeError,
+    SettingError,
+)
+from perfsuite.experiments import results
+from perfsuite.experiments.launcher import Alone, Launcher, Together
+from perfsuite.experiments.profile import combine_profiles
+from perfsuite.experiments.results import combine
+from perfsuite.experiments.settings import Settings
+from perfsuite.ranks.bootstrap import make_group_folder, remove_group_folder, sweep_stale_folders
+from perfsuite.ranks.chains import Chain, GroupRequest, run_chain, run_chains
+from perfsuite.ranks.group import GroupPolicy
+from perfsuite.ranks.messages import (
+    CallFunction,
+    CellMeasured,
+    CheckRun,
+    FunctionReturned,
+    MeasurePlan,
+    ProfileTaken,
+    RecordRun,
+    Reply,
+    RunCell,
+    RunChecked,
+    RunProfile,
+)
+from perfsuite.ranks.pickling import pack, unpack
+from perfsuite.ranks.torchrun.peers import Peers
+from perfsuite.records.capability import Hardware
+from perfsuite.records.cell import Outcome
+from perfsuite.records.equivalence import EquivalenceReport, Numerics
+from perfsuite.records.profile import ProfiledRun
+from perfsuite.records.recipe import Activity, Recipe
+from perfsuite.records.workload import Workload, find_workload
+from perfsuite.system.gpus import visible_gpus
+from perfsuite.system.timing_lock import TimingLock
+
+# The limits hold for the rounding of each step, so more steps prove little more.
+MAX_VERIFIED_STEPS = 10
+
+
+class Session:
+    """Runs cells one after the other on this machine, which it holds while it times."""
+
+    def __init__(self, settings: Settings, *, say: Callable[[str], None]) -> None:
+        """Prepare a session; nothing is started before the first cell.
+
+        Args:
+            settings: What the session is run with.
+            say: Shows a line to the user.
+        """
+        self._settings = settings
+        gpus = visible_gpus()
+        hardware = Hardware(
+            device=("cuda" if gpus else "cpu") if settings.device == "auto" else settings.device,
+            num_gpus=len(gpus),
+            num_cores=len(os.sched_getaffinity(0)),
+            compute_capability=gpus[0].compute_capability if gpus else None,
+            has_horovod=importlib.util.find_spec("horovod") is not None,
+        )
+        self._gpus = [gpu.uuid for gpu in gpus]
+        self._lock = TimingLock(wait_s=settings.wait_s, say=say)
+        self._launcher: Launcher = Alone(hardware, self._lock)
+        self._policy = GroupPolicy(
+            device=hardware.device,
+            num_gpus=hardware.num_gpus,
+            timeout_s=settings.timeout_s,
+            # Ranks wait for a turn in a collective, and the other arm's turn may be a long one.
+            collective_timeout_s=(
+                settings.collective_timeout_s if settings.turns is None else settings.timeout_s
+            ),
+            seed=settings.seed,
+            import_roots=tuple(str(root) for root in settings.import_roots),
+            turns=settings.turns,
+            shows_output=settings.shows_output,
+        )
+        self._has_swept = False
+        self._reports: dict[tuple[object, ...], EquivalenceReport] = {}
+
+    @property
+    def hardware(self) -> Hardware:
+        """What there is for the ranks."""
+        return self._launcher.hardware
+
+    def meet(self, peers: Peers) -> None:
+        """From now on run every group together with the other processes of this session.
+
+        Raises:
+            LostRankError: A rank did not come.
+        """
+        self._launcher = Together(self.hardware, self._lock, peers, self._gpus)
+
+    def hold_machine(self) -> None:
+        """Return when no other timing session is at work; the machine is held until `close`.
+
+        Raises:
+            BusyMachineError: Another session held it for all of the waiting time.
+        """
+        self._launcher.hold_machine()
+
+    def close(self) -> None:
+        """Let the machine go."""
+        self._lock.release()
+
+    def run_function(
+        self,
+        num_ranks: int,
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        *,
+        by_value: Sequence[ModuleType] = (),
+    ) -> list[Any]:
+        """Return what `function(*args)` returned on each of `num_ranks` ranks, in rank order.
+
+        Args:
+            num_ranks: Ranks of the default process group.
+            function: Called on every rank.
+            args: Its arguments, the same on every rank.
+            by_value: Modules, such as the test's own, whose functions the ranks cannot import.
+
+        Raises:
+            RankFailureError: A rank crashed, was killed, hung, or raised; the first one is named.
+            WorkloadError: The function or its arguments cannot be sent to another process.
+        """
+        self._sweep_once()
+        job = CallFunction(call=pack((function, tuple(args)), by_value=by_value))
+        replies = self._launcher.run(job, world_size=num_ranks, policy=self._policy)
+        return [unpack(cast(FunctionReturned, reply).value) for reply in replies]
+
+    def measure_cell(
+        self,
+        workload: str | Workload,
+        recipe: Recipe,
+        *,
+        activity: Activity = "train",
+        num_rounds: int | None = None,
+        num_iterations: int | None = None,
+        is_timed: bool = True,
+        numerics: Numerics | None = None,
+        by_value: Sequence[ModuleType] = (),
+    ) -> Outcome:
+        """Measure one activity of a workload under a recipe.
+
+        Args:
+            workload: A name, an object, or "module:attribute".
+            recipe: How it is trained.
+            activity: What one iteration is.
+            num_rounds: Timed rounds; None is the session's.
+            num_iterations: Iterations of a round; None lets the ranks choose after warming up.
+            is_timed: Whether times are kept; if not, one iteration runs beside whatever else does.
+            numerics: What was found of the recipe before, for the record.
+            by_value: Modules whose functions the ranks cannot import.
+
+        Raises:
+            NotExercisedError: This machine would measure something else.
+            RecipeError: The recipe is none.
+            PerfsuiteError: The workload, its data or its training is at fault, or a rank failed.
+        """
+        _check_is_recipe(recipe)
+        if self._settings.turns is not None:
+            recipe = self._settings.turns.plant(recipe)
+        found = find_workload(workload)
+        job = RunCell(
+            workload=pack(found, by_value=by_value),
+            recipe=recipe,
+            activity=activity,
+            plan=self._plan(num_rounds, num_iterations) if is_timed else self._plan(1, 1),
+        )
+        name = workload.name if isinstance(workload, Workload) else workload
+        return self._measure(job, name, is_timed, numerics)
+
+    def prove(
+        self,
+        workload: str | Workload,
+        recipe: Recipe,
+        *,
+        by_value: Sequence[ModuleType] = (),
+    ) -> EquivalenceReport:
+        """Return the report of `verify`, once for all recipes that differ in their loader alone.
+
+        Raises:
+            EquivalenceError: The recipe computes something else than one process.
+            PerfsuiteError: As `verify`.
+        """
+        _check_is_recipe(recipe)
+        key = (workload, *results.without_loader(recipe).as_dict().values())
+        if key not in self._reports:
+            self._reports[key] = self.verify(
+                workload, results.without_loader(recipe), by_value=by_value
+            )
+        report = self._reports[key]
+        if report.status == "mismatch":
+            raise EquivalenceError(f"not timed, because it computes something else: {report}")
+        return report
+
+    def verify(
+        self,
+        workload: str | Workload,
+        recipe: Recipe,
+        *,
+        num_steps: int = 3,
+        by_value: Sequence[ModuleType] = (),
+    ) -> EquivalenceReport:
+        """Check whether a recipe computes the same as one process.
+
+        Args:
+            workload: A name, an object, or "module:attribute".
+            recipe: How it is trained. How its data are loaded does not matter.
+            num_steps: Optimizer steps that are compared.
+            by_value: Modules whose functions the ranks cannot import.
+
+        Returns:
+            A report, also where this machine cannot exercise the recipe.
+
+        Raises:
+            SettingError: The number of steps is not from 1 to 10.
+            RecipeError: The recipe is none, or the workload cannot be trained so.
+            PerfsuiteError: The workload or its data is at fault, or a rank failed.
+        """
+        _check_is_recipe(recipe)
+        return run_chain(self._verify(workload, recipe, num_steps, by_value), self._launcher.run)
+
+    def verify_each(
+        self, workload: str, recipes: Sequence[Recipe], *, num_steps: int = 3
+    ) -> Iterator[EquivalenceReport | PerfsuiteError]:
+        """Yield what `verify` returns or raises of each recipe, some of them checked together."""
+        chains = (self._verify(workload, recipe, num_steps, ()) for recipe in recipes)
+        return run_chains(chains, at_once=self.hardware.num_untimed_at_once)
+
+    def _verify(
+        self,
+        workload: str | Workload,
+        recipe: Recipe,
+        num_steps: int,
+        by_value: Sequence[ModuleType],
+    ) -> Chain[EquivalenceReport]:
+        if not isinstance(num_steps, int) or not 1 <= num_steps <= MAX_VERIFIED_STEPS:
+            raise SettingError(
+                f"num_steps is {num_steps!r}; use a whole number from 1 to {MAX_VERIFIED_STEPS}"
+            )
+        packed = pack(find_workload(workload), by_value=by_value)
+        name = workload.name if isinstance(workload, Workload) else workload
+        try:
+            checked = yield from self._check(packed, recipe, num_steps)
+        except NotExercisedError as error:
+            return results.not_exercised(name, recipe, str(error))
+        return results.report(name, recipe, checked)
+
+    def _check(self, workload: bytes, recipe: Recipe, num_steps: int) -> Chain[RunChecked]:
+        reason = self._launcher.why_not_exercised(recipe)
+        if reason is not None:
+            raise NotExercisedError(reason)
+        self._sweep_once()
+        folder = make_group_folder()
+        # Nothing is timed here. The same steps are run again when they are, and say then what they
+        # have to say.
+        policy = dataclasses.replace(self._policy, shows_output=False, pins_ranks=False)
+        try:
+            has_twin = recipe.checkpointing != "none"
+            runs = {"tested": recipe}
+            if has_twin:
+                runs["twin"] = dataclasses.replace(recipe, checkpointing="none")
+            for name, run in runs.items():
+                job = RecordRun(
+                    workload=workload,
+                    recipe=results.without_loader(run),
+                    seed=self._settings.seed,
+                    folder=str(folder),
+                    name=name,
+                    num_steps=num_steps,
+                    counts_work=has_twin and not recipe.compile,
+                )
+                yield GroupRequest(
+                    job=job,
+                    world_size=run.plan.world_size,
+                    policy=policy,
+                    needs_group=run.plan.needs_group,
+                )
+            check = CheckRun(
+                workload=workload,
+                recipe=recipe,
+                seed=self._settings.seed,
+                num_steps=num_steps,
+                folder=str(folder),
+                has_twin=has_twin,
+            )
+            (reply,) = yield GroupRequest(job=check, world_size=1, policy=policy, needs_group=False)
+            return cast(RunChecked, reply)
+        finally:
+            remove_group_folder(folder)
+
+    def measure_all_reduce(
+        self, parallel: str, message_bytes: int, *, is_timed: bool = True
+    ) -> Outcome:
+        """Measure the sum over ranks of a tensor of `message_bytes` bytes.
+
+        Raises:
+            NotExercisedError: There are not enough devices.
+            PerfsuiteError: The sum is wrong, or a rank failed.
+        """
+        job = RunCell(
+            workload=None,
+            recipe=Recipe(parallel=parallel),
+            activity="all_reduce",
+            plan=self._plan(None, None) if is_timed else self._plan(1, 1),
+            message_bytes=message_bytes,
+        )
+        return self._measure(job, "all_reduce", is_timed)
+
+    def _plan(self, num_rounds: int | None, num_iterations: int | None) -> MeasurePlan:
+        return MeasurePlan(
+            num_rounds=self._settings.num_rounds if num_rounds is None else num_rounds,
+            num_iterations=num_iterations,
+            seed=self._settings.seed,
+            round_s=self._settings.round_s,
+        )
+
+    def _measure(
+        self, job: RunCell, name: str, is_timed: bool, numerics: Numerics | None = None
+    ) -> Outcome:
+        replies = self._run_timed(job, is_timed=is_timed)
+        ranks = [cast(CellMeasured, reply) for reply in replies]
+        return combine(job, name, self.hardware.device, ranks, numerics)
+
+    def profile(self, workload: str | Workload, recipe: Recipe, *, num_epochs: int) -> ProfiledRun:
+        """Train for some epochs with an evaluation after each, and return where the time went.
+
+        Raises:
+            SettingError: The number of epochs is not a whole number from 1.
+            NotExercisedError: This machine would profile something else.
+            PerfsuiteError: As `measure_cell`.
+        """
+        _check_is_recipe(recipe)
+        if not isinstance(num_epochs, int) or num_epochs < 1:
+            raise SettingError(f"num_epochs is {num_epochs!r}; use a whole number from 1")
+        job = RunProfile(
+            workload=pack(find_workload(workload)),
+            recipe=recipe,
+            seed=self._settings.seed,
+            num_epochs=num_epochs,
+        )
+        name = workload.name if isinstance(workload, Workload) else workload
+        ranks = [cast(ProfileTaken, reply) for reply in self._run_timed(job)]
+        return combine_profiles(job, name, self.hardware.device, ranks)
+
+    def _run_timed(self, job: RunCell | RunProfile, *, is_timed: bool = True) -> list[Reply]:
+        """What the ranks reply, alone on the machine where their times are kept."""
+        reason = self._launcher.why_not_exercised(job.recipe)
+        if reason is not None:
+            raise NotExercisedError(reason)
+        self._sweep_once()
+        if is_timed and self._settings.turns is None:
+            self.hold_machine()
+        plan = job.recipe.plan
+        return self._launcher.run(
+            job,
+            world_size=plan.world_size,
+            policy=self._policy,
+            needs_group=plan.needs_group,
+        )
+
+    def _sweep_once(self) -> None:
+        if not self._has_swept:
+            sweep_stale_folders()
+            self._has_swept = True
+
+
+def _check_is_recipe(recipe: object) -> None:
+    if not isinstance(recipe, Recipe):
+        raise RecipeError(f"recipe is {recipe!r}; use perfsuite.Recipe(parallel='ddp:2', ...)")

@@ -1,0 +1,199 @@
+"""From what each rank measured of a cell to one outcome. Must not know how ranks are run."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from perfsuite.ranks.messages import CellMeasured, RoundTimes, RunCell, RunChecked
+from perfsuite.records.cell import CellRecord, Counts, Memory, Outcome, StageTimes
+from perfsuite.records.equivalence import (
+    Check,
+    EquivalenceReport,
+    EquivalenceRow,
+    Finding,
+    Numerics,
+)
+from perfsuite.records.recipe import Recipe
+from perfsuite.stats import intervals
+
+
+def combine(
+    job: RunCell,
+    name: str,
+    device: str,
+    ranks: Sequence[CellMeasured],
+    numerics: Numerics | None,
+) -> Outcome:
+    """Return one outcome from what all ranks measured."""
+    first = ranks[0]
+    rounds_by_rank = [rank.rounds for rank in ranks]
+    step_times_s = slowest_rank_times(rounds_by_rank, first.num_iterations)
+    batch_size = first.global_batch_size
+    record = CellRecord(
+        workload=name,
+        recipe=job.recipe.as_dict(),
+        device=device,
+        world_size=len(ranks),
+        exercised=True,
+        fingerprint=first.environment.fingerprint,
+        numerics=numerics,
+        stages_s=combine_stages(rounds_by_rank, first.num_iterations),
+        counts=_busiest([rank.counts for rank in ranks]),
+        memory=_memory(ranks),
+        samples_per_s=None if batch_size is None else batch_size / intervals.median(step_times_s),
+        losses=_mean_losses([rank.losses for rank in ranks if rank.losses is not None]),
+        verdict=None,
+        operators=first.operators,
+    )
+    return Outcome(
+        step_times_s=tuple(step_times_s),
+        num_iterations=first.num_iterations,
+        record=record,
+        missing=first.missing,
+    )
+
+
+def _busiest(counts: Sequence[Counts]) -> Counts:
+    """Return, count by count, the largest over ranks; None where any rank has none."""
+
+    def largest(name: str) -> int | None:
+        values = [getattr(one, name) for one in counts]
+        return None if None in values else max(values)
+
+    return Counts(**{name: largest(name) for name in Counts.__struct_fields__})
+
+
+def _memory(ranks: Sequence[CellMeasured]) -> Memory | None:
+    peaks = [rank.peak for rank in ranks if rank.peak is not None]
+    if len(peaks) < len(ranks):
+        return None
+    per_rank = tuple(peak.peak_bytes for peak in peaks)
+    return Memory(metric=peaks[0].metric, peak_bytes=max(per_rank), per_rank=per_rank)
+
+
+def _mean_losses(by_rank: Sequence[tuple[float, ...]]) -> tuple[float, ...]:
+    return tuple(sum(losses) / len(losses) for losses in zip(*by_rank, strict=True))
+
+
+def slowest_rank_times(
+    rounds_by_rank: Sequence[Sequence[RoundTimes]], num_iterations: int
+) -> list[float]:
+    """Return seconds per iteration of each round: the slowest rank's from the common start.
+
+    Args:
+        rounds_by_rank: The rounds of each rank.
+        num_iterations: Iterations of one round.
+
+    Raises:
+        ValueError: The ranks have different numbers of rounds.
+
+    >>> fast = RoundTimes(duration_s=0.5, stages_s={})
+    >>> slow = RoundTimes(duration_s=1.0, stages_s={})
+    >>> slowest_rank_times([[fast, fast], [slow, fast]], num_iterations=2)
+    [0.5, 0.25]
+    """
+    return [
+        max(times.duration_s for times in ranks) / num_iterations
+        for ranks in zip(*rounds_by_rank, strict=True)
+    ]
+
+
+def combine_stages(
+    rounds_by_rank: Sequence[Sequence[RoundTimes]], num_iterations: int
+) -> StageTimes:
+    """Return seconds per iteration of each stage: the maximum over ranks of the rank's mean.
+
+    The stages may come from different ranks, so they need not add up to the step time. `other` is
+    a rank's duration less its stages, again the maximum over ranks. It is not below 0: on a GPU
+    the loading of a batch overlaps with the device's work, and both are counted in full.
+
+    Args:
+        rounds_by_rank: The rounds of each rank, at least one.
+        num_iterations: Iterations of one round.
+
+    >>> rounds = [RoundTimes(duration_s=1.0, stages_s={"load": 0.25, "forward": 0.5})]
+    >>> times = combine_stages([rounds], num_iterations=1)
+    >>> times.load, times.forward, times.backward, times.other
+    (0.25, 0.5, None, 0.25)
+    """
+    means = [_mean_stages(rounds, num_iterations) for rounds in rounds_by_rank]
+    return StageTimes(
+        load=_greatest(means, "load"),
+        forward=_greatest(means, "forward"),
+        backward=_greatest(means, "backward"),
+        optimizer=_greatest(means, "optimizer"),
+        evaluation=_greatest(means, "evaluation"),
+        other=_greatest(means, "other"),
+    )
+
+
+def _mean_stages(rounds: Sequence[RoundTimes], num_iterations: int) -> dict[str, float]:
+    totals: dict[str, float] = {}
+    for times in rounds:
+        for name, seconds in times.stages_s.items():
+            totals[name] = totals.get(name, 0.0) + seconds
+    in_no_stage = sum(times.duration_s for times in rounds) - sum(totals.values())
+    totals["other"] = max(0.0, in_no_stage)
+    return {name: total / (len(rounds) * num_iterations) for name, total in totals.items()}
+
+
+def _greatest(means: Sequence[dict[str, float]], name: str) -> float | None:
+    return max((mean[name] for mean in means if name in mean), default=None)
+
+
+# Those that compute in float32 or finer.
+_FULL_PRECISIONS = ("fp64", "fp32", "O0")
+
+
+def report(workload: str, recipe: Recipe, checked: RunChecked) -> EquivalenceReport:
+    """Return the report of a recipe whose run was checked."""
+    return EquivalenceReport(
+        workload=workload,
+        recipe=recipe.as_dict(),
+        rows=tuple(_row(recipe, finding) for finding in checked.findings),
+        inapplicable=checked.inapplicable,
+    )
+
+
+def not_exercised(workload: str, recipe: Recipe, reason: str) -> EquivalenceReport:
+    """Return the report of a recipe that could not be exercised."""
+    alone: Check = "T1" if recipe.precision in _FULL_PRECISIONS else "T2"
+    check: Check = "T0" if recipe.plan.world_size > 1 else alone
+    finding = Finding(check=check, status="not exercised", reason=reason)
+    return EquivalenceReport(
+        workload=workload,
+        recipe=recipe.as_dict(),
+        rows=(_row(recipe, finding),),
+        inapplicable={},
+    )
+
+
+def _row(recipe: Recipe, finding: Finding) -> EquivalenceRow:
+    return EquivalenceRow(
+        parallel=recipe.parallel,
+        precision=recipe.precision,
+        checkpointing=recipe.checkpointing,
+        world_size=recipe.plan.world_size,
+        check=finding.check,
+        status=finding.status,
+        error=finding.error,
+        limit=finding.limit,
+        power=finding.power,
+        reason=finding.reason,
+    )
+
+
+def without_loader(recipe: Recipe) -> Recipe:
+    """The recipe with its loader's fields at their defaults, which change no number."""
+    defaults = Recipe()
+    return dataclasses.replace(recipe, **{name: getattr(defaults, name) for name in _OF_LOADER})
+
+
+_OF_LOADER = (
+    "num_workers",
+    "persistent_workers",
+    "pin_memory",
+    "prefetch_factor",
+    "non_blocking",
+)

@@ -1,0 +1,151 @@
+"""The verb `verify`: whether a workload computes the same under one recipe, or under every one.
+
+Must not know how a check is made. Imports no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import msgspec
+
+from perfsuite.errors import PerfsuiteError, RankFailureError
+from perfsuite.experiments import results
+from perfsuite.experiments.rank_session import Session
+from perfsuite.records.equivalence import EquivalenceReport, NumericsStatus, combine_statuses
+from perfsuite.records.recipe import PRECISIONS, Recipe
+
+EXIT_CODES: dict[NumericsStatus, int] = {
+    "equivalent": 0,
+    "mismatch": 20,
+    "no power": 21,
+    "not exercised": 22,
+}
+
+
+def verify_one(
+    session: Session, workload: str, recipe: Recipe, num_steps: int
+) -> EquivalenceReport:
+    """Return the report of one recipe.
+
+    Raises:
+        PerfsuiteError: The recipe or the workload is at fault.
+    """
+    try:
+        return session.verify(workload, recipe, num_steps=num_steps)
+    except RankFailureError as error:
+        return results.not_exercised(workload, recipe, str(error))
+
+
+def verify_every(
+    session: Session,
+    workload: str,
+    recipes: Sequence[Recipe],
+    num_steps: int,
+    show: Callable[[int, EquivalenceReport], None],
+) -> list[EquivalenceReport]:
+    """Return the reports of many recipes; one that cannot train the workload is not exercised.
+
+    Args:
+        session: Runs them.
+        workload: A name or "module:attribute".
+        recipes: In order.
+        num_steps: Optimizer steps that are compared.
+        show: Called with how many are done, and each report as it comes.
+    """
+    reports: list[EquivalenceReport] = []
+    outcomes = session.verify_each(workload, recipes, num_steps=num_steps)
+    for recipe, outcome in zip(recipes, outcomes, strict=True):
+        if isinstance(outcome, PerfsuiteError):
+            outcome = results.not_exercised(workload, recipe, str(outcome))
+        reports.append(outcome)
+        show(len(reports), outcome)
+    return reports
+
+
+def exit_code(reports: Sequence[EquivalenceReport], *, of_table: bool) -> int:
+    """Return what the verb ends in: the worst report's code.
+
+    Args:
+        reports: What was found.
+        of_table: Of a table, what this machine cannot exercise does not count unless it is all.
+    """
+    statuses = [report.status for report in reports]
+    if of_table:
+        statuses = [one for one in statuses if one != "not exercised"] or ["not exercised"]
+    return EXIT_CODES[combine_statuses(statuses)]
+
+
+def to_document(reports: Sequence[EquivalenceReport]) -> bytes:
+    """Return the reports as the verb's JSON."""
+    rows = [row for report in reports for row in report.rows]
+    document = {"schema": 1, "rows": rows}
+    return msgspec.json.format(msgspec.json.encode(document), indent=2)
+
+
+_WORLD_SIZES = (2, 3, 4)
+_SCHEDULES = ("gpipe", "1f1b", "interleaved")
+_CHECKPOINTINGS = ("every-block", "segments:2", "selective")
+
+# Divisible into the chunks of 2, 3 and 4 pipeline ranks, two for each.
+_PIPELINE_BATCH_SIZE = 24
+# Small enough that every workload's gradients fill several buckets.
+_SMALL_BUCKET_MB = 0.01
+
+
+def every_recipe() -> Iterator[Recipe]:
+    """All recipes of the table, one after the other, none twice."""
+    seen = set()
+    for recipe in (*_parallel(), *_ddp_options(), *_precisions(), *_checkpointings(), *_steps()):
+        if recipe not in seen:
+            seen.add(recipe)
+            yield recipe
+
+
+def _parallel() -> Iterator[Recipe]:
+    yield Recipe()
+    yield Recipe(parallel="dp:2")
+    for size in _WORLD_SIZES:
+        for mode in ("ddp", "fsdp", "zero1", "tp", "horovod-like", "horovod"):
+            yield Recipe(parallel=f"{mode}:{size}")
+        yield Recipe(parallel=f"mp:{size}")
+        for schedule in _SCHEDULES:
+            yield Recipe(parallel=f"pp:{size}:{schedule}", micro_batch_size=_PIPELINE_BATCH_SIZE)
+    for mesh in ("1x2", "2x2"):
+        yield Recipe(parallel=f"hsdp:{mesh}")
+
+
+def _ddp_options() -> Iterator[Recipe]:
+    for size in _WORLD_SIZES:
+        parallel = f"ddp:{size}"
+        for hook in ("fp16", "bf16", "powersgd"):
+            yield Recipe(parallel=parallel, comm_hook=hook)
+        yield Recipe(parallel=parallel, bucket_cap_mb=_SMALL_BUCKET_MB)
+        yield Recipe(parallel=parallel, static_graph=True)
+        yield Recipe(parallel=parallel, gradient_as_bucket_view=True)
+        yield Recipe(parallel=parallel, find_unused_parameters=True)
+
+
+def _precisions() -> Iterator[Recipe]:
+    for precision in PRECISIONS:
+        for parallel in ("single", "ddp:2", "ddp:3"):
+            yield Recipe(parallel=parallel, precision=precision)
+    for parallel in ("fsdp:2", "tp:2", "pp:2:1f1b"):
+        yield Recipe(parallel=parallel, precision="amp-bf16", micro_batch_size=_PIPELINE_BATCH_SIZE)
+
+
+def _checkpointings() -> Iterator[Recipe]:
+    for checkpointing in _CHECKPOINTINGS:
+        for parallel in ("single", "ddp:2"):
+            for precision in ("fp32", "amp-bf16"):
+                yield Recipe(parallel=parallel, precision=precision, checkpointing=checkpointing)
+        yield Recipe(parallel="fsdp:2", checkpointing=checkpointing)
+
+
+def _steps() -> Iterator[Recipe]:
+    """Accumulation, with the micro-batch that makes the batch of one step no larger; clipping."""
+    for parallel in ("single", "ddp:2", "ddp:3", "fsdp:2"):
+        yield Recipe(parallel=parallel, micro_batch_size=8, grad_accumulation_steps=3)
+    for parallel in ("single", "ddp:2", "fsdp:2"):
+        for precision in ("fp32", "amp-fp16"):
+            yield Recipe(parallel=parallel, precision=precision, clip_grad_norm=0.1)

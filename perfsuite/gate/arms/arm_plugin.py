@@ -1,0 +1,400 @@
+"""The arm's end of the gate: a pytest plugin that takes turns with the other arm and tells times.
+
+Copied beside nothing of ours into the launches of both arms, whose interpreters and whose perfsuite
+may be others: imports the standard library, pytest and nothing else. Knows one socket, whose other
+end is `perfsuite.gate.arms.launch`; the messages are documented there.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import os
+import re
+import signal
+import socket
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+_PLUGIN_NAME = "pytest-benchmark"
+# What the clock of a cell is called whose ranks are timed, and take turns, by themselves.
+_RANK_CLOCK = "rank_clock"
+_NUM_FUNCTIONS = 40
+# Where installers put packages, and the standard library.
+_INSTALLED = re.compile(r"(site|dist)-packages|/lib/python3")
+# Of rounds in a first launch of a cell without ranks: many short launches tell more than few long
+# ones, because what differs is the launch (Kalibera and Jones 2013).
+_FIRST_S = 0.3
+# Of the messages that ranks send by themselves; a perfsuite with another cannot take part.
+_PROTOCOL = 2
+# prctl(2), <linux/prctl.h>.
+_PR_SET_PDEATHSIG = 1
+
+
+class Channel:
+    """The arm's connection to the gate; a gate that is gone ends this process."""
+
+    def __init__(self, path: str, arm: str) -> None:
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.connect(path)
+        self._lines = self._socket.makefile("r", encoding="utf-8")
+        self.tell(kind="hello", arm=arm)
+
+    def tell(self, **message: Any) -> None:
+        """Send a message."""
+        try:
+            self._socket.sendall(json.dumps(message, default=str).encode() + b"\n")
+        except OSError:
+            os._exit(1)
+
+    def ask(self, **message: Any) -> Any:
+        """Send a message, and return the answer when it comes."""
+        self.tell(**message)
+        line = self._lines.readline()
+        if not line:
+            os._exit(1)
+        return json.loads(line)
+
+
+class TurnClock:
+    """A clock that is read in pairs: the first read waits for the arm's turn, the second ends it.
+
+    The name keeps pytest-benchmark from storing one that holds an address.
+    """
+
+    def __init__(self, clock: Any, channel: Channel, core: int) -> None:
+        self.__name__ = self.__qualname__ = "turn_clock"
+        self._clock = clock
+        self._channel = channel
+        self._core = core
+        self._planted_ratio = _planted_ratio(os.environ.get("PERFSUITE_ARM_PLANTED", "0"))
+        self._started_s = 0.0
+        self._is_running = False
+        self._has_run = False
+
+    def __call__(self) -> float:
+        """Return the time, at the start of a pair when the turn has come."""
+        if self._is_running:
+            now: float = self._clock()
+            # Not a sleep, which lasts 0.1 ms longer than it was told to.
+            planted_s = now + self._planted_ratio * (now - self._started_s)
+            while now < planted_s:
+                now = self._clock()
+            self._is_running = False
+            self._channel.tell(kind="done")
+            return now
+        if not self._has_run:
+            self._has_run = True
+            _share_core(self._core)
+        self._is_running = True
+        self._channel.ask(kind="turn")
+        self._started_s = self._clock()
+        return self._started_s
+
+    def end(self) -> None:
+        """Give a turn back that was never ended: what was timed raised."""
+        if self._is_running:
+            self._is_running = False
+            self._channel.tell(kind="done")
+
+
+class ArmPlugin:
+    """Runs the cells that the gate names, in its order, and tells what became of each."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._core = int(os.environ["PERFSUITE_ARM_CORE"])
+        self._clocks: dict[str, TurnClock] = {}
+        self._phases: list[pytest.TestReport] = []
+        self._subtests: list[pytest.TestReport] = []
+        self._broken: list[str] = []
+        self._is_in_call = False
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_cmdline_main(self, config: pytest.Config) -> Any:
+        """Settle what a suite may set otherwise, before any plugin reads its options."""
+        files = tempfile.mkdtemp(prefix="results-")
+        options: dict[str, Any] = {
+            "benchmark_disable": False,
+            "benchmark_enable": True,
+            "benchmark_skip": False,
+            "benchmark_compare": None,
+            "benchmark_compare_fail": None,
+            "benchmark_save": None,
+            "benchmark_autosave": False,
+            "benchmark_json": None,
+            "benchmark_storage": f"file://{files}",
+            "benchmark_histogram": None,
+            "benchmark_cprofile_dump": None,
+            "xmlpath": None,
+            "maxfail": 0,
+            "numprocesses": 0,
+            "dist": "no",
+            "tx": [],
+            "perf_gate": "off",
+            "perf_numerics": "off",
+            "perf_report": files,
+        }
+        if "PERFSUITE_ARM_PROFILES" in os.environ:
+            options |= {"benchmark_cprofile": "tottime", "benchmark_cprofile_loops": None}
+        for name, value in options.items():
+            if hasattr(config.option, name):
+                setattr(config.option, name, value)
+        return (yield)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """Keep why a file cannot be collected: pytest will run no other either."""
+        if report.failed:
+            self._broken.append(f"{report.nodeid}: {_reason(report)}")
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[Any]) -> Any:
+        """Tell which cells every other plugin has left, and keep those that the gate wants."""
+        result = yield
+        cells = [item for item in items if "benchmark" in getattr(item, "fixturenames", ())]
+        wanted = self._channel.ask(
+            kind="collected",
+            cells={item.nodeid: _demands(item) for item in cells},
+            broken=self._broken,
+            hidden=[item.nodeid for item in items if item not in cells and _hides_benchmark(item)],
+            takes_turns=_takes_turns(config),
+            root=str(config.rootpath),
+            inifile=None if config.inipath is None else str(config.inipath),
+            pythonpath=[str(path) for path in config.getini("pythonpath")],
+            python_files=list(config.getini("python_files")),
+        )["run"]
+        by_name = {item.nodeid: item for item in cells}
+        kept = [by_name[name] for name in wanted if name in by_name]
+        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+        items[:] = kept
+        return result
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        """Give a cell a clock that waits for its turn, unless ranks do that by themselves."""
+        self._channel.ask(kind="enter", cell=item.nodeid)
+        options: dict[str, Any] = {}
+        for marker in reversed(list(item.iter_markers("benchmark"))):
+            options.update(marker.kwargs)
+        plugin: Any = item.config.pluginmanager.get_plugin(_PLUGIN_NAME)
+        given = options.get("timer") or plugin.options["timer"].target
+        if getattr(given, "__name__", "") == _RANK_CLOCK:
+            return
+        clock = TurnClock(given, self._channel, self._core)
+        _know_precision(clock, given)
+        self._clocks[item.nodeid] = clock
+        item.add_marker(pytest.mark.benchmark(**{**options, "timer": clock}), append=False)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Any:
+        """Have both arms time a cell in rounds of one length."""
+        fixture: Any = getattr(item, "funcargs", {}).get("benchmark")
+        if item.nodeid in self._clocks and hasattr(fixture, "_calibrate_timer"):
+            _agree_on_rounds(fixture, self._channel, _asks_for_rounds(item))
+        self._is_in_call = True
+        try:
+            return (yield)
+        finally:
+            self._is_in_call = False
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_makereport(self, item: pytest.Item, call: Any) -> Any:
+        """Keep a report until all plugins have seen it; one amid the call is of a subtest."""
+        report = yield
+        (self._subtests if self._is_in_call else self._phases).append(report)
+        if report.when == "teardown":
+            self._leave(item)
+        return report
+
+    def _leave(self, item: pytest.Item) -> None:
+        """Tell what became of a cell, and wait until the other arm has left it too."""
+        reports = [*(subtest for subtest in self._subtests if subtest.failed), *self._phases]
+        report = next((one for one in reports if not one.passed), reports[-1])
+        self._phases, self._subtests = [], []
+        if item.nodeid in self._clocks:
+            self._clocks.pop(item.nodeid).end()
+        fixture: Any = getattr(item, "funcargs", {}).get("benchmark")
+        stats = getattr(fixture, "stats", None)
+        os.sched_setaffinity(0, _ALL_CORES)
+        _free_device_memory()
+        self._channel.ask(
+            kind="left",
+            cell=item.nodeid,
+            outcome=report.outcome,
+            reason=None if report.passed else _reason(report),
+            rounds=[] if stats is None else list(stats.stats.data),
+            record=getattr(fixture, "extra_info", {}).get("perfsuite"),
+            profile=_profile(stats),
+        )
+
+    def pytest_sessionfinish(self) -> None:
+        """Tell where everything was imported from."""
+        modules = imported_files()
+        modules.pop(__name__, None)  # both arms are given this file, wherever temporary files go
+        self._channel.tell(kind="finished", modules=modules)
+
+
+def imported_files() -> dict[str, str]:
+    """Return the file of each module, of an installed package's modules the package's alone.
+
+    Of a package without a file that is in no other, its first folder.
+    """
+    files = {}
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if "." not in name:
+            file = file or next(iter(getattr(module, "__path__", ())), None)
+        elif _INSTALLED.search(file or "") and _has_file(name.rpartition(".")[0]):
+            continue  # its package tells for it; there are thousands
+        if file:
+            files[name] = str(Path(file).resolve())
+    return files
+
+
+def _has_file(name: str) -> bool:
+    """Whether a package is one file's; else it is split over the folders of several projects."""
+    return getattr(sys.modules.get(name), "__file__", None) is not None
+
+
+def _demands(item: pytest.Item) -> dict[str, Any]:
+    """What the test's own markers ask of it, unparsed; the closest marker first."""
+    demands: dict[str, Any] = {"is_train": "train_benchmark" in getattr(item, "fixturenames", ())}
+    for marker in item.iter_markers("perf"):
+        for name in ("tolerance", "limit", "floor", "counts"):
+            if name in marker.kwargs:
+                demands.setdefault(name, marker.kwargs[name])
+    return demands
+
+
+def _hides_benchmark(item: Any) -> bool:
+    """Whether a test, or a fixture of it, asks for the benchmark fixture in its body alone."""
+    fixtures = getattr(getattr(item, "_fixtureinfo", None), "name2fixturedefs", {})
+    functions = [definition.func for found in fixtures.values() for definition in found]
+    functions.append(getattr(item, "function", None))
+    codes = [getattr(function, "__code__", None) for function in functions]
+    return any(
+        code is not None and "getfixturevalue" in code.co_names and "benchmark" in code.co_consts
+        for code in codes
+    )
+
+
+def _planted_ratio(text: str) -> float:
+    """The slowdown that a calibration plants; the session of an arm plants anything else."""
+    try:
+        return float(text)
+    except ValueError:
+        return 0.0
+
+
+def _profile(stats: Any) -> list[tuple[str, float, float]]:
+    """The costliest functions of one call: where, calls, and seconds without what they call."""
+    profiled = getattr(stats, "cprofile_stats", None)
+    if profiled is None:
+        return []
+    functions = [
+        (f"{Path(file).name}:{name}", calls / stats.iterations, own_s / stats.iterations)
+        for (file, _, name), (_, calls, own_s, _, _) in profiled.stats.items()
+    ]
+    return sorted(functions, key=lambda function: -function[2])[:_NUM_FUNCTIONS]
+
+
+def _takes_turns(config: pytest.Config) -> bool:
+    """Whether this arm's perfsuite, if it has one, lets its ranks take turns."""
+    plugin = config.pluginmanager.get_plugin("perfsuite")
+    return plugin is None or getattr(plugin, "TAKES_TURNS", None) == _PROTOCOL
+
+
+def _asks_for_rounds(item: pytest.Item) -> bool:
+    """Whether a test's own marker says how often it is to be timed."""
+    asked = {name for marker in item.iter_markers("benchmark") for name in marker.kwargs}
+    return not asked.isdisjoint({"min_rounds", "max_time"})
+
+
+def _agree_on_rounds(fixture: Any, channel: Channel, keeps_rounds: bool) -> None:
+    """Take iterations, and the rounds unless the test says how many, from the gate.
+
+    pytest-benchmark finds the iterations of a round by timing, and has no public place for a number
+    that is known.
+    """
+    calibrate = fixture._calibrate_timer
+
+    def calibrate_together(runner: Any) -> tuple[float, int, range]:
+        duration_s, iterations, _ = calibrate(runner)
+        iteration_s = duration_s / iterations
+        shape = channel.ask(
+            kind="shape", iterations=iterations, iteration_s=iteration_s, first_s=_FIRST_S
+        )
+        iterations = shape["iterations"]
+        if not keeps_rounds:
+            fixture._min_rounds, fixture._max_time = shape["rounds"], 0.0
+        return iteration_s * iterations, iterations, range(iterations)
+
+    fixture._calibrate_timer = calibrate_together
+
+
+def _know_precision(clock: TurnClock, given: Any) -> None:
+    """Have pytest-benchmark take the precision of the clock inside.
+
+    It would measure the precision by single reads, which are no pairs, and has no public place for
+    one that is known.
+    """
+    from pytest_benchmark.fixture import BenchmarkFixture
+    from pytest_benchmark.timers import compute_timer_precision
+
+    known: dict[Any, float] = BenchmarkFixture._precisions
+    if given not in known:
+        known[given] = compute_timer_precision(given)  # type: ignore[no-untyped-call]
+    known[clock] = known[given]
+
+
+def _share_core(core: int) -> None:
+    """Run on the core that the other arm runs on, if one core is all that this process uses.
+
+    What two cores of a machine differ by would be taken for what the arms differ by.
+    """
+    if len(list(Path("/proc/self/task").iterdir())) == 1:
+        os.sched_setaffinity(0, {core})
+
+
+def _free_device_memory() -> None:
+    """Return what torch keeps of a device for later, where this process has used one."""
+    torch: Any = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        gc.collect()
+        torch.cuda.empty_cache()
+
+
+def _reason(report: pytest.TestReport | pytest.CollectReport) -> str:
+    if hasattr(report, "wasxfail"):
+        return f"xfail: {report.wasxfail}" if report.wasxfail else "xfail"
+    if isinstance(report.longrepr, tuple):
+        return str(report.longrepr[2])
+    crash = getattr(report.longrepr, "reprcrash", None)
+    if crash is not None:
+        return str(crash.message).partition("\n")[0]
+    lines = str(report.longrepr).strip().splitlines()
+    return lines[-1].removeprefix("E").strip() if lines else report.outcome
+
+
+_ALL_CORES = os.sched_getaffinity(0)
+
+
+def _die_with_gate() -> None:
+    """Have the kernel end this process with the one that started it.
+
+    Not between fork and exec over there: Python would run handlers of its own around such a fork,
+    in which a Ctrl-C is lost.
+    """
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def pytest_addoption(pluginmanager: pytest.PytestPluginManager) -> None:
+    """Register the arm's hooks: they need the connection, which is made here."""
+    _die_with_gate()
+    channel = Channel(os.environ["PERFSUITE_ARM_CHANNEL"], os.environ["PERFSUITE_ARM_NAME"])
+    pluginmanager.register(ArmPlugin(channel), "perfsuite-arm-hooks")

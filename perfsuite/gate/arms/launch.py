@@ -1,0 +1,139 @@
+"""Pairs of launches: one fresh pytest of each arm, alive together, taking turns round by round.
+
+Starts and ends the processes; what is said between is in `channel`. Must not know what a verdict
+is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from perfsuite.errors import WriteError
+from perfsuite.gate.arms.arm import Arm, Choose, Launch, PairPlan
+from perfsuite.gate.arms.channel import Server
+from perfsuite.units import format_bytes
+
+_ARM_PLUGIN = Path(__file__).with_name("arm_plugin.py")
+_PLUGIN_NAME = "perfsuite_arm"
+_GRACE_S = 3.0
+_NUM_LOG_LINES = 20
+# A launch writes logs and results: less than this, hundreds of cells included.
+_ROOM_BYTES = 16 * 2**20
+_LONGEST_TEMPORARY_PATH = 40
+
+
+def launch_pair(arms: Sequence[Arm], plan: PairPlan, names: Sequence[str]) -> dict[str, Launch]:
+    """Run one pair over the named cells, in that order.
+
+    Raises:
+        WriteError: Its temporary files cannot be written.
+    """
+    # The path of a Unix socket, of the ranks' too, has 108 characters at most (unix(7)).
+    is_short = len(tempfile.gettempdir()) <= _LONGEST_TEMPORARY_PATH
+    try:
+        with tempfile.TemporaryDirectory(
+            prefix=f"perfsuite-{os.getpid()}-pair-",
+            dir=None if is_short else "/tmp",
+            ignore_cleanup_errors=True,
+        ) as scratch:
+            return run_pair(arms, plan, choose=lambda _: names, scratch=Path(scratch))
+    except OSError as error:
+        raise WriteError(
+            f"cannot run a pair of launches: {error.strerror or error}; its files go to "
+            f"{tempfile.gettempdir()}, or to TMPDIR where that is set"
+        ) from error
+
+
+def run_pair(
+    arms: Sequence[Arm], plan: PairPlan, *, choose: Choose, scratch: Path
+) -> dict[str, Launch]:
+    """Run one launch of each arm, and return what each told, by the arm's name.
+
+    Whatever happens, no process of a launch stays.
+
+    Args:
+        arms: Both sides.
+        plan: How.
+        choose: From what each arm has collected, the cells to run in both, in order.
+        scratch: An empty folder for the socket, logs and temporary files.
+    """
+    shutil.copyfile(_ARM_PLUGIN, scratch / f"{_PLUGIN_NAME}.py")
+    with (
+        contextlib.ExitStack() as processes,
+        # Closed before they are ended: an arm that waits for an answer then goes by itself.
+        Server(arms, plan, choose, scratch / "channel") as server,
+    ):
+        for arm in arms:
+            server.watch(arm.name, processes.enter_context(_process(arm, plan, scratch)))
+        server.serve()
+    for name, launch in server.launches.items():
+        if launch.failure is not None:
+            launch.failure += _last_lines(scratch / f"{name}.log") + _say_if_full(scratch)
+    return server.launches
+
+
+@contextmanager
+def _process(arm: Arm, plan: PairPlan, scratch: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A running launch, ended with all that it started."""
+    temporary = scratch / f"{arm.name}-tmp"
+    temporary.mkdir()
+    variables = {**os.environ, **arm.environment}
+    roots = [str(root) for root in (scratch, *arm.import_roots)]
+    environment = {
+        **variables,
+        "PYTHONPATH": os.pathsep.join(filter(None, [*roots, variables.get("PYTHONPATH")])),
+        "PYTHONHASHSEED": str(plan.hash_seed),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "TMPDIR": str(temporary),
+        "PERFSUITE_ARM_CHANNEL": str(scratch / "channel"),
+        "PERFSUITE_ARM_NAME": arm.name,
+        "PERFSUITE_ARM_CORE": str(plan.core),
+        **({"PERFSUITE_ARM_PROFILES": "1"} if plan.profiles else {}),
+    }
+    command = [arm.python, "-m", "pytest", "-p", _PLUGIN_NAME, *arm.pytest_arguments]
+    command += ["-o", f"cache_dir={temporary / 'cache'}"]
+    with (scratch / f"{arm.name}.log").open("wb") as log:
+        process = subprocess.Popen(
+            command,
+            cwd=arm.tree,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            # A group of its own: Ctrl-C reaches the gate alone, which decides what to do with it.
+            start_new_session=True,
+        )
+    try:
+        yield process
+    finally:
+        _end(process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Wait a little for a launch that is finishing, then end its whole group."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(_GRACE_S)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _say_if_full(folder: Path) -> str:
+    """Why a launch may have failed without a word: there was no room for one."""
+    free_bytes = shutil.disk_usage(folder).free
+    if free_bytes >= _ROOM_BYTES:
+        return ""
+    return f"\n  | the disk of {folder.parent} is full: {format_bytes(free_bytes)} left"
+
+
+def _last_lines(log: Path) -> str:
+    lines = log.read_text(errors="replace").splitlines()[-_NUM_LOG_LINES:]
+    return "".join(f"\n  | {line}" for line in lines)

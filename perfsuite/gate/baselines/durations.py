@@ -1,0 +1,77 @@
+"""How long tests took, as stored runs tell: what a session is cut into shards by.
+
+Every runner has to come to the same answer, so nothing is asked of the machine that this is. Must
+not know what is made of a duration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from perfsuite.gate.baselines.select import find_runs
+from perfsuite.records.run_file import Unusable, read_head
+from perfsuite.system.urls import AnyPath
+
+# A new cell is in no run, and is not worth looking through all of them.
+_MOST_RUNS: Final = 100
+
+
+@dataclass(frozen=True, kw_only=True)
+class Durations:
+    """What is known of how long tests take.
+
+    Attributes:
+        seconds: Of each test that was asked for; None where no run has it.
+        num_runs: Runs that told any of them.
+        refused: Files that hold no run, and why.
+    """
+
+    seconds: dict[str, float | None]
+    num_runs: int
+    refused: tuple[Unusable, ...]
+
+    @property
+    def num_known(self) -> int:
+        """Tests whose duration is known."""
+        return sum(seconds is not None for seconds in self.seconds.values())
+
+
+def read_durations(
+    source: AnyPath | None, names: Collection[str], *, but_of: str | None
+) -> Durations:
+    """Return how long tests took the last time that they were measured, on whichever machine.
+
+    Args:
+        source: A folder of stored runs, or one of them; None where they are stored elsewhere.
+        names: The tests.
+        but_of: A commit whose runs do not count; None where all do.
+
+    Raises:
+        StorageError: The folder cannot be looked into.
+    """
+    seconds: dict[str, float | None] = dict.fromkeys(names)
+    unknown = set(seconds)
+    num_runs = 0
+    refused = []
+    for path in _newest_first(source)[:_MOST_RUNS]:
+        if not unknown:
+            break
+        head = read_head(path)
+        if isinstance(head, Unusable):
+            refused.append(head)
+        elif head.stamp is not None and (but_of is None or head.commit != but_of):
+            found = unknown & head.stamp.durations_s.keys()
+            seconds |= {name: head.stamp.durations_s[name] for name in found}
+            unknown -= found
+            num_runs += bool(found)
+    return Durations(seconds=seconds, num_runs=num_runs, refused=tuple(refused))
+
+
+def _newest_first(source: AnyPath | None) -> list[AnyPath]:
+    if source is None:
+        return []
+    is_run = not source.is_dir() if isinstance(source, Path) else source.name.endswith(".json")
+    return [source] if is_run else find_runs(source)[::-1]

@@ -1,0 +1,285 @@
+"""The screen: which cells are clearly fine by the stored history, so that no pair need be run.
+
+It never fails a cell. Sessions are the replicates, not the rounds inside one: of each cell the log
+of its median is compared with the last ten sessions'. Must not know where the history comes from.
+
+The variance of a cell is moderated (Smyth 2004, "Linear Models and Empirical Bayes Methods"): it is
+pulled towards the other cells' median, since ten sessions alone know it badly. The shift of the
+whole host is taken out by the slope of the cell's times on the host probe.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from perfsuite.records.run_file import StoredRun
+from perfsuite.stats.intervals import median, robust_sd
+from perfsuite.units import format_ratio, format_seconds
+
+# Older sessions tell of older code and of an older machine.
+MAX_SESSIONS: Final = 10
+# With two the variance rests on a single difference.
+MIN_SESSIONS: Final = 3
+# A slope costs a degree of freedom, and the spread of fewer probes is a guess: of four normal ones
+# a fifth lies more than 3 robust sd from the median of the others.
+_MIN_PROBES = 5
+_REFUSED_SDS = 3.0
+# A shift of three times this is the gap between tolerance and limit (2 % and 5 %): no smaller one
+# can make a regression look fine, so it is corrected and not refused, however steady the history.
+_MIN_PROBE_SD = 0.01
+# Where the probe stood still, a slope on it would be the quotient of two noises.
+_MIN_MOVED_SD = 0.001
+# Degrees of freedom that the prior variance stands for.
+_PRIOR_DF = 8.0
+# e^50: more than any real ratio. The history is untrusted, and must not overflow.
+_MAX_DIFFERENCE = 50.0
+# A cell at its limit passes the screen in at most 5 % of sessions.
+_CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A cell that this session measured.
+
+    Attributes:
+        median_s: Median of its rounds, in seconds per iteration.
+        fingerprint: Of the environment that its ranks found, None where nobody looked.
+        num_samples: Of a step; None of what is no step.
+        tolerance: The slowdown that is nobody's business, 0.02 = 2 %.
+        limit: The slowdown that must not pass.
+    """
+
+    fullname: str
+    median_s: float
+    fingerprint: str | None
+    tolerance: float
+    limit: float
+    num_samples: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Screened:
+    """What the history says of one cell.
+
+    Attributes:
+        is_clearly_fine: Whether a slowdown of the limit or more is ruled out.
+        is_clearly_faster: Whether it is fine, and faster by more than the tolerance.
+        reason: One line for the report.
+        ratio: Head over history, 1.05 = 5 % slower, the host's shift taken out; None undecided.
+        interval: 90 % bounds of the next session's ratio; None undecided.
+        num_sessions: Sessions of the history that were used.
+    """
+
+    is_clearly_fine: bool
+    is_clearly_faster: bool
+    reason: str
+    ratio: float | None
+    interval: tuple[float, float] | None
+    num_sessions: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Fit:
+    """A cell against its history: the d, s^2, df and n of `Screener`.
+
+    Attributes:
+        leverage: Variance of d over that of one session.
+    """
+
+    difference: float
+    variance: float
+    df: int
+    leverage: float
+    num_sessions: int
+
+
+class Screener:
+    """Which cells of a session are clearly fine; the others are for the judge.
+
+    Cells come one by one, and each moderates those after it. With y the log of a cell's median, p
+    the mean log of the host probes, n sessions, and b the slope of y on p in them (0 below five
+    sessions, or below 0):
+
+    - d = y - mean(y) - b (p - mean(p))
+    - v = (d0 s0^2 + df s^2) / (d0 + df), with df = n - 1, less one for a slope; s0 the median over
+      cells; d0 = 8, or the degrees of freedom of the other cells where they have fewer
+    - SE^2 = v (1 + 1/n + (p - mean(p))^2 / sum of squares of p), the last term with a slope only
+    - clearly fine where d + t(0.95, d0 + df) SE < log(1 + limit)
+
+    Without a slope the host's shifts stay in s^2, which then allows for the next one.
+
+    Args:
+        history: Usable runs of the same environment, the newest last.
+        probe_s: What `probe_host` returned in this session, None where it was not run.
+
+    Attributes:
+        unfit: Why this session cannot be compared with the stored ones; None where it can.
+    """
+
+    def __init__(self, history: Sequence[StoredRun], probe_s: Mapping[str, float] | None) -> None:
+        self.unfit = why_unfit(history, probe_s)
+        self._history = history
+        self._probe_s = probe_s
+        self._fits: dict[str, _Fit] = {}
+        self._undecided: dict[str, Screened] = {}
+
+    def add(self, cell: Candidate) -> None:
+        """Hold a cell against its history."""
+        name = cell.fullname
+        if self.unfit is not None:
+            self._undecided[name] = _undecided(self.unfit, 0)
+            return
+        sessions = _sessions_of(cell, self._history)
+        if len(sessions) < MIN_SESSIONS:
+            reason = (
+                f"has {len(sessions)} of the {MIN_SESSIONS} stored sessions that a screen needs"
+            )
+            self._undecided[name] = _undecided(reason, len(sessions))
+        else:
+            self._fits[name] = _fit(cell, sessions, self._probe_s)
+
+    def decide(self, cell: Candidate) -> Screened:
+        """Return what the history says of a cell that was added."""
+        known = self._undecided.get(cell.fullname)
+        return _decide(cell, self._fits) if known is None else known
+
+
+def why_unfit(history: Sequence[StoredRun], probe_s: Mapping[str, float] | None) -> str | None:
+    """Return why the host is not as in the stored sessions, None where it is or nobody knows.
+
+    Args:
+        history: Usable runs of the same environment, the newest last.
+        probe_s: What `probe_host` returned in this session, None where it was not run.
+    """
+    for name, seconds in (probe_s or {}).items():
+        probes_s = [run.probe_s[name] for run in history if run.probe_s and name in run.probe_s]
+        logs = [math.log(stored_s) for stored_s in probes_s[-MAX_SESSIONS:]]
+        if len(logs) < _MIN_PROBES:
+            continue
+        centre = median(logs)
+        allowed = _REFUSED_SDS * max(robust_sd(logs), _MIN_PROBE_SD)
+        if abs(math.log(seconds) - centre) > allowed:
+            return (
+                f"the host probe {name!r} took {format_seconds(seconds)}, and "
+                f"{format_seconds(math.exp(centre))} in {len(logs)} stored sessions: a shift of "
+                f"{format_ratio(abs(_ratio(math.log(seconds) - centre) - 1))}, where "
+                f"{format_ratio(_ratio(allowed) - 1)} is usual; let the machine come to rest"
+            )
+    return None
+
+
+def _sessions_of(cell: Candidate, history: Sequence[StoredRun]) -> list[StoredRun]:
+    """Return the last sessions of the cell, from the last one that was meant to change it on."""
+    sessions: list[StoredRun] = []
+    for run in reversed(history):
+        stored = run.cells.get(cell.fullname)
+        if stored is None or stored.fingerprint != cell.fingerprint:
+            continue
+        if stored.num_samples != cell.num_samples:
+            break  # another step, however it was called
+        word = run.stamp.verdicts.get(cell.fullname) if run.stamp else None
+        # A slowdown that was not ruled out must not become what the next one is measured by.
+        if word != "INCONCLUSIVE":
+            sessions.append(run)
+        is_accepted = run.stamp is not None and cell.fullname in run.stamp.accepted
+        if len(sessions) == MAX_SESSIONS or word == "IMPROVED" or is_accepted:
+            break
+    return sessions[::-1]
+
+
+def _fit(
+    cell: Candidate, sessions: Sequence[StoredRun], probe_s: Mapping[str, float] | None
+) -> _Fit:
+    times = [math.log(run.cells[cell.fullname].median_s) for run in sessions]
+    num_sessions, mean_time = len(times), statistics.fmean(times)
+    fit = _Fit(
+        difference=math.log(cell.median_s) - mean_time,
+        variance=statistics.variance(times),
+        df=num_sessions - 1,
+        leverage=1 + 1 / num_sessions,
+        num_sessions=num_sessions,
+    )
+    shifts = _probe_shifts(sessions, probe_s)
+    if shifts is None:
+        return fit
+    now, *stored = shifts
+    spread = sum(shift**2 for shift in stored)
+    slope = sum(s * t for s, t in zip(stored, times, strict=True)) / spread
+    if slope <= 0:  # no code runs faster on a slower host
+        return fit
+    residuals = [
+        time - mean_time - slope * shift for time, shift in zip(times, stored, strict=True)
+    ]
+    return _Fit(
+        difference=fit.difference - slope * now,
+        variance=sum(residual**2 for residual in residuals) / (num_sessions - 2),
+        df=num_sessions - 2,
+        leverage=fit.leverage + now**2 / spread,
+        num_sessions=num_sessions,
+    )
+
+
+def _probe_shifts(
+    sessions: Sequence[StoredRun], probe_s: Mapping[str, float] | None
+) -> list[float] | None:
+    """Return p - mean(p) of this session and of each stored one; None where they tell no slope."""
+    runs = [probe_s, *(run.probe_s for run in sessions)]
+    if not probe_s or len(sessions) < _MIN_PROBES:
+        return None
+    probes = []
+    for run in runs:
+        if run is None or not probe_s.keys() <= run.keys():
+            return None
+        probes.append(statistics.fmean(math.log(run[name]) for name in probe_s))
+    mean = statistics.fmean(probes[1:])
+    shifts = [probe - mean for probe in probes]
+    return shifts if statistics.stdev(shifts[1:]) >= _MIN_MOVED_SD else None
+
+
+def _decide(cell: Candidate, fits: Mapping[str, _Fit]) -> Screened:
+    # Imported here: it takes a second, which a session that screens nothing does not pay.
+    from scipy.special import stdtrit
+
+    fit = fits[cell.fullname]
+    prior_df = min(_PRIOR_DF, sum(other.df for other in fits.values()) - fit.df)
+    prior_variance = median([other.variance for other in fits.values()])
+    df = prior_df + fit.df
+    variance = (prior_df * prior_variance + fit.df * fit.variance) / df
+    margin = float(stdtrit(df, _CONFIDENCE)) * math.sqrt(variance * fit.leverage)
+    low, high = fit.difference - margin, fit.difference + margin
+    is_clearly_fine = high < math.log1p(cell.limit)
+    return Screened(
+        is_clearly_fine=is_clearly_fine,
+        is_clearly_faster=is_clearly_fine and high < math.log1p(-cell.tolerance),
+        reason=(
+            f"{_in_words(fit.difference)} than {fit.num_sessions} stored sessions; at worst "
+            f"{_in_words(high)}, limit {format_ratio(cell.limit)}"
+        ),
+        ratio=_ratio(fit.difference),
+        interval=(_ratio(low), _ratio(high)),
+        num_sessions=fit.num_sessions,
+    )
+
+
+def _undecided(reason: str, num_sessions: int) -> Screened:
+    return Screened(
+        is_clearly_fine=False,
+        is_clearly_faster=False,
+        reason=reason,
+        ratio=None,
+        interval=None,
+        num_sessions=num_sessions,
+    )
+
+
+def _in_words(difference: float) -> str:
+    change = _ratio(difference) - 1
+    return f"{format_ratio(abs(change))} {'slower' if change >= 0 else 'faster'}"
+
+
+def _ratio(difference: float) -> float:
+    return math.exp(min(difference, _MAX_DIFFERENCE))

@@ -1,0 +1,354 @@
+"""Baselines: which stored runs this session may be compared with, why not the others, and saving.
+
+Must not know how a run is compared with another.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from fractions import Fraction
+from functools import cache
+from pathlib import Path
+from typing import Literal, TypeVar
+
+from pytest_benchmark.utils import get_machine_id
+
+from perfsuite.errors import SettingError, StorageError, WriteError
+from perfsuite.gate.git.repository import changed_files
+from perfsuite.records.run_file import (
+    RunHead,
+    StoredRun,
+    Unusable,
+    read_head,
+    read_moment,
+    read_moments,
+    read_run,
+)
+from perfsuite.system.files import sync_folder, written_beside
+from perfsuite.system.untrusted import printable
+from perfsuite.system.urls import AnyPath, RemotePath, locate
+
+# How pytest-benchmark names what it saves: four digits, then the name.
+_NUMBERED = "[0-9][0-9][0-9][0-9]_*.json"
+
+_Folder = TypeVar("_Folder", Path, RemotePath)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """The runs to compare with, the newest last, and those that were refused."""
+
+    usable: tuple[StoredRun, ...]
+    refused: tuple[Unusable, ...]
+
+
+def choose_runs(
+    storage: AnyPath,
+    selector: str | Literal[True],
+    fingerprint: str,
+    *,
+    is_in_history: Callable[[str], bool] | None = None,
+    is_proposed: Callable[[AnyPath], bool] = lambda path: False,
+    max_sessions: float = math.inf,
+) -> Choice:
+    """Return the stored runs to compare with, and why each other one is refused.
+
+    Args:
+        storage: The place of `--benchmark-storage`.
+        selector: What `--benchmark-compare` was given: True for every run, else a number, a glob or
+            the path of a file, as pytest-benchmark understands them, or a file's URL.
+        fingerprint: Of the environment of this session.
+        is_in_history: Whether a commit is the base or an ancestor of it; None outside of git, where
+            runs are not tied to commits.
+        is_proposed: Whether a run comes with the commits that are judged.
+        max_sessions: With so many, the newest, it is enough; older runs are neither used nor
+            refused. A run of one of four shards is a quarter of a session.
+
+    Raises:
+        SettingError: The selector is neither of them.
+        StorageError: The storage cannot be looked into.
+    """
+    usable: list[StoredRun] = []
+    refused: list[Unusable] = []
+    num_sessions = Fraction()
+    sifted = sift_runs(
+        storage, selector, fingerprint, is_in_history=is_in_history, is_proposed=is_proposed
+    )
+    for run in sifted:
+        if isinstance(run, Unusable):
+            refused.append(run)
+            continue
+        usable.append(run)
+        num_sessions += _part_of_session(run)
+        if num_sessions >= max_sessions:
+            break
+    return Choice(
+        usable=tuple(sorted(usable, key=lambda run: (run.saved_at, _place(run.path)))),
+        refused=tuple(sorted(refused, key=lambda one: _place(one.path))),
+    )
+
+
+def sift_runs(
+    storage: AnyPath,
+    selector: str | Literal[True],
+    fingerprint: str,
+    *,
+    is_in_history: Callable[[str], bool] | None = None,
+    is_proposed: Callable[[AnyPath], bool] = lambda path: False,
+) -> Iterator[StoredRun | Unusable]:
+    """Yield each stored run to compare with, or why it is refused: the newest first.
+
+    Those that say nothing of themselves come before all others. One is read when it is asked for.
+
+    Args:
+        storage: As of `choose_runs`, like all others.
+        selector: As there.
+        fingerprint: As there.
+        is_in_history: As there.
+        is_proposed: As there.
+
+    Raises:
+        SettingError: The selector is none.
+        StorageError: The storage cannot be looked into.
+    """
+    files = find_runs(storage, selector)
+    if not files:
+        yield _nothing_found(storage, selector)
+    moments: list[tuple[datetime, AnyPath]] = []
+    for path, moment in zip(files, _moments_of(storage, files, selector), strict=True):
+        if isinstance(moment, Unusable):
+            yield moment
+        else:
+            moments.append((moment, path))
+    is_known = None if is_in_history is None else cache(is_in_history)
+    used: dict[tuple[datetime, str | None], str] = {}
+    for _, path in sorted(moments, key=lambda one: one[0], reverse=True):
+        head = read_head(path)
+        if isinstance(head, Unusable):
+            yield head
+            continue
+        session = head.saved_at, head.commit
+        reason = _why_refused(head, fingerprint, is_known)
+        if reason is None and is_proposed(path):
+            reason = "comes with the commits that are judged; it counts once they are merged"
+        if reason is None and session in used:
+            # Counted twice, it would make the history look steadier than it is.
+            reason = f"is a copy of {used[session]}"
+        if reason is not None:
+            yield Unusable(path=path, reason=printable(reason))
+            continue
+        run = _read_good(path, fingerprint, is_known)
+        if not isinstance(run, Unusable):
+            used[session] = path.name
+        yield run
+
+
+def _part_of_session(run: RunHead) -> Fraction:
+    """Return how much of a session's cells a run holds, if all its shards hold equally many."""
+    shard = None if run.stamp is None else run.stamp.shard
+    return Fraction(1, 1 if shard is None else shard.num_shards)
+
+
+def _moments_of(
+    storage: AnyPath, files: Sequence[AnyPath], selector: str | Literal[True]
+) -> list[datetime | Unusable]:
+    if isinstance(storage, RemotePath):
+        return read_moments(files)
+    return [_look_within(storage, path, selector) for path in files]
+
+
+def _look_within(
+    storage: Path, path: AnyPath, selector: str | Literal[True]
+) -> datetime | Unusable:
+    # What the user named may lie anywhere; what was found must not lead anywhere.
+    if isinstance(path, RemotePath):
+        return read_moment(path)
+    is_named = selector is not True and path == Path(selector)
+    if not is_named and not path.resolve().is_relative_to(storage.resolve()):
+        return Unusable(path=path, reason="is a link that leads out of the storage")
+    return read_moment(path)
+
+
+def _read_good(
+    path: AnyPath, fingerprint: str, is_in_history: Callable[[str], bool] | None
+) -> StoredRun | Unusable:
+    """Read a run whose head is good; a strange file holds another stamp behind its benchmarks."""
+    run = read_run(path)
+    if isinstance(run, Unusable):
+        return run
+    reason = _why_refused(run, fingerprint, is_in_history)
+    return run if reason is None else Unusable(path=path, reason=printable(reason))
+
+
+def find_runs(storage: AnyPath, selector: str | Literal[True] = True) -> list[AnyPath]:
+    """Return the files that a selector of `choose_runs` names, the highest number last.
+
+    Raises:
+        SettingError: The selector is none.
+        StorageError: The storage cannot be looked into.
+    """
+    if selector is True:
+        # All machines' folders: the fingerprint tells them apart, and says so where none is left.
+        return _find(storage, _NUMBERED, f"*/{_NUMBERED}")
+    if "://" in selector:
+        return [locate(selector, "--benchmark-compare")]
+    if Path(selector).is_file():
+        return [Path(selector)]
+    # The rest is pytest-benchmark's rule: FOLDER-GLOB/FILE-GLOB, or FILE-GLOB in this machine's
+    # folder, both also in the storage itself (pytest_benchmark/storage/file.py, query).
+    folder, name = _split_glob(selector)
+    try:
+        return _find(storage, f"{folder}/{name}", name)
+    except ValueError as error:  # such as "**" within a name
+        raise _not_a_selector(selector) from error
+
+
+def _find(storage: AnyPath, *patterns: str) -> list[AnyPath]:
+    try:
+        found = {file for pattern in patterns for file in storage.glob(pattern)}
+    except OSError as error:
+        raise StorageError(f"{storage}: cannot be looked into: {error.strerror}") from error
+    return sorted(found, key=_place)
+
+
+def _split_glob(selector: str) -> tuple[str, str]:
+    *folders, name = Path(selector).parts or ("",)
+    name = name.rstrip("*")
+    # Within a name "**" is an error to Python before 3.13 alone.
+    has_stars = any("**" in part and part != "**" for part in (*folders, name))
+    if Path(selector).is_absolute() or ".." in (*folders, name) or len(folders) > 1 or has_stars:
+        raise _not_a_selector(selector)
+    folder = folders[0] if folders else get_machine_id()  # type: ignore[no-untyped-call]
+    return folder, f"{name}*.json"
+
+
+def _not_a_selector(selector: str) -> SettingError:
+    return SettingError(
+        f"--benchmark-compare is {selector!r} (command line), and there is no such file; use a "
+        "number such as 0001, a glob such as 'Linux*/0001', or the path of a stored run"
+    )
+
+
+def _place(file: AnyPath) -> tuple[str, str]:
+    return file.name, str(file.parent)
+
+
+def _nothing_found(storage: AnyPath, selector: str | Literal[True]) -> Unusable:
+    if isinstance(storage, Path) and not storage.is_dir():
+        what = "is no folder" if storage.exists() else "does not exist"
+        return Unusable(path=storage, reason=f"{what}, so no run is stored in it")
+    matching = "" if selector is True else f" that matches {selector!r}"
+    return Unusable(path=storage, reason=f"holds no stored run{matching}")
+
+
+def _why_refused(
+    run: RunHead, fingerprint: str, is_in_history: Callable[[str], bool] | None
+) -> str | None:
+    stamp = run.stamp
+    if stamp is None:
+        return (
+            "has no stamp of perfsuite, so nobody knows whether its tests passed, or where it ran; "
+            "save it again with --benchmark-save"
+        )
+    if stamp.is_pull_request:
+        return "was saved from a pull request"
+    if stamp.num_failed:
+        return f"{stamp.num_failed} of its tests failed"
+    for cell, word in stamp.verdicts.items():
+        if word in ("INVALID", "ERROR") or (word == "FAIL" and cell not in stamp.accepted):
+            return f"the verdict of its cell {cell} is {word}"
+    if stamp.fingerprint is None:
+        return "does not say in which environment it was made"
+    if stamp.fingerprint != fingerprint:
+        return f"was made in the environment {stamp.fingerprint}, and this one is {fingerprint}"
+    if is_in_history is None:
+        return None
+    if run.is_dirty:
+        return "was made from uncommitted changes"
+    if run.commit is None:
+        return "does not say from which commit it was made"
+    if not is_in_history(run.commit):
+        return f"its commit {run.commit[:12]} is neither the base nor an ancestor of it"
+    return None
+
+
+def save_run(folder: AnyPath, name: str, data: bytes) -> AnyPath:
+    """Save a run under the next free number and return where, whoever saves at the same time.
+
+    Raises:
+        WriteError: The run cannot be saved; nothing half-written stays.
+    """
+    try:
+        if isinstance(folder, RemotePath):
+            return _save_remotely(folder, name, data)
+        return _save_locally(folder, name, data)
+    except OSError as error:
+        raise WriteError(f"cannot save {folder}/NNNN_{name}.json: {error.strerror}") from error
+
+
+def _save_locally(folder: Path, name: str, data: bytes) -> Path:
+    with written_beside(folder / f"NNNN_{name}.json", data) as beside:
+        # Unlike a rename a link fails where the name is taken.
+        path = _take_number(folder, name, lambda path: os.link(beside, path))
+        sync_folder(folder)
+        return path
+
+
+def _save_remotely(folder: RemotePath, name: str, data: bytes) -> RemotePath:
+    path = _take_number(folder, name, lambda path: path.create(data))
+    if path.refuses(data):
+        return path
+    # Anybody may write over it there, so it is saved again under a name that nobody else draws.
+    # What lies at the first one by now may be somebody else's: it stays.
+    return _take_number(folder, f"{name}-{uuid.uuid4().hex}", lambda path: path.create(data))
+
+
+def _take_number(folder: _Folder, name: str, create: Callable[[_Folder], None]) -> _Folder:
+    """Return the path of the lowest number that `create` could make, counted from the highest."""
+    taken = [int(path.name[:4]) for path in folder.glob(_NUMBERED)]
+    number = max(taken, default=0) + 1
+    while True:
+        path = folder / f"{number:04}_{name}.json"
+        try:
+            create(path)
+        except FileExistsError:
+            number += 1
+        else:
+            return path
+
+
+def remove_run(path: AnyPath) -> None:
+    """Remove a stored run where it exists.
+
+    Raises:
+        WriteError: It cannot be removed; names it and the reason.
+    """
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise WriteError(f"cannot remove {path}: {error.strerror}") from error
+
+
+def find_proposed(root: Path, storage: AnyPath, trunk: str | None) -> Callable[[AnyPath], bool]:
+    """Return what tells of a stored run whether no branch but this one has it.
+
+    Args:
+        root: A folder of the checkout.
+        storage: The place of `--benchmark-storage`; behind a URL nothing comes with a commit.
+        trunk: The newest commit that HEAD shares with the upstream's default branch; None outside
+            of git, where nothing is proposed.
+    """
+    if trunk is None or not isinstance(storage, Path):
+        return lambda path: False
+    changed = changed_files(root, trunk, storage.resolve())
+    return lambda path: isinstance(path, Path) and not changed.isdisjoint(_names_of(path))
+
+
+def _names_of(path: Path) -> set[Path]:
+    """The file, and the link that leads to it, as git calls them."""
+    return {path.parent.resolve() / path.name, path.resolve()}

@@ -1,0 +1,345 @@
+"""The first commit with which a cell became slower: `git bisect`, each step judged in pairs.
+
+Each commit is judged against the one that is known to be good, both with the benchmark files and
+the pytest configuration of the working tree: a benchmark may be younger than what it measures. What
+is accepted in `baselines/accepted.toml` is looked for all the same. Must not know how a step is
+shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final
+
+from perfsuite.errors import SettingError
+from perfsuite.gate.arms.arm import Suite
+from perfsuite.gate.git.bisection import Mark, bisection, most_steps
+from perfsuite.gate.git.command import find_commit, short
+from perfsuite.gate.git.log import count_commits, subject_of
+from perfsuite.gate.git.overlay import lay_configuration
+from perfsuite.gate.git.repository import Base, find_top, is_in_history
+from perfsuite.gate.git.worktree import base_tree
+from perfsuite.gate.judge.trial import Budget
+from perfsuite.gate.request import GateRequest, collect, head_arm
+from perfsuite.gate.run_gate import HELD, run_gate
+from perfsuite.records.verdict import CellVerdict
+from perfsuite.stats.sequential import Prior
+from perfsuite.units import format_change, format_ratio
+
+_MARKS: Final[Mapping[str, Mark]] = {"FAIL": "bad", "PASS": "good", "IMPROVED": "good"}
+# The gate's own tolerance and limit.
+_LEAST_BOUNDS: Final = (0.02, 0.05)
+# Of the bad end's slowdown, as logarithms. A commit between the ends is as fast as the one or as
+# slow as the other: few pairs tell which, where many would be spent on what else it cost.
+_SHARES: Final = (0.25, 0.75)
+_MOST_LISTED: Final = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class BisectRequest:
+    """What is looked for, and how.
+
+    Attributes:
+        folder: In the checkout, where pytest would be called.
+        cell: One test, as pytest takes it.
+        good: A revision that is not slower yet.
+        bad: One that is.
+        bounds: Tolerance and limit of every step; None asks of the bad end what the gate does, and
+            of the others a quarter and three quarters of what it is slower by.
+        budget: What one step may cost.
+        seed: Of everything that is random.
+        priors: What this machine's history says of the noise of a pair, by cell.
+    """
+
+    folder: Path
+    cell: str
+    good: str
+    bad: str
+    bounds: tuple[float, float] | None = None
+    budget: Budget
+    seed: int
+    priors: Mapping[str, Prior] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One commit that was judged.
+
+    Attributes:
+        mark: What git was told, or would have been told of the two ends.
+        verdict: Against the good commit.
+    """
+
+    commit: str
+    subject: str
+    mark: Mark
+    verdict: CellVerdict
+
+
+@dataclass(frozen=True, kw_only=True)
+class BisectResult:
+    """What a search came to.
+
+    Attributes:
+        cell: The cell's full name.
+        ends: The bad commit and the good one, judged beforehand, as far as that went.
+        steps: The commits between them that were judged, in that order.
+        refusal: Why there was nothing to search; None where there was.
+        first_bad: The commit; None where it is not known.
+        possible: The commits that it may be where too many were skipped.
+        bounds: Tolerance and limit of the steps.
+    """
+
+    cell: str
+    bounds: tuple[float, float]
+    ends: tuple[Step, ...]
+    steps: tuple[Step, ...] = ()
+    refusal: str | None = None
+    first_bad: Step | None = None
+    possible: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Search:
+    """A search whose ends are known.
+
+    Attributes:
+        root: pytest's root in the working tree.
+        suite: The working tree's, of the one cell.
+        good: A commit by its full name.
+        bad: Another, of which the good one is an ancestor.
+        good_tree: The good commit's, with the benchmark files of today.
+    """
+
+    request: BisectRequest
+    root: Path
+    suite: Suite
+    cell: str
+    good: str
+    bad: str
+    good_tree: Path
+    say: Callable[[str], None]
+
+    def judge(self, commit: str, bounds: tuple[float, float]) -> Step:
+        """Judge a commit against the good one, by a tolerance and a limit."""
+        request = self.request
+        with _tree_of(self.root, self.suite, self.cell, commit) as (tree, inifile):
+            result = run_gate(
+                GateRequest(
+                    folder=tree,
+                    paths=(self.cell,),
+                    cells=frozenset({self.cell}),
+                    inifile=inifile,
+                    root=tree,
+                    base_dir=self.good_tree,
+                    tolerance=bounds[0],
+                    limit=bounds[1],
+                    budget=request.budget,
+                    seed=request.seed,
+                    priors=request.priors,
+                    heeds_exceptions=False,
+                ),
+                say=lambda line: self.say(f"  {line}"),
+            )
+        verdict = next((cell for cell in result.cells if cell.name == self.cell), None)
+        if verdict is None:
+            reason = result.refusal or "the commit has no such cell"
+            verdict = CellVerdict(
+                name=self.cell, word="NO-BASELINE", by="collection", reason=reason
+            )
+        mark = _MARKS.get(verdict.word, "skip")
+        return Step(
+            commit=commit, subject=subject_of(self.root, commit), mark=mark, verdict=verdict
+        )
+
+
+def bisect(
+    request: BisectRequest,
+    *,
+    say: Callable[[str], None],
+    machine: AbstractContextManager[object] = HELD,
+) -> BisectResult:
+    """Return the first commit with which the cell became slower than it was at the good one.
+
+    The tree, the index and the stash of the user are not touched, nor is a bisection of theirs;
+    what is made is gone afterwards, however it ends.
+
+    Args:
+        request: What is looked for, and how.
+        say: Shows a line.
+        machine: Entered once the revisions and the cell are known, and left at the end: it may wait
+            for another session.
+
+    Raises:
+        SettingError: A revision is no commit, they are in the wrong order, or the cell is not one.
+        WriteError: A tree cannot be made.
+    """
+    good, bad = _find_ends(request)
+    suite, cell = _collect(request)
+    with machine, _tree_of(suite.root, suite, cell, good) as (tree, _):
+        return _search(
+            _Search(
+                request=request,
+                root=suite.root,
+                suite=suite,
+                cell=cell,
+                good=good,
+                bad=bad,
+                good_tree=tree,
+                say=say,
+            )
+        )
+
+
+def _search(search: _Search) -> BisectResult:
+    """Judge both ends, and then what lies between."""
+    num_commits = count_commits(search.root, search.good, search.bad)
+    most = most_steps(num_commits)
+    search.say(
+        f"{num_commits} commits after {short(search.good)} up to {short(search.bad)}: both ends "
+        f"are judged first, then {most} of them, and more where some must be skipped; at most "
+        f"{search.request.budget.max_pairs} pairs each"
+    )
+    bounds = search.request.bounds or _LEAST_BOUNDS
+    bad = search.judge(search.bad, bounds)
+    search.say(f"the bad end, {describe_step(bad)}")
+    found = BisectResult(cell=search.cell, bounds=bounds, ends=(bad,))
+    if bad.mark != "bad":
+        return replace(found, refusal=_why_not_bad(bad))
+    if search.request.bounds is None:
+        bounds = bounds_of(bad.verdict)
+        search.say(
+            f"what is slower by more than {format_ratio(bounds[0])} is bad, and good what is "
+            f"known to be so by less than {format_ratio(bounds[1])}"
+        )
+    good = search.judge(search.good, bounds)
+    search.say(f"the good end against itself, {describe_step(good)}")
+    found = replace(found, bounds=bounds, ends=(bad, good))
+    if good.mark != "good":
+        return replace(found, refusal=_why_not_good(good))
+    steps: list[Step] = []
+    with bisection(search.root, good=search.good, bad=search.bad) as run:
+        while (end := run.find_end()) is None:
+            step = search.judge(run.candidate(), bounds)
+            run.mark(step.mark)
+            steps.append(step)
+            most += step.mark == "skip"
+            search.say(f"step {len(steps)} of {max(most, len(steps))}, {describe_step(step)}")
+    judged = {step.commit: step for step in (bad, *steps)}
+    return replace(
+        found,
+        steps=tuple(steps),
+        first_bad=None if end.first_bad is None else judged[end.first_bad],
+        possible=tuple((commit, subject_of(search.root, commit)) for commit in end.possible),
+    )
+
+
+def bounds_of(bad: CellVerdict) -> tuple[float, float]:
+    """Return the tolerance and the limit by which commits are told from the bad one.
+
+    >>> slower = CellVerdict(name="a", word="FAIL", by="pairs", ratio=1.4641)
+    >>> [round(bound, 3) for bound in bounds_of(slower)]  # 1.1 ** 4
+    [0.1, 0.331]
+    """
+    ratio = bad.ratio or 1.0
+    tolerance, limit = (
+        max(least, ratio**share - 1) for least, share in zip(_LEAST_BOUNDS, _SHARES, strict=True)
+    )
+    return tolerance, limit
+
+
+def _why_not_bad(bad: Step) -> str:
+    if bad.mark == "good":
+        return (
+            f"{short(bad.commit)} is not slower than the good commit ({_figures(bad.verdict)}), so "
+            "there is nothing to find; name another --bad or --good, or a smaller --tolerance"
+        )
+    return (
+        f"nobody can tell whether {short(bad.commit)} is slower than the good commit: "
+        f"{_figures(bad.verdict)}"
+    )
+
+
+def _why_not_good(good: Step) -> str:
+    return (
+        f"{short(good.commit)} cannot be told from itself on this machine: "
+        f"{_figures(good.verdict)}; see what 'perfsuite doctor' says, or allow more --max-pairs"
+    )
+
+
+def describe_step(step: Step) -> str:
+    """Return what a step came to: "5db0efb 'A change': PASS, +0.3 % (-0.5 % to +1.0 %): good"."""
+    return f"{short(step.commit)} {step.subject!r}: {_figures(step.verdict)}: {step.mark}"
+
+
+def _figures(verdict: CellVerdict) -> str:
+    parts = [verdict.word]
+    if verdict.ratio is not None and verdict.interval is not None:
+        low, high = verdict.interval
+        parts.append(
+            f"{format_change(verdict.ratio)} ({format_change(low)} to {format_change(high)})"
+        )
+    if verdict.reason:
+        parts.append(verdict.reason)
+    return ", ".join(parts)
+
+
+def _find_ends(request: BisectRequest) -> tuple[str, str]:
+    """The good commit and the bad one, by their full names."""
+    if find_top(request.folder) is None:
+        raise SettingError(
+            f"{request.folder} is not in a git checkout, so it has no commits to search"
+        )
+    good = _resolve(request.folder, "--good", request.good)
+    bad = _resolve(request.folder, "--bad", request.bad)
+    if good == bad:
+        raise SettingError(
+            f"--good {request.good} and --bad {request.bad} are the same commit, {short(good)}; "
+            "name an older one that was not slower yet"
+        )
+    if not is_in_history(request.folder, good, bad):
+        raise SettingError(
+            f"--good {request.good} is no ancestor of --bad {request.bad}; name a commit from "
+            f"which the bad one was made, such as the one that 'git merge-base {request.good} "
+            f"{request.bad}' shows"
+        )
+    return good, bad
+
+
+def _resolve(folder: Path, option: str, revision: str) -> str:
+    found = find_commit(folder, revision)
+    if found is None:
+        raise SettingError(
+            f"{option} is {revision!r}, which is no commit of the repository {folder}; use a "
+            f"branch, a tag or a commit that 'git log -1 {revision}' shows"
+        )
+    return found
+
+
+def _collect(request: BisectRequest) -> tuple[Suite, str]:
+    """The suite of the working tree, and the one cell that is asked for."""
+    asked = GateRequest(
+        folder=request.folder, paths=(request.cell,), budget=request.budget, seed=request.seed
+    )
+    launch = collect(head_arm(asked, None))
+    if launch.suite is None or launch.failure is not None:
+        raise SettingError(f"{request.cell!r} cannot be collected: {launch.failure}")
+    cells = list(launch.suite.cells)
+    if len(cells) != 1:
+        names = ", ".join(cells[:_MOST_LISTED]) or "none"
+        raise SettingError(
+            f"{request.cell!r} names {len(cells)} benchmarks ({names}); name one of them in full"
+        )
+    return launch.suite, cells[0]
+
+
+@contextmanager
+def _tree_of(root: Path, suite: Suite, cell: str, commit: str) -> Iterator[tuple[Path, Path]]:
+    """A commit's tree with the benchmarks of today, and today's configuration in it."""
+    base = Base(revision=commit, described=short(commit))
+    file = root / cell.partition("::")[0]
+    with base_tree(root, base, [file], python_files=suite.python_files) as tree:
+        yield tree, lay_configuration(tree, root, suite.inifile)

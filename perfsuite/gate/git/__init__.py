@@ -1,0 +1,1 @@
+"""What the gate asks git: the base, its tree, the files that are laid over it."""

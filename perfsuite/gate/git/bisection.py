@@ -1,0 +1,106 @@
+"""A search for the first bad commit: `git bisect`, in a worktree of its own.
+
+Its state, the refs `refs/bisect` and the files BISECT_*, belongs to the worktree (git-worktree(1),
+"Refs"): a bisection that the user has begun goes on undisturbed. Git checks nothing out; it only
+names the next commit. Must not know how a commit is found good or bad.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+from perfsuite.errors import PerfsuiteError
+from perfsuite.gate.git.command import complaint_of, find_commit, output, run_git, short
+from perfsuite.gate.git.repository import Base
+from perfsuite.gate.git.worktree import empty_worktree
+
+Mark = Literal["good", "bad", "skip"]
+
+# What git writes into its log of the bisection when it ends.
+_FIRST_BAD: Final = re.compile(r"^# first bad commit: \[(\w+)\]", re.MULTILINE)
+_POSSIBLE: Final = re.compile(r"^# possible first bad commit: \[(\w+)\]", re.MULTILINE)
+# What `git bisect` ends in where only skipped commits are left.
+_ONLY_SKIPPED: Final = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class End:
+    """What a bisection came to.
+
+    Attributes:
+        first_bad: The commit; None where it is not known.
+        possible: The commits that it may be where too many were skipped.
+    """
+
+    first_bad: str | None
+    possible: tuple[str, ...]
+
+
+class Bisection:
+    """One search, as far as it has come."""
+
+    def __init__(self, folder: Path, *, good: str, bad: str) -> None:
+        """Begin it in `folder`, an empty worktree, between two commits by their full names."""
+        self._folder = folder
+        self._bisect("start", "--no-checkout", bad, good, "--")
+
+    def find_end(self) -> End | None:
+        """Return what it came to; None as long as there is a commit to judge."""
+        log = output(self._folder, "bisect", "log").decode(errors="replace")
+        if found := _FIRST_BAD.search(log):
+            return End(first_bad=found[1], possible=())
+        if possible := _POSSIBLE.findall(log):
+            return End(first_bad=None, possible=tuple(possible))
+        return None
+
+    def candidate(self) -> str:
+        """Return the commit to judge next, by its full name."""
+        found = find_commit(self._folder, "BISECT_HEAD")
+        if found is None:
+            raise PerfsuiteError(
+                "'git bisect' names no next commit; see what 'git bisect log' says"
+            )
+        return found
+
+    def mark(self, mark: Mark) -> None:
+        """Tell what the candidate is."""
+        self._bisect(mark)
+
+    def _bisect(self, *arguments: str) -> None:
+        ended = run_git(self._folder, "bisect", *arguments)
+        if ended.returncode not in (0, _ONLY_SKIPPED):
+            raise PerfsuiteError(f"'git bisect {arguments[0]}' failed: {complaint_of(ended)}")
+
+
+@contextmanager
+def bisection(root: Path, *, good: str, bad: str) -> Iterator[Bisection]:
+    """Give a search that leaves nothing in the repository of `root` after the context.
+
+    Args:
+        root: A folder of the checkout.
+        good: A commit by its full name, an ancestor of `bad`.
+        bad: Another.
+
+    Raises:
+        WriteError: Its worktree cannot be made.
+    """
+    with empty_worktree(root, Base(revision=good, described=short(good))) as folder:
+        yield Bisection(folder, good=good, bad=bad)
+
+
+def most_steps(num_commits: int) -> int:
+    """Return how many commits must be judged to find the first bad one, if none is skipped.
+
+    Args:
+        num_commits: Those that may be it, the one that is known to be bad among them.
+
+    >>> most_steps(1), most_steps(2), most_steps(8), most_steps(9)
+    (0, 1, 3, 4)
+    """
+    return math.ceil(math.log2(num_commits))

@@ -1,0 +1,345 @@
+"""Head's benchmark files, laid over the base's tree: which they are, and how they get there.
+
+Whatever paths the user named, these files of head are laid over:
+
+1. For a path that is, or is in, a folder named as those of tests and benchmarks are (a word of its
+   name is in `_BENCHMARK_WORDS`): the outermost such folder as a whole, because tests import what
+   lies beside them. A folder that holds code is none: the root and what it is in, a folder with a
+   pyproject.toml or setup.py, a folder directly in `src`, the package that the project is named
+   after, or a folder of a package that has modules beside its tests (`acme/perf/engine.py`).
+2. For any other folder: the test files in it (by pytest's `python_files`) and every conftest.py,
+   each by rule 1 or else alone; of such files, those that only the base has go. All other files in
+   it stay the base's, helper modules too: laying code under test over the base would compare head
+   with itself and pass in silence.
+3. For any other file: that file.
+4. The conftest.py of every folder above those, up to the top.
+
+A folder is laid over by removing the base's first. Head's files are those that git tracks or would
+add, as they are on the disk. A symbolic link stays a link, and none of the base's is written
+through.
+
+Must not know git's records, nor what is run in a tree.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import functools
+import hashlib
+import os
+import re
+import shutil
+import tomllib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from perfsuite.errors import SettingError, WriteError
+from perfsuite.gate.git import repository
+
+_BENCHMARK_WORDS = frozenset(
+    {"bench", "benches", "benchmark", "benchmarks", "perf", "test", "tests"}
+)
+_CONFTEST = "conftest.py"
+
+# The names of files that hold nothing but pytest's configuration.
+_PYTEST_FILES = frozenset({"pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml"})
+_CONFIGURATION_COPY = ".perfsuite-head"
+
+# Not part of a source tree: virtual environments (PEP 405; conda) and caches, as they mark
+# themselves (bford.info/cachedir).
+_LEFT_OUT_NAMES = frozenset({".git", "__pycache__"})
+_LEFT_OUT_MARKS = ("pyvenv.cfg", "conda-meta", "CACHEDIR.TAG")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Head:
+    """Head's tree.
+
+    Attributes:
+        top: The folder whose counterpart is the base's tree; without symbolic links.
+        root: pytest's root: `top` or a folder in it.
+        python_files: Patterns of the names of test files, pytest's ini value.
+    """
+
+    top: Path
+    root: Path
+    python_files: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Overlay:
+    """What of head is laid over the base's tree, relative to the top.
+
+    Attributes:
+        folders: As wholes.
+        files: One by one.
+        searched: Folders in which a test file that only the base has is removed.
+    """
+
+    folders: set[Path] = field(default_factory=set)
+    files: set[Path] = field(default_factory=set)
+    searched: set[Path] = field(default_factory=set)
+
+
+def plan_overlay(head: Head, paths: Sequence[Path]) -> Overlay:
+    """Return what of head is laid over, by the rules above, for the paths that the user named.
+
+    Raises:
+        SettingError: A path does not exist, is outside head's tree, or holds no file that git
+            tracks or would add.
+    """
+    overlay = Overlay()
+    for path in paths:
+        lexical = path.parent.resolve() / path.name
+        if lexical.is_symlink() and lexical.is_relative_to(head.top):
+            overlay.files.add(lexical.relative_to(head.top))
+        place = _place_in(head, path)
+        if (head.top / place).is_dir():
+            _add_folder(overlay, head, place, path)
+        else:
+            overlay.files.add(place)
+            _add_test_file(overlay, head, place)
+    return overlay
+
+
+def lay_over(tree: Path, head: Head, overlay: Overlay) -> None:
+    """Make the base's tree hold head's benchmark files in the place of its own.
+
+    Args:
+        tree: The counterpart of `head.top`; without symbolic links in its own path.
+        head: Where the files are.
+        overlay: Which they are.
+
+    Raises:
+        OSError: A file cannot be copied.
+    """
+    for folder in overlay.searched:
+        for file in source_files(tree / folder):
+            if _is_test_file(head, folder / file):
+                _remove(tree, folder / file)
+    for folder in overlay.folders:
+        _remove(tree, folder)
+        for file in _files_of(head, folder):
+            copy_file(head.top, tree, file)
+    above = {parent for path in overlay.folders | overlay.files for parent in path.parents}
+    for conftest in {parent / _CONFTEST for parent in above}:
+        _remove(tree, conftest)
+        if (head.top / conftest).is_file():
+            copy_file(head.top, tree, conftest)
+    for file in overlay.files:
+        copy_file(head.top, tree, file)
+
+
+def lay_configuration(tree: Path, head: Path, inifile: Path | None) -> Path:
+    """Put head's pytest configuration into the base's tree; return the file for `pytest -c`.
+
+    The base keeps its own pyproject.toml, tox.ini and setup.cfg, which also describe its package:
+    of such a file of head's a copy is laid beside under another name. It cannot be read where it
+    is, because its paths, `pythonpath` for one, count from the folder it is in and would lead the
+    base's arm to head's code. A file that is pytest's alone replaces the base's. Where head has
+    none, an empty one keeps the base's from being read.
+
+    Args:
+        tree: The base's root.
+        head: Head's root.
+        inifile: What pytest read in head (`config.inipath`). One outside of `head` is returned as
+            it is.
+
+    Raises:
+        WriteError: It cannot be written; names the tree and the reason.
+    """
+    place = Path(f"{_CONFIGURATION_COPY}.ini")
+    if inifile is not None:
+        real = inifile.resolve()
+        if not real.is_relative_to(head.resolve()):
+            return inifile
+        place = real.relative_to(head.resolve())
+        if place.name not in _PYTEST_FILES:
+            place = place.with_name(f"{_CONFIGURATION_COPY}{place.suffix}")
+    with as_write_error(tree):
+        make_folder(tree, place.parent)
+        _remove(tree, place)
+        (tree / place).write_bytes(b"[pytest]\n" if inifile is None else inifile.read_bytes())
+    return tree / place
+
+
+def source_files(folder: Path, *, leave_out: Path | None = None) -> Iterator[Path]:
+    """Yield every file and link of a source tree: no .git, virtual environment or cache.
+
+    Args:
+        folder: The tree; paths are relative to it.
+        leave_out: One more folder that is not looked into.
+    """
+    for at, folders, files in os.walk(folder):
+        here = Path(at)
+        links = [name for name in folders if (here / name).is_symlink()]
+        folders[:] = [
+            name
+            for name in folders
+            if name not in links and here / name != leave_out and not _is_left_out(here / name)
+        ]
+        for name in (*files, *links):
+            # Neither a socket nor a named pipe: copying would wait for its other end.
+            if (here / name).is_symlink() or (here / name).is_file():
+                yield (here / name).relative_to(folder)
+
+
+def read_source(file: Path) -> bytes:
+    """Return what a file holds, with the line ends that git keeps: checkouts may have others."""
+    return file.read_bytes().replace(b"\r\n", b"\n")
+
+
+def python_digests(tree: Path) -> dict[Path, bytes]:
+    """Return what each Python file of a tree holds, by its path in it."""
+    return {
+        path: hashlib.sha256(read_source(tree / path)).digest()
+        for path in source_files(tree)
+        if path.suffix == ".py" and (tree / path).is_file()
+    }
+
+
+def copy_file(source: Path, target: Path, path: Path) -> None:
+    """Make `path` in the tree `target` what it is in `source`; a link is copied, never followed.
+
+    Raises:
+        OSError: It cannot be read or written.
+    """
+    make_folder(target, path.parent)
+    _remove(target, path)
+    shutil.copy2(source / path, target / path, follow_symlinks=False)
+
+
+def make_folder(tree: Path, path: Path) -> None:
+    """Make `path` a folder of the tree; a file or link in its way goes, since it may lead outside.
+
+    Raises:
+        OSError: It cannot be made.
+    """
+    for folder in reversed([path, *path.parents[:-1]]):
+        here = tree / folder
+        if here.is_symlink() or not here.is_dir():
+            here.unlink(missing_ok=True)
+            here.mkdir()
+
+
+@contextmanager
+def as_write_error(tree: Path) -> Iterator[None]:
+    """Raise what goes wrong with files in the context as a WriteError about the base's tree."""
+    try:
+        yield
+    except OSError as error:
+        raise WriteError(
+            f"cannot make the base's tree in {tree}: {error.strerror or error} "
+            f"({error.filename2 or error.filename})"
+        ) from error
+
+
+def _place_in(head: Head, path: Path) -> Path:
+    place = path.resolve()
+    if not place.exists():
+        raise SettingError(f"{path} does not exist; name files or folders with benchmarks")
+    if not place.is_relative_to(head.top):
+        raise SettingError(
+            f"{path} is outside of {head.top}, so the base's tree has no place for it; "
+            "name files or folders inside"
+        )
+    return place.relative_to(head.top)
+
+
+def _add_folder(overlay: Overlay, head: Head, place: Path, named: Path) -> None:
+    files = _files_of(head, place)
+    if not files:
+        raise SettingError(
+            f"{named} holds no file that git tracks or would add, so there is nothing to lay over "
+            "the base; is it ignored?"
+        )
+    if whole := _benchmark_folder(head, place):
+        overlay.folders.add(whole)
+        return
+    overlay.searched.add(place)
+    for file in files:
+        if _is_test_file(head, file):
+            _add_test_file(overlay, head, file)
+
+
+def _add_test_file(overlay: Overlay, head: Head, file: Path) -> None:
+    if whole := _benchmark_folder(head, file.parent):
+        overlay.folders.add(whole)
+    else:
+        overlay.files.add(file)
+
+
+def _benchmark_folder(head: Head, folder: Path) -> Path | None:
+    """The outermost benchmark folder that `folder` is or is in: rule 1."""
+    for candidate in reversed([folder, *folder.parents]):
+        words = re.split(r"[^a-z0-9]", candidate.name.lower())
+        if _BENCHMARK_WORDS.intersection(words) and not _holds_code(head, candidate):
+            return candidate
+    return None
+
+
+def _holds_code(head: Head, folder: Path) -> bool:
+    here = head.top / folder
+    return (
+        head.root.is_relative_to(here)
+        or any((here / name).is_file() for name in ("pyproject.toml", "setup.py"))
+        or here.parent.name == "src"
+        or here.name == _project_package(head.root)
+        or (
+            (here.parent / "__init__.py").is_file()
+            and any(not _is_test_file(head, folder / path.name) for path in _modules(here))
+        )
+    )
+
+
+def _modules(folder: Path) -> Iterator[Path]:
+    return (path for path in folder.glob("*.py") if path.name != "__init__.py")
+
+
+def _project_package(root: Path) -> str | None:
+    """The import name that a project of this name has by custom."""
+    try:
+        text = (root / "pyproject.toml").read_text(encoding="utf-8")
+        project = tomllib.loads(text).get("project", {})
+    except (OSError, ValueError):  # pytest and pip say what is wrong with it
+        return None
+    return re.sub(r"[-.]+", "_", str(project.get("name", ""))).lower()
+
+
+def _is_test_file(head: Head, path: Path) -> bool:
+    return path.name == _CONFTEST or any(
+        fnmatch.fnmatchcase(f"/{path.as_posix()}", f"*/{pattern}") for pattern in head.python_files
+    )
+
+
+def _files_of(head: Head, folder: Path) -> list[Path]:
+    """Head's files in `folder`, relative to the top."""
+    here = head.top / folder
+    in_git = repository.find_top(here) is not None
+    inner = repository.working_files(here) if in_git else source_files(here)
+
+    @functools.cache
+    def is_left_out(path: Path) -> bool:
+        return path.parts != () and (_is_left_out(here / path) or is_left_out(path.parent))
+
+    # Where nothing is ignored, git lists virtual environments and caches as well.
+    return [folder / path for path in inner if not is_left_out(path.parent)]
+
+
+def _is_left_out(folder: Path) -> bool:
+    return folder.name in _LEFT_OUT_NAMES or any(
+        (folder / mark).exists() for mark in _LEFT_OUT_MARKS
+    )
+
+
+def _remove(tree: Path, path: Path) -> None:
+    """Remove what the tree has at `path`, and nothing that a link there leads to."""
+    here = tree / path
+    if here.parent.resolve() != here.parent or not here.parent.is_dir():
+        return
+    if here.is_dir() and not here.is_symlink():
+        shutil.rmtree(here)
+    else:
+        here.unlink(missing_ok=True)

@@ -1,0 +1,316 @@
+"""What the gate asks git: which commit is the base, is the tree dirty, which files does it hold.
+
+Only `add_worktree` writes, and only in the folder it is given and in git's record of it. Must not
+know pytest, arms or verdicts.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from perfsuite.errors import SettingError, WriteError
+from perfsuite.gate.git.command import answer, complaint_of, find_commit, output, run_git, short
+from perfsuite.units import format_bytes
+
+# git-lfs would fetch its files over the network; without its filters they stay pointers.
+# worktree.useRelativePaths would write an extension into the user's configuration (git 2.48).
+_WORKTREE_OPTIONS = (
+    *("-c", "filter.lfs.process=", "-c", "filter.lfs.smudge=", "-c", "filter.lfs.required=false"),
+    *("-c", "worktree.useRelativePaths=false", "-c", "submodule.recurse=false"),
+)
+
+# The upstream's default branch, in this order. A continuous integration's checkout often has
+# neither origin/HEAD nor a local branch, only the last two.
+_UPSTREAMS = (
+    "refs/remotes/origin/HEAD",
+    "refs/heads/main",
+    "refs/heads/master",
+    "refs/remotes/origin/main",
+    "refs/remotes/origin/master",
+)
+
+# What Python and pytest leave anywhere, and sessions under the root: no code under test.
+_LEFT_ANYWHERE = frozenset({"__pycache__", ".pytest_cache", ".hypothesis"})
+_LEFT_IN_ROOT = ("results", "baselines", ".benchmarks")
+
+# The mode of a submodule's entry in an index (gitformat-index(5)).
+_SUBMODULE_MODE = b"160000"
+
+USE_FOLDER = "use --base-dir=DIR (pytest: --perf-base-dir)"
+_NAME_ONE = "name a base with --base or --base-dir (pytest: --perf-base, --perf-base-dir)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Base:
+    """The commit that head is compared with.
+
+    Attributes:
+        revision: Its full name, 40 or 64 hexadecimal digits.
+        described: How it was found, for people: "the merge base with origin/main, 1a2b3c4".
+    """
+
+    revision: str
+    described: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoBase:
+    """There is no commit to compare with.
+
+    Attributes:
+        reason: Why, and what to do: a clause without a full stop.
+    """
+
+    reason: str
+
+
+def find_base(root: Path, revision: str | None, *, outputs: Sequence[Path] = ()) -> Base | NoBase:
+    """Return the commit that head is to be compared with.
+
+    `revision` where it is given. Else the merge base of HEAD with the upstream's default branch
+    (origin/HEAD, a local main or master, origin/main, origin/master: the first there is). Where
+    that is HEAD itself, or there is no such branch: HEAD if the tree is dirty, else HEAD's first
+    parent.
+
+    Args:
+        root: A folder of the checkout.
+        revision: What the user named, else None.
+        outputs: What `is_dirty` is to overlook.
+
+    Raises:
+        SettingError: `revision` names no commit.
+    """
+    refusal = _why_not_a_checkout(root)
+    if refusal is not None:
+        return NoBase(reason=refusal)
+    if revision is not None:
+        return _named_base(root, revision)
+    head = find_commit(root, "HEAD")
+    if head is None:
+        return NoBase(reason=f"the repository of {root} has no commit yet; commit, then try again")
+    upstream = next((name for name in _UPSTREAMS if find_commit(root, name) is not None), None)
+    if upstream is None:
+        why = ": there is no origin/HEAD, main or master to take the merge base with"
+        return _base_of_default_branch(root, head, outputs, why)
+    branch = answer(root, "rev-parse", "--abbrev-ref", upstream) or upstream
+    merge_base = answer(root, "merge-base", head, upstream)
+    if merge_base is None:
+        return NoBase(reason=_why_no_merge_base(root, branch))
+    if merge_base == head:
+        return _base_of_default_branch(root, head, outputs, "")
+    return Base(revision=merge_base, described=f"the merge base with {branch}, {short(merge_base)}")
+
+
+def find_trunk(root: Path) -> str | None:
+    """Return the newest commit of HEAD that the upstream's default branch has, None without one.
+
+    HEAD where there is no such branch: what a change that begins here will be compared with.
+    """
+    upstream = next((name for name in _UPSTREAMS if find_commit(root, name) is not None), "HEAD")
+    return answer(root, "merge-base", "HEAD", upstream)
+
+
+def is_in_history(root: Path, commit: str, revision: str) -> bool:
+    """Whether `commit` is `revision` or an ancestor of it; one that is not there is not."""
+    return run_git(root, "merge-base", "--is-ancestor", commit, revision).returncode == 0
+
+
+def changed_files(root: Path, since: str, folder: Path) -> frozenset[Path]:
+    """Return the files in `folder` that HEAD's commits since `since` added or changed."""
+    options = ("--name-only", "--no-renames", "--no-ext-diff", "-z", "--end-of-options")
+    changed = run_git(root, "diff", *options, since, "HEAD", "--", os.fspath(folder)).stdout
+    top = _known_top(root)
+    return frozenset(top / os.fsdecode(name) for name in changed.split(b"\0") if name)
+
+
+def is_dirty(root: Path, *, outputs: Sequence[Path] = ()) -> bool:
+    """Whether the tree differs from HEAD; a file that git does not know or ignore counts.
+
+    Such a file does not count if it is what a run leaves: caches of Python and pytest, and
+    results/, baselines/ and .benchmarks/ in `root`. Otherwise a second run on a clean commit would
+    compare that commit with itself.
+
+    Args:
+        root: A folder of the checkout; the whole checkout is looked at.
+        outputs: Further files and folders that runs write.
+
+    Raises:
+        PerfsuiteError: Git cannot tell; quotes it.
+    """
+    arguments = ("status", "--porcelain=v1", "-z", "--untracked-files=all", "--no-renames")
+    top = _known_top(root)
+    left = [*(root / name for name in _LEFT_IN_ROOT), *outputs]
+    left_folders = [path.resolve() for path in left]
+    for entry in filter(None, output(root, *arguments).split(b"\0")):
+        path = top / os.fsdecode(entry[3:])
+        if entry[:2] != b"??" or not (
+            _LEFT_ANYWHERE.intersection(path.parts)
+            or any(path.is_relative_to(folder) for folder in left_folders)
+        ):
+            return True
+    return False
+
+
+def describe_head(root: Path) -> str:
+    """Return what the tree is, for people: "feature at 1a2b3c4 with uncommitted changes"."""
+    if _why_not_a_checkout(root) is not None:
+        return "a folder outside git"
+    head = find_commit(root, "HEAD")
+    if head is None:
+        return "a repository without a commit"
+    branch = answer(root, "symbolic-ref", "--quiet", "--short", "HEAD") or "a detached HEAD"
+    changes = " with uncommitted changes" if is_dirty(root) else ""
+    return f"{branch} at {short(head)}{changes}"
+
+
+def find_top(folder: Path) -> Path | None:
+    """Return the top of the checkout that `folder` is in, without symbolic links; None outside."""
+    return None if _why_not_a_checkout(folder) is not None else _known_top(folder)
+
+
+def worktree_records(root: Path) -> Path | None:
+    """Return the folder of git's records of linked worktrees, one folder each; None outside git.
+
+    It is `worktrees` in gitrepository-layout(5), and need not exist.
+    """
+    common = answer(root, "rev-parse", "--git-common-dir") if find_top(root) else None
+    return None if common is None else (root / common).resolve() / "worktrees"
+
+
+def add_worktree(root: Path, base: Base, folder: Path, *, has_files: bool = True) -> None:
+    """Check the base out in `folder`, an empty one, as a worktree that is on no branch.
+
+    Filters of the user's configuration run, as in any checkout, except git-lfs: its files stay
+    pointers. Submodules stay empty. A sparse checkout is as sparse as the user's. A partial clone
+    fetches what it lacks, as for any command.
+
+    Args:
+        root: A folder of the checkout.
+        base: The commit.
+        folder: Where to.
+        has_files: False for a worktree that only keeps git's own state.
+
+    Raises:
+        WriteError: It cannot be checked out; names the folder, the space there, and git's reason.
+    """
+    made = run_git(
+        *(root, *_WORKTREE_OPTIONS, "worktree", "add", "--quiet", "--detach", "--no-checkout"),
+        *("--", os.fspath(folder), base.revision),
+    )
+    # Two steps, because a worktree that is added with its files runs the hook post-checkout, and
+    # hooks that newer versions read from the configuration know no core.hooksPath.
+    if made.returncode == 0 and has_files:
+        made = run_git(
+            folder, *_WORKTREE_OPTIONS, "reset", "--quiet", "--hard", "--no-recurse-submodules"
+        )
+    if made.returncode != 0:
+        free = format_bytes(shutil.disk_usage(folder).free)  # git does not say that a disk is full
+        raise WriteError(
+            f"cannot check out the base, {short(base.revision)}, in {folder} ({free} free there): "
+            f"{complaint_of(made)}"
+        )
+
+
+def working_files(folder: Path) -> list[Path]:
+    """Return the files below `folder` as they are: tracked, or untracked and not ignored.
+
+    Symbolic links count as files. Files of submodules and other nested checkouts are included.
+
+    Returns:
+        Paths relative to `folder`.
+
+    Raises:
+        PerfsuiteError: Git cannot tell; quotes it.
+    """
+    listed = output(folder, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
+    files: list[Path] = []
+    for name in dict.fromkeys(filter(None, listed.split(b"\0"))):
+        path = Path(os.fsdecode(name))
+        if (folder / path).is_file() or (folder / path).is_symlink():
+            files.append(path)
+        elif (folder / path / ".git").exists():
+            files.extend(path / inner for inner in working_files(folder / path))
+    return files
+
+
+def submodules(tree: Path) -> list[Path]:
+    """Return the paths of the submodules of a checkout, relative to `tree`, its top."""
+    entries = output(tree, "ls-files", "-z", "--stage").split(b"\0")
+    return [
+        Path(os.fsdecode(entry.partition(b"\t")[2]))
+        for entry in entries
+        if entry.startswith(_SUBMODULE_MODE)
+    ]
+
+
+def lfs_files(tree: Path) -> list[Path]:
+    """Return the tracked files that git-lfs keeps elsewhere, relative to `tree`."""
+    names = output(tree, "ls-files", "-z", "--", ":(attr:filter=lfs)").split(b"\0")
+    return [Path(os.fsdecode(name)) for name in names if name]
+
+
+def _named_base(root: Path, revision: str) -> Base:
+    found = find_commit(root, revision)
+    if found is None:
+        hint = f"use a branch, a tag or a commit that 'git log -1 {revision}' shows"
+        if _is_shallow(root):
+            hint = "this clone is shallow: fetch it first, or all with 'git fetch --unshallow'"
+        raise SettingError(f"the base {revision!r} is no commit of the repository {root}; {hint}")
+    if found.startswith(revision):
+        return Base(revision=found, described=short(found))
+    return Base(revision=found, described=f"{revision}, {short(found)}")
+
+
+def _base_of_default_branch(
+    root: Path, head: str, outputs: Sequence[Path], why: str
+) -> Base | NoBase:
+    """HEAD has nothing that the upstream's default branch lacks, or there is no such branch."""
+    if is_dirty(root, outputs=outputs):
+        described = f"HEAD, {short(head)}, without the uncommitted changes{why}"
+        return Base(revision=head, described=described)
+    parent = find_commit(root, "HEAD^1")
+    if parent is not None:
+        return Base(revision=parent, described=f"the first parent of HEAD, {short(parent)}{why}")
+    if _is_shallow(root):
+        return NoBase(
+            reason=f"this clone is shallow and lacks the parent of HEAD, {short(head)}; "
+            "run 'git fetch --deepen=1' or 'git fetch --unshallow'"
+        )
+    return NoBase(
+        reason=f"HEAD, {short(head)}, is the first commit and nothing is uncommitted; {_NAME_ONE}"
+    )
+
+
+def _why_no_merge_base(root: Path, branch: str) -> str:
+    if _is_shallow(root):
+        return (
+            f"this clone is shallow and ends before the merge base with {branch}; "
+            "run 'git fetch --deepen=100' or 'git fetch --unshallow'"
+        )
+    return f"HEAD and {branch} have no commit in common; {_NAME_ONE}"
+
+
+def _why_not_a_checkout(root: Path) -> str | None:
+    if shutil.which("git") is None:
+        return f"git is not installed (no 'git' on the PATH); install it, or {USE_FOLDER}"
+    asked = run_git(root, "rev-parse", "--is-inside-work-tree")
+    if asked.returncode == 0:
+        if asked.stdout == b"true\n":
+            return None
+        return f"{root} is in a git repository, but not in a working tree of it"
+    complaint = complaint_of(asked)
+    if complaint.startswith("not a git repository"):
+        return f"{root} is not in a git checkout; {USE_FOLDER}"
+    return f"git refuses {root}: {complaint}; see what 'git status' says there"
+
+
+def _is_shallow(root: Path) -> bool:
+    return answer(root, "rev-parse", "--is-shallow-repository") == "true"
+
+
+def _known_top(folder: Path) -> Path:
+    return Path(os.fsdecode(output(folder, "rev-parse", "--show-toplevel").removesuffix(b"\n")))

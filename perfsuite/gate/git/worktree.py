@@ -1,0 +1,255 @@
+"""The base's source tree: made in a temporary folder, and always removed.
+
+Its name carries this process's id, so a later session removes what a killed one left. The user's
+own tree, index, stash, branches and configuration are not touched. Which of head's files are laid
+over the tree is decided in `overlay`. Must not know what is run in a tree.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import os
+import platform
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+
+from perfsuite.errors import SettingError, WriteError
+from perfsuite.gate.git import repository
+from perfsuite.gate.git.overlay import (
+    Head,
+    as_write_error,
+    copy_file,
+    lay_over,
+    make_folder,
+    plan_overlay,
+    source_files,
+)
+from perfsuite.gate.git.repository import Base
+from perfsuite.system.signals import uninterrupted
+
+# pytest's default of the ini value of that name.
+PYTHON_FILES = ("test_*.py", "*_test.py")
+
+# "perfsuite-<process id>-", as the folders of rank groups are named. The host keeps a session from
+# taking the record of a living one for stale that shares the repository from another machine.
+_HOST = re.sub(r"[^a-z0-9]", "", platform.node().lower())
+_TREE_NAME = re.compile(rf"perfsuite-(\d+)-(?:base-{_HOST}|pair)-\w+")
+
+_LFS_POINTER = b"version https://git-lfs.github.com/spec/"
+
+
+@contextmanager
+def base_tree(
+    root: Path, base: Base, overlay: Sequence[Path], *, python_files: Sequence[str] = PYTHON_FILES
+) -> Iterator[Path]:
+    """Give the base's counterpart of `root`, in a git worktree that is gone after the context.
+
+    Args:
+        root: Head's root, a folder of the checkout.
+        base: The commit to check out.
+        overlay: Head's benchmark files and folders, anywhere in the checkout; the module
+            `overlay` says what of them is laid over. Nothing where it is empty.
+        python_files: Patterns of the names of test files, pytest's ini value.
+
+    Raises:
+        SettingError: `root` is not in a git checkout; or a path does not exist, is outside of it,
+            or holds no file that git tracks or would add.
+        WriteError: The tree cannot be made; names the folder and the reason. Nothing stays.
+    """
+    top = repository.find_top(root)
+    if top is None:
+        raise SettingError(f"{root} is not in a git checkout; {repository.USE_FOLDER}")
+    head = Head(top=top, root=root.resolve(), python_files=tuple(python_files))
+    laid = plan_overlay(head, overlay)
+    with _temporary_folder(repository.worktree_records(root)) as folder:
+        arm_root = head.root.relative_to(top)
+        with as_write_error(folder):
+            repository.add_worktree(root, base, folder)
+            lay_over(folder, head, laid)
+            make_folder(folder, arm_root)
+        yield folder / arm_root
+
+
+@contextmanager
+def directory_tree(
+    root: Path,
+    base_dir: Path,
+    overlay: Sequence[Path],
+    *,
+    python_files: Sequence[str] = PYTHON_FILES,
+) -> Iterator[Path]:
+    """Give a copy of the base's root `base_dir` that is gone after the context.
+
+    What git ignores is copied too, since an extension that was built in place is ignored; .git,
+    virtual environments and caches are not.
+
+    Args:
+        root: Head's root.
+        base_dir: The base's root; only read.
+        overlay: Head's benchmark files and folders, in `root`.
+        python_files: Patterns of the names of test files, pytest's ini value.
+
+    Raises:
+        SettingError: `base_dir` is no folder; or a path does not exist, is outside of `root`, or
+            holds no file.
+        WriteError: The copy cannot be made; names the folder and the reason. Nothing stays.
+    """
+    check_base_dir(base_dir)
+    source = base_dir.resolve()
+    head = Head(top=root.resolve(), root=root.resolve(), python_files=tuple(python_files))
+    laid = plan_overlay(head, overlay)
+    with _temporary_folder(None) as folder:
+        with as_write_error(folder):
+            for path in source_files(source, leave_out=folder):
+                copy_file(source, folder, path)
+            lay_over(folder, head, laid)
+        yield folder
+
+
+def check_base_dir(base_dir: Path) -> None:
+    """Refuse a base that is no folder.
+
+    Raises:
+        SettingError: It is none.
+    """
+    if not base_dir.is_dir():
+        raise SettingError(f"the base {str(base_dir)!r} is not a folder; name one")
+
+
+@contextmanager
+def empty_worktree(root: Path, base: Base) -> Iterator[Path]:
+    """Give a git worktree without files, for state of git's own, that is gone after the context.
+
+    Raises:
+        WriteError: It cannot be made; names the folder and the reason. Nothing stays.
+    """
+    with _temporary_folder(repository.worktree_records(root)) as folder:
+        repository.add_worktree(root, base, folder, has_files=False)
+        yield folder
+
+
+def import_roots(tree: Path, pythonpath: Sequence[str]) -> tuple[Path, ...]:
+    """Return the folders that come first on the path of an arm's launches, in that order.
+
+    Args:
+        tree: The arm's root.
+        pythonpath: Head's pytest ini value of that name, relative to the root. What the tree does
+            not have is left out.
+    """
+    folders = [tree / entry for entry in (*pythonpath, "src")]
+    return tuple(dict.fromkeys([*(folder for folder in folders if folder.is_dir()), tree]))
+
+
+def ignore_trees_in(root: Path) -> tuple[str, ...]:
+    """Return options of pytest that keep it from taking a tree's tests for those of `root`.
+
+    Needed where temporary folders are in it, as where a CI job sets TMPDIR to one of its checkout.
+    """
+    temporary = Path(tempfile.gettempdir())
+    return tuple(
+        f"--ignore-glob={glob.escape(str(folder))}/perfsuite-[0-9]*"
+        for folder in sorted({temporary, temporary.resolve()})
+        if folder.is_relative_to(root)
+    )
+
+
+def what_is_missing(tree: Path) -> tuple[str, ...]:
+    """Return what a worktree lacks of its commit, a clause each: nothing is fetched for it."""
+    top = repository.find_top(tree)
+    if top is None:
+        return ()
+    missing = [
+        f"the submodule {path} is empty in the base's tree"
+        for path in repository.submodules(top)
+        if not any((top / path).glob("*"))
+    ]
+    pointers = [path for path in repository.lfs_files(top) if _is_lfs_pointer(top / path)]
+    if pointers:
+        missing.append(
+            f"git-lfs files are pointers in the base's tree: {len(pointers)}, {pointers[0]} for one"
+        )
+    return tuple(missing)
+
+
+def sweep_stale_trees(root: Path) -> None:
+    """Remove the trees of this user whose session was killed, and git's records of them.
+
+    Args:
+        root: A folder of the checkout whose records are looked through. Temporary folders are, in
+            any case.
+    """
+    records = repository.worktree_records(root)
+    if records is not None:
+        for record in filter(_is_stale, records.glob("perfsuite-*")):
+            _remove_tree(_recorded_folder(record), records)
+    for folder in filter(_is_stale, Path(tempfile.gettempdir()).glob("perfsuite-*")):
+        _remove_tree(folder, None)
+
+
+@contextmanager
+def _temporary_folder(records: Path | None) -> Iterator[Path]:
+    """Give an empty folder, for a worktree where git's records are given."""
+    try:
+        name = tempfile.mkdtemp(prefix=f"perfsuite-{os.getpid()}-base-{_HOST}-")
+    except OSError as error:
+        raise WriteError(
+            f"cannot make a temporary folder for the base's tree: {error.strerror or error}"
+        ) from error
+    folder = Path(name).resolve()
+    try:
+        yield folder
+    finally:
+        _remove_tree(folder, records)
+
+
+def _remove_tree(folder: Path, records: Path | None) -> None:
+    """Remove a tree, and git's record of it, as far as there is any.
+
+    Git is not asked: `git worktree remove` needs a whole worktree, a record that is not locked by
+    its making, and a process more on a machine that may be out of them. `git worktree prune` would
+    remove other stale records too, which are the user's.
+    """
+    with uninterrupted():
+        # A folder without the right to write keeps what is in it.
+        for at, folders, _ in os.walk(folder):
+            for name in folders:
+                if not (Path(at) / name).is_symlink():
+                    with contextlib.suppress(OSError):  # gone by now
+                        (Path(at) / name).chmod(0o700)
+        # What cannot be removed all the same must not cost the verdict: the next sweep tries again.
+        shutil.rmtree(folder, ignore_errors=True)
+        if records is not None:
+            shutil.rmtree(records / folder.name, ignore_errors=True)
+            with contextlib.suppress(OSError):  # other worktrees have records there
+                records.rmdir()
+
+
+def _is_stale(path: Path) -> bool:
+    """Whether the folder is a tree, or a record of one, of this user and of no living process."""
+    name = _TREE_NAME.fullmatch(path.name)
+    if name is None or psutil.pid_exists(int(name[1])):
+        return False
+    return path.is_dir() and path.lstat().st_uid == os.getuid()
+
+
+def _recorded_folder(record: Path) -> Path:
+    """Where the tree of a record is; git calls the record by the last part of its path."""
+    with contextlib.suppress(OSError):  # the session was killed before git had written it
+        folder = Path((record / "gitdir").read_text().removesuffix("\n")).parent
+        if folder.name == record.name:
+            return folder
+    return Path(tempfile.gettempdir()) / record.name
+
+
+def _is_lfs_pointer(file: Path) -> bool:
+    if not file.is_file():
+        return False
+    with file.open("rb") as opened:
+        return opened.read(len(_LFS_POINTER)) == _LFS_POINTER

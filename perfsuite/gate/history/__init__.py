@@ -1,0 +1,1 @@
+"""The stored times of one cell along its commits."""

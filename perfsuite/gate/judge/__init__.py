@@ -1,0 +1,1 @@
+"""From pairs of launches to the verdict of each cell."""

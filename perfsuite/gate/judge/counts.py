@@ -1,0 +1,282 @@
+"""The gates that need no statistics: counts and peak memory against the base's.
+
+The base is the newest stored run, or the other launch of a pair. An increase beyond the slack of
+its counter fails; a decrease never does. Must not know where either side comes from, nor what
+becomes of the cell.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import msgspec
+
+from perfsuite.errors import SettingError
+from perfsuite.gate.arms.arm import CellRun
+from perfsuite.records.cell import COUNT_NAMES, Counts, Memory
+from perfsuite.units import format_bytes, format_count, format_ratio, parse_ratio
+
+
+class Counted(Protocol):
+    """What has counts: a stored cell, or the record of a cell that was just measured."""
+
+    @property
+    def fingerprint(self) -> str | None:
+        """Of the environment that its ranks found."""
+
+    @property
+    def counts(self) -> Counts | None:
+        """None where nothing was counted."""
+
+    @property
+    def memory(self) -> Memory | None:
+        """None where it was not followed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slack:
+    """How much more a count may be without anybody's doing: the larger of two allowances.
+
+    Attributes:
+        ratio: Of the base's count; 0.01 = 1 %.
+        num_bytes: Whatever the base's count; 0 for what is not memory.
+    """
+
+    ratio: float = 0.0
+    num_bytes: int = 0
+
+    def allowance(self, base: int) -> float:
+        """Return by how much a count may differ from the base's.
+
+        >>> Slack(ratio=0.01, num_bytes=2**24).allowance(4 * 2**30) / 2**20
+        40.96
+        """
+        return max(self.ratio * base, float(self.num_bytes))
+
+    def __str__(self) -> str:
+        parts = [format_ratio(self.ratio)] if self.ratio else []
+        parts += [format_bytes(self.num_bytes)] if self.num_bytes else []
+        return " or ".join(parts) or "0 %"
+
+
+EXACT: Final = Slack()
+# CUDA's allocator hands out a cached block up to 1 MiB larger than was asked for rather than split
+# it (kSmallSize, c10/cuda/CUDACachingAllocator.cpp), so its peak moves with what was freed before:
+# by sixteen such blocks, or by 1 % where there are thousands.
+_ALLOCATOR_SLACK = Slack(ratio=0.01, num_bytes=16 * 2**20)
+# The live-storage peak repeats bit for bit: 14 cells on a CPU (one rank, DDP, FSDP, loader workers,
+# checkpointing) in three sessions each. A page leaves room for another scalar, such as a counter.
+_LIVE_STORAGE_SLACK = Slack(num_bytes=4096)
+
+_SIZES = ("collective_bytes", "saved_activation_bytes", "memory")
+# From here on a change is visible in a percentage with one decimal.
+_VISIBLE_RATIO = 0.0005
+
+
+@dataclass(frozen=True, kw_only=True)
+class CountChange:
+    """A count that is not what it was.
+
+    Attributes:
+        name: One of `COUNT_NAMES`.
+        base: Per iteration of the busiest rank.
+        head: The same now.
+        slack: Within it neither an increase nor a decrease counts.
+        accepted_ratio: How many times the base's a reviewed exception lets it be; 1.0 without one.
+    """
+
+    name: str
+    base: int
+    head: int
+    slack: Slack
+    accepted_ratio: float = 1.0
+
+    @property
+    def is_increase(self) -> bool:
+        """Whether it grew beyond its slack and beyond what was accepted."""
+        is_accepted = math.isinf(self.accepted_ratio) or (
+            self.head <= self.accepted_ratio * self.base
+        )
+        return self.is_beyond_slack and self.head > self.base and not is_accepted
+
+    @property
+    def is_decrease(self) -> bool:
+        """Whether it shrank beyond its slack, so that the stored run hides a later increase."""
+        return self.is_beyond_slack and self.head < self.base
+
+    @property
+    def is_beyond_slack(self) -> bool:
+        """Whether it is another count at all."""
+        return abs(self.head - self.base) > self.slack.allowance(self.base)
+
+    def __str__(self) -> str:
+        """One line.
+
+        >>> print(CountChange(name="flops", base=1_200_000_000, head=1_450_000_000, slack=EXACT))
+        flops 1.20 G -> 1.45 G (+20.8 %), allowed 0 %
+        >>> print(CountChange(name="memory", base=2648080, head=2656272, slack=_LIVE_STORAGE_SLACK))
+        memory 2,648,080 B -> 2,656,272 B (+0.3 %), allowed 4.00 KiB
+        """
+        write = format_bytes if self.name in _SIZES else format_count
+        base, head = write(self.base), write(self.head)
+        if base == head:
+            unit = " B" if self.name in _SIZES else ""
+            base, head = f"{self.base:,}{unit}", f"{self.head:,}{unit}"
+        by = self.head - self.base
+        is_visible = self.base > 0 and abs(by) >= _VISIBLE_RATIO * self.base
+        change = f"{by / self.base * 100:+.1f} %" if is_visible else f"{by:+,}"
+        accepted = ""
+        if 1 < self.accepted_ratio < math.inf:
+            accepted = f", accepted {format_ratio(self.accepted_ratio - 1)}"
+        return f"{self.name} {base} -> {head} ({change}), allowed {self.slack}{accepted}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CountComparison:
+    """What `compare_counts` found.
+
+    Attributes:
+        changes: Every count that differs and is not switched off, within its slack or not.
+        unavailable: Why a count that one side has is not compared, one line each.
+    """
+
+    changes: tuple[CountChange, ...]
+    unavailable: tuple[str, ...]
+
+    @property
+    def increases(self) -> tuple[CountChange, ...]:
+        """Those that fail the cell."""
+        return tuple(change for change in self.changes if change.is_increase)
+
+    @property
+    def decreases(self) -> tuple[CountChange, ...]:
+        """Those that ask for a new stored run."""
+        return tuple(change for change in self.changes if change.is_decrease)
+
+
+def parse_slacks(counts: Mapping[str, object], source: str) -> dict[str, Slack | None]:
+    """Return the slacks that a `perf` marker's `counts` names; None for a count switched off.
+
+    Args:
+        counts: Such as `{"flops": "exact", "memory": "2%", "ops": "off"}`.
+        source: Where they come from, for the message.
+
+    Raises:
+        SettingError: A name is no count, or a value is none of the three forms.
+
+    >>> parse_slacks({"flops": "exact", "memory": "2%", "ops": "off"}, "perf marker")
+    {'flops': Slack(ratio=0.0, num_bytes=0), 'memory': Slack(ratio=0.02, num_bytes=0), 'ops': None}
+    """
+    slacks: dict[str, Slack | None] = {}
+    for name, value in counts.items():
+        if name not in COUNT_NAMES:
+            raise SettingError(f"counts names {name!r} ({source}); use {', '.join(COUNT_NAMES)}")
+        if value in ("exact", "off"):
+            slacks[name] = EXACT if value == "exact" else None
+            continue
+        try:
+            slacks[name] = Slack(ratio=parse_ratio(str(value)))
+        except ValueError as error:
+            raise SettingError(
+                f"counts has {name} = {value!r} ({source}); use 'exact', 'off', or a ratio such as "
+                "'2%'"
+            ) from error
+    return slacks
+
+
+def compare_counts(
+    base: Counted,
+    head: Counted,
+    *,
+    slacks: Mapping[str, Slack | None] | None = None,
+    accepted_ratio: Callable[[str], float] = lambda name: 1.0,
+) -> CountComparison:
+    """Return which counts of a cell changed, and which cannot be compared.
+
+    Args:
+        base: The cell in the newest stored run, or in the base's launch.
+        head: The cell now.
+        slacks: In place of the usual ones, by name; None switches a count off.
+        accepted_ratio: What `Accepted.allowed_increase` says of a count of this cell.
+    """
+    if None not in (base.fingerprint, head.fingerprint) and base.fingerprint != head.fingerprint:
+        reason = (
+            f"counts and memory are not compared: the base ran in the environment "
+            f"{base.fingerprint}, head in {head.fingerprint}"
+        )
+        return CountComparison(changes=(), unavailable=(reason,))
+    changes: list[CountChange] = []
+    unavailable: list[str] = []
+    for name in COUNT_NAMES:
+        slack = {name: _usual_slack(name, base), **(slacks or {})}[name]
+        before, after = _value(base, name), _value(head, name)
+        if slack is None or before == after:
+            continue
+        if before is None or after is None:
+            where = "of the base" if before is None else "of head"
+            unavailable.append(f"{name} is not available {where}, so it is not compared")
+        elif name == "memory" and _metric(base) != _metric(head):
+            unavailable.append(
+                f"memory is not compared: {_metric(base)} of the base, {_metric(head)} of head"
+            )
+        else:
+            ratio = accepted_ratio(name)
+            changes.append(
+                CountChange(name=name, base=before, head=after, slack=slack, accepted_ratio=ratio)
+            )
+    return CountComparison(changes=tuple(changes), unavailable=tuple(unavailable))
+
+
+def _usual_slack(name: str, cell: Counted) -> Slack:
+    if name not in ("saved_activation_bytes", "memory"):
+        return EXACT
+    is_allocators = _metric(cell) == "max_memory_allocated"
+    return _ALLOCATOR_SLACK if is_allocators else _LIVE_STORAGE_SLACK
+
+
+def _value(cell: Counted, name: str) -> int | None:
+    if name == "memory":
+        return None if cell.memory is None else cell.memory.peak_bytes
+    value: int | None = None if cell.counts is None else getattr(cell.counts, name)
+    return value
+
+
+def _metric(cell: Counted) -> str | None:
+    return None if cell.memory is None else cell.memory.metric
+
+
+class _CountedRecord(msgspec.Struct, frozen=True):
+    """What is compared of a record; the base's perfsuite may keep other things beside it."""
+
+    fingerprint: str | None = None
+    counts: Counts | None = None
+    memory: Memory | None = None
+
+
+def compare_run_counts(
+    base: CellRun,
+    head: CellRun,
+    *,
+    slacks: Mapping[str, Slack | None],
+    accepted_ratio: Callable[[str], float],
+) -> CountComparison:
+    """Return which counts of a cell differ between two launches; a plain benchmark has none.
+
+    Args:
+        base: Its launch of the base arm.
+        head: Its launch of the head arm.
+        slacks: In place of the usual ones, by name; None switches a count off.
+        accepted_ratio: How many times the base's a reviewed exception lets a count be.
+    """
+    if base.record is None or head.record is None:
+        return CountComparison(changes=(), unavailable=())
+    try:
+        before = msgspec.convert(base.record, _CountedRecord)
+        after = msgspec.convert(head.record, _CountedRecord)
+    except msgspec.ValidationError as error:
+        reason = f"counts and memory are not compared: a record has another form: {error}"
+        return CountComparison(changes=(), unavailable=(reason,))
+    return compare_counts(before, after, slacks=slacks, accepted_ratio=accepted_ratio)

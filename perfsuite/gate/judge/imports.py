@@ -1,0 +1,192 @@
+"""Whether each arm imported its own code: proof that two trees were compared, and not one twice.
+
+Must not know how an arm is launched.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import sys
+from collections.abc import Iterator
+from importlib.metadata import Distribution, distributions
+from pathlib import Path
+
+from perfsuite.gate.arms.arm import Launch
+from perfsuite.gate.git.overlay import read_source, source_files
+from perfsuite.gate.git.repository import find_top
+
+# Where installers put packages, in a tree or not: they are nobody's code under test.
+_INSTALLED = {"site-packages", "dist-packages"}
+# Names that a tree has beside its code, and that other packages have too.
+_NEVER_UNDER_TEST = {"setup", "conftest", "noxfile", "tests", "test", "benchmarks"}
+# On the path of both arms in any case (`trees.import_roots`).
+_IMPORT_ROOTS = {Path(), Path("src")}
+_MODULE_SUFFIXES = {".py", ".pyx"}
+
+
+def find_wrong_import(base: Launch, head: Launch) -> str | None:
+    """Return why the two launches did not compare two trees, None if they did.
+
+    An arm must import no file of the other's tree; and what both have in their trees, they must not
+    import from one installed copy.
+
+    Args:
+        base: A launch of the base.
+        head: The launch of head beside it.
+    """
+    trees = {"base": base.arm.tree.resolve(), "head": head.arm.tree.resolve()}
+    if trees["base"] == trees["head"]:
+        return None  # the arms differ by interpreter or environment alone
+    for launch, other in ((base, head), (head, base)):
+        for name, file in _imported_from(trees[other.arm.name], launch, trees[launch.arm.name]):
+            return (
+                f"the {launch.arm.name} arm imported {name} from {file}, which is "
+                f"{other.arm.name}'s; is it installed in editable mode from another folder?"
+            )
+    return _find_beside(base, head, trees) or _find_installed(base, head, trees)
+
+
+def _find_beside(base: Launch, head: Launch, trees: dict[str, Path]) -> str | None:
+    """Why an arm ran code of the other's checkout beside its tree, where the two differ in it.
+
+    pytest's root may be one folder of a checkout, and what lies beside it be installed from there.
+    """
+    tops = {name: find_top(tree) or tree for name, tree in trees.items()}
+    if tops["base"] == tops["head"]:
+        return None
+    for launch, other in ((base, head), (head, base)):
+        own, theirs = tops[launch.arm.name], tops[other.arm.name]
+        for name, file in _imported_from(theirs, launch, own):
+            counterpart = own / file.relative_to(theirs)
+            if file.is_dir() or _are_alike(file, counterpart):
+                continue
+            return (
+                f"the {launch.arm.name} arm imported {name} from {file}, which is "
+                f"{other.arm.name}'s and another than its own; is it installed in editable mode? "
+                "Name its folder in pytest's pythonpath"
+            )
+    return None
+
+
+def _find_installed(base: Launch, head: Launch, trees: dict[str, Path]) -> str | None:
+    """Why a module that both trees have is none of either tree's."""
+    ours = _modules(trees["head"])
+    both = ours.keys() & _modules(trees["base"]).keys() & base.modules.keys() & head.modules.keys()
+    for name in sorted(both):
+        file = head.modules[name]
+        place = ours[name]
+        if base.modules[name] == file and is_code_of(
+            trees["head"], name, Path(file), trees["head"] / place
+        ):
+            folder = place.parents[name.count(".") + (place.stem == "__init__")]
+            return (
+                f"both arms imported {name} from {file}, although the tree has {place}; name "
+                f"{str(folder)!r} in pytest's pythonpath, uninstall that copy, or give the arms "
+                "interpreters of their own (--base-python)"
+            )
+    return None
+
+
+def _imported_from(tree: Path, launch: Launch, own: Path) -> Iterator[tuple[str, Path]]:
+    """Yield what a launch imported from a tree that is not its own, but for what is installed."""
+    for name, file in launch.modules.items():
+        # An interpreter may live in the tree, its own library with it.
+        if name.partition(".")[0] in sys.stdlib_module_names:
+            continue
+        path = Path(file)
+        is_theirs = path.is_relative_to(tree) and not path.is_relative_to(own)
+        if is_theirs and not _INSTALLED.intersection(path.parts):
+            yield name, path
+
+
+def _are_alike(file: Path, other: Path) -> bool:
+    both_are_there = file.is_file() and other.is_file()  # a file may be gone, or in an archive
+    return both_are_there and read_source(file) == read_source(other)
+
+
+@functools.cache
+def _modules(tree: Path) -> dict[str, Path]:
+    """Where the tree has a package or a module, by each name that it can be imported under.
+
+    From any folder, because only the suite knows which are on its path, but from none inside of a
+    package.
+    """
+    sources = sorted(source_files(tree), key=lambda path: (len(path.parts), path))
+    packages = {path.parent for path in sources if path.name == "__init__.py"}
+    packages -= _IMPORT_ROOTS
+    found: dict[str, Path] = {}
+    for source in sources:
+        place = source.parent if source.name == "__init__.py" else source.with_suffix("")
+        if source.suffix not in _MODULE_SUFFIXES or place.parent in packages:
+            continue
+        for start, top in enumerate(place.parts):
+            if top not in _NEVER_UNDER_TEST | sys.stdlib_module_names:
+                found.setdefault(".".join(place.parts[start:]), source)
+    return found
+
+
+# Where a project says what it is called, and how. Of setup.py, which computes, what is in quotes.
+_QUOTED = re.compile(rb"""\bname\s*=\s*["']([\w.-]+)["']""")
+_PROJECT_FILES = {
+    "pyproject.toml": _QUOTED,
+    "setup.py": _QUOTED,
+    "setup.cfg": re.compile(rb"^name\s*=\s*([\w.-]+)\s*$", re.MULTILINE),
+}
+
+
+def is_code_of(tree: Path, name: str, file: Path, source: Path) -> bool:
+    """Return whether an installed module is code of the tree, which has one of the same name.
+
+    The record of who installed it decides: a project of the tree, or another one, where the tree
+    has a copy of it, or a script that is called alike. A file without a record, as in a folder on
+    PYTHONPATH, is the tree's. Where no project of the tree says its name, equal contents decide.
+
+    Args:
+        tree: The tree.
+        name: The module's, with dots.
+        file: What was imported.
+        source: The tree's file of that name.
+    """
+    owners = _owners(name, file)
+    if not owners:
+        return True
+    if projects := _project_names(tree):
+        return not owners.isdisjoint(projects)
+    return file.is_file() and read_source(file) == read_source(source)
+
+
+def _owners(name: str, file: Path) -> set[str]:
+    """The names of the distributions that installed a module."""
+    levels = name.count(".") + (file.stem == "__init__")
+    folder = file.parents[levels]
+    place = file.relative_to(folder)
+    return {
+        _normalized(distribution.metadata["Name"])
+        for distribution in distributions(path=[str(folder)])
+        if _has_installed(distribution, place)
+    }
+
+
+def _has_installed(distribution: Distribution, place: Path) -> bool:
+    if distribution.files is not None:
+        return any(Path(file).is_relative_to(place) for file in distribution.files)
+    # Packages of a Linux distribution have no list of their files.
+    top_level = (distribution.read_text("top_level.txt") or "").split()
+    return place.parts[0].partition(".")[0] in top_level
+
+
+@functools.cache
+def _project_names(tree: Path) -> frozenset[str]:
+    """What the projects are called whose files are in the tree."""
+    return frozenset(
+        _normalized(name.decode())
+        for path in source_files(tree)
+        if path.name in _PROJECT_FILES
+        for name in _PROJECT_FILES[path.name].findall(read_source(tree / path))
+    )
+
+
+def _normalized(name: str) -> str:
+    """The form in which names of distributions are compared (PyPA, "Names and normalization")."""
+    return re.sub(r"[-_.]+", "-", name).lower()

@@ -1,0 +1,138 @@
+"""What the judge is asked, and what it keeps of each cell: all that a verdict rests on.
+
+Data alone. Must not know how a cell is decided.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from perfsuite.gate.arms.arm import CellRun
+from perfsuite.gate.arms.num_rounds import PairCost
+from perfsuite.gate.judge.counts import Slack
+from perfsuite.stats.sequential import Decision
+
+
+def _nothing_accepted(_: str) -> float:
+    return 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Demands:
+    """What is asked of one cell.
+
+    Attributes:
+        tolerance: The slowdown that is accepted, 0.02 = 2 %.
+        limit: The slowdown that must not pass.
+        floor_s: A slowdown of an iteration below this many seconds is never a FAIL.
+        accepted_slowdown: A reviewed exception: the base may be taken to be this many times slower.
+        slacks: Of counts, in place of the usual ones, by name, None of one that is switched off;
+            None where the arms' counts are not compared at all.
+        accepted_increase: How many times the base's a reviewed exception lets a count be.
+    """
+
+    tolerance: float
+    limit: float
+    floor_s: float
+    accepted_slowdown: float = 1.0
+    slacks: Mapping[str, Slack | None] | None = None
+    accepted_increase: Callable[[str], float] = _nothing_accepted
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """Tolerance and limit as they hold against the base as it is, the exception included.
+
+        >>> Demands(tolerance=0.25, limit=0.5, floor_s=0.0, accepted_slowdown=2.0).bounds
+        (1.5, 2.0)
+        """
+        more = self.accepted_slowdown - 1
+        # (1 + tolerance) (1 + more) - 1, which leaves the digits as given where nothing is accepted
+        return self.tolerance * (1 + more) + more, self.limit * (1 + more) + more
+
+
+# A launch that says nothing for so long is stuck: no round of a benchmark should take as long.
+LAUNCH_TIMEOUT_S: Final = 300.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """What a judgement may cost.
+
+    Attributes:
+        max_pairs: Launches of each arm.
+        max_s: Seconds; no pair begins that would not end in time.
+        timeout_s: A launch without progress for so long is stuck.
+    """
+
+    max_pairs: int
+    max_s: float
+    timeout_s: float = LAUNCH_TIMEOUT_S
+
+
+@dataclass(kw_only=True)
+class Trial:
+    """One cell on its way to a verdict.
+
+    Attributes:
+        raw: Seconds an iteration of both launches of each pair, base first: the median of the base,
+            and that times the location of head's rounds over the base's beside them.
+        word: The verdict; None while there is none.
+        by: What decided: "pairs" or "counts".
+        reason: What a reader should know beside the numbers.
+        decision: What the pairs prove so far.
+        asked: What the rule was given, accepted slowdown included; empty before the first pair.
+        last: What the last pair's launches made of it, by arm.
+        firsts: The arm that ran the first round of each pair in `raw`.
+        costs: What each pair was, for the number of rounds of the next.
+        is_one_by_one: Whether memory had no room for both arms.
+    """
+
+    name: str
+    demands: Demands
+    raw: list[tuple[float, float]] = field(default_factory=list)
+    word: str | None = None
+    by: str = "pairs"
+    reason: str | None = None
+    decision: Decision | None = None
+    asked: dict[str, Any] = field(default_factory=dict)
+    last: dict[str, CellRun] = field(default_factory=dict)
+    firsts: list[str] = field(default_factory=list)
+    costs: list[PairCost] = field(default_factory=list)
+    is_one_by_one: bool = False
+
+    @property
+    def log_ratios(self) -> list[float]:
+        """log(head / base) of each pair."""
+        return [math.log(head_s / base_s) for base_s, head_s in self.raw]
+
+    def add_reason(self, text: str) -> None:
+        """Say one thing more that a reader should know."""
+        self.reason = text if self.reason is None else f"{self.reason}; {text}"
+
+
+def draw_seed() -> int:
+    """Return a seed that nobody chose, for everything that is random in a judgement."""
+    return random.SystemRandom().randrange(2**32)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judgement:
+    """What the pairs came to.
+
+    Attributes:
+        trials: All cells, decided or not.
+        seed: Of order, first arms and hash seeds.
+        num_pairs: Pairs that were run.
+        wall_s: How long that took.
+        invalid: Why none of it counts; None where it does.
+    """
+
+    trials: tuple[Trial, ...]
+    seed: int
+    num_pairs: int
+    wall_s: float
+    invalid: str | None

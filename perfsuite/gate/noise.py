@@ -1,0 +1,198 @@
+"""What earlier A/A sessions on this machine say of its noise: read, written, and pooled.
+
+A file that people may commit and others may edit, so it is read strictly. Must not know how a
+session is run.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+
+from perfsuite.errors import WorkloadError
+from perfsuite.stats import intervals
+from perfsuite.stats.sequential import Prior
+from perfsuite.system.environment import describe_host
+from perfsuite.system.files import write_atomically
+from perfsuite.system.untrusted import printable, read_untrusted, why_unreadable
+
+# More A/A pairs than that say little more: the machine of tomorrow is not the one of today.
+_MAX_DEGREES_OF_FREEDOM = 8.0
+# As the rule's own floor: less is a coarse clock.
+_LEAST_SD = 0.001
+_MAX_FILE_BYTES = 16 * 2**20
+# A factor of e^50 between launches, in a billion pairs: a larger number is nobody's measurement,
+# and its square overflows.
+_MOST_SPREAD = 50.0
+_MOST_PAIRS = 10**9
+
+
+# Where a calibration leaves what it has found, from the folder that is gated.
+CALIBRATION_FILE = Path("baselines") / "calibration.json"
+
+
+LogRatio = Annotated[float, msgspec.Meta(ge=0, le=_MOST_SPREAD)]
+
+
+class CellNoise(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The noise of one cell's pairs.
+
+    Attributes:
+        sd: Standard deviation of log(head / base) over A/A pairs of identical code.
+        num_pairs: How many there were.
+        round_sd: The part of it that the rounds of the pairs explain; None where that is not known.
+        order_effect: How much slower head was where it ran first than where the base did, as a
+            logarithm; None where only one order occurred.
+        order_error: Standard error of that.
+    """
+
+    sd: LogRatio
+    num_pairs: Annotated[int, msgspec.Meta(ge=2, le=_MOST_PAIRS)]
+    round_sd: LogRatio | None = None
+    order_effect: Annotated[float, msgspec.Meta(ge=-_MOST_SPREAD, le=_MOST_SPREAD)] | None = None
+    order_error: LogRatio | None = None
+
+    @property
+    def launch_sd(self) -> float | None:
+        """The part that launches vary by, beyond what their rounds explain."""
+        if self.round_sd is None:
+            return None
+        return math.sqrt(max(0.0, self.sd**2 - self.round_sd**2))
+
+    def as_prior(self) -> Prior:
+        """What the rule may know beforehand; pairs that were all equal claim next to nothing."""
+        return Prior(
+            sd=max(self.sd, _LEAST_SD),
+            degrees_of_freedom=min(_MAX_DEGREES_OF_FREEDOM, self.num_pairs - 1.0),
+        )
+
+
+class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What a calibration found.
+
+    Attributes:
+        fingerprint: Of the machine.
+        cells: By the test's node id.
+    """
+
+    schema: Literal[1] = 1
+    fingerprint: str
+    cells: dict[str, CellNoise]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SessionPairs:
+    """The A/A pairs of one cell in one session.
+
+    Attributes:
+        log_ratios: log(head / base) of each.
+        firsts: The arm that ran first in each.
+        errors: Standard error of each by its rounds, as far as they are known.
+    """
+
+    log_ratios: Sequence[float]
+    firsts: Sequence[str] = ()
+    errors: Sequence[float] = ()
+
+
+def pool_noise(sessions: Sequence[SessionPairs]) -> CellNoise | None:
+    """Return the noise of a cell's A/A pairs, None of fewer than two in any session.
+
+    The spread is that within sessions: the root of the mean of squared differences from each
+    session's own mean, by degrees of freedom.
+
+    >>> pool_noise([SessionPairs(log_ratios=[0.01, -0.01]), SessionPairs(log_ratios=[0.0, 0.02])])
+    ... # doctest: +ELLIPSIS
+    CellNoise(sd=0.01414213562373095, num_pairs=4, ...)
+    """
+    spread = _pool_spread([session.log_ratios for session in sessions])
+    if spread is None:
+        return None
+    sd, num_pairs = spread
+    errors = [error for session in sessions for error in session.errors]
+    effect = _order_effect(sessions)
+    return CellNoise(
+        sd=sd,
+        num_pairs=num_pairs,
+        round_sd=math.sqrt(intervals.median([error**2 for error in errors])) if errors else None,
+        order_effect=None if effect is None else effect[0],
+        order_error=None if effect is None else effect[1],
+    )
+
+
+def _order_effect(sessions: Sequence[SessionPairs]) -> tuple[float, float] | None:
+    """Mean of the pairs in which head ran first less that of the others, and its error."""
+    by_first: dict[str, list[float]] = {"base": [], "head": []}
+    for session in sessions:
+        for first, log_ratio in zip(session.firsts, session.log_ratios, strict=False):
+            by_first[first].append(log_ratio)
+    if min(map(len, by_first.values())) < 2:
+        return None
+    base, head = by_first["base"], by_first["head"]
+    effect = math.fsum(head) / len(head) - math.fsum(base) / len(base)
+    return effect, math.sqrt(
+        intervals.variance(base) / len(base) + intervals.variance(head) / len(head)
+    )
+
+
+def _pool_spread(sessions: Sequence[Sequence[float]]) -> tuple[float, int] | None:
+    kept = [session for session in sessions if len(session) > 1]
+    freedom = sum(len(session) - 1 for session in kept)
+    if freedom == 0:
+        return None
+    squares = 0.0
+    for session in kept:
+        mean = math.fsum(session) / len(session)
+        squares += math.fsum((value - mean) ** 2 for value in session)
+    return math.sqrt(squares / freedom), sum(map(len, kept))
+
+
+def write_calibration(path: Path, calibration: Calibration) -> None:
+    """Write a calibration.
+
+    Raises:
+        WriteError: It cannot be written.
+    """
+    write_atomically(path, msgspec.json.format(msgspec.json.encode(calibration), indent=2))
+
+
+def read_priors(path: Path, fingerprint: str) -> dict[str, Prior]:
+    """Return what the rule may know beforehand, by cell: nothing without a file of this machine.
+
+    Raises:
+        WorkloadError: The file is no calibration.
+    """
+    try:
+        data = read_untrusted(path, max_bytes=_MAX_FILE_BYTES)
+        calibration = msgspec.json.decode(data, type=Calibration)
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        reason = printable(why_unreadable(error))
+        raise WorkloadError(f"{path} is no calibration ({reason}); make it anew") from error
+    if calibration.fingerprint != fingerprint:
+        return {}
+    return {
+        name: noise.as_prior() for name, noise in calibration.cells.items() if noise.num_pairs > 2
+    }
+
+
+def typical_sd(cells: Mapping[str, CellNoise]) -> float | None:
+    """Return the median over cells, None without any."""
+    return intervals.median([noise.sd for noise in cells.values()]) if cells else None
+
+
+def read_noise(folder: Path, environ: Mapping[str, str]) -> dict[str, Prior]:
+    """Return what a calibration of this machine, in this folder, knows of the noise of each cell.
+
+    Raises:
+        WorkloadError: Its file is no calibration.
+    """
+    host = describe_host(environ, len(os.sched_getaffinity(0)))
+    return read_priors(folder / CALIBRATION_FILE, host.fingerprint)

@@ -1,0 +1,194 @@
+"""From a request to the two arms of a gate session: their trees, their paths, their cells.
+
+Must not know how arms are compared.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from perfsuite.gate.arms.arm import Arm, Launch, PairPlan, Suite
+from perfsuite.gate.arms.launch import launch_pair
+from perfsuite.gate.git.overlay import lay_configuration
+from perfsuite.gate.git.repository import Base
+from perfsuite.gate.git.worktree import base_tree, directory_tree, ignore_trees_in, import_roots
+from perfsuite.gate.judge.trial import Budget
+from perfsuite.stats.sequential import Prior
+
+# Rounds of 5 ms and more, for 0.3 s a launch where the gate cannot choose how many (decision 0010):
+# many short launches tell more than few long ones, because what differs is the launch (Kalibera and
+# Jones 2013). A test's own marker goes before.
+_SHORT_LAUNCHES = (
+    "--benchmark-min-time=0.005",
+    "--benchmark-max-time=0.3",
+    "--benchmark-min-rounds=8",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GateRequest:
+    """What is to be gated, and how.
+
+    Attributes:
+        folder: Where pytest would be called.
+        paths: Benchmark files and folders, as pytest takes them.
+        cells: Those of head's that are judged; None is all.
+        num_cells: That share the error rate, in whichever session; None is those that are judged.
+        pytest_arguments: Further ones, such as ("-k", "lenet").
+        inifile: Head's configuration; None is the one that pytest finds by itself.
+        root: pytest's rootdir; None as above.
+        base: A revision; None finds the merge base.
+        base_dir: A folder instead of a revision.
+        base_python: The base arm's interpreter; None is this one.
+        base_environment: Variables of the base arm alone.
+        tolerance: The slowdown that is accepted unless a marker says otherwise.
+        limit: The slowdown that must not pass.
+        floor_s: None is 50 us for cells of perfsuite, 0 for any others.
+        budget: What it may cost.
+        seed: Of everything that is random.
+        priors: What this machine's history says of the noise of a pair, by cell.
+        outputs: Files that the session itself writes: they do not make a tree dirty.
+        heeds_exceptions: Whether what head lists as accepted may let a cell through.
+    """
+
+    folder: Path
+    paths: tuple[str, ...]
+    cells: frozenset[str] | None = None
+    num_cells: int | None = None
+    pytest_arguments: tuple[str, ...] = ()
+    inifile: Path | None = None
+    root: Path | None = None
+    base: str | None = None
+    base_dir: Path | None = None
+    base_python: str | None = None
+    base_environment: Mapping[str, str] = field(default_factory=dict)
+    tolerance: float = 0.02
+    limit: float = 0.05
+    floor_s: float | None = None
+    budget: Budget
+    seed: int
+    priors: Mapping[str, Prior] = field(default_factory=dict)
+    outputs: tuple[Path, ...] = ()
+    heeds_exceptions: bool = True
+
+
+@contextmanager
+def make_tree(
+    request: GateRequest, suite: Suite, base: Base | None, *, overlay: Sequence[Path]
+) -> Iterator[Path]:
+    """Yield the base's counterpart of head's root.
+
+    Raises:
+        SettingError: The base is no folder, or a path is not there.
+        WriteError: The tree cannot be made.
+    """
+    files = suite.python_files
+    if base is None:
+        assert request.base_dir is not None
+        with directory_tree(suite.root, request.base_dir, overlay, python_files=files) as tree:
+            yield tree
+        return
+    with base_tree(suite.root, base, overlay, python_files=files) as tree:
+        yield tree
+
+
+def overlay_of(request: GateRequest) -> list[Path]:
+    """Return the benchmark files and folders of head, without what names a test in one."""
+    paths = [request.folder / path.partition("::")[0] for path in request.paths]
+    return paths or [request.folder]
+
+
+def collect(arm: Arm) -> Launch:
+    """Return a launch that has told an arm's cells, and run none."""
+    plan = PairPlan(number=0, first=arm.name, hash_seed=0, core=0, timeout_s=120.0)
+    return launch_pair([arm], plan, [])[arm.name]
+
+
+def collect_base(request: GateRequest, tree: Path, suite: Suite) -> Launch:
+    """Return the same of the base by itself, of those paths that it has."""
+    arm = base_own_arm(request, tree, suite)
+    if request.paths and not _paths_in(request, tree, suite):
+        nothing = Suite(cells={}, root=tree, inifile=None, pythonpath=(), python_files=())
+        return Launch(arm=arm, suite=nothing)
+    return collect(arm)
+
+
+def base_own_arm(request: GateRequest, tree: Path, suite: Suite) -> Arm:
+    """Return the base's arm by itself: its own configuration, and those paths that it has."""
+    arm = base_arm(request, tree, suite, own_configuration=True)
+    return _with_paths(arm, request, _paths_in(request, tree, suite))
+
+
+def _paths_in(request: GateRequest, tree: Path, suite: Suite) -> list[str]:
+    files = dict.fromkeys(path.partition("::")[0] for path in relative_paths(request, suite))
+    return [file for file in files if (tree / file).exists()]
+
+
+def base_arm(
+    request: GateRequest, tree: Path, suite: Suite, *, own_configuration: bool = False
+) -> Arm:
+    """Return the base's arm; with head's configuration laid over its tree, unless its own is asked.
+
+    Raises:
+        WriteError: The configuration cannot be written.
+    """
+    configuration = [f"--rootdir={tree}"]
+    if not own_configuration:
+        configuration += ["-c", str(lay_configuration(tree, suite.root, suite.inifile))]
+    else:
+        # With TMPDIR in head's tree, the folders above are head's.
+        configuration += [f"--confcutdir={tree}"]
+        if request.inifile is not None:
+            counterpart = tree / os.path.relpath(request.inifile, suite.root)
+            configuration += ["-c", str(counterpart)] if counterpart.exists() else []
+    pythonpath = [os.path.relpath(path, suite.root) for path in suite.pythonpath]
+    arm = Arm(
+        name="base",
+        tree=tree,
+        import_roots=import_roots(tree, pythonpath),
+        pytest_arguments=tuple(configuration),
+        python=request.base_python or sys.executable,
+        environment=dict(request.base_environment),
+    )
+    return arm if own_configuration else _with_paths(arm, request, relative_paths(request, suite))
+
+
+def head_arm(request: GateRequest, suite: Suite | None) -> Arm:
+    """Return head's arm; as the user would call pytest as long as its root is not known."""
+    root = request.folder if suite is None else suite.root
+    inifile = request.inifile if suite is None else suite.inifile
+    rootdir = request.root if suite is None else suite.root
+    configuration = [] if inifile is None else ["-c", str(inifile)]
+    configuration += [] if rootdir is None else [f"--rootdir={rootdir}"]
+    configuration += ignore_trees_in(root)
+    pythonpath = [] if suite is None else [os.path.relpath(p, root) for p in suite.pythonpath]
+    arm = Arm(
+        name="head",
+        tree=root,
+        import_roots=import_roots(root, pythonpath),
+        pytest_arguments=tuple(configuration),
+        python=sys.executable,
+    )
+    return _with_paths(
+        arm, request, request.paths if suite is None else relative_paths(request, suite)
+    )
+
+
+def _with_paths(arm: Arm, request: GateRequest, paths: Sequence[str]) -> Arm:
+    arguments = (*arm.pytest_arguments, *_SHORT_LAUNCHES, *request.pytest_arguments, *paths)
+    return dataclasses.replace(arm, pytest_arguments=arguments)
+
+
+def relative_paths(request: GateRequest, suite: Suite) -> list[str]:
+    """Return the paths from pytest's root, where the launches run."""
+    found = []
+    for path in request.paths:
+        file, separator, names = path.partition("::")
+        found.append(os.path.relpath(request.folder / file, suite.root) + separator + names)
+    return found

@@ -1,0 +1,309 @@
+"""The gate of one pytest session: `pytest PATHS --benchmark-compare`.
+
+Refuses what would pass in silence, has the cells judged before the first test runs, and gives each
+test its verdict. Must not know how a verdict is reached, nor how tests are reported.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+import pytest
+
+from perfsuite.gate.baselines.accepted import read_accepted
+from perfsuite.gate.baselines.screen import Candidate
+from perfsuite.gate.baselines.stored_verdict import History, read_history
+from perfsuite.gate.judge.trial import draw_seed
+from perfsuite.gate.noise import read_noise
+from perfsuite.gate.request import GateRequest
+from perfsuite.gate.run_gate import ACCEPTED_FILE, HIDDEN, GateResult, run_gate
+from perfsuite.plugin.markers import marker_arguments
+from perfsuite.plugin.options import GateChoices
+from perfsuite.plugin.recorder import is_benchmark
+from perfsuite.plugin.saving import STORAGE, RunSaver
+from perfsuite.plugin.sharding import Sharding
+from perfsuite.records.cell import CellRecord, samples_of_step
+from perfsuite.records.verdict import CellVerdict, VerdictWord
+
+_NOT_FOUND = (
+    "the judge found no such cell in head's tree: it calls pytest with the paths, -c, --rootdir, "
+    "-k, -m, -o, -p, --deselect and --ignore of this session alone"
+)
+# A path that pytest-benchmark takes for the run to compare with is one of these.
+_SWALLOWED_SUFFIXES = (".py",)
+
+
+def refuse_silent_passes(config: pytest.Config) -> None:
+    """Refuse options with which nothing would be measured, or that are not what they seem.
+
+    Raises:
+        pytest.UsageError: Names the option and what to write instead.
+    """
+    compare = config.getoption("benchmark_compare", None)
+    if isinstance(compare, str) and _is_test_path(compare):
+        raise pytest.UsageError(
+            f"--benchmark-compare takes {compare!r} for the run to compare with; "
+            f"write: pytest {compare} --benchmark-compare"
+        )
+    if config.getoption("numprocesses", None) or config.getoption("dist", "no") != "no":
+        raise pytest.UsageError(
+            "--benchmark-compare measures nothing beside xdist's -n; use -n0, or leave it out"
+        )
+    # Each with what takes it back: so pytest-benchmark has it.
+    for option, opposite in (
+        ("benchmark_disable", "benchmark_enable"),
+        ("benchmark_skip", "benchmark_only"),
+    ):
+        if config.getoption(option, False) and not config.getoption(opposite, False):
+            raise pytest.UsageError(
+                f"--benchmark-compare measures nothing beside --{option.replace('_', '-')}; "
+                "leave it out"
+            )
+
+
+def _is_test_path(text: str) -> bool:
+    file = text.partition("::")[0]
+    return "::" in text or Path(file).is_dir() or file.endswith(_SWALLOWED_SUFFIXES)
+
+
+class Gatekeeper:
+    """What a session knows of its verdicts."""
+
+    def __init__(self, config: pytest.Config, choices: GateChoices, saver: RunSaver) -> None:
+        """Take over the comparison from pytest-benchmark.
+
+        Its own would compare with whatever file is newest; it stays where
+        --benchmark-compare-fail asks for it.
+
+        Args:
+            config: The session's.
+            choices: How cells are judged.
+            saver: Knows the host, and stamps the verdicts.
+        """
+        self._first: GateResult | None = None
+        self._judged: dict[str, CellVerdict] = {}
+        self._verdicts: dict[str, CellVerdict] = {}
+        self._num_cells: int | None = None
+        self._config = config
+        self._choices = choices
+        self._saver = saver
+        self._selector = config.getoption("benchmark_compare")
+        self._history: History | None = None
+        if not config.getoption("benchmark_compare_fail", None):
+            config.option.benchmark_compare = None
+
+    @property
+    def result(self) -> GateResult | None:
+        """What the gate came to so far; None before it was asked."""
+        if self._first is None:
+            return None
+        cells = sorted(self._verdicts.values(), key=lambda cell: cell.name)
+        return dataclasses.replace(self._first, cells=tuple(cells))
+
+    def judge(
+        self, items: Sequence[pytest.Item], sharding: Sharding, say: Callable[[str], None]
+    ) -> None:
+        """Have the cells judged of which too little is stored; the others wait for their turn.
+
+        Args:
+            items: The tests that will run.
+            sharding: Whose the cells of the session are.
+            say: Shows a line.
+
+        Raises:
+            SettingError: The base, a path, or the run to compare with is not there.
+            PerfsuiteError: The trees cannot be made, or a file of exceptions cannot be read.
+        """
+        cells = [item.nodeid for item in items if is_benchmark(item)]
+        if not cells:
+            return
+        history = self._history = read_history(
+            self._config.rootpath,
+            self._config.stash[STORAGE],
+            self._selector,
+            self._saver.fingerprint,
+            accepted=read_accepted(self._config.rootpath / ACCEPTED_FILE, datetime.date.today()),
+            probe=lambda: self._saver.probe_s,
+        )
+        for line in history.refused:
+            say(f"not compared with {line}")
+        at_once = [name for name in cells if not history.can_screen(name)]
+        self._num_cells = sharding.num_cells
+        self._first = run_gate(self._request(at_once), say=say)
+        self._judged = {cell.name: cell for cell in self._first.cells if sharding.tells(cell.name)}
+        for cell in self._judged.values():
+            self._settle(cell)
+
+    def verdict_of(
+        self, item: Any, record: CellRecord | None, say: Callable[[str], None]
+    ) -> CellVerdict | None:
+        """Return the verdict of a test that passed, None where it is no cell.
+
+        Args:
+            item: The test.
+            record: What perfsuite measured of it, None of a plain benchmark.
+            say: Shows a line, where pairs are still to be run.
+        """
+        if self._first is None or self._history is None:
+            return None
+        if is_benchmark(item):
+            verdict = self._decide(item, record, self._first, self._history, say)
+        elif self._was_timed(item):
+            verdict = CellVerdict(name=item.nodeid, word="INVALID", by="collection", reason=HIDDEN)
+        else:
+            return None
+        self._settle(verdict, fails_test=verdict.word == "FAIL")
+        _store_verdict(item, verdict)
+        return verdict
+
+    def settle_untimed(
+        self,
+        item: Any,
+        report: pytest.TestReport,
+        error: BaseException | None,
+        say: Callable[[str], None],
+    ) -> None:
+        """Give a cell that failed or was skipped here its verdict.
+
+        Args:
+            item: The test.
+            report: Of the phase in which it did not pass.
+            error: What it raised.
+            say: Shows a line, where pairs are still to be run.
+        """
+        if self._first is None or not is_benchmark(item):
+            return
+        if report.failed:
+            verdict = _failed(item.nodeid, report, error)
+        elif item.nodeid not in self._judged:  # only the pairs know whether the base has it
+            verdict = self._ask(item.nodeid, self._first, say)
+        else:
+            return
+        self._settle(verdict)
+        _store_verdict(item, verdict)
+
+    def _settle(self, verdict: CellVerdict, *, fails_test: bool = False) -> None:
+        """Show a verdict in the table, and stamp it."""
+        self._verdicts[verdict.name] = verdict
+        self._saver.add_verdict(
+            verdict.name,
+            cast(VerdictWord, verdict.word),
+            is_accepted=self._is_accepted(verdict),
+            fails_test=fails_test,
+        )
+
+    def _is_accepted(self, verdict: CellVerdict) -> bool:
+        """Whether only a reviewed exception let a slowdown through."""
+        if self._history is None or verdict.word != "PASS" or verdict.by != "pairs":
+            return False
+        allowed = self._history.accepted.allowed_slowdown(verdict.name)
+        if allowed == 1 or verdict.ratio is None or verdict.tolerance is None:
+            return False
+        return verdict.ratio > (1 + verdict.tolerance) / allowed  # the cell's own tolerance
+
+    def _was_timed(self, item: pytest.Item) -> bool:
+        """Whether pytest-benchmark has times of a test."""
+        session = getattr(self._config, "_benchmarksession", None)
+        return any(one.fullname == item.nodeid for one in getattr(session, "benchmarks", ()))
+
+    def _decide(
+        self,
+        item: Any,
+        record: CellRecord | None,
+        first: GateResult,
+        history: History,
+        say: Callable[[str], None],
+    ) -> CellVerdict:
+        """Counts first, then what pairs or the stored times say."""
+        name: str = item.nodeid
+        asked = marker_arguments(item)
+        known = self._judged
+        stats = getattr(item.funcargs.get("benchmark"), "stats", None)
+        num_samples = None
+        if record is not None:
+            if stats is not None:
+                num_samples = samples_of_step(record.samples_per_s, stats.stats.median)
+            counts = asked.get("counts", {})
+            counted = history.judge_counts(name, record, num_samples, counts, say)
+            if counted is not None:
+                return counted
+        if name in known or not history.can_screen(name) or stats is None:
+            return known.get(name) or _unknown(name, first.refusal)
+        screened = history.screen(
+            Candidate(
+                fullname=name,
+                median_s=stats.stats.median,
+                fingerprint=None if record is None else record.fingerprint,
+                num_samples=num_samples,
+                tolerance=asked.get("tolerance", self._choices.tolerance),
+                limit=asked.get("limit", self._choices.limit),
+            ),
+            say,
+        )
+        if screened is not None:
+            return screened
+        return self._ask(name, first, say)
+
+    def _ask(self, name: str, first: GateResult, say: Callable[[str], None]) -> CellVerdict:
+        """Return what pairs say of a cell that was not among the first ones."""
+        result = run_gate(self._request([name]), say=say)
+        found = {cell.name: cell for cell in result.cells}
+        return found.get(name) or _unknown(name, first.refusal)
+
+    def _request(self, cells: Sequence[str]) -> GateRequest:
+        choices, option = self._choices, self._config.option
+        selected = []
+        for flag, value in (("-k", option.keyword), ("-m", option.markexpr)):
+            if value:
+                selected += [flag, value]
+        # Ours are not for an arm, whose perfsuite may be another.
+        for plugin in option.plugins:
+            selected += [] if plugin.startswith("perfsuite") else ["-p", plugin]
+        for name in ("deselect", "ignore", "ignore_glob", "override_ini"):
+            flag = f"--{name.replace('_', '-')}"
+            selected += [f"{flag}={value}" for value in getattr(option, name, None) or ()]
+        return GateRequest(
+            folder=self._config.invocation_params.dir,
+            paths=tuple(self._config.args),
+            cells=frozenset(cells),
+            num_cells=self._num_cells,
+            pytest_arguments=(*selected, *choices.pytest_arguments),
+            inifile=self._config.inipath if option.inifilename else None,
+            root=self._config.rootpath if option.inifilename or option.rootdir else None,
+            base=choices.base,
+            base_dir=choices.base_dir,
+            tolerance=choices.tolerance,
+            limit=choices.limit,
+            budget=choices.budget,
+            seed=draw_seed(),
+            priors=read_noise(self._config.rootpath, os.environ),
+            outputs=choices.outputs,
+        )
+
+
+def _unknown(name: str, refusal: str | None) -> CellVerdict:
+    if refusal is not None:
+        return CellVerdict(name=name, word="NO-BASELINE", by="collection", reason=refusal)
+    return CellVerdict(name=name, word="INVALID", by="collection", reason=_NOT_FOUND)
+
+
+def _failed(name: str, report: pytest.TestReport, error: BaseException | None) -> CellVerdict:
+    phase = "" if report.when == "call" else f" in its {report.when}"
+    # A strict xfail that passed, or another plugin, fails a test that raised nothing.
+    text = report.longreprtext if error is None else f"{type(error).__name__}: {error}"
+    reason = f"head's test failed{phase}: {text.partition(chr(10))[0]}"
+    return CellVerdict(name=name, word="ERROR", by="test", reason=reason)
+
+
+def _store_verdict(item: Any, verdict: CellVerdict) -> None:
+    """Put a verdict into the JSON of a test's benchmark."""
+    benchmark = getattr(item, "funcargs", {}).get("benchmark")
+    if benchmark is not None:
+        record = benchmark.extra_info.setdefault("perfsuite", {})
+        record["verdict"] = msgspec.to_builtins(verdict.as_record())

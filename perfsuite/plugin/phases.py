@@ -1,0 +1,85 @@
+"""How a phase of a test (setup, call, teardown) ended, apart from what its subtests report before.
+
+pytest has a subtest reported as it has a test reported, while the test still runs. Must not know
+what becomes of a report.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Literal
+
+import pytest
+
+from perfsuite.errors import LostRankError, NotExercisedError
+from perfsuite.plugin.fixtures import OUTCOME
+from perfsuite.records.cell import CellLine
+
+PhaseOutcome = Literal["passed", "failed", "skipped"]
+
+_IS_IN_CALL = pytest.StashKey[bool]()
+_FAILED_SUBTEST = pytest.StashKey[str | None]()
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    """Know while a test runs, which may be more than once."""
+    item.stash[_IS_IN_CALL] = True
+    item.stash[_FAILED_SUBTEST] = None
+    try:
+        return (yield)
+    finally:
+        item.stash[_IS_IN_CALL] = False
+
+
+def is_over(item: pytest.Item, report: pytest.TestReport) -> bool:
+    """Whether a report is of a phase that ended, and not of a subtest; a failed one is kept."""
+    if not item.stash.get(_IS_IN_CALL, False):
+        return True
+    if report.failed and item.stash[_FAILED_SUBTEST] is None:
+        item.stash[_FAILED_SUBTEST] = f"a subtest failed: {_text_of(report)}"
+    return False
+
+
+def end_of(item: pytest.Item, report: pytest.TestReport) -> tuple[PhaseOutcome, str]:
+    """Return how a phase ended and why it did not pass; a call with a failed subtest did not."""
+    failed_subtest = item.stash.get(_FAILED_SUBTEST, None)
+    if failed_subtest is not None and report.when == "call" and report.passed:
+        return "failed", failed_subtest
+    return report.outcome, _text_of(report)
+
+
+def line_of(item: pytest.Item, report: pytest.TestReport, error: BaseException | None) -> CellLine:
+    """Return what is kept of a cell whose call ended.
+
+    Args:
+        item: The cell's test.
+        report: Of its call.
+        error: What it raised.
+    """
+    measured = item.stash.get(OUTCOME, None)
+    outcome, text = end_of(item, report)
+    reason = None
+    if isinstance(error, NotExercisedError):
+        reason = str(error)
+    elif error is not None and not isinstance(error, LostRankError):
+        reason = f"{type(error).__name__}: {error}"
+    elif outcome != "passed":  # of a subtest, or on another rank
+        reason = text
+    elif measured is None:
+        reason = "the test measured nothing"
+    elif measured.missing:
+        reason = "; ".join(f"no {name}: {why}" for name, why in sorted(measured.missing.items()))
+    return CellLine(
+        fullname=item.nodeid,
+        outcome=outcome,
+        reason=reason,
+        step_times_s=() if measured is None else measured.step_times_s,
+        perfsuite=None if measured is None else measured.record,
+    )
+
+
+def _text_of(report: pytest.TestReport) -> str:
+    if isinstance(report.longrepr, tuple):  # of a skipped test: file, line, reason
+        return str(report.longrepr[2])
+    return report.longreprtext

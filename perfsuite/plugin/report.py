@@ -1,0 +1,40 @@
+"""The pytest plugin that `perfsuite run` adds: a report of what the session has just written.
+
+The report is made by a process of its own, so that whatever becomes of it, the session's verdict
+and exit code are what they were.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from perfsuite.plugin.saving import WRITTEN_RUN
+from perfsuite.report.formats.folder import PAGE
+
+_COMMAND = (sys.executable, "-c", "from perfsuite.cli.app import main; main()", "report")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    """Write the report beside the run, and say in one line where, or why not."""
+    written = config.stash.get(WRITTEN_RUN, None)
+    if written is None:
+        return
+    folder = written.path.parent / "report"
+    bounds = (f"--tolerance={written.tolerance!r}", f"--limit={written.limit!r}")
+    ended = subprocess.run(
+        [*_COMMAND, str(written.path), "--html", str(folder), *bounds],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if ended.returncode == 0:
+        terminalreporter.write_line(f"report: {folder / PAGE}")
+    else:
+        reason = (ended.stderr.strip() or f"exit code {ended.returncode}").splitlines()[-1]
+        terminalreporter.write_line(f"no report: {reason.removeprefix('perfsuite: ')}", red=True)

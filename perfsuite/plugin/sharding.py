@@ -1,0 +1,173 @@
+"""A session that is one of several: which of the collected cells are its own.
+
+The cut depends on the cells and on the runs that say how long they took, and on nothing else, so
+that runners which agree on both measure each cell once. Must not know how a cell is measured.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from perfsuite.errors import SettingError
+from perfsuite.gate.baselines.durations import Durations, read_durations
+from perfsuite.records.shard import Shard, ShardStamp, assign, digest_of
+from perfsuite.system.urls import AnyPath
+from perfsuite.units import format_seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class DurationSource:
+    """Where it is looked up how long cells took.
+
+    Attributes:
+        path: A stored run, or a folder of them; None where runs are stored elsewhere.
+        is_named: Whether the user named it, and not only the place where runs are stored.
+        root: pytest's rootdir.
+        commit: What is measured now; None where nobody knows.
+    """
+
+    path: AnyPath | None
+    is_named: bool
+    root: Path
+    commit: str | None
+
+    def __str__(self) -> str:
+        if self.path is None:
+            return "Elasticsearch"
+        is_below = isinstance(self.path, Path) and self.path.is_relative_to(self.root)
+        return os.path.relpath(str(self.path), self.root) if is_below else str(self.path)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sharding:
+    """Whose a session's cells are.
+
+    Attributes:
+        cells: Its own, by node id.
+        others: Those of the other shards.
+        stamp: What the session's files say of it; None of one that is not cut.
+        described: One line for people; None of a session that is not cut.
+    """
+
+    shard: Shard
+    cells: frozenset[str]
+    others: frozenset[str]
+    stamp: ShardStamp | None = None
+    described: str | None = None
+
+    @property
+    def num_cells(self) -> int:
+        """Cells under test in all shards."""
+        return len(self.cells) + len(self.others)
+
+    def tells(self, name: str) -> bool:
+        """Whether this shard speaks of a cell; of one that is nobody's, the first does."""
+        return name in self.cells or (self.shard.number == 1 and name not in self.others)
+
+    @property
+    def why_empty(self) -> str | None:
+        """Why there is nothing to measure here; None where there is, or nothing was cut."""
+        if self.cells or self.shard.is_whole:
+            return None
+        if self.num_cells == 0:
+            return f"shard {self.shard} is empty: no cell was collected"
+        return (
+            f"shard {self.shard} is empty: {_counted(self.num_cells)} in "
+            f"{self.shard.num_shards} shards; use {self.num_cells} shards or fewer"
+        )
+
+
+# Options of pytest whose choice depends on the runner's own cache.
+_CHOSEN_BY_CACHE: Final = {"lf": "--last-failed", "stepwise": "--stepwise"}
+
+# What there is to say as long as nothing was collected.
+UNCUT: Final = Sharding(shard=Shard(number=1, num_shards=1), cells=frozenset(), others=frozenset())
+
+
+def refuse_own_choices(shard: Shard, options: Mapping[str, object]) -> None:
+    """Refuse options by which each runner would choose other cells, before any is cut.
+
+    Args:
+        shard: The one that the session is.
+        options: pytest's, by the name of their attribute.
+
+    Raises:
+        SettingError: Names the option and what to do.
+    """
+    for name, flag in _CHOSEN_BY_CACHE.items():
+        if options.get(name) and not shard.is_whole:
+            raise SettingError(
+                f"{flag} chooses by what failed on this runner, and shard {shard} is cut from the "
+                "cells that all runners choose; leave out one of the two"
+            )
+
+
+def cut(names: Sequence[str], shard: Shard, find_source: Callable[[], DurationSource]) -> Sharding:
+    """Return whose the cells of a session are.
+
+    Args:
+        names: Those that were collected and selected, by node id.
+        shard: The one that this session is.
+        find_source: Returns what tells how long they took; asked only where something is cut.
+
+    Raises:
+        SettingError: The source was named, and tells of no cell how long it took.
+        StorageError: The source cannot be looked into.
+    """
+    if shard.is_whole:
+        return Sharding(shard=shard, cells=frozenset(names), others=frozenset())
+    source = find_source()
+    # Shards that end early store their runs while others have not begun.
+    but_of = None if source.is_named else source.commit
+    durations = read_durations(source.path, names, but_of=but_of)
+    if source.is_named and names and not durations.num_known:
+        raise _tells_nothing(source, durations)
+    assigned = assign(durations.seconds, shard.num_shards)
+    cells = frozenset(name for name, number in assigned.items() if number == shard.number)
+    stamp = ShardStamp(
+        number=shard.number,
+        num_shards=shard.num_shards,
+        num_cells=len(assigned),
+        partition=digest_of(assigned),
+    )
+    return Sharding(
+        shard=shard,
+        cells=cells,
+        others=frozenset(assigned) - cells,
+        stamp=stamp,
+        described=_described(cells, stamp, durations, source),
+    )
+
+
+def _tells_nothing(source: DurationSource, durations: Durations) -> SettingError:
+    why = f" ({durations.refused[0].reason})" if durations.refused else ""
+    return SettingError(
+        f"--perf-durations is {str(source)!r}, which tells of none of the "
+        f"{_counted(len(durations.seconds))} how long it took{why}; name a run that perfsuite "
+        "wrote, such as results/run.json, or a folder of them"
+    )
+
+
+def _described(
+    cells: frozenset[str], stamp: ShardStamp, durations: Durations, source: DurationSource
+) -> str:
+    text = (
+        f"shard {stamp.shard}: {len(cells)} of {_counted(stamp.num_cells)}, "
+        f"partition {stamp.partition}"
+    )
+    if not durations.num_known:
+        return f"{text}, by number, since {source} tells of none how long it took"
+    own = [seconds for name in cells if (seconds := durations.seconds[name]) is not None]
+    all_s = sum(filter(None, durations.seconds.values()))
+    runs = "1 run" if durations.num_runs == 1 else f"{durations.num_runs} runs"
+    text += f", {format_seconds(sum(own))} of {format_seconds(all_s)} by {runs} of {source}"
+    num_unknown = stamp.num_cells - durations.num_known
+    return f"{text}, with {num_unknown} unknown as the median" if num_unknown else text
+
+
+def _counted(num_cells: int) -> str:
+    return "1 cell" if num_cells == 1 else f"{num_cells} cells"

@@ -1,0 +1,268 @@
+"""The pytest sessions that torchrun started, one on each rank, as one session that rank 0 reports.
+
+All run the same tests in the same order, and a phase of a test (setup, call, teardown) ends for
+all alike. Must not know how cells are measured.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import os
+import signal
+import sys
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from perfsuite.errors import LostRankError, WriteError
+from perfsuite.plugin.fixtures import SUITE
+from perfsuite.plugin.phases import PhaseOutcome, end_of
+from perfsuite.plugin.resume import keep_finished
+from perfsuite.ranks.torchrun.membership import Membership
+from perfsuite.ranks.torchrun.peers import Peers
+from perfsuite.records.cell import CellLine
+
+# What ends the session on one rank ends it on all, as the gravest of them: no usage error, no
+# interruption and no failed test is hidden by another rank's verdict.
+_FROM_GRAVEST = (3, 4, 2, 1, 10, 13, 12, 11, 5, 0)
+# Options of pytest and pytest-benchmark that write a file, and their value that writes none.
+_WRITING_OPTIONS: dict[str, Any] = {
+    "xmlpath": None,
+    "benchmark_json": None,
+    "benchmark_save": None,
+    "benchmark_autosave": False,
+    "benchmark_histogram": [],
+    "benchmark_cprofile_dump": None,
+    "benchmark_compare": None,
+    "benchmark_compare_fail": None,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhaseEnd:
+    """How a phase of a test ended on one rank.
+
+    Attributes:
+        outcome: pytest's.
+        text: Why it failed or was skipped.
+        is_consequence: Whether it failed because another rank did.
+    """
+
+    outcome: PhaseOutcome
+    text: str
+    is_consequence: bool
+
+
+class TorchrunSession:
+    """The plugin of a session of several ranks.
+
+    Attributes:
+        is_first: Whether this rank prints and writes.
+        finished: The cells that were finished before torchrun started the ranks again.
+        has_lost: Whether another rank's pytest is gone, and so the test that was running is not
+            finished.
+    """
+
+    def __init__(self, config: pytest.Config, membership: Membership, cells_file: Path) -> None:
+        """Silence this rank unless it is the first; nothing is started yet.
+
+        Args:
+            config: The session's.
+            membership: This rank's place.
+            cells_file: Where the first rank keeps what is finished.
+
+        Raises:
+            pytest.UsageError: An option has no meaning with several ranks.
+        """
+        self.is_first = membership.is_first
+        self.finished: dict[str, CellLine] = {}
+        self.has_lost = False
+        self._config = config
+        self._membership = membership
+        self._cells_file = cells_file
+        self._peers: Peers | None = None
+        self._stderr = sys.stderr
+        _refuse_process_pools(config)
+        if not self.is_first:
+            _silence(config)
+
+    def pytest_report_header(self) -> str:
+        """Say how many ranks there are, and where they meet."""
+        membership = self._membership
+        text = (
+            f"torchrun: {membership.world_size} ranks, meeting at "
+            f"{membership.host}:{membership.port}"
+        )
+        return text + (f", restart {membership.num_restarts}" if membership.num_restarts else "")
+
+    def pytest_sessionstart(self, session: pytest.Session) -> None:
+        """Begin to look for the other ranks."""
+        self._session = session
+        if not session.config.option.collectonly:
+            self._peers = Peers(self._membership)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> Generator[None, object, object]:
+        """Before the first test, agree on all of them, and on those that need no second run."""
+        if self._peers is not None:
+            try:
+                self._agree_on_tests(self._peers, [item.nodeid for item in session.items])
+                self._config.stash[SUITE].session.meet(self._peers)
+                self._resume(self._peers)
+            except LostRankError as error:
+                pytest.exit(f"perfsuite: {error}", returncode=pytest.ExitCode.TESTS_FAILED)
+        return (yield)
+
+    def _agree_on_tests(self, peers: Peers, names: Sequence[str]) -> None:
+        digest = hashlib.sha256("\n".join(names).encode()).hexdigest()
+        if len(set(peers.gather("digest of the tests", digest))) == 1:
+            return
+        text = first_difference(peers.gather("tests", tuple(names)))
+        if self.is_first:
+            raise pytest.UsageError(text)
+        pytest.exit(text, returncode=pytest.ExitCode.USAGE_ERROR)
+
+    def _resume(self, peers: Peers) -> None:
+        """Learn from the first rank what is finished."""
+        if self._membership.num_restarts == 0:
+            return
+        finished: dict[str, CellLine] = {}
+        trouble = None
+        if self.is_first:
+            try:
+                launcher = psutil.Process(os.getppid())
+                finished = keep_finished(self._cells_file, since_s=launcher.create_time())
+            except WriteError as error:
+                trouble = error
+        self.finished, trouble = peers.gather("finished cells", (finished, trouble))[0]
+        if trouble is not None:
+            pytest.exit(f"perfsuite: {trouble}", returncode=12)
+
+    def agree_on(
+        self, item: pytest.Item, report: pytest.TestReport, error: BaseException | None
+    ) -> None:
+        """Have a phase of a test end here as it ended where it did not pass.
+
+        Args:
+            item: The test.
+            report: Of the phase; a failure of another rank makes it one, and so does a skip.
+            error: What was raised here.
+        """
+        if self._peers is None or self.has_lost:
+            return
+        outcome, text = end_of(item, report)
+        mine = PhaseEnd(
+            outcome=outcome,
+            text=text.removeprefix("Skipped: "),
+            is_consequence=isinstance(error, LostRankError),
+        )
+        try:
+            ends = self._peers.end_phase(mine)
+        except LostRankError as lost:
+            self.has_lost = True
+            self._session.shouldfail = f"perfsuite: {lost}"
+            report.outcome, report.longrepr = "failed", f"LostRankError: {lost}"
+            return
+        rank = blamed_rank(ends)
+        if rank is None or (mine.outcome == "failed" and not mine.is_consequence):
+            return
+        end = ends[rank]
+        text = f"rank {rank} of {self._membership.world_size} {end.outcome}: {end.text}"
+        path, line_number, _ = report.location
+        is_skip = end.outcome == "skipped"
+        report.outcome = end.outcome
+        report.longrepr = (path, (line_number or 0) + 1, text) if is_skip else text
+
+    def pytest_internalerror(self, excrepr: object) -> None:
+        """Show what nobody else would see."""
+        if not self.is_first:
+            self._stderr.write(f"perfsuite: rank {self._membership.rank}: {excrepr}\n")
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None, object, object]:
+        """End with the same exit code on all ranks, when the first has shown and written all."""
+        result = yield
+        if self._peers is not None:
+            # The first process that ends with a failure makes torchrun end the others so.
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            codes = [int(session.exitstatus)]
+            try:
+                codes += self._peers.leave(codes[0])
+            except LostRankError:
+                codes.append(pytest.ExitCode.TESTS_FAILED)
+            session.exitstatus = gravest(codes)
+            self._peers.close()
+        return result
+
+
+def first_difference(names_by_rank: Sequence[Sequence[str]]) -> str:
+    """Return which test is the first that a rank has and rank 0 has not, or the other way round.
+
+    >>> first_difference([("a", "b"), ("a", "b"), ("a",)]).partition(";")[0]
+    "the ranks collected different tests: number 2 is 'b' on rank 0 and missing on rank 2"
+    """
+    firsts = {}
+    for rank, names in enumerate(names_by_rank):
+        pairs = itertools.zip_longest(names_by_rank[0], names)
+        for number, (expected, found) in enumerate(pairs, start=1):
+            if expected != found:
+                firsts[rank] = number, expected, found
+                break
+    rank, (number, expected, found) = min(firsts.items(), key=lambda item: item[1][0])
+    here, there = ("missing" if name is None else repr(name) for name in (expected, found))
+    return (
+        f"the ranks collected different tests: number {number} is {here} on rank 0 and {there} on "
+        f"rank {rank}; give all ranks the same files, options and pytest plugins"
+    )
+
+
+def blamed_rank(ends: Sequence[PhaseEnd]) -> int | None:
+    """Return the rank whose end of the phase stands for all; None where all passed, or skipped.
+
+    >>> passed = PhaseEnd(outcome="passed", text="", is_consequence=False)
+    >>> lost = PhaseEnd(outcome="failed", text="no rank 2", is_consequence=True)
+    >>> boom = PhaseEnd(outcome="failed", text="boom", is_consequence=False)
+    >>> skip = PhaseEnd(outcome="skipped", text="too old", is_consequence=False)
+    >>> blamed_rank([passed, skip, lost, boom]), blamed_rank([passed, lost, skip])
+    (3, 2)
+    >>> blamed_rank([passed, skip]), blamed_rank([passed, passed]), blamed_rank([skip, skip])
+    (1, None, None)
+    """
+    failed = [rank for rank, end in enumerate(ends) if end.outcome == "failed"]
+    first = [rank for rank in failed if not ends[rank].is_consequence]
+    # Others pass, or wait in vain for the rank that skips.
+    skipped = [rank for rank, end in enumerate(ends) if end.outcome == "skipped"]
+    if len(skipped) == len(ends):
+        return None
+    return next(iter([*first, *skipped, *failed]), None)
+
+
+def gravest(codes: Sequence[int]) -> int:
+    """Return the exit code that stands for all; one that is not known is graver than any.
+
+    >>> gravest([0, 12, 1]), gravest([0, 0]), gravest([1, 99])
+    (1, 0, 99)
+    """
+    return min(codes, key=lambda code: _FROM_GRAVEST.index(code) if code in _FROM_GRAVEST else -1)
+
+
+def _refuse_process_pools(config: pytest.Config) -> None:
+    if config.getoption("numprocesses", None) or config.getoption("dist", "no") != "no":
+        raise pytest.UsageError(
+            "torchrun has started one pytest for each rank, and xdist's -n would start more of "
+            "each; use -n0, or leave it out"
+        )
+
+
+def _silence(config: pytest.Config) -> None:
+    """Write and print nothing, whatever the options say."""
+    for name, nothing in _WRITING_OPTIONS.items():
+        if hasattr(config.option, name):
+            setattr(config.option, name, nothing)
+    # pytest's reporter takes what stands here when it is made, after this.
+    sys.stdout = sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115

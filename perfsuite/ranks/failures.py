@@ -1,0 +1,223 @@
+"""Which rank of a failed group is to blame, and in which words.
+
+The first failure in time is blamed, and never a rank that only lost its peer: survivors of a crash
+report a closed connection that names a port, not a rank. Must not know how ranks are started.
+"""
+
+from __future__ import annotations
+
+import itertools
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from perfsuite.errors import RankFailureError
+from perfsuite.ranks.messages import Failed
+from perfsuite.ranks.progress import Board, Position
+
+NUM_LOG_LINES = 12
+_STACK_WAIT_S = 1.0
+_STACK_HEADER = "(most recent call first):"
+_CRASH_HEADER = "Fatal Python error:"
+# The frames from here outwards are those of every rank and say nothing.
+_OUTER_FRAME = "perfsuite/worker/main.py"
+# What gloo and NCCL say of a peer that is gone or late; such an error is a consequence.
+_LOST_PEER_SIGNS = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Broken pipe",
+    "for recv operation to complete",
+    "for send operation to complete",
+    "Application timeout caused pair closure",
+    "Socket Timeout",
+    "wait timeout after",
+    "Watchdog caught collective operation timeout",
+    "NCCL communicator was aborted",
+    "remote process exited or there was a network error",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Died:
+    """A rank's process ended without a reply.
+
+    Attributes:
+        exit_code: As multiprocessing says: negative is the signal that killed it; None unknown.
+        lost_peer: Whether its last output only says that another rank is gone or late, as when
+            NCCL's watchdog ends the process.
+        at_s: When that was noticed, on the machine's monotonic clock.
+    """
+
+    exit_code: int | None
+    lost_peer: bool
+    at_s: float
+
+
+class ProgressWatch:
+    """Tells for how long none of the ranks that still run has made progress."""
+
+    def __init__(self, board: Board, world_size: int) -> None:
+        self._board = board
+        self._marks = [-1] * world_size
+        self._last_progress_s = time.monotonic()
+
+    def stuck_for_s(self, ranks: Sequence[int]) -> float:
+        """Return the seconds since any of `ranks` was seen to move."""
+        for rank in ranks:
+            marks = self._board.read(rank).num_marks
+            if marks != self._marks[rank]:
+                self._marks[rank] = marks
+                self._last_progress_s = time.monotonic()
+        return time.monotonic() - self._last_progress_s
+
+
+def first_failure(failures: Mapping[int, Failed | Died]) -> tuple[int, Failed | Died]:
+    """Return the rank to blame and how it failed.
+
+    >>> lost = Failed(error="RuntimeError", is_ours=False, message="Connection closed by peer",
+    ...               lost_peer=True, at_s=1.0, lines=())
+    >>> first_failure({0: lost, 1: Died(exit_code=-9, lost_peer=False, at_s=1.1)})[0]
+    1
+    """
+    return min(failures.items(), key=lambda item: (item[1].lost_peer, item[1].at_s))
+
+
+def says_lost_peer(text: str) -> bool:
+    """Whether an error or a log only says that another rank is gone or late.
+
+    >>> says_lost_peer("Timed out waiting 4000ms for recv operation to complete")
+    True
+    """
+    return any(sign in text for sign in _LOST_PEER_SIGNS)
+
+
+def furthest_behind(positions: Mapping[int, Position]) -> int:
+    """Return the rank with the fewest steps, of equals the one with the fewest marks."""
+    return min(positions, key=lambda rank: (positions[rank].step, positions[rank].num_marks))
+
+
+def rank_error(
+    rank: int, failure: Failed | Died, *, position: Position, world_size: int, log: Sequence[str]
+) -> RankFailureError:
+    """Return the error of a rank that died or raised."""
+    exit_code: int | None = None
+    signal_name: str | None = None
+    tail = last_output(log)
+    if isinstance(failure, Failed):
+        what = f"raised {failure.error}: {failure.message}"
+        details = _block("traceback", failure.lines)
+    else:
+        if failure.exit_code is not None and failure.exit_code < 0:
+            signal_name = signal.Signals(-failure.exit_code).name
+            what = f"was killed by {signal_name}"
+            if signal_name == "SIGKILL":
+                what += " (by somebody, or by the kernel because memory ran out)"
+        else:
+            exit_code = failure.exit_code
+            what = f"ended with exit code {exit_code}"
+        details = ""
+    message = f"rank {rank} of {world_size} {what}, in {position}"
+    return RankFailureError(
+        message + details + _block("its last output", tail),
+        rank=rank,
+        exit_code=exit_code,
+        signal_name=signal_name,
+        phase=position.phase,
+        stage=position.stage,
+        log_lines=tail,
+        lost_peer=failure.lost_peer,
+    )
+
+
+def unstarted_error(rank: int, *, world_size: int) -> RankFailureError:
+    """Return the error of a rank that nobody was left to fork."""
+    return RankFailureError(
+        f"rank {rank} of {world_size} could not be started: the server that ranks are forked from "
+        "has ended, killed by somebody, or by the kernel because memory ran out; the next cell "
+        "starts another",
+        rank=rank,
+    )
+
+
+def stuck_error(
+    rank: int,
+    *,
+    position: Position,
+    world_size: int,
+    timeout_s: float,
+    num_loader_workers: int,
+    lines: tuple[str, ...],
+) -> RankFailureError:
+    """Return the error of a group that made no progress for too long."""
+    workers = f" ({num_loader_workers} loader workers alive)" if num_loader_workers else ""
+    return RankFailureError(
+        f"rank {rank} of {world_size} made no progress for {timeout_s:g} s "
+        f"(--perf-timeout), in {position}{workers}" + _block("where it is", lines),
+        rank=rank,
+        phase=position.phase,
+        stage=position.stage,
+        log_lines=lines,
+    )
+
+
+def late_rank_error(
+    rank: int,
+    *,
+    waiting_rank: int,
+    positions: Mapping[int, Position],
+    world_size: int,
+    timeout_s: float,
+    lines: tuple[str, ...],
+) -> RankFailureError:
+    """Return the error of a rank for which another waited in vain in a collective."""
+    position = positions[rank]
+    return RankFailureError(
+        f"rank {rank} of {world_size} did not come to a collective within {timeout_s:g} s "
+        f"(--perf-collective-timeout): it is in {position}, and rank {waiting_rank} waited in "
+        f"{positions[waiting_rank]}" + _block("where it is", lines),
+        rank=rank,
+        phase=position.phase,
+        stage=position.stage,
+        log_lines=lines,
+    )
+
+
+def wait_for_stack(log: Path, size_before: int) -> None:
+    """Return when a rank that was asked for its stack has written it, or after a second."""
+    deadline_s = time.monotonic() + _STACK_WAIT_S
+    size = size_before
+    while time.monotonic() < deadline_s:
+        time.sleep(0.05)
+        grown = log.stat().st_size
+        if grown > size_before and grown == size:
+            return
+        size = grown
+
+
+def current_stack(lines: Sequence[str]) -> tuple[str, ...]:
+    """Return the main thread's stack from faulthandler's dump, innermost call first."""
+    headers = [at for at, line in enumerate(lines) if line.endswith(_STACK_HEADER)]
+    # faulthandler writes the main thread last.
+    start = headers[-1] + 1 if headers else 0
+    inner = itertools.takewhile(lambda line: _OUTER_FRAME not in line, lines[start:])
+    return tuple(line.strip() for line in itertools.islice(inner, NUM_LOG_LINES))
+
+
+def last_output(lines: Sequence[str]) -> tuple[str, ...]:
+    """Return the last lines of a rank's log; of a crash, what came before it and its stack.
+
+    >>> last_output(["epoch 1", "Fatal Python error: Segmentation fault", "",
+    ...              "Current thread 0x7f (most recent call first):", '  File "a.py", line 3 in f'])
+    ('epoch 1', 'Fatal Python error: Segmentation fault', 'File "a.py", line 3 in f')
+    """
+    crashes = [at for at, line in enumerate(lines) if line.startswith(_CRASH_HEADER)]
+    if not crashes:
+        return tuple(lines[-NUM_LOG_LINES:])
+    before = lines[max(0, crashes[-1] - NUM_LOG_LINES) : crashes[-1] + 1]
+    return (*before, *current_stack(lines[crashes[-1] + 1 :]))
+
+
+def _block(title: str, lines: Sequence[str]) -> str:
+    return "".join(["\n  ", title, ":", *(f"\n    {line}" for line in lines)]) if lines else ""

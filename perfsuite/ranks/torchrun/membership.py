@@ -1,0 +1,98 @@
+"""This process's place among those that torchrun started, as its variables say.
+
+Read once, at the edge. Must not know what the processes do together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from perfsuite.errors import SettingError
+from perfsuite.ranks.bootstrap import REQUIRED_VARIABLES, RESTARTS
+
+_MAX_PORT = 65_535
+# Ranks are counted by an int in torch (Backend.hpp), and restarts are fewer.
+_MAX_INT = 2**31 - 1
+# More are not shown: no value that is allowed has as many.
+_MAX_SHOWN = 40
+
+
+@dataclass(frozen=True, kw_only=True)
+class Membership:
+    """One of several pytest processes that are one session.
+
+    Attributes:
+        rank: Of this process; 0 prints and writes.
+        world_size: How many there are.
+        host: Of the TCP store where they meet.
+        port: Of it.
+        hosts_store: Whether this process has to keep the store, because no agent of torchrun does.
+        num_restarts: How often torchrun has started all of them again.
+    """
+
+    rank: int
+    world_size: int
+    host: str
+    port: int
+    hosts_store: bool
+    num_restarts: int
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the process that prints and writes."""
+        return self.rank == 0
+
+    @property
+    def prefix(self) -> str:
+        """What keys in the store begin with: torchrun's store outlives a restart."""
+        return f"perfsuite/{self.num_restarts}"
+
+
+def read_membership(environ: Mapping[str, str]) -> Membership | None:
+    """Return the place that torchrun's variables give; None where nobody set any.
+
+    Raises:
+        SettingError: Only some of them are set, or one has a value that it cannot have.
+
+    >>> place = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "node0", "MASTER_PORT": "29500"}
+    >>> read_membership(place).rank, read_membership({"MASTER_PORT": "29500"})
+    (1, None)
+    """
+    if "RANK" not in environ or "WORLD_SIZE" not in environ:
+        return None
+    missing = [name for name in REQUIRED_VARIABLES if name not in environ]
+    if missing:
+        raise SettingError(
+            f"RANK and WORLD_SIZE are set, and {missing[0]} is not; start with torchrun, or unset "
+            "them to run on this machine alone"
+        )
+    host = environ["MASTER_ADDR"]
+    if not host.strip():
+        raise SettingError(
+            f"MASTER_ADDR is {host!r} (environment); use the name or the address of rank 0's host, "
+            "as torchrun sets it"
+        )
+    world_size = _number(environ, "WORLD_SIZE", smallest=1, largest=_MAX_INT)
+    rank = _number(environ, "RANK", smallest=0, largest=world_size - 1)
+    return Membership(
+        rank=rank,
+        world_size=world_size,
+        host=host,
+        port=_number(environ, "MASTER_PORT", smallest=1, largest=_MAX_PORT),
+        hosts_store=rank == 0 and environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True",
+        num_restarts=_number({RESTARTS: "0", **environ}, RESTARTS, smallest=0, largest=_MAX_INT),
+    )
+
+
+def _number(environ: Mapping[str, str], name: str, *, smallest: int, largest: int) -> int:
+    text = environ[name]
+    is_short = len(text) <= _MAX_SHOWN
+    is_number = is_short and text.isascii() and text.isdigit()
+    if not is_number or not smallest <= int(text) <= largest:
+        value = f"is {text!r}" if is_short else f"has {len(text)} characters"
+        raise SettingError(
+            f"{name} {value} (environment); use a whole number from {smallest} to {largest}, as "
+            "torchrun sets it"
+        )
+    return int(text)

@@ -1,0 +1,139 @@
+"""Where the ranks that torchrun started are: who shares a machine, a processor, a GPU, a lock.
+
+Every rank says where it is, and each draws the same conclusions. Must not know what they run.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from perfsuite.records.recipe import Recipe
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_NETWORK = Path("/proc/self/ns/net")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Whereabouts:
+    """Where one rank is.
+
+    Attributes:
+        machine: Of the kernel that it runs on.
+        network: Of its network namespace: containers of one machine may have their own.
+        lock: Of the folder of its timing lock, for the same reason.
+        cores: Processors that it may use.
+        gpus: UUIDs of those that it sees.
+    """
+
+    machine: str
+    network: str
+    lock: str
+    cores: tuple[int, ...]
+    gpus: tuple[str, ...]
+
+
+def read_whereabouts(lock_folder: Path, gpus: Sequence[str]) -> Whereabouts:
+    """Return where this process is.
+
+    Args:
+        lock_folder: Where its timing lock lies.
+        gpus: UUIDs of the GPUs that it sees.
+    """
+    return Whereabouts(
+        machine=_BOOT_ID.read_text().strip(),
+        network=_identity(_NETWORK),
+        lock=_identity(lock_folder),
+        cores=tuple(sorted(os.sched_getaffinity(0))),
+        gpus=tuple(gpus),
+    )
+
+
+def _identity(path: Path) -> str:
+    status = path.stat()
+    return f"{status.st_dev}:{status.st_ino}"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where all ranks are, in rank order. A group of N is made of the first N."""
+
+    everyone: tuple[Whereabouts, ...]
+
+    @property
+    def num_cores(self) -> int:
+        """Processors that the ranks may use on all machines."""
+        return len({(one.machine, core) for one in self.everyone for core in one.cores})
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs that the ranks see on all machines."""
+        return len({gpu for one in self.everyone for gpu in one.gpus})
+
+    def holds_lock(self, rank: int) -> bool:
+        """Whether a rank is the one that holds the timing lock for all that share it."""
+        mine = self.everyone[rank]
+        return rank == min(
+            other
+            for other, one in enumerate(self.everyone)
+            if (one.machine, one.lock) == (mine.machine, mine.lock)
+        )
+
+    def neighbours(self, rank: int, world_size: int) -> list[int]:
+        """Return the ranks of a group that may use the same processors as one of them."""
+        mine = self.everyone[rank]
+        return [
+            other
+            for other, one in enumerate(self.everyone[:world_size])
+            if (one.machine, one.cores) == (mine.machine, mine.cores)
+        ]
+
+    def is_on_one_machine(self, world_size: int) -> bool:
+        """Whether a group's ranks share a loopback interface."""
+        group = self.everyone[:world_size]
+        return len({(one.machine, one.network) for one in group}) == 1
+
+    def gpu_of(self, rank: int) -> int:
+        """Return the number of a rank's GPU among those that it sees, 0 if it sees none.
+
+        Ranks that see the same ones take one after the other.
+
+        >>> sees = lambda *gpus: Whereabouts(machine="a", network="n", lock="l", cores=(0,),
+        ...                                  gpus=gpus)
+        >>> [Layout((sees("x", "y"), sees("x", "y"))).gpu_of(rank) for rank in (0, 1)]
+        [0, 1]
+        >>> [Layout((sees("x"), sees("y"))).gpu_of(rank) for rank in (0, 1)]
+        [0, 0]
+        """
+        mine = self.everyone[rank]
+        before = [one for one in self.everyone[:rank] if one.gpus == mine.gpus]
+        return len(before) % max(1, len(mine.gpus))
+
+    def have_own_gpus(self, world_size: int) -> bool:
+        """Whether each rank of a group has a GPU that no other has."""
+        group = self.everyone[:world_size]
+        if not all(one.gpus for one in group):
+            return False
+        taken = {one.gpus[self.gpu_of(rank)] for rank, one in enumerate(group)}
+        return len(taken) == world_size
+
+    def why_not_exercised(self, recipe: Recipe) -> str | None:
+        """Return why these ranks cannot run a recipe, None if they can."""
+        plan = recipe.plan
+        if plan.world_size > len(self.everyone):
+            return (
+                f"parallel {recipe.parallel!r} needs {plan.world_size} ranks, and torchrun started "
+                f"{len(self.everyone)}"
+            )
+        if plan.mode == "dp" and plan.size > (num_gpus := len(self.everyone[0].gpus)):
+            return (
+                f"parallel {recipe.parallel!r} needs {plan.size} GPUs, and rank 0 sees {num_gpus}"
+            )
+        if plan.mode == "horovod":
+            return (
+                f"parallel {recipe.parallel!r} needs ranks that horovodrun started, and torchrun "
+                f"started these; horovod-like:{plan.size} does the same with torch.distributed"
+            )
+        return None

@@ -1,0 +1,90 @@
+"""records/capability.py."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from perfsuite.records.recipe import Recipe
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hardware:
+    """What the machine offers to a cell, as far as it decides whether the cell can run.
+
+    Attributes:
+        device: "cpu" or "cuda".
+        num_gpus: CUDA devices that the ranks see.
+        compute_capability: Of the first of them, (9, 0) for an H100; None without one.
+        has_horovod: Whether the package horovod can be imported.
+        num_cores: Processors that the ranks may use; None if that is not known.
+    """
+
+    device: str
+    num_gpus: int = 0
+    num_cores: int | None = None
+    compute_capability: tuple[int, int] | None = None
+    has_horovod: bool = False
+
+    @property
+    def num_untimed_at_once(self) -> int:
+        """Groups of ranks to run together where nobody times: starting one keeps half a core busy.
+
+        One on GPUs, whose memory they would share.
+        """
+        if self.device != "cpu" or self.num_cores is None:
+            return 1
+        return self.num_cores // 2 + 2
+
+
+# A rank holds half a GiB and more; hundreds of them on a few processors starve the machine before
+# anything is measured. Four a processor still lets two cores exercise a 2x2 mesh.
+_MAX_RANKS_PER_CORE = 4
+# Ampere, the first with TensorFloat-32 units (NVIDIA A100 Tensor Core GPU Architecture, 2020).
+_TF32_CAPABILITY = (8, 0)
+
+
+def why_not_exercised(recipe: Recipe, hardware: Hardware) -> str | None:
+    """Return why this machine would measure something else than the recipe, None if it would not.
+
+    >>> why_not_exercised(Recipe(precision="tf32"), Hardware(device="cpu"))
+    "precision 'tf32' needs an NVIDIA GPU of compute capability 8.0 or more; this cell runs on cpu"
+    """
+    plan = recipe.plan
+    on_cuda = hardware.device == "cuda"
+    if plan.mode == "dp" and not on_cuda:
+        return (
+            f"parallel {recipe.parallel!r}: nn.DataParallel silently runs the plain module on cpu; "
+            "it needs a CUDA device"
+        )
+    if plan.mode == "dp" and 1 < hardware.num_gpus < plan.size:
+        return (
+            f"parallel {recipe.parallel!r} needs {plan.size} GPUs, and {hardware.num_gpus} are here"
+        )
+    if on_cuda and plan.world_size > hardware.num_gpus:
+        return (
+            f"parallel {recipe.parallel!r} needs {plan.world_size} "
+            f"{'GPU' if plan.world_size == 1 else 'GPUs'}, and {hardware.num_gpus} "
+            f"{'is' if hardware.num_gpus == 1 else 'are'} here"
+        )
+    most = None if hardware.num_cores is None else _MAX_RANKS_PER_CORE * hardware.num_cores
+    if not on_cuda and most is not None and plan.world_size > most:
+        return (
+            f"parallel {recipe.parallel!r} needs {plan.world_size} ranks, and {hardware.num_cores} "
+            f"cores take at most {most}, {_MAX_RANKS_PER_CORE} each"
+        )
+    if plan.mode == "horovod" and not hardware.has_horovod:
+        return (
+            f"parallel {recipe.parallel!r} needs the package horovod, which cannot be imported; "
+            f"horovod-like:{plan.size} does the same with torch.distributed"
+        )
+    if recipe.precision == "tf32":
+        capability = hardware.compute_capability
+        if not on_cuda or capability is None or capability < _TF32_CAPABILITY:
+            found = "cpu" if not on_cuda else f"compute capability {capability}"
+            return (
+                "precision 'tf32' needs an NVIDIA GPU of compute capability 8.0 or more; "
+                f"this cell runs on {found}"
+            )
+    if recipe.pin_memory and not on_cuda:
+        return "pin_memory=True pins nothing without an accelerator; this cell runs on cpu"
+    return None

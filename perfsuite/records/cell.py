@@ -1,0 +1,187 @@
+"""What is kept of a measured cell: the strict, versioned record in the JSON and in cells.jsonl.
+
+Records are the only thing that gates and reports see. Must not know how anything was measured.
+`None` means "not available here"; never 0, -1 or NaN. The bounds of a number hold for one that is
+read: a file may be anybody's.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+
+from perfsuite.records.equivalence import Numerics
+from perfsuite.records.verdict import Verdict
+from perfsuite.system.untrusted import (
+    MOST,
+    Amount,
+    Count,
+    Label,
+)
+
+SCHEMA: Final = 1
+RecipeValue = Annotated[int, msgspec.Meta(ge=-MOST, le=MOST)] | float | str | bool | None
+
+
+class StageTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Seconds per iteration of each stage, each the maximum over ranks of the rank's mean."""
+
+    load: Amount | None
+    forward: Amount | None
+    backward: Amount | None
+    optimizer: Amount | None
+    evaluation: Amount | None
+    other: Amount | None
+
+
+class Counts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Counts of one iteration, of the busiest rank, recomputation included.
+
+    Attributes:
+        flops: Floating-point operations of matrix products, convolutions and attention.
+        ops: Operators that the dispatcher ran.
+        collectives: Collective and point-to-point communications that the rank took part in.
+        collective_bytes: Their sizes; a collective's is the larger of what the rank gives and
+            gets (the convention of nccl-tests).
+        saved_activation_bytes: Bytes that the forward pass left alive for the backward pass.
+        kernel_launches: CUDA kernels launched; None on a CPU.
+    """
+
+    flops: Count | None
+    ops: Count | None
+    collectives: Count | None
+    collective_bytes: Count | None
+    saved_activation_bytes: Count | None
+    kernel_launches: Count | None
+
+
+class Operator(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What one operator cost in the iterations that were profiled, on rank 0.
+
+    Attributes:
+        name: The dispatcher's, such as "aten::addmm", or that of a longer part of the step that
+            torch itself names, such as "Optimizer.step#SGD.step".
+        calls: How often it was called.
+        self_s: Seconds in it and in no operator that it called: of the GPU's kernels on CUDA, of
+            the host elsewhere.
+    """
+
+    name: str
+    calls: Count
+    self_s: Amount
+
+
+class Memory(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Peak memory of one iteration; `peak_bytes` is the largest of `per_rank`."""
+
+    metric: Literal["live_storage_peak", "max_memory_allocated"]
+    peak_bytes: Count
+    per_rank: tuple[Count, ...]
+
+
+class CellRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """`extra_info["perfsuite"]` of one benchmark: what was trained, how, and what was measured.
+
+    Attributes:
+        operators: The ten costliest of one iteration on rank 0; None where none was profiled, as
+            in every record from before they were kept.
+    """
+
+    schema: Literal[1] = SCHEMA
+    workload: str
+    recipe: dict[str, RecipeValue]
+    device: Label
+    world_size: Count
+    exercised: bool
+    fingerprint: Label | None
+    numerics: Numerics | None
+    stages_s: StageTimes
+    counts: Counts
+    memory: Memory | None
+    samples_per_s: Amount | None
+    losses: tuple[float, ...]
+    verdict: Verdict | None
+    operators: tuple[Operator, ...] | None = None
+
+
+class CellLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One line of cells.jsonl: a cell that ended, however it ended.
+
+    Attributes:
+        fullname: The pytest node id.
+        outcome: "passed", "failed" or "skipped", as pytest says.
+        reason: Why it failed, was not exercised, or has a number missing; None if there is
+            nothing to say.
+        step_times_s: Seconds per iteration, one value a round.
+        perfsuite: The record, None where nothing was measured.
+    """
+
+    fullname: str
+    outcome: Literal["passed", "failed", "skipped"]
+    reason: str | None
+    step_times_s: tuple[Amount, ...]
+    perfsuite: CellRecord | None
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What `train_benchmark` returns to the test.
+
+    Attributes:
+        step_times_s: Seconds per iteration of each round, the slowest rank's.
+        num_iterations: Iterations of one round; None of a cell that was measured before torchrun
+            started the ranks again.
+        record: The record that was stored beside the times.
+        missing: Why a number in the record is None, by the number's name.
+    """
+
+    step_times_s: tuple[float, ...]
+    num_iterations: int | None
+    record: CellRecord
+    missing: dict[str, str]
+
+    @property
+    def losses(self) -> tuple[float, ...]:
+        """Losses of the first optimizer steps, the mean over data-parallel ranks."""
+        return self.record.losses
+
+    @property
+    def losses_are_finite(self) -> bool:
+        """Whether the cell trained at all and none of its losses is NaN or infinite."""
+        return bool(self.losses) and all(math.isfinite(loss) for loss in self.losses)
+
+
+def samples_of_step(samples_per_s: float | None, step_time_s: float) -> int | None:
+    """Return how many samples a step has, from the rate that a record keeps of it.
+
+    >>> samples_of_step(64 / 0.3, 0.3), samples_of_step(None, 0.3)
+    (64, None)
+    """
+    if samples_per_s is None or not math.isfinite(samples_per_s * step_time_s):
+        return None
+    return round(samples_per_s * step_time_s)
+
+
+def to_plain(record: CellRecord) -> dict[str, Any]:
+    """Return the record as the JSON-able dict that goes into `extra_info`."""
+    plain: dict[str, Any] = msgspec.to_builtins(record)
+    return plain
+
+
+def encode_line(line: CellLine) -> bytes:
+    """Return one line of cells.jsonl, without its newline."""
+    return msgspec.json.encode(line)
+
+
+def decode_line(data: bytes) -> CellLine:
+    """Return the line that `encode_line` wrote.
+
+    Raises:
+        ValueError: The data are not such a line.
+    """
+    return msgspec.json.decode(data, type=CellLine)
+
+
+# What can grow and is not a time.
+COUNT_NAMES: Final = (*Counts.__struct_fields__, "memory")

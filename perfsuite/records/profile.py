@@ -1,0 +1,162 @@
+"""What is kept of a profile: the JSON of the verb `profile`, and all that its reports see.
+
+Must not know how anything was measured. `None` means "not available here", with the reason in
+`Profile.missing`; never 0, -1 or NaN.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, Literal
+
+import msgspec
+
+from perfsuite.records.cell import Operator
+from perfsuite.system.usage import UsageSample
+
+SCHEMA: Final = 1
+
+
+class ProfileStages(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Seconds of a whole training, disjoint; together they are its wall time.
+
+    Attributes:
+        load: Waiting for batches of the training split.
+        forward: The model's call on them.
+        loss_backward: Loss and backward pass.
+        evaluation: All of the evaluations, their loading included; None where none was possible.
+        other: The rest: the optimizer, copies to the device, reading the losses of an epoch.
+    """
+
+    load: float
+    forward: float
+    loss_backward: float
+    evaluation: float | None
+    other: float
+
+    def as_rows(self) -> list[tuple[str, float]]:
+        """The stages that there are, by the names that people read, in the order of a step."""
+        rows = {
+            "load": self.load,
+            "forward": self.forward,
+            "loss + backward": self.loss_backward,
+            "evaluation": self.evaluation,
+            "other": self.other,
+        }
+        return [(name, seconds) for name, seconds in rows.items() if seconds is not None]
+
+
+class Epoch(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One epoch of the training.
+
+    Attributes:
+        loss: Mean over its steps and over data-parallel ranks; None where one is not finite.
+        duration_s: Its evaluation included.
+        accuracy: After it, None where there is none.
+        stages_s: Of this epoch alone.
+        metrics: As `Profile.metrics`, after it.
+    """
+
+    loss: float | None
+    duration_s: float
+    accuracy: float | None
+    stages_s: ProfileStages
+    metrics: dict[str, float | None] = {}
+
+
+class NonFinite(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The first step whose loss, or one of whose gradients, was NaN or infinite on any rank.
+
+    Attributes:
+        epoch: From 1.
+        step: Of that epoch, from 1.
+    """
+
+    what: Literal["loss", "gradient"]
+    epoch: int
+    step: int
+
+
+class Communication(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How long rank 0 communicated in the profiled steps.
+
+    Attributes:
+        total_s: While at least one collective was under way.
+        exposed_s: The part of it in which no operator computed.
+        overlapped_s: The rest of it.
+    """
+
+    total_s: float
+    exposed_s: float
+    overlapped_s: float
+
+
+class RankUsage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What one rank's device did over the training.
+
+    Attributes:
+        device: Such as "cpu" or "cuda:0".
+    """
+
+    rank: int
+    device: str
+    samples: tuple[UsageSample, ...]
+
+
+class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Where the time of a real training went, and what it reached.
+
+    Attributes:
+        wall_s: From the start of the first epoch to the end of the last evaluation, on the rank
+            that took longest, without the watch for infinite gradients. Stages and durations are
+            that same rank's, so that they add up.
+        evaluated_split: "validation", or "test" where there is no validation split.
+        accuracy: After the last epoch, of the whole evaluated split.
+        accuracy_per_class: By the class's number, for each class that the split has.
+        metrics: What the workload's own metric says by name, the mean over the evaluated split;
+            None where it is not finite. Empty where the metric is accuracy or none.
+        losses: Of each step, the mean over data-parallel ranks; None where it is not finite.
+        non_finite: At most one of the losses and one of the gradients.
+        operators: Rank 0's, costliest first, in `num_profiled_steps` steps after the last epoch.
+        communication: In the same steps.
+        missing: Why a field is None, by its name.
+    """
+
+    schema: Literal[1] = SCHEMA
+    workload: str
+    recipe: dict[str, Any]
+    device: str
+    world_size: int
+    wall_s: float
+    stages_s: ProfileStages
+    evaluated_split: Literal["validation", "test"] | None
+    accuracy: float | None
+    accuracy_per_class: dict[str, float] | None
+    epochs: tuple[Epoch, ...]
+    losses: tuple[float | None, ...]
+    non_finite: tuple[NonFinite, ...]
+    operators: tuple[Operator, ...]
+    num_profiled_steps: int
+    communication: Communication | None
+    usage: tuple[RankUsage, ...]
+    missing: dict[str, str]
+    metrics: dict[str, float | None] = {}
+
+
+class ProfiledRun(msgspec.Struct, frozen=True, kw_only=True):
+    """A profile, and what `torch.profiler` leaves beside it, all of rank 0.
+
+    Attributes:
+        trace: A Chrome trace of the profiled steps, JSON.
+        operator_table: All operators as `torch.profiler` prints them.
+        memory_summary: What the allocator says on CUDA, the operators' allocations on a CPU.
+    """
+
+    profile: Profile
+    trace: bytes
+    operator_table: str
+    memory_summary: str
+
+
+def encode_profile(profile: Profile) -> bytes:
+    """Return the profile as the verb's JSON."""
+    return msgspec.json.format(msgspec.json.encode(profile), indent=2)

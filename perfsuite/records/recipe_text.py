@@ -1,0 +1,87 @@
+"""Recipes as a command line spells them: `precision=amp-bf16 num_workers=2`.
+
+Must not know what a field means; `Recipe` itself says which values it takes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from perfsuite.errors import SettingError
+from perfsuite.records.recipe import Recipe
+
+_BOOLEANS = {"true": True, "false": False}
+# How a field's annotation reads its text, and what to say where it cannot.
+_READERS: dict[str, tuple[Callable[[str], Any], str]] = {
+    "bool": (lambda text: _BOOLEANS[text.lower()], "true or false"),
+    "int": (int, "a whole number"),
+    "float": (float, "a number"),
+    "str": (str, "a text"),
+}
+_NONE = "none"
+
+
+def parse_recipe(option: str, pairs: Sequence[str], *, of: Recipe | None = None) -> Recipe:
+    """Return the recipe that `FIELD=VALUE` texts describe.
+
+    Args:
+        option: Where the texts come from, for messages.
+        pairs: Such as ("precision=amp-bf16", "num_workers=2").
+        of: Has the fields that are not named; the default recipe unless given.
+
+    Raises:
+        SettingError: A text is no pair, names no field or one twice, or has a value of another
+            type.
+        RecipeError: A value, or a combination, is not allowed.
+
+    >>> recipe = parse_recipe("--a", ["num_workers=2", "persistent_workers=true"])
+    >>> recipe.num_workers, recipe.persistent_workers, recipe.precision
+    (2, True, 'fp32')
+    """
+    types = {field.name: str(field.type) for field in dataclasses.fields(Recipe)}
+    values: dict[str, Any] = {}
+    for pair in pairs:
+        name, separator, text = pair.partition("=")
+        if not separator:
+            raise SettingError(f"{option} is {pair!r}; use FIELD=VALUE, such as precision=amp-bf16")
+        if name not in types:
+            raise SettingError(
+                f"{option} names {name!r}, which is no field of a recipe; use one of "
+                f"{', '.join(types)}"
+            )
+        if name in values:
+            raise SettingError(f"{option} gives {name} twice; give it once")
+        values[name] = _read(option, name, types[name], text)
+    return dataclasses.replace(of or Recipe(), **values)
+
+
+def describe_recipe(recipe: Recipe) -> str:
+    """Return the fields that differ from their defaults, as a command line spells them.
+
+    >>> describe_recipe(Recipe(precision="amp-bf16", num_workers=2)), describe_recipe(Recipe())
+    ('num_workers=2 precision=amp-bf16', 'the default recipe')
+    """
+    changed = [
+        f"{field.name}={_spell(getattr(recipe, field.name))}"
+        for field in dataclasses.fields(recipe)
+        if getattr(recipe, field.name) != field.default
+    ]
+    return " ".join(changed) or "the default recipe"
+
+
+def _read(option: str, name: str, annotation: str, text: str) -> Any:
+    kind, _, optional = annotation.partition(" | ")
+    if optional and text.lower() == _NONE:
+        return None
+    read, allowed = _READERS[kind]
+    try:
+        return read(text)
+    except (KeyError, ValueError) as error:
+        allowed += f" or {_NONE}" if optional else ""
+        raise SettingError(f"{option} gives {name} as {text!r}; use {allowed}") from error
+
+
+def _spell(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

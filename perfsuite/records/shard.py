@@ -1,0 +1,115 @@
+"""Which cells each of several runners measures, the same on all of them, and what its file says.
+
+Must not know where a duration comes from, nor what becomes of a cell.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Final
+
+import msgspec
+
+from perfsuite.stats.intervals import median
+from perfsuite.system.untrusted import Count, Label
+
+# More than there are runners; a strange file may say anything.
+_MAX_SHARDS: Final = 99_999
+# So short that `int` takes them, whatever is written there.
+_SHARD: Final = re.compile(r"([1-9][0-9]{0,8})/([1-9][0-9]{0,8})")
+# Of every cell, where no duration is known: all count alike.
+_ANY_DURATION_S: Final = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shard:
+    """One of the parts that a session is cut into, `number` counted from 1."""
+
+    number: int
+    num_shards: int
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing is cut."""
+        return self.num_shards == 1
+
+    def __str__(self) -> str:
+        return f"{self.number}/{self.num_shards}"
+
+
+class ShardStamp(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What a run's file says of the session that it is a part of.
+
+    Attributes:
+        number: Of this part, from 1.
+        num_shards: Of the session.
+        num_cells: Under test in all shards together: their verdicts are corrected over so many.
+        partition: Digits that are the same in two shards if and only if they were cut alike.
+    """
+
+    number: Annotated[int, msgspec.Meta(ge=1)]
+    num_shards: Annotated[int, msgspec.Meta(ge=2, le=_MAX_SHARDS)]
+    num_cells: Count
+    partition: Label
+
+    def __post_init__(self) -> None:
+        if self.number > self.num_shards:
+            raise ValueError(f"the shard is number {self.number} of {self.num_shards}")
+
+    @property
+    def shard(self) -> Shard:
+        """Which one it is."""
+        return Shard(number=self.number, num_shards=self.num_shards)
+
+
+def parse_shard(text: str) -> Shard:
+    """Return the shard that a text such as "2/4" names.
+
+    Raises:
+        ValueError: It names none.
+
+    >>> print(parse_shard("2/4"))
+    2/4
+    """
+    found = _SHARD.fullmatch(text)
+    if found is None or not int(found[1]) <= int(found[2]) <= _MAX_SHARDS:
+        raise ValueError(text)
+    return Shard(number=int(found[1]), num_shards=int(found[2]))
+
+
+def assign(durations_s: Mapping[str, float | None], num_shards: int) -> dict[str, int]:
+    """Return the number of each cell's shard: the longest cell first, to whom has the least to do.
+
+    The last shard then ends at most a third later than it could (Graham 1969, "Bounds on
+    Multiprocessing Timing Anomalies"). Ties go by name, number of cells and number of the shard,
+    so that the result depends on the arguments alone.
+
+    Args:
+        durations_s: Of each cell; None where it is not known, which counts as the median.
+        num_shards: At least one.
+
+    >>> assign({"a": 1.0, "b": 3.0, "c": 1.0, "d": None, "e": 2.0}, 2)
+    {'b': 1, 'e': 2, 'd': 2, 'a': 1, 'c': 2}
+    """
+    known = [seconds for seconds in durations_s.values() if seconds is not None]
+    usual_s = median(known) if known else _ANY_DURATION_S
+    filled = {name: usual_s if it_s is None else it_s for name, it_s in durations_s.items()}
+    # No more shards than cells get any.
+    shards = [(0.0, 0, number) for number in range(1, min(num_shards, len(filled)) + 1)]
+    assigned = {}
+    for name in sorted(filled, key=lambda name: (-filled[name], name)):
+        total_s, num_cells, number = shards[0]
+        heapq.heapreplace(shards, (total_s + filled[name], num_cells + 1, number))
+        assigned[name] = number
+    return assigned
+
+
+def digest_of(assigned: Mapping[str, int]) -> str:
+    """Return twelve hexadecimal digits that differ where any cell is in another shard."""
+    canonical = json.dumps(sorted(assigned.items()))  # in ASCII, whatever a file is called
+    return hashlib.sha256(canonical.encode()).hexdigest()[:12]

@@ -1,0 +1,206 @@
+"""The workload contract, and how a name becomes a workload.
+
+Must not know any particular model, and imports no torch: the controller only names workloads, the
+ranks build them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, Literal
+
+from perfsuite.errors import WorkloadError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.nn import Module, Parameter
+    from torch.optim import Optimizer
+    from torch.utils.data import Dataset
+
+
+Split = Literal["train", "validation", "test"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """What is trained. Every `build_*` is called under the cell's seed, on every rank.
+
+    Attributes:
+        name: What reports call it.
+        build_model: () -> the model, in float32 on the CPU.
+        build_dataset: (split) -> a map-style dataset of (inputs, target), None for a split that
+            the workload has not. `inputs` may be a tensor (`model(inputs)`), a tuple or list
+            (`model(*inputs)`) or a dict (`model(**inputs)`).
+        loss: (outputs, targets) -> scalar mean over the batch.
+        build_optimizer: (parameters) -> the optimizer.
+        blocks: (model) -> the modules, in order, that checkpointing, pipeline and splitting cut
+            along; None where the model has no such chain.
+        micro_batch_size: Samples in a batch unless the recipe says otherwise.
+        metric: "accuracy", "none", or (outputs, targets) -> dict of numbers, each the mean over the
+            batch.
+    """
+
+    name: str
+    build_model: Callable[[], Module]
+    build_dataset: Callable[[Split], Dataset[Any] | None]
+    loss: Callable[[Any, Any], Tensor]
+    build_optimizer: Callable[[Iterator[Parameter]], Optimizer]
+    blocks: Callable[[Module], list[Module]] | None = None
+    micro_batch_size: int = 32
+    metric: str | Callable[[Any, Any], dict[str, float]] = "accuracy"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name:
+            raise WorkloadError(f"Workload name is {self.name!r}; use a non-empty string")
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name in _CALLABLES and not callable(value):
+                raise WorkloadError(
+                    f"workload {self.name!r}: {field.name} is {value!r}; use a callable"
+                )
+        if self.blocks is not None and not callable(self.blocks):
+            raise WorkloadError(
+                f"workload {self.name!r}: blocks is {self.blocks!r}; "
+                "use None or a function from the model to a list of its modules"
+            )
+        size = self.micro_batch_size
+        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+            raise WorkloadError(
+                f"workload {self.name!r}: micro_batch_size is {size!r}; use a whole number from 1"
+            )
+        if self.metric not in ("accuracy", "none") and not callable(self.metric):
+            raise WorkloadError(
+                f"workload {self.name!r}: metric is {self.metric!r}; "
+                "use 'accuracy', 'none' or a function of (outputs, targets)"
+            )
+
+
+_CALLABLES = ("build_model", "build_dataset", "loss", "build_optimizer")
+
+WorkloadFactory = Callable[[], Workload]
+
+# Built-in workloads by reference, so that naming one imports nothing.
+_BUILT_IN = {
+    "toy-mlp": "perfsuite.worker.workloads.mlp:toy_mlp",
+    "lenet-digits": "perfsuite.worker.workloads.lenet:lenet_digits",
+    "lenet-digits-affine": "perfsuite.worker.workloads.lenet:lenet_digits_affine",
+    "lenet-mnist": "perfsuite.worker.workloads.lenet:lenet_mnist",
+    "lenet-mnist-affine": "perfsuite.worker.workloads.lenet:lenet_mnist_affine",
+    "transformer-tiny": "perfsuite.worker.workloads.transformer:transformer_tiny",
+    "transformer-tiny-lora": "perfsuite.worker.workloads.transformer:transformer_tiny_lora",
+    "resnet18": "perfsuite.worker.workloads.resnet:resnet18",
+}
+_REGISTERED: dict[str, WorkloadFactory] = {}
+
+
+def workload(name: str) -> Callable[[WorkloadFactory], WorkloadFactory]:
+    """Return a decorator that registers a function, which returns a `Workload`, under `name`.
+
+    Raises:
+        WorkloadError: The name is empty, contains a colon, or is a built-in one's.
+    """
+    if not isinstance(name, str) or not name or ":" in name:
+        raise WorkloadError(
+            f"cannot register a workload as {name!r}; use a non-empty name without a colon"
+        )
+    if name in _BUILT_IN:
+        raise WorkloadError(
+            f"cannot register a workload as {name!r}: the built-in one has this name; use another"
+        )
+
+    def register(factory: WorkloadFactory) -> WorkloadFactory:
+        _REGISTERED[name] = factory
+        return factory
+
+    return register
+
+
+def workload_names() -> list[str]:
+    """All names that can be given for a workload now, sorted."""
+    return sorted({*_BUILT_IN, *_REGISTERED})
+
+
+def find_workload(reference: str | Workload) -> Workload | WorkloadFactory | str:
+    """Return what a rank needs to build the workload, without importing or building it here.
+
+    An object stays itself, a registered name becomes its factory, a built-in name and
+    "package.module:attribute" become a reference to import in the rank.
+
+    Raises:
+        WorkloadError: A name is not known, or the reference is neither a name nor a Workload.
+    """
+    if isinstance(reference, Workload):
+        return reference
+    if not isinstance(reference, str):
+        raise WorkloadError(
+            f"workload is {reference!r}; use a name, a perfsuite.Workload or 'module:attribute'"
+        )
+    if reference in _REGISTERED:
+        return _REGISTERED[reference]
+    if reference in _BUILT_IN:
+        return _BUILT_IN[reference]
+    if _is_import_reference(reference):
+        return reference
+    raise WorkloadError(
+        f"workload {reference!r} is not known; use one of {', '.join(workload_names())}, "
+        "or 'package.module:attribute', or register it with @perfsuite.workload"
+    )
+
+
+def load_workload(found: Workload | WorkloadFactory | str) -> Workload:
+    """Return the workload, importing and calling what `find_workload` named. Runs in a rank.
+
+    Raises:
+        WorkloadError: The module or attribute does not exist, or what it leads to is no Workload.
+    """
+    source = getattr(found, "__qualname__", repr(found))
+    value: Any = found
+    if isinstance(found, str):
+        source = repr(found)
+        value = _import_reference(found)
+    if callable(value) and not isinstance(value, Workload):
+        _refuse_arguments(value, source)
+        value = value()
+    if not isinstance(value, Workload):
+        raise WorkloadError(
+            f"{source} is a {type(value).__name__}, not a perfsuite.Workload or a function "
+            "without arguments that returns one"
+        )
+    return value
+
+
+def _refuse_arguments(factory: Any, source: str) -> None:
+    try:
+        inspect.signature(factory).bind()
+    except (TypeError, ValueError) as error:
+        raise WorkloadError(
+            f"{source} cannot be called without arguments ({error}); name a perfsuite.Workload or "
+            "a function without arguments that returns one"
+        ) from error
+
+
+def _is_import_reference(text: str) -> bool:
+    module, colon, attribute = text.partition(":")
+    names = [*module.split("."), *attribute.split(".")]
+    return bool(colon) and all(name.isidentifier() for name in names)
+
+
+def _import_reference(reference: str) -> Any:
+    module_name, _, attribute = reference.partition(":")
+    try:
+        value: Any = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise
+        raise WorkloadError(
+            f"workload {reference!r}: there is no module {error.name!r} in the current directory, "
+            "pytest's rootdir or the installed packages"
+        ) from error
+    for name in attribute.split("."):
+        if not hasattr(value, name):
+            raise WorkloadError(f"workload {reference!r}: {module_name!r} has no {attribute!r}")
+        value = getattr(value, name)
+    return value

@@ -1,0 +1,1 @@
+"""Charts as SVG, and the pie and learning curves of a profile."""

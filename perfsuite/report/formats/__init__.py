@@ -1,0 +1,1 @@
+"""Reports as files: HTML, Markdown, LaTeX, CSV, and what trackers read."""

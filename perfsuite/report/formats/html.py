@@ -1,0 +1,198 @@
+"""The report as one self-contained HTML file, and its charts as SVG files.
+
+Nothing on the page is fetched, and its own policy forbids it: styles and script are named by their
+hashes, so that nothing a cell is called can run. Every value is escaped by the template engine.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import TYPE_CHECKING, Final
+
+from perfsuite.report.charts.pictures import (
+    Picture,
+    draw_history,
+    draw_rounds,
+    draw_stages,
+    draw_verdict,
+)
+from perfsuite.report.model import Report
+from perfsuite.report.rows import COLUMNS, Column, Row, filled
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+
+_PICTURES_AFTER: Final = "load_ratio"
+# The same as in page.css: below it each row is a card.
+_NARROW, _WIDE = "48rem", "48.01rem"
+_NAME_WIDTH: Final = "20rem"
+_PADDING: Final = "1rem"
+_PICTURE_WIDTH: Final = "104px"
+# What shows how a column is sorted stands behind its title.
+_SORTED: Final = " >"
+# Capitals, in bold, and the widest of all over a digit, in DejaVu Sans, Arial and Segoe UI.
+_CAPITAL, _WIDEST = 1.3, 1.6
+_TEMPLATES: Final = files("perfsuite.report.formats") / "templates"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Heading:
+    """A column of the page's table: text, with a picture beside it, or a picture alone."""
+
+    title: str
+    is_number: bool
+    column: Column | None
+    draw: Callable[[Row], Picture | None] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Cell:
+    """One cell of the table; `order` is what it is sorted by, None where its text will do."""
+
+    text: str
+    order: float | None
+    picture: Picture | None
+
+
+def html_page(report: Report) -> str:
+    """Return the page."""
+    headings = _headings(report)
+    rows = [tuple(_row(row, headings)) for row in report.rows]
+    style = _read("picture.css") + _read("page.css") + _tracks(headings, rows) + _labels(headings)
+    script = _read("page.js")
+    return (
+        _environment()
+        .get_template("page.html.j2")
+        .render(
+            report=report,
+            headings=headings,
+            rows=rows,
+            words=sorted({row.verdict.word for row in report.rows if row.verdict is not None}),
+            style=style,
+            style_hash=_hash(style),
+            script=script,
+            script_hash=_hash(script),
+        )
+    )
+
+
+def svg_files(report: Report) -> Iterator[str]:
+    """Yield each chart as a file of its own."""
+    template = _environment().get_template("figure.svg.j2")
+    style = _read("picture.css")
+    charts = (chart for section in report.sections for chart in section.charts)
+    return (template.render(drawn=chart, style=style) for chart in charts)
+
+
+@cache
+def _environment() -> Environment:
+    # Not at the top: whoever only measures does not pay for it.
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    return Environment(
+        loader=PackageLoader("perfsuite.report.formats"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+
+
+def _headings(report: Report) -> tuple[_Heading, ...]:
+    def draw_interval(row: Row) -> Picture | None:
+        if row.verdict is None:
+            return None
+        return draw_verdict(row.verdict, report.tolerance, report.limit)
+
+    beside = {"interval": draw_interval, "spread_ratio": draw_rounds}
+    filled_columns = filled(COLUMNS, report.rows)
+    headings: list[_Heading] = []
+    for column in COLUMNS:
+        if column in filled_columns:
+            headings.append(
+                _Heading(
+                    title=column.title,
+                    is_number=column.is_number,
+                    column=column,
+                    draw=beside.get(column.key),
+                )
+            )
+        if column.key == _PICTURES_AFTER:
+            headings += _drawn(report)
+    return tuple(headings)
+
+
+def _drawn(report: Report) -> Iterator[_Heading]:
+    """The columns that are a picture alone."""
+    if any(row.stages_s for row in report.rows):
+        yield _Heading(title="stages", is_number=False, column=None, draw=draw_stages)
+    if any(len(row.history) > 1 for row in report.rows):
+        yield _Heading(
+            title="history",
+            is_number=False,
+            column=None,
+            draw=lambda row: draw_history(row.history),
+        )
+
+
+def _row(row: Row, headings: Sequence[_Heading]) -> Iterator[_Cell]:
+    for heading in headings:
+        value = None if heading.column is None else heading.column.value(row)
+        yield _Cell(
+            text="" if heading.column is None else heading.column.text(row),
+            order=value if isinstance(value, int | float) else None,
+            picture=None if heading.draw is None else heading.draw(row),
+        )
+
+
+def _tracks(headings: Sequence[_Heading], rows: Sequence[Sequence[_Cell]]) -> str:
+    """The widths of all columns but the first as styles, for wide screens.
+
+    Rows that are grids of their own with equal tracks need not be laid out while out of sight;
+    those of a table do, all of them, whenever one is hidden.
+    """
+    tracks = []
+    for number, heading in enumerate(headings[1:], 1):
+        texts = {heading.title + _SORTED, *(row[number].text for row in rows)}
+        widths = [f"{max(map(_num_digits, texts)):.0f}ch"]
+        widths += [_PICTURE_WIDTH] if heading.draw else []
+        tracks.append(f"calc(max({', '.join(widths)}) + {_PADDING})")
+    least = " + ".join([_NAME_WIDTH, *tracks])
+    all_tracks = " ".join([f"minmax({_NAME_WIDTH}, 1fr)", *tracks])
+    return (
+        f"@media screen and (min-width: {_WIDE}) {{\n"
+        f"  .cells {{ min-width: calc({least}); }}\n"
+        f"  .cells tr {{ grid-template-columns: {all_tracks}; }}\n}}\n"
+    )
+
+
+def _num_digits(text: str) -> float:
+    """The width of a text, in widths of a digit, in whatever font without serifs.
+
+    >>> _num_digits("12"), _num_digits("NEW")
+    (2.0, 4.2)
+    """
+    return sum(_WIDEST if char in "mwMW%" else _CAPITAL if char.isupper() else 1.0 for char in text)
+
+
+def _labels(headings: Sequence[_Heading]) -> str:
+    """The titles but the first as styles, for narrow screens where each row is a card."""
+    rules = (
+        f'  .cells tbody > tr > :nth-child({number})::before {{ content: "{heading.title}"; }}\n'
+        for number, heading in enumerate(headings[1:], 2)
+    )
+    return f"@media screen and (max-width: {_NARROW}) {{\n{''.join(rules)}}}\n"
+
+
+def _read(name: str) -> str:
+    return (_TEMPLATES / name).read_text(encoding="utf-8")
+
+
+def _hash(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

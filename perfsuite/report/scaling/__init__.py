@@ -1,0 +1,1 @@
+"""How training scales over devices: series, cost model, estimates."""

@@ -1,0 +1,116 @@
+"""Two recipes of one workload side by side: a table and a sentence. Sees records only."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+
+from rich import box
+from rich.table import Table
+
+from perfsuite.records.cell import CellRecord
+from perfsuite.records.equivalence import Numerics
+from perfsuite.report.terminal.tables import render
+from perfsuite.units import format_bytes, format_change, format_count, format_ratio, format_seconds
+
+_NOTHING = "-"
+_STAGES = ("load", "forward", "backward", "optimizer", "evaluation", "other")
+_COUNTS: dict[str, Callable[[float], str]] = {
+    "flops": format_count,
+    "ops": format_count,
+    "collectives": format_count,
+    "collective_bytes": format_bytes,
+    "saved_activation_bytes": format_bytes,
+    "kernel_launches": format_count,
+}
+
+
+def comparison_table(
+    names: Mapping[str, str],
+    step_times_s: Mapping[str, float],
+    num_samples: Mapping[str, int],
+    records: Mapping[str, CellRecord],
+) -> str:
+    """Return the table of two records as text; each argument has the keys "a" and "b".
+
+    Args:
+        names: What is different of each.
+        step_times_s: Seconds of an iteration.
+        num_samples: Of an iteration.
+        records: What was kept of each.
+    """
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("", no_wrap=True)
+    for side in ("a", "b"):
+        table.add_column(f"{side}: {names[side]}", no_wrap=True, justify="right")
+    table.add_column("b against a", no_wrap=True, justify="right")
+    for title, a, b, write in _rows(step_times_s, num_samples, records):
+        table.add_row(title, _or_nothing(a, write), _or_nothing(b, write), _change(a, b))
+    a_numerics, b_numerics = (_describe(records[side].numerics) for side in ("a", "b"))
+    table.add_row("numerics", a_numerics, b_numerics, "")
+    return render(table)
+
+
+def comparison_sentence(word: str, ratio: float, interval: tuple[float, float]) -> str:
+    """Return what b is, in plain language.
+
+    >>> comparison_sentence("same", 1.001, (0.99, 1.02))
+    'b is the same as a within 2.0 % (+0.1 %, between -1.0 % and +2.0 %)'
+    >>> comparison_sentence("faster", 0.8, (0.75, 0.85))
+    'b is faster than a: -20.0 % time per sample, between -25.0 % and -15.0 %'
+    """
+    low, high = interval
+    if not math.isfinite(high):
+        return "undecided: too few pairs to tell a from b; give --max-minutes more"
+    between = f"between {format_change(low)} and {format_change(high)}"
+    if word == "same":
+        margin = format_ratio(max(high - 1, 1 - low))
+        return f"b is the same as a within {margin} ({format_change(ratio)}, {between})"
+    if word == "undecided":
+        return (
+            f"undecided: b takes {format_change(ratio)} time per sample, {between}; "
+            "give --max-pairs more"
+        )
+    return f"b is {word} than a: {format_change(ratio)} time per sample, {between}"
+
+
+def _rows(
+    step_times_s: Mapping[str, float],
+    num_samples: Mapping[str, int],
+    records: Mapping[str, CellRecord],
+) -> Iterator[tuple[str, float | None, float | None, Callable[[float], str]]]:
+    """Yield (title, a's value, b's value, how to write them), leaving out what neither has."""
+    a, b = records["a"], records["b"]
+    yield "time per step", step_times_s["a"], step_times_s["b"], format_seconds
+    a_s, b_s = (step_times_s[side] / num_samples[side] for side in ("a", "b"))
+    yield "time per sample", a_s, b_s, format_seconds
+    for stage in _STAGES:
+        times = getattr(a.stages_s, stage), getattr(b.stages_s, stage)
+        if times != (None, None):
+            yield f"  {stage}", *times, format_seconds
+    peaks = _peak(a), _peak(b)
+    if peaks != (None, None):
+        yield "peak memory", *peaks, format_bytes
+    for name, write in _COUNTS.items():
+        counts = getattr(a.counts, name), getattr(b.counts, name)
+        if counts != (None, None):
+            yield name.replace("_", " "), *counts, write
+
+
+def _peak(record: CellRecord) -> int | None:
+    return None if record.memory is None else record.memory.peak_bytes
+
+
+def _or_nothing(value: float | None, write: Callable[[float], str]) -> str:
+    return _NOTHING if value is None else write(value)
+
+
+def _change(a: float | None, b: float | None) -> str:
+    return "" if a is None or b is None or a <= 0 else format_change(b / a)
+
+
+def _describe(numerics: Numerics | None) -> str:
+    if numerics is None:
+        return _NOTHING
+    power = "" if numerics.power is None else f", power {numerics.power}"
+    return f"{numerics.check} {numerics.status}{power}"

@@ -1,0 +1,93 @@
+"""What a terminal shows of cells. Sees records only."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from typing import Literal
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from perfsuite.records.cell import CellLine
+from perfsuite.report.charts.sections import Grid
+from perfsuite.report.rows import Column, Row, columns_of, filled, row_of_line
+
+# Wide enough that rich never wraps a cell; it uses only what the content needs.
+_UNLIMITED_WIDTH = 400
+
+
+# What a person looks for first, in the order of the axes of a recipe.
+_COLUMNS = columns_of(
+    "workload",
+    "parallel",
+    "precision",
+    "checkpointing",
+    "numerics",
+    "num_workers",
+    "step_time_s",
+    "spread_ratio",
+    "samples_per_s",
+    "load_ratio",
+    "peak_bytes",
+    "collectives",
+)
+
+
+def progress_line(line: CellLine) -> str:
+    """Return one line for a cell that has just ended."""
+    row = row_of_line(line)
+    if row is None:
+        reason = (line.reason or "").splitlines()
+        return f"{line.fullname}: {line.outcome}" + (f": {reason[0]}" if reason else "")
+    step, spread, samples = (
+        column.text(row) for column in columns_of("step_time_s", "spread_ratio", "samples_per_s")
+    )
+    return (
+        f"{line.fullname}: {step} {spread} a step, {samples} samples/s"
+        f"{'' if line.outcome == 'passed' else f' ({line.outcome})'}"
+    )
+
+
+def terminal_table(lines: Sequence[CellLine]) -> str:
+    """Return the table of all measured cells as text."""
+    return table_of(_COLUMNS, [row for row in map(row_of_line, lines) if row is not None])
+
+
+def report_table(rows: Sequence[Row]) -> str:
+    """Return the table of cells that may be anybody's, without columns that none of them fills."""
+    leading = "cell" if any(row.record is None for row in rows) else "workload"
+    keys = dict.fromkeys([leading, "verdict", "change_ratio", *(c.key for c in _COLUMNS)])
+    return table_of(filled(columns_of(*keys), rows), rows)
+
+
+def table_of(columns: Sequence[Column], rows: Sequence[Row]) -> str:
+    """Return rows as text, each one line however long."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in columns:
+        justify: Literal["right", "left"] = "right" if column.is_number else "left"
+        table.add_column(column.title, justify=justify, no_wrap=True)
+    for row in rows:
+        table.add_row(*(column.text(row) for column in columns))
+    return render(table)
+
+
+def grid_table(grid: Grid) -> str:
+    """Return a table of texts, under its title."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for title, is_number in grid.columns:
+        table.add_column(title, justify="right" if is_number else "left", no_wrap=True)
+    for row in grid.rows:
+        table.add_row(*row)
+    return f"{grid.title}\n{render(table)}"
+
+
+def render(table: Table) -> str:
+    """Return a table as plain text, each row one line however long."""
+    output = io.StringIO()
+    plain = Console(
+        file=output, width=_UNLIMITED_WIDTH, color_system=None, markup=False, emoji=False
+    )
+    plain.print(table)
+    return "\n".join(text.rstrip() for text in output.getvalue().splitlines() if text.strip())

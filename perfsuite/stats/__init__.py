@@ -1,0 +1,1 @@
+"""Mathematics alone: intervals, the sequential rule, change points, drift, power."""

@@ -1,0 +1,155 @@
+"""Where the level of a series changes: E-divisive means, tested by permutation.
+
+The procedure of Matteson and James (2014), "A Nonparametric Approach for Multiple Change Point
+Analysis of Multivariate Data", section 2, for one dimension and alpha = 1. For the parts X of n and
+Y of m values beside each other it measures
+
+    Q = n m / (n + m) * (2 mean|x - y| - mean|x - x'| - mean|y - y'|)
+
+takes the split of any segment where Q is largest, tests it against the same search over series
+whose segments are shuffled, and goes on until a split is not significant. Apache Otava's search for
+a split is the same; its significance test is another (decision 0011). So that a machine which is
+slow for some days is no change of the code, the shuffled series hang together as much as the tested
+one does between its changes. Must not know what the values are.
+
+Shapes: n values; a matrix of Q has a row for each end of X and a column for each end of Y.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+from typing import TYPE_CHECKING, Final
+
+from perfsuite.stats.autocorrelation import find_correlation, shuffle
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Floats = NDArray[np.float64]
+
+
+# A part of fewer is an outlier or two, which the next runs will tell from a change.
+MIN_SEGMENT: Final = 3
+# The probability that a series without any change is said to have one, whatever its distribution.
+# The series and its shuffles are two hundred, of which it must be the most extreme.
+LEVEL: Final = 0.005
+_NUM_SHUFFLES: Final = round(1 / LEVEL) - 1
+# The same series is to have the same changes each time.
+_SEED: Final = 0
+# Sums of the same numbers in another order differ by rounding.
+_ROUNDING: Final = 1e-9
+
+
+def find_change_points(values: Sequence[float]) -> tuple[int, ...]:
+    """Return where the level of a series changes: the places of the first values that are new.
+
+    Between two changes values are taken to be exchangeable, or, where they hang together, what each
+    adds to its share of the one before: then `LEVEL` is kept about, not exactly.
+
+    >>> find_change_points([1.0, 1.1, 0.9, 1.0, 1.1, 0.9, 2.0, 2.1, 1.9, 2.0, 2.1, 1.9])
+    (6,)
+    >>> find_change_points([1.0, 1.1, 0.9, 1.0, 1.1, 0.9] * 3)
+    ()
+    """
+    import numpy as np
+
+    series = np.asarray(values, dtype=np.float64)
+    correlation = 0.0
+    while True:
+        places = _divide(series, correlation)
+        found = find_correlation(np.split(series, places))
+        # The same places have the same correlation, so this ends.
+        if found <= correlation:
+            return places
+        correlation = found
+
+
+def _divide(series: Floats, correlation: float) -> tuple[int, ...]:
+    """Where the level changes, of values that hang together so much between two changes."""
+    import numpy as np
+
+    generator = np.random.default_rng(_SEED)
+    bounds = [0, len(series)]
+    while True:
+        segments = [series[start:end] for start, end in pairwise(bounds)]
+        found = [best_split(segment) for segment in segments]
+        place = max(range(len(found)), key=lambda number: found[number][0])
+        statistic, inside = found[place]
+        if inside is None or not _is_significant(statistic, segments, correlation, generator):
+            return tuple(bounds[1:-1])
+        bounds.insert(place + 1, bounds[place] + inside)
+
+
+def best_split(segment: Floats) -> tuple[float, int | None]:
+    """Return the largest Q of a segment, and where Y begins; -inf and None where it is too short.
+
+    >>> best_split([0.0, 0.0, 0.0, 1.0, 1.0, 1.0])  # 3 * 3 / 6 * (2 * 1 - 0 - 0)
+    (3.0, 3)
+    """
+    import numpy as np
+
+    num_values = len(segment)
+    if num_values < 2 * MIN_SEGMENT:
+        return -math.inf, None
+    values = np.asarray(segment, dtype=np.float64)
+    # sums[i, j]: of |value - other| over the first i values and the first j others.
+    sums = np.zeros((num_values + 1, num_values + 1))
+    sums[1:, 1:] = np.abs(values[:, None] - values[None, :]).cumsum(axis=0).cumsum(axis=1)
+    weights = _weights(num_values)
+    across = sums[MIN_SEGMENT:-MIN_SEGMENT, 2 * MIN_SEGMENT :]
+    within = sums.diagonal()
+    within_x = within[MIN_SEGMENT:-MIN_SEGMENT, None]
+    between = across - within_x
+    within_y = within[None, 2 * MIN_SEGMENT :] - across - between
+    q = weights.between * between
+    q -= weights.within_x * within_x
+    q -= weights.within_y * within_y
+    q += weights.forbidden
+    row, column = np.unravel_index(np.argmax(q), q.shape)
+    return float(q[row, column]), int(row) + MIN_SEGMENT
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Weights:
+    """Factors of the sums of distances in Q; `forbidden` is -inf where Y is too short, else 0."""
+
+    between: Floats
+    within_x: Floats
+    within_y: Floats
+    forbidden: Floats
+
+
+@lru_cache(maxsize=32)
+def _weights(num_values: int) -> _Weights:
+    """The factors for a segment, which each of its shuffles needs again."""
+    import numpy as np
+
+    n = np.arange(MIN_SEGMENT, num_values - MIN_SEGMENT + 1)[:, None]
+    both = np.arange(2 * MIN_SEGMENT, num_values + 1)[None, :]
+    m = np.maximum(both - n, MIN_SEGMENT)
+    return _Weights(
+        between=2 / (n + m),
+        within_x=m / (n - 1) / (n + m),
+        within_y=n / (m - 1) / (n + m),
+        forbidden=np.where(both - n < MIN_SEGMENT, -np.inf, 0.0),
+    )
+
+
+def _is_significant(
+    observed: float,
+    segments: Sequence[Floats],
+    correlation: float,
+    generator: np.random.Generator,
+) -> bool:
+    """Whether no shuffled series has as large a Q; one without a change ends after a few."""
+    least = observed * (1 - _ROUNDING)
+    for _ in range(_NUM_SHUFFLES):
+        shuffled = (best_split(shuffle(segment, correlation, generator))[0] for segment in segments)
+        if max(shuffled) >= least:
+            return False
+    return True

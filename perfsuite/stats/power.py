@@ -1,0 +1,62 @@
+"""What a machine supports: the tightest tolerance and limit at the rule's own error rates.
+
+Must not know where the noise was measured.
+"""
+
+from __future__ import annotations
+
+import math
+
+from perfsuite.stats.sequential import Prior, Rule, follow
+
+# From the tightest on; a tolerance of a quarter to two fifths of the limit, as the defaults have.
+_CHOICES = (
+    (0.005, 0.02),
+    (0.01, 0.03),
+    (0.015, 0.04),
+    (0.02, 0.05),
+    (0.03, 0.075),
+    (0.04, 0.10),
+    (0.06, 0.15),
+    (0.08, 0.20),
+    (0.12, 0.30),
+    (0.20, 0.50),
+)
+# Three standard errors of a rate of 10 % are 1.4 points.
+_NUM_SESSIONS = 4000
+
+
+def recommend(prior: Prior, *, num_cells: int, max_pairs: int) -> tuple[float, float] | None:
+    """Return the tightest (tolerance, limit) that the rule can hold, None if it can hold none.
+
+    At it the rule finds a slowdown as large as the limit, and passes identical code, with the
+    probability that it promises, 1 - beta each, in sessions that are simulated with normal noise.
+
+    Args:
+        prior: The noise of a pair on this machine.
+        num_cells: Cells of a session.
+        max_pairs: Where the rule gives up.
+
+    >>> recommend(Prior(sd=0.004), num_cells=8, max_pairs=16)
+    (0.005, 0.02)
+    >>> recommend(Prior(sd=0.02), num_cells=8, max_pairs=16)
+    (0.015, 0.04)
+    >>> recommend(Prior(sd=0.5), num_cells=8, max_pairs=16)
+    """
+    import numpy as np
+
+    noise = np.random.default_rng(0).normal(0.0, prior.sd, (_NUM_SESSIONS, max_pairs))
+    for tolerance, limit in _CHOICES:
+        rule = Rule(
+            tolerance=tolerance,
+            limit=limit,
+            num_cells=num_cells,
+            max_pairs=max_pairs,
+            prior=prior,
+        )
+        slower, _ = follow(noise + math.log1p(limit), rule)
+        same, _ = follow(noise, rule)
+        found, passed = (slower == "FAIL").mean(), np.isin(same, ("PASS", "IMPROVED")).mean()
+        if min(found, passed) >= 1 - rule.beta:
+            return tolerance, limit
+    return None

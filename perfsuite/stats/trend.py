@@ -1,0 +1,254 @@
+"""The course of a series of times: steps from one level to another, and a drift beside them.
+
+A creep looks like a staircase to whatever looks for steps, and a step like a creep to whatever
+looks for a slope. Both are fitted, and the simpler of them that explains the series is kept. Must
+not know where the series comes from, nor how its course is told.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final
+
+from perfsuite.stats.change_points import find_change_points
+from perfsuite.stats.drift import Drift, measure_drift
+
+# Of fewer values even a clean step is found or not by the luck of the shuffles: two of the 462 ways
+# to part eleven of them into five and six are as clean, which is just the level of a change point.
+MIN_VALUES: Final = 13
+# Half of what a gate lets pass by default. A long history proves smaller changes, which nobody
+# would act on.
+SMALLEST_CHANGE: Final = 0.01
+# A slope a week from less than a week would be a guess of what the rest of it brings.
+_MIN_SPAN_WEEKS: Final = 1.0
+# What has not settled by then goes back and forth.
+_MAX_TURNS: Final = 5
+# Probability beyond each bound of a step.
+_TAIL: Final = 0.025
+# e^50 is more than any real ratio, and e^500 s than any real time; e^709 is the largest float. The
+# history is untrusted, and must not overflow.
+_MAX_DIFFERENCE: Final = 50.0
+_MAX_LOG: Final = 500.0
+# Less than any spread of times: its logarithm is the price of a perfect fit.
+_LEAST_SPREAD: Final = 1e-9
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """A change of level.
+
+    Attributes:
+        place: Of the first value of the new level.
+        ratio: New level over old, 1.08 = 8 % slower: the median over both segments' values.
+        low: Lower bound of the ratio, of 95 % confidence.
+        high: Upper bound.
+    """
+
+    place: int
+    ratio: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Course:
+    """What became of a series.
+
+    Attributes:
+        steps: In order.
+        drift: Of the logarithm a week, beside the steps; None where there is none.
+        levels_s: Of each value, in seconds: what steps and drift say it is.
+        detrended: Logarithms of the values, without the drift.
+    """
+
+    steps: tuple[Step, ...]
+    drift: Drift | None
+    levels_s: tuple[float, ...]
+    detrended: tuple[float, ...]
+
+    def compare(self, before: int, after: int) -> tuple[float, float, float]:
+        """Return how many times the one level the other is, and its bounds of 95 % confidence.
+
+        Args:
+            before: Number of a level: 0 is the one before the first step.
+            after: Number of another.
+        """
+        bounds = (0, *(step.place for step in self.steps), len(self.detrended))
+        old, new = (self.detrended[bounds[level] : bounds[level + 1]] for level in (before, after))
+        ratio, low, high = map(as_ratio, locate_shift(old, new))
+        return ratio, low, high
+
+    def is_mended(self, level: int, *, smallest: float) -> bool:
+        """Whether the step to a level, a slowdown, was undone: nothing is left that would be told.
+
+        One that comes again later is a step of its own.
+
+        Args:
+            level: Its number, from 1.
+            smallest: Changes below it are not told, 0.01 = 1 %.
+        """
+        for later in range(level + 1, len(self.steps) + 1):
+            ratio, low, _ = self.compare(level - 1, later)
+            if low <= 1 or ratio < 1 + smallest:
+                return True
+        return False
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Fit:
+    """One explanation of the series.
+
+    Attributes:
+        drift: None in the one without.
+        bounds: Of the segments.
+        detrended: Logarithms without the drift.
+    """
+
+    drift: Drift | None
+    bounds: tuple[int, ...]
+    detrended: tuple[float, ...]
+
+    def centres(self) -> list[float]:
+        """The level of each value, without the drift."""
+        return [
+            centre
+            for start, end in pairwise(self.bounds)
+            for centre in [statistics.median(self.detrended[start:end])] * (end - start)
+        ]
+
+    def information(self) -> float:
+        """What the fit costs (Schwarz 1978), errors taken to be Laplace's, as medians are.
+
+        A step costs its place and its size.
+        """
+        errors = [
+            abs(value - centre)
+            for value, centre in zip(self.detrended, self.centres(), strict=True)
+        ]
+        num_parameters = 2 * (len(self.bounds) - 2) + (self.drift is not None)
+        spread = max(statistics.fmean(errors), _LEAST_SPREAD)
+        return 2 * len(errors) * math.log(spread) + num_parameters * math.log(len(errors))
+
+
+def find_course(
+    weeks: Sequence[float], times_s: Sequence[float], *, smallest: float = SMALLEST_CHANGE
+) -> Course | None:
+    """Return the steps and the drift of a series; None where it is too short to have any.
+
+    Of a series that neither steps nor drifts, at most 1 % are said to: the levels of
+    `change_points` and `drift` together.
+
+    Args:
+        weeks: When each value was measured.
+        times_s: The values, above 0.
+        smallest: Steps, and drifts over the whole series, below it are none: 0.01 is 1 %.
+    """
+    if len(times_s) < MIN_VALUES:
+        return None
+    logs = _bounded_logs(times_s)
+    stepped = _fit_steps(logs, None)
+    # A large step hides a drift from what has not seen it, and a staircase of small ones is one.
+    starts = dict.fromkeys([(0, len(logs)), stepped.bounds])
+    drifting = [_fit_drift(weeks, logs, start) for start in starts]
+    best = min([stepped, *filter(None, drifting)], key=_Fit.information)
+    told = _without_small(best, weeks, logs, math.log1p(smallest))
+    return Course(
+        steps=tuple(_steps_of(told)),
+        drift=told.drift,
+        levels_s=tuple(
+            math.exp(log - value + centre)
+            for log, value, centre in zip(logs, told.detrended, told.centres(), strict=True)
+        ),
+        detrended=told.detrended,
+    )
+
+
+def _fit_drift(
+    weeks: Sequence[float], logs: Sequence[float], bounds: tuple[int, ...]
+) -> _Fit | None:
+    """The fit with a drift, None where there is none beside the steps that it leaves.
+
+    Steps and slope are found in turns, the first slope between the `bounds`.
+    """
+    if max(weeks) - min(weeks) < _MIN_SPAN_WEEKS:
+        return None
+    for _ in range(_MAX_TURNS):
+        drift = measure_drift(weeks, logs, bounds)
+        if drift is None or not drift.is_significant:
+            return None
+        detrended = [log - drift.slope * week for log, week in zip(logs, weeks, strict=True)]
+        fit = _fit_steps(detrended, drift)
+        if fit.bounds == bounds:
+            return fit
+        bounds = fit.bounds
+    return None
+
+
+def _fit_steps(values: Sequence[float], drift: Drift | None) -> _Fit:
+    bounds = (0, *find_change_points(values), len(values))
+    return _Fit(drift=drift, bounds=bounds, detrended=tuple(values))
+
+
+def _without_small(fit: _Fit, weeks: Sequence[float], logs: Sequence[float], least: float) -> _Fit:
+    """The fit without what nobody wants to be told; the smallest steps go first."""
+    drift = fit.drift
+    if drift is not None and abs(drift.slope) * (max(weeks) - min(weeks)) < least:
+        drift = None
+    values = logs if drift is None else fit.detrended
+    bounds = list(fit.bounds)
+    while len(bounds) > 2:
+        sizes = [
+            abs(locate_shift(values[start:place], values[place:end])[0])
+            for start, place, end in zip(bounds, bounds[1:], bounds[2:], strict=False)
+        ]
+        smallest = min(range(len(sizes)), key=sizes.__getitem__)
+        if sizes[smallest] >= least:
+            break
+        del bounds[smallest + 1]
+    return _Fit(drift=drift, bounds=tuple(bounds), detrended=tuple(values))
+
+
+def _steps_of(fit: _Fit) -> list[Step]:
+    steps = []
+    for start, place, end in zip(fit.bounds, fit.bounds[1:], fit.bounds[2:], strict=False):
+        shift = locate_shift(fit.detrended[start:place], fit.detrended[place:end])
+        ratio, low, high = map(as_ratio, shift)
+        steps.append(Step(place=place, ratio=ratio, low=low, high=high))
+    return steps
+
+
+def _bounded_logs(times_s: Sequence[float]) -> list[float]:
+    logs = [math.log(time_s) for time_s in times_s]
+    centre = max(-_MAX_LOG, min(_MAX_LOG, statistics.median(logs)))
+    return [centre + max(-_MAX_DIFFERENCE, min(_MAX_DIFFERENCE, log - centre)) for log in logs]
+
+
+def as_ratio(difference: float) -> float:
+    """Return the ratio whose logarithm is `difference`, as far as any real ratio goes.
+
+    >>> as_ratio(0.0), as_ratio(1e9) == as_ratio(50.0)
+    (1.0, True)
+    """
+    return math.exp(max(-_MAX_DIFFERENCE, min(_MAX_DIFFERENCE, difference)))
+
+
+def locate_shift(before: Sequence[float], after: Sequence[float]) -> tuple[float, float, float]:
+    """Return by how much one sample is above another, and its bounds.
+
+    The median of all differences (Hodges and Lehmann 1963), bounded by those that the test of Mann
+    and Whitney does not refuse.
+
+    >>> locate_shift([1.0, 2.0, 3.0], [11.0, 12.0, 13.0])[0]
+    10.0
+    """
+    from scipy.special import ndtri
+
+    differences = sorted(new - old for new in after for old in before)
+    num_pairs = len(differences)
+    reach = -float(ndtri(_TAIL)) * math.sqrt(num_pairs * (len(before) + len(after) + 1) / 12)
+    beyond = max(0, math.floor(num_pairs / 2 - reach))
+    return statistics.median(differences), differences[beyond], differences[-1 - beyond]

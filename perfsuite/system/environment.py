@@ -1,0 +1,166 @@
+"""What a speed depends on beside the code, as far as it can be told without torch.
+
+The controller stamps what it saves with this; what a rank finds, which knows torch's own settings
+too, is in `environment`. Must not know what is measured, and must not import torch.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import hashlib
+import platform
+import sys
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from perfsuite.system.gpus import GpuFacts, driver_version, visible_gpus
+from perfsuite.units import format_bytes
+
+# Variables that change the speed of torch, of its allocators, or of a library it calls.
+_VARIABLES: Final = (
+    "CUBLAS_WORKSPACE_CONFIG",
+    "CUDA_DEVICE_MAX_CONNECTIONS",
+    "CUDA_LAUNCH_BLOCKING",
+    "GLOO_*",
+    "KMP_*",
+    "LD_PRELOAD",
+    "MKL_NUM_THREADS",
+    "NCCL_*",
+    "OMP_NUM_THREADS",
+    "PYTORCH_*ALLOC_CONF",
+    "TORCH_NCCL_*",
+)
+# These change no speed, and scikit-learn sets them in any process that imports it.
+_IDLE_VARIABLES: Final = ("KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK")
+# What ranks that share a machine set themselves. A cell of one process does not, and is still of
+# the environment of those that it is compared with.
+_OWN_VARIABLES: Final = {"GLOO_SOCKET_IFNAME": "lo"}
+_NOT_INSTALLED = "not installed"
+
+
+def describe_host(environ: Mapping[str, str], num_cores: int) -> Environment:
+    """Return the environment of a whole session, whatever its tests measure.
+
+    It holds the GPUs that the session sees and their driver, used or not; the CPU's model and the
+    cores; Python's minor version; the installed versions of torch and numpy; and the variables that
+    change their speed. CUDA's libraries and torch's settings, which a rank alone can tell, are in
+    the fingerprint that each cell has of its own.
+
+    Args:
+        environ: The environment variables.
+        num_cores: That the session may use.
+    """
+    numpy = _version_of("numpy")
+    return Environment(
+        accelerators=tuple(map(describe_gpu, visible_gpus(environ))),
+        driver=driver_version(),
+        cuda=None,
+        cudnn=None,
+        nccl=None,
+        torch=_version_of("torch") or _NOT_INSTALLED,
+        cpu=cpu_model(),
+        num_cores=num_cores,
+        python=f"{sys.version_info.major}.{sys.version_info.minor}",
+        knobs={"numpy": numpy or _NOT_INSTALLED} | speed_variables(environ),
+    )
+
+
+def describe_gpu(gpu: GpuFacts) -> str:
+    """Return what a GPU's speed depends on: name, memory, power limit and MIG state."""
+    limit = "no power limit" if gpu.power_limit_w is None else f"{gpu.power_limit_w:.0f} W"
+    mig = {None: "no MIG", False: "MIG off", True: "MIG on"}[gpu.is_mig]
+    return f"{gpu.name}, {format_bytes(gpu.memory_bytes)}, {limit}, {mig}"
+
+
+def cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """Return the name of the processor, or of its architecture where the kernel knows no name."""
+    with cpuinfo.open() as lines:
+        for line in lines:
+            key, _, value = line.partition(":")
+            if key.strip() == "model name":
+                return value.strip()
+    # An ARM kernel lists part numbers and no name.
+    return platform.machine()
+
+
+def speed_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that change a speed, in the order of their names."""
+    return {
+        name: value
+        for name, value in sorted(environ.items())
+        if any(fnmatch.fnmatchcase(name, pattern) for pattern in _VARIABLES)
+        and name not in _IDLE_VARIABLES
+        and _OWN_VARIABLES.get(name) != value
+    }
+
+
+def _version_of(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+class Environment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What a speed depends on beside the code: two runs compare only where all of it is equal.
+
+    Attributes:
+        accelerators: Name, power limit and MIG state of each GPU, in order.
+        knobs: Settings that change speed: threads, TF32, cuDNN, allocator and NCCL variables.
+    """
+
+    accelerators: tuple[str, ...]
+    driver: str | None
+    cuda: str | None
+    cudnn: str | None
+    nccl: str | None
+    torch: str
+    cpu: str
+    num_cores: int
+    python: str
+    knobs: dict[str, str]
+
+    @property
+    def fingerprint(self) -> str:
+        """Twelve hexadecimal digits that differ wherever any field does."""
+        canonical = msgspec.json.encode(self, order="deterministic")
+        return hashlib.sha256(canonical).hexdigest()[:12]
+
+
+# The variable that each CI service sets for a pull request, and the values that say it is one;
+# None where being set at all says so. From the services' own lists of predefined variables.
+_SIGNS_OF_A_PULL_REQUEST: Final[tuple[tuple[str, tuple[str, ...] | None], ...]] = (
+    ("GITHUB_EVENT_NAME", ("pull_request", "pull_request_target", "merge_group")),
+    ("CI_MERGE_REQUEST_IID", None),  # GitLab
+    ("CI_PIPELINE_EVENT", ("pull_request",)),  # Woodpecker
+    ("BUILD_REASON", ("PullRequest",)),  # Azure Pipelines
+    ("CHANGE_ID", None),  # Jenkins
+    ("CIRCLE_PULL_REQUEST", None),
+    ("BITBUCKET_PR_ID", None),
+    ("DRONE_PULL_REQUEST", None),
+    ("CIRRUS_PR", None),
+    ("APPVEYOR_PULL_REQUEST_NUMBER", None),
+    ("BUILDKITE_PULL_REQUEST", None),  # the number, or "false"
+    ("TRAVIS_PULL_REQUEST", None),  # the number, or "false"
+)
+
+
+def is_pull_request(environ: Mapping[str, str]) -> bool:
+    """Whether a CI service says that it builds a pull request or a merge queue's candidate.
+
+    >>> is_pull_request({"GITHUB_EVENT_NAME": "pull_request"})
+    True
+    >>> is_pull_request({"GITHUB_EVENT_NAME": "push"}), is_pull_request({"CHANGE_ID": ""})
+    (False, False)
+    """
+    for name, values in _SIGNS_OF_A_PULL_REQUEST:
+        value = environ.get(name, "")
+        if value in ("", "false"):
+            continue
+        if values is None or value in values:
+            return True
+    return False

@@ -1,0 +1,114 @@
+"""Reading JSON that somebody else wrote: whatever the file is, the answer is data or one reason.
+
+Must not know what the data mean.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from perfsuite.system.untrusted import open_untrusted, read_untrusted
+from perfsuite.system.urls import AnyPath, RemotePath
+from perfsuite.units import format_bytes
+
+_T = TypeVar("_T")
+
+# A thousand cells with ten thousand raw rounds of 22 characters each are 210 MiB.
+MAX_JSON_BYTES: Final = 256 * 2**20
+# What is sought in a file's beginning is mostly among so many; four times as many are read next.
+_FIRST_BYTES: Final = 64 * 2**10
+
+
+def read_json(path: AnyPath) -> Any:
+    """Return what a file holds.
+
+    Raises:
+        OSError: The file cannot be read.
+        ValueError: It is no JSON, or nothing that should be read; the message says what it is.
+    """
+    return _decode(_read_text(path))
+
+
+def read_json_as(path: AnyPath, kind: type[_T]) -> _T:
+    """Return what a file holds as a value of a type; many times as fast as by way of `read_json`.
+
+    Raises:
+        OSError: The file cannot be read.
+        ValueError: It is no JSON, or nothing that should be read; the message says what it is.
+        msgspec.ValidationError: It holds something else.
+    """
+    text = _read_text(path)
+    try:
+        return msgspec.json.decode(text, type=kind)
+    except (msgspec.DecodeError, RecursionError):
+        # Forgiven, or else told, by the decoder that takes a NaN.
+        return msgspec.convert(_decode(text), kind)
+
+
+def read_until(path: AnyPath, mark: bytes) -> bytes | None:
+    """Return what a file holds before the first `mark`; None where there is none.
+
+    Raises:
+        OSError: The file cannot be read.
+        ValueError: It is nothing that should be read.
+    """
+    num_bytes = _FIRST_BYTES
+    while num_bytes <= MAX_JSON_BYTES:
+        data = _read_first(path, num_bytes)
+        if (end := data.find(mark)) >= 0:
+            return data[:end]
+        if len(data) < num_bytes:
+            return None
+        num_bytes *= 4
+    return None
+
+
+def _read_first(path: AnyPath, num_bytes: int) -> bytes:
+    if isinstance(path, RemotePath):
+        return path.read_bytes(min(num_bytes, _allowed_size(path)))
+    with open_untrusted(path) as file:
+        return file.read(num_bytes)
+
+
+def _read_text(path: AnyPath) -> str:
+    data = read_bytes(path)
+    if not data:
+        raise ValueError("is empty")
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"is not UTF-8: {error.reason} at byte {error.start}") from error
+
+
+def read_bytes(path: AnyPath) -> bytes:
+    """Return all bytes of a file that is not too large to be read.
+
+    Raises:
+        OSError: The file cannot be read.
+        ValueError: It is nothing that should be read.
+    """
+    if not isinstance(path, RemotePath):
+        return read_untrusted(path, max_bytes=MAX_JSON_BYTES)
+    return path.read_bytes(_allowed_size(path))
+
+
+def _allowed_size(path: RemotePath) -> int:
+    # Asked for before anything is read, which may take long.
+    size_bytes = path.size_bytes()
+    if size_bytes > MAX_JSON_BYTES:
+        raise ValueError(f"is larger than the {format_bytes(MAX_JSON_BYTES)} that are read")
+    return size_bytes
+
+
+def _decode(text: str) -> Any:
+    # The standard library's decoder, since a NaN in somebody's extra_info, which Python writes
+    # though JSON has none, must not cost them the file. Where it matters the reader refuses it.
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("is nested too deeply") from error
+    except ValueError as error:
+        raise ValueError(f"is not JSON, or was cut off: {error}") from error

@@ -1,0 +1,96 @@
+"""One timing session per machine and user: two at once would measure each other.
+
+The lock is the kernel's (flock), so it never outlives its process. Must not know what is timed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from filelock import FileLock, Timeout
+
+from perfsuite.errors import BusyMachineError, WriteError
+from perfsuite.system.files import write_atomically
+
+# Not the TMPDIR of this session: two sessions with different ones share the same processors.
+_FOLDER = Path("/tmp")
+# A day, for another timing session to end.
+WAIT_S: Final = 86_400.0
+
+
+class TimingLock:
+    """Holds the machine from the first timed cell to the end of the session.
+
+    Attributes:
+        folder: Where the lock file lies.
+    """
+
+    def __init__(
+        self, *, wait_s: float, say: Callable[[str], None], folder: Path = _FOLDER
+    ) -> None:
+        """Prepare the lock without taking it.
+
+        Args:
+            wait_s: How long to wait for another session; 0 refuses at once.
+            say: Shows a line to the user.
+            folder: Where the lock file lies.
+        """
+        self.folder = folder
+        self._wait_s = wait_s
+        self._say = say
+        self._lock = FileLock(folder / f"perfsuite-{os.getuid()}.lock")
+        self._holder = folder / f"perfsuite-{os.getuid()}.holder"
+
+    def __enter__(self) -> TimingLock:
+        self.acquire()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def acquire(self) -> None:
+        """Return when this session holds the machine; at once if it does already.
+
+        Raises:
+            BusyMachineError: Another session held it for all of the waiting time.
+            WriteError: The lock cannot be made; names its path and the reason.
+        """
+        if self._lock.is_locked:
+            return
+        try:
+            self._lock.acquire(timeout=0)
+        except Timeout:
+            self._wait()
+        except OSError as error:
+            raise WriteError(
+                f"cannot lock {self._lock.lock_file}: {error.strerror or error}"
+            ) from error
+        try:
+            write_atomically(self._holder, str(os.getpid()).encode())
+        except WriteError:
+            self._lock.release()
+            raise
+
+    def release(self) -> None:
+        """Let the next session go; safe where nothing is held."""
+        self._lock.release()
+
+    def _wait(self) -> None:
+        holder = self._holder.read_text(errors="replace") if self._holder.exists() else ""
+        if not holder.isdigit():  # anybody may write there
+            holder = "unknown"
+        busy = f"another timing session (process {holder}) holds this machine"
+        if self._wait_s == 0:
+            raise BusyMachineError(
+                f"{busy}, and --perf-wait=0 does not wait; run again when it has ended"
+            )
+        self._say(f"perfsuite: {busy}; waiting for it (--perf-wait=0 would not)")
+        try:
+            self._lock.acquire(timeout=self._wait_s)
+        except Timeout as error:
+            raise BusyMachineError(
+                f"{busy}, still after {self._wait_s:g} s (--perf-wait); run again when it has ended"
+            ) from error

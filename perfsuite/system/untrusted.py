@@ -1,0 +1,96 @@
+"""What somebody else wrote: read within bounds, shown as text that nothing obeys.
+
+Stored runs, records and lists of exceptions come with a checkout, so whoever proposes a change may
+have written them. Must not know what a file holds.
+"""
+
+from __future__ import annotations
+
+import stat
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, BinaryIO, Final
+
+import msgspec
+
+from perfsuite.units import format_bytes
+
+
+def open_untrusted(path: Path) -> BinaryIO:
+    """Return a file to read from.
+
+    Raises:
+        OSError: The file cannot be read.
+        ValueError: It is none.
+    """
+    # A pipe or a device is refused before it is opened: opening one can block for ever.
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise ValueError("is not a regular file")
+    return path.open("rb")
+
+
+def read_untrusted(path: Path, *, max_bytes: int) -> bytes:
+    """Return what a file holds.
+
+    Raises:
+        OSError: The file cannot be read.
+        ValueError: Nothing that should be read; the message says what it is.
+    """
+    with open_untrusted(path) as file:
+        data = file.read(max_bytes + 1)
+    if len(data) > max_bytes:
+        raise ValueError(f"is larger than the {format_bytes(max_bytes)} that are read")
+    return data
+
+
+def why_unreadable(error: Exception) -> str:
+    """Return what reading a file raised as a clause without its path."""
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
+def in_utc(when: datetime) -> datetime:
+    """Return a point in time in UTC, which it is in where it names no zone.
+
+    Raises:
+        ValueError: UTC has no such day: it lies before the first or after the last one.
+
+    >>> in_utc(datetime.fromisoformat("2026-11-21T15:02:00+02:00")).isoformat()
+    '2026-11-21T13:02:00+00:00'
+    """
+    try:
+        return when.astimezone(UTC) if when.tzinfo else when.replace(tzinfo=UTC)
+    except OverflowError as error:
+        raise ValueError(f"holds the time {when.isoformat()}, which UTC has not") from error
+
+
+def printable(text: str) -> str:
+    r"""Return text in one line: what a terminal or a file would obey, or not take, as its escape.
+
+    >>> print(printable("a\x1b[2J\nb"))
+    a\x1b[2J\nb
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
+    )
+
+
+def printable_lines(text: str) -> str:
+    r"""Return text of which each line is printable, tabs included, and the lines stay lines.
+
+    >>> print(printable_lines("a\x1b[2J\nb"))
+    a\x1b[2J
+    b
+    """
+    return "\n".join("\t".join(map(printable, line.split("\t"))) for line in text.split("\n"))
+
+
+# What every counter holds: sums and percentages of larger numbers overflow a float. Bounds also
+# refuse NaN, which no comparison holds of.
+MOST: Final = 2**63 - 1
+Count = Annotated[int, msgspec.Meta(ge=0, le=MOST)]
+# Seconds, or a rate of them.
+Amount = Annotated[float, msgspec.Meta(ge=0, le=float(MOST))]
+# Nothing in it is markup, or anything but itself to a terminal, a tracker or a file.
+Label = Annotated[str, msgspec.Meta(pattern=r"\A[\w .:/+-]{1,100}\Z")]

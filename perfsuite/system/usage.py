@@ -1,0 +1,133 @@
+"""How busy and how full one rank's device is over time, looked at from a thread beside the work.
+
+Must not know what the device works on. Imports no torch: a GPU is asked through NVML.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+import msgspec
+import psutil
+import pynvml
+
+from perfsuite.system.gpus import nvml
+
+# NVML's utilisation is of the last sixth of a second up to a second, by product (NVML API
+# reference, nvmlUtilization_t); looking more often would show the same value again.
+PERIOD_S = 0.2
+
+
+class Meter(Protocol):
+    """What can be asked of a device."""
+
+    def utilization_ratio(self) -> float | None:
+        """Return the busy share since the last call, None where the device does not tell."""
+
+    def memory_bytes(self) -> int:
+        """Return what is in use now."""
+
+
+class CpuMeter:
+    """All cores of the machine, and this process's own memory."""
+
+    def __init__(self) -> None:
+        self._process = psutil.Process()
+        # The first answer is about nothing: it starts the interval of the second.
+        psutil.cpu_percent()
+
+    def utilization_ratio(self) -> float:
+        """Return the share of all cores' time in which any process ran on them."""
+        return float(psutil.cpu_percent()) / 100
+
+    def memory_bytes(self) -> int:
+        """Return this process's resident set."""
+        return int(self._process.memory_info().rss)
+
+
+class GpuMeter:
+    """One GPU as NVML sees it; NVML must be initialised."""
+
+    def __init__(self, uuid: str) -> None:
+        self._handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+
+    def utilization_ratio(self) -> float | None:
+        """Return the share of time in which a kernel ran; a MIG instance does not tell."""
+        try:
+            return float(pynvml.nvmlDeviceGetUtilizationRates(self._handle).gpu) / 100
+        except (pynvml.NVMLError_NotSupported, pynvml.NVMLError_NoPermission):
+            return None
+
+    def memory_bytes(self) -> int:
+        """Return what all processes together use of it."""
+        return int(pynvml.nvmlDeviceGetMemoryInfo(self._handle).used)
+
+
+class UsageLog:
+    """Samples of a meter, one each period and one at the end."""
+
+    def __init__(
+        self,
+        meter: Meter,
+        *,
+        period_s: float = PERIOD_S,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._meter = meter
+        self._period_s = period_s
+        self._clock = clock
+        self._started_s = clock()
+        self._samples: list[UsageSample] = []
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> tuple[UsageSample, ...]:
+        """End the thread and return the samples, the last of which is of now."""
+        self._is_over.set()
+        self._thread.join()
+        self._look()
+        return tuple(self._samples)
+
+    def _watch(self) -> None:
+        while not self._is_over.wait(self._period_s):
+            self._look()
+
+    def _look(self) -> None:
+        self._samples.append(
+            UsageSample(
+                at_s=round(self._clock() - self._started_s, 6),
+                utilization_ratio=self._meter.utilization_ratio(),
+                memory_bytes=self._meter.memory_bytes(),
+            )
+        )
+
+
+@contextmanager
+def open_meter(gpu_uuid: str | None) -> Iterator[Meter | None]:
+    """Hold the meter of a GPU, or of the CPU where `gpu_uuid` is None; None without NVML."""
+    if gpu_uuid is None:
+        yield CpuMeter()
+        return
+    with nvml() as is_there:
+        yield GpuMeter(gpu_uuid) if is_there else None
+
+
+class UsageSample(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How busy a device was since the sample before, and how full.
+
+    Attributes:
+        at_s: Since the start of the first epoch.
+        utilization_ratio: Of a GPU: the time in which any kernel ran on it (NVML). Of a CPU: of
+            all cores, by whatever process. None where the device does not tell.
+        memory_bytes: Of a GPU: all that is in use on it. Of a CPU: the rank's resident set,
+            without its loader workers.
+    """
+
+    at_s: float
+    utilization_ratio: float | None
+    memory_bytes: int

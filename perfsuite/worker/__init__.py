@@ -1,0 +1,1 @@
+"""What runs in a rank. The only folder that imports torch; it is loaded by name."""

@@ -1,0 +1,111 @@
+"""Checkpointing: recomputing in backward changes nothing, random numbers included.
+
+The twin is the same recipe on the same ranks without checkpointing. Must not know what is
+recomputed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from perfsuite.records.recipe import Recipe
+from perfsuite.worker.equivalence.case import Case
+from perfsuite.worker.equivalence.comparison import (
+    Evidence,
+    judge,
+    judge_loss,
+    measure_buffer_errors,
+    measure_errors,
+)
+from perfsuite.worker.equivalence.limits import BITWISE, Limit, reduction_limit
+from perfsuite.worker.equivalence.planted_bugs import Bug, gradient_bugs, wrong_scale
+from perfsuite.worker.equivalence.proof import Proof
+from perfsuite.worker.equivalence.tensors import Tensors
+from perfsuite.worker.equivalence.trace.trace import Step
+
+
+def check_recomputation(case: Case) -> Proof | str:
+    """Return what the comparison with the run without checkpointing gathers."""
+    if case.twin is None:
+        return "the recipe recomputes nothing"
+    proof = Proof(check="checkpointing")
+    limit = _limit(case)
+    for number, (step, twin) in enumerate(
+        zip(case.trace.steps, case.twin.steps, strict=False), start=1
+    ):
+        if number > 1 and limit.value > 0:
+            break  # the runs may drift apart by more than the rounding of one step
+        proof.evidence += _compare(step, twin, number, limit)
+        if number == 1:
+            bugs = list(_bugs(twin.gradients, case.recipe, limit))
+            proof.plant(
+                bugs,
+                lambda gradients, twin=twin: judge(  # type: ignore[misc]
+                    measure_errors(gradients, twin.gradients), "gradient", 1, limit
+                ),
+            )
+    proof.find_cause = _explain
+    if case.trace.work is None or case.twin.work is None:
+        proof.notes.append("whether anything was recomputed cannot be seen in a compiled model")
+    elif not case.trace.work.exceeds(case.twin.work):
+        proof.vacuous.append(
+            f"nothing was recomputed: a step runs {case.trace.work}, and {case.twin.work} without "
+            "checkpointing"
+        )
+    return proof
+
+
+def _limit(case: Case) -> Limit:
+    """Equal bits, unless FSDP shards by segments and so sums three or more ranks otherwise."""
+    recipe = case.recipe
+    shards_otherwise = recipe.plan.mode in ("fsdp", "hsdp") and recipe.num_segments is not None
+    if not shards_otherwise:
+        return BITWISE
+    epsilon = max(
+        (torch.finfo(gradient.dtype).eps for gradient in case.trace.steps[0].gradients.values()),
+        default=0.0,
+    )
+    return reduction_limit(epsilon, recipe, case.device)
+
+
+def _compare(step: Step, twin: Step, number: int, limit: Limit) -> list[Evidence]:
+    losses = [
+        judge_loss(mine, its, number, limit, rank=rank if len(twin.losses) > 1 else None)
+        for rank, (mine, its) in enumerate(zip(step.losses, twin.losses, strict=True))
+    ]
+    return [
+        *losses,
+        *judge(measure_errors(step.gradients, twin.gradients), "gradient", number, limit),
+        *judge(
+            measure_buffer_errors(step.after.buffers, twin.after.buffers), "buffer", number, limit
+        ),
+    ]
+
+
+def _bugs(gradients: Tensors, recipe: Recipe, limit: Limit) -> Iterator[Bug]:
+    yield from gradient_bugs(gradients)
+    yield wrong_scale(gradients, recipe.plan.world_size)
+    if limit.value > 0:
+        return
+    name = next(name for name, gradient in gradients.items() if bool(gradient.any()))
+    nudged = gradients[name].clone().view(-1)
+    nudged[nudged.abs().argmax()] *= 1 + torch.finfo(nudged.dtype).eps
+    yield Bug(
+        name=f"one element of the gradient of {name!r} is off by one rounding",
+        cause="recomputation rounds otherwise",
+        gradients={**gradients, name: nudged.view_as(gradients[name])},
+    )
+
+
+def _explain(evidence: Evidence) -> str:
+    if evidence.what == "buffer":
+        return (
+            "side effects: the forward pass changes a buffer, as BatchNorm its statistics, and "
+            "recomputation changes it once more"
+        )
+    return (
+        "random numbers: what is recomputed draws others than the forward pass did; is "
+        "preserve_rng_state off, or does the model draw from a generator of its own?"
+    )

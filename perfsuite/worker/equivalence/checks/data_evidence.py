@@ -1,0 +1,215 @@
+"""What the check of the data judges: the order of the samples, and the first few batches.
+
+Read in one process from the suite's own loaders. Must not know what would be wrong. Shapes: S
+batches of one epoch on one shard, B samples of a micro-batch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import default_collate
+
+from perfsuite.records.recipe import Recipe
+from perfsuite.records.workload import Split, Workload
+from perfsuite.worker.equivalence.trace.batch_difference import find_differences
+from perfsuite.worker.equivalence.trace.random_state import read_random_state
+from perfsuite.worker.training.build import seed_random_numbers
+from perfsuite.worker.training.loaders import EpochBatches, build_batches
+
+# Epochs of a few samples may have the same order by chance, so as many are compared as it takes to
+# mistake a sampler that shuffles for one that does not at most once in 10 to the ninth.
+_LARGEST_CHANCE = 1e-9
+# A dataset whose samples depend on what it gave before shows that from its second batch on.
+_NUM_LOADED_AGAIN = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataEvidence:
+    """What the check judges.
+
+    Attributes:
+        epochs: Of each epoch, from the first, and each shard the dataset's indices (S, B); a single
+            epoch where all must have the same order.
+        drawn: Of each shard the indices of the first epoch (S, B) as its ranks drew them.
+        num_samples: Samples of the training data.
+        batch_size: B.
+        seen: Of each shard the batches that its ranks saw.
+        expected: The same and perhaps more as one process loads them; None where that depends on
+            random numbers.
+        num_workers: Of the recipe.
+        by_workers: Of shard 0 the first batches as loader workers load them; None where there are
+            no workers, or nothing to expect of them.
+    """
+
+    epochs: list[list[Tensor]]
+    drawn: list[Tensor]
+    num_samples: int
+    batch_size: int
+    seen: Sequence[Sequence[Any]]
+    expected: list[list[Any]] | None
+    num_workers: int
+    by_workers: list[Any] | None
+
+
+class DataLoaders:
+    """The suite's own loaders, over datasets that are built once and under the run's seed.
+
+    Attributes:
+        num_workers: Of the recipe.
+        num_shards: Shards into which the data are divided.
+        batch_size: B.
+        seed: The run's.
+        build_dataset: (split) -> its dataset, the same one whenever it is asked for.
+    """
+
+    def __init__(self, workload: Workload, recipe: Recipe, seed: int, device: torch.device) -> None:
+        self.num_workers = recipe.num_workers
+        self.num_shards = recipe.plan.data_parallel_size
+        self.batch_size = recipe.micro_batch_size or workload.micro_batch_size
+        self.seed = seed
+        self.build_dataset = functools.cache(self._build_seeded)
+        self._workload = workload
+        self._recipe = dataclasses.replace(recipe, pin_memory=False)
+        self._device = device
+
+    def read_epoch(self, split: Split, epoch: int) -> list[list[list[int]]]:
+        """Return the dataset's indices of each batch of each shard; epochs count from 0."""
+        return [
+            self._open(split, shard_index, num_workers=0).indices(epoch)
+            for shard_index in range(self.num_shards)
+        ]
+
+    def load(self, num_batches: int, *, shard_index: int, seed: int) -> tuple[list[Any], bool]:
+        """Return a shard's first training batches, and whether loading drew random numbers.
+
+        Args:
+            num_batches: How many.
+            shard_index: Which shard.
+            seed: Of the random numbers that the dataset may draw.
+        """
+        batches = self._open("train", shard_index, num_workers=0)
+        epochs = (batches.indices(epoch) for epoch in itertools.count())
+        dataset = self.build_dataset("train")
+        seed_random_numbers(seed)
+        before = read_random_state(self._device)
+        loaded = [
+            default_collate(_fetch(dataset, indices))
+            for indices in itertools.islice(itertools.chain.from_iterable(epochs), num_batches)
+        ]
+        return loaded, read_random_state(self._device).has_moved_from(before)
+
+    def load_by_workers(self, num_batches: int) -> list[Any]:
+        """Return shard 0's first training batches as the recipe's loader workers load them."""
+        # From another dataset, because one that has opened a file must not be forked.
+        self.build_dataset.cache_clear()
+        with self._open("train", 0, num_workers=self.num_workers) as batches:
+            return [next(batches) for _ in range(num_batches)]
+
+    def _open(self, split: Split, shard_index: int, *, num_workers: int) -> EpochBatches:
+        recipe = self._recipe
+        if num_workers == 0:
+            recipe = dataclasses.replace(
+                recipe, num_workers=0, persistent_workers=False, prefetch_factor=None
+            )
+        return build_batches(
+            dataclasses.replace(self._workload, build_dataset=self.build_dataset),
+            recipe,
+            split,
+            shard_index=shard_index,
+            num_shards=self.num_shards,
+            seed=self.seed,
+            device=self._device,
+        )
+
+    def _build_seeded(self, split: Split) -> Any:
+        seed_random_numbers(self.seed)
+        return self._workload.build_dataset(split)
+
+
+def _fetch(dataset: Any, indices: list[int]) -> list[Any]:
+    """The samples, straight from the dataset, so that no loader's mistake is on both sides."""
+    fetch_all = getattr(dataset, "__getitems__", None)
+    if fetch_all is not None:
+        return list(fetch_all(indices))
+    return [dataset[index] for index in indices]
+
+
+def gather_evidence(
+    loaders: DataLoaders,
+    drawn: Sequence[Sequence[Sequence[int]]],
+    seen: Sequence[Sequence[Any]],
+) -> DataEvidence:
+    """Return what the ranks saw and what they should have seen.
+
+    Args:
+        loaders: Of the run.
+        drawn: Of each shard the indices of the first epoch's batches as its ranks drew them.
+        seen: Of each shard the first micro-batches that its ranks loaded without loader workers.
+    """
+    epochs = [_read_training_epoch(loaders, 0)]
+    num_samples = len(loaders.build_dataset("train"))
+    num_epochs = num_epochs_to_tell_apart(num_samples, sum(map(torch.numel, epochs[0])))
+    epochs += [_read_training_epoch(loaders, epoch) for epoch in range(1, num_epochs)]
+    expected = _load_expected(loaders, seen)
+    has_workers = expected is not None and loaders.num_workers > 0
+    return DataEvidence(
+        epochs=epochs,
+        drawn=[_as_epoch(batches, loaders) for batches in drawn],
+        num_samples=num_samples,
+        batch_size=loaders.batch_size,
+        seen=seen,
+        expected=expected,
+        num_workers=loaders.num_workers,
+        by_workers=loaders.load_by_workers(_NUM_LOADED_AGAIN) if has_workers else None,
+    )
+
+
+def num_epochs_to_tell_apart(num_samples: int, num_loaded: int) -> int:
+    """Return how many epochs do not all have the same order by chance; 1 if they always have.
+
+    Args:
+        num_samples: Samples of the dataset.
+        num_loaded: How many of them an epoch loads, over all shards.
+
+    >>> num_epochs_to_tell_apart(1200, 1152), num_epochs_to_tell_apart(2, 2)
+    (2, 31)
+    >>> num_epochs_to_tell_apart(1, 1)
+    1
+    """
+    # num_samples! / num_left_out! orders, as a logarithm
+    num_left_out = max(0, num_samples - num_loaded)
+    log_num_orders = math.lgamma(num_samples + 1) - math.lgamma(num_left_out + 1)
+    if math.exp(min(log_num_orders, 1.0)) < 1.5:  # one order, but for rounding
+        return 1
+    return 1 + math.ceil(-math.log(_LARGEST_CHANCE) / log_num_orders)
+
+
+def _read_training_epoch(loaders: DataLoaders, epoch: int) -> list[Tensor]:
+    return [_as_epoch(batches, loaders) for batches in loaders.read_epoch("train", epoch)]
+
+
+def _as_epoch(batches: Sequence[Sequence[int]], loaders: DataLoaders) -> Tensor:
+    return torch.tensor(batches, dtype=torch.int64).view(-1, loaders.batch_size)
+
+
+def _load_expected(loaders: DataLoaders, seen: Sequence[Sequence[Any]]) -> list[list[Any]] | None:
+    """What one process loads for each shard; None where that depends on random numbers."""
+    expected = []
+    for shard_index, batches in zip(range(loaders.num_shards), seen, strict=True):
+        num_batches = max(len(batches), _NUM_LOADED_AGAIN)
+        loaded, draws = loaders.load(num_batches, shard_index=shard_index, seed=loaders.seed)
+        if draws:
+            return None
+        expected.append(loaded)
+    # A generator of the dataset's own shows only when it is loaded again.
+    again, draws = loaders.load(_NUM_LOADED_AGAIN, shard_index=0, seed=loaders.seed + 1)
+    return None if draws or find_differences(again, expected[0], loaders.batch_size) else expected

@@ -1,0 +1,236 @@
+"""Each step ends in the weights that the optimizer makes of the recorded gradients.
+
+One process steps the workload's own optimizer from the recorded weights by the recorded gradients,
+in plain torch: it unscales and clips them itself, and steps float32 weights where the run keeps
+master weights, so that no mistake of the training step is on both sides. Together with gradients
+that are right at every step this proves the whole run by induction. Must not know where the
+gradients came from.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from perfsuite.records.equivalence import Planted
+from perfsuite.worker.equivalence.case import Case
+from perfsuite.worker.equivalence.comparison import Evidence, judge, measure_errors, total_norm
+from perfsuite.worker.equivalence.limits import BITWISE, Limit
+from perfsuite.worker.equivalence.proof import Proof
+from perfsuite.worker.equivalence.references.single_process import Reference, plain_recipe
+from perfsuite.worker.equivalence.tensors import Tensors, in_double
+from perfsuite.worker.equivalence.trace.snapshots import read_weights
+from perfsuite.worker.equivalence.trace.trace import Step
+from perfsuite.worker.training.mixed_precision import precision_policy
+
+# Ranks step parameters, or parts of them, that no other rank has.
+_SPLITTING_MODES = ("fsdp", "hsdp", "tp", "pp", "mp")
+_PART_MODES = ("fsdp", "hsdp", "tp")
+
+
+def check_updates(case: Case, proof: Proof) -> None:
+    """Add to a proof what the optimizer's steps prove, the weights before the first included."""
+    replay = _Replay(case, _clip)
+    start = _rounded_like(case.trace.start.parameters, replay.weights())
+    proof.evidence += judge(
+        measure_errors(case.trace.start.parameters, start), "parameter", 0, BITWISE
+    )
+    mistakes = [_Mistake(name, _Replay(case, step_by)) for name, step_by in _mistakes(case)]
+    for number, step in enumerate(case.trace.steps, start=1):
+        case.on_step()
+        expected = replay.take_step(step)
+        limit = _limit(case, step, number, expected)
+        proof.evidence.append(_judge(step.after.parameters, expected, step, number, limit))
+        for mistake in mistakes:
+            evidence = _judge(mistake.replay.take_step(step), expected, step, number, limit)
+            mistake.differs |= evidence.error > 0
+            mistake.is_flagged |= not evidence.is_within
+    # Adam's step hardly depends on the length of a gradient: clipping that changes no bit cannot be
+    # wrong. Weights that do not move at all are another matter.
+    proof.planted += [
+        Planted(bug=mistake.name, is_flagged=mistake.is_flagged)
+        for mistake in mistakes
+        if mistake.differs or mistake.replay.finish is _keep_weights
+    ]
+
+
+# Brings the gradients from the scale of the loss to what is stepped by; False if nothing is.
+Finish = Callable[[list[nn.Parameter], float, float | None], bool]
+
+
+class _Replay:
+    """The optimizer of one process, stepped by given gradients. It remembers its earlier steps.
+
+    Attributes:
+        finish: How gradients are unscaled and clipped.
+    """
+
+    def __init__(self, case: Case, finish: Finish) -> None:
+        self.finish = finish
+        recipe = case.recipe
+        self._keeps_masters = precision_policy(recipe.precision).master_weights
+        self._max_norm = recipe.clip_grad_norm
+        self._sparse = case.trace.sparse
+        self._num_steps = 0
+        self._reference = Reference(
+            case.workload,
+            plain_recipe(recipe, **({"precision": "fp32"} if self._keeps_masters else {})),
+            device=case.device,
+            seed=case.seed,
+        )
+
+    def weights(self) -> Tensors:
+        """The parameters as they are, masters in float32."""
+        return read_weights(self._reference.trainer.module).parameters
+
+    def take_step(self, step: Step) -> Tensors:
+        """The parameters after a step from the recorded weights, in their dtypes."""
+        trainer = self._reference.trainer
+        # Masters begin as the rounded weights, and know more than those from the first step on.
+        if not self._keeps_masters or self._num_steps == 0:
+            self._reference.load(step.before)
+        self._num_steps += 1
+        stepped = []
+        for name, parameter in trainer.module.named_parameters():
+            gradient = step.gradients.get(name)
+            parameter.grad = None
+            if gradient is not None:
+                # A copy, because unscaling and clipping change it in place.
+                gradient = gradient.to(parameter.device, parameter.dtype, copy=True)
+                parameter.grad = gradient.to_sparse(1) if name in self._sparse else gradient
+                stepped.append(parameter)
+        if self.finish(stepped, step.scale, self._max_norm):
+            trainer.optimizer.step()
+        return _rounded_like(step.after.parameters, self.weights())
+
+
+def _rounded_like(tested: Tensors, expected: Tensors) -> Tensors:
+    """The expected weights in the dtypes of the tested ones, which may be copies of masters."""
+    return {
+        name: tensor.to(tested[name].dtype) if name in tested else tensor
+        for name, tensor in expected.items()
+    }
+
+
+@dataclass
+class _Mistake:
+    """A wrong way to step, tried beside the right one at every step.
+
+    Attributes:
+        name: What is wrong, in words.
+        replay: Its own optimizer.
+        differs: Whether it has changed anything yet.
+        is_flagged: Whether a comparison has found it yet.
+    """
+
+    name: str
+    replay: _Replay
+    differs: bool = False
+    is_flagged: bool = False
+
+
+def _clip(stepped: list[nn.Parameter], scale: float, max_norm: float | None) -> bool:
+    """Unscale, then clip: the right way."""
+    _unscale(stepped, scale)
+    if max_norm is not None:
+        nn.utils.clip_grad_norm_(stepped, max_norm)
+    return True
+
+
+def _unscale(stepped: list[nn.Parameter], scale: float) -> None:
+    for parameter in stepped:
+        assert parameter.grad is not None
+        parameter.grad.mul_(1 / scale)
+
+
+def _judge(tested: Tensors, expected: Tensors, step: Step, number: int, limit: Limit) -> Evidence:
+    """The error in units of what the step moves, all parameters together."""
+    off = measure_errors(tested, expected)
+    moved = _moved(expected, step)
+    error = off.total * off.size / (moved or 1.0) if 0 < off.total < math.inf else off.total
+    return Evidence(
+        what="parameter",
+        step=number,
+        error=error,
+        limit=limit.value,
+        formula=limit.formula,
+        name=next((name for name, error in off.by_name.items() if error), None),
+    )
+
+
+def _moved(expected: Tensors, step: Step) -> float:
+    before = step.before.parameters
+    steps = {name: in_double(its) - in_double(before[name]) for name, its in expected.items()}
+    return total_norm(steps)
+
+
+def _limit(case: Case, step: Step, number: int, expected: Tensors) -> Limit:
+    """Equal bits, but where the ranks round otherwise than one process.
+
+    A step D that is off by a share e of itself takes e |D| / (u |p|) of the elements p to the other
+    side of their rounding, by u |p| each; the root of the sum of their squares is at most
+    sqrt(e u |p| |D|), by Cauchy and Schwarz. Sparse gradients may hold a row several times, and
+    adding it piece by piece rounds every element of p once more.
+    """
+    epsilon = max(torch.finfo(parameter.dtype).eps for parameter in expected.values())
+    share, formula = _share_of_rounding(case, number, epsilon)
+    if share == 0:
+        return BITWISE
+    size = total_norm(expected) / (_moved(expected, step) or 1.0)
+    terms = f"{formula}, u {epsilon:.1e}, in units of the step |D|"
+    if case.trace.sparse:
+        value = share + 2 * epsilon * size
+        return Limit(value, f"e + 2 u |p| / |D|, {terms}", value)
+    value = share + math.sqrt(share * epsilon * size)
+    return Limit(value, f"e + sqrt(e u |p| / |D|), {terms}", value)
+
+
+def _share_of_rounding(case: Case, number: int, epsilon: float) -> tuple[float, str]:
+    """How far the n-th step may be off by rounding, as a share of itself, and in a formula.
+
+    Ranks add up the norm of what they clip, each from its own part. And where they step parts of a
+    parameter of 16 bits, a CPU rounds each operation in the last elements of a part, and once in
+    the others, which it computes in float32: it matters where a part ends. An optimizer's momentum
+    carries that from step to step.
+    """
+    recipe = case.recipe
+    policy = precision_policy(recipe.precision)
+    steps_parts = recipe.plan.mode in _PART_MODES and case.device.type == "cpu"
+    is_narrow = epsilon > torch.finfo(torch.float32).eps and not policy.master_weights
+    if steps_parts and is_narrow:
+        return 2 * epsilon * number, f"e 2 u n, n {number}"
+    adds_norms = recipe.clip_grad_norm is not None and recipe.plan.mode in _SPLITTING_MODES
+    if adds_norms or case.trace.sparse:
+        return 2 * epsilon * math.sqrt(recipe.plan.world_size), "e 2 u sqrt(ws)"
+    return 0.0, "bit for bit"
+
+
+def _mistakes(case: Case) -> Iterator[tuple[str, Finish]]:
+    if not case.trace.steps:
+        return
+    yield "the weights stay as they are", _keep_weights
+    step, max_norm = case.trace.steps[0], case.recipe.clip_grad_norm
+    if max_norm is None or total_norm(step.gradients) <= max_norm * step.scale:
+        return
+    yield "the gradients are not clipped", _without_clipping
+    if step.scale != 1.0:
+        yield "the gradients are clipped before they are unscaled", _clip_while_scaled
+
+
+def _keep_weights(stepped: list[nn.Parameter], scale: float, max_norm: float | None) -> bool:
+    return False
+
+
+def _without_clipping(stepped: list[nn.Parameter], scale: float, max_norm: float | None) -> bool:
+    return _clip(stepped, scale, None)
+
+
+def _clip_while_scaled(stepped: list[nn.Parameter], scale: float, max_norm: float | None) -> bool:
+    assert max_norm is not None
+    nn.utils.clip_grad_norm_(stepped, max_norm)
+    _unscale(stepped, scale)
+    return True

@@ -1,0 +1,115 @@
+"""How far two correct computations may differ, derived from the arithmetic alone.
+
+`u` is the machine epsilon of the coarsest arithmetic on the path, `ws` the world size and `A` the
+accumulation steps. Must not know what is compared.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+
+import torch
+
+from perfsuite.records.recipe import Recipe
+from perfsuite.worker.training.mixed_precision import precision_policy
+
+# TensorFloat-32 keeps 10 bits of the significand, as float16 does (NVIDIA A100 whitepaper, 2020).
+TF32_EPSILON = 2.0**-10
+
+# Sums of ws * A terms in another order differ by random signs, hence the root; measured over CPU
+# models of five kinds: 0.55 u with 3 ranks, 0.40 u with 4. The 2 leaves room for other kernels.
+_REDUCTION_FACTOR = 2
+# A sum over a batch in another order is a longer one; measured at most 9.2 u, over 2 to 4 ranks.
+_SEMANTIC_FACTOR = 16
+# One parameter's error against that of all together; measured up to 7 times (a convolution's bias).
+WORST_PARAMETER_FACTOR = 16
+# Two errors of low precision against the same truth; measured 0.96 to 1.14. FlashAttention's tests
+# (tests/test_flash_attn.py) and torch._dynamo.utils.same allow 2 as well.
+ERROR_RATIO = 2
+# A parameter whose true gradient is so small a part of all has rounding errors of the others' size
+# (an attention's key bias has a true gradient of 0).
+SMALLEST_SHARE = 1e-6
+
+
+@dataclass(frozen=True)
+class Limit:
+    """The greatest relative error that rounding explains.
+
+    Attributes:
+        value: Of all parameters together; 0 demands equal bits.
+        formula: How it came about, with all its terms.
+        worst_parameter: Of each parameter by itself.
+        shared: What of it all elements may have in common, as where each is multiplied by the same
+            rounded number.
+    """
+
+    value: float
+    formula: str
+    worst_parameter: float
+    shared: float = 0.0
+
+
+BITWISE = Limit(0.0, "bit for bit", 0.0)
+
+
+def path_epsilon(recipe: Recipe) -> float:
+    """The epsilon of the coarsest arithmetic that the recipe's precision computes in."""
+    policy = precision_policy(recipe.precision)
+    epsilon = torch.finfo(policy.parameter_dtype).eps
+    if policy.autocast_dtype is not None:
+        epsilon = max(epsilon, torch.finfo(policy.autocast_dtype).eps)
+    return max(epsilon, TF32_EPSILON) if policy.allows_tf32 else epsilon
+
+
+def is_low_precision(recipe: Recipe) -> bool:
+    """Whether the recipe computes coarser than float32, so that T2 applies instead of T1."""
+    return path_epsilon(recipe) > torch.finfo(torch.float32).eps
+
+
+def reduction_limit(
+    epsilon: float, recipe: Recipe, device: torch.device, *, is_ordered: bool = True
+) -> Limit:
+    """The limit of T0: two sums of the same gradients, in another order of the ranks.
+
+    Two ranks add a + b or b + a, which is the same number: on a CPU, where nothing else may change
+    an order, the gradients are equal bit for bit.
+
+    Args:
+        epsilon: Of the dtype in which gradients are reduced.
+        recipe: Its world size and accumulation steps.
+        device: Where the ranks computed.
+        is_ordered: Each element is one sum over the ranks; not so where a sparse gradient holds
+            a row several times.
+    """
+    num_ranks, num_steps = recipe.plan.world_size, recipe.grad_accumulation_steps
+    if is_ordered and num_ranks <= 2 and num_steps == 1 and device.type == "cpu":
+        return BITWISE
+    limit = _limit(_REDUCTION_FACTOR, epsilon, num_ranks, num_steps)
+    # A mean over three ranks is a product with a third, which is rounded by half of u at most.
+    is_exact = num_ranks & (num_ranks - 1) == 0
+    return limit if is_exact else dataclasses.replace(limit, shared=epsilon / 2)
+
+
+def semantic_limit(recipe: Recipe) -> Limit:
+    """The limit of T1: the sum over one large batch against the sum of its parts."""
+    return _limit(
+        _SEMANTIC_FACTOR,
+        path_epsilon(recipe),
+        recipe.plan.world_size,
+        recipe.grad_accumulation_steps,
+    )
+
+
+def _limit(factor: int, epsilon: float, num_ranks: int, num_steps: int) -> Limit:
+    value = factor * epsilon * math.sqrt(num_ranks * num_steps)
+    formula = f"{factor} u sqrt(ws A), u {epsilon:.1e}, ws {num_ranks}, A {num_steps}"
+    return Limit(value, formula, WORST_PARAMETER_FACTOR * value)
+
+
+def ratio_limit(plain_error: float, epsilon: float) -> Limit:
+    """The limit of T2: twice the error of plain training in the same precision, plus `u`."""
+    value = ERROR_RATIO * plain_error + epsilon
+    formula = f"{ERROR_RATIO} times the error {plain_error:.1e} of plain training + {epsilon:.1e}"
+    return Limit(value, formula, WORST_PARAMETER_FACTOR * value)

@@ -1,0 +1,1 @@
+"""What one process computes, which the tested path is compared with."""

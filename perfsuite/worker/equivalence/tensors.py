@@ -1,0 +1,47 @@
+"""Tensors by name, and how far two of them are apart: in float64, relative to their size."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Tensors = dict[str, Tensor]
+Quantity = Literal["gradient", "parameter", "buffer", "loss"]
+
+
+def in_double(tensor: Tensor) -> Tensor:
+    """The tensor in float64; a complex one as pairs of its parts, in one dimension more."""
+    return (torch.view_as_real(tensor) if tensor.is_complex() else tensor).double()
+
+
+def relative_error(tested: Tensor, expected: Tensor) -> float:
+    """||tested - expected|| / ||expected||; infinite where anything is not finite.
+
+    >>> relative_error(torch.tensor([3.0, 4.0]), torch.tensor([3.0, 5.0])) < 0.18
+    True
+    """
+    return ratio(distance(tested, expected), norm(expected))
+
+
+def norm(tensor: Tensor) -> float:
+    """The Frobenius norm, in float64."""
+    return float(torch.linalg.vector_norm(in_double(tensor)))
+
+
+def distance(tested: Tensor, expected: Tensor) -> float:
+    """||tested - expected||; infinite where their shapes differ."""
+    if tested.shape != expected.shape:
+        return math.inf
+    return norm(in_double(tested) - in_double(expected))
+
+
+def ratio(distance: float, size: float) -> float:
+    """Distance / size: 0 where both are, infinite where either is not finite or only size is 0."""
+    if not (math.isfinite(distance) and math.isfinite(size)):
+        return math.inf
+    if distance == 0:
+        return 0.0
+    return distance / size if size > 0 else math.inf

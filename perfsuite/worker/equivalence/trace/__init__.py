@@ -1,0 +1,1 @@
+"""What a training step did on its ranks, recorded for the comparison."""

@@ -1,0 +1,161 @@
+"""Record what a training run does on this rank, through the very step that is timed.
+
+The trainer's strategy and batches are watched from outside, so nothing of the step is written a
+second time. Tensors are copied while the run goes on, and compared between ranks only after it, so
+that no collective of the recording can wait for one that the run forgot. Must not know what the
+run is compared with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from perfsuite.records.stages import Stage, untimed
+from perfsuite.worker.equivalence.tensors import Tensors
+from perfsuite.worker.equivalence.trace.random_state import read_random_state
+from perfsuite.worker.equivalence.trace.snapshots import (
+    read_gradients,
+    read_weights,
+    sparse_gradients,
+)
+from perfsuite.worker.equivalence.trace.trace import MicroBatch, RankStep, RankTrace, Work
+from perfsuite.worker.measure.counters import count_iteration
+from perfsuite.worker.training.batches import map_tensors
+from perfsuite.worker.training.step import train_step
+from perfsuite.worker.training.trainer import Strategy, Trainer
+
+# A dynamic scale starts at 2**16 and each skipped step halves it; 2**8 is among the scales that
+# suffice (Micikevicius et al. 2018, section 4: 8 to 32000 for their networks).
+_MAX_SKIPPED_STEPS = 8
+
+
+def record_run(
+    trainer: Trainer,
+    batches: Iterator[Any],
+    *,
+    indices: list[list[int]],
+    num_steps: int,
+    counts_work: bool,
+    on_step: Callable[[], None],
+) -> RankTrace:
+    """Train until `num_steps` optimizer steps were taken, and return what this rank saw of them.
+
+    A collective where torch.distributed is initialised. Tensors of a DTensor's shards are still
+    this rank's; `sharing.share_trace` completes them.
+
+    Args:
+        trainer: Freshly built.
+        batches: Gives (inputs, target) for ever.
+        indices: The dataset's, of each batch of the first epoch.
+        num_steps: Optimizer steps to record. Fewer are where the scaler skipped too many.
+        counts_work: Whether to take one further step to count what it runs.
+        on_step: Called before each step, to show progress.
+    """
+    strategy = trainer.strategy
+    recorder = _Recorder(trainer, batches)
+    start = read_weights(trainer.module)
+    steps: list[RankStep] = []
+    num_skipped = 0
+    before = None
+    while len(steps) < num_steps and num_skipped < _MAX_SKIPPED_STEPS:
+        on_step()
+        scale = trainer.scaler.get_scale()
+        loss = recorder.take_step()
+        if _agree(trainer, trainer.scaler.get_scale() >= scale):
+            steps.append(
+                RankStep(
+                    micro_batches=recorder.micro_batches,
+                    loss=None if loss is None else float(loss),
+                    scale=scale,
+                    gradients=recorder.gradients,
+                    before=before,
+                    after=read_weights(trainer.module),
+                )
+            )
+            before = None
+        else:
+            num_skipped += 1
+            before = read_weights(trainer.module)
+    counted = count_iteration(recorder.take_unrecorded_step) if counts_work else None
+    return RankTrace(
+        indices=indices,
+        batches=recorder.batches,
+        sparse=sparse_gradients(trainer.module),
+        shard_index=trainer.strategy.shard_index,
+        start=start,
+        steps=steps,
+        num_skipped=num_skipped,
+        work=None if counted is None else Work(num_operators=counted.ops, flops=counted.flops),
+        bucket_layout=getattr(strategy, "bucket_layout", []),
+    )
+
+
+class _Recorder:
+    """Takes steps of a trainer, and keeps what each of them saw."""
+
+    def __init__(self, trainer: Trainer, batches: Iterator[Any]) -> None:
+        self.micro_batches: list[MicroBatch] = []
+        self.gradients: Tensors = {}
+        self.batches: list[Any] = []
+        self._trainer = trainer
+        self._source = batches
+        trainer.strategy = cast(Strategy, _Watched(trainer.strategy, self))
+
+    def take_step(self) -> Tensor | None:
+        """Take a step and return its loss."""
+        self.micro_batches, self.gradients = [], {}
+        return train_step(self._trainer, self._note_batches(), untimed)
+
+    def take_unrecorded_step(self, stage: Stage) -> None:
+        """Take a step of which nothing is kept."""
+        assert isinstance(self._trainer.strategy, _Watched)
+        self._trainer.strategy = self._trainer.strategy.inner
+        train_step(self._trainer, self._source, stage)
+
+    def note_forward(self) -> None:
+        """Keep the batch that a forward pass is about to see, and the random numbers' state."""
+        state = read_random_state(self._trainer.device)
+        self.micro_batches.append(MicroBatch(batch=self.batches[-1], random_state=state))
+
+    def note_gradients(self) -> None:
+        """Keep the gradients, which are reduced now."""
+        self.gradients = read_gradients(self._trainer.module)
+
+    def _note_batches(self) -> Iterator[Any]:
+        for batch in self._source:
+            # A copy, because a model may change its inputs in place.
+            self.batches.append(map_tensors(batch, lambda tensor: tensor.cpu().clone()))
+            yield batch
+
+
+class _Watched:
+    """A strategy as it is, its micro-batches and its reduced gradients noted."""
+
+    def __init__(self, inner: Strategy, recorder: _Recorder) -> None:
+        self.inner = inner
+        self._recorder = recorder
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def run_micro_batch(self, *args: Any, **kwargs: Any) -> Tensor | None:
+        self._recorder.note_forward()
+        return self.inner.run_micro_batch(*args, **kwargs)
+
+    def finish_gradients(self) -> None:
+        self.inner.finish_gradients()
+        self._recorder.note_gradients()
+
+
+def _agree(trainer: Trainer, was_taken: bool) -> bool:
+    """Whether all ranks took the step, so that they go on together in any case."""
+    if not (trainer.scaler.is_enabled() and dist.is_initialized()):
+        return was_taken
+    votes = torch.tensor([was_taken], dtype=torch.int32, device=trainer.device)
+    dist.all_reduce(votes, op=dist.ReduceOp.MIN)
+    return bool(votes.item())

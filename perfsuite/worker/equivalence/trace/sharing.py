@@ -1,0 +1,136 @@
+"""Bring together what the ranks recorded: whole tensors, each once, and where ranks differ.
+
+Runs on the ranks when the run is over. Must not know how a run is recorded.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from perfsuite.worker.equivalence.tensors import Quantity, Tensors, relative_error
+from perfsuite.worker.equivalence.trace.trace import RankDifference, RankStep, RankTrace, Weights
+
+
+def share_trace(trace: RankTrace, device: torch.device) -> RankTrace:
+    """Return the trace with whole tensors that no earlier rank has, and where this one's differ.
+
+    A collective; without torch.distributed the trace itself.
+
+    Args:
+        trace: What this rank recorded.
+        device: On which the process group communicates.
+    """
+    if not dist.is_initialized():
+        return trace
+    sharing = _Sharing(device)
+    start = sharing.share_weights(trace.start, step=0)
+    steps = [
+        sharing.share_step(recorded, step) for step, recorded in enumerate(trace.steps, start=1)
+    ]
+    return dataclasses.replace(trace, start=start, steps=steps, differences=sharing.differences)
+
+
+Layout = tuple[tuple[int, ...], torch.dtype]
+
+
+class _Sharing:
+    """Walks through a trace on all ranks at once, tensor by tensor in the same order."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.differences: list[RankDifference] = []
+        self._device = device
+        self._rank = dist.get_rank()
+
+    def share_step(self, recorded: RankStep, step: int) -> RankStep:
+        """The step with whole tensors, each on the first rank that holds it."""
+        before = recorded.before
+        return dataclasses.replace(
+            recorded,
+            gradients=self._share(recorded.gradients, "gradient", step),
+            before=None if before is None else self.share_weights(before, step - 1),
+            after=self.share_weights(recorded.after, step),
+        )
+
+    def share_weights(self, weights: Weights, step: int) -> Weights:
+        """The weights with whole tensors, each on the first rank that holds it."""
+        return Weights(
+            parameters=self._share(weights.parameters, "parameter", step),
+            buffers=self._share(weights.buffers, "buffer", step),
+        )
+
+    def _share(self, tensors: Tensors, quantity: Quantity, step: int) -> Tensors:
+        mine = {name: _whole(tensor) for name, tensor in tensors.items()}
+        layouts: list[dict[str, Layout]] = [{} for _ in range(dist.get_world_size())]
+        dist.all_gather_object(
+            layouts, {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in mine.items()}
+        )
+        kept = {}
+        for holders, names in _names_by_holders(layouts).items():
+            if self._rank == holders[0]:
+                kept.update({name: mine[name] for name in names})
+            if len(holders) == 1:
+                continue
+            firsts = self._broadcast(
+                [mine.get(name) for name in names],
+                [layouts[holders[0]][name] for name in names],
+                holders[0],
+            )
+            if self._rank in holders[1:]:
+                for name, first in zip(names, firsts, strict=True):
+                    self._note_difference(mine[name], first, quantity, name, step)
+        return kept
+
+    def _broadcast(
+        self, tensors: Sequence[Tensor | None], layouts: Sequence[Layout], source: int
+    ) -> list[Tensor]:
+        """The source's tensors on every rank, in one message of plain bytes."""
+        sizes = [math.prod(shape) * dtype.itemsize for shape, dtype in layouts]
+        if self._rank == source:
+            message = torch.cat([_as_bytes(tensor) for tensor in tensors if tensor is not None])
+        else:
+            message = torch.empty(sum(sizes), dtype=torch.uint8)
+        message = message.to(self._device)
+        dist.broadcast(message, src=source)
+        return [
+            # Cloned, because a view of another dtype must begin at a multiple of its size.
+            part.clone().view(dtype).reshape(shape)
+            for part, (shape, dtype) in zip(torch.split(message.cpu(), sizes), layouts, strict=True)
+        ]
+
+    def _note_difference(
+        self, mine: Tensor, first: Tensor, quantity: Quantity, name: str, step: int
+    ) -> None:
+        if mine.shape == first.shape and torch.equal(_as_bytes(mine), _as_bytes(first)):
+            return
+        error = relative_error(mine, first) if mine.shape == first.shape else math.inf
+        self.differences.append(
+            RankDifference(quantity=quantity, name=name, step=step, rank=self._rank, error=error)
+        )
+
+
+def _names_by_holders(layouts: Sequence[dict[str, Layout]]) -> dict[tuple[int, ...], list[str]]:
+    """The names of all tensors by the ranks that hold them, in the same order on every rank."""
+    holders: dict[str, list[int]] = defaultdict(list)
+    for rank, names in enumerate(layouts):
+        for name in names:
+            holders[name].append(rank)
+    groups: dict[tuple[int, ...], list[str]] = defaultdict(list)
+    for name, ranks in holders.items():
+        groups[tuple(ranks)].append(name)
+    return groups
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    return tensor.full_tensor().cpu() if isinstance(tensor, DTensor) else tensor
+
+
+def _as_bytes(tensor: Tensor) -> Tensor:
+    return tensor.contiguous().reshape(-1).view(torch.uint8)

@@ -1,0 +1,282 @@
+"""What one iteration of a cell is: a step, a loaded batch, an evaluated batch, a reduction.
+
+Each activity joins a workload and a recipe to the one iteration that is measured. Runs in a rank,
+with torch; must not know how it is measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from perfsuite.errors import PerfsuiteError
+from perfsuite.ranks.bootstrap import loader_worker_entry
+from perfsuite.ranks.messages import RankStart, RunCell
+from perfsuite.ranks.pickling import unpack
+from perfsuite.records.recipe import Recipe
+from perfsuite.records.stages import Stage
+from perfsuite.records.workload import Split, Workload, load_workload
+from perfsuite.worker.measure.dispatch import tensors_in
+from perfsuite.worker.training.build import build_trainer, seed_random_numbers
+from perfsuite.worker.training.loaders import EpochBatches, build_batches
+from perfsuite.worker.training.nonfinite import check_finite
+from perfsuite.worker.training.step import evaluate_batch, train_step
+from perfsuite.worker.training.trainer import Trainer
+
+# Enough to see a loss fall; every cell runs at least as many steps with the default rounds.
+_NUM_RECORDED_LOSSES = 10
+_FLOAT32_BYTES = 4
+
+
+class Activity(Protocol):
+    """One kind of iteration, ready to be repeated.
+
+    Attributes:
+        steps_per_epoch: Iterations until the loader starts again; None if it never does.
+        global_batch_size: Samples of one iteration over all ranks; None without samples.
+        is_counted: Whether the iteration runs operators that are worth counting.
+        has_resized_storages: Whether storages change size in place, as FSDP's do.
+        missing: Numbers of the record that this activity cannot have, with the reason.
+    """
+
+    steps_per_epoch: int | None
+    global_batch_size: int | None
+    is_counted: bool
+    has_resized_storages: bool
+    missing: dict[str, str]
+
+    def iterate(self, stage: Stage) -> None:
+        """Do one iteration, handing its stages to `stage`."""
+
+    def check(self) -> None:
+        """Raise if anything since the last check went wrong that must not cost time in a round."""
+
+    def first_losses(self) -> tuple[float, ...] | None:
+        """Return the losses of the first steps; None where this rank holds none."""
+
+    def held_tensors(self) -> Iterator[Tensor]:
+        """Return the tensors that live before, during and after an iteration."""
+
+
+@contextmanager
+def start_activity(job: RunCell, start: RankStart, device: torch.device) -> Iterator[Activity]:
+    """Build the job's activity; its loader workers are gone afterwards."""
+    if job.activity == "all_reduce":
+        assert job.message_bytes is not None
+        yield AllReduce(job.message_bytes, device)
+        return
+    workload = _workload_of(job)
+    trainer = None
+    if job.activity != "load":
+        trainer = build_trainer(workload, job.recipe, device=device, seed=job.plan.seed)
+    split: Split = _evaluated_split(workload) if job.activity == "evaluate" else "train"
+    shard_index, num_shards = _shard(trainer, job.recipe, start)
+    # The dataset is the same on every rank; what it and the model draw later is not.
+    seed_random_numbers(job.plan.seed)
+    with build_batches(
+        workload,
+        job.recipe,
+        split,
+        shard_index=shard_index,
+        num_shards=num_shards,
+        seed=job.plan.seed,
+        device=device,
+        on_worker_start=loader_worker_entry(start.folder, start.cores),
+    ) as batches:
+        seed_random_numbers(job.plan.seed + shard_index)
+        if trainer is None:
+            yield Load(batches, job.recipe, workload, num_shards)
+        elif job.activity == "train":
+            yield Train(trainer, batches, num_shards)
+        else:
+            yield Evaluate(trainer, batches, num_shards)
+
+
+class _OnModel:
+    """What training and evaluating have in common: a trainer, its batches, the first losses."""
+
+    def __init__(self, trainer: Trainer, batches: EpochBatches) -> None:
+        self.trainer = trainer
+        self.batches = batches
+        self.losses: list[Tensor] = []
+        self.is_counted = True
+        self.has_resized_storages = trainer.recipe.plan.mode in ("fsdp", "hsdp")
+        self.missing = _uncountable(trainer.recipe)
+
+    def first_losses(self) -> tuple[float, ...] | None:
+        """Return the losses of the first ten iterations, of this rank's data."""
+        return tuple(float(loss) for loss in self.losses) or None
+
+    def held_tensors(self) -> Iterator[Tensor]:
+        """Return parameters, gradients, buffers, master weights and optimizer state."""
+        for parameter in self.trainer.module.parameters():
+            yield from tensors_in(parameter, parameter.grad)
+        yield from tensors_in(list(self.trainer.module.buffers()))
+        optimizer = self.trainer.optimizer
+        yield from tensors_in([group["params"] for group in optimizer.param_groups])
+        yield from tensors_in(list(optimizer.state.values()))
+
+
+class Train(_OnModel):
+    """An optimizer step, loading included."""
+
+    def __init__(self, trainer: Trainer, batches: EpochBatches, num_shards: int) -> None:
+        super().__init__(trainer, batches)
+        num_micro_batches = trainer.recipe.grad_accumulation_steps
+        self.steps_per_epoch: int | None = max(1, batches.steps_per_epoch // num_micro_batches)
+        self.global_batch_size: int | None = (
+            _micro_batch_size(trainer.workload, trainer.recipe) * num_micro_batches * num_shards
+        )
+        self._unchecked: list[Tensor] = []
+        self._num_checked = 0
+
+    def iterate(self, stage: Stage) -> None:
+        """Do one optimizer step."""
+        loss = train_step(self.trainer, self.batches, stage)
+        if loss is not None:
+            self._unchecked.append(loss)
+
+    def check(self) -> None:
+        """Raise NonFiniteError if a loss since the last check is NaN or infinite."""
+        check_finite(self.trainer, self._unchecked, first_step=self._num_checked + 1)
+        self._num_checked += len(self._unchecked)
+        self.losses.extend(self._unchecked[: _NUM_RECORDED_LOSSES - len(self.losses)])
+        self._unchecked.clear()
+
+
+class Evaluate(_OnModel):
+    """A batch of the test split (validation where there is none) through the model."""
+
+    def __init__(self, trainer: Trainer, batches: EpochBatches, num_shards: int) -> None:
+        super().__init__(trainer, batches)
+        self.steps_per_epoch: int | None = batches.steps_per_epoch
+        self.global_batch_size: int | None = (
+            _micro_batch_size(trainer.workload, trainer.recipe) * num_shards
+        )
+        self.missing["saved_activation_bytes"] = "an evaluation has no backward pass"
+
+    def iterate(self, stage: Stage) -> None:
+        """Evaluate one batch."""
+        loss = evaluate_batch(self.trainer, self.batches, stage)
+        if loss is not None and len(self.losses) < _NUM_RECORDED_LOSSES:
+            self.losses.append(loss)
+
+    def check(self) -> None:
+        """Raise NonFiniteError if one of the first losses is NaN or infinite."""
+        check_finite(self.trainer, self.losses, first_step=1)
+
+
+class Load:
+    """A batch out of the loader, and nothing done with it."""
+
+    def __init__(
+        self, batches: EpochBatches, recipe: Recipe, workload: Workload, num_shards: int
+    ) -> None:
+        self._batches = batches
+        self.steps_per_epoch: int | None = batches.steps_per_epoch
+        self.global_batch_size: int | None = _micro_batch_size(workload, recipe) * num_shards
+        self.is_counted = False
+        self.has_resized_storages = False
+        self.missing = dict.fromkeys(_ALL_COUNTS, "loading alone runs no training step")
+
+    def iterate(self, stage: Stage) -> None:
+        """Load one batch."""
+        with stage("load"):
+            next(self._batches)
+
+    def check(self) -> None:
+        """Nothing: a failing loader raises where it fails."""
+
+    def first_losses(self) -> None:
+        """Loading has no loss."""
+
+    def held_tensors(self) -> Iterator[Tensor]:
+        """Return nothing."""
+        return iter(())
+
+
+class AllReduce:
+    """One sum over all ranks of a float32 tensor of a given size."""
+
+    def __init__(self, message_bytes: int, device: torch.device) -> None:
+        num_elements = max(1, message_bytes // _FLOAT32_BYTES)
+        self._tensor = torch.full((num_elements,), dist.get_rank() + 1.0, device=device)
+        self.steps_per_epoch: int | None = None
+        self.global_batch_size: int | None = None
+        self.is_counted = True
+        self.has_resized_storages = False
+        self.missing = {"saved_activation_bytes": "an all_reduce has no forward pass"}
+        self._prove_the_sum()
+
+    def _prove_the_sum(self) -> None:
+        world_size = dist.get_world_size()
+        expected = world_size * (world_size + 1) / 2
+        dist.all_reduce(self._tensor)
+        if not bool((self._tensor == expected).all()):
+            raise PerfsuiteError(
+                f"all_reduce of 1..{world_size} gave {float(self._tensor[0])}, not {expected}"
+            )
+        self._tensor.zero_()  # sums stay finite however often they are repeated
+
+    def iterate(self, stage: Stage) -> None:
+        """Reduce once."""
+        del stage
+        dist.all_reduce(self._tensor)
+
+    def check(self) -> None:
+        """Nothing: the sum was proven at the start."""
+
+    def first_losses(self) -> None:
+        """A reduction has no loss."""
+
+    def held_tensors(self) -> Iterator[Tensor]:
+        """Return the tensor that is reduced."""
+        return iter((self._tensor,))
+
+
+_ALL_COUNTS = (
+    "flops",
+    "ops",
+    "collectives",
+    "collective_bytes",
+    "saved_activation_bytes",
+    "kernel_launches",
+    "memory",
+    "operators",
+)
+
+
+def _uncountable(recipe: Recipe) -> dict[str, str]:
+    """Return the counts that a mode hides from the dispatcher, with the reason."""
+    hidden = ("flops", "ops", "saved_activation_bytes")
+    if recipe.compile:
+        # torch.compile stands back from a dispatch mode, so eager operators would be counted.
+        return dict.fromkeys((*hidden, "memory"), "a compiled model cannot be watched")
+    if recipe.plan.mode == "dp":
+        return dict.fromkeys(hidden, "DataParallel's replicas run in threads of their own")
+    return {}
+
+
+def _workload_of(job: RunCell) -> Workload:
+    assert job.workload is not None
+    return load_workload(unpack(job.workload))
+
+
+def _evaluated_split(workload: Workload) -> Split:
+    return "test" if workload.build_dataset("test") is not None else "validation"
+
+
+def _micro_batch_size(workload: Workload, recipe: Recipe) -> int:
+    return recipe.micro_batch_size or workload.micro_batch_size
+
+
+def _shard(trainer: Trainer | None, recipe: Recipe, start: RankStart) -> tuple[int, int]:
+    if trainer is not None:
+        return trainer.strategy.shard_index, trainer.strategy.num_shards
+    num_shards = recipe.plan.data_parallel_size
+    return (start.rank, num_shards) if num_shards > 1 else (0, 1)

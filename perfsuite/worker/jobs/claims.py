@@ -1,0 +1,39 @@
+"""What experiments have ranks do beside training cells. Runs in a rank, with torch.
+
+Must not know what is claimed.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+from perfsuite.records.recipe import Recipe
+from perfsuite.records.workload import find_workload, load_workload
+from perfsuite.worker.training.loaders import build_batches
+
+_NUM_ELEMENTS = 1 << 20
+
+
+def measure_tensors(dtypes: list[str]) -> dict[str, int]:
+    """Return the bytes that a storage of 2^20 elements holds, by the name of its dtype."""
+    return {
+        name: torch.empty(_NUM_ELEMENTS, dtype=getattr(torch, name)).untyped_storage().nbytes()
+        for name in dtypes
+    }
+
+
+def read_shard(workload: str, recipe: Recipe, seed: int) -> tuple[list[list[int]], int]:
+    """Return the indices of each batch of this rank's first epoch, and the dataset's size."""
+    built = load_workload(find_workload(workload))
+    with build_batches(
+        built,
+        recipe,
+        "train",
+        shard_index=dist.get_rank(),
+        num_shards=dist.get_world_size(),
+        seed=seed,
+        device=torch.device("cpu"),
+    ) as batches:
+        dataset = built.build_dataset("train")
+        return batches.indices(0), len(dataset)  # type: ignore[arg-type]  # loaders checked it

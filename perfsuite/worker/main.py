@@ -1,0 +1,190 @@
+"""What each rank runs: one job, in its process group, answered with one message.
+
+Loaded by name (`GroupPolicy.entry`); the controller never imports it, for here torch begins.
+"""
+
+from __future__ import annotations
+
+import datetime
+import gc
+import os
+import random
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import TracebackType
+
+import torch
+import torch.distributed as dist
+
+from perfsuite import errors
+from perfsuite.errors import NotExercisedError, PerfsuiteError
+from perfsuite.ranks.failures import says_lost_peer
+from perfsuite.ranks.messages import (
+    CallFunction,
+    CheckRun,
+    Failed,
+    FunctionReturned,
+    Job,
+    RankStart,
+    RecordRun,
+    Reply,
+    RunCell,
+    RunProfile,
+    Skipped,
+)
+from perfsuite.ranks.pickling import pack, unpack
+from perfsuite.ranks.progress import Board, BoardWriter
+from perfsuite.worker.jobs.cell import run_cell
+from perfsuite.worker.jobs.profile import take_profile
+from perfsuite.worker.jobs.verify import check_recorded, record_rank
+from perfsuite.worker.store import Store, open_store
+
+_NOT_THE_USERS = (str(Path(__file__).parent.parent), str(Path(torch.__file__).parent))
+
+
+def serve(start: RankStart, pipe: Connection) -> None:
+    """Do the job, send the reply, and leave when the controller has it."""
+    # What the server has loaded stays: a collection that walks it takes 0.2 s, and copies it.
+    gc.freeze()
+    board = Board(Path(start.folder) / "progress", start.world_size).writer(start.rank)
+    with _ReplyOnError(pipe):
+        _set_up_torch(start)
+        with _process_group(start):
+            reply = _run(start.job, start, board)
+            board.enter_phase("finish")
+            _flush()
+            pipe.send(reply)
+            _wait_for_release(pipe)
+
+
+class _ReplyOnError:
+    """Turns an exception of the job into a `Skipped` or `Failed` reply."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe = pipe
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if not isinstance(error, Exception):
+            return  # nothing, or sys.exit() and the like, which end the process as they say
+        reply: Reply
+        if isinstance(error, NotExercisedError):
+            reply = Skipped(reason=str(error))
+        else:
+            reply = _failed(error)
+        _flush()
+        self._pipe.send(reply)
+        _wait_for_release(self._pipe)
+        # Skip every exit handler: after an error a process group may hang in its own.
+        os._exit(0)
+
+
+def _failed(error: Exception) -> Failed:
+    message = str(error)
+    frames = traceback.extract_tb(error.__traceback__)
+    # The user's frames, and the one that raised.
+    shown = [frame for frame in frames if not frame.filename.startswith(_NOT_THE_USERS)]
+    if frames[-1] not in shown:
+        shown.append(frames[-1])
+    return Failed(
+        error=type(error).__name__,
+        is_ours=isinstance(error, PerfsuiteError) and type(error).__module__ == errors.__name__,
+        message=message,
+        lost_peer=says_lost_peer(message),
+        at_s=time.monotonic(),
+        lines=tuple("".join(traceback.format_list(shown)).splitlines()),
+    )
+
+
+def _set_up_torch(start: RankStart) -> None:
+    torch.set_num_threads(start.num_threads)
+    random.seed(start.seed)
+    torch.manual_seed(start.seed)
+    if start.device == "cuda":
+        torch.cuda.set_device(start.gpu % torch.cuda.device_count())
+
+
+@contextmanager
+def _process_group(start: RankStart) -> Iterator[None]:
+    """Initialise the default process group over a store that only this group knows."""
+    if start.backend is None:
+        yield
+        return
+    shares_machine = start.rendezvous is None or start.rendezvous.is_on_one_machine
+    if (
+        start.backend == "gloo"
+        and shares_machine
+        and any(name == "lo" for _, name in socket.if_nameindex())
+    ):
+        # The ranks share this machine; the host's name may lead nowhere.
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    dist.init_process_group(
+        start.backend,
+        store=_store(start),
+        rank=start.rank,
+        world_size=start.world_size,
+        timeout=datetime.timedelta(seconds=start.collective_timeout_s),
+        # Otherwise NCCL guesses the device of a barrier from the rank.
+        device_id=_own_gpu() if start.backend == "nccl" else None,
+    )
+    yield
+    dist.destroy_process_group()
+
+
+def _store(start: RankStart) -> Store:
+    if start.rendezvous is None:
+        return dist.FileStore(  # type: ignore[attr-defined]  # documented, missing in __all__
+            str(Path(start.folder) / "store"), start.world_size
+        )
+    place = start.rendezvous
+    return open_store(
+        place.host, place.port, prefix=place.prefix, timeout_s=start.collective_timeout_s
+    )
+
+
+def _own_gpu() -> torch.device:
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def _run(job: Job, start: RankStart, board: BoardWriter) -> Reply:
+    if isinstance(job, RunCell):
+        return run_cell(job, start, board)
+    if isinstance(job, RecordRun):
+        return record_rank(job, start, board)
+    if isinstance(job, RunProfile):
+        return take_profile(job, start, board)
+    if isinstance(job, CheckRun):
+        return check_recorded(job, start, board)
+    board.enter_phase("call")
+    return _call(job)
+
+
+def _call(job: CallFunction) -> FunctionReturned:
+    function, args = unpack(job.call)
+    return FunctionReturned(value=pack(function(*args)))
+
+
+def _wait_for_release(pipe: Connection) -> None:
+    """Return when the controller has closed its end: it has every rank's reply."""
+    try:
+        pipe.recv()
+    except (EOFError, ConnectionResetError):
+        return
+
+
+def _flush() -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()

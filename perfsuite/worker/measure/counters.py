@@ -1,0 +1,128 @@
+"""Counts of one iteration that do not depend on the machine's mood. Nothing here is timed.
+
+Must not know what an iteration does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import flop_registry
+
+from perfsuite.ranks.messages import IterationCounts
+from perfsuite.records.stages import Stage
+from perfsuite.worker.measure.dispatch import StepMode, communicated_bytes, is_communication
+
+# Markers of the profiler, and questions about a tensor (prim::device): no kernel belongs to them.
+_BOOKKEEPING_NAMESPACES = frozenset({"profiler", "prim"})
+
+# The CUDA runtime's and driver's calls that launch one kernel, as CUPTI names them (CUDA Runtime
+# API, "Execution Control"; CUDA Driver API, "Execution Control").
+_KERNEL_LAUNCHES = frozenset(
+    {
+        "cudaLaunchKernel",
+        "cudaLaunchKernelExC",
+        "cudaLaunchCooperativeKernel",
+        "cuLaunchKernel",
+        "cuLaunchKernelEx",
+        "cuLaunchCooperativeKernel",
+    }
+)
+
+
+def count_iteration(iterate: Callable[[Stage], None]) -> IterationCounts:
+    """Return the counts of one iteration on this rank; every rank must run it.
+
+    - `ops`: every operator, of any namespace, that reaches a dispatch mode after composite ones
+      have been taken apart, recomputation included, except profiler markers and the `prim`
+      queries. An operator on a list of tensors (`_foreach_add_`) is one.
+    - `flops`: by the formulas of `torch.utils.flop_counter`, so equal to `FlopCounterMode` on plain
+      tensors; the local share on DTensors.
+    - `collectives`: operators that move data between ranks, point to point included; waiting and
+      barriers are not. Outermost only: an operator that is built on others is one.
+    - `collective_bytes`: of each the larger of what this rank gives and what it gets.
+
+    `perfsuite.worker.measure.dispatch.StepMode` says what is not seen.
+
+    Args:
+        iterate: One iteration, which works in the stages that it is handed, and of which two were
+            run before: DDP rebuilds its buckets after the first, and DTensor learns the shapes of
+            results in it by running operators once more.
+    """
+    counter = _Counter()
+    with counter:
+        iterate(counter.stage)
+    return IterationCounts(
+        ops=counter.ops,
+        flops=counter.flops,
+        collectives=counter.collectives,
+        collective_bytes=counter.collective_bytes,
+    )
+
+
+def count_kernel_launches(iterate: Callable[[Stage], None], device: torch.device) -> int | None:
+    """Return how many kernels one iteration launches on a GPU, None on a CPU.
+
+    Runs the iteration under `torch.profiler` and synchronises the device before and after.
+    A replayed CUDA graph launches its kernels without these calls, so they are not counted.
+    """
+    if device.type != "cuda":
+        return None
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    torch.cuda.synchronize(device)
+    with torch.profiler.profile(activities=activities) as profiler:
+        iterate(lambda name: nullcontext())
+        torch.cuda.synchronize(device)
+    return count_launches(event.name for event in profiler.events() or ())
+
+
+def count_launches(event_names: Iterable[str]) -> int:
+    """Return how many of a profile's events are launches of a kernel.
+
+    >>> count_launches(["aten::add", "cudaLaunchKernel", "cuLaunchKernelEx", "cudaMemcpyAsync"])
+    2
+    """
+    return sum(name in _KERNEL_LAUNCHES for name in event_names)
+
+
+class _Counter(StepMode):  # type: ignore[no-untyped-call]
+    def __init__(self) -> None:
+        super().__init__()
+        self.ops = self.flops = self.collectives = self.collective_bytes = 0
+
+    def observe(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if isinstance(func, torch._ops.OpOverload):
+            return self._observe_overload(func, args, kwargs)
+        # A higher-order operator (flex_attention) has no overloads; its formula is its own.
+        result = self.run(func, args, kwargs)
+        self._count(func, args, kwargs, result)
+        return result
+
+    def _observe_overload(
+        self, func: torch._ops.OpOverload[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        if func.namespace in _BOOKKEEPING_NAMESPACES:
+            return func(*args, **kwargs)
+        packet = func.overloadpacket
+        if packet not in flop_registry:
+            # Under inference_mode composite operators arrive whole, elsewhere in parts.
+            with self:
+                result = func.decompose(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
+        result = self.run(func, args, kwargs)
+        self._count(packet, args, kwargs, result)
+        if is_communication(func):
+            self.collectives += 1
+            self.collective_bytes += communicated_bytes(args, kwargs, result)
+        return result
+
+    def _count(
+        self, formula: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+    ) -> None:
+        self.ops += 1
+        if formula in flop_registry:
+            self.flops += flop_registry[formula](*args, **kwargs, out_val=result)

@@ -1,0 +1,72 @@
+"""What a speed depends on beside the code, as a rank finds it.
+
+Must not know what is measured. This is the one place below the command line that reads environment
+variables: those that torch and its libraries obey are part of what it describes.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from perfsuite.system.environment import Environment, cpu_model, describe_gpu, speed_variables
+from perfsuite.system.gpus import driver_version, visible_gpus
+
+
+def describe_environment(device: str, environ: Mapping[str, str] = os.environ) -> Environment:
+    """Return the environment of this process; equal on all ranks of a machine with equal GPUs.
+
+    On "cpu" the accelerators, the driver and the CUDA libraries are left out, since no number
+    depends on them there; the torch build still names the CUDA it was built with.
+
+    Args:
+        device: "cpu" or "cuda".
+        environ: The environment variables.
+    """
+    on_cuda = device == "cuda"
+    cudnn = torch.backends.cudnn.version() if on_cuda else None  # type: ignore[no-untyped-call]
+    return Environment(
+        accelerators=tuple(map(describe_gpu, visible_gpus(environ))) if on_cuda else (),
+        driver=driver_version() if on_cuda else None,
+        cuda=torch.version.cuda if on_cuda else None,
+        cudnn=None if cudnn is None else str(cudnn),
+        nccl=_nccl_version() if on_cuda else None,
+        torch=f"{torch.__version__} ({torch.version.git_version[:10]})",
+        cpu=cpu_model(),
+        # The machine's: a rank's own affinity is pinned to a part of it.
+        num_cores=os.cpu_count() or 1,
+        python=f"{sys.version_info.major}.{sys.version_info.minor}",
+        knobs=_knobs(on_cuda) | speed_variables(environ),
+    )
+
+
+def _nccl_version() -> str | None:
+    if not torch.distributed.is_nccl_available():
+        return None
+    version = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
+    return ".".join(map(str, version))
+
+
+def _knobs(on_cuda: bool) -> dict[str, str]:
+    # Their parts (matmul, conv) are put there at import, out of sight of a type checker.
+    mkldnn: Any = torch.backends.mkldnn
+    cudnn: Any = torch.backends.cudnn
+    knobs: dict[str, object] = {
+        "num_threads": torch.get_num_threads(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
+    }
+    precisions: dict[str, Any] = {"mkldnn.matmul": mkldnn.matmul, "mkldnn.conv": mkldnn.conv}
+    if on_cuda:
+        precisions |= {"cuda.matmul": torch.backends.cuda.matmul, "cudnn.conv": cudnn.conv}
+        knobs |= {
+            "cudnn.benchmark": cudnn.benchmark,
+            "cudnn.deterministic": cudnn.deterministic,
+        }
+    # The older allow_tf32 flags cannot be read any more once somebody has set these.
+    knobs |= {f"{name}.fp32_precision": part.fp32_precision for name, part in precisions.items()}
+    return {name: str(value) for name, value in knobs.items()}

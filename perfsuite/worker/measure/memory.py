@@ -1,0 +1,190 @@
+"""Peak memory of one iteration, and what its forward pass keeps for its backward pass.
+
+Must not know what an iteration does. On a CPU torch counts no memory, so the bytes of all live
+storages are followed instead; the kernels' inner temporaries are not seen there.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from perfsuite.ranks.messages import PeakMemory
+from perfsuite.records.stages import Stage
+from perfsuite.worker.measure.clock import collector_off
+from perfsuite.worker.measure.dispatch import StepMode, tensors_in
+
+
+def measure_peak(
+    iterate: Callable[[Stage], None],
+    held: Iterator[Tensor],
+    device: torch.device,
+    *,
+    follow_resizes: bool = True,
+) -> PeakMemory:
+    """Return the peak memory of one iteration on this rank; every rank must run it.
+
+    `saved_activation_bytes` is how much more memory is in use when a backward pass begins than
+    when the forward pass before it did (the first of them, where a pipeline runs several), and the
+    most that this is in any micro-batch. Unlike `saved_tensors_hooks` it sees what selective
+    checkpointing keeps. Memory that existed before and is only first used there, such as the
+    batch, is not in it.
+
+    Args:
+        iterate: One iteration, which works in the stages that it is handed.
+        held: Tensors alive before the iteration: parameters, buffers, gradients, optimizer state.
+            An iterator, since a list would keep alive what the iteration frees. Not asked on
+            a GPU, whose allocator knows them.
+        device: On "cuda" the allocator's own peak is read, and the device synchronised.
+        follow_resizes: See `LiveStorage`.
+    """
+    if device.type == "cuda":
+        return _measure_allocator(iterate, device)
+    tracker = LiveStorage(held, follow_resizes=follow_resizes)
+    saved = _SavedBytes(lambda: tracker.made_bytes)
+
+    @contextmanager
+    def stage(name: str) -> Iterator[None]:
+        saved.enter(name)
+        with tracker.stage(name):
+            yield
+
+    # Garbage in cycles would be freed whenever the collector happens to run.
+    with collector_off(), tracker:
+        iterate(stage)
+    return PeakMemory(
+        metric="live_storage_peak",
+        peak_bytes=tracker.peak_bytes,
+        saved_activation_bytes=saved.most_bytes,
+    )
+
+
+def _measure_allocator(iterate: Callable[[Stage], None], device: torch.device) -> PeakMemory:
+    saved = _SavedBytes(lambda: torch.cuda.memory_allocated(device))
+
+    @contextmanager
+    def stage(name: str) -> Iterator[None]:
+        saved.enter(name)
+        yield
+
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    iterate(stage)
+    torch.cuda.synchronize(device)
+    return PeakMemory(
+        metric="max_memory_allocated",
+        peak_bytes=torch.cuda.max_memory_allocated(device),
+        saved_activation_bytes=saved.most_bytes,
+    )
+
+
+class _SavedBytes:
+    """What is in use at the entry of a backward stage more than at that of its forward stage."""
+
+    def __init__(self, read_bytes: Callable[[], int]) -> None:
+        self.most_bytes: int | None = None
+        self._read_bytes = read_bytes
+        self._before_forward_bytes: int | None = None
+
+    def enter(self, name: str) -> None:
+        if name == "forward" and self._before_forward_bytes is None:
+            self._before_forward_bytes = self._read_bytes()
+        elif name == "backward" and self._before_forward_bytes is not None:
+            saved_bytes = self._read_bytes() - self._before_forward_bytes
+            self.most_bytes = max(saved_bytes, self.most_bytes or 0)
+            self._before_forward_bytes = None
+
+
+@dataclass(slots=True)
+class _Life:
+    """A storage that is alive: a weak reference to it, its size, and whether it was made here."""
+
+    storage: weakref.ref[torch.UntypedStorage]
+    num_bytes: int
+    is_made_here: bool
+
+
+class LiveStorage(StepMode):  # type: ignore[no-untyped-call]
+    """Follows the bytes of all live storages that operators in its `with` block use.
+
+    It starts with the storages of the given tensors. One that an operator makes counts until it is
+    freed; one that existed unknown before (a batch from a loader) counts from its first use.
+    Storages are shared: views of one count once.
+
+    A storage can be resized without any operator, as FSDP2 frees parameters by
+    `storage.resize_(0)`. With `follow_resizes` the size of every live storage is read again after
+    every operator, which costs about 0.1 us for each pair of the two (0.1 s for 2,000 operators
+    and 500 storages). Without it a new size is seen when an operator next uses that storage.
+
+    Args:
+        held: Tensors that are alive already.
+        follow_resizes: Read all sizes again after every operator.
+
+    Attributes:
+        peak_bytes: The most bytes that were alive after any operator.
+    """
+
+    def __init__(self, held: Iterable[Tensor], *, follow_resizes: bool = True) -> None:
+        super().__init__()
+        self._follow_resizes = follow_resizes
+        self._lives: dict[int, _Life] = {}
+        self._current_bytes = self._made_bytes = 0
+        for tensor in tensors_in(*held):
+            self._use(tensor, is_made_here=False)
+        self.peak_bytes = self._current_bytes
+
+    @property
+    def current_bytes(self) -> int:
+        """Bytes that are alive now."""
+        self._read_sizes()
+        return self._current_bytes
+
+    @property
+    def made_bytes(self) -> int:
+        """Bytes that are alive now and were made by an operator in the `with` block."""
+        self._read_sizes()
+        return self._made_bytes
+
+    def observe(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return the operator's result after taking note of the storages it used and made."""
+        for tensor in tensors_in(args, kwargs):
+            self._use(tensor, is_made_here=False)
+        result = self.run(func, args, kwargs)
+        for tensor in tensors_in(result):
+            self._use(tensor, is_made_here=True)
+        self.peak_bytes = max(self.peak_bytes, self.current_bytes)
+        return result
+
+    def _use(self, tensor: Tensor, *, is_made_here: bool) -> None:
+        # torch keeps one Python object for a storage as long as the storage lives, so its id and
+        # a weak reference to it stand for the storage itself.
+        storage = tensor.untyped_storage()
+        key = id(storage)
+        life = self._lives.get(key)
+        if life is None:
+            reference = weakref.ref(storage, lambda _: self._forget(key))
+            life = self._lives[key] = _Life(reference, 0, is_made_here)
+        self._resize(life, storage.nbytes())
+
+    def _forget(self, key: int) -> None:
+        self._resize(self._lives.pop(key), 0)
+
+    def _read_sizes(self) -> None:
+        if self._follow_resizes:
+            for life in list(self._lives.values()):
+                storage = life.storage()
+                if storage is not None and storage.nbytes() != life.num_bytes:
+                    self._resize(life, storage.nbytes())
+
+    def _resize(self, life: _Life, num_bytes: int) -> None:
+        grown_bytes = num_bytes - life.num_bytes
+        life.num_bytes = num_bytes
+        self._current_bytes += grown_bytes
+        if life.is_made_here:
+            self._made_bytes += grown_bytes

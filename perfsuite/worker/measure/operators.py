@@ -1,0 +1,217 @@
+"""What the operators of a few iterations cost, as `torch.profiler` sees them. Never inside a time.
+
+Must not know what an iteration does.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._C._autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from perfsuite.records.cell import Operator
+from perfsuite.records.profile import Communication
+from perfsuite.records.stages import Stage
+
+NUM_OPERATORS = 10
+_NUM_TABLE_ROWS = 40
+# A stage in a trace, so that it cannot be taken for an operator.
+_STAGE_PREFIX = "stage: "
+# How collectives are called: gloo's work on a CPU, NCCL's kernels on a GPU.
+_COMMUNICATION = ("gloo:", "nccl")
+# What computes on a CPU. Operators of c10d wait for others, and autograd's nodes may.
+_CPU_COMPUTE = ("aten::",)
+_US_PER_S = 1e6
+
+
+def mark_stage(name: str) -> record_function:
+    """Be the `Stage` that names each stage in the trace."""
+    return record_function(f"{_STAGE_PREFIX}{name}")
+
+
+def profile_iterations(
+    iterate: Callable[[Stage], None],
+    device: torch.device,
+    *,
+    num_iterations: int,
+    with_memory: bool = False,
+) -> profile:
+    """Return the finished profile of some iterations; synchronises the device.
+
+    Args:
+        iterate: One iteration, which works in the stages that it is handed.
+        device: "cuda" adds the GPU's kernels.
+        num_iterations: How many.
+        with_memory: Also what operators allocate, which costs time of its own.
+    """
+    activities = [ProfilerActivity.CPU]
+    if device.type == "cuda":
+        activities.append(ProfilerActivity.CUDA)
+    profiler = profile(activities=activities, profile_memory=with_memory)
+    with _silent_errors(), profiler:
+        for _ in range(num_iterations):
+            iterate(mark_stage)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+    return profiler
+
+
+def costliest_operators(averages: Iterable[Any], device: torch.device) -> tuple[Operator, ...]:
+    """Return the operators with the most time of their own, costliest first.
+
+    Args:
+        averages: What `profile.key_averages()` returned.
+        device: Whose time counts.
+    """
+    on_cuda = device.type == "cuda"
+    operators = [
+        Operator(
+            name=average.key,
+            calls=average.count,
+            self_s=round(
+                (average.self_device_time_total if on_cuda else average.self_cpu_time_total)
+                / _US_PER_S,
+                9,
+            ),
+        )
+        for average in averages
+        if _is_operator(average)
+    ]
+    spent = sorted(operators, key=lambda operator: (-operator.self_s, operator.name))
+    return tuple(operator for operator in spent if operator.self_s > 0)[:NUM_OPERATORS]
+
+
+def measure_communication(events: Iterable[Any], device: torch.device) -> Communication | None:
+    """Return how long collectives were under way, and how much of it no computation hid.
+
+    On a GPU kernels of NCCL stand against all others; on a CPU, or where ranks share a GPU through
+    gloo, its background work against ATen's operators on any thread of the rank.
+
+    Args:
+        events: What `profile.events()` returned.
+        device: Where the rank computes.
+
+    Returns:
+        None where nothing was communicated.
+    """
+    communicated, computed = [], []
+    for event in events:
+        interval = (event.time_range.start, event.time_range.end)
+        is_kernel = event.device_type == DeviceType.CUDA
+        if event.name.startswith(_COMMUNICATION):
+            if is_kernel or event.is_async:
+                communicated.append(interval)
+        elif device.type == "cuda":
+            if is_kernel and not event.is_user_annotation:
+                computed.append(interval)
+        elif event.name.startswith(_CPU_COMPUTE):
+            computed.append(interval)
+    if not communicated:
+        return None
+    under_way, computing = merge(communicated), merge(computed)
+    total_s = total(under_way) / _US_PER_S
+    overlapped_s = overlap(under_way, computing) / _US_PER_S
+    return Communication(
+        total_s=total_s, exposed_s=total_s - overlapped_s, overlapped_s=overlapped_s
+    )
+
+
+def describe_operators(averages: Any, device: torch.device) -> str:
+    """Return the table of operators that `torch.profiler` prints, costliest first."""
+    by = "self_device_time_total" if device.type == "cuda" else "self_cpu_time_total"
+    return str(averages.table(sort_by=by, row_limit=_NUM_TABLE_ROWS))
+
+
+def describe_memory(averages: Any, device: torch.device) -> str:
+    """Return the allocator's summary of a GPU; on a CPU the operators that allocate most."""
+    if device.type == "cuda":
+        return str(torch.cuda.memory_summary(device))
+    return str(averages.table(sort_by="self_cpu_memory_usage", row_limit=_NUM_TABLE_ROWS))
+
+
+def read_trace(profiler: profile, folder: Path) -> bytes:
+    """Return the Chrome trace of a finished profile; written to `folder` on the way."""
+    path = folder / f"trace-{os.getpid()}.json"  # every rank of the group has one there
+    with _silent_errors():
+        profiler.export_chrome_trace(str(path))
+    trace = path.read_bytes()
+    path.unlink()
+    return trace
+
+
+def _is_operator(average: Any) -> bool:
+    # Kernels have rows of their own beside the operators that launched them.
+    return average.device_type == DeviceType.CPU and not average.key.startswith(
+        (_STAGE_PREFIX, *_COMMUNICATION)
+    )
+
+
+@contextmanager
+def _silent_errors() -> Iterator[None]:
+    """Keep standard error from the terminal.
+
+    The profiler says there that it starts and stops, at any level of its log, and of which memory
+    it knows nothing. What is profiled has run before, and said then what it has to say.
+    """
+    sys.stderr.flush()
+    kept = os.dup(2)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    os.close(nowhere)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+
+
+Interval = tuple[float, float]
+
+
+def merge(intervals: Iterable[Interval]) -> list[Interval]:
+    """Return the times that any interval covers, as disjoint intervals in order.
+
+    >>> merge([(4, 6), (0, 2), (1, 3)])
+    [(0, 3), (4, 6)]
+    """
+    merged: list[Interval] = []
+    for start, end in sorted(intervals):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
+        else:
+            merged.append((start, end))
+    return merged
+
+
+def total(merged: Sequence[Interval]) -> float:
+    """Return how long disjoint intervals are together.
+
+    >>> total([(0, 3), (4, 6)])
+    5
+    """
+    return sum(end - start for start, end in merged)
+
+
+def overlap(one: Sequence[Interval], other: Sequence[Interval]) -> float:
+    """Return for how long both of two merged lists of intervals are under way.
+
+    >>> overlap([(0, 3), (4, 6)], [(2, 5)])
+    2
+    """
+    shared: float = 0
+    place = 0
+    for start, end in one:
+        while place < len(other) and other[place][1] <= start:
+            place += 1
+        later = place
+        while later < len(other) and other[later][0] < end:
+            shared += min(end, other[later][1]) - max(start, other[later][0])
+            later += 1
+    return shared

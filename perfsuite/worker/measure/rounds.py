@@ -1,0 +1,103 @@
+"""Rounds: iterations between two device synchronisations, each of which yields one sample.
+
+Must not know what an iteration does, nor how ranks wait for each other.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+
+from perfsuite.errors import PerfsuiteError
+from perfsuite.ranks.messages import RoundTimes
+from perfsuite.records.stages import Stage
+from perfsuite.worker.measure.clock import collector_off
+from perfsuite.worker.measure.stages import StageClock
+
+# Rounds of 25 ms and more are what the noise of paired launches was measured with: a standard
+# deviation of 0.4 % over pairs. Twice that leaves room for an estimate that is off by half.
+ROUND_S = 0.050
+
+
+def choose_num_iterations(
+    iteration_s: float, *, steps_per_epoch: int | None, round_s: float = ROUND_S
+) -> int:
+    """Return how many iterations make a round of about so many seconds.
+
+    A power of two, so that a noisy estimate of the iteration's time rarely changes the choice.
+    Where an epoch is shorter than two such rounds, the next whole number of epochs instead: then
+    every round holds the same number of epoch starts, which cost more than other steps.
+
+    Args:
+        iteration_s: Estimated seconds of one iteration.
+        steps_per_epoch: Iterations of one pass over the data; None if nothing happens at its end.
+        round_s: Seconds of a round; 50 ms unless rounds of two arms alternate.
+
+    Raises:
+        PerfsuiteError: The estimate is no positive number of seconds.
+
+    >>> choose_num_iterations(0.002, steps_per_epoch=None)
+    32
+    >>> choose_num_iterations(0.002, steps_per_epoch=45)
+    45
+    >>> choose_num_iterations(3.0, steps_per_epoch=1000)
+    1
+    """
+    if not 0 < iteration_s < math.inf:
+        raise PerfsuiteError(
+            f"an iteration of {iteration_s!r} s cannot be timed in rounds; "
+            "it must take a positive, finite number of seconds"
+        )
+    num_iterations = 1 << (math.ceil(round_s / iteration_s) - 1).bit_length()
+    if steps_per_epoch is not None and steps_per_epoch < 2 * num_iterations:
+        return math.ceil(num_iterations / steps_per_epoch) * steps_per_epoch
+    return num_iterations
+
+
+def measure_rounds(
+    iterate: Callable[[Stage], None],
+    *,
+    num_rounds: int,
+    num_iterations: int,
+    stages: StageClock,
+    start_together: Callable[[], None],
+    synchronize: Callable[[], None],
+    after_round: Callable[[int], None],
+    take_turn: Callable[[], AbstractContextManager[None]] = nullcontext,
+    clock: Callable[[], float] = time.perf_counter,
+) -> list[RoundTimes]:
+    """Return this rank's own times of each round.
+
+    The garbage collector runs before each round and never inside of one.
+
+    Args:
+        iterate: One iteration, which works in the stages that it is handed.
+        num_rounds: Rounds to measure.
+        num_iterations: Iterations of one round.
+        stages: The clock that the iterations are handed; what it held before is dropped.
+        start_together: Returns when all ranks have called it.
+        synchronize: Returns when the device has done all its work.
+        after_round: Told the number of each finished round, from 0, outside of any round.
+        take_turn: Held around each round, and what belongs to it.
+        clock: The host's clock, in seconds.
+    """
+    rounds = []
+    with collector_off():
+        synchronize()
+        stages.collect()
+        for number in range(num_rounds):
+            with take_turn():
+                gc.collect()
+                start_together()
+                synchronize()
+                start_s = clock()
+                for _ in range(num_iterations):
+                    iterate(stages)
+                synchronize()
+                duration_s = clock() - start_s
+                rounds.append(RoundTimes(duration_s=duration_s, stages_s=stages.collect()))
+                after_round(number)
+    return rounds

@@ -1,0 +1,223 @@
+"""Carries letters between controllers over the TCP store that torchrun keeps.
+
+A process of its own beside each controller, because the store is torch's. All letters stand in one
+list in the store, and every controller reads all of them in the same order. Loaded by name (see
+`peers.enter_messenger`), never imported by the controller. Must not know what the letters say.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from multiprocessing.connection import Connection
+
+from perfsuite.ranks import bootstrap
+from perfsuite.ranks.torchrun.inbox import Letter, Lost, MessengerStart
+from perfsuite.worker.store import Store, StoreError, open_store
+
+# How often a messenger shows that it is alive, and looks whether others are.
+_BEAT_S = 1.0
+# Between two looks for a letter: answers come at once, and a long silence costs a store with a
+# thousand readers 20,000 questions a second at most.
+_SHORTEST_PAUSE_S = 0.001
+_LONGEST_PAUSE_S = 0.05
+# The store takes no values of 8 MiB or more (torch 2.15, TCPStoreLibUvBackend.cpp).
+_PAGE_BYTES = 4 * 2**20
+
+
+def serve(start: MessengerStart, pipe: Connection) -> None:
+    """Carry letters both ways until the controller closes its end."""
+    inbox = _Inbox(pipe, start.controller)
+    try:
+        outgoing = _connect(start, is_host=start.membership.hosts_store)
+        incoming = _connect(start, is_host=False)
+    except StoreError as error:
+        inbox.put_lost(_cannot_connect(start, error))
+        return
+    reader = _Reader(incoming, inbox, start.membership.world_size)
+    thread = threading.Thread(target=reader.run, daemon=True)
+    thread.start()
+    watch = _Watch(start, outgoing)
+    try:
+        while (lost := watch.look()) is None:
+            if pipe.poll(_BEAT_S):
+                _post(outgoing, pipe.recv_bytes())
+        inbox.put_lost(lost)
+        while True:  # others may hear how this one ends
+            _post(outgoing, pipe.recv_bytes())
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        os._exit(0)  # the reader waits in the store, and an exit handler would wait for it
+    except StoreError:
+        thread.join()  # it meets the same, and says so
+
+
+class _Inbox:
+    """What the controller reads from, and two threads write to."""
+
+    def __init__(self, pipe: Connection, controller: int) -> None:
+        self._pipe = pipe
+        self._controller = controller
+        self._lock = threading.Lock()
+
+    def put(self, mail: Letter | Lost) -> None:
+        """Hand something on; waits for a controller that is busy with something else."""
+        with self._lock:
+            self._pipe.send(mail)
+
+    def put_lost(self, reason: str) -> None:
+        """Hand on that no letter will come any more."""
+        # A controller that is stopped would never hear it, and not take torchrun's SIGTERM either.
+        with contextlib.suppress(ProcessLookupError):  # it is gone, and needs nothing
+            os.kill(self._controller, signal.SIGCONT)
+        self.put(Lost(reason=reason))
+
+
+class _Reader:
+    """Hands on each letter of the list."""
+
+    def __init__(self, store: Store, inbox: _Inbox, world_size: int) -> None:
+        self._store = store
+        self._inbox = inbox
+        self._world_size = world_size
+        self._num_read = 0
+        self._pause_s = _SHORTEST_PAUSE_S
+
+    def run(self) -> None:
+        """Read until the store is gone."""
+        try:
+            while True:
+                self._step()
+        except StoreError as error:
+            self._inbox.put_lost(f"the store of torchrun is gone: {_first_line(error)}")
+        except (BrokenPipeError, ConnectionResetError):
+            return  # the controller is gone, and so is this process in a moment
+
+    def _step(self) -> None:
+        # Not a wait with a time-out: one that runs out just as the letter comes may never return
+        # (torch 2.15).
+        if self._store.check([_key(self._num_read)]):
+            self._inbox.put(Letter(content=self._take()))
+            self._pause_s = _SHORTEST_PAUSE_S
+        else:
+            time.sleep(self._pause_s)
+            self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
+
+    def _take(self) -> bytes:
+        key = _key(self._num_read)
+        num_pages = int(self._store.get(key))
+        content = b"".join(self._store.get(f"{key}.{page}") for page in range(num_pages))
+        if self._store.add(f"{key} read", 1) == self._world_size:
+            for page in range(num_pages):
+                self._store.delete_key(f"{key}.{page}")
+        self._num_read += 1
+        return content
+
+
+class _Watch:
+    """Shows that the controller here is alive, and tells which other has fallen silent.
+
+    Not the reader's work: a controller that is busy takes no letter for minutes, and lives.
+    """
+
+    def __init__(self, start: MessengerStart, store: Store) -> None:
+        membership = start.membership
+        self._start = start
+        self._store = store
+        # All depend on the first, which decides, and the first on all.
+        everyone = range(membership.world_size)
+        self._watched = [
+            rank for rank in (everyone if membership.is_first else [0]) if rank != membership.rank
+        ]
+        self._beats = dict.fromkeys(self._watched, 0)
+        self._heard_s = dict.fromkeys(self._watched, time.monotonic())
+        self._beaten_s = 0.0
+        self._is_stopped = False
+
+    def look(self) -> str | None:
+        """Return why the session cannot go on, None if it can; a beat apart, however often called.
+
+        Raises:
+            StoreError: The store is gone.
+        """
+        if time.monotonic() - self._beaten_s < _BEAT_S:
+            return None
+        self._beaten_s = time.monotonic()
+        self._beat()
+        return self._silent()
+
+    def _beat(self) -> None:
+        """Show that the controller is alive; one that is stopped is not, and its messenger is."""
+        rank = self._start.membership.rank
+        was_stopped, self._is_stopped = (
+            self._is_stopped,
+            bootstrap.is_stopped(self._start.controller),
+        )
+        if not self._is_stopped:
+            self._store.add(f"beat {rank}", 1)
+        if self._is_stopped and not was_stopped:
+            self._store.set(f"stopped {rank}", "")
+        if was_stopped and not self._is_stopped:
+            self._store.delete_key(f"stopped {rank}")
+
+    def _silent(self) -> str | None:
+        """Why the session cannot go on, if a rank on which this one depends is silent."""
+        now_s = time.monotonic()
+        for rank in self._watched:
+            num_beats = self._store.add(f"beat {rank}", 0)
+            if num_beats != self._beats[rank]:
+                self._beats[rank], self._heard_s[rank] = num_beats, now_s
+            has_come = self._beats[rank] > 0
+            patience_s = self._start.silence_s if has_come else self._start.arrival_s
+            if now_s - self._heard_s[rank] > patience_s:
+                return self._why_silent(rank, patience_s, has_come=has_come)
+        return None
+
+    def _why_silent(self, rank: int, patience_s: float, *, has_come: bool) -> str:
+        who = f"rank {rank} of {self._start.membership.world_size}"
+        if self._store.check([f"stopped {rank}"]):
+            return (
+                f"{who} stands still: its pytest process was stopped (SIGSTOP, as a debugger "
+                f"does), and did not go on within {patience_s:g} s"
+            )
+        what = "is gone, or stands still" if has_come else "did not come"
+        return f"{who} {what}: nothing was heard of its pytest process for {patience_s:g} s"
+
+
+def _connect(start: MessengerStart, *, is_host: bool) -> Store:
+    membership = start.membership
+    return open_store(
+        membership.host,
+        membership.port,
+        prefix=f"{membership.prefix}/letters",
+        timeout_s=start.arrival_s,
+        is_host=is_host,
+    )
+
+
+def _post(store: Store, content: bytes) -> None:
+    """Put a letter at the end of the list."""
+    pages = [content[at : at + _PAGE_BYTES] for at in range(0, len(content), _PAGE_BYTES)]
+    key = _key(store.add("posted", 1) - 1)
+    for number, page in enumerate(pages):
+        store.set(f"{key}.{number}", page)  # type: ignore[arg-type]  # bytes, as elastic does
+    store.set(key, str(len(pages)))
+
+
+def _key(number: int) -> str:
+    return f"letter {number}"
+
+
+def _cannot_connect(start: MessengerStart, error: Exception) -> str:
+    membership = start.membership
+    return (
+        f"rank {membership.rank} of {membership.world_size} cannot reach the store at "
+        f"{membership.host}:{membership.port} (MASTER_ADDR, MASTER_PORT): {_first_line(error)}; "
+        "give torchrun a --master-addr that every host can reach, and open the port"
+    )
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]

@@ -1,0 +1,80 @@
+"""What a batch may look like, and how it reaches the device and the model.
+
+Must not know where batches come from, nor what is done with the outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+
+def map_tensors(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    """The same nest of tuples, lists and dicts with `function` applied to each tensor in it.
+
+    >>> map_tensors({"x": torch.tensor(1.0), "ids": ["a"]}, torch.Tensor.double)
+    {'x': tensor(1., dtype=torch.float64), 'ids': ['a']}
+    """
+    if isinstance(value, Tensor):
+        return function(value)
+    if isinstance(value, Mapping):
+        return {key: map_tensors(part, function) for key, part in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(map_tensors(part, function) for part in value))
+    if isinstance(value, list | tuple):
+        return type(value)(map_tensors(part, function) for part in value)
+    return value
+
+
+def num_samples(value: Any) -> int:
+    """How many samples inputs or targets hold: the first dimension of their first tensor; else 0.
+
+    >>> num_samples({"ids": torch.zeros(3, 8), "mask": torch.zeros(3, 8)}), num_samples("a")
+    (3, 0)
+    """
+    sizes: list[int] = []
+
+    def note(tensor: Tensor) -> Tensor:
+        sizes.extend(tensor.shape[:1])
+        return tensor
+
+    map_tensors(value, note)
+    return next(iter(sizes), 0)
+
+
+def cast_floating(value: Any, dtype: torch.dtype) -> Any:
+    """The same value with each floating tensor in `dtype`; whole numbers and masks stay."""
+    return map_tensors(
+        value, lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor
+    )
+
+
+def copy_to_device(value: Any, device: torch.device, *, non_blocking: bool) -> Any:
+    """The same value with each tensor on `device`.
+
+    Args:
+        value: Inputs or target of one batch.
+        device: Where the rank computes.
+        non_blocking: Return before a copy from page-locked memory is done.
+    """
+    if device.type == "cpu":
+        return value  # loaders load there
+    return map_tensors(value, lambda tensor: tensor.to(device, non_blocking=non_blocking))
+
+
+def call_model(model: nn.Module, inputs: Any) -> Any:
+    """The model's outputs: `model(**inputs)` for a dict, `model(*inputs)` for a tuple or list."""
+    if isinstance(inputs, Mapping):
+        return model(**inputs)
+    if isinstance(inputs, list | tuple):
+        return model(*inputs)
+    return model(inputs)
+
+
+def local_tensor(tensor: Tensor) -> Tensor:
+    """This rank's part of a DTensor, sharing its memory; a plain tensor itself."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -1,0 +1,142 @@
+"""worker/training/build.py."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+
+import numpy
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from perfsuite.errors import RecipeError, WorkloadError
+from perfsuite.records.recipe import Recipe
+from perfsuite.records.workload import Workload
+from perfsuite.worker.training.checkpointing import checkpoint_blocks
+from perfsuite.worker.training.mixed_precision import (
+    LossScaler,
+    MasterWeights,
+    PrecisionPolicy,
+    autocast_forward,
+    cast_parameters,
+    precision_policy,
+    set_tf32,
+)
+from perfsuite.worker.training.trainer import Strategy, Trainer
+
+# numpy.random.seed takes 32 bits.
+_NUMPY_SEEDS = 2**32
+
+
+def build_trainer(
+    workload: Workload, recipe: Recipe, *, device: torch.device, seed: int
+) -> Trainer:
+    """Return this rank's trainer, its parts wrapped in the order that stands here.
+
+    Every rank builds from the same seed, so that all start from the same weights. At the end the
+    random numbers are seeded anew with `seed + shard_index`: ranks that see other data draw other
+    dropout masks, ranks that share a batch draw the same.
+
+    Args:
+        workload: What is trained.
+        recipe: How it is trained.
+        device: Where this rank computes. The default process group is initialised for every mode
+            but "single" and "dp".
+        seed: Seed of weights and random numbers, the same on every rank.
+
+    Raises:
+        RecipeError: The recipe asks for what the workload cannot give.
+        WorkloadError: The workload breaks its contract.
+    """
+    # Imported here because the parallel modes import the step, which imports this module's types.
+    from perfsuite.worker.training.parallel import choose_strategy
+
+    precision = precision_policy(recipe.precision)
+    strategy = choose_strategy(workload, recipe, device=device)
+    set_tf32(precision, device)
+    seed_random_numbers(seed)
+
+    model = _build_model(workload)
+    cast_parameters(model, precision)
+    model.to(device)
+    model = strategy.split(model)
+    checkpoint_blocks(workload, recipe, strategy.local_blocks(model))
+    for entry in strategy.entry_modules(model):
+        autocast_forward(entry, precision, device)
+    if recipe.compile:
+        _compile(model, recipe)
+    module, model = model, strategy.wrap(model)
+    optimizer = _build_optimizer(workload, strategy, precision, module.parameters())
+
+    seed_random_numbers(seed + strategy.shard_index)
+    return Trainer(
+        workload=workload,
+        recipe=recipe,
+        device=device,
+        model=model,
+        module=module,
+        optimizer=optimizer,
+        unstepped=_left_alone(optimizer, module),
+        scaler=LossScaler(precision, device, agrees_over_ranks=strategy.splits_parameters),
+        precision=precision,
+        strategy=strategy,
+    )
+
+
+def seed_random_numbers(seed: int) -> None:
+    """Seed the generators that models, datasets and augmentations draw from on this rank."""
+    random.seed(seed)
+    numpy.random.seed(seed % _NUMPY_SEEDS)
+    torch.manual_seed(seed)
+
+
+def _build_model(workload: Workload) -> nn.Module:
+    model: object = workload.build_model()
+    if not isinstance(model, nn.Module):
+        raise WorkloadError(
+            f"workload {workload.name!r}: build_model returned a {type(model).__name__}; "
+            "return a torch.nn.Module"
+        )
+    return model
+
+
+def _compile(model: nn.Module, recipe: Recipe) -> None:
+    # Module.compile binds the compiled call to this very instance, so every replica that
+    # DataParallel makes would compute with the parameters of the first.
+    if recipe.plan.mode == "dp":
+        raise RecipeError(
+            f"compile=True cannot be combined with parallel {recipe.parallel!r}: the replicas of "
+            "nn.DataParallel would all call the compiled first one; use compile=False or ddp:N"
+        )
+    # In place, because the module that torch.compile returns renames every parameter.
+    model.compile()
+
+
+def _left_alone(optimizer: Optimizer, module: nn.Module) -> list[nn.Parameter]:
+    if isinstance(optimizer, MasterWeights):  # it clears the gradients of all parameters
+        return []
+    stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    return [
+        parameter
+        for parameter in module.parameters()
+        if parameter.requires_grad and id(parameter) not in stepped
+    ]
+
+
+def _build_optimizer(
+    workload: Workload,
+    strategy: Strategy,
+    precision: PrecisionPolicy,
+    parameters: Iterable[nn.Parameter],
+) -> Optimizer:
+    trainable = [parameter for parameter in parameters if parameter.requires_grad]
+    if not trainable:
+        part = "one rank's part of its model" if strategy.splits_parameters else "its model"
+        raise WorkloadError(
+            f"workload {workload.name!r}: no parameter of {part} requires a gradient; "
+            "leave requires_grad on for what is to be trained"
+        )
+    if precision.master_weights:
+        return MasterWeights(trainable, strategy.build_optimizer)
+    return strategy.build_optimizer(trainable)

@@ -1,0 +1,159 @@
+"""How good a model is, on one rank's share of a split: right answers by class, or its own metric.
+
+Must not know how a parallel mode computes, nor who takes the time. Shapes: B samples of a batch,
+C classes, and any further dimensions ... that outputs and targets share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from perfsuite.errors import WorkloadError
+from perfsuite.worker.training.batches import map_tensors, num_samples
+from perfsuite.worker.training.loaders import EpochBatches
+from perfsuite.worker.training.step import compute_loss, eval_mode, prepare_batch
+from perfsuite.worker.training.trainer import Trainer
+
+
+class Score(Protocol):
+    """What is made of the outputs of a split."""
+
+    def add(self, outputs: Any, target: Any) -> None:
+        """Take in one batch."""
+
+
+class Tally:
+    """Counts right answers by class; it waits for the device only where its counts are taken."""
+
+    def __init__(self) -> None:
+        self._counts: Tensor | None = None
+        self.why_none: str | None = None
+
+    def add(self, outputs: Any, target: Any) -> None:
+        """Count a batch.
+
+        Args:
+            outputs: Scores (B, C, ...).
+            target: Classes (B, ...); a negative one, as losses ignore it, is not counted.
+        """
+        if not _are_scores_of_classes(outputs, target):
+            self.why_none = (
+                "accuracy needs scores (B, C, ...) from the model and whole numbers (B, ...) as "
+                f"targets; here are {_form(outputs)} and {_form(target)}"
+            )
+            return
+        num_classes = outputs.shape[1]
+        counted = (target >= 0) & (target < num_classes)
+        is_right = counted & (outputs.argmax(dim=1) == target)
+        counts = torch.stack(
+            [
+                torch.bincount(target[chosen], minlength=num_classes)
+                for chosen in (is_right, counted)
+            ]
+        )
+        self._counts = counts if self._counts is None else self._counts + counts
+
+    def take(self) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+        """Return how many of each class were right, and how many there were; None without any."""
+        if self._counts is None or self.why_none is not None:
+            return None
+        right, there = self._counts.tolist()
+        return tuple(right), tuple(there)
+
+
+class MetricSums:
+    """Sums what a workload's own metric says of each batch, as often as the batch has samples."""
+
+    def __init__(self, name: str, metric: Callable[[Any, Any], Mapping[str, Any]]) -> None:
+        """Prepare the sums.
+
+        Args:
+            name: Of the workload.
+            metric: (outputs, targets) -> numbers by name, each the mean over the batch.
+        """
+        self._name = name
+        self._metric = metric
+        self._sums: dict[str, Any] = {}
+        self._num_samples = 0
+
+    def add(self, outputs: Any, target: Any) -> None:
+        """Take in one batch.
+
+        Raises:
+            WorkloadError: The metric did not return numbers by name.
+        """
+        found: object = self._metric(outputs, target)
+        size = num_samples((target, outputs))
+        if not isinstance(found, Mapping):
+            raise WorkloadError(
+                f"workload {self._name!r}: its metric returned a {type(found).__name__}; "
+                "return a dict of numbers by name"
+            )
+        for name, value in found.items():
+            is_number = value.numel() == 1 if isinstance(value, Tensor) else _is_number(value)
+            if not is_number or not isinstance(name, str):
+                raise WorkloadError(
+                    f"workload {self._name!r}: its metric returned {name!r}: {_form(value)}; "
+                    "return a dict of numbers by name"
+                )
+            # A tensor stays on its device, so that no batch waits for it.
+            number = value.detach().double() if isinstance(value, Tensor) else value
+            self._sums[name] = self._sums.get(name, 0.0) + number * size
+        self._num_samples += size
+
+    def take(self) -> tuple[dict[str, float], int]:
+        """Return the sums by name, and of how many samples."""
+        return {name: float(total) for name, total in self._sums.items()}, self._num_samples
+
+
+def evaluate_split(
+    trainer: Trainer, batches: EpochBatches, score: Score | None, before_batch: Callable[[], None]
+) -> None:
+    """Run one epoch of a split through the model and its loss, in eval mode, without gradients.
+
+    Args:
+        trainer: What is evaluated.
+        batches: Of the split; a sample that is there only to fill the shard is not counted.
+        score: Given the outputs, on the ranks that have them; None where nobody asks.
+        before_batch: Called before each batch is loaded.
+    """
+    with eval_mode(trainer.model), torch.no_grad():
+        for number in range(batches.steps_per_epoch):
+            before_batch()
+            inputs, target = prepare_batch(trainer, next(batches))
+            is_last = number == batches.steps_per_epoch - 1
+            has_filler = is_last and batches.repeats_last
+            # Alone in its batch it is computed all the same: ranks of a group wait for each other.
+            if has_filler and num_samples(target) > 1:
+                inputs, target = map_tensors((inputs, target), lambda tensor: tensor[:-1])
+                has_filler = False
+            outputs = trainer.strategy.evaluate(trainer, inputs)
+            if outputs is None:
+                continue
+            compute_loss(trainer, outputs, target)
+            if score is not None and not has_filler:
+                score.add(outputs, target)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _are_scores_of_classes(outputs: Any, target: Any) -> bool:
+    return (
+        isinstance(outputs, Tensor)
+        and isinstance(target, Tensor)
+        and not target.is_floating_point()
+        and outputs.dim() == target.dim() + 1
+        and outputs.shape[:1] + outputs.shape[2:] == target.shape
+    )
+
+
+def _form(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
+    return f"a {type(value).__name__}"

@@ -1,0 +1,297 @@
+"""Batches of a workload's data, epoch after epoch, and clear words when the data fail.
+
+Must not know what is done with a batch. It is the border to the user's dataset: whatever that
+raises, here or in a loader worker, becomes one message without a traceback of torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sized
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, cast
+
+import torch
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    default_collate,
+    get_worker_info,
+)
+
+from perfsuite.errors import DataLoadError, NotExercisedError, WorkloadError
+from perfsuite.records.recipe import Recipe
+from perfsuite.records.workload import Split, Workload
+
+# Frames in torch and torchvision (by the same prefix) and in this file are not the user's.
+_NOT_USERS = (str(Path(torch.__file__).parent), __file__)
+# What torch says where a batch does not fit.
+_SHARED_MEMORY_SIGN = "unable to allocate shared memory"
+_NO_ROOM = (
+    "loader workers pass their batches through /dev/shm, which is full: make room in it, enlarge "
+    "it (docker run --shm-size=1g), or use num_workers=0"
+)
+
+
+def build_batches(
+    workload: Workload,
+    recipe: Recipe,
+    split: Split,
+    *,
+    shard_index: int,
+    num_shards: int,
+    seed: int,
+    device: torch.device,
+    on_worker_start: Callable[[], None] | None = None,
+) -> EpochBatches:
+    """Return one rank's batches of a split, without end.
+
+    The order of the samples depends on seed and epoch alone, never on the number of workers.
+    Training data are shuffled anew in each epoch; samples that would leave a shard shorter than the
+    others, or a batch not full, are left out of that epoch. Other splits keep their order and their
+    last, smaller batch; shards that would be shorter repeat samples from the start of the split.
+    What a dataset draws at random depends on the number of workers, since each has its own seed.
+
+    Workers are forked, whatever Python's default (forkserver from 3.14 on): their first batch comes
+    in 0.2 s instead of 1.8 s. There is no timeout here: whoever runs the ranks watches progress.
+
+    Args:
+        workload: Whose data.
+        recipe: Its loader fields and its micro-batch size.
+        split: "train", "validation" or "test".
+        shard_index: Which shard of the split this rank loads, from 0.
+        num_shards: Shards into which the split is divided.
+        seed: Seed of the order and of the workers, the same on every rank.
+        device: Where the batches will go.
+        on_worker_start: Called first thing in each loader worker.
+
+    Raises:
+        NotExercisedError: Pinned memory is asked for, and the device needs none.
+        WorkloadError: There is no such split, or it cannot fill one batch of each shard.
+    """
+    if recipe.pin_memory and device.type == "cpu":
+        raise NotExercisedError(
+            "pin_memory=True pins nothing without an accelerator; this cell runs on cpu"
+        )
+    origin = f"workload {workload.name!r}: its {split} dataset"
+    trains = split == "train"
+    batch_size = recipe.micro_batch_size or workload.micro_batch_size
+    dataset = _checked_dataset(workload, split, origin)
+    _check_size(len(dataset), batch_size, num_shards, origin, drops_last=trains)
+    sampler = DistributedSampler[Any](
+        cast("Dataset[Any]", dataset),
+        num_replicas=num_shards,
+        rank=shard_index,
+        shuffle=trains,
+        seed=seed,
+        drop_last=trains,
+    )
+    # Its own generator, so that starting an epoch draws nothing from the model's random numbers;
+    # another one on each shard, so that no two ranks augment alike.
+    generator = torch.Generator().manual_seed(seed + shard_index)
+    loader = DataLoader(
+        _Fetching(dataset, origin),
+        batch_size=batch_size,
+        sampler=sampler,
+        drop_last=trains,
+        generator=generator,
+        collate_fn=_as_fetched,
+        num_workers=recipe.num_workers,
+        persistent_workers=recipe.persistent_workers,
+        prefetch_factor=recipe.prefetch_factor,
+        pin_memory=recipe.pin_memory,
+        multiprocessing_context="fork" if recipe.num_workers else None,
+        worker_init_fn=None if on_worker_start is None else lambda _: on_worker_start(),
+    )
+    return EpochBatches(loader, sampler, len(dataset), origin)
+
+
+class EpochBatches(Iterator[Any]):
+    """An iterator of batches (inputs, target) without end; as a context manager it closes itself.
+
+    Attributes:
+        epoch: The epoch of the last batch, from 0.
+        steps_per_epoch: Batches in each epoch.
+        repeats_last: Whether the last sample of an epoch is another shard's first one again, there
+            only to make the shards equally long.
+    """
+
+    epoch: int
+    steps_per_epoch: int
+    repeats_last: bool
+
+    def __init__(
+        self,
+        loader: DataLoader[Any],
+        sampler: DistributedSampler[Any],
+        num_samples: int,
+        origin: str,
+    ) -> None:
+        self.epoch = 0
+        self.steps_per_epoch = len(loader)
+        last_place = (len(sampler) - 1) * sampler.num_replicas + sampler.rank
+        self.repeats_last = not sampler.drop_last and last_place >= num_samples
+        self._loader = loader
+        self._sampler = sampler
+        self._origin = origin
+        self._iterator: Any = None
+        self._is_closed = False
+
+    def __next__(self) -> Any:
+        """Return the next batch, of the next epoch where one is over.
+
+        Raises:
+            DataLoadError: The dataset or a loader worker failed. The iterator is then closed.
+            WorkloadError: A batch is not (inputs, target). The iterator is then closed.
+            StopIteration: The iterator was closed.
+        """
+        if self._is_closed:
+            raise StopIteration
+        try:
+            return self._checked(self._next_of_epochs())
+        except BaseException:
+            self.close()
+            raise
+
+    def indices(self, epoch: int) -> list[list[int]]:
+        """Return the dataset's indices of each batch of any epoch, from 0; nothing is loaded."""
+        self._sampler.set_epoch(epoch)
+        batches = list(cast("Iterable[list[int]]", self._loader.batch_sampler))
+        self._sampler.set_epoch(self.epoch)
+        return batches
+
+    def close(self) -> None:
+        """End the loader workers. Harmless when done twice."""
+        self._is_closed = True
+        # No public way: the iterator shuts down when it is collected, but a traceback keeps it, and
+        # one collected inside the fork of a later loader stalls that for 10 s.
+        shutdown = getattr(self._iterator, "_shutdown_workers", None)
+        if shutdown is not None:
+            shutdown()
+        self._iterator = None
+
+    def __enter__(self) -> EpochBatches:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _next_of_epochs(self) -> Any:
+        try:
+            if self._iterator is None:
+                self._start_epoch(self.epoch)
+            with contextlib.suppress(StopIteration):
+                return next(self._iterator)
+            self._start_epoch(self.epoch + 1)
+            return next(self._iterator)
+        except (RuntimeError, OSError) as error:
+            reason = _reason(error)
+            raise DataLoadError(
+                f"{self._origin} cannot be loaded: {reason}; {_NO_ROOM}"
+                if "No space left" in reason
+                else f"{self._origin} cannot be loaded: {reason}; a loader worker that was killed "
+                "often ran out of memory: use fewer num_workers or a smaller prefetch_factor"
+            ) from error
+
+    def _start_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+        self._sampler.set_epoch(epoch)
+        self._iterator = iter(self._loader)
+
+    def _checked(self, batch: Any) -> Any:
+        if isinstance(batch, _Failure):
+            raise DataLoadError(f"{self._origin} {batch.text}")
+        if not isinstance(batch, list | tuple) or len(batch) != 2:
+            size = f" of {len(batch)}" if isinstance(batch, Sized) else ""
+            raise WorkloadError(
+                f"{self._origin} gives a {type(batch).__name__}{size} as a batch; "
+                "each of its items must be a pair (inputs, target)"
+            )
+        return batch
+
+
+@dataclass(frozen=True)
+class _Failure:
+    """What comes instead of a batch: it crosses the border of a worker process as it is."""
+
+    text: str
+
+
+class _Fetching(Dataset[Any]):
+    """Fetches and collates whole batches of a dataset, and gives a `_Failure` where that raises."""
+
+    def __init__(self, dataset: Any, origin: str) -> None:
+        self._dataset = dataset
+        self._fetch_all = getattr(dataset, "__getitems__", None)
+
+    def __getitems__(self, indices: list[int]) -> Any:
+        try:
+            if self._fetch_all is not None:
+                return default_collate(self._fetch_all(indices))
+            return default_collate([self._dataset[index] for index in indices])
+        # The user's dataset may raise anything, and all of it is for the user to read.
+        except Exception as error:  # noqa: BLE001
+            return _Failure(_describe(error))
+
+
+def _as_fetched(batch: Any) -> Any:
+    return batch
+
+
+def _checked_dataset(workload: Workload, split: Split, origin: str) -> Any:
+    dataset: Any = workload.build_dataset(split)
+    if dataset is None:
+        raise WorkloadError(
+            f"workload {workload.name!r} has no {split} dataset: build_dataset({split!r}) returned "
+            "None; return a dataset for it, or ask for another split"
+        )
+    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
+        raise WorkloadError(
+            f"{origin} is a {type(dataset).__name__} without a length; "
+            "use a map-style dataset with __len__ and __getitem__"
+        )
+    return dataset
+
+
+def _check_size(
+    num_samples: int, batch_size: int, num_shards: int, origin: str, *, drops_last: bool
+) -> None:
+    if num_samples == 0:
+        raise WorkloadError(f"{origin} is empty; it needs at least one sample")
+    if drops_last and num_samples // num_shards < batch_size:
+        fits = num_samples // num_shards
+        advice = f"use micro_batch_size={fits} or less, or more data" if fits else "use more data"
+        raise WorkloadError(
+            f"{origin} has {num_samples} samples, too few for one batch of {batch_size} on each of "
+            f"{num_shards} shards; {advice}"
+        )
+
+
+def _describe(error: Exception) -> str:
+    places = [
+        f"{frame.filename}:{frame.lineno}"
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith(_NOT_USERS)
+    ]
+    worker = get_worker_info()
+    where = [f"at {places[-1]}"] if places else []
+    where += [f"in loader worker {worker.id}"] if worker is not None else []
+    told = " ".join([f"raised {type(error).__name__}: {error}", *where])
+    return f"{told}; {_NO_ROOM}" if _SHARED_MEMORY_SIGN in told else told
+
+
+def _reason(error: Exception) -> str:
+    # The cause knows the signal or the exit code, where the outer error has only a process id.
+    cause = error.__cause__ if isinstance(error.__cause__, RuntimeError) else error
+    text = str(cause).strip() or type(cause).__name__
+    return text.splitlines()[0].rstrip(". ")

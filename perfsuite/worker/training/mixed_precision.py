@@ -1,0 +1,279 @@
+"""What each precision means, as one table, and what is done to a model for it.
+
+O0 to O3 are Apex-like: the properties of `apex.amp` (apex/amp/frontend.py, removed 2025-05) with
+torch's own autocast in place of Apex's patched functions. Must not know the step or the modes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.amp import GradScaler
+from torch.optim import Optimizer
+
+from perfsuite.errors import RecipeError
+from perfsuite.worker.training.batches import cast_floating, local_tensor
+from perfsuite.worker.training.forwards import wrap_forward
+
+_BATCHNORM_LAYERS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+
+# `max_loss_scale` of apex.amp.initialize.
+_APEX_MAX_LOSS_SCALE = 2.0**24
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrecisionPolicy:
+    """What one precision asks for.
+
+    Attributes:
+        name: The recipe's word for it.
+        parameter_dtype: Of parameters, floating buffers and floating inputs.
+        keeps_batchnorm_fp32: Affine BatchNorm layers stay in float32.
+        autocast_dtype: Of the operations that autocast chooses, None without autocast.
+        loss_scale: "dynamic", or 1 for no scaling.
+        max_loss_scale: The greatest dynamic scale, None for no limit.
+        master_weights: The optimizer steps float32 copies of the parameters.
+        allows_tf32: float32 products on CUDA may be computed in TensorFloat-32.
+    """
+
+    name: str
+    parameter_dtype: torch.dtype = torch.float32
+    keeps_batchnorm_fp32: bool = False
+    autocast_dtype: torch.dtype | None = None
+    loss_scale: Literal["dynamic", 1] = 1
+    max_loss_scale: float | None = None
+    master_weights: bool = False
+    allows_tf32: bool = False
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether tensors and operations are what the user wrote: float32, nothing cast."""
+        return self.parameter_dtype == torch.float32 and self.autocast_dtype is None
+
+    @property
+    def loss_dtype(self) -> torch.dtype:
+        """In which the loss is computed from the outputs, unless autocast chooses."""
+        return torch.float64 if self.parameter_dtype == torch.float64 else torch.float32
+
+
+_POLICIES = (
+    PrecisionPolicy(name="fp64", parameter_dtype=torch.float64),
+    PrecisionPolicy(name="fp32"),
+    PrecisionPolicy(name="tf32", allows_tf32=True),
+    PrecisionPolicy(name="bf16", parameter_dtype=torch.bfloat16),
+    PrecisionPolicy(name="amp-bf16", autocast_dtype=torch.bfloat16),
+    PrecisionPolicy(name="amp-fp16", autocast_dtype=torch.float16, loss_scale="dynamic"),
+    PrecisionPolicy(name="O0"),
+    PrecisionPolicy(
+        name="O1",
+        autocast_dtype=torch.float16,
+        loss_scale="dynamic",
+        max_loss_scale=_APEX_MAX_LOSS_SCALE,
+    ),
+    PrecisionPolicy(
+        name="O2",
+        parameter_dtype=torch.float16,
+        keeps_batchnorm_fp32=True,
+        master_weights=True,
+        loss_scale="dynamic",
+        max_loss_scale=_APEX_MAX_LOSS_SCALE,
+    ),
+    PrecisionPolicy(name="O3", parameter_dtype=torch.float16),
+)
+PRECISION_POLICIES = {policy.name: policy for policy in _POLICIES}
+
+
+def precision_policy(name: str) -> PrecisionPolicy:
+    """Return what the recipe's precision asks for.
+
+    Raises:
+        RecipeError: There is no such precision.
+    """
+    if name not in PRECISION_POLICIES:
+        raise RecipeError(f"precision is {name!r}; use one of {', '.join(PRECISION_POLICIES)}")
+    return PRECISION_POLICIES[name]
+
+
+def set_tf32(policy: PrecisionPolicy, device: torch.device) -> None:
+    """Switch TensorFloat-32 on CUDA on for "tf32" and off for every other precision.
+
+    torch leaves it on for convolutions by default, so that "fp32" would silently not be float32.
+    It is a setting of the whole process. Nothing is set on other devices.
+    """
+    if device.type != "cuda":
+        return
+    # The older of two switches: reading it raises once anybody used the newer `fp32_precision`.
+    torch.backends.cuda.matmul.allow_tf32 = policy.allows_tf32
+    torch.backends.cudnn.allow_tf32 = policy.allows_tf32
+
+
+def cast_parameters(model: nn.Module, policy: PrecisionPolicy) -> None:
+    """Cast floating parameters and buffers to the policy's dtype, in place.
+
+    Each Parameter object stays the same, so tied weights stay tied. O2 leaves every BatchNorm layer
+    with weights of its own in float32 (`convert_network` in apex/fp16_utils/fp16util.py).
+    """
+    for module in model.modules():
+        if policy.keeps_batchnorm_fp32 and isinstance(module, _BATCHNORM_LAYERS) and module.affine:
+            continue
+        for tensor in (
+            *module.parameters(recurse=False),
+            *module.buffers(recurse=False),
+        ):
+            if tensor.is_floating_point():
+                tensor.data = tensor.data.to(policy.parameter_dtype)
+
+
+def autocast(policy: PrecisionPolicy, device: torch.device) -> AbstractContextManager[Any]:
+    """The context in which model and loss compute."""
+    if policy.autocast_dtype is None:
+        return nullcontext()
+    return torch.autocast(device.type, dtype=policy.autocast_dtype)
+
+
+def autocast_forward(module: nn.Module, policy: PrecisionPolicy, device: torch.device) -> None:
+    """Let the module's forward run under the policy's autocast, in place.
+
+    Inside forward, because the threads of nn.DataParallel re-enter an outer autocast without its
+    dtype and would compute in float16 whatever was asked for.
+    """
+    if policy.autocast_dtype is None:
+        return
+
+    def around(forward: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        with autocast(policy, device):
+            return forward(*args, **kwargs)
+
+    wrap_forward(module, around)
+
+
+def cast_inputs(inputs: Any, policy: PrecisionPolicy) -> Any:
+    """The inputs with floating tensors in the dtype of the parameters."""
+    if policy.parameter_dtype == torch.float32:
+        return inputs
+    return cast_floating(inputs, policy.parameter_dtype)
+
+
+def cast_for_loss(value: Any, policy: PrecisionPolicy) -> Any:
+    """Outputs or a target with floating tensors in the dtype of the loss.
+
+    Models in float32, under autocast or not, hand over what they computed.
+    """
+    if policy.parameter_dtype == torch.float32:
+        return value
+    return cast_floating(value, policy.loss_dtype)
+
+
+class LossScaler(GradScaler):
+    """A GradScaler for one precision; it does nothing where the precision does not scale.
+
+    Args:
+        policy: The precision.
+        device: Where the loss is computed.
+        agrees_over_ranks: The ranks hold different gradients, so that one rank's overflow must
+            make every rank skip the step. `unscale_` is then a collective.
+    """
+
+    def __init__(
+        self, policy: PrecisionPolicy, device: torch.device, *, agrees_over_ranks: bool
+    ) -> None:
+        super().__init__(device.type, enabled=policy.loss_scale == "dynamic")
+        self._agrees_over_ranks = agrees_over_ranks
+        self._max_scale = policy.max_loss_scale
+        self._one = torch.ones((), device=device)
+        # A rank that never sees a loss (a pipeline stage before the last) has no scale otherwise.
+        self.scale(self._one)
+
+    def update(self, new_scale: float | Tensor | None = None) -> None:
+        """Adapt the scale to what the last step found, up to the precision's limit."""
+        super().update(new_scale)
+        if self.is_enabled() and self._max_scale is not None:
+            # `scale(1)` is the scale as a tensor; `get_scale` would wait for the device.
+            super().update(self.scale(self._one).clamp(max=self._max_scale))
+
+    def _unscale_grads_(
+        self, optimizer: Optimizer, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool
+    ) -> dict[torch.device, Tensor]:
+        # Not public, but the one place for it: torch's own ShardedGradScaler overrides it too. That
+        # one cannot be used, because it refuses plain gradients beside DTensors, which "tp" has.
+        if not self._agrees_over_ranks:
+            return super()._unscale_grads_(optimizer, inv_scale, found_inf, allow_fp16)
+        by_dtype: dict[torch.dtype, list[Tensor]] = {}
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    gradient = local_tensor(parameter.grad)
+                    by_dtype.setdefault(gradient.dtype, []).append(gradient)
+        for gradients in by_dtype.values():
+            torch._amp_foreach_non_finite_check_and_unscale_(gradients, found_inf, inv_scale)
+        dist.all_reduce(found_inf, op=dist.ReduceOp.MAX)
+        return {found_inf.device: found_inf}
+
+
+class MasterWeights(Optimizer):
+    """Steps float32 copies of a model's low-precision parameters, then copies them back.
+
+    Its parameter groups are the inner optimizer's, masters in them, so that `GradScaler.unscale_`
+    and clipping work on float32 gradients. One step is: backward, `collect_gradients`, unscale,
+    clip, `step`. Gradients of several micro-batches are summed in the model's own dtype.
+
+    Attributes:
+        inner: The optimizer of the masters, and of the parameters that are in float32 themselves.
+    """
+
+    inner: Optimizer
+
+    def __init__(
+        self,
+        parameters: list[nn.Parameter],
+        build_optimizer: Callable[[list[nn.Parameter]], Optimizer],
+    ) -> None:
+        """Copy the parameters and build the optimizer of the copies.
+
+        Args:
+            parameters: The model's, of any floating dtypes.
+            build_optimizer: Called with the masters, float32 parameters standing for themselves.
+        """
+        masters = [
+            parameter
+            if parameter.dtype == torch.float32
+            else nn.Parameter(parameter.detach().float())
+            for parameter in parameters
+        ]
+        self._copied = [
+            (parameter, master)
+            for parameter, master in zip(parameters, masters, strict=True)
+            if parameter is not master
+        ]
+        self.inner = build_optimizer(masters)
+        # The groups are the very same dicts, so a learning rate set on either holds for both.
+        super().__init__(self.inner.param_groups, self.inner.defaults)
+        self.state = self.inner.state
+
+    @torch.no_grad()
+    def collect_gradients(self) -> None:
+        """Give each master its parameter's gradient in float32, before it is unscaled."""
+        for parameter, master in self._copied:
+            master.grad = None if parameter.grad is None else parameter.grad.float()
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]  # returns no loss
+        """Step the masters and round them to the model's parameters."""
+        self.inner.step(closure)
+        for parameter, master in self._copied:
+            parameter.copy_(master)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradients of the masters and of the model."""
+        self.inner.zero_grad(set_to_none)
+        for parameter, _ in self._copied:
+            if set_to_none or parameter.grad is None:
+                parameter.grad = None
+            else:
+                parameter.grad.zero_()

@@ -1,0 +1,116 @@
+"""Watch for NaN and infinity: which step, and which parameter first.
+
+Each check waits for the device, so it belongs outside of what is timed. Must not know the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from perfsuite.errors import NonFiniteError
+from perfsuite.worker.training.batches import local_tensor
+from perfsuite.worker.training.trainer import Trainer
+
+
+def check_finite(trainer: Trainer, losses: Sequence[Tensor], first_step: int) -> None:
+    """Check the losses of some steps, and the parameters after the last of them.
+
+    Gradients are looked at only to name a culprit: under a dynamic loss scale a step whose
+    gradients are infinite is skipped, as it should be. Of split parameters only this rank's part is
+    seen.
+
+    Args:
+        trainer: What was trained.
+        losses: One scalar per step, in order; empty on a rank that holds none.
+        first_step: The number of the step that gave the first loss.
+
+    Raises:
+        NonFiniteError: A loss or a parameter is NaN or infinite; it names step and parameter.
+    """
+    values = torch.stack(list(losses)).tolist() if losses else []
+    for step, value in enumerate(values, start=first_step):
+        if not _is_finite(value):
+            culprit = first_non_finite(trainer)
+            where = (
+                f"the first parameter that is not finite is {culprit}"
+                if culprit
+                else "every gradient and parameter on this rank is finite, so it comes from the "
+                "inputs, the forward pass or the loss itself"
+            )
+            raise NonFiniteError(f"the loss is {value} at step {step}; {where}; {_ADVICE}")
+    name = _first_with_bad_value(trainer)
+    if name is not None:
+        last_step = first_step + max(len(values), 1) - 1
+        raise NonFiniteError(
+            f"parameter {name!r} is not finite after step {last_step}, although the loss was; "
+            f"{_ADVICE}"
+        )
+
+
+def first_non_finite(trainer: Trainer) -> str | None:
+    """Return the first parameter whose gradient or value is NaN or infinite, saying which.
+
+    Returns:
+        Such as "'fc1.weight' (gradient)", by the user's own name; None where all are finite.
+    """
+    for name, parameter in trainer.module.named_parameters():
+        if parameter.grad is not None and not _all_finite(parameter.grad):
+            return f"{name!r} (gradient)"
+        if not _all_finite(parameter):
+            return f"{name!r} (value)"
+    return None
+
+
+def gradients_are_finite(trainer: Trainer) -> Tensor:
+    """Return whether every gradient that the optimizer was handed is finite, without waiting.
+
+    Returns:
+        A boolean scalar on the device; of split gradients only this rank's part is seen.
+    """
+    gradients = [
+        _dense(local_tensor(parameter.grad))
+        for group in trainer.optimizer.param_groups
+        for parameter in group["params"]
+        if parameter.grad is not None
+    ]
+    gradients = [gradient for gradient in gradients if gradient.numel()]
+    if not gradients:
+        return torch.ones((), dtype=torch.bool, device=trainer.device)
+    # The largest magnitude is infinite or NaN where any is, and cannot overflow as a sum might.
+    largest = torch._foreach_norm(gradients, float("inf"))
+    return torch.stack([norm.float() for norm in largest]).isfinite().all()
+
+
+_ADVICE = "lower the learning rate, clip gradients, or use a precision with more range"
+
+
+def _first_with_bad_value(trainer: Trainer) -> str | None:
+    named = [
+        (name, parameter)
+        for name, parameter in trainer.module.named_parameters()
+        if parameter.requires_grad
+    ]
+    if not named:
+        return None
+    # One answer for all, so that the host waits once.
+    finite = torch.stack([_finite(parameter) for _, parameter in named]).tolist()
+    return next((name for (name, _), fine in zip(named, finite, strict=True) if not fine), None)
+
+
+def _dense(gradient: Tensor) -> Tensor:
+    return gradient.coalesce().values() if gradient.is_sparse else gradient
+
+
+def _finite(tensor: Tensor) -> Tensor:
+    return local_tensor(tensor.detach()).isfinite().all()
+
+
+def _all_finite(tensor: Tensor) -> bool:
+    return bool(_finite(tensor))
+
+
+def _is_finite(value: float) -> bool:
+    return value - value == 0.0

@@ -1,0 +1,221 @@
+"""A copy of the whole model for each shard of the data: DataParallel, DDP, and ZeRO stage 1.
+
+Must not know the step; it says when gradients are reduced, and who steps which parameter.
+"""
+
+from __future__ import annotations
+
+import inspect
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.optim import Optimizer
+
+from perfsuite.errors import NotExercisedError, RecipeError
+from perfsuite.records.capability import Hardware, why_not_exercised
+from perfsuite.records.recipe import Recipe
+from perfsuite.records.stages import Stage
+from perfsuite.records.workload import Workload
+from perfsuite.worker.training.parallel.single import SharedData, Single, refuse_sparse_gradients
+from perfsuite.worker.training.step import forward_backward
+from perfsuite.worker.training.trainer import Trainer
+
+# PowerSGD compresses from this step on. Two is the least that warm start and error feedback allow
+# (powerSGD_hook.PowerSGDState), and the step after which DDP has rebuilt its buckets.
+_POWERSGD_START_ITER = 2
+
+
+class ThreadedReplicas(Single):
+    """The `Strategy` of "dp": nn.DataParallel, one process with a thread for each replica."""
+
+    def __init__(self, workload: Workload, recipe: Recipe, device: torch.device) -> None:
+        super().__init__(workload, recipe, device)
+        hardware = Hardware(device=device.type, num_gpus=torch.cuda.device_count())
+        if (reason := why_not_exercised(recipe, hardware)) is not None:
+            raise NotExercisedError(reason)
+        self._count: ReplicaCount | None = None
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        """The model under nn.DataParallel, its replicas counted in the first forward."""
+        devices = data_parallel_devices(self.recipe.plan.size, torch.cuda.device_count())
+        self._count = ReplicaCount(model)
+        return DataParallel(model, device_ids=devices)
+
+    def run_micro_batch(
+        self, trainer: Trainer, inputs: Any, target: Any, *, is_last: bool, stage: Stage
+    ) -> Tensor | None:
+        """The loss of the whole batch, whose parts the replicas computed.
+
+        Raises:
+            NotExercisedError: Fewer replicas ran than the recipe names.
+        """
+        loss = forward_backward(trainer, inputs, target, stage)
+        if self._count is not None:
+            self._count.check(self.recipe)
+            self._count = None
+        return loss
+
+
+def data_parallel_devices(size: int, num_gpus: int) -> list[int]:
+    """The device of each replica: one GPU carries all of them, several carry one each.
+
+    >>> data_parallel_devices(2, num_gpus=1), data_parallel_devices(2, num_gpus=4)
+    ([0, 0], [0, 1])
+    """
+    return [0] * size if num_gpus == 1 else list(range(size))
+
+
+class ReplicaCount:
+    """Counts the replicas of a model that run, because nn.DataParallel may silently run one.
+
+    Replicas share the hooks of the module they were copied from, so each call counts.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        # A list, because appending is safe from the replicas' threads.
+        self._calls: list[None] = []
+        self._hook = model.register_forward_hook(lambda *_: self._calls.append(None))
+
+    def check(self, recipe: Recipe) -> None:
+        """Stop counting, after one forward.
+
+        Raises:
+            NotExercisedError: Fewer replicas ran than the recipe names.
+        """
+        self._hook.remove()
+        size = recipe.plan.size
+        if len(self._calls) != size:
+            raise NotExercisedError(
+                f"parallel {recipe.parallel!r} ran {len(self._calls)} of its {size} replicas; "
+                f"use a micro_batch_size that is a multiple of {size}"
+            )
+
+
+class DistributedReplicas(SharedData):
+    """The `Strategy` of "ddp": DistributedDataParallel with the options of the recipe.
+
+    Attributes:
+        bucket_layout: The names of the parameters in each bucket, in the order in which DDP reduces
+            them. Known under PowerSGD alone, whose result depends on it, and final once it
+            compresses; before that DDP may order its buckets anew.
+    """
+
+    bucket_layout: list[list[str]]
+    _model: DistributedDataParallel
+    _has_synchronised = False
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        """The model under DistributedDataParallel, with the recipe's communication hook."""
+        if self.recipe.comm_hook == "powersgd":
+            refuse_sparse_gradients(model, "comm_hook 'powersgd'", "comm_hook='none'")
+        self._model = DistributedDataParallel(
+            model,
+            device_ids=[self.device] if self.device.type == "cuda" else None,
+            bucket_cap_mb=self.recipe.bucket_cap_mb,
+            find_unused_parameters=self.recipe.find_unused_parameters,
+            gradient_as_bucket_view=self.recipe.gradient_as_bucket_view,
+            static_graph=self.recipe.static_graph,
+        )
+        self.bucket_layout = []
+        _register_comm_hook(self._model, self.recipe.comm_hook, self.bucket_layout)
+        return self._model
+
+    def run_micro_batch(
+        self, trainer: Trainer, inputs: Any, target: Any, *, is_last: bool, stage: Stage
+    ) -> Tensor | None:
+        """The loss of this rank's micro-batch; gradients are reduced in the last one alone.
+
+        A static graph is learned from the first micro-batch of all, which must be reduced for that.
+        What follows is averaged with it once more, which changes nothing: it is equal on all ranks.
+        """
+        learns_graph = self.recipe.static_graph and not self._has_synchronised
+        self._has_synchronised = True
+        reducing: AbstractContextManager[Any] = (
+            nullcontext() if is_last or learns_graph else self._model.no_sync()
+        )
+        with reducing:
+            return forward_backward(trainer, inputs, target, stage)
+
+
+class ShardedOptimizer(DistributedReplicas):
+    """The `Strategy` of "zero1": DDP, and each rank steps a share of the parameters.
+
+    ZeRO stage 1, Rajbhandari et al. 2020.
+    """
+
+    def build_optimizer(self, parameters: list[nn.Parameter]) -> Optimizer:
+        """The workload's optimizer, its state divided over the ranks.
+
+        Raises:
+            RecipeError: The optimizer cannot be made again from its defaults.
+        """
+        whole = super().build_optimizer(parameters)
+        # `defaults` also holds what a class passes on to its base (AdamW to Adam) and would refuse.
+        accepted = inspect.signature(type(whole)).parameters
+        options = {name: value for name, value in whole.defaults.items() if name in accepted}
+        _refuse_lost(whole, type(whole)(whole.param_groups, **options))
+        return ZeroRedundancyOptimizer(whole.param_groups, optimizer_class=type(whole), **options)
+
+
+def _refuse_lost(optimizer: Optimizer, rebuilt: Optimizer) -> None:
+    """Refuse an optimizer that holds what one made again from its defaults does not."""
+    lost = [
+        name
+        for name, value in vars(optimizer).items()
+        if not name.startswith("_")
+        and name not in ("state", "param_groups")
+        and not (name in vars(rebuilt) and vars(rebuilt)[name] == value)
+    ]
+    if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
+        lost.append("the step hooks")
+    if lost:
+        raise RecipeError(
+            f"zero1 makes the optimizer again on each rank from its defaults, and would lose "
+            f"{', '.join(lost)} of this {type(optimizer).__name__}; use defaults alone, or ddp:N"
+        )
+
+
+def _register_comm_hook(model: DistributedDataParallel, name: str, layout: list[list[str]]) -> None:
+    if name == "fp16":
+        model.register_comm_hook(None, default_hooks.fp16_compress_hook)
+    elif name == "bf16":
+        model.register_comm_hook(None, default_hooks.bf16_compress_hook)
+    elif name == "powersgd":
+        state = powerSGD_hook.PowerSGDState(
+            process_group=None, start_powerSGD_iter=_POWERSGD_START_ITER
+        )
+        names = {parameter: name for name, parameter in model.module.named_parameters()}
+        # DDP reads the hook's annotations, and would refuse the strings that they are in this file.
+        model.register_comm_hook(
+            state, lambda state, bucket: _reduce_to_low_rank(state, bucket, names, layout)
+        )
+
+
+def _reduce_to_low_rank(
+    state: powerSGD_hook.PowerSGDState,
+    bucket: Any,
+    names: dict[Tensor, str],
+    layout: list[list[str]],
+) -> torch.futures.Future[Tensor]:
+    """PowerSGD of one bucket, whose parameters are noted as long as DDP may still move them."""
+    if state.iter <= _POWERSGD_START_ITER:
+        layout[bucket.index() :] = [[names[parameter] for parameter in bucket.parameters()]]
+    return _in_order(powerSGD_hook.powerSGD_hook(state, bucket))
+
+
+def _in_order(reduced: torch.futures.Future[Tensor]) -> torch.futures.Future[Tensor]:
+    """The same future, under gloo once it is done.
+
+    The later collectives of PowerSGD are started by whatever ends its earlier ones. Under gloo that
+    is a thread: two buckets on their way would start them in another order on each rank, and the
+    ranks wait for each other. NCCL's are started at once, in the order of the buckets.
+    """
+    if dist.get_backend() == "gloo":
+        reduced.wait()
+    return reduced

@@ -1,0 +1,90 @@
+"""Parameters, gradients and optimizer state sharded over the ranks: FSDP and hybrid FSDP.
+
+ZeRO stage 3, Rajbhandari et al. 2020, as torch's `fully_shard`. Must not know the step.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
+
+from perfsuite.records.stages import Stage
+from perfsuite.worker.training.checkpointing import checkpoint_units
+from perfsuite.worker.training.parallel.single import SharedData, refuse_sparse_gradients
+from perfsuite.worker.training.step import forward_backward
+from perfsuite.worker.training.trainer import Trainer
+
+
+class FullyShardedData(SharedData):
+    """The `Strategy` of "fsdp" and "hsdp": what is checkpointed together is gathered together."""
+
+    splits_parameters = True
+    _model: FSDPModule
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        """The same module, its parameters DTensors: blocks first, then what is left at the root."""
+        refuse_sparse_gradients(
+            model,
+            reducer=f"parallel {self.recipe.parallel!r}",
+            instead=f"parallel='ddp:{self.recipe.plan.size}'",
+        )
+        mesh = self._mesh()
+        blocks = self.local_blocks(model)
+        for unit in checkpoint_units(self.recipe, blocks) if blocks else []:
+            if model not in unit and not _shares_weights(unit, model):
+                _shard(unit, mesh)
+        _shard([model], mesh)
+        assert isinstance(model, FSDPModule)
+        self._model = model
+        return model
+
+    def run_micro_batch(
+        self, trainer: Trainer, inputs: Any, target: Any, *, is_last: bool, stage: Stage
+    ) -> Tensor | None:
+        """The loss of this rank's micro-batch; gradients are reduced in the last one alone."""
+        self._model.set_requires_gradient_sync(is_last)
+        return forward_backward(trainer, inputs, target, stage)
+
+    def _mesh(self) -> DeviceMesh:
+        plan, kind = self.recipe.plan, self.device.type
+        if plan.mode == "fsdp":
+            return init_device_mesh(kind, (plan.size,), mesh_dim_names=("shard",))
+        shape = (plan.size // plan.num_shards, plan.num_shards)
+        return init_device_mesh(kind, shape, mesh_dim_names=("replicate", "shard"))
+
+
+def _shares_weights(unit: list[nn.Module], model: nn.Module) -> bool:
+    """Whether a weight of the unit is used outside of it too: then it belongs to the root."""
+    inside = {module for block in unit for module in block.modules()}
+    outside = {
+        id(weight)
+        for module in model.modules()
+        if module not in inside
+        for weight in module.parameters(recurse=False)
+    }
+    return any(id(weight) in outside for block in unit for weight in block.parameters())
+
+
+def _shard(modules: list[nn.Module], mesh: DeviceMesh) -> None:
+    """Shard what is not sharded yet, as one group, and layers of a rarer dtype as their own.
+
+    A group has one dtype, and O2 leaves BatchNorm in float32 beside float16.
+    """
+    sizes: Counter[torch.dtype] = Counter()
+    for module in modules:
+        for parameter in module.parameters():
+            if not isinstance(parameter, DTensor):
+                sizes[parameter.dtype] += parameter.numel()
+    rarer = {dtype for dtype, _ in sizes.most_common()[1:]}
+    for module in modules:
+        for layer in module.modules():
+            own = [p for p in layer.parameters(recurse=False) if not isinstance(p, DTensor)]
+            if any(parameter.dtype in rarer for parameter in own):
+                fully_shard(layer, mesh=mesh)
+    fully_shard(modules, mesh=mesh)

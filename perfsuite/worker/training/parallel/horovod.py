@@ -1,0 +1,196 @@
+"""Horovod's way: a hook starts averaging each gradient in backward, the optimizer waits for it.
+
+Sergeev and Del Balso 2018. Once with torch.distributed ("horovod-like"), once the real package
+("horovod"). Must not know the step.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from contextlib import ExitStack
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from perfsuite.errors import NotExercisedError, RecipeError
+from perfsuite.records.capability import Hardware, why_not_exercised
+from perfsuite.records.recipe import Recipe
+from perfsuite.records.stages import Stage
+from perfsuite.records.workload import Workload
+from perfsuite.worker.training.parallel.single import SharedData, refuse_sparse_gradients
+from perfsuite.worker.training.step import forward_backward
+from perfsuite.worker.training.trainer import Trainer
+
+
+class HorovodLike(SharedData):
+    """The `Strategy` of "horovod-like"."""
+
+    _averager: GradientAverager
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        """The model itself, with rank 0's weights and a hook on each of its parameters."""
+        refuse_sparse_gradients(
+            model,
+            reducer=f"parallel {self.recipe.parallel!r}",
+            instead=f"parallel='ddp:{self.recipe.plan.size}'",
+        )
+        for tensor in (*model.parameters(), *model.buffers()):
+            dist.broadcast(tensor.detach(), src=0)
+        self._averager = GradientAverager(model)
+        return model
+
+    def build_optimizer(self, parameters: list[nn.Parameter]) -> Optimizer:
+        """The workload's optimizer, whose step first waits for the averages."""
+        optimizer = super().build_optimizer(parameters)
+        optimizer.register_step_pre_hook(lambda *_: self._averager.synchronize())
+        return optimizer
+
+    def run_micro_batch(
+        self, trainer: Trainer, inputs: Any, target: Any, *, is_last: bool, stage: Stage
+    ) -> Tensor | None:
+        """The loss of this rank's micro-batch; gradients are averaged in the last one alone."""
+        self._averager.is_on = is_last
+        return forward_backward(trainer, inputs, target, stage)
+
+    def finish_gradients(self) -> None:
+        """Wait for the averages, which unscaling and clipping need before the step."""
+        self._averager.synchronize()
+
+
+class GradientAverager:
+    """Averages each gradient over the ranks as soon as backward has accumulated it.
+
+    On all ranks the same parameters must receive gradients, in the same order: nothing is
+    negotiated, unlike in Horovod.
+
+    Attributes:
+        is_on: Whether the coming backward is the one after which gradients are averaged.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.is_on = True
+        self._pending: list[dist.Work] = []
+        self._num_ranks = dist.get_world_size()
+        for tensor in model.parameters():
+            if tensor.requires_grad:
+                tensor.register_post_accumulate_grad_hook(self._start)  # type: ignore[no-untyped-call]
+
+    def synchronize(self) -> None:
+        """Wait until all gradients are averages."""
+        for work in self._pending:
+            work.wait()
+        self._pending.clear()
+
+    @torch.no_grad()
+    def _start(self, parameter: Tensor) -> None:
+        if not self.is_on:
+            return
+        assert parameter.grad is not None
+        # Collectives refuse other memory formats, such as channels_last. Divided before the sum,
+        # which would overflow in float16 otherwise.
+        parameter.grad = parameter.grad.contiguous().div_(self._num_ranks)
+        work = dist.all_reduce(parameter.grad, async_op=True)
+        assert work is not None
+        self._pending.append(work)
+
+
+class Horovod(SharedData):
+    """The `Strategy` of "horovod": the package's own DistributedOptimizer."""
+
+    _model: nn.Module
+    _optimizer: Any
+
+    def __init__(self, workload: Workload, recipe: Recipe, device: torch.device) -> None:
+        super().__init__(workload, recipe, device)
+        try:
+            self._horovod = importlib.import_module("horovod.torch")
+        except ImportError as error:
+            hardware = Hardware(device=device.type, num_gpus=torch.cuda.device_count())
+            raise NotExercisedError(why_not_exercised(recipe, hardware)) from error
+        _initialise(self._horovod, recipe)
+        self._kept_open = ExitStack()
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        """The model itself, with rank 0's weights."""
+        self._horovod.broadcast_parameters(model.state_dict(), root_rank=0)
+        self._model = model
+        return model
+
+    def build_optimizer(self, parameters: list[nn.Parameter]) -> Optimizer:
+        """The workload's optimizer in Horovod's.
+
+        Raises:
+            RecipeError: The parameters are master weights, whose gradients no hook sees.
+        """
+        names = {parameter: name for name, parameter in self._model.named_parameters()}
+        if any(parameter not in names for parameter in parameters):
+            raise RecipeError(
+                f"precision {self.recipe.precision!r} cannot be combined with parallel "
+                f"{self.recipe.parallel!r}: Horovod's hooks sit on the parameters that are "
+                "stepped, and master weights are copies; use "
+                f"parallel='horovod-like:{self.recipe.plan.size}'"
+            )
+        self._optimizer = self._horovod.DistributedOptimizer(
+            super().build_optimizer(parameters),
+            named_parameters=[(names[parameter], parameter) for parameter in parameters],
+            backward_passes_per_step=self.recipe.grad_accumulation_steps,
+        )
+        # `finish_gradients` has always synchronised before the step, which then must not.
+        self._kept_open.enter_context(self._optimizer.skip_synchronize())
+        optimizer: Optimizer = self._optimizer
+        return optimizer
+
+    def finish_gradients(self) -> None:
+        """Wait for the averages, which unscaling and clipping need before the step."""
+        self._optimizer.synchronize()
+
+
+def _initialise(horovod: ModuleType, recipe: Recipe) -> None:
+    """Start Horovod among the ranks of the default process group, on one machine.
+
+    Horovod takes its ranks and its meeting point from the environment alone, where `horovodrun`
+    puts them; these ranks were started otherwise, so they are put there here
+    (create_run_envs and create_slot_env_vars of horovod/runner/gloo_run.py).
+
+    Raises:
+        NotExercisedError: Horovod sees another number of ranks.
+    """
+    rank, num_ranks = dist.get_rank(), dist.get_world_size()
+    port: list[Any] = [None]
+    if rank == 0:
+        port[0] = _start_rendezvous(num_ranks)
+    dist.broadcast_object_list(port, src=0)
+    os.environ.update(
+        HOROVOD_HOSTNAME="localhost",
+        HOROVOD_RANK=str(rank),
+        HOROVOD_SIZE=str(num_ranks),
+        HOROVOD_LOCAL_RANK=str(rank),
+        HOROVOD_LOCAL_SIZE=str(num_ranks),
+        HOROVOD_CROSS_RANK="0",
+        HOROVOD_CROSS_SIZE="1",
+        HOROVOD_GLOO_RENDEZVOUS_ADDR="127.0.0.1",
+        HOROVOD_GLOO_RENDEZVOUS_PORT=str(port[0]),
+        HOROVOD_GLOO_IFACE="lo",
+        HOROVOD_CONTROLLER="gloo",
+        HOROVOD_CPU_OPERATIONS="gloo",
+    )
+    horovod.init()
+    if horovod.size() != num_ranks:
+        raise NotExercisedError(
+            f"parallel {recipe.parallel!r}: horovod sees {horovod.size()} ranks instead of "
+            f"{num_ranks}; is it built with gloo (`horovodrun --check-build`)?"
+        )
+
+
+def _start_rendezvous(num_ranks: int) -> int:
+    hosts = importlib.import_module("horovod.runner.common.util.hosts")
+    server_module = importlib.import_module("horovod.runner.http.http_server")
+    server = server_module.RendezvousServer()
+    port: int = server.start()
+    server.init(hosts.get_host_assignments(hosts.parse_hosts(f"localhost:{num_ranks}"), num_ranks))
+    return port

@@ -1,0 +1,258 @@
+"""The model cut into stages that hand activations to each other: "pp" and "mp".
+
+The strategies that keep of a model what this rank computes. Must not know how a model is cut
+(`cut` does) nor who computes which chunk when (`schedules` does).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from perfsuite.errors import RecipeError, WorkloadError
+from perfsuite.records.recipe import Recipe
+from perfsuite.records.stages import Stage
+from perfsuite.records.workload import Workload
+from perfsuite.worker.training.batches import map_tensors
+from perfsuite.worker.training.checkpointing import checkpoint_units
+from perfsuite.worker.training.parallel.partition import ModelStage, bind_inputs, cut_model
+from perfsuite.worker.training.parallel.schedules import Chunk, ChunkSchedule
+from perfsuite.worker.training.parallel.single import Single
+from perfsuite.worker.training.step import eval_mode
+from perfsuite.worker.training.trainer import Trainer
+
+# Chunks of a batch for each rank. With m chunks on p ranks a schedule idles (p-1)/(m+p-1) of the
+# time (GPipe, Huang et al. 2019): on two ranks a third with one chunk a rank, a fifth with two.
+# More would leave the small batches of a benchmark no samples to chunk.
+CHUNKS_PER_RANK = 2
+
+# Stages of each rank under the interleaved schedule; with one it would be 1F1B (Narayanan et al.
+# 2021, section 2.2).
+INTERLEAVED_STAGES_PER_RANK = 2
+
+
+class Pipeline(Single):
+    """The `Strategy` of "pp": every rank has the whole batch, and computes its stages of it.
+
+    Attributes:
+        num_chunks: Parts into which each micro-batch is divided along its first dimension. The loss
+            is their mean, and BatchNorm sees one of them at a time.
+    """
+
+    splits_parameters = True
+
+    def __init__(self, workload: Workload, recipe: Recipe, device: torch.device) -> None:
+        super().__init__(workload, recipe, device)
+        plan = recipe.plan
+        self._schedule_name = plan.schedule or "gpipe"
+        stages_per_rank = INTERLEAVED_STAGES_PER_RANK if plan.schedule == "interleaved" else 1
+        self._num_stages = plan.size * stages_per_rank
+        self.num_chunks = self._num_chunks()
+        self._check_batch_size()
+        self._stages: dict[int, ModelStage] = {}
+        self._evaluated_stages: dict[int, ModelStage] = {}
+        self._local_blocks: list[nn.Module] = []
+        self._schedules: dict[tuple[torch.Size, ...], ChunkSchedule] = {}
+
+    def split(self, model: nn.Module) -> nn.Module:
+        """The same module without what other ranks compute; its forward is not called any more.
+
+        Raises:
+            RecipeError: The workload names no blocks, the model cannot be cut between them, or a
+                segment of checkpointing would run over two stages.
+            WorkloadError: The workload has no training data, or names blocks of another model.
+        """
+        if self.workload.blocks is None:
+            raise RecipeError(
+                f"parallel {self.recipe.parallel!r} needs the blocks of workload "
+                f"{self.workload.name!r}, which names none; add blocks=lambda model: [...] with "
+                "the modules to cut between to its Workload"
+            )
+        blocks = list(self.workload.blocks(model))
+        self._signature = inspect.signature(model.forward)
+        try:
+            stages = cut_model(model, blocks, self._num_stages, self._given_inputs())
+        except RecipeError as error:
+            raise RecipeError(
+                f"parallel {self.recipe.parallel!r} cannot cut the model of workload "
+                f"{self.workload.name!r}: {error}"
+            ) from error
+        self._stages = self._own(stages)
+        self._evaluated_stages = self._own(self._cut_evaluated(model, blocks))
+        self.speaks_for_shard = self._num_stages - 1 in self._stages
+        _drop(model, set(_called(stages)) - set(_called(self._stages.values())))
+        local = {module for stage in self._stages.values() for module in stage.module.modules()}
+        self._local_blocks = [block for block in blocks if block in local]
+        self._check_segments()
+        return model
+
+    def local_blocks(self, model: nn.Module) -> list[nn.Module]:
+        """The blocks of this rank's stages."""
+        return self._local_blocks
+
+    def entry_modules(self, model: nn.Module) -> list[nn.Module]:
+        """This rank's stages, as they train and as they are evaluated."""
+        stages = (*self._stages.values(), *self._evaluated_stages.values())
+        return [stage.module for stage in stages]
+
+    def run_micro_batch(
+        self, trainer: Trainer, inputs: Any, target: Any, *, is_last: bool, stage: Stage
+    ) -> Tensor | None:
+        """The mean loss over the chunks on the rank of the last stage, None on the others.
+
+        "forward" and "backward" mark what this rank computes; waiting for other ranks is neither.
+        """
+        chunks = [
+            Chunk(
+                inputs=bind_inputs(self._signature, self._part(inputs, index)),
+                target=self._part(target, index),
+            )
+            for index in range(self.num_chunks)
+        ]
+        shapes = _shapes(chunks[0].inputs)
+        if shapes not in self._schedules:
+            self._schedules[shapes] = ChunkSchedule(
+                self._schedule_name, trainer, self._stages, self._num_stages, chunks
+            )
+        return self._schedules[shapes].run(chunks, stage)
+
+    def evaluate(self, trainer: Trainer, inputs: Any) -> Any | None:
+        """The outputs on the rank of the last stage, None on the others."""
+        given = bind_inputs(self._signature, inputs)
+        return relay(self._evaluated_stages, self._num_stages, given, self.device)
+
+    def _own(self, stages: Iterable[ModelStage]) -> dict[int, ModelStage]:
+        rank, size = dist.get_rank(), self.recipe.plan.size
+        return {i: stage for i, stage in enumerate(stages) if i % size == rank}
+
+    def _cut_evaluated(self, model: nn.Module, blocks: Sequence[nn.Module]) -> list[ModelStage]:
+        """The same cut of what the forward does in eval mode, which a recording holds fast."""
+        try:
+            with eval_mode(model):
+                return cut_model(model, blocks, self._num_stages, self._given_inputs())
+        except RecipeError as error:
+            self.why_not_evaluated = (
+                f"parallel {self.recipe.parallel!r} cannot cut the model of workload "
+                f"{self.workload.name!r} in eval mode: {error}"
+            )
+            return []
+
+    def _num_chunks(self) -> int:
+        return CHUNKS_PER_RANK * self.recipe.plan.size
+
+    def _part(self, value: Any, index: int) -> Any:
+        return map_tensors(value, lambda tensor: tensor.chunk(self.num_chunks)[index])
+
+    def _check_batch_size(self) -> None:
+        size = self.recipe.micro_batch_size or self.workload.micro_batch_size
+        if size % self.num_chunks:
+            raise RecipeError(
+                f"parallel {self.recipe.parallel!r} divides each batch into {self.num_chunks} "
+                f"chunks, and micro_batch_size is {size}; "
+                f"use micro_batch_size={-(-size // self.num_chunks) * self.num_chunks}"
+            )
+
+    def _check_segments(self) -> None:
+        if self.recipe.num_segments is None:
+            return
+        stages = [set(stage.module.modules()) for stage in self._stages.values()]
+        for unit in checkpoint_units(self.recipe, self._local_blocks):
+            if not any(set(unit) <= stage for stage in stages):
+                raise RecipeError(
+                    f"checkpointing {self.recipe.checkpointing!r} would recompute blocks of two "
+                    f"stages together under parallel {self.recipe.parallel!r}; "
+                    f"use segments:{len(self._local_blocks)} or checkpointing='every-block'"
+                )
+
+    def _given_inputs(self) -> set[str]:
+        parameters = self._signature.parameters
+        if all(p.default is inspect.Parameter.empty for p in parameters.values()):
+            return set(parameters)
+        # Which of the optional ones the model is called with, only a sample can tell.
+        dataset: Any = self.workload.build_dataset("train")
+        if dataset is None:
+            raise WorkloadError(
+                f"workload {self.workload.name!r} has no train dataset: build_dataset('train') "
+                "returned None; return a dataset for it"
+            )
+        return set(bind_inputs(self._signature, dataset[0][0]))
+
+
+class ModelParallel(Pipeline):
+    """The `Strategy` of "mp": the same cut and one whole batch at a time, so one rank at a time."""
+
+    def _num_chunks(self) -> int:
+        return 1
+
+
+def _called(stages: Iterable[ModelStage]) -> list[str]:
+    """The names of all modules and weights that the stages compute with."""
+    return [
+        str(node.target)
+        for stage in stages
+        for node in stage.module.graph.nodes
+        if node.op in ("call_module", "get_attr")
+    ]
+
+
+def _drop(model: nn.Module, names: Iterable[str]) -> None:
+    for name in names:
+        path, _, attribute = name.rpartition(".")
+        delattr(model.get_submodule(path), attribute)
+
+
+def _shapes(inputs: Any) -> tuple[torch.Size, ...]:
+    shapes = []
+
+    def note(tensor: Tensor) -> Tensor:
+        shapes.append(tensor.shape)
+        return tensor
+
+    map_tensors(inputs, note)
+    return tuple(shapes)
+
+
+def relay(
+    stages: Mapping[int, ModelStage],
+    num_stages: int,
+    inputs: Mapping[str, Any],
+    device: torch.device,
+) -> Any | None:
+    """Return what the model returns, on the rank of its last stage; None on the others.
+
+    Args:
+        stages: Those of this rank, by their number; rank r has r, r + world_size, ...
+        num_stages: Of all ranks together.
+        inputs: The model's, by the names of the parameters of its forward; every rank has them.
+        device: Where this rank computes.
+    """
+    world_size = dist.get_world_size()
+    outputs: Any = ()
+    for index, stage in sorted(stages.items()):
+        activations = () if index == 0 else _receive((index - 1) % world_size, device)
+        given = (inputs[name] for name in stage.input_names)
+        outputs = stage.module(*activations, *given)
+        if index < num_stages - 1:
+            _send(outputs, (index + 1) % world_size, device)
+    return outputs if num_stages - 1 in stages else None
+
+
+def _send(activations: Sequence[Tensor], target: int, device: torch.device) -> None:
+    forms = [(tensor.shape, tensor.dtype) for tensor in activations]
+    dist.send_object_list([forms], dst=target, device=device)
+    for tensor in activations:
+        dist.send(tensor.contiguous(), dst=target)
+
+
+def _receive(source: int, device: torch.device) -> tuple[Tensor, ...]:
+    forms: list[Any] = [None]
+    dist.recv_object_list(forms, src=source, device=device)
+    activations = tuple(torch.empty(shape, dtype=dtype, device=device) for shape, dtype in forms[0])
+    for tensor in activations:
+        dist.recv(tensor, src=source)
+    return activations

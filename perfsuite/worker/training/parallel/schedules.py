@@ -1,0 +1,202 @@
+"""Who computes which chunk of a batch when: the schedules of torch.distributed.pipelining.
+
+What passes through a schedule beside activations is a chunk's number alone, because its own
+splitting knows no nested targets and its merging no nested outputs. Its stages are told all shapes,
+because otherwise they find them out by running the model on made-up numbers, which before torch
+2.15 moves the statistics of BatchNorm and draws random numbers.
+
+Must not know how a model was cut, nor who measures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+)
+
+from perfsuite.errors import RecipeError
+from perfsuite.records.stages import Stage, untimed
+from perfsuite.worker.training.parallel.partition import ModelStage
+from perfsuite.worker.training.step import compute_loss, scale_loss
+from perfsuite.worker.training.trainer import Trainer
+
+# Stands for the outputs of the last stage, which never pass through the schedule.
+_NUMBER = torch.zeros(1, dtype=torch.int64)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chunk:
+    """A part of a batch along its first dimension.
+
+    Attributes:
+        inputs: By the names of the parameters of the model's forward.
+        target: Of the loss.
+    """
+
+    inputs: Mapping[str, Any]
+    target: Any
+
+
+class ChunkSchedule:
+    """Runs batches of one shape through the stages of all ranks.
+
+    Args:
+        name: "gpipe", "1f1b" or "interleaved".
+        trainer: Whose loss is computed.
+        stages: Those of this rank, by their number; rank r has r, r + world_size, ...
+        num_stages: Of all ranks together.
+        chunks: A first batch, for its shapes; every rank has the same.
+
+    Raises:
+        RecipeError: Something else than floating tensors would pass between two stages.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        trainer: Trainer,
+        stages: Mapping[int, ModelStage],
+        num_stages: int,
+        chunks: Sequence[Chunk],
+    ) -> None:
+        self._trainer = trainer
+        self._stages = stages
+        self._num_stages = num_stages
+        self._chunks: Sequence[Chunk] = chunks
+        self._outputs: dict[int, Any] = {}
+        self._losses: list[Tensor] = []
+        self._mark: Stage = untimed
+        self._schedule = self._build(name)
+
+    def run(self, chunks: Sequence[Chunk], stage: Stage) -> Tensor | None:
+        """Run forward and backward of all chunks; return their detached mean loss.
+
+        Returns:
+            A scalar on the rank of the last stage, None on the others.
+        """
+        self._chunks, self._losses, self._mark = chunks, [], stage
+        numbers = torch.arange(len(chunks))
+        self._schedule.step(target=numbers, number=numbers, return_outputs=False)
+        # The batch is not needed any more, and would count as memory of the next step.
+        self._chunks = ()
+        return torch.stack(self._losses).mean() if self._losses else None
+
+    def compute_stage(self, index: int, activations: Sequence[Tensor], number: Tensor) -> Any:
+        """Return what the stage makes of a chunk: activations, or its number in the last stage."""
+        chunk = int(number)
+        stage = self._stages[index]
+        inputs = [self._chunks[chunk].inputs[name] for name in stage.input_names]
+        outputs = stage.module(*activations, *inputs)
+        if index < self._num_stages - 1:
+            return outputs
+        self._outputs[chunk] = outputs
+        return number
+
+    def _build(self, name: str) -> Any:
+        entering = self._activations()
+        leaving = [*entering[1:], (_NUMBER,)]
+        stages = [
+            _MarkedStage(
+                _StageOfChunk(self, index),
+                index,
+                self._num_stages,
+                self._trainer.device,
+                input_args=entering[index],
+                output_args=leaving[index],
+                mark=lambda name: self._mark(name),
+            )
+            for index in self._stages
+        ]
+        # The loss is divided here, because scaling gradients would scale accumulated ones again.
+        options: dict[str, Any] = {"loss_fn": self._compute_loss, "scale_grads": False}
+        if name == "interleaved":
+            return ScheduleInterleaved1F1B(list(stages), len(self._chunks), **options)
+        (stage,) = stages
+        schedule = ScheduleGPipe if name == "gpipe" else Schedule1F1B
+        return schedule(stage, len(self._chunks), **options)
+
+    def _compute_loss(self, number: Tensor, target: Tensor) -> Tensor:
+        with self._mark("backward"):
+            chunk = int(number)
+            loss = compute_loss(self._trainer, self._outputs.pop(chunk), self._chunks[chunk].target)
+            self._losses.append(loss.detach())
+            return scale_loss(self._trainer, loss) / len(self._chunks)
+
+    def _activations(self) -> list[tuple[Tensor, ...]]:
+        """What enters each stage, of the right shapes and dtypes, on no device."""
+        entering: list[tuple[Tensor, ...]] = [()]
+        for index in range(self._num_stages - 1):
+            shapes: list[Any] = [None]
+            if index in self._stages:
+                shapes[0] = self._probe(index, entering[-1])
+            dist.broadcast_object_list(
+                shapes, src=index % dist.get_world_size(), device=self._trainer.device
+            )
+            entering.append(
+                tuple(
+                    torch.empty(shape, dtype=dtype, device="meta", requires_grad=True)
+                    for shape, dtype in shapes[0]
+                )
+            )
+        return entering
+
+    def _probe(
+        self, index: int, entering: Sequence[Tensor]
+    ) -> list[tuple[torch.Size, torch.dtype]]:
+        """Shapes and dtypes of what leaves a stage, found by running it without a trace."""
+        device = self._trainer.device
+        activations = [torch.zeros_like(tensor, device=device) for tensor in entering]
+        buffers = [(b, b.clone()) for b in self._stages[index].module.buffers()]
+        with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.no_grad():
+            outputs = self.compute_stage(index, activations, _NUMBER)
+            for buffer, value in buffers:
+                buffer.copy_(value)
+        for output in outputs:
+            if not isinstance(output, Tensor) or not output.is_floating_point():
+                kind = output.dtype if isinstance(output, Tensor) else type(output).__name__
+                recipe = self._trainer.recipe
+                raise RecipeError(
+                    f"parallel {recipe.parallel!r}: stage {index} of workload "
+                    f"{self._trainer.workload.name!r} would hand a {kind} to the next, and only "
+                    "floating tensors have gradients; compute it from the model's inputs alone, or "
+                    "inside the block that needs it"
+                )
+        return [(output.shape, output.dtype) for output in outputs]
+
+
+class _StageOfChunk(nn.Module):
+    """What a schedule calls: a stage, with the inputs of the chunk that it is told of."""
+
+    def __init__(self, schedule: ChunkSchedule, index: int) -> None:
+        super().__init__()
+        self._schedule = schedule
+        self._index = index
+
+    def forward(self, *activations: Tensor, number: Tensor) -> Any:
+        return self._schedule.compute_stage(self._index, activations, number)
+
+
+class _MarkedStage(PipelineStage):
+    """A stage that marks what it computes, and not what it waits for."""
+
+    def __init__(self, *args: Any, mark: Callable[[str], Any], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._mark = mark
+
+    def forward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
+        with self._mark("forward"):
+            return super().forward_one_chunk(*args, **kwargs)
+
+    def backward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
+        with self._mark("backward"):
+            return super().backward_one_chunk(*args, **kwargs)

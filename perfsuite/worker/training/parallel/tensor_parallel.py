@@ -1,0 +1,141 @@
+"""Linear layers split over the ranks, each computing its columns or rows: tensor parallelism.
+
+Megatron-LM, Shoeybi et al. 2019, as torch's `parallelize_module`. The plan is derived from the
+model and is safe for any: a split layer takes and gives whole tensors, but for the pair inside an
+nn.Sequential between which nothing but an elementwise activation stands. Must not know the step.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    RowwiseParallel,
+    parallelize_module,
+)
+from torch.optim import Optimizer
+
+from perfsuite.errors import RecipeError
+from perfsuite.records.recipe import Recipe
+from perfsuite.records.workload import Workload
+from perfsuite.worker.training.parallel.single import Single
+
+# Activations that compute each element from itself alone, without parameters or random numbers: on
+# a shard they give the shard of what they would give on the whole.
+_ELEMENTWISE = (
+    nn.ELU,
+    nn.GELU,
+    nn.Hardswish,
+    nn.Identity,
+    nn.LeakyReLU,
+    nn.Mish,
+    nn.ReLU,
+    nn.ReLU6,
+    nn.SELU,
+    nn.Sigmoid,
+    nn.SiLU,
+    nn.Softplus,
+    nn.Tanh,
+)
+
+
+class SplitLayers(Single):
+    """The `Strategy` of "tp": every rank computes the same batch with its part of each layer."""
+
+    splits_parameters = True
+
+    def split(self, model: nn.Module) -> nn.Module:
+        """The same module, the weights of its split layers DTensors.
+
+        Raises:
+            RecipeError: No layer has a width that the ranks divide, or segments of checkpointing
+                would run through a split layer.
+        """
+        size = self.recipe.plan.size
+        plan = plan_layers(model, size)
+        if not plan:
+            raise _nothing_to_split(self.workload, self.recipe, model)
+        _check_segments(self.recipe, [plan.get(block) for block in self.local_blocks(model)])
+        mesh = init_device_mesh(self.device.type, (size,), mesh_dim_names=("tensor",))
+        for layer, style in plan.items():
+            parallelize_module(layer, mesh, style)
+        self.speaks_for_shard = mesh.get_local_rank() == 0
+        return model
+
+    def build_optimizer(self, parameters: list[nn.Parameter]) -> Optimizer:
+        """The workload's optimizer; DTensors and plain parameters never share a group.
+
+        The foreach kernels of an optimizer refuse a list that mixes them.
+        """
+        optimizer = super().build_optimizer(parameters)
+        for group in list(optimizer.param_groups):
+            whole = [p for p in group["params"] if not isinstance(p, DTensor)]
+            split = [p for p in group["params"] if isinstance(p, DTensor)]
+            if whole and split:
+                group["params"] = whole
+                optimizer.add_param_group({**group, "params": split})
+        return optimizer
+
+
+def plan_layers(model: nn.Module, size: int) -> dict[nn.Module, ParallelStyle]:
+    """How each layer of the model is split over `size` ranks; layers that stay whole are left out.
+
+    Split are plain nn.Linear layers alone: a subclass may compute otherwise, and a weight that
+    another module shares would be split there too.
+    """
+    uses = Counter(
+        id(weight) for module in model.modules() for weight in module.parameters(recurse=False)
+    )
+    divisible = [
+        module
+        for module in model.modules()
+        if type(module) is nn.Linear
+        and all(uses[id(parameter)] == 1 for parameter in module.parameters())
+        and module.out_features % size == 0
+    ]
+    plan: dict[nn.Module, ParallelStyle] = {}
+    for up, down in _pairs(model):
+        if up in divisible and up not in plan and all(uses[id(p)] == 1 for p in down.parameters()):
+            plan[up], plan[down] = ColwiseParallel(), RowwiseParallel()
+    for linear in divisible:
+        if linear not in plan:
+            plan[linear] = ColwiseParallel(output_layouts=Replicate())
+    return plan
+
+
+def _pairs(model: nn.Module) -> Iterator[tuple[nn.Module, nn.Module]]:
+    """Linear layers that follow on each other in an nn.Sequential, an activation between them."""
+    for sequential in model.modules():
+        if type(sequential) is nn.Sequential:
+            layers = list(sequential)
+            for up, between, down in zip(layers, layers[1:], layers[2:], strict=False):
+                if type(up) is type(down) is nn.Linear and type(between) in _ELEMENTWISE:
+                    yield up, down
+
+
+def _nothing_to_split(workload: Workload, recipe: Recipe, model: nn.Module) -> RecipeError:
+    size = recipe.plan.size
+    widths = sorted({m.out_features for m in model.modules() if type(m) is nn.Linear})
+    found = f"has widths {', '.join(map(str, widths))}" if widths else "has no such layer"
+    divisors = [n for n in range(2, size) if any(width % n == 0 for width in widths)]
+    advice = f"use tp:{divisors[-1]}" if divisors else f"use ddp:{size}"
+    return RecipeError(
+        f"parallel {recipe.parallel!r} needs an nn.Linear whose out_features are divisible by "
+        f"{size} and whose weight no other module shares; workload {workload.name!r} {found}; "
+        f"{advice}"
+    )
+
+
+def _check_segments(recipe: Recipe, styles: list[ParallelStyle | None]) -> None:
+    if recipe.num_segments is not None and any(style is not None for style in styles):
+        raise RecipeError(
+            f"checkpointing {recipe.checkpointing!r} cannot be combined with parallel "
+            f"{recipe.parallel!r} where a block is itself a split nn.Linear; "
+            "use checkpointing='every-block'"
+        )

@@ -1,0 +1,234 @@
+"""One optimizer step as an algorithm, and the parts of it that a parallel mode may call.
+
+Hands its stages to whoever measures. Must not know how time is taken, nor how a mode runs a
+micro-batch. Nothing here waits for the device, except the scaler where the precision scales.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.nn.utils import clip_grad_norm_, get_total_norm
+
+from perfsuite.errors import NotExercisedError, WorkloadError
+from perfsuite.records.stages import Stage
+from perfsuite.worker.training.batches import call_model, copy_to_device, local_tensor
+from perfsuite.worker.training.mixed_precision import (
+    MasterWeights,
+    autocast,
+    cast_for_loss,
+    cast_inputs,
+)
+from perfsuite.worker.training.trainer import Trainer
+
+
+def train_step(trainer: Trainer, batches: Iterator[Any], stage: Stage) -> Tensor | None:
+    """Take one optimizer step and return the mean loss of this rank's micro-batches.
+
+    Args:
+        trainer: What is trained.
+        batches: Gives (inputs, target), `grad_accumulation_steps` times.
+        stage: Marks "load" around each `next(batches)` alone, "forward" around the model's call,
+            "backward" around loss and backward, "optimizer" around clearing the gradients, waiting
+            for their reduction, unscaling, clipping and stepping. Copying to the device is in none.
+
+    Returns:
+        A detached scalar; None where this rank holds no loss (a pipeline's earlier stage).
+    """
+    num_micro_batches = trainer.recipe.grad_accumulation_steps
+    losses = []
+    with stage("optimizer"):
+        trainer.optimizer.zero_grad()
+        for parameter in trainer.unstepped:
+            parameter.grad = None
+    for index in range(num_micro_batches):
+        with stage("load"):
+            batch = next(batches)
+        inputs, target = prepare_batch(trainer, batch)
+        loss = trainer.strategy.run_micro_batch(
+            trainer, inputs, target, is_last=index == num_micro_batches - 1, stage=stage
+        )
+        if loss is not None:
+            losses.append(loss)
+    with stage("optimizer"):
+        apply_gradients(trainer)
+    return _mean(losses)
+
+
+def apply_gradients(trainer: Trainer) -> None:
+    """Step the optimizer by the gradients of the model, once they are reduced over the ranks."""
+    finish_gradients(trainer)
+    if trainer.recipe.clip_grad_norm is not None:
+        trainer.scaler.unscale_(trainer.optimizer)
+        clip_gradients(trainer, trainer.recipe.clip_grad_norm)
+    trainer.scaler.step(trainer.optimizer)
+    trainer.scaler.update()
+
+
+def evaluate_batch(trainer: Trainer, batches: Iterator[Any], stage: Stage) -> Tensor | None:
+    """Return the loss of one batch in eval mode and without gradients, as a detached scalar.
+
+    Args:
+        trainer: What is evaluated; its modules are in the mode they were in when this returns.
+        batches: Gives (inputs, target).
+        stage: Marks "load" around `next(batches)`, "evaluation" around the model's call and loss.
+
+    Returns:
+        The loss; None where another rank has the model's outputs.
+
+    Raises:
+        NotExercisedError: The ranks hold stages that cannot be run in eval mode.
+    """
+    if trainer.strategy.why_not_evaluated is not None:
+        raise NotExercisedError(trainer.strategy.why_not_evaluated)
+    with stage("load"):
+        batch = next(batches)
+    inputs, target = prepare_batch(trainer, batch)
+    with eval_mode(trainer.model), torch.no_grad(), stage("evaluation"):
+        outputs = trainer.strategy.evaluate(trainer, inputs)
+        return None if outputs is None else compute_loss(trainer, outputs, target)
+
+
+def prepare_batch(trainer: Trainer, batch: Any) -> tuple[Any, Any]:
+    """Return (inputs, target) on the device, floating inputs in the dtype of the parameters."""
+    inputs, target = copy_to_device(batch, trainer.device, non_blocking=trainer.recipe.non_blocking)
+    return cast_inputs(inputs, trainer.precision), target
+
+
+def forward_backward(trainer: Trainer, inputs: Any, target: Any, stage: Stage) -> Tensor:
+    """Run one micro-batch through the whole model and return its loss, detached."""
+    with stage("forward"):
+        outputs = call_model(trainer.model, inputs)
+    with stage("backward"):
+        loss = compute_loss(trainer, outputs, target)
+        scale_loss(trainer, loss).backward()  # type: ignore[no-untyped-call]
+    return loss.detach()
+
+
+def compute_loss(trainer: Trainer, outputs: Any, target: Any) -> Tensor:
+    """Return the workload's loss: the mean over the micro-batch, in the precision's loss dtype.
+
+    Raises:
+        WorkloadError: The loss is not a single number.
+    """
+    loss: object
+    if trainer.precision.is_plain:  # a small step feels every call that does nothing
+        loss = trainer.workload.loss(outputs, target)
+    else:
+        with autocast(trainer.precision, trainer.device):
+            loss = trainer.workload.loss(
+                cast_for_loss(outputs, trainer.precision), cast_for_loss(target, trainer.precision)
+            )
+    if not isinstance(loss, Tensor):
+        raise WorkloadError(
+            f"workload {trainer.workload.name!r}: its loss returned a {type(loss).__name__}; "
+            "return a scalar tensor, the mean over the batch"
+        )
+    if loss.dim() != 0:
+        raise WorkloadError(
+            f"workload {trainer.workload.name!r}: its loss returned a tensor of shape "
+            f"{tuple(loss.shape)}; return a scalar, the mean over the batch"
+        )
+    return loss
+
+
+def scale_loss(trainer: Trainer, loss: Tensor) -> Tensor:
+    """Return what backward starts from: this micro-batch's share of the step's mean, scaled."""
+    num_micro_batches = trainer.recipe.grad_accumulation_steps
+    # A division by one would be two operators that no plain training step has.
+    return trainer.scaler.scale(loss / num_micro_batches if num_micro_batches > 1 else loss)
+
+
+def finish_gradients(trainer: Trainer) -> None:
+    """Wait for the reduction over ranks, then hand the gradients to master weights, if any."""
+    trainer.strategy.finish_gradients()
+    if isinstance(trainer.optimizer, MasterWeights):
+        trainer.optimizer.collect_gradients()
+
+
+def clip_gradients(trainer: Trainer, max_norm: float) -> None:
+    """Clip the norm of all gradients, unscaled before, together to `max_norm`."""
+    clip_grad_norm(
+        (parameter for group in trainer.optimizer.param_groups for parameter in group["params"]),
+        max_norm,
+        differ_between_ranks=trainer.strategy.splits_parameters,
+        device=trainer.device,
+    )
+
+
+def _mean(losses: list[Tensor]) -> Tensor | None:
+    if len(losses) > 1:
+        return torch.stack(losses).mean()
+    return losses[0] if losses else None
+
+
+@contextmanager
+def eval_mode(model: nn.Module) -> Iterator[None]:
+    """Hold a model in eval mode; afterwards each module is in the mode that it was in."""
+    # Module by module, because a user may keep some of them in eval mode while training.
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+# torch.nn.utils.clip_grad_norm_ divides by the norm plus this.
+_EPSILON = 1e-6
+
+
+@torch.no_grad()
+def clip_grad_norm(
+    parameters: Iterable[nn.Parameter],
+    max_norm: float,
+    *,
+    differ_between_ranks: bool,
+    device: torch.device,
+) -> Tensor:
+    """Scale all gradients so that their norm is at most `max_norm`; return the norm before.
+
+    The same formula as torch.nn.utils.clip_grad_norm_, for gradients of three kinds: plain and
+    equal on all ranks; DTensors, with plain ones beside them that are equal on all ranks (fsdp,
+    tp); plain ones that only this rank has (pp, mp). For the latter two it is a collective. Does
+    not wait for the device.
+
+    Args:
+        parameters: All that the optimizer of this rank steps.
+        max_norm: Greatest L2 norm.
+        differ_between_ranks: The parameters are of one of the latter two kinds.
+        device: Of the returned norm, a scalar.
+    """
+    parameters = list(parameters)
+    if not differ_between_ranks:
+        return clip_grad_norm_(parameters, max_norm)
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    norm = _norm_over_ranks(gradients, device)
+    scale = (max_norm / (norm + _EPSILON)).clamp(max=1.0)
+    for gradient in gradients:
+        local_tensor(gradient).mul_(scale)
+    return norm
+
+
+def _norm_over_ranks(gradients: list[Tensor], device: torch.device) -> Tensor:
+    sharded = [gradient for gradient in gradients if isinstance(gradient, DTensor)]
+    plain = [gradient for gradient in gradients if not isinstance(gradient, DTensor)]
+    square = _square(get_total_norm(plain), device)
+    if sharded:
+        square += _square(get_total_norm(sharded), device)
+    else:
+        dist.all_reduce(square)
+    return square.sqrt()
+
+
+def _square(norm: Tensor, device: torch.device) -> Tensor:
+    # float64, in which no float16 norm overflows, and which a rank without gradients has too.
+    full = norm.full_tensor() if isinstance(norm, DTensor) else norm
+    return full.to(device, torch.float64).square()

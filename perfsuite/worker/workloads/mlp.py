@@ -1,0 +1,109 @@
+"""A multilayer perceptron on synthetic data: the smallest thing that trains.
+
+Must not know how it is trained. Shapes: B samples of a batch, D features, C classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import nn
+from torch.optim import SGD
+from torch.utils.data import TensorDataset
+
+from perfsuite.records.workload import Split, Workload
+from perfsuite.worker.workloads.splits import take_split
+
+WIDTH = 64
+NUM_BLOCKS = 4
+NUM_CLASSES = 10
+SPLIT_SIZES: dict[Split, int] = {"train": 2048, "validation": 256, "test": 256}
+
+# The data are the same on every rank and in every cell, whatever the cell's seed.
+_DATA_SEED = 20
+# Largest of 0.02, 0.05 and 0.1 at which the loss still falls without setbacks over three epochs.
+_LEARNING_RATE = 0.02
+
+
+def toy_mlp() -> Workload:
+    """The workload "toy-mlp": four equal blocks and a linear classifier, about 0.07 M weights."""
+    return Workload(
+        name="toy-mlp",
+        build_model=build_mlp,
+        build_dataset=teacher_data,
+        loss=F.cross_entropy,
+        build_optimizer=_build_optimizer,
+        blocks=_blocks,
+    )
+
+
+def build_mlp() -> nn.Sequential:
+    """Return a chain (B, D) -> ... -> (B, C) of `NUM_BLOCKS` equal blocks and a classifier."""
+    blocks = [
+        nn.Sequential(
+            nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 2 * WIDTH), nn.GELU(), nn.Linear(2 * WIDTH, WIDTH)
+        )
+        for _ in range(NUM_BLOCKS)
+    ]
+    return nn.Sequential(*blocks, nn.Linear(WIDTH, NUM_CLASSES))
+
+
+def teacher_data(split: Split) -> TensorDataset:
+    """Return ((D,) normal features, class) pairs; a random linear teacher chose the classes."""
+    generator = torch.Generator().manual_seed(_DATA_SEED)
+    num_samples = sum(SPLIT_SIZES.values())
+    teacher = torch.randn(WIDTH, NUM_CLASSES, generator=generator)
+    features = torch.randn(num_samples, WIDTH, generator=generator)
+    labels = (features @ teacher).argmax(dim=1)
+    return take_split(split, SPLIT_SIZES, features, labels)
+
+
+def _blocks(model: nn.Module) -> list[nn.Module]:
+    return list(model.children())[:NUM_BLOCKS]
+
+
+def _build_optimizer(parameters: Iterator[nn.Parameter]) -> SGD:
+    return SGD(parameters, lr=_LEARNING_RATE, momentum=0.9)
+
+
+_CHAIN_LEARNING_RATE = 0.02
+
+
+def chain(num_blocks: int) -> Workload:
+    """Return a chain (B, D) -> ... -> (B, C) of equal blocks and a linear classifier.
+
+    A block keeps two tensors (B, D) for backward: what goes into its activation, and what comes out
+    of it. It ends with its only product, whose output nothing in the block needs: a checkpoint
+    recomputes all products of its segment but the last.
+    """
+    return Workload(
+        name=f"chain-{num_blocks}",
+        build_model=partial(_build_chain, num_blocks),
+        build_dataset=teacher_data,
+        loss=F.cross_entropy,
+        build_optimizer=_build_chain_optimizer,
+        blocks=_chain_blocks,
+    )
+
+
+# Named by a claim as "perfsuite.worker.workloads.mlp:chain_of_8".
+chain_of_4 = partial(chain, 4)
+chain_of_8 = partial(chain, 8)
+chain_of_16 = partial(chain, 16)
+chain_of_32 = partial(chain, 32)
+
+
+def _build_chain(num_blocks: int) -> nn.Sequential:
+    blocks = [nn.Sequential(nn.GELU(), nn.Linear(WIDTH, WIDTH)) for _ in range(num_blocks)]
+    return nn.Sequential(*blocks, nn.Linear(WIDTH, NUM_CLASSES))
+
+
+def _chain_blocks(model: nn.Module) -> list[nn.Module]:
+    return list(model.children())[:-1]
+
+
+def _build_chain_optimizer(parameters: Iterator[nn.Parameter]) -> SGD:
+    return SGD(parameters, lr=_CHAIN_LEARNING_RATE)

@@ -1,0 +1,57 @@
+"""torchvision's ResNet-18 on handwritten digits: a deep convolutional network with BatchNorm.
+
+Must not know how it is trained. BatchNorm normalises over one rank's micro-batch, so this model
+under data parallelism is not the one that sees the whole batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import torch.nn.functional as F  # noqa: N812
+import torchvision
+from torch import nn
+from torch.optim import SGD
+
+from perfsuite.records.workload import Workload
+from perfsuite.worker.workloads.digits import digits
+
+NUM_CLASSES = 10
+# ResNet-18 divides height and width by 32, so these are the smallest images with a pixel left.
+IMAGE_SIZE = 32
+NUM_CHANNELS = 3
+
+_MICRO_BATCH_SIZE = 16
+_LEARNING_RATE = 0.02
+
+
+def resnet18() -> Workload:
+    """The workload "resnet18": scikit-learn's digits, enlarged to 32x32 and three equal channels.
+
+    Random weights, nothing is downloaded. `blocks` are its eight BasicBlocks.
+    """
+    return Workload(
+        name="resnet18",
+        build_model=build_resnet18,
+        build_dataset=partial(digits, image_size=IMAGE_SIZE, num_channels=NUM_CHANNELS),
+        loss=F.cross_entropy,
+        build_optimizer=_build_optimizer,
+        blocks=_basic_blocks,
+        micro_batch_size=_MICRO_BATCH_SIZE,
+    )
+
+
+def build_resnet18() -> nn.Module:
+    """Return ResNet-18, (B, 3, 32, 32) -> (B, 10) for B images."""
+    model: nn.Module = torchvision.models.resnet18(weights=None, num_classes=NUM_CLASSES)
+    return model
+
+
+def _basic_blocks(model: nn.Module) -> list[nn.Module]:
+    stages = [model.get_submodule(f"layer{index}") for index in range(1, 5)]
+    return [block for stage in stages for block in stage.children()]
+
+
+def _build_optimizer(parameters: Iterator[nn.Parameter]) -> SGD:
+    return SGD(parameters, lr=_LEARNING_RATE, momentum=0.9)

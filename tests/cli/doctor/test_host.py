@@ -1,0 +1,137 @@
+"""What the doctor says of processors, clocks, load and memory."""
+
+from __future__ import annotations
+
+import pytest
+
+from perfsuite.cli.doctor import Finding
+from perfsuite.cli.doctor.host import (
+    cores_finding,
+    governor_finding,
+    load_finding,
+    memory_finding,
+    steal_finding,
+    turbo_finding,
+)
+from perfsuite.cli.doctor.kernel import parse_cpu_times
+
+MIB = 2**20
+GIB = 2**30
+
+
+def test_all_cores_of_the_machine_are_fine() -> None:
+    assert cores_finding(8, 8, None) == Finding("cores", "ok", "8")
+
+
+def test_a_smaller_affinity_is_told_and_fine() -> None:
+    assert cores_finding(64, 4, None) == Finding("cores", "ok", "4 of 64 allowed")
+
+
+def test_a_cgroup_quota_below_the_cores_is_a_warning() -> None:
+    assert cores_finding(64, 64, 1.5) == Finding(
+        "cores",
+        "warn",
+        "64, but a cgroup quota of 1.5: once it is used up, every process stands still until the "
+        "next period",
+        "raise the quota (docker --cpus), or use --cpuset-cpus in its place",
+    )
+
+
+def test_a_quota_of_all_cores_stops_nobody() -> None:
+    assert cores_finding(2, 2, 2.0).status == "ok"
+
+
+def test_one_core_is_a_warning() -> None:
+    assert cores_finding(1, 1, None) == Finding(
+        "cores",
+        "warn",
+        "1: ranks and loader workers take turns on one core",
+        "compare only cells without ranks and workers, or use a machine with 2 cores or more",
+    )
+
+
+def test_a_governor_other_than_performance_is_a_warning() -> None:
+    assert governor_finding(["powersave", "performance", "powersave"]) == Finding(
+        "frequency governor",
+        "warn",
+        "performance, powersave: the clock follows the load",
+        "sudo cpupower frequency-set --governor performance",
+    )
+    assert governor_finding(["performance"] * 2) == Finding(
+        "frequency governor", "ok", "performance"
+    )
+
+
+def test_a_governor_that_a_virtual_machine_hides_is_no_warning() -> None:
+    assert governor_finding([]) == Finding("frequency governor", "ok", "not readable here")
+
+
+@pytest.mark.parametrize(
+    ("no_turbo", "boost", "switch"),
+    [
+        ("0", None, "echo 1 | sudo tee /sys/devices/system/cpu/intel_pstate/no_turbo"),
+        (None, "1", "echo 0 | sudo tee /sys/devices/system/cpu/cpufreq/boost"),
+    ],
+)
+def test_turbo_is_a_warning_that_says_how_to_switch_it_off(
+    no_turbo: str | None, boost: str | None, switch: str
+) -> None:
+    assert turbo_finding(no_turbo=no_turbo, boost=boost) == Finding(
+        "turbo", "warn", "on: the clock follows temperature and busy cores", switch
+    )
+
+
+@pytest.mark.parametrize(("no_turbo", "boost"), [("1", None), (None, "0"), ("1", "1")])
+def test_turbo_that_is_off_is_fine(no_turbo: str | None, boost: str | None) -> None:
+    assert turbo_finding(no_turbo=no_turbo, boost=boost) == Finding("turbo", "ok", "off")
+
+
+def test_turbo_that_cannot_be_read_is_no_warning() -> None:
+    assert turbo_finding(no_turbo=None, boost=None) == Finding("turbo", "ok", "not readable here")
+
+
+def test_a_load_of_half_the_cores_is_the_most_that_is_fine() -> None:
+    assert load_finding(1.0, 2) == Finding("load", "ok", "1.00 on 2 cores")
+    assert load_finding(1.01, 2) == Finding(
+        "load",
+        "warn",
+        "1.01 on 2 cores: other processes compete with the ranks",
+        "end them (see top), or wait a minute if they have ended",
+    )
+    assert load_finding(0.1, 1).text == "0.10 on 1 core"
+
+
+def test_stolen_ticks_are_a_share_of_those_that_passed() -> None:
+    before = parse_cpu_times("cpu  100 0 0 800 0 0 0 10 0 0\n")
+    after = parse_cpu_times("cpu  110 0 0 827 0 0 0 13 0 0\n")
+
+    assert steal_finding(before, after) == Finding(
+        "steal time",
+        "warn",
+        "7.5 % of 40 ticks: the hypervisor gives this machine's processors to others",
+        "use dedicated processors, or a quieter hour",
+    )
+
+
+def test_no_stolen_ticks_are_fine() -> None:
+    assert steal_finding((0, 3), (40, 3)) == Finding("steal time", "ok", "0.0 % of 40 ticks")
+
+
+def test_a_clock_that_stands_still_cannot_be_read() -> None:
+    assert steal_finding((0, 0), (0, 0)) == Finding("steal time", "ok", "not readable here")
+
+
+def test_guest_time_is_not_counted_twice() -> None:
+    assert parse_cpu_times("cpu  70 0 20 900 5 0 1 4 60 9\ncpu0 1 1 1 1 1 1 1 1 1 1\n") == (1000, 4)
+
+
+def test_memory_is_judged_by_what_ranks_need() -> None:
+    advice = "end other programs, or raise the container's limit"
+
+    assert memory_finding(2 * GIB) == Finding("memory", "ok", "2.00 GiB available")
+    assert memory_finding(1200 * MIB) == Finding(
+        "memory", "warn", "1.17 GiB available: not enough for two ranks", advice
+    )
+    assert memory_finding(512 * MIB) == Finding(
+        "memory", "fail", "512 MiB available: not enough for one rank", advice
+    )

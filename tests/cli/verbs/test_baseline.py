@@ -1,0 +1,465 @@
+"""The verbs `baseline list`, `accept` and `prune`: what they show, write, remove and refuse."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pytest_benchmark.utils import get_machine_id
+
+from perfsuite.cli import app
+from perfsuite.cli.verbs import baseline
+from perfsuite.gate.baselines.accepted import Increase, Removal, Rename, Slowdown, read_accepted
+from perfsuite.plugin import saving
+
+HERE = "0123456789ab"
+ELSEWHERE = "ba9876543210"
+CELL = "benchmarks/test_a.py::test_a[ddp:2]"
+FOLDER = get_machine_id()
+WHY = ("--reason", "it checks its input", "--expires", "2999-01-31")
+ABOUT: dict[str, Any] = {
+    "cell": CELL,
+    "reason": "it checks its input",
+    "expires": date(2999, 1, 31),
+}
+EXPIRED = """\
+# Kept.
+[[accepted]]
+cell = "a"
+kind = "removed"
+reason = "nobody used it"
+expires = 2999-01-31
+
+# Gone.
+[[accepted]]
+cell = "b"
+kind = "slowdown"
+ratio = 1.08
+reason = "slower, and right"
+expires = 2020-01-31
+"""
+
+Call = Callable[..., int]
+
+
+@pytest.fixture
+def perfsuite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
+    """Calls the console script's function in a folder outside of git, and returns its exit code."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(baseline, "_fingerprint", lambda: HERE)
+
+    def call(*arguments: str) -> int:
+        monkeypatch.setattr(sys, "argv", ["perfsuite", "baseline", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            app.main()
+        return int(ended.value.code or 0)
+
+    return call
+
+
+def store(
+    storage: Path,
+    name: str,
+    *,
+    day: int,
+    num_failed: int = 0,
+    fingerprint: str = HERE,
+    commit: str = "5db0efb7ac6bdcd7cfd9f58b9eebfe8798f3638b",
+) -> Path:
+    path = storage / FOLDER / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = {
+        "datetime": f"2026-11-{day:02}T10:30:00+00:00",
+        "commit_info": {"id": commit, "dirty": False},
+        "benchmarks": [{"fullname": CELL, "stats": {"median": 0.1}}],
+        "perfsuite": {
+            "schema": 1,
+            "fingerprint": fingerprint,
+            "probe_s": None,
+            "num_failed": num_failed,
+            "is_pull_request": False,
+            "verdicts": {},
+            "accepted": [],
+        },
+    }
+    path.write_text(json.dumps(content))
+    return path
+
+
+# --- list ---
+
+
+def test_list_shows_each_run_and_why_it_is_not_used(
+    perfsuite: Call, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    storage = tmp_path / "baselines"
+    store(storage, "0001_good.json", day=1)
+    store(storage, "0003_failed.json", day=3, num_failed=2)
+    store(storage, "0002_other.json", day=2, fingerprint=ELSEWHERE)
+    store(storage, "0004_cut.json", day=4).write_text("")
+
+    assert perfsuite("list") == 0
+
+    heading, _, *rows, last = capsys.readouterr().out.splitlines()
+    assert heading.split() == ["run", "saved", "(UTC)", "commit", "environment", "cells", "use"]
+    assert [" ".join(row.split()) for row in rows] == [
+        f"{FOLDER}/0004_cut.json - - - - is empty",
+        f"{FOLDER}/0001_good.json 2026-11-01 10:30 5db0efb7ac6b {HERE} (here) 1 usable",
+        f"{FOLDER}/0002_other.json 2026-11-02 10:30 5db0efb7ac6b {ELSEWHERE} 1 "
+        f"was made in the environment {ELSEWHERE}, and this one is {HERE}",
+        f"{FOLDER}/0003_failed.json 2026-11-03 10:30 5db0efb7ac6b {HERE} (here) 1 "
+        "2 of its tests failed",
+    ]
+    assert last == f"1 of 4 usable in this environment, {HERE}"
+
+
+def test_list_writes_what_it_shows(perfsuite: Call, tmp_path: Path) -> None:
+    storage = tmp_path / "elsewhere"
+    good = store(storage, "0001_good.json", day=1)
+    cut = store(storage, "0002_cut.json", day=2)
+    cut.write_text("{")
+
+    assert perfsuite("list", "--storage", str(storage), "--json", "runs.json") == 0
+
+    document = json.loads((tmp_path / "runs.json").read_text())
+    unreadable, usable = document.pop("runs")
+    assert document == {"schema": 1, "fingerprint": HERE}
+    assert usable == {
+        "path": str(good),
+        "saved_at": "2026-11-01T10:30:00Z",
+        "commit": "5db0efb7ac6bdcd7cfd9f58b9eebfe8798f3638b",
+        "fingerprint": HERE,
+        "is_this_environment": True,
+        "num_cells": 1,
+        "is_usable": True,
+        "reason": None,
+    }
+    assert unreadable["path"] == str(cut)
+    assert unreadable["is_usable"] is False
+    assert unreadable["reason"].startswith("is not JSON, or was cut off: ")
+    assert (unreadable["saved_at"], unreadable["num_cells"]) == (None, None)
+
+
+def test_list_of_no_storage_says_so(
+    perfsuite: Call, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert perfsuite("list", "--json", "runs.json") == 0
+
+    said = "baselines: does not exist, so no run is stored in it\n"
+    assert capsys.readouterr().out == said
+    assert json.loads((tmp_path / "runs.json").read_text())["runs"] == []
+
+
+def test_in_a_checkout_the_runs_of_the_default_branch_are_usable(
+    perfsuite: Call, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ours = make_commit(tmp_path, "init")
+    subprocess.run(["git", "checkout", "--quiet", "-b", "feature"], cwd=tmp_path, check=True)
+    theirs = make_commit(tmp_path)
+    store(tmp_path / "baselines", "0001_main.json", day=1, commit=ours)
+    store(tmp_path / "baselines", "0002_feature.json", day=2, commit=theirs)
+
+    perfsuite("list")
+
+    *_, main, feature, last = capsys.readouterr().out.splitlines()
+    assert main.endswith("  usable")
+    assert feature.endswith(f"its commit {theirs[:12]} is neither the base nor an ancestor of it")
+    assert last == f"1 of 2 usable in this environment, {HERE}"
+
+
+def make_commit(folder: Path, *before: str) -> str:
+    git = ["git", "-c", "user.name=A", "-c", "user.email=a@example.org"]
+    if before:
+        subprocess.run([*git, "init", "--quiet", "-b", "main"], cwd=folder, check=True)
+    command = [*git, "commit", "--quiet", "--allow-empty", "--message", "a"]
+    subprocess.run(command, cwd=folder, check=True)
+    asked = subprocess.run(
+        ["git", "rev-parse", "HEAD"], cwd=folder, check=True, capture_output=True, text=True
+    )
+    return asked.stdout.strip()
+
+
+def test_a_run_that_was_just_saved_is_listed_as_usable(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(saving, "is_pull_request", lambda environ: False)
+    pytester.makepyfile(test_sum="def test_sum(benchmark): benchmark.pedantic(sum, args=([1],))")
+    pytester.runpytest_inprocess("-p", "no:cacheprovider", "--benchmark-save=base")
+    capsys.readouterr()
+    monkeypatch.setattr(sys, "argv", ["perfsuite", "baseline", "list"])
+
+    with pytest.raises(SystemExit):
+        app.main()
+
+    row, last = capsys.readouterr().out.splitlines()[-2:]
+    assert row.split()[-3:] == ["(here)", "1", "usable"]
+    assert last.startswith("1 of 1 usable in this environment, ")
+
+
+# --- accept ---
+
+
+@pytest.mark.parametrize(
+    ("arguments", "entry", "said"),
+    [
+        (
+            ["--slowdown", "1.08"],
+            Slowdown(ratio=1.08, **ABOUT),
+            "may take up to 8.0 % more time",
+        ),
+        (["--removed"], Removal(**ABOUT), "may be gone"),
+        (["--renamed-to", "b[c]"], Rename(to="b[c]", **ABOUT), "may be called b[c]"),
+        (
+            ["--increase", "flops=1.5"],
+            Increase(count="flops", ratio=1.5, **ABOUT),
+            "may have up to 50.0 % more of flops",
+        ),
+        (
+            ["--increase", "memory"],
+            Increase(count="memory", **ABOUT),
+            "may have any amount more of memory",
+        ),
+    ],
+)
+def test_accept_writes_one_line_for_the_review(
+    perfsuite: Call,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    entry: Any,
+    said: str,
+) -> None:
+    assert perfsuite("accept", CELL, *arguments, *WHY, "--json", "entry.json") == 0
+
+    path = tmp_path / "baselines" / "accepted.toml"
+    assert read_accepted(path, date.today()).entries == (entry,)
+    assert capsys.readouterr().out.splitlines() == [
+        f"baselines/accepted.toml: {CELL} {said} until 2999-01-31: it checks its input",
+        "review and commit it like code: git add baselines/accepted.toml",
+    ]
+    document = json.loads((tmp_path / "entry.json").read_text())
+    assert (document["schema"], document["file"]) == (1, "baselines/accepted.toml")
+    assert document["accepted"]["cell"] == CELL
+
+
+def test_accept_adds_to_what_is_there(perfsuite: Call, tmp_path: Path) -> None:
+    path = tmp_path / "own.toml"
+    path.write_text(EXPIRED)
+
+    assert perfsuite("accept", CELL, "--removed", *WHY, "--file", str(path)) == 0
+
+    assert path.read_text().startswith(EXPIRED)
+    assert read_accepted(path, date.today()).is_removed(CELL)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            [CELL, *WHY],
+            "0 of --slowdown, --removed, --renamed-to and --increase are given; use one of them",
+        ),
+        (
+            [CELL, "--slowdown", "1.08", "--removed", *WHY],
+            "2 of --slowdown, --removed, --renamed-to and --increase are given; use one of them",
+        ),
+        (
+            [CELL, "--slowdown", "0.08", *WHY],
+            "ratio is 0.08; use a number above 1, such as 1.08 for 8 % more",
+        ),
+        (
+            [CELL, "--slowdown", "nan", *WHY],
+            "ratio is nan; use a number above 1, such as 1.08 for 8 % more",
+        ),
+        (
+            [CELL, "--increase", "flop", *WHY],
+            "count is 'flop'; use one of flops, ops, collectives, collective_bytes, "
+            "saved_activation_bytes, kernel_launches, memory",
+        ),
+        (
+            [CELL, "--increase", "flops=", *WHY],
+            "--increase is 'flops='; use COUNT or COUNT=RATIO, such as flops=1.2",
+        ),
+        (
+            [CELL, "--renamed-to", CELL, *WHY],
+            f"to is {CELL!r}; use another name than the cell's",
+        ),
+        ([" ", "--removed", *WHY], "cell is empty"),
+        ([CELL, "--removed", *WHY, "--reason", ""], "reason is empty"),
+        (
+            [CELL, "--removed", "--reason", "old", "--expires", "2020-01-31"],
+            f"--expires is 2020-01-31, which is past; use {date.today()} or a later day",
+        ),
+    ],
+)
+def test_a_mistake_in_accept_is_one_line_and_writes_nothing(
+    perfsuite: Call,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    message: str,
+) -> None:
+    assert perfsuite("accept", *arguments) == 2
+
+    assert capsys.readouterr().err == f"perfsuite: {message}\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("missing", ["--reason", "--expires"])
+def test_an_exception_needs_a_reason_and_an_end(
+    perfsuite: Call, capsys: pytest.CaptureFixture[str], missing: str
+) -> None:
+    given = {"--reason": "it checks its input", "--expires": "2999-01-31"}
+    del given[missing]
+    ((option, value),) = given.items()
+
+    assert perfsuite("accept", CELL, "--removed", option, value) == 2
+
+    assert f"Missing option '{missing}'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [["list"], ["accept", CELL, "--removed", *WHY], ["prune"]])
+def test_json_that_cannot_be_written_ends_in_12_with_one_line(
+    perfsuite: Call, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
+    (tmp_path / "taken").write_text("")
+
+    assert perfsuite(*arguments, "--json", "taken/result.json") == 12
+
+    assert capsys.readouterr().err == "perfsuite: cannot write taken/result.json: File exists\n"
+
+
+# --- prune ---
+
+
+def test_prune_removes_exceptions_that_have_expired(
+    perfsuite: Call, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "baselines" / "accepted.toml"
+    path.parent.mkdir()
+    path.write_text(EXPIRED)
+
+    assert perfsuite("prune", "--json", "pruned.json") == 0
+
+    assert path.read_text() == EXPIRED[: EXPIRED.index("# Gone.")]
+    assert capsys.readouterr().out == (
+        "baselines/accepted.toml: removed, because it has expired: "
+        "b may take up to 8.0 % more time until 2020-01-31: slower, and right\n"
+    )
+    document = json.loads((tmp_path / "pruned.json").read_text())
+    assert [entry["cell"] for entry in document.pop("expired")] == ["b"]
+    assert document == {"schema": 1, "old_runs": [], "is_removed": False}
+
+
+def test_prune_tells_which_runs_are_old_and_removes_them_only_when_told_to(
+    perfsuite: Call, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    storage = tmp_path / "baselines"
+    # The numbers are not in the order of time: another machine's clock, or a moved file.
+    old = [store(storage, name, day=day) for name, day in (("0004_a.json", 1), ("0001_b.json", 2))]
+    kept = [
+        store(storage, "0002_c.json", day=4),
+        store(storage, "0003_d.json", day=5),
+        # Not this environment's, or no baseline: never counted, and never removed.
+        store(storage, "0005_failed.json", day=6, num_failed=1),
+        store(storage, "0006_other.json", day=1, fingerprint=ELSEWHERE),
+    ]
+
+    assert perfsuite("prune", "--keep", "2") == 0
+    names = [f"baselines/{FOLDER}/{path.name}" for path in old]
+    assert capsys.readouterr().out.splitlines() == [
+        *(f"{name}: older than what is kept" for name in names),
+        "nothing of these was removed; add --yes to do so",
+    ]
+    assert all(path.exists() for path in (*old, *kept))
+
+    assert perfsuite("prune", "--keep", "2", "--yes", "--json", "pruned.json") == 0
+    assert capsys.readouterr().out.splitlines() == [f"{name}: removed" for name in names]
+    assert all(path.exists() for path in kept)
+    assert not any(path.exists() for path in old)
+    document = json.loads((tmp_path / "pruned.json").read_text())
+    assert (document["old_runs"], document["is_removed"]) == (names, True)
+
+
+def test_prune_removes_nothing_where_its_json_cannot_be_written(
+    perfsuite: Call, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "baselines" / "accepted.toml"
+    path.parent.mkdir()
+    path.write_text(EXPIRED)
+
+    assert perfsuite("prune", "--json", ".") == 12
+
+    assert path.read_text() == EXPIRED
+    assert capsys.readouterr().err == "perfsuite: cannot write .: Is a directory\n"
+
+
+def test_accept_writes_nothing_where_its_json_cannot_be_written(
+    perfsuite: Call, tmp_path: Path
+) -> None:
+    assert perfsuite("accept", CELL, "--removed", *WHY, "--json", ".") == 12
+
+    assert not (tmp_path / "baselines").exists()
+
+
+def test_prune_with_nothing_to_remove_says_so(
+    perfsuite: Call, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store(tmp_path / "baselines", "0001_a.json", day=1)
+
+    assert perfsuite("prune", "--keep", "1", "--yes") == 0
+
+    assert capsys.readouterr().out == "nothing to remove\n"
+
+
+def test_prune_is_not_sure_about_nothing(
+    perfsuite: Call, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert perfsuite("prune", "--yes") == 2
+
+    assert capsys.readouterr().err == (
+        "perfsuite: --yes removes runs; say with --keep N how many are to stay\n"
+    )
+
+
+def test_at_least_one_run_is_kept(perfsuite: Call, capsys: pytest.CaptureFixture[str]) -> None:
+    assert perfsuite("prune", "--keep", "0", "--yes") == 2
+
+    assert "Invalid value for '--keep'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("verb", ["accept", "prune"])
+def test_a_list_that_is_none_is_named(
+    perfsuite: Call, tmp_path: Path, capsys: pytest.CaptureFixture[str], verb: str
+) -> None:
+    (tmp_path / "list.toml").write_text("accepted = 7\n")
+    arguments = [CELL, "--removed", *WHY] if verb == "accept" else []
+
+    assert perfsuite(verb, *arguments, "--file", "list.toml") == 2
+
+    error = capsys.readouterr().err
+    assert error.startswith("perfsuite: list.toml has 'accepted' at its top; use [[accepted]] ")
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("verb", ["list", "accept", "prune"])
+def test_every_verb_has_help_with_an_example(
+    perfsuite: Call, capsys: pytest.CaptureFixture[str], verb: str
+) -> None:
+    assert perfsuite(verb, "--help") == 0
+
+    assert f"Example: perfsuite baseline {verb}" in capsys.readouterr().out
+
+
+def test_the_example_of_accept_names_a_whole_cell(
+    perfsuite: Call, capsys: pytest.CaptureFixture[str]
+) -> None:
+    perfsuite("accept", "--help")
+
+    assert "'benchmarks/test_step.py::test_step[ddp:2]'" in capsys.readouterr().out

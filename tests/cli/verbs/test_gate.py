@@ -1,0 +1,391 @@
+"""The verb `gate`: what it asks for, what it prints and writes, what it ends in."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gated_repository import CLOCK, ONE_CELL, SHOP, Repository
+
+from perfsuite.cli import app
+from perfsuite.cli.verbs import gate as gate_module
+from perfsuite.gate.judge.trial import Judgement
+from perfsuite.gate.request import GateRequest
+from perfsuite.gate.run_gate import GateResult
+from perfsuite.records.verdict import CellVerdict, Explanation
+from perfsuite.stats.sequential import Rule, decide
+from perfsuite.system.timing_lock import TimingLock
+
+PASSED = CellVerdict(
+    name="b.py::same",
+    word="PASS",
+    by="pairs",
+    ratio=1.01,
+    interval=(0.99, 1.02),
+    num_pairs=3,
+    detectable=0.03,
+    raw=((1.0, 1.01), (1.0, 1.02), (1.0, 1.0)),
+)
+FAILED = CellVerdict(
+    name="b.py::slow",
+    word="FAIL",
+    by="pairs",
+    ratio=1.2,
+    interval=(1.1, 1.3),
+    num_pairs=3,
+    detectable=0.03,
+    explanation=Explanation(
+        moved_stage="load",
+        stages={"load": (0.001, 0.002)},
+        counts={"ops": (3, 4)},
+        operators=({"name": "a.py:f", "calls": (1, 1), "self_s": (0.001, 0.002)},),
+    ),
+    raw=((1.0, 1.2),) * 3,
+    firsts=("head", "base", "base"),
+)
+UNKNOWN = CellVerdict(
+    name="b.py::unknown",
+    word="INCONCLUSIVE",
+    by="pairs",
+    ratio=1.0,
+    interval=(0.0, math.inf),
+    num_pairs=1,
+    detectable=math.inf,
+    reason="the time was up",
+    raw=((1.0, 1.0),),
+)
+NEW = CellVerdict(name="b.py::new", word="NEW", by="collection", reason="the base has no such cell")
+ARMS = {"head": "main at 1a2b3c4", "base": "HEAD~1"}
+
+
+def result(*cells: CellVerdict, refusal: str | None = None) -> GateResult:
+    judgement = Judgement(trials=(), seed=7, num_pairs=3, wall_s=2.4, invalid=None)
+    return GateResult(
+        cells=cells,
+        refusal=refusal,
+        differs=ARMS,
+        judgement=judgement if cells and refusal is None else None,
+        seed=7,
+    )
+
+
+class Gate:
+    """The verb over a result that is made up."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._patch = monkeypatch
+        self.requests: list[GateRequest] = []
+
+    def __call__(self, *arguments: str, found: GateResult | None = None) -> int:
+        """Return what the command line ends in."""
+
+        def run_gate(request: GateRequest, *, say: Any, machine: TimingLock) -> GateResult:
+            self.requests.append(request)
+            assert isinstance(machine, TimingLock)
+            say("comparing")
+            return found or result(PASSED)
+
+        self._patch.setattr(gate_module, "run_gate", run_gate)
+        self._patch.setattr(sys, "argv", ["perfsuite", "gate", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            app.main()
+        assert isinstance(ended.value.code, int)
+        return ended.value.code
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Gate:
+    monkeypatch.chdir(tmp_path)
+    return Gate(monkeypatch)
+
+
+# --- what it asks for ---
+
+
+def test_without_options_the_contracts_defaults_hold(gate: Gate, tmp_path: Path) -> None:
+    gate("benchmarks")
+
+    (request,) = gate.requests
+    assert (request.folder, request.paths) == (tmp_path, ("benchmarks",))
+    assert (request.tolerance, request.limit, request.floor_s) == (0.02, 0.05, None)
+    assert (request.budget.max_pairs, request.budget.max_s) == (16, 1800.0)
+    assert (request.base, request.base_dir, request.base_python) == (None, None, None)
+    assert (request.base_environment, request.pytest_arguments) == ({}, ())
+    assert 0 <= request.seed < 2**32
+
+
+def test_every_option_reaches_the_session(gate: Gate, tmp_path: Path) -> None:
+    gate(
+        *("a.py", "b::c", "-k", "lenet and not ddp", "--base", "v1", "--base-env", "A=1=2"),
+        *("--base-env", "B=", "--tolerance", "1%", "--limit", "0.03", "--max-pairs", "8"),
+        *("--max-minutes", "0.5", "--seed", "5", "--json", "gate.json"),
+    )
+
+    (request,) = gate.requests
+    assert request.paths == ("a.py", "b::c")
+    assert request.pytest_arguments == ("-k", "lenet and not ddp")
+    assert (request.base, request.seed) == ("v1", 5)
+    assert request.base_environment == {"A": "1=2", "B": ""}
+    assert (request.tolerance, request.limit) == (0.01, 0.03)
+    assert (request.budget.max_pairs, request.budget.max_s) == (8, 30.0)
+    assert request.outputs == (Path("gate.json"),)
+
+
+def test_an_interpreter_is_found_from_here_since_launches_start_elsewhere(
+    gate: Gate, tmp_path: Path
+) -> None:
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "python").symlink_to(sys.executable)
+
+    gate("--base-python", "old/python", "--base-dir", "elsewhere")
+
+    (request,) = gate.requests
+    assert request.base_python == str(tmp_path / "old" / "python")
+    assert request.base_dir == Path("elsewhere")
+
+
+# --- what it prints and ends in ---
+
+
+@pytest.mark.parametrize(
+    ("found", "code"),
+    [
+        (result(PASSED), 0),
+        (result(PASSED, NEW), 0),
+        (result(FAILED, UNKNOWN, PASSED), 10),
+        (result(UNKNOWN, PASSED), 11),
+        (result(NEW), 13),
+        (result(), 13),
+        (result(refusal="there is no base"), 12),
+    ],
+)
+def test_the_exit_code_is_that_of_the_gravest_verdict(
+    gate: Gate, found: GateResult, code: int
+) -> None:
+    assert gate("--json", "gate.json", found=found) == code
+    assert json.loads(Path("gate.json").read_text())["exit_code"] == code
+
+
+def test_verdicts_are_printed_and_progress_goes_to_the_other_stream(
+    gate: Gate, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gate(found=result(FAILED, NEW))
+
+    out, err = capsys.readouterr()
+    lines = [" ".join(line.split()) for line in out.splitlines()]
+    assert lines[:2] == ["head: main at 1a2b3c4", "base: HEAD~1"]
+    assert "b.py::slow FAIL +20.0 % +10.0 % and +30.0 % 3" in lines
+    assert "b.py::slow: moved most: load 1.00 ms -> 2.00 ms (+100.0 %); counts: ops 3 -> 4" in lines
+    assert "b.py::new: the base has no such cell" in lines
+    assert lines[-1] == "3 pairs in 2 s, seed 7"
+    assert err == "comparing\n"
+
+
+def test_a_refusal_is_printed_without_a_table(
+    gate: Gate, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gate(found=result(refusal="there is no base"))
+
+    assert capsys.readouterr().out.splitlines() == [
+        "head: main at 1a2b3c4",
+        "base: HEAD~1",
+        "not compared: there is no base",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ("--limit", "1%"),
+            "--limit is 1%, below the tolerance of 2%; use a larger one",
+        ),
+        (("--tolerance", "200%"), "--tolerance is 200%; use less than 100%"),
+        (("--tolerance", "much"), "--tolerance is 'much'; use a ratio such as 2%"),
+        (("--limit", "-5%"), "--limit is '-5%'; use a ratio such as 2%"),
+        (("--base-env", "NAME"), "--base-env is 'NAME'; use KEY=VALUE"),
+        (("--base-env", "=value"), "--base-env is '=value'; use KEY=VALUE"),
+        (
+            ("--base-python", "no/python"),
+            "--base-python is 'no/python', which is no program; name an interpreter",
+        ),
+        (
+            ("--base", "main", "--base-dir", "old"),
+            "--base and --base-dir name two bases; give one of them",
+        ),
+    ],
+)
+def test_a_users_mistake_is_one_line_and_ends_in_2(
+    gate: Gate, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], message: str
+) -> None:
+    assert gate(*arguments) == 2
+    assert capsys.readouterr() == ("", f"perfsuite: {message}\n")
+    assert gate.requests == []
+
+
+@pytest.mark.parametrize("option", ["--json", "--markdown"])
+def test_a_file_that_cannot_be_written_is_refused_before_anything_is_timed(
+    gate: Gate, capsys: pytest.CaptureFixture[str], tmp_path: Path, option: str
+) -> None:
+    assert gate(option, str(tmp_path)) == 12
+    assert capsys.readouterr() == ("", f"perfsuite: cannot write {tmp_path}: Is a directory\n")
+    assert gate.requests == []
+
+
+@pytest.mark.parametrize("arguments", [("--max-pairs", "2"), ("--max-minutes", "-1")])
+def test_a_budget_that_cannot_decide_anything_ends_in_2(
+    gate: Gate, arguments: tuple[str, ...]
+) -> None:
+    assert gate(*arguments) == 2
+    assert gate.requests == []
+
+
+def test_a_json_file_that_cannot_be_written_ends_in_12(
+    gate: Gate, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+
+    assert gate("--json", "file/gate.json") == 12
+    assert capsys.readouterr().err.splitlines()[-1].startswith("perfsuite: cannot write ")
+
+
+# --- the Markdown ---
+
+
+def test_the_markdown_has_the_verdict_first_and_explanations_folded(gate: Gate) -> None:
+    hostile = dataclasses.replace(NEW, name="b.py::new[a|b<script>]")
+
+    code = gate("--markdown", "gate.md", found=result(PASSED, FAILED, hostile))
+
+    assert code == 10
+    assert gate.requests[0].outputs == (Path("gate.md"),)
+    assert Path("gate.md").read_text().splitlines() == [
+        "**FAIL**: 3 cells&#58; 1 FAIL, 1 NEW, 1 PASS",
+        "",
+        "| cell | verdict | change | between | step |",
+        "| :-- | :-- | --: | :-- | --: |",
+        "| `b.py::slow` | FAIL | +20.0 % | +10.0 % and +30.0 % | 1.20 s |",
+        "| <code>b.py&#58;&#58;new&#91;a&#124;b&#60;script&#62;&#93;</code> | NEW | - | - | - |",
+        "| `b.py::same` | PASS | +1.0 % | -1.0 % and +2.0 % | 1.01 s |",
+        "",
+        "<details><summary>Explanation</summary>",
+        "",
+        "- `b.py::slow`: moved most&#58; load 1.00 ms -&#62; 2.00 ms (+100.0 %); "
+        "counts&#58; ops 3 -&#62; 4",
+        "- <code>b.py&#58;&#58;new&#91;a&#124;b&#60;script&#62;&#93;</code>: "
+        "the base has no such cell",
+        "",
+        "</details>",
+        "",
+        "<details><summary>What was compared</summary>",
+        "",
+        "- head&#58; main at 1a2b3c4",
+        "- base&#58; HEAD&#126;1",
+        "",
+        "</details>",
+        "",
+    ]
+
+
+def test_a_markdown_file_that_cannot_be_written_ends_in_12(
+    gate: Gate, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+
+    assert gate("--markdown", "file/gate.md") == 12
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        "perfsuite: cannot write file/gate.md: File exists"
+    )
+
+
+# --- the JSON ---
+
+
+def document(gate: Gate, found: GateResult) -> dict[str, Any]:
+    gate("--json", "gate.json", found=found)
+    loaded: dict[str, Any] = json.loads(Path("gate.json").read_text())
+    return loaded
+
+
+def test_the_json_has_the_keys_of_the_contract(gate: Gate) -> None:
+    found = document(gate, result(FAILED))
+
+    assert found.keys() >= {"schema", "cells", "seed", "arms", "exit_code"}
+    assert (found["schema"], found["seed"], found["arms"]) == (1, 7, ARMS)
+    assert found["cells"] == [
+        {
+            "id": "b.py::slow",
+            "word": "FAIL",
+            "by": "pairs",
+            "ratio": 1.2,
+            "interval": [1.1, 1.3],
+            "pairs": 3,
+            "detectable": 0.03,
+            "reason": None,
+            "explanation": {
+                "moved_stage": "load",
+                "stages": {"load": [0.001, 0.002]},
+                "counts": {"ops": [3, 4]},
+                "operators": [{"name": "a.py:f", "calls": [1, 1], "self_s": [0.001, 0.002]}],
+            },
+            "raw": [[1.0, 1.2]] * 3,
+            "first": ["head", "base", "base"],
+            "asked": {},
+        }
+    ]
+
+
+def test_what_is_not_known_is_null_and_never_infinite(gate: Gate) -> None:
+    unknown, new = document(gate, result(UNKNOWN, NEW))["cells"]
+
+    assert (unknown["interval"], unknown["detectable"]) == ([0.0, None], None)
+    assert (unknown["reason"], unknown["explanation"]) == ("the time was up", None)
+    numbers = ("ratio", "interval", "detectable", "explanation")
+    assert [new[name] for name in numbers] == [None] * 4
+    assert (new["raw"], new["pairs"]) == ([], 0)
+
+
+def test_a_refusal_has_no_cells_and_says_why(gate: Gate) -> None:
+    found = document(gate, result(refusal="there is no base"))
+
+    assert (found["cells"], found["refusal"]) == ([], "there is no base")
+    assert (found["pairs"], found["wall_s"]) == (0, None)
+
+
+# --- a real session ---
+
+
+def test_identical_code_passes_and_anybody_can_recompute_the_verdict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repository = Repository(tmp_path / "shop")
+    repository.write(shop=SHOP, benchmarks__work_clock=CLOCK, benchmarks__test_steps=ONE_CELL)
+    repository.git("init", "--quiet", "--initial-branch=main")
+    repository.commit()
+    repository.commit()
+    monkeypatch.chdir(repository.path)
+    monkeypatch.setenv("PYTEST_ADDOPTS", "-p no:perfsuite -p no:hypothesispytest")
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
+    arguments = ("benchmarks", "--max-pairs", "4", "--seed", "9", "--json", "gate.json")
+    monkeypatch.setattr(sys, "argv", ["perfsuite", "gate", *arguments])
+
+    with pytest.raises(SystemExit) as ended:
+        app.main()
+
+    assert ended.value.code == 0
+    found = json.loads((repository.path / "gate.json").read_text())
+    (cell,) = found["cells"]
+    assert (cell["id"], cell["word"]) == ("benchmarks/test_steps.py::test_price", "PASS")
+    assert (found["seed"], found["exit_code"]) == (9, 0)
+    log_ratios = [math.log(head_s / base_s) for base_s, head_s in cell["raw"]]
+    asked = {name: value for name, value in cell["asked"].items() if name != "accepted_slowdown"}
+    decision = decide(log_ratios, Rule(**asked))
+    assert (decision.word, decision.ratio) == (cell["word"], cell["ratio"])
+    assert list(decision.interval) == cell["interval"]
+    assert repository.git("worktree", "list").count("\n") == 0

@@ -1,0 +1,147 @@
+"""The starter set: what is written, what is left alone, and that it works."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from perfsuite.cli.app import app
+from perfsuite.cli.verbs.init import write_starters
+from perfsuite.errors import SettingError, WriteError
+
+WRITTEN = [
+    *("benchmarks/test_training_step.py", ".github/workflows/performance.yml"),
+    *("pytest.ini", ".gitignore"),
+]
+
+
+def test_an_empty_repository_gets_everything(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["init", str(tmp_path), "--json", str(tmp_path / "init.json")])
+
+    assert result.exit_code == 0
+    assert result.output.splitlines() == [
+        *(f"wrote {path}" for path in WRITTEN),
+        "next: pytest benchmarks --perf-matrix=smoke",
+    ]
+    assert all((tmp_path / path).is_file() for path in WRITTEN)
+    assert json.loads((tmp_path / "init.json").read_text()) == {
+        "schema": 1,
+        "written": WRITTEN,
+        "kept": [],
+    }
+
+
+def test_what_is_there_stays_and_a_second_time_changes_nothing(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text("[project]\n")
+    (tmp_path / ".gitignore").write_text("*.pyc\n")
+    write_starters(tmp_path)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+
+    written, kept = write_starters(tmp_path)
+
+    assert written == []
+    assert kept == [*WRITTEN[:2], "pyproject.toml"]
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    assert (tmp_path / ".gitignore").read_text() == "*.pyc\nresults/\n__pycache__/\n"
+    assert not (tmp_path / "pytest.ini").exists()
+
+
+@pytest.mark.parametrize(
+    ("package", "pythonpath"), [("shop", "."), ("src/shop", "src .")], ids=["root", "src"]
+)
+def test_a_package_that_is_not_installed_is_found_by_the_starter_configuration(
+    tmp_path: Path, package: str, pythonpath: str
+) -> None:
+    (tmp_path / package).mkdir(parents=True)
+    (tmp_path / package / "__init__.py").touch()
+    write_starters(tmp_path)
+    (tmp_path / "benchmarks" / "test_shop.py").write_text("import shop\ndef test_shop(): pass\n")
+
+    # Not `python -m pytest`, which has the folder it is called in on its path.
+    main = "import sys, pytest; sys.path.remove(''); sys.exit(pytest.main())"
+    arguments = ["--collect-only", "-q", "benchmarks/test_shop.py"]
+    collected = subprocess.run(
+        [sys.executable, "-c", main, *arguments], cwd=tmp_path, capture_output=True, text=True
+    )
+
+    assert collected.returncode == 0, collected.stdout
+    assert f"\npythonpath = {pythonpath}\n" in (tmp_path / "pytest.ini").read_text()
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [("", "results/\n__pycache__/\n"), ("__pycache__/\n", "__pycache__/\nresults/\n")],
+)
+def test_only_what_git_does_not_ignore_yet_is_added(
+    tmp_path: Path, before: str, after: str
+) -> None:
+    (tmp_path / ".gitignore").write_text(before)
+
+    write_starters(tmp_path)
+
+    assert (tmp_path / ".gitignore").read_text() == after
+
+
+def test_the_starter_benchmark_is_collected_under_the_starter_configuration(tmp_path: Path) -> None:
+    write_starters(tmp_path)
+
+    collected = subprocess.run(
+        [sys.executable, "-m", "pytest", "--collect-only", "-q"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+
+    assert collected.returncode == 0, collected.stdout
+    assert "benchmarks/test_training_step.py::test_training_step[0-single-fp32-none]" in (
+        collected.stdout
+    )
+    assert "16 tests collected" in collected.stdout
+
+
+def test_the_workflow_can_only_read_and_every_action_is_pinned_by_hash(tmp_path: Path) -> None:
+    write_starters(tmp_path)
+
+    workflow = (tmp_path / ".github/workflows/performance.yml").read_text()
+
+    used = re.findall(r"uses: (\S+)", workflow)
+    assert len(used) == 3
+    assert all(re.fullmatch(r"actions/[a-z-]+@[0-9a-f]{40}", action) for action in used)
+    assert "permissions:\n  contents: read\n" in workflow
+    assert "persist-credentials: false" in workflow
+    assert "python -m pip install -e .;" in workflow
+    assert "pull_request_target" not in workflow
+    # An expression is put into a shell's text before the shell reads it: a branch is named freely.
+    assert not re.search(r"run: .*\$\{\{", workflow)
+
+
+def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["init", str(tmp_path / "nowhere")])
+
+    assert isinstance(result.exception, SettingError)
+    assert str(result.exception) == (
+        f"{tmp_path / 'nowhere'} is no folder; name the root of a repository"
+    )
+
+
+def test_a_folder_that_cannot_be_written_says_so(tmp_path: Path) -> None:
+    (tmp_path / "benchmarks").write_text("a file")
+
+    result = CliRunner().invoke(app, ["init", str(tmp_path)])
+
+    assert str(result.exception).startswith(
+        f"cannot write {tmp_path / 'benchmarks' / 'test_training_step.py'}: "
+    )
+
+
+def test_nothing_is_written_where_the_json_cannot_be(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["init", str(tmp_path), "--json", str(tmp_path)])
+
+    assert isinstance(result.exception, WriteError)
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,233 @@
+"""The verb `report`, and the report that `perfsuite run` leaves behind."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from made_up_runs import benchmark, cell, record, report_on, verdict, write_run
+
+from perfsuite.cli import app
+from perfsuite.report.formats.folder import write_folder
+
+
+class Verb:
+    """The command line in this process."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._patch = monkeypatch
+
+    def __call__(self, *arguments: str) -> int:
+        """Return what it ends in."""
+        self._patch.setattr(sys, "argv", ["perfsuite", "report", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            app.main()
+        return int(ended.value.code or 0)
+
+
+@pytest.fixture
+def verb(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Verb:
+    monkeypatch.chdir(tmp_path)
+    slow = record(given=verdict("FAIL", ratio=1.1, interval=(1.05, 1.15)))
+    write_run(
+        Path("run.json"),
+        benchmark("fine", (0.004,) * 4, record(given=verdict(), num_workers=2)),
+        benchmark("slow", (0.008,) * 4, slow),
+    )
+    return Verb(monkeypatch)
+
+
+def test_without_an_option_the_table_and_the_advice_are_printed(
+    verb: Verb, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_run(
+        Path("low.json"),
+        benchmark("a", (0.004,) * 4, record()),
+        benchmark("b", (0.008,) * 4, record(precision="bf16")),
+    )
+
+    assert verb("low.json") == 0
+
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert lines[0] == "2 cells, none of them judged"
+    assert lines[1] == (
+        "workload parallel precision checkpointing numerics workers step spread samples/s load"
+    )
+    assert lines[3] == "lenet single fp32 none equivalent 0 4.00 ms ± 0.0 % 1.00 k 25.0 %"
+    assert lines[5] == (
+        "lenet, single: bf16 is slower than fp32 here "
+        "(8.00 ms a step with bf16, 4.00 ms a step with fp32 (+100.0 %))"
+    )
+
+
+def test_scaling_is_printed_with_its_notes(verb: Verb, capsys: pytest.CaptureFixture[str]) -> None:
+    write_run(
+        Path("two.json"),
+        benchmark("a", (0.1,) * 4, record(samples_per_s=80.0)),
+        benchmark("b", (0.1,) * 4, record(samples_per_s=160.0, parallel="ddp:2")),
+    )
+
+    assert verb("two.json") == 0
+
+    lines = capsys.readouterr().out.splitlines()
+    assert "Weak and strong scaling, measured" in lines
+    assert lines[-1] == "How many cores the machine has is not known, so ranks may share them."
+
+
+def test_a_session_whose_tests_failed_is_no_pass_in_any_format(
+    verb: Verb, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stamp = {"num_failed": 2, "verdicts": {"a": "PASS", "d": "INVALID", "e": "VANISHED"}}
+    judged = benchmark("a", info=record(given=verdict()))
+    write_run(Path("red.json"), judged, perfsuite=stamp)
+    said = "3 cells: 1 INVALID, 1 VANISHED, 1 PASS; 2 of its tests failed"
+
+    assert verb("red.json", "--markdown=m.md", "--html=page", "--csv=t.csv", "--latex=t.tex") == 0
+
+    assert capsys.readouterr().out.splitlines()[0] == f"ERROR {said}"
+    assert "**ERROR**" in Path("m.md").read_text()
+    assert said in Path("page/index.html").read_text()
+    assert "VANISHED" in Path("t.csv").read_text()
+
+
+def test_of_a_session_without_a_gate_the_failed_tests_are_told_and_nothing_is_judged(
+    verb: Verb, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_run(Path("plain.json"), benchmark("a"), perfsuite={"num_failed": 1})
+
+    assert verb("plain.json") == 0
+
+    said = capsys.readouterr().out.splitlines()[0]
+    assert said == "1 cell, none of them judged; 1 of its tests failed"
+
+
+def test_plain_benchmarks_are_printed_by_name(
+    verb: Verb, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_run(Path("plain.json"), benchmark("t.py::a[=1]", (0.004,) * 4))
+
+    assert verb("plain.json") == 0
+
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert lines[1::2] == ["cell step spread", "t.py::a[=1] 4.00 ms ± 0.0 %"]
+
+
+def test_every_format_is_written_where_it_is_asked_for(
+    verb: Verb, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = verb(
+        *("run.json", "--html", "out", "--markdown", "m.md", "--latex", "t.tex"),
+        *("--csv", "c.csv", "--tensorboard", "events"),
+    )
+
+    assert code == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "FAIL 2 cells: 1 FAIL, 1 PASS",
+        "written to out/index.html",
+        "written to m.md",
+        "written to t.tex",
+        "written to c.csv",
+        "written to events",
+    ]
+    names = {path.name for path in Path("out").iterdir()}
+    assert names == {"index.html", "report.md", "table.tex", "cells.csv", "chart-1.svg"}
+    assert Path("m.md").read_text() == Path("out/report.md").read_text()
+    assert len(list(Path("events").rglob("events.out.*"))) == 2
+
+
+def test_charts_of_an_earlier_report_do_not_stay(tmp_path: Path) -> None:
+    write_folder(report_on(cell("a"), cell("b", num_workers=2)), tmp_path)
+    assert (tmp_path / "chart-1.svg").exists()
+
+    write_folder(report_on(cell("a")), tmp_path)
+
+    assert not (tmp_path / "chart-1.svg").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (
+            ("none.json",),
+            2,
+            "none.json: No such file or directory; name a file that pytest-benchmark wrote, such "
+            "as results/run.json",
+        ),
+        (
+            ("run.json", "--limit", "1%"),
+            2,
+            "--limit is 1%, below the tolerance of 2%; use a larger one",
+        ),
+        (("run.json", "--limit", "x"), 2, "--limit is 'x'; use a ratio such as 2%"),
+        (("run.json", "--csv", "run.json/c"), 12, "cannot write run.json/c: File exists"),
+    ],
+)
+def test_a_mistake_is_one_line(
+    verb: Verb,
+    capsys: pytest.CaptureFixture[str],
+    arguments: tuple[str, ...],
+    code: int,
+    message: str,
+) -> None:
+    assert verb(*arguments) == code
+    assert capsys.readouterr().err == f"perfsuite: {message}\n"
+
+
+# --- perfsuite run ---
+
+A_SESSION_THAT_WROTE = """
+    from perfsuite.plugin.saving import WRITTEN_RUN, WrittenRun
+
+    def pytest_sessionfinish(session):
+        path = session.config.rootpath / "results" / "run.json"
+        if path.exists():
+            written = WrittenRun(path=path, tolerance=0.01, limit=0.03)
+            session.config.stash[WRITTEN_RUN] = written
+"""
+
+
+def run(pytester: pytest.Pytester, *, wrote_run: bool = True) -> pytest.RunResult:
+    pytester.makeconftest(A_SESSION_THAT_WROTE)
+    pytester.makepyfile("def test_that_fails(): assert False")
+    if wrote_run:
+        folder = pytester.mkdir("results")
+        write_run(folder / "run.json", benchmark("t.py::a", info=record(given=verdict())))
+    return pytester.runpytest_inprocess("-p", "perfsuite.plugin.report")
+
+
+def test_a_report_lies_beside_the_run_and_the_exit_code_is_pytests(
+    pytester: pytest.Pytester,
+) -> None:
+    result = run(pytester)
+
+    assert result.ret == 1
+    folder = pytester.path / "results" / "report"
+    assert f"report: {folder}/index.html" in result.outlines
+    page = (folder / "index.html").read_text()
+    assert "t.py::a" in page
+    assert "tolerance +1.0 %, limit +3.0 %" in page
+
+
+def test_a_report_that_cannot_be_made_changes_no_verdict_and_is_one_line(
+    pytester: pytest.Pytester,
+) -> None:
+    folder = pytester.mkdir("results")
+    (folder / "run.json").write_text("{}")
+
+    result = run(pytester, wrote_run=False)
+
+    assert result.ret == 1
+    reported = [line for line in result.outlines if line.startswith(("report:", "no report:"))]
+    assert reported == [
+        f"no report: {folder}/run.json is no run of pytest-benchmark: Object missing required "
+        "field `datetime`; name a file that pytest-benchmark wrote, such as results/run.json"
+    ]
+
+
+def test_a_session_that_wrote_no_run_makes_no_report(pytester: pytest.Pytester) -> None:
+    result = run(pytester, wrote_run=False)
+
+    assert result.ret == 1
+    assert not [line for line in result.outlines if "report: " in line]
+    assert not (pytester.path / "results").exists()

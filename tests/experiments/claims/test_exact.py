@@ -1,0 +1,188 @@
+"""Claims that are counted or proven: what decides them, and that they hold here."""
+
+from __future__ import annotations
+
+import pytest
+
+from perfsuite.experiments.claims import Bench
+from perfsuite.experiments.claims.exact import (
+    ChainCounts,
+    try_accumulation,
+    try_averaging,
+    try_checkpointing,
+    try_half_precision,
+    try_sharding,
+    weigh_check,
+    weigh_checkpoints,
+    weigh_shards,
+    weigh_tensors,
+)
+from perfsuite.experiments.rank_session import Session
+from perfsuite.experiments.settings import Settings
+from perfsuite.records.equivalence import EquivalenceReport, EquivalenceRow
+
+# Of a chain whose blocks keep 20 bytes and cost 30 flops in three passes, 10 each.
+PLAIN = ChainCounts(saved_bytes={4: 85, 8: 165, 16: 325}, flops={4: 125, 8: 245, 16: 485})
+FIXED = ChainCounts(saved_bytes={4: 45, 8: 45, 16: 45}, flops={4: 125, 8: 285, 16: 605})
+EVERY = ChainCounts(saved_bytes={4: 45, 8: 85, 16: 165}, flops={4: 125, 8: 245, 16: 485})
+
+
+@pytest.fixture
+def bench() -> Bench:
+    session = Session(Settings(device="cpu", shows_output=False), say=print)
+    return Bench(session=session, seed=3, say=print)
+
+
+# --- C8 ---
+
+
+def test_half_the_bytes_is_exactly_half() -> None:
+    assert weigh_tensors({"float32": 400, "float16": 200}).status == "holds"
+    assert weigh_tensors({"float32": 400, "float16": 201}).status == "does not hold"
+
+
+def test_a_tensor_in_fp16_takes_half_the_bytes_here(bench: Bench) -> None:
+    finding = try_half_precision(bench)
+
+    assert finding.status == "holds"
+    assert finding.figures == {
+        "float32_bytes": 4194304,
+        "float16_bytes": 2097152,
+        "ratio": 0.5,
+    }
+    assert finding.reason == "a tensor takes 2.00 MiB in fp16 and 4.00 MiB in fp32"
+
+
+# --- C9 ---
+
+
+def test_slopes_and_recomputed_layers_are_those_of_the_counts() -> None:
+    finding = weigh_checkpoints(plain=PLAIN, fixed=FIXED, every=EVERY, num_checkpoints=4)
+
+    assert finding.status == "holds"
+    assert finding.figures["slopes_bytes_per_block"] == {
+        "none": [20.0, 20.0],
+        "segments:4": [0.0, 0.0],
+        "every-block": [10.0, 10.0],
+    }
+    assert finding.figures["recomputed_layers"] == {4: 0.0, 8: 4.0, 16: 12.0}
+
+
+@pytest.mark.parametrize(
+    ("name", "changed"),
+    [
+        ("plain", ChainCounts(saved_bytes=FIXED.saved_bytes, flops=PLAIN.flops)),
+        ("plain", ChainCounts(saved_bytes={4: 85, 8: 165, 16: 326}, flops=PLAIN.flops)),
+        ("fixed", ChainCounts(saved_bytes={4: 45, 8: 45, 16: 46}, flops=FIXED.flops)),
+        ("fixed", ChainCounts(saved_bytes=FIXED.saved_bytes, flops=PLAIN.flops)),
+        ("every", ChainCounts(saved_bytes={4: 45, 8: 85, 16: 166}, flops=EVERY.flops)),
+    ],
+)
+def test_one_count_that_is_off_breaks_the_claim(name: str, changed: ChainCounts) -> None:
+    chains = {"plain": PLAIN, "fixed": FIXED, "every": EVERY} | {name: changed}
+
+    assert weigh_checkpoints(**chains, num_checkpoints=4).status == "does not hold"
+
+
+def test_checkpoints_keep_and_recompute_here_what_the_claim_says(bench: Bench) -> None:
+    finding = try_checkpointing(bench)
+
+    assert finding.status == "holds"
+    assert finding.figures["slopes_bytes_per_block"] == {
+        "none": [16384.0] * 3,
+        "segments:4": [0.0] * 3,
+        "every-block": [8192.0] * 3,
+    }
+    assert finding.figures["recomputed_layers"] == {4: 0.0, 8: 4.0, 16: 12.0, 32: 28.0}
+    assert len(bench.lines) == 12
+
+
+# --- C12, C14 ---
+
+
+def row(check: str, status: str) -> EquivalenceRow:
+    return EquivalenceRow(
+        parallel="ddp:2",
+        precision="fp32",
+        checkpointing="none",
+        world_size=2,
+        check=check,
+        status=status,  # type: ignore[arg-type]
+        error=0.0,
+        limit=1e-7,
+        power="5/5",
+        reason="said",
+    )
+
+
+@pytest.mark.parametrize(
+    ("found", "status"),
+    [
+        ("equivalent", "holds"),
+        ("mismatch", "does not hold"),
+        ("no power", "cannot be tested here"),
+        ("not exercised", "cannot be tested here"),
+    ],
+)
+def test_the_row_of_the_check_decides(found: str, status: str) -> None:
+    rows = (row("T1", "mismatch"), row("T0", found))
+    report = EquivalenceReport(workload="toy-mlp", recipe={}, rows=rows, inapplicable={})
+
+    finding = weigh_check(report, "T0", "gradients")
+
+    assert (finding.status, finding.reason) == (status, "gradients: said")
+
+
+def test_ddp_averages_gradients_exactly_here(bench: Bench) -> None:
+    finding = try_averaging(bench)
+
+    assert finding.status == "holds"
+    assert (finding.figures["error"], finding.figures["limit"]) == (0.0, 0.0)
+
+
+def test_accumulation_equals_a_large_batch_here(bench: Bench) -> None:
+    finding = try_accumulation(bench)
+
+    assert finding.status == "holds"
+    assert finding.figures["error"] < finding.figures["limit"]
+
+
+# --- C13 ---
+
+
+def test_disjoint_equal_batches_that_cover_the_data_hold() -> None:
+    finding = weigh_shards([[[0, 3], [4, 7]], [[1, 2], [5, 6]]], num_samples=9)
+
+    assert finding.status == "holds"
+    assert finding.figures == {
+        "world_size": 2,
+        "samples": 9,
+        "samples_per_rank": [4, 4],
+        "global_batch": 4,
+        "batch_per_rank": 2,
+        "repeated": 0,
+        "left_out": 1,
+    }
+
+
+@pytest.mark.parametrize(
+    ("shards", "num_samples"),
+    [
+        ([[[0, 1]], [[0, 1]]], 4),
+        ([[[0, 1]], [[2]]], 3),
+        ([[[0, 1]], [[2, 3]]], 8),
+    ],
+    ids=["shared", "unequal", "too much left out"],
+)
+def test_shards_that_overlap_differ_or_miss_data_do_not_hold(
+    shards: list[list[list[int]]], num_samples: int
+) -> None:
+    assert weigh_shards(shards, num_samples=num_samples).status == "does not hold"
+
+
+def test_two_ranks_divide_the_data_here(bench: Bench) -> None:
+    finding = try_sharding(bench)
+
+    assert finding.status == "holds"
+    assert finding.figures["samples_per_rank"] == [1024, 1024]
+    assert (finding.figures["repeated"], finding.figures["left_out"]) == (0, 0)

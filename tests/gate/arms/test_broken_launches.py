@@ -1,0 +1,247 @@
+"""Launches that end early, hang, differ or run alone, and a gate that is killed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pytest
+from tiny_suites import is_alive, make_arms, outcomes, pair
+
+from perfsuite.gate.arms import launch as launches_module
+from perfsuite.gate.arms.arm import Arm
+
+# --- arms that end, hang or differ ---
+
+
+@pytest.mark.parametrize(
+    ("deed", "how"),
+    [
+        ("os._exit(7)", "exit code 7"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", "signal 9"),
+    ],
+)
+def test_an_arm_that_ends_in_a_cell_is_said_with_its_last_lines(
+    tmp_path: Path, deed: str, how: str
+) -> None:
+    suite = f"""
+import os, signal
+def test_first(benchmark): benchmark.pedantic(int, rounds=2)
+def test_ends(benchmark):
+    def end():
+        if os.environ["PERFSUITE_ARM_NAME"] == "head":
+            os.write(2, b"last words\\n")
+            {deed}
+    benchmark.pedantic(end, rounds=3)
+"""
+    launches = pair(make_arms(tmp_path, suite, "-s"))
+
+    base, head = launches["base"], launches["head"]
+    assert head.failure is not None
+    first, *_, last = head.failure.splitlines()
+    assert first == f"its pytest ended early with {how}"
+    assert last == "  | test_cells.py .last words"
+    assert base.failure is not None
+    assert base.failure.splitlines()[0] == "the other arm ended early"
+    assert list(head.cells) == ["test_cells.py::test_first"]
+
+
+def test_a_launch_that_fails_on_a_full_disk_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = SimpleNamespace(free=4096)
+    monkeypatch.setattr(launches_module.shutil, "disk_usage", lambda _: full)
+    suite = "import os\nos._exit(1)\n"
+
+    launches = pair(make_arms(tmp_path, suite))
+
+    for launch in launches.values():
+        assert launch.failure is not None
+        assert launch.failure.splitlines()[-1].endswith(" is full: 4.00 KiB left")
+
+
+def test_an_arm_that_hangs_in_its_turn_is_ended(tmp_path: Path) -> None:
+    suite = """
+import os, pathlib, time
+def test_hangs(benchmark):
+    pathlib.Path("pid").write_text(str(os.getpid()))
+    benchmark.pedantic(time.sleep, (600,), rounds=1)
+"""
+    launches = pair(make_arms(tmp_path, suite), timeout_s=2.0)
+
+    for launch in launches.values():
+        assert launch.failure is not None
+        assert launch.failure.splitlines()[0] == "no progress for 2 s"
+        assert launch.cells == {}
+        assert not is_alive(int((launch.arm.tree / "pid").read_text()))
+
+
+def test_an_arm_that_stops_its_session_does_not_keep_the_other_waiting(tmp_path: Path) -> None:
+    suite = """
+import os, pytest
+def test_stops(benchmark):
+    benchmark.pedantic(int, rounds=2)
+    if os.environ["PERFSUITE_ARM_NAME"] == "base":
+        pytest.exit("enough")
+def test_second(benchmark): benchmark.pedantic(int, rounds=2)
+"""
+    launches = pair(make_arms(tmp_path, suite))
+
+    assert [launch.failure for launch in launches.values()] == [None, None]
+    assert outcomes(launches["base"]) == {}
+    assert outcomes(launches["head"]) == {"test_stops": "passed", "test_second": "passed"}
+
+
+def test_a_cell_that_one_arm_lacks_is_run_by_the_other(tmp_path: Path) -> None:
+    arms = make_arms(tmp_path, "def test_a(benchmark): benchmark.pedantic(int, rounds=2)\n")
+    with (arms[1].tree / "test_cells.py").open("a") as file:
+        file.write("def test_b(benchmark): benchmark.pedantic(int, rounds=2)\n")
+
+    launches = pair(arms, ["test_cells.py::test_b", "test_cells.py::test_a"])
+
+    assert outcomes(launches["base"]) == {"test_a": "passed"}
+    assert outcomes(launches["head"]) == {"test_b": "passed", "test_a": "passed"}
+
+
+def test_an_arm_that_cannot_begin_is_said_with_pytests_own_words(tmp_path: Path) -> None:
+    base, head = make_arms(tmp_path, "def test_a(benchmark): benchmark(int)\n")
+    (base.tree / "pytest.ini").write_text("[pytest]\naddopts = --no-such-option\n")
+
+    launches = pair([base, head])
+
+    assert launches["base"].suite is None
+    assert launches["base"].failure is not None
+    first, *lines = launches["base"].failure.splitlines()
+    assert first == "its pytest ended early with exit code 4"
+    assert any("unrecognized arguments: --no-such-option" in line for line in lines)
+
+
+def test_an_arm_whose_path_is_missing_is_said_with_pytests_own_words(tmp_path: Path) -> None:
+    _, head = make_arms(tmp_path, "def test_a(benchmark): benchmark(int)\n", "no_such_file.py")
+
+    launch = pair([head], [])["head"]
+
+    assert launch.suite is None
+    assert launch.failure is not None
+    first, *lines = launch.failure.splitlines()
+    assert first == "its pytest ended before it had collected anything"
+    assert any("file or directory not found: no_such_file.py" in line for line in lines)
+
+
+def test_an_arm_with_a_file_that_cannot_be_collected_runs_nothing(tmp_path: Path) -> None:
+    suite = "def test_a(benchmark): benchmark.pedantic(int, rounds=2)\n"
+    base, head = make_arms(tmp_path, suite, "--continue-on-collection-errors")
+    (base.tree / "test_broken.py").write_text("import no_such_module\n")
+
+    launches = pair([base, head])
+
+    broken = "test_broken.py: ModuleNotFoundError: No module named 'no_such_module'"
+    assert [launch.cells for launch in launches.values()] == [{}, {}]
+    told, failures = launches["base"].suite, [launch.failure for launch in launches.values()]
+    assert told is not None
+    assert told.broken == (broken,)
+    assert [str(failure).splitlines()[0] for failure in failures] == [
+        broken,
+        "the other arm ended early",
+    ]
+
+
+def test_an_arm_alone_tells_what_it_has_and_what_its_markers_ask(tmp_path: Path) -> None:
+    suite = """
+import pytest
+pytestmark = pytest.mark.perf(tolerance="1%", floor="1ms")
+@pytest.fixture
+def train_benchmark(benchmark): pass
+@pytest.mark.perf(limit="9%", tolerance="3%")
+def test_a(train_benchmark): pass
+def test_b(benchmark): pass
+def test_c(): pass
+"""
+    _, head = make_arms(tmp_path, suite, ini="[pytest]\npythonpath = lib .\nmarkers = perf\n")
+
+    launches = pair([head], [], first="head")
+
+    suite_of_head = launches["head"].suite
+    asked = {"is_train": False, "tolerance": "1%", "floor": "1ms"}
+    assert launches["head"].failure is None
+    assert launches["head"].cells == {}
+    assert suite_of_head is not None
+    assert suite_of_head.cells == {
+        "test_cells.py::test_a": asked | {"is_train": True, "limit": "9%", "tolerance": "3%"},
+        "test_cells.py::test_b": asked,
+    }
+    assert suite_of_head.pythonpath == (head.tree / "lib", head.tree)
+
+
+def test_a_pair_that_profiles_names_the_costly_functions(tmp_path: Path) -> None:
+    suite = """
+def slow(): return sum(range(20000))
+def outer(): return slow() + slow()
+def test_a(benchmark): benchmark.pedantic(outer, rounds=2, iterations=3)
+"""
+    launches = pair(make_arms(tmp_path, suite), profiles=True)
+
+    for launch in launches.values():
+        (run,) = launch.cells.values()
+        calls = {name: calls for name, calls, _ in run.profile}
+        own_s = [own_s for *_, own_s in run.profile]
+        assert (calls["test_cells.py:outer"], calls["test_cells.py:slow"]) == (1, 2)
+        assert own_s == sorted(own_s, reverse=True)
+        assert len(run.rounds_s) == 2
+
+
+# --- the gate itself ---
+
+
+def test_no_arm_outlives_a_gate_that_is_killed(tmp_path: Path) -> None:
+    suite = """
+import os, pathlib, time
+def test_long(benchmark):
+    pathlib.Path("writing").write_text(str(os.getpid()))
+    pathlib.Path("writing").rename("pid")
+    benchmark.pedantic(time.sleep, (600,), rounds=1)
+"""
+    arms = make_arms(tmp_path, suite)
+    with start_gate(arms) as gate:
+        pids = [wait_for_number(arm.tree / "pid", gate) for arm in arms]
+        arms_running = [psutil.Process(pid) for pid in pids]
+        gate.send_signal(signal.SIGKILL)
+
+        _, alive = psutil.wait_procs(arms_running, timeout=3)
+
+    assert alive == []
+
+
+@contextlib.contextmanager
+def start_gate(arms: Sequence[Arm]) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that runs a pair, as a gate would."""
+    script = f"""
+import tempfile
+from pathlib import Path, PosixPath
+from perfsuite.gate.arms import Arm, PairPlan
+from perfsuite.gate.arms.launch import run_pair
+arms = {[*arms]!r}
+plan = PairPlan(number=1, first="base", hash_seed=1, core=0, timeout_s=60)
+with tempfile.TemporaryDirectory() as scratch:
+    run_pair(arms, plan, choose=lambda suites: list(suites["base"].cells), scratch=Path(scratch))
+"""
+    gate = subprocess.Popen([sys.executable, "-c", script], env={**os.environ, "TMPDIR": "/tmp"})
+    try:
+        yield gate
+    finally:
+        gate.kill()
+        gate.wait()
+
+
+def wait_for_number(path: Path, gate: subprocess.Popen[bytes]) -> int:
+    while not path.exists():
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            pytest.fail(f"the gate ended with {gate.wait(0.05)}")
+    return int(path.read_text())

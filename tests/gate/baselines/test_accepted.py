@@ -1,0 +1,292 @@
+"""Reviewed exceptions: what they allow, until when, and that nobody's file is spoilt."""
+
+from __future__ import annotations
+
+import math
+from datetime import date, timedelta
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from perfsuite.errors import SettingError
+from perfsuite.gate.baselines.accepted import (
+    Accepted,
+    Entry,
+    Increase,
+    Removal,
+    Rename,
+    Slowdown,
+    append_entry,
+    prune,
+    read_accepted,
+)
+
+TODAY = date(2026, 11, 21)
+LATER = date(2027, 1, 31)
+CELL = "benchmarks/test_x.py::test_y[a]"
+ALLOWED = (
+    'use [[accepted]] with cell, kind = "slowdown" (and ratio), "removed", "renamed" (and to) or '
+    '"count" (and, to accept less than any increase, count and ratio), reason, and '
+    "expires = YYYY-MM-DD"
+)
+FILE = """\
+# Reviewed like code.
+
+# The scheduler needs it.
+[[accepted]]
+cell = "benchmarks/test_x.py::test_y[a]"
+kind = "slowdown"
+ratio = 1.08
+reason = "slower, and right"
+expires = 2027-01-31
+
+[[accepted]]
+cell = "gone"
+kind = "removed"
+reason = "nobody used it"
+expires = 2026-11-20
+# the end
+"""
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "accepted.toml"
+    path.write_bytes(text.encode())
+    return path
+
+
+def slowdown(cell: str = CELL, ratio: float = 1.08, expires: date = LATER) -> Slowdown:
+    return Slowdown(cell=cell, ratio=ratio, reason="slower, and right", expires=expires)
+
+
+def test_entries_hold_until_they_expire(tmp_path: Path) -> None:
+    accepted = read_accepted(written(tmp_path, FILE), TODAY)
+
+    assert accepted.entries == (slowdown(),)
+    assert accepted.expired == (
+        Removal(cell="gone", reason="nobody used it", expires=date(2026, 11, 20)),
+    )
+    assert not accepted.is_removed("gone")
+
+
+def test_an_entry_holds_on_the_day_that_it_expires(tmp_path: Path) -> None:
+    path = written(tmp_path, FILE)
+
+    assert read_accepted(path, date(2026, 11, 20)).is_removed("gone")
+    assert not read_accepted(path, date(2026, 11, 21)).is_removed("gone")
+
+
+def test_without_a_file_nothing_is_accepted(tmp_path: Path) -> None:
+    assert read_accepted(tmp_path / "accepted.toml", TODAY) == Accepted()
+
+
+def test_an_exception_is_for_its_cell_alone() -> None:
+    accepted = Accepted(
+        entries=(
+            slowdown(),
+            Rename(cell="old", to="new", reason="clearer", expires=LATER),
+            Increase(cell=CELL, count="flops", ratio=1.5, reason="another head", expires=LATER),
+            Increase(cell="b", reason="rewritten", expires=LATER),
+        )
+    )
+
+    assert (accepted.allowed_slowdown(CELL), accepted.allowed_slowdown("b")) == (1.08, 1.0)
+    assert (accepted.renamed_to("old"), accepted.renamed_to("new")) == ("new", None)
+    assert (accepted.renamed_from("new"), accepted.renamed_from("old")) == ("old", None)
+    assert accepted.allowed_increase(CELL, "flops") == 1.5
+    assert accepted.allowed_increase(CELL, "memory") == 1.0
+    assert accepted.allowed_increase("b", "memory") == math.inf
+    assert not accepted.is_removed(CELL)
+
+
+def block(**changes: str | None) -> str:
+    fields: dict[str, str | None] = {
+        "cell": '"a"',
+        "kind": '"slowdown"',
+        "ratio": "1.08",
+        "reason": '"why"',
+        "expires": "2027-01-31",
+        **changes,
+    }
+    lines = [f"{name} = {value}" for name, value in fields.items() if value is not None]
+    return "\n".join(["[[accepted]]", *lines, ""])
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (block(reason=None), "Object missing required field `reason`"),
+        (block(expires=None), "Object missing required field `expires`"),
+        (block(kind=None), "Object missing required field `kind`"),
+        (block(cell="7"), "Expected `str`, got `int` - at `$.cell`"),
+        (block(kind='"fine"'), "Invalid value 'fine' - at `$.kind`"),
+        (block(reason='" "'), "reason is empty"),
+        (block(ratio='"8%"'), "Expected `float`, got `str` - at `$.ratio`"),
+        (
+            block(ratio="0.08"),
+            "ratio is 0.08; use a number above 1, such as 1.08 for 8 % more",
+        ),
+        (block(ratio="inf"), "ratio is inf; use a number above 1, such as 1.08 for 8 % more"),
+        (block(ratio="nan"), "ratio is nan; use a number above 1, such as 1.08 for 8 % more"),
+        (block(expires='"soon"'), "Invalid RFC3339 encoded date - at `$.expires`"),
+        (block(because='"x"'), "Object contains unknown field `because`"),
+        (block(kind='"removed"'), "Object contains unknown field `ratio`"),
+        (
+            block(kind='"renamed"', ratio=None, to='"a"'),
+            "to is 'a'; use another name than the cell's",
+        ),
+        (
+            block(kind='"count"', count='"time"'),
+            "count is 'time'; use one of flops, ops, collectives, collective_bytes, "
+            "saved_activation_bytes, kernel_launches, memory",
+        ),
+    ],
+)
+def test_a_wrong_entry_is_named_by_file_line_and_field(
+    tmp_path: Path, text: str, problem: str
+) -> None:
+    path = written(tmp_path, "# one comment\n" + block() + text)
+
+    with pytest.raises(SettingError) as refused:
+        read_accepted(path, TODAY)
+
+    assert str(refused.value) == f"{path}: entry 2 (line 8): {problem}; {ALLOWED}"
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("accepted = 1\n", "has 'accepted' at its top"),
+        ("[[acepted]]\ncell = 'a'\n", "has 'acepted' at its top"),
+        ("[[accepted]\n", "is not TOML: Expected ']]' at the end of an array declaration (at line "
+         "1, column 11)"),
+    ],
+)  # fmt: skip
+def test_a_file_of_something_else_is_refused(tmp_path: Path, text: str, problem: str) -> None:
+    path = written(tmp_path, text)
+
+    with pytest.raises(SettingError) as refused:
+        read_accepted(path, TODAY)
+
+    assert str(refused.value) == f"{path} {problem}; {ALLOWED}"
+
+
+def test_an_entry_is_appended_and_the_rest_stays_byte_for_byte(tmp_path: Path) -> None:
+    text = FILE.replace("\n", "\r\n")
+    path = written(tmp_path, text)
+
+    append_entry(path, Rename(cell="old", to="new", reason='he said "no"\n', expires=LATER))
+
+    assert path.read_bytes() == text.encode() + (
+        b'\n[[accepted]]\ncell = "old"\nkind = "renamed"\nto = "new"\n'
+        b'reason = "he said \\"no\\"\\n"\nexpires = 2027-01-31\n'
+    )
+
+
+def test_the_first_entry_makes_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "baselines" / "accepted.toml"
+
+    append_entry(path, slowdown())
+
+    assert path.read_text() == (
+        '[[accepted]]\ncell = "benchmarks/test_x.py::test_y[a]"\nkind = "slowdown"\nratio = 1.08\n'
+        'reason = "slower, and right"\nexpires = 2027-01-31\n'
+    )
+
+
+def test_a_file_without_a_last_newline_is_not_spoilt(tmp_path: Path) -> None:
+    path = written(tmp_path, FILE.rstrip())
+
+    append_entry(path, slowdown("b"))
+
+    assert read_accepted(path, TODAY).entries == (slowdown(), slowdown("b"))
+
+
+TEXT = st.text(st.characters(codec="utf-8"), min_size=1).filter(lambda text: bool(text.strip()))
+ENTRIES = st.one_of(
+    st.builds(Slowdown, cell=TEXT, reason=TEXT, expires=st.dates(), ratio=st.floats(1.001, 1e9)),
+    st.builds(Removal, cell=TEXT, reason=TEXT, expires=st.dates()),
+    st.builds(
+        Increase,
+        cell=TEXT,
+        reason=TEXT,
+        expires=st.dates(),
+        count=st.sampled_from([None, "flops", "memory"]),
+        ratio=st.one_of(st.none(), st.floats(1.001, 1e9)),
+    ),
+)
+
+
+@settings(
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(entries=st.lists(ENTRIES, max_size=4))
+def test_what_is_appended_is_read_again(tmp_path: Path, entries: list[Entry]) -> None:
+    path = tmp_path / "accepted.toml"
+    path.unlink(missing_ok=True)
+
+    for entry in entries:
+        append_entry(path, entry)
+
+    assert read_accepted(path, date.min).entries == tuple(entries)
+
+
+def test_text_that_no_file_can_hold_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "accepted.toml"
+
+    with pytest.raises(SettingError) as refused:
+        append_entry(path, Removal(cell="a\udcff", reason="why", expires=LATER))
+
+    assert str(refused.value) == (
+        "'a\\udcff' cannot be accepted because of 'why': what is written to "
+        f"{path} must be text, and there is '\\udcff' in it"
+    )
+    assert not path.exists()
+
+
+def test_pruning_removes_the_expired_entries_and_nothing_else(tmp_path: Path) -> None:
+    old = slowdown("old", expires=TODAY - timedelta(days=1))
+    path = written(tmp_path, FILE)
+    append_entry(path, slowdown("kept"))
+    append_entry(path, old)
+
+    removed = prune(path, TODAY)
+
+    assert [entry.cell for entry in removed] == ["gone", "old"]
+    assert path.read_text() == FILE[: FILE.index('[[accepted]]\ncell = "gone"')] + (
+        '[[accepted]]\ncell = "kept"\nkind = "slowdown"\nratio = 1.08\n'
+        'reason = "slower, and right"\nexpires = 2027-01-31\n\n'
+    )
+
+
+def test_pruning_takes_the_comment_above_an_entry_with_it(tmp_path: Path) -> None:
+    path = written(tmp_path, FILE)
+
+    prune(path, date(2030, 1, 1))
+
+    assert path.read_text() == "# Reviewed like code.\n\n"
+
+
+def test_a_file_with_nothing_expired_is_not_touched(tmp_path: Path) -> None:
+    path = written(tmp_path, FILE)
+    before = path.stat()
+
+    assert prune(path, date(2026, 1, 1)) == ()
+    assert path.stat().st_mtime_ns == before.st_mtime_ns
+    assert path.stat().st_ino == before.st_ino
+
+
+def test_a_list_that_is_written_inline_is_edited_by_hand(tmp_path: Path) -> None:
+    text = 'accepted = [{cell = "a", kind = "removed", reason = "why", expires = 2020-01-01}]\n'
+    path = written(tmp_path, text)
+
+    for edit in (lambda: prune(path, TODAY), lambda: append_entry(path, slowdown())):
+        with pytest.raises(SettingError) as refused:
+            edit()
+        assert str(refused.value) == (
+            f"{path} cannot be edited by lines: it has 1 exceptions and 0 lines that begin with "
+            "[[accepted]]; edit it by hand"
+        )
+    assert path.read_text() == text

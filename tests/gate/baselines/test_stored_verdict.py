@@ -1,0 +1,185 @@
+"""Stored runs: an increase of a count fails, a time is only ever waved through."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import json
+from pathlib import Path
+from typing import Any
+
+from perfsuite.gate.baselines.accepted import Accepted, read_accepted
+from perfsuite.gate.baselines.screen import Candidate
+from perfsuite.gate.baselines.stored_verdict import History, read_history
+from perfsuite.plugin.saving import put_stamp
+from perfsuite.records.cell import Counts
+from perfsuite.records.run_file import RunStamp, StoredCell, StoredRun
+
+NOW = datetime.datetime(2026, 11, 1, tzinfo=datetime.UTC)
+
+
+def nothing_accepted() -> Accepted:
+    return read_accepted(Path("nowhere.toml"), NOW.date())
+
+
+def counted(flops: int) -> Counts:
+    return Counts(
+        flops=flops,
+        ops=1,
+        collectives=0,
+        collective_bytes=0,
+        saved_activation_bytes=0,
+        kernel_launches=None,
+    )
+
+
+def cell(median_s: float = 0.01, flops: int = 100) -> StoredCell:
+    return StoredCell(median_s=median_s, params={}, counts=counted(flops))
+
+
+def history(*cells: StoredCell) -> History:
+    return History(
+        runs=[
+            StoredRun(
+                path=Path(f"{number}.json"),
+                saved_at=NOW + datetime.timedelta(days=number),
+                commit=None,
+                is_dirty=False,
+                stamp=None,
+                cells={"test_a": one},
+            )
+            for number, one in enumerate(cells)
+        ],
+        refused=(),
+        accepted=nothing_accepted(),
+        probe=dict,
+    )
+
+
+def candidate(median_s: float) -> Candidate:
+    return Candidate(
+        fullname="test_a", median_s=median_s, fingerprint=None, tolerance=0.02, limit=0.05
+    )
+
+
+def test_more_flops_than_in_the_newest_run_fail() -> None:
+    stored = history(cell(flops=80), cell(flops=100))
+
+    verdict = stored.judge_counts("test_a", cell(flops=120), None, {}, print)
+
+    assert verdict is not None
+    assert (verdict.word, verdict.by) == ("FAIL", "counts")
+    assert verdict.reason == "flops 100 -> 120 (+20.0 %), allowed 0 %"
+
+
+def test_fewer_or_equal_counts_are_no_verdict() -> None:
+    stored = history(cell(flops=100))
+
+    assert stored.judge_counts("test_a", cell(flops=100), None, {}, print) is None
+    assert stored.judge_counts("test_a", cell(flops=90), None, {}, print) is None
+    assert stored.judge_counts("test_b", cell(flops=900), None, {}, print) is None
+
+
+def test_steps_over_other_samples_are_not_compared_with_stored_ones() -> None:
+    small = dataclasses.replace(cell(flops=100), num_samples=16)
+    stored = history(small, small, small)
+    now = dataclasses.replace(candidate(0.01), num_samples=64)
+    said: list[str] = []
+
+    assert stored.judge_counts("test_a", cell(flops=400), 64, {}, said.append) is None
+    assert stored.screen(now, said.append) is None
+
+    assert said == ["test_a goes to the judge: has 0 of the 3 stored sessions that a screen needs"]
+
+
+def test_a_decrease_asks_for_a_new_stored_run() -> None:
+    stored = history(cell(flops=100))
+    said: list[str] = []
+
+    verdict = stored.judge_counts("test_a", cell(flops=90), None, {}, said.append)
+
+    assert verdict is None
+    assert said == [
+        "test_a: flops 100 -> 90 (-10.0 %), allowed 0 %; store a new run (--benchmark-save=NAME), "
+        "or an increase up to the old one passes"
+    ]
+
+
+def test_a_marker_may_allow_an_increase() -> None:
+    stored = history(cell(flops=100))
+
+    assert stored.judge_counts("test_a", cell(flops=120), None, {"flops": "25%"}, print) is None
+    assert stored.judge_counts("test_a", cell(flops=120), None, {"flops": "off"}, print) is None
+
+
+def test_three_runs_are_needed_to_screen() -> None:
+    assert not history(cell(), cell()).can_screen("test_a")
+    assert history(cell(), cell(), cell()).can_screen("test_a")
+    assert not history(cell(), cell(), cell()).can_screen("test_b")
+
+
+def test_a_time_like_the_stored_ones_passes_by_the_screen() -> None:
+    stored = history(*(cell(median_s=0.01 * (1 + step / 10_000)) for step in range(8)))
+
+    verdict = stored.screen(candidate(0.01), print)
+
+    assert verdict is not None
+    assert (verdict.word, verdict.by, verdict.num_pairs) == ("PASS", "screen", 0)
+    assert verdict.ratio is not None
+    assert 0.99 < verdict.ratio < 1.01
+    assert (verdict.tolerance, verdict.limit) == (0.02, 0.05)
+
+
+def test_a_slower_time_is_for_the_judge() -> None:
+    stored = history(*(cell(median_s=0.01 * (1 + step / 10_000)) for step in range(8)))
+
+    said: list[str] = []
+
+    assert stored.screen(candidate(0.0108), said.append) is None
+    assert said == [
+        "test_a goes to the judge: 8.0 % slower than 8 stored sessions; at worst 8.0 % "
+        "slower, limit 5.0 %"
+    ]
+
+
+def test_a_much_faster_time_is_an_improvement() -> None:
+    stored = history(*(cell(median_s=0.01 * (1 + step / 10_000)) for step in range(8)))
+
+    verdict = stored.screen(candidate(0.007), print)
+
+    assert verdict is not None
+    assert verdict.word == "IMPROVED"
+
+
+def test_only_the_newest_sessions_of_this_environment_are_history(tmp_path: Path) -> None:
+    folder = tmp_path / "baselines" / "Linux"
+    folder.mkdir(parents=True)
+    for number in range(1, 16):
+        fingerprint = "elsewhere" if number == 15 else "here"
+        content: dict[str, Any] = {
+            "datetime": str(NOW + datetime.timedelta(days=number)),
+            "commit_info": {"id": "", "dirty": False},
+            "benchmarks": [{"fullname": "test_a", "stats": {"median": 0.01}}],
+        }
+        put_stamp(
+            content,
+            RunStamp(
+                fingerprint=fingerprint,
+                probe_s=None,
+                num_failed=0,
+                is_pull_request=False,
+                verdicts={},
+                accepted=(),
+            ),
+        )
+        (folder / f"{number:04}_run.json").write_text(json.dumps(content, indent=4))
+
+    found = read_history(
+        tmp_path, folder.parent, True, "here", accepted=nothing_accepted(), probe=dict
+    )
+
+    assert [run.path.name[:4] for run in found.runs] == [f"{n:04}" for n in range(5, 15)]
+    assert found.refused == (
+        f"{folder}/0015_run.json: was made in the environment elsewhere, and this one is here",
+    )
+    assert found.can_screen("test_a")

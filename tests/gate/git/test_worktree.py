@@ -1,0 +1,613 @@
+"""The base's tree in real repositories: what is in it, what it leaves alone, and that it goes."""
+
+from __future__ import annotations
+
+import hashlib
+import multiprocessing
+import os
+import platform
+import re
+import resource
+import signal
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import pytest
+
+from perfsuite.errors import SettingError, WriteError
+from perfsuite.gate.git.repository import Base, find_base
+from perfsuite.gate.git.worktree import (
+    base_tree,
+    directory_tree,
+    import_roots,
+    sweep_stale_trees,
+    what_is_missing,
+)
+
+_FORK = multiprocessing.get_context("fork")
+_HOST = re.sub("[^a-z0-9]", "", platform.node().lower())
+
+
+@pytest.fixture(autouse=True)
+def _no_configuration_of_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(tmp_path / "gitconfig"))
+    monkeypatch.setenv("GIT_CONFIG_NOSYSTEM", "1")
+    (tmp_path / "gitconfig").write_text(
+        "[user]\nname = A\nemail = a@example.org\n[init]\ndefaultBranch = main\n"
+        '[protocol "file"]\nallow = always\n'
+    )
+
+
+@pytest.fixture(autouse=True)
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where trees are made."""
+    folder = tmp_path.resolve() / "tmp"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder
+
+
+def git(folder: Path, *arguments: str) -> str:
+    command = ["git", "-C", str(folder), *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def write(folder: Path, **texts: str) -> None:
+    for name, text in texts.items():
+        path = folder / name.replace("__", "/").replace("_py", ".py")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+def commit_all(folder: Path) -> None:
+    git(folder, "add", "--all")
+    git(folder, "commit", "--quiet", "--message", "more")
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """A repository with a base commit, a head commit and uncommitted changes in code and bench."""
+    folder = tmp_path.resolve() / "project"
+    folder.mkdir()
+    git(folder, "init", "--quiet")
+    write(folder, pkg__code_py="base", bench__test_a_py="base", bench__gone_py="base")
+    (folder / ".gitignore").write_text("*.log\n")
+    commit_all(folder)
+    write(folder, pkg__code_py="head", bench__test_a_py="head")
+    (folder / "bench" / "gone.py").unlink()
+    commit_all(folder)
+    write(folder, pkg__code_py="changed", bench__test_a_py="changed", bench__models_py="new")
+    (folder / "bench" / "noise.log").touch()
+    return folder
+
+
+def base_of(repository: Path) -> Base:
+    base = find_base(repository, "HEAD~1")
+    assert isinstance(base, Base)
+    return base
+
+
+def texts_below(folder: Path) -> dict[str, str]:
+    return {
+        str(path.relative_to(folder)): path.read_text()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and not {".git", ".gitignore"}.intersection(path.parts)
+    }
+
+
+def state(repository: Path) -> tuple[object, ...]:
+    """All of a repository that a user would notice, and that git keeps about it."""
+    index = repository / ".git" / "index"
+    kept = {
+        str(path): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted((repository / ".git").rglob("*"))
+        if path.is_file()
+    }
+    seen = index.stat().st_mtime_ns, kept, texts_below(repository), sorted(repository.rglob("*"))
+    asked = [
+        git(repository, "--no-optional-locks", *command.split())
+        for command in ("status --porcelain", "stash list", "worktree list", "branch --all")
+    ]
+    return *seen, *asked
+
+
+# --- what is in it ---
+
+
+def test_the_bases_code_is_under_heads_benchmarks_as_they_are(repository: Path) -> None:
+    with base_tree(repository, base_of(repository), [repository / "bench"]) as tree:
+        found = texts_below(tree)
+
+    assert found == {"pkg/code.py": "base", "bench/test_a.py": "changed", "bench/models.py": "new"}
+
+
+def test_without_an_overlay_the_tree_is_the_bases_own(repository: Path) -> None:
+    with base_tree(repository, base_of(repository), []) as tree:
+        found = texts_below(tree)
+        revision = git(tree, "rev-parse", "HEAD")
+        branch = git(tree, "branch", "--show-current")
+
+    assert found == {"pkg/code.py": "base", "bench/test_a.py": "base", "bench/gone.py": "base"}
+    assert revision == git(repository, "rev-parse", "HEAD~1")
+    assert branch == ""
+
+
+def test_the_tree_is_named_by_its_process_and_lies_apart(repository: Path, temporary: Path) -> None:
+    with base_tree(repository, base_of(repository), []) as tree:
+        assert tree.parent == temporary
+        assert tree.name.startswith(f"perfsuite-{os.getpid()}-base-{_HOST}-")
+        assert tree.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_root_below_the_top_has_its_counterpart_even_where_the_base_lacks_it(
+    repository: Path,
+) -> None:
+    write(repository, apps__new__test_b_py="new", apps__new__code_py="new")
+    root = repository / "apps" / "new"
+
+    with base_tree(root, base_of(repository), [root, repository / "bench"]) as tree:
+        found = texts_below(tree)
+        above = texts_below(tree.parent.parent)
+
+    assert found == {"test_b.py": "new"}
+    assert above["bench/test_a.py"] == "changed"
+    assert above["pkg/code.py"] == "base"
+
+
+def test_a_root_below_the_top_exists_without_an_overlay(repository: Path) -> None:
+    (repository / "apps").mkdir()
+
+    with base_tree(repository / "apps", base_of(repository), []) as tree:
+        assert list(tree.iterdir()) == []
+
+
+def test_a_linked_worktree_has_trees_as_well(repository: Path, tmp_path: Path) -> None:
+    linked = tmp_path / "linked"
+    git(repository, "worktree", "add", "--quiet", "--detach", str(linked))
+    listed = git(repository, "worktree", "list")
+    write(linked, bench__test_a_py="linked")
+
+    with base_tree(linked, base_of(linked), [linked / "bench"]) as tree:
+        found = texts_below(tree)
+
+    assert found == {"pkg/code.py": "base", "bench/test_a.py": "linked"}
+    assert git(repository, "worktree", "list") == listed
+
+
+def test_a_sparse_checkout_has_a_tree_as_sparse(repository: Path) -> None:
+    git(repository, "stash")
+    git(repository, "sparse-checkout", "set", "bench")
+
+    with base_tree(repository, base_of(repository), []) as tree:
+        found = texts_below(tree)
+
+    assert found == {"bench/test_a.py": "base", "bench/gone.py": "base"}
+
+
+def test_a_root_outside_git_is_refused(repository: Path, tmp_path: Path) -> None:
+    with (
+        pytest.raises(SettingError) as refused,
+        base_tree(tmp_path, base_of(repository), []),
+    ):
+        pass
+
+    assert (
+        str(refused.value)
+        == f"{tmp_path} is not in a git checkout; use --base-dir=DIR (pytest: --perf-base-dir)"
+    )
+
+
+def test_a_path_that_cannot_be_laid_over_is_refused_before_a_tree_is_made(
+    repository: Path, temporary: Path
+) -> None:
+    with (
+        pytest.raises(SettingError, match="does not exist"),
+        base_tree(repository, base_of(repository), [repository / "nowhere"]),
+    ):
+        pass
+
+    assert list(temporary.iterdir()) == []
+
+
+# --- what it leaves alone ---
+
+
+def test_the_users_repository_is_the_same_during_and_after(repository: Path) -> None:
+    git(repository, "stash", "push", "--include-untracked")
+    git(repository, "stash", "apply")
+    before = state(repository)
+
+    with base_tree(repository, base_of(repository), [repository]):
+        during = git(repository, "--no-optional-locks", "status", "--porcelain")
+
+    assert state(repository) == before
+    assert during == " M bench/test_a.py\n M pkg/code.py\n?? bench/models.py".strip()
+
+
+def test_the_users_other_worktrees_stay_even_where_they_are_gone(
+    repository: Path, tmp_path: Path
+) -> None:
+    git(repository, "worktree", "add", "--quiet", "--detach", str(tmp_path / "on-a-stick"))
+    (tmp_path / "on-a-stick").rename(tmp_path / "unplugged")
+    listed = git(repository, "worktree", "list")
+
+    with base_tree(repository, base_of(repository), []):
+        pass
+    sweep_stale_trees(repository)
+
+    assert git(repository, "worktree", "list") == listed
+
+
+def test_no_hook_runs(repository: Path, tmp_path: Path) -> None:
+    for name in ("post-checkout", "post-index-change", "reference-transaction"):
+        hook = repository / ".git" / "hooks" / name
+        hook.write_text(f"#!/bin/sh\ntouch {tmp_path}/ran-{name}\n")
+        hook.chmod(0o755)
+
+    with base_tree(repository, base_of(repository), [repository / "bench"]):
+        pass
+
+    assert list(tmp_path.glob("ran-*")) == []
+
+
+def test_settings_for_relative_worktrees_do_not_reach_the_users_configuration(
+    repository: Path,
+) -> None:
+    git(repository, "config", "worktree.useRelativePaths", "true")
+    before = (repository / ".git" / "config").read_text()
+
+    with base_tree(repository, base_of(repository), []):
+        pass
+
+    assert (repository / ".git" / "config").read_text() == before
+
+
+def test_git_lfs_is_not_run_and_its_pointers_are_told(repository: Path, tmp_path: Path) -> None:
+    git(repository, "stash", "--include-untracked")
+    (repository / ".gitattributes").write_text("*.bin filter=lfs\n")
+    (repository / "a.bin").write_text("version https://git-lfs.github.com/spec/v1\noid x\n")
+    (repository / "b.bin").write_text("content")
+    commit_all(repository)
+    for kind in ("smudge", "process"):
+        git(repository, "config", f"filter.lfs.{kind}", f"touch {tmp_path}/ran; false")
+    git(repository, "config", "filter.lfs.required", "true")
+    base = find_base(repository, "HEAD")
+    assert isinstance(base, Base)
+
+    with base_tree(repository, base, []) as tree:
+        missing = what_is_missing(tree)
+
+    assert not (tmp_path / "ran").exists()
+    assert missing == ("git-lfs files are pointers in the base's tree: 1, a.bin for one",)
+
+
+def test_submodules_are_not_fetched_and_that_is_told(repository: Path, tmp_path: Path) -> None:
+    git(tmp_path, "clone", "--quiet", str(repository), "part")
+    git(repository, "submodule", "--quiet", "add", f"file://{tmp_path}/part", "libs/part")
+    git(repository, "config", "submodule.recurse", "true")
+    commit_all(repository)
+    base = find_base(repository, "HEAD")
+    assert isinstance(base, Base)
+
+    with base_tree(repository, base, []) as tree:
+        missing = what_is_missing(tree)
+        inside = list((tree / "libs" / "part").iterdir())
+
+    assert inside == []
+    assert missing == ("the submodule libs/part is empty in the base's tree",)
+
+
+def test_a_whole_tree_lacks_nothing(repository: Path, tmp_path: Path) -> None:
+    with base_tree(repository, base_of(repository), []) as tree:
+        assert what_is_missing(tree) == ()
+    assert what_is_missing(tmp_path) == ()
+
+
+# --- that it goes ---
+
+
+@pytest.mark.parametrize("ending", [None, ValueError, KeyboardInterrupt, SystemExit])
+def test_the_tree_goes_however_the_context_ends(
+    repository: Path, temporary: Path, ending: type[BaseException] | None
+) -> None:
+    before = state(repository)
+
+    def use() -> None:
+        with base_tree(repository, base_of(repository), [repository / "bench"]) as tree:
+            locked = tree / "cache"
+            locked.mkdir()
+            (locked / "file").touch(0o400)
+            locked.chmod(0o500)
+            (tree / "outside").symlink_to(repository)
+            if ending is not None:
+                raise ending
+
+    if ending is None:
+        use()
+    else:
+        with pytest.raises(ending):
+            use()
+
+    assert list(temporary.iterdir()) == []
+    assert state(repository) == before
+
+
+def test_an_error_of_the_user_of_a_tree_is_not_taken_for_ones_of_making_it(
+    repository: Path,
+) -> None:
+    with (
+        pytest.raises(FileNotFoundError),
+        base_tree(repository, base_of(repository), []) as tree,
+    ):
+        (tree / "nowhere").read_text()
+
+
+def test_ctrl_c_during_the_removal_waits_until_it_is_done(
+    repository: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real_walk = os.walk
+    # A shell starts what it runs in the background with SIGINT ignored.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def interrupted_walk(*arguments: str) -> Iterator[tuple[str, list[str], list[str]]]:
+        os.kill(os.getpid(), signal.SIGINT)
+        return real_walk(*arguments)
+
+    with pytest.raises(KeyboardInterrupt):  # noqa: PT012
+        with base_tree(repository, base_of(repository), []):
+            monkeypatch.setattr(os, "walk", interrupted_walk)
+        signal.pause()  # never reached: the signal was delivered when the removal was over
+
+    assert list(temporary.iterdir()) == []
+    assert signal.signal(signal.SIGINT, before) is signal.default_int_handler
+
+
+@contextmanager
+def files_of_at_most(num_bytes: int) -> Iterator[None]:
+    """The kernel refuses to make any file of this process longer, as a full disk would."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    previous = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, previous)
+
+
+def test_a_disk_that_is_full_while_git_writes_leaves_nothing(
+    repository: Path, temporary: Path
+) -> None:
+    (repository / "large.bin").write_bytes(b"x" * 100_000)
+    commit_all(repository)
+    before = state(repository)
+    base = find_base(repository, "HEAD")
+    assert isinstance(base, Base)
+
+    with (
+        files_of_at_most(50_000),
+        pytest.raises(WriteError) as failure,
+        base_tree(repository, base, []),
+    ):
+        pass
+
+    assert re.fullmatch(
+        rf"cannot check out the base, {base.revision[:7]}, in {temporary}/perfsuite-\S+ "
+        r"\(\S+ \w+ free there\): git was ended by signal 25",
+        str(failure.value),
+    )
+    assert list(temporary.iterdir()) == []
+    assert state(repository) == before
+
+
+def test_a_disk_that_is_full_while_files_are_laid_over_leaves_nothing(
+    repository: Path, temporary: Path
+) -> None:
+    (repository / "bench" / "large.bin").write_bytes(b"x" * 100_000)
+    before = state(repository)
+
+    with (
+        files_of_at_most(50_000),
+        pytest.raises(WriteError) as failure,
+        base_tree(repository, base_of(repository), [repository / "bench"]),
+    ):
+        pass
+
+    assert re.fullmatch(
+        rf"cannot make the base's tree in {temporary}/perfsuite-\S+: File too large \(\S+\)",
+        str(failure.value),
+    )
+    assert list(temporary.iterdir()) == []
+    assert state(repository) == before
+
+
+def test_a_machine_without_a_temporary_folder_is_told(repository: Path, temporary: Path) -> None:
+    temporary.rmdir()
+
+    with (
+        pytest.raises(WriteError) as failure,
+        base_tree(repository, base_of(repository), []),
+    ):
+        pass
+
+    assert str(failure.value) == (
+        "cannot make a temporary folder for the base's tree: No such file or directory"
+    )
+
+
+# --- what a killed session left ---
+
+
+def hold_a_tree(repository: Path, pipe: Connection) -> None:
+    with base_tree(repository, base_of(repository), []) as tree:
+        pipe.send(tree)
+        signal.pause()
+
+
+def killed_sessions_tree(repository: Path) -> Path:
+    ours, theirs = _FORK.Pipe()
+    process = _FORK.Process(target=hold_a_tree, args=(repository, theirs))
+    process.start()
+    assert ours.poll(30)
+    tree = ours.recv()
+    process.kill()
+    process.join()
+    assert isinstance(tree, Path)
+    return tree
+
+
+def test_the_tree_of_a_killed_session_is_swept(repository: Path, temporary: Path) -> None:
+    before = state(repository)
+    tree = killed_sessions_tree(repository)
+    assert (tree / "pkg" / "code.py").exists()
+
+    sweep_stale_trees(repository)
+
+    assert list(temporary.iterdir()) == []
+    assert state(repository) == before
+
+
+def test_the_tree_of_a_killed_session_is_swept_where_only_the_folder_or_the_record_is_left(
+    repository: Path, temporary: Path
+) -> None:
+    before = state(repository)
+    first = killed_sessions_tree(repository)
+    second = killed_sessions_tree(repository)
+    for path in (first, repository / ".git" / "worktrees" / second.name):
+        path.rename(path.with_name("moved"))
+        subprocess.run(["rm", "-r", path.with_name("moved")], check=True)
+    (repository / ".git" / "worktrees" / first.name / "gitdir").unlink()
+
+    sweep_stale_trees(repository)
+
+    assert list(temporary.iterdir()) == []
+    assert state(repository) == before
+
+
+def test_the_tree_of_a_killed_session_with_another_temporary_folder_is_swept(
+    repository: Path, temporary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed_sessions_tree(repository)
+    (tmp_path / "other").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "other"))
+
+    sweep_stale_trees(repository)
+
+    assert list(temporary.iterdir()) == []
+
+
+def test_living_and_foreign_folders_are_not_swept(repository: Path, temporary: Path) -> None:
+    gone = _FORK.Process(target=int)
+    gone.start()
+    gone.join()
+    kept = {
+        f"perfsuite-{gone.pid}-ranks",
+        f"perfsuite-{gone.pid}-base-{_HOST}x-abc",
+        "perfsuite-notes",
+    }
+    for name in kept:
+        (temporary / name).mkdir()
+    (temporary / f"perfsuite-{gone.pid}-base-{_HOST}-file").touch()
+
+    with base_tree(repository, base_of(repository), []) as tree:
+        sweep_stale_trees(repository)
+
+        assert (tree / "pkg" / "code.py").exists()
+        assert git(tree, "rev-parse", "HEAD") == base_of(repository).revision
+
+    assert {path.name for path in temporary.iterdir()} == {
+        *kept,
+        f"perfsuite-{gone.pid}-base-{_HOST}-file",
+    }
+
+
+def test_sweeping_outside_git_looks_through_the_temporary_folder(
+    repository: Path, temporary: Path, tmp_path: Path
+) -> None:
+    killed_sessions_tree(repository)
+
+    sweep_stale_trees(tmp_path)
+
+    assert list(temporary.iterdir()) == []
+
+
+# --- --base-dir ---
+
+
+def test_a_folder_is_copied_with_what_git_ignores_and_without_environments(
+    repository: Path, tmp_path: Path, temporary: Path
+) -> None:
+    base_dir = tmp_path / "base"
+    write(base_dir, pkg__code_py="dir", bench__test_a_py="dir", venv__a_py="dir")
+    (base_dir / "venv" / "pyvenv.cfg").touch()
+    (base_dir / "pkg" / "ext.so").write_text("built")
+    (base_dir / ".gitignore").write_text("*.so\n")
+    before = texts_below(base_dir)
+
+    with directory_tree(repository, base_dir, [repository / "bench"]) as tree:
+        found = texts_below(tree)
+        (tree / "pkg" / "code.py").write_text("spoilt")
+
+    assert found == {
+        "pkg/code.py": "dir",
+        "pkg/ext.so": "built",
+        "bench/test_a.py": "changed",
+        "bench/models.py": "new",
+    }
+    assert texts_below(base_dir) == before
+    assert list(temporary.iterdir()) == []
+
+
+def test_a_folder_that_holds_the_temporary_folder_is_copied_once(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (repository / "tmp").mkdir()
+    for number in range(20):  # a folder is read in no known order
+        write(repository, **{f"folder{number}__a_py": "head"})
+    monkeypatch.setattr(tempfile, "tempdir", str(repository / "tmp"))
+
+    with directory_tree(repository, repository, []) as tree:
+        found = texts_below(tree)
+
+    assert found["pkg/code.py"] == "changed"
+    assert not any(name.startswith("tmp") for name in found)
+
+
+def test_a_head_outside_git_is_laid_over_a_folder(tmp_path: Path) -> None:
+    write(tmp_path, head__bench__test_a_py="head", base__bench__test_a_py="base", base__code_py="b")
+
+    with directory_tree(tmp_path / "head", tmp_path / "base", [tmp_path / "head/bench"]) as tree:
+        found = texts_below(tree)
+
+    assert found == {"bench/test_a.py": "head", "code.py": "b"}
+
+
+def test_a_base_that_is_no_folder_is_refused(repository: Path) -> None:
+    with (
+        pytest.raises(SettingError) as refused,
+        directory_tree(repository, repository / "nowhere", []),
+    ):
+        pass
+
+    assert str(refused.value) == (f"the base '{repository}/nowhere' is not a folder; name one")
+
+
+# --- import roots ---
+
+
+def test_import_roots_are_pythonpath_then_src_then_the_root(tmp_path: Path) -> None:
+    for name in ("lib", "src"):
+        (tmp_path / name).mkdir()
+
+    assert import_roots(tmp_path, ["lib", "gone", "."]) == (
+        tmp_path / "lib",
+        tmp_path,
+        tmp_path / "src",
+    )
+    assert import_roots(tmp_path, ["src"]) == (tmp_path / "src", tmp_path)
+    assert import_roots(tmp_path, []) == (tmp_path / "src", tmp_path)
+    assert import_roots(tmp_path / "lib", []) == (tmp_path / "lib",)

@@ -1,0 +1,778 @@
+"""The judge over launches that are made up: what it decides, when it stops, what it keeps."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perfsuite.gate.arms.arm import Arm, CellRun, Launch, PairPlan, Suite
+from perfsuite.gate.judge import judge as module
+from perfsuite.gate.judge.counts import Slack
+from perfsuite.gate.judge.judge import judge
+from perfsuite.gate.judge.trial import Budget, Demands, Judgement, Trial
+from perfsuite.stats.sequential import Prior, Rule, decide
+
+BASE, HEAD = (
+    Arm(name=name, tree=Path("/trees") / name, import_roots=(), pytest_arguments=())
+    for name in ("base", "head")
+)
+USUAL = Demands(tolerance=0.02, limit=0.05, floor_s=0.0)
+# Log ratios of a quiet machine, pair by pair.
+QUIET = (0.001, -0.002, 0.002, 0.0, -0.001, 0.001)
+
+
+def timed(*rounds_s: float) -> CellRun:
+    return CellRun(outcome="passed", reason=None, rounds_s=rounds_s, record=None)
+
+
+def ended(outcome: str, reason: str | None = None) -> CellRun:
+    return CellRun(outcome=outcome, reason=reason, rounds_s=(), record=None)
+
+
+class Machine:
+    """Gives made-up launches instead of real ones, and remembers what it was asked for."""
+
+    def __init__(self, cells: Callable[[str, str, int], CellRun | None]) -> None:
+        """Take what a launch makes of a cell, from its name, the arm and the pair's number."""
+        self._cells = cells
+        self.modules: dict[str, dict[str, str]] = {"base": {}, "head": {}}
+        self.failure: str | None = None
+        self.broken: dict[str, tuple[str, ...]] = {}
+        self.unfit: list[str | None] = []
+        self.plans: list[PairPlan] = []
+        self.names: list[list[str]] = []
+
+    def launch_pair(
+        self, arms: Sequence[Arm], plan: PairPlan, names: Sequence[str]
+    ) -> dict[str, Launch]:
+        self.plans.append(plan)
+        self.names.append(list(names))
+        launches = {}
+        for arm in arms:
+            runs = {name: self._cells(name, arm.name, plan.number) for name in names}
+            suite = Suite(
+                cells={},
+                root=arm.tree,
+                inifile=None,
+                pythonpath=(),
+                python_files=(),
+                broken=self.broken.get(arm.name, ()),
+            )
+            launches[arm.name] = Launch(
+                arm=arm,
+                suite=suite,
+                cells={name: run for name, run in runs.items() if run is not None},
+                modules=self.modules[arm.name],
+                failure=self.failure,
+            )
+        return launches
+
+
+def slower_by(**log_ratios: float) -> Machine:
+    """A quiet machine on which head is slower by so much; a round of the base takes 1 ms."""
+
+    def run(name: str, arm: str, number: int) -> CellRun:
+        if arm == "base":
+            return timed(0.001)
+        return timed(0.001 * math.exp(log_ratios[name] + QUIET[(number - 1) % len(QUIET)]))
+
+    return Machine(run)
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Judgement]:
+    """Judge cells on a machine; every cell has the usual demands unless others are given."""
+
+    def judge_on(
+        machine: Machine, names: Sequence[str], *, max_pairs: int = 8, **changes: Any
+    ) -> Judgement:
+        monkeypatch.setattr(module, "launch_pair", machine.launch_pair)
+        monkeypatch.setattr(
+            module, "why_unfit", lambda *_: machine.unfit.pop(0) if machine.unfit else None
+        )
+        arguments: dict[str, Any] = {
+            "budget": Budget(max_pairs=max_pairs, max_s=1e9, timeout_s=30.0),
+            "seed": 1,
+            "priors": {},
+            "say": lambda text: None,
+        }
+        demands = changes.pop("demands", {})
+        asked = {name: demands.get(name, USUAL) for name in names}
+        return judge(BASE, HEAD, asked, **(arguments | changes))
+
+    return judge_on
+
+
+Run = Callable[..., Judgement]
+
+
+def words(judgement: Judgement) -> dict[str, str | None]:
+    return {trial.name: trial.word for trial in judgement.trials}
+
+
+# --- verdicts ---
+
+
+def test_each_cell_gets_the_verdict_of_its_pairs(run: Run) -> None:
+    machine = slower_by(same=0.0, slower=0.10, faster=-0.10)
+
+    judgement = run(machine, ["same", "slower", "faster"], max_pairs=3)
+
+    assert words(judgement) == {"same": "PASS", "slower": "FAIL", "faster": "IMPROVED"}
+
+
+def test_an_accepted_slowdown_is_not_a_regression_and_a_larger_one_is(run: Run) -> None:
+    machine = slower_by(
+        accepted=math.log(3.0), worse=math.log(3.3), merged=0.0, faster=math.log(0.5)
+    )
+    names = ["accepted", "worse", "merged", "faster"]
+    asked = dataclasses.replace(USUAL, accepted_slowdown=3.0)
+
+    judgement = run(
+        machine,
+        names,
+        max_pairs=3,
+        demands=dict.fromkeys(names, asked),
+    )
+
+    assert words(judgement) == dict(zip(names, ("PASS", "FAIL", "PASS", "IMPROVED"), strict=True))
+    accepted = judgement.trials[0]
+    assert accepted.reason == "a slowdown by 200.0 % is accepted"
+    assert accepted.decision is not None
+    assert accepted.decision.ratio == pytest.approx(3.0, rel=0.01)
+
+
+def test_at_the_last_pair_what_is_not_decided_is_inconclusive(run: Run) -> None:
+    machine = Machine(
+        lambda name, arm, number: timed(0.001 if arm == "base" or number % 2 else 0.0012)
+    )
+
+    judgement = run(machine, ["noisy"], max_pairs=4)
+
+    (trial,) = judgement.trials
+    assert (trial.word, judgement.num_pairs) == ("INCONCLUSIVE", 4)
+    assert trial.decision is not None
+    assert trial.decision.num_pairs == 4
+
+
+def test_decided_cells_leave_the_later_pairs(run: Run) -> None:
+    def cell(name: str, arm: str, number: int) -> CellRun:
+        if name == "noisy":
+            return timed(0.001 if arm == "base" or number % 2 else 0.0012)
+        return timed(0.001 if arm == "base" else 0.001 * math.exp(QUIET[number]))
+
+    machine = Machine(cell)
+    judgement = run(machine, ["quiet", "noisy"], max_pairs=5)
+
+    assert [sorted(names) for names in machine.names] == [["noisy", "quiet"]] * 3 + [["noisy"]] * 2
+    assert [len(trial.raw) for trial in judgement.trials] == [3, 5]
+
+
+def test_a_verdict_can_be_recomputed_from_the_raw_pairs(run: Run) -> None:
+    machine = slower_by(same=0.0, slower=0.10, between=0.03)
+    prior = Prior(sd=0.004)
+
+    judgement = run(machine, ["same", "slower", "between"], priors={"between": prior})
+
+    for trial in judgement.trials:
+        rule = Rule(
+            tolerance=0.02,
+            limit=0.05,
+            num_cells=3,
+            max_pairs=8,
+            prior=prior if trial.name == "between" else None,
+        )
+        log_ratios = [math.log(head_s / base_s) for base_s, head_s in trial.raw]
+        assert decide(log_ratios, rule) == trial.decision
+        assert trial.asked == {**dataclasses.asdict(rule), "accepted_slowdown": 1.0}
+        assert trial.decision is not None
+        assert trial.decision.word == trial.word
+
+
+def test_cells_that_others_judge_share_the_error_rate(run: Run) -> None:
+    slower = slower_by(slower=0.026)
+
+    alone = run(slower, ["slower"], max_pairs=3)
+    of_many = run(slower, ["slower"], max_pairs=3, num_cells=2000)
+
+    assert (words(alone), words(of_many)) == ({"slower": "FAIL"}, {"slower": "PASS"})
+    assert of_many.trials[0].asked["num_cells"] == 2000
+
+
+def test_a_pair_is_the_trimmed_mean_of_the_ratios_of_rounds_beside_each_other(run: Run) -> None:
+    # The machine is slower by half from round to round, which is in neither ratio.
+    machine = Machine(
+        lambda name, arm, number: (
+            timed(1.0, 2.0, 4.0, 2.0, 1.0) if arm == "base" else timed(2.5, 5.0, 40.0, 5.0, 2.0)
+        )
+    )
+
+    judgement = run(machine, ["a"], max_pairs=3)
+
+    (trial,) = judgement.trials
+    assert trial.raw == [pytest.approx((2.0, 5.0))] * 3
+    assert trial.log_ratios == [math.log(2.5)] * 3
+
+
+def test_a_cells_own_tolerance_and_limit_decide_it(run: Run) -> None:
+    machine = slower_by(strict=0.10, mild=0.10)
+    mild = Demands(tolerance=0.15, limit=0.20, floor_s=0.0)
+
+    judgement = run(machine, ["strict", "mild"], demands={"mild": mild})
+
+    assert words(judgement) == {"strict": "FAIL", "mild": "PASS"}
+
+
+def test_a_slowdown_below_the_floor_passes_and_says_so(run: Run) -> None:
+    machine = slower_by(small=0.10, large=0.10)
+    demands = {
+        "small": Demands(tolerance=0.02, limit=0.05, floor_s=200e-6),
+        "large": Demands(tolerance=0.02, limit=0.05, floor_s=100e-6),
+    }
+
+    judgement = run(machine, ["small", "large"], demands=demands)
+
+    assert words(judgement) == {"small": "PASS", "large": "FAIL"}
+    small, large = judgement.trials
+    assert small.reason == "slower by 106 us an iteration, below the floor of 200 us"
+    assert large.reason is None
+
+
+def test_the_floor_excuses_no_cell_that_is_inconclusive(run: Run) -> None:
+    machine = Machine(
+        lambda name, arm, number: timed(0.001 if arm == "base" or number % 2 else 0.0012)
+    )
+    demands = {"a": Demands(tolerance=0.02, limit=0.05, floor_s=1.0)}
+
+    judgement = run(machine, ["a"], max_pairs=4, demands=demands)
+
+    assert words(judgement) == {"a": "INCONCLUSIVE"}
+
+
+# --- what is no time ---
+
+
+@pytest.mark.parametrize(
+    ("base", "head", "word", "reason"),
+    [
+        (timed(1.0), ended("failed", "boom"), "ERROR", "the head arm failed: boom"),
+        (
+            timed(1.0),
+            ended("skipped", "no GPU"),
+            "VANISHED",
+            "head skips what the base measures: no GPU",
+        ),
+        (
+            ended("skipped", "no GPU"),
+            ended("skipped", "no GPU"),
+            "SKIPPED",
+            "the head arm skipped: no GPU",
+        ),
+        (timed(1.0), ended("passed"), "ERROR", "the head arm passed: nothing was timed"),
+        (ended("failed", "boom"), timed(1.0), "NO-BASELINE", "the base arm failed: boom"),
+        (ended("skipped", "x"), timed(1.0), "NO-BASELINE", "the base arm skipped: x"),
+        (ended("passed"), timed(1.0), "NO-BASELINE", "the base arm passed: nothing was timed"),
+        (ended("failed", "b"), ended("failed", "h"), "ERROR", "the head arm failed: h"),
+        (
+            timed(0.0),
+            timed(1.0),
+            "INVALID",
+            "a round took 0.0 s; its clock stands still, or is none",
+        ),
+        (
+            timed(1.0),
+            timed(math.nan),
+            "INVALID",
+            "a round took nan s; its clock stands still, or is none",
+        ),
+        (
+            timed(1.0),
+            timed(-1.0),
+            "INVALID",
+            "a round took -1.0 s; its clock stands still, or is none",
+        ),
+        (None, timed(1.0), "INVALID", "the base launch told nothing: it ended early"),
+        (timed(1.0), None, "INVALID", "the head launch told nothing: it ended early"),
+    ],
+)
+def test_what_is_no_time_is_never_judged(
+    run: Run, base: CellRun | None, head: CellRun | None, word: str, reason: str
+) -> None:
+    machine = Machine(lambda name, arm, number: base if arm == "base" else head)
+    machine.failure = "it ended early"
+
+    judgement = run(machine, ["a"])
+
+    (trial,) = judgement.trials
+    assert (trial.word, trial.reason, trial.raw) == (word, reason, [])
+    assert judgement.num_pairs == 1
+
+
+@pytest.mark.parametrize(("arm", "word"), [("base", "NO-BASELINE"), ("head", "ERROR")])
+def test_tests_that_cannot_be_collected_are_told_from_a_launch_that_broke(
+    run: Run, arm: str, word: str
+) -> None:
+    broken = "test_a.py: ImportError: cannot import name 'b'"
+    machine = Machine(lambda name, asked, number: None if asked == arm else timed(1.0))
+    machine.broken[arm] = (broken,)
+    machine.failure = broken
+
+    (trial,) = run(machine, ["a"]).trials
+
+    assert (trial.word, trial.reason) == (word, f"the {arm} launch told nothing: {broken}")
+
+
+def test_a_cell_that_a_whole_launch_left_out_is_invalid(run: Run) -> None:
+    machine = Machine(lambda name, arm, number: None if arm == "base" else timed(1.0))
+
+    (trial,) = run(machine, ["a"]).trials
+
+    assert (trial.word, trial.reason) == (
+        "INVALID",
+        "the base launch told nothing: its session stopped before the cell had ended",
+    )
+
+
+def test_a_launch_that_ends_in_one_cell_costs_the_others_a_pair(run: Run) -> None:
+    machine = slower_by(before=0.0, ends=0.0, after=0.0)
+    timed_cells = machine._cells
+
+    def cells(name: str, arm: str, number: int) -> CellRun | None:
+        names = machine.names[-1]
+        is_over = "ends" in names and names.index(name) >= names.index("ends")
+        return None if is_over else timed_cells(name, arm, number)
+
+    machine._cells = cells
+    machine.failure = "its pytest ended early with exit code 3"
+
+    judgement = run(machine, ["before", "ends", "after"], max_pairs=3)
+
+    assert words(judgement) == {"before": "PASS", "ends": "INVALID", "after": "PASS"}
+    assert judgement.trials[1].reason == (
+        "the base launch told nothing: its pytest ended early with exit code 3"
+    )
+    assert all("ends" not in names for names in machine.names[1:])
+
+
+def test_a_cell_that_fails_later_is_an_error_whatever_its_pairs_said(run: Run) -> None:
+    machine = Machine(
+        lambda name, arm, number: timed(1.0) if number < 3 else ended("failed", "flaky")
+    )
+
+    judgement = run(machine, ["a"])
+
+    (trial,) = judgement.trials
+    assert (trial.word, len(trial.raw), judgement.num_pairs) == ("ERROR", 2, 3)
+
+
+def test_one_cells_failure_leaves_the_others_alone(run: Run) -> None:
+    def cell(name: str, arm: str, number: int) -> CellRun:
+        if name == "bad":
+            return ended("failed", "boom")
+        return timed(0.001 * math.exp(QUIET[number]) if arm == "head" else 0.001)
+
+    assert words(run(Machine(cell), ["bad", "good"])) == {"bad": "ERROR", "good": "PASS"}
+
+
+def test_a_wrong_import_makes_everything_invalid_at_once(run: Run) -> None:
+    machine = slower_by(a=0.0, b=0.2)
+    machine.modules["base"] = {"pkg": "/trees/head/pkg/__init__.py"}
+
+    judgement = run(machine, ["a", "b"])
+
+    reason = (
+        "the base arm imported pkg from /trees/head/pkg/__init__.py, which is head's; is it "
+        "installed in editable mode from another folder?"
+    )
+    assert (judgement.invalid, judgement.num_pairs) == (reason, 1)
+    assert words(judgement) == {"a": "INVALID", "b": "INVALID"}
+    assert {trial.reason for trial in judgement.trials} == {reason}
+    assert [trial.raw for trial in judgement.trials] == [[], []]
+
+
+def test_a_wrong_import_takes_earlier_verdicts_back(run: Run) -> None:
+    machine = slower_by(quick=0.0, slow=0.03)
+    wrong = {"pkg": "/trees/head/pkg/__init__.py"}
+    seen = itertools.count(1)
+
+    def say(_: str) -> None:
+        if next(seen) == 3:
+            machine.modules["base"] = wrong
+
+    judgement = run(
+        machine,
+        ["quick", "slow"],
+        say=say,
+        demands={"slow": Demands(tolerance=0.02, limit=0.03, floor_s=0.0)},
+    )
+
+    assert judgement.num_pairs == 4
+    assert words(judgement) == {"quick": "INVALID", "slow": "INVALID"}
+
+
+# --- the budget ---
+
+
+def test_no_pair_begins_that_would_not_end_in_time(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = [100.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: now_s[0])
+    durations_s = iter([10.0, 20.0, 10.0, 1.0])
+
+    def cell(name: str, arm: str, number: int) -> CellRun:
+        if arm == "head":
+            now_s[0] += next(durations_s)
+        return timed(0.001 if arm == "base" or number % 2 else 0.0012)
+
+    judgement = run(Machine(cell), ["a"], budget=Budget(max_pairs=64, max_s=50.0, timeout_s=30.0))
+
+    (trial,) = judgement.trials
+    # After two pairs 30 s are spent and the longest took 20; after the third 40.
+    assert (judgement.num_pairs, judgement.wall_s) == (3, 40.0)
+    assert (trial.word, trial.reason) == ("INCONCLUSIVE", "the time was up")
+    assert len(trial.raw) == 3
+
+
+def test_without_time_nothing_is_judged_and_nothing_passes(run: Run) -> None:
+    machine = slower_by(a=0.0)
+    budget = Budget(max_pairs=8, max_s=-1.0, timeout_s=30.0)
+
+    judgement = run(machine, ["a"], budget=budget)
+
+    assert (judgement.num_pairs, words(judgement)) == (0, {"a": "INCONCLUSIVE"})
+    assert judgement.trials[0].decision is None
+
+
+def test_each_plan_has_the_budgets_timeout_and_its_number(run: Run) -> None:
+    machine = slower_by(a=0.0)
+
+    run(machine, ["a"])
+
+    assert [(plan.number, plan.timeout_s, plan.profiles) for plan in machine.plans] == [
+        (number, 30.0, False) for number in (1, 2, 3)
+    ]
+
+
+# --- chance ---
+
+
+def asked_of(machine: Machine) -> list[tuple[Mapping[str, Any], list[str]]]:
+    """All that was random in what a machine was asked for."""
+    return [
+        ({"first": plan.first, "hash_seed": plan.hash_seed}, names)
+        for plan, names in zip(machine.plans, machine.names, strict=True)
+    ]
+
+
+def noisy_pairs(run: Run, seed: int) -> list[tuple[Mapping[str, Any], list[str]]]:
+    machine = Machine(
+        lambda name, arm, number: timed(0.001 if arm == "base" or number % 2 else 0.0012)
+    )
+    run(machine, list("abcdef"), max_pairs=16, seed=seed)
+    return asked_of(machine)
+
+
+def test_the_seed_reproduces_order_first_arms_and_hash_seeds(run: Run) -> None:
+    first, second, other = (noisy_pairs(run, seed) for seed in (5, 5, 6))
+
+    assert first == second
+    assert first != other
+
+
+def test_order_first_arm_and_hash_seed_change_from_pair_to_pair(run: Run) -> None:
+    asked = noisy_pairs(run, 5)
+
+    assert len({tuple(names) for _, names in asked}) > 10
+    assert all(sorted(names) == list("abcdef") for _, names in asked)
+    assert {plan["first"] for plan, _ in asked} == {"base", "head"}
+    assert len({plan["hash_seed"] for plan, _ in asked}) == 16
+    assert all(0 <= plan["hash_seed"] < 2**32 for plan, _ in asked)
+
+
+# --- what it says ---
+
+
+def test_progress_shows_the_running_intervals(run: Run) -> None:
+    said: list[str] = []
+
+    def cell(name: str, arm: str, number: int) -> CellRun:
+        spread = {"calm": 0.001, "wild": 0.1}[name]
+        return timed(1.0 if arm == "base" else math.exp(spread * (-1) ** number))
+
+    run(Machine(cell), ["calm", "wild"], max_pairs=4, say=said.append)
+
+    assert [re.sub(r"\d+\.?\d*(?= %| s)", "#", line) for line in said] == [
+        "pair 1: 0 of 2 cells decided (# s)",
+        "pair 2: 0 of 2 cells decided (# s)",
+        "pair 3: 1 of 2 cells decided (# s)",
+        "  calm: PASS, -# %, between -# % and +# %",
+        "  wild: open, -# %, between -# % and +# %",
+        "pair 4: 2 of 2 cells decided (# s)",
+        "  wild: INCONCLUSIVE, +# %, between -# % and +# %",
+    ]
+
+
+# --- the machine ---
+
+
+def test_a_pair_on_an_unfit_machine_is_run_again(run: Run) -> None:
+    machine = slower_by(same=0.0)
+    machine.unfit = [None, "too hot", None]
+    said: list[str] = []
+
+    judgement = run(machine, ["same"], max_pairs=3, say=said.append)
+
+    assert words(judgement) == {"same": "PASS"}
+    assert (judgement.num_pairs, len(judgement.trials[0].raw)) == (4, 3)
+    assert "pair 2 does not count: too hot" in said
+
+
+def test_a_machine_that_stays_unfit_makes_undecided_cells_invalid(run: Run) -> None:
+    machine = slower_by(slower=0.0, wild=0.0)
+    machine._cells = lambda name, arm, number: timed(
+        0.001 if arm == "base" or name == "slower" else 0.001 * (1 + number % 2)
+    )
+    machine.unfit = [None, None, None, "too hot", "too hot", "too hot"]
+
+    judgement = run(machine, ["slower", "wild"], max_pairs=8)
+
+    assert words(judgement) == {"slower": "PASS", "wild": "INVALID"}
+    assert judgement.trials[1].reason == "the machine was not fit: too hot"
+    assert judgement.num_pairs == 6
+
+
+@pytest.mark.parametrize("ended_first", ["base", "head"])
+def test_the_arm_that_ended_by_itself_is_the_one_that_is_blamed(
+    run: Run, monkeypatch: pytest.MonkeyPatch, ended_first: str
+) -> None:
+    machine = Machine(lambda name, arm, number: None)
+    failures = dict.fromkeys(("base", "head"), "the other arm ended early\n  | log")
+    failures[ended_first] = "its pytest ended early with signal 9"
+
+    def launch_pair(arms: Any, plan: PairPlan, names: Sequence[str]) -> dict[str, Launch]:
+        launches = Machine.launch_pair(machine, arms, plan, names)
+        for arm, launch in launches.items():
+            launch.failure = failures[arm]
+        return launches
+
+    machine.launch_pair = launch_pair  # type: ignore[method-assign]
+
+    judgement = run(machine, ["a"])
+
+    assert words(judgement) == {"a": "INVALID"}
+    assert judgement.trials[0].reason == (
+        f"the {ended_first} launch told nothing: its pytest ended early with signal 9"
+    )
+
+
+# --- counts ---
+
+
+def counted(arm: str, **head: Any) -> CellRun:
+    """A launch that counted; head's counts may be others."""
+    counts = dict.fromkeys(
+        ("flops", "ops", "collectives", "collective_bytes", "saved_activation_bytes"), 1000
+    )
+    memory = {"metric": "live_storage_peak", "peak_bytes": 2**20, "per_rank": [2**20]}
+    record = {"counts": {**counts, "kernel_launches": None}, "memory": memory, "other": 1}
+    if arm == "head":
+        record["counts"] |= {name: value for name, value in head.items() if name in counts}
+        record |= {name: value for name, value in head.items() if name not in counts}
+    return dataclasses.replace(timed(0.001), record=record)
+
+
+EXACTLY = dataclasses.replace(USUAL, slacks={})
+
+
+def judge_counts(run: Run, demands: Demands, **head: Any) -> Trial:
+    machine = Machine(lambda name, arm, number: counted(arm, **head))
+    return run(machine, ["a"], max_pairs=3, demands={"a": demands}).trials[0]
+
+
+def test_a_count_that_grew_fails_a_cell_that_is_no_slower(run: Run) -> None:
+    trial = judge_counts(run, EXACTLY, flops=1100)
+
+    assert (trial.word, trial.by) == ("FAIL", "counts")
+    assert trial.reason == "flops 1.00 k -> 1.10 k (+10.0 %), allowed 0 %"
+
+
+def test_memory_that_grew_fails_it_too(run: Run) -> None:
+    memory = {"metric": "live_storage_peak", "peak_bytes": 3 * 2**20, "per_rank": [3 * 2**20]}
+
+    trial = judge_counts(run, EXACTLY, memory=memory)
+
+    assert (trial.word, trial.by) == ("FAIL", "counts")
+    assert trial.reason == "memory 1.00 MiB -> 3.00 MiB (+200.0 %), allowed 4.00 KiB"
+
+
+def trained(arm: str, **head: Any) -> CellRun:
+    """A launch that trained; head's recipe, batch or rounds may be others."""
+    record = {"workload": "net", "recipe": {"precision": "fp32"}, "samples_per_s": 64 / 0.001}
+    return dataclasses.replace(timed(0.001), record=record | (head if arm == "head" else {}))
+
+
+def test_steps_over_other_samples_are_not_compared(run: Run) -> None:
+    machine = Machine(lambda name, arm, number: trained(arm, samples_per_s=16 / 0.001))
+
+    trial = run(machine, ["a"], demands={"a": EXACTLY}).trials[0]
+
+    assert (trial.word, trial.raw) == ("INVALID", [])
+    assert trial.reason == (
+        "a step has 64 samples in the base and 16 in head, so that neither times nor counts "
+        "compare; give the test another name where that is meant"
+    )
+
+
+def test_another_recipe_is_told_beside_the_verdict(run: Run) -> None:
+    machine = Machine(lambda name, arm, number: trained(arm, recipe={"precision": "bf16"}))
+
+    trial = run(machine, ["a"], max_pairs=3, demands={"a": EXACTLY}).trials[0]
+
+    assert trial.word == "PASS"
+    assert trial.reason == "head trains with precision 'bf16' instead of 'fp32'"
+
+
+def test_recipes_that_are_meant_to_differ_may_have_other_batches(run: Run) -> None:
+    machine = Machine(lambda name, arm, number: trained(arm, samples_per_s=16 / 0.001))
+
+    trial = run(machine, ["a"], max_pairs=3, demands={"a": USUAL}).trials[0]
+
+    assert (trial.word, trial.reason) == ("PASS", None)
+
+
+def test_where_time_is_up_before_the_first_pair_no_count_is_looked_at(run: Run) -> None:
+    machine = Machine(lambda name, arm, number: counted(arm))
+
+    judgement = run(
+        machine,
+        ["a"],
+        demands={"a": EXACTLY},
+        budget=Budget(max_pairs=3, max_s=0.0, timeout_s=30.0),
+    )
+
+    trial = judgement.trials[0]
+    assert (trial.word, trial.reason) == ("INCONCLUSIVE", "the time was up")
+
+
+@pytest.mark.parametrize(
+    ("demands", "head"),
+    [
+        (EXACTLY, {}),
+        (EXACTLY, {"flops": 900}),
+        (dataclasses.replace(USUAL, slacks={"flops": Slack(ratio=0.2)}), {"flops": 1100}),
+        (dataclasses.replace(USUAL, slacks={"flops": None}), {"flops": 1100}),
+        (
+            dataclasses.replace(EXACTLY, accepted_increase={"flops": 1.2}.__getitem__),
+            {"flops": 1100},
+        ),
+        (USUAL, {"flops": 1100}),
+    ],
+    ids=["equal", "fewer", "slack", "off", "accepted", "two recipes"],
+)
+def test_counts_that_may_differ_leave_the_verdict_to_the_times(
+    run: Run, demands: Demands, head: dict[str, Any]
+) -> None:
+    trial = judge_counts(run, demands, **head)
+
+    assert (trial.word, trial.by, trial.reason) == ("PASS", "pairs", None)
+
+
+def test_counts_explain_a_cell_that_times_have_failed(run: Run) -> None:
+    def slower(name: str, arm: str, number: int) -> CellRun:
+        times = timed(0.001 if arm == "base" else 0.0011)
+        return dataclasses.replace(times, record=counted(arm, ops=1001).record)
+
+    trial = run(Machine(slower), ["a"], max_pairs=3, demands={"a": EXACTLY}).trials[0]
+
+    assert (trial.word, trial.by) == ("FAIL", "pairs")
+    assert trial.reason == "ops 1,000 -> 1,001 (+0.1 %), allowed 0 %"
+
+
+@pytest.mark.parametrize(
+    ("head", "why"),
+    [
+        ({"fingerprint": "bbbb"}, "the base ran in the environment aaaa, head in bbbb"),
+        ({"counts": {"flops": "many"}}, "a record has another form: "),
+    ],
+    ids=["environment", "form"],
+)
+def test_counts_that_cannot_be_compared_are_told_of(
+    run: Run, head: dict[str, Any], why: str
+) -> None:
+    def other(name: str, arm: str, number: int) -> CellRun:
+        run_of_arm = counted(arm, **head)
+        assert run_of_arm.record is not None
+        record = {"fingerprint": "aaaa", **run_of_arm.record}
+        return dataclasses.replace(run_of_arm, record=record)
+
+    trial = run(Machine(other), ["a"], max_pairs=3, demands={"a": EXACTLY}).trials[0]
+
+    assert (trial.word, trial.by) == ("PASS", "pairs")
+    assert trial.reason is not None
+    assert trial.reason.startswith("counts and memory are not compared: ")
+    assert why in trial.reason
+
+
+# --- memory ---
+
+_FULL = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
+_ONE_BY_ONE = "memory has no room for both arms: they ran one after the other, not round by round"
+
+
+@pytest.mark.parametrize(
+    "why",
+    [
+        _FULL,
+        "RuntimeError: [enforce fail] DefaultCPUAllocator: not enough memory: you tried to",
+        "MemoryError",
+        "OSError: [Errno 12] Cannot allocate memory",
+        "rank 1 of 2 was killed by SIGKILL (by somebody, or by the kernel because memory ran out)",
+    ],
+)
+def test_a_cell_that_memory_has_no_room_for_twice_is_run_one_by_one(run: Run, why: str) -> None:
+    machine = slower_by(big=0.0, small=0.0)
+    timed_cells = machine._cells
+
+    def cells(name: str, arm: str, number: int) -> CellRun | None:
+        if name == "big" and name not in machine.plans[-1].one_by_one and arm == "head":
+            return ended("failed", why)
+        return timed_cells(name, arm, number)
+
+    machine._cells = cells
+
+    judgement = run(machine, ["big", "small"], max_pairs=3)
+
+    assert words(judgement) == {"big": "PASS", "small": "PASS"}
+    assert [trial.reason for trial in judgement.trials] == [_ONE_BY_ONE, None]
+    assert [plan.one_by_one for plan in machine.plans] == [frozenset(), *[frozenset({"big"})] * 3]
+    assert [len(trial.raw) for trial in judgement.trials] == [3, 3]
+
+
+def test_a_cell_that_is_too_large_for_one_arm_is_an_error(run: Run) -> None:
+    machine = slower_by(big=0.0)
+    machine._cells = lambda name, arm, number: ended("failed", _FULL)
+
+    judgement = run(machine, ["big"], max_pairs=3)
+
+    assert words(judgement) == {"big": "ERROR"}
+    assert judgement.num_pairs == 2
+    assert judgement.trials[0].reason == f"the head arm failed: {_FULL}"
+
+
+def test_a_launch_that_was_killed_is_run_once_more_one_by_one(run: Run) -> None:
+    machine = slower_by(big=0.0)
+    machine._cells = lambda name, arm, number: None
+    machine.failure = "its pytest ended early with signal 9"
+
+    judgement = run(machine, ["big"], max_pairs=3)
+
+    assert words(judgement) == {"big": "INVALID"}
+    assert [plan.one_by_one for plan in machine.plans] == [frozenset(), frozenset({"big"})]

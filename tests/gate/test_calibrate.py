@@ -1,0 +1,193 @@
+"""Calibration over made-up judgements: what is planted, what is counted, what is said."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_up_machine import Machine
+
+from perfsuite.cli.verbs.calibrate import describe, to_document
+from perfsuite.errors import WorkloadError
+from perfsuite.gate import calibrate as calibrate_module
+from perfsuite.gate.arms.arm import Arm, Launch, Suite
+from perfsuite.gate.arms.num_rounds import PairCost
+from perfsuite.gate.calibrate import CalibrationResult, Plant, calibrate
+from perfsuite.gate.judge.trial import Budget, Demands, Judgement, Trial
+from perfsuite.gate.request import GateRequest
+from perfsuite.gate.run_gate import HELD
+from perfsuite.stats.sequential import Prior, Rule, decide
+
+REQUEST = GateRequest(
+    folder=Path("/project"),
+    paths=("bench",),
+    budget=Budget(max_pairs=4, max_s=1e9, timeout_s=60.0),
+    seed=3,
+)
+NOISE = (0.01, -0.01, 0.02, -0.02)
+
+
+class Judge:
+    """Judges made-up pairs: identical code has noise alone, planted code is slower by 20 %."""
+
+    def __init__(self) -> None:
+        self.planted: list[str | None] = []
+        self.priors: list[Mapping[str, Prior]] = []
+        self.word: str | None = None
+
+    def __call__(
+        self, base: Arm, head: Arm, demands: Mapping[str, Demands], **given: Any
+    ) -> Judgement:
+        text = head.environment.get("PERFSUITE_ARM_PLANTED")
+        assert (base.name, head.name, dict(base.environment)) == ("base", "head", {})
+        self.planted.append(text)
+        self.priors.append(given["priors"])
+        shift = 0.0 if text is None else 0.2
+        trials = []
+        for name, asked in demands.items():
+            trial = Trial(name=name, demands=asked)
+            rule = Rule(
+                tolerance=asked.tolerance, limit=asked.limit, num_cells=len(demands), max_pairs=4
+            )
+            trial.decision = decide([shift + noise for noise in NOISE], rule)
+            trial.word = self.word or ("PASS" if text is None else "FAIL")
+            trial.by = "counts" if text == "leak" else "pairs"
+            trial.raw = [(1.0, 1.0 + shift + noise) for noise in NOISE]
+            trial.firsts = ["base", "head", "base", "head"]
+            trial.costs = [
+                PairCost(log_ratio=0.0, error=0.01, num_rounds=50, round_s=0.01, launch_s=1.0)
+            ] * 4
+            trials.append(trial)
+        return Judgement(trials=tuple(trials), seed=1, num_pairs=4, wall_s=9.0, invalid=None)
+
+
+@pytest.fixture
+def judge(monkeypatch: pytest.MonkeyPatch) -> Judge:
+    arm = Arm(name="head", tree=Path("/project"), import_roots=(), pytest_arguments=())
+    suite = Suite(
+        cells={"a": {"is_train": True}, "b": {"is_train": True}},
+        root=Path("/project"),
+        inifile=None,
+        pythonpath=(),
+        python_files=(),
+    )
+    made_up = Judge()
+    monkeypatch.setattr(calibrate_module, "collect", lambda _: Launch(arm=arm, suite=suite))
+    monkeypatch.setattr(calibrate_module, "head_arm", lambda *_: arm)
+    monkeypatch.setattr(calibrate_module, "judge", made_up)
+    return made_up
+
+
+def run(
+    *plants: Plant,
+    num_identical: int = 2,
+    num_sessions: int = 2,
+    machine: AbstractContextManager[object] = HELD,
+) -> CalibrationResult:
+    return calibrate(
+        REQUEST,
+        num_identical=num_identical,
+        num_sessions=num_sessions,
+        plants=plants,
+        say=lambda _: None,
+        machine=machine,
+    )
+
+
+def test_identical_code_is_judged_first_and_its_noise_is_known_to_the_rest(judge: Judge) -> None:
+    result = run(Plant(ratio=0.05), Plant(recipe="precision=fp32"))
+
+    assert judge.planted == [None, None, "0.05", "0.05", "precision=fp32", "precision=fp32"]
+    assert [set(priors) for priors in judge.priors[:2]] == [set(), set()]
+    assert [set(priors) for priors in judge.priors[2:]] == [{"a", "b"}] * 4
+    assert result.noise["a"].num_pairs == 8
+    assert result.noise["a"].round_sd == pytest.approx(0.01)
+    assert result.noise["a"].order_effect == pytest.approx(-0.03, abs=2e-3)
+
+
+def test_the_lines_say_alarms_power_and_what_the_machine_supports(judge: Judge) -> None:
+    lines = describe(run(Plant(ratio=0.05), Plant(recipe="precision=fp32")))
+
+    cost = "3.0 pairs a cell, 9 s a session"
+    assert lines[:3] == [
+        f"false alarms: 0 of 2, below 77.6 % at 95 % confidence (cells: 4 PASS; {cost})",
+        f"power at 5 %: 2 of 2 (cells: 4 FAIL; {cost})",
+        f"precision=fp32 planted: 2 of 2 (cells: 4 FAIL; {cost})",
+    ]
+    assert lines[3].startswith("pair sd of a: 1.8")
+    assert "rounds explain 1.0 %, launches 1.5 %; running first changes -3.00 %" in lines[3]
+    assert lines[4].startswith("  the tightest that this machine supports: tolerance ")
+
+
+def test_the_json_has_a_power_for_each_slowdown_and_verdicts_for_each_plant(judge: Judge) -> None:
+    document = json.loads(to_document(run(Plant(ratio=0.05), Plant(recipe="num_workers=0"))))
+
+    assert document["false_alarms"] == [0, 2]
+    assert document["power"] == {"5 %": [2, 2]}
+    assert document["verdicts"] == {
+        "0 %": {"PASS": 4},
+        "5 %": {"FAIL": 4},
+        "num_workers=0": {"FAIL": 4},
+    }
+    assert document["noise"]["a"]["recommended"] is not None
+
+
+@pytest.mark.parametrize("word", ["ERROR", "NO-BASELINE", "INVALID"])
+def test_a_cell_without_a_measurement_cannot_be_calibrated_with(judge: Judge, word: str) -> None:
+    judge.word = word
+
+    with pytest.raises(WorkloadError, match=r"^a cannot be calibrated with: None$"):
+        run()
+
+
+def test_what_counts_find_is_told_from_what_times_find(judge: Judge) -> None:
+    lines = describe(run(Plant(fault="leak")))
+
+    assert lines[1].startswith("leak planted: 2 of 2 (cells: 4 FAIL by counts; ")
+
+
+@pytest.mark.parametrize("plant", [Plant(fault="leak"), Plant(recipe="precision=fp32")])
+def test_a_plain_benchmark_has_nothing_to_plant_but_a_slowdown(
+    judge: Judge, monkeypatch: pytest.MonkeyPatch, plant: Plant
+) -> None:
+    launch = calibrate_module.collect(calibrate_module.head_arm(REQUEST, None))
+    assert launch.suite is not None
+    cells = {"a": {"is_train": True}, "plain": {"is_train": False}}
+    launch.suite = dataclasses.replace(launch.suite, cells=cells)
+    monkeypatch.setattr(calibrate_module, "collect", lambda _: launch)
+
+    machine = Machine()
+
+    with pytest.raises(WorkloadError) as raised:
+        run(Plant(ratio=0.05), plant, machine=machine)
+
+    assert not machine.was_held
+    assert str(raised.value) == (
+        f"{plant} can be planted in cells of train_benchmark alone, and plain is none; leave it "
+        "out with -k, or plant a slowdown such as 5%"
+    )
+    assert judge.planted == []
+
+
+def test_sessions_of_identical_code_are_counted_by_themselves(judge: Judge) -> None:
+    result = run(Plant(ratio=0.05), num_identical=3, num_sessions=1)
+    document = json.loads(to_document(result))
+
+    assert judge.planted == [None, None, None, "0.05"]
+    assert document["false_alarms"] == [0, 3]
+    assert document["power"] == {"5 %": [1, 1]}
+
+
+def test_identical_code_alone_can_be_judged(judge: Judge) -> None:
+    machine = Machine()
+
+    result = run(Plant(ratio=0.05), num_identical=2, num_sessions=0, machine=machine)
+
+    assert machine.was_held
+    assert judge.planted == [None, None]
+    assert result.planted == ()

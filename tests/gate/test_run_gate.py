@@ -1,0 +1,613 @@
+"""Whole gate sessions over real repositories: from two trees to the verdict of every cell."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import textwrap
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gated_repository import CLOCK
+from made_up_machine import Machine
+
+from perfsuite.errors import SettingError
+from perfsuite.gate import run_gate as run_gate_module
+from perfsuite.gate.judge.trial import Budget, Demands, Judgement
+from perfsuite.gate.request import GateRequest
+from perfsuite.gate.run_gate import HELD, GateResult, run_gate
+from perfsuite.records.verdict import CellVerdict, exit_code
+
+# A pytest that loads nothing these suites have no use for.
+ARGUMENTS = ("-p", "no:perfsuite", "-p", "no:hypothesispytest")
+
+# Measured with a clock that only the code under test moves: no verdict depends on the machine.
+CODE = """
+def spin(n):
+    total = 0
+    for i in range(n):
+        total += i
+
+def same(clock):
+    clock.work(0.001)
+
+def slow(clock):
+    spin({slow})
+    clock.work({slow} * 1e-6)
+"""
+BENCH = """
+import pytest
+from pkg import code
+from work_clock import CLOCK
+
+pytestmark = pytest.mark.benchmark(timer=CLOCK)
+
+def test_same(benchmark): benchmark.pedantic(code.same, (CLOCK,), rounds=5)
+def test_slow(benchmark): benchmark.pedantic(code.slow, (CLOCK,), rounds=5)
+"""
+PYTHONPATH = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+INI = "[pytest]\naddopts = --strict-config --ff\ncache_dir = .cache\n"
+WORK_CLOCK = {"bench/work_clock.py": textwrap.dedent(CLOCK)}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_configuration_of_this_machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    folder = tmp_path_factory.mktemp("home")
+    (folder / "gitconfig").write_text(
+        "[user]\nname = A\nemail = a@example.org\n[init]\ndefaultBranch = main\n"
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GIT_CONFIG_GLOBAL", str(folder / "gitconfig"))
+        patch.setenv("GIT_CONFIG_NOSYSTEM", "1")
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _nothing_stays() -> Iterator[None]:
+    """Fails if a temporary folder of a session stays."""
+    yield
+    assert traces() == []
+
+
+def traces() -> list[str]:
+    folders = Path(tempfile.gettempdir()).glob(f"perfsuite-{os.getpid()}-*")
+    return sorted(map(str, folders))
+
+
+def git(folder: Path, *arguments: str) -> str:
+    command = ["git", "-C", str(folder), *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def write(folder: Path, texts: dict[str, str]) -> None:
+    for name, text in texts.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+
+
+def commit(folder: Path) -> None:
+    git(folder, "add", "--all")
+    git(folder, "commit", "--quiet", "--allow-empty", "--message", "more")
+
+
+def make_project(folder: Path, base: dict[str, str], head: dict[str, str]) -> Path:
+    """A repository with two commits; what head gives replaces, and "" removes, a file."""
+    folder = folder.resolve()
+    folder.mkdir(exist_ok=True)
+    git(folder, "init", "--quiet")
+    write(folder, {"pkg/__init__.py": "", "pytest.ini": INI, **WORK_CLOCK, **base})
+    commit(folder)
+    write(folder, head)
+    for name, text in head.items():
+        if not text:
+            (folder / name).unlink()
+    commit(folder)
+    return folder
+
+
+def gate(folder: Path, **changes: Any) -> GateResult:
+    """One session, as short as it can be."""
+    arguments: dict[str, Any] = {
+        "folder": folder,
+        "paths": ("bench",),
+        "pytest_arguments": ARGUMENTS,
+        "base": "HEAD~1" if "base_dir" not in changes else None,
+        "budget": Budget(max_pairs=3, max_s=300.0, timeout_s=60.0),
+        "seed": 3,
+    }
+    say = changes.pop("say", lambda text: None)
+    machine = changes.pop("machine", HELD)
+    return run_gate(GateRequest(**(arguments | changes)), say=say, machine=machine)
+
+
+def words(result: GateResult) -> dict[str, str]:
+    return {cell.name.rpartition("::")[2]: cell.word for cell in result.cells}
+
+
+def cell(result: GateResult, name: str) -> CellVerdict:
+    (found,) = (cell for cell in result.cells if cell.name.endswith(f"::{name}"))
+    return found
+
+
+# --- one session with every kind of cell ---
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    added = "def test_new(benchmark): benchmark(int)\n"
+    fails = "def test_fails(benchmark): benchmark.pedantic(code.broken, (CLOCK,))\n"
+    return make_project(
+        tmp_path_factory.mktemp("project"),
+        {
+            "pkg/code.py": CODE.format(slow=50_000) + "def broken(clock): pass\n",
+            "bench/test_a.py": BENCH + fails,
+            "bench/test_gone.py": "def test_gone(benchmark): benchmark(int)\n",
+        },
+        {
+            "pkg/code.py": CODE.format(slow=100_000)
+            + "def broken(clock): raise OSError('disk full')\n",
+            "bench/test_a.py": BENCH + fails + added,
+            "bench/test_gone.py": "",
+        },
+    )
+
+
+def state(project: Path) -> tuple[str, ...]:
+    """What a user would notice of a repository."""
+    asked = ("status --porcelain --ignored", "worktree list", "stash list", "branch --all")
+    return tuple(git(project, *command.split()) for command in asked)
+
+
+@pytest.fixture(scope="module")
+def result(project: Path) -> GateResult:
+    before = state(project)
+    result = gate(project)
+    assert state(project) == before
+    return result
+
+
+def test_every_cell_of_either_side_has_its_verdict(result: GateResult) -> None:
+    assert result.refusal is None
+    assert words(result) == {
+        "test_same": "PASS",
+        "test_slow": "FAIL",
+        "test_fails": "ERROR",
+        "test_new": "NEW",
+        "test_gone": "VANISHED",
+    }
+    assert exit_code(words(result).values()) == 1
+
+
+def test_what_was_not_compared_says_why(result: GateResult) -> None:
+    assert cell(result, "test_new") == CellVerdict(
+        name="bench/test_a.py::test_new",
+        word="NEW",
+        by="collection",
+        reason="the base has no such cell",
+    )
+    assert cell(result, "test_gone") == CellVerdict(
+        name="bench/test_gone.py::test_gone",
+        word="VANISHED",
+        by="collection",
+        reason=("head has no such cell; if that is meant, say so with 'perfsuite baseline accept'"),
+    )
+    assert cell(result, "test_fails").reason == "the head arm failed: OSError: disk full"
+
+
+def test_a_judged_cell_keeps_its_raw_pairs_and_numbers(result: GateResult) -> None:
+    slow = cell(result, "test_slow")
+
+    assert slow.by == "pairs"
+    assert slow.num_pairs == 3
+    assert [base_s for base_s, _ in slow.raw] == pytest.approx([0.05] * 3)
+    assert [head_s for _, head_s in slow.raw] == pytest.approx([0.1] * 3)
+    assert slow.ratio == pytest.approx(2.0)
+    assert slow.interval is not None
+    assert 1.9 < slow.interval[0] < 2 < slow.interval[1] < 2.1
+    assert (slow.tolerance, slow.limit) == (0.02, 0.05)
+    assert result.judgement is not None
+    assert result.judgement.num_pairs == 3
+    assert (result.judgement.seed, result.seed) == (3, 3)
+
+
+def test_a_failed_cell_alone_is_explained_by_the_function_that_moved(result: GateResult) -> None:
+    explained = [cell.name for cell in result.cells if cell.explanation is not None]
+    explanation = cell(result, "test_slow").explanation
+
+    assert explained == ["bench/test_a.py::test_slow"]
+    assert explanation is not None
+    assert explanation.operators[0]["name"] == "code.py:spin"
+    assert explanation.moved_stage is None
+
+
+def test_the_arms_are_told_by_their_commits_and_what_head_laid_over_the_base(
+    project: Path, result: GateResult
+) -> None:
+    head, base = (
+        git(project, "rev-parse", "--short=7", revision) for revision in ("HEAD", "HEAD~1")
+    )
+
+    assert result.differs == {
+        "head": f"main at {head}",
+        "base": f"HEAD~1, {base}",
+        "benchmark files": "head's run on both sides: bench/test_a.py",
+    }
+
+
+# --- other bases ---
+
+
+def test_a_base_may_be_a_folder_an_interpreter_and_an_environment(tmp_path: Path) -> None:
+    code = CODE.format(slow=100_000) + (
+        "import os\ndef env(clock): clock.work(float(os.environ.get('SECONDS', '0.001')))\n"
+    )
+    bench = BENCH + "def test_env(benchmark): benchmark.pedantic(code.env, (CLOCK,), rounds=5)\n"
+    for name in ("old", "new"):
+        write(
+            tmp_path / name,
+            {"pkg/__init__.py": "", "pkg/code.py": code, "bench/test_a.py": bench, **WORK_CLOCK},
+        )
+    old = tmp_path / "old"
+
+    result = gate(
+        tmp_path / "new",
+        paths=("bench/test_a.py::test_env",),
+        base_dir=old,
+        base_python=sys.executable,
+        base_environment={"SECONDS": "0.002"},
+    )
+
+    assert words(result) == {"test_env": "IMPROVED"}
+    assert exit_code(words(result).values()) == 0
+    assert result.differs == {
+        "head": "a folder outside git",
+        "base": str(old),
+        "base interpreter": sys.executable,
+        "base SECONDS": "0.002",
+    }
+    assert sorted(path.name for path in old.rglob("*") if path.is_file()) == [
+        *("__init__.py", "code.py", "test_a.py", "work_clock.py"),
+    ]
+
+
+def test_uncommitted_changes_are_part_of_head(tmp_path: Path) -> None:
+    folder = make_project(
+        tmp_path, {"pkg/code.py": CODE.format(slow=50_000), "bench/test_a.py": BENCH}, {}
+    )
+    write(folder, {"pkg/code.py": CODE.format(slow=100_000)})
+
+    result = gate(folder, base=None, num_cells=40, pytest_arguments=(*ARGUMENTS, "-k", "slow"))
+
+    assert words(result) == {"test_slow": "FAIL"}
+    assert cell(result, "test_slow").asked["num_cells"] == 40
+    assert result.differs["head"].endswith("with uncommitted changes")
+
+
+@pytest.mark.parametrize(
+    ("is_repository", "advice"),
+    [
+        (False, "use --base-dir=DIR (pytest: --perf-base-dir)"),
+        (True, "name a base with --base or --base-dir (pytest: --perf-base, --perf-base-dir)"),
+    ],
+)
+def test_without_any_base_nothing_is_run(tmp_path: Path, is_repository: bool, advice: str) -> None:
+    folder = tmp_path.resolve()
+    write(folder, {"bench/test_a.py": BENCH})
+    if is_repository:
+        git(folder, "init", "--quiet")
+        commit(folder)
+
+    result = gate(folder, base=None)
+
+    assert (result.cells, result.judgement) == ((), None)
+    assert result.refusal is not None
+    assert advice in result.refusal
+
+
+def test_an_unknown_base_is_a_users_mistake(project: Path) -> None:
+    with pytest.raises(SettingError, match="no-such-branch"):
+        gate(project, base="no-such-branch")
+
+
+# --- what cannot be compared ---
+
+
+def test_where_heads_tests_cannot_be_collected_nothing_is_compared(tmp_path: Path) -> None:
+    folder = make_project(
+        tmp_path, {"bench/test_a.py": BENCH}, {"bench/test_a.py": "import no_such_module\n"}
+    )
+
+    result = gate(folder)
+
+    assert result.cells == ()
+    assert result.refusal is not None
+    assert result.refusal.startswith("head's tests cannot be collected: ")
+    assert "No module named 'no_such_module'" in result.refusal
+
+
+def test_where_the_bases_tests_cannot_be_collected_no_cell_passes(tmp_path: Path) -> None:
+    folder = make_project(
+        tmp_path,
+        {"bench/test_a.py": "import no_such_module\n"},
+        {"pkg/code.py": CODE.format(slow=1), "bench/test_a.py": BENCH},
+    )
+
+    result = gate(folder)
+
+    assert words(result) == {"test_same": "NO-BASELINE", "test_slow": "NO-BASELINE"}
+    reason = cell(result, "test_same").reason
+    assert reason is not None
+    assert reason.startswith("the base's tests cannot be collected: ")
+    assert "No module named 'no_such_module'" in reason
+
+
+def test_a_base_that_heads_benchmarks_cannot_import_is_no_baseline(tmp_path: Path) -> None:
+    folder = make_project(
+        tmp_path,
+        {"pkg/code.py": CODE.format(slow=1), "bench/test_a.py": BENCH},
+        {
+            "pkg/code.py": CODE.format(slow=1) + "def added(): pass\n",
+            "bench/test_a.py": "from pkg.code import added\n" + BENCH,
+        },
+    )
+
+    result = gate(folder)
+
+    assert words(result) == {"test_same": "NO-BASELINE", "test_slow": "NO-BASELINE"}
+    reason = cell(result, "test_same").reason
+    assert reason is not None
+    assert "cannot import name 'added' from 'pkg.code'" in reason
+
+
+def test_a_base_whose_perfsuite_cannot_take_turns_is_no_baseline(tmp_path: Path) -> None:
+    folder = make_project(
+        tmp_path,
+        {
+            "perfsuite/__init__.py": "",
+            "perfsuite/plugin/hooks.py": "TAKES_TURNS = True\n",
+            "bench/test_a.py": BENCH,
+        }
+        | {"pkg/code.py": CODE.format(slow=1)},
+        {"perfsuite/plugin/hooks.py": "TAKES_TURNS = 2\n"},
+    )
+
+    result = gate(folder, pytest_arguments=ARGUMENTS[2:])
+
+    assert words(result) == {"test_same": "NO-BASELINE", "test_slow": "NO-BASELINE"}
+    assert cell(result, "test_slow").reason == "the base's perfsuite is too old to take turns"
+    assert result.judgement is None
+
+
+def test_an_arm_that_imports_the_others_code_makes_every_cell_invalid(tmp_path: Path) -> None:
+    folder = make_project(tmp_path, {"pkg/code.py": CODE.format(slow=1)}, {})
+    first = f"import sys\nsys.path.insert(0, {str(folder)!r})\n"
+    write(folder, {"bench/test_a.py": first + BENCH})
+    commit(folder)
+    write(folder, {"pkg/code.py": CODE.format(slow=100_000)})
+
+    result = gate(folder, base="HEAD")
+
+    assert words(result) == {"test_same": "INVALID", "test_slow": "INVALID"}
+    assert exit_code(words(result).values()) == 12
+    assert cell(result, "test_slow").reason == (
+        f"the base arm imported pkg from {folder}/pkg/__init__.py, which is head's; is it "
+        "installed in editable mode from another folder?"
+    )
+    assert result.judgement is not None
+    assert result.judgement.num_pairs == 1
+
+
+def test_arms_that_import_one_installed_copy_make_every_cell_invalid(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = {
+        "lib/calc.py": CODE.format(slow=1),
+        "bench/test_a.py": BENCH.replace("from pkg import code", "import calc as code"),
+    }
+    folder = make_project(tmp_path / "project", code, {"lib/calc.py": CODE.format(slow=100_000)})
+    installed = tmp_path.resolve() / "site-packages"
+    write(installed, {"calc.py": CODE.format(slow=1)})
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(installed), *PYTHONPATH])))
+
+    result = gate(folder)
+
+    assert words(result) == {"test_same": "INVALID", "test_slow": "INVALID"}
+    assert exit_code(words(result).values()) == 12
+    assert cell(result, "test_slow").reason == (
+        f"both arms imported calc from {installed}/calc.py, although the tree has lib/calc.py; "
+        "name 'lib' in pytest's pythonpath, uninstall that copy, or give the arms interpreters of "
+        "their own (--base-python)"
+    )
+
+
+def test_a_marker_that_says_nothing_sensible_is_a_users_mistake(tmp_path: Path) -> None:
+    marked = "import pytest\n@pytest.mark.perf(limit='much')\n"
+    bench = marked + "def test_a(benchmark): benchmark(int)\n"
+    folder = make_project(tmp_path, {"bench/test_a.py": bench}, {"pkg/code.py": "x = 1\n"})
+
+    with pytest.raises(SettingError) as raised:
+        gate(folder)
+
+    assert str(raised.value) == (
+        "bench/test_a.py::test_a: the perf marker has {'is_train': False, 'limit': 'much'}: "
+        "'much' is not a ratio; write '2%' or '0.02'"
+    )
+
+
+# --- surroundings ---
+
+
+def test_temporary_folders_in_heads_tree_are_no_part_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = {"pkg/code.py": CODE.format(slow=50_000), "bench/test_a.py": BENCH}
+    folder = make_project(tmp_path, code, {"pytest.ini": ""})
+    # What the base has not, and would take from the folders above it.
+    write(folder, {"pytest.ini": INI, "conftest.py": "", "pkg/code.py": CODE.format(slow=100_000)})
+    (folder / "tmp").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder / "tmp"))
+
+    result = gate(folder, base="HEAD", paths=())
+
+    assert words(result) == {"test_same": "PASS", "test_slow": "FAIL"}
+
+
+def test_the_line_ends_of_a_checkout_change_no_benchmark_file(tmp_path: Path) -> None:
+    code = {"pkg/code.py": CODE.format(slow=1), "bench/test_a.py": BENCH}
+    folder = make_project(tmp_path, code, {})
+    git(folder, "config", "core.autocrlf", "true")
+
+    result = gate(folder, pytest_arguments=(*ARGUMENTS, "-k", "nothing"))
+
+    assert result.refusal is None
+    assert result.differs.keys() == {"head", "base"}
+
+
+# --- what nobody selected, and what nobody sees ---
+
+
+def test_where_nothing_is_selected_that_is_said(tmp_path: Path) -> None:
+    code = CODE.format(slow=1000)
+    folder = make_project(tmp_path, {"bench/test_a.py": BENCH, "pkg/code.py": code}, {})
+    said: list[str] = []
+
+    result = gate(folder, pytest_arguments=(*ARGUMENTS, "-k", "nothing"), say=said.append)
+
+    assert result.cells == ()
+    assert said == [
+        f"nothing to compare: pytest bench {' '.join(ARGUMENTS)} -k nothing selects no test with "
+        "the benchmark fixture"
+    ]
+
+
+def test_a_cell_that_hides_is_invalid_in_words(tmp_path: Path) -> None:
+    hidden = """
+import pytest
+
+@pytest.fixture
+def timed(request):
+    return request.getfixturevalue("benchmark")
+
+def test_by_fixture(timed): timed(sum, [1])
+def test_by_body(request): request.getfixturevalue("benchmark")(sum, [1])
+def test_no_cell(request): request.getfixturevalue("tmp_path")
+"""
+    folder = make_project(tmp_path, {"bench/test_hidden.py": hidden}, {})
+
+    result = gate(folder)
+
+    assert words(result) == {"test_by_fixture": "INVALID", "test_by_body": "INVALID"}
+    assert {cell.reason for cell in result.cells} == {
+        "it takes 'benchmark' from request.getfixturevalue, which nobody sees before it runs, so "
+        "it is not compared; name the fixture among its arguments"
+    }
+
+
+def test_a_submodule_is_said_to_be_empty_in_the_bases_tree(tmp_path: Path) -> None:
+    part = make_project(tmp_path / "part", {}, {})
+    folder = make_project(tmp_path / "project", {"bench/test_a.py": ""}, {})
+    git(folder, "-c", "protocol.file.allow=always", "submodule", "--quiet", "add", str(part), "in")
+    commit(folder)
+
+    result = gate(folder, base="HEAD")
+
+    assert result.differs["base's tree"] == (
+        "the submodule in is empty in the base's tree; where a cell needs them, name a checkout "
+        "that has them with --base-dir"
+    )
+
+
+MARKED = BENCH.replace("def test_slow", "@pytest.mark.skip('flaky')\ndef test_slow")
+EXPECTED_TO_FAIL = BENCH.replace(
+    "def test_slow(benchmark): ",
+    "@pytest.mark.xfail(reason='flaky')\ndef test_slow(benchmark): assert 0; ",
+)
+
+
+@pytest.mark.parametrize(
+    ("head", "why"),
+    [(MARKED, "Skipped: flaky"), (EXPECTED_TO_FAIL, "xfail: flaky")],
+    ids=["skip", "xfail"],
+)
+def test_a_cell_that_head_alone_skips_has_vanished_though_both_run_heads_file(
+    tmp_path: Path, head: str, why: str
+) -> None:
+    code = {"pkg/code.py": CODE.format(slow=1000)}
+    folder = make_project(tmp_path, {"bench/test_a.py": BENCH, **code}, {"bench/test_a.py": head})
+
+    result = gate(folder)
+
+    assert words(result) == {"test_same": "PASS", "test_slow": "VANISHED"}
+    assert cell(result, "test_slow").reason == (
+        f"head skips what the base measures: {why}; "
+        "if that is meant, say so with 'perfsuite baseline accept'"
+    )
+
+
+def test_a_cell_that_the_base_skips_too_is_skipped_in_a_changed_file(tmp_path: Path) -> None:
+    code = {"pkg/code.py": CODE.format(slow=1000)}
+    changed = {"bench/test_a.py": f"{MARKED}\n# more"}
+    folder = make_project(tmp_path, {"bench/test_a.py": MARKED, **code}, changed)
+
+    result = gate(folder)
+
+    assert words(result) == {"test_same": "PASS", "test_slow": "SKIPPED"}
+
+
+# --- what is asked before the machine is ---
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"base": "v9"},
+            "the base 'v9' is no commit of the repository {0}; use a branch, a tag or a commit "
+            "that 'git log -1 v9' shows",
+        ),
+        ({"base_dir": Path("nowhere")}, "the base 'nowhere' is not a folder; name one"),
+    ],
+)
+def test_a_base_that_is_none_is_refused_without_waiting_for_the_machine(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    folder = make_project(tmp_path, {}, {"bench/test_a.py": BENCH})
+    machine = Machine()
+
+    with pytest.raises(SettingError) as refused:
+        gate(folder, machine=machine, **changes)
+
+    assert str(refused.value) == message.format(folder)
+    assert not machine.was_held
+
+
+@pytest.mark.parametrize(("heeds", "allowed"), [(True, 1.5), (False, 1.0)])
+def test_exceptions_in_a_linked_file_count_where_they_are_asked_for_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, heeds: bool, allowed: float
+) -> None:
+    code = {"pkg/code.py": CODE.format(slow=1), "bench/test_a.py": BENCH}
+    folder = make_project(tmp_path / "project", code, {})
+    (tmp_path / "accepted.toml").write_text(
+        '[[accepted]]\ncell = "bench/test_a.py::test_same"\nkind = "slowdown"\nratio = 1.5\n'
+        'reason = "r"\nexpires = 2999-01-01\n'
+    )
+    (folder / "baselines").mkdir()
+    (folder / "baselines" / "accepted.toml").symlink_to(tmp_path / "accepted.toml")
+    asked: dict[str, Demands] = {}
+
+    def judge(*arguments: Any, **_: Any) -> Judgement:
+        demands: Mapping[str, Demands] = arguments[2]
+        asked.update(demands)
+        return Judgement(trials=(), seed=1, num_pairs=0, wall_s=0.0, invalid=None)
+
+    monkeypatch.setattr(run_gate_module, "judge", judge)
+    machine = Machine()
+
+    gate(folder, heeds_exceptions=heeds, machine=machine)
+
+    assert asked["bench/test_a.py::test_same"].accepted_slowdown == allowed
+    assert machine.was_held

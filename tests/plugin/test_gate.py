@@ -1,0 +1,168 @@
+"""What a test of the gated session itself does to the verdicts: table, stamp and exit code."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from perfsuite.gate.baselines.stored_verdict import History
+from perfsuite.gate.request import GateRequest
+from perfsuite.gate.run_gate import GateResult
+from perfsuite.plugin import gate, saving
+from perfsuite.records.verdict import CellVerdict
+from perfsuite.report.model import report_on_runs
+from perfsuite.report.runs import read_runs
+from perfsuite.report.shards import merge_shards
+
+SUITE = """
+    import pytest
+
+    def test_fine(benchmark):
+        benchmark.pedantic(sum, args=([1, 2],), rounds=3)
+
+    def test_other(benchmark):
+        {other}
+"""
+FINE, OTHER, GONE = (f"test_inner.py::test_{name}" for name in ("fine", "other", "gone"))
+
+
+@pytest.fixture
+def words(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """What the pairs would say of each cell; the tests fill it."""
+    found: dict[str, str] = {FINE: "PASS"}
+
+    def run_gate(request: GateRequest, *, say: Callable[[str], None]) -> GateResult:
+        cells = [
+            CellVerdict(name=name, word=word, by="pairs", reason=f"the pairs say {word}")
+            for name, word in found.items()
+            if request.cells is None or name in request.cells or word in ("NEW", "VANISHED")
+        ]
+        return GateResult(
+            cells=tuple(cells), refusal=None, differs={}, judgement=None, seed=request.seed
+        )
+
+    monkeypatch.setattr(gate, "run_gate", run_gate)
+    monkeypatch.setattr(saving, "probe_host", lambda: {"memory": 0.04})
+    return found
+
+
+def gated(pytester: pytest.Pytester, other: str = "benchmark(int)") -> pytest.RunResult:
+    pytester.makepyfile(test_inner=SUITE.format(other=other))
+    arguments = (".", "--benchmark-compare", "--benchmark-json=run.json", "-p", "no:cacheprovider")
+    return pytester.runpytest_inprocess(*arguments)
+
+
+def table(result: pytest.RunResult) -> dict[str, str]:
+    """The word of each cell in the gate's table."""
+    rows = [line.split() for line in result.outlines if line.startswith(" test_inner.py::")]
+    return {row[0]: row[1] for row in rows}
+
+
+def stamped(folder: Path) -> dict[str, str]:
+    content: dict[str, dict[str, str]] = json.loads((folder / "run.json").read_text())["perfsuite"]
+    return content["verdicts"]
+
+
+def said(folder: Path) -> tuple[str | None, str]:
+    """What a report says of the session."""
+    runs = merge_shards(read_runs([folder / "run.json"]))
+    summary = report_on_runs(runs, tolerance=0.02, limit=0.05).summary
+    return summary.word, summary.text
+
+
+@pytest.mark.parametrize("word", ["NEW", "PASS", "FAIL", "IMPROVED", "NO-BASELINE"])
+def test_a_cell_whose_test_fails_here_is_an_error_whatever_its_pairs_said(
+    pytester: pytest.Pytester, words: dict[str, str], word: str
+) -> None:
+    words[OTHER] = word
+
+    result = gated(pytester, "raise RuntimeError('boom')")
+
+    assert result.ret == 1
+    assert table(result) == {FINE: "PASS", OTHER: "ERROR"}
+    assert f"{OTHER}: head's test failed: RuntimeError: boom" in result.outlines
+    assert stamped(pytester.path) == {FINE: "PASS", OTHER: "ERROR"}
+    assert said(pytester.path) == ("ERROR", "2 cells: 1 ERROR, 1 PASS; 1 of its tests failed")
+
+
+def test_a_cell_that_fails_once_it_was_measured_is_an_error_in_its_record_too(
+    pytester: pytest.Pytester, words: dict[str, str]
+) -> None:
+    pytester.makeconftest("""
+        import pytest
+
+        @pytest.fixture(autouse=True)
+        def _left_behind(request):
+            yield
+            if request.node.name == "test_other":
+                raise OSError("still open")
+    """)
+    words[OTHER] = "PASS"
+
+    result = gated(pytester)
+
+    assert result.ret == 1
+    assert table(result) == {FINE: "PASS", OTHER: "ERROR"}
+    assert f"{OTHER}: head's test failed in its teardown: OSError: still open" in result.outlines
+    assert said(pytester.path) == ("ERROR", "2 cells: 1 ERROR, 1 PASS; 1 of its tests failed")
+
+
+@pytest.mark.parametrize("word", ["VANISHED", "INVALID", "NO-BASELINE"])
+def test_a_cell_that_was_never_measured_is_stamped_and_keeps_a_report_from_passing(
+    pytester: pytest.Pytester, words: dict[str, str], word: str
+) -> None:
+    words[OTHER] = word
+
+    result = gated(pytester, "pytest.skip('not here')")
+
+    assert result.ret == 12
+    assert stamped(pytester.path) == {FINE: "PASS", OTHER: word}
+    assert said(pytester.path) == ("NO VERDICT", f"2 cells: 1 {word}, 1 PASS")
+
+
+def test_a_cell_that_is_gone_is_stamped(pytester: pytest.Pytester, words: dict[str, str]) -> None:
+    words |= {OTHER: "PASS", GONE: "VANISHED"}
+
+    assert gated(pytester).ret == 12
+
+    assert stamped(pytester.path) == {FINE: "PASS", OTHER: "PASS", GONE: "VANISHED"}
+    assert said(pytester.path) == ("NO VERDICT", "3 cells: 1 VANISHED, 2 PASS")
+
+
+def test_a_cell_that_neither_side_measures_keeps_nothing_from_passing(
+    pytester: pytest.Pytester, words: dict[str, str]
+) -> None:
+    words[OTHER] = "SKIPPED"
+
+    assert gated(pytester, "pytest.skip('not here')").ret == 0
+
+    assert said(pytester.path) == ("PASS", "2 cells: 1 PASS, 1 SKIPPED")
+
+
+def test_a_cell_left_to_the_screen_and_then_skipped_goes_to_the_pairs(
+    pytester: pytest.Pytester, words: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words[OTHER] = "VANISHED"
+    words[GONE] = "INVALID"
+    monkeypatch.setattr(History, "can_screen", lambda self, name: name == OTHER)
+
+    result = gated(pytester, "pytest.skip('not here')")
+
+    assert result.ret == 12
+    assert table(result)[OTHER] == "VANISHED"
+
+
+def test_a_test_that_is_no_cell_keeps_its_failure_to_itself(
+    pytester: pytest.Pytester, words: dict[str, str]
+) -> None:
+    words[OTHER] = "PASS"
+    pytester.makepyfile(test_plain="def test_plain():\n    assert False\n")
+
+    result = gated(pytester)
+
+    assert result.ret == 1
+    assert table(result) == {FINE: "PASS", OTHER: "PASS"}
+    assert said(pytester.path) == ("ERROR", "2 cells: 2 PASS; 1 of its tests failed")

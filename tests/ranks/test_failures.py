@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from perfsuite.ranks import failures as failures_module
+from perfsuite.ranks.messages import Failed
+from perfsuite.ranks.progress import Board
+
+LOST = "Connection closed by peer [127.0.0.1]:408. This may indicate a remote worker crashing"
+
+
+def failed(message: str, at_s: float) -> Failed:
+    return Failed(
+        error="RuntimeError",
+        is_ours=False,
+        message=message,
+        lost_peer=failures_module.says_lost_peer(message),
+        at_s=at_s,
+        lines=(),
+    )
+
+
+def test_the_first_failure_in_time_is_blamed() -> None:
+    failures = {0: failed("late", 2.0), 1: failed("early", 1.0), 2: failed("later", 3.0)}
+
+    assert failures_module.first_failure(failures)[0] == 1
+
+
+def test_a_rank_that_only_lost_its_peer_is_not_blamed_even_if_it_was_first() -> None:
+    failures = {
+        0: failed(LOST, 1.0),
+        2: failures_module.Died(exit_code=-9, lost_peer=False, at_s=1.5),
+    }
+
+    assert failures_module.first_failure(failures)[0] == 2
+
+
+def test_of_survivors_alone_the_first_is_blamed() -> None:
+    assert failures_module.first_failure({0: failed(LOST, 2.0), 1: failed(LOST, 1.0)})[0] == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        LOST,
+        "Timed out waiting 4000ms for recv operation to complete",
+        "[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=3",
+    ],
+)
+def test_what_backends_say_of_a_lost_peer_is_recognised(text: str) -> None:
+    assert failures_module.says_lost_peer(text)
+    assert not failures_module.says_lost_peer("mat1 and mat2 shapes cannot be multiplied")
+
+
+def test_the_rank_with_the_fewest_steps_is_furthest_behind(tmp_path: Path) -> None:
+    board = Board(tmp_path / "progress", 3)
+    pens = [board.writer(rank) for rank in range(3)]
+    for pen, num_steps in zip(pens, [5, 3, 3], strict=True):
+        for _ in range(num_steps):
+            pen.begin_step()
+    pens[1].enter_stage("forward")  # as many steps as rank 2, and further in the last one
+
+    positions = {rank: board.read(rank) for rank in range(3)}
+    assert failures_module.furthest_behind(positions) == 2
+    assert failures_module.furthest_behind({rank: positions[rank] for rank in (0, 1)}) == 1
+
+
+def test_a_stack_ends_where_the_frames_of_every_rank_begin() -> None:
+    lines = [
+        "Thread 0x1 (most recent call first):",
+        '  File "threading.py", line 1 in wait',
+        "Current thread 0x2 (most recent call first):",
+        '  File "mine.py", line 7 in inner',
+        '  File "mine.py", line 3 in outer',
+        '  File "/site/perfsuite/worker/main.py", line 1 in serve',
+        '  File "/site/perfsuite/ranks/bootstrap.py", line 1 in enter_rank',
+    ]
+
+    assert failures_module.current_stack(lines) == (
+        'File "mine.py", line 7 in inner',
+        'File "mine.py", line 3 in outer',
+    )

@@ -1,0 +1,71 @@
+"""Which rank of several controllers is blamed."""
+
+from __future__ import annotations
+
+from perfsuite.errors import LostRankError, NotExercisedError, PerfsuiteError, RankFailureError
+from perfsuite.ranks.messages import FunctionReturned, Reply
+from perfsuite.ranks.progress import Position
+from perfsuite.ranks.torchrun.groups import Ended, error_of
+
+
+def ended(
+    result: Reply | PerfsuiteError | None, step: int = 3, lines: tuple[str, ...] = ()
+) -> Ended:
+    position = Position(num_marks=step, phase="measure", stage="backward", step=step)
+    return Ended(result=result, position=position, lines=lines)
+
+
+def raised(message: str, *, lost_peer: bool = False) -> RankFailureError:
+    return RankFailureError(message, rank=1, lost_peer=lost_peer)
+
+
+LOST = raised("connection closed", lost_peer=True)
+DONE = FunctionReturned(value=b"")
+
+
+def blamed(said: dict[int, Ended], world_size: int) -> str:
+    return str(error_of(said, world_size=world_size, collective_timeout_s=30))
+
+
+def test_the_first_failure_heard_is_blamed_and_no_rank_that_only_lost_its_peer() -> None:
+    said = {2: ended(LOST), 1: ended(raised("boom")), 0: ended(raised("later"))}
+
+    assert blamed(said, 3) == "boom"
+
+
+def test_what_one_rank_cannot_exercise_is_no_failure_of_another() -> None:
+    said = {0: ended(raised("boom")), 1: ended(NotExercisedError("too old"))}
+
+    error = error_of(said, world_size=2, collective_timeout_s=30)
+    assert isinstance(error, NotExercisedError)
+
+
+def test_a_rank_for_which_another_waited_in_vain_is_named_with_its_stack() -> None:
+    said = {
+        0: ended(LOST, step=9),
+        1: ended(None, step=7, lines=("line 3 in sleep",)),
+        2: ended(None, step=8),
+        3: ended(DONE, step=9),
+    }
+
+    assert blamed(said, 4) == (
+        "rank 1 of 4 did not come to a collective within 30 s (--perf-collective-timeout): it is "
+        "in phase 'measure', stage 'backward' of step 7, and rank 0 waited in phase 'measure', "
+        "stage 'backward' of step 9\n  where it is:\n    line 3 in sleep"
+    )
+
+
+def test_a_controller_that_does_not_answer_is_named() -> None:
+    error = error_of({0: ended(LOST)}, world_size=2, collective_timeout_s=30)
+
+    assert isinstance(error, LostRankError)
+    assert str(error) == (
+        "rank 1 of 2 is gone, or stands still: rank 0 lost it, and its pytest process did not "
+        "answer for 10 s"
+    )
+
+
+def test_of_ranks_that_all_lost_a_peer_the_first_heard_is_blamed() -> None:
+    said = {1: ended(LOST), 0: ended(raised("closed too", lost_peer=True))}
+
+    assert blamed(said, 2) == "connection closed"

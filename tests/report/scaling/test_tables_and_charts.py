@@ -1,0 +1,411 @@
+"""Scaling as people and programs read it: tables, notes, charts, JSON and CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from made_up_runs import HOSTILE, cell, record, report_on
+from scaled_runs import LINK, all_reduces, reduced, trained
+
+from perfsuite.records.recipe import Recipe
+from perfsuite.report.charts.sections import Section
+from perfsuite.report.formats.folder import write_folder
+from perfsuite.report.formats.html import html_page, svg_files
+from perfsuite.report.formats.markdown import to_markdown
+from perfsuite.report.formats.scaling_files import scaling_csv, scaling_json
+from perfsuite.report.rows import Row
+from perfsuite.report.scaling.charts import draw_scaling
+from perfsuite.report.scaling.estimates import Scaling, describe_scaling
+from perfsuite.report.scaling.notes import scaling_notes
+from perfsuite.report.scaling.tables import scaling_grids
+from perfsuite.report.terminal.tables import grid_table
+from perfsuite.stats.intervals import median
+from perfsuite.system.untrusted import printable
+
+MEASURED = "Weak and strong scaling, measured"
+HELD_OUT = "The model against measurements that it was not fitted to"
+ESTIMATES = "Estimates by the model, not measured"
+
+
+def on_two_cores(**fields: Any) -> list[Row]:
+    """Weak scaling up to more ranks than cores, and reductions of as many."""
+    return [
+        *all_reduces(2, num_cores=2),
+        *(reduced(4, size, 2 * LINK.time_s(4, size), num_cores=2) for size in (2**12, 2**26)),
+        trained("single", (0.1, 0.1), num_cores=2, **fields),
+        trained("ddp:2", (0.125, 0.125), num_cores=2, backward_s=0.08, **fields),
+        trained("ddp:4", (0.25, 0.25), num_cores=2, forward_s=0.06, backward_s=0.15, **fields),
+    ]
+
+
+def section_of(*rows: Row) -> Section:
+    (section,) = draw_scaling(describe_scaling(rows))
+    return section
+
+
+def rows_of(title: str, *rows: Row) -> list[tuple[str, ...]]:
+    (grid,) = [grid for grid in scaling_grids(describe_scaling(rows)) if grid.title == title]
+    assert {len(row) for row in grid.rows} == {len(grid.columns)}
+    return list(grid.rows)
+
+
+def notes_of(*rows: Row) -> list[str]:
+    return list(scaling_notes(describe_scaling(rows)))
+
+
+# --- tables ---
+
+
+def test_each_cell_stands_with_its_interval_and_what_that_covers() -> None:
+    shared = ("weak", "lenet, fp32", "8 a device")
+    assert rows_of(MEASURED, *on_two_cores()) == [
+        (*shared, "single", "100 ms", "80", "base", *("-",) * 5, ""),
+        (
+            *(*shared, "ddp:2", "125 ms", "128"),
+            *("80.0 %", "80.0 % and 80.0 %", "2 and 2 rounds"),
+            *("16.0 %", "1.00x", "97.1 % to 100.0 %", ""),
+        ),
+        (
+            *(*shared, "ddp:4", "250 ms", "128"),
+            *("40.0 %", "40.0 % and 40.0 %", "2 and 2 rounds"),
+            *("12.0 %", "2.00x", "93.0 % to 100.0 %", "4 on 2"),
+        ),
+    ]
+
+
+def test_a_single_round_has_no_interval() -> None:
+    (_, row) = rows_of(MEASURED, trained("single", (0.1,)), trained("ddp:2", (0.2,)))
+
+    assert row[6:9] == ("50.0 %", "-", "one round")
+
+
+def test_an_interval_of_launches_against_rounds_says_both() -> None:
+    twice = [trained("single", (0.1, 0.1), name=name) for name in ("first", "second")]
+
+    (_, row) = rows_of(MEASURED, *twice, trained("ddp:2", (0.2, 0.2, 0.2)))
+
+    assert row[8] == "3 rounds and 2 launches"
+
+
+def test_the_model_is_held_against_what_it_was_not_fitted_to() -> None:
+    assert rows_of(HELD_OUT, *on_two_cores()) == [
+        ("cpu", "4.00 KiB", "1", "0.0 %", "+0.0 %", ""),
+        ("cpu", "1.00 MiB", "1", "0.0 %", "+0.0 %", ""),
+        ("cpu", "64.0 MiB", "1", "0.0 %", "+0.0 %", ""),
+        ("cpu", "4 ranks on 2 cores, in no fit", "2", "100.0 %", "-50.0 %", ""),
+    ]
+
+
+def test_where_the_rest_gives_no_model_the_reason_stands_instead_of_a_number() -> None:
+    found = rows_of(HELD_OUT, reduced(2, 2**10), reduced(2, 2**20), trained("single"))
+
+    reason = "all_reduce was measured at 1 message size; parameters need 2 or more"
+    assert found == [
+        ("cpu", "1.00 KiB", "-", "-", "-", reason),
+        ("cpu", "1.00 MiB", "-", "-", "-", reason),
+    ]
+
+
+def test_estimates_are_a_table_of_their_own() -> None:
+    found = rows_of(ESTIMATES, *on_two_cores())
+
+    # 14 ms of latency and 1.75 ms of bytes, which 60 ms of backward can hide.
+    assert found[0][3:] == ("8 devices", "15.7 ms", "100 ms to 116 ms", "86.4 % to 100.0 %")
+    assert [row[3] for row in found] == ["8 devices", "64 devices", "1024 devices"] * 2
+    # 14 ms of latency, and 7 / 4 of 64 MiB at 1 ns a byte.
+    assert found[3] == (*("-", "all_reduce on cpu", "64.0 MiB", "8 devices", "131 ms", "-", "-"),)
+
+
+def test_very_many_rows_are_in_the_file_beside() -> None:
+    rows = [
+        trained(parallel, workload=f"w{number}", name=f"{number}-{parallel}")
+        for number in range(101)
+        for parallel in ("single", "ddp:2")
+    ]
+
+    scaling = describe_scaling(rows)
+
+    (grid,) = scaling_grids(scaling)
+    assert grid.title == f"{MEASURED}, without 2 rows that scaling.csv has"
+    assert len(grid.rows) == 200
+    assert len(scaling_csv(scaling).splitlines()) == 203
+
+
+def test_a_table_can_be_printed() -> None:
+    text = grid_table(scaling_grids(describe_scaling(on_two_cores()))[0])
+
+    assert text.splitlines()[0] == MEASURED
+    assert text.splitlines()[4].split() == [
+        *("weak", "lenet,", "fp32", "8", "a", "device", "ddp:2", "125", "ms", "128", "80.0", "%"),
+        *("80.0", "%", "and", "80.0", "%", "2", "and", "2", "rounds", "16.0", "%"),
+        *("1.00x", "97.1", "%", "to", "100.0", "%"),
+    ]
+
+
+# --- notes ---
+
+
+def test_shared_cores_are_told_with_the_evidence() -> None:
+    assert (
+        "4 processes on 2 cores, loader workers included: they take turns, so that their "
+        "efficiency measures the sharing of cores and not of links; forward, which talks to "
+        "nobody, takes 2.00 times as long as on one process."
+    ) in notes_of(*on_two_cores())
+
+
+def test_shared_cores_without_evidence_are_told_by_the_rule_alone() -> None:
+    rows = [trained("single", num_cores=2), trained("fsdp:4", num_cores=2)]
+
+    assert (
+        "4 processes on 2 cores, loader workers included: they take turns, so that their "
+        "efficiency measures the sharing of cores and not of links."
+    ) in notes_of(*rows)
+
+
+def test_unknown_cores_are_told() -> None:
+    rows = [trained("single", num_cores=None), trained("ddp:2", num_cores=None)]
+
+    assert ("How many cores the machine has is not known, so ranks may share them.") in notes_of(
+        *rows
+    )
+
+
+def test_the_model_is_told_with_its_source_and_what_it_rests_on() -> None:
+    (note,) = [note for note in notes_of(*on_two_cores()) if note.startswith("Cost model")]
+
+    assert note == (
+        "Cost model for cpu: t(p, n) = 2 (p - 1) alpha + 2 (p - 1) / p n beta (a ring, Thakur, "
+        "Rabenseifner and Gropp 2005; beta holds the adding too) with alpha 1.00 ms a step, beta "
+        "1.00 s a GB (1 GB/s), from 3 launches of all_reduce over 2 ranks, 4.00 KiB to 64.0 MiB. "
+        "Of measurements left out in turn, half were predicted within 0.0 %, the worst with "
+        "+0.0 %. From one number of ranks nothing says how it grows with them."
+    )
+
+
+def test_without_a_model_the_reason_is_told_and_nothing_is_estimated() -> None:
+    rows = [reduced(2, 2**20), trained("single"), trained("ddp:2")]
+
+    assert notes_of(*rows)[-1] == (
+        "No cost model for cpu: all_reduce was measured at 1 message size; parameters need 2 or "
+        "more."
+    )
+    assert [grid.title for grid in section_of(*rows).grids] == [MEASURED]
+
+
+def test_an_interval_over_rounds_says_what_it_does_not_cover() -> None:
+    rounds = notes_of(trained("single"), trained("ddp:2"))
+    launches = notes_of(
+        *(trained(mode, name=f"{mode}{n}") for mode in ("single", "ddp:2") for n in (1, 2))
+    )
+
+    assert any(note.startswith("An interval over rounds covers how") for note in rounds)
+    assert not any(note.startswith("An interval over launches") for note in rounds)
+    assert any(note.startswith("An interval over launches is Welch's") for note in launches)
+    assert not any(note.startswith("An interval over rounds") for note in launches)
+
+
+# --- charts ---
+
+
+def test_throughput_has_a_line_for_each_mode_and_the_ideal() -> None:
+    section = section_of(
+        trained("single", (0.1, 0.1)),
+        trained("ddp:2", (0.125, 0.125)),
+        trained("ddp:4", (0.2, 0.2)),
+        trained("fsdp:2", (0.16, 0.16)),
+    )
+
+    assert section.charts[0].label == (
+        "Scaling, weak: lenet, fp32, 8 a device. ddp: 80 at devices 1, 128 at devices 2, "
+        "160 at devices 4; fsdp: 80 at devices 1, 100 at devices 2; "
+        "ideal, in proportion to 1: 80 at devices 1, 320 at devices 4"
+    )
+
+
+def test_efficiency_is_drawn_with_what_the_model_says_and_estimates_are_called_so() -> None:
+    (chart,) = [one for one in section_of(*on_two_cores()).charts if "estimated" in one.label]
+
+    assert chart.label.startswith(
+        "Scaling, weak: lenet, fp32, 8 a device. ddp: 100.0 % at devices 1, "
+        "80.0 % at devices 2, 40.0 % at devices 4; ddp, estimated: nothing is hidden: "
+        "97.1 % at devices 2, "
+    )
+    # Powers of 2, since the estimates reach 1024.
+    axis = [text.content for text in chart.texts if text.content.isdigit()]
+    assert axis == ["1", "4", "16", "64", "256", "1024"]
+
+
+def test_the_model_is_drawn_over_bytes_with_what_was_measured() -> None:
+    chart = section_of(*on_two_cores()).charts[0]
+
+    lines = [part.split(":")[0] for part in chart.label.partition(". ")[2].split("; ")]
+    assert lines == [
+        "2 ranks, measured",
+        "4 ranks, measured, sharing cores",
+        "model of 2 ranks",
+        *(f"estimate for {num} ranks" for num in (8, 64, 1024)),
+    ]
+
+
+def test_the_last_tick_ends_within_its_chart() -> None:
+    chart = section_of(*on_two_cores()).charts[0]
+
+    (last,) = [text for text in chart.texts if text.content == "128 MiB"]
+    assert (last.anchor, last.x) == ("end", chart.width - 2)
+
+
+def test_without_a_model_and_a_series_there_is_no_section() -> None:
+    assert draw_scaling(describe_scaling([cell("a"), cell("b", num_workers=2)])) == ()
+
+
+# --- files ---
+
+
+def test_the_json_holds_everything_in_base_units() -> None:
+    document = json.loads(scaling_json(describe_scaling(on_two_cores())))
+
+    assert document["schema"] == 1
+    (links,) = document["links"]
+    assert links["model"] == {
+        "latency_s": pytest.approx(0.001),
+        "per_byte_s": pytest.approx(1e-9),
+    }
+    assert links["reason"] is None
+    assert [one["world_size"] for one in links["all_reduces_sharing_cores"]] == [4, 4]
+    (series,) = document["series"]
+    base, two, four = series["measured"]
+    assert base["efficiency_ratio"] is None
+    assert (two["efficiency_ratio"], two["shares_cores"]) == (pytest.approx(0.8), False)
+    assert four["shares_cores"] is True
+    assert four["by_the_model"]["num_devices"] == 4
+    assert [one["num_devices"] for one in series["estimates"]] == [8, 64, 1024]
+
+
+def test_the_json_of_a_model_that_there_is_not_has_the_reason() -> None:
+    (links,) = json.loads(scaling_json(describe_scaling([reduced(2, 2**20)])))["links"]
+
+    assert links["model"] is None
+    assert links["reason"] == (
+        "all_reduce was measured at 1 message size; parameters need 2 or more"
+    )
+
+
+def read_csv(scaling: Scaling) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(scaling_csv(scaling))))
+
+
+def test_the_csv_tells_estimates_from_measurements() -> None:
+    found = read_csv(describe_scaling(on_two_cores()))
+
+    assert [(row["num_devices"], row["is_estimate"]) for row in found] == [
+        *((num, "False") for num in ("1", "2", "4")),
+        *((num, "True") for num in ("8", "64", "1024")),
+    ]
+    assert float(found[1]["efficiency_ratio"]) == pytest.approx(0.8)
+    assert found[3]["samples_per_s"] == found[3]["efficiency_ratio"] == ""
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_name_stays_text_everywhere(name: str) -> None:
+    report = report_on(*on_two_cores(workload=name))
+
+    shown = printable(name)
+    lines = read_csv(report.scaling)
+    assert {line["cell"].removeprefix("'") for line in lines} == {
+        f"{shown}, fp32".removeprefix("'")
+    }
+    assert not any(line["cell"].startswith(("=", "+", "-", "@")) for line in lines)
+    assert json.loads(scaling_json(report.scaling))["series"][0]["cell"] == f"{shown}, fp32"
+    assert html_page(report).count("<script>") == 1
+    for text in svg_files(report):
+        ElementTree.fromstring(text.encode())
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_name_ends_no_cell_of_the_markdown(name: str) -> None:
+    text = to_markdown(report_on(*on_two_cores(workload=name)))
+
+    _, _, table = text.partition(f"<details><summary>{MEASURED}</summary>")
+    rows = table.partition("</details>")[0].split("\n")[2:-2]
+    assert len(rows) == 5
+    assert {row.replace("\\|", "").count("|") for row in rows} == {14}
+
+
+def test_the_folder_has_the_files_and_loses_those_of_an_earlier_report(tmp_path: Path) -> None:
+    write_folder(report_on(*on_two_cores()), tmp_path)
+    assert (tmp_path / "scaling.json").exists()
+    assert (tmp_path / "scaling.csv").exists()
+
+    write_folder(report_on(cell("a")), tmp_path)
+
+    assert not list(tmp_path.glob("scaling.*"))
+
+
+def test_the_page_has_the_tables_beside_the_one_that_is_sorted() -> None:
+    text = html_page(report_on(*on_two_cores()))
+
+    assert text.count('<table class="grid">') == 3
+    assert text.count("<thead>") == 1
+    assert f"<h3>{ESTIMATES}</h3>" in text
+
+
+@given(
+    batch_size=st.integers(1, 2**53) | st.floats(),
+    times_s=st.lists(st.floats(1e-9, 1e6), min_size=1, max_size=4),
+    stages=st.tuples(st.floats(), st.floats()),
+    collectives=st.integers(),
+    num_bytes=st.integers(),
+    num_cores=st.none() | st.integers(min_value=1),
+    num_workers=st.integers(min_value=0, max_value=10**4000),
+    parallel=st.sampled_from(["ddp:1", "ddp:999999999", "hsdp:999999999x999999999", "tp:3"]),
+)
+@settings(deadline=None)
+def test_no_number_in_a_file_breaks_the_report(
+    batch_size: float,
+    times_s: list[float],
+    stages: tuple[float, float],
+    collectives: int,
+    num_bytes: int,
+    num_cores: int | None,
+    num_workers: int,
+    parallel: str,
+) -> None:
+    made = record(
+        samples_per_s=batch_size / median(times_s),
+        stages_s=dict(zip(("forward", "backward"), stages, strict=True)),
+        counts={"collectives": collectives, "collective_bytes": num_bytes},
+        parallel=parallel,
+        num_workers=num_workers,
+    )
+    odd = Row(
+        name="odd",
+        step_time_s=median(times_s),
+        rounds_s=tuple(times_s),
+        record=made,
+        recipe=Recipe(**made.recipe),
+        num_cores=num_cores,
+    )
+    rows = [
+        *all_reduces(2),
+        reduced(4, num_bytes, times_s[0]),
+        odd,
+        trained("single", num_workers=num_workers, num_cores=num_cores),
+        trained("ddp:2", num_workers=num_workers, num_cores=num_cores, num_bytes=num_bytes),
+    ]
+
+    scaling = describe_scaling(rows)
+
+    (section,) = draw_scaling(scaling)
+    assert section.grids
+    assert not {"nan", "inf"} & set(re.split(r"[^a-z]+", str(section).lower()))
+    assert json.loads(scaling_json(scaling))["series"]
+    assert len(read_csv(scaling)) >= 2

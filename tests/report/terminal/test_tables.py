@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+from perfsuite.records.cell import CellLine, CellRecord, Counts, Memory, StageTimes
+from perfsuite.records.equivalence import Numerics
+from perfsuite.records.recipe import Recipe
+from perfsuite.report.rows import not_exercised_lines
+from perfsuite.report.terminal.tables import progress_line, terminal_table
+
+NO_STAGES = {"forward": None, "backward": None, "optimizer": None, "evaluation": None}
+
+
+def line(
+    stages: dict[str, float | None], *, times: tuple[float, ...] = (0.002, 0.001, 0.003)
+) -> CellLine:
+    return CellLine(
+        fullname="benchmarks/test_it.py::test_it[a]",
+        outcome="passed",
+        reason=None,
+        step_times_s=times,
+        perfsuite=CellRecord(
+            workload="lenet",
+            recipe=Recipe(parallel="ddp:2", num_workers=2).as_dict(),
+            device="cpu",
+            world_size=2,
+            exercised=True,
+            fingerprint="0123456789ab",
+            numerics=Numerics(status="equivalent", check="T0", error=0.0, limit=0.0, power="9/9"),
+            stages_s=StageTimes(**{**NO_STAGES, "load": 0.0005, "other": 0.0, **stages}),
+            counts=Counts(
+                flops=1,
+                ops=1,
+                collectives=3,
+                collective_bytes=8,
+                saved_activation_bytes=0,
+                kernel_launches=None,
+            ),
+            memory=Memory(metric="live_storage_peak", peak_bytes=2**20, per_rank=(2**20, 5)),
+            samples_per_s=16000.0,
+            losses=(1.0,),
+            verdict=None,
+        ),
+    )
+
+
+TRAINED = {"forward": 0.0005, "backward": 0.0005, "optimizer": 0.0005}
+
+
+def test_the_table_has_a_row_for_each_measured_cell_and_none_for_others() -> None:
+    skipped = CellLine(
+        fullname="b::t", outcome="skipped", reason="no GPU", step_times_s=(), perfsuite=None
+    )
+
+    table = terminal_table([line(TRAINED), skipped])
+
+    header, _, *rows = table.splitlines()
+    titles = (
+        "workload parallel precision checkpointing numerics workers step spread samples/s load "
+        "peak memory"
+    )
+    values = "lenet ddp:2 fp32 none equivalent 2 2.00 ms ± 74.1 % 16.0 k 25.0 % 1.00 MiB 3"
+    assert " ".join(header.split()) == f"{titles} collectives"
+    assert [" ".join(row.split()) for row in rows] == [values]
+    assert not_exercised_lines([line(TRAINED), skipped]) == ["NOT EXERCISED b::t: no GPU"]
+
+
+def test_evaluating_and_loading_are_told_from_training() -> None:
+    table = terminal_table([line({"evaluation": 0.001}), line({})])
+
+    assert [row.split("  ")[0].strip() for row in table.splitlines()[2:]] == [
+        "lenet, evaluated",
+        "lenet, loaded",
+    ]
+
+
+def test_a_cell_that_ended_gets_one_line_however_it_ended() -> None:
+    failed = CellLine(
+        fullname="b::t", outcome="failed", reason="boom\n  more", step_times_s=(), perfsuite=None
+    )
+
+    assert progress_line(line(TRAINED)) == (
+        "benchmarks/test_it.py::test_it[a]: 2.00 ms ± 74.1 % a step, 16.0 k samples/s"
+    )
+    assert progress_line(failed) == "b::t: failed: boom"
+
+
+def test_hostile_names_are_shown_as_they_are() -> None:
+    cell = line(TRAINED)
+    assert cell.perfsuite is not None
+    hostile = CellLine(
+        fullname=cell.fullname,
+        outcome="passed",
+        reason=None,
+        step_times_s=(0.0,),
+        perfsuite=CellRecord(
+            **{
+                name: getattr(cell.perfsuite, name)
+                for name in cell.perfsuite.__struct_fields__
+                if name != "workload"
+            },
+            workload="[bold]x[/nonsense]",
+        ),
+    )
+
+    assert "[bold]x[/nonsense]" in terminal_table([hostile])

@@ -1,0 +1,64 @@
+"""Pairs of launches of suites of a few lines, each arm in a tree of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from perfsuite.gate.arms.arm import Arm, Launch, PairPlan
+from perfsuite.gate.arms.launch import run_pair
+
+# No plugin that these suites have no use for: a launch begins in a third of the time.
+ARGUMENTS = (
+    *("-p", "no:perfsuite", "-p", "no:hypothesispytest"),
+    *("--benchmark-min-time=0.0001", "--benchmark-max-time=0.001", "--benchmark-min-rounds=3"),
+)
+
+
+def make_arms(folder: Path, suite: str, *arguments: str, ini: str = "[pytest]\n") -> list[Arm]:
+    """Both arms, each with a tree of its own that holds the suite."""
+    arms = []
+    for name in ("base", "head"):
+        tree = folder / name
+        tree.mkdir()
+        (tree / "test_cells.py").write_text(suite)
+        (tree / "pytest.ini").write_text(ini)
+        arms.append(
+            Arm(
+                name=name,
+                tree=tree,
+                import_roots=(tree / "first", tree),
+                pytest_arguments=(*ARGUMENTS, *arguments),
+                environment={"OWN": name, "PYTHONPATH": "own"} if name == "base" else {},
+            )
+        )
+    return arms
+
+
+def pair(
+    arms: Sequence[Arm], names: Sequence[str] | None = None, **changes: Any
+) -> dict[str, Launch]:
+    """One pair over the named cells, over all that the first arm has where none is named."""
+    plan = {"number": 1, "first": "head", "hash_seed": 7, "core": 0, "timeout_s": 60.0}
+    with tempfile.TemporaryDirectory() as scratch:
+        return run_pair(
+            arms,
+            PairPlan(**(plan | changes)),
+            choose=lambda suites: list(suites[arms[0].name].cells) if names is None else names,
+            scratch=Path(scratch),
+        )
+
+
+def outcomes(launch: Launch) -> dict[str, str]:
+    return {name.partition("::")[2]: run.outcome for name, run in launch.cells.items()}
+
+
+def is_alive(process_id: int) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return psutil.Process(process_id).status() != psutil.STATUS_ZOMBIE
+    return False

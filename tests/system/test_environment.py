@@ -1,0 +1,105 @@
+"""The environment of a whole session, told without torch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import pytest
+
+from perfsuite.system import environment
+from perfsuite.system.environment import cpu_model, describe_host, speed_variables
+from perfsuite.system.gpus import GpuFacts
+
+A100 = GpuFacts(
+    name="NVIDIA A100",
+    uuid="GPU-1",
+    memory_bytes=40 * 2**30,
+    compute_capability=(8, 0),
+    power_limit_w=400.0,
+    is_mig=True,
+)
+
+
+def test_a_host_names_what_a_session_runs_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment, "visible_gpus", lambda environ: [A100])
+    monkeypatch.setattr(environment, "driver_version", lambda: "580.65")
+
+    found = describe_host({"OMP_NUM_THREADS": "2", "HOME": "/root"}, 4)
+
+    assert found.accelerators == ("NVIDIA A100, 40.0 GiB, 400 W, MIG on",)
+    assert found.driver == "580.65"
+    assert found.num_cores == 4
+    assert found.python == "{}.{}".format(*sys.version_info)
+    assert found.torch == version("torch")
+    assert found.knobs == {"numpy": version("numpy"), "OMP_NUM_THREADS": "2"}
+
+
+def test_a_package_that_is_not_installed_is_named_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def not_found(package: str) -> str:
+        raise PackageNotFoundError(package)
+
+    monkeypatch.setattr(environment, "version", not_found)
+
+    found = describe_host({}, 1)
+
+    assert (found.torch, found.knobs) == ("not installed", {"numpy": "not installed"})
+
+
+@pytest.mark.parametrize(
+    ("environ", "num_cores", "is_same"),
+    [
+        ({}, 2, True),
+        ({"HOME": "/elsewhere"}, 2, True),
+        ({"KMP_INIT_AT_FORK": "FALSE", "KMP_DUPLICATE_LIB_OK": "True"}, 2, True),
+        ({"GLOO_SOCKET_IFNAME": "lo"}, 2, True),
+        ({"GLOO_SOCKET_IFNAME": "eth0"}, 2, False),
+        ({"OMP_NUM_THREADS": "1"}, 2, False),
+        ({}, 4, False),
+    ],
+)
+def test_the_fingerprint_changes_with_what_changes_a_speed(
+    environ: dict[str, str], num_cores: int, is_same: bool
+) -> None:
+    here = describe_host({}, 2).fingerprint
+
+    assert (describe_host(environ, num_cores).fingerprint == here) is is_same
+
+
+def test_variables_come_in_the_order_of_their_names() -> None:
+    assert list(speed_variables({"OMP_NUM_THREADS": "1", "NCCL_ALGO": "Ring"})) == [
+        "NCCL_ALGO",
+        "OMP_NUM_THREADS",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "expected"),
+    [
+        ("processor\t: 0\nmodel name\t: AMD EPYC 9654\nmodel name\t: other\n", "AMD EPYC 9654"),
+        ("processor\t: 0\nCPU part\t: 0xd40\n", "aarch64"),
+    ],
+)
+def test_the_cpu_is_named_by_its_model_or_else_by_the_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cpuinfo: str, expected: str
+) -> None:
+    monkeypatch.setattr(environment.platform, "machine", lambda: "aarch64")
+    path = tmp_path / "cpuinfo"
+    path.write_text(cpuinfo)
+
+    assert cpu_model(path) == expected
+
+
+def test_describing_the_host_imports_no_torch() -> None:
+    script = (
+        "import sys\n"
+        "from perfsuite.system.environment import describe_host\n"
+        "describe_host({}, 1)\n"
+        "print(sorted({'torch', 'numpy'} & set(sys.modules)))"
+    )
+
+    ended = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True)
+
+    assert ended.stdout == b"[]\n"

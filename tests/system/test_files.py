@@ -1,0 +1,231 @@
+"""Files are whole or as they were: on a full disk, after a crash, at a bad path."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import resource
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from perfsuite.errors import WriteError
+from perfsuite.system.files import append_line, check_writable, remove_file, write_atomically
+
+_SIZE_LIMIT = 4096
+
+
+@contextmanager
+def files_of_at_most(num_bytes: int) -> Iterator[None]:
+    """The kernel refuses to make any file of this process longer, as a full disk would."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    previous = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, previous)
+
+
+def exit_code_of(child: Callable[[], None]) -> int | None:
+    """Run a function in a process that may crash, and return how it ended."""
+    process = multiprocessing.get_context("fork").Process(target=child)
+    process.start()
+    process.join()
+    return process.exitcode
+
+
+def names_in(folder: Path) -> list[str]:
+    return [path.name for path in folder.iterdir()]
+
+
+# --- write_atomically ---
+
+
+def test_a_file_and_its_folders_are_made(tmp_path: Path) -> None:
+    path = tmp_path / "results" / "deep" / "run.json"
+
+    write_atomically(path, b"{}")
+
+    assert path.read_bytes() == b"{}"
+    assert path.stat().st_mode & 0o777 == 0o644
+    assert names_in(path.parent) == ["run.json"]
+
+
+def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    path.write_bytes(b"a longer text than the new one")
+
+    write_atomically(path, b"new")
+
+    assert path.read_bytes() == b"new"
+
+
+def test_a_full_disk_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    path.write_bytes(b"old")
+
+    with files_of_at_most(_SIZE_LIMIT), pytest.raises(WriteError) as failure:
+        write_atomically(path, b"x" * (_SIZE_LIMIT + 1))
+
+    assert str(failure.value) == f"cannot write {path}: File too large"
+    assert path.read_bytes() == b"old"
+    assert names_in(tmp_path) == ["run.json"]
+
+
+def test_a_crash_before_the_rename_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    path.write_bytes(b"old")
+
+    def crash_while_renaming() -> None:
+        Path.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment]
+        write_atomically(path, b"new")
+
+    assert exit_code_of(crash_while_renaming) == -signal.SIGKILL
+    assert path.read_bytes() == b"old"
+
+
+def test_an_interrupted_write_leaves_the_old_file_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "run.json"
+    path.write_bytes(b"old")
+
+    def interrupt(_: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "fsync", interrupt)
+
+    with pytest.raises(KeyboardInterrupt):
+        write_atomically(path, b"new")
+
+    assert path.read_bytes() == b"old"
+    assert names_in(tmp_path) == ["run.json"]
+
+
+def test_a_folder_that_cannot_be_synced_is_an_error_of_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: Path) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("perfsuite.system.files.sync_folder", refuse)
+
+    with pytest.raises(WriteError) as failure:
+        write_atomically(tmp_path / "run.json", b"{}")
+
+    assert str(failure.value) == f"cannot write {tmp_path}/run.json: Permission denied"
+
+
+def test_a_folder_that_is_a_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "results").write_text("")
+    path = tmp_path / "results" / "run.json"
+
+    with pytest.raises(WriteError) as failure:
+        write_atomically(path, b"{}")
+
+    assert str(failure.value) == f"cannot write {path}: File exists"
+
+
+def test_a_path_that_is_a_folder_is_named_and_nothing_stays_beside_it(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    path.mkdir()
+
+    with pytest.raises(WriteError) as failure:
+        write_atomically(path, b"{}")
+
+    assert str(failure.value) == f"cannot write {path}: Is a directory"
+    assert names_in(tmp_path) == ["run.json"]
+
+
+# --- append_line ---
+
+
+def test_lines_are_appended_in_order(tmp_path: Path) -> None:
+    path = tmp_path / "results" / "cells.jsonl"
+
+    append_line(path, b"one")
+    append_line(path, b"two")
+
+    assert path.read_bytes() == b"one\ntwo\n"
+
+
+def test_a_line_that_does_not_fit_is_taken_back(tmp_path: Path) -> None:
+    path = tmp_path / "cells.jsonl"
+    append_line(path, b"x" * 4000)
+
+    with files_of_at_most(_SIZE_LIMIT), pytest.raises(WriteError) as failure:
+        append_line(path, b"y" * 200)
+
+    assert str(failure.value) == f"cannot append to {path}: No space left on device"
+    assert path.read_bytes() == b"x" * 4000 + b"\n"
+
+
+def test_a_line_of_which_nothing_fits_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "cells.jsonl"
+    append_line(path, b"x" * (_SIZE_LIMIT - 1))
+
+    with files_of_at_most(_SIZE_LIMIT), pytest.raises(WriteError) as failure:
+        append_line(path, b"y")
+
+    assert str(failure.value) == f"cannot append to {path}: File too large"
+    assert path.stat().st_size == _SIZE_LIMIT
+
+
+def test_a_device_without_room_is_named() -> None:
+    with pytest.raises(WriteError) as failure:
+        append_line(Path("/dev/full"), b"line")
+
+    assert str(failure.value) == "cannot append to /dev/full: No space left on device"
+
+
+# --- check_writable ---
+
+
+def test_what_can_be_written_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "gate.json"
+    path.write_text("{}")
+
+    check_writable(path, None, tmp_path / "new" / "gate.md")
+
+    assert path.read_text() == "{}"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"), [("folder", "Is a directory"), ("file/gate.json", "File exists")]
+)
+def test_what_cannot_be_written_is_refused_beforehand(
+    tmp_path: Path, name: str, reason: str
+) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").write_text("")
+
+    with pytest.raises(WriteError) as failure:
+        check_writable(tmp_path / name)
+
+    assert str(failure.value) == f"cannot write {tmp_path / name}: {reason}"
+
+
+# --- remove_file ---
+
+
+def test_a_file_is_removed_and_a_missing_one_is_fine(tmp_path: Path) -> None:
+    path = tmp_path / "cells.jsonl"
+    path.write_text("line\n")
+
+    remove_file(path)
+    remove_file(path)
+
+    assert not path.exists()
+
+
+def test_a_folder_in_the_place_of_a_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(WriteError) as failure:
+        remove_file(tmp_path)
+
+    assert str(failure.value) == f"cannot remove {tmp_path}: Is a directory"

@@ -1,0 +1,175 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from perfsuite.errors import DeviceError
+from perfsuite.system import gpus
+from perfsuite.system.gpus import GpuFacts, driver_version, visible_gpus
+
+
+class FakeNvml:
+    """NVML with GPUs that are dicts; the last one has a MIG instance."""
+
+    NVML_DEVICE_MIG_ENABLE = 1
+
+    class NVMLError(Exception):
+        pass
+
+    class NVMLError_NotSupported(NVMLError):  # noqa: N801, N818
+        pass
+
+    class NVMLError_NoPermission(NVMLError):  # noqa: N801, N818
+        pass
+
+    def __init__(self, is_there=True):
+        self.is_there = is_there
+        self.num_open = 0
+        self.gpus = [
+            {"uuid": "GPU-aa11", "name": "NVIDIA A100", "memory": 40, "capability": (8, 0)},
+            {"uuid": "GPU-aa22", "name": "NVIDIA H100", "memory": 80, "capability": (9, 0)},
+            {"uuid": "GPU-bb33", "name": "NVIDIA T4", "memory": 15, "capability": (7, 5)},
+        ]
+        self.gpus[0] |= {"limit_mw": 400_000, "mig": (0, 0)}
+        self.gpus[1] |= {"limit_mw": 700_000, "mig": (1, 1)}
+        parent = self.gpus[1]
+        self.instance = {"uuid": "MIG-cc44", "name": "NVIDIA H100 MIG 1g.10gb", "memory": 10}
+        self.instance["parent"] = parent
+
+    def nvmlInit(self):  # noqa: N802
+        if not self.is_there:
+            raise self.NVMLError("NVML Shared Library Not Found")
+        self.num_open += 1
+
+    def nvmlShutdown(self):  # noqa: N802
+        self.num_open -= 1
+
+    def nvmlSystemGetDriverVersion(self):  # noqa: N802
+        return "580.65"
+
+    def nvmlDeviceGetCount(self):  # noqa: N802
+        return len(self.gpus)
+
+    def nvmlDeviceGetHandleByIndex(self, index):  # noqa: N802
+        return self.gpus[index]
+
+    def nvmlDeviceGetHandleByUUID(self, uuid):  # noqa: N802
+        if uuid != self.instance["uuid"]:
+            raise self.NVMLError("Not Found")
+        return self.instance
+
+    def nvmlDeviceGetDeviceHandleFromMigDeviceHandle(self, handle):  # noqa: N802
+        return handle["parent"]
+
+    def nvmlDeviceGetUUID(self, handle):  # noqa: N802
+        return handle["uuid"]
+
+    def nvmlDeviceGetName(self, handle):  # noqa: N802
+        return handle["name"]
+
+    def nvmlDeviceGetMemoryInfo(self, handle):  # noqa: N802
+        return SimpleNamespace(total=handle["memory"])
+
+    def nvmlDeviceGetCudaComputeCapability(self, handle):  # noqa: N802
+        return handle["capability"]
+
+    def nvmlDeviceGetEnforcedPowerLimit(self, handle):  # noqa: N802
+        return self._supported(handle, "limit_mw")
+
+    def nvmlDeviceGetMigMode(self, handle):  # noqa: N802
+        return self._supported(handle, "mig")
+
+    def _supported(self, handle, key):
+        if key not in handle:
+            raise self.NVMLError_NotSupported("Not Supported")
+        return handle[key]
+
+
+@pytest.fixture
+def nvml(monkeypatch):
+    fake = FakeNvml()
+    monkeypatch.setattr(gpus, "pynvml", fake)
+    return fake
+
+
+@pytest.mark.parametrize(
+    ("chosen", "expected"),
+    [
+        (None, ["GPU-aa11", "GPU-aa22", "GPU-bb33"]),
+        ("", []),
+        ("-1", []),
+        ("2,0", ["GPU-bb33", "GPU-aa11"]),
+        (" 1 , 0", ["GPU-aa22", "GPU-aa11"]),
+        ("0,-1,1", ["GPU-aa11"]),
+        ("0,7,1", ["GPU-aa11"]),
+        ("1,1", []),
+        ("GPU-aa22,GPU-bb33", ["GPU-aa22", "GPU-bb33"]),
+        ("GPU-b", ["GPU-bb33"]),
+        ("GPU-aa", []),
+        ("gpu0", []),
+        ("MIG-cc44", ["MIG-cc44"]),
+        ("MIG-none", []),
+    ],
+)
+def test_the_visible_gpus_are_those_that_cuda_would_show(nvml, chosen, expected):
+    environ = {} if chosen is None else {"CUDA_VISIBLE_DEVICES": chosen}
+
+    assert [gpu.uuid for gpu in visible_gpus(environ)] == expected
+    assert nvml.num_open == 0
+
+
+def test_a_gpu_is_described_by_what_nvml_knows_of_it(nvml):
+    first, second, third = visible_gpus({})
+
+    assert first == GpuFacts(
+        name="NVIDIA A100",
+        uuid="GPU-aa11",
+        memory_bytes=40,
+        compute_capability=(8, 0),
+        power_limit_w=400.0,
+        is_mig=False,
+    )
+    assert second.is_mig is True
+    assert (third.power_limit_w, third.is_mig) == (None, None)
+
+
+def test_a_mig_instance_takes_from_its_gpu_what_it_has_not_itself(nvml):
+    [instance] = visible_gpus({"CUDA_VISIBLE_DEVICES": "MIG-cc44"})
+
+    assert instance == GpuFacts(
+        name="NVIDIA H100 MIG 1g.10gb",
+        uuid="MIG-cc44",
+        memory_bytes=10,
+        compute_capability=(9, 0),
+        power_limit_w=700.0,
+        is_mig=True,
+    )
+
+
+def test_a_machine_without_nvml_has_no_gpus(nvml):
+    nvml.is_there = False
+
+    assert visible_gpus({}) == []
+    assert driver_version() is None
+
+
+def test_a_gpu_that_fell_off_the_bus_is_told_and_nvml_let_go(nvml, monkeypatch):
+    def lose(_):
+        raise nvml.NVMLError("GPU is lost")
+
+    monkeypatch.setattr(nvml, "nvmlDeviceGetHandleByIndex", lose)
+
+    with pytest.raises(DeviceError) as lost:
+        visible_gpus({})
+
+    assert str(lost.value) == (
+        "a GPU does not answer: GPU is lost (NVML); look for Xid in the kernel's log (dmesg), and "
+        "reset the GPU or restart the machine"
+    )
+    assert nvml.num_open == 0
+
+
+def test_the_driver_is_named(nvml):
+    assert driver_version() == "580.65"
+    assert nvml.num_open == 0

@@ -1,0 +1,158 @@
+"""The machine-wide lock, with a second session in a process of its own."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import pytest
+
+from perfsuite.errors import BusyMachineError, WriteError
+from perfsuite.system.timing_lock import TimingLock
+
+_FORK = multiprocessing.get_context("fork")
+
+
+def hold(folder: Path, pipe: Connection) -> None:
+    lock = TimingLock(wait_s=0, say=print, folder=folder)
+    lock.acquire()
+    pipe.send("held")
+    pipe.recv()
+    lock.release()
+
+
+class Other:
+    """A session in another process that holds the lock until told to end."""
+
+    def __init__(self, folder: Path) -> None:
+        self._pipe, theirs = _FORK.Pipe()
+        self.process = _FORK.Process(target=hold, args=(folder, theirs))
+        self.process.start()
+        assert self._pipe.poll(10)
+        assert self._pipe.recv() == "held"
+
+    def end(self) -> None:
+        if self.process.is_alive():
+            self._pipe.send("end")
+            self.process.join()
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.join()
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Iterator[Other]:
+    session = Other(tmp_path)
+    yield session
+    session.end()
+
+
+def test_a_free_machine_is_taken_at_once_and_again_without_a_word(tmp_path: Path) -> None:
+    said: list[str] = []
+    lock = TimingLock(wait_s=0, say=said.append, folder=tmp_path)
+
+    lock.acquire()
+    lock.acquire()
+
+    assert said == []
+    lock.release()
+
+
+def test_a_second_session_waits_and_says_who_holds_the_machine(
+    tmp_path: Path, other: Other
+) -> None:
+    said: list[str] = []
+
+    def say(line: str) -> None:
+        said.append(line)
+        other.end()
+
+    lock = TimingLock(wait_s=10, say=say, folder=tmp_path)
+    lock.acquire()
+
+    assert said == [
+        f"perfsuite: another timing session (process {other.process.pid}) holds this machine; "
+        "waiting for it (--perf-wait=0 would not)"
+    ]
+    assert (tmp_path / f"perfsuite-{os.getuid()}.holder").read_text() == str(os.getpid())
+    lock.release()
+
+
+def test_a_second_session_that_may_not_wait_is_refused(tmp_path: Path, other: Other) -> None:
+    said: list[str] = []
+
+    with pytest.raises(BusyMachineError) as refused:
+        TimingLock(wait_s=0, say=said.append, folder=tmp_path).acquire()
+
+    assert str(refused.value) == (
+        f"another timing session (process {other.process.pid}) holds this machine, "
+        "and --perf-wait=0 does not wait; run again when it has ended"
+    )
+    assert said == []
+
+
+def test_waiting_ends_after_the_time_that_was_given(tmp_path: Path, other: Other) -> None:
+    with pytest.raises(BusyMachineError) as refused:
+        TimingLock(wait_s=0.01, say=print, folder=tmp_path).acquire()
+
+    assert str(refused.value) == (
+        f"another timing session (process {other.process.pid}) holds this machine, "
+        "still after 0.01 s (--perf-wait); run again when it has ended"
+    )
+
+
+def test_a_killed_session_no_longer_holds_the_machine(tmp_path: Path, other: Other) -> None:
+    other.kill()
+
+    lock = TimingLock(wait_s=0, say=print, folder=tmp_path)
+    lock.acquire()
+
+    lock.release()
+
+
+def test_a_released_machine_can_be_taken_by_the_next_session(tmp_path: Path) -> None:
+    first = TimingLock(wait_s=0, say=print, folder=tmp_path)
+    first.acquire()
+    first.release()
+
+    next_session = Other(tmp_path)
+
+    assert next_session.process.is_alive()
+    next_session.end()
+
+
+def test_letting_go_of_a_machine_that_is_not_held_is_harmless(tmp_path: Path, other: Other) -> None:
+    lock = TimingLock(wait_s=0, say=print, folder=tmp_path)
+
+    lock.release()
+
+    with pytest.raises(BusyMachineError):
+        lock.acquire()
+
+
+def test_a_lock_that_cannot_be_made_names_its_path(tmp_path: Path) -> None:
+    folder = tmp_path / "file"
+    folder.write_text("")
+
+    with pytest.raises(WriteError) as failure:
+        TimingLock(wait_s=0, say=print, folder=folder).acquire()
+
+    assert str(failure.value) == f"cannot lock {folder}/perfsuite-{os.getuid()}.lock: File exists"
+
+
+def test_a_session_that_cannot_leave_its_name_does_not_keep_the_machine(tmp_path: Path) -> None:
+    (tmp_path / f"perfsuite-{os.getuid()}.holder").mkdir()
+    lock = TimingLock(wait_s=0, say=print, folder=tmp_path)
+
+    with pytest.raises(WriteError) as failure:
+        lock.acquire()
+
+    assert str(failure.value) == (
+        f"cannot write {tmp_path}/perfsuite-{os.getuid()}.holder: Is a directory"
+    )
+    (tmp_path / f"perfsuite-{os.getuid()}.holder").rmdir()
+    Other(tmp_path).end()

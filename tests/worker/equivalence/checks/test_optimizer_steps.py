@@ -1,0 +1,404 @@
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.optim import Optimizer
+from torch.utils.data import TensorDataset
+
+from perfsuite import Recipe, Workload
+from perfsuite.records.equivalence import Finding
+from perfsuite.worker.equivalence.case import Case
+from perfsuite.worker.equivalence.checks.optimizer_steps import check_updates
+from perfsuite.worker.equivalence.proof import Proof
+from perfsuite.worker.equivalence.trace.recording import record_run
+from perfsuite.worker.equivalence.trace.trace import Step, Trace, Weights, join_traces
+from perfsuite.worker.training.build import build_trainer
+from perfsuite.worker.training.trainer import Trainer
+
+# torch says so itself when it builds Adagrad's sparse step.
+pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+
+CPU = torch.device("cpu")
+SEED = 5
+U32 = 2.0**-23  # the epsilon of float32
+STEP_CAUSE = (
+    "the optimizer's step does not follow from the gradients: stale master weights, gradients "
+    "clipped before they are unscaled, or state that another process shares"
+)
+STAYS = "the weights stay as they are"
+NOT_CLIPPED = "the gradients are not clipped"
+CLIPPED_EARLY = "the gradients are clipped before they are unscaled"
+
+
+def perceptron() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+
+
+class Words(nn.Module):
+    """An embedding with a sparse gradient, in which words occur more than once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(20, 3, sparse=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.embedding((8 * x.abs()).long() % 20).mean(1)
+
+
+def sgd(parameters: Iterator[nn.Parameter]) -> Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9, weight_decay=0.01)
+
+
+def workload(**fields: Any) -> Workload:
+    defaults: dict[str, Any] = {
+        "name": "updated",
+        "build_model": perceptron,
+        "build_dataset": lambda split: TensorDataset(torch.zeros(4, 6), torch.zeros(4)),
+        "loss": functional.cross_entropy,
+        "build_optimizer": sgd,
+    }
+    return Workload(**{**defaults, **fields})
+
+
+def batches() -> Iterator[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(8)
+    while True:
+        yield torch.randn(4, 6, generator=generator), torch.arange(4) % 3
+
+
+def record(
+    trained: Workload, recipe: Recipe, break_trainer: Callable[[Trainer], None] | None = None
+) -> Trace:
+    trainer = build_trainer(trained, recipe, device=CPU, seed=SEED)
+    if break_trainer is not None:
+        break_trainer(trainer)
+    trace = record_run(
+        trainer, batches(), indices=[], num_steps=3, counts_work=False, on_step=lambda: None
+    )
+    return join_traces([trace])
+
+
+def gather(trained: Workload, recipe: Recipe, trace: Trace | None = None) -> Proof:
+    case = Case(
+        workload=trained,
+        recipe=recipe,
+        device=CPU,
+        seed=SEED,
+        num_steps=3,
+        trace=trace or record(trained, recipe),
+        twin=None,
+        on_step=lambda: None,
+    )
+    proof = Proof(check="T0")
+    check_updates(case, proof)
+    return proof
+
+
+def check(trained: Workload, recipe: Recipe, trace: Trace | None = None) -> Finding:
+    return gather(trained, recipe, trace).conclude()
+
+
+OPTIMIZERS: dict[str, Callable[[Any], Optimizer]] = {
+    "sgd": sgd,
+    "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=0.01, amsgrad=True),
+    "rmsprop": lambda parameters: torch.optim.RMSprop(parameters, lr=0.01, momentum=0.9),
+    "adagrad": lambda parameters: torch.optim.Adagrad(parameters, lr=0.1),
+}
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        Recipe(),
+        Recipe(clip_grad_norm=0.1, grad_accumulation_steps=2),
+        Recipe(precision="amp-fp16", clip_grad_norm=0.1),
+        Recipe(precision="O2"),
+        Recipe(precision="bf16"),
+    ],
+    ids=["plain", "clipped", "amp", "masters", "bf16"],
+)
+def test_every_optimizer_steps_again_bit_by_bit(optimizer: str, recipe: Recipe) -> None:
+    finding = check(workload(build_optimizer=OPTIMIZERS[optimizer]), recipe)
+
+    assert (finding.status, finding.reason) == ("equivalent", "equal bit for bit")
+    assert (finding.error, finding.limit) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "planted"),
+    [
+        (Recipe(), [STAYS]),
+        (Recipe(clip_grad_norm=1e6), [STAYS]),
+        (Recipe(clip_grad_norm=0.1), [STAYS, NOT_CLIPPED]),
+        (Recipe(precision="amp-bf16", clip_grad_norm=0.1), [STAYS, NOT_CLIPPED]),
+        (Recipe(precision="amp-fp16", clip_grad_norm=1e3), [STAYS]),
+        (Recipe(precision="amp-fp16", clip_grad_norm=0.1), [STAYS, NOT_CLIPPED, CLIPPED_EARLY]),
+        (Recipe(precision="O2", clip_grad_norm=0.1), [STAYS, NOT_CLIPPED, CLIPPED_EARLY]),
+    ],
+)
+def test_the_bugs_that_the_recipe_can_have_are_planted_and_found(
+    recipe: Recipe, planted: list[str]
+) -> None:
+    finding = check(workload(), recipe)
+
+    assert [bug.bug for bug in finding.planted] == planted
+    assert all(bug.is_flagged for bug in finding.planted)
+
+
+def test_weights_before_the_first_step_are_compared_as_well() -> None:
+    proof = gather(workload(), Recipe())
+
+    assert [(one.what, one.step) for one in proof.evidence if one.name is None] == [
+        ("parameter", 0),
+        ("parameter", 1),
+        ("parameter", 2),
+        ("parameter", 3),
+    ]
+
+
+def test_a_run_that_starts_from_other_weights_is_seen() -> None:
+    trained = workload()
+    trace = record(trained, Recipe())
+    start = Weights(
+        parameters={**trace.start.parameters, "2.bias": trace.start.parameters["2.bias"] * 1.25},
+        buffers={},
+    )
+
+    finding = check(trained, Recipe(), dataclasses.replace(trace, start=start))
+
+    assert (finding.status, finding.error) == ("mismatch", pytest.approx(0.25))
+    assert finding.reason == (
+        "the parameter of '2.bias' differs at step 0 by 2.5e-01, where equal bits are due "
+        "(bit for bit); likeliest cause: the run does not start from the weights that build_model "
+        "gives under its seed: are they drawn from a generator of their own?"
+    )
+
+
+def with_step(trace: Trace, index: int, **fields: Any) -> Trace:
+    steps: list[Step] = [*trace.steps]
+    steps[index] = dataclasses.replace(steps[index], **fields)
+    return dataclasses.replace(trace, steps=steps)
+
+
+def test_one_bit_of_one_parameter_is_seen_at_its_step() -> None:
+    trace = record(workload(), Recipe())
+    parameters = dict(trace.steps[1].after.parameters)
+    parameters["2.weight"] = parameters["2.weight"].clone()
+    parameters["2.weight"][1, 3] *= 1 + 2 * U32
+    moved = with_step(trace, 1, after=Weights(parameters=parameters, buffers={}))
+
+    finding = check(workload(), Recipe(), moved)
+
+    assert finding.error is not None
+    assert 0 < finding.error < 1e-4
+    assert finding.reason.startswith("the parameter of '2.weight' differs at step 2 by ")
+    assert finding.reason.endswith(f"likeliest cause: {STEP_CAUSE}")
+
+
+def test_an_error_is_told_in_units_of_what_the_step_moves() -> None:
+    trained = workload(build_optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.125))
+    trace = record(trained, Recipe())
+    moved = {
+        name: after + (after - trace.steps[0].before.parameters[name])
+        for name, after in trace.steps[0].after.parameters.items()
+    }
+    twice = with_step(trace, 0, after=Weights(parameters=moved, buffers={}))
+
+    finding = check(trained, Recipe(), twice)
+
+    # Stepped twice as far: an error as large as the step.
+    assert finding.error == pytest.approx(1.0, rel=1e-5)
+
+
+def leave_masters_alone(trainer: Trainer) -> None:
+    """Let the model keep its rounded weights while the masters go on."""
+    inner_step = trainer.optimizer.inner.step  # type: ignore[attr-defined]
+    trainer.optimizer.step = inner_step  # type: ignore[method-assign]
+
+
+def unscale_late(trainer: Trainer) -> None:
+    """Let clipping see the gradients while they are scaled; the step unscales them after it."""
+    unscale, calls = trainer.scaler.unscale_, itertools.count()
+
+    def every_second_time(optimizer: Optimizer) -> None:
+        if next(calls) % 2:
+            unscale(optimizer)
+
+    trainer.scaler.unscale_ = every_second_time  # type: ignore[method-assign]
+
+
+def ignore_momentum(trainer: Trainer) -> None:
+    step = trainer.optimizer.step
+
+    def forgetful(closure: Any = None) -> Any:
+        trainer.optimizer.state.clear()
+        return step(closure)
+
+    trainer.optimizer.step = forgetful  # type: ignore[method-assign]
+
+
+def double_learning_rate(trainer: Trainer) -> None:
+    for group in trainer.optimizer.param_groups:
+        group["lr"] *= 2
+
+
+@pytest.mark.parametrize(
+    ("break_trainer", "recipe", "step"),
+    [
+        (leave_masters_alone, Recipe(precision="O2"), 1),
+        (unscale_late, Recipe(precision="amp-fp16", clip_grad_norm=0.1), 1),
+        (double_learning_rate, Recipe(), 1),
+        (ignore_momentum, Recipe(), 2),
+    ],
+)
+def test_an_optimizer_that_steps_otherwise_is_seen(
+    break_trainer: Callable[[Trainer], None], recipe: Recipe, step: int
+) -> None:
+    finding = check(workload(), recipe, record(workload(), recipe, break_trainer))
+
+    assert finding.status == "mismatch"
+    assert f" differs at step {step} by " in finding.reason
+    assert finding.reason.endswith(f"likeliest cause: {STEP_CAUSE}")
+
+
+def test_gradients_that_are_not_clipped_are_seen() -> None:
+    finding = check(workload(), Recipe(clip_grad_norm=0.1), record(workload(), Recipe()))
+
+    assert (finding.status, " differs at step 1 by " in finding.reason) == ("mismatch", True)
+
+
+def test_an_optimizer_that_does_not_move_shows_nothing() -> None:
+    still = workload(build_optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.0))
+
+    finding = check(still, Recipe())
+
+    assert (finding.status, finding.power) == ("no power", "0/1")
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "adagrad"])
+@pytest.mark.parametrize("precision", ["O2", "bf16"])
+def test_a_step_that_hardly_depends_on_the_gradients_length_is_no_lack_of_power(
+    optimizer: str, precision: str
+) -> None:
+    trained = workload(build_optimizer=OPTIMIZERS[optimizer])
+
+    finding = check(trained, Recipe(precision=precision, clip_grad_norm=0.1))
+
+    assert (finding.status, finding.reason) == ("equivalent", "equal bit for bit")
+    assert STAYS in [bug.bug for bug in finding.planted]
+
+
+def test_weights_that_are_not_finite_are_a_mismatch() -> None:
+    trained = workload(build_optimizer=lambda parameters: torch.optim.SGD(parameters, lr=1e38))
+
+    finding = check(trained, Recipe())
+
+    assert (finding.status, finding.error) == ("mismatch", math.inf)
+
+
+def test_a_step_after_a_skipped_one_starts_from_where_it_left_the_weights() -> None:
+    trained = workload()
+    recipe = Recipe(precision="amp-fp16")
+    trainer = build_trainer(trained, recipe, device=CPU, seed=SEED)
+    good = batches()
+    overflowing = (torch.full((4, 6), float("inf")), torch.arange(4) % 3)
+    mixed = iter([next(good), overflowing, next(good), overflowing, next(good)])
+    recorded = record_run(
+        trainer, mixed, indices=[], num_steps=3, counts_work=False, on_step=lambda: None
+    )
+
+    finding = check(trained, recipe, join_traces([recorded]))
+
+    assert recorded.num_skipped == 2
+    assert (finding.status, finding.reason) == ("equivalent", "equal bit for bit")
+
+
+def norm(tensors: dict[str, Tensor]) -> float:
+    return math.sqrt(sum(float(tensor.double().square().sum()) for tensor in tensors.values()))
+
+
+def size_over_step(step: Step) -> float:
+    """|p| / |D| of a step."""
+    after, before = step.after.parameters, step.before.parameters
+    return norm(after) / norm({name: after[name].double() - before[name] for name in after})
+
+
+@pytest.mark.parametrize("parallel", ["fsdp:4", "tp:4", "pp:4", "mp:4"])
+def test_ranks_that_add_up_a_norm_may_be_off_by_its_rounding(parallel: str) -> None:
+    trace = record(workload(), Recipe(clip_grad_norm=0.1))
+
+    proof = gather(workload(), Recipe(parallel=parallel, clip_grad_norm=0.1), trace)
+
+    share = 4 * U32  # 2 u sqrt(4)
+    for evidence, step in zip(proof.evidence[-3:], trace.steps, strict=True):
+        expected = share + math.sqrt(share * U32 * size_over_step(step))
+        assert evidence.limit == pytest.approx(expected, rel=1e-6)
+        assert evidence.limit < 1e-4
+        assert evidence.formula == (
+            "e + sqrt(e u |p| / |D|), e 2 u sqrt(ws), u 1.2e-07, in units of the step |D|"
+        )
+    assert all(bug.is_flagged for bug in proof.planted)
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        Recipe(parallel="fsdp:4"),
+        Recipe(parallel="ddp:4", clip_grad_norm=0.1),
+        Recipe(parallel="zero1:4", clip_grad_norm=0.1),
+    ],
+)
+def test_ranks_that_add_up_nothing_are_held_to_equal_bits(recipe: Recipe) -> None:
+    trace = record(workload(), Recipe(clip_grad_norm=recipe.clip_grad_norm))
+
+    proof = gather(workload(), recipe, trace)
+
+    assert {evidence.limit for evidence in proof.evidence} == {0.0}
+    assert proof.conclude().status == "equivalent"
+
+
+SPARSE_OPTIMIZERS: dict[str, Callable[[Any], Optimizer]] = {
+    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.5),
+    "sparse adam": lambda parameters: torch.optim.SparseAdam(list(parameters), lr=0.1),
+    "adagrad": lambda parameters: torch.optim.Adagrad(parameters, lr=0.1),
+}
+
+
+@pytest.mark.parametrize("optimizer", SPARSE_OPTIMIZERS)
+def test_sparse_gradients_step_sparse_and_round_once_more(optimizer: str) -> None:
+    trained = workload(build_model=Words, build_optimizer=SPARSE_OPTIMIZERS[optimizer])
+    trace = record(trained, Recipe())
+
+    proof = gather(trained, Recipe(), trace)
+
+    finding, last = proof.conclude(), proof.evidence[-1]
+    assert finding.status == "equivalent"
+    assert [bug.bug for bug in finding.planted] == [STAYS]
+    assert last.limit == pytest.approx(
+        2 * U32 + 2 * U32 * size_over_step(trace.steps[-1]), rel=1e-3
+    )
+    assert last.formula == (
+        "e + 2 u |p| / |D|, e 2 u sqrt(ws), u 1.2e-07, in units of the step |D|"
+    )
+
+
+@pytest.mark.parametrize("optimizer", SPARSE_OPTIMIZERS)
+def test_a_sparse_step_of_another_length_is_seen(optimizer: str) -> None:
+    trained = workload(build_model=Words, build_optimizer=SPARSE_OPTIMIZERS[optimizer])
+
+    def lengthen(trainer: Trainer) -> None:
+        for group in trainer.optimizer.param_groups:
+            group["lr"] *= 1.01
+
+    finding = check(trained, Recipe(), record(trained, Recipe(), lengthen))
+
+    assert (finding.status, finding.error) == ("mismatch", pytest.approx(0.01, rel=0.01))

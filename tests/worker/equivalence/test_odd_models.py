@@ -1,0 +1,832 @@
+"""Models that are no chain of layers from one tensor to one: verified, or refused with a reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from perfsuite import Recipe, Workload
+from perfsuite.errors import RankFailureError, RecipeError, SettingError, WorkloadError
+from perfsuite.records.equivalence import EquivalenceReport
+
+Check = Callable[..., EquivalenceReport]
+cross_entropy = nn.functional.cross_entropy
+
+NUM_SAMPLES = 96
+# Every mode, and every mode that keeps a model whole.
+MODES = ("single", "ddp:2", "zero1:2", "fsdp:2", "horovod-like:2", "tp:2", "pp:2", "mp:2")
+SHARED_DATA = ("ddp:2", "zero1:2", "fsdp:2", "horovod-like:2")
+
+
+def numbers(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+INPUTS = numbers(NUM_SAMPLES, 6)
+CLASSES = torch.arange(NUM_SAMPLES) % 4
+WORDS = torch.randint(0, 10, (NUM_SAMPLES, 5), generator=torch.Generator().manual_seed(0))
+
+
+class Samples(Dataset[Any]):
+    def __init__(self, inputs: Sequence[Any] | Tensor, targets: Sequence[Any] | Tensor) -> None:
+        self.inputs, self.targets = inputs, targets
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.inputs[index], self.targets[index]
+
+
+def make_workload(build_model: Callable[[], nn.Module], **fields: Any) -> Workload:
+    """A classifier of six numbers; `inputs` and `targets` are the samples, the rest its fields."""
+    samples = Samples(fields.pop("inputs", INPUTS), fields.pop("targets", CLASSES))
+    defaults: dict[str, Any] = {
+        "name": "odd",
+        "build_model": build_model,
+        "build_dataset": lambda split: samples if split == "train" else None,
+        "loss": cross_entropy,
+        "build_optimizer": lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        "micro_batch_size": 8,
+        "metric": "none",
+    }
+    return Workload(**{**defaults, **fields})
+
+
+def make_layers() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 4))
+
+
+def statuses(report: EquivalenceReport) -> dict[str, str]:
+    return {row.check: row.status for row in report.rows}
+
+
+def reason(report: EquivalenceReport, check: str) -> str:
+    return next(row.reason for row in report.rows if row.check == check)
+
+
+class Dicts(nn.Module):
+    """Keywords in, a dict out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8))
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, image: Tensor, weight: Tensor) -> dict[str, Tensor]:
+        hidden = self.layers(image)
+        return {"logits": self.head(hidden) * weight, "size": hidden.square().mean()}
+
+
+class Tuples(nn.Module):
+    """Two arguments in, a nest out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8))
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, left: Tensor, right: Tensor) -> tuple[Tensor, list[Any]]:
+        hidden = self.layers(left + right)
+        return self.head(hidden), [hidden, {"mean": hidden.mean(dim=1)}]
+
+
+def nested_loss(outputs: Any, target: Any) -> Tensor:
+    logits, (hidden, summary) = outputs
+    corner, (height,) = target["box"]
+    mse = nn.functional.mse_loss
+    return (
+        cross_entropy(logits, target["label"])
+        + mse(hidden[:, :2], corner)
+        + mse(summary["mean"], height)
+    )
+
+
+@pytest.mark.parametrize("parallel", MODES)
+def test_a_model_from_dicts_to_dicts_is_equivalent(check_equivalence: Check, parallel: str) -> None:
+    weights = numbers(NUM_SAMPLES, 1, seed=1)
+    workload = make_workload(
+        Dicts,
+        inputs=[{"image": image, "weight": w} for image, w in zip(INPUTS, weights, strict=True)],
+        loss=lambda outputs, target: cross_entropy(outputs["logits"], target) + outputs["size"],
+        blocks=lambda model: list(model.layers),
+    )
+
+    report = check_equivalence(workload, Recipe(parallel=parallel))
+
+    assert report.is_equivalent, report
+    assert "T1" in statuses(report)
+
+
+@pytest.mark.parametrize("parallel", MODES)
+def test_a_model_of_tuples_with_nested_outputs_and_targets_is_equivalent(
+    check_equivalence: Check, parallel: str
+) -> None:
+    workload = make_workload(
+        Tuples,
+        inputs=list(zip(INPUTS, INPUTS.roll(1, 0), strict=True)),
+        targets=[
+            {"label": label, "box": (image[:2], [image[2]])}
+            for label, image in zip(CLASSES, INPUTS, strict=True)
+        ],
+        loss=nested_loss,
+        blocks=lambda model: list(model.layers),
+    )
+
+    report = check_equivalence(workload, Recipe(parallel=parallel))
+
+    assert report.is_equivalent, report
+    assert "T1" in statuses(report)
+
+
+class Tied(nn.Module):
+    """A language model whose output layer is its embedding."""
+
+    def __init__(self, layers: nn.Sequential) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(10, 8)
+        self.layers = layers
+        self.head = nn.Linear(8, 10, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, words: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.layers(self.embed(words)))
+        return logits.flatten(0, 1)
+
+
+def make_tied_workload(*layers: Callable[[], nn.Module]) -> Workload:
+    return make_workload(
+        lambda: Tied(nn.Sequential(*(build() for build in layers))),
+        inputs=WORDS,
+        targets=WORDS.roll(1, 1),
+        loss=lambda outputs, target: cross_entropy(outputs, target.flatten()),
+        blocks=lambda model: list(model.layers),
+    )
+
+
+@pytest.mark.parametrize("parallel", ["single", *SHARED_DATA, "tp:2"])
+def test_tied_weights_are_equivalent(check_equivalence: Check, parallel: str) -> None:
+    workload = make_tied_workload(lambda: nn.Linear(8, 8), nn.Tanh, lambda: nn.Linear(8, 8))
+
+    report = check_equivalence(workload, Recipe(parallel=parallel))
+
+    assert report.is_equivalent, report
+
+
+@pytest.mark.parametrize("parallel", ["pp:2", "mp:2"])
+def test_a_pipeline_that_would_tear_a_tied_weight_apart_is_refused(
+    check_equivalence: Check, parallel: str
+) -> None:
+    workload = make_tied_workload(lambda: nn.Linear(8, 8), nn.Tanh)
+
+    with pytest.raises(RecipeError) as refusal:
+        check_equivalence(workload, Recipe(parallel=parallel))
+
+    assert str(refusal.value) == (
+        f"parallel {parallel!r} cannot cut the model of workload 'odd': two stages share the "
+        "weight 'embed.weight' (as 'head.weight'), whose gradients nobody would add up; do not "
+        "tie it, or name blocks that keep its uses together"
+    )
+
+
+def test_tensor_parallelism_of_a_tied_layer_alone_is_refused(check_equivalence: Check) -> None:
+    workload = make_tied_workload(nn.Tanh)
+
+    with pytest.raises(RecipeError) as refusal:
+        check_equivalence(workload, Recipe(parallel="tp:2"))
+
+    assert str(refusal.value) == (
+        "parallel 'tp:2' needs an nn.Linear whose out_features are divisible by 2 and whose weight "
+        "no other module shares; workload 'odd' has widths 10; use ddp:2"
+    )
+
+
+def make_frozen() -> nn.Sequential:
+    layers = make_layers()
+    layers[0].bias.requires_grad_(False)
+    layers[2].requires_grad_(False)
+    return layers
+
+
+@pytest.mark.parametrize("parallel", MODES)
+def test_frozen_parameters_are_equivalent(check_equivalence: Check, parallel: str) -> None:
+    workload = make_workload(make_frozen, blocks=lambda model: list(model))
+
+    report = check_equivalence(workload, Recipe(parallel=parallel))
+
+    assert report.is_equivalent, report
+
+
+class Unused(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.used = make_layers()
+        self.unused = nn.Linear(6, 6)
+
+    def forward(self, image: Tensor) -> Tensor:
+        logits: Tensor = self.used(image)
+        return logits
+
+
+UNUSED = make_workload(Unused, blocks=lambda model: list(model.used))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"parallel": "single"},
+        {"parallel": "ddp:2", "find_unused_parameters": True},
+        {"parallel": "ddp:2", "static_graph": True},
+        {"parallel": "zero1:2", "find_unused_parameters": True},
+        {"parallel": "fsdp:2"},
+        {"parallel": "horovod-like:2"},
+        {"parallel": "tp:2"},
+        {"parallel": "pp:2"},
+    ],
+)
+def test_unused_parameters_are_equivalent(check_equivalence: Check, fields: Any) -> None:
+    report = check_equivalence(UNUSED, Recipe(**fields))
+
+    assert report.is_equivalent, report
+
+
+@pytest.mark.parametrize("parallel", ["ddp:2", "zero1:2"])
+def test_ddp_that_does_not_look_for_unused_parameters_says_which_option_does(
+    check_equivalence: Check, parallel: str
+) -> None:
+    with pytest.raises(RankFailureError) as failure:
+        check_equivalence(UNUSED, Recipe(parallel=parallel))
+
+    # The rest of the sentence is torch's own; parameters 6 and 7 are `unused.weight` and its bias.
+    message = str(failure.value)
+    assert message.startswith(
+        f"rank {failure.value.rank} of 2 raised RuntimeError: Expected to have finished reduction "
+        "in the prior iteration before starting a new one."
+    )
+    assert "find_unused_parameters=True" in message
+    assert f"did not receive grad for rank {failure.value.rank}: 6 7" in message
+
+
+def test_the_bucket_that_waits_for_an_unused_parameter_is_a_mismatch_in_the_first_step(
+    check_equivalence: Check,
+) -> None:
+    report = check_equivalence(UNUSED, Recipe(parallel="ddp:2"), num_steps=1)
+
+    assert statuses(report)["T0"] == "mismatch"
+    assert reason(report, "T0").startswith("the gradient of 'used.0.weight' differs at step 1 by ")
+
+
+class Counting(nn.Module):
+    """Counts its calls, and lets a second buffer decay: both the same on all ranks."""
+
+    calls: Tensor
+    decay: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("decay", torch.ones(6))
+
+    def forward(self, image: Tensor) -> Tensor:
+        self.calls += 1
+        self.decay.mul_(0.5)
+        return image * (1 + self.decay)
+
+
+COUNTING = make_workload(
+    lambda: nn.Sequential(Counting(), *make_layers()), blocks=lambda model: list(model)
+)
+
+
+@pytest.mark.parametrize("parallel", ["single", *SHARED_DATA, "tp:2", "mp:2"])
+def test_buffers_that_follow_the_calls_are_equivalent(
+    check_equivalence: Check, parallel: str
+) -> None:
+    report = check_equivalence(COUNTING, Recipe(parallel=parallel))
+
+    assert report.is_equivalent, report
+
+
+def test_a_counter_of_calls_is_another_one_under_a_pipeline_of_chunks(
+    check_equivalence: Check,
+) -> None:
+    report = check_equivalence(COUNTING, Recipe(parallel="pp:2"))
+
+    assert statuses(report) == {"T0": "equivalent", "T1": "mismatch", "data": "equivalent"}
+
+
+class Averaging(nn.Module):
+    """Keeps a moving average of its inputs, which is another one on each rank."""
+
+    average: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("average", torch.zeros(6))
+
+    @torch.no_grad()
+    def forward(self, image: Tensor) -> Tensor:
+        self.average.lerp_(image.mean(dim=0), 0.1)
+        return image
+
+
+AVERAGING = make_workload(
+    lambda: nn.Sequential(Averaging(), *make_layers()), blocks=lambda model: list(model)
+)
+
+
+@pytest.mark.parametrize("parallel", ["single", "tp:2", "mp:2"])
+def test_a_moving_average_of_the_whole_batch_is_equivalent(
+    check_equivalence: Check, parallel: str
+) -> None:
+    report = check_equivalence(AVERAGING, Recipe(parallel=parallel))
+
+    assert report.is_equivalent, report
+
+
+@pytest.mark.parametrize("parallel", ["ddp:2", "fsdp:2", "horovod-like:2"])
+def test_a_moving_average_of_each_ranks_own_data_is_a_semantic_difference(
+    check_equivalence: Check, parallel: str
+) -> None:
+    report = check_equivalence(AVERAGING, Recipe(parallel=parallel))
+
+    assert statuses(report) == {"T0": "equivalent", "T1": "mismatch", "data": "equivalent"}
+    assert reason(report, "T1").startswith("the buffer of '0.average' differs at step 1 by ")
+    assert reason(report, "T1").endswith(
+        "; likeliest cause: the forward pass changes a buffer by the data that it sees, and no "
+        "process sees the whole batch"
+    )
+
+
+@pytest.mark.parametrize("checkpointing", ["every-block", "segments:2", "selective"])
+def test_checkpointing_of_a_model_without_blocks_is_refused(
+    check_equivalence: Check, checkpointing: str
+) -> None:
+    with pytest.raises(RecipeError) as refusal:
+        check_equivalence(make_workload(make_layers), Recipe(checkpointing=checkpointing))
+
+    assert str(refusal.value) == (
+        f"checkpointing {checkpointing!r} needs the blocks of workload 'odd', which names none; "
+        "add blocks=lambda model: [...] with the modules to recompute to its Workload, or use "
+        "checkpointing='none'"
+    )
+
+
+@pytest.mark.parametrize("parallel", ["pp:2", "mp:2"])
+def test_a_pipeline_of_a_model_without_blocks_is_refused(
+    check_equivalence: Check, parallel: str
+) -> None:
+    with pytest.raises(RecipeError) as refusal:
+        check_equivalence(make_workload(make_layers), Recipe(parallel=parallel))
+
+    assert str(refusal.value) == (
+        f"parallel {parallel!r} needs the blocks of workload 'odd', which names none; add "
+        "blocks=lambda model: [...] with the modules to cut between to its Workload"
+    )
+
+
+@pytest.mark.parametrize("parallel", ["single", *SHARED_DATA, "tp:2"])
+def test_a_model_without_blocks_is_equivalent_where_none_are_needed(
+    check_equivalence: Check, parallel: str
+) -> None:
+    report = check_equivalence(make_workload(make_layers), Recipe(parallel=parallel))
+
+    assert report.is_equivalent, report
+
+
+DROPPING = make_workload(
+    lambda: nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.3), nn.Linear(8, 8), nn.Linear(8, 4)),
+    blocks=lambda model: list(model),
+)
+
+
+@pytest.mark.parametrize("parallel", SHARED_DATA)
+def test_dropout_is_reduced_bit_for_bit_and_held_to_no_single_batch(
+    check_equivalence: Check, parallel: str
+) -> None:
+    report = check_equivalence(DROPPING, Recipe(parallel=parallel))
+
+    assert statuses(report) == {"T0": "equivalent", "data": "equivalent"}
+    assert reason(report, "T0") == "equal bit for bit"
+    assert report.inapplicable["T1"] == "the model draws random numbers"
+
+
+@pytest.mark.parametrize(
+    ("parallel", "status"),
+    [("single", "equivalent"), ("ddp:2", "equivalent"), ("pp:2", "not exercised")],
+)
+def test_dropout_is_recomputed_bit_for_bit(
+    check_equivalence: Check, parallel: str, status: str
+) -> None:
+    report = check_equivalence(DROPPING, Recipe(parallel=parallel, checkpointing="every-block"))
+
+    assert report.status == status, report
+    assert reason(report, "checkpointing") == "equal bit for bit"
+
+
+@pytest.mark.parametrize(
+    ("parallel", "why_no_reduction"),
+    [
+        ("single", "one process reduces nothing"),
+        ("tp:2", "a split layer is no sum of the ranks' gradients"),
+        ("pp:2", "the model draws random numbers, and each stage of a pipeline draws its own"),
+    ],
+)
+def test_dropout_that_no_check_applies_to_is_not_exercised(
+    check_equivalence: Check, parallel: str, why_no_reduction: str
+) -> None:
+    report = check_equivalence(DROPPING, Recipe(parallel=parallel))
+
+    assert statuses(report) == {"T1": "not exercised", "data": "equivalent"}
+    assert reason(report, "T1") == (
+        f"T0 does not apply: {why_no_reduction}; T1 does not apply: the model draws random "
+        "numbers; checkpointing does not apply: the recipe recomputes nothing"
+    )
+
+
+class NoDoubles(nn.Module):
+    """A kernel that has no float64."""
+
+    def forward(self, image: Tensor) -> Tensor:
+        if image.dtype == torch.float64:
+            raise RuntimeError("this kernel has no float64\n(a second line)")
+        return image
+
+
+@pytest.mark.parametrize(
+    "parallel", ["single", "ddp:2", "fsdp:2", "horovod-like:2", "tp:2", "pp:2"]
+)
+def test_a_model_that_refuses_float64_is_held_to_float32_and_says_so(
+    check_equivalence: Check, parallel: str
+) -> None:
+    workload = make_workload(
+        lambda: nn.Sequential(NoDoubles(), *make_layers()), blocks=lambda model: list(model)
+    )
+
+    report = check_equivalence(workload, Recipe(parallel=parallel))
+
+    assert report.is_equivalent, report
+    assert reason(report, "T1").endswith(
+        "; float32 is the truth, because float64 is refused (this kernel has no float64)"
+    )
+
+
+class Pooling(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = make_layers()
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.layers(images.mean(dim=1))
+        return logits
+
+
+LENGTHS = make_workload(
+    Pooling,
+    inputs=[numbers(3 + index % 3, 6, seed=index) for index in range(NUM_SAMPLES)],
+    micro_batch_size=1,
+)
+
+
+@pytest.mark.parametrize("parallel", ["single", "tp:2"])
+def test_batches_that_change_their_shape_from_step_to_step_are_equivalent(
+    check_equivalence: Check, parallel: str
+) -> None:
+    report = check_equivalence(LENGTHS, Recipe(parallel=parallel))
+
+    assert statuses(report) == {"T1": "equivalent", "data": "equivalent"}
+
+
+@pytest.mark.parametrize("parallel", SHARED_DATA)
+def test_batches_of_another_shape_on_each_rank_are_reduced_bit_for_bit_and_are_no_single_batch(
+    check_equivalence: Check, parallel: str
+) -> None:
+    report = check_equivalence(LENGTHS, Recipe(parallel=parallel))
+
+    assert statuses(report) == {"T0": "equivalent", "data": "equivalent"}
+    assert report.inapplicable["T1"] == ("batches of shapes (1, 4, 6), (1, 3, 6) do not make one")
+
+
+class Embedding(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(10, 8, sparse=True)
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, words: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.embed(words).mean(dim=1))
+        return logits
+
+
+SPARSE = make_workload(Embedding, inputs=WORDS, blocks=lambda model: [model.embed, model.head])
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"parallel": "single"},
+        {"parallel": "ddp:2"},
+        {"parallel": "ddp:3"},
+        {"parallel": "ddp:2", "precision": "amp-bf16"},
+        {"parallel": "ddp:2", "grad_accumulation_steps": 2},
+        {"parallel": "tp:2"},
+        {"parallel": "pp:2"},
+    ],
+)
+def test_a_sparse_embedding_is_equivalent(check_equivalence: Check, fields: Any) -> None:
+    report = check_equivalence(SPARSE, Recipe(**fields))
+
+    assert report.is_equivalent, report
+
+
+@pytest.mark.parametrize("parallel", ["fsdp:2", "horovod-like:2"])
+def test_a_sparse_embedding_is_refused_where_dense_gradients_are_reduced_alone(
+    check_equivalence: Check, parallel: str
+) -> None:
+    with pytest.raises(RecipeError) as refusal:
+        check_equivalence(SPARSE, Recipe(parallel=parallel))
+
+    assert str(refusal.value) == (
+        f"parallel {parallel!r} reduces dense gradients alone, and those of layer 'embed' are "
+        "sparse; use sparse=False, or parallel='ddp:2'"
+    )
+
+
+def test_a_sparse_embedding_is_refused_under_powersgd(check_equivalence: Check) -> None:
+    with pytest.raises(RecipeError) as refusal:
+        check_equivalence(SPARSE, Recipe(parallel="ddp:2", comm_hook="powersgd"))
+
+    assert str(refusal.value) == (
+        "comm_hook 'powersgd' reduces dense gradients alone, and those of layer 'embed' are "
+        "sparse; use sparse=False, or comm_hook='none'"
+    )
+
+
+def mean_of_the_kept(outputs: Tensor, targets: Tensor) -> Tensor:
+    """The mean over the samples that are not of class 0, of which batches hold unequal numbers."""
+    kept = (targets > 0).to(outputs.dtype)
+    losses = cross_entropy(outputs, targets, reduction="none")
+    mean: Tensor = (losses * kept).sum() / kept.sum().clamp(min=1)
+    return mean
+
+
+UNEQUAL = make_workload(
+    make_layers,
+    loss=mean_of_the_kept,
+    targets=torch.randint(0, 4, (NUM_SAMPLES,), generator=torch.Generator().manual_seed(2)),
+    blocks=list,
+)
+
+
+@pytest.mark.parametrize("comm_hook", ["none", "bf16", "powersgd"])
+def test_compression_does_not_hide_a_mean_of_means(
+    check_equivalence: Check, comm_hook: str
+) -> None:
+    report = check_equivalence(UNEQUAL, Recipe(parallel="ddp:2", comm_hook=comm_hook))
+
+    assert statuses(report) == {"T0": "equivalent", "T1": "mismatch", "data": "equivalent"}
+    assert "likeliest cause: the mean over the batch is a mean of means" in reason(report, "T1")
+    assert ("before comm_hook" in reason(report, "T1")) == (comm_hook != "none")
+
+
+def test_recomputation_does_not_hide_a_mean_of_means(check_equivalence: Check) -> None:
+    recipe = Recipe(checkpointing="every-block", grad_accumulation_steps=3)
+
+    report = check_equivalence(UNEQUAL, recipe)
+
+    assert statuses(report) == {
+        "T1": "mismatch",
+        "checkpointing": "equivalent",
+        "data": "equivalent",
+    }
+
+
+def test_split_layers_that_draw_random_numbers_are_held_to_nothing(
+    check_equivalence: Check,
+) -> None:
+    def build() -> nn.Sequential:
+        return nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.2), nn.Linear(8, 4))
+
+    workload = make_workload(build, blocks=list)
+
+    report = check_equivalence(workload, Recipe(parallel="tp:2", checkpointing="every-block"))
+
+    assert report.status == "not exercised"
+    assert reason(report, "T1") == (
+        "T0 does not apply: a split layer is no sum of the ranks' gradients; T1 does not apply: "
+        "the model draws random numbers"
+    )
+
+
+class Masked(nn.Module):
+    """Attention over the six numbers, each of which sees those before it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(6, 4)
+        self.register_buffer("mask", torch.full((6, 6), -torch.inf).triu(1))
+
+    def forward(self, numbers: Tensor) -> Tensor:
+        scores = numbers[:, :, None] * numbers[:, None, :] + self.mask
+        logits: Tensor = self.head((scores.softmax(-1) @ numbers[:, :, None])[:, :, 0])
+        return logits
+
+
+@pytest.mark.parametrize("parallel", ["single", "ddp:2", "fsdp:2"])
+def test_a_mask_of_minus_infinity_is_a_buffer_like_any_other(
+    check_equivalence: Check, parallel: str
+) -> None:
+    report = check_equivalence(make_workload(Masked), Recipe(parallel=parallel))
+
+    assert report.is_equivalent, report
+
+
+class Waves(nn.Module):
+    """A complex parameter, whose imaginary part alone sees the statistics of the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waves = nn.Parameter(torch.randn(6, 4, dtype=torch.complex64))
+
+    def forward(self, numbers: Tensor) -> Tensor:
+        imaginary = numbers @ self.waves.imag.to(numbers.dtype)
+        return numbers @ self.waves.real.to(numbers.dtype) + imaginary - imaginary.mean(0).tanh()
+
+
+def test_the_imaginary_part_of_a_parameter_is_compared(check_equivalence: Check) -> None:
+    report = check_equivalence(make_workload(Waves), Recipe(parallel="ddp:2"))
+
+    assert statuses(report) == {"T0": "equivalent", "T1": "mismatch", "data": "equivalent"}
+
+
+def make_odd_widths() -> nn.Sequential:
+    """Two shards of the first weight hold 3 rows and 2, of 16 numbers each."""
+    return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 5), nn.Linear(5, 4))
+
+
+ODD_WIDTHS = make_workload(
+    make_odd_widths,
+    build_optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9),
+)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "O3"])
+def test_parts_of_16_bit_parameters_may_round_otherwise_than_the_whole(
+    check_equivalence: Check, precision: str
+) -> None:
+    report = check_equivalence(ODD_WIDTHS, Recipe(parallel="fsdp:2", precision=precision))
+
+    assert report.is_equivalent, report
+
+
+def test_a_stage_without_anything_to_train_is_refused(check_equivalence: Check) -> None:
+    def build() -> nn.Sequential:
+        frozen = nn.Linear(6, 8).requires_grad_(False)
+        return nn.Sequential(frozen, nn.Linear(8, 4))
+
+    workload = make_workload(build, blocks=list)
+
+    with pytest.raises(WorkloadError) as refusal:
+        check_equivalence(workload, Recipe(parallel="pp:2"))
+
+    assert str(refusal.value) == (
+        "workload 'odd': no parameter of one rank's part of its model requires a gradient; "
+        "leave requires_grad on for what is to be trained"
+    )
+
+
+def test_an_optimizer_may_leave_parameters_alone(check_equivalence: Check) -> None:
+    """Fine-tuning the head: the other gradients are computed, reduced and never stepped by."""
+    workload = make_workload(
+        make_layers,
+        build_optimizer=lambda parameters: torch.optim.SGD(list(parameters)[-2:], lr=0.1),
+    )
+
+    report = check_equivalence(workload, Recipe(parallel="ddp:2"))
+
+    assert report.is_equivalent, report
+
+
+class WarmingUp(nn.Module):
+    """Warms up by a counter that is no buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = make_layers()
+        self.num_calls = 0
+
+    def forward(self, numbers: Tensor) -> Tensor:
+        self.num_calls += 1
+        logits: Tensor = self.layers(numbers) * min(1.0, self.num_calls / 100)
+        return logits
+
+
+def test_a_counter_that_is_no_buffer_is_named(check_equivalence: Check) -> None:
+    report = check_equivalence(make_workload(WarmingUp), Recipe(parallel="ddp:2"))
+
+    assert statuses(report)["T0"] == "mismatch"
+    assert reason(report, "T0").endswith(
+        "; likeliest cause: the model's forward pass gives something else each time: it keeps a "
+        "state that is no buffer, such as a counter"
+    )
+
+
+class Growing(nn.Module):
+    """Keeps all that it has seen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = make_layers()
+        self.register_buffer("seen", torch.zeros(0, 6))
+
+    def forward(self, numbers: Tensor) -> Tensor:
+        self.seen = torch.cat([self.seen, numbers.detach()])
+        logits: Tensor = self.layers(numbers)
+        return logits
+
+
+def test_a_buffer_may_grow(check_equivalence: Check) -> None:
+    alone = check_equivalence(make_workload(Growing), Recipe())
+    together = check_equivalence(make_workload(Growing), Recipe(parallel="fsdp:2"))
+
+    assert alone.is_equivalent, alone
+    assert statuses(together) == {"T0": "equivalent", "T1": "mismatch", "data": "equivalent"}
+    assert "the buffer of 'seen' differs at step 1 by inf" in reason(together, "T1")
+
+
+def test_a_loss_that_sums_is_named(check_equivalence: Check) -> None:
+    workload = make_workload(
+        make_layers, loss=lambda outputs, targets: cross_entropy(outputs, targets, reduction="sum")
+    )
+
+    report = check_equivalence(workload, Recipe(parallel="ddp:2"))
+
+    assert statuses(report)["T1"] == "mismatch"
+    assert "likeliest cause: the loss is a sum over the batch; return the mean" in reason(
+        report, "T1"
+    )
+
+
+def test_a_loss_that_is_not_finite_is_named(check_equivalence: Check) -> None:
+    workload = make_workload(
+        make_layers, loss=lambda outputs, targets: cross_entropy(outputs, targets) * torch.nan
+    )
+
+    report = check_equivalence(workload, Recipe())
+
+    assert not report
+    assert reason(report, "T1").endswith(
+        "; likeliest cause: a loss is not finite: lower the learning rate, or look at the data"
+    )
+
+
+class Sharpened(torch.optim.SGD):
+    """Keeps what it is told beside its defaults."""
+
+    def __init__(self, parameters: Any, lr: float, power: float) -> None:
+        super().__init__(parameters, lr=lr)
+        self.power = power
+
+
+def test_zero1_refuses_an_optimizer_that_it_would_cut_short(check_equivalence: Check) -> None:
+    workload = make_workload(
+        make_layers,
+        build_optimizer=lambda parameters: Sharpened(parameters, lr=0.1, power=2.0),
+    )
+
+    assert check_equivalence(workload, Recipe(parallel="ddp:2"))
+    with pytest.raises((RecipeError, RankFailureError)) as refusal:
+        check_equivalence(workload, Recipe(parallel="zero1:2"))
+    assert "power" in str(refusal.value)
+
+
+def test_zero1_refuses_an_optimizer_with_step_hooks(check_equivalence: Check) -> None:
+    def build(parameters: Any) -> torch.optim.Optimizer:
+        optimizer = torch.optim.SGD(parameters, lr=0.1)
+        optimizer.register_step_post_hook(lambda *_: None)
+        return optimizer
+
+    with pytest.raises(RecipeError) as refusal:
+        check_equivalence(
+            make_workload(make_layers, build_optimizer=build), Recipe(parallel="zero1:2")
+        )
+
+    assert str(refusal.value) == (
+        "zero1 makes the optimizer again on each rank from its defaults, and would lose the step "
+        "hooks of this SGD; use defaults alone, or ddp:N"
+    )
+
+
+@pytest.mark.parametrize("num_steps", [0, 11, "3"])
+def test_a_number_of_steps_that_cannot_be_compared_is_refused(
+    check_equivalence: Check, num_steps: Any
+) -> None:
+    with pytest.raises(SettingError) as refusal:
+        check_equivalence(make_workload(make_layers), Recipe(), num_steps=num_steps)
+
+    assert str(refusal.value) == f"num_steps is {num_steps!r}; use a whole number from 1 to 10"

@@ -1,0 +1,237 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from perfsuite.records.equivalence import Finding, Planted, missed
+from perfsuite.worker.equivalence.comparison import Evidence, judge, measure_errors
+from perfsuite.worker.equivalence.limits import BITWISE
+from perfsuite.worker.equivalence.planted_bugs import Bug
+from perfsuite.worker.equivalence.proof import Proof
+from perfsuite.worker.equivalence.tensors import Tensors
+
+FOUND = Planted(bug="a doubled gradient", is_flagged=True)
+MISSED = Planted(bug="a lost gradient", is_flagged=False)
+UNSEEN = Planted(bug="a shifted gradient", is_flagged=False)
+
+
+def evidence(error: float, limit: float = 0.1, **fields: Any) -> Evidence:
+    defaults: dict[str, Any] = {"what": "gradient", "step": 1, "formula": "2 u"}
+    return Evidence(error=error, limit=limit, **{**defaults, **fields})
+
+
+def test_the_error_closest_to_its_limit_is_shown_where_all_are_within() -> None:
+    proof = Proof(
+        check="T0",
+        evidence=[
+            evidence(0.05, 1.0, step=1),
+            evidence(0.04, 0.1, step=3, what="loss"),
+            evidence(0.02, 0.1, step=2),
+        ],
+        planted=[FOUND, FOUND],
+    )
+
+    assert proof.conclude() == Finding(
+        check="T0",
+        status="equivalent",
+        error=0.04,
+        limit=0.1,
+        planted=(FOUND, FOUND),
+        reason="limit 1.0e-01 = 2 u",
+    )
+
+
+def test_equal_bits_are_said_to_be_equal() -> None:
+    proof = Proof(check="checkpointing", evidence=[evidence(0.0, 0.0, formula="bit for bit")])
+
+    finding = proof.conclude()
+
+    assert (finding.status, finding.reason) == ("equivalent", "equal bit for bit")
+    assert finding.power is None
+
+
+def test_a_mismatch_stands_before_no_power_and_before_equivalence() -> None:
+    proof = Proof(
+        check="T1",
+        evidence=[evidence(0.05), evidence(0.3), evidence(0.0)],
+        planted=[MISSED],
+        vacuous=["all gradients are zero"],
+    )
+
+    assert proof.conclude() == Finding(
+        check="T1",
+        status="mismatch",
+        error=0.3,
+        limit=0.1,
+        planted=(MISSED,),
+        reason="the gradient differs at step 1 by 3.0e-01, over the limit of 1.0e-01 (2 u)",
+    )
+
+
+def test_no_power_stands_before_equivalence_and_says_every_reason() -> None:
+    proof = Proof(
+        check="T0",
+        evidence=[evidence(0.05)],
+        planted=[FOUND, MISSED, UNSEEN],
+        vacuous=["all gradients are zero", "two ranks saw the same data"],
+    )
+
+    finding = proof.conclude()
+
+    assert finding.status == "no power"
+    assert (finding.error, finding.limit, finding.power) == (0.05, 0.1, "1/3")
+    assert finding.reason == (
+        "all gradients are zero; two ranks saw the same data; it does not find a planted bug: "
+        "a lost gradient; a shifted gradient"
+    )
+
+
+def test_nothing_to_compare_is_no_power() -> None:
+    assert Proof(check="T2").conclude() == Finding(
+        check="T2", status="no power", reason="there was nothing to compare"
+    )
+
+
+def test_notes_stand_at_the_end_of_any_reason() -> None:
+    passed = Proof(check="T1", evidence=[evidence(0.05)], notes=["float32 is the truth", "so"])
+    failed = Proof(check="T1", evidence=[evidence(0.2)], notes=["float32 is the truth"])
+
+    assert passed.conclude().reason == "limit 1.0e-01 = 2 u; float32 is the truth; so"
+    assert failed.conclude().reason == (
+        "the gradient differs at step 1 by 2.0e-01, over the limit of 1.0e-01 (2 u); "
+        "float32 is the truth"
+    )
+
+
+def test_the_first_step_that_went_wrong_decides_and_not_the_worst() -> None:
+    proof = Proof(
+        check="T1",
+        evidence=[evidence(9.0, step=3), evidence(0.2, step=2), evidence(0.01, step=1)],
+    )
+
+    finding = proof.conclude()
+
+    assert finding.error == 0.2
+    assert finding.reason.startswith("the gradient differs at step 2 by 2.0e-01")
+
+
+def test_the_worst_of_that_step_decides() -> None:
+    proof = Proof(check="T1", evidence=[evidence(0.2), evidence(0.4, what="loss")])
+
+    assert proof.conclude().reason == (
+        "the loss differs at step 1 by 4.0e-01, over the limit of 1.0e-01 (2 u)"
+    )
+
+
+def test_a_named_tensor_tells_more_than_a_worse_total() -> None:
+    proof = Proof(
+        check="T0",
+        evidence=[
+            evidence(math.inf),
+            evidence(0.2, name="head.weight"),
+            evidence(0.9, name="head.bias"),
+            evidence(0.5, step=2, name="later"),
+        ],
+    )
+
+    finding = proof.conclude()
+
+    assert (finding.error, finding.limit) == (0.2, 0.1)
+    assert finding.reason == (
+        "the gradient of 'head.weight' differs at step 1 by 2.0e-01, over the limit of 1.0e-01 "
+        "(2 u)"
+    )
+
+
+def test_a_named_tensor_of_a_later_step_does_not_stand_for_an_earlier_total() -> None:
+    proof = Proof(check="T0", evidence=[evidence(0.2), evidence(0.9, step=2, name="later")])
+
+    assert proof.conclude().reason.startswith("the gradient differs at step 1")
+
+
+def test_the_rank_is_named_and_equal_bits_are_due() -> None:
+    proof = Proof(
+        check="T0",
+        evidence=[evidence(0.5, 0.0, formula="on all ranks", name="weight", rank=1, step=2)],
+    )
+
+    assert proof.conclude().reason == (
+        "the gradient of 'weight' differs at step 2 on rank 1 by 5.0e-01, where equal bits are due "
+        "(on all ranks)"
+    )
+
+
+def test_the_likeliest_cause_is_asked_of_the_evidence_that_is_shown() -> None:
+    asked: list[Evidence] = []
+
+    def find_cause(shown: Evidence) -> str:
+        asked.append(shown)
+        return "a hook"
+
+    named = evidence(0.2, name="weight")
+    proof = Proof(check="T0", evidence=[evidence(0.3), named], find_cause=find_cause)
+
+    finding = proof.conclude()
+
+    assert asked == [named]
+    assert finding.reason == (
+        "the gradient of 'weight' differs at step 1 by 2.0e-01, over the limit of 1.0e-01 (2 u); "
+        "likeliest cause: a hook"
+    )
+
+
+def test_the_cause_of_unequal_weights_is_that_of_weights() -> None:
+    proof = Proof(
+        check="T0",
+        evidence=[evidence(0.2, 0.0, what="parameter", rank=1, formula="on all ranks")],
+        find_cause=lambda shown: "a hook",
+    )
+
+    assert proof.conclude().reason == (
+        "the parameter differs at step 1 on rank 1 by 2.0e-01, where equal bits are due "
+        "(on all ranks); likeliest cause: no synchronisation: the ranks step by different "
+        "gradients, or not together"
+    )
+
+
+@pytest.mark.parametrize("error", [math.nan, math.inf])
+def test_what_is_not_finite_is_a_mismatch(error: float) -> None:
+    finding = Proof(check="T2", evidence=[evidence(0.05), evidence(error)]).conclude()
+
+    assert finding.status == "mismatch"
+    assert finding.error is not None
+    assert not math.isfinite(finding.error)
+
+
+def test_planted_bugs_are_flagged_by_the_comparison_of_the_check() -> None:
+    expected = {"a": torch.ones(2)}
+
+    def compare(tested: Tensors) -> list[Evidence]:
+        return judge(measure_errors(tested, expected), "gradient", 1, BITWISE)
+
+    proof = Proof(check="T0", planted=[FOUND])
+    proof.plant(
+        [
+            Bug(name="doubled", cause="", gradients={"a": 2 * torch.ones(2)}),
+            Bug(name="rolled", cause="", gradients={"a": torch.ones(2).roll(1)}),
+        ],
+        compare,
+    )
+
+    assert proof.planted == [
+        FOUND,
+        Planted(bug="doubled", is_flagged=True),
+        Planted(bug="rolled", is_flagged=False),
+    ]
+
+
+def test_power_counts_what_was_flagged_of_what_was_planted() -> None:
+    finding = Finding(check="T0", status="no power", planted=(FOUND, MISSED, UNSEEN), reason="")
+
+    assert finding.power == "1/3"
+    assert missed(finding.planted) == "a lost gradient; a shifted gradient"
+    assert missed([FOUND]) == ""
+    assert Finding(check="T0", status="equivalent", reason="").power is None

@@ -1,0 +1,268 @@
+from __future__ import annotations
+
+from collections import namedtuple
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from perfsuite.worker.equivalence.trace.random_state import read_random_state
+from perfsuite.worker.equivalence.trace.trace import (
+    MicroBatch,
+    RankDifference,
+    RankStep,
+    RankTrace,
+    Weights,
+    Work,
+    join_traces,
+    load_traces,
+    save_trace,
+)
+
+CPU = torch.device("cpu")
+
+
+def micro_batch(batch: Any) -> MicroBatch:
+    return MicroBatch(batch=batch, random_state=read_random_state(CPU))
+
+
+def weights(**parameters: float) -> Weights:
+    tensors = {name: torch.tensor([value]) for name, value in parameters.items()}
+    return Weights(parameters=tensors, buffers={f"{name}.mean": tensors[name] for name in tensors})
+
+
+def values(tensors: dict[str, Tensor]) -> dict[str, float]:
+    return {name: tensor.item() for name, tensor in tensors.items()}
+
+
+def rank_step(**fields: Any) -> RankStep:
+    defaults: dict[str, Any] = {
+        "micro_batches": [micro_batch(torch.zeros(2))],
+        "loss": 1.0,
+        "scale": 1.0,
+        "gradients": {},
+        "before": None,
+        "after": weights(),
+    }
+    return RankStep(**{**defaults, **fields})
+
+
+def rank_trace(**fields: Any) -> RankTrace:
+    defaults: dict[str, Any] = {
+        "shard_index": 0,
+        "start": weights(),
+        "indices": [],
+        "batches": [],
+        "steps": [],
+        "sparse": frozenset(),
+        "num_skipped": 0,
+        "work": None,
+        "bucket_layout": [],
+    }
+    return RankTrace(**{**defaults, **fields})
+
+
+def test_the_ranks_of_a_pipeline_hold_disjoint_names_and_one_loss() -> None:
+    first = rank_trace(
+        start=weights(a=1.0),
+        steps=[rank_step(loss=None, gradients={"a": torch.ones(1)}, after=weights(a=2.0))],
+        work=Work(num_operators=3, flops=10),
+    )
+    last = rank_trace(
+        start=weights(b=5.0),
+        steps=[rank_step(loss=0.5, gradients={"b": torch.zeros(1)}, after=weights(b=6.0))],
+        work=Work(num_operators=4, flops=20),
+    )
+
+    trace = join_traces([first, last])
+
+    (step,) = trace.steps
+    assert values(trace.start.parameters) == values(step.before.parameters) == {"a": 1.0, "b": 5.0}
+    assert values(trace.start.buffers) == {"a.mean": 1.0, "b.mean": 5.0}
+    assert values(step.after.parameters) == {"a": 2.0, "b": 6.0}
+    assert values(step.gradients) == {"a": 1.0, "b": 0.0}
+    assert step.losses == [0.5]
+    assert len(step.shards) == 1
+    assert trace.work == Work(num_operators=7, flops=30)
+
+
+def test_the_ranks_of_ddp_have_a_shard_and_a_loss_each() -> None:
+    def rank(index: int, loss: float) -> RankTrace:
+        batches = [micro_batch(torch.tensor([float(index)]))]
+        step = rank_step(micro_batches=batches, loss=loss, scale=8.0)
+        return rank_trace(shard_index=index, steps=[step, step], num_skipped=2)
+
+    trace = join_traces([rank(0, 1.0), rank(1, 2.0), rank(2, 4.0)])
+
+    assert [step.losses for step in trace.steps] == [[1.0, 2.0, 4.0]] * 2
+    assert [shard[0].batch.item() for shard in trace.steps[1].shards] == [0.0, 1.0, 2.0]
+    assert (trace.num_skipped, trace.steps[0].scale) == (2, 8.0)
+
+
+def test_ranks_that_share_a_shard_count_once_and_shards_are_in_order() -> None:
+    def rank(index: int, loss: float) -> RankTrace:
+        batches = [micro_batch(torch.tensor([float(index)]))]
+        return rank_trace(shard_index=index, steps=[rank_step(micro_batches=batches, loss=loss)])
+
+    trace = join_traces([rank(1, 3.0), rank(1, 3.0), rank(0, 2.0), rank(0, 2.0)])
+
+    assert trace.steps[0].losses == [2.0, 3.0]
+    assert [shard[0].batch.item() for shard in trace.steps[0].shards] == [0.0, 1.0]
+
+
+def test_a_step_starts_where_the_step_before_ended() -> None:
+    steps = [rank_step(after=weights(a=2.0)), rank_step(after=weights(a=3.0))]
+
+    trace = join_traces([rank_trace(start=weights(a=1.0), steps=steps)])
+
+    assert [values(step.before.parameters) for step in trace.steps] == [{"a": 1.0}, {"a": 2.0}]
+
+
+def test_a_step_after_skipped_ones_starts_where_they_left_off() -> None:
+    def rank(name: str) -> RankTrace:
+        steps = [
+            rank_step(after=weights(**{name: 2.0})),
+            rank_step(before=weights(**{name: 7.0}), after=weights(**{name: 3.0})),
+            rank_step(after=weights(**{name: 4.0})),
+        ]
+        return rank_trace(start=weights(**{name: 1.0}), steps=steps)
+
+    trace = join_traces([rank("a"), rank("b")])
+
+    assert [values(step.before.parameters) for step in trace.steps] == [
+        {"a": 1.0, "b": 1.0},
+        {"a": 7.0, "b": 7.0},
+        {"a": 3.0, "b": 3.0},
+    ]
+
+
+def test_work_that_one_rank_cannot_count_is_unknown() -> None:
+    counted = rank_trace(work=Work(num_operators=3, flops=10))
+
+    assert join_traces([counted, rank_trace()]).work is None
+
+
+def test_differences_and_buckets_are_kept_in_rank_order() -> None:
+    def difference(rank: int) -> RankDifference:
+        return RankDifference(quantity="parameter", name="a", step=1, rank=rank, error=0.5)
+
+    ranks = [
+        rank_trace(bucket_layout=[["b", "a"]]),
+        rank_trace(differences=[difference(1)]),
+        rank_trace(differences=[difference(2)]),
+    ]
+
+    trace = join_traces(ranks)
+
+    assert trace.differences == [difference(1), difference(2)]
+    assert trace.bucket_layout == [["b", "a"]]
+
+
+def test_batches_are_kept_by_shard_and_sparse_names_of_all_ranks() -> None:
+    first, second = torch.zeros(1), torch.ones(1)
+    ranks = [
+        rank_trace(shard_index=1, batches=[second], sparse=frozenset("a")),
+        rank_trace(shard_index=0, batches=[first], sparse=frozenset("b")),
+        rank_trace(shard_index=0, batches=[first]),
+    ]
+
+    trace = join_traces(ranks)
+
+    assert [[batch.item() for batch in shard] for shard in trace.batches] == [[0.0], [1.0]]
+    assert trace.sparse == {"a", "b"}
+
+
+def test_a_run_without_steps_has_none() -> None:
+    trace = join_traces([rank_trace(start=weights(a=1.0), num_skipped=8)])
+
+    assert (trace.steps, trace.num_skipped) == ([], 8)
+
+
+@pytest.mark.parametrize(
+    ("mine", "is_more"),
+    [((10, 5), False), ((11, 5), True), ((10, 6), True), ((9, 6), True), ((9, 5), False)],
+)
+def test_more_of_either_is_more_work(mine: tuple[int, int], is_more: bool) -> None:
+    num_operators, flops = mine
+
+    assert (
+        Work(num_operators=num_operators, flops=flops).exceeds(Work(num_operators=10, flops=5))
+        == is_more
+    )
+
+
+def test_work_is_told_in_words() -> None:
+    assert str(Work(num_operators=3, flops=10)) == "3 operators with 10 flops"
+
+
+@pytest.mark.parametrize(
+    ("shards", "is_equal"),
+    [
+        ([[1.0, 2.0], [1.0, 2.0]], True),
+        ([[1.0, 2.0], [1.0, 3.0]], False),
+        ([[1.0, 2.0], [3.0, 4.0], [1.0, 2.0]], True),
+        ([[1.0, 2.0], [2.0, 1.0]], False),
+        ([[1.0, 2.0], [1.0]], False),
+        ([[1.0, 2.0]], False),
+    ],
+)
+def test_two_shards_with_the_same_samples_are_seen(
+    shards: list[list[float]], is_equal: bool
+) -> None:
+    ranks = [
+        rank_trace(
+            shard_index=index,
+            steps=[
+                rank_step(
+                    micro_batches=[
+                        micro_batch(({"x": torch.tensor([value])}, torch.zeros(1)))
+                        for value in shard
+                    ]
+                )
+            ],
+        )
+        for index, shard in enumerate(shards)
+    ]
+
+    assert join_traces(ranks).steps[0].has_equal_shards == is_equal
+
+
+def test_traces_come_back_from_their_files_bit_by_bit(tmp_path: Path) -> None:
+    sparse = torch.tensor([1.0, -0.0, 1e-45])
+    steps = [
+        rank_step(
+            micro_batches=[micro_batch((torch.arange(3), ["a", "b", "c"]))],
+            gradients={"a": sparse.bfloat16(), "b": sparse},
+        )
+    ]
+    saved = rank_trace(start=weights(a=1.0), steps=steps, num_skipped=1)
+    paths = [tmp_path / "tested-0.pt", tmp_path / "tested-1.pt"]
+    save_trace(saved, paths[0])
+    save_trace(rank_trace(shard_index=1, steps=steps), paths[1])
+
+    trace = load_traces(paths)
+
+    (step,) = trace.steps
+    assert trace.num_skipped == 1
+    assert values(trace.start.parameters) == {"a": 1.0}
+    for name, tensor in steps[0].gradients.items():
+        assert step.gradients[name].dtype == tensor.dtype
+        assert torch.equal(step.gradients[name].view(torch.uint8), tensor.view(torch.uint8))
+    inputs, words = step.shards[1][0].batch
+    assert (inputs.tolist(), words) == ([0, 1, 2], ["a", "b", "c"])
+    state = step.shards[0][0].random_state
+    assert not state.has_moved_from(steps[0].micro_batches[0].random_state)
+
+
+def test_a_batch_of_a_class_that_only_a_test_knows_is_saved(tmp_path: Path) -> None:
+    local_class = namedtuple("local_class", "x y")
+    batch = local_class(torch.ones(2), torch.zeros(2))
+    save_trace(rank_trace(steps=[rank_step(micro_batches=[micro_batch(batch)])]), tmp_path / "0")
+
+    trace = load_traces([tmp_path / "0"])
+
+    loaded = trace.steps[0].shards[0][0].batch
+    assert loaded.x.tolist() == [1.0, 1.0]
+    assert loaded._fields == ("x", "y")

@@ -1,0 +1,45 @@
+"""A rank's children stand still while they are stopped, and go on afterwards."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+
+import psutil
+
+from perfsuite.worker.jobs.process import resume_children, stop_children
+
+
+def answer(connection) -> None:
+    while connection.recv():
+        connection.send(os.getpid())
+
+
+def test_a_stopped_child_answers_only_after_it_was_resumed() -> None:
+    ours, theirs = multiprocessing.get_context("fork").Pipe()
+    child = multiprocessing.get_context("fork").Process(target=answer, args=(theirs,), daemon=True)
+    child.start()
+    try:
+        stop_children()
+        ours.send(True)
+        while psutil.Process(child.pid).status() != psutil.STATUS_STOPPED:
+            pass
+        assert not ours.poll(0.05)
+
+        resume_children()
+
+        assert ours.recv() == child.pid
+    finally:
+        child.kill()
+        child.join()
+
+
+def test_children_that_have_ended_are_passed_over() -> None:
+    child = multiprocessing.get_context("fork").Process(target=int)
+    child.start()
+    child.join()
+
+    stop_children()
+    resume_children()
+
+    assert child.exitcode == 0

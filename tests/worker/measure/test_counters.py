@@ -1,0 +1,220 @@
+from __future__ import annotations
+
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
+
+from perfsuite.worker.measure.counters import count_iteration, count_kernel_launches, count_launches
+
+
+def untimed(name):
+    return nullcontext()
+
+
+class EveryCall(TorchDispatchMode):
+    """Lists the operators as they come, without any of the counter's rules."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.calls.append(func)
+        return func(*args, **(kwargs or {}))
+
+
+def lenet():
+    return nn.Sequential(
+        *(nn.Conv2d(1, 6, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()),
+        *(nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 10)),
+    )
+
+
+class Encoder(nn.Module):
+    def __init__(self, *, is_checkpointed=False):
+        super().__init__()
+        self.embedding = nn.Embedding(100, 32)
+        self.layers = nn.ModuleList(
+            nn.TransformerEncoderLayer(32, 4, 64, batch_first=True) for _ in range(2)
+        )
+        self.head = nn.Linear(32, 10)
+        self.is_checkpointed = is_checkpointed
+
+    def forward(self, tokens):
+        hidden = self.embedding(tokens)
+        for layer in self.layers:
+            if self.is_checkpointed:
+                hidden = checkpoint(layer, hidden, use_reentrant=False)
+            else:
+                hidden = layer(hidden)
+        return self.head(hidden.mean(1))
+
+
+def training_step(model, inputs):
+    optimizer = torch.optim.AdamW(model.parameters())
+    target = torch.zeros(len(inputs), dtype=torch.int64)
+
+    def step(stage):
+        optimizer.zero_grad()
+        with stage("forward"):
+            outputs = model(inputs)
+        with stage("backward"):
+            nn.functional.cross_entropy(outputs, target).backward()
+        with stage("optimizer"):
+            optimizer.step()
+
+    step(untimed)
+    return step
+
+
+def step_of(name):
+    if name == "lenet":
+        return training_step(lenet(), torch.randn(32, 1, 28, 28))
+    is_checkpointed = name == "checkpointed encoder"
+    tokens = torch.zeros(4, 16, dtype=torch.int64)
+    return training_step(Encoder(is_checkpointed=is_checkpointed), tokens)
+
+
+MODELS = ("lenet", "encoder", "checkpointed encoder")
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_flops_equal_those_of_torchs_own_counter(name):
+    step = step_of(name)
+    with FlopCounterMode(display=False) as theirs:
+        step(untimed)
+
+    assert count_iteration(step).flops == theirs.get_total_flops() > 0
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_operator_counts_except_the_markers_of_the_profiler(name):
+    step = step_of(name)
+    with EveryCall() as every:
+        step(untimed)
+    markers = [func for func in every.calls if func.namespace == "profiler"]
+
+    assert len(markers) > 0
+    assert count_iteration(step).ops == len(every.calls) - len(markers)
+
+
+def test_a_lenet_step_takes_the_flops_that_its_layers_add_up_to():
+    # Multiply-adds of a sample, two flops each: two convolutions and three linear layers.
+    convolutions = [28 * 28 * 6 * 25, 10 * 10 * 16 * 25 * 6]
+    linears = [400 * 120, 120 * 84, 84 * 10]
+    forward = 2 * 32 * sum(convolutions + linears)
+    # The backward pass takes twice that, less the gradient of the inputs that nobody wants.
+    expected = 3 * forward - 2 * 32 * convolutions[0]
+
+    assert count_iteration(step_of("lenet")).flops == expected
+
+
+def test_recomputation_is_counted():
+    plain, again = (
+        count_iteration(step_of("encoder")),
+        count_iteration(step_of("checkpointed encoder")),
+    )
+
+    assert again.flops > plain.flops
+    assert again.ops > plain.ops
+
+
+def test_the_counts_are_the_same_each_time():
+    step = step_of("encoder")
+
+    assert len({count_iteration(step) for _ in range(3)}) == 1
+
+
+def test_inference_mode_hides_no_flops():
+    model, inputs = lenet(), torch.randn(2, 1, 28, 28)
+
+    def evaluate(stage):
+        with torch.inference_mode():
+            model(inputs)
+
+    with FlopCounterMode(display=False) as theirs:
+        evaluate(untimed)
+
+    assert count_iteration(evaluate).flops == theirs.get_total_flops() > 0
+
+
+def test_what_loading_does_is_not_counted():
+    def iterate(stage):
+        with stage("load"):
+            batch = torch.stack([torch.zeros(4)] * 3) @ torch.zeros(4, 4)
+        with stage("forward"):
+            batch.relu()
+
+    counts = count_iteration(iterate)
+
+    assert (counts.ops, counts.flops) == (1, 0)
+
+
+def test_loading_that_fails_does_not_hide_what_comes_after():
+    def iterate(stage):
+        try:
+            with stage("load"):
+                raise StopIteration
+        except StopIteration:
+            torch.zeros(1)
+
+    assert count_iteration(iterate).ops == 1
+
+
+def test_launches_of_the_runtime_and_of_the_driver_count_and_nothing_else():
+    names = [
+        "cudaLaunchKernel",
+        "cudaLaunchKernelExC",
+        "cuLaunchKernel",
+        "cuLaunchKernelEx",
+        "cudaLaunchKernel",
+        "cudaMemcpyAsync",
+        "cudaDeviceSynchronize",
+        "cudaLaunchHostFunc",
+        "aten::add",
+        "void at::native::vectorized_elementwise_kernel<4>",
+    ]
+
+    assert count_launches(names) == 5
+
+
+def test_a_cpu_launches_no_kernels_so_their_number_is_none():
+    def never(stage):
+        raise AssertionError("not to be run")
+
+    assert count_kernel_launches(never, torch.device("cpu")) is None
+
+
+def test_on_cuda_the_launches_of_one_synchronised_iteration_are_counted(monkeypatch):
+    trace = []
+
+    class FakeProfile:
+        def __init__(self, activities):
+            assert torch.profiler.ProfilerActivity.CUDA in activities
+
+        def __enter__(self):
+            trace.append("begin")
+            return self
+
+        def __exit__(self, *exception):
+            trace.append("end")
+
+        def events(self):
+            return [SimpleNamespace(name=name) for name in ("cudaLaunchKernel", "aten::mm")]
+
+    monkeypatch.setattr(torch.profiler, "profile", FakeProfile)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: trace.append("synchronize"))
+
+    def iterate(stage):
+        with stage("forward"):
+            trace.append("iterate")
+
+    assert count_kernel_launches(iterate, torch.device("cuda", 0)) == 1
+    assert trace == ["synchronize", "begin", "iterate", "synchronize", "end"]

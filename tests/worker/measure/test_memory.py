@@ -1,0 +1,261 @@
+from __future__ import annotations
+
+import functools
+import gc
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import (
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
+
+from perfsuite.ranks.messages import PeakMemory
+from perfsuite.worker.measure.memory import LiveStorage, measure_peak
+
+CPU = torch.device("cpu")
+KIB = 1024
+
+
+class Chain(nn.Module):
+    """Blocks of width 64; with 32 samples each activation is 8 KiB and each weight 16 KiB."""
+
+    def __init__(self, num_blocks: int, checkpointing: str) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU())
+            for _ in range(num_blocks)
+        )
+        self.checkpointing = checkpointing
+
+    def forward(self, activation):
+        for block in self.blocks:
+            activation = self._run(block, activation)
+        return activation
+
+    def _run(self, block, activation):
+        if self.checkpointing == "none":
+            return block(activation)
+        if self.checkpointing == "every-block":
+            return checkpoint(block, activation, use_reentrant=False)
+        keep_products = functools.partial(
+            create_selective_checkpoint_contexts, [torch.ops.aten.addmm.default]
+        )
+        return checkpoint(block, activation, use_reentrant=False, context_fn=keep_products)
+
+
+def forward_and_backward(model, inputs, stage):
+    with stage("forward"):
+        outputs = model(inputs)
+    with stage("backward"):
+        outputs.sum().backward()
+
+
+def measure_chain(num_blocks: int, checkpointing: str) -> PeakMemory:
+    model = Chain(num_blocks, checkpointing)
+    inputs = torch.randn(32, 64)
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    held = (tensor for p in model.parameters() for tensor in (p, p.grad))
+    return measure_peak(functools.partial(forward_and_backward, model, inputs), held, CPU)
+
+
+@pytest.mark.parametrize(
+    ("checkpointing", "saved_kib_per_block"),
+    # Kept of a block: the two outputs of ReLU; its input; its input and both products.
+    [("none", 16), ("every-block", 8), ("selective", 24)],
+)
+def test_what_a_forward_pass_keeps_grows_with_the_blocks(checkpointing, saved_kib_per_block):
+    few, many = measure_chain(4, checkpointing), measure_chain(12, checkpointing)
+
+    saved_bytes = many.saved_activation_bytes - few.saved_activation_bytes
+    assert saved_bytes == 8 * saved_kib_per_block * KIB
+
+
+def test_checkpointing_lowers_the_peak_by_what_it_does_not_keep():
+    plain = measure_chain(12, "none").peak_bytes - measure_chain(4, "none").peak_bytes
+    saving = (
+        measure_chain(12, "every-block").peak_bytes - measure_chain(4, "every-block").peak_bytes
+    )
+
+    # Each block: two weights and biases and their gradients, and what is kept of it.
+    parameters = 2 * 2 * (64 * 64 + 64) * 4
+    assert plain == 8 * (parameters + 16 * KIB)
+    assert saving == 8 * (parameters + 8 * KIB)
+
+
+def test_the_measurement_is_the_same_each_time():
+    assert len({repr(measure_chain(6, "every-block")) for _ in range(3)}) == 1
+
+
+def test_a_storage_counts_from_its_making_to_its_end():
+    with LiveStorage([]) as tracker:
+        kept = torch.zeros(256)
+        dropped = torch.zeros(1024)
+        both = tracker.current_bytes
+        del dropped
+
+        assert (both, tracker.current_bytes) == (5 * KIB, 1 * KIB)
+
+    assert tracker.peak_bytes == 5 * KIB
+    assert kept.sum() == 0
+
+
+def test_views_of_one_storage_count_once():
+    weight = torch.zeros(256)
+    tracker = LiveStorage([weight, weight.view(16, 16), weight[:10]])
+
+    with tracker:
+        part = weight.view(2, 128)[1]
+        part.add_(1)
+
+    assert (tracker.current_bytes, tracker.peak_bytes) == (1 * KIB, 1 * KIB)
+
+
+def test_freeing_a_held_tensor_is_seen():
+    held = [torch.zeros(256), torch.zeros(256)]
+    tracker = LiveStorage(iter(held))
+
+    with tracker:
+        held.pop()
+
+        assert tracker.current_bytes == 1 * KIB
+    assert tracker.peak_bytes == 2 * KIB
+
+
+def test_a_tensor_from_before_counts_from_its_first_use_but_was_not_made_here():
+    batch = torch.zeros(256)
+
+    with LiveStorage([]) as tracker:
+        outputs = batch + 1
+
+        assert (tracker.current_bytes, tracker.made_bytes) == (2 * KIB, 1 * KIB)
+    assert outputs.sum() == 256
+
+
+@pytest.mark.parametrize(("follow_resizes", "seen_kib"), [(True, 2), (False, 3)])
+def test_a_storage_resized_without_an_operator_is_followed_on_demand(follow_resizes, seen_kib):
+    gathered = torch.zeros(256)
+
+    with LiveStorage([gathered], follow_resizes=follow_resizes) as tracker:
+        gathered.untyped_storage().resize_(0)
+        others = torch.zeros(512)
+
+        assert tracker.current_bytes == seen_kib * KIB
+    assert tracker.peak_bytes == seen_kib * KIB
+    assert others.numel() == 512
+
+
+def test_a_resized_storage_is_seen_again_when_an_operator_uses_it():
+    gathered = torch.zeros(256)
+
+    with LiveStorage([gathered], follow_resizes=False) as tracker:
+        gathered.untyped_storage().resize_(2 * KIB)
+        gathered.add_(1)
+
+    assert tracker.current_bytes == 2 * KIB
+
+
+def test_sparse_gradients_count_by_their_indices_and_values():
+    embedding = nn.Embedding(1000, 4, sparse=True)
+    index = torch.tensor([1, 2])
+
+    with LiveStorage([embedding.weight, index]) as tracker:
+        embedding(index).sum().backward()
+        gc.collect()
+
+        assert embedding.weight.grad.is_sparse
+        values, indices = 2 * 4 * 4, 2 * 8
+        assert values <= tracker.made_bytes <= values + indices
+
+
+def test_loading_is_not_counted_but_what_it_loaded_is_once_used():
+    def iterate(stage):
+        with stage("load"):
+            batch = torch.zeros(1024).reshape(4, 256)[0].clone()
+        with stage("forward"):
+            outputs = batch * 2
+        with stage("backward"):
+            outputs.sum()
+
+    measured = measure_peak(iterate, iter([]), CPU)
+
+    assert measured.peak_bytes == 2 * KIB + 4
+    assert measured.saved_activation_bytes == 1 * KIB
+
+
+def test_of_several_micro_batches_the_one_that_keeps_most_counts():
+    def iterate(stage):
+        for num_kib in (1, 3, 2):
+            with stage("forward"):
+                kept = torch.zeros(256 * num_kib)
+            with stage("backward"):
+                del kept
+
+    assert measure_peak(iterate, iter([]), CPU).saved_activation_bytes == 3 * KIB
+
+
+def test_a_pipelines_forward_passes_count_together_until_the_first_backward_pass():
+    def iterate(stage):
+        kept = []
+        for name in ("forward", "forward", "backward", "forward", "backward", "backward"):
+            with stage(name):
+                if name == "forward":
+                    kept.append(torch.zeros(256))
+                else:
+                    kept.pop()
+
+    assert measure_peak(iterate, iter([]), CPU).saved_activation_bytes == 2 * KIB
+
+
+def test_without_a_backward_pass_nothing_is_said_of_saved_activations():
+    def evaluate(stage):
+        with stage("evaluation"):
+            torch.zeros(256)
+
+    assert measure_peak(evaluate, iter([]), CPU) == PeakMemory(
+        metric="live_storage_peak", peak_bytes=1 * KIB, saved_activation_bytes=None
+    )
+
+
+def test_on_cuda_the_allocator_is_asked_after_a_reset_and_a_synchronisation(monkeypatch):
+    device = torch.device("cuda", 0)
+    allocated_bytes = iter([100, 700])
+    calls = []
+
+    def fake(name, value=None):
+        def call(asked):
+            assert asked == device
+            calls.append(name)
+            return next(allocated_bytes) if name == "memory_allocated" else value
+
+        monkeypatch.setattr(torch.cuda, name, call)
+
+    fake("synchronize")
+    fake("reset_peak_memory_stats")
+    fake("memory_allocated")
+    fake("max_memory_allocated", 900)
+
+    def iterate(stage):
+        for name in ("load", "forward", "backward", "optimizer"):
+            with stage(name):
+                calls.append(name)
+
+    measured = measure_peak(iterate, iter([]), device)
+
+    assert measured == PeakMemory(
+        metric="max_memory_allocated", peak_bytes=900, saved_activation_bytes=600
+    )
+    assert calls == [
+        "synchronize",
+        "reset_peak_memory_stats",
+        "load",
+        "memory_allocated",
+        "forward",
+        "memory_allocated",
+        "backward",
+        "optimizer",
+        "synchronize",
+        "max_memory_allocated",
+    ]

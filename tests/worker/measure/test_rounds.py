@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+import torch
+
+from perfsuite.errors import PerfsuiteError
+from perfsuite.ranks.messages import RoundTimes
+from perfsuite.worker.measure.rounds import choose_num_iterations, measure_rounds
+from perfsuite.worker.measure.stages import StageClock
+
+
+class FakeHost:
+    """A clock that only moves when it is told to."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+    def spend(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
+def measure(host: FakeHost, iterate, **changes):
+    stages = changes.pop("stages", None) or StageClock(torch.device("cpu"), clock=host)
+    arguments = {
+        "num_rounds": 2,
+        "num_iterations": 3,
+        "stages": stages,
+        "start_together": lambda: None,
+        "synchronize": lambda: None,
+        "after_round": lambda number: None,
+        "clock": host,
+    }
+    return measure_rounds(iterate, **(arguments | changes))
+
+
+def test_a_round_lasts_from_the_common_start_to_the_last_synchronisation():
+    host = FakeHost()
+
+    rounds = measure(
+        host,
+        lambda stage: host.spend(1.0),
+        start_together=lambda: host.spend(100.0),
+        synchronize=lambda: host.spend(0.5),
+        after_round=lambda number: host.spend(1000.0),
+    )
+
+    assert rounds == [RoundTimes(duration_s=3.5, stages_s={})] * 2
+
+
+def test_each_round_has_its_own_stages_and_none_of_the_warm_up():
+    host = FakeHost()
+    stages = StageClock(torch.device("cpu"), clock=host)
+    with stages("load"):
+        host.spend(50.0)
+    durations_s = iter([1.0, 2.0])
+
+    def iterate(stage):
+        with stage("forward"):
+            host.spend(next(durations_s))
+
+    rounds = measure(host, iterate, stages=stages, num_iterations=1)
+
+    assert [times.stages_s for times in rounds] == [{"forward": 1.0}, {"forward": 2.0}]
+
+
+def test_the_ranks_start_together_before_the_device_is_synchronised():
+    events: list[object] = []
+
+    measure(
+        FakeHost(),
+        lambda stage: events.append("iterate"),
+        start_together=lambda: events.append("together"),
+        synchronize=lambda: events.append("synchronize"),
+        after_round=events.append,
+    )
+
+    one_round = ["together", "synchronize", "iterate", "iterate", "iterate", "synchronize"]
+    assert events == ["synchronize", *one_round, 0, *one_round, 1]
+
+
+def test_garbage_is_collected_between_rounds_and_never_inside():
+    class Node:
+        pass
+
+    alive_in_round = []
+    references = []
+
+    def iterate(stage):
+        node = Node()
+        node.itself = node
+        references.append(weakref.ref(node))
+        alive_in_round.append((gc.isenabled(), sum(ref() is not None for ref in references)))
+
+    measure(FakeHost(), iterate)
+
+    assert alive_in_round == [(False, 1), (False, 2), (False, 3)] * 2
+
+
+@pytest.mark.parametrize("was_enabled", [True, False])
+def test_the_collector_is_left_as_it_was_when_an_iteration_fails(was_enabled):
+    def fail(stage):
+        raise ZeroDivisionError
+
+    try:
+        if not was_enabled:
+            gc.disable()
+        with pytest.raises(ZeroDivisionError):
+            measure(FakeHost(), fail)
+        assert gc.isenabled() is was_enabled
+        assert gc.get_freeze_count() == 0
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize(
+    ("iteration_s", "steps_per_epoch", "expected"),
+    [
+        (0.050, None, 1),
+        (0.049, None, 2),
+        (10.0, None, 1),
+        (0.0125, None, 4),
+        (0.002, None, 32),
+        (1e-6, None, 65536),
+        (0.002, 64, 32),
+        (0.002, 63, 63),
+        (0.002, 32, 32),
+        (0.002, 20, 40),
+        (0.002, 1, 32),
+        (10.0, 1, 1),
+    ],
+)
+def test_a_round_is_a_power_of_two_or_whole_epochs(iteration_s, steps_per_epoch, expected):
+    assert choose_num_iterations(iteration_s, steps_per_epoch=steps_per_epoch) == expected
+
+
+@pytest.mark.parametrize("iteration_s", [0.0, -1.0, float("inf"), float("nan")])
+def test_an_iteration_without_a_duration_cannot_be_timed(iteration_s):
+    with pytest.raises(PerfsuiteError) as caught:
+        choose_num_iterations(iteration_s, steps_per_epoch=None)
+
+    assert str(caught.value) == (
+        f"an iteration of {iteration_s} s cannot be timed in rounds; "
+        "it must take a positive, finite number of seconds"
+    )

@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from perfsuite import Recipe, Workload
+from perfsuite.errors import NotExercisedError
+from perfsuite.worker.training.parallel import choose_strategy
+
+CPU = torch.device("cpu")
+
+
+def refusal(workload: Workload) -> str:
+    with pytest.raises(NotExercisedError) as raised:
+        choose_strategy(workload, Recipe(parallel="ddp:3"), device=CPU)
+    return str(raised.value)
+
+
+def shards(workload: Workload, parallel: str) -> tuple[int, int, bool]:
+    strategy = choose_strategy(workload, Recipe(parallel=parallel), device=CPU)
+    return strategy.shard_index, strategy.num_shards, strategy.splits_parameters
+
+
+def test_a_group_of_another_size_is_refused(rank_group: Any, make_image: Any) -> None:
+    (message,) = rank_group(1, refusal, make_image())
+
+    assert message == "parallel 'ddp:3' needs 3 ranks, and the process group has 1"
+
+
+def test_a_single_process_needs_no_group(make_image: Any) -> None:
+    assert shards(make_image(), "single") == (0, 1, False)
+
+
+@pytest.mark.parametrize(
+    ("parallel", "second"),
+    [
+        ("ddp:2", (1, 2, False)),
+        ("zero1:2", (1, 2, False)),
+        ("horovod-like:2", (1, 2, False)),
+        ("fsdp:2", (1, 2, True)),
+        ("hsdp:1x2", (1, 2, True)),
+        ("tp:2", (0, 1, True)),
+        ("pp:2", (0, 1, True)),
+        ("mp:2", (0, 1, True)),
+    ],
+)
+def test_ranks_load_the_same_data_only_where_they_compute_one_batch_together(
+    rank_group: Any, make_image: Any, parallel: str, second: tuple[int, int, bool]
+) -> None:
+    assert rank_group(2, shards, make_image(), parallel)[1] == second
