@@ -19,7 +19,7 @@ import numpy as np
 import typer
 from numpy.typing import NDArray
 
-from perfsuite.stats.trend import find_course
+from perfsuite.stats.trend import find_trend
 
 Floats = NDArray[np.float64]
 NUM_WEEKS: Final = 26
@@ -98,7 +98,7 @@ def main(
 
 def rates(weeks: Floats, histories: Sequence[Floats]) -> tuple[str, str, str, str]:
     """Return how many histories have a step, a drift or either, and how many have one for Otava."""
-    courses = [find_course(list(weeks), list(np.exp(logs)), smallest=0.0) for logs in histories]
+    courses = [find_trend(list(weeks), list(np.exp(logs)), smallest=0.0) for logs in histories]
     told = [(bool(course.steps), course.drift is not None) for course in courses if course]
     counts = [sum(step for step, _ in told), sum(drift for _, drift in told), sum(map(any, told))]
     steps, drifts, either = (f"{100 * count / len(histories):.1f} %" for count in counts)

@@ -28,7 +28,7 @@ from perfsuite.experiments.interleave import Cell
 from perfsuite.experiments.rank_session import Session
 from perfsuite.gate.arms.arm import Arm
 from perfsuite.gate.judge.judge import judge
-from perfsuite.gate.judge.trial import Budget, Demands, Trial
+from perfsuite.gate.judge.trial import Budget, CellPolicy, Trial
 from perfsuite.records.cell import CellRecord, samples_of_step
 from perfsuite.records.equivalence import EquivalenceReport
 from perfsuite.records.recipe_text import describe_recipe
@@ -213,7 +213,7 @@ def _judge(
     # An iteration of more samples may take longer by as much. The floor is for slowdowns that
     # nobody would notice; here every difference is asked for.
     more_samples = head.num_samples / base.num_samples
-    demands = Demands(
+    demands = CellPolicy(
         tolerance=request.tolerance,
         limit=request.limit,
         floor_s=0.0,

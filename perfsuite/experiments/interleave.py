@@ -42,7 +42,7 @@ class Cell:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Series:
+class CellTimes:
     """What the repetitions of one cell gave, in their order.
 
     Attributes:
@@ -64,7 +64,7 @@ def measure_interleaved(
     num_repetitions: int,
     seed: int,
     say: Callable[[str], None],
-) -> dict[Key, Series]:
+) -> dict[Key, CellTimes]:
     """Return what every cell gave, as many times as there are repetitions.
 
     Args:
@@ -90,4 +90,4 @@ def measure_interleaved(
             outcomes[key].append(outcome)
             duration = format_seconds(intervals.median(outcome.step_times_s))
             say(f"repetition {repetition} of {num_repetitions}, {key}: {duration} an iteration")
-    return {key: Series(outcomes=tuple(outcomes[key])) for key in cells}
+    return {key: CellTimes(outcomes=tuple(outcomes[key])) for key in cells}

@@ -12,9 +12,9 @@ from typing import Protocol
 from perfsuite.errors import PerfsuiteError
 from perfsuite.ranks.group import GroupPolicy, run_group
 from perfsuite.ranks.messages import Job, Reply
-from perfsuite.ranks.torchrun.groups import SpanningGroups
+from perfsuite.ranks.torchrun.groups import MultiHostGroups
 from perfsuite.ranks.torchrun.peers import Peers
-from perfsuite.ranks.torchrun.topology import Layout, read_whereabouts
+from perfsuite.ranks.torchrun.topology import Topology, read_place
 from perfsuite.records.capability import Hardware, why_not_exercised
 from perfsuite.records.recipe import Recipe
 from perfsuite.system.timing_lock import TimingLock
@@ -43,7 +43,7 @@ class Launcher(Protocol):
         """Run a job on a fresh group and return its replies, as `group.run_group` does."""
 
 
-class Alone:
+class LocalLauncher:
     """This process starts every rank of a group, on this machine."""
 
     def __init__(self, hardware: Hardware, lock: TimingLock) -> None:
@@ -65,7 +65,7 @@ class Alone:
         return run_group(job, world_size=world_size, policy=policy, needs_group=needs_group)
 
 
-class Together:
+class TorchrunLauncher:
     """This process and its peers start one rank each; they call every method in the same order."""
 
     def __init__(
@@ -82,15 +82,15 @@ class Together:
         Raises:
             LostRankError: A rank did not come.
         """
-        mine = read_whereabouts(lock.folder, gpus)
-        self._layout = Layout(tuple(peers.gather("whereabouts", mine)))
+        mine = read_place(lock.folder, gpus)
+        self._layout = Topology(tuple(peers.gather("whereabouts", mine)))
         self.hardware = dataclasses.replace(
             hardware, num_gpus=self._layout.num_gpus, num_cores=self._layout.num_cores
         )
         self._peers = peers
         self._lock = lock
         self._holds_machines = False
-        self.run = SpanningGroups(peers, self._layout).run
+        self.run = MultiHostGroups(peers, self._layout).run
 
     def hold_machine(self) -> None:
         """See `Launcher`; of ranks that share a lock, the first takes it."""

@@ -21,7 +21,7 @@ from perfsuite.errors import (
     SettingError,
 )
 from perfsuite.experiments import results
-from perfsuite.experiments.launcher import Alone, Launcher, Together
+from perfsuite.experiments.launcher import Launcher, LocalLauncher, TorchrunLauncher
 from perfsuite.experiments.profile import combine_profiles
 from perfsuite.experiments.results import combine
 from perfsuite.experiments.settings import Settings
@@ -77,7 +77,7 @@ class Session:
         )
         self._gpus = [gpu.uuid for gpu in gpus]
         self._lock = TimingLock(wait_s=settings.wait_s, say=say)
-        self._launcher: Launcher = Alone(hardware, self._lock)
+        self._launcher: Launcher = LocalLauncher(hardware, self._lock)
         self._policy = GroupPolicy(
             device=hardware.device,
             num_gpus=hardware.num_gpus,
@@ -105,7 +105,7 @@ class Session:
         Raises:
             LostRankError: A rank did not come.
         """
-        self._launcher = Together(self.hardware, self._lock, peers, self._gpus)
+        self._launcher = TorchrunLauncher(self.hardware, self._lock, peers, self._gpus)
 
     def hold_machine(self) -> None:
         """Return when no other timing session is at work; the machine is held until `close`.

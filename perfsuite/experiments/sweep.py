@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from perfsuite.experiments.interleave import Cell, Series, measure_interleaved
+from perfsuite.experiments.interleave import Cell, CellTimes, measure_interleaved
 from perfsuite.experiments.rank_session import Session
 from perfsuite.records.recipe import Recipe
 from perfsuite.stats.intervals import Interval, geometric_interval
@@ -191,7 +191,7 @@ def _percent(ratio: float) -> str:
     return f"{ratio:.0%}"
 
 
-def _curve(series: Mapping[str, Series], activity: Activity, counts: Sequence[int]) -> Curve:
+def _curve(series: Mapping[str, CellTimes], activity: Activity, counts: Sequence[int]) -> Curve:
     return Curve(
         times_s={count: series[f"{activity} with num_workers={count}"].times_s for count in counts}
     )

@@ -65,7 +65,7 @@ class BisectRequest:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step:
+class BisectStep:
     """One commit that was judged.
 
     Attributes:
@@ -95,10 +95,10 @@ class BisectResult:
 
     cell: str
     bounds: tuple[float, float]
-    ends: tuple[Step, ...]
-    steps: tuple[Step, ...] = ()
+    ends: tuple[BisectStep, ...]
+    steps: tuple[BisectStep, ...] = ()
     refusal: str | None = None
-    first_bad: Step | None = None
+    first_bad: BisectStep | None = None
     possible: tuple[tuple[str, str], ...] = ()
 
 
@@ -123,7 +123,7 @@ class _Search:
     good_tree: Path
     say: Callable[[str], None]
 
-    def judge(self, commit: str, bounds: tuple[float, float]) -> Step:
+    def judge(self, commit: str, bounds: tuple[float, float]) -> BisectStep:
         """Judge a commit against the good one, by a tolerance and a limit."""
         request = self.request
         with _tree_of(self.root, self.suite, self.cell, commit) as (tree, inifile):
@@ -151,7 +151,7 @@ class _Search:
                 name=self.cell, word="NO-BASELINE", by="collection", reason=reason
             )
         mark = _MARKS.get(verdict.word, "skip")
-        return Step(
+        return BisectStep(
             commit=commit, subject=subject_of(self.root, commit), mark=mark, verdict=verdict
         )
 
@@ -220,7 +220,7 @@ def _search(search: _Search) -> BisectResult:
     found = replace(found, bounds=bounds, ends=(bad, good))
     if good.mark != "good":
         return replace(found, refusal=_why_not_good(good))
-    steps: list[Step] = []
+    steps: list[BisectStep] = []
     with bisection(search.root, good=search.good, bad=search.bad) as run:
         while (end := run.find_end()) is None:
             step = search.judge(run.candidate(), bounds)
@@ -251,7 +251,7 @@ def bounds_of(bad: CellVerdict) -> tuple[float, float]:
     return tolerance, limit
 
 
-def _why_not_bad(bad: Step) -> str:
+def _why_not_bad(bad: BisectStep) -> str:
     if bad.mark == "good":
         return (
             f"{short(bad.commit)} is not slower than the good commit ({_figures(bad.verdict)}), so "
@@ -263,14 +263,14 @@ def _why_not_bad(bad: Step) -> str:
     )
 
 
-def _why_not_good(good: Step) -> str:
+def _why_not_good(good: BisectStep) -> str:
     return (
         f"{short(good.commit)} cannot be told from itself on this machine: "
         f"{_figures(good.verdict)}; see what 'perfsuite doctor' says, or allow more --max-pairs"
     )
 
 
-def describe_step(step: Step) -> str:
+def describe_step(step: BisectStep) -> str:
     """Return what a step came to: "5db0efb 'A change': PASS, +0.3 % (-0.5 % to +1.0 %): good"."""
     return f"{short(step.commit)} {step.subject!r}: {_figures(step.verdict)}: {step.mark}"
 

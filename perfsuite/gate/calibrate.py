@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from perfsuite.errors import WorkloadError
 from perfsuite.gate.arms.arm import Arm
 from perfsuite.gate.judge.judge import judge
-from perfsuite.gate.judge.trial import Demands, Judgement, Trial
+from perfsuite.gate.judge.trial import CellPolicy, Judgement, Trial
 from perfsuite.gate.noise import CellNoise, SessionPairs, pool_noise
 from perfsuite.gate.request import GateRequest, collect, head_arm
-from perfsuite.gate.run_gate import HELD, demands_of
+from perfsuite.gate.run_gate import HELD, policy_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +53,7 @@ NOTHING = Plant()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Planted:
+class PlantedResult:
     """What the judge made of sessions in which something was planted in head.
 
     Attributes:
@@ -87,8 +87,8 @@ class CalibrationResult:
 
     num_cells: int
     max_pairs: int
-    identical: Planted
-    planted: tuple[Planted, ...]
+    identical: PlantedResult
+    planted: tuple[PlantedResult, ...]
     noise: dict[str, CellNoise]
 
 
@@ -119,7 +119,7 @@ def calibrate(
     seeds = random.Random(request.seed)
     pairs: dict[str, list[SessionPairs]] = {name: [] for name in demands}
 
-    def run(plant: Plant) -> Planted:
+    def run(plant: Plant) -> PlantedResult:
         judgements = []
         most = num_identical if plant == NOTHING else num_sessions
         for number in range(most):
@@ -156,7 +156,9 @@ def calibrate(
         )
 
 
-def _collect_cells(request: GateRequest, plants: Sequence[Plant]) -> tuple[Arm, dict[str, Demands]]:
+def _collect_cells(
+    request: GateRequest, plants: Sequence[Plant]
+) -> tuple[Arm, dict[str, CellPolicy]]:
     """Head's arm, and what is asked of each of its cells."""
     collected = collect(head_arm(request, None))
     if collected.suite is None or collected.failure is not None:
@@ -171,7 +173,7 @@ def _collect_cells(request: GateRequest, plants: Sequence[Plant]) -> tuple[Arm, 
                 f"{plant} can be planted in cells of train_benchmark alone, and {others[0]} is "
                 "none; leave it out with -k, or plant a slowdown such as 5%"
             )
-    demands = {name: demands_of(request, collected.suite, name) for name in cells}
+    demands = {name: policy_of(request, collected.suite, name) for name in cells}
     return head_arm(request, collected.suite), demands
 
 
@@ -196,7 +198,7 @@ def _refuse_broken(judgement: Judgement) -> None:
             raise WorkloadError(f"{trial.name} cannot be calibrated with: {trial.reason}")
 
 
-def _summarise(plant: Plant, judgements: Sequence[Judgement]) -> Planted:
+def _summarise(plant: Plant, judgements: Sequence[Judgement]) -> PlantedResult:
     verdicts: dict[str, int] = {}
     num_pairs = []
     for judgement in judgements:
@@ -206,7 +208,7 @@ def _summarise(plant: Plant, judgements: Sequence[Judgement]) -> Planted:
             verdicts[word] = verdicts.get(word, 0) + 1
             if trial.decision is not None:
                 num_pairs.append(trial.decision.num_pairs)
-    return Planted(
+    return PlantedResult(
         plant=plant,
         num_sessions=len(judgements),
         num_red=sum(

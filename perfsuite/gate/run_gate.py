@@ -27,7 +27,7 @@ from perfsuite.gate.git.worktree import check_base_dir, sweep_stale_trees, what_
 from perfsuite.gate.judge.counts import parse_slacks
 from perfsuite.gate.judge.explain import explain
 from perfsuite.gate.judge.judge import judge
-from perfsuite.gate.judge.trial import Demands, Judgement, Trial
+from perfsuite.gate.judge.trial import CellPolicy, Judgement, Trial
 from perfsuite.gate.request import (
     GateRequest,
     base_arm,
@@ -209,7 +209,7 @@ def _judge_common(
     common, cells = find_common(list(suite.cells), theirs, accepted)
     demands = {
         name: dataclasses.replace(
-            demands_of(request, suite, name),
+            policy_of(request, suite, name),
             accepted_slowdown=accepted.allowed_slowdown(name),
             accepted_increase=functools.partial(accepted.allowed_increase, name),
         )
@@ -360,14 +360,14 @@ def _result(
     )
 
 
-def demands_of(request: GateRequest, suite: Suite, name: str) -> Demands:
+def policy_of(request: GateRequest, suite: Suite, name: str) -> CellPolicy:
     """Return what is asked of a cell: by its markers, else by the request."""
     asked = suite.cells[name]
     floor_s = request.floor_s
     if floor_s is None:
         floor_s = _TRAIN_FLOOR_S if asked.get("is_train") else 0.0
     try:
-        demands = Demands(
+        demands = CellPolicy(
             tolerance=parse_ratio(asked["tolerance"])
             if "tolerance" in asked
             else request.tolerance,

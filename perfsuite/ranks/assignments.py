@@ -12,7 +12,7 @@ from perfsuite.ranks.messages import Rendezvous
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class Assignment:
     """One rank of a group, as the controller that starts it sees it.
 
     Attributes:
@@ -37,7 +37,7 @@ class Part:
         return cores[self.place] if self.num_neighbours <= len(cores) else None
 
 
-def all_parts(world_size: int, *, device: str, num_gpus: int) -> tuple[Part, ...]:
+def all_assignments(world_size: int, *, device: str, num_gpus: int) -> tuple[Assignment, ...]:
     """Return the parts of a group that one controller starts as a whole.
 
     >>> [(part.rank, part.backend) for part in all_parts(2, device="cuda", num_gpus=2)]
@@ -48,6 +48,6 @@ def all_parts(world_size: int, *, device: str, num_gpus: int) -> tuple[Part, ...
     # NCCL where each rank has a GPU of its own.
     backend = "nccl" if device == "cuda" and world_size <= num_gpus else "gloo"
     return tuple(
-        Part(rank=rank, place=rank, num_neighbours=world_size, gpu=rank, backend=backend)
+        Assignment(rank=rank, place=rank, num_neighbours=world_size, gpu=rank, backend=backend)
         for rank in range(world_size)
     )

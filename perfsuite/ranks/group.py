@@ -29,7 +29,7 @@ from perfsuite.errors import (
 )
 from perfsuite.ranks import bootstrap
 from perfsuite.ranks import failures as failures_module
-from perfsuite.ranks.assignments import Part, all_parts
+from perfsuite.ranks.assignments import Assignment, all_assignments
 from perfsuite.ranks.forkserver import start_process
 from perfsuite.ranks.messages import Failed, Job, RankStart, Reply, Skipped, TurnChannel
 from perfsuite.ranks.progress import Board, Position
@@ -110,7 +110,7 @@ class RankGroup:
         world_size: int,
         policy: GroupPolicy,
         needs_group: bool,
-        part: Part | None = None,
+        part: Assignment | None = None,
     ) -> None:
         """Start the ranks.
 
@@ -124,7 +124,7 @@ class RankGroup:
         parts = (
             (part,)
             if part is not None
-            else all_parts(world_size, device=policy.device, num_gpus=policy.num_gpus)
+            else all_assignments(world_size, device=policy.device, num_gpus=policy.num_gpus)
         )
         self._ranks = tuple(one.rank for one in parts)
         self._world_size = world_size
@@ -154,7 +154,7 @@ class RankGroup:
     def __exit__(self, *_: object) -> None:
         self.end()
 
-    def _start_all(self, parts: Sequence[Part], job: Job, needs_group: bool) -> None:
+    def _start_all(self, parts: Sequence[Assignment], job: Job, needs_group: bool) -> None:
         policy = self._policy
         cores = tuple(sorted(os.sched_getaffinity(0)))
         pins = policy.pins_ranks and policy.device == "cpu"

@@ -125,7 +125,7 @@ class RankStart:
         entry: The function that the rank runs, "package.module:function".
         folder: The group's own temporary folder: rendezvous file, progress board, logs.
         device: "cpu" or "cuda".
-        gpu: See `group.Part`.
+        gpu: See `group.Assignment`.
         backend: Of torch.distributed: "gloo" or "nccl"; None for a single process without a group.
         rendezvous: Where the group meets; None where it shares a folder.
         collective_timeout_s: How long a collective may wait for its peers.

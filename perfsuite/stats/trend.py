@@ -38,7 +38,7 @@ _LEAST_SPREAD: Final = 1e-9
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step:
+class LevelChange:
     """A change of level.
 
     Attributes:
@@ -55,7 +55,7 @@ class Step:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Course:
+class Trend:
     """What became of a series.
 
     Attributes:
@@ -65,7 +65,7 @@ class Course:
         detrended: Logarithms of the values, without the drift.
     """
 
-    steps: tuple[Step, ...]
+    steps: tuple[LevelChange, ...]
     drift: Drift | None
     levels_s: tuple[float, ...]
     detrended: tuple[float, ...]
@@ -134,9 +134,9 @@ class _Fit:
         return 2 * len(errors) * math.log(spread) + num_parameters * math.log(len(errors))
 
 
-def find_course(
+def find_trend(
     weeks: Sequence[float], times_s: Sequence[float], *, smallest: float = SMALLEST_CHANGE
-) -> Course | None:
+) -> Trend | None:
     """Return the steps and the drift of a series; None where it is too short to have any.
 
     Of a series that neither steps nor drifts, at most 1 % are said to: the levels of
@@ -156,7 +156,7 @@ def find_course(
     drifting = [_fit_drift(weeks, logs, start) for start in starts]
     best = min([stepped, *filter(None, drifting)], key=_Fit.information)
     told = _without_small(best, weeks, logs, math.log1p(smallest))
-    return Course(
+    return Trend(
         steps=tuple(_steps_of(told)),
         drift=told.drift,
         levels_s=tuple(
@@ -212,12 +212,12 @@ def _without_small(fit: _Fit, weeks: Sequence[float], logs: Sequence[float], lea
     return _Fit(drift=drift, bounds=tuple(bounds), detrended=tuple(values))
 
 
-def _steps_of(fit: _Fit) -> list[Step]:
+def _steps_of(fit: _Fit) -> list[LevelChange]:
     steps = []
     for start, place, end in zip(fit.bounds, fit.bounds[1:], fit.bounds[2:], strict=False):
         shift = locate_shift(fit.detrended[start:place], fit.detrended[place:end])
         ratio, low, high = map(as_ratio, shift)
-        steps.append(Step(place=place, ratio=ratio, low=low, high=high))
+        steps.append(LevelChange(place=place, ratio=ratio, low=low, high=high))
     return steps
 
 

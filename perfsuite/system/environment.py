@@ -133,7 +133,7 @@ class Environment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 # The variable that each CI service sets for a pull request, and the values that say it is one;
 # None where being set at all says so. From the services' own lists of predefined variables.
-_SIGNS_OF_A_PULL_REQUEST: Final[tuple[tuple[str, tuple[str, ...] | None], ...]] = (
+_PULL_REQUEST_VARIABLES: Final[tuple[tuple[str, tuple[str, ...] | None], ...]] = (
     ("GITHUB_EVENT_NAME", ("pull_request", "pull_request_target", "merge_group")),
     ("CI_MERGE_REQUEST_IID", None),  # GitLab
     ("CI_PIPELINE_EVENT", ("pull_request",)),  # Woodpecker
@@ -157,7 +157,7 @@ def is_pull_request(environ: Mapping[str, str]) -> bool:
     >>> is_pull_request({"GITHUB_EVENT_NAME": "push"}), is_pull_request({"CHANGE_ID": ""})
     (False, False)
     """
-    for name, values in _SIGNS_OF_A_PULL_REQUEST:
+    for name, values in _PULL_REQUEST_VARIABLES:
         value = environ.get(name, "")
         if value in ("", "false"):
             continue

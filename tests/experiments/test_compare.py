@@ -19,7 +19,7 @@ from perfsuite.experiments.compare import ComparisonRequest, compare, weigh
 from perfsuite.experiments.compared_cell import CELL_VARIABLE
 from perfsuite.experiments.interleave import Cell
 from perfsuite.gate.arms.arm import Arm, CellRun
-from perfsuite.gate.judge.trial import Budget, Demands, Judgement, Trial
+from perfsuite.gate.judge.trial import Budget, CellPolicy, Judgement, Trial
 from perfsuite.records.cell import to_plain
 from perfsuite.records.recipe import Recipe
 from perfsuite.stats.sequential import Decision, Rule, decide
@@ -45,12 +45,12 @@ class MadeUpJudge:
 
     def __init__(self, ratios: Callable[[dict[str, Any], dict[str, Any]], list[float]]) -> None:
         self.arms: list[tuple[Arm, Arm]] = []
-        self.demands: list[Demands] = []
+        self.demands: list[CellPolicy] = []
         self.word: str | None = None
         self._ratios = ratios
 
     def __call__(
-        self, base: Arm, head: Arm, demands: Mapping[str, Demands], *, budget: Budget, **_: Any
+        self, base: Arm, head: Arm, demands: Mapping[str, CellPolicy], *, budget: Budget, **_: Any
     ) -> Judgement:
         ((name, asked),) = demands.items()
         self.arms.append((base, head))

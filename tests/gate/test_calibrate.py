@@ -18,7 +18,7 @@ from perfsuite.gate import calibrate as calibrate_module
 from perfsuite.gate.arms.arm import Arm, Launch, Suite
 from perfsuite.gate.arms.num_rounds import PairCost
 from perfsuite.gate.calibrate import CalibrationResult, Plant, calibrate
-from perfsuite.gate.judge.trial import Budget, Demands, Judgement, Trial
+from perfsuite.gate.judge.trial import Budget, CellPolicy, Judgement, Trial
 from perfsuite.gate.request import GateRequest
 from perfsuite.gate.run_gate import HELD
 from perfsuite.stats.sequential import Prior, Rule, decide
@@ -41,7 +41,7 @@ class Judge:
         self.word: str | None = None
 
     def __call__(
-        self, base: Arm, head: Arm, demands: Mapping[str, Demands], **given: Any
+        self, base: Arm, head: Arm, demands: Mapping[str, CellPolicy], **given: Any
     ) -> Judgement:
         text = head.environment.get("PERFSUITE_ARM_PLANTED")
         assert (base.name, head.name, dict(base.environment)) == ("base", "head", {})

@@ -17,7 +17,7 @@ from made_up_machine import Machine
 
 from perfsuite.errors import SettingError
 from perfsuite.gate import run_gate as run_gate_module
-from perfsuite.gate.judge.trial import Budget, Demands, Judgement
+from perfsuite.gate.judge.trial import Budget, CellPolicy, Judgement
 from perfsuite.gate.request import GateRequest
 from perfsuite.gate.run_gate import HELD, GateResult, run_gate
 from perfsuite.records.verdict import CellVerdict, exit_code
@@ -597,10 +597,10 @@ def test_exceptions_in_a_linked_file_count_where_they_are_asked_for_alone(
     )
     (folder / "baselines").mkdir()
     (folder / "baselines" / "accepted.toml").symlink_to(tmp_path / "accepted.toml")
-    asked: dict[str, Demands] = {}
+    asked: dict[str, CellPolicy] = {}
 
     def judge(*arguments: Any, **_: Any) -> Judgement:
-        demands: Mapping[str, Demands] = arguments[2]
+        demands: Mapping[str, CellPolicy] = arguments[2]
         asked.update(demands)
         return Judgement(trials=(), seed=1, num_pairs=0, wall_s=0.0, invalid=None)
 

@@ -33,7 +33,7 @@ PLAIN = """
 @pytest.fixture(autouse=True)
 def _on_a_branch(monkeypatch: pytest.MonkeyPatch) -> None:
     """No pull request, whoever runs these tests, and no half a second for each inner session."""
-    for name, _ in environment._SIGNS_OF_A_PULL_REQUEST:
+    for name, _ in environment._PULL_REQUEST_VARIABLES:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(saving, "probe_host", lambda: {"interpreter": 0.03})
 

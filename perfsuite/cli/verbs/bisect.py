@@ -10,7 +10,7 @@ import msgspec
 import typer
 
 from perfsuite.cli.options import DrawnSeed
-from perfsuite.gate.bisect import BisectRequest, BisectResult, Step, bisect
+from perfsuite.gate.bisect import BisectRequest, BisectResult, BisectStep, bisect
 from perfsuite.gate.git.command import short
 from perfsuite.gate.judge.trial import Budget, draw_seed
 from perfsuite.gate.noise import read_noise
@@ -102,7 +102,7 @@ def tell(result: BisectResult) -> list[str]:
     return [_tell_first(result.first_bad), *_tell_rest(result.first_bad, result.ends[0])]
 
 
-def _tell_first(first: Step) -> str:
+def _tell_first(first: BisectStep) -> str:
     verdict = first.verdict
     subject = f"{short(first.commit)} is the first bad commit, {first.subject!r}"
     if verdict.by != "pairs" or verdict.ratio is None or verdict.interval is None:
@@ -116,7 +116,7 @@ def _tell_first(first: Step) -> str:
     return "; ".join(filter(None, texts))
 
 
-def _tell_rest(first: Step, bad: Step) -> list[str]:
+def _tell_rest(first: BisectStep, bad: BisectStep) -> list[str]:
     """That a later commit made it slower still, where that is clear."""
     if first.verdict.interval is None or bad.verdict.ratio is None:
         return []
@@ -159,7 +159,7 @@ def to_document(result: BisectResult, request: BisectRequest) -> bytes:
     return msgspec.json.format(msgspec.json.encode(document), indent=2)
 
 
-def _step(step: Step) -> dict[str, Any]:
+def _step(step: BisectStep) -> dict[str, Any]:
     verdict = step.verdict
     return {
         "commit": step.commit,

@@ -13,7 +13,7 @@ import msgspec
 import typer
 
 from perfsuite.cli.options import DrawnSeed, Limit, MaxPairs, Paths, Selection, Tolerance
-from perfsuite.gate.calibrate import CalibrationResult, Plant, Planted, calibrate
+from perfsuite.gate.calibrate import CalibrationResult, Plant, PlantedResult, calibrate
 from perfsuite.gate.judge.trial import Budget, draw_seed
 from perfsuite.gate.noise import (
     CALIBRATION_FILE,
@@ -179,7 +179,7 @@ def to_document(result: CalibrationResult) -> bytes:
     return msgspec.json.format(msgspec.json.encode(document), indent=2)
 
 
-def _cost(planted: Planted) -> str:
+def _cost(planted: PlantedResult) -> str:
     words = ", ".join(f"{number} {word}" for word, number in sorted(planted.verdicts.items()))
     return (
         f"cells: {words}; {planted.mean_pairs:.1f} pairs a cell, {planted.wall_s:.0f} s a session"

@@ -156,15 +156,15 @@ def _picture(one: CellHistory) -> Iterator[str]:
     yield f"{one.timeline.cell}: {runs}, {_between(points[0], points[-1])}"
     if num_elsewhere := one.timeline.num_elsewhere:
         yield f"further runs, whose ranks found another environment: {num_elsewhere}"
-    if one.course is not None:
-        places = [step.place for step in one.course.steps]
+    if one.trend is not None:
+        places = [step.place for step in one.trend.steps]
         ends = f"{points[0].made_at:%Y-%m-%d}", f"{points[-1].made_at:%Y-%m-%d}"
-        yield from draw_course(one.timeline.times_s(), one.course.levels_s, places, ends)
+        yield from draw_course(one.timeline.times_s(), one.trend.levels_s, places, ends)
 
 
 def tell(one: CellHistory) -> list[str]:
     """Return what became of a cell, a sentence for each change."""
-    if one.course is None:
+    if one.trend is None:
         return [f"too few to tell: from {MIN_VALUES} runs on a change can be seen"]
     sentences = [_tell_change(change) for change in one.changes]
     if one.creep is not None:
@@ -252,7 +252,7 @@ def _table(found: list[CellHistory]) -> str:
 
 
 def _in_short(one: CellHistory) -> str:
-    if one.course is None:
+    if one.trend is None:
         return f"fewer than {MIN_VALUES} runs"
     texts = [
         f"{format_change(change.ratio)} at {_named(change.after)}"
@@ -292,7 +292,7 @@ def _cell(one: CellHistory) -> dict[str, Any]:
     return {
         "id": one.timeline.cell,
         "runs": [_point(point) for point in one.timeline.points],
-        "is_long_enough": one.course is not None,
+        "is_long_enough": one.trend is not None,
         "changes": [
             {
                 "ratio": change.ratio,

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from perfsuite.experiments.claims.catalogue import CLAIMS
-from perfsuite.experiments.claims.claim import Bench, Claim, Finding, Status
+from perfsuite.experiments.claims.claim import Bench, Claim, ClaimFinding, Status
 
-__all__ = ["CLAIMS", "Bench", "Claim", "Finding", "Status"]
+__all__ = ["CLAIMS", "Bench", "Claim", "ClaimFinding", "Status"]

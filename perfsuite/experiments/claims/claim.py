@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
-from perfsuite.experiments.interleave import Cell, Series, measure_interleaved
+from perfsuite.experiments.interleave import Cell, CellTimes, measure_interleaved
 from perfsuite.experiments.rank_session import Session
 from perfsuite.records.cell import CellLine, Outcome
 from perfsuite.records.profile import Profile
@@ -26,7 +26,7 @@ Key = TypeVar("Key")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class ClaimFinding:
     """What an experiment came to.
 
     Attributes:
@@ -41,7 +41,7 @@ class Finding:
     here: str
     reason: str
 
-    def on(self, workload: str) -> Finding:
+    def on(self, workload: str) -> ClaimFinding:
         """Return the finding with the workload that it rests on."""
         return dataclasses.replace(
             self,
@@ -72,7 +72,7 @@ class Bench:
         self._keep(f"{workload}, counted", outcome)
         return outcome
 
-    def measure(self, cells: Mapping[Key, Cell], *, num_repetitions: int) -> dict[Key, Series]:
+    def measure(self, cells: Mapping[Key, Cell], *, num_repetitions: int) -> dict[Key, CellTimes]:
         """Return the times of cells under equal conditions: in turn, over and over."""
         measured = measure_interleaved(
             self.session,
@@ -109,7 +109,7 @@ class Bench:
         )
 
 
-Experiment = Callable[[Bench], Finding]
+Experiment = Callable[[Bench], ClaimFinding]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from perfsuite.experiments.claims.claim import Bench, Finding, Status
+from perfsuite.experiments.claims.claim import Bench, ClaimFinding, Status
 from perfsuite.records.equivalence import EquivalenceReport, NumericsStatus
 from perfsuite.records.recipe import Recipe
 from perfsuite.units import format_bytes
@@ -43,7 +43,7 @@ class ChainCounts:
     flops: Mapping[int, int]
 
 
-def try_half_precision(bench: Bench) -> Finding:
+def try_half_precision(bench: Bench) -> ClaimFinding:
     """C8: whether a tensor in fp16 takes half the bytes of fp32."""
     (num_bytes,) = bench.on_ranks(
         1, "perfsuite.worker.jobs.claims:measure_tensors", ["float32", "float16"]
@@ -51,10 +51,10 @@ def try_half_precision(bench: Bench) -> Finding:
     return weigh_tensors(num_bytes)
 
 
-def weigh_tensors(num_bytes: Mapping[str, int]) -> Finding:
+def weigh_tensors(num_bytes: Mapping[str, int]) -> ClaimFinding:
     """Return what the bytes of two equally long tensors say of C8."""
     single, half = num_bytes["float32"], num_bytes["float16"]
-    return Finding(
+    return ClaimFinding(
         status="holds" if 2 * half == single else "does not hold",
         figures={"float32_bytes": single, "float16_bytes": half, "ratio": half / single},
         here=f"ratio {half / single:g}",
@@ -62,7 +62,7 @@ def weigh_tensors(num_bytes: Mapping[str, int]) -> Finding:
     )
 
 
-def try_checkpointing(bench: Bench) -> Finding:
+def try_checkpointing(bench: Bench) -> ClaimFinding:
     """C9: whether c checkpoints keep O(c) activations of n blocks, and recompute n - c of them."""
     fixed = f"segments:{_NUM_CHECKPOINTS}"
     return weigh_checkpoints(
@@ -75,7 +75,7 @@ def try_checkpointing(bench: Bench) -> Finding:
 
 def weigh_checkpoints(
     *, plain: ChainCounts, fixed: ChainCounts, every: ChainCounts, num_checkpoints: int
-) -> Finding:
+) -> ClaimFinding:
     """Return what chains of several lengths say of C9.
 
     Args:
@@ -96,7 +96,7 @@ def weigh_checkpoints(
     holds = is_linear and is_linear_in_checkpoints and is_constant and recomputed == expected
     per_block = " / ".join(f"{slopes[name][0]:g}" for name in ("none", "fixed", "every"))
     layers = ", ".join(f"{count:g} of {length}" for length, count in recomputed.items())
-    return Finding(
+    return ClaimFinding(
         status="holds" if holds else "does not hold",
         figures={
             "saved_bytes": {
@@ -120,7 +120,7 @@ def weigh_checkpoints(
     )
 
 
-def try_averaging(bench: Bench) -> Finding:
+def try_averaging(bench: Bench) -> ClaimFinding:
     """C12: whether DDP leaves equal, averaged gradients and equal weights on all ranks."""
     report = bench.session.verify(_WORKLOAD, Recipe(parallel=f"ddp:{_NUM_RANKS}"))
     return weigh_check(
@@ -128,7 +128,7 @@ def try_averaging(bench: Bench) -> Finding:
     )
 
 
-def try_sharding(bench: Bench) -> Finding:
+def try_sharding(bench: Bench) -> ClaimFinding:
     """C13: whether ranks divide the batch and the data between them."""
     recipe = Recipe(parallel=f"ddp:{_NUM_RANKS}")
     answers = bench.on_ranks(
@@ -137,7 +137,7 @@ def try_sharding(bench: Bench) -> Finding:
     return weigh_shards([batches for batches, _ in answers], num_samples=answers[0][1])
 
 
-def weigh_shards(shards: Sequence[Sequence[Sequence[int]]], *, num_samples: int) -> Finding:
+def weigh_shards(shards: Sequence[Sequence[Sequence[int]]], *, num_samples: int) -> ClaimFinding:
     """Return what the ranks' batches of one epoch say of C13.
 
     Args:
@@ -152,7 +152,7 @@ def weigh_shards(shards: Sequence[Sequence[Sequence[int]]], *, num_samples: int)
     num_left_out = len(set(range(num_samples)) - set(seen))
     holds = len(sizes) == 1 and num_repeated == 0 and num_left_out < global_batch
     (size,) = sizes if len(sizes) == 1 else (None,)
-    return Finding(
+    return ClaimFinding(
         status="holds" if holds else "does not hold",
         figures={
             "world_size": len(shards),
@@ -171,7 +171,7 @@ def weigh_shards(shards: Sequence[Sequence[Sequence[int]]], *, num_samples: int)
     )
 
 
-def try_accumulation(bench: Bench) -> Finding:
+def try_accumulation(bench: Bench) -> ClaimFinding:
     """C14: whether k micro-batches give the gradients of one batch k times as large."""
     report = bench.session.verify(_WORKLOAD, Recipe(grad_accumulation_steps=_NUM_MICRO_BATCHES))
     return weigh_check(
@@ -179,7 +179,7 @@ def try_accumulation(bench: Bench) -> Finding:
     )
 
 
-def weigh_check(report: EquivalenceReport, check: str, what: str) -> Finding:
+def weigh_check(report: EquivalenceReport, check: str, what: str) -> ClaimFinding:
     """Return what one check of a verification says of a claim.
 
     Args:
@@ -189,7 +189,7 @@ def weigh_check(report: EquivalenceReport, check: str, what: str) -> Finding:
     """
     row = next((row for row in report.rows if row.check == check), report.worst)
     compared = "" if row.error is None else f"error {row.error:.2g}, limit {row.limit:.2g}; "
-    return Finding(
+    return ClaimFinding(
         status=_STATUSES[row.status],
         figures={
             "check": row.check,

@@ -10,7 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from perfsuite.errors import WorkloadError
-from perfsuite.experiments.claims.claim import TOO_NOISY, Bench, Finding, as_figure, weigh_interval
+from perfsuite.experiments.claims.claim import (
+    TOO_NOISY,
+    Bench,
+    ClaimFinding,
+    as_figure,
+    weigh_interval,
+)
 from perfsuite.experiments.interleave import Cell
 from perfsuite.experiments.sweep import find_hurts_from, find_optimum, is_slower
 from perfsuite.records.cell import Outcome
@@ -49,7 +55,7 @@ def find_images(bench: Bench) -> Images:
     return MNIST
 
 
-def try_workers(bench: Bench) -> Finding:
+def try_workers(bench: Bench) -> ClaimFinding:
     """C1: whether loading is fastest with 2 workers, slower with fewer and with many."""
     workload = find_images(bench).augmented
     cells = {
@@ -61,7 +67,7 @@ def try_workers(bench: Bench) -> Finding:
     return finding.on(workload)
 
 
-def weigh_workers(times_s: Mapping[int, Sequence[float]]) -> Finding:
+def weigh_workers(times_s: Mapping[int, Sequence[float]]) -> ClaimFinding:
     """Return what the times of loading a batch, by number of workers, say of C1."""
     fewer = [count for count in times_s if count < _QUOTED_BEST]
     falls = all(is_slower(times_s[count], times_s[_QUOTED_BEST]) for count in fewer)
@@ -74,7 +80,7 @@ def weigh_workers(times_s: Mapping[int, Sequence[float]]) -> Finding:
         if hurts_from is None
         else f"is worse from {hurts_from} on"
     )
-    return Finding(
+    return ClaimFinding(
         status="holds" if falls and hurts_from is not None else "does not hold",
         figures={
             "times_s": {count: as_figure(one) for count, one in centres.items()},
@@ -86,7 +92,7 @@ def weigh_workers(times_s: Mapping[int, Sequence[float]]) -> Finding:
     )
 
 
-def try_bound(bench: Bench) -> Finding:
+def try_bound(bench: Bench) -> ClaimFinding:
     """C2: whether small-batch LeNet waits for its data longer than it computes."""
     workload = find_images(bench).augmented
     cells = {
@@ -103,7 +109,7 @@ def try_bound(bench: Bench) -> Finding:
     return finding.on(workload)
 
 
-def weigh_bound(times_s: Mapping[int, Sequence[tuple[float, float]]]) -> Finding:
+def weigh_bound(times_s: Mapping[int, Sequence[tuple[float, float]]]) -> ClaimFinding:
     """Return what (load, update) seconds of a batch, by number of workers, say of C2.
 
     The claim is about loading in the training process itself, without workers.
@@ -121,7 +127,7 @@ def weigh_bound(times_s: Mapping[int, Sequence[tuple[float, float]]]) -> Finding
     }
     alone = ratios[0]
     status = weigh_interval(alone, low=1.0)
-    return Finding(
+    return ClaimFinding(
         status=status,
         figures={
             str(count): {
@@ -143,7 +149,7 @@ def weigh_bound(times_s: Mapping[int, Sequence[tuple[float, float]]]) -> Finding
     )
 
 
-def try_augmentation(bench: Bench) -> Finding:
+def try_augmentation(bench: Bench) -> ClaimFinding:
     """C3: whether the random affine augmentation is about half of the time of loading."""
     images = find_images(bench)
     cells = {
@@ -155,7 +161,7 @@ def try_augmentation(bench: Bench) -> Finding:
     return finding.on(images.augmented)
 
 
-def weigh_augmentation(augmented_s: Sequence[float], plain_s: Sequence[float]) -> Finding:
+def weigh_augmentation(augmented_s: Sequence[float], plain_s: Sequence[float]) -> ClaimFinding:
     """Return what the times of loading a batch, with augmentation and without, say of C3."""
     plain_share = geometric_interval(
         [plain / augmented for plain, augmented in zip(plain_s, augmented_s, strict=True)]
@@ -174,7 +180,7 @@ def weigh_augmentation(augmented_s: Sequence[float], plain_s: Sequence[float]) -
         else "",
         "cannot be tested here": TOO_NOISY,
     }[status]
-    return Finding(
+    return ClaimFinding(
         status=status,
         figures={"augmented_s": augmented, "plain_s": plain, "share": as_figure(share)},
         here=f"{format_seconds(augmented)} with it, {format_seconds(plain)} without",

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 
 from perfsuite.errors import NotExercisedError
-from perfsuite.experiments.claims.claim import Bench, Finding, Status, as_figure
+from perfsuite.experiments.claims.claim import Bench, ClaimFinding, Status, as_figure
 from perfsuite.experiments.claims.loading import MNIST, find_images
 from perfsuite.experiments.interleave import Cell
 from perfsuite.records.capability import Hardware
@@ -28,7 +28,7 @@ _NUM_WATCHED_EPOCHS = 2
 Setting = tuple[str, int]
 
 
-def too_few_gpus(hardware: Hardware, would_run: str) -> Finding | None:
+def too_few_gpus(hardware: Hardware, would_run: str) -> ClaimFinding | None:
     """Return the finding of an experiment on several GPUs where there are none, else None.
 
     Args:
@@ -37,7 +37,7 @@ def too_few_gpus(hardware: Hardware, would_run: str) -> Finding | None:
     """
     if hardware.device == "cuda" and hardware.num_gpus > 1:
         return None
-    return Finding(
+    return ClaimFinding(
         status="cannot be tested here",
         figures={"gpus": hardware.num_gpus},
         here="-",
@@ -48,7 +48,7 @@ def too_few_gpus(hardware: Hardware, would_run: str) -> Finding | None:
     )
 
 
-def try_modes(bench: Bench) -> Finding:
+def try_modes(bench: Bench) -> ClaimFinding:
     """C4: whether DP slows LeNet down and DDP seems to speed it up."""
     hardware = bench.session.hardware
     finding = too_few_gpus(
@@ -79,10 +79,10 @@ def try_modes(bench: Bench) -> Finding:
     return finding.on(workload)
 
 
-def weigh_modes(times_s: Mapping[str, Sequence[float]]) -> Finding:
+def weigh_modes(times_s: Mapping[str, Sequence[float]]) -> ClaimFinding:
     """Return what seconds per sample of "single", "dp" and "ddp" say of C4."""
     dp, ddp = (_ratio(times_s[mode], times_s["single"]) for mode in ("dp", "ddp"))
-    return Finding(
+    return ClaimFinding(
         status="holds" if dp.low > 1 and ddp.high < 1 else "does not hold",
         figures={
             "seconds_per_sample": {
@@ -96,7 +96,7 @@ def weigh_modes(times_s: Mapping[str, Sequence[float]]) -> Finding:
     )
 
 
-def try_attribution(bench: Bench) -> Finding:
+def try_attribution(bench: Bench) -> ClaimFinding:
     """C5: whether DDP's gain comes from its 4 loader workers: both factors, one at a time."""
     workload = find_images(bench).augmented
     cells = {
@@ -111,7 +111,7 @@ def try_attribution(bench: Bench) -> Finding:
     return finding.on(workload)
 
 
-def weigh_attribution(times_s: Mapping[Setting, Sequence[float]]) -> Finding:
+def weigh_attribution(times_s: Mapping[Setting, Sequence[float]]) -> ClaimFinding:
     """Return what the four combinations of two factors say of C5.
 
     total = workers x DDP at equal workers, in each repetition and so on average. The claim holds
@@ -131,7 +131,7 @@ def weigh_attribution(times_s: Mapping[Setting, Sequence[float]]) -> Finding:
         factors["workers"], (factors["ddp_at_0_workers"], factors["ddp_at_4_workers"])
     )
     spelled = ", ".join(f"{name.replace('_', ' ')} x{_times(one)}" for name, one in factors.items())
-    return Finding(
+    return ClaimFinding(
         status=status,
         figures={
             "iteration_s": {
@@ -159,7 +159,7 @@ def _attribute(workers: Interval, ddp: Sequence[Interval]) -> tuple[Status, str]
     return "cannot be tested here", "the noise is too large to say whose a gain is"
 
 
-def try_usage(bench: Bench) -> Finding:
+def try_usage(bench: Bench) -> ClaimFinding:
     """C6: whether DP leaves all GPUs but the first idle, and DDP keeps all busy."""
     finding = too_few_gpus(
         bench.session.hardware,
@@ -193,13 +193,13 @@ def mean_usage(samples: Sequence[UsageSample]) -> float:
     return sum(told) / len(told)
 
 
-def weigh_usage(usage: Mapping[str, Sequence[float]]) -> Finding:
+def weigh_usage(usage: Mapping[str, Sequence[float]]) -> ClaimFinding:
     """Return what the mean busy share of each GPU under "dp" and "ddp" says of C6."""
     dp, ddp = usage["dp"], usage["ddp"]
     leaves_idle = max(dp[1:]) < dp[0] / 2
     keeps_busy = min(ddp) > max(ddp) / 2
     spelled = {mode: ", ".join(map(format_ratio, shares)) for mode, shares in usage.items()}
-    return Finding(
+    return ClaimFinding(
         status="holds" if leaves_idle and keeps_busy else "does not hold",
         figures={f"{mode}_utilization": list(shares) for mode, shares in usage.items()},
         here=f"DP {spelled['dp']}; DDP {spelled['ddp']}",

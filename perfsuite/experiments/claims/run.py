@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from perfsuite.errors import NotExercisedError, PerfsuiteError, SettingError
-from perfsuite.experiments.claims import CLAIMS, Bench, Claim, Finding
+from perfsuite.experiments.claims import CLAIMS, Bench, Claim, ClaimFinding
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,7 +18,7 @@ class Tested:
     """
 
     claim: Claim
-    finding: Finding
+    finding: ClaimFinding
     is_broken: bool
 
 
@@ -67,5 +67,5 @@ def _try(claim: Claim, bench: Bench) -> Tested:
         return Tested(claim=claim, finding=_untested(reason), is_broken=True)
 
 
-def _untested(reason: str) -> Finding:
-    return Finding(status="cannot be tested here", figures={}, here="-", reason=reason)
+def _untested(reason: str) -> ClaimFinding:
+    return ClaimFinding(status="cannot be tested here", figures={}, here="-", reason=reason)

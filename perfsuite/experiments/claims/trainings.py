@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from perfsuite.experiments.claims.claim import TOO_NOISY, Bench, Finding, as_figure, weigh_interval
+from perfsuite.experiments.claims.claim import (
+    TOO_NOISY,
+    Bench,
+    ClaimFinding,
+    as_figure,
+    weigh_interval,
+)
 from perfsuite.experiments.compare import ComparisonRequest, Word, compare
 from perfsuite.experiments.interleave import Cell
 from perfsuite.gate.judge.trial import Budget
@@ -39,7 +45,7 @@ _TIMES: dict[Word, str] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Curve:
+class LearningCurve:
     """What one precision came to.
 
     Attributes:
@@ -53,7 +59,7 @@ class Curve:
     peak_bytes: int
 
 
-def try_mixed_precision(bench: Bench) -> Finding:
+def try_mixed_precision(bench: Bench) -> ClaimFinding:
     """C7: whether mixed precision reaches the same loss and accuracy in less time and memory."""
     low = "amp-fp16" if bench.session.hardware.device == "cuda" else "amp-bf16"
     recipes = {"fp32": Recipe(), low: Recipe(precision=low)}
@@ -63,7 +69,7 @@ def try_mixed_precision(bench: Bench) -> Finding:
         memory = bench.count(_IMAGES, recipe).record.memory
         assert memory is not None, "one process trains without torch.compile"
         assert profile.accuracy is not None, "the digits have a validation split"
-        curves[name] = Curve(
+        curves[name] = LearningCurve(
             losses=tuple(epoch.loss for epoch in profile.epochs),
             accuracy=profile.accuracy,
             peak_bytes=memory.peak_bytes,
@@ -87,14 +93,14 @@ def try_mixed_precision(bench: Bench) -> Finding:
 
 
 def weigh_precisions(
-    full: Curve,
-    mixed: Curve,
+    full: LearningCurve,
+    mixed: LearningCurve,
     *,
     word: Word,
     ratio: float,
     interval: tuple[float, float],
     precision: str,
-) -> Finding:
+) -> ClaimFinding:
     """Return what two trainings say of C7.
 
     Args:
@@ -128,7 +134,7 @@ def weigh_precisions(
         )
         if is_so
     ]
-    return Finding(
+    return ClaimFinding(
         status="does not hold" if misses else "holds",
         figures={
             "precisions": ["fp32", precision],
@@ -142,17 +148,17 @@ def weigh_precisions(
     )
 
 
-def try_stages(bench: Bench) -> Finding:
+def try_stages(bench: Bench) -> ClaimFinding:
     """C10: whether evaluation, loading and the rest outweigh forward and backward."""
     profile = bench.profile(_SENTENCES, Recipe(), num_epochs=_NUM_STAGE_EPOCHS)
     return weigh_stages(profile.stages_s).on(_SENTENCES)
 
 
-def weigh_stages(stages_s: ProfileStages) -> Finding:
+def weigh_stages(stages_s: ProfileStages) -> ClaimFinding:
     """Return what the five stages of a fine-tuning run say of C10."""
     computing_s = stages_s.forward + stages_s.loss_backward
     around_s = stages_s.load + (stages_s.evaluation or 0.0) + stages_s.other
-    return Finding(
+    return ClaimFinding(
         status="holds" if around_s > computing_s else "does not hold",
         figures=dict(stages_s.as_rows()),
         here=", ".join(f"{name} {format_seconds(seconds)}" for name, seconds in stages_s.as_rows()),
@@ -163,7 +169,7 @@ def weigh_stages(stages_s: ProfileStages) -> Finding:
     )
 
 
-def try_first_epoch(bench: Bench) -> Finding:
+def try_first_epoch(bench: Bench) -> ClaimFinding:
     """C11: whether the first epoch of a DDP run is slower than the following ones."""
     durations_s = []
     for number in range(1, _NUM_RUNS + 1):
@@ -173,14 +179,14 @@ def try_first_epoch(bench: Bench) -> Finding:
     return weigh_first_epoch(durations_s).on(_IMAGES)
 
 
-def weigh_first_epoch(durations_s: Sequence[Sequence[float]]) -> Finding:
+def weigh_first_epoch(durations_s: Sequence[Sequence[float]]) -> ClaimFinding:
     """Return what the durations of epochs, run by run, say of C11."""
     firsts = [durations[0] for durations in durations_s]
     laters = [sum(durations[1:]) / (len(durations) - 1) for durations in durations_s]
     ratio = geometric_interval([first / later for first, later in zip(firsts, laters, strict=True)])
     first, later = (geometric_interval(times) for times in (firsts, laters))
     status = weigh_interval(ratio, low=1.0)
-    return Finding(
+    return ClaimFinding(
         status=status,
         figures={
             "epochs_s": [list(durations) for durations in durations_s],

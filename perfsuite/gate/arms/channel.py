@@ -35,7 +35,7 @@ from typing import Any
 
 from perfsuite.gate.arms.arm import OTHER_ENDED, Arm, CellRun, Choose, Launch, PairPlan, Suite
 from perfsuite.gate.arms.num_rounds import agree_on_iterations, first_num_rounds
-from perfsuite.gate.arms.turns import Referee
+from perfsuite.gate.arms.turns import Scheduler
 
 _LOOK_S = 0.5
 
@@ -47,7 +47,7 @@ class Server:
         self.launches = {arm.name: Launch(arm=arm) for arm in arms}
         self._plan = plan
         self._choose = choose
-        self._referee = Referee(list(self.launches), first=plan.first)
+        self._referee = Scheduler(list(self.launches), first=plan.first)
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._selector = selectors.DefaultSelector()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

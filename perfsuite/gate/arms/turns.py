@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 
-class Referee:
+class Scheduler:
     """Grants turns within a cell, in the order A B B A A B B A, and keeps the arms in one cell.
 
     An arm that wants a turn waits until the other wants one too, or has left the cell: what an arm

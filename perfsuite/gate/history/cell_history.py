@@ -24,7 +24,7 @@ from perfsuite.gate.history.timeline import (
     timeline_of,
 )
 from perfsuite.records.run_file import StoredRun, Unusable
-from perfsuite.stats.trend import Course, Step, as_ratio, find_course
+from perfsuite.stats.trend import LevelChange, Trend, as_ratio, find_trend
 from perfsuite.system.urls import AnyPath
 
 
@@ -84,7 +84,7 @@ class CellHistory:
     """
 
     timeline: Timeline
-    course: Course | None
+    trend: Trend | None
     changes: tuple[Change, ...] = ()
     creep: Creep | None = None
 
@@ -127,30 +127,30 @@ class StoredHistory:
 
     def _follow(self, timeline: Timeline, smallest: float) -> CellHistory:
         weeks = timeline.weeks()
-        course = find_course(weeks, timeline.times_s(), smallest=smallest)
-        if course is None:
-            return CellHistory(timeline=timeline, course=None)
-        excuses = find_excuses(timeline, course, self.accepted)
+        trend = find_trend(weeks, timeline.times_s(), smallest=smallest)
+        if trend is None:
+            return CellHistory(timeline=timeline, trend=None)
+        excuses = find_excuses(timeline, trend, self.accepted)
         changes = tuple(
             self._date(
                 timeline,
                 step,
                 excuse=excuse,
-                is_mended=step.ratio > 1 and course.is_mended(level, smallest=smallest),
+                is_mended=step.ratio > 1 and trend.is_mended(level, smallest=smallest),
             )
             for level, (step, excuse) in enumerate(
-                zip(course.steps, excuses.steps, strict=True), start=1
+                zip(trend.steps, excuses.steps, strict=True), start=1
             )
         )
         return CellHistory(
             timeline=timeline,
-            course=course,
+            trend=trend,
             changes=changes,
-            creep=_creep(timeline, course, max(weeks) - min(weeks), excuses.drift),
+            creep=_creep(timeline, trend, max(weeks) - min(weeks), excuses.drift),
         )
 
     def _date(
-        self, timeline: Timeline, step: Step, *, excuse: str | None, is_mended: bool
+        self, timeline: Timeline, step: LevelChange, *, excuse: str | None, is_mended: bool
     ) -> Change:
         before, after = timeline.points[step.place - 1], timeline.points[step.place]
         num_commits = None
@@ -167,10 +167,8 @@ class StoredHistory:
         )
 
 
-def _creep(
-    timeline: Timeline, course: Course, num_weeks: float, excuse: str | None
-) -> Creep | None:
-    drift = course.drift
+def _creep(timeline: Timeline, trend: Trend, num_weeks: float, excuse: str | None) -> Creep | None:
+    drift = trend.drift
     if drift is None:
         return None
     return Creep(

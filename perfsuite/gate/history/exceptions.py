@@ -13,7 +13,7 @@ from typing import Final
 
 from perfsuite.gate.baselines.accepted import Accepted, Slowdown
 from perfsuite.gate.history.timeline import Timeline, names_of
-from perfsuite.stats.trend import Course, as_ratio
+from perfsuite.stats.trend import Trend, as_ratio
 
 _UNLISTED: Final = "by an exception that is no longer listed"
 
@@ -48,25 +48,25 @@ class _Allowance:
         """Whether it had not expired."""
         return day <= self.entry.expires
 
-    def take(self, course: Course, level: int) -> bool:
+    def take(self, trend: Trend, level: int) -> bool:
         """Whether it excuses the step to a level beside what it excuses already; it does from then.
 
         Of how far that is above the lowest level from which this one rose, the lower bound counts.
         """
         first = level - 1 if self.first_level is None else self.first_level
-        risen = max(course.compare(before, level)[1] for before in range(first, level))
+        risen = max(trend.compare(before, level)[1] for before in range(first, level))
         if risen > self.entry.ratio:
             return False
         self.first_level, self.spent = first, max(self.spent, risen)
         return True
 
 
-def find_excuses(timeline: Timeline, course: Course, accepted: Accepted) -> Excuses:
+def find_excuses(timeline: Timeline, trend: Trend, accepted: Accepted) -> Excuses:
     """Return why each slowdown of a cell was accepted.
 
     Args:
         timeline: The cell's.
-        course: What became of its times.
+        trend: What became of its times.
         accepted: Exceptions, those that have expired among them: what was accepted once stays so.
     """
     names = names_of(timeline.cell, accepted)
@@ -80,19 +80,19 @@ def find_excuses(timeline: Timeline, course: Course, accepted: Accepted) -> Excu
         _Allowance(entry=entry)
         for entry in sorted(entries, key=lambda entry: (entry.expires, entry.ratio))
     ]
-    ends = [*(step.place for step in course.steps), len(timeline.points)]
+    ends = [*(step.place for step in trend.steps), len(timeline.points)]
     steps = tuple(
-        _excuse_step(timeline, course, allowances, level, range(start, end))
-        if course.steps[level - 1].ratio > 1
+        _excuse_step(timeline, trend, allowances, level, range(start, end))
+        if trend.steps[level - 1].ratio > 1
         else None
         for level, (start, end) in enumerate(pairwise(ends), start=1)
     )
-    return Excuses(steps=steps, drift=_excuse_drift(timeline, course, allowances))
+    return Excuses(steps=steps, drift=_excuse_drift(timeline, trend, allowances))
 
 
 def _excuse_step(
     timeline: Timeline,
-    course: Course,
+    trend: Trend,
     allowances: list[_Allowance],
     level: int,
     places: range,
@@ -101,7 +101,7 @@ def _excuse_step(
     day = timeline.points[places.start].made_at.date()
     in_force = [allowance for allowance in allowances if allowance.is_in_force(day)]
     for allowance in in_force:
-        if allowance.take(course, level):
+        if allowance.take(trend, level):
             return allowance.entry.reason
     # A gate asks for each change alone, so what is spent here may have let the next one through.
     if not in_force and any(timeline.points[place].is_excused for place in places):
@@ -109,9 +109,9 @@ def _excuse_step(
     return None
 
 
-def _excuse_drift(timeline: Timeline, course: Course, allowances: list[_Allowance]) -> str | None:
+def _excuse_drift(timeline: Timeline, trend: Trend, allowances: list[_Allowance]) -> str | None:
     """Why a creep was accepted, which goes on until the newest run."""
-    drift = course.drift
+    drift = trend.drift
     if drift is None or drift.slope <= 0:
         return None
     weeks = timeline.weeks()

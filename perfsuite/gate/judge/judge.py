@@ -21,7 +21,7 @@ from perfsuite.gate.judge.comparability import describe_changes
 from perfsuite.gate.judge.counts import compare_run_counts
 from perfsuite.gate.judge.imports import find_wrong_import
 from perfsuite.gate.judge.pair_evidence import is_put_off, take_in
-from perfsuite.gate.judge.trial import Budget, Demands, Judgement, Trial
+from perfsuite.gate.judge.trial import Budget, CellPolicy, Judgement, Trial
 from perfsuite.stats import intervals
 from perfsuite.stats.sequential import FIRST_LOOK, Prior, Rule, decide
 from perfsuite.system.fitness import read_sensors, why_unfit
@@ -42,7 +42,7 @@ _ONE_BY_ONE = "memory has no room for both arms: they ran one after the other, n
 def judge(
     base: Arm,
     head: Arm,
-    demands: Mapping[str, Demands],
+    demands: Mapping[str, CellPolicy],
     *,
     num_cells: int | None = None,
     budget: Budget,

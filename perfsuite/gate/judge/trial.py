@@ -22,7 +22,7 @@ def _nothing_accepted(_: str) -> float:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Demands:
+class CellPolicy:
     """What is asked of one cell.
 
     Attributes:
@@ -92,7 +92,7 @@ class Trial:
     """
 
     name: str
-    demands: Demands
+    demands: CellPolicy
     raw: list[tuple[float, float]] = field(default_factory=list)
     word: str | None = None
     by: str = "pairs"

@@ -13,12 +13,12 @@ from multiprocessing.connection import wait
 
 from perfsuite.errors import LostRankError, NotExercisedError, PerfsuiteError, RankFailureError
 from perfsuite.ranks import failures
-from perfsuite.ranks.assignments import Part
+from perfsuite.ranks.assignments import Assignment
 from perfsuite.ranks.group import CASCADE_S, LOOK_S, GroupPolicy, RankGroup
 from perfsuite.ranks.messages import Job, Rendezvous, Reply
 from perfsuite.ranks.progress import Position
 from perfsuite.ranks.torchrun.peers import Peers
-from perfsuite.ranks.torchrun.topology import Layout
+from perfsuite.ranks.torchrun.topology import Topology
 
 # A controller answers within `CASCADE_S` and the second that a rank's stack may take to be written.
 _ANSWER_S = 10.0
@@ -39,10 +39,10 @@ class Ended:
     lines: tuple[str, ...] = ()
 
 
-class SpanningGroups:
+class MultiHostGroups:
     """Runs jobs on ranks of several controllers."""
 
-    def __init__(self, peers: Peers, layout: Layout) -> None:
+    def __init__(self, peers: Peers, layout: Topology) -> None:
         """Prepare; nothing is started before the first job.
 
         Args:
@@ -91,11 +91,11 @@ class SpanningGroups:
         self._num_jobs += 1
         return f"job {self._phase}.{self._num_jobs}"
 
-    def _part(self, name: str, world_size: int, policy: GroupPolicy) -> Part:
+    def _part(self, name: str, world_size: int, policy: GroupPolicy) -> Assignment:
         membership, layout = self._peers.membership, self._layout
         neighbours = layout.neighbours(membership.rank, world_size)
         on_gpus = policy.device == "cuda" and layout.have_own_gpus(world_size)
-        return Part(
+        return Assignment(
             rank=membership.rank,
             place=neighbours.index(membership.rank),
             num_neighbours=len(neighbours),

@@ -17,7 +17,7 @@ _NETWORK = Path("/proc/self/ns/net")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Whereabouts:
+class RankPlace:
     """Where one rank is.
 
     Attributes:
@@ -35,14 +35,14 @@ class Whereabouts:
     gpus: tuple[str, ...]
 
 
-def read_whereabouts(lock_folder: Path, gpus: Sequence[str]) -> Whereabouts:
+def read_place(lock_folder: Path, gpus: Sequence[str]) -> RankPlace:
     """Return where this process is.
 
     Args:
         lock_folder: Where its timing lock lies.
         gpus: UUIDs of the GPUs that it sees.
     """
-    return Whereabouts(
+    return RankPlace(
         machine=_BOOT_ID.read_text().strip(),
         network=_identity(_NETWORK),
         lock=_identity(lock_folder),
@@ -57,10 +57,10 @@ def _identity(path: Path) -> str:
 
 
 @dataclass(frozen=True)
-class Layout:
+class Topology:
     """Where all ranks are, in rank order. A group of N is made of the first N."""
 
-    everyone: tuple[Whereabouts, ...]
+    everyone: tuple[RankPlace, ...]
 
     @property
     def num_cores(self) -> int:

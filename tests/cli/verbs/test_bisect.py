@@ -13,7 +13,7 @@ import pytest
 
 from perfsuite.cli import app
 from perfsuite.cli.verbs import bisect as bisect_module
-from perfsuite.gate.bisect import BisectRequest, BisectResult, Step
+from perfsuite.gate.bisect import BisectRequest, BisectResult, BisectStep
 from perfsuite.gate.git.bisection import Mark
 from perfsuite.records.verdict import CellVerdict, Explanation
 from perfsuite.system.timing_lock import TimingLock
@@ -29,7 +29,7 @@ def step(
     *,
     ratio: float | None = None,
     explanation: Explanation | None = None,
-) -> Step:
+) -> BisectStep:
     interval = None if ratio is None else (ratio - 0.01, ratio + 0.01)
     verdict = CellVerdict(
         name=CELL,
@@ -40,7 +40,7 @@ def step(
         num_pairs=4,
         explanation=explanation,
     )
-    return Step(commit=letter * 40, subject=f"change {letter}", mark=mark, verdict=verdict)
+    return BisectStep(commit=letter * 40, subject=f"change {letter}", mark=mark, verdict=verdict)
 
 
 BOUNDS = (0.07, 0.2)
@@ -137,7 +137,7 @@ def test_a_commit_that_only_counts_more_is_told_by_what_it_counts(
     verdict = CellVerdict(
         name=CELL, word="FAIL", by="counts", ratio=1.0, interval=(0.99, 1.01), reason="ops 3 -> 4"
     )
-    first = Step(commit="c" * 40, subject="change c", mark="bad", verdict=verdict)
+    first = BisectStep(commit="c" * 40, subject="change c", mark="bad", verdict=verdict)
 
     bisect(
         "--good",
@@ -202,7 +202,7 @@ def test_where_too_many_are_skipped_each_possible_commit_is_named(
     ],
 )
 def test_where_there_is_nothing_to_search_the_reason_is_told(
-    bisect: Bisect, capsys: pytest.CaptureFixture[str], ends: tuple[Step, ...], code: int
+    bisect: Bisect, capsys: pytest.CaptureFixture[str], ends: tuple[BisectStep, ...], code: int
 ) -> None:
     found = BisectResult(cell=CELL, bounds=BOUNDS, ends=ends, refusal="there is nothing to find")
 

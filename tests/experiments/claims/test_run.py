@@ -8,14 +8,14 @@ import pytest
 from made_up_cells import MadeUpSession
 
 from perfsuite.errors import NotExercisedError, SettingError, WorkloadError
-from perfsuite.experiments.claims import CLAIMS, Bench, Claim, Finding
+from perfsuite.experiments.claims import CLAIMS, Bench, Claim, ClaimFinding
 from perfsuite.experiments.claims.run import choose_claims, try_claims
 
-HOLDS = Finding(status="holds", figures={"ratio": 0.5}, here="0.5", reason="counted")
+HOLDS = ClaimFinding(status="holds", figures={"ratio": 0.5}, here="0.5", reason="counted")
 
 
-def make_claim(name: str, outcome: Finding | Exception) -> Claim:
-    def experiment(bench: Bench) -> Finding:
+def make_claim(name: str, outcome: ClaimFinding | Exception) -> Claim:
+    def experiment(bench: Bench) -> ClaimFinding:
         if isinstance(outcome, Exception):
             raise outcome
         return outcome

@@ -8,7 +8,7 @@ import pytest
 from made_up_cells import MadeUpSession, make_outcome
 
 from perfsuite.errors import NotExercisedError, WorkloadError
-from perfsuite.experiments.claims import Bench, Finding
+from perfsuite.experiments.claims import Bench, ClaimFinding
 from perfsuite.experiments.claims.loading import (
     find_images,
     try_augmentation,
@@ -28,7 +28,7 @@ from perfsuite.experiments.claims.parallelism import (
     weigh_usage,
 )
 from perfsuite.experiments.claims.trainings import (
-    Curve,
+    LearningCurve,
     weigh_first_epoch,
     weigh_precisions,
     weigh_stages,
@@ -232,7 +232,7 @@ def test_c6_takes_the_mean_of_what_a_gpu_told() -> None:
 # --- C5 ---
 
 
-def attributed(*, workers: float, ddp: float) -> Finding:
+def attributed(*, workers: float, ddp: float) -> ClaimFinding:
     alone, by_workers, by_ddp, both = scaled(1.0, workers, ddp, workers * ddp)
     return weigh_attribution(
         {
@@ -306,17 +306,17 @@ def test_c5_trains_all_four_combinations_at_equal_conditions() -> None:
 
 # --- C7 ---
 
-FULL = Curve(losses=(1.0, 0.334), accuracy=0.97, peak_bytes=1000)
+FULL = LearningCurve(losses=(1.0, 0.334), accuracy=0.97, peak_bytes=1000)
 
 
-def precisions(mixed: Curve, word: Any = "faster") -> Finding:
+def precisions(mixed: LearningCurve, word: Any = "faster") -> ClaimFinding:
     return weigh_precisions(
         FULL, mixed, word=word, ratio=0.8, interval=(0.75, 0.85), precision="amp-bf16"
     )
 
 
 def test_c7_holds_where_all_four_figures_say_so() -> None:
-    finding = precisions(Curve(losses=(1.1, 0.332), accuracy=0.975, peak_bytes=700))
+    finding = precisions(LearningCurve(losses=(1.1, 0.332), accuracy=0.975, peak_bytes=700))
 
     assert finding.status == "holds"
     assert finding.figures["losses"] == {"fp32": (1.0, 0.334), "amp-bf16": (1.1, 0.332)}
@@ -326,23 +326,37 @@ def test_c7_holds_where_all_four_figures_say_so() -> None:
 @pytest.mark.parametrize(
     ("mixed", "word", "miss"),
     [
-        (Curve(losses=(0.4,), accuracy=0.97, peak_bytes=700), "faster", "it learns otherwise"),
-        (Curve(losses=(None,), accuracy=0.97, peak_bytes=700), "faster", "it learns otherwise"),
-        (Curve(losses=(0.334,), accuracy=0.95, peak_bytes=700), "faster", "it learns otherwise"),
         (
-            Curve(losses=(0.334,), accuracy=0.97, peak_bytes=1000),
+            LearningCurve(losses=(0.4,), accuracy=0.97, peak_bytes=700),
+            "faster",
+            "it learns otherwise",
+        ),
+        (
+            LearningCurve(losses=(None,), accuracy=0.97, peak_bytes=700),
+            "faster",
+            "it learns otherwise",
+        ),
+        (
+            LearningCurve(losses=(0.334,), accuracy=0.95, peak_bytes=700),
+            "faster",
+            "it learns otherwise",
+        ),
+        (
+            LearningCurve(losses=(0.334,), accuracy=0.97, peak_bytes=1000),
             "faster",
             "it takes no less memory",
         ),
-        (Curve(losses=(0.334,), accuracy=0.97, peak_bytes=700), "slower", "it is slower"),
+        (LearningCurve(losses=(0.334,), accuracy=0.97, peak_bytes=700), "slower", "it is slower"),
         (
-            Curve(losses=(0.334,), accuracy=0.97, peak_bytes=700),
+            LearningCurve(losses=(0.334,), accuracy=0.97, peak_bytes=700),
             "undecided",
             "it is not proven to be faster",
         ),
     ],
 )
-def test_c7_does_not_hold_where_one_figure_misses(mixed: Curve, word: str, miss: str) -> None:
+def test_c7_does_not_hold_where_one_figure_misses(
+    mixed: LearningCurve, word: str, miss: str
+) -> None:
     finding = precisions(mixed, word)
 
     assert (finding.status, finding.reason) == (

@@ -9,7 +9,7 @@ from tiny_suites import make_arms, pair
 
 from perfsuite.gate.judge import judge as module
 from perfsuite.gate.judge.judge import judge
-from perfsuite.gate.judge.trial import Budget, Demands
+from perfsuite.gate.judge.trial import Budget, CellPolicy
 
 # Room for one: who finds the file there has none.
 _SUITE = """
@@ -59,7 +59,7 @@ def test_the_judge_falls_back_to_it_by_itself(
     monkeypatch.setattr(module, "why_unfit", lambda *_: None)
     base, head = make_arms(tmp_path, suite(tmp_path))
     # Wide: what is looked at is whether the cells can be judged at all.
-    asked = Demands(tolerance=0.9, limit=10.0, floor_s=0.0)
+    asked = CellPolicy(tolerance=0.9, limit=10.0, floor_s=0.0)
     names = ["test_cells.py::test_large", "test_cells.py::test_small"]
 
     judgement = judge(

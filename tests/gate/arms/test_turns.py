@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfsuite.gate.arms.turns import Referee
+from perfsuite.gate.arms.turns import Scheduler
 
 A, B = "base", "head"
 
 
-def referee(first: str = A) -> Referee:
-    return Referee([A, B], first=first)
+def referee(first: str = A) -> Scheduler:
+    return Scheduler([A, B], first=first)
 
 
 def order_of_turns(first: str, num_rounds: int) -> list[str]:
@@ -219,7 +219,7 @@ def test_an_arm_at_the_border_crosses_it_when_the_other_has_gone() -> None:
 
 
 def test_a_single_arm_needs_nobody() -> None:
-    court = Referee([A], first=A)
+    court = Scheduler([A], first=A)
 
     assert court.want(A) == [A]
     assert court.end(A) == []

@@ -13,7 +13,7 @@ import pytest
 from perfsuite.gate.baselines.accepted import Accepted, Removal, Rename, Slowdown
 from perfsuite.gate.history.exceptions import Excuses, find_excuses
 from perfsuite.gate.history.timeline import Point, Timeline
-from perfsuite.stats.trend import find_course
+from perfsuite.stats.trend import find_trend
 
 CELL = "b.py::test"
 NOON = datetime.datetime(2026, 1, 1, 12, tzinfo=datetime.UTC)
@@ -51,11 +51,11 @@ def excuses_of(
         for number, level in enumerate(level for level in levels for _ in range(DAYS_PER_LEVEL))
     )
     timeline = Timeline(cell=CELL, points=points)
-    course = find_course(timeline.weeks(), timeline.times_s())
-    assert course is not None
-    assert len(course.steps) == sum(old != new for old, new in pairwise(levels))
+    trend = find_trend(timeline.weeks(), timeline.times_s())
+    assert trend is not None
+    assert len(trend.steps) == sum(old != new for old, new in pairwise(levels))
     # As if read long after everything: what has expired by now is looked at all the same.
-    return find_excuses(timeline, course, Accepted(expired=entries))
+    return find_excuses(timeline, trend, Accepted(expired=entries))
 
 
 @pytest.mark.parametrize(("ratio", "reason"), [(1.079, None), (1.09, "checks its input")])

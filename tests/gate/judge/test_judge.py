@@ -16,14 +16,14 @@ from perfsuite.gate.arms.arm import Arm, CellRun, Launch, PairPlan, Suite
 from perfsuite.gate.judge import judge as module
 from perfsuite.gate.judge.counts import Slack
 from perfsuite.gate.judge.judge import judge
-from perfsuite.gate.judge.trial import Budget, Demands, Judgement, Trial
+from perfsuite.gate.judge.trial import Budget, CellPolicy, Judgement, Trial
 from perfsuite.stats.sequential import Prior, Rule, decide
 
 BASE, HEAD = (
     Arm(name=name, tree=Path("/trees") / name, import_roots=(), pytest_arguments=())
     for name in ("base", "head")
 )
-USUAL = Demands(tolerance=0.02, limit=0.05, floor_s=0.0)
+USUAL = CellPolicy(tolerance=0.02, limit=0.05, floor_s=0.0)
 # Log ratios of a quiet machine, pair by pair.
 QUIET = (0.001, -0.002, 0.002, 0.0, -0.001, 0.001)
 
@@ -223,7 +223,7 @@ def test_a_pair_is_the_trimmed_mean_of_the_ratios_of_rounds_beside_each_other(ru
 
 def test_a_cells_own_tolerance_and_limit_decide_it(run: Run) -> None:
     machine = slower_by(strict=0.10, mild=0.10)
-    mild = Demands(tolerance=0.15, limit=0.20, floor_s=0.0)
+    mild = CellPolicy(tolerance=0.15, limit=0.20, floor_s=0.0)
 
     judgement = run(machine, ["strict", "mild"], demands={"mild": mild})
 
@@ -233,8 +233,8 @@ def test_a_cells_own_tolerance_and_limit_decide_it(run: Run) -> None:
 def test_a_slowdown_below_the_floor_passes_and_says_so(run: Run) -> None:
     machine = slower_by(small=0.10, large=0.10)
     demands = {
-        "small": Demands(tolerance=0.02, limit=0.05, floor_s=200e-6),
-        "large": Demands(tolerance=0.02, limit=0.05, floor_s=100e-6),
+        "small": CellPolicy(tolerance=0.02, limit=0.05, floor_s=200e-6),
+        "large": CellPolicy(tolerance=0.02, limit=0.05, floor_s=100e-6),
     }
 
     judgement = run(machine, ["small", "large"], demands=demands)
@@ -249,7 +249,7 @@ def test_the_floor_excuses_no_cell_that_is_inconclusive(run: Run) -> None:
     machine = Machine(
         lambda name, arm, number: timed(0.001 if arm == "base" or number % 2 else 0.0012)
     )
-    demands = {"a": Demands(tolerance=0.02, limit=0.05, floor_s=1.0)}
+    demands = {"a": CellPolicy(tolerance=0.02, limit=0.05, floor_s=1.0)}
 
     judgement = run(machine, ["a"], max_pairs=4, demands=demands)
 
@@ -410,7 +410,7 @@ def test_a_wrong_import_takes_earlier_verdicts_back(run: Run) -> None:
         machine,
         ["quick", "slow"],
         say=say,
-        demands={"slow": Demands(tolerance=0.02, limit=0.03, floor_s=0.0)},
+        demands={"slow": CellPolicy(tolerance=0.02, limit=0.03, floor_s=0.0)},
     )
 
     assert judgement.num_pairs == 4
@@ -592,7 +592,7 @@ def counted(arm: str, **head: Any) -> CellRun:
 EXACTLY = dataclasses.replace(USUAL, slacks={})
 
 
-def judge_counts(run: Run, demands: Demands, **head: Any) -> Trial:
+def judge_counts(run: Run, demands: CellPolicy, **head: Any) -> Trial:
     machine = Machine(lambda name, arm, number: counted(arm, **head))
     return run(machine, ["a"], max_pairs=3, demands={"a": demands}).trials[0]
 
@@ -678,7 +678,7 @@ def test_where_time_is_up_before_the_first_pair_no_count_is_looked_at(run: Run) 
     ids=["equal", "fewer", "slack", "off", "accepted", "two recipes"],
 )
 def test_counts_that_may_differ_leave_the_verdict_to_the_times(
-    run: Run, demands: Demands, head: dict[str, Any]
+    run: Run, demands: CellPolicy, head: dict[str, Any]
 ) -> None:
     trial = judge_counts(run, demands, **head)
 

@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 
 from perfsuite import Recipe
-from perfsuite.ranks.torchrun.topology import Layout, Whereabouts, read_whereabouts
+from perfsuite.ranks.torchrun.topology import RankPlace, Topology, read_place
 
 
-def at(machine: str, **changes: Any) -> Whereabouts:
+def at(machine: str, **changes: Any) -> RankPlace:
     plain: dict[str, Any] = {"network": "1", "lock": "1", "cores": (0, 1), "gpus": ()}
-    return Whereabouts(machine=machine, **{**plain, **changes})
+    return RankPlace(machine=machine, **{**plain, **changes})
 
 
-TWO_BY_TWO = Layout((at("a"), at("a"), at("b"), at("b")))
+TWO_BY_TWO = Topology((at("a"), at("a"), at("b"), at("b")))
 
 
 def test_ranks_that_may_use_the_same_processors_share_them_out() -> None:
@@ -25,13 +25,13 @@ def test_ranks_that_may_use_the_same_processors_share_them_out() -> None:
 
 
 def test_ranks_bound_to_processors_of_their_own_have_no_neighbours() -> None:
-    bound = Layout((at("a", cores=(0,)), at("a", cores=(1,))))
+    bound = Topology((at("a", cores=(0,)), at("a", cores=(1,))))
 
     assert [bound.neighbours(rank, 2) for rank in (0, 1)] == [[0], [1]]
 
 
 def test_a_group_shares_a_loopback_only_in_one_network_of_one_machine() -> None:
-    containers = Layout((at("a", network="1"), at("a", network="2")))
+    containers = Topology((at("a", network="1"), at("a", network="2")))
 
     assert TWO_BY_TWO.is_on_one_machine(2)
     assert not TWO_BY_TWO.is_on_one_machine(3)
@@ -39,14 +39,14 @@ def test_a_group_shares_a_loopback_only_in_one_network_of_one_machine() -> None:
 
 
 def test_one_rank_of_those_that_share_a_lock_holds_it() -> None:
-    containers = Layout((at("a", lock="1"), at("a", lock="2"), at("a", lock="1")))
+    containers = Topology((at("a", lock="1"), at("a", lock="2"), at("a", lock="1")))
 
     assert [TWO_BY_TWO.holds_lock(rank) for rank in range(4)] == [True, False, True, False]
     assert [containers.holds_lock(rank) for rank in range(3)] == [True, True, False]
 
 
 def test_processors_and_gpus_are_counted_once() -> None:
-    layout = Layout((at("a", gpus=("x", "y")), at("a", gpus=("x", "y")), at("b", gpus=("z",))))
+    layout = Topology((at("a", gpus=("x", "y")), at("a", gpus=("x", "y")), at("b", gpus=("z",))))
 
     assert (layout.num_cores, layout.num_gpus) == (4, 3)
 
@@ -54,9 +54,9 @@ def test_processors_and_gpus_are_counted_once() -> None:
 def test_ranks_have_gpus_of_their_own_unless_there_are_too_few() -> None:
     two = ("x", "y")
 
-    assert Layout((at("a", gpus=two), at("a", gpus=two))).have_own_gpus(2)
-    assert Layout((at("a", gpus=("x",)), at("b", gpus=("z",)))).have_own_gpus(2)
-    assert not Layout((at("a", gpus=("x",)), at("a", gpus=("x",)))).have_own_gpus(2)
+    assert Topology((at("a", gpus=two), at("a", gpus=two))).have_own_gpus(2)
+    assert Topology((at("a", gpus=("x",)), at("b", gpus=("z",)))).have_own_gpus(2)
+    assert not Topology((at("a", gpus=("x",)), at("a", gpus=("x",)))).have_own_gpus(2)
     assert not TWO_BY_TWO.have_own_gpus(2)
 
 
@@ -80,7 +80,7 @@ def test_what_the_ranks_cannot_run_has_a_reason(parallel: str, reason: str | Non
 
 
 def test_two_looks_from_one_place_see_the_same(tmp_path: Path) -> None:
-    here = read_whereabouts(tmp_path, ["x"])
+    here = read_place(tmp_path, ["x"])
 
-    assert here == read_whereabouts(tmp_path, ["x"])
-    assert here.lock != read_whereabouts(Path("/"), ["x"]).lock
+    assert here == read_place(tmp_path, ["x"])
+    assert here.lock != read_place(Path("/"), ["x"]).lock

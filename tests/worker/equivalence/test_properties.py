@@ -23,8 +23,8 @@ from torch.utils.data import TensorDataset
 
 from perfsuite import Recipe, Workload
 from perfsuite.records.equivalence import EquivalenceReport
-from perfsuite.worker.training.parallel.data_parallel import DistributedReplicas
-from perfsuite.worker.training.parallel.fsdp import FullyShardedData
+from perfsuite.worker.training.parallel.data_parallel import DDP
+from perfsuite.worker.training.parallel.fsdp import FSDP
 from perfsuite.worker.training.parallel.horovod import HorovodLike
 
 Check = Callable[..., EquivalenceReport]
@@ -216,7 +216,7 @@ def lose_smallest_gradient(model: Classifier, recipe: Recipe) -> None:
 
 def forget_reduction(model: Classifier, recipe: Recipe) -> None:
     """Take the last micro-batch for one that is not reduced, in this rank's own process."""
-    for strategy in (DistributedReplicas, FullyShardedData, HorovodLike):
+    for strategy in (DDP, FSDP, HorovodLike):
         _never_reduce(strategy)
 
 

@@ -12,7 +12,7 @@ import pytest
 from perfsuite.gate.arms import channel
 from perfsuite.gate.arms.arm import Arm, Launch, PairPlan
 from perfsuite.gate.arms.launch import run_pair
-from perfsuite.gate.arms.turns import Referee
+from perfsuite.gate.arms.turns import Scheduler
 
 CELL = "test_ranks.py::test_ranks"
 LOADED = "test_ranks.py::test_loader"
@@ -74,7 +74,7 @@ def test_loader(train_benchmark):
 """
 
 
-class WatchedReferee(Referee):
+class WatchedReferee(Scheduler):
     """Remembers from when to when each arm had its turn."""
 
     turns: list[tuple[str, float, float]] = []  # noqa: RUF012  # the server makes the object

@@ -38,7 +38,7 @@ def share_trace(trace: RankTrace, device: torch.device) -> RankTrace:
     return dataclasses.replace(trace, start=start, steps=steps, differences=sharing.differences)
 
 
-Layout = tuple[tuple[int, ...], torch.dtype]
+Topology = tuple[tuple[int, ...], torch.dtype]
 
 
 class _Sharing:
@@ -68,7 +68,7 @@ class _Sharing:
 
     def _share(self, tensors: Tensors, quantity: Quantity, step: int) -> Tensors:
         mine = {name: _whole(tensor) for name, tensor in tensors.items()}
-        layouts: list[dict[str, Layout]] = [{} for _ in range(dist.get_world_size())]
+        layouts: list[dict[str, Topology]] = [{} for _ in range(dist.get_world_size())]
         dist.all_gather_object(
             layouts, {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in mine.items()}
         )
@@ -89,7 +89,7 @@ class _Sharing:
         return kept
 
     def _broadcast(
-        self, tensors: Sequence[Tensor | None], layouts: Sequence[Layout], source: int
+        self, tensors: Sequence[Tensor | None], layouts: Sequence[Topology], source: int
     ) -> list[Tensor]:
         """The source's tensors on every rank, in one message of plain bytes."""
         sizes = [math.prod(shape) * dtype.itemsize for shape, dtype in layouts]
@@ -116,7 +116,7 @@ class _Sharing:
         )
 
 
-def _names_by_holders(layouts: Sequence[dict[str, Layout]]) -> dict[tuple[int, ...], list[str]]:
+def _names_by_holders(layouts: Sequence[dict[str, Topology]]) -> dict[tuple[int, ...], list[str]]:
     """The names of all tensors by the ranks that hold them, in the same order on every rank."""
     holders: dict[str, list[int]] = defaultdict(list)
     for rank, names in enumerate(layouts):

@@ -31,7 +31,7 @@ from perfsuite.worker.training.trainer import Trainer
 _POWERSGD_START_ITER = 2
 
 
-class ThreadedReplicas(Single):
+class DP(Single):
     """The `Strategy` of "dp": nn.DataParallel, one process with a thread for each replica."""
 
     def __init__(self, workload: Workload, recipe: Recipe, device: torch.device) -> None:
@@ -97,7 +97,7 @@ class ReplicaCount:
             )
 
 
-class DistributedReplicas(SharedData):
+class DDP(SharedData):
     """The `Strategy` of "ddp": DistributedDataParallel with the options of the recipe.
 
     Attributes:
@@ -143,7 +143,7 @@ class DistributedReplicas(SharedData):
             return forward_backward(trainer, inputs, target, stage)
 
 
-class ShardedOptimizer(DistributedReplicas):
+class ZeRO1(DDP):
     """The `Strategy` of "zero1": DDP, and each rank steps a share of the parameters.
 
     ZeRO stage 1, Rajbhandari et al. 2020.

@@ -21,7 +21,7 @@ from perfsuite.worker.training.step import forward_backward
 from perfsuite.worker.training.trainer import Trainer
 
 
-class FullyShardedData(SharedData):
+class FSDP(SharedData):
     """The `Strategy` of "fsdp" and "hsdp": what is checkpointed together is gathered together."""
 
     splits_parameters = True

@@ -14,25 +14,25 @@ from perfsuite.errors import NotExercisedError
 from perfsuite.records.recipe import Mode, Recipe
 from perfsuite.records.workload import Workload
 from perfsuite.worker.training.parallel.data_parallel import (
-    DistributedReplicas,
-    ShardedOptimizer,
-    ThreadedReplicas,
+    DDP,
+    DP,
+    ZeRO1,
 )
-from perfsuite.worker.training.parallel.fsdp import FullyShardedData
+from perfsuite.worker.training.parallel.fsdp import FSDP
 from perfsuite.worker.training.parallel.horovod import Horovod, HorovodLike
 from perfsuite.worker.training.parallel.pipeline import ModelParallel, Pipeline
 from perfsuite.worker.training.parallel.single import Single
-from perfsuite.worker.training.parallel.tensor_parallel import SplitLayers
+from perfsuite.worker.training.parallel.tensor_parallel import TensorParallel
 from perfsuite.worker.training.trainer import Strategy
 
 _STRATEGIES: dict[Mode, Callable[[Workload, Recipe, torch.device], Strategy]] = {
     "single": Single,
-    "dp": ThreadedReplicas,
-    "ddp": DistributedReplicas,
-    "zero1": ShardedOptimizer,
-    "fsdp": FullyShardedData,
-    "hsdp": FullyShardedData,
-    "tp": SplitLayers,
+    "dp": DP,
+    "ddp": DDP,
+    "zero1": ZeRO1,
+    "fsdp": FSDP,
+    "hsdp": FSDP,
+    "tp": TensorParallel,
     "pp": Pipeline,
     "mp": ModelParallel,
     "horovod-like": HorovodLike,

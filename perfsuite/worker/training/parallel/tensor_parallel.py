@@ -45,7 +45,7 @@ _ELEMENTWISE = (
 )
 
 
-class SplitLayers(Single):
+class TensorParallel(Single):
     """The `Strategy` of "tp": every rank computes the same batch with its part of each layer."""
 
     splits_parameters = True

@@ -11,7 +11,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
 from perfsuite import Recipe, RecipeError, Workload
 from perfsuite.worker.training.build import build_trainer
-from perfsuite.worker.training.parallel.tensor_parallel import SplitLayers, plan_layers
+from perfsuite.worker.training.parallel.tensor_parallel import TensorParallel, plan_layers
 
 CPU = torch.device("cpu")
 EPS = torch.finfo(torch.float32).eps
@@ -152,7 +152,7 @@ def test_a_model_without_a_layer_to_split_is_refused(
         f"{recipe.plan.size} and whose weight no other module shares; workload 'image' {reason}"
     )
     with pytest.raises(RecipeError, match=f"^{re.escape(expected)}$"):
-        SplitLayers(make_image(), recipe, CPU).split(model)
+        TensorParallel(make_image(), recipe, CPU).split(model)
 
 
 def test_segments_through_a_split_layer_are_refused(make_image: Any) -> None:
@@ -164,4 +164,4 @@ def test_segments_through_a_split_layer_are_refused(make_image: Any) -> None:
         "itself a split nn.Linear; use checkpointing='every-block'"
     )
     with pytest.raises(RecipeError, match=f"^{re.escape(expected)}$"):
-        SplitLayers(workload, recipe, CPU).split(workload.build_model())
+        TensorParallel(workload, recipe, CPU).split(workload.build_model())
