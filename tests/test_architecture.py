@@ -95,7 +95,13 @@ def test_a_name_that_is_not_public_is_an_attribute_error() -> None:
 
 
 def test_the_basic_modules_have_examples() -> None:
-    for name in ("units", "stats", "cells", "ranks.blame", "measure.combine"):
+    for name in (
+        "units",
+        "stats.intervals",
+        "records.recipe",
+        "ranks.failures",
+        "experiments.results",
+    ):
         assert f"perfsuite.{name}" in modules_with_examples()
 
 
@@ -107,6 +113,28 @@ def test_the_examples_in_docstrings_are_true(name: str) -> None:
     assert results.failed == 0
 
 
-@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE))
+)
 def test_no_file_is_longer_than_one_idea(path: Path) -> None:
     assert len(path.read_text().splitlines()) <= 400
+
+
+def folders() -> list[Path]:
+    """Every folder of the package with code in it."""
+    return sorted({path.parent for path in PACKAGE.rglob("*.py")})
+
+
+@pytest.mark.parametrize("folder", folders(), ids=lambda folder: str(folder.relative_to(ROOT)))
+def test_a_room_can_be_taken_in_at_a_glance(folder: Path) -> None:
+    modules = [path for path in folder.glob("*.py") if path.name != "__init__.py"]
+
+    assert len(modules) <= 12
+
+
+def test_the_package_and_the_tests_have_few_doors() -> None:
+    kept = {"__init__.py", "py.typed", "__pycache__"}
+
+    assert len([path for path in PACKAGE.iterdir() if path.name not in kept]) <= 12
+    kept = {"conftest.py", "__pycache__"}
+    assert len([path for path in (ROOT / "tests").iterdir() if path.name not in kept]) <= 16

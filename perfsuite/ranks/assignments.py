@@ -40,9 +40,9 @@ class Assignment:
 def all_assignments(world_size: int, *, device: str, num_gpus: int) -> tuple[Assignment, ...]:
     """Return the parts of a group that one controller starts as a whole.
 
-    >>> [(part.rank, part.backend) for part in all_parts(2, device="cuda", num_gpus=2)]
+    >>> [(part.rank, part.backend) for part in all_assignments(2, device="cuda", num_gpus=2)]
     [(0, 'nccl'), (1, 'nccl')]
-    >>> [part.core_of((4, 5)) for part in all_parts(2, device="cpu", num_gpus=0)]
+    >>> [part.core_of((4, 5)) for part in all_assignments(2, device="cpu", num_gpus=0)]
     [4, 5]
     """
     # NCCL where each rank has a GPU of its own.

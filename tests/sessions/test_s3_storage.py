@@ -30,7 +30,7 @@ WRITERS = """
 
     import s3fs  # once, before the fork
 
-    from perfsuite.gate.baselines import save_run
+    from perfsuite.gate.baselines.select import save_run
     from perfsuite.system.urls import locate
 
     def save(number):

@@ -18,9 +18,9 @@ LOADERS = {("torch", "load"), ("numpy", "load"), ("np", "load"), ("os", "system"
 # From one process of a session to another, through a pipe or a folder that only this user can read;
 # and from rank to rank of a torchrun job through torch's store, as torch's own objects go.
 BETWEEN_OWN_PROCESSES = {
-    "equivalence/trace.py": {"cloudpickle", "torch.load"},
-    "ranks/packing.py": {"cloudpickle", "pickle"},
-    "ranks/peers.py": {"pickle"},
+    "worker/equivalence/trace/trace.py": {"cloudpickle", "torch.load"},
+    "ranks/pickling.py": {"cloudpickle", "pickle"},
+    "ranks/torchrun/peers.py": {"pickle"},
 }
 
 

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).parent.parent.parent
-STARTER = ROOT / "perfsuite" / "starter" / "performance.yml"
+STARTER = ROOT / "perfsuite" / "cli" / "starter" / "performance.yml"
 WORKFLOWS = {path.stem: path for path in (ROOT / ".github" / "workflows").glob("*.yml")}
 EVERY = {**WORKFLOWS, "starter": STARTER}
 # Beside reading the contents: who may do what, and why is written there.

@@ -46,7 +46,7 @@ class CellPolicy:
     def bounds(self) -> tuple[float, float]:
         """Tolerance and limit as they hold against the base as it is, the exception included.
 
-        >>> Demands(tolerance=0.25, limit=0.5, floor_s=0.0, accepted_slowdown=2.0).bounds
+        >>> CellPolicy(tolerance=0.25, limit=0.5, floor_s=0.0, accepted_slowdown=2.0).bounds
         (1.5, 2.0)
         """
         more = self.accepted_slowdown - 1

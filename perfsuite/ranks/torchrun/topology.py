@@ -100,11 +100,11 @@ class Topology:
 
         Ranks that see the same ones take one after the other.
 
-        >>> sees = lambda *gpus: Whereabouts(machine="a", network="n", lock="l", cores=(0,),
+        >>> sees = lambda *gpus: RankPlace(machine="a", network="n", lock="l", cores=(0,),
         ...                                  gpus=gpus)
-        >>> [Layout((sees("x", "y"), sees("x", "y"))).gpu_of(rank) for rank in (0, 1)]
+        >>> [Topology((sees("x", "y"), sees("x", "y"))).gpu_of(rank) for rank in (0, 1)]
         [0, 1]
-        >>> [Layout((sees("x"), sees("y"))).gpu_of(rank) for rank in (0, 1)]
+        >>> [Topology((sees("x"), sees("y"))).gpu_of(rank) for rank in (0, 1)]
         [0, 0]
         """
         mine = self.everyone[rank]
