@@ -13,9 +13,11 @@ from perfsuite.errors import RecipeError
 from perfsuite.records.cell import Counts, Operator
 from perfsuite.records.equivalence import Finding
 from perfsuite.records.profile import Communication, RankUsage
-from perfsuite.records.recipe import Activity, Recipe, is_int_from, optional
+from perfsuite.records.recipe import Recipe, is_int_from, optional
 from perfsuite.records.recipe_text import parse_recipe
 from perfsuite.system.environment import Environment
+
+ActivityName = Literal["train", "load", "evaluate", "all_reduce"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +42,7 @@ class RunCell:
 
     workload: bytes | None
     recipe: Recipe
-    activity: Activity
+    activity: ActivityName
     plan: MeasurePlan
     message_bytes: int | None = None
 

@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 from perfsuite.experiments.verify import every_recipe
-from perfsuite.records.recipe import COMM_HOOKS, PIPELINE_SCHEDULES, PRECISIONS
+from perfsuite.records.parallel import PIPELINE_SCHEDULES
+from perfsuite.records.recipe import COMM_HOOKS, PRECISIONS
 
 
 def test_every_value_of_every_axis_is_in_the_table() -> None:

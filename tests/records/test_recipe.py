@@ -13,14 +13,13 @@ from hypothesis import strategies as st
 
 from perfsuite import PerfsuiteError, Recipe, RecipeError
 from perfsuite.ranks.messages import MeasurePlan
-from perfsuite.records.recipe import (
-    COMM_HOOKS,
+from perfsuite.records.parallel import (
     PARALLEL_FORMS,
     PIPELINE_SCHEDULES,
-    PRECISIONS,
     ParallelPlan,
     parse_parallel,
 )
+from perfsuite.records.recipe import COMM_HOOKS, PRECISIONS
 
 # --- parallel modes ---
 
@@ -52,9 +51,7 @@ def test_a_mode_says_how_many_processes_and_shards_of_data_it_has(
 
 
 def test_a_hybrid_mesh_knows_its_shards() -> None:
-    assert parse_parallel("hsdp:2x3") == ParallelPlan(
-        mode="hsdp", size=6, world_size=6, data_parallel_size=6, num_shards=3
-    )
+    assert parse_parallel("hsdp:2x3") == ParallelPlan(mode="hsdp", size=6, num_shards=3)
 
 
 @pytest.mark.parametrize("schedule", PIPELINE_SCHEDULES)

@@ -127,7 +127,7 @@ class Topology:
                 f"parallel {recipe.parallel!r} needs {plan.world_size} ranks, and torchrun started "
                 f"{len(self.everyone)}"
             )
-        if plan.mode == "dp" and plan.size > (num_gpus := len(self.everyone[0].gpus)):
+        if plan.properties.runs_threads and plan.size > (num_gpus := len(self.everyone[0].gpus)):
             return (
                 f"parallel {recipe.parallel!r} needs {plan.size} GPUs, and rank 0 sees {num_gpus}"
             )

@@ -105,7 +105,7 @@ class _OnModel:
         self.batches = batches
         self.losses: list[Tensor] = []
         self.is_counted = True
-        self.has_resized_storages = trainer.recipe.plan.mode in ("fsdp", "hsdp")
+        self.has_resized_storages = trainer.recipe.plan.properties.resizes_storages
         self.missing = _uncountable(trainer.recipe)
 
     def first_losses(self) -> tuple[float, ...] | None:
@@ -257,7 +257,7 @@ def _uncountable(recipe: Recipe) -> dict[str, str]:
     if recipe.compile:
         # torch.compile stands back from a dispatch mode, so eager operators would be counted.
         return dict.fromkeys((*hidden, "memory"), "a compiled model cannot be watched")
-    if recipe.plan.mode == "dp":
+    if recipe.plan.properties.runs_threads:
         return dict.fromkeys(hidden, "DataParallel's replicas run in threads of their own")
     return {}
 
