@@ -92,6 +92,13 @@ PARALLEL_MODES: Final[dict[str, ParallelMode]] = {
         takes_ddp_options=True,
         forward_is_local=True,
     ),
+    "zero2": ParallelMode(
+        form="zero2:N",
+        strategy="fsdp:ZeRO2",
+        splits_parameters=True,
+        splits_tensors=True,
+        resizes_storages=True,
+    ),
     "tp": ParallelMode(
         form="tp:N",
         strategy="tensor_parallel:TensorParallel",

@@ -34,6 +34,7 @@ from perfsuite.records.recipe import COMM_HOOKS, PRECISIONS
         ("fsdp:3", 3, 3),
         ("hsdp:2x3", 6, 6),
         ("zero1:2", 2, 2),
+        ("zero2:2", 2, 2),
         ("tp:4", 4, 1),
         ("pp:2", 2, 1),
         ("mp:2", 2, 1),
@@ -91,7 +92,7 @@ def test_an_unknown_mode_is_refused_with_all_forms(text: str) -> None:
 
     assert str(refused.value) == (
         f"parallel {text!r} is not a known mode; use one of single, dp:N, ddp:N, fsdp:N, hsdp:RxS, "
-        "zero1:N, tp:N, pp:N[:gpipe|1f1b|interleaved], mp:N, horovod-like:N, horovod:N"
+        "zero1:N, zero2:N, tp:N, pp:N[:gpipe|1f1b|interleaved], mp:N, horovod-like:N, horovod:N"
     )
 
 

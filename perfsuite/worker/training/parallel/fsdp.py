@@ -1,6 +1,6 @@
-"""Parameters, gradients and optimizer state sharded over the ranks: FSDP and hybrid FSDP.
+"""Parameters, gradients and optimizer state sharded over the ranks: FSDP, hybrid FSDP, ZeRO-2.
 
-ZeRO stage 3, Rajbhandari et al. 2020, as torch's `fully_shard`.
+ZeRO stages 3 and 2, Rajbhandari et al. 2020, as torch's `fully_shard`.
 """
 
 from __future__ import annotations
@@ -80,6 +80,12 @@ class HSDP(FSDP):
         plan = self.recipe.plan
         shape = (plan.size // plan.num_shards, plan.num_shards)
         return init_device_mesh(self.device.type, shape, mesh_dim_names=("replicate", "shard"))
+
+
+class ZeRO2(FSDP):
+    """The `Strategy` of "zero2": FSDP that gathers parameters in forward alone, and keeps them."""
+
+    _reshards_after_forward = False
 
 
 def _shares_weights(unit: list[nn.Module], model: nn.Module) -> bool:
