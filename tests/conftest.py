@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -14,10 +16,13 @@ from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import settings
 from shared_memory import orphaned_segments
 
+from perfsuite.ranks import forkserver
 from perfsuite.system import urls
 from perfsuite.system.signals import SIGNALS
 
 pytest_plugins = ["pytester"]
+# Fixtures that start ranks, or a pytest session.
+_STARTERS = {"pytester", "rank_group", "check_equivalence", "train_on_ranks", "nothing_left"}
 
 # A session that a test starts is nobody's worker, though this one may be xdist's.
 for name in [name for name in os.environ if name.startswith("PYTEST_XDIST_")]:
@@ -68,13 +73,45 @@ def default_signals() -> Iterator[None]:
         signal.signal(number, handler)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--fast` is for the inner loop."""
+    parser.addoption(
+        "--fast", action="store_true", help="leave out what starts ranks, or a pytest session"
+    )
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave long runs out unless -m asks for them; any other -m means what it says."""
-    if "soak" in config.option.markexpr:
-        return
-    config.hook.pytest_deselected(items=[item for item in items if _is_long(item)])
-    items[:] = [item for item in items if not _is_long(item)]
+    left_out: list[pytest.Item] = []
+    if "soak" not in config.option.markexpr:
+        left_out += [item for item in items if item.get_closest_marker("soak")]
+    if config.option.fast:
+        left_out += [item for item in items if _starts_processes(item)]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in left_out]
 
 
-def _is_long(item: pytest.Item) -> bool:
-    return item.get_closest_marker("soak") is not None
+def _starts_processes(item: pytest.Item) -> bool:
+    asked = set(getattr(item, "fixturenames", ()))
+    return bool(asked & _STARTERS) or item.get_closest_marker("slow") is not None
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_process_in_a_fast_session(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A test of --fast that starts a rank or a pytest session fails: it wants the mark `slow`."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.config.option.fast:
+            patch.setattr(forkserver, "_forkserver", _refuse)
+            patch.setattr(subprocess, "Popen", _PlainPopen)
+        yield
+
+
+def _refuse(*_: object) -> None:
+    raise AssertionError("starts processes: mark the test or its module `slow`")
+
+
+class _PlainPopen(subprocess.Popen[Any]):
+    def __init__(self, args: Any, *rest: Any, **options: Any) -> None:
+        if isinstance(args, list) and {"pytest", "perfsuite"} & set(map(str, args)):
+            _refuse()
+        super().__init__(args, *rest, **options)
