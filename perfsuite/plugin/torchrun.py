@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 import pytest
 
-from perfsuite.errors import LostRankError, WriteError
+from perfsuite.errors import ExitCode, LostRankError, WriteError
 from perfsuite.plugin.fixtures import SUITE
 from perfsuite.plugin.phases import PhaseOutcome, end_of
 from perfsuite.plugin.resume import keep_finished
@@ -29,7 +29,18 @@ from perfsuite.records.cell import CellLine
 
 # What ends the session on one rank ends it on all, as the gravest of them: no usage error, no
 # interruption and no failed test is hidden by another rank's verdict.
-_FROM_GRAVEST = (3, 4, 2, 1, 10, 13, 12, 11, 5, 0)
+_FROM_GRAVEST: tuple[int, ...] = (
+    pytest.ExitCode.INTERNAL_ERROR,
+    ExitCode.PYTEST_USAGE,
+    ExitCode.USAGE,
+    ExitCode.FAILED,
+    ExitCode.REGRESSION,
+    ExitCode.NOTHING_COMPARED,
+    ExitCode.REFUSED,
+    ExitCode.INCONCLUSIVE,
+    pytest.ExitCode.NO_TESTS_COLLECTED,
+    ExitCode.OK,
+)
 # Options of pytest and pytest-benchmark that write a file, and their value that writes none.
 _WRITING_OPTIONS: dict[str, Any] = {
     "xmlpath": None,
@@ -141,7 +152,7 @@ class TorchrunSession:
                 trouble = error
         self.finished, trouble = peers.gather("finished cells", (finished, trouble))[0]
         if trouble is not None:
-            pytest.exit(f"perfsuite: {trouble}", returncode=12)
+            pytest.exit(f"perfsuite: {trouble}", returncode=ExitCode.REFUSED)
 
     def agree_on(
         self, item: pytest.Item, report: pytest.TestReport, error: BaseException | None

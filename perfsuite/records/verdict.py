@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from perfsuite.errors import ExitCode
 from perfsuite.system.untrusted import Amount, Count, Label
 
 VerdictWord = Literal[
@@ -29,14 +30,13 @@ VerdictWord = Literal[
 
 # From the gravest on: a failing test says more than a slow cell, and that more than a missing one.
 _EXIT_CODES = (
-    (1, {"ERROR"}),
-    (10, {"FAIL"}),
-    (12, {"NO-BASELINE", "VANISHED", "INVALID"}),
-    (11, {"INCONCLUSIVE"}),
+    (ExitCode.FAILED, {"ERROR"}),
+    (ExitCode.REGRESSION, {"FAIL"}),
+    (ExitCode.REFUSED, {"NO-BASELINE", "VANISHED", "INVALID"}),
+    (ExitCode.INCONCLUSIVE, {"INCONCLUSIVE"}),
 )
 # Where there is nothing else, nothing was compared.
 _SAYS_NOTHING = {"NEW", "SKIPPED"}
-_EXIT_NOTHING_COMPARED = 13
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,16 +111,18 @@ class CellVerdict:
         )
 
 
-def exit_code(words: Iterable[str]) -> int:
+def exit_code(words: Iterable[str]) -> ExitCode:
     """Return what verdicts end in, the gravest first.
 
-    >>> exit_code(["PASS", "NEW"]), exit_code(["PASS", "FAIL", "INVALID"]), exit_code(["NEW"])
-    (0, 10, 13)
+    >>> exit_code(["PASS", "NEW"]).name, exit_code(["PASS", "FAIL", "INVALID"]).name
+    ('OK', 'REGRESSION')
+    >>> exit_code(["NEW"]).name
+    'NOTHING_COMPARED'
     """
     found = set(words)
     if found <= _SAYS_NOTHING:
-        return _EXIT_NOTHING_COMPARED
-    return next((code for code, group in _EXIT_CODES if found & group), 0)
+        return ExitCode.NOTHING_COMPARED
+    return next((code for code, group in _EXIT_CODES if found & group), ExitCode.OK)
 
 
 class Verdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -8,18 +8,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from perfsuite.errors import ExitCode
 from perfsuite.records.verdict import CellVerdict, Explanation, exit_code
 from perfsuite.report.rows import Row
 from perfsuite.system.untrusted import printable_lines
 from perfsuite.units import format_change, format_seconds
 
 _WORDS: Final = {
-    0: "PASS",
-    1: "ERROR",
-    10: "FAIL",
-    11: "INCONCLUSIVE",
-    12: "NO VERDICT",
-    13: "NOTHING COMPARED",
+    ExitCode.OK: "PASS",
+    ExitCode.FAILED: "ERROR",
+    ExitCode.REGRESSION: "FAIL",
+    ExitCode.INCONCLUSIVE: "INCONCLUSIVE",
+    ExitCode.REFUSED: "NO VERDICT",
+    ExitCode.NOTHING_COMPARED: "NOTHING COMPARED",
 }
 # The gravest first: what somebody has to look at.
 _ORDER: Final = (

@@ -20,7 +20,7 @@ from perfsuite.cli.options import (
     Selection,
     Tolerance,
 )
-from perfsuite.errors import SettingError
+from perfsuite.errors import ExitCode, SettingError
 from perfsuite.gate.judge.explain import explain_stored
 from perfsuite.gate.judge.trial import Budget, draw_seed
 from perfsuite.gate.noise import read_noise
@@ -37,8 +37,6 @@ from perfsuite.system.timing_lock import WAIT_S, TimingLock
 from perfsuite.system.untrusted import printable
 from perfsuite.system.urls import locate
 from perfsuite.units import format_change, option_bounds
-
-_EXIT_REFUSED = 12
 
 
 def gate(
@@ -129,10 +127,10 @@ def _variables(pairs: list[str]) -> dict[str, str]:
     return dict(pair.split("=", 1) for pair in pairs)
 
 
-def end_code(result: GateResult) -> int:
+def end_code(result: GateResult) -> ExitCode:
     """Return what a gate session ends in."""
     if result.refusal is not None:
-        return _EXIT_REFUSED
+        return ExitCode.REFUSED
     return exit_code(cell.word for cell in result.cells)
 
 
