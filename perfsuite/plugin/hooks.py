@@ -33,7 +33,7 @@ from perfsuite.plugin.gate import Gatekeeper, refuse_silent_passes
 from perfsuite.plugin.options import Choices
 from perfsuite.plugin.torchrun import TorchrunSession
 from perfsuite.records.cell import CellLine, encode_line
-from perfsuite.records.verdict import exit_code
+from perfsuite.records.verdict import VerdictWord, exit_code
 from perfsuite.report.rows import not_exercised_lines
 from perfsuite.report.summary import sentence
 from perfsuite.report.terminal.gate import verdict_lines
@@ -112,7 +112,7 @@ class Suite:
         self._writes = torchrun is None or torchrun.is_first
         self._saver = saver
         self._sharding = sharding.UNCUT
-        self._words: list[str] = []
+        self._words: list[VerdictWord] = []
         self._num_verdicts_that_fail = 0
         self._session: Session | None = None
         self._signals = contextlib.ExitStack()

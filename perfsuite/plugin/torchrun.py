@@ -26,21 +26,8 @@ from perfsuite.plugin.resume import keep_finished
 from perfsuite.ranks.torchrun.membership import Membership
 from perfsuite.ranks.torchrun.peers import Peers
 from perfsuite.records.cell import CellLine
+from perfsuite.records.verdict import gravest
 
-# What ends the session on one rank ends it on all, as the gravest of them: no usage error, no
-# interruption and no failed test is hidden by another rank's verdict.
-_FROM_GRAVEST: tuple[int, ...] = (
-    pytest.ExitCode.INTERNAL_ERROR,
-    ExitCode.PYTEST_USAGE,
-    ExitCode.USAGE,
-    ExitCode.FAILED,
-    ExitCode.REGRESSION,
-    ExitCode.NOTHING_COMPARED,
-    ExitCode.REFUSED,
-    ExitCode.INCONCLUSIVE,
-    pytest.ExitCode.NO_TESTS_COLLECTED,
-    ExitCode.OK,
-)
 # Options of pytest and pytest-benchmark that write a file, and their value that writes none.
 _WRITING_OPTIONS: dict[str, Any] = {
     "xmlpath": None,
@@ -251,15 +238,6 @@ def blamed_rank(ends: Sequence[PhaseEnd]) -> int | None:
     if len(skipped) == len(ends):
         return None
     return next(iter([*first, *skipped, *failed]), None)
-
-
-def gravest(codes: Sequence[int]) -> int:
-    """Return the exit code that stands for all; one that is not known is graver than any.
-
-    >>> gravest([0, 12, 1]), gravest([0, 0]), gravest([1, 99])
-    (1, 0, 99)
-    """
-    return min(codes, key=lambda code: _FROM_GRAVEST.index(code) if code in _FROM_GRAVEST else -1)
 
 
 def _refuse_process_pools(config: pytest.Config) -> None:

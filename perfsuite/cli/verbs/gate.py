@@ -27,7 +27,7 @@ from perfsuite.gate.noise import read_noise
 from perfsuite.gate.request import GateRequest
 from perfsuite.gate.run_gate import GateResult, run_gate
 from perfsuite.records.run_file import StoredRun, Unusable, read_run
-from perfsuite.records.verdict import CellVerdict, Explanation, exit_code
+from perfsuite.records.verdict import Explanation, exit_code
 from perfsuite.report.formats.markdown import to_markdown
 from perfsuite.report.model import report_on_verdicts
 from perfsuite.report.summary import explained
@@ -150,7 +150,7 @@ def to_document(result: GateResult) -> bytes:
     """Return the result as the verb's JSON: everything from which a verdict can be recomputed."""
     document = {
         "schema": 1,
-        "cells": [_cell(cell) for cell in result.cells],
+        "cells": [{"id": cell.name} | msgspec.to_builtins(cell) for cell in result.cells],
         "seed": result.seed,
         "arms": result.differs,
         "refusal": result.refusal,
@@ -159,33 +159,6 @@ def to_document(result: GateResult) -> bytes:
         "exit_code": end_code(result),
     }
     return msgspec.json.format(msgspec.json.encode(document), indent=2)
-
-
-def _cell(cell: CellVerdict) -> dict[str, Any]:
-    return {
-        "id": cell.name,
-        "word": cell.word,
-        "by": cell.by,
-        "ratio": cell.ratio,
-        "interval": _finite(cell.interval),
-        "pairs": cell.num_pairs,
-        "detectable": _finite_or_none(cell.detectable),
-        "reason": cell.reason,
-        "explanation": cell.explanation,
-        "raw": cell.raw,
-        "first": cell.firsts,
-        "asked": cell.asked,
-    }
-
-
-def _finite(interval: tuple[float, float] | None) -> tuple[float | None, float | None] | None:
-    return (
-        None if interval is None else (_finite_or_none(interval[0]), _finite_or_none(interval[1]))
-    )
-
-
-def _finite_or_none(value: float | None) -> float | None:
-    return None if value is None or value == float("inf") else value
 
 
 def explain(
