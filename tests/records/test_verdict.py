@@ -70,7 +70,7 @@ def test_new_and_skipped_cells_never_change_what_the_others_end_in(found: list[s
     assert exit_code(word for word in found) == expected
 
 
-@pytest.mark.parametrize(("graver", "code"), pairwise(EXIT_CODES_FROM_GRAVEST))
+@pytest.mark.parametrize(("graver", "code"), list(pairwise(EXIT_CODES_FROM_GRAVEST)))
 def test_of_the_ranks_of_a_session_the_gravest_code_decides(graver: int, code: int) -> None:
     assert gravest([graver, code]) == gravest([code, graver]) == graver
 

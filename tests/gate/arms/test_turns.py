@@ -194,7 +194,7 @@ def test_after_the_barrier_an_arm_waits_for_the_other_again() -> None:
 # --- an arm that goes ---
 
 
-def test_an_arm_goes_on_alone_when_the_other_has_gone() -> None:
+def test_an_arm_goes_on_alone_when_the_other_has_finished() -> None:
     turns = scheduler()
     turns.request(A)
 
