@@ -9,18 +9,18 @@ from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
-from perfsuite.errors import PerfsuiteError, RankFailureError
+from perfsuite.errors import ExitCode, PerfsuiteError, RankFailureError
 from perfsuite.experiments import results
 from perfsuite.experiments.rank_session import Session
 from perfsuite.records.equivalence import EquivalenceReport, NumericsStatus, combine_statuses
 from perfsuite.records.parallel import PARALLEL_MODES, PIPELINE_SCHEDULES
 from perfsuite.records.recipe import PRECISIONS, Recipe
 
-EXIT_CODES: dict[NumericsStatus, int] = {
-    "equivalent": 0,
-    "mismatch": 20,
-    "no power": 21,
-    "not exercised": 22,
+EXIT_CODES: dict[NumericsStatus, ExitCode] = {
+    "equivalent": ExitCode.OK,
+    "mismatch": ExitCode.MISMATCH,
+    "no power": ExitCode.NO_POWER,
+    "not exercised": ExitCode.NOT_EXERCISED,
 }
 
 
@@ -64,7 +64,7 @@ def verify_every(
     return reports
 
 
-def exit_code(reports: Sequence[EquivalenceReport], *, of_table: bool) -> int:
+def exit_code(reports: Sequence[EquivalenceReport], *, of_table: bool) -> ExitCode:
     """Return what the verb ends in: the worst report's code.
 
     Args:

@@ -24,10 +24,11 @@ from perfsuite.ranks.messages import (
 from perfsuite.ranks.progress import BoardWriter
 from perfsuite.records.cell import Counts, Operator
 from perfsuite.records.stages import Stage
+from perfsuite.system.imported_files import imported_files
 from perfsuite.worker.jobs.activities import Activity, start_activity
 from perfsuite.worker.jobs.faults import plant
 from perfsuite.worker.jobs.process import own_device, resume_children, stop_children
-from perfsuite.worker.jobs.turns import Turns, imported_files
+from perfsuite.worker.jobs.turns import Turns
 from perfsuite.worker.measure.counters import count_iteration, count_kernel_launches
 from perfsuite.worker.measure.environment import describe_environment
 from perfsuite.worker.measure.memory import measure_peak
