@@ -21,7 +21,6 @@ from rich.table import Table
 
 from perfsuite.errors import SettingError
 from perfsuite.gate.baselines.accepted import read_accepted
-from perfsuite.gate.git.command import short
 from perfsuite.gate.history.cell_history import (
     CellHistory,
     Change,
@@ -37,7 +36,7 @@ from perfsuite.system.environment import describe_host
 from perfsuite.system.files import check_writable, write_atomically
 from perfsuite.system.untrusted import printable
 from perfsuite.system.urls import locate
-from perfsuite.units import format_change, format_ratio, option_ratio
+from perfsuite.units import format_change, format_ratio, option_ratio, short_commit
 
 _EXIT_CHANGED = 10
 _EXIT_NO_RUNS = 12
@@ -228,11 +227,11 @@ def _between(first: Point, last: Point) -> str:
 
 def _named(point: Point) -> str:
     day = f"{point.made_at:%Y-%m-%d}"
-    return day if point.commit is None else f"{short(point.commit)} ({day})"
+    return day if point.commit is None else f"{short_commit(point.commit)} ({day})"
 
 
 def _name(point: Point) -> str:
-    return "" if point.commit is None else short(point.commit)
+    return "" if point.commit is None else short_commit(point.commit)
 
 
 def _rate(ratio: float) -> str:

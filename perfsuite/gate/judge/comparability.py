@@ -5,13 +5,13 @@ Must not know what becomes of the cell.
 
 from __future__ import annotations
 
+import statistics
 from typing import Any
 
 import msgspec
 
 from perfsuite.gate.arms.arm import CellRun
 from perfsuite.records.cell import samples_of_step
-from perfsuite.stats import intervals
 from perfsuite.system.untrusted import Amount
 
 
@@ -61,7 +61,7 @@ def _samples_of(run: CellRun) -> int | None:
     record = _read(run)
     if record is None or not run.rounds_s:
         return None
-    return samples_of_step(record.samples_per_s, intervals.median(run.rounds_s))
+    return samples_of_step(record.samples_per_s, statistics.median(run.rounds_s))
 
 
 def _read(run: CellRun) -> _Trained | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+import statistics
 from collections.abc import Mapping, Sequence
 
 from perfsuite.gate.arms.arm import OTHER_ENDED, CellRun, Launch
@@ -46,7 +47,7 @@ def take_in(trial: Trial, launches: Mapping[str, Launch], first: str, launch_s: 
     if trial.demands.slacks is not None and (reason := why_incomparable(base, head)) is not None:
         trial.word, trial.reason = "INVALID", reason
         return
-    base_s = intervals.median(base.rounds_s)
+    base_s = statistics.median(base.rounds_s)
     log_ratio, error = locate_log_ratio(base.rounds_s, head.rounds_s)
     trial.raw.append((base_s, base_s * math.exp(log_ratio)))
     trial.firsts.append(first)
