@@ -7,7 +7,6 @@ session is run.
 from __future__ import annotations
 
 import math
-import os
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ import msgspec
 
 from perfsuite.errors import WorkloadError
 from perfsuite.stats.sequential import Prior
-from perfsuite.system.environment import describe_host
+from perfsuite.system.environment import host_fingerprint
 from perfsuite.system.files import write_atomically
 from perfsuite.system.untrusted import printable, read_untrusted, why_unreadable
 
@@ -194,5 +193,4 @@ def read_noise(folder: Path, environ: Mapping[str, str]) -> dict[str, Prior]:
     Raises:
         WorkloadError: Its file is no calibration.
     """
-    host = describe_host(environ, len(os.sched_getaffinity(0)))
-    return read_priors(folder / CALIBRATION_FILE, host.fingerprint)
+    return read_priors(folder / CALIBRATION_FILE, host_fingerprint(environ))

@@ -148,7 +148,7 @@ def test_a_storage_that_cannot_be_reached_ends_pytest_benchmarks_own_comparison_
     result = run(pytester, AT_URL, "--benchmark-compare", "--perf-gate=off")
 
     assert result.ret == 12
-    result.stdout.fnmatch_lines([f"*perfsuite: {STORAGE}: cannot be looked into: Access Denied*"])
+    result.stdout.fnmatch_lines([f"*perfsuite: {STORAGE}: cannot be listed: Access Denied*"])
 
 
 @pytest.mark.parametrize(
