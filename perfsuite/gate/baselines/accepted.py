@@ -218,10 +218,11 @@ def prune(path: Path, today: datetime.date) -> tuple[Entry, ...]:
 
 def _parse_formatted(path: Path, data: bytes) -> TOMLDocument:
     import tomlkit
+    from tomlkit.exceptions import TOMLKitError
 
     try:
         return tomlkit.parse(data)
-    except (ValueError, RecursionError) as error:
+    except (TOMLKitError, ValueError, RecursionError) as error:
         raise _not_editable(path) from error
 
 
