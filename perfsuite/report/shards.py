@@ -10,8 +10,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
 from perfsuite.records.shard import Shard, ShardStamp
-from perfsuite.report.rows import short_commit
 from perfsuite.report.runs import Run
+from perfsuite.units import short_commit
 
 # More than anybody reads in a line; a strange file may be one of very many.
 _MOST_NAMED = 16

@@ -12,7 +12,6 @@ import typer
 from perfsuite.cli.options import DrawnSeed
 from perfsuite.errors import ExitCode
 from perfsuite.gate.bisect import BisectRequest, BisectResult, BisectStep, bisect
-from perfsuite.gate.git.command import short
 from perfsuite.gate.judge.trial import Budget, draw_seed
 from perfsuite.gate.noise import read_noise
 from perfsuite.records.verdict import exit_code
@@ -21,7 +20,7 @@ from perfsuite.stats.sequential import FIRST_LOOK
 from perfsuite.system.files import check_writable, write_atomically
 from perfsuite.system.timing_lock import WAIT_S, TimingLock
 from perfsuite.system.untrusted import printable_lines
-from perfsuite.units import format_change, format_ratio, option_bounds
+from perfsuite.units import format_change, format_ratio, option_bounds, short_commit
 
 # The gate's, for the one that is not given beside the other.
 _TOLERANCE, _LIMIT = "2%", "5%"
@@ -95,14 +94,14 @@ def tell(result: BisectResult) -> list[str]:
     if result.first_bad is None:
         return [
             f"the first bad commit is one of {len(result.possible)} that could not all be judged:",
-            *(f"  {short(commit)} {subject}" for commit, subject in result.possible),
+            *(f"  {short_commit(commit)} {subject}" for commit, subject in result.possible),
         ]
     return [_tell_first(result.first_bad), *_tell_rest(result.first_bad, result.ends[0])]
 
 
 def _tell_first(first: BisectStep) -> str:
     verdict = first.verdict
-    subject = f"{short(first.commit)} is the first bad commit, {first.subject!r}"
+    subject = f"{short_commit(first.commit)} is the first bad commit, {first.subject!r}"
     if verdict.by != "pairs" or verdict.ratio is None or verdict.interval is None:
         return f"{subject}: {beside_numbers(verdict)}"
     low, high = verdict.interval
@@ -121,8 +120,8 @@ def _tell_rest(first: BisectStep, bad: BisectStep) -> list[str]:
     if first.commit == bad.commit or bad.verdict.ratio <= first.verdict.interval[1]:
         return []
     return [
-        f"{short(bad.commit)} is slower by {format_ratio(bad.verdict.ratio - 1)}: search for the "
-        f"rest with --good {short(first.commit)}"
+        f"{short_commit(bad.commit)} is slower by {format_ratio(bad.verdict.ratio - 1)}: search "
+        f"for the rest with --good {short_commit(first.commit)}"
     ]
 
 

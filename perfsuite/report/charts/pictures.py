@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from perfsuite.records.verdict import Verdict
-from perfsuite.report.rows import Past, Row, short_commit
-from perfsuite.units import format_change, format_ratio, format_seconds
+from perfsuite.report.rows import Past, Row
+from perfsuite.units import format_change, format_ratio, format_seconds, short_commit
 
 _WIDTH: Final = 120.0
 _HEIGHT: Final = 14.0

@@ -16,11 +16,11 @@ Arithmetic on numbers: must not know of cells, runs or formats.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from perfsuite.stats import intervals
 from perfsuite.units import format_bytes, format_seconds
 
 FORMULA: Final = "t(p, n) = 2 (p - 1) alpha + 2 (p - 1) / p n beta"
@@ -202,7 +202,7 @@ def typical_factor(ratios: Sequence[float]) -> float:
     >>> typical_factor([1.5, 0.5, 1.0])
     1.5
     """
-    return math.exp(intervals.median([abs(math.log(ratio)) for ratio in ratios]))
+    return math.exp(statistics.median([abs(math.log(ratio)) for ratio in ratios]))
 
 
 def describe(model: RingModel) -> str:

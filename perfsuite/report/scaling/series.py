@@ -7,6 +7,7 @@ samples per second times its step, so a recipe need not name it. Sees rows only.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -18,7 +19,6 @@ from perfsuite.records.parallel import ParallelPlan
 from perfsuite.report.families import mode_name, shared_fields, shared_name
 from perfsuite.report.rows import Row
 from perfsuite.report.scaling.ring import is_time
-from perfsuite.stats import intervals
 from perfsuite.stats.intervals import Interval, ratio_interval
 
 Kind = Literal["weak", "strong"]
@@ -98,7 +98,7 @@ class ScaledCell:
         """Seconds of a stage, the median over launches; None where it was not run."""
         found = (row.stages_s.get(name, math.nan) for row in self.rows)
         times = [seconds for seconds in found if seconds == 0 or is_time(seconds)]
-        return intervals.median(times) if times else None
+        return statistics.median(times) if times else None
 
     @property
     def batch_per_device(self) -> Fraction:

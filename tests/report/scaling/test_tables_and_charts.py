@@ -7,6 +7,7 @@ import io
 import json
 import re
 from pathlib import Path
+from statistics import median
 from typing import Any
 from xml.etree import ElementTree
 
@@ -28,7 +29,6 @@ from perfsuite.report.scaling.estimates import Scaling, describe_scaling
 from perfsuite.report.scaling.notes import scaling_notes
 from perfsuite.report.scaling.tables import scaling_grids
 from perfsuite.report.terminal.tables import grid_table
-from perfsuite.stats.intervals import median
 from perfsuite.system.untrusted import printable
 
 MEASURED = "Weak and strong scaling, measured"
