@@ -19,7 +19,7 @@ from perfsuite.records.cell import CellLine, CellRecord, decode_line
 from perfsuite.records.recipe import Recipe
 from perfsuite.records.shard import ShardStamp
 from perfsuite.records.verdict import Verdict, VerdictWord
-from perfsuite.report.rows import Past, Row, not_exercised_lines, recipe_of, short_commit
+from perfsuite.report.rows import HistoryPoint, Row, not_exercised_lines, recipe_of, short_commit
 from perfsuite.stats import intervals
 from perfsuite.system.json_files import MAX_JSON_BYTES, read_json_as
 from perfsuite.system.untrusted import (
@@ -149,7 +149,7 @@ def rows_of(runs: Sequence[Run]) -> tuple[Row, ...]:
         runs: The newest last.
     """
     newest: dict[str, Run] = {}
-    measured: dict[tuple[str, str | None], list[Past]] = {}
+    measured: dict[tuple[str, str | None], list[HistoryPoint]] = {}
     for run in runs:
         for row in run.rows:
             if row.step_time_s is not None:
@@ -174,8 +174,8 @@ def _environment(row: Row) -> tuple[str, str | None]:
     return row.name, None if row.record is None else row.record.fingerprint
 
 
-def _past(run: Run, row: Row, step_time_s: float) -> Past:
-    return Past(
+def _past(run: Run, row: Row, step_time_s: float) -> HistoryPoint:
+    return HistoryPoint(
         when=run.when,
         commit=run.commit,
         step_time_s=step_time_s,
