@@ -17,7 +17,7 @@ from perfsuite.records.recipe import Recipe
 from perfsuite.records.run_file import Benchmark, Unusable, invalid_record, read_file
 from perfsuite.records.shard import ShardStamp
 from perfsuite.records.verdict import Verdict, VerdictWord
-from perfsuite.report.rows import Past, Row, not_exercised_lines, recipe_of
+from perfsuite.report.rows import HistoryPoint, Row, not_exercised_lines, recipe_of
 from perfsuite.system.json_files import MAX_JSON_BYTES
 from perfsuite.system.untrusted import printable, read_untrusted
 from perfsuite.system.urls import AnyPath, RemotePath
@@ -100,7 +100,7 @@ def rows_of(runs: Sequence[Run]) -> tuple[Row, ...]:
     `runs` has the newest last. A cell without a time is shown from the newest run alone.
     """
     newest: dict[str, Run] = {}
-    measured: dict[tuple[str, str | None], list[Past]] = {}
+    measured: dict[tuple[str, str | None], list[HistoryPoint]] = {}
     for run in runs:
         for row in run.rows:
             if row.step_time_s is not None:
@@ -125,8 +125,8 @@ def _environment(row: Row) -> tuple[str, str | None]:
     return row.name, None if row.record is None else row.record.fingerprint
 
 
-def _past(run: Run, row: Row, step_time_s: float) -> Past:
-    return Past(
+def _past(run: Run, row: Row, step_time_s: float) -> HistoryPoint:
+    return HistoryPoint(
         when=run.when,
         commit=run.commit,
         step_time_s=step_time_s,

@@ -15,7 +15,7 @@ from perfsuite.gate.bisect import BisectRequest, BisectResult, BisectStep, bisec
 from perfsuite.gate.judge.trial import Budget, draw_seed
 from perfsuite.gate.noise import read_noise
 from perfsuite.records.verdict import exit_code
-from perfsuite.report.summary import beside_numbers
+from perfsuite.report.summary import reason_text
 from perfsuite.stats.sequential import FIRST_LOOK
 from perfsuite.system.files import check_writable, write_atomically
 from perfsuite.system.timing_lock import WAIT_S, TimingLock
@@ -103,12 +103,12 @@ def _tell_first(first: BisectStep) -> str:
     verdict = first.verdict
     subject = f"{short_commit(first.commit)} is the first bad commit, {first.subject!r}"
     if verdict.by != "pairs" or verdict.ratio is None or verdict.interval is None:
-        return f"{subject}: {beside_numbers(verdict)}"
+        return f"{subject}: {reason_text(verdict)}"
     low, high = verdict.interval
     texts = [
         f"{subject}: slower by {format_ratio(verdict.ratio - 1)} than the good one "
         f"({format_change(low)} to {format_change(high)}, {verdict.num_pairs} pairs)",
-        beside_numbers(verdict),
+        reason_text(verdict),
     ]
     return "; ".join(filter(None, texts))
 
