@@ -1,7 +1,6 @@
 """The command line: one console script, one verb a function.
 
-Every verb has --help with an example and `--json FILE` where it has a result. Must not measure or
-decide anything itself, and imports no torch.
+Every verb has --help with an example, and `--json FILE` where it has a result.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from perfsuite.cli.doctor.verb import doctor
+from perfsuite.cli.doctor import doctor
 from perfsuite.cli.verbs.baseline import app as baseline
 from perfsuite.cli.verbs.bisect import bisect_commits
 from perfsuite.cli.verbs.calibrate import calibrate_machine
@@ -67,8 +66,8 @@ def main() -> None:
         sys.exit(_EXIT_USAGE)
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
+def _show_version(is_given: bool) -> None:
+    if is_given:
         typer.echo(f"perfsuite {version('perfsuite')}")
         raise typer.Exit
 

@@ -1,8 +1,7 @@
-"""Several cells measured in turn, over and over: what the machine does meanwhile meets them all.
+"""Several cells measured in turn, over and over, so that the machine's drift is in all of them.
 
 One launch of each cell is a repetition; repetitions are the replicates, and the order within each
-is drawn anew. For many cells that need no verdict of the gate. Must not know what is decided of
-the times.
+is drawn anew. For many cells that need no verdict of the gate.
 """
 
 from __future__ import annotations
@@ -43,11 +42,7 @@ class Cell:
 
 @dataclass(frozen=True, kw_only=True)
 class CellTimes:
-    """What the repetitions of one cell gave, in their order.
-
-    Attributes:
-        outcomes: One a repetition.
-    """
+    """One outcome for each repetition of a cell, in their order."""
 
     outcomes: tuple[Outcome, ...]
 
@@ -65,11 +60,11 @@ def measure_interleaved(
     seed: int,
     say: Callable[[str], None],
 ) -> dict[Key, CellTimes]:
-    """Return what every cell gave, as many times as there are repetitions.
+    """Return the times of every cell over the repetitions.
 
     Args:
         session: Runs the cells; its rounds take `ROUND_S`.
-        cells: By any key, whose text names the cell in the lines shown.
+        cells: The text of a key names its cell in the lines shown.
         num_repetitions: Launches of each cell.
         seed: Of the order.
         say: Shows a line for each launch.

@@ -1,7 +1,7 @@
 """How many loader workers pay off: which is the fewest within noise of the best, when more hurt.
 
 Every number of workers is measured once in each repetition, so two numbers are compared by the
-ratios within repetitions, in which the machine's drift is not. Must not know how a sweep is shown.
+ratios within repetitions, which are free of the machine's drift.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ class Curve:
 
     @property
     def optimum(self) -> int:
-        """See `find_optimum`."""
+        """The fewest workers within noise of the fastest."""
         return find_optimum(self.times_s)
 
     @property
     def hurts_from(self) -> int | None:
-        """See `find_hurts_from`."""
+        """The number of workers from which on more of them hurt, None if none do."""
         return find_hurts_from(self.times_s)
 
 
@@ -78,11 +78,10 @@ def sweep_workers(
     Args:
         session: Runs the cells, and holds the machine from here on.
         workload: A name, or "module:attribute".
-        recipe: How it is trained; its number of workers is replaced, and what needs workers is
-            left out where there are none.
+        recipe: How it is trained, whatever its number of workers.
         counts: Numbers of workers, ascending.
         num_repetitions: Launches of each.
-        seed: Of the order.
+        seed: Of the order of launches.
         say: Shows a line for each launch.
 
     Raises:
@@ -130,10 +129,10 @@ def find_optimum(times_s: Times) -> int:
     >>> find_optimum({0: [2.0, 2.2, 2.1], 1: [1.0, 1.2, 1.1], 2: [1.1, 1.1, 1.0]})
     1
     """
-    return find_good(times_s)[0]
+    return find_within_noise(times_s)[0]
 
 
-def find_good(times_s: Times) -> list[int]:
+def find_within_noise(times_s: Times) -> list[int]:
     """Return all numbers of workers that are not slower, beyond noise, than the fastest."""
     fastest = min(times_s, key=lambda count: geometric_interval(times_s[count]).centre)
     return [

@@ -1,22 +1,19 @@
-"""The verbs `baseline list`, `accept` and `prune`: what is stored, what is excused, what may go.
-
-Must not know how a run is compared with another.
-"""
+"""The verbs `baseline list`, `accept` and `prune`: what is stored, accepted, and may go."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-import msgspec
 import typer
 from rich import box
 from rich.table import Table
 
+from perfsuite.cli.options import fingerprint_here
+from perfsuite.cli.output import JsonFile, write_json
 from perfsuite.errors import SettingError
 from perfsuite.gate.baselines.accepted import (
     Entry,
@@ -32,8 +29,7 @@ from perfsuite.gate.baselines.select import find_proposed, remove_run, sift_runs
 from perfsuite.gate.git.repository import find_top, find_trunk, is_in_history
 from perfsuite.records.run_file import StoredRun, Unusable, read_run
 from perfsuite.report.terminal.tables import render
-from perfsuite.system.environment import describe_host
-from perfsuite.system.files import check_writable, write_atomically
+from perfsuite.system.files import check_writable
 from perfsuite.system.untrusted import printable
 from perfsuite.system.urls import AnyPath, locate
 from perfsuite.units import format_ratio
@@ -53,9 +49,6 @@ _StorageOption = Annotated[
 ]
 _FileOption = Annotated[
     Path, typer.Option("--file", metavar="FILE", help="The list of accepted exceptions.")
-]
-_JsonOption = Annotated[
-    Path | None, typer.Option("--json", metavar="FILE", help="Write the result there.")
 ]
 
 
@@ -80,14 +73,14 @@ class ListedRun:
 
 
 @app.command("list", epilog="Example: perfsuite baseline list --json runs.json")
-def list_runs(storage: _StorageOption = _STORAGE, json_file: _JsonOption = None) -> None:
+def list_runs(storage: _StorageOption = _STORAGE, json_file: JsonFile = None) -> None:
     """Show each stored run, and whether a change that begins here is compared with it.
 
     In a git checkout such a run belongs to the history of the upstream's default branch, as far as
     HEAD has it.
     """
     check_writable(json_file)
-    fingerprint = _fingerprint()
+    fingerprint = fingerprint_here()
     place = locate(storage, "--storage")
     runs = _list(place, fingerprint)
     if runs and runs[0].path == place:
@@ -96,8 +89,7 @@ def list_runs(storage: _StorageOption = _STORAGE, json_file: _JsonOption = None)
         num_usable = sum(run.reason is None for run in runs)
         typer.echo(_table(place, runs, fingerprint))
         typer.echo(f"{num_usable} of {len(runs)} usable in this environment, {fingerprint}")
-    if json_file is not None:
-        _write(json_file, fingerprint=fingerprint, runs=[_plain(run, fingerprint) for run in runs])
+    write_json(json_file, fingerprint=fingerprint, runs=[_plain(run, fingerprint) for run in runs])
 
 
 @app.command(
@@ -128,7 +120,7 @@ def accept(
         ),
     ] = None,
     file: _FileOption = _ACCEPTED,
-    json_file: _JsonOption = None,
+    json_file: JsonFile = None,
 ) -> None:
     """Write down that a cell may be slower, larger, gone or renamed: a line to be reviewed."""
     day = expires.date()
@@ -153,8 +145,7 @@ def accept(
     append_entry(file, entries[0])
     typer.echo(f"{file}: {_in_words(entries[0])}")
     typer.echo(f"review and commit it like code: git add {file}")
-    if json_file is not None:
-        _write(json_file, file=file, accepted=entries[0])
+    write_json(json_file, file=str(file), accepted=entries[0])
 
 
 @app.command(epilog="Example: perfsuite baseline prune --keep 20 --yes")
@@ -171,7 +162,7 @@ def prune(
     is_sure: Annotated[bool, typer.Option("--yes", help="Remove those runs.")] = False,
     storage: _StorageOption = _STORAGE,
     file: _FileOption = _ACCEPTED,
-    json_file: _JsonOption = None,
+    json_file: JsonFile = None,
 ) -> None:
     """Remove exceptions that have expired, and runs that are too old to be looked at."""
     if is_sure and keep is None:
@@ -182,7 +173,7 @@ def prune(
         typer.echo(f"{file}: removed, because it has expired: {_in_words(entry)}")
     old: list[AnyPath] = []
     if keep is not None:
-        listed = _list(locate(storage, "--storage"), _fingerprint())
+        listed = _list(locate(storage, "--storage"), fingerprint_here())
         old = [run.path for run in listed if run.reason is None][:-keep]
     for path in old:
         if is_sure:
@@ -192,8 +183,7 @@ def prune(
         typer.echo("nothing of these was removed; add --yes to do so")
     if not expired and not old:
         typer.echo("nothing to remove")
-    if json_file is not None:
-        _write(json_file, expired=expired, old_runs=[str(path) for path in old], is_removed=is_sure)
+    write_json(json_file, expired=expired, old_runs=[str(path) for path in old], is_removed=is_sure)
 
 
 def _sift(storage: AnyPath, fingerprint: str) -> Iterator[StoredRun | Unusable]:
@@ -293,12 +283,3 @@ def _parse_increase(text: str) -> dict[str, Any]:
         raise SettingError(
             f"--increase is {text!r}; use COUNT or COUNT=RATIO, such as flops=1.2"
         ) from error
-
-
-def _fingerprint() -> str:
-    return describe_host(os.environ, len(os.sched_getaffinity(0))).fingerprint
-
-
-def _write(path: Path, **result: Any) -> None:
-    document = msgspec.json.encode({"schema": 1, **result}, enc_hook=str)
-    write_atomically(path, msgspec.json.format(document, indent=2))

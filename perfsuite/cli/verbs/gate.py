@@ -1,4 +1,4 @@
-"""The verb `gate`: what it prints, writes and ends in. Must not know how a verdict is reached."""
+"""The verbs `gate` and `explain`: whether benchmarks became slower, and why."""
 
 from __future__ import annotations
 
@@ -19,10 +19,12 @@ from perfsuite.cli.options import (
     Paths,
     Selection,
     Tolerance,
+    wait_for_machine,
 )
+from perfsuite.cli.output import JsonFile, say, write_json
 from perfsuite.errors import SettingError
 from perfsuite.gate.judge.explain import explain_stored
-from perfsuite.gate.judge.trial import Budget, draw_seed
+from perfsuite.gate.judge.trial import Budget
 from perfsuite.gate.noise import read_noise
 from perfsuite.gate.request import GateRequest
 from perfsuite.gate.run_gate import GateResult, run_gate
@@ -33,7 +35,6 @@ from perfsuite.report.model import report_on_verdicts
 from perfsuite.report.summary import explained
 from perfsuite.report.terminal.gate import verdict_lines
 from perfsuite.system.files import check_writable, write_atomically
-from perfsuite.system.timing_lock import WAIT_S, TimingLock
 from perfsuite.system.untrusted import printable
 from perfsuite.system.urls import locate
 from perfsuite.units import format_change, option_bounds
@@ -60,10 +61,9 @@ def gate(
     limit: Limit = "5%",
     max_pairs: MaxPairs = 16,
     max_minutes: MaxMinutes = 30.0,
-    seed: DrawnSeed = None,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write verdicts and raw pairs.")
-    ] = None,
+    *,
+    seed: DrawnSeed,
+    json_file: JsonFile = None,
     markdown: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write a summary for a pull request.")
     ] = None,
@@ -88,12 +88,12 @@ def gate(
         tolerance=bounds[0],
         limit=bounds[1],
         budget=Budget(max_pairs=max_pairs, max_s=60 * max_minutes),
-        seed=draw_seed() if seed is None else seed,
+        seed=seed,
         priors=read_noise(folder, os.environ),
         outputs=tuple(path for path in (json_file, markdown) if path is not None),
     )
     check_writable(*request.outputs)
-    result = run_gate(request, say=_say, machine=TimingLock(wait_s=WAIT_S, say=_say))
+    result = run_gate(request, say=say, machine=wait_for_machine())
     for text in verdict_lines(result.cells, result.refusal, result.differs):
         typer.echo(text)
     if result.judgement is not None:
@@ -101,15 +101,10 @@ def gate(
             f"{result.judgement.num_pairs} pairs in {result.judgement.wall_s:.0f} s, "
             f"seed {result.seed}"
         )
-    if json_file is not None:
-        write_atomically(json_file, to_document(result))
+    write_json(json_file, **_document(result))
     if markdown is not None:
         write_atomically(markdown, to_summary(result, request).encode())
     raise typer.Exit(end_code(result))
-
-
-def _say(text: str) -> None:
-    typer.echo(text, err=True)
 
 
 def _interpreter(python: str | None) -> str | None:
@@ -148,10 +143,9 @@ def to_summary(result: GateResult, request: GateRequest) -> str:
     return to_markdown(report)
 
 
-def to_document(result: GateResult) -> bytes:
-    """Return the result as the verb's JSON: everything from which a verdict can be recomputed."""
-    document = {
-        "schema": 1,
+def _document(result: GateResult) -> dict[str, Any]:
+    """The verb's JSON: everything from which a verdict can be recomputed."""
+    return {
         "cells": [_cell(cell) for cell in result.cells],
         "seed": result.seed,
         "arms": result.differs,
@@ -160,7 +154,6 @@ def to_document(result: GateResult) -> bytes:
         "wall_s": None if result.judgement is None else result.judgement.wall_s,
         "exit_code": end_code(result),
     }
-    return msgspec.json.format(msgspec.json.encode(document), indent=2)
 
 
 def _cell(cell: CellVerdict) -> dict[str, Any]:
@@ -169,9 +162,9 @@ def _cell(cell: CellVerdict) -> dict[str, Any]:
         "word": cell.word,
         "by": cell.by,
         "ratio": cell.ratio,
-        "interval": _finite(cell.interval),
+        "interval": cell.interval,
         "pairs": cell.num_pairs,
-        "detectable": _finite_or_none(cell.detectable),
+        "detectable": cell.detectable,
         "reason": cell.reason,
         "explanation": cell.explanation,
         "raw": cell.raw,
@@ -180,25 +173,13 @@ def _cell(cell: CellVerdict) -> dict[str, Any]:
     }
 
 
-def _finite(interval: tuple[float, float] | None) -> tuple[float | None, float | None] | None:
-    return (
-        None if interval is None else (_finite_or_none(interval[0]), _finite_or_none(interval[1]))
-    )
-
-
-def _finite_or_none(value: float | None) -> float | None:
-    return None if value is None or value == float("inf") else value
-
-
 def explain(
     base: Annotated[str, typer.Argument(help="A stored run, such as baselines/.../0001_a.json.")],
     head: Annotated[str, typer.Argument(help="The run to explain, such as results/run.json.")],
     cell: Annotated[
         str | None, typer.Argument(help="One cell; all that both have unless given.")
     ] = (None),
-    json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write the explanations.")
-    ] = None,
+    json_file: JsonFile = None,
 ) -> None:
     """Say why cells moved between two runs: the stage that moved most, the counts that changed."""
     check_writable(json_file)
@@ -219,8 +200,8 @@ def explain(
         typer.echo(printable(f"{name}: {change}; {explained(explanation)}"))
     if not names:
         typer.echo("the two runs share no cell")
-    if json_file is not None:
-        write_atomically(json_file, _to_document(found))
+    cells = [{"id": name, **msgspec.to_builtins(explanation)} for name, explanation in found]
+    write_json(json_file, cells=cells)
 
 
 def _change(base_s: float, head_s: float) -> str:
@@ -235,11 +216,3 @@ def _read(text: str, name: str) -> StoredRun:
     if isinstance(run, Unusable):
         raise SettingError(str(run))
     return run
-
-
-def _to_document(found: list[tuple[str, Explanation]]) -> bytes:
-    cells: list[dict[str, Any]] = [
-        {"id": name, **msgspec.to_builtins(explanation)} for name, explanation in found
-    ]
-    document = {"schema": 1, "cells": cells}
-    return msgspec.json.format(msgspec.json.encode(document), indent=2)

@@ -1,24 +1,21 @@
-"""The verb `history`: when cells became slower or faster, and whether they creep.
-
-Must not know how a change is found.
-"""
+"""The verb `history`: when cells became slower or faster, and whether they drift."""
 
 from __future__ import annotations
 
 import difflib
-import os
 import shlex
 from collections.abc import Iterator
 from datetime import date
 from pathlib import Path
 from typing import Annotated, Any
 
-import msgspec
 import typer
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from perfsuite.cli.options import fingerprint_here
+from perfsuite.cli.output import JsonFile, write_json
 from perfsuite.errors import SettingError
 from perfsuite.gate.baselines.accepted import read_accepted
 from perfsuite.gate.git.command import short
@@ -33,8 +30,7 @@ from perfsuite.gate.history.timeline import Point
 from perfsuite.report.terminal.history import draw_course, draw_line
 from perfsuite.report.terminal.tables import render
 from perfsuite.stats.trend import MIN_VALUES
-from perfsuite.system.environment import describe_host
-from perfsuite.system.files import check_writable, write_atomically
+from perfsuite.system.files import check_writable
 from perfsuite.system.untrusted import printable
 from perfsuite.system.urls import locate
 from perfsuite.units import format_change, format_ratio, option_ratio
@@ -73,9 +69,7 @@ def history(
             help="End in 10 where a cell is slower than it was and nobody accepted it.",
         ),
     ] = False,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write runs and changes there.")
-    ] = None,
+    json_file: JsonFile = None,
 ) -> None:
     """Date what became slower or faster over the stored runs, and tell a creep of many weeks.
 
@@ -93,7 +87,7 @@ def history(
     stored = read_history(
         Path.cwd(),
         locate(storage, "--storage"),
-        _fingerprint() if fingerprint is None else fingerprint,
+        fingerprint_here() if fingerprint is None else fingerprint,
         read_accepted(accepted_file, date.today()),
         num_runs=num_runs,
     )
@@ -109,14 +103,10 @@ def history(
         host = stored.follow_host(smallest=least)
         for line in [*_picture(found[0]), *tell(found[0]), *_tell_host(host), *_advise(found[0])]:
             typer.echo(printable(line))
-    if json_file is not None:
-        write_atomically(json_file, to_document(found, stored))
+    refused = [{"path": str(one.path), "reason": one.reason} for one in stored.refused]
+    write_json(json_file, cells=[_cell(one) for one in found], refused=refused)
     if fails_on_change and any(one.is_slower for one in found):
         raise typer.Exit(_EXIT_CHANGED)
-
-
-def _fingerprint() -> str:
-    return describe_host(os.environ, len(os.sched_getaffinity(0))).fingerprint
 
 
 def _show_refused(stored: StoredHistory) -> None:
@@ -275,16 +265,6 @@ def _odds(found: list[CellHistory]) -> str:
         f"{num_told} of {len(found)} cells changed; of cells that never do, at most 1 in 100 is "
         "said to"
     )
-
-
-def to_document(found: list[CellHistory], stored: StoredHistory) -> bytes:
-    """Return what was found as the verb's JSON."""
-    document = {
-        "schema": 1,
-        "cells": [_cell(one) for one in found],
-        "refused": [{"path": str(one.path), "reason": one.reason} for one in stored.refused],
-    }
-    return msgspec.json.format(msgspec.json.encode(document), indent=2)
 
 
 def _cell(one: CellHistory) -> dict[str, Any]:

@@ -12,13 +12,13 @@ from made_up_cells import make_outcome
 from perfsuite.cli import app
 from perfsuite.cli.verbs import claims as claims_module
 from perfsuite.errors import WorkloadError
-from perfsuite.experiments.claims import Bench, Claim, Finding
+from perfsuite.experiments.claims import Bench, Claim, ClaimFinding
 from perfsuite.records.cell import decode_line
 
-HOLDS = Finding(status="holds", figures={"ratio": 0.5}, here="ratio 0.5", reason="counted")
+HOLDS = ClaimFinding(status="holds", figures={"ratio": 0.5}, here="ratio 0.5", reason="counted")
 
 
-def count(bench: Bench) -> Finding:
+def count(bench: Bench) -> ClaimFinding:
     bench._keep("toy-mlp, counted", make_outcome([0.001]))
     return HOLDS
 
@@ -27,7 +27,7 @@ def make_claim(name: str = "C8") -> Claim:
     return Claim(id=name, text="is so", quoted="0.5 exactly", source="S1", experiment=count)
 
 
-def broken(bench: Bench) -> Finding:
+def broken(bench: Bench) -> ClaimFinding:
     raise WorkloadError("no data")
 
 
