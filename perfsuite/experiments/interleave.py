@@ -7,7 +7,7 @@ is drawn anew. For many cells that need no verdict of the gate.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -50,6 +50,13 @@ class CellTimes:
     def times_s(self) -> tuple[float, ...]:
         """Seconds of an iteration in each repetition."""
         return tuple(intervals.median(outcome.step_times_s) for outcome in self.outcomes)
+
+
+def paired_ratio(times_s: Sequence[float], others_s: Sequence[float]) -> intervals.Interval:
+    """Return where the ratio of two cells' times within a repetition lies."""
+    return intervals.geometric_interval(
+        [time_s / other_s for time_s, other_s in zip(times_s, others_s, strict=True)]
+    )
 
 
 def measure_interleaved(

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from perfsuite.experiments.interleave import Cell, CellTimes, measure_interleaved
+from perfsuite.experiments.interleave import Cell, CellTimes, measure_interleaved, paired_ratio
 from perfsuite.experiments.rank_session import Session
 from perfsuite.records.recipe import Recipe
 from perfsuite.stats.intervals import Interval, geometric_interval
@@ -120,7 +120,7 @@ def is_slower(times_s: Sequence[float], others_s: Sequence[float]) -> bool:
     >>> is_slower([2.0, 2.1, 2.2], [1.0, 1.1, 1.2]), is_slower([2.0, 1.0], [1.0, 2.0])
     (True, False)
     """
-    return _ratio(times_s, others_s).low > 1
+    return paired_ratio(times_s, others_s).low > 1
 
 
 def find_optimum(times_s: Times) -> int:
@@ -170,20 +170,18 @@ def advise(times_s: Times) -> str | None:
     if optimum != fewest:
         if not is_slower(times_s[fewest], times_s[optimum]):
             return None
-        saved = _ratio(times_s[optimum], times_s[fewest])
+        saved = paired_ratio(times_s[optimum], times_s[fewest])
         return (
             f"use num_workers={optimum}: a step takes {_percent(1 - saved.centre)} less time than "
             f"with {fewest} (between {_percent(1 - saved.high)} and {_percent(1 - saved.low)})"
             f"{tail}"
         )
-    gains = [1 - _ratio(times_s[count], times_s[fewest]).low for count in times_s if count > fewest]
+    gains = [
+        1 - paired_ratio(times_s[count], times_s[fewest]).low for count in times_s if count > fewest
+    ]
     if not gains or max(gains) > _WORTHWHILE_RATIO:
         return None
     return f"use num_workers={fewest}: no other number makes a step faster{tail}"
-
-
-def _ratio(times_s: Sequence[float], others_s: Sequence[float]) -> Interval:
-    return geometric_interval([a_s / b_s for a_s, b_s in zip(times_s, others_s, strict=True)])
 
 
 def _percent(ratio: float) -> str:
