@@ -55,20 +55,16 @@ def cores_finding(num_cores: int, num_allowed: int, quota: float | None) -> Find
     """Judge the processors that affinity allows, and the quota of time of the control group."""
     text = f"{num_cores}" if num_allowed == num_cores else f"{num_allowed} of {num_cores} allowed"
     if quota is not None and quota < num_allowed:
-        return Finding(
-            "cores",
-            "warn",
-            f"{text}, but a cgroup quota of {quota:g}: once it is used up, every process stands "
-            "still until the next period",
-            "raise the quota (docker --cpus), or use --cpuset-cpus in its place",
-        )
+        text += f", but a cgroup quota of {quota:g}: once it is used up, every process stands "
+        text += "still until the next period"
+        advice = "raise the quota (docker --cpus), or use --cpuset-cpus in its place"
+        return Finding("cores", "warn", text, advice)
     if num_allowed == 1:
-        return Finding(
-            "cores",
-            "warn",
-            f"{text}: ranks and loader workers take turns on one core",
-            "compare only cells without ranks and workers, or use a machine with 2 cores or more",
+        text += ": ranks and loader workers take turns on one core"
+        advice = (
+            "compare only cells without ranks and workers, or use a machine with 2 cores or more"
         )
+        return Finding("cores", "warn", text, advice)
     return Finding("cores", "ok", text)
 
 
@@ -76,15 +72,12 @@ def governor_finding(governors: Sequence[str]) -> Finding:
     """Judge the frequency governors, one of each processor; none where they cannot be read."""
     if not governors:
         return Finding("frequency governor", "ok", NOT_READABLE)
-    found = ", ".join(sorted(set(governors)))
-    if set(governors) == {"performance"}:
-        return Finding("frequency governor", "ok", found)
-    return Finding(
-        "frequency governor",
-        "warn",
-        f"{found}: the clock follows the load",
-        "sudo cpupower frequency-set --governor performance",
-    )
+    text = ", ".join(sorted(set(governors)))
+    if text == "performance":
+        return Finding("frequency governor", "ok", text)
+    text += ": the clock follows the load"
+    advice = "sudo cpupower frequency-set --governor performance"
+    return Finding("frequency governor", "warn", text, advice)
 
 
 def turbo_finding(*, no_turbo: str | None, boost: str | None) -> Finding:
@@ -96,9 +89,8 @@ def turbo_finding(*, no_turbo: str | None, boost: str | None) -> Finding:
     switch = "1 | sudo tee /sys/devices/system/cpu/intel_pstate/no_turbo"
     if no_turbo is None:
         switch = "0 | sudo tee /sys/devices/system/cpu/cpufreq/boost"
-    return Finding(
-        "turbo", "warn", "on: the clock follows temperature and busy cores", f"echo {switch}"
-    )
+    text = "on: the clock follows temperature and busy cores"
+    return Finding("turbo", "warn", text, f"echo {switch}")
 
 
 def load_finding(load: float, num_cores: int) -> Finding:
@@ -106,12 +98,8 @@ def load_finding(load: float, num_cores: int) -> Finding:
     text = f"{load:.2f} on {num_cores} {'core' if num_cores == 1 else 'cores'}"
     if load <= _BUSY_RATIO * num_cores:
         return Finding("load", "ok", text)
-    return Finding(
-        "load",
-        "warn",
-        f"{text}: other processes compete with the ranks",
-        "end them (see top), or wait a minute if they have ended",
-    )
+    text += ": other processes compete with the ranks"
+    return Finding("load", "warn", text, "end them (see top), or wait a minute if they have ended")
 
 
 def steal_finding(before: tuple[int, int], after: tuple[int, int]) -> Finding:
@@ -122,12 +110,8 @@ def steal_finding(before: tuple[int, int], after: tuple[int, int]) -> Finding:
     text = f"{format_ratio(stolen / passed)} of {passed} ticks"
     if stolen / passed <= _STEAL_RATIO:
         return Finding("steal time", "ok", text)
-    return Finding(
-        "steal time",
-        "warn",
-        f"{text}: the hypervisor gives this machine's processors to others",
-        "use dedicated processors, or a quieter hour",
-    )
+    text += ": the hypervisor gives this machine's processors to others"
+    return Finding("steal time", "warn", text, "use dedicated processors, or a quieter hour")
 
 
 def memory_finding(available_bytes: int) -> Finding:
