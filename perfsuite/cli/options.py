@@ -37,6 +37,14 @@ Paths = Annotated[
 Selection = Annotated[
     str | None, typer.Option("-k", metavar="EXPR", help="Only cells that match, as in pytest.")
 ]
+Storage = Annotated[
+    str, typer.Option("--storage", metavar="DIR|URL", help="What --benchmark-storage names.")
+]
+AcceptedFile = Annotated[
+    Path, typer.Option("--file", metavar="FILE", help="The list of accepted exceptions.")
+]
+STORAGE = "baselines"
+ACCEPTED = Path(STORAGE, "accepted.toml")
 Tolerance = Annotated[str, typer.Option(help="Slowdown that is accepted.")]
 Limit = Annotated[str, typer.Option(help="Slowdown that must not pass.")]
 MaxPairs = Annotated[int, typer.Option(min=FIRST_LOOK, help="Launches of each side, at most.")]

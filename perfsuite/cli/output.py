@@ -21,6 +21,15 @@ def say(text: str) -> None:
     typer.echo(printable_lines(text), err=True)
 
 
+def pick(value: object, keys: str, **fields: str) -> dict[str, Any]:
+    """Return attributes of a value by their keys in JSON; `fields` are those of other names.
+
+    >>> pick(3 + 4j, "real height", height="imag")
+    {'real': 3.0, 'height': 4.0}
+    """
+    return {key: getattr(value, fields.get(key, key)) for key in keys.split()}
+
+
 def write_json(path: Path | None, **result: Any) -> None:
     """Write a verb's JSON where `--json` names a file; what is infinite is null.
 

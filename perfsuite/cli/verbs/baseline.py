@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
 import typer
 from rich import box
 from rich.table import Table
 
-from perfsuite.cli.options import fingerprint_here
-from perfsuite.cli.output import JsonFile, write_json
+from perfsuite.cli.options import ACCEPTED, STORAGE, AcceptedFile, Storage, fingerprint_here
+from perfsuite.cli.output import JsonFile, pick, write_json
 from perfsuite.errors import SettingError
 from perfsuite.gate.baselines.accepted import (
     Entry,
@@ -40,27 +40,15 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-_STORAGE: Final = "baselines"
-_ACCEPTED: Final = Path(_STORAGE, "accepted.toml")
 _NOTHING = "-"
-
-_StorageOption = Annotated[
-    str, typer.Option("--storage", metavar="DIR|URL", help="What --benchmark-storage names.")
-]
-_FileOption = Annotated[
-    Path, typer.Option("--file", metavar="FILE", help="The list of accepted exceptions.")
-]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ListedRun:
-    """A stored run as `list` shows it.
+    """A stored run as `list` shows it; where its file holds none all but path and reason is None.
 
     Attributes:
-        saved_at: None where the file holds no run, and so all of the following.
-        commit: None where the run names none.
-        fingerprint: Of its environment, None where it does not say.
-        num_cells: How many it measured.
+        fingerprint: Of its environment.
         reason: Why no comparison uses it; None where one does.
     """
 
@@ -73,11 +61,10 @@ class ListedRun:
 
 
 @app.command("list", epilog="Example: perfsuite baseline list --json runs.json")
-def list_runs(storage: _StorageOption = _STORAGE, json_file: JsonFile = None) -> None:
+def list_runs(storage: Storage = STORAGE, json_file: JsonFile = None) -> None:
     """Show each stored run, and whether a change that begins here is compared with it.
 
-    In a git checkout such a run belongs to the history of the upstream's default branch, as far as
-    HEAD has it.
+    In a git checkout such a run is in that part of the upstream's default branch that HEAD has.
     """
     check_writable(json_file)
     fingerprint = fingerprint_here()
@@ -119,7 +106,7 @@ def accept(
             metavar="COUNT[=RATIO]", help="A count or memory may grow, to RATIO times its base's."
         ),
     ] = None,
-    file: _FileOption = _ACCEPTED,
+    file: AcceptedFile = ACCEPTED,
     json_file: JsonFile = None,
 ) -> None:
     """Write down that a cell may be slower, larger, gone or renamed: a line to be reviewed."""
@@ -155,13 +142,13 @@ def prune(
         typer.Option(
             min=1,
             metavar="N",
-            help="Tell which usable runs are older than the last N of this environment; "
+            help="Name the usable runs that are older than the last N of this environment; "
             f"the screen looks at the last {MAX_SESSIONS}.",
         ),
     ] = None,
     is_sure: Annotated[bool, typer.Option("--yes", help="Remove those runs.")] = False,
-    storage: _StorageOption = _STORAGE,
-    file: _FileOption = _ACCEPTED,
+    storage: Storage = STORAGE,
+    file: AcceptedFile = ACCEPTED,
     json_file: JsonFile = None,
 ) -> None:
     """Remove exceptions that have expired, and runs that are too old to be looked at."""
@@ -205,8 +192,8 @@ def _sift(storage: AnyPath, fingerprint: str) -> Iterator[StoredRun | Unusable]:
 def _list(storage: AnyPath, fingerprint: str) -> list[ListedRun]:
     """Return every stored run, those that cannot be read first and the newest last."""
     long_ago = datetime.min.replace(tzinfo=UTC)
-    found = _sift(storage, fingerprint)
-    return sorted(map(_listed, found), key=lambda one: (one.saved_at or long_ago, str(one.path)))
+    runs = map(_listed, _sift(storage, fingerprint))
+    return sorted(runs, key=lambda one: (one.saved_at or long_ago, str(one.path)))
 
 
 def _listed(found: StoredRun | Unusable) -> ListedRun:
@@ -215,14 +202,8 @@ def _listed(found: StoredRun | Unusable) -> ListedRun:
     reason = found.reason if isinstance(found, Unusable) else None
     if isinstance(run, Unusable):
         return ListedRun(path=run.path, reason=reason)
-    return ListedRun(
-        path=run.path,
-        saved_at=run.saved_at,
-        commit=run.commit,
-        fingerprint=run.fingerprint,
-        num_cells=len(run.cells),
-        reason=reason,
-    )
+    facts = pick(run, "path saved_at commit fingerprint")
+    return ListedRun(**facts, num_cells=len(run.cells), reason=reason)
 
 
 def _table(storage: AnyPath, runs: list[ListedRun], fingerprint: str) -> str:
@@ -251,13 +232,9 @@ def _name(path: AnyPath, storage: AnyPath) -> str:
 def _plain(one: ListedRun, fingerprint: str) -> dict[str, Any]:
     return {
         "path": printable(str(one.path)),
-        "saved_at": one.saved_at,
-        "commit": one.commit,
-        "fingerprint": one.fingerprint,
+        **pick(one, "saved_at commit fingerprint num_cells reason"),
         "is_this_environment": one.fingerprint == fingerprint,
-        "num_cells": one.num_cells,
         "is_usable": one.reason is None,
-        "reason": one.reason,
     }
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from perfsuite.cli.options import DrawnSeed, wait_for_machine
-from perfsuite.cli.output import JsonFile, say, write_json
+from perfsuite.cli.output import JsonFile, pick, say, write_json
 from perfsuite.gate.bisect import BisectRequest, BisectResult, BisectStep, bisect
 from perfsuite.gate.git.command import short
 from perfsuite.gate.judge.trial import Budget
@@ -76,7 +76,7 @@ def bisect_commits(
     )
     check_writable(json_file)
     result = bisect(request, say=say, machine=wait_for_machine())
-    for line in tell(result):
+    for line in describe(result):
         typer.echo(printable_lines(line))
     typer.echo(f"seed {request.seed}")
     ended = end_code(result)
@@ -84,7 +84,7 @@ def bisect_commits(
     raise typer.Exit(ended)
 
 
-def tell(result: BisectResult) -> list[str]:
+def describe(result: BisectResult) -> list[str]:
     """Return what a search came to, in sentences."""
     if result.refusal is not None:
         return [result.refusal]
@@ -93,10 +93,10 @@ def tell(result: BisectResult) -> list[str]:
             f"the first bad commit is one of {len(result.possible)} that could not all be judged:",
             *(f"  {short(commit)} {subject}" for commit, subject in result.possible),
         ]
-    return [_tell_first(result.first_bad), *_tell_rest(result.first_bad, result.ends[0])]
+    return [_describe_first(result.first_bad), *_describe_rest(result.first_bad, result.ends[0])]
 
 
-def _tell_first(first: BisectStep) -> str:
+def _describe_first(first: BisectStep) -> str:
     verdict = first.verdict
     subject = f"{short(first.commit)} is the first bad commit, {first.subject!r}"
     if verdict.by != "pairs" or verdict.ratio is None or verdict.interval is None:
@@ -110,7 +110,7 @@ def _tell_first(first: BisectStep) -> str:
     return "; ".join(filter(None, texts))
 
 
-def _tell_rest(first: BisectStep, bad: BisectStep) -> list[str]:
+def _describe_rest(first: BisectStep, bad: BisectStep) -> list[str]:
     """That a later commit made it slower still, where that is clear."""
     if first.verdict.interval is None or bad.verdict.ratio is None:
         return []
@@ -149,15 +149,9 @@ def _document(result: BisectResult) -> dict[str, Any]:
 
 
 def _step(step: BisectStep) -> dict[str, Any]:
-    verdict = step.verdict
+    keys = "word ratio pairs reason explanation"
     return {
-        "commit": step.commit,
-        "subject": step.subject,
-        "mark": step.mark,
-        "word": verdict.word,
-        "ratio": verdict.ratio,
-        "interval": verdict.as_record().interval,
-        "pairs": verdict.num_pairs,
-        "reason": verdict.reason,
-        "explanation": verdict.explanation,
+        **pick(step, "commit subject mark"),
+        **pick(step.verdict, keys, pairs="num_pairs"),
+        "interval": step.verdict.as_record().interval,
     }

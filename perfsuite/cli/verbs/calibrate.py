@@ -17,7 +17,7 @@ from perfsuite.cli.options import (
     fingerprint_here,
     wait_for_machine,
 )
-from perfsuite.cli.output import JsonFile, say, write_json
+from perfsuite.cli.output import JsonFile, pick, say, write_json
 from perfsuite.gate.calibrate import CalibrationResult, Plant, PlantedResult, calibrate
 from perfsuite.gate.judge.trial import Budget
 from perfsuite.gate.noise import (
@@ -33,8 +33,6 @@ from perfsuite.records.recipe_text import parse_recipe
 from perfsuite.stats.power import recommend
 from perfsuite.system.files import check_writable
 from perfsuite.units import format_ratio, option_bounds, option_ratio
-
-_NOISE_PARTS = ("sd", "round_sd", "launch_sd", "order_effect", "order_error")
 
 
 def calibrate_machine(
@@ -158,7 +156,7 @@ def to_document(result: CalibrationResult) -> dict[str, Any]:
         "pair_sd": typical_sd(result.noise),
         "pair_sd_by_cell": {name: noise.sd for name, noise in result.noise.items()},
         "noise": {
-            name: {part: getattr(noise, part) for part in _NOISE_PARTS}
+            name: pick(noise, "sd round_sd launch_sd order_effect order_error")
             | {"recommended": recommend_for(noise, result)}
             for name, noise in result.noise.items()
         },

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from perfsuite.cli.options import DeviceName, DrawnSeed, open_session
-from perfsuite.cli.output import JsonFile, say, write_json
+from perfsuite.cli.output import JsonFile, pick, say, write_json
 from perfsuite.experiments.claims import Bench
 from perfsuite.experiments.claims.run import Tested, choose_claims, try_claims
 from perfsuite.experiments.interleave import ROUND_S
@@ -54,26 +54,13 @@ def claims(
 
 
 def _figures(one: Tested) -> dict[str, Any]:
-    about = _row(one)
     return {
-        "id": about.id,
-        "status": about.status,
-        "figures": one.finding.figures,
-        "reason": about.reason,
-        "text": about.text,
-        "quoted": about.quoted,
-        "source": about.source,
+        **pick(one.claim, "id text quoted source"),
+        **pick(one.finding, "status figures reason"),
         "broken": one.is_broken,
     }
 
 
 def _row(one: Tested) -> ClaimRow:
-    return ClaimRow(
-        id=one.claim.id,
-        status=one.finding.status,
-        text=one.claim.text,
-        here=one.finding.here,
-        quoted=one.claim.quoted,
-        source=one.claim.source,
-        reason=one.finding.reason,
-    )
+    about = pick(one.claim, "id text quoted source")
+    return ClaimRow(**about, **pick(one.finding, "status here reason"))

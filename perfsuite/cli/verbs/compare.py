@@ -17,7 +17,7 @@ from perfsuite.cli.options import (
     WorkloadName,
     open_session,
 )
-from perfsuite.cli.output import JsonFile, say, write_json
+from perfsuite.cli.output import JsonFile, pick, say, write_json
 from perfsuite.errors import SettingError
 from perfsuite.experiments.compare import Comparison, ComparisonRequest, check_numerics, compare
 from perfsuite.experiments.interleave import Cell
@@ -87,17 +87,10 @@ def _figures(request: ComparisonRequest, comparison: Comparison) -> dict[str, An
         "workload": request.a.workload,
         "a": request.a.recipe.as_dict(),
         "b": request.b.recipe.as_dict(),
-        "word": comparison.word,
-        "ratio": comparison.ratio,
+        **pick(comparison, "word ratio raw wall_s step_times_s samples", samples="num_samples"),
         "interval": comparison.interval if math.isfinite(comparison.interval[1]) else None,
         "pairs": len(comparison.raw),
-        "raw": comparison.raw,
-        "tolerance": request.tolerance,
-        "limit": request.limit,
-        "seed": request.seed,
-        "wall_s": comparison.wall_s,
-        "step_times_s": comparison.step_times_s,
-        "samples": comparison.num_samples,
+        **pick(request, "tolerance limit seed"),
         **{
             part: {name: getattr(record, part) for name, record in records.items()}
             for part in ("stages_s", "memory", "counts")

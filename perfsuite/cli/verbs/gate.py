@@ -21,7 +21,7 @@ from perfsuite.cli.options import (
     Tolerance,
     wait_for_machine,
 )
-from perfsuite.cli.output import JsonFile, say, write_json
+from perfsuite.cli.output import JsonFile, pick, say, write_json
 from perfsuite.errors import SettingError
 from perfsuite.gate.judge.explain import explain_stored
 from perfsuite.gate.judge.trial import Budget
@@ -29,7 +29,7 @@ from perfsuite.gate.noise import read_noise
 from perfsuite.gate.request import GateRequest
 from perfsuite.gate.run_gate import GateResult, run_gate
 from perfsuite.records.run_file import StoredRun, Unusable, read_run
-from perfsuite.records.verdict import CellVerdict, Explanation, exit_code
+from perfsuite.records.verdict import exit_code
 from perfsuite.report.formats.markdown import to_markdown
 from perfsuite.report.model import report_on_verdicts
 from perfsuite.report.summary import explained
@@ -96,14 +96,11 @@ def gate(
     result = run_gate(request, say=say, machine=wait_for_machine())
     for text in verdict_lines(result.cells, result.refusal, result.differs):
         typer.echo(text)
-    if result.judgement is not None:
-        typer.echo(
-            f"{result.judgement.num_pairs} pairs in {result.judgement.wall_s:.0f} s, "
-            f"seed {result.seed}"
-        )
+    if (judged := result.judgement) is not None:
+        typer.echo(f"{judged.num_pairs} pairs in {judged.wall_s:.0f} s, seed {result.seed}")
     write_json(json_file, **_document(result))
     if markdown is not None:
-        write_atomically(markdown, to_summary(result, request).encode())
+        write_atomically(markdown, _summary(result, request).encode())
     raise typer.Exit(end_code(result))
 
 
@@ -131,8 +128,7 @@ def end_code(result: GateResult) -> int:
     return exit_code(cell.word for cell in result.cells)
 
 
-def to_summary(result: GateResult, request: GateRequest) -> str:
-    """Return the result as Markdown: verdict first, then the table, explanations folded."""
+def _summary(result: GateResult, request: GateRequest) -> str:
     report = report_on_verdicts(
         result.cells,
         refusal=result.refusal,
@@ -145,8 +141,10 @@ def to_summary(result: GateResult, request: GateRequest) -> str:
 
 def _document(result: GateResult) -> dict[str, Any]:
     """The verb's JSON: everything from which a verdict can be recomputed."""
+    keys = "id word by ratio interval pairs detectable reason explanation raw first asked"
+    names = {"id": "name", "pairs": "num_pairs", "first": "firsts"}
     return {
-        "cells": [_cell(cell) for cell in result.cells],
+        "cells": [pick(cell, keys, **names) for cell in result.cells],
         "seed": result.seed,
         "arms": result.differs,
         "refusal": result.refusal,
@@ -156,29 +154,12 @@ def _document(result: GateResult) -> dict[str, Any]:
     }
 
 
-def _cell(cell: CellVerdict) -> dict[str, Any]:
-    return {
-        "id": cell.name,
-        "word": cell.word,
-        "by": cell.by,
-        "ratio": cell.ratio,
-        "interval": cell.interval,
-        "pairs": cell.num_pairs,
-        "detectable": cell.detectable,
-        "reason": cell.reason,
-        "explanation": cell.explanation,
-        "raw": cell.raw,
-        "first": cell.firsts,
-        "asked": cell.asked,
-    }
-
-
 def explain(
     base: Annotated[str, typer.Argument(help="A stored run, such as baselines/.../0001_a.json.")],
     head: Annotated[str, typer.Argument(help="The run to explain, such as results/run.json.")],
     cell: Annotated[
         str | None, typer.Argument(help="One cell; all that both have unless given.")
-    ] = (None),
+    ] = None,
     json_file: JsonFile = None,
 ) -> None:
     """Say why cells moved between two runs: the stage that moved most, the counts that changed."""
@@ -191,16 +172,15 @@ def explain(
             + (f", {common[0]!r} for one" if common else "")
         )
     names = common if cell is None else [cell]
-    found: list[tuple[str, Explanation]] = []
+    cells = []
     for name in names:
-        mine, its = before.cells[name], after.cells[name]
-        explanation = explain_stored(mine, its)
-        found.append((name, explanation))
-        change = _change(mine.median_s, its.median_s)
+        old, new = before.cells[name], after.cells[name]
+        explanation = explain_stored(old, new)
+        cells.append({"id": name, **msgspec.to_builtins(explanation)})
+        change = _change(old.median_s, new.median_s)
         typer.echo(printable(f"{name}: {change}; {explained(explanation)}"))
     if not names:
         typer.echo("the two runs share no cell")
-    cells = [{"id": name, **msgspec.to_builtins(explanation)} for name, explanation in found]
     write_json(json_file, cells=cells)
 
 

@@ -14,8 +14,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from perfsuite.cli.options import fingerprint_here
-from perfsuite.cli.output import JsonFile, write_json
+from perfsuite.cli.options import ACCEPTED, STORAGE, AcceptedFile, Storage, fingerprint_here
+from perfsuite.cli.output import JsonFile, pick, write_json
 from perfsuite.errors import SettingError
 from perfsuite.gate.baselines.accepted import read_accepted
 from perfsuite.gate.git.command import short
@@ -48,12 +48,8 @@ def history(
         str | None, typer.Argument(metavar="CELL", help="The cell's full name.")
     ] = None,
     is_all: Annotated[bool, typer.Option("--all", help="Every cell, one line each.")] = False,
-    storage: Annotated[
-        str, typer.Option(metavar="DIR|URL", help="What --benchmark-storage names.")
-    ] = "baselines",
-    accepted_file: Annotated[
-        Path, typer.Option("--file", metavar="FILE", help="The list of accepted exceptions.")
-    ] = Path("baselines") / "accepted.toml",
+    storage: Storage = STORAGE,
+    accepted_file: AcceptedFile = ACCEPTED,
     fingerprint: Annotated[
         str | None,
         typer.Option(metavar="HEX", help="Runs of this environment; of this machine unless given."),
@@ -61,17 +57,17 @@ def history(
     num_runs: Annotated[
         int, typer.Option("--runs", min=1, metavar="N", help="The newest N, at most.")
     ] = _NUM_RUNS,
-    smallest: Annotated[str, typer.Option(help="Changes below it are not told.")] = "1%",
+    smallest: Annotated[str, typer.Option(help="Changes below it are not shown.")] = "1%",
     fails_on_change: Annotated[
         bool,
         typer.Option(
             "--fail-on-change",
-            help="End in 10 where a cell is slower than it was and nobody accepted it.",
+            help="End in 10 where a cell is slower than it was and no entry accepts that.",
         ),
     ] = False,
     json_file: JsonFile = None,
 ) -> None:
-    """Date what became slower or faster over the stored runs, and tell a creep of many weeks.
+    """Date what became slower or faster over the stored runs, and find a drift of many weeks.
 
     Exit code: 0 whatever is found, 10 with --fail-on-change, 12 no stored run to look at, 2 usage.
     """
@@ -101,7 +97,12 @@ def history(
     else:
         found = [stored.follow(_known(cell, stored), smallest=least)]
         host = stored.follow_host(smallest=least)
-        for line in [*_picture(found[0]), *tell(found[0]), *_tell_host(host), *_advise(found[0])]:
+        for line in [
+            *_picture(found[0]),
+            *describe(found[0]),
+            *_describe_host(host),
+            *_advise(found[0]),
+        ]:
             typer.echo(printable(line))
     refused = [{"path": str(one.path), "reason": one.reason} for one in stored.refused]
     write_json(json_file, cells=[_cell(one) for one in found], refused=refused)
@@ -152,7 +153,7 @@ def _picture(one: CellHistory) -> Iterator[str]:
         yield from draw_course(one.timeline.times_s(), one.trend.levels_s, places, ends)
 
 
-def tell(one: CellHistory) -> list[str]:
+def describe(one: CellHistory) -> list[str]:
     """Return what became of a cell, a sentence for each change."""
     if one.trend is None:
         return [f"too few to tell: from {MIN_VALUES} runs on a change can be seen"]
@@ -194,15 +195,15 @@ def _tell_creep(creep: Creep) -> str:
     )
 
 
-def _tell_host(host: CellHistory) -> list[str]:
+def _describe_host(host: CellHistory) -> list[str]:
     """What its probes say of the machine: a change of a cell beside one of these is the host's."""
     if not host.changes and host.creep is None:
         return []
-    return [f"the host itself, by its own probes: {sentence}" for sentence in tell(host)]
+    return [f"the host itself, by its own probes: {sentence}" for sentence in describe(host)]
 
 
 def _advise(one: CellHistory) -> list[str]:
-    """How to find the commit behind the newest slowdown that is nobody's yet."""
+    """How to find the commit behind the newest slowdown that no entry accepts."""
     for change in reversed(one.changes):
         if change.is_open and (change.num_commits or 0) > 1:
             return [
@@ -275,32 +276,20 @@ def _cell(one: CellHistory) -> dict[str, Any]:
         "is_long_enough": one.trend is not None,
         "changes": [
             {
-                "ratio": change.ratio,
-                "interval": change.interval,
+                **pick(change, "ratio interval num_commits is_mended accepted", accepted="excuse"),
                 "before": _point(change.before),
                 "after": _point(change.after),
-                "num_commits": change.num_commits,
-                "accepted": change.excuse,
-                "is_mended": change.is_mended,
             }
             for change in one.changes
         ],
         "drift": None
         if creep is None
         else {
-            "ratio_per_week": creep.ratio_per_week,
-            "interval": creep.interval,
-            "total_ratio": creep.total_ratio,
+            **pick(creep, "ratio_per_week interval total_ratio accepted", accepted="excuse"),
             "since": _point(creep.since),
-            "accepted": creep.excuse,
         },
     }
 
 
 def _point(point: Point) -> dict[str, Any]:
-    return {
-        "path": str(point.path),
-        "commit": point.commit,
-        "made_at": point.made_at,
-        "time_s": point.time_s,
-    }
+    return {"path": str(point.path), **pick(point, "commit made_at time_s")}
