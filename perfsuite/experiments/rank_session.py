@@ -176,11 +176,7 @@ class Session:
         return self._measure(job, _name(workload), is_timed, numerics)
 
     def require_equivalence(
-        self,
-        workload: str | Workload,
-        recipe: Recipe,
-        *,
-        by_value: Sequence[ModuleType] = (),
+        self, workload: str | Workload, recipe: Recipe, *, by_value: Sequence[ModuleType] = ()
     ) -> EquivalenceReport:
         """Return the report of `verify`, once for all recipes that differ in their loader alone.
 
@@ -342,10 +338,7 @@ class Session:
             self.hold_machine()
         plan = job.recipe.plan
         return self._launcher.run(
-            job,
-            world_size=plan.world_size,
-            policy=self._policy,
-            needs_group=plan.needs_group,
+            job, world_size=plan.world_size, policy=self._policy, needs_group=plan.needs_group
         )
 
     def _prepare(self, recipe: Recipe) -> None:

@@ -19,11 +19,7 @@ from perfsuite.stats import intervals
 
 
 def combine(
-    job: RunCell,
-    name: str,
-    device: str,
-    ranks: Sequence[CellMeasured],
-    numerics: Numerics | None,
+    job: RunCell, name: str, device: str, ranks: Sequence[CellMeasured], numerics: Numerics | None
 ) -> Outcome:
     """Return one outcome from what all ranks measured."""
     first = ranks[0]
@@ -148,10 +144,7 @@ def not_exercised(workload: str, recipe: Recipe, reason: str) -> EquivalenceRepo
     check: Check = "T0" if recipe.plan.world_size > 1 else alone
     finding = Finding(check=check, status="not exercised", reason=reason)
     return EquivalenceReport(
-        workload=workload,
-        recipe=recipe.as_dict(),
-        rows=(_row(recipe, finding),),
-        inapplicable={},
+        workload=workload, recipe=recipe.as_dict(), rows=(_row(recipe, finding),), inapplicable={}
     )
 
 
@@ -176,10 +169,4 @@ def without_loader(recipe: Recipe) -> Recipe:
     return dataclasses.replace(recipe, **{name: getattr(defaults, name) for name in _OF_LOADER})
 
 
-_OF_LOADER = (
-    "num_workers",
-    "persistent_workers",
-    "pin_memory",
-    "prefetch_factor",
-    "non_blocking",
-)
+_OF_LOADER = ("num_workers", "persistent_workers", "pin_memory", "prefetch_factor", "non_blocking")

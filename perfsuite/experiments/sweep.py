@@ -96,11 +96,7 @@ def sweep_workers(
         for count in counts
     }
     series = measure_interleaved(
-        session,
-        cells,
-        num_repetitions=num_repetitions,
-        seed=seed,
-        say=say,
+        session, cells, num_repetitions=num_repetitions, seed=seed, say=say
     )
     return Sweep(training=_curve(series, "train", counts), loading=_curve(series, "load", counts))
 

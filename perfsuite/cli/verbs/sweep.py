@@ -12,13 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from perfsuite.cli.options import (
-    DeviceName,
-    DrawnSeed,
-    WorkloadName,
-    open_session,
-    takes_recipe,
-)
+from perfsuite.cli.options import DeviceName, DrawnSeed, WorkloadName, open_session, takes_recipe
 from perfsuite.cli.output import JsonFile, say, write_json
 from perfsuite.errors import SettingError
 from perfsuite.experiments.interleave import ROUND_S
