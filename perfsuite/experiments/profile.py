@@ -1,4 +1,4 @@
-"""From what each rank saw of a training to one profile. Must not know how ranks are run."""
+"""From what each rank saw of a training to one profile."""
 
 from __future__ import annotations
 
@@ -18,14 +18,8 @@ def combine_profiles(
     """Return one profile from what all ranks saw.
 
     Times are the slowest rank's alone, so that its stages add up to its wall time: the largest of
-    each stage over ranks would be more than anybody spent. Losses are means over the ranks that
+    each stage over ranks would be more than any rank spent. Losses are means over the ranks that
     hold one, right answers are summed, and `torch.profiler` ran on rank 0.
-
-    Args:
-        job: What the ranks did.
-        name: Of the workload.
-        device: "cpu" or "cuda".
-        ranks: In rank order.
     """
     slowest = max(ranks, key=lambda rank: rank.wall_s)
     output = ranks[0].output
@@ -50,7 +44,7 @@ def combine_profiles(
         num_profiled_steps=output.num_steps,
         communication=output.communication,
         usage=tuple(rank.usage for rank in ranks),
-        # A reason that only the rank with the outputs knows, as of a pipeline, is everybody's.
+        # Only the rank that holds a pipeline's outputs may know a reason.
         missing={name: why for rank in reversed(ranks) for name, why in rank.missing.items()},
         metrics=epochs[-1].metrics,
     )
@@ -109,17 +103,13 @@ def _mean_losses(ranks: Sequence[EpochProfiled]) -> list[float]:
 
 
 def _first_non_finite(by_epoch: Sequence[Sequence[EpochProfiled]]) -> Iterable[NonFinite]:
-    """The first bad loss and the first bad gradient, on whatever rank."""
-    for epoch, ranks in enumerate(by_epoch, start=1):
-        steps = [rank.first_bad_loss for rank in ranks if rank.first_bad_loss is not None]
-        if steps:
-            yield NonFinite(what="loss", epoch=epoch, step=min(steps))
-            break
-    for epoch, ranks in enumerate(by_epoch, start=1):
-        steps = [rank.first_bad_gradient for rank in ranks if rank.first_bad_gradient is not None]
-        if steps:
-            yield NonFinite(what="gradient", epoch=epoch, step=min(steps))
-            break
+    """The first bad loss and the first bad gradient, on any rank."""
+    for what in ("loss", "gradient"):
+        for epoch, ranks in enumerate(by_epoch, start=1):
+            found = [getattr(rank, f"first_bad_{what}") for rank in ranks]
+            if steps := [step for step in found if step is not None]:
+                yield NonFinite(what=what, epoch=epoch, step=min(steps))
+                break
 
 
 def _counts(ranks: Sequence[EpochProfiled]) -> tuple[list[int], list[int]]:
