@@ -1,33 +1,33 @@
-"""How far two sets of tensors lie apart, all together and parameter by parameter.
+"""How far two sets of tensors lie apart, all together and tensor by tensor, and within what limit.
 
-Norms are Frobenius norms in float64. Must not know which computations are compared.
+Norms are Frobenius norms in float64.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from perfsuite.worker.equivalence.limits import SMALLEST_SHARE, Limit
 from perfsuite.worker.equivalence.tensors import Quantity, Tensors, distance, in_double, norm, ratio
 
-# Of a sum of random signs; beyond that one has never been seen (two-sided normal, 2e-9).
+# Of a sum of random signs; rounding exceeds it once in 5e8 sums (two-sided normal, 2e-9).
 _ALIGNMENT_SDS = 6
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evidence:
-    """One comparison that a check rests on.
+class Discrepancy:
+    """The error that one comparison found, and what rounding explains of it.
 
     Attributes:
-        what: "gradient", "loss", "parameter", "buffer".
-        step: Of which optimizer step, from 1.
-        error: What was found, at most `limit` in correct code.
-        limit: What rounding explains.
-        formula: How the limit came about.
-        name: The parameter or buffer that it is about, None for all together.
-        rank: The rank that it is about, None for all together.
+        what: The kind of tensor that was compared.
+        step: The optimizer step, from 1; 0 is before the first.
+        error: The relative error; at most `limit` in correct code.
+        limit: The error that rounding explains.
+        formula: How the limit is derived.
+        name: The parameter or buffer, None for all together.
+        rank: The rank that differs, None where no single one does.
     """
 
     what: Quantity
@@ -40,7 +40,7 @@ class Evidence:
 
     @property
     def is_within(self) -> bool:
-        """Whether rounding explains the error; never so where something is not finite."""
+        """Whether rounding explains the error; an error that is not finite is never explained."""
         return self.error <= self.limit and math.isfinite(self.error)
 
     @property
@@ -56,10 +56,10 @@ class Errors:
     """Relative errors of a set of tensors.
 
     Attributes:
-        total: ||tested - expected|| / ||expected|| over all of them.
-        by_name: The same of each that is large enough to have one of its own.
+        total: ||tested - expected|| / ||expected|| over all tensors.
+        by_name: The same for each tensor that is large enough to have a limit of its own.
         size: ||expected||.
-        too_small: The names of those that are not, and not zero either.
+        too_small: The names of the other tensors, except those that are zero.
     """
 
     total: float
@@ -69,9 +69,9 @@ class Errors:
 
 
 def measure_errors(tested: Tensors, expected: Tensors) -> Errors:
-    """Return how far `tested` lies from `expected`; a tensor that is absent counts as zeros.
+    """Return how far `tested` lies from `expected`; a missing tensor counts as zeros.
 
-    Tensors whose share of the expected norm is below `SMALLEST_SHARE` count in the total alone.
+    A tensor whose share of the expected norm is below `SMALLEST_SHARE` counts in the total alone.
     """
     distances, sizes = {}, {}
     for name in dict.fromkeys((*expected, *tested)):
@@ -98,9 +98,9 @@ def measure_errors(tested: Tensors, expected: Tensors) -> Errors:
 
 
 def measure_buffer_errors(tested: Tensors, expected: Tensors) -> Errors:
-    """Return what `measure_errors` does, but for infinities and NaNs that both hold.
+    """Return the errors of buffers; an infinity or NaN that both sides hold is no error.
 
-    A mask of minus infinity is a buffer like any other.
+    A buffer may be a mask of minus infinities.
     """
     tested, expected = dict(tested), dict(expected)
     for name in tested.keys() & expected.keys():
@@ -125,19 +125,14 @@ def judge(
     limit: Limit,
     *,
     parameter_limit: Callable[[str], float] | None = None,
-) -> list[Evidence]:
-    """Return what the errors prove: of all tensors together, and of the first or worst one.
+) -> list[Discrepancy]:
+    """Return the discrepancy of all tensors together, and of the first that fails or the worst one.
 
-    Args:
-        errors: What was measured.
-        what: Of which quantity.
-        step: Of which optimizer step.
-        limit: What rounding explains.
-        parameter_limit: The limit of one parameter; None takes `limit.worst_parameter`.
+    `parameter_limit` gives the limit of one parameter instead of `limit.worst_parameter`.
     """
     limit_of = parameter_limit or (lambda _: limit.worst_parameter)
     single = [
-        Evidence(
+        Discrepancy(
             what=what,
             step=step,
             error=error,
@@ -147,26 +142,22 @@ def judge(
         )
         for name, error in errors.by_name.items()
     ]
-    total = Evidence(
+    total = Discrepancy(
         what=what, step=step, error=errors.total, limit=limit.value, formula=limit.formula
     )
-    first = next((evidence for evidence in single if not evidence.is_within), None)
-    worst = first or max(single, key=lambda evidence: evidence.severity, default=None)
+    first = next((one for one in single if not one.is_within), None)
+    worst = first or max(single, key=lambda one: one.severity, default=None)
     return [total] if worst is None else [total, worst]
 
 
-def judge_alignment(tested: Tensors, expected: Tensors, step: int, limit: Limit) -> list[Evidence]:
-    """Return whether the tested gradients are scaled against the expected ones.
+def judge_alignment(
+    tested: Tensors, expected: Tensors, step: int, limit: Limit
+) -> list[Discrepancy]:
+    """Return how far the tested gradients are off along the expected ones: an error of scale.
 
-    Rounding errors of single elements point in random directions, so what they add along the
-    gradient itself is smaller by the root of the number of elements that carry it. So an error of
-    scale is seen where it would drown in the rounding of a low precision.
-
-    Args:
-        tested: Gradients.
-        expected: Gradients.
-        step: Of which optimizer step.
-        limit: Of the error in all directions together.
+    The rounding errors of single elements point in random directions, so their part along the
+    gradient is smaller by the root of the number of elements that carry it. This shows an error of
+    scale that the rounding of a low precision would hide.
     """
     size = total_norm(expected)
     if size == 0 or limit.value == 0 or not math.isfinite(size):
@@ -174,7 +165,7 @@ def judge_alignment(tested: Tensors, expected: Tensors, step: int, limit: Limit)
     along = fourths = 0.0
     for name in tested.keys() & expected.keys():
         its = in_double(expected[name]) / size
-        # The difference first, or its share would be lost in the rounding of the product.
+        # Subtracted first: its share would be lost in the rounding of the product.
         off = (in_double(tested[name]) - in_double(expected[name])) / size
         along += float((off * its).sum())
         fourths += float(its.square().square().sum())
@@ -182,7 +173,7 @@ def judge_alignment(tested: Tensors, expected: Tensors, step: int, limit: Limit)
     num_elements = 1 / fourths
     random_share = _ALIGNMENT_SDS / math.sqrt(num_elements)
     return [
-        Evidence(
+        Discrepancy(
             what="gradient",
             step=step,
             error=abs(along),
@@ -192,15 +183,18 @@ def judge_alignment(tested: Tensors, expected: Tensors, step: int, limit: Limit)
     ]
 
 
-def judge_loss(
-    tested: float, expected: float, step: int, limit: Limit, *, rank: int | None = None
-) -> Evidence:
-    """Return what two losses prove."""
-    return Evidence(
-        what="loss",
-        step=step,
-        error=ratio(abs(tested - expected), abs(expected)),
-        limit=limit.value,
-        formula=limit.formula,
-        rank=rank,
-    )
+def judge_losses(
+    tested: Sequence[float], expected: Sequence[float], step: int, limit: Limit
+) -> list[Discrepancy]:
+    """Return the discrepancy of each loss; of several losses each is that of one rank."""
+    return [
+        Discrepancy(
+            what="loss",
+            step=step,
+            error=ratio(abs(mine - its), abs(its)),
+            limit=limit.value,
+            formula=limit.formula,
+            rank=rank if len(expected) > 1 else None,
+        )
+        for rank, (mine, its) in enumerate(zip(tested, expected, strict=True))
+    ]

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from perfsuite.worker.equivalence.comparison import Evidence
+from perfsuite.worker.equivalence.comparison import Discrepancy
 from perfsuite.worker.equivalence.diagnosis import explain_gradients, explain_weights, has_batchnorm
 from perfsuite.worker.equivalence.planted_bugs import (
     Bug,
@@ -34,9 +34,9 @@ BUGS = [
 ]
 
 
-def evidence(**fields: Any) -> Evidence:
+def evidence(**fields: Any) -> Discrepancy:
     defaults: dict[str, Any] = {"what": "gradient", "step": 1, "formula": "2 u", "error": 1.0}
-    return Evidence(limit=0.1, **{**defaults, **fields})
+    return Discrepancy(limit=0.1, **{**defaults, **fields})
 
 
 def explain(tested: dict[str, Tensor], bugs: list[Bug] = BUGS) -> str | None:

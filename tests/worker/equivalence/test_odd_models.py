@@ -731,7 +731,7 @@ def test_a_counter_that_is_no_buffer_is_named(check_equivalence: Check) -> None:
 
     assert statuses(report)["T0"] == "mismatch"
     assert reason(report, "T0").endswith(
-        "; likeliest cause: the model's forward pass gives something else each time: it keeps a "
+        "; likeliest cause: the model's forward pass gives another result each time: it keeps a "
         "state that is no buffer, such as a counter"
     )
 

@@ -1,8 +1,6 @@
-"""Whether the ranks see the data that they should: each sample once, in a new order each epoch.
+"""Whether the ranks see the right data: each sample once, in a new order each epoch.
 
-Works on the indices that the samplers give, and loads only the first few batches. Must not know
-torch.distributed, nor what is trained on the data. Shapes: S batches of one epoch on one shard, B
-samples of a micro-batch.
+Compares the indices that the samplers draw, and only the first few batches themselves.
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from perfsuite.records.equivalence import Finding, NumericsStatus, Planted, missed
+from perfsuite.records.equivalence import EquivalenceRow, NumericsStatus
 from perfsuite.records.recipe import Recipe
 from perfsuite.records.workload import Split, Workload
 from perfsuite.units import format_ratio
@@ -24,6 +22,7 @@ from perfsuite.worker.equivalence.checks.data_evidence import (
     DataLoaders,
     gather_evidence,
 )
+from perfsuite.worker.equivalence.planted_bugs import missed
 from perfsuite.worker.equivalence.trace.batch_difference import find_differences
 from perfsuite.worker.equivalence.trace.random_state import read_random_state, restore_random_state
 from perfsuite.worker.training.batches import map_tensors
@@ -37,24 +36,22 @@ def check_data(
     device: torch.device,
     drawn: Sequence[Sequence[Sequence[int]]],
     seen: Sequence[Sequence[Any]],
-) -> Finding:
+) -> EquivalenceRow:
     """Return whether the ranks of a run saw the training data that they should have seen.
 
-    Biases that such a run has by design (samples left out or repeated, a smaller last batch) are
-    told with their size, and are no mismatch. Random numbers go on as if nothing had been loaded.
+    The error is a number of wrong samples. Biases that such a run has by design (samples left out
+    or repeated, a smaller last batch) are reported with their size, and are no mismatch. The
+    generators of random numbers are left as they were.
 
     Args:
-        workload: Whose data.
-        recipe: Its loader fields, micro-batch size and number of shards.
-        seed: The run's.
+        workload: Has the datasets.
+        recipe: Has the loader's options, the micro-batch size and the number of shards.
+        seed: Of the run.
         device: Where the run computed.
-        drawn: Of each shard the dataset's indices of the first epoch's batches, as the samplers of
-            its ranks gave them.
-        seen: Of each shard the first micro-batches (inputs, target) that its ranks loaded without
-            loader workers, in order from the first epoch's first.
-
-    Returns:
-        A finding whose error is a number of wrong samples.
+        drawn: For each shard, the dataset's indices in the batches of the first epoch, as the
+            samplers of its ranks drew them.
+        seen: For each shard, the first micro-batches (inputs, target) of the first epoch, as its
+            ranks loaded them without loader workers.
 
     Raises:
         DataLoadError: The dataset, or a worker of its loader, failed.
@@ -66,41 +63,28 @@ def check_data(
         evidence = gather_evidence(loaders, drawn, seen)
         wrong = _find_wrong(evidence)
         if wrong is not None:
-            return _finding("mismatch", wrong.text, num_wrong=wrong.num_samples)
-        planted = [
-            Planted(bug=bug, is_flagged=_find_wrong(changed) is not None)
-            for bug, changed in _plant_bugs(evidence)
-        ]
+            error = float(wrong.num_samples)
+            return EquivalenceRow.of(recipe, "data", "mismatch", wrong.text, error=error, limit=0.0)
+        planted = {name: _find_wrong(changed) is not None for name, changed in plant_bugs(evidence)}
         reason = "; ".join([*_describe(evidence), *_describe_biases(evidence, loaders)])
     finally:
         restore_random_state(state, device)
     if missed(planted):
         reason = f"it does not find a planted bug: {missed(planted)}; {reason}"
-        return _finding("no power", reason, planted)
-    return _finding("equivalent", reason, planted)
-
-
-def _finding(
-    status: NumericsStatus, reason: str, planted: Sequence[Planted] = (), *, num_wrong: int = 0
-) -> Finding:
-    return Finding(
-        check="data",
-        status=status,
-        error=float(num_wrong),
-        limit=0.0,
-        planted=tuple(planted),
-        reason=reason,
-    )
+    status: NumericsStatus = "no power" if missed(planted) else "equivalent"
+    return EquivalenceRow.of(recipe, "data", status, reason, error=0.0, limit=0.0, planted=planted)
 
 
 @dataclass(frozen=True)
 class _Wrong:
+    """A mismatch: the number of samples concerned, and the reason to report."""
+
     num_samples: int
     text: str
 
 
 def _find_wrong(evidence: DataEvidence) -> _Wrong | None:
-    """The first thing that is wrong with what was gathered, planted or not."""
+    """The first mismatch in the evidence."""
     for epoch, shards in enumerate(evidence.epochs, start=1):
         wrong = _find_repeated(epoch, shards) or _find_wrong_length(epoch, shards, evidence)
         if wrong is not None:
@@ -197,7 +181,7 @@ def _find_wrong_batch(evidence: DataEvidence) -> _Wrong | None:
 
 
 def _find_wrong_draw(evidence: DataEvidence) -> _Wrong | None:
-    """What the samplers of the ranks drew, which shows even where samples are random."""
+    """A wrong draw of the ranks' samplers, which is found even where samples are random."""
     shards = evidence.epochs[0]
     for index, (mine, its) in enumerate(zip(evidence.drawn, shards, strict=True)):
         if torch.equal(mine, its):
@@ -233,8 +217,8 @@ def _find_wrong_load(evidence: DataEvidence) -> _Wrong | None:
     )
 
 
-def _plant_bugs(evidence: DataEvidence) -> Iterator[tuple[str, DataEvidence]]:
-    """The evidence with one bug each, of those that this run can have."""
+def plant_bugs(evidence: DataEvidence) -> Iterator[tuple[str, DataEvidence]]:
+    """Yield the evidence with each bug that this run can have, by the name of the bug."""
     shards, *others = evidence.epochs
     if len(shards) > 1:
         yield "the same shard on every rank", _with_epoch(evidence, shards[:1] * len(shards))
@@ -269,7 +253,7 @@ def _with_epoch(evidence: DataEvidence, shards: list[Tensor]) -> DataEvidence:
 
 
 def _with_sample(shard: Tensor, sample: Tensor) -> Tensor:
-    """The shard's epoch, its first sample replaced."""
+    """The shard's indices with the first one replaced."""
     shard = shard.clone()
     shard[0, 0] = sample
     return shard
@@ -280,7 +264,7 @@ def _with_first_changed(batches: Sequence[Any]) -> list[Any]:
 
 
 def _with_flipped_bit(batch: Any) -> Any:
-    """The batch, one bit of its first tensor flipped."""
+    """The batch with one bit of its first tensor flipped."""
     num_flipped = 0
 
     def flip(tensor: Tensor) -> Tensor:
@@ -296,16 +280,16 @@ def _with_flipped_bit(batch: Any) -> Any:
 
 
 def _describe(evidence: DataEvidence) -> Iterator[str]:
-    """What was found to be right, in words."""
+    """What was found to be right."""
     shards, *others = evidence.epochs
     size = f"{len(shards[0])} x {evidence.batch_size} samples"
-    order = "in a new order each epoch" if others else "of which there is only one order"
+    order = "in a new order each epoch" if others else "which have only one order"
     if len(shards) > 1:
         yield f"{len(shards)} disjoint shards of {size}, {order}"
     else:
         yield f"{size}, none twice, {order}"
     if evidence.expected is None:
-        yield "the dataset draws random numbers, so what it gives cannot be compared"
+        yield "the dataset draws random numbers, so its samples cannot be compared"
         return
     yield f"the ranks saw bit for bit what one process loads (batches: {len(evidence.seen[0])})"
     if evidence.by_workers is not None:
@@ -313,7 +297,7 @@ def _describe(evidence: DataEvidence) -> Iterator[str]:
 
 
 def _describe_biases(evidence: DataEvidence, loaders: DataLoaders) -> Iterator[str]:
-    """What the mean over an epoch, or over a split, leaves out or weighs too much."""
+    """What the mean over an epoch, or over a split, leaves out or gives too much weight."""
     shards, size = evidence.epochs[0], evidence.num_samples
     num_left_out = size - sum(map(torch.numel, shards))
     if num_left_out:

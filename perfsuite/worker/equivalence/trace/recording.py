@@ -1,9 +1,8 @@
-"""Record what a training run does on this rank, through the very step that is timed.
+"""Record what a training run does on this rank, through the same step that is timed.
 
-The trainer's strategy and batches are watched from outside, so nothing of the step is written a
-second time. Tensors are copied while the run goes on, and compared between ranks only after it, so
-that no collective of the recording can wait for one that the run forgot. Must not know what the
-run is compared with.
+The recorder wraps the trainer's strategy and batches, so no part of the step is written a second
+time. Tensors are copied during the run and compared between ranks only after it, so that no
+collective of the recording can wait for one that the run forgot.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ from perfsuite.worker.training.batches import map_tensors
 from perfsuite.worker.training.step import train_step
 from perfsuite.worker.training.trainer import Strategy, Trainer
 
-# A dynamic scale starts at 2**16 and each skipped step halves it; 2**8 is among the scales that
-# suffice (Micikevicius et al. 2018, section 4: 8 to 32000 for their networks).
+# A dynamic scale starts at 2**16 and each skipped step halves it; 2**8 is within the range of
+# scales that Micikevicius et al. 2018, section 4, needed (8 to 32000).
 _MAX_SKIPPED_STEPS = 8
 
 
@@ -45,14 +44,14 @@ def record_run(
 ) -> RankTrace:
     """Train until `num_steps` optimizer steps were taken, and return what this rank saw of them.
 
-    A collective where torch.distributed is initialised. Tensors of a DTensor's shards are still
-    this rank's; `sharing.share_trace` completes them.
+    A collective where torch.distributed is initialised. DTensors still hold this rank's shard;
+    `sharing.share_trace` completes them.
 
     Args:
         trainer: Freshly built.
-        batches: Gives (inputs, target) for ever.
-        indices: The dataset's, of each batch of the first epoch.
-        num_steps: Optimizer steps to record. Fewer are where the scaler skipped too many.
+        batches: Endless pairs (inputs, target).
+        indices: The dataset's indices in each batch of the first epoch.
+        num_steps: Optimizer steps to record; fewer are recorded if the scaler skips too many.
         counts_work: Whether to take one further step to count what it runs.
         on_step: Called before each step, to show progress.
     """
@@ -86,7 +85,7 @@ def record_run(
         indices=indices,
         batches=recorder.batches,
         sparse=sparse_gradients(trainer.module),
-        shard_index=trainer.strategy.shard_index,
+        shard_index=strategy.shard_index,
         start=start,
         steps=steps,
         num_skipped=num_skipped,
@@ -96,7 +95,7 @@ def record_run(
 
 
 class _Recorder:
-    """Takes steps of a trainer, and keeps what each of them saw."""
+    """Takes steps of a trainer, and keeps what the last one saw and all batches."""
 
     def __init__(self, trainer: Trainer, batches: Iterator[Any]) -> None:
         self.micro_batches: list[MicroBatch] = []
@@ -112,29 +111,29 @@ class _Recorder:
         return train_step(self._trainer, self._note_batches(), untimed)
 
     def take_unrecorded_step(self, stage: Stage) -> None:
-        """Take a step of which nothing is kept."""
+        """Take a step without keeping anything; no later one is recorded either."""
         assert isinstance(self._trainer.strategy, _Watched)
         self._trainer.strategy = self._trainer.strategy.inner
         train_step(self._trainer, self._source, stage)
 
     def note_forward(self) -> None:
-        """Keep the batch that a forward pass is about to see, and the random numbers' state."""
+        """Keep the batch of the forward pass that begins, and the random state before it."""
         state = read_random_state(self._trainer.device)
         self.micro_batches.append(MicroBatch(batch=self.batches[-1], random_state=state))
 
     def note_gradients(self) -> None:
-        """Keep the gradients, which are reduced now."""
+        """Keep the gradients after their reduction."""
         self.gradients = read_gradients(self._trainer.module)
 
     def _note_batches(self) -> Iterator[Any]:
         for batch in self._source:
-            # A copy, because a model may change its inputs in place.
+            # Cloned, because a model may change its inputs in place.
             self.batches.append(map_tensors(batch, lambda tensor: tensor.cpu().clone()))
             yield batch
 
 
 class _Watched:
-    """A strategy as it is, its micro-batches and its reduced gradients noted."""
+    """A strategy that reports its micro-batches and its reduced gradients to a recorder."""
 
     def __init__(self, inner: Strategy, recorder: _Recorder) -> None:
         self.inner = inner
@@ -153,7 +152,7 @@ class _Watched:
 
 
 def _agree(trainer: Trainer, was_taken: bool) -> bool:
-    """Whether all ranks took the step, so that they go on together in any case."""
+    """Whether all ranks took the step, so that every rank records the same number of steps."""
     if not (trainer.scaler.is_enabled() and dist.is_initialized()):
         return was_taken
     votes = torch.tensor([was_taken], dtype=torch.int32, device=trainer.device)

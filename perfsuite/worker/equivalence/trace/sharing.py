@@ -1,7 +1,4 @@
-"""Bring together what the ranks recorded: whole tensors, each once, and where ranks differ.
-
-Runs on the ranks when the run is over. Must not know how a run is recorded.
-"""
+"""Combine what the ranks recorded, when the run is over: whole tensors, and where ranks differ."""
 
 from __future__ import annotations
 
@@ -20,13 +17,9 @@ from perfsuite.worker.equivalence.trace.trace import RankDifference, RankStep, R
 
 
 def share_trace(trace: RankTrace, device: torch.device) -> RankTrace:
-    """Return the trace with whole tensors that no earlier rank has, and where this one's differ.
+    """Return the trace with the whole tensors that no earlier rank has, and with differences.
 
-    A collective; without torch.distributed the trace itself.
-
-    Args:
-        trace: What this rank recorded.
-        device: On which the process group communicates.
+    A collective over `device`; without torch.distributed the trace itself.
     """
     if not dist.is_initialized():
         return trace
@@ -38,11 +31,12 @@ def share_trace(trace: RankTrace, device: torch.device) -> RankTrace:
     return dataclasses.replace(trace, start=start, steps=steps, differences=sharing.differences)
 
 
-Topology = tuple[tuple[int, ...], torch.dtype]
+# The shape and dtype of a tensor.
+_Layout = tuple[tuple[int, ...], torch.dtype]
 
 
 class _Sharing:
-    """Walks through a trace on all ranks at once, tensor by tensor in the same order."""
+    """Goes through a trace on all ranks at once, tensor by tensor in the same order."""
 
     def __init__(self, device: torch.device) -> None:
         self.differences: list[RankDifference] = []
@@ -68,7 +62,7 @@ class _Sharing:
 
     def _share(self, tensors: Tensors, quantity: Quantity, step: int) -> Tensors:
         mine = {name: _whole(tensor) for name, tensor in tensors.items()}
-        layouts: list[dict[str, Topology]] = [{} for _ in range(dist.get_world_size())]
+        layouts: list[dict[str, _Layout]] = [{} for _ in range(dist.get_world_size())]
         dist.all_gather_object(
             layouts, {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in mine.items()}
         )
@@ -89,9 +83,9 @@ class _Sharing:
         return kept
 
     def _broadcast(
-        self, tensors: Sequence[Tensor | None], layouts: Sequence[Topology], source: int
+        self, tensors: Sequence[Tensor | None], layouts: Sequence[_Layout], source: int
     ) -> list[Tensor]:
-        """The source's tensors on every rank, in one message of plain bytes."""
+        """The tensors of the source on every rank, sent as one message of bytes."""
         sizes = [math.prod(shape) * dtype.itemsize for shape, dtype in layouts]
         if self._rank == source:
             message = torch.cat([_as_bytes(tensor) for tensor in tensors if tensor is not None])
@@ -100,7 +94,7 @@ class _Sharing:
         message = message.to(self._device)
         dist.broadcast(message, src=source)
         return [
-            # Cloned, because a view of another dtype must begin at a multiple of its size.
+            # Cloned, because a view of another dtype must begin at a multiple of its item size.
             part.clone().view(dtype).reshape(shape)
             for part, (shape, dtype) in zip(torch.split(message.cpu(), sizes), layouts, strict=True)
         ]
@@ -116,7 +110,7 @@ class _Sharing:
         )
 
 
-def _names_by_holders(layouts: Sequence[dict[str, Topology]]) -> dict[tuple[int, ...], list[str]]:
+def _names_by_holders(layouts: Sequence[dict[str, _Layout]]) -> dict[tuple[int, ...], list[str]]:
     """The names of all tensors by the ranks that hold them, in the same order on every rank."""
     holders: dict[str, list[int]] = defaultdict(list)
     for rank, names in enumerate(layouts):

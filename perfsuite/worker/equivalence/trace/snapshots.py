@@ -1,4 +1,4 @@
-"""Copies of a model's tensors as they are at one moment. Must not know whose moment it is."""
+"""Copies of a model's weights and gradients at one moment, on the CPU."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def read_weights(module: nn.Module) -> Weights:
 
 
 def read_gradients(module: nn.Module) -> Tensors:
-    """Return copies of the gradients of the parameters that have one, sparse ones as dense."""
+    """Return copies of the gradients that exist; sparse ones become dense."""
     return {
         name: _copy(parameter.grad)
         for name, parameter in module.named_parameters()
@@ -37,7 +37,7 @@ def sparse_gradients(module: nn.Module) -> frozenset[str]:
 
 
 def _copy(tensor: Tensor) -> Tensor:
-    """A copy on the CPU; of a DTensor a DTensor, because making it whole is a collective."""
+    """A copy on the CPU; a DTensor stays one, because making it whole is a collective."""
     copied = tensor.detach()
     if copied.layout is not torch.strided:
         copied = copied.to_dense()

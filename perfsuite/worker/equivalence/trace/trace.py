@@ -1,7 +1,7 @@
 """What a training run did, step by step: the data it saw, its gradients, losses and weights.
 
-One `RankTrace` is what one rank leaves in a file; `join_traces` makes a `Trace` of all of them. All
-tensors lie on the CPU. Must not know how a run is recorded, nor what it is compared with.
+Each rank leaves a `RankTrace` in a file, and `join_traces` makes one `Trace` of them. All tensors
+are on the CPU.
 """
 
 from __future__ import annotations
@@ -22,12 +22,7 @@ from perfsuite.worker.equivalence.trace.random_state import RandomState
 
 @dataclass(frozen=True, kw_only=True)
 class MicroBatch:
-    """What one forward pass was given.
-
-    Attributes:
-        batch: (inputs, target) as the loader gave them.
-        random_state: Just before the forward pass.
-    """
+    """One batch (inputs, target) from the loader, and the random state before its forward pass."""
 
     batch: Any
     random_state: RandomState
@@ -43,18 +38,13 @@ class Weights:
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """What one optimizer step runs.
-
-    Attributes:
-        num_operators: Operators that the dispatcher ran.
-        flops: Of matrix products, convolutions and attention.
-    """
+    """The operators that one optimizer step runs, and the flops that they have formulas for."""
 
     num_operators: int
     flops: int
 
     def exceeds(self, other: Work) -> bool:
-        """Whether something is computed here that is not there."""
+        """Whether this step computes something that the other does not."""
         return self.flops > other.flops or self.num_operators > other.num_operators
 
     def __str__(self) -> str:
@@ -66,8 +56,8 @@ class RankDifference:
     """A tensor that is not the same on a rank as on the first rank that has it.
 
     Attributes:
-        step: After which optimizer step, from 1; 0 before the first.
-        error: Norm of the difference over the norm of the first rank's.
+        step: The optimizer step before, from 1; 0 is before the first.
+        error: Norm of the difference over the norm of the first rank's tensor.
     """
 
     quantity: Quantity
@@ -82,13 +72,11 @@ class RankStep:
     """One optimizer step on one rank.
 
     Attributes:
-        micro_batches: In order.
         loss: The mean over this rank's micro-batches; None where another rank has it.
-        scale: By which the loss, and so the gradients, were multiplied.
-        gradients: By parameter, reduced over the ranks, before unscaling and clipping; a parameter
-            that got none is absent.
-        before: Weights before the step, where skipped ones came between; else None, because they
-            are those after the step before.
+        scale: The factor of the loss, and so of the gradients.
+        gradients: By parameter, after their reduction, before unscaling and clipping.
+        before: Weights before the step, where skipped steps came between; otherwise None, because
+            they are those after the step before.
         after: Weights after the step.
     """
 
@@ -105,14 +93,14 @@ class RankTrace:
     """What one rank saw and did. Tensors that an earlier rank has too are left out.
 
     Attributes:
-        shard_index: Which shard of the data it loaded.
+        shard_index: The shard of the data that it loaded.
         start: Weights before the first step.
-        indices: The dataset's indices of each batch that its sampler gives for the first epoch.
-        batches: All micro-batches that were loaded, those of skipped steps included.
-        steps: Steps that were taken; skipped ones are only counted.
-        num_skipped: Steps that the scaler skipped before the last of them.
-        sparse: The parameters whose gradients are sparse; they are recorded as dense ones.
-        work: Of one further step; None where it cannot be counted.
+        indices: The dataset's indices in each batch that its sampler draws for the first epoch.
+        batches: All micro-batches that were loaded, also those of skipped steps.
+        steps: The steps that were taken.
+        num_skipped: Steps that the scaler skipped before the last one that was taken.
+        sparse: The parameters with sparse gradients, which are recorded as dense ones.
+        work: That of one further step; None where it cannot be counted.
         bucket_layout: The parameters in each of DDP's buckets, where a hook depends on it.
         differences: Its tensors that differ from those of an earlier rank.
     """
@@ -135,11 +123,8 @@ class Step:
 
     Attributes:
         shards: The micro-batches of each shard of the data.
-        losses: The mean loss of each shard; of pp and mp there is one.
-        scale: By which gradients are multiplied.
-        gradients: By parameter.
-        before: Weights that the step started from.
-        after: Weights that it ended with.
+        losses: The mean loss of each shard; pp and mp have one.
+        scale: The factor of the gradients.
     """
 
     shards: list[list[MicroBatch]]
@@ -151,13 +136,13 @@ class Step:
 
     @property
     def has_equal_shards(self) -> bool:
-        """Whether two shards of the data hold the same samples, so that a mean changes nothing."""
+        """Whether two shards hold the same samples, so that their mean changes nothing."""
         return any(_are_equal(a, b) for a, b in itertools.combinations(self.shards, 2))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trace:
-    """A whole run; what `RankTrace` says, over all ranks, batches by shard."""
+    """A whole run: a `RankTrace` over all ranks, with indices and batches by shard."""
 
     start: Weights
     indices: list[list[list[int]]]
@@ -172,13 +157,13 @@ class Trace:
 
 def save_trace(trace: RankTrace, path: Path) -> None:
     """Write the trace for another process of the same verification."""
-    # cloudpickle, because a batch may be of a class that only the user's test file knows.
+    # cloudpickle, because only the user's test file may know the class of a batch.
     torch.save(trace, path, pickle_module=cloudpickle)
 
 
 def load_traces(paths: Sequence[Path]) -> Trace:
     """Return the run whose ranks wrote these files, in rank order."""
-    # Not untrusted: written a moment ago by our own ranks, in a folder of our own.
+    # Trusted: written a moment ago by our own ranks in a folder of our own.
     return join_traces([torch.load(path, weights_only=False, mmap=True) for path in paths])
 
 
@@ -196,7 +181,7 @@ def join_traces(ranks: Sequence[RankTrace]) -> Trace:
         before = _join(skipped_to) if skipped_to else before
         after = _join([part.after for part in parts])
         losses = [rank.steps[index].loss for rank in shards]
-        if None in losses:  # of a pipeline: the rank of its last stage has the only one
+        if None in losses:  # in a pipeline only the rank of the last stage has one
             losses = [part.loss for part in parts]
         steps.append(
             Step(
