@@ -141,15 +141,20 @@ def gather_evidence(
     seen: Sequence[Sequence[Any]],
 ) -> DataEvidence:
     """Return what the ranks drew and saw, and what they should have; see `check_data`."""
-    epochs = [_read_training_epoch(loaders, 0)]
+
+    def as_epoch(shards: Sequence[Sequence[Sequence[int]]]) -> list[Tensor]:
+        size = loaders.batch_size
+        return [torch.tensor(batches, dtype=torch.int64).view(-1, size) for batches in shards]
+
+    epochs = [as_epoch(loaders.read_epoch("train", 0))]
     num_samples = len(loaders.build_dataset("train"))
-    num_epochs = num_epochs_to_tell_apart(num_samples, sum(map(torch.numel, epochs[0])))
-    epochs += [_read_training_epoch(loaders, epoch) for epoch in range(1, num_epochs)]
+    num_epochs = num_epochs_to_compare(num_samples, sum(map(torch.numel, epochs[0])))
+    epochs += [as_epoch(loaders.read_epoch("train", epoch)) for epoch in range(1, num_epochs)]
     expected = _load_expected(loaders, seen)
     has_workers = expected is not None and loaders.num_workers > 0
     return DataEvidence(
         epochs=epochs,
-        drawn=[_as_epoch(batches, loaders) for batches in drawn],
+        drawn=as_epoch(drawn),
         num_samples=num_samples,
         batch_size=loaders.batch_size,
         seen=seen,
@@ -159,14 +164,14 @@ def gather_evidence(
     )
 
 
-def num_epochs_to_tell_apart(num_samples: int, num_loaded: int) -> int:
+def num_epochs_to_compare(num_samples: int, num_loaded: int) -> int:
     """Return how many epochs do not all have the same order by chance; 1 if there is one order.
 
     `num_loaded` of `num_samples` are loaded in an epoch, over all shards.
 
-    >>> num_epochs_to_tell_apart(1200, 1152), num_epochs_to_tell_apart(2, 2)
+    >>> num_epochs_to_compare(1200, 1152), num_epochs_to_compare(2, 2)
     (2, 31)
-    >>> num_epochs_to_tell_apart(1, 1)
+    >>> num_epochs_to_compare(1, 1)
     1
     """
     # num_samples! / num_left_out! orders, as a logarithm
@@ -175,14 +180,6 @@ def num_epochs_to_tell_apart(num_samples: int, num_loaded: int) -> int:
     if log_num_orders < math.log(1.5):  # a single order, with rounding
         return 1
     return 1 + math.ceil(-math.log(_LARGEST_CHANCE) / log_num_orders)
-
-
-def _read_training_epoch(loaders: DataLoaders, epoch: int) -> list[Tensor]:
-    return [_as_epoch(batches, loaders) for batches in loaders.read_epoch("train", epoch)]
-
-
-def _as_epoch(batches: Sequence[Sequence[int]], loaders: DataLoaders) -> Tensor:
-    return torch.tensor(batches, dtype=torch.int64).view(-1, loaders.batch_size)
 
 
 def _load_expected(loaders: DataLoaders, seen: Sequence[Sequence[Any]]) -> list[list[Any]] | None:
