@@ -9,6 +9,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import torch
+
 from perfsuite.worker.equivalence.limits import SMALLEST_SHARE, Limit
 from perfsuite.worker.equivalence.tensors import Quantity, Tensors, distance, in_double, norm, ratio
 
@@ -16,14 +18,14 @@ from perfsuite.worker.equivalence.tensors import Quantity, Tensors, distance, in
 _ALIGNMENT_SDS = 6
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Discrepancy:
-    """The error that one comparison found, and what rounding explains of it.
+    """The relative error that one comparison found, and the one that rounding explains.
 
     Attributes:
         what: The kind of tensor that was compared.
         step: The optimizer step, from 1; 0 is before the first.
-        error: The relative error; at most `limit` in correct code.
+        error: At most `limit` in correct code.
         limit: The error that rounding explains.
         formula: How the limit is derived.
         name: The parameter or buffer, None for all together.
@@ -53,11 +55,11 @@ class Discrepancy:
 
 @dataclass(frozen=True)
 class Errors:
-    """Relative errors of a set of tensors.
+    """The relative errors ||tested - expected|| / ||expected|| of a set of tensors.
 
     Attributes:
-        total: ||tested - expected|| / ||expected|| over all tensors.
-        by_name: The same for each tensor that is large enough to have a limit of its own.
+        total: Over all tensors.
+        by_name: Of each tensor that is large enough to have a limit of its own.
         size: ||expected||.
         too_small: The names of the other tensors, except those that are zero.
     """
@@ -75,14 +77,9 @@ def measure_errors(tested: Tensors, expected: Tensors) -> Errors:
     """
     distances, sizes = {}, {}
     for name in dict.fromkeys((*expected, *tested)):
-        mine, its = tested.get(name), expected.get(name)
-        if mine is None or its is None:
-            present = mine if its is None else its
-            assert present is not None
-            distances[name] = norm(present)
-            sizes[name] = 0.0 if its is None else distances[name]
-        else:
-            distances[name], sizes[name] = distance(mine, its), norm(its)
+        mine = tested[name] if name in tested else torch.zeros_like(expected[name])
+        its = expected[name] if name in expected else torch.zeros_like(mine)
+        distances[name], sizes[name] = distance(mine, its), norm(its)
     size = math.hypot(*sizes.values())
     least = SMALLEST_SHARE * size
     return Errors(
@@ -131,20 +128,12 @@ def judge(
     `parameter_limit` gives the limit of one parameter instead of `limit.worst_parameter`.
     """
     limit_of = parameter_limit or (lambda _: limit.worst_parameter)
+    formula = f"of one parameter, from {limit.formula}" if limit.value else limit.formula
     single = [
-        Discrepancy(
-            what=what,
-            step=step,
-            error=error,
-            limit=limit_of(name),
-            formula=f"of one parameter, from {limit.formula}" if limit.value else limit.formula,
-            name=name,
-        )
+        Discrepancy(what, step, error, limit_of(name), formula, name=name)
         for name, error in errors.by_name.items()
     ]
-    total = Discrepancy(
-        what=what, step=step, error=errors.total, limit=limit.value, formula=limit.formula
-    )
+    total = Discrepancy(what, step, errors.total, limit.value, limit.formula)
     first = next((one for one in single if not one.is_within), None)
     worst = first or max(single, key=lambda one: one.severity, default=None)
     return [total] if worst is None else [total, worst]
@@ -172,29 +161,24 @@ def judge_alignment(
     # The participation ratio: how many elements would carry the norm if all were equal.
     num_elements = 1 / fourths
     random_share = _ALIGNMENT_SDS / math.sqrt(num_elements)
-    return [
-        Discrepancy(
-            what="gradient",
-            step=step,
-            error=abs(along),
-            limit=min(limit.value, limit.value * random_share + limit.shared),
-            formula=f"along the gradient of {num_elements:.0f} elements, from {limit.formula}",
-        )
-    ]
+    limit_along = min(limit.value, limit.value * random_share + limit.shared)
+    formula = f"along the gradient of {num_elements:.0f} elements, from {limit.formula}"
+    return [Discrepancy("gradient", step, abs(along), limit_along, formula)]
 
 
 def judge_losses(
     tested: Sequence[float], expected: Sequence[float], step: int, limit: Limit
 ) -> list[Discrepancy]:
     """Return the discrepancy of each loss; of several losses each is that of one rank."""
+    is_one = len(expected) == 1
     return [
         Discrepancy(
-            what="loss",
-            step=step,
-            error=ratio(abs(mine - its), abs(its)),
-            limit=limit.value,
-            formula=limit.formula,
-            rank=rank if len(expected) > 1 else None,
+            "loss",
+            step,
+            ratio(abs(mine - its), abs(its)),
+            limit.value,
+            limit.formula,
+            rank=None if is_one else rank,
         )
         for rank, (mine, its) in enumerate(zip(tested, expected, strict=True))
     ]

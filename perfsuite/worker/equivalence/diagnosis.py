@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from torch import nn
 
@@ -19,24 +19,18 @@ _UNEXPLAINED = 0.1
 _SAME = 1e-3
 
 
-def explain_gradients(
-    tested: Tensors, expected: Tensors, bugs: Sequence[Bug]
-) -> Callable[[Discrepancy], str | None]:
-    """Return a function that explains a discrepancy of the step that has these gradients."""
-
-    def explain(discrepancy: Discrepancy) -> str | None:
-        if not all(bool(tensor.isfinite().all()) for tensor in tested.values()):
-            return "a gradient is not finite: lower the learning rate, or scale the loss"
-        lost = [
-            name
-            for name, gradient in expected.items()
-            if bool(gradient.any()) and not (name in tested and bool(tested[name].any()))
-        ]
-        if lost and len(lost) < len(expected):
-            return f"the gradient of {', '.join(map(repr, lost[:3]))} is lost: is it detached?"
-        return _matching_bug(tested, expected, bugs) or _scale(tested, expected)
-
-    return explain
+def explain_gradients(tested: Tensors, expected: Tensors, bugs: Sequence[Bug]) -> str | None:
+    """Return the likeliest cause of gradients that differ."""
+    if not all(bool(tensor.isfinite().all()) for tensor in tested.values()):
+        return "a gradient is not finite: lower the learning rate, or scale the loss"
+    lost = [
+        name
+        for name, gradient in expected.items()
+        if bool(gradient.any()) and not (name in tested and bool(tested[name].any()))
+    ]
+    if lost and len(lost) < len(expected):
+        return f"the gradient of {', '.join(map(repr, lost[:3]))} is lost: is it detached?"
+    return _matching_bug(tested, expected, bugs) or _scale(tested, expected)
 
 
 def explain_weights(discrepancy: Discrepancy) -> str | None:

@@ -23,13 +23,7 @@ _SHARE_OF_ONE_RANK = 8
 
 @dataclass(frozen=True)
 class Bug:
-    """One mistake.
-
-    Attributes:
-        name: What is wrong.
-        cause: What to look for in a path that computes these gradients.
-        gradients: What a path with the mistake computes.
-    """
+    """One mistake, the cause to look for, and the gradients of a path that has the mistake."""
 
     name: str
     cause: str
@@ -42,13 +36,7 @@ def missed(planted: Mapping[str, bool]) -> str:
 
 
 def gradient_bugs(gradients: Tensors, names: Collection[str] | None = None) -> Iterator[Bug]:
-    """The mistakes that any path can make with its gradients.
-
-    Args:
-        gradients: Of a correct path.
-        names: The parameters that may lose their gradient; the smallest that is large enough to
-            have a limit of its own does. None allows all.
-    """
+    """The mistakes that any path can make; only the gradients in `names` are ever lost."""
     norms = _large_norms(gradients)
     losable = norms if names is None else {name: norms[name] for name in norms if name in names}
     # A gradient of one element does not change when it is shifted.
@@ -56,60 +44,60 @@ def gradient_bugs(gradients: Tensors, names: Collection[str] | None = None) -> I
     if losable:
         smallest = min(losable, key=losable.__getitem__)
         yield Bug(
-            name=f"the gradient of {smallest!r}, the smallest, is zero",
-            cause=f"the gradient of {smallest!r} is lost",
-            gradients={**gradients, smallest: torch.zeros_like(gradients[smallest])},
+            f"the gradient of {smallest!r}, the smallest, is zero",
+            f"the gradient of {smallest!r} is lost",
+            {**gradients, smallest: torch.zeros_like(gradients[smallest])},
         )
     if shiftable:
         largest = max(shiftable, key=shiftable.__getitem__)
         shifted = gradients[largest].flatten().roll(1).view_as(gradients[largest])
         yield Bug(
-            name=f"the gradient of {largest!r}, the largest, is shifted by one element",
-            cause=f"the gradient of {largest!r} is written to the wrong place",
-            gradients={**gradients, largest: shifted},
+            f"the gradient of {largest!r}, the largest, is shifted by one element",
+            f"the gradient of {largest!r} is written to the wrong place",
+            {**gradients, largest: shifted},
         )
     yield Bug(
-        name="all gradients are doubled",
-        cause="gradients are summed where they are to be averaged, or reduced twice",
-        gradients=scaled(gradients, 2.0),
+        "all gradients are doubled",
+        "gradients are summed where they are to be averaged, or reduced twice",
+        scaled(gradients, 2.0),
     )
 
 
 def wrong_scale(gradients: Tensors, world_size: int) -> Bug:
-    """The smallest error of scale that a check must see: an eighth of one rank's share."""
+    """The smallest error of scale that a check must find: an eighth of one rank's share."""
     scale = 1 + 1 / (_SHARE_OF_ONE_RANK * world_size)
     return Bug(
-        name=f"all gradients are {scale:g} times too large",
-        cause="the loss or the gradients are scaled",
-        gradients=scaled(gradients, scale),
+        f"all gradients are {scale:g} times too large",
+        "the loss or the gradients are scaled",
+        scaled(gradients, scale),
     )
 
 
 def reduction_bugs(shares: Sequence[Tensors], comm_hook: str) -> Iterator[Bug]:
     """The mistakes of a reduction with this hook; `shares` are each rank's gradients before it."""
     yield Bug(
-        name="no synchronisation: each rank keeps its own gradient",
-        cause="the gradients are not synchronised: was the last backward inside no_sync()?",
-        gradients=shares[0],
+        "no synchronisation: each rank keeps its own gradient",
+        "the gradients are not synchronised: was the last backward inside no_sync()?",
+        shares[0],
     )
     yield Bug(
-        name="each rank has the gradient of another",
-        cause="a rank takes another rank's gradient for the mean",
-        gradients=shares[-1],
+        "each rank has the gradient of another",
+        "a rank takes another rank's gradient for the mean",
+        shares[-1],
     )
     yield Bug(
-        name="the last rank's share is lost",
-        cause="a rank's share is missing from the mean",
-        gradients=scaled(average(shares[:-1], "none"), (len(shares) - 1) / len(shares)),
+        "the last rank's share is lost",
+        "a rank's share is missing from the mean",
+        scaled(average(shares[:-1], "none"), (len(shares) - 1) / len(shares)),
     )
     # Another format of 16 bits does not compress gradients of 16 bits.
     is_wide = all(gradient.dtype.itemsize > 2 for gradient in shares[0].values())
     for hook in ("fp16", "bf16"):
         if comm_hook == "none" and is_wide:
             yield Bug(
-                name=f"the reduction is compressed to {hook}",
-                cause=f"the reduction is compressed to {hook}: is a communication hook registered?",
-                gradients=average(shares, hook),
+                f"the reduction is compressed to {hook}",
+                f"the reduction is compressed to {hook}: is a communication hook registered?",
+                average(shares, hook),
             )
 
 

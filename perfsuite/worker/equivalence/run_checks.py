@@ -50,15 +50,7 @@ def check_run(case: Case) -> tuple[tuple[EquivalenceRow, ...], dict[str, str]]:
         reason = "; ".join(f"{name} does not apply: {why}" for name, why in inapplicable.items())
         rows.append(EquivalenceRow.of(recipe, semantics, "not exercised", reason))
         inapplicable = {}
-    data = check_data(
-        case.workload,
-        recipe,
-        seed=case.seed,
-        device=case.device,
-        drawn=case.trace.indices,
-        seen=case.trace.batches,
-    )
-    return (*rows, data), inapplicable
+    return (*rows, check_data(case)), inapplicable
 
 
 def _has_reference(case: Case, proofs: list[Proof]) -> bool:
@@ -85,15 +77,7 @@ def _add_buffers(case: Case, proofs: list[Proof], semantics: Check) -> None:
 
 def _rank_differences(case: Case, *, of_buffers: bool) -> list[Discrepancy]:
     return [
-        Discrepancy(
-            what=one.quantity,
-            step=one.step,
-            error=one.error,
-            limit=0.0,
-            formula="on all ranks",
-            name=one.name,
-            rank=one.rank,
-        )
+        Discrepancy(one.quantity, one.step, one.error, 0.0, "on all ranks", one.name, one.rank)
         for one in case.trace.differences
         if (one.quantity == "buffer") == of_buffers
     ]

@@ -43,10 +43,7 @@ def profile_iterations(
     num_iterations: int,
     with_memory: bool = False,
 ) -> profile:
-    """Return the finished profile of some iterations; synchronises the device.
-
-    `with_memory` adds what operators allocate, which takes time of its own.
-    """
+    """Return the finished profile; `with_memory` adds what operators allocate, which takes time."""
     activities = [ProfilerActivity.CPU]
     if device.type == "cuda":
         activities.append(ProfilerActivity.CUDA)
@@ -60,10 +57,7 @@ def profile_iterations(
 
 
 def costliest_operators(averages: Iterable[Any], device: torch.device) -> tuple[Operator, ...]:
-    """Return the operators with the most time of their own on the device, costliest first.
-
-    `averages` is what `profile.key_averages()` returned.
-    """
+    """Return the operators with the most time of their own, from `profile.key_averages()`."""
     field = _time_field(device)
     operators = [
         Operator(
@@ -81,9 +75,8 @@ def costliest_operators(averages: Iterable[Any], device: torch.device) -> tuple[
 def measure_communication(events: Iterable[Any], device: torch.device) -> Communication | None:
     """Return how long collectives ran, and how much of it computing hid; None without collectives.
 
-    On a GPU the kernels of NCCL are compared with all others; on a CPU, or where ranks share a GPU
-    through gloo, gloo's background work with ATen's operators on any thread of the rank. `events`
-    is what `profile.events()` returned.
+    From `profile.events()`. On a GPU the kernels of NCCL are compared with all others; on a CPU, or
+    where ranks share a GPU through gloo, gloo's background work with ATen's operators.
     """
     communicated, computed = [], []
     for event in events:

@@ -28,10 +28,7 @@ def choose_num_iterations(
     Where an epoch is shorter than two such rounds, the next whole number of epochs instead: then
     every round has the same number of epoch starts, which cost more than other steps.
 
-    Args:
-        iteration_s: Estimated seconds of one iteration.
-        steps_per_epoch: Iterations of one pass over the data; None if nothing happens at its end.
-        round_s: Seconds of a round; 50 ms unless rounds of two arms alternate.
+    `steps_per_epoch` is None if nothing happens at the end of an epoch.
 
     Raises:
         PerfsuiteError: The estimate is not a positive, finite number.
@@ -74,10 +71,10 @@ def measure_rounds(
         iterate: One iteration; it enters the stages that it is given.
         num_rounds: Rounds to measure.
         num_iterations: Iterations of one round.
-        stages: Given to each iteration; what it counted before is dropped.
+        stages: What it counted before is dropped.
         start_together: Returns when all ranks have called it.
         synchronize: Returns when the device has done all its work.
-        after_round: Called with the number of each finished round, from 0, outside any round.
+        after_round: Called with the number of each finished round, from 0.
         take_turn: Entered for each round, its preparation and `after_round`.
         clock: The host's clock, in seconds.
     """

@@ -35,11 +35,8 @@ class StageClock:
     `collect`. On a CPU, and for "load" everywhere, the host's clock is read. Stages do not nest,
     because the seconds of an inner stage would count twice.
 
-    Args:
-        device: Where the work of the stages runs.
-        on_enter: Called with the name of each stage that is entered, before its time starts.
-        clock: The host's clock, in seconds.
-        make_event: Makes an event with timing for a GPU.
+    `on_enter` is called with the name of each stage that is entered, before its time starts.
+    `clock` is the host's, in seconds; `make_event` makes an event with timing for a GPU.
     """
 
     __slots__ = ("_clock", "_on_enter", "_open", "_spans")
@@ -93,9 +90,6 @@ class StageClock:
         if self._on_enter is not None:
             self._on_enter(name)
 
-    def _leave(self) -> None:
-        self._open = None
-
 
 class _HostSpan:
     """One stage, timed by the host's clock, which is read last on entering and first on leaving."""
@@ -115,7 +109,7 @@ class _HostSpan:
 
     def __exit__(self, *exception: object) -> None:
         self._total_s += self._owner._clock() - self._start_s
-        self._owner._leave()
+        self._owner._open = None
 
     def take_s(self) -> float | None:
         total_s = self._total_s if self._was_entered else None
@@ -144,7 +138,7 @@ class _DeviceSpan:
     def __exit__(self, *exception: object) -> None:
         self._pairs[self._num_used][1].record()
         self._num_used += 1
-        self._owner._leave()
+        self._owner._open = None
 
     def take_s(self) -> float | None:
         used, self._num_used = self._pairs[: self._num_used], 0

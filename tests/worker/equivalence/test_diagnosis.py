@@ -40,7 +40,7 @@ def evidence(**fields: Any) -> Discrepancy:
 
 
 def explain(tested: dict[str, Tensor], bugs: list[Bug] = BUGS) -> str | None:
-    return explain_gradients(tested, EXPECTED, bugs)(evidence())
+    return explain_gradients(tested, EXPECTED, bugs)
 
 
 @pytest.mark.parametrize("bug", BUGS[:-3], ids=lambda bug: bug.name)
@@ -65,7 +65,7 @@ def test_twice_the_gradient_is_a_sum_in_place_of_a_mean() -> None:
 @pytest.mark.parametrize(
     ("factor", "text"), [(3.0, "3"), (0.5, "0.5"), (-1.0, "-1"), (65536.0, "6.554e+04")]
 )
-def test_any_other_factor_is_told(factor: float, text: str) -> None:
+def test_any_other_factor_is_named(factor: float, text: str) -> None:
     tested = {name: factor * tensor for name, tensor in EXPECTED.items()}
 
     assert explain(tested, []) == (
@@ -83,7 +83,7 @@ def test_lost_gradients_are_named(zero: bool) -> None:
 def test_of_many_lost_gradients_three_are_named() -> None:
     expected = {name: torch.ones(2) for name in "abcde"}
 
-    explained = explain_gradients({"a": torch.ones(2)}, expected, [])(evidence())
+    explained = explain_gradients({"a": torch.ones(2)}, expected, [])
 
     assert explained == "the gradient of 'b', 'c', 'd' is lost: is it detached?"
 
@@ -92,7 +92,7 @@ def test_a_gradient_that_is_zero_anyhow_is_not_lost() -> None:
     expected = {**EXPECTED, "frozen": torch.zeros(3)}
     tested = {name: 3 * tensor for name, tensor in EXPECTED.items()}
 
-    assert explain_gradients(tested, expected, [])(evidence()) == (
+    assert explain_gradients(tested, expected, []) == (
         "all gradients are 3 times what they should be: is the loss scaled?"
     )
 
@@ -138,8 +138,8 @@ def test_equal_gradients_need_no_explanation() -> None:
 def test_nothing_is_explained_where_all_is_zero() -> None:
     zeros = {"a": torch.zeros(3)}
 
-    assert explain_gradients({"a": torch.ones(3)}, zeros, [])(evidence()) is None
-    assert explain_gradients(zeros, {"a": torch.ones(3)}, [])(evidence()) is None
+    assert explain_gradients({"a": torch.ones(3)}, zeros, []) is None
+    assert explain_gradients(zeros, {"a": torch.ones(3)}, []) is None
 
 
 @pytest.mark.parametrize(

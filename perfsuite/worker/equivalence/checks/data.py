@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from perfsuite.records.equivalence import EquivalenceRow, NumericsStatus
-from perfsuite.records.recipe import Recipe
-from perfsuite.records.workload import Split, Workload
+from perfsuite.records.workload import Split
 from perfsuite.units import format_ratio
+from perfsuite.worker.equivalence.case import Case
 from perfsuite.worker.equivalence.checks.data_evidence import (
     DataEvidence,
     DataLoaders,
@@ -27,39 +27,21 @@ from perfsuite.worker.equivalence.trace.random_state import read_random_state, r
 from perfsuite.worker.training.batches import map_tensors
 
 
-def check_data(
-    workload: Workload,
-    recipe: Recipe,
-    *,
-    seed: int,
-    device: torch.device,
-    drawn: Sequence[Sequence[Sequence[int]]],
-    seen: Sequence[Sequence[Any]],
-) -> EquivalenceRow:
+def check_data(case: Case) -> EquivalenceRow:
     """Return whether the ranks of a run saw the training data that they should have seen.
 
     The error is a number of wrong samples. Biases that such a run has by design (samples left out
     or repeated, a smaller last batch) are reported with their size, and are no mismatch. The
     generators of random numbers are left as they were.
 
-    Args:
-        workload: Has the datasets.
-        recipe: Has the loader's options, the micro-batch size and the number of shards.
-        seed: Of the run.
-        device: Where the run computed.
-        drawn: For each shard, the dataset's indices in the batches of the first epoch, as the
-            samplers of its ranks drew them.
-        seen: For each shard, the first micro-batches (inputs, target) of the first epoch, as its
-            ranks loaded them without loader workers.
-
     Raises:
         DataLoadError: The dataset, or a worker of its loader, failed.
         WorkloadError: A split is no map-style dataset of pairs, or too small.
     """
-    state = read_random_state(device)
+    recipe, state = case.recipe, read_random_state(case.device)
     try:
-        loaders = DataLoaders(workload, recipe, seed, device)
-        evidence = gather_evidence(loaders, drawn, seen)
+        loaders = DataLoaders(case.workload, recipe, case.seed, case.device)
+        evidence = gather_evidence(loaders, case.trace.indices, case.trace.batches)
         mismatch = next(_find_mismatches(evidence), None)
         if mismatch is not None:
             num_wrong, reason = mismatch
@@ -69,7 +51,7 @@ def check_data(
         planted = {name: any(_find_mismatches(bug)) for name, bug in plant_bugs(evidence)}
         reason = "; ".join([*_describe(evidence), *_describe_biases(evidence, loaders)])
     finally:
-        restore_random_state(state, device)
+        restore_random_state(state, case.device)
     if missed(planted):
         reason = f"it does not find a planted bug: {missed(planted)}; {reason}"
     status: NumericsStatus = "no power" if missed(planted) else "equivalent"

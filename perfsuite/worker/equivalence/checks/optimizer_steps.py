@@ -21,8 +21,7 @@ from perfsuite.worker.equivalence.limits import BITWISE, Limit
 from perfsuite.worker.equivalence.proof import Proof
 from perfsuite.worker.equivalence.references.single_process import Reference, plain_recipe
 from perfsuite.worker.equivalence.tensors import Tensors, in_double
-from perfsuite.worker.equivalence.trace.snapshots import read_weights
-from perfsuite.worker.equivalence.trace.trace import Step
+from perfsuite.worker.equivalence.trace.trace import Step, read_weights
 from perfsuite.worker.training.mixed_precision import precision_policy
 
 # Ranks step parameters, or parts of them, that no other rank has.
@@ -152,14 +151,8 @@ def _judge(
     off = measure_errors(tested, expected)
     moved = _moved(expected, step)
     error = off.total * off.size / (moved or 1.0) if 0 < off.total < math.inf else off.total
-    return Discrepancy(
-        what="parameter",
-        step=number,
-        error=error,
-        limit=limit.value,
-        formula=limit.formula,
-        name=next((name for name, error in off.by_name.items() if error), None),
-    )
+    name = next((name for name, error in off.by_name.items() if error), None)
+    return Discrepancy("parameter", number, error, limit.value, limit.formula, name)
 
 
 def _moved(expected: Tensors, step: Step) -> float:

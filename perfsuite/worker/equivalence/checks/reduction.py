@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import torch
 
 from perfsuite.records.recipe import Recipe
+from perfsuite.worker.equivalence import planted_bugs
 from perfsuite.worker.equivalence.case import Case
 from perfsuite.worker.equivalence.comparison import (
     Discrepancy,
@@ -24,13 +26,7 @@ from perfsuite.worker.equivalence.comparison import (
 )
 from perfsuite.worker.equivalence.diagnosis import explain_gradients
 from perfsuite.worker.equivalence.limits import Limit, reduction_limit
-from perfsuite.worker.equivalence.planted_bugs import (
-    Bug,
-    gradient_bugs,
-    lost_micro_batch,
-    reduction_bugs,
-    wrong_scale,
-)
+from perfsuite.worker.equivalence.planted_bugs import Bug
 from perfsuite.worker.equivalence.proof import Proof
 from perfsuite.worker.equivalence.references.averaging import average
 from perfsuite.worker.equivalence.references.powersgd import NUM_PLAIN_STEPS, PowerSGD
@@ -82,7 +78,7 @@ def check_reduction(case: Case) -> Proof | str:
         if number == 1:
             bugs = list(_bugs(reference, step, shares, expected, recipe))
             proof.plant(bugs, lambda tested: _judge(tested, expected, 1, limit))  # noqa: B023
-            proof.find_cause = _explain(case, reference, passes, expected, bugs)
+            proof.find_cause = partial(_find_cause, case, reference, passes, expected, bugs)
     if any(step.has_equal_shards for step in case.trace.steps):
         proof.vacuous.append(
             "two ranks saw the same data, so that a missing reduction would change nothing"
@@ -104,32 +100,29 @@ def _reduction(case: Case, reference: Reference) -> Callable[[Sequence[Tensors]]
     return lambda shares: power.average(shares, case.trace.bucket_layout)
 
 
-def _explain(
+def _find_cause(
     case: Case,
     reference: Reference,
     passes: Sequence[Pass],
     expected: Tensors,
     bugs: Sequence[Bug],
-) -> Callable[[Discrepancy], str | None]:
+    discrepancy: Discrepancy,
+) -> str | None:
+    """The likeliest cause of any discrepancy, from the first step."""
     step = case.trace.steps[0]
-    explain_by_bug = explain_gradients(step.gradients, expected, bugs)
-
-    def explain(discrepancy: Discrepancy) -> str | None:
-        again = _run_shards(reference, step, case.recipe)
-        if any(one.loss != other.loss for one, other in zip(passes, again, strict=True)):
-            return (
-                "the model's forward pass gives another result each time: it keeps a state that is "
-                "no buffer, such as a counter"
-            )
-        cause = explain_by_bug(discrepancy)
-        if cause is None and any(one.quantity == "gradient" for one in case.trace.differences):
-            return (
-                "the gradients are not synchronised: was a micro-batch that is to be reduced "
-                "inside no_sync()?"
-            )
-        return cause
-
-    return explain
+    again = _run_shards(reference, step, case.recipe)
+    if any(one.loss != other.loss for one, other in zip(passes, again, strict=True)):
+        return (
+            "the model's forward pass gives another result each time: it keeps a state that is no "
+            "buffer, such as a counter"
+        )
+    cause = explain_gradients(step.gradients, expected, bugs)
+    if cause is None and any(one.quantity == "gradient" for one in case.trace.differences):
+        return (
+            "the gradients are not synchronised: was a micro-batch that is to be reduced inside "
+            "no_sync()?"
+        )
+    return cause
 
 
 def _run_shards(reference: Reference, step: Step, recipe: Recipe) -> list[Pass]:
@@ -164,15 +157,15 @@ def _bugs(
     reference: Reference, step: Step, shares: Sequence[Tensors], expected: Tensors, recipe: Recipe
 ) -> Iterator[Bug]:
     if len(shares) > 1:
-        yield from reduction_bugs(shares, recipe.comm_hook)
+        yield from planted_bugs.reduction_bugs(shares, recipe.comm_hook)
     if recipe.grad_accumulation_steps > 1:
         for which, kept in (("first", slice(1, None)), ("last", slice(None, -1))):
             shards = [micro_batches[kept] for micro_batches in step.shards]
             passes = _run_shards(reference, dataclasses.replace(step, shards=shards), recipe)
             lost = average([one.gradients for one in passes], recipe.comm_hook)
-            yield lost_micro_batch(lost, which)
-    yield wrong_scale(expected, recipe.plan.world_size)
-    yield from gradient_bugs(expected)
+            yield planted_bugs.lost_micro_batch(lost, which)
+    yield planted_bugs.wrong_scale(expected, recipe.plan.world_size)
+    yield from planted_bugs.gradient_bugs(expected)
 
 
 def _limit(gradients: Tensors, case: Case) -> Limit:

@@ -12,7 +12,9 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
+from perfsuite.worker.equivalence import limits, planted_bugs
 from perfsuite.worker.equivalence.case import Case
 from perfsuite.worker.equivalence.comparison import (
     Discrepancy,
@@ -23,25 +25,8 @@ from perfsuite.worker.equivalence.comparison import (
     measure_errors,
 )
 from perfsuite.worker.equivalence.diagnosis import explain_gradients, has_batchnorm
-from perfsuite.worker.equivalence.limits import (
-    SMALLEST_SHARE,
-    WORST_PARAMETER_FACTOR,
-    Limit,
-    is_low_precision,
-    path_epsilon,
-    ratio_limit,
-    semantic_limit,
-)
-from perfsuite.worker.equivalence.planted_bugs import (
-    Bug,
-    gradient_bugs,
-    lost_micro_batch,
-    lost_samples,
-    mean_of_means,
-    scaled,
-    summed_loss,
-    wrong_scale,
-)
+from perfsuite.worker.equivalence.limits import Limit, is_low_precision
+from perfsuite.worker.equivalence.planted_bugs import Bug, scaled
 from perfsuite.worker.equivalence.proof import Proof
 from perfsuite.worker.equivalence.references.averaging import average
 from perfsuite.worker.equivalence.references.single_process import (
@@ -87,7 +72,7 @@ def check_semantics(case: Case) -> Proof | str:
         if number == 1:
             bugs = list(_bugs(references, expected, case))
             proof.plant(bugs, lambda tested: _judge(tested, expected, 1, case))  # noqa: B023
-            proof.find_cause = _explain(references, case.trace.steps, expected, bugs)
+            proof.find_cause = partial(_find_cause, references, case.trace.steps, expected, bugs)
             proof.vacuous += _why_vacuous(references, step, expected, case)
             proof.notes += _describe_small(expected)
     proof.notes += references.notes
@@ -101,14 +86,10 @@ def check_semantics(case: Case) -> Proof | str:
 
 @dataclass(frozen=True)
 class _Expected:
-    """What the references compute for one step.
+    """One step in one process: in float64 (truth), and in the precision of the path (plain).
 
-    Attributes:
-        batch: The samples of all ranks and micro-batches.
-        truth: The pass in float64.
-        plain: The pass in the precision of the path.
-        plain_gradients: Those of the plain pass, unscaled.
-        plain_errors: Their errors against the truth.
+    `batch` holds the samples of all ranks and micro-batches. The plain gradients are unscaled, and
+    the plain errors are theirs against the truth.
     """
 
     batch: MicroBatch
@@ -119,11 +100,7 @@ class _Expected:
 
 
 class _References:
-    """One process in float64 and one in the path's own precision; both see the whole batch.
-
-    Attributes:
-        notes: What a reader of the report should know about the references.
-    """
+    """One process in float64 and one in the path's own precision; both see the whole batch."""
 
     def __init__(self, case: Case) -> None:
         self.notes: list[str] = []
@@ -132,17 +109,13 @@ class _References:
         self.plain = self.build(case.recipe.precision)
 
     def build(self, precision: str) -> Reference:
-        """Return one process that sees the whole batch at once."""
+        """Return one process without accumulation."""
         case = self._case
         recipe = plain_recipe(case.recipe, precision=precision, grad_accumulation_steps=1)
         return Reference(case.workload, recipe, device=case.device, seed=case.seed)
 
     def compute(self, step: Step) -> _Expected:
-        """Return what both processes compute.
-
-        Raises:
-            UnjoinableError: The micro-batches do not make one batch.
-        """
+        """Return what both compute, or raise `UnjoinableError`."""
         batch = one_batch([micro_batch for shard in step.shards for micro_batch in shard])
         self.plain.load(step.before)
         plain = self.plain.run([batch], scale=step.scale)
@@ -188,53 +161,59 @@ def _judge(tested: Tensors, expected: _Expected, number: int, case: Case) -> lis
         "gradient",
         number,
         _limit(case, expected.plain_errors.total),
-        parameter_limit=lambda name: _parameter_limit(case, expected.plain_errors, name),
+        parameter_limit=_parameter_limits(case, expected.plain_errors),
     )
 
 
 def _limit(case: Case, plain_error: float) -> Limit:
     if not is_low_precision(case.recipe):
-        return semantic_limit(case.recipe)
-    return ratio_limit(plain_error, path_epsilon(case.recipe))
+        return limits.semantic_limit(case.recipe)
+    return limits.ratio_limit(plain_error, limits.path_epsilon(case.recipe))
 
 
-def _parameter_limit(case: Case, plain_errors: Errors, name: str) -> float:
+def _parameter_limits(case: Case, plain_errors: Errors) -> Callable[[str], float] | None:
     if not is_low_precision(case.recipe):
-        return semantic_limit(case.recipe).worst_parameter
-    own_error = max(plain_errors.by_name.get(name, 0.0), plain_errors.total)
-    return ratio_limit(own_error, WORST_PARAMETER_FACTOR * path_epsilon(case.recipe)).value
+        return None
+    epsilon = limits.WORST_PARAMETER_FACTOR * limits.path_epsilon(case.recipe)
+
+    def limit_of(name: str) -> float:
+        own_error = max(plain_errors.by_name.get(name, 0.0), plain_errors.total)
+        return limits.ratio_limit(own_error, epsilon).value
+
+    return limit_of
 
 
 def _bugs(references: _References, expected: _Expected, case: Case) -> Iterator[Bug]:
     gradients, errors = expected.plain_gradients, expected.plain_errors
     size = num_samples(expected.batch)
     if size > 1:
-        yield lost_samples(_mean_of_parts(references.plain, expected, [size // 2]))
-    if is_low_precision(case.recipe):
+        yield planted_bugs.lost_samples(_mean_of_parts(references.plain, expected, [size // 2]))
+    limit_of = _parameter_limits(case, errors)
+    if limit_of is not None:
         # A lost gradient has an error of 1, which no limit of 1 or more can find.
-        limited = [name for name in errors.by_name if _parameter_limit(case, errors, name) < 1]
-        yield from gradient_bugs(gradients, limited)
+        limited = [name for name in errors.by_name if limit_of(name) < 1]
+        yield from planted_bugs.gradient_bugs(gradients, limited)
         return
-    yield from gradient_bugs(gradients)
-    yield wrong_scale(gradients, case.recipe.plan.world_size)
+    yield from planted_bugs.gradient_bugs(gradients)
+    yield planted_bugs.wrong_scale(gradients, case.recipe.plan.world_size)
     if size > 2:
         first = _FIRST_PART * size // _NUM_PARTS
         parts = [first, size - first]
-        yield mean_of_means(_mean_of_parts(references.plain, expected, parts))
+        yield planted_bugs.mean_of_means(_mean_of_parts(references.plain, expected, parts))
 
 
 def _hypotheses(plain: Reference, step: Step, expected: _Expected) -> Iterator[Bug]:
     """Mistakes with the micro-batches of this step; no mistakes where all of them are equal."""
     num_parts = sum(map(len, step.shards))
-    yield summed_loss(scaled(expected.plain_gradients, 1 / num_parts))
+    yield planted_bugs.summed_loss(scaled(expected.plain_gradients, 1 / num_parts))
     parts = [[scaled(part, 1 / step.scale) for part in shard] for shard in _parts(plain, step)]
-    yield mean_of_means(average([part for shard in parts for part in shard], "none"))
+    yield planted_bugs.mean_of_means(average([part for shard in parts for part in shard], "none"))
     num_steps = len(step.shards[0])
     for which, kept in (("first", slice(1, None)), ("last", slice(None, -1))):
         left = [part for shard in parts for part in shard[kept]]
         if left:
             share = (num_steps - 1) / num_steps
-            yield lost_micro_batch(scaled(average(left, "none"), share), which)
+            yield planted_bugs.lost_micro_batch(scaled(average(left, "none"), share), which)
 
 
 def _parts(plain: Reference, step: Step) -> list[list[Tensors]]:
@@ -258,10 +237,8 @@ def _describe_small(expected: _Expected) -> Iterator[str]:
     names = expected.plain_errors.too_small
     if names:
         shown = ", ".join(map(repr, names[:_NUM_SHOWN])) + ", ..." * (len(names) > _NUM_SHOWN)
-        yield (
-            f"not compared by themselves, because they are below {SMALLEST_SHARE:.0e} of all "
-            f"gradients: {shown}"
-        )
+        share = f"{limits.SMALLEST_SHARE:.0e} of all gradients"
+        yield f"not compared by themselves, because they are below {share}: {shown}"
 
 
 def _why_vacuous(
@@ -283,26 +260,26 @@ def _why_vacuous(
         )
 
 
-def _explain(
-    references: _References, steps: Sequence[Step], expected: _Expected, bugs: list[Bug]
-) -> Callable[[Discrepancy], str | None]:
-    def explain(discrepancy: Discrepancy) -> str | None:
-        if has_batchnorm(references.truth.trainer.module):
-            return (
-                "BatchNorm: each rank, micro-batch or chunk is normalised by its own statistics, "
-                "which is a different computation; use SyncBatchNorm or GroupNorm"
-            )
-        if discrepancy.what == "buffer":
-            return (
-                "the forward pass changes a buffer by the data that it sees, and no process sees "
-                "the whole batch"
-            )
-        wrong, its_expected, planted = steps[discrepancy.step - 1], expected, bugs
-        if discrepancy.step != 1:
-            its_expected, planted = references.compute(wrong), []
-        references.plain.load(wrong.before)
-        hypotheses = [*_hypotheses(references.plain, wrong, its_expected), *planted]
-        tested = scaled(wrong.gradients, 1 / wrong.scale)
-        return explain_gradients(tested, its_expected.plain_gradients, hypotheses)(discrepancy)
-
-    return explain
+def _find_cause(
+    references: _References,
+    steps: Sequence[Step],
+    expected_of_first: _Expected,
+    bugs: Sequence[Bug],
+    discrepancy: Discrepancy,
+) -> str | None:
+    if has_batchnorm(references.truth.trainer.module):
+        return (
+            "BatchNorm: each rank, micro-batch or chunk is normalised by its own statistics, "
+            "which is a different computation; use SyncBatchNorm or GroupNorm"
+        )
+    if discrepancy.what == "buffer":
+        return (
+            "the forward pass changes a buffer by the data that it sees, and no process sees "
+            "the whole batch"
+        )
+    step, is_first = steps[discrepancy.step - 1], discrepancy.step == 1
+    expected = expected_of_first if is_first else references.compute(step)
+    references.plain.load(step.before)
+    hypotheses = [*_hypotheses(references.plain, step, expected), *(bugs if is_first else ())]
+    tested = scaled(step.gradients, 1 / step.scale)
+    return explain_gradients(tested, expected.plain_gradients, hypotheses)

@@ -40,9 +40,7 @@ class PowerSGD:
 
     Args:
         parameters: The model's by name, for their shapes, strides and dtypes.
-        num_plain_steps: Calls of `average` before it compresses. The hook counts reductions, also
-            those of steps that a scaler skipped, and the one from which DDP learns a static graph
-            under accumulation.
+        num_plain_steps: Calls of `average` before it compresses.
     """
 
     def __init__(

@@ -21,8 +21,12 @@ from perfsuite.records.recipe import Recipe
 from perfsuite.records.workload import Workload
 from perfsuite.worker.equivalence.tensors import Tensors
 from perfsuite.worker.equivalence.trace.random_state import read_random_state, restore_random_state
-from perfsuite.worker.equivalence.trace.snapshots import read_gradients, read_weights
-from perfsuite.worker.equivalence.trace.trace import MicroBatch, Weights
+from perfsuite.worker.equivalence.trace.trace import (
+    MicroBatch,
+    Weights,
+    read_gradients,
+    read_weights,
+)
 from perfsuite.worker.measure.dispatch import tensors_in
 from perfsuite.worker.training.batches import call_model, map_tensors
 from perfsuite.worker.training.build import build_trainer
@@ -31,14 +35,7 @@ from perfsuite.worker.training.step import compute_loss, prepare_batch
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Pass:
-    """The results of forward and backward passes.
-
-    Attributes:
-        loss: The mean over the micro-batches.
-        gradients: By parameter, multiplied by the loss scale.
-        buffers: After the passes.
-        drew_random_numbers: Whether the model drew any.
-    """
+    """The mean loss over the micro-batches, the scaled gradients, and the buffers at the end."""
 
     loss: float
     gradients: Tensors
@@ -85,10 +82,8 @@ class Reference:
     ) -> Pass:
         """Return the results of the passes over all micro-batches, at the present weights.
 
-        Args:
-            micro_batches: Each is run with the random state that was recorded with it.
-            scale: The factor of the loss, where the precision scales it.
-            num_chunks: Parts into which each micro-batch is divided along its first dimension.
+        Each is run with its recorded random state, in chunks along its first dimension. `scale` is
+        the factor of the loss, where the precision scales it.
         """
         trainer, device = self.trainer, self.trainer.device
         trainer.module.zero_grad()
@@ -131,13 +126,9 @@ class UnjoinableError(ValueError):
 
 
 def one_batch(micro_batches: Sequence[MicroBatch]) -> MicroBatch:
-    """All samples of several micro-batches as one.
-
-    Raises:
-        UnjoinableError: Their structures or shapes do not allow it.
-    """
+    """All samples of several micro-batches as one, or raise `UnjoinableError`."""
     joined = _join([micro_batch.batch for micro_batch in micro_batches])
-    return MicroBatch(batch=joined, random_state=micro_batches[0].random_state)
+    return dataclasses.replace(micro_batches[0], batch=joined)
 
 
 def num_samples(micro_batch: MicroBatch) -> int:

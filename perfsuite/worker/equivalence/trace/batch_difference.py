@@ -19,7 +19,7 @@ class BatchDifference:
     """How a batch differs from the expected one.
 
     Attributes:
-        index: Which batch of several, from 0.
+        index: The number of the batch, from 0.
         place: The first part that differs, such as "inputs['mask']".
         num_samples: Samples that differ in any part.
     """
@@ -32,10 +32,7 @@ class BatchDifference:
 def find_differences(
     batches: Sequence[Any], expected: Sequence[Any], batch_size: int
 ) -> list[BatchDifference]:
-    """Return how the batches differ from as many of the expected ones.
-
-    A list equals a tuple with the same items, and a NaN one with the same bits.
-    """
+    """Return how the batches differ from as many expected ones; a list may equal a tuple."""
     differences = []
     for index, (batch, theirs) in enumerate(zip(batches, expected, strict=False)):
         wrong = _wrong_parts(batch, theirs, batch_size)

@@ -17,12 +17,14 @@ from torch import Tensor
 from perfsuite.records.stages import Stage, untimed
 from perfsuite.worker.equivalence.tensors import Tensors
 from perfsuite.worker.equivalence.trace.random_state import read_random_state
-from perfsuite.worker.equivalence.trace.snapshots import (
+from perfsuite.worker.equivalence.trace.trace import (
+    MicroBatch,
+    RankStep,
+    RankTrace,
+    Work,
     read_gradients,
     read_weights,
-    sparse_gradients,
 )
-from perfsuite.worker.equivalence.trace.trace import MicroBatch, RankStep, RankTrace, Work
 from perfsuite.worker.measure.counters import count_iteration
 from perfsuite.worker.training.batches import map_tensors
 from perfsuite.worker.training.step import train_step
@@ -51,7 +53,7 @@ def record_run(
         trainer: Freshly built.
         batches: Endless pairs (inputs, target).
         indices: The dataset's indices in each batch of the first epoch.
-        num_steps: Optimizer steps to record; fewer are recorded if the scaler skips too many.
+        num_steps: Fewer steps are recorded if the scaler skips too many.
         counts_work: Whether to take one further step to count what it runs.
         on_step: Called before each step, to show progress.
     """
@@ -80,11 +82,20 @@ def record_run(
         else:
             num_skipped += 1
             before = read_weights(trainer.module)
-    counted = count_iteration(recorder.take_unrecorded_step) if counts_work else None
+    trainer.strategy = strategy  # the next step is not recorded
+
+    def take_step(stage: Stage) -> None:
+        train_step(trainer, batches, stage)
+
+    counted = count_iteration(take_step) if counts_work else None
     return RankTrace(
         indices=indices,
         batches=recorder.batches,
-        sparse=sparse_gradients(trainer.module),
+        sparse=frozenset(
+            name
+            for name, parameter in trainer.module.named_parameters()
+            if parameter.grad is not None and parameter.grad.is_sparse
+        ),
         shard_index=strategy.shard_index,
         start=start,
         steps=steps,
@@ -109,12 +120,6 @@ class _Recorder:
         """Take a step and return its loss."""
         self.micro_batches, self.gradients = [], {}
         return train_step(self._trainer, self._note_batches(), untimed)
-
-    def take_unrecorded_step(self, stage: Stage) -> None:
-        """Take a step without keeping anything; no later one is recorded either."""
-        assert isinstance(self._trainer.strategy, _Watched)
-        self._trainer.strategy = self._trainer.strategy.inner
-        train_step(self._trainer, self._source, stage)
 
     def note_forward(self) -> None:
         """Keep the batch of the forward pass that begins, and the random state before it."""
@@ -153,8 +158,8 @@ class _Watched:
 
 def _agree(trainer: Trainer, was_taken: bool) -> bool:
     """Whether all ranks took the step, so that every rank records the same number of steps."""
-    if not (trainer.scaler.is_enabled() and dist.is_initialized()):
-        return was_taken
-    votes = torch.tensor([was_taken], dtype=torch.int32, device=trainer.device)
-    dist.all_reduce(votes, op=dist.ReduceOp.MIN)
-    return bool(votes.item())
+    if trainer.scaler.is_enabled() and dist.is_initialized():
+        votes = torch.tensor([was_taken], dtype=torch.int32, device=trainer.device)
+        dist.all_reduce(votes, op=dist.ReduceOp.MIN)
+        return bool(votes.item())
+    return was_taken

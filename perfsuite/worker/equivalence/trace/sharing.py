@@ -36,7 +36,7 @@ _Layout = tuple[tuple[int, ...], torch.dtype]
 
 
 class _Sharing:
-    """Goes through a trace on all ranks at once, tensor by tensor in the same order."""
+    """Goes through a trace on all ranks at once; the first rank that has a tensor keeps it."""
 
     def __init__(self, device: torch.device) -> None:
         self.differences: list[RankDifference] = []
@@ -44,7 +44,7 @@ class _Sharing:
         self._rank = dist.get_rank()
 
     def share_step(self, recorded: RankStep, step: int) -> RankStep:
-        """The step with whole tensors, each on the first rank that holds it."""
+        """The step with whole tensors."""
         before = recorded.before
         return dataclasses.replace(
             recorded,
@@ -54,7 +54,7 @@ class _Sharing:
         )
 
     def share_weights(self, weights: Weights, step: int) -> Weights:
-        """The weights with whole tensors, each on the first rank that holds it."""
+        """The weights with whole tensors."""
         return Weights(
             parameters=self._share(weights.parameters, "parameter", step),
             buffers=self._share(weights.buffers, "buffer", step),

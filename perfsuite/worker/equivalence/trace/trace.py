@@ -14,6 +14,8 @@ from typing import Any
 
 import cloudpickle
 import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from perfsuite.worker.equivalence.tensors import Quantity, Tensors
 from perfsuite.worker.equivalence.trace.batch_difference import find_differences
@@ -36,6 +38,31 @@ class Weights:
     buffers: Tensors
 
 
+def read_weights(module: nn.Module) -> Weights:
+    """Return copies of the model's parameters and buffers."""
+    return Weights(
+        parameters={name: _copy(tensor) for name, tensor in module.named_parameters()},
+        buffers={name: _copy(tensor) for name, tensor in module.named_buffers()},
+    )
+
+
+def read_gradients(module: nn.Module) -> Tensors:
+    """Return copies of the gradients that exist; sparse ones become dense."""
+    return {
+        name: _copy(parameter.grad)
+        for name, parameter in module.named_parameters()
+        if parameter.grad is not None
+    }
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    """A copy on the CPU; a DTensor stays one, because making it whole is a collective."""
+    copied = tensor.detach()
+    if copied.layout is not torch.strided:
+        copied = copied.to_dense()
+    return copied.clone() if isinstance(copied, DTensor) else copied.to("cpu", copy=True)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Work:
     """The operators that one optimizer step runs, and the flops that they have formulas for."""
@@ -53,11 +80,9 @@ class Work:
 
 @dataclass(frozen=True, kw_only=True)
 class RankDifference:
-    """A tensor that is not the same on a rank as on the first rank that has it.
+    """A tensor that differs from the one of the first rank that has it; `error` is relative.
 
-    Attributes:
-        step: The optimizer step before, from 1; 0 is before the first.
-        error: Norm of the difference over the norm of the first rank's tensor.
+    `step` is the last optimizer step before, from 1; 0 is before the first.
     """
 
     quantity: Quantity
@@ -137,7 +162,11 @@ class Step:
     @property
     def has_equal_shards(self) -> bool:
         """Whether two shards hold the same samples, so that their mean changes nothing."""
-        return any(_are_equal(a, b) for a, b in itertools.combinations(self.shards, 2))
+        shards = [[micro_batch.batch for micro_batch in shard] for shard in self.shards]
+        return any(
+            len(one) == len(other) and not find_differences(one, other, 1)
+            for one, other in itertools.combinations(shards, 2)
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,11 +234,6 @@ def join_traces(ranks: Sequence[RankTrace]) -> Trace:
         bucket_layout=ranks[0].bucket_layout,
         differences=[difference for rank in ranks for difference in rank.differences],
     )
-
-
-def _are_equal(one: Sequence[MicroBatch], other: Sequence[MicroBatch]) -> bool:
-    mine, its = ([micro_batch.batch for micro_batch in shard] for shard in (one, other))
-    return len(mine) == len(its) and not find_differences(mine, its, 1)
 
 
 def _join(parts: Sequence[Weights]) -> Weights:

@@ -18,8 +18,10 @@ from torch.utils.data import Dataset, DistributedSampler, TensorDataset, get_wor
 from perfsuite import Recipe, Workload
 from perfsuite.errors import WorkloadError
 from perfsuite.records.equivalence import EquivalenceRow
+from perfsuite.worker.equivalence.case import Case
 from perfsuite.worker.equivalence.checks.data import check_data, plant_bugs
 from perfsuite.worker.equivalence.checks.data_evidence import DataLoaders, gather_evidence
+from perfsuite.worker.equivalence.trace.trace import Trace, Weights
 from perfsuite.worker.training.build import seed_random_numbers
 from perfsuite.worker.training.loaders import build_batches
 
@@ -94,6 +96,33 @@ def draw_indices(workload: Workload, recipe: Recipe) -> list[list[list[int]]]:
     ]
 
 
+def check_trace(workload: Workload, recipe: Recipe, *, drawn: Any, seen: Any) -> EquivalenceRow:
+    """The row about a run whose ranks drew these indices and saw these batches."""
+    nothing = Weights(parameters={}, buffers={})
+    trace = Trace(
+        start=nothing,
+        indices=drawn,
+        batches=seen,
+        steps=[],
+        num_skipped=0,
+        sparse=frozenset(),
+        work=None,
+        bucket_layout=[],
+        differences=[],
+    )
+    case = Case(
+        workload=workload,
+        recipe=recipe,
+        device=CPU,
+        seed=SEED,
+        num_steps=0,
+        trace=trace,
+        twin=None,
+        on_step=lambda: None,
+    )
+    return check_data(case)
+
+
 def check(
     build: Any,
     parallel: str = "ddp:2",
@@ -108,9 +137,7 @@ def check(
     recipe = Recipe(parallel=parallel, **fields)
     seen = load(workload, recipe) if seen is None else seen
     change(seen)
-    return check_data(
-        workload, recipe, seed=SEED, device=CPU, drawn=draw_indices(workload, recipe), seen=seen
-    )
+    return check_trace(workload, recipe, drawn=draw_indices(workload, recipe), seen=seen)
 
 
 def summary(finding: EquivalenceRow) -> tuple[str, float | None, float | None, str | None]:
@@ -132,11 +159,9 @@ def test_correct_loaders_are_never_flagged(run: tuple[int, int, int], num_batche
     workload = make_workload({split: Numbers(size) for split in ("train", "test")}, batch_size)
     recipe = Recipe(parallel=f"ddp:{num_shards}")
 
-    finding = check_data(
+    finding = check_trace(
         workload,
         recipe,
-        seed=SEED,
-        device=CPU,
         drawn=draw_indices(workload, recipe),
         seen=load(workload, recipe, num_batches),
     )
@@ -155,9 +180,7 @@ def test_a_rank_that_draws_another_shard_is_found_even_where_samples_are_random(
     drawn = draw_indices(workload, recipe)
     seen = load(workload, recipe)
 
-    finding = check_data(
-        workload, recipe, seed=SEED, device=CPU, drawn=[drawn[0], drawn[0]], seen=seen
-    )
+    finding = check_trace(workload, recipe, drawn=[drawn[0], drawn[0]], seen=seen)
 
     assert finding.status == "mismatch"
     assert finding.reason == (
@@ -171,11 +194,9 @@ def test_a_rank_with_other_data_is_found() -> None:
     recipe = Recipe(parallel="ddp:2")
     drawn = draw_indices(workload, recipe)
 
-    finding = check_data(
+    finding = check_trace(
         workload,
         recipe,
-        seed=SEED,
-        device=CPU,
         drawn=[drawn[0], drawn[1][:1]],
         seen=load(workload, recipe),
     )
@@ -351,7 +372,7 @@ def test_the_recipes_batch_size_goes_before_the_workloads() -> None:
 
     drawn = draw_indices(workload, recipe)
 
-    finding = check_data(workload, recipe, seed=SEED, device=CPU, drawn=drawn, seen=seen)
+    finding = check_trace(workload, recipe, drawn=drawn, seen=seen)
 
     assert finding.reason == (
         "4 x 6 samples, none twice, in a new order each epoch; "
@@ -743,7 +764,7 @@ def test_random_numbers_go_on_as_if_nothing_had_been_loaded() -> None:
     expected = draw()
     seed_random_numbers(0)
 
-    check_data(workload, Recipe(), seed=SEED, device=CPU, drawn=drawn, seen=seen)
+    check_trace(workload, Recipe(), drawn=drawn, seen=seen)
 
     assert draw() == expected
 
@@ -776,7 +797,7 @@ def test_one_dataset_of_each_split_is_built() -> None:
     drawn = draw_indices(workload, recipe)
     built.clear()
 
-    check_data(workload, recipe, seed=SEED, device=CPU, drawn=drawn, seen=seen)
+    check_trace(workload, recipe, drawn=drawn, seen=seen)
 
     assert built == ["train", "validation", "test"]
 
