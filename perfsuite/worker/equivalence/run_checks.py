@@ -13,7 +13,6 @@ from perfsuite.worker.equivalence.checks.data import check_data
 from perfsuite.worker.equivalence.checks.optimizer_steps import check_optimizer_steps
 from perfsuite.worker.equivalence.checks.reduction import check_reduction
 from perfsuite.worker.equivalence.checks.semantics import check_semantics
-from perfsuite.worker.equivalence.comparison import Discrepancy
 from perfsuite.worker.equivalence.limits import is_low_precision
 from perfsuite.worker.equivalence.proof import Proof
 
@@ -43,7 +42,7 @@ def check_run(case: Case) -> tuple[tuple[EquivalenceRow, ...], dict[str, str]]:
             inapplicable[name] = result
     if proofs:
         check_optimizer_steps(case, proofs[0])
-        proofs[0].evidence += _rank_differences(case, of_buffers=False)
+        proofs[0].evidence += [one for one in case.trace.differences if one.what != "buffer"]
     _add_buffers(case, proofs, semantics)
     rows = [proof.conclude(recipe) for proof in proofs]
     if not _has_reference(case, proofs):
@@ -65,7 +64,7 @@ def _has_reference(case: Case, proofs: list[Proof]) -> bool:
 
 def _add_buffers(case: Case, proofs: list[Proof], semantics: Check) -> None:
     """Add buffers that differ between ranks to T1 or T2; T0 allows them."""
-    unequal = _rank_differences(case, of_buffers=True)
+    unequal = [one for one in case.trace.differences if one.what == "buffer"]
     if not unequal:
         return
     proof = next((one for one in proofs if one.check == semantics), None)
@@ -73,14 +72,6 @@ def _add_buffers(case: Case, proofs: list[Proof], semantics: Check) -> None:
         proof = Proof(check=semantics)
         proofs.append(proof)
     proof.evidence += unequal
-
-
-def _rank_differences(case: Case, *, of_buffers: bool) -> list[Discrepancy]:
-    return [
-        Discrepancy(one.quantity, one.step, one.error, 0.0, "on all ranks", one.name, one.rank)
-        for one in case.trace.differences
-        if (one.quantity == "buffer") == of_buffers
-    ]
 
 
 def _too_few_steps(case: Case) -> str:

@@ -76,7 +76,7 @@ class StepMode(TorchDispatchMode, ABC):  # type: ignore[no-untyped-call]
 
 
 def tensors_in(*values: Any) -> Iterator[Tensor]:
-    """Yield every plain dense tensor in the values, also in lists, tuples and dicts, in order.
+    """Yield every plain dense tensor in the values and in those of lists, tuples and dicts.
 
     A sparse tensor yields its indices and values, a subclass such as DTensor what it wraps.
     """
@@ -124,7 +124,8 @@ _SETTLE_S = 0.001
 
 def is_communication(func: Any) -> bool:
     """Return whether an operator moves data between ranks: a collective, or point to point."""
-    return _is_of_torch_distributed(func) and _name(func) not in _MOVE_NOTHING
+    name = _name_in_torch_distributed(func)
+    return name is not None and name not in _MOVE_NOTHING
 
 
 def communicated_bytes(args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> int:
@@ -146,7 +147,8 @@ def settle(func: Any, result: Any) -> None:
     does not see them, and hold its tensors for a moment after it. Point-to-point communication is
     not waited for: two ranks that both receive before they send would block each other.
     """
-    if not _is_of_torch_distributed(func) or _name(func) in _POINT_TO_POINT:
+    name = _name_in_torch_distributed(func)
+    if name is None or name in _POINT_TO_POINT:
         return
     for part in result if isinstance(result, tuple) else ():
         if isinstance(part, torch.ScriptObject):
@@ -154,9 +156,7 @@ def settle(func: Any, result: Any) -> None:
     time.sleep(_SETTLE_S)
 
 
-def _is_of_torch_distributed(func: Any) -> bool:
-    return isinstance(func, torch._ops.OpOverload) and func.namespace in _NAMESPACES
-
-
-def _name(func: Any) -> str:
-    return str(func.overloadpacket.__name__)
+def _name_in_torch_distributed(func: Any) -> str | None:
+    if isinstance(func, torch._ops.OpOverload) and func.namespace in _NAMESPACES:
+        return str(func.overloadpacket.__name__)
+    return None

@@ -35,13 +35,9 @@ def measure_peak(
     micro-batches. Unlike `saved_tensors_hooks` it includes what selective checkpointing keeps.
     Memory that existed before, such as the batch, is not in it.
 
-    Args:
-        iterate: One iteration; it enters the stages that it is given.
-        held: Tensors alive before the iteration: parameters, buffers, gradients, optimizer state.
-            An iterator, since a list would keep alive what the iteration frees. Not read on
-            a GPU, where the allocator's own peak is.
-        device: A GPU is synchronised.
-        follow_resizes: As in `LiveStorage`.
+    `held` are the tensors alive before the iteration: parameters, buffers, gradients, optimizer
+    state. An iterator, since a list would keep alive what the iteration frees. It is not read on
+    a GPU, where the allocator's own peak is. `LiveStorage` explains `follow_resizes`.
     """
     if device.type == "cuda":
         return _measure_allocator(iterate, device)

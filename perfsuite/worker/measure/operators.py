@@ -134,11 +134,7 @@ def _is_operator(average: Any) -> bool:
 
 @contextmanager
 def _silent_errors() -> Iterator[None]:
-    """Drop what is written to standard error.
-
-    The profiler logs there, at any log level, that it starts and stops, and which memory it does
-    not know. The iterations ran before, so their own messages were shown then.
-    """
+    """Drop what is written to standard error: the profiler logs there at any log level."""
     sys.stderr.flush()
     kept = os.dup(2)
     nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -151,16 +147,16 @@ def _silent_errors() -> Iterator[None]:
         os.close(kept)
 
 
-Interval = tuple[float, float]
+Span = tuple[float, float]
 
 
-def merge(intervals: Iterable[Interval]) -> list[Interval]:
-    """Return the times that any interval covers, as disjoint intervals in order.
+def merge(intervals: Iterable[Span]) -> list[Span]:
+    """Return the times that intervals cover, as disjoint intervals in order.
 
     >>> merge([(4, 6), (0, 2), (1, 3)])
     [(0, 3), (4, 6)]
     """
-    merged: list[Interval] = []
+    merged: list[Span] = []
     for start, end in sorted(intervals):
         if merged and start <= merged[-1][1]:
             merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
@@ -169,19 +165,16 @@ def merge(intervals: Iterable[Interval]) -> list[Interval]:
     return merged
 
 
-def total(merged: Sequence[Interval]) -> float:
-    """Return how long disjoint intervals are together.
-
-    >>> total([(0, 3), (4, 6)])
-    5
-    """
+def total(merged: Sequence[Span]) -> float:
+    """Return how long disjoint intervals are together."""
     return sum(end - start for start, end in merged)
 
 
-def overlap(one: Sequence[Interval], other: Sequence[Interval]) -> float:
-    """Return how long the times are that intervals of both lists cover.
+def overlap(one: Sequence[Span], other: Sequence[Span]) -> float:
+    """Return how long intervals of both lists are under way at the same time.
 
     >>> overlap([(0, 3), (4, 6)], [(2, 5)])
     2
     """
-    return total(merge(one)) + total(merge(other)) - total(merge([*one, *other]))
+    shared = total(merge(one)) + total(merge(other)) - total(merge([*one, *other]))
+    return max(0, shared)  # rounding may leave less than nothing

@@ -65,18 +65,9 @@ def measure_rounds(
 ) -> list[RoundTimes]:
     """Return this rank's own times of each round.
 
-    The garbage collector runs before each round and never in one.
-
-    Args:
-        iterate: One iteration; it enters the stages that it is given.
-        num_rounds: Rounds to measure.
-        num_iterations: Iterations of one round.
-        stages: What it counted before is dropped.
-        start_together: Returns when all ranks have called it.
-        synchronize: Returns when the device has done all its work.
-        after_round: Called with the number of each finished round, from 0.
-        take_turn: Entered for each round, its preparation and `after_round`.
-        clock: The host's clock, in seconds.
+    The garbage collector runs before each round and never in one. `start_together` returns when all
+    ranks have called it, `synchronize` when the device has done all its work. `take_turn` is
+    entered for each round, its preparation and `after_round`, which gets its number, from 0.
     """
     rounds = []
     with collector_off():

@@ -40,8 +40,6 @@ class DataEvidence:
         epochs: For each epoch, from the first, and each shard the dataset's indices (S, B); a
             single epoch where all have the same order.
         drawn: For each shard, the indices of the first epoch (S, B) as its ranks drew them.
-        num_samples: Samples of the training data.
-        batch_size: B.
         seen: For each shard, the first batches that its ranks saw.
         expected: At least the same batches as one process loads them; None where they depend on
             random numbers.
@@ -60,11 +58,7 @@ class DataEvidence:
 
 
 class DataLoaders:
-    """The suite's own loaders, over datasets that are built once and under the run's seed.
-
-    Attributes:
-        build_dataset: (split) -> its dataset, the same one at every call.
-    """
+    """The suite's own loaders, over datasets that are built once and under the run's seed."""
 
     def __init__(self, workload: Workload, recipe: Recipe, seed: int, device: torch.device) -> None:
         self.num_workers = recipe.num_workers
@@ -78,17 +72,11 @@ class DataLoaders:
 
     def read_epoch(self, split: Split, epoch: int) -> list[list[list[int]]]:
         """Return for each shard the indices in each batch; epochs count from 0."""
-        return [
-            self._open(split, shard_index, num_workers=0).indices(epoch)
-            for shard_index in range(self.num_shards)
-        ]
+        return [self._open(split, shard).indices(epoch) for shard in range(self.num_shards)]
 
     def load(self, num_batches: int, *, shard_index: int, seed: int) -> tuple[list[Any], bool]:
-        """Return a shard's first training batches, and whether the dataset drew random numbers.
-
-        `seed` is that of the random numbers.
-        """
-        batches = self._open("train", shard_index, num_workers=0)
+        """Return a shard's first training batches, and whether the dataset drew random numbers."""
+        batches = self._open("train", shard_index)
         epochs = (batches.indices(epoch) for epoch in itertools.count())
         dataset = self.build_dataset("train")
         seed_random_numbers(seed)
@@ -106,7 +94,7 @@ class DataLoaders:
         with self._open("train", 0, num_workers=self.num_workers) as batches:
             return [next(batches) for _ in range(num_batches)]
 
-    def _open(self, split: Split, shard_index: int, *, num_workers: int) -> EpochBatches:
+    def _open(self, split: Split, shard_index: int, *, num_workers: int = 0) -> EpochBatches:
         recipe = self._recipe
         if num_workers == 0:
             recipe = dataclasses.replace(

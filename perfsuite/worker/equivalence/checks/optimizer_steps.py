@@ -60,11 +60,7 @@ Finish = Callable[[list[nn.Parameter], float, float | None], bool]
 
 
 class _Replay:
-    """The optimizer of one process, stepped with given gradients; its state lasts over the steps.
-
-    Attributes:
-        finish: How gradients are unscaled and clipped.
-    """
+    """The optimizer of one process, stepped with given gradients; it keeps its state."""
 
     def __init__(self, case: Case, finish: Finish) -> None:
         self.finish = finish
@@ -115,14 +111,7 @@ def _rounded_like(tested: Tensors, expected: Tensors) -> Tensors:
 
 @dataclass
 class _Mistake:
-    """A wrong way to step, which is tried at every step.
-
-    Attributes:
-        name: What is wrong.
-        replay: An optimizer of its own.
-        differs: Whether it has changed any bit yet.
-        is_flagged: Whether a comparison has found it yet.
-    """
+    """A wrong way to step, and whether it has changed any bit, and been found, at any step yet."""
 
     name: str
     replay: _Replay

@@ -117,7 +117,7 @@ def _find_cause(
             "buffer, such as a counter"
         )
     cause = explain_gradients(step.gradients, expected, bugs)
-    if cause is None and any(one.quantity == "gradient" for one in case.trace.differences):
+    if cause is None and any(one.what == "gradient" for one in case.trace.differences):
         return (
             "the gradients are not synchronised: was a micro-batch that is to be reduced inside "
             "no_sync()?"

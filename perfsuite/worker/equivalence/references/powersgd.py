@@ -59,10 +59,8 @@ class PowerSGD:
         Two ranks on a CPU with as many threads compute the same bits. As under the hook, a
         compressed matrix that is zero on all ranks becomes NaN, in this step and all later ones.
 
-        Args:
-            shards: The gradients of each rank by parameter name.
-            layout: The names of the parameters in each bucket, in the order of reduction; unused
-                in a plain step, and the same in all others.
+        `layout` names the parameters of each bucket, in the order of reduction. It is unused in a
+        plain step, and must be the same in all others.
         """
         if self._num_plain_steps > 0:
             self._num_plain_steps -= 1
@@ -108,14 +106,11 @@ class PowerSGD:
 
 @dataclass(frozen=True, kw_only=True)
 class _Bucket:
-    """One rank's gradients of a few parameters, side by side as DDP sends them.
+    """One rank's gradients of a few parameters, side by side in memory (N,) as DDP sends them.
 
-    Attributes:
-        memory: All gradients, (N,); the other attributes are views of it.
-        gradients: One for each parameter, with its shape and strides.
-        compressed: The large ones as matrices, (1, n, m); those of one shape follow one another,
-            as the hook lays out their p's and q's.
-        uncompressed: The others, one-dimensional.
+    The other attributes are views of it: the gradients with the shapes and strides of their
+    parameters; the large ones as matrices, (1, n, m), those of one shape one after the other, as
+    the hook lays out their p's and q's; and the others, one-dimensional.
     """
 
     memory: Tensor
@@ -147,10 +142,7 @@ def _fill_bucket(parameters: Sequence[Tensor], gradients: Sequence[Tensor | None
 
 
 def _approximate(matrices_of_ranks: Sequence[list[Tensor]], q: Tensor) -> None:
-    """Replace the matrices of all ranks by the product of p and q: algorithm 1 of the paper.
-
-    `q` holds the columns of the last step one after the other, and becomes this step's.
-    """
+    """Replace the matrices by the product of p and q, and q by this step's: algorithm 1."""
     matrices = matrices_of_ranks[0]
     _normalize(_columns(q, matrices))
     p = _sum([_multiply(own, q) for own in matrices_of_ranks])

@@ -45,14 +45,8 @@ class Pass:
 
 def plain_recipe(recipe: Recipe, **changes: Any) -> Recipe:
     """The recipe in one process, without checkpointing and without compiling."""
-    return Recipe(
-        **{
-            "precision": recipe.precision,
-            "grad_accumulation_steps": recipe.grad_accumulation_steps,
-            "clip_grad_norm": recipe.clip_grad_norm,
-            **changes,
-        }
-    )
+    kept = ("precision", "grad_accumulation_steps", "clip_grad_norm")
+    return Recipe(**{name: getattr(recipe, name) for name in kept} | changes)
 
 
 class Reference:

@@ -16,13 +16,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class BatchDifference:
-    """How a batch differs from the expected one.
-
-    Attributes:
-        index: The number of the batch, from 0.
-        place: The first part that differs, such as "inputs['mask']".
-        num_samples: Samples that differ in any part.
-    """
+    """The batch at an index differs, first in a part such as "inputs['mask']", in some samples."""
 
     index: int
     place: str

@@ -49,13 +49,9 @@ def record_run(
     A collective where torch.distributed is initialised. DTensors still hold this rank's shard;
     `sharing.share_trace` completes them.
 
-    Args:
-        trainer: Freshly built.
-        batches: Endless pairs (inputs, target).
-        indices: The dataset's indices in each batch of the first epoch.
-        num_steps: Fewer steps are recorded if the scaler skips too many.
-        counts_work: Whether to take one further step to count what it runs.
-        on_step: Called before each step, to show progress.
+    The trainer is freshly built, and `batches` do not end. Fewer steps are recorded if the scaler
+    skips too many. `counts_work` takes one further step to count what it runs. `on_step` is called
+    before each step, to show progress.
     """
     strategy = trainer.strategy
     recorder = _Recorder(trainer, batches)

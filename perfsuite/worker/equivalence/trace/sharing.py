@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Sequence
@@ -12,8 +13,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from perfsuite.worker.equivalence.comparison import Discrepancy
 from perfsuite.worker.equivalence.tensors import Quantity, Tensors, relative_error
-from perfsuite.worker.equivalence.trace.trace import RankDifference, RankStep, RankTrace, Weights
+from perfsuite.worker.equivalence.trace.trace import RankStep, RankTrace, Weights
 
 
 def share_trace(trace: RankTrace, device: torch.device) -> RankTrace:
@@ -39,7 +41,7 @@ class _Sharing:
     """Goes through a trace on all ranks at once; the first rank that has a tensor keeps it."""
 
     def __init__(self, device: torch.device) -> None:
-        self.differences: list[RankDifference] = []
+        self.differences: list[Discrepancy] = []
         self._device = device
         self._rank = dist.get_rank()
 
@@ -79,7 +81,7 @@ class _Sharing:
             )
             if self._rank in holders[1:]:
                 for name, first in zip(names, firsts, strict=True):
-                    self._note_difference(mine[name], first, quantity, name, step)
+                    self._compare(mine[name], first, quantity, name, step)
         return kept
 
     def _broadcast(
@@ -99,26 +101,22 @@ class _Sharing:
             for part, (shape, dtype) in zip(torch.split(message.cpu(), sizes), layouts, strict=True)
         ]
 
-    def _note_difference(
+    def _compare(
         self, mine: Tensor, first: Tensor, quantity: Quantity, name: str, step: int
     ) -> None:
         if mine.shape == first.shape and torch.equal(_as_bytes(mine), _as_bytes(first)):
             return
-        error = relative_error(mine, first) if mine.shape == first.shape else math.inf
+        error = relative_error(mine, first)
         self.differences.append(
-            RankDifference(quantity=quantity, name=name, step=step, rank=self._rank, error=error)
+            Discrepancy(quantity, step, error, 0.0, "on all ranks", name, self._rank)
         )
 
 
 def _names_by_holders(layouts: Sequence[dict[str, _Layout]]) -> dict[tuple[int, ...], list[str]]:
     """The names of all tensors by the ranks that hold them, in the same order on every rank."""
-    holders: dict[str, list[int]] = defaultdict(list)
-    for rank, names in enumerate(layouts):
-        for name in names:
-            holders[name].append(rank)
     groups: dict[tuple[int, ...], list[str]] = defaultdict(list)
-    for name, ranks in holders.items():
-        groups[tuple(ranks)].append(name)
+    for name in dict.fromkeys(itertools.chain.from_iterable(layouts)):
+        groups[tuple(rank for rank, names in enumerate(layouts) if name in names)].append(name)
     return groups
 
 

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from perfsuite.worker.equivalence.tensors import Quantity, Tensors
+from perfsuite.worker.equivalence.comparison import Discrepancy
+from perfsuite.worker.equivalence.tensors import Tensors
 from perfsuite.worker.equivalence.trace.batch_difference import find_differences
 from perfsuite.worker.equivalence.trace.random_state import RandomState
 
@@ -63,12 +64,15 @@ def _copy(tensor: Tensor) -> Tensor:
     return copied.clone() if isinstance(copied, DTensor) else copied.to("cpu", copy=True)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Work:
     """The operators that one optimizer step runs, and the flops that they have formulas for."""
 
     num_operators: int
     flops: int
+
+    def __add__(self, other: Work) -> Work:
+        return Work(self.num_operators + other.num_operators, self.flops + other.flops)
 
     def exceeds(self, other: Work) -> bool:
         """Whether this step computes something that the other does not."""
@@ -76,20 +80,6 @@ class Work:
 
     def __str__(self) -> str:
         return f"{self.num_operators} operators with {self.flops} flops"
-
-
-@dataclass(frozen=True, kw_only=True)
-class RankDifference:
-    """A tensor that differs from the one of the first rank that has it; `error` is relative.
-
-    `step` is the last optimizer step before, from 1; 0 is before the first.
-    """
-
-    quantity: Quantity
-    name: str
-    step: int
-    rank: int
-    error: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +129,7 @@ class RankTrace:
     sparse: frozenset[str]
     work: Work | None
     bucket_layout: list[list[str]]
-    differences: list[RankDifference] = field(default_factory=list)
+    differences: list[Discrepancy] = field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,7 +171,7 @@ class Trace:
     sparse: frozenset[str]
     work: Work | None
     bucket_layout: list[list[str]]
-    differences: list[RankDifference]
+    differences: list[Discrepancy]
 
 
 def save_trace(trace: RankTrace, path: Path) -> None:
@@ -223,6 +213,7 @@ def join_traces(ranks: Sequence[RankTrace]) -> Trace:
             )
         )
         before = after
+    works = [rank.work for rank in ranks if rank.work is not None]
     return Trace(
         start=start,
         steps=steps,
@@ -230,7 +221,7 @@ def join_traces(ranks: Sequence[RankTrace]) -> Trace:
         batches=[rank.batches for rank in shards],
         num_skipped=ranks[0].num_skipped,
         sparse=frozenset().union(*(rank.sparse for rank in ranks)),
-        work=_sum([rank.work for rank in ranks]),
+        work=None if len(works) < len(ranks) else sum(works, start=Work(0, 0)),
         bucket_layout=ranks[0].bucket_layout,
         differences=[difference for rank in ranks for difference in rank.differences],
     )
@@ -245,13 +236,3 @@ def _join(parts: Sequence[Weights]) -> Weights:
 
 def _merge(parts: Sequence[Tensors]) -> Tensors:
     return {name: tensor for part in parts for name, tensor in part.items()}
-
-
-def _sum(works: Sequence[Work | None]) -> Work | None:
-    known = [work for work in works if work is not None]
-    if len(known) < len(works):
-        return None
-    return Work(
-        num_operators=sum(work.num_operators for work in known),
-        flops=sum(work.flops for work in known),
-    )
