@@ -98,7 +98,7 @@ def test_a_gradient_that_is_zero_anyhow_is_not_lost() -> None:
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_a_gradient_that_is_not_finite_is_told_first(bad: float) -> None:
+def test_a_gradient_that_is_not_finite_is_named_first(bad: float) -> None:
     tested = {"a": torch.full((40,), bad)}
 
     assert explain(tested) == "a gradient is not finite: lower the learning rate, or scale the loss"
@@ -119,7 +119,7 @@ def test_half_an_explanation_is_none() -> None:
 
 
 @pytest.mark.parametrize(("factor", "noise", "is_told"), [(0.01, 0.05, True), (100.0, 20.0, False)])
-def test_a_factor_is_told_where_it_leaves_little_of_the_error(
+def test_a_factor_is_named_where_it_leaves_little_of_the_error(
     factor: float, noise: float, is_told: bool
 ) -> None:
     size = math.hypot(*(float(tensor.norm()) for tensor in EXPECTED.values()))

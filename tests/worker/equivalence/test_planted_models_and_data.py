@@ -1,4 +1,4 @@
-"""A model or data that make a recipe another computation are a mismatch that says why."""
+"""A model or data that make a recipe another computation: a mismatch that says why."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def test_equal_bits_are_said_to_be_equal() -> None:
     assert finding.power is None
 
 
-def test_a_mismatch_stands_before_no_power_and_before_equivalence() -> None:
+def test_a_mismatch_goes_before_no_power_and_before_equivalence() -> None:
     proof = Proof(
         check="T1",
         evidence=[evidence(0.05), evidence(0.3), evidence(0.0)],
@@ -77,7 +77,7 @@ def test_a_mismatch_stands_before_no_power_and_before_equivalence() -> None:
     )
 
 
-def test_no_power_stands_before_equivalence_and_says_every_reason() -> None:
+def test_no_power_goes_before_equivalence_and_gives_every_reason() -> None:
     proof = Proof(
         check="T0",
         evidence=[evidence(0.05)],
@@ -101,7 +101,7 @@ def test_nothing_to_compare_is_no_power() -> None:
     )
 
 
-def test_notes_stand_at_the_end_of_any_reason() -> None:
+def test_notes_come_at_the_end_of_any_reason() -> None:
     passed = Proof(check="T1", evidence=[evidence(0.05)], notes=["float32 is the truth", "so"])
     failed = Proof(check="T1", evidence=[evidence(0.2)], notes=["float32 is the truth"])
 
@@ -132,7 +132,7 @@ def test_the_worst_of_that_step_decides() -> None:
     )
 
 
-def test_a_named_tensor_tells_more_than_a_worse_total() -> None:
+def test_a_named_tensor_is_shown_instead_of_a_worse_total() -> None:
     proof = Proof(
         check="T0",
         evidence=[
@@ -152,7 +152,7 @@ def test_a_named_tensor_tells_more_than_a_worse_total() -> None:
     )
 
 
-def test_a_named_tensor_of_a_later_step_does_not_stand_for_an_earlier_total() -> None:
+def test_a_named_tensor_of_a_later_step_does_not_replace_an_earlier_total() -> None:
     proof = Proof(check="T0", evidence=[evidence(0.2), evidence(0.9, step=2, name="later")])
 
     assert proof.conclude(RECIPE).reason.startswith("the gradient differs at step 1")
@@ -170,7 +170,7 @@ def test_the_rank_is_named_and_equal_bits_are_due() -> None:
     )
 
 
-def test_the_likeliest_cause_is_asked_of_the_evidence_that_is_shown() -> None:
+def test_the_likeliest_cause_is_that_of_the_discrepancy_that_is_shown() -> None:
     asked: list[Discrepancy] = []
 
     def find_cause(shown: Discrepancy) -> str:

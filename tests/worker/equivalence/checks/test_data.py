@@ -132,7 +132,7 @@ def check(
     change: Callable[[Any], None] = lambda seen: None,
     **fields: Any,
 ) -> EquivalenceRow:
-    """The finding about what was seen; by default what correct ranks see, changed in place."""
+    """The row about what was seen; by default what correct ranks see, changed in place."""
     workload = make_workload(build, batch_size)
     recipe = Recipe(parallel=parallel, **fields)
     seen = load(workload, recipe) if seen is None else seen
@@ -206,21 +206,21 @@ def test_a_rank_with_other_data_is_found() -> None:
 
 
 class Unshuffled(DistributedSampler[T]):
-    """Does not know of epochs."""
+    """Ignores epochs."""
 
     def set_epoch(self, epoch: int) -> None:
         pass
 
 
 class Rankless(DistributedSampler[T]):
-    """Takes every rank for the first."""
+    """Treats every rank as the first."""
 
     def __init__(self, *args: Any, rank: int, **known: Any) -> None:
         super().__init__(*args, rank=0, **known)
 
 
 def scripted(*epochs: Sequence[Sequence[int]]) -> Any:
-    """A sampler that gives these indices to each shard in each epoch, the last ones for ever."""
+    """A sampler of these indices for each shard and epoch; the last epoch is repeated."""
 
     class Scripted(DistributedSampler[T]):
         def __iter__(self) -> Iterator[Any]:
@@ -384,7 +384,7 @@ def test_pinned_memory_is_no_matter_here() -> None:
     assert check(lambda: Numbers(24), pin_memory=True).status == "equivalent"
 
 
-def test_biases_are_told_with_their_size() -> None:
+def test_biases_are_reported_with_their_size() -> None:
     splits = {"train": Numbers(40), "validation": Numbers(21), "test": Numbers(20)}
 
     finding = check(splits, "ddp:2")
@@ -453,7 +453,7 @@ def test_a_split_of_whole_batches_or_of_a_single_one_has_no_bias(split: str) -> 
         ),
     ],
 )
-def test_a_wrong_sampler_is_told(
+def test_a_wrong_sampler_is_named(
     monkeypatch: pytest.MonkeyPatch, epochs: Any, size: int, num_wrong: int, reason: str
 ) -> None:
     use_sampler(monkeypatch, scripted(*epochs))
@@ -533,7 +533,7 @@ def change_structure(seen: Any) -> None:
         ),
     ],
 )
-def test_ranks_that_saw_something_else_are_told(
+def test_ranks_that_saw_other_batches_are_named(
     change: Callable[[Any], None], num_wrong: int, reason: str
 ) -> None:
     finding = check(lambda: Numbers(24), change=change)
@@ -571,7 +571,7 @@ class Augmented(Numbers):
 
 
 class Flipping(Numbers):
-    """Draws, although mostly nothing comes of it."""
+    """Draws random numbers that rarely change a sample."""
 
     def __getitem__(self, index: int) -> Any:
         return (-1.0 if random.random() < 1e-9 else 1.0) * index, -index
@@ -635,7 +635,7 @@ def test_a_dataset_that_is_drawn_when_it_is_built_is_the_same_under_the_runs_see
 
 
 class Nested(Numbers):
-    """Dict inputs with text, a number that is no number, and nests of tensors."""
+    """Dict inputs with text, a NaN, and nested tensors."""
 
     def __getitem__(self, index: int) -> Any:
         row = torch.tensor([index, math.nan])
@@ -687,7 +687,7 @@ def test_workers_are_compared_with_none_and_end(fields: Any) -> None:
 
 
 class OfWorker(Numbers):
-    """The second worker gives other numbers than the first and than no worker."""
+    """The second worker gives other numbers than the first, or than no worker."""
 
     def __getitem__(self, index: int) -> Any:
         worker = get_worker_info()

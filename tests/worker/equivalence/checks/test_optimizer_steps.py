@@ -43,7 +43,7 @@ def perceptron() -> nn.Module:
 
 
 class Words(nn.Module):
-    """An embedding with a sparse gradient, in which words occur more than once."""
+    """An embedding with a sparse gradient that holds words more than once."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -203,7 +203,7 @@ def test_one_bit_of_one_parameter_is_seen_at_its_step() -> None:
     assert finding.reason.endswith(f"likeliest cause: {STEP_CAUSE}")
 
 
-def test_an_error_is_told_in_units_of_what_the_step_moves() -> None:
+def test_an_error_is_given_in_units_of_what_the_step_moves() -> None:
     trained = workload(build_optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.125))
     trace = record(trained, Recipe())
     moved = {
@@ -219,13 +219,13 @@ def test_an_error_is_told_in_units_of_what_the_step_moves() -> None:
 
 
 def leave_masters_alone(trainer: Trainer) -> None:
-    """Let the model keep its rounded weights while the masters go on."""
+    """Let the model keep its rounded weights while the master weights change."""
     inner_step = trainer.optimizer.inner.step  # type: ignore[attr-defined]
     trainer.optimizer.step = inner_step  # type: ignore[method-assign]
 
 
 def unscale_late(trainer: Trainer) -> None:
-    """Let clipping see the gradients while they are scaled; the step unscales them after it."""
+    """Clip the gradients while they are scaled; the step unscales them afterwards."""
     unscale, calls = trainer.scaler.unscale_, itertools.count()
 
     def every_second_time(optimizer: Optimizer) -> None:

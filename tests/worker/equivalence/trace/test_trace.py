@@ -193,7 +193,7 @@ def test_more_of_either_is_more_work(mine: tuple[int, int], is_more: bool) -> No
     )
 
 
-def test_work_is_told_in_words() -> None:
+def test_work_is_shown_as_text() -> None:
     assert str(Work(num_operators=3, flops=10)) == "3 operators with 10 flops"
 
 
