@@ -8,13 +8,7 @@ from collections.abc import Sequence
 
 from perfsuite.ranks.messages import CellMeasured, RoundTimes, RunCell, RunChecked
 from perfsuite.records.cell import CellRecord, Counts, Memory, Outcome, StageTimes
-from perfsuite.records.equivalence import (
-    Check,
-    EquivalenceReport,
-    EquivalenceRow,
-    Finding,
-    Numerics,
-)
+from perfsuite.records.equivalence import Check, EquivalenceReport, EquivalenceRow, Numerics
 from perfsuite.records.recipe import Recipe
 
 
@@ -133,7 +127,7 @@ def report(workload: str, recipe: Recipe, checked: RunChecked) -> EquivalenceRep
     return EquivalenceReport(
         workload=workload,
         recipe=recipe.as_dict(),
-        rows=tuple(_row(recipe, finding) for finding in checked.findings),
+        rows=checked.rows,
         inapplicable=checked.inapplicable,
     )
 
@@ -142,24 +136,11 @@ def not_exercised(workload: str, recipe: Recipe, reason: str) -> EquivalenceRepo
     """Return the report of a recipe that could not be exercised."""
     alone: Check = "T1" if recipe.precision in _FULL_PRECISIONS else "T2"
     check: Check = "T0" if recipe.plan.world_size > 1 else alone
-    finding = Finding(check=check, status="not exercised", reason=reason)
     return EquivalenceReport(
-        workload=workload, recipe=recipe.as_dict(), rows=(_row(recipe, finding),), inapplicable={}
-    )
-
-
-def _row(recipe: Recipe, finding: Finding) -> EquivalenceRow:
-    return EquivalenceRow(
-        parallel=recipe.parallel,
-        precision=recipe.precision,
-        checkpointing=recipe.checkpointing,
-        world_size=recipe.plan.world_size,
-        check=finding.check,
-        status=finding.status,
-        error=finding.error,
-        limit=finding.limit,
-        power=finding.power,
-        reason=finding.reason,
+        workload=workload,
+        recipe=recipe.as_dict(),
+        rows=(EquivalenceRow.of(recipe, check, "not exercised", reason),),
+        inapplicable={},
     )
 
 

@@ -80,7 +80,7 @@ def _bring_to_first(
 def check_recorded(job: CheckRun, start: RankStart, board: BoardWriter) -> RunChecked:
     """Compare what the ranks have left with references computed here."""
     board.enter_phase("check")
-    findings, inapplicable = check_run(
+    rows, inapplicable = check_run(
         Case(
             workload=load_workload(unpack(job.workload)),
             recipe=job.recipe,
@@ -92,7 +92,7 @@ def check_recorded(job: CheckRun, start: RankStart, board: BoardWriter) -> RunCh
             on_step=board.begin_step,
         )
     )
-    return RunChecked(findings=findings, inapplicable=inapplicable)
+    return RunChecked(rows=rows, inapplicable=inapplicable)
 
 
 def _load(job: CheckRun, name: str) -> Trace:
