@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from perfsuite.errors import PerfsuiteError
-from perfsuite.ranks.group import GroupPolicy, run_group
-from perfsuite.ranks.messages import Job, Reply
+from perfsuite.ranks.group import GroupRequest, run_group
+from perfsuite.ranks.messages import Reply
 from perfsuite.ranks.torchrun.groups import MultiHostGroups
 from perfsuite.ranks.torchrun.peers import Peers
 from perfsuite.ranks.torchrun.topology import Topology, read_place
@@ -37,9 +37,7 @@ class Launcher(Protocol):
     def why_not_exercised(self, recipe: Recipe) -> str | None:
         """Return why the ranks would measure something else than the recipe, None if not."""
 
-    def run(
-        self, job: Job, *, world_size: int, policy: GroupPolicy, needs_group: bool = True
-    ) -> list[Reply]:
+    def run(self, request: GroupRequest) -> list[Reply]:
         """Run a job on a fresh group and return its replies, as `group.run_group` does."""
 
 
@@ -58,11 +56,9 @@ class LocalLauncher:
         """See `Launcher`."""
         return why_not_exercised(recipe, self.hardware)
 
-    def run(
-        self, job: Job, *, world_size: int, policy: GroupPolicy, needs_group: bool = True
-    ) -> list[Reply]:
+    def run(self, request: GroupRequest) -> list[Reply]:
         """See `Launcher`."""
-        return run_group(job, world_size=world_size, policy=policy, needs_group=needs_group)
+        return run_group(request)
 
 
 class TorchrunLauncher:
@@ -83,7 +79,7 @@ class TorchrunLauncher:
             LostRankError: A rank did not come.
         """
         mine = read_place(lock.folder, gpus)
-        self._layout = Topology(tuple(peers.gather("whereabouts", mine)))
+        self._layout = Topology(tuple(peers.gather("place", mine)))
         self.hardware = dataclasses.replace(
             hardware, num_gpus=self._layout.num_gpus, num_cores=self._layout.num_cores
         )

@@ -1,7 +1,4 @@
-"""A rank's part in its group: its number, its processor, its GPU, and where it meets the others.
-
-Must not know how a rank is started.
-"""
+"""Which number, processor, GPU and backend each rank of a group gets. Runs in the controller."""
 
 from __future__ import annotations
 
@@ -13,15 +10,14 @@ from perfsuite.ranks.messages import Rendezvous
 
 @dataclass(frozen=True, kw_only=True)
 class Assignment:
-    """One rank of a group, as the controller that starts it sees it.
+    """What its controller assigns to one rank of a group.
 
     Attributes:
-        rank: Its number in the group.
         place: Its number among those ranks of the group that may use the same processors.
         num_neighbours: How many those are, itself included.
         gpu: Its GPU's number among those that the process sees, if it sees any; numbers beyond the
             last begin again.
-        backend: Of torch.distributed, where the group needs it.
+        backend: The group's backend of torch.distributed, where it needs one.
         rendezvous: Where the group meets; None for a group of one controller.
     """
 
@@ -38,11 +34,11 @@ class Assignment:
 
 
 def all_assignments(world_size: int, *, device: str, num_gpus: int) -> tuple[Assignment, ...]:
-    """Return the parts of a group that one controller starts as a whole.
+    """Return the assignments of a group that one controller starts as a whole.
 
-    >>> [(part.rank, part.backend) for part in all_assignments(2, device="cuda", num_gpus=2)]
+    >>> [(one.rank, one.backend) for one in all_assignments(2, device="cuda", num_gpus=2)]
     [(0, 'nccl'), (1, 'nccl')]
-    >>> [part.core_of((4, 5)) for part in all_assignments(2, device="cpu", num_gpus=0)]
+    >>> [one.core_of((4, 5)) for one in all_assignments(2, device="cpu", num_gpus=0)]
     [4, 5]
     """
     # NCCL where each rank has a GPU of its own.

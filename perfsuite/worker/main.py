@@ -1,6 +1,7 @@
-"""What each rank runs: one job, in its process group, answered with one message.
+"""What each rank runs: one job in its process group, answered with one message.
 
-Loaded by name (`GroupPolicy.entry`); the controller never imports it, for here torch begins.
+Runs in a rank, which loads it by name (`GroupPolicy.entry`); the forkserver has imported it, and
+torch with it. The controller never does.
 """
 
 from __future__ import annotations
@@ -26,7 +27,6 @@ from perfsuite import errors
 from perfsuite.errors import NotExercisedError, PerfsuiteError
 from perfsuite.ranks.failures import says_lost_peer
 from perfsuite.ranks.messages import (
-    CallFunction,
     CheckRun,
     Failed,
     FunctionReturned,
@@ -54,9 +54,9 @@ def serve(start: RankStart, pipe: Connection) -> None:
     gc.freeze()
     board = Board(Path(start.folder) / "progress", start.world_size).writer(start.rank)
     with _ReplyOnError(pipe):
-        _set_up_torch(start)
-        with _process_group(start):
-            reply = _run(start.job, start, board)
+        device = _set_up_torch(start)
+        with _process_group(start, device):
+            reply = _run(start.job, start, device, board)
             board.enter_phase("finish")
             _flush()
             pipe.send(reply)
@@ -79,12 +79,9 @@ class _ReplyOnError:
         trace: TracebackType | None,
     ) -> None:
         if not isinstance(error, Exception):
-            return  # nothing, or sys.exit() and the like, which end the process as they say
-        reply: Reply
-        if isinstance(error, NotExercisedError):
-            reply = Skipped(reason=str(error))
-        else:
-            reply = _failed(error)
+            return  # no error, or one such as SystemExit, which ends the process by itself
+        is_skip = isinstance(error, NotExercisedError)
+        reply = Skipped(reason=str(error)) if is_skip else _failed(error)
         _flush()
         self._pipe.send(reply)
         _wait_for_release(self._pipe)
@@ -109,17 +106,21 @@ def _failed(error: Exception) -> Failed:
     )
 
 
-def _set_up_torch(start: RankStart) -> None:
-    torch.set_num_threads(start.num_threads)
-    random.seed(start.seed)
-    torch.manual_seed(start.seed)
-    if start.device == "cuda":
-        torch.cuda.set_device(start.gpu % torch.cuda.device_count())
+def _set_up_torch(start: RankStart) -> torch.device:
+    """Return the rank's device, which is also torch's current one."""
+    torch.set_num_threads(start.policy.num_threads)
+    random.seed(start.policy.seed)
+    torch.manual_seed(start.policy.seed)
+    if start.policy.device != "cuda":
+        return torch.device("cpu")
+    device = torch.device("cuda", start.gpu % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
 
 
 @contextmanager
-def _process_group(start: RankStart) -> Iterator[None]:
-    """Initialise the default process group over a store that only this group knows."""
+def _process_group(start: RankStart, device: torch.device) -> Iterator[None]:
+    """Initialise the default process group over a store of this group alone."""
     if start.backend is None:
         yield
         return
@@ -136,9 +137,9 @@ def _process_group(start: RankStart) -> Iterator[None]:
         store=_store(start),
         rank=start.rank,
         world_size=start.world_size,
-        timeout=datetime.timedelta(seconds=start.collective_timeout_s),
+        timeout=datetime.timedelta(seconds=start.policy.collective_timeout_s),
         # Otherwise NCCL guesses the device of a barrier from the rank.
-        device_id=_own_gpu() if start.backend == "nccl" else None,
+        device_id=device if start.backend == "nccl" else None,
     )
     yield
     dist.destroy_process_group()
@@ -151,28 +152,20 @@ def _store(start: RankStart) -> Store:
         )
     place = start.rendezvous
     return open_store(
-        place.host, place.port, prefix=place.prefix, timeout_s=start.collective_timeout_s
+        place.host, place.port, prefix=place.prefix, timeout_s=start.policy.collective_timeout_s
     )
 
 
-def _own_gpu() -> torch.device:
-    return torch.device("cuda", torch.cuda.current_device())
-
-
-def _run(job: Job, start: RankStart, board: BoardWriter) -> Reply:
+def _run(job: Job, start: RankStart, device: torch.device, board: BoardWriter) -> Reply:
     if isinstance(job, RunCell):
-        return run_cell(job, start, board)
+        return run_cell(job, start, device, board)
     if isinstance(job, RecordRun):
-        return record_rank(job, start, board)
+        return record_rank(job, start, device, board)
     if isinstance(job, RunProfile):
-        return take_profile(job, start, board)
+        return take_profile(job, start, device, board)
     if isinstance(job, CheckRun):
-        return check_recorded(job, start, board)
+        return check_recorded(job, device, board)
     board.enter_phase("call")
-    return _call(job)
-
-
-def _call(job: CallFunction) -> FunctionReturned:
     function, args = unpack(job.call)
     return FunctionReturned(value=pack(function(*args)))
 

@@ -128,7 +128,7 @@ def test_a_rank_that_cannot_be_started_is_told_and_nothing_is_left(
 
     assert str(caught.value) == (
         "rank 0 of 2 could not be started: the server that ranks are forked from has ended, killed "
-        "by somebody, or by the kernel because memory ran out; the next cell starts another"
+        "by a user, or by the kernel because memory ran out; the next cell starts another"
     )
 
 

@@ -11,9 +11,9 @@ import pytest
 
 from perfsuite import RankFailureError, WorkloadError
 from perfsuite.errors import PerfsuiteError
-from perfsuite.ranks.chains import Chain, GroupRequest, run_chain, run_chains
-from perfsuite.ranks.group import GroupPolicy
-from perfsuite.ranks.messages import CallFunction
+from perfsuite.ranks.chains import Chain, run_chain, run_chains
+from perfsuite.ranks.group import GroupRequest
+from perfsuite.ranks.messages import CallFunction, GroupPolicy
 from perfsuite.ranks.pickling import pack, unpack
 
 pytestmark = pytest.mark.usefixtures("nothing_left")

@@ -131,7 +131,7 @@ def test_a_killed_rank_is_named_with_its_signal(rank_group: RunRanks) -> None:
         rank_group(2, fail_on_rank_1, "SIGKILL")
 
     assert str(caught.value) == (
-        "rank 1 of 2 was killed by SIGKILL (by somebody, or by the kernel because memory ran out), "
+        "rank 1 of 2 was killed by SIGKILL (by a user, or by the kernel because memory ran out), "
         "in phase 'call'\n  its last output:\n    about to SIGKILL"
     )
     assert caught.value.signal_name == "SIGKILL"

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from perfsuite.experiments.profile import combine_profiles
-from perfsuite.ranks.group import GroupPolicy, run_group
-from perfsuite.ranks.messages import RunProfile
+from perfsuite.ranks.group import GroupRequest, run_group
+from perfsuite.ranks.messages import GroupPolicy, RunProfile
 from perfsuite.ranks.pickling import pack
 from perfsuite.records.profile import ProfiledRun
 from perfsuite.records.recipe import Recipe
@@ -31,7 +31,12 @@ def profile(workload: Workload, recipe: Recipe, *, num_epochs: int = 1) -> Profi
     )
     plan = recipe.plan
     ranks: Any = run_group(
-        job, world_size=plan.world_size, policy=GroupPolicy(), needs_group=plan.needs_group
+        GroupRequest(
+            job=job,
+            world_size=plan.world_size,
+            policy=GroupPolicy(),
+            needs_group=plan.needs_group,
+        )
     )
     return combine_profiles(job, workload.name, "cpu", ranks)
 
@@ -159,8 +164,8 @@ def test_the_profiler_gives_operators_a_trace_and_the_communication_of_ddp() -> 
     run = profile(tiny(), Recipe(parallel="ddp:2"))
 
     assert "aten::addmm" in {operator.name for operator in run.profile.operators}
-    assert b'"stage: backward"' in run.trace
-    assert "aten::addmm" in run.operator_table
+    assert b'"stage: backward"' in run.profiler.trace
+    assert "aten::addmm" in run.profiler.operator_table
     found = run.profile.communication
     assert found is not None
     assert found.exposed_s + found.overlapped_s == pytest.approx(found.total_s)
@@ -178,7 +183,7 @@ def test_what_cannot_be_had_says_why() -> None:
         "evaluated_split": reason,
         "accuracy": reason,
         "accuracy_per_class": reason,
-        "communication": "one process communicates with nobody",
+        "communication": "a single process does not communicate",
     }
     assert (taken.stages_s.evaluation, taken.accuracy, taken.accuracy_per_class) == (None,) * 3
     assert [name for name, _ in taken.stages_s.as_rows()] == [

@@ -74,7 +74,7 @@ def test_loader(train_benchmark):
 """
 
 
-class WatchedReferee(Scheduler):
+class WatchedScheduler(Scheduler):
     """Remembers from when to when each arm had its turn."""
 
     turns: list[tuple[str, float, float]] = []  # noqa: RUF012  # the server makes the object
@@ -99,9 +99,9 @@ def steps_of(tree: Path) -> list[tuple[float, float]]:
 
 @pytest.fixture(autouse=True)
 def turns(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, float, float]]:
-    monkeypatch.setattr(channel, "Referee", WatchedReferee)
-    monkeypatch.setattr(WatchedReferee, "turns", [])
-    return WatchedReferee.turns
+    monkeypatch.setattr(channel, "Scheduler", WatchedScheduler)
+    monkeypatch.setattr(WatchedScheduler, "turns", [])
+    return WatchedScheduler.turns
 
 
 def run_cell(cell: str, folder: Path) -> dict[str, Launch]:
