@@ -16,17 +16,12 @@ _DECIMALS = 6
 def combine_profiles(
     job: RunProfile, name: str, device: str, ranks: Sequence[ProfileTaken]
 ) -> ProfiledRun:
-    """Return one profile from what all ranks saw.
+    """Return one profile from what all ranks saw, and the profiler's output.
 
     Times are the slowest rank's alone, so that its stages add up to its wall time: the largest of
     each stage over ranks would add up to more than any rank spent. Losses are means over the ranks
-    that hold one, right answers are summed, and `torch.profiler` ran on rank 0.
-
-    Args:
-        job: What the ranks did.
-        name: The workload's name.
-        device: "cpu" or "cuda".
-        ranks: What each saw, in rank order.
+    that hold one, right answers are summed, and `torch.profiler` ran on rank 0. `ranks` is in rank
+    order, and `name` the workload's.
     """
     slowest = max(ranks, key=lambda rank: rank.wall_s)
     output = ranks[0].output
@@ -123,30 +118,27 @@ def _first_bad_loss(rank: RankEpoch) -> int | None:
     return next(bad, None)
 
 
-def _counts(ranks: Sequence[RankEpoch]) -> tuple[list[int], list[int]]:
-    """Return right answers and samples by class, over all ranks that counted."""
+def _counts(ranks: Sequence[RankEpoch]) -> list[tuple[int, int]]:
+    """Return right answers and samples of each class, over all ranks that counted."""
     right = [rank.num_right for rank in ranks if rank.num_right is not None]
     there = [rank.num_there for rank in ranks if rank.num_there is not None]
-    return (
-        [sum(counts) for counts in zip(*right, strict=True)],
-        [sum(counts) for counts in zip(*there, strict=True)],
-    )
+    return [
+        (sum(rights), sum(theres))
+        for rights, theres in zip(zip(*right, strict=True), zip(*there, strict=True), strict=True)
+    ]
 
 
 def _accuracy(ranks: Sequence[RankEpoch]) -> float | None:
-    right, there = _counts(ranks)
-    return sum(right) / sum(there) if sum(there) else None
+    counts = _counts(ranks)
+    num_samples = sum(there for _, there in counts)
+    return sum(right for right, _ in counts) / num_samples if num_samples else None
 
 
 def _accuracy_per_class(ranks: Sequence[RankEpoch]) -> dict[str, float] | None:
-    right, there = _counts(ranks)
-    if not sum(there):
-        return None
-    return {
-        str(label): num_right / num_there
-        for label, (num_right, num_there) in enumerate(zip(right, there, strict=True))
-        if num_there
+    accuracies = {
+        str(label): right / there for label, (right, there) in enumerate(_counts(ranks)) if there
     }
+    return accuracies or None
 
 
 def _metrics(ranks: Sequence[RankEpoch]) -> dict[str, float | None]:

@@ -1,24 +1,42 @@
-"""Which number, processor, GPU and backend each rank of a group gets. Runs in the controller."""
+"""Which processor, GPU, backend and rendezvous each rank of a group gets.
+
+The controller assigns them, and the rank receives its own.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from perfsuite.ranks.messages import Rendezvous
+
+@dataclass(frozen=True, kw_only=True)
+class Rendezvous:
+    """Where the ranks of a group meet that several controllers start.
+
+    Attributes:
+        host: The host of the TCP store that torchrun or rank 0 keeps.
+        port: The store's port.
+        prefix: Begins every key of this group in the store, and no key of another group.
+        is_on_one_machine: Whether all ranks share one loopback interface.
+    """
+
+    host: str
+    port: int
+    prefix: str
+    is_on_one_machine: bool
 
 
 @dataclass(frozen=True, kw_only=True)
 class Assignment:
-    """What its controller assigns to one rank of a group.
+    """What one rank of a group gets.
 
     Attributes:
         place: Its number among those ranks of the group that may use the same processors.
         num_neighbours: How many those are, itself included.
         gpu: Its GPU's number among those that the process sees, if it sees any; numbers beyond the
             last begin again.
-        backend: The group's backend of torch.distributed, where it needs one.
-        rendezvous: Where the group meets; None for a group of one controller.
+        backend: "gloo" or "nccl", where the group needs torch.distributed.
+        rendezvous: None for a group of one controller, which meets in its folder.
     """
 
     rank: int

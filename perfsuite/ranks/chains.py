@@ -42,9 +42,7 @@ def run_chain(chain: Chain[T], run: Callable[[GroupRequest], list[Reply]] = run_
 def run_chains(chains: Iterable[Chain[T]], *, at_once: int) -> Iterator[T | PerfsuiteError]:
     """Yield what each chain returned, or the error of ours that it raised, in their order.
 
-    Args:
-        chains: Drawn from as others end.
-        at_once: How many are advanced together.
+    Up to `at_once` are advanced together; further ones are drawn as others end.
     """
     waiting = enumerate(chains)
     running: dict[int, _RunningChain[T]] = {}

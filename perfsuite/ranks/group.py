@@ -81,12 +81,7 @@ class RankGroup:
     """The running ranks of one job; a context manager that leaves nothing behind."""
 
     def __init__(self, request: GroupRequest, only: Assignment | None = None) -> None:
-        """Start the ranks.
-
-        Args:
-            request: What they are to do.
-            only: The one rank to start here of a group that spans controllers; None starts all.
-        """
+        """Start the ranks, or `only` one of them, if the group spans controllers."""
         self._world_size = request.world_size
         self._policy = policy = request.policy
         assignments = (
@@ -126,13 +121,11 @@ class RankGroup:
         pins = policy.pins_ranks and policy.device == "cpu"
         for one in assignments:
             start = RankStart(
-                rank=one.rank,
+                assignment=one,
                 world_size=self._world_size,
                 policy=policy,
+                needs_group=request.needs_group,
                 folder=str(self._folder),
-                gpu=one.gpu,
-                backend=one.backend if request.needs_group else None,
-                rendezvous=one.rendezvous,
                 core=one.core_of(cores) if pins else None,
                 cores=cores,
                 job=request.job,
@@ -154,10 +147,7 @@ class RankGroup:
         return sources
 
     def poll(self, timeout_s: float) -> list[Reply] | None:
-        """Return every rank's reply in rank order, or None while some are still to come.
-
-        Args:
-            timeout_s: How long to wait for a new one.
+        """Return every rank's reply in rank order, or None if some are still to come by then.
 
         Raises:
             PerfsuiteError: As `run_group` says.

@@ -1,7 +1,7 @@
 """What a controller and its ranks send each other: how a rank is started, its job, its reply.
 
-Frozen dataclasses of plain values. Both ends unpickle them, so nothing here needs torch: what only
-a rank can open, such as a workload, travels as bytes (`ranks.pickling.pack`).
+Frozen dataclasses of plain values. The controller has no torch, so what needs it travels as bytes
+(`ranks.pickling.pack`), such as the `workload` of a job: what `find_workload` returned.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from perfsuite.errors import RecipeError
+from perfsuite.ranks.assignments import Assignment
 from perfsuite.records.cell import Counts, Operator
 from perfsuite.records.equivalence import Finding
 from perfsuite.records.profile import ProfilerOutput, RankUsage
@@ -84,54 +85,34 @@ class GroupPolicy:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rendezvous:
-    """Where the ranks of a group meet that several controllers start.
-
-    Attributes:
-        host: The host of the TCP store that torchrun or rank 0 keeps.
-        port: The store's port.
-        prefix: Begins every key of this group in the store, and no key of another group.
-        is_on_one_machine: Whether all ranks share one loopback interface.
-    """
-
-    host: str
-    port: int
-    prefix: str
-    is_on_one_machine: bool
-
-
-@dataclass(frozen=True, kw_only=True)
 class RankStart:
     """What a rank's process is started with.
 
     Attributes:
+        needs_group: Whether torch.distributed is to be initialised.
         folder: The group's own temporary folder: rendezvous file, progress board, logs.
-        gpu: Number of its GPU among those that it sees; numbers beyond the last begin again.
-        backend: "gloo" or "nccl"; None for a single process without torch.distributed.
-        rendezvous: Where the group meets; None where it meets in its folder.
         core: Processor that the rank is pinned to, None if there are not enough.
         cores: Processors that the whole group, its loader workers included, may use.
     """
 
-    rank: int
+    assignment: Assignment
     world_size: int
     policy: GroupPolicy
+    needs_group: bool
     folder: str
-    gpu: int
-    backend: str | None
-    rendezvous: Rendezvous | None
     core: int | None
     cores: tuple[int, ...]
     job: Job
 
+    @property
+    def rank(self) -> int:
+        """The rank's number in its group."""
+        return self.assignment.rank
+
 
 @dataclass(frozen=True, kw_only=True)
 class CallFunction:
-    """Job: call a function with the default process group initialised.
-
-    Attributes:
-        call: (function, args), packed.
-    """
+    """Job: call a function with the default process group initialised; (function, args), packed."""
 
     call: bytes
 
@@ -166,7 +147,7 @@ class RunCell:
     """Job: build a cell, warm it up, measure it, count it.
 
     Attributes:
-        workload: What `find_workload` returned, packed; None where the activity has none.
+        workload: None where the activity has none.
         message_bytes: Size of the tensor that "all_reduce" reduces; None for other activities.
     """
 
@@ -182,7 +163,6 @@ class RecordRun:
     """Job: train some steps, and write what each rank saw of them to a file.
 
     Attributes:
-        workload: What `find_workload` returned, packed.
         folder: The verification's temporary folder.
         name: "tested", or "twin" for the same run without checkpointing.
         num_steps: Optimizer steps to record.
@@ -200,12 +180,7 @@ class RecordRun:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckRun:
-    """Job: compare a recorded run with references, in one process without torch.distributed.
-
-    Attributes:
-        workload: As in `RecordRun`.
-        has_twin: Whether a run without checkpointing was recorded too.
-    """
+    """Job: compare a recorded run, and its twin if it has one, with references on one rank."""
 
     workload: bytes
     recipe: Recipe
@@ -217,11 +192,7 @@ class CheckRun:
 
 @dataclass(frozen=True, kw_only=True)
 class RunProfile:
-    """Job: train some epochs with an evaluation after each, and say where the time went.
-
-    Attributes:
-        workload: What `find_workload` returned, packed.
-    """
+    """Job: train some epochs with an evaluation after each, and say where the time went."""
 
     workload: bytes
     recipe: Recipe
@@ -234,11 +205,7 @@ Job = CallFunction | RunCell | RecordRun | CheckRun | RunProfile
 
 @dataclass(frozen=True, kw_only=True)
 class FunctionReturned:
-    """Reply to `CallFunction`.
-
-    Attributes:
-        value: What the function returned, packed.
-    """
+    """Reply to `CallFunction`: what the function returned, packed."""
 
     value: bytes
 

@@ -31,9 +31,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 def pack(value: Any, *, by_value: Sequence[ModuleType] = ()) -> bytes:
     """Return `value` as bytes for `unpack` in another process.
 
-    Args:
-        value: A function with its arguments, a workload, a result.
-        by_value: Modules, such as a test's own, that the other process cannot import.
+    Modules that the other process cannot import, such as a test's own, are sent `by_value`.
 
     Raises:
         WorkloadError: It holds something that cannot be pickled.

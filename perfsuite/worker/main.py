@@ -6,6 +6,7 @@ torch with it. The controller never does.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import gc
 import os
@@ -15,16 +16,15 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
-from types import TracebackType
 
 import torch
 import torch.distributed as dist
 
 from perfsuite import errors
 from perfsuite.errors import NotExercisedError, PerfsuiteError
+from perfsuite.ranks.assignments import Rendezvous
 from perfsuite.ranks.failures import says_lost_peer
 from perfsuite.ranks.messages import (
     CheckRun,
@@ -53,40 +53,29 @@ def serve(start: RankStart, pipe: Connection) -> None:
     # What the server has loaded stays: a collection that walks it takes 0.2 s, and copies it.
     gc.freeze()
     board = Board(Path(start.folder) / "progress", start.world_size).writer(start.rank)
-    with _ReplyOnError(pipe):
+    try:
         device = _set_up_torch(start)
         with _process_group(start, device):
             reply = _run(start.job, start, device, board)
             board.enter_phase("finish")
-            _flush()
-            pipe.send(reply)
-            _wait_for_release(pipe)
+            _send(pipe, reply)
+    except NotExercisedError as error:
+        _send(pipe, Skipped(reason=str(error)))
+    except Exception as error:  # noqa: BLE001  # the controller raises it
+        _send(pipe, _failed(error))
+    else:
+        return
+    # Skip every exit handler: after an error a process group may hang in its own.
+    os._exit(0)
 
 
-class _ReplyOnError:
-    """Turns an exception of the job into a `Skipped` or `Failed` reply."""
-
-    def __init__(self, pipe: Connection) -> None:
-        self._pipe = pipe
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if not isinstance(error, Exception):
-            return  # no error, or one such as SystemExit, which ends the process by itself
-        is_skip = isinstance(error, NotExercisedError)
-        reply = Skipped(reason=str(error)) if is_skip else _failed(error)
-        _flush()
-        self._pipe.send(reply)
-        _wait_for_release(self._pipe)
-        # Skip every exit handler: after an error a process group may hang in its own.
-        os._exit(0)
+def _send(pipe: Connection, reply: Reply) -> None:
+    """Send the reply, and return when the controller has closed its end: it has all replies."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pipe.send(reply)
+    with contextlib.suppress(EOFError, ConnectionResetError):
+        pipe.recv()
 
 
 def _failed(error: Exception) -> Failed:
@@ -113,46 +102,49 @@ def _set_up_torch(start: RankStart) -> torch.device:
     torch.manual_seed(start.policy.seed)
     if start.policy.device != "cuda":
         return torch.device("cpu")
-    device = torch.device("cuda", start.gpu % torch.cuda.device_count())
+    device = torch.device("cuda", start.assignment.gpu % torch.cuda.device_count())
     torch.cuda.set_device(device)
     return device
 
 
-@contextmanager
+@contextlib.contextmanager
 def _process_group(start: RankStart, device: torch.device) -> Iterator[None]:
     """Initialise the default process group over a store of this group alone."""
-    if start.backend is None:
+    if not start.needs_group:
         yield
         return
-    shares_machine = start.rendezvous is None or start.rendezvous.is_on_one_machine
+    backend, rendezvous = start.assignment.backend, start.assignment.rendezvous
+    shares_machine = rendezvous is None or rendezvous.is_on_one_machine
     if (
-        start.backend == "gloo"
+        backend == "gloo"
         and shares_machine
         and any(name == "lo" for _, name in socket.if_nameindex())
     ):
         # The ranks share this machine; the host's name may lead nowhere.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group(
-        start.backend,
-        store=_store(start),
+        backend,
+        store=_store(start, rendezvous),
         rank=start.rank,
         world_size=start.world_size,
         timeout=datetime.timedelta(seconds=start.policy.collective_timeout_s),
         # Otherwise NCCL guesses the device of a barrier from the rank.
-        device_id=device if start.backend == "nccl" else None,
+        device_id=device if backend == "nccl" else None,
     )
     yield
     dist.destroy_process_group()
 
 
-def _store(start: RankStart) -> Store:
-    if start.rendezvous is None:
+def _store(start: RankStart, rendezvous: Rendezvous | None) -> Store:
+    if rendezvous is None:
         return dist.FileStore(  # type: ignore[attr-defined]  # documented, missing in __all__
             str(Path(start.folder) / "store"), start.world_size
         )
-    place = start.rendezvous
     return open_store(
-        place.host, place.port, prefix=place.prefix, timeout_s=start.policy.collective_timeout_s
+        rendezvous.host,
+        rendezvous.port,
+        prefix=rendezvous.prefix,
+        timeout_s=start.policy.collective_timeout_s,
     )
 
 
@@ -168,16 +160,3 @@ def _run(job: Job, start: RankStart, device: torch.device, board: BoardWriter) -
     board.enter_phase("call")
     function, args = unpack(job.call)
     return FunctionReturned(value=pack(function(*args)))
-
-
-def _wait_for_release(pipe: Connection) -> None:
-    """Return when the controller has closed its end: it has every rank's reply."""
-    try:
-        pipe.recv()
-    except (EOFError, ConnectionResetError):
-        return
-
-
-def _flush() -> None:
-    sys.stdout.flush()
-    sys.stderr.flush()

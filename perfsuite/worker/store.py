@@ -18,14 +18,10 @@ StoreError = dist.DistError
 def open_store(
     host: str, port: int, *, prefix: str, timeout_s: float, is_host: bool = False
 ) -> Store:
-    """Return a new connection to the store, through which all keys begin with `prefix`.
+    """Return a new connection to the store, which puts `prefix` before every key.
 
-    Args:
-        host: Where the store is.
-        port: Its port.
-        prefix: Put before each key, and not seen by the caller.
-        timeout_s: How long to try to connect, and to wait for a key.
-        is_host: Keep the store in this process, instead of connecting to another.
+    It tries to connect, and waits for a key, for `timeout_s` at most. With `is_host` this process
+    keeps the store.
 
     Raises:
         StoreError: There is no store, or the port is taken.

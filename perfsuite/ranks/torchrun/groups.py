@@ -13,9 +13,9 @@ from multiprocessing.connection import wait
 
 from perfsuite.errors import LostRankError, NotExercisedError, PerfsuiteError, RankFailureError
 from perfsuite.ranks import failures
-from perfsuite.ranks.assignments import Assignment
+from perfsuite.ranks.assignments import Assignment, Rendezvous
 from perfsuite.ranks.group import CASCADE_S, POLL_S, GroupRequest, RankGroup
-from perfsuite.ranks.messages import GroupPolicy, Rendezvous, Reply
+from perfsuite.ranks.messages import GroupPolicy, Reply
 from perfsuite.ranks.progress import Position
 from perfsuite.ranks.torchrun.peers import Peers
 from perfsuite.ranks.torchrun.topology import Topology
@@ -193,11 +193,7 @@ def error_of(
 ) -> PerfsuiteError:
     """Return the error of the whole group: never that of a rank that only lost its peer.
 
-    Args:
-        ended: How ranks ended, at least one of them with a failure, in the order in which that was
-            heard.
-        world_size: Ranks of the group.
-        collective_timeout_s: How long a collective waited.
+    `ended` has at least one failure, and the order in which the ends were heard.
     """
     failed = {
         rank: one.result for rank, one in ended.items() if isinstance(one.result, PerfsuiteError)

@@ -44,7 +44,6 @@ class MessengerStart:
     """What a messenger is started with.
 
     Attributes:
-        entry: The messenger's function, "package.module:function".
         membership: The place of its controller.
         controller: Process id of its controller.
         folder: Temporary folder of its own, for its log.
@@ -52,7 +51,6 @@ class MessengerStart:
         silence_s: How long one that has come may be silent before it counts as lost.
     """
 
-    entry: str
     membership: Membership
     controller: int
     folder: str
@@ -74,7 +72,9 @@ class SessionBroken:
 class Peers:
     """All ranks' controllers, this one included.
 
-    They go through phases together; broadcasts of one phase are forgotten in the next.
+    They go through phases together; broadcasts of one phase are forgotten in the next. Every method
+    that waits for others, and `receive`, raises LostRankError when a rank, its value or the store
+    will never come.
 
     Attributes:
         membership: This one's place among them.
@@ -82,12 +82,7 @@ class Peers:
     """
 
     def __init__(self, membership: Membership, *, silence_s: float = _SILENCE_S) -> None:
-        """Begin to look for the others; returns without waiting for them.
-
-        Args:
-            membership: This one's place.
-            silence_s: How long another may be silent before it counts as gone.
-        """
+        """Begin to look for the others, without waiting; one silent for `silence_s` is gone."""
         self.membership = membership
         self.phase = 0
         self._received: dict[tuple[int, str], dict[int, Any]] = defaultdict(dict)
@@ -96,7 +91,6 @@ class Peers:
         self._messenger, self._pipe = start_process(
             enter_messenger,
             MessengerStart(
-                entry=_MESSENGER,
                 membership=membership,
                 controller=os.getpid(),
                 folder=str(self._folder),
@@ -119,11 +113,7 @@ class Peers:
         self._post(self.phase, topic, value)
 
     def receive(self) -> None:
-        """Take in the broadcasts that have come so far, without waiting.
-
-        Raises:
-            LostRankError: A rank is gone, or torchrun's store is.
-        """
+        """Take in the broadcasts that have come so far, without waiting."""
         try:
             while self._why_broken is None and self._pipe.poll():
                 self._take(self._pipe.recv())
@@ -137,20 +127,12 @@ class Peers:
         return self._received[self.phase, topic]
 
     def gather(self, topic: str, value: object) -> list[Any]:
-        """Broadcast a value, and return those of all ranks on the topic, in rank order.
-
-        Raises:
-            LostRankError: A rank is gone, or ended the phase without a value for the topic.
-        """
+        """Broadcast a value, and return those of all ranks on the topic, in rank order."""
         self.broadcast(topic, value)
         return self._await_all(self.phase, topic)
 
     def end_phase(self, value: object) -> list[Any]:
-        """End the phase together, and return what all ranks give at its end, in rank order.
-
-        Raises:
-            LostRankError: A rank is gone.
-        """
+        """End the phase together, and return what all ranks give at its end, in rank order."""
         values = self.gather(_END, value)
         self.phase += 1
         for phase, topic in list(self._received):
@@ -159,11 +141,7 @@ class Peers:
         return values
 
     def leave(self, value: object) -> list[Any]:
-        """Return what all ranks give at the end of the session; no peer is needed afterwards.
-
-        Raises:
-            LostRankError: A rank is gone.
-        """
+        """Return what all ranks give at the end of the session; no peer is needed afterwards."""
         self._post(_SESSION, _EXIT, value)
         values = self._await_all(_SESSION, _EXIT)
         self._post(_SESSION, _GONE, None)
@@ -221,4 +199,4 @@ def enter_messenger(start: MessengerStart, pipe: Connection) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     bootstrap.send_output_to(Path(start.folder) / "messenger.log")
-    bootstrap.load(start.entry)(start, pipe)
+    bootstrap.load(_MESSENGER)(start, pipe)

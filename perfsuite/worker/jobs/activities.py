@@ -16,6 +16,7 @@ from torch import Tensor
 from perfsuite.errors import PerfsuiteError
 from perfsuite.ranks.messages import RankStart, RunCell
 from perfsuite.ranks.pickling import unpack
+from perfsuite.records.cell import Counts
 from perfsuite.records.recipe import Recipe
 from perfsuite.records.stages import Stage
 from perfsuite.records.workload import Split, Workload, load_workload
@@ -210,16 +211,7 @@ class AllReduce(Iteration):
         return iter((self._tensor,))
 
 
-_ALL_COUNTS = (
-    "flops",
-    "ops",
-    "collectives",
-    "collective_bytes",
-    "saved_activation_bytes",
-    "kernel_launches",
-    "memory",
-    "operators",
-)
+_ALL_COUNTS = (*Counts.__struct_fields__, "memory", "operators")
 
 
 def _uncountable(recipe: Recipe) -> dict[str, str]:

@@ -58,8 +58,7 @@ def run_cell(
         finally:
             resume_loader_workers()  # a stopped one could not be ended
         board.enter_phase("count")
-        counts, peak, missing = measurement.count()
-        operators = measurement.profile()
+        counts, peak, operators, missing = measurement.count()
         return CellMeasured(
             rounds=rounds,
             num_iterations=num_iterations,
@@ -161,11 +160,13 @@ class _Measurement:
         stop_loader_workers()
         self._activity.check()
 
-    def count(self) -> tuple[Counts, PeakMemory | None, dict[str, str]]:
-        """Return counts, memory, and why any number of them is missing."""
+    def count(
+        self,
+    ) -> tuple[Counts, PeakMemory | None, tuple[Operator, ...] | None, dict[str, str]]:
+        """Return counts, memory, the costliest operators, and why any of them is missing."""
         missing = dict(self._activity.missing)
         if not self._activity.is_counted:
-            return Counts(**dict.fromkeys(Counts.__struct_fields__)), None, missing
+            return Counts(**dict.fromkeys(Counts.__struct_fields__)), None, None, missing
         counted = count_iteration(self._iterate)
         peak = measure_peak(
             self._iterate,
@@ -185,14 +186,9 @@ class _Measurement:
             "kernel_launches": launches,
         }
         counts = Counts(**{name: None if name in missing else found[name] for name in found})
-        return counts, None if "memory" in missing else peak, missing
-
-    def profile(self) -> tuple[Operator, ...] | None:
-        """Return the costliest operators of one iteration; None where none is worth counting."""
-        if not self._activity.is_counted:
-            return None
         profiler = profile_iterations(self._iterate, self._device, num_iterations=1)
-        return costliest_operators(profiler.key_averages(), self._device)
+        operators = costliest_operators(profiler.key_averages(), self._device)
+        return counts, None if "memory" in missing else peak, operators, missing
 
     def _iterate_once(self, stage: Stage) -> None:
         self._board.begin_step()

@@ -41,6 +41,8 @@ _NUM_PROFILED_STEPS = 3
 # In these modes a rank receives what another still computes: its wait is no communication.
 _WAITING_MODES = ("pp", "mp")
 
+_ACCURACIES = ("accuracy", "accuracy_per_class")
+
 EvaluatedSplit = Literal["validation", "test"]
 
 
@@ -72,6 +74,9 @@ def take_profile(
         training = stack.enter_context(batches_of("train"))
         evaluated = None if split is None else stack.enter_context(batches_of(split))
         profiled = _ProfiledTraining(trainer, training, evaluated, board)
+        if why_not is not None:
+            of_evaluation = ("stages_s.evaluation", "evaluated_split", *_ACCURACIES)
+            profiled.missing |= dict.fromkeys(of_evaluation, why_not)
         meter = stack.enter_context(open_meter(_gpu_uuid(device)))
         board.enter_phase("measure")
         _start_together()
@@ -82,13 +87,15 @@ def take_profile(
         # On all ranks, because they wait for each other; the first one's output is kept.
         profiler = profiled.profile_steps()
         output = profiled.describe(profiler, Path(start.folder)) if start.rank == 0 else None
+        if usage is None:
+            profiled.missing["usage"] = "NVML, which knows how busy the GPU is, is not installed"
     return ProfileTaken(
         wall_s=sum(epoch.duration_s for epoch in epochs),
         epochs=epochs,
         evaluated_split=split,
         usage=RankUsage(rank=start.rank, device=str(device), samples=samples),
         output=output,
-        missing=_missing(why_not, profiled, usage),
+        missing=profiled.missing,
     )
 
 
@@ -102,8 +109,7 @@ class _ProfiledTraining:
         evaluated: EpochBatches | None,
         board: BoardWriter,
     ) -> None:
-        self.why_no_accuracy: str | None = None
-        self.why_no_communication: str | None = None
+        self.missing: dict[str, str] = {}
         self._trainer = trainer
         self._training = training
         self._evaluated = evaluated
@@ -167,17 +173,18 @@ class _ProfiledTraining:
     def _communication(self, profiler: torch.profiler.profile) -> Communication | None:
         recipe = self._trainer.recipe
         if not recipe.plan.needs_group:
-            self.why_no_communication = "a single process does not communicate"
+            self.missing["communication"] = "a single process does not communicate"
             return None
         if recipe.plan.mode in _WAITING_MODES:
-            self.why_no_communication = (
+            self.missing["communication"] = (
                 f"parallel {recipe.parallel!r}: a stage that waits for another's computation "
                 "cannot be told from one that communicates"
             )
             return None
         events = profiler.events() or ()  # type: ignore[no-untyped-call]
         found = measure_communication(events, self._trainer.device)
-        self.why_no_communication = "no collective was seen" if found is None else None
+        if found is None:
+            self.missing["communication"] = "no collective was seen"
         return found
 
     def _step(self, stage: Stage) -> None:
@@ -208,9 +215,10 @@ class _ProfiledTraining:
                 score,
                 before_batch=lambda: self._board.enter_stage("evaluation"),
             )
-        self.why_no_accuracy = (
-            score.why_none if isinstance(score, Tally) else "accuracy is not the workload's metric"
-        )
+        not_accuracy = "accuracy is not the workload's metric"
+        reason = score.why_none if isinstance(score, Tally) else not_accuracy
+        if reason is not None:
+            self.missing |= dict.fromkeys(_ACCURACIES, reason)
         return score if self._trainer.strategy.speaks_for_shard else None
 
 
@@ -231,21 +239,6 @@ def _evaluated_split(trainer: Trainer) -> tuple[EvaluatedSplit | None, str | Non
             return split, None
     name = trainer.workload.name
     return None, f"workload {name!r} has neither a validation nor a test dataset"
-
-
-def _missing(
-    why_not_evaluated: str | None, profiled: _ProfiledTraining, usage: UsageLog | None
-) -> dict[str, str]:
-    missing = {}
-    if why_not_evaluated is not None:
-        missing["stages_s.evaluation"] = missing["evaluated_split"] = why_not_evaluated
-    if (reason := why_not_evaluated or profiled.why_no_accuracy) is not None:
-        missing["accuracy"] = missing["accuracy_per_class"] = reason
-    if profiled.why_no_communication is not None:
-        missing["communication"] = profiled.why_no_communication
-    if usage is None:
-        missing["usage"] = "NVML, which knows how busy the GPU is, is not installed"
-    return missing
 
 
 def _gpu_uuid(device: torch.device) -> str | None:

@@ -44,9 +44,7 @@ class Turns:
     def agree(self, num_iterations: int, iteration_s: float) -> tuple[int, int]:
         """Return the iterations of a round, and the rounds, that both arms run.
 
-        Args:
-            num_iterations: What this arm alone would run.
-            iteration_s: Seconds of one.
+        `num_iterations` is what this arm alone would run, `iteration_s` the seconds of one.
         """
         self._send(
             kind="shape", iterations=num_iterations, iteration_s=iteration_s, first_s=_FIRST_S

@@ -47,7 +47,7 @@ def record_rank(
             on_step=board.begin_step,
         )
     save_trace(share_trace(trace, device), _trace_path(job.folder, job.name, start.rank))
-    if start.rendezvous is not None:
+    if start.assignment.rendezvous is not None:
         _copy_to_first(job, start, device, board)
     return RunRecorded()
 

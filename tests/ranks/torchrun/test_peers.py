@@ -150,7 +150,6 @@ def test_a_controller_that_is_stopped_is_named_and_goes_on_to_its_end(tmp_path: 
     messenger, pipe = start_process(
         enter_messenger,
         MessengerStart(
-            entry="perfsuite.worker.messenger:serve",
             membership=membership_at(port, rank=1),
             controller=controller.pid,
             folder=str(tmp_path),
