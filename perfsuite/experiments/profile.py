@@ -23,7 +23,7 @@ def combine_profiles(
     that hold one, right answers are summed, and `torch.profiler` ran on rank 0. `ranks` is in rank
     order, and `name` the workload's.
     """
-    slowest = max(ranks, key=lambda rank: rank.wall_s)
+    slowest = max(ranks, key=lambda rank: sum(epoch.duration_s for epoch in rank.epochs))
     output = ranks[0].output
     assert output is not None, "rank 0 always has it"
     by_epoch = list(zip(*(rank.epochs for rank in ranks), strict=True))

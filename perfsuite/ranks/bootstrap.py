@@ -142,7 +142,7 @@ def log_path(folder: str | Path, rank: int) -> Path:
 
 
 def make_group_folder(prefix: str = _GROUP_PREFIX) -> Path:
-    """Make a fresh temporary folder whose name holds this controller's process id.
+    """Make a fresh temporary folder with this controller's process id in its name.
 
     Raises:
         WriteError: The disk is full, or TMPDIR cannot be written.

@@ -1,4 +1,4 @@
-"""Which rank of a failed group is named, and in which words. Runs in the controller.
+"""Errors that name the rank that made a group fail. Runs in the controller.
 
 The first failure in time is named, and never a rank that only lost its peer: survivors of a crash
 report a closed connection that names a port, not a rank.
@@ -132,31 +132,13 @@ def rank_error(
 
 
 def unstarted_error(rank: int, *, world_size: int) -> RankFailureError:
-    """Return the error of a rank whose forkserver has ended."""
+    """Return the error of a rank that could not be forked, because the forkserver has ended."""
     return RankFailureError(
         f"rank {rank} of {world_size} could not be started: the server that ranks are forked from "
         "has ended, killed by a user, or by the kernel because memory ran out; the next cell "
         "starts another",
         rank=rank,
     )
-
-
-def stuck_error(
-    rank: int,
-    *,
-    position: Position,
-    world_size: int,
-    timeout_s: float,
-    num_loader_workers: int,
-    lines: tuple[str, ...],
-) -> RankFailureError:
-    """Return the error of a group that made no progress for too long."""
-    workers = f" ({num_loader_workers} loader workers alive)" if num_loader_workers else ""
-    what = (
-        f"rank {rank} of {world_size} made no progress for {timeout_s:g} s "
-        f"(--perf-timeout), in {position}{workers}"
-    )
-    return _hanging_error(what, rank, position, lines)
 
 
 def late_rank_error(
@@ -168,20 +150,20 @@ def late_rank_error(
     timeout_s: float,
     lines: tuple[str, ...],
 ) -> RankFailureError:
-    """Return the error of a rank for which another waited in vain in a collective."""
+    """Return the error of a rank that another rank waited for in vain in a collective."""
     what = (
-        f"rank {rank} of {world_size} did not come to a collective within {timeout_s:g} s "
-        f"(--perf-collective-timeout): it is in {positions[rank]}, and rank {waiting_rank} waited "
-        f"in {positions[waiting_rank]}"
+        f"did not come to a collective within {timeout_s:g} s (--perf-collective-timeout): it is "
+        f"in {positions[rank]}, and rank {waiting_rank} waited in {positions[waiting_rank]}"
     )
-    return _hanging_error(what, rank, positions[rank], lines)
+    return hanging_error(rank, what, positions[rank], world_size=world_size, lines=lines)
 
 
-def _hanging_error(
-    what: str, rank: int, position: Position, lines: tuple[str, ...]
+def hanging_error(
+    rank: int, what: str, position: Position, *, world_size: int, lines: tuple[str, ...]
 ) -> RankFailureError:
+    """Return the error of a living rank; `lines` are its stack."""
     return RankFailureError(
-        what + _block("where it is", lines),
+        f"rank {rank} of {world_size} {what}" + _block("where it is", lines),
         rank=rank,
         phase=position.phase,
         stage=position.stage,

@@ -57,7 +57,7 @@ def start_process(
 
 
 def _forkserver() -> ForkServerContext:
-    """Return the context whose server has torch loaded; the first call in a session loads it."""
+    """Return the context of the server with torch; the first call in a session starts it."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(_PRELOADED))
     _record_sockets(os.getpid())

@@ -179,7 +179,7 @@ class RankGroup:
         return list(received.values())
 
     def _reply_of(self, rank: int) -> Reply | Died:
-        """Return the reply of a rank whose pipe or sentinel is ready."""
+        """Return the reply of a rank; its pipe or its sentinel is ready."""
         try:
             if self._pipes[rank].poll():
                 reply: Reply = self._pipes[rank].recv()
@@ -238,12 +238,15 @@ class RankGroup:
 
     def _stuck(self, waiting: Sequence[int]) -> RankFailureError:
         rank = failures.furthest_behind({one: self._board.read(one) for one in waiting})
-        return failures.stuck_error(
+        position = self._board.read(rank)
+        num_workers = len(_descendants(self._running[rank]))
+        workers = f" ({num_workers} loader workers alive)" if num_workers else ""
+        what = f"made no progress for {self._policy.timeout_s:g} s (--perf-timeout), in {position}"
+        return failures.hanging_error(
             rank,
-            position=self._board.read(rank),
+            what + workers,
+            position,
             world_size=self._world_size,
-            timeout_s=self._policy.timeout_s,
-            num_loader_workers=len(_descendants(self._running[rank])),
             lines=self.where_it_hangs(rank),
         )
 
@@ -282,7 +285,7 @@ class RankGroup:
             self._cleanup.close()
 
     def _end_processes(self) -> None:
-        # The ranks as well: one whose server was killed only looks as if it had ended.
+        # The ranks as well: if the server was killed, a rank only looks as if it had ended.
         left = [one for rank in self._running.values() for one in (rank, *_descendants(rank))]
         for pipe in self._pipes.values():
             pipe.close()  # a rank that has replied waits for this, and leaves

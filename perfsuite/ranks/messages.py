@@ -122,7 +122,7 @@ class MeasurePlan:
     """How often and under which seed a cell is run.
 
     Attributes:
-        num_rounds: Timed rounds, each of which yields one sample; None lets the gate choose.
+        num_rounds: Timed rounds; each yields one sample. None lets the gate choose.
         num_iterations: Optimizer steps of one round; None lets rank 0 choose after the warm-up.
         seed: Seed of weights, data order and random numbers on every rank.
         round_s: Duration that rank 0 then aims at; None is 50 ms.
@@ -320,13 +320,11 @@ class ProfileTaken:
     """Reply to `RunProfile`: what one rank saw of its training.
 
     Attributes:
-        wall_s: The sum of its epochs' durations.
         evaluated_split: None where nothing was evaluated.
         output: None on every rank but the first.
         missing: Why a field of the profile is None, by its name.
     """
 
-    wall_s: float
     epochs: tuple[RankEpoch, ...]
     evaluated_split: Literal["validation", "test"] | None
     usage: RankUsage
@@ -347,7 +345,7 @@ class Failed:
 
     Attributes:
         error: Name of the exception's class.
-        is_ours: Whether it is one of `perfsuite.errors`, whose messages need no traceback.
+        is_ours: Whether it is one of `perfsuite.errors`; those need no traceback.
         lost_peer: Whether it only says that another rank is gone or late.
         at_s: When it was raised, on the machine's monotonic clock.
         lines: The traceback without frames of ours.

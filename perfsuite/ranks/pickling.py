@@ -22,7 +22,7 @@ from perfsuite.errors import WorkloadError
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     def reducer_override(self, value: Any) -> Any:
         # cloudpickle also sends modules that a function's attribute names may refer to: the name
-        # `classes` brings torch.classes, whose type is no plain module and cannot be pickled.
+        # `classes` brings torch.classes, which is no plain module and cannot be pickled.
         if isinstance(value, ModuleType) and type(value) is not ModuleType:
             return importlib.import_module, (value.__name__,)
         return super().reducer_override(value)

@@ -15,17 +15,7 @@ from pathlib import Path
 from perfsuite.errors import WriteError
 from perfsuite.records.stages import STAGES
 
-PHASES = (
-    "start",
-    "build",
-    "warm-up",
-    "measure",
-    "count",
-    "call",
-    "record",
-    "check",
-    "finish",
-)
+PHASES = ("start", "build", "warm-up", "measure", "count", "call", "record", "check", "finish")
 # A slot holds the index of the stage; the first means none.
 _STAGES = ("", *STAGES)
 

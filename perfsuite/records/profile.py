@@ -60,7 +60,7 @@ class Epoch(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
 
 class NonFinite(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The first step whose loss, or one of whose gradients, was NaN or infinite on any rank.
+    """The first step with a loss, or with a gradient, that was NaN or infinite on any rank.
 
     Attributes:
         epoch: Counted from 1.
@@ -77,7 +77,7 @@ class Communication(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
     Attributes:
         total_s: Seconds with at least one collective under way.
-        exposed_s: The part of `total_s` in which no operator computed.
+        exposed_s: The part of `total_s` without an operator that computed.
         overlapped_s: The rest of `total_s`.
     """
 

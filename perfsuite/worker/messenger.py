@@ -55,7 +55,7 @@ def serve(start: MessengerStart, pipe: Connection) -> None:
 
 
 class _Controller:
-    """The controller's end of the pipe, to which two threads send."""
+    """The controller, as two threads send to it."""
 
     def __init__(self, pipe: Connection, pid: int) -> None:
         self._pipe = pipe
@@ -174,10 +174,10 @@ class _Heartbeats:
         who = f"rank {rank} of {self._start.membership.world_size}"
         if self._store.check([f"stopped {rank}"]):
             return (
-                f"{who} stands still: its pytest process was stopped (SIGSTOP, as a debugger "
-                f"does), and did not go on within {patience_s:g} s"
+                f"{who} is stopped: its pytest process was sent SIGSTOP, as a debugger does, and "
+                f"did not go on within {patience_s:g} s"
             )
-        what = "is gone, or stands still" if has_come else "did not come"
+        what = "is gone or hangs" if has_come else "did not come"
         return f"{who} {what}: nothing was heard of its pytest process for {patience_s:g} s"
 
 

@@ -1,4 +1,4 @@
-"""From the ranks to one profile: whose times count, and what is summed or averaged."""
+"""From the ranks to one profile: times of the slowest rank, and what is summed or averaged."""
 
 from __future__ import annotations
 
@@ -29,7 +29,6 @@ EPOCH = RankEpoch(
 
 def rank(number: int, *epochs: RankEpoch) -> ProfileTaken:
     return ProfileTaken(
-        wall_s=sum(epoch.duration_s for epoch in epochs),
         epochs=epochs,
         evaluated_split="test",
         usage=RankUsage(rank=number, device="cpu", samples=()),

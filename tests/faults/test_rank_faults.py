@@ -1,4 +1,4 @@
-"""What befalls one rank, told in full: a lost device, memory, a stop, and whoever forks ranks."""
+"""Faults of one rank and of its forkserver: a lost device, no memory, a stop, Ctrl-C."""
 
 from __future__ import annotations
 

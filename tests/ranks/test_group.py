@@ -107,7 +107,7 @@ def test_a_rank_that_raises_is_named_with_its_message_and_its_own_traceback(
     message = str(caught.value)
     assert message.startswith("rank 1 of 2 raised ValueError: boom, in phase 'call'\n  traceback:")
     assert "in fail_on_rank_1" in message
-    assert "worker.py" not in message
+    assert "worker/main.py" not in message
     assert message.endswith("\n  its last output:\n    about to raise")
     assert (caught.value.rank, caught.value.exit_code) == (1, None)
 

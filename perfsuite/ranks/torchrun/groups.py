@@ -99,7 +99,7 @@ class MultiHostGroups:
 
 
 class _JobOutcome:
-    """How one job ends, on which all controllers agree."""
+    """How all controllers agree on the end of one job."""
 
     def __init__(self, peers: Peers, name: str, request: GroupRequest) -> None:
         self._peers = peers
@@ -193,7 +193,7 @@ def error_of(
 ) -> PerfsuiteError:
     """Return the error of the whole group: never that of a rank that only lost its peer.
 
-    `ended` has at least one failure, and the order in which the ends were heard.
+    `ended` holds at least one failure; the end that was heard first comes first.
     """
     failed = {
         rank: one.result for rank, one in ended.items() if isinstance(one.result, PerfsuiteError)
@@ -206,7 +206,7 @@ def error_of(
     silent = [rank for rank in range(world_size) if rank not in ended]
     if silent:
         return LostRankError(
-            f"rank {silent[0]} of {world_size} is gone, or stands still: rank {waiting_rank} lost "
+            f"rank {silent[0]} of {world_size} is gone or hangs: rank {waiting_rank} lost "
             f"it, and its pytest process did not answer for {_ANSWER_S:g} s"
         )
     positions = {rank: one.position for rank, one in ended.items()}

@@ -145,7 +145,7 @@ class Peers:
         self._post(_SESSION, _EXIT, value)
         values = self._await_all(_SESSION, _EXIT)
         self._post(_SESSION, _GONE, None)
-        # The first one's host may keep the store, from which others still have to read.
+        # The first one may keep the store, and others still have to read from it.
         if self.membership.is_first:
             with contextlib.suppress(LostRankError):
                 self._await_all(_SESSION, _GONE)

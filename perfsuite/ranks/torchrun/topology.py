@@ -1,6 +1,6 @@
 """Which ranks that torchrun started share a machine, a processor, a GPU, a timing lock.
 
-Runs in every controller: each tells the others its place, and all draw the same conclusions.
+Runs in every controller: each broadcasts its place, and all draw the same conclusions.
 """
 
 from __future__ import annotations
@@ -118,17 +118,14 @@ class Topology:
         """Return why these ranks cannot run a recipe, None if they can."""
         plan = recipe.plan
         if plan.world_size > len(self.everyone):
-            return (
-                f"parallel {recipe.parallel!r} needs {plan.world_size} ranks, and torchrun started "
-                f"{len(self.everyone)}"
+            needs = f"{plan.world_size} ranks, and torchrun started {len(self.everyone)}"
+        elif plan.mode == "dp" and plan.size > (num_gpus := len(self.everyone[0].gpus)):
+            needs = f"{plan.size} GPUs, and rank 0 sees {num_gpus}"
+        elif plan.mode == "horovod":
+            needs = (
+                "ranks that horovodrun started, and torchrun started these; "
+                f"horovod-like:{plan.size} does the same with torch.distributed"
             )
-        if plan.mode == "dp" and plan.size > (num_gpus := len(self.everyone[0].gpus)):
-            return (
-                f"parallel {recipe.parallel!r} needs {plan.size} GPUs, and rank 0 sees {num_gpus}"
-            )
-        if plan.mode == "horovod":
-            return (
-                f"parallel {recipe.parallel!r} needs ranks that horovodrun started, and torchrun "
-                f"started these; horovod-like:{plan.size} does the same with torch.distributed"
-            )
-        return None
+        else:
+            return None
+        return f"parallel {recipe.parallel!r} needs {needs}"

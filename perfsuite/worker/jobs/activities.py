@@ -218,7 +218,7 @@ def _uncountable(recipe: Recipe) -> dict[str, str]:
     """Return the counts that a mode hides from the dispatcher, with the reason."""
     hidden = ("flops", "ops", "saved_activation_bytes")
     if recipe.compile:
-        # torch.compile stands back from a dispatch mode, so eager operators would be counted.
+        # torch.compile is off under a dispatch mode, so eager operators would be counted.
         return dict.fromkeys((*hidden, "memory"), "a compiled model cannot be watched")
     if recipe.plan.mode == "dp":
         return dict.fromkeys(hidden, "DataParallel's replicas run in threads of their own")

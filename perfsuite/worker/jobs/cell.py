@@ -118,8 +118,8 @@ class _Measurement:
                 agreed += torch.tensor(self._turns.agree(num_iterations, iteration_s))
             if dist.is_initialized():
                 dist.broadcast(agreed, src=0)
-            num_iterations, wanted_rounds = agreed.tolist()
-            return plan.num_rounds or wanted_rounds, num_iterations
+            num_iterations, gate_rounds = agreed.tolist()
+            return plan.num_rounds or gate_rounds, num_iterations
         assert plan.num_rounds is not None  # only a gate chooses rounds
         return plan.num_rounds, num_iterations
 

@@ -90,7 +90,6 @@ def take_profile(
         if usage is None:
             profiled.missing["usage"] = "NVML, which knows how busy the GPU is, is not installed"
     return ProfileTaken(
-        wall_s=sum(epoch.duration_s for epoch in epochs),
         epochs=epochs,
         evaluated_split=split,
         usage=RankUsage(rank=start.rank, device=str(device), samples=samples),

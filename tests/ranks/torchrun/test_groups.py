@@ -60,8 +60,8 @@ def test_a_controller_that_does_not_answer_is_named() -> None:
 
     assert isinstance(error, LostRankError)
     assert str(error) == (
-        "rank 1 of 2 is gone, or stands still: rank 0 lost it, and its pytest process did not "
-        "answer for 10 s"
+        "rank 1 of 2 is gone or hangs: rank 0 lost it, and its pytest process did not answer "
+        "for 10 s"
     )
 
 

@@ -1,4 +1,4 @@
-"""Two controllers over a real store: what they hear, in which order, and who is gone."""
+"""Two controllers over a real store: what they receive, its order, and which one is gone."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_a_rank_that_falls_silent_is_named() -> None:
 
     assert first.is_broken
     assert str(caught.value) == (
-        "rank 1 of 2 is gone, or stands still: nothing was heard of its pytest process for 2.5 s"
+        "rank 1 of 2 is gone or hangs: nothing was heard of its pytest process for 2.5 s"
     )
 
 
@@ -174,6 +174,6 @@ def test_a_controller_that_is_stopped_is_named_and_goes_on_to_its_end(tmp_path: 
         messenger.join()
 
     assert str(caught.value) == (
-        "rank 1 of 2 stands still: its pytest process was stopped (SIGSTOP, as a debugger does), "
-        "and did not go on within 2.5 s"
+        "rank 1 of 2 is stopped: its pytest process was sent SIGSTOP, as a debugger does, and did "
+        "not go on within 2.5 s"
     )

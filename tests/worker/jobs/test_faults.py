@@ -42,7 +42,7 @@ def test_a_leak_is_in_the_peak_of_every_iteration() -> None:
     assert leaked == [LEAKED_BYTES] * 3
 
 
-def test_one_process_on_a_cpu_has_nobody_to_wait_for() -> None:
+def test_one_process_on_a_cpu_has_no_rank_to_wait_for() -> None:
     with pytest.raises(WorkloadError) as raised:
         inject_fault(iterate, channel(planted_fault="synchronization"), CPU)
 

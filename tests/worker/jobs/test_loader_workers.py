@@ -1,4 +1,4 @@
-"""A rank's children stand still while they are stopped, and go on afterwards."""
+"""A rank's loader workers do nothing while they are stopped, and go on afterwards."""
 
 from __future__ import annotations
 
