@@ -10,9 +10,9 @@ from __future__ import annotations
 import ctypes
 import faulthandler
 import fcntl
-import importlib
 import multiprocessing
 import os
+import pkgutil
 import re
 import select
 import shutil
@@ -22,7 +22,6 @@ import tempfile
 from collections.abc import Callable, Iterable
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
 import psutil
 
@@ -87,14 +86,7 @@ def enter_rank(start: RankStart, pipe: Connection) -> None:
             sys.path.insert(0, root)
     if start.core is not None:
         os.sched_setaffinity(0, {start.core})
-    load(start.policy.entry)(start, pipe)
-
-
-def load(entry: str) -> Callable[[Any, Connection], None]:
-    """Import the module of "package.module:function" and return the function."""
-    module, _, name = entry.partition(":")
-    function: Callable[[Any, Connection], None] = getattr(importlib.import_module(module), name)
-    return function
+    pkgutil.resolve_name(start.policy.entry)(start, pipe)
 
 
 def die_with_controller() -> None:

@@ -85,7 +85,7 @@ def first_failure(failures: Mapping[int, Failed | Died]) -> tuple[int, Failed | 
 
 
 def says_lost_peer(text: str) -> bool:
-    """Whether an error or a log only says that another rank is gone or late.
+    """Whether an error or a log only says that another rank is gone or late; ranks ask this too.
 
     >>> says_lost_peer("Timed out waiting 4000ms for recv operation to complete")
     True

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+import pkgutil
 import signal
 from collections import defaultdict
 from collections.abc import Container, Iterable, Sequence
@@ -199,4 +200,4 @@ def enter_messenger(start: MessengerStart, pipe: Connection) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     bootstrap.send_output_to(Path(start.folder) / "messenger.log")
-    bootstrap.load(_MESSENGER)(start, pipe)
+    pkgutil.resolve_name(_MESSENGER)(start, pipe)

@@ -1,4 +1,4 @@
-"""The two jobs of a verification: record a run on its ranks, then check it on one rank."""
+"""The jobs of a verification: record a run, then check it in one process. Run in ranks."""
 
 from __future__ import annotations
 
