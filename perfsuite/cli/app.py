@@ -28,7 +28,7 @@ from perfsuite.cli.verbs.profile import profile
 from perfsuite.cli.verbs.report import report
 from perfsuite.cli.verbs.sweep import sweep
 from perfsuite.cli.verbs.verify import verify
-from perfsuite.errors import PerfsuiteError, StorageError, WriteError
+from perfsuite.errors import ExitCode, PerfsuiteError, StorageError, WriteError
 from perfsuite.system.signals import ends_on_signals, shell_exit_code
 from perfsuite.system.untrusted import printable_lines
 
@@ -40,8 +40,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(baseline)
-_EXIT_USAGE = 2
-_EXIT_REFUSED = 12
 # What typer makes of Ctrl-C, without a word.
 _EXIT_INTERRUPTED = shell_exit_code(signal.SIGINT)
 _WITH_REPORT = ("-p", "perfsuite.plugin.report")
@@ -61,10 +59,10 @@ def main() -> None:
         raise
     except (StorageError, WriteError) as error:
         sys.stderr.write(f"perfsuite: {printable_lines(str(error))}\n")
-        sys.exit(_EXIT_REFUSED)
+        sys.exit(ExitCode.REFUSED)
     except PerfsuiteError as error:
         sys.stderr.write(f"perfsuite: {printable_lines(str(error))}\n")
-        sys.exit(_EXIT_USAGE)
+        sys.exit(ExitCode.USAGE)
 
 
 def _show_version(wanted: bool) -> None:

@@ -18,7 +18,8 @@ import typer
 from perfsuite.errors import SettingError
 from perfsuite.experiments.rank_session import Session
 from perfsuite.experiments.settings import DEVICES, MAX_SEED, Settings
-from perfsuite.records.recipe import COMM_HOOKS, PARALLEL_FORMS, PRECISIONS, Recipe
+from perfsuite.records.parallel import PARALLEL_FORMS
+from perfsuite.records.recipe import COMM_HOOKS, PRECISIONS, Recipe
 from perfsuite.stats.sequential import FIRST_LOOK
 
 WorkloadName = Annotated[

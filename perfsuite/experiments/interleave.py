@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from perfsuite.experiments.rank_session import Session
+from perfsuite.ranks.messages import ActivityName
 from perfsuite.records.cell import Outcome
-from perfsuite.records.recipe import Activity, Recipe
+from perfsuite.records.recipe import Recipe
 from perfsuite.stats import intervals
 from perfsuite.units import format_seconds
 
@@ -38,7 +39,7 @@ class Cell:
 
     workload: str
     recipe: Recipe
-    activity: Activity = "train"
+    activity: ActivityName = "train"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,6 +29,7 @@ from perfsuite.ranks.bootstrap import make_group_folder, remove_group_folder, sw
 from perfsuite.ranks.chains import Chain, run_chain, run_chains
 from perfsuite.ranks.group import GroupRequest
 from perfsuite.ranks.messages import (
+    ActivityName,
     CallFunction,
     CellMeasured,
     CheckRun,
@@ -48,7 +49,7 @@ from perfsuite.records.capability import Hardware
 from perfsuite.records.cell import Outcome
 from perfsuite.records.equivalence import EquivalenceReport, Numerics
 from perfsuite.records.profile import ProfiledRun
-from perfsuite.records.recipe import Activity, Recipe
+from perfsuite.records.recipe import Recipe
 from perfsuite.records.workload import Workload, find_workload
 from perfsuite.system.gpus import visible_gpus
 from perfsuite.system.timing_lock import TimingLock
@@ -151,7 +152,7 @@ class Session:
         workload: str | Workload,
         recipe: Recipe,
         *,
-        activity: Activity = "train",
+        activity: ActivityName = "train",
         num_rounds: int | None = None,
         num_iterations: int | None = None,
         is_timed: bool = True,

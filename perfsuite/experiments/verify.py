@@ -9,17 +9,18 @@ from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
-from perfsuite.errors import PerfsuiteError, RankFailureError
+from perfsuite.errors import ExitCode, PerfsuiteError, RankFailureError
 from perfsuite.experiments import results
 from perfsuite.experiments.rank_session import Session
 from perfsuite.records.equivalence import EquivalenceReport, NumericsStatus, combine_statuses
+from perfsuite.records.parallel import PARALLEL_MODES, PIPELINE_SCHEDULES
 from perfsuite.records.recipe import PRECISIONS, Recipe
 
-EXIT_CODES: dict[NumericsStatus, int] = {
-    "equivalent": 0,
-    "mismatch": 20,
-    "no power": 21,
-    "not exercised": 22,
+EXIT_CODES: dict[NumericsStatus, ExitCode] = {
+    "equivalent": ExitCode.OK,
+    "mismatch": ExitCode.MISMATCH,
+    "no power": ExitCode.NO_POWER,
+    "not exercised": ExitCode.NOT_EXERCISED,
 }
 
 
@@ -63,7 +64,7 @@ def verify_every(
     return reports
 
 
-def exit_code(reports: Sequence[EquivalenceReport], *, of_table: bool) -> int:
+def exit_code(reports: Sequence[EquivalenceReport], *, of_table: bool) -> ExitCode:
     """Return what the verb ends in: the worst report's code.
 
     Args:
@@ -84,7 +85,6 @@ def to_document(reports: Sequence[EquivalenceReport]) -> bytes:
 
 
 _WORLD_SIZES = (2, 3, 4)
-_SCHEDULES = ("gpipe", "1f1b", "interleaved")
 _CHECKPOINTINGS = ("every-block", "segments:2", "selective")
 
 # Divisible into the chunks of 2, 3 and 4 pipeline ranks, two for each.
@@ -106,10 +106,10 @@ def _parallel() -> Iterator[Recipe]:
     yield Recipe()
     yield Recipe(parallel="dp:2")
     for size in _WORLD_SIZES:
-        for mode in ("ddp", "fsdp", "zero1", "tp", "horovod-like", "horovod"):
-            yield Recipe(parallel=f"{mode}:{size}")
-        yield Recipe(parallel=f"mp:{size}")
-        for schedule in _SCHEDULES:
+        for name, mode in PARALLEL_MODES.items():
+            if mode.form == f"{name}:N" and not mode.runs_threads:
+                yield Recipe(parallel=f"{name}:{size}")
+        for schedule in PIPELINE_SCHEDULES:
             yield Recipe(parallel=f"pp:{size}:{schedule}", micro_batch_size=_PIPELINE_BATCH_SIZE)
     for mesh in ("1x2", "2x2"):
         yield Recipe(parallel=f"hsdp:{mesh}")

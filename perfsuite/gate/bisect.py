@@ -276,7 +276,7 @@ def describe_step(step: BisectStep) -> str:
 
 
 def _figures(verdict: CellVerdict) -> str:
-    parts = [verdict.word]
+    parts: list[str] = [verdict.word]
     if verdict.ratio is not None and verdict.interval is not None:
         low, high = verdict.interval
         parts.append(

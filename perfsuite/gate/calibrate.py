@@ -203,8 +203,8 @@ def _summarise(plant: Plant, judgements: Sequence[Judgement]) -> PlantedResult:
     num_pairs = []
     for judgement in judgements:
         for trial in judgement.trials:
-            word = trial.word or "INCONCLUSIVE"
-            word += " by counts" * (trial.by == "counts")
+            by = " by counts" if trial.by == "counts" else ""
+            word = f"{trial.word or 'INCONCLUSIVE'}{by}"
             verdicts[word] = verdicts.get(word, 0) + 1
             if trial.decision is not None:
                 num_pairs.append(trial.decision.num_pairs)

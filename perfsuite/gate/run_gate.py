@@ -322,7 +322,7 @@ def _further_pair(
 
 def _verdict(trial: Trial, explanation: Explanation | None) -> CellVerdict:
     decision = trial.decision
-    tolerance, limit = trial.demands.bounds
+    tolerance, limit = trial.policy.bounds
     return CellVerdict(
         name=trial.name,
         word=trial.word or "INCONCLUSIVE",
@@ -337,7 +337,7 @@ def _verdict(trial: Trial, explanation: Explanation | None) -> CellVerdict:
         explanation=explanation,
         raw=tuple(trial.raw),
         firsts=tuple(trial.firsts),
-        asked=trial.asked,
+        rule=trial.rule,
     )
 
 

@@ -14,10 +14,11 @@ from perfsuite.ranks.assignments import Assignment
 from perfsuite.records.cell import Counts, Operator
 from perfsuite.records.equivalence import Finding
 from perfsuite.records.profile import ProfilerOutput, RankUsage
-from perfsuite.records.recipe import Activity, Recipe, is_int_from, optional
+from perfsuite.records.recipe import Recipe, is_int_from, optional
 from perfsuite.records.recipe_text import parse_recipe
 from perfsuite.system.environment import Environment
 
+ActivityName = Literal["train", "load", "evaluate", "all_reduce"]
 # Faults that a calibration can inject into each iteration, beside slowdowns: memory that the
 # iteration keeps, and a wait for all ranks or for the device.
 INJECTABLE_FAULTS = ("leak", "synchronization")
@@ -153,7 +154,7 @@ class RunCell:
 
     workload: bytes | None
     recipe: Recipe
-    activity: Activity
+    activity: ActivityName
     plan: MeasurePlan
     message_bytes: int | None = None
 

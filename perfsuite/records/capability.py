@@ -51,12 +51,12 @@ def why_not_exercised(recipe: Recipe, hardware: Hardware) -> str | None:
     """
     plan = recipe.plan
     on_cuda = hardware.device == "cuda"
-    if plan.mode == "dp" and not on_cuda:
+    if plan.properties.runs_threads and not on_cuda:
         return (
             f"parallel {recipe.parallel!r}: nn.DataParallel silently runs the plain module on cpu; "
             "it needs a CUDA device"
         )
-    if plan.mode == "dp" and 1 < hardware.num_gpus < plan.size:
+    if plan.properties.runs_threads and 1 < hardware.num_gpus < plan.size:
         return (
             f"parallel {recipe.parallel!r} needs {plan.size} GPUs, and {hardware.num_gpus} are here"
         )

@@ -10,9 +10,10 @@ import dataclasses
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from perfsuite.errors import RecipeError
+from perfsuite.records.parallel import NUMBER, PARALLEL_FORMS, ParallelPlan, parse_parallel
 
 PRECISIONS = (
     "fp64",
@@ -27,109 +28,6 @@ PRECISIONS = (
     "O3",
 )
 COMM_HOOKS = ("none", "fp16", "bf16", "powersgd")
-PIPELINE_SCHEDULES = ("gpipe", "1f1b", "interleaved")
-PARALLEL_FORMS = (
-    "single, dp:N, ddp:N, fsdp:N, hsdp:RxS, zero1:N, tp:N, pp:N[:gpipe|1f1b|interleaved], "
-    "mp:N, horovod-like:N, horovod:N"
-)
-
-# Fewer parts than this and the mode would do nothing: DataParallel over one device and a split
-# into one part both call the plain module. One-process DDP, FSDP and Horovod are real.
-_SMALLEST_SIZE = {
-    "dp": 2,
-    "ddp": 1,
-    "fsdp": 1,
-    "zero1": 1,
-    "tp": 2,
-    "pp": 2,
-    "mp": 2,
-    "horovod-like": 1,
-    "horovod": 1,
-}
-_SHARES_ONE_BATCH = ("tp", "pp", "mp")
-# No more digits than a size can need: int() refuses thousands of them.
-_NUMBER = r"(?:0|[1-9][0-9]{0,8})"
-
-Mode = Literal[
-    "single", "dp", "ddp", "fsdp", "hsdp", "zero1", "tp", "pp", "mp", "horovod-like", "horovod"
-]
-Activity = Literal["train", "load", "evaluate", "all_reduce"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ParallelPlan:
-    """A parsed `Recipe.parallel`.
-
-    Attributes:
-        mode: The word before the colon.
-        size: The N of the mode: ranks, or devices for "dp". 1 for "single".
-        world_size: Processes that the cell starts; 1 for "single" and "dp".
-        data_parallel_size: Shards into which the training data are divided.
-        num_shards: For "hsdp" the S of RxS: ranks that share one copy of the parameters.
-        schedule: For "pp" the pipeline schedule, else None.
-    """
-
-    mode: Mode
-    size: int
-    world_size: int
-    data_parallel_size: int
-    num_shards: int = 1
-    schedule: str | None = None
-
-    @property
-    def needs_group(self) -> bool:
-        """Whether the cell trains with torch.distributed, if only over one rank."""
-        return self.mode not in ("single", "dp")
-
-
-def parse_parallel(text: str) -> ParallelPlan:
-    """Return the plan that a parallel mode's text names.
-
-    Raises:
-        RecipeError: The text has none of the allowed forms, or a size that the mode cannot have.
-
-    >>> parse_parallel("ddp:2").world_size, parse_parallel("hsdp:2x3").world_size
-    (2, 6)
-    >>> parse_parallel("pp:4").schedule, parse_parallel("tp:2").data_parallel_size
-    ('1f1b', 1)
-    """
-    if text == "single":
-        return ParallelPlan(mode="single", size=1, world_size=1, data_parallel_size=1)
-    if match := re.fullmatch(rf"hsdp:({_NUMBER})x({_NUMBER})", text):
-        replicas, shards = int(match[1]), int(match[2])
-        if replicas < 1 or shards < 1:
-            raise RecipeError(
-                f"parallel {text!r} has an empty mesh; "
-                "use hsdp:RxS with R replicas and S shards of at least 1, such as hsdp:2x2"
-            )
-        size = replicas * shards
-        return ParallelPlan(
-            mode="hsdp", size=size, world_size=size, data_parallel_size=size, num_shards=shards
-        )
-    match = re.fullmatch(rf"([a-z0-9-]+):({_NUMBER})(?::([a-z0-9]+))?", text)
-    mode = match[1] if match else ""
-    if match is None or mode not in _SMALLEST_SIZE or (match[3] and mode != "pp"):
-        raise RecipeError(f"parallel {text!r} is not a known mode; use one of {PARALLEL_FORMS}")
-    size = int(match[2])
-    if size < _SMALLEST_SIZE[mode]:
-        smallest = _SMALLEST_SIZE[mode]
-        raise RecipeError(
-            f"parallel {text!r} has a size of {size}, and {mode} needs at least {smallest}; "
-            f"use {mode}:{max(smallest, 2)}"
-        )
-    schedule = match[3] or ("1f1b" if mode == "pp" else None)
-    if schedule is not None and schedule not in PIPELINE_SCHEDULES:
-        raise RecipeError(
-            f"parallel {text!r} names the pipeline schedule {schedule!r}; "
-            f"use one of {', '.join(PIPELINE_SCHEDULES)}"
-        )
-    return ParallelPlan(
-        mode=mode,  # type: ignore[arg-type]  # one of the keys of _SMALLEST_SIZE
-        size=size,
-        world_size=1 if mode == "dp" else size,
-        data_parallel_size=1 if mode == "dp" or mode in _SHARES_ONE_BATCH else size,
-        schedule=schedule,
-    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,13 +107,13 @@ class Recipe:
             for field in dataclasses.fields(self)
             if field.name in _DDP_OPTIONS and getattr(self, field.name) != field.default
         ]
-        if changed and plan.mode not in ("ddp", "zero1"):
+        if changed and not plan.properties.takes_ddp_options:
             raise RecipeError(
                 f"{changed[0]}={getattr(self, changed[0])!r} is an option of "
                 f"DistributedDataParallel, and parallel is {self.parallel!r}; "
                 f"use parallel='ddp:2' or leave {changed[0]} out"
             )
-        if plan.mode in ("pp", "mp") and self.compile:
+        if plan.properties.cuts_model and self.compile:
             raise RecipeError(
                 f"compile=True cannot be combined with parallel {self.parallel!r}: the model is "
                 "cut into stages; use compile=False"
@@ -282,4 +180,4 @@ def optional(is_allowed: Callable[[Any], bool]) -> Callable[[Any], bool]:
 def _is_checkpointing(value: Any) -> bool:
     if value in ("none", "every-block", "selective"):
         return True
-    return isinstance(value, str) and re.fullmatch(rf"segments:(?!0){_NUMBER}", value) is not None
+    return isinstance(value, str) and re.fullmatch(rf"segments:(?!0){NUMBER}", value) is not None

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from perfsuite.records.recipe import ParallelPlan
+from perfsuite.records.parallel import ParallelPlan
 from perfsuite.report.rows import Row, recipe_fields
 
 Axis = Literal["num_workers", "checkpointing", "precision", "parallel"]
@@ -111,7 +111,7 @@ def _by_mode(group: Sequence[Row]) -> Iterable[Family]:
 def mode_name(plan: ParallelPlan) -> str:
     """Return the mode, with its schedule where it has one.
 
-    >>> from perfsuite.records.recipe import parse_parallel
+    >>> from perfsuite.records.parallel import parse_parallel
     >>> mode_name(parse_parallel("ddp:4")), mode_name(parse_parallel("pp:2"))
     ('ddp', 'pp 1f1b')
     """

@@ -235,7 +235,7 @@ def _rows(benchmarks: Sequence[_Benchmark], num_cores: int | None) -> Iterator[R
         raise ValueError("holds no benchmark")
 
 
-def _with_stamped(rows: Sequence[Row], words: Mapping[str, str]) -> Iterator[Row]:
+def _with_stamped(rows: Sequence[Row], words: Mapping[str, VerdictWord]) -> Iterator[Row]:
     """Yield what was measured, and then what the stamp alone says was judged."""
     judged = {printable(name): word for name, word in words.items()}
     for row in rows:
@@ -251,8 +251,10 @@ def _with_stamped(rows: Sequence[Row], words: Mapping[str, str]) -> Iterator[Row
         yield Row(name=name, verdict=_stamped(word))
 
 
-def _stamped(word: str) -> Verdict:
-    return Verdict(word=word, by="stamp", ratio=None, interval=None, pairs=None, detectable=None)
+def _stamped(word: VerdictWord) -> Verdict:
+    return Verdict(
+        word=word, by="stamp", ratio=None, interval=None, num_pairs=None, detectable=None
+    )
 
 
 def _of_perfsuite(

@@ -8,32 +8,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from perfsuite.records.verdict import CellVerdict, Explanation, exit_code
+from perfsuite.errors import ExitCode
+from perfsuite.records.verdict import GRAVITY, CellVerdict, Explanation, exit_code
 from perfsuite.report.rows import Row
 from perfsuite.system.untrusted import printable_lines
 from perfsuite.units import format_change, format_seconds
 
 _WORDS: Final = {
-    0: "PASS",
-    1: "ERROR",
-    10: "FAIL",
-    11: "INCONCLUSIVE",
-    12: "NO VERDICT",
-    13: "NOTHING COMPARED",
+    ExitCode.OK: "PASS",
+    ExitCode.FAILED: "ERROR",
+    ExitCode.REGRESSION: "FAIL",
+    ExitCode.INCONCLUSIVE: "INCONCLUSIVE",
+    ExitCode.REFUSED: "NO VERDICT",
+    ExitCode.NOTHING_COMPARED: "NOTHING COMPARED",
 }
-# The gravest first: what somebody has to look at.
-_ORDER: Final = (
-    "ERROR",
-    "FAIL",
-    "INVALID",
-    "VANISHED",
-    "NO-BASELINE",
-    "INCONCLUSIVE",
-    "NEW",
-    "IMPROVED",
-    "PASS",
-    "SKIPPED",
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,9 +43,7 @@ def summarize(rows: Sequence[Row]) -> Summary:
     cells = "1 cell" if len(rows) == 1 else f"{len(rows)} cells"
     if not words:
         return Summary(word=None, text=f"{cells}, none of them judged")
-    known = [word for word in _ORDER if word in words]
-    ordered = [*known, *sorted(words.keys() - set(_ORDER))]
-    text = ", ".join(f"{words[word]} {word}" for word in ordered)
+    text = ", ".join(f"{words[word]} {word}" for word in GRAVITY if word in words)
     num_unjudged = len(rows) - words.total()
     if num_unjudged:
         text += f", {num_unjudged} not judged"
@@ -85,17 +71,15 @@ def withhold(summary: Summary, *, num_failed: int, gaps: Sequence[str]) -> Summa
 
 def by_gravity(rows: Sequence[Row]) -> list[Row]:
     """Return the rows with those first that somebody has to look at, else as they were."""
-
-    def place(row: Row) -> int:
-        word = None if row.verdict is None else row.verdict.word
-        return _ORDER.index(word) if word in _ORDER else len(_ORDER)
-
-    return sorted(rows, key=place)
+    order = [*GRAVITY, None]
+    return sorted(
+        rows, key=lambda row: order.index(None if row.verdict is None else row.verdict.word)
+    )
 
 
 def sentence(cell: CellVerdict) -> str:
     """Return a verdict in one sentence, for the report of its test."""
-    parts = [cell.word]
+    parts: list[str] = [cell.word]
     if cell.ratio is not None and cell.num_pairs > 1:
         parts.append(
             f"{format_change(cell.ratio)} against the base, between {between(cell)} "

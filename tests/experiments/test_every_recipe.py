@@ -1,25 +1,14 @@
 from __future__ import annotations
 
 from perfsuite.experiments.verify import every_recipe
-from perfsuite.records.recipe import COMM_HOOKS, PIPELINE_SCHEDULES, PRECISIONS
+from perfsuite.records.parallel import PARALLEL_MODES, PIPELINE_SCHEDULES
+from perfsuite.records.recipe import COMM_HOOKS, PRECISIONS
 
 
 def test_every_value_of_every_axis_is_in_the_table() -> None:
     recipes = list(every_recipe())
 
-    assert {recipe.plan.mode for recipe in recipes} == {
-        "single",
-        "dp",
-        "ddp",
-        "fsdp",
-        "hsdp",
-        "zero1",
-        "tp",
-        "pp",
-        "mp",
-        "horovod-like",
-        "horovod",
-    }
+    assert {recipe.plan.mode for recipe in recipes} == set(PARALLEL_MODES)
     assert {recipe.precision for recipe in recipes} == set(PRECISIONS)
     assert {recipe.comm_hook for recipe in recipes} == set(COMM_HOOKS)
     assert {recipe.plan.schedule for recipe in recipes} == {None, *PIPELINE_SCHEDULES}
@@ -36,7 +25,7 @@ def test_each_mode_that_has_ranks_runs_on_two_three_and_four_of_them() -> None:
     for recipe in every_recipe():
         sizes.setdefault(recipe.plan.mode, set()).add(recipe.plan.world_size)
 
-    for mode in ("ddp", "fsdp", "zero1", "tp", "pp", "mp", "horovod-like"):
+    for mode in ("ddp", "fsdp", "zero1", "zero2", "tp", "pp", "mp", "horovod-like"):
         assert sizes[mode] >= {2, 3, 4}
 
 

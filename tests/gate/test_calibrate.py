@@ -41,7 +41,7 @@ class Judge:
         self.word: str | None = None
 
     def __call__(
-        self, base: Arm, head: Arm, demands: Mapping[str, CellPolicy], **given: Any
+        self, base: Arm, head: Arm, policies: Mapping[str, CellPolicy], **given: Any
     ) -> Judgement:
         text = head.environment.get("PERFSUITE_ARM_PLANTED")
         assert (base.name, head.name, dict(base.environment)) == ("base", "head", {})
@@ -49,10 +49,10 @@ class Judge:
         self.priors.append(given["priors"])
         shift = 0.0 if text is None else 0.2
         trials = []
-        for name, asked in demands.items():
-            trial = Trial(name=name, demands=asked)
+        for name, asked in policies.items():
+            trial = Trial(name=name, policy=asked)
             rule = Rule(
-                tolerance=asked.tolerance, limit=asked.limit, num_cells=len(demands), max_pairs=4
+                tolerance=asked.tolerance, limit=asked.limit, num_cells=len(policies), max_pairs=4
             )
             trial.decision = decide([shift + noise for noise in NOISE], rule)
             trial.word = self.word or ("PASS" if text is None else "FAIL")

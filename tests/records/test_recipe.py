@@ -13,14 +13,13 @@ from hypothesis import strategies as st
 
 from perfsuite import PerfsuiteError, Recipe, RecipeError
 from perfsuite.ranks.messages import MeasurePlan
-from perfsuite.records.recipe import (
-    COMM_HOOKS,
+from perfsuite.records.parallel import (
     PARALLEL_FORMS,
     PIPELINE_SCHEDULES,
-    PRECISIONS,
     ParallelPlan,
     parse_parallel,
 )
+from perfsuite.records.recipe import COMM_HOOKS, PRECISIONS
 
 # --- parallel modes ---
 
@@ -35,6 +34,7 @@ from perfsuite.records.recipe import (
         ("fsdp:3", 3, 3),
         ("hsdp:2x3", 6, 6),
         ("zero1:2", 2, 2),
+        ("zero2:2", 2, 2),
         ("tp:4", 4, 1),
         ("pp:2", 2, 1),
         ("mp:2", 2, 1),
@@ -52,9 +52,7 @@ def test_a_mode_says_how_many_processes_and_shards_of_data_it_has(
 
 
 def test_a_hybrid_mesh_knows_its_shards() -> None:
-    assert parse_parallel("hsdp:2x3") == ParallelPlan(
-        mode="hsdp", size=6, world_size=6, data_parallel_size=6, num_shards=3
-    )
+    assert parse_parallel("hsdp:2x3") == ParallelPlan(mode="hsdp", size=6, num_shards=3)
 
 
 @pytest.mark.parametrize("schedule", PIPELINE_SCHEDULES)
@@ -94,7 +92,7 @@ def test_an_unknown_mode_is_refused_with_all_forms(text: str) -> None:
 
     assert str(refused.value) == (
         f"parallel {text!r} is not a known mode; use one of single, dp:N, ddp:N, fsdp:N, hsdp:RxS, "
-        "zero1:N, tp:N, pp:N[:gpipe|1f1b|interleaved], mp:N, horovod-like:N, horovod:N"
+        "zero1:N, zero2:N, tp:N, pp:N[:gpipe|1f1b|interleaved], mp:N, horovod-like:N, horovod:N"
     )
 
 

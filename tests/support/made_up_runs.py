@@ -43,7 +43,7 @@ def verdict(word: str = "PASS", **changes: Any) -> Verdict:
         "by": "pairs",
         "ratio": 1.01,
         "interval": (0.99, 1.03),
-        "pairs": 4,
+        "num_pairs": 4,
         "detectable": 0.03,
     }
     return Verdict(**(fields | changes))

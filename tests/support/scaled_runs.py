@@ -7,7 +7,7 @@ from typing import Any
 
 from made_up_runs import cell
 
-from perfsuite.records.recipe import parse_parallel
+from perfsuite.records.parallel import parse_parallel
 from perfsuite.report.rows import Row
 from perfsuite.report.scaling.ring import RingModel
 from perfsuite.stats.intervals import median

@@ -10,10 +10,10 @@ import typer
 from rich.console import Console
 
 from perfsuite.cli.doctor import Status, examine
+from perfsuite.errors import ExitCode
 from perfsuite.system.files import check_writable, write_atomically
 
 _STYLES: dict[Status, str] = {"ok": "green", "warn": "yellow", "fail": "red"}
-_EXIT_UNFIT = 1
 
 
 def doctor(
@@ -35,4 +35,4 @@ def doctor(
         document = {"schema": 1, "findings": [finding.as_dict() for finding in findings]}
         write_atomically(json_file, json.dumps(document, indent=2).encode())
     if any(finding.status == "fail" for finding in findings):
-        raise typer.Exit(_EXIT_UNFIT)
+        raise typer.Exit(ExitCode.FAILED)

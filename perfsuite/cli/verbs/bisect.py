@@ -10,6 +10,7 @@ import msgspec
 import typer
 
 from perfsuite.cli.options import DrawnSeed
+from perfsuite.errors import ExitCode
 from perfsuite.gate.bisect import BisectRequest, BisectResult, BisectStep, bisect
 from perfsuite.gate.git.command import short
 from perfsuite.gate.judge.trial import Budget, draw_seed
@@ -22,9 +23,6 @@ from perfsuite.system.timing_lock import WAIT_S, TimingLock
 from perfsuite.system.untrusted import printable_lines
 from perfsuite.units import format_change, format_ratio, option_bounds
 
-_EXIT_USAGE = 2
-_EXIT_ONLY_SKIPPED = 11
-_EXIT_UNFIT = 12
 # The gate's, for the one that is not given beside the other.
 _TOLERANCE, _LIMIT = "2%", "5%"
 
@@ -128,17 +126,17 @@ def _tell_rest(first: BisectStep, bad: BisectStep) -> list[str]:
     ]
 
 
-def end_code(result: BisectResult) -> int:
+def end_code(result: BisectResult) -> ExitCode:
     """Return what a search ends in."""
     if result.first_bad is not None:
-        return 0
+        return ExitCode.OK
     if result.refusal is None:
-        return _EXIT_ONLY_SKIPPED
+        return ExitCode.INCONCLUSIVE
     last = result.ends[-1]
     if last.mark == "skip":
         return exit_code([last.verdict.word])
     # The bad end is good, or the good one is slower than itself.
-    return _EXIT_USAGE if last.mark == "good" else _EXIT_UNFIT
+    return ExitCode.USAGE if last.mark == "good" else ExitCode.REFUSED
 
 
 def to_document(result: BisectResult, request: BisectRequest) -> bytes:

@@ -10,6 +10,7 @@ import msgspec
 import typer
 
 from perfsuite.cli.options import DeviceName, DrawnSeed, open_session
+from perfsuite.errors import ExitCode
 from perfsuite.experiments.claims import Bench
 from perfsuite.experiments.claims.run import Tested, choose_claims, try_claims
 from perfsuite.experiments.interleave import ROUND_S
@@ -19,7 +20,6 @@ from perfsuite.report.terminal.claims import ClaimRow, claim_lines, claims_table
 from perfsuite.system.files import check_writable, write_atomically
 
 RECORDS_FILE = Path("results") / "claims.jsonl"
-_EXIT_BROKEN = 1
 # Of weights and data; --seed is of the order of launches.
 _CELL_SEED = 0
 
@@ -59,7 +59,7 @@ def claims(
     if json_file is not None:
         write_atomically(json_file, to_document(results))
     if any(one.is_broken for one in results):
-        raise typer.Exit(_EXIT_BROKEN)
+        raise typer.Exit(ExitCode.FAILED)
 
 
 def to_document(results: Sequence[Tested]) -> bytes:

@@ -20,14 +20,14 @@ from perfsuite.cli.options import (
     Selection,
     Tolerance,
 )
-from perfsuite.errors import SettingError
+from perfsuite.errors import ExitCode, SettingError
 from perfsuite.gate.judge.explain import explain_stored
 from perfsuite.gate.judge.trial import Budget, draw_seed
 from perfsuite.gate.noise import read_noise
 from perfsuite.gate.request import GateRequest
 from perfsuite.gate.run_gate import GateResult, run_gate
 from perfsuite.records.run_file import StoredRun, Unusable, read_run
-from perfsuite.records.verdict import CellVerdict, Explanation, exit_code
+from perfsuite.records.verdict import Explanation, exit_code
 from perfsuite.report.formats.markdown import to_markdown
 from perfsuite.report.model import report_on_verdicts
 from perfsuite.report.summary import explained
@@ -37,8 +37,6 @@ from perfsuite.system.timing_lock import WAIT_S, TimingLock
 from perfsuite.system.untrusted import printable
 from perfsuite.system.urls import locate
 from perfsuite.units import format_change, option_bounds
-
-_EXIT_REFUSED = 12
 
 
 def gate(
@@ -129,10 +127,10 @@ def _variables(pairs: list[str]) -> dict[str, str]:
     return dict(pair.split("=", 1) for pair in pairs)
 
 
-def end_code(result: GateResult) -> int:
+def end_code(result: GateResult) -> ExitCode:
     """Return what a gate session ends in."""
     if result.refusal is not None:
-        return _EXIT_REFUSED
+        return ExitCode.REFUSED
     return exit_code(cell.word for cell in result.cells)
 
 
@@ -152,7 +150,7 @@ def to_document(result: GateResult) -> bytes:
     """Return the result as the verb's JSON: everything from which a verdict can be recomputed."""
     document = {
         "schema": 1,
-        "cells": [_cell(cell) for cell in result.cells],
+        "cells": [{"id": cell.name} | msgspec.to_builtins(cell) for cell in result.cells],
         "seed": result.seed,
         "arms": result.differs,
         "refusal": result.refusal,
@@ -161,33 +159,6 @@ def to_document(result: GateResult) -> bytes:
         "exit_code": end_code(result),
     }
     return msgspec.json.format(msgspec.json.encode(document), indent=2)
-
-
-def _cell(cell: CellVerdict) -> dict[str, Any]:
-    return {
-        "id": cell.name,
-        "word": cell.word,
-        "by": cell.by,
-        "ratio": cell.ratio,
-        "interval": _finite(cell.interval),
-        "pairs": cell.num_pairs,
-        "detectable": _finite_or_none(cell.detectable),
-        "reason": cell.reason,
-        "explanation": cell.explanation,
-        "raw": cell.raw,
-        "first": cell.firsts,
-        "asked": cell.asked,
-    }
-
-
-def _finite(interval: tuple[float, float] | None) -> tuple[float | None, float | None] | None:
-    return (
-        None if interval is None else (_finite_or_none(interval[0]), _finite_or_none(interval[1]))
-    )
-
-
-def _finite_or_none(value: float | None) -> float | None:
-    return None if value is None or value == float("inf") else value
 
 
 def explain(

@@ -19,7 +19,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from perfsuite.errors import SettingError
+from perfsuite.errors import ExitCode, SettingError
 from perfsuite.gate.baselines.accepted import read_accepted
 from perfsuite.gate.git.command import short
 from perfsuite.gate.history.cell_history import (
@@ -39,8 +39,6 @@ from perfsuite.system.untrusted import printable
 from perfsuite.system.urls import locate
 from perfsuite.units import format_change, format_ratio, option_ratio
 
-_EXIT_CHANGED = 10
-_EXIT_NO_RUNS = 12
 # A run on each working day of a year.
 _NUM_RUNS = 250
 _MOST_SUGGESTED = 3
@@ -99,7 +97,7 @@ def history(
     )
     if not stored.runs:
         _show_refused(stored)
-        raise typer.Exit(_EXIT_NO_RUNS)
+        raise typer.Exit(ExitCode.REFUSED)
     if cell is None:
         found = _follow_all(stored, least)
         typer.echo(_table(found))
@@ -112,7 +110,7 @@ def history(
     if json_file is not None:
         write_atomically(json_file, to_document(found, stored))
     if fails_on_change and any(one.is_slower for one in found):
-        raise typer.Exit(_EXIT_CHANGED)
+        raise typer.Exit(ExitCode.REGRESSION)
 
 
 def _fingerprint() -> str:

@@ -11,7 +11,6 @@ import ctypes
 import gc
 import json
 import os
-import re
 import signal
 import socket
 import sys
@@ -20,13 +19,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from perfsuite_imported_files import imported_files  # type: ignore[import-not-found]
 
 _PLUGIN_NAME = "pytest-benchmark"
 # What the clock of a cell is called whose ranks are timed, and take turns, by themselves.
 _RANK_CLOCK = "rank_clock"
 _NUM_FUNCTIONS = 40
-# Where installers put packages, and the standard library.
-_INSTALLED = re.compile(r"(site|dist)-packages|/lib/python3")
 # Of rounds in a first launch of a cell without ranks: many short launches tell more than few long
 # ones, because what differs is the launch (Kalibera and Jones 2013).
 _FIRST_S = 0.3
@@ -235,30 +233,10 @@ class ArmPlugin:
     def pytest_sessionfinish(self) -> None:
         """Tell where everything was imported from."""
         modules = imported_files()
-        modules.pop(__name__, None)  # both arms are given this file, wherever temporary files go
+        # Both arms are given these files, wherever temporary files go.
+        for name in (__name__, imported_files.__module__):
+            modules.pop(name, None)
         self._channel.tell(kind="finished", modules=modules)
-
-
-def imported_files() -> dict[str, str]:
-    """Return the file of each module, of an installed package's modules the package's alone.
-
-    Of a package without a file that is in no other, its first folder.
-    """
-    files = {}
-    for name, module in list(sys.modules.items()):
-        file = getattr(module, "__file__", None)
-        if "." not in name:
-            file = file or next(iter(getattr(module, "__path__", ())), None)
-        elif _INSTALLED.search(file or "") and _has_file(name.rpartition(".")[0]):
-            continue  # its package tells for it; there are thousands
-        if file:
-            files[name] = str(Path(file).resolve())
-    return files
-
-
-def _has_file(name: str) -> bool:
-    """Whether a package is one file's; else it is split over the folders of several projects."""
-    return getattr(sys.modules.get(name), "__file__", None) is not None
 
 
 def _demands(item: pytest.Item) -> dict[str, Any]:

@@ -19,10 +19,15 @@ from pathlib import Path
 from perfsuite.errors import WriteError
 from perfsuite.gate.arms.arm import Arm, Choose, Launch, PairPlan
 from perfsuite.gate.arms.channel import Server
+from perfsuite.system import imported_files
 from perfsuite.units import format_bytes
 
-_ARM_PLUGIN = Path(__file__).with_name("arm_plugin.py")
 _PLUGIN_NAME = "perfsuite_arm"
+# What a launch is given, under names that no package has: it may have another perfsuite, or none.
+_COPIED = {
+    _PLUGIN_NAME: Path(__file__).with_name("arm_plugin.py"),
+    "perfsuite_imported_files": Path(imported_files.__file__),
+}
 _GRACE_S = 3.0
 _NUM_LOG_LINES = 20
 # A launch writes logs and results: less than this, hundreds of cells included.
@@ -65,7 +70,8 @@ def run_pair(
         choose: From what each arm has collected, the cells to run in both, in order.
         scratch: An empty folder for the socket, logs and temporary files.
     """
-    shutil.copyfile(_ARM_PLUGIN, scratch / f"{_PLUGIN_NAME}.py")
+    for name, source in _COPIED.items():
+        shutil.copyfile(source, scratch / f"{name}.py")
     with (
         contextlib.ExitStack() as processes,
         # Closed before they are ended: an arm that waits for an answer then goes by itself.

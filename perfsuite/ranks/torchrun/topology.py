@@ -119,7 +119,7 @@ class Topology:
         plan = recipe.plan
         if plan.world_size > len(self.everyone):
             needs = f"{plan.world_size} ranks, and torchrun started {len(self.everyone)}"
-        elif plan.mode == "dp" and plan.size > (num_gpus := len(self.everyone[0].gpus)):
+        elif plan.properties.runs_threads and plan.size > (num_gpus := len(self.everyone[0].gpus)):
             needs = f"{plan.size} GPUs, and rank 0 sees {num_gpus}"
         elif plan.mode == "horovod":
             needs = (

@@ -14,6 +14,7 @@ from functools import cached_property
 from statistics import geometric_mean
 from typing import Final, Literal
 
+from perfsuite.records.parallel import ParallelPlan
 from perfsuite.report.families import mode_name, shared_fields, shared_name
 from perfsuite.report.rows import Row
 from perfsuite.report.scaling.ring import is_time
@@ -31,8 +32,6 @@ _ROUNDING: Final = 1e-9
 _MOST_SAMPLES: Final = 2**53
 # More than any process can start; a file may name any number.
 _MOST_WORKERS: Final = 10**6
-# No forward pass of these modes talks to another rank (but for a model's buffers, under ddp).
-_FORWARD_IS_ALONE: Final = ("ddp", "zero1", "horovod-like", "horovod")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,10 +55,15 @@ class ScaledCell:
         return self.rows[0].recipe.parallel
 
     @property
+    def plan(self) -> ParallelPlan:
+        """How it is spread over the devices."""
+        assert self.rows[0].recipe is not None
+        return self.rows[0].recipe.plan
+
+    @property
     def mode(self) -> str:
         """The mode, with its schedule."""
-        assert self.rows[0].recipe is not None
-        return mode_name(self.rows[0].recipe.plan)
+        return mode_name(self.plan)
 
     @cached_property
     def launches_s(self) -> tuple[float, ...]:
@@ -277,7 +281,7 @@ def _efficiency(cell: ScaledCell, base: ScaledCell) -> Interval:
 
 def _forward_ratio(cell: ScaledCell, base: ScaledCell) -> float | None:
     mine, its = cell.stage_s("forward"), base.stage_s("forward")
-    if cell is base or cell.mode not in _FORWARD_IS_ALONE or mine is None or not its:
+    if cell is base or not cell.plan.properties.forward_is_local or mine is None or not its:
         return None
     return mine / its / float(cell.batch_per_device / base.batch_per_device)
 

@@ -33,8 +33,8 @@ _NUM_RECORDED_LOSSES = 10
 _FLOAT32_BYTES = 4
 
 
-class Iteration(ABC):
-    """An activity's iteration, ready to be repeated.
+class Activity(ABC):
+    """One kind of iteration, ready to be repeated.
 
     Attributes:
         steps_per_epoch: Iterations until the loader starts again; None if it never does.
@@ -67,8 +67,8 @@ class Iteration(ABC):
 
 
 @contextmanager
-def start_activity(job: RunCell, start: RankStart, device: torch.device) -> Iterator[Iteration]:
-    """Build the iteration of the job's activity; its loader workers are gone afterwards."""
+def start_activity(job: RunCell, start: RankStart, device: torch.device) -> Iterator[Activity]:
+    """Build the job's activity; its loader workers are gone afterwards."""
     if job.activity == "all_reduce":
         assert job.message_bytes is not None
         yield AllReduce(job.message_bytes, device)
@@ -98,7 +98,7 @@ def start_activity(job: RunCell, start: RankStart, device: torch.device) -> Iter
             yield Evaluate(trainer, batches)
 
 
-class _OnModel(Iteration):
+class _OnModel(Activity):
     """What training and evaluating have in common: a trainer, its batches, the first losses."""
 
     def __init__(self, trainer: Trainer, batches: EpochBatches, num_micro_batches: int = 1) -> None:
@@ -108,7 +108,7 @@ class _OnModel(Iteration):
         self.steps_per_epoch = max(1, batches.steps_per_epoch // num_micro_batches)
         micro_batch_size = _micro_batch_size(trainer.workload, trainer.recipe)
         self.global_batch_size = micro_batch_size * num_micro_batches * trainer.strategy.num_shards
-        self.has_resized_storages = trainer.recipe.plan.mode in ("fsdp", "hsdp")
+        self.has_resized_storages = trainer.recipe.plan.properties.resizes_storages
         self.missing = _uncountable(trainer.recipe)
 
     def first_losses(self) -> tuple[float, ...] | None:
@@ -165,7 +165,7 @@ class Evaluate(_OnModel):
         check_finite(self.trainer, self.losses, first_step=1)
 
 
-class Load(Iteration):
+class Load(Activity):
     """A batch out of the loader, and nothing done with it; a failing loader raises by itself."""
 
     is_counted = False
@@ -182,7 +182,7 @@ class Load(Iteration):
             next(self._batches)
 
 
-class AllReduce(Iteration):
+class AllReduce(Activity):
     """One sum over all ranks of a float32 tensor of a given size, proven once at the start."""
 
     def __init__(self, message_bytes: int, device: torch.device) -> None:
@@ -220,7 +220,7 @@ def _uncountable(recipe: Recipe) -> dict[str, str]:
     if recipe.compile:
         # torch.compile is off under a dispatch mode, so eager operators would be counted.
         return dict.fromkeys((*hidden, "memory"), "a compiled model cannot be watched")
-    if recipe.plan.mode == "dp":
+    if recipe.plan.properties.runs_threads:
         return dict.fromkeys(hidden, "DataParallel's replicas run in threads of their own")
     return {}
 

@@ -20,10 +20,11 @@ from perfsuite.ranks.messages import (
 from perfsuite.ranks.progress import BoardWriter
 from perfsuite.records.cell import Counts, Operator
 from perfsuite.records.stages import Stage
-from perfsuite.worker.jobs.activities import Iteration, start_activity
+from perfsuite.system.imported_files import imported_files
+from perfsuite.worker.jobs.activities import Activity, start_activity
 from perfsuite.worker.jobs.faults import inject_fault
 from perfsuite.worker.jobs.loader_workers import resume_loader_workers, stop_loader_workers
-from perfsuite.worker.jobs.turns import Turns, imported_files
+from perfsuite.worker.jobs.turns import Turns
 from perfsuite.worker.measure.counters import count_iteration, count_kernel_launches
 from perfsuite.worker.measure.environment import describe_environment
 from perfsuite.worker.measure.memory import measure_peak
@@ -76,7 +77,7 @@ class _Measurement:
     """One activity on its way through warm-up, rounds and counting."""
 
     def __init__(
-        self, activity: Iteration, device: torch.device, board: BoardWriter, start: RankStart
+        self, activity: Activity, device: torch.device, board: BoardWriter, start: RankStart
     ) -> None:
         self._activity = activity
         self._device = device

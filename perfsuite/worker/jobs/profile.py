@@ -38,9 +38,6 @@ from perfsuite.worker.training.trainer import Trainer
 
 # A trace of more is hard to look at; the first of them may still start loader workers.
 _NUM_PROFILED_STEPS = 3
-# In these modes a rank receives what another still computes: its wait is no communication.
-_WAITING_MODES = ("pp", "mp")
-
 _ACCURACIES = ("accuracy", "accuracy_per_class")
 
 EvaluatedSplit = Literal["validation", "test"]
@@ -174,7 +171,8 @@ class _ProfiledTraining:
         if not recipe.plan.needs_group:
             self.missing["communication"] = "a single process does not communicate"
             return None
-        if recipe.plan.mode in _WAITING_MODES:
+        # A rank receives what another still computes: its wait is no communication.
+        if recipe.plan.properties.cuts_model:
             self.missing["communication"] = (
                 f"parallel {recipe.parallel!r}: a stage that waits for another's computation "
                 "cannot be told from one that communicates"

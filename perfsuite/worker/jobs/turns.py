@@ -7,18 +7,13 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import socket
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from perfsuite.ranks.messages import TurnChannel
 
-# Where installers put packages, and the standard library.
-_INSTALLED = re.compile(r"(site|dist)-packages|/lib/python3")
 # Duration of all rounds in a first launch: starting ranks costs as much.
 _FIRST_S = 1.0
 
@@ -64,25 +59,3 @@ class Turns:
 
     def _send(self, **message: Any) -> None:
         self._socket.sendall(json.dumps(message).encode() + b"\n")
-
-
-def imported_files() -> dict[str, str]:
-    """Return the file of each module, of an installed package's modules the package's alone.
-
-    Of a package without a file that is in no other, its first folder.
-    """
-    files = {}
-    for name, module in list(sys.modules.items()):
-        file = getattr(module, "__file__", None)
-        if "." not in name:
-            file = file or next(iter(getattr(module, "__path__", ())), None)
-        elif _INSTALLED.search(file or "") and _has_file(name.rpartition(".")[0]):
-            continue  # its package tells for it; there are thousands
-        if file:
-            files[name] = str(Path(file).resolve())
-    return files
-
-
-def _has_file(name: str) -> bool:
-    """Whether a package is one file's; else it is split over the folders of several projects."""
-    return getattr(sys.modules.get(name), "__file__", None) is not None

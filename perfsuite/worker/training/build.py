@@ -104,7 +104,7 @@ def _build_model(workload: Workload) -> nn.Module:
 def _compile(model: nn.Module, recipe: Recipe) -> None:
     # Module.compile binds the compiled call to this very instance, so every replica that
     # DataParallel makes would compute with the parameters of the first.
-    if recipe.plan.mode == "dp":
+    if recipe.plan.properties.runs_threads:
         raise RecipeError(
             f"compile=True cannot be combined with parallel {recipe.parallel!r}: the replicas of "
             "nn.DataParallel would all call the compiled first one; use compile=False or ddp:N"

@@ -25,19 +25,23 @@ class Strategy(Protocol):
     """What a parallel mode does at each place where it differs from training on one device.
 
     Attributes:
-        splits_parameters: Parameters differ between ranks (fsdp, hsdp, tp, pp, mp), so ranks must
-            agree on what is infinite, and on the norm of all gradients together.
         shard_index: Which shard of the training data this rank loads, from 0.
         num_shards: Shards into which the training data are divided.
         speaks_for_shard: Of the ranks that share a shard, one that has the outputs of its batches.
         why_not_evaluated: Why the model cannot be evaluated; None where it can.
     """
 
-    splits_parameters: bool
     shard_index: int
     num_shards: int
     speaks_for_shard: bool
     why_not_evaluated: str | None
+
+    @property
+    def splits_parameters(self) -> bool:
+        """Whether parameters differ between ranks.
+
+        Then ranks must agree on what is infinite, and on the norm of all gradients together.
+        """
 
     def split(self, model: nn.Module) -> nn.Module:
         """The rank's part of the model, on its device; the model itself where none is cut."""

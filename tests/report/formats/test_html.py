@@ -57,7 +57,7 @@ def judged() -> list[Row]:
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_name_is_text(name: str) -> None:
     shown = printable(name)
-    row = cell(shown, workload=name, given=verdict(name or "x"))
+    row = cell(shown, workload=name, given=verdict(by=name))
     twin = cell("twin", workload=name, num_workers=2)
 
     page = Page(html_page(report_on(row, twin, sources=[name], remarks=[name])))

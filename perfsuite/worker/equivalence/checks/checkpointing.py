@@ -60,7 +60,7 @@ def check_recomputation(case: Case) -> Proof | str:
 def _limit(case: Case) -> Limit:
     """Equal bits, unless FSDP shards by segments and so sums three or more ranks otherwise."""
     recipe = case.recipe
-    shards_otherwise = recipe.plan.mode in ("fsdp", "hsdp") and recipe.num_segments is not None
+    shards_otherwise = recipe.plan.properties.resizes_storages and recipe.num_segments is not None
     if not shards_otherwise:
         return BITWISE
     epsilon = max(

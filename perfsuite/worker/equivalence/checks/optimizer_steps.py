@@ -27,10 +27,6 @@ from perfsuite.worker.equivalence.trace.snapshots import read_weights
 from perfsuite.worker.equivalence.trace.trace import Step
 from perfsuite.worker.training.mixed_precision import precision_policy
 
-# Ranks step parameters, or parts of them, that no other rank has.
-_SPLITTING_MODES = ("fsdp", "hsdp", "tp", "pp", "mp")
-_PART_MODES = ("fsdp", "hsdp", "tp")
-
 
 def check_updates(case: Case, proof: Proof) -> None:
     """Add to a proof what the optimizer's steps prove, the weights before the first included."""
@@ -199,11 +195,12 @@ def _share_of_rounding(case: Case, number: int, epsilon: float) -> tuple[float, 
     """
     recipe = case.recipe
     policy = precision_policy(recipe.precision)
-    steps_parts = recipe.plan.mode in _PART_MODES and case.device.type == "cpu"
+    mode = recipe.plan.properties
+    steps_parts = mode.splits_tensors and case.device.type == "cpu"
     is_narrow = epsilon > torch.finfo(torch.float32).eps and not policy.master_weights
     if steps_parts and is_narrow:
         return 2 * epsilon * number, f"e 2 u n, n {number}"
-    adds_norms = recipe.clip_grad_norm is not None and recipe.plan.mode in _SPLITTING_MODES
+    adds_norms = recipe.clip_grad_norm is not None and mode.splits_parameters
     if adds_norms or case.trace.sparse:
         return 2 * epsilon * math.sqrt(recipe.plan.world_size), "e 2 u sqrt(ws)"
     return 0.0, "bit for bit"

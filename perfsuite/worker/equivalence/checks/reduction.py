@@ -48,13 +48,8 @@ _HOOK_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 def why_no_reduction(recipe: Recipe) -> str | None:
     """Return why T0 says nothing about the recipe, None where it applies."""
-    mode = recipe.plan.mode
-    if mode == "single":
-        return "one process reduces nothing"
-    if mode == "dp":
-        return "the replicas of nn.DataParallel are one process"
-    if mode == "tp":
-        return "a split layer is no sum of the ranks' gradients"
+    if (reason := recipe.plan.properties.why_no_reduction) is not None:
+        return reason
     if recipe.compile:
         return "torch.compile fuses operators, which rounds otherwise"
     return None

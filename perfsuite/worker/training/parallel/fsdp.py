@@ -1,11 +1,13 @@
-"""Parameters, gradients and optimizer state sharded over the ranks: FSDP and hybrid FSDP.
+"""Parameters, gradients and optimizer state sharded over the ranks: FSDP, hybrid FSDP, ZeRO-2.
 
-ZeRO stage 3, Rajbhandari et al. 2020, as torch's `fully_shard`. Must not know the step.
+ZeRO stages 3 and 2, Rajbhandari et al. 2020, as torch's `fully_shard`.
 """
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -22,9 +24,11 @@ from perfsuite.worker.training.trainer import Trainer
 
 
 class FSDP(SharedData):
-    """The `Strategy` of "fsdp" and "hsdp": what is checkpointed together is gathered together."""
+    """The `Strategy` of "fsdp": what is checkpointed together is gathered together."""
 
-    splits_parameters = True
+    # Whether parameters are freed after forward and gathered again for backward; None frees all
+    # but the root's (`fully_shard`).
+    _reshards_after_forward: bool | None = None
     _model: FSDPModule
 
     def wrap(self, model: nn.Module) -> nn.Module:
@@ -38,8 +42,8 @@ class FSDP(SharedData):
         blocks = self.local_blocks(model)
         for unit in checkpoint_units(self.recipe, blocks) if blocks else []:
             if model not in unit and not _shares_weights(unit, model):
-                _shard(unit, mesh)
-        _shard([model], mesh)
+                self._shard(unit, mesh)
+        self._shard([model], mesh)
         assert isinstance(model, FSDPModule)
         self._model = model
         return model
@@ -52,11 +56,36 @@ class FSDP(SharedData):
         return forward_backward(trainer, inputs, target, stage)
 
     def _mesh(self) -> DeviceMesh:
-        plan, kind = self.recipe.plan, self.device.type
-        if plan.mode == "fsdp":
-            return init_device_mesh(kind, (plan.size,), mesh_dim_names=("shard",))
+        return init_device_mesh(
+            self.device.type, (self.recipe.plan.size,), mesh_dim_names=("shard",)
+        )
+
+    def _shard(self, modules: list[nn.Module], mesh: DeviceMesh) -> None:
+        """Shard what is not sharded yet, as one group, and layers of a rarer dtype as their own.
+
+        A group has one dtype, and O2 leaves BatchNorm in float32 beside float16.
+        """
+        shard = functools.partial(
+            fully_shard, mesh=mesh, reshard_after_forward=self._reshards_after_forward
+        )
+        for layer in _layers_of_rarer_dtype(modules):
+            shard(layer)
+        shard(modules)
+
+
+class HSDP(FSDP):
+    """The `Strategy` of "hsdp": copies of the model, each sharded over some of the ranks."""
+
+    def _mesh(self) -> DeviceMesh:
+        plan = self.recipe.plan
         shape = (plan.size // plan.num_shards, plan.num_shards)
-        return init_device_mesh(kind, shape, mesh_dim_names=("replicate", "shard"))
+        return init_device_mesh(self.device.type, shape, mesh_dim_names=("replicate", "shard"))
+
+
+class ZeRO2(FSDP):
+    """The `Strategy` of "zero2": FSDP that gathers parameters in forward alone, and keeps them."""
+
+    _reshards_after_forward = False
 
 
 def _shares_weights(unit: list[nn.Module], model: nn.Module) -> bool:
@@ -71,11 +100,7 @@ def _shares_weights(unit: list[nn.Module], model: nn.Module) -> bool:
     return any(id(weight) in outside for block in unit for weight in block.parameters())
 
 
-def _shard(modules: list[nn.Module], mesh: DeviceMesh) -> None:
-    """Shard what is not sharded yet, as one group, and layers of a rarer dtype as their own.
-
-    A group has one dtype, and O2 leaves BatchNorm in float32 beside float16.
-    """
+def _layers_of_rarer_dtype(modules: list[nn.Module]) -> Iterator[nn.Module]:
     sizes: Counter[torch.dtype] = Counter()
     for module in modules:
         for parameter in module.parameters():
@@ -86,5 +111,4 @@ def _shard(modules: list[nn.Module], mesh: DeviceMesh) -> None:
         for layer in module.modules():
             own = [p for p in layer.parameters(recurse=False) if not isinstance(p, DTensor)]
             if any(parameter.dtype in rarer for parameter in own):
-                fully_shard(layer, mesh=mesh)
-    fully_shard(modules, mesh=mesh)
+                yield layer

@@ -44,8 +44,6 @@ class Pipeline(Single):
             is their mean, and BatchNorm sees one of them at a time.
     """
 
-    splits_parameters = True
-
     def __init__(self, workload: Workload, recipe: Recipe, device: torch.device) -> None:
         super().__init__(workload, recipe, device)
         plan = recipe.plan

@@ -25,14 +25,12 @@ class Single:
     """The `Strategy` of "single".
 
     Attributes:
-        splits_parameters: Whether parameters differ between ranks.
         shard_index: Which shard of the training data this rank loads.
         num_shards: Shards into which the training data are divided.
         speaks_for_shard: Of the ranks that share a shard, one that has the outputs of its batches.
         why_not_evaluated: Why the model cannot be evaluated; None where it can.
     """
 
-    splits_parameters = False
     shard_index = 0
     num_shards = 1
     speaks_for_shard = True
@@ -42,6 +40,11 @@ class Single:
         self.workload = workload
         self.recipe = recipe
         self.device = device
+
+    @property
+    def splits_parameters(self) -> bool:
+        """Whether parameters differ between ranks."""
+        return self.recipe.plan.properties.splits_parameters
 
     def split(self, model: nn.Module) -> nn.Module:
         """The model itself."""

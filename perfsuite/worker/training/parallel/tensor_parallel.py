@@ -48,8 +48,6 @@ _ELEMENTWISE = (
 class TensorParallel(Single):
     """The `Strategy` of "tp": every rank computes the same batch with its part of each layer."""
 
-    splits_parameters = True
-
     def split(self, model: nn.Module) -> nn.Module:
         """The same module, the weights of its split layers DTensors.
 

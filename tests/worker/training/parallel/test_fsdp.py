@@ -40,6 +40,15 @@ def collectives_of_each_micro_batch(workload: Workload) -> list[dict[str, int]]:
     return counts
 
 
+def num_gathers_of_a_step(workload: Workload, parallel: str) -> int:
+    trainer = build_trainer(workload, Recipe(parallel=parallel), device=CPU, seed=1)
+    batch = (torch.randn(8, 1, 4, 4), torch.arange(8) % 4)
+    with CommDebugMode() as collectives:
+        train_step(trainer, iter([batch]), untimed)
+    counts = collectives.get_comm_counts()
+    return sum(number for name, number in counts.items() if "allgather" in str(name))
+
+
 def evaluate(workload: Workload) -> list[float]:
     trainer = build_trainer(workload, Recipe(parallel="fsdp:2"), device=CPU, seed=1)
     batch = (torch.ones(8, 1, 4, 4), torch.arange(8) % 4)
@@ -55,6 +64,8 @@ def evaluate(workload: Workload) -> list[float]:
         ("fsdp:2", "fp32", "none"),
         ("fsdp:2", "amp-bf16", "every-block"),
         ("fsdp:2", "O2", "segments:2"),
+        ("zero2:2", "fp32", "none"),
+        ("zero2:2", "amp-bf16", "every-block"),
         ("hsdp:1x2", "fp32", "selective"),
         ("hsdp:2x1", "bf16", "none"),
     ],
@@ -78,7 +89,7 @@ def test_two_ranks_compute_bitwise_what_one_process_computes_of_their_shards(
         assert worst_error(run.gradients, expected.gradients) == 0.0
 
 
-@pytest.mark.parametrize("parallel", ["fsdp:3", "hsdp:2x2"])
+@pytest.mark.parametrize("parallel", ["fsdp:3", "zero2:3", "hsdp:2x2"])
 def test_more_ranks_with_accumulation_and_clipping_agree_to_rounding(
     train_on_ranks: Any, reference: Any, worst_error: Any, make_image: Any, parallel: str
 ) -> None:
@@ -168,6 +179,14 @@ def test_accumulation_reduces_in_the_last_micro_batch_alone(
     ]
     # The root has no parameters of its own, the four blocks are a group each.
     assert reductions == [0, 0, 4]
+
+
+@pytest.mark.parametrize(("parallel", "num_gathers"), [("fsdp:2", 8), ("zero2:2", 4)])
+def test_zero2_gathers_the_parameters_in_forward_alone(
+    rank_group: Any, make_image: Any, parallel: str, num_gathers: int
+) -> None:
+    # Four blocks, each a group: FSDP frees them after forward and gathers them again.
+    assert rank_group(2, num_gathers_of_a_step, make_image(), parallel) == [num_gathers] * 2
 
 
 def test_a_sharded_model_is_evaluated_as_a_whole(rank_group: Any, make_image: Any) -> None:

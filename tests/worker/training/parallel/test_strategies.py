@@ -40,6 +40,7 @@ def test_a_single_process_needs_no_group(make_image: Any) -> None:
         ("zero1:2", (1, 2, False)),
         ("horovod-like:2", (1, 2, False)),
         ("fsdp:2", (1, 2, True)),
+        ("zero2:2", (1, 2, True)),
         ("hsdp:1x2", (1, 2, True)),
         ("tp:2", (0, 1, True)),
         ("pp:2", (0, 1, True)),

@@ -1,0 +1,211 @@
+"""The parallel modes: one row for each, with every property that other code asks about.
+
+A new mode is a row here, a `Strategy` that the row names, and a test.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from perfsuite.errors import RecipeError
+
+PIPELINE_SCHEDULES = ("gpipe", "1f1b", "interleaved")
+# No more digits than a size can need: int() refuses thousands of them.
+NUMBER: Final = r"(?:0|[1-9][0-9]{0,8})"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParallelMode:
+    """What is true of one form of `Recipe.parallel`.
+
+    Attributes:
+        form: As people write it, such as "ddp:N".
+        strategy: The class that trains so, "module:class" in `worker.training.parallel`.
+        smallest_size: Fewer parts and the mode would do nothing: DataParallel over one device and
+            a split into one part both call the plain module. DDP, FSDP and Horovod over one
+            process are real.
+        is_one_process: No process group: the cell starts one process, whatever its size.
+        runs_threads: One process with a thread for each replica, as nn.DataParallel.
+        shares_batch: All ranks work on one batch; else each has a shard of the data.
+        splits_parameters: Each rank steps parameters, or parts of them, that no other rank has.
+        splits_tensors: Those are parts of one tensor, and not whole parameters.
+        resizes_storages: Parameters' storages grow and shrink within a step.
+        cuts_model: The model is cut into stages, and a rank waits for the stage before its own.
+        takes_ddp_options: The recipe's options of DistributedDataParallel apply.
+        forward_is_local: The forward pass does not communicate (but for a model's buffers).
+        why_no_reduction: Why gradients cannot be held to a sum over ranks (T0); None where they
+            can.
+    """
+
+    form: str
+    strategy: str
+    smallest_size: int = 1
+    is_one_process: bool = False
+    runs_threads: bool = False
+    shares_batch: bool = False
+    splits_parameters: bool = False
+    splits_tensors: bool = False
+    resizes_storages: bool = False
+    cuts_model: bool = False
+    takes_ddp_options: bool = False
+    forward_is_local: bool = False
+    why_no_reduction: str | None = None
+
+
+PARALLEL_MODES: Final[dict[str, ParallelMode]] = {
+    "single": ParallelMode(
+        form="single",
+        strategy="single:Single",
+        is_one_process=True,
+        why_no_reduction="one process reduces nothing",
+    ),
+    "dp": ParallelMode(
+        form="dp:N",
+        strategy="data_parallel:DP",
+        smallest_size=2,
+        is_one_process=True,
+        runs_threads=True,
+        why_no_reduction="the replicas of nn.DataParallel are one process",
+    ),
+    "ddp": ParallelMode(
+        form="ddp:N", strategy="data_parallel:DDP", takes_ddp_options=True, forward_is_local=True
+    ),
+    "fsdp": ParallelMode(
+        form="fsdp:N",
+        strategy="fsdp:FSDP",
+        splits_parameters=True,
+        splits_tensors=True,
+        resizes_storages=True,
+    ),
+    "hsdp": ParallelMode(
+        form="hsdp:RxS",
+        strategy="fsdp:HSDP",
+        splits_parameters=True,
+        splits_tensors=True,
+        resizes_storages=True,
+    ),
+    "zero1": ParallelMode(
+        form="zero1:N",
+        strategy="data_parallel:ZeRO1",
+        takes_ddp_options=True,
+        forward_is_local=True,
+    ),
+    "zero2": ParallelMode(
+        form="zero2:N",
+        strategy="fsdp:ZeRO2",
+        splits_parameters=True,
+        splits_tensors=True,
+        resizes_storages=True,
+    ),
+    "tp": ParallelMode(
+        form="tp:N",
+        strategy="tensor_parallel:TensorParallel",
+        smallest_size=2,
+        shares_batch=True,
+        splits_parameters=True,
+        splits_tensors=True,
+        why_no_reduction="a split layer is no sum of the ranks' gradients",
+    ),
+    "pp": ParallelMode(
+        form=f"pp:N[:{'|'.join(PIPELINE_SCHEDULES)}]",
+        strategy="pipeline:Pipeline",
+        smallest_size=2,
+        shares_batch=True,
+        splits_parameters=True,
+        cuts_model=True,
+    ),
+    "mp": ParallelMode(
+        form="mp:N",
+        strategy="pipeline:ModelParallel",
+        smallest_size=2,
+        shares_batch=True,
+        splits_parameters=True,
+        cuts_model=True,
+    ),
+    "horovod-like": ParallelMode(
+        form="horovod-like:N", strategy="horovod:HorovodLike", forward_is_local=True
+    ),
+    "horovod": ParallelMode(form="horovod:N", strategy="horovod:Horovod", forward_is_local=True),
+}
+PARALLEL_FORMS: Final = ", ".join(mode.form for mode in PARALLEL_MODES.values())
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParallelPlan:
+    """A parsed `Recipe.parallel`.
+
+    Attributes:
+        mode: The word before the colon, a key of `PARALLEL_MODES`.
+        size: The N of the mode: ranks, or devices for "dp". 1 for "single".
+        num_shards: For "hsdp" the S of RxS: ranks that share one copy of the parameters.
+        schedule: For "pp" the pipeline schedule, else None.
+    """
+
+    mode: str
+    size: int
+    num_shards: int = 1
+    schedule: str | None = None
+
+    @property
+    def properties(self) -> ParallelMode:
+        """The mode's row in the table."""
+        return PARALLEL_MODES[self.mode]
+
+    @property
+    def world_size(self) -> int:
+        """Processes that the cell starts."""
+        return 1 if self.properties.is_one_process else self.size
+
+    @property
+    def data_parallel_size(self) -> int:
+        """Shards into which the training data are divided."""
+        return 1 if self.properties.shares_batch else self.world_size
+
+    @property
+    def needs_group(self) -> bool:
+        """Whether the cell trains with torch.distributed, if only over one rank."""
+        return not self.properties.is_one_process
+
+
+def parse_parallel(text: str) -> ParallelPlan:
+    """Return the plan that a parallel mode's text names.
+
+    Raises:
+        RecipeError: The text has none of the allowed forms, or a size that the mode cannot have.
+
+    >>> parse_parallel("ddp:2").world_size, parse_parallel("hsdp:2x3").world_size
+    (2, 6)
+    >>> parse_parallel("pp:4").schedule, parse_parallel("tp:2").data_parallel_size
+    ('1f1b', 1)
+    """
+    if text == "single":
+        return ParallelPlan(mode="single", size=1)
+    if match := re.fullmatch(rf"hsdp:({NUMBER})x({NUMBER})", text):
+        replicas, shards = int(match[1]), int(match[2])
+        if replicas < 1 or shards < 1:
+            raise RecipeError(
+                f"parallel {text!r} has an empty mesh; "
+                "use hsdp:RxS with R replicas and S shards of at least 1, such as hsdp:2x2"
+            )
+        return ParallelPlan(mode="hsdp", size=replicas * shards, num_shards=shards)
+    match = re.fullmatch(rf"([a-z0-9-]+):({NUMBER})(?::([a-z0-9]+))?", text)
+    name = match[1] if match else ""
+    mode = PARALLEL_MODES.get(name)
+    takes_size = mode is not None and mode.form.startswith(f"{name}:N")
+    if match is None or mode is None or not takes_size or (match[3] and name != "pp"):
+        raise RecipeError(f"parallel {text!r} is not a known mode; use one of {PARALLEL_FORMS}")
+    size = int(match[2])
+    if size < mode.smallest_size:
+        raise RecipeError(
+            f"parallel {text!r} has a size of {size}, and {name} needs at least "
+            f"{mode.smallest_size}; use {name}:{max(mode.smallest_size, 2)}"
+        )
+    schedule = match[3] or ("1f1b" if name == "pp" else None)
+    if schedule is not None and schedule not in PIPELINE_SCHEDULES:
+        raise RecipeError(
+            f"parallel {text!r} names the pipeline schedule {schedule!r}; "
+            f"use one of {', '.join(PIPELINE_SCHEDULES)}"
+        )
+    return ParallelPlan(mode=name, size=size, schedule=schedule)
