@@ -43,12 +43,7 @@ class TurnChannel:
     planted_fault: str | None = None
 
     def inject_into(self, recipe: Recipe) -> Recipe:
-        """Return the recipe with the fields that the calibration changes.
-
-        Raises:
-            SettingError: There is no such field, or it takes no such value.
-            RecipeError: The value is not allowed beside the recipe's others.
-        """
+        """Return the recipe with the fields that the calibration changes."""
         return parse_recipe("the calibration", self.planted_recipe, of=recipe)
 
 
@@ -222,16 +217,6 @@ class RoundTimes:
 
     duration_s: float
     stages_s: dict[str, float]
-
-
-@dataclass(frozen=True, kw_only=True)
-class IterationCounts:
-    """Counts of one iteration on one rank; `records.cell.Counts` says what each means."""
-
-    ops: int
-    flops: int
-    collectives: int
-    collective_bytes: int
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -60,15 +60,11 @@ def _copy_to_first(
         board.begin_step()
         path = _trace_path(job.folder, job.name, rank)
         if start.rank == rank:
-            data = torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8).to(device)
-            dist.send(torch.tensor([len(data)], device=device), dst=0)
-            dist.send(data, dst=0)
+            dist.send_object_list([path.read_bytes()], dst=0, device=device)
         elif start.rank == 0:
-            num_bytes = torch.zeros(1, dtype=torch.int64, device=device)
-            dist.recv(num_bytes, src=rank)
-            data = torch.empty(int(num_bytes), dtype=torch.uint8, device=device)
-            dist.recv(data, src=rank)
-            path.write_bytes(data.cpu().numpy().tobytes())
+            received = [b""]
+            dist.recv_object_list(received, src=rank, device=device)
+            path.write_bytes(received[0])
 
 
 def check_recorded(job: CheckRun, device: torch.device, board: BoardWriter) -> RunChecked:
