@@ -25,7 +25,7 @@ ILLEGAL = "CUDA error: an illegal memory access was encountered"
 
 @pytest.fixture
 def impatient_ranks() -> RunRanks:
-    """Ranks whose controller gives up after 2 s."""
+    """Ranks with a controller timeout of 2 s."""
     session = Session(Settings(device="cpu", timeout_s=2), say=print)
     return lambda num_ranks, function, *args: session.run_function(
         num_ranks, function, args, by_value=[sys.modules[__name__]]
@@ -33,7 +33,7 @@ def impatient_ranks() -> RunRanks:
 
 
 def poison_the_context() -> None:
-    """After such an error every call on the device fails with it, those that clean up as well."""
+    """Raise an error that every later call on the device raises too, even those that clean up."""
     import torch
     import torch.distributed as dist
 

@@ -1,4 +1,4 @@
-"""Chains of groups: order, errors, what runs together, and that nothing stays when one breaks."""
+"""Chains of groups: order, errors, what runs together, and that a broken one leaves nothing."""
 
 from __future__ import annotations
 

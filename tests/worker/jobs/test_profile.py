@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("nothing_left")
 
 
 def profile(workload: Workload, recipe: Recipe, *, num_epochs: int = 1) -> ProfiledRun:
-    """Profile on fresh ranks, beside whatever else the machine times."""
+    """Profile on fresh ranks, without holding the machine."""
     job = RunProfile(
         workload=pack(workload, by_value=[sys.modules[__name__]]),
         recipe=recipe,
@@ -134,7 +134,7 @@ def test_stages_add_up_to_the_wall_time_and_so_do_epochs(parallel: str) -> None:
 def test_each_sample_is_counted_once_however_the_split_is_divided(parallel: str) -> None:
     taken = profile(tiny(rate=10.0), Recipe(parallel=parallel)).profile
 
-    # Nine samples on two shards: the tenth is there again to fill one.
+    # Nine samples on two shards: one sample is repeated to fill the second.
     assert taken.accuracy == 3 / 9
     assert taken.accuracy_per_class == {"0": 1.0, "1": 0.0, "2": 0.0}
     assert taken.evaluated_split == "validation"
@@ -233,7 +233,7 @@ def test_a_workloads_own_metric_is_the_mean_over_each_sample_once(parallel: str)
 
     taken = profile(tiny(metric=metric), Recipe(parallel=parallel)).profile
 
-    # Nine samples of the classes 0, 1, 2, 0, ...: on two shards one is there twice.
+    # Nine samples of the classes 0, 1, 2, 0, ...: on two shards one is repeated.
     assert taken.metrics["class"] == pytest.approx(1.0)
     assert taken.accuracy is None
     assert taken.missing["accuracy"] == "accuracy is not the workload's metric"
