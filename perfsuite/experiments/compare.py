@@ -15,6 +15,7 @@ import dataclasses
 import json
 import math
 import os
+import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -196,7 +197,7 @@ def _count_samples(session: Session, cell: Cell) -> int:
     outcome = session.measure_cell(
         cell.workload, cell.recipe, activity=cell.activity, is_timed=False
     )
-    samples = samples_of_step(outcome.record.samples_per_s, intervals.median(outcome.step_times_s))
+    samples = samples_of_step(outcome.record.samples_per_s, statistics.median(outcome.step_times_s))
     assert samples is not None
     return samples
 

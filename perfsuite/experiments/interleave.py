@@ -8,6 +8,7 @@ the times.
 from __future__ import annotations
 
 import random
+import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
@@ -16,7 +17,6 @@ from perfsuite.experiments.rank_session import Session
 from perfsuite.ranks.messages import ActivityName
 from perfsuite.records.cell import Outcome
 from perfsuite.records.recipe import Recipe
-from perfsuite.stats import intervals
 from perfsuite.units import format_seconds
 
 Key = TypeVar("Key")
@@ -55,7 +55,7 @@ class CellTimes:
     @property
     def times_s(self) -> tuple[float, ...]:
         """Seconds of an iteration in each repetition."""
-        return tuple(intervals.median(outcome.step_times_s) for outcome in self.outcomes)
+        return tuple(statistics.median(outcome.step_times_s) for outcome in self.outcomes)
 
 
 def measure_interleaved(
@@ -89,6 +89,6 @@ def measure_interleaved(
                 cell.workload, cell.recipe, activity=cell.activity, num_rounds=_NUM_ROUNDS
             )
             outcomes[key].append(outcome)
-            duration = format_seconds(intervals.median(outcome.step_times_s))
+            duration = format_seconds(statistics.median(outcome.step_times_s))
             say(f"repetition {repetition} of {num_repetitions}, {key}: {duration} an iteration")
     return {key: CellTimes(outcomes=tuple(outcomes[key])) for key in cells}

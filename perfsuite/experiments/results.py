@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import statistics
 from collections.abc import Sequence
 
 from perfsuite.ranks.messages import CellMeasured, RoundTimes, RunCell, RunChecked
@@ -15,7 +16,6 @@ from perfsuite.records.equivalence import (
     Numerics,
 )
 from perfsuite.records.recipe import Recipe
-from perfsuite.stats import intervals
 
 
 def combine(
@@ -41,7 +41,7 @@ def combine(
         stages_s=combine_stages(rounds_by_rank, first.num_iterations),
         counts=_busiest([rank.counts for rank in ranks]),
         memory=_memory(ranks),
-        samples_per_s=None if batch_size is None else batch_size / intervals.median(step_times_s),
+        samples_per_s=None if batch_size is None else batch_size / statistics.median(step_times_s),
         losses=_mean_losses([rank.losses for rank in ranks if rank.losses is not None]),
         verdict=None,
         operators=first.operators,

@@ -17,7 +17,7 @@ from typing import Final
 from perfsuite.errors import SettingError
 from perfsuite.gate.arms.arm import Suite
 from perfsuite.gate.git.bisection import Mark, bisection, most_steps
-from perfsuite.gate.git.command import find_commit, short
+from perfsuite.gate.git.command import find_commit
 from perfsuite.gate.git.log import count_commits, subject_of
 from perfsuite.gate.git.overlay import lay_configuration
 from perfsuite.gate.git.repository import Base, find_top, is_in_history
@@ -27,7 +27,7 @@ from perfsuite.gate.request import GateRequest, collect, head_arm
 from perfsuite.gate.run_gate import HELD, run_gate
 from perfsuite.records.verdict import CellVerdict
 from perfsuite.stats.sequential import Prior
-from perfsuite.units import format_change, format_ratio
+from perfsuite.units import format_change, format_ratio, short_commit
 
 _MARKS: Final[Mapping[str, Mark]] = {"FAIL": "bad", "PASS": "good", "IMPROVED": "good"}
 # The gate's own tolerance and limit.
@@ -199,9 +199,9 @@ def _search(search: _Search) -> BisectResult:
     num_commits = count_commits(search.root, search.good, search.bad)
     most = most_steps(num_commits)
     search.say(
-        f"{num_commits} commits after {short(search.good)} up to {short(search.bad)}: both ends "
-        f"are judged first, then {most} of them, and more where some must be skipped; at most "
-        f"{search.request.budget.max_pairs} pairs each"
+        f"{num_commits} commits after {short_commit(search.good)} up to "
+        f"{short_commit(search.bad)}: both ends are judged first, then {most} of them, and more "
+        f"where some must be skipped; at most {search.request.budget.max_pairs} pairs each"
     )
     bounds = search.request.bounds or _LEAST_BOUNDS
     bad = search.judge(search.bad, bounds)
@@ -254,25 +254,26 @@ def bounds_of(bad: CellVerdict) -> tuple[float, float]:
 def _why_not_bad(bad: BisectStep) -> str:
     if bad.mark == "good":
         return (
-            f"{short(bad.commit)} is not slower than the good commit ({_figures(bad.verdict)}), so "
-            "there is nothing to find; name another --bad or --good, or a smaller --tolerance"
+            f"{short_commit(bad.commit)} is not slower than the good commit "
+            f"({_figures(bad.verdict)}), so there is nothing to find; name another --bad or "
+            "--good, or a smaller --tolerance"
         )
     return (
-        f"nobody can tell whether {short(bad.commit)} is slower than the good commit: "
+        f"nobody can tell whether {short_commit(bad.commit)} is slower than the good commit: "
         f"{_figures(bad.verdict)}"
     )
 
 
 def _why_not_good(good: BisectStep) -> str:
     return (
-        f"{short(good.commit)} cannot be told from itself on this machine: "
+        f"{short_commit(good.commit)} cannot be told from itself on this machine: "
         f"{_figures(good.verdict)}; see what 'perfsuite doctor' says, or allow more --max-pairs"
     )
 
 
 def describe_step(step: BisectStep) -> str:
     """Return what a step came to: "5db0efb 'A change': PASS, +0.3 % (-0.5 % to +1.0 %): good"."""
-    return f"{short(step.commit)} {step.subject!r}: {_figures(step.verdict)}: {step.mark}"
+    return f"{short_commit(step.commit)} {step.subject!r}: {_figures(step.verdict)}: {step.mark}"
 
 
 def _figures(verdict: CellVerdict) -> str:
@@ -297,8 +298,8 @@ def _find_ends(request: BisectRequest) -> tuple[str, str]:
     bad = _resolve(request.folder, "--bad", request.bad)
     if good == bad:
         raise SettingError(
-            f"--good {request.good} and --bad {request.bad} are the same commit, {short(good)}; "
-            "name an older one that was not slower yet"
+            f"--good {request.good} and --bad {request.bad} are the same commit, "
+            f"{short_commit(good)}; name an older one that was not slower yet"
         )
     if not is_in_history(request.folder, good, bad):
         raise SettingError(
@@ -339,7 +340,7 @@ def _collect(request: BisectRequest) -> tuple[Suite, str]:
 @contextmanager
 def _tree_of(root: Path, suite: Suite, cell: str, commit: str) -> Iterator[tuple[Path, Path]]:
     """A commit's tree with the benchmarks of today, and today's configuration in it."""
-    base = Base(revision=commit, described=short(commit))
+    base = Base(revision=commit, described=short_commit(commit))
     file = root / cell.partition("::")[0]
     with base_tree(root, base, [file], python_files=suite.python_files) as tree:
         yield tree, lay_configuration(tree, root, suite.inifile)

@@ -7,7 +7,7 @@ session is run.
 from __future__ import annotations
 
 import math
-import os
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +16,8 @@ from typing import Annotated, Literal
 import msgspec
 
 from perfsuite.errors import WorkloadError
-from perfsuite.stats import intervals
 from perfsuite.stats.sequential import Prior
-from perfsuite.system.environment import describe_host
+from perfsuite.system.environment import host_fingerprint
 from perfsuite.system.files import write_atomically
 from perfsuite.system.untrusted import printable, read_untrusted, why_unreadable
 
@@ -120,7 +119,7 @@ def pool_noise(sessions: Sequence[SessionPairs]) -> CellNoise | None:
     return CellNoise(
         sd=sd,
         num_pairs=num_pairs,
-        round_sd=math.sqrt(intervals.median([error**2 for error in errors])) if errors else None,
+        round_sd=math.sqrt(statistics.median([error**2 for error in errors])) if errors else None,
         order_effect=None if effect is None else effect[0],
         order_error=None if effect is None else effect[1],
     )
@@ -137,7 +136,7 @@ def _order_effect(sessions: Sequence[SessionPairs]) -> tuple[float, float] | Non
     base, head = by_first["base"], by_first["head"]
     effect = math.fsum(head) / len(head) - math.fsum(base) / len(base)
     return effect, math.sqrt(
-        intervals.variance(base) / len(base) + intervals.variance(head) / len(head)
+        statistics.variance(base) / len(base) + statistics.variance(head) / len(head)
     )
 
 
@@ -185,7 +184,7 @@ def read_priors(path: Path, fingerprint: str) -> dict[str, Prior]:
 
 def typical_sd(cells: Mapping[str, CellNoise]) -> float | None:
     """Return the median over cells, None without any."""
-    return intervals.median([noise.sd for noise in cells.values()]) if cells else None
+    return statistics.median([noise.sd for noise in cells.values()]) if cells else None
 
 
 def read_noise(folder: Path, environ: Mapping[str, str]) -> dict[str, Prior]:
@@ -194,5 +193,4 @@ def read_noise(folder: Path, environ: Mapping[str, str]) -> dict[str, Prior]:
     Raises:
         WorkloadError: Its file is no calibration.
     """
-    host = describe_host(environ, len(os.sched_getaffinity(0)))
-    return read_priors(folder / CALIBRATION_FILE, host.fingerprint)
+    return read_priors(folder / CALIBRATION_FILE, host_fingerprint(environ))

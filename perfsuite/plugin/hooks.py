@@ -35,7 +35,7 @@ from perfsuite.plugin.torchrun import TorchrunSession
 from perfsuite.records.cell import CellLine, encode_line
 from perfsuite.records.verdict import VerdictWord, exit_code
 from perfsuite.report.rows import not_exercised_lines
-from perfsuite.report.summary import sentence
+from perfsuite.report.summary import verdict_sentence
 from perfsuite.report.terminal.gate import verdict_lines
 from perfsuite.report.terminal.tables import progress_line, terminal_table
 from perfsuite.system.files import append_line, write_atomically
@@ -272,7 +272,7 @@ class Suite:
             record = msgspec.structs.replace(outcome.record, verdict=verdict.as_record())
             item.stash[OUTCOME] = msgspec.structs.replace(outcome, record=record)
         report.user_properties.append(("verdict", verdict.word))
-        text = sentence(verdict)
+        text = verdict_sentence(verdict)
         report.sections.append(("verdict", text))
         self._words.append(verdict.word)
         if verdict.word == "FAIL":

@@ -27,7 +27,7 @@ VerdictWord = Literal[
 ]
 
 # From the gravest on: a failing test says more than a slow cell, and that more than a missing one.
-GRAVITY: Final[Mapping[VerdictWord, ExitCode]] = {
+SEVERITY: Final[Mapping[VerdictWord, ExitCode]] = {
     "ERROR": ExitCode.FAILED,
     "FAIL": ExitCode.REGRESSION,
     "INVALID": ExitCode.REFUSED,
@@ -45,7 +45,7 @@ _CODES_FROM_GRAVEST: Final = (
     _PYTEST_INTERNAL_ERROR,
     ExitCode.PYTEST_USAGE,
     ExitCode.USAGE,
-    *(code for code in dict.fromkeys(GRAVITY.values()) if code != ExitCode.OK),
+    *(code for code in dict.fromkeys(SEVERITY.values()) if code != ExitCode.OK),
     _PYTEST_NO_TESTS,
     ExitCode.OK,
 )
@@ -59,7 +59,7 @@ def exit_code(words: Iterable[VerdictWord]) -> ExitCode:
     >>> exit_code(["NEW"]).name
     'NOTHING_COMPARED'
     """
-    codes = {GRAVITY[word] for word in words} - {ExitCode.NOTHING_COMPARED}
+    codes = {SEVERITY[word] for word in words} - {ExitCode.NOTHING_COMPARED}
     return gravest(codes) if codes else ExitCode.NOTHING_COMPARED
 
 

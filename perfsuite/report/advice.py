@@ -1,7 +1,7 @@
-"""What the records advise, by stated rules: each with its evidence, and none without.
+"""What the records advise, by stated rules: each finding with its evidence.
 
-Pure functions over rows. Two cells are compared only where nothing but one field of the recipe
-differs, and called different only beyond what two launches of one cell differ by.
+Two cells are compared only where nothing but one field of the recipe differs, and called different
+only beyond what two launches of one cell differ by.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from perfsuite.units import format_bytes, format_change, format_ratio, format_se
 # Below half of the iteration, making loading free could not double the speed.
 _LOADING_BINDS: Final = 0.5
 # Two launches of one two-rank cell, pinned, on a shared two-core machine differed with a standard
-# deviation of 6 %: twice that, and a margin. Rounds of one launch cannot tell it.
+# deviation of 6 %: twice that, and a margin. Rounds of one launch do not show it.
 _LAUNCHES_DIFFER: Final = 0.15
 # Three standard errors: 0.3 % of equal cells would be called different.
 _STANDARD_ERRORS: Final = 3.0
@@ -37,10 +37,9 @@ class Advice:
     """One finding.
 
     Attributes:
-        text: What was found.
         evidence: The numbers that it follows from.
-        rule: When it is said, in words.
-        cells: The cells that it is about.
+        rule: The condition, in words.
+        cells: Names of the cells that it is about.
     """
 
     text: str
@@ -98,10 +97,10 @@ def _loading(rows: Sequence[Row]) -> Iterator[Advice]:
                 continue
             if is_slower(member.row, best.row):
                 yield Advice(
-                    text=f"{family.name} with num_workers={member.place} is bound by loading"
-                    f"{_against_compute(member.row)}; num_workers={best.place} wins here",
+                    text=f"{family.name} with num_workers={member.value} is bound by loading"
+                    f"{_against_compute(member.row)}; num_workers={best.value} wins here",
                     evidence=f"loading is {format_ratio(load_ratio)} of the step; "
-                    f"{_step(member)} with {member.place}, {_step(best)} with {best.place}",
+                    f"{_step(member)} with {member.value}, {_step(best)} with {best.value}",
                     rule=rule,
                     cells=(member.row.name, best.row.name),
                 )
@@ -124,9 +123,9 @@ def _scaling(rows: Sequence[Row]) -> Iterator[Advice]:
             if not per_s or not _is_fewer(per_s, member.row, alone_per_s, alone.row):
                 continue
             yield Advice(
-                text=f"{family.full_name} over {member.place} is slower than over 1 here",
-                evidence=f"{per_s:.0f} samples/s over {member.place}, {alone_per_s:.0f} over 1, "
-                f"an efficiency of {format_ratio(per_s / (member.place * alone_per_s))}",
+                text=f"{family.full_name} over {member.value} is slower than over 1 here",
+                evidence=f"{per_s:.0f} samples/s over {member.value}, {alone_per_s:.0f} over 1, "
+                f"an efficiency of {format_ratio(per_s / (member.value * alone_per_s))}",
                 rule=rule,
                 cells=(member.row.name, alone.row.name),
             )
@@ -156,12 +155,12 @@ def _precision(rows: Sequence[Row]) -> Iterator[Advice]:
         if full is None:
             continue
         for member in family.members:
-            if member.place in ("fp32", "fp64"):
+            if member.value in ("fp32", "fp64"):
                 continue
             slower = is_slower(member.row, full.row)
             if slower or is_slower(full.row, member.row):
                 yield Advice(
-                    text=f"{family.name}: {member.place} is {'slower' if slower else 'faster'} "
+                    text=f"{family.name}: {member.value} is {'slower' if slower else 'faster'} "
                     f"than fp32 here{_memory_change(member.row, full.row)}",
                     evidence=_two_steps(member, full),
                     rule=rule,
@@ -182,7 +181,7 @@ def _checkpointing(rows: Sequence[Row]) -> Iterator[Advice]:
             saves = (_memory_ratio(member.row, plain.row) or 1.0) < 1 - _MEMORY_MOVED
             if moved:
                 yield Advice(
-                    text=f"{family.name}: checkpointing {member.place} "
+                    text=f"{family.name}: checkpointing {member.value} "
                     f"{'trades time for memory' if saves else 'saves no memory here'}{moved}",
                     evidence=_two_steps(member, plain),
                     rule=rule,
@@ -225,7 +224,7 @@ def _memory_change(row: Row, base: Row) -> str:
 def _two_steps(member: Member, base: Member) -> str:
     ratio = member.step_time_s / base.step_time_s
     return (
-        f"{_step(member)} with {member.place}, {_step(base)} with {base.place} "
+        f"{_step(member)} with {member.value}, {_step(base)} with {base.value} "
         f"({format_change(ratio)})"
     )
 

@@ -10,7 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfsuite.records.verdict import GRAVITY, CellVerdict, Verdict, VerdictWord, exit_code, gravest
+from perfsuite.records.verdict import (
+    SEVERITY,
+    CellVerdict,
+    Verdict,
+    VerdictWord,
+    exit_code,
+    gravest,
+)
 
 CODES = {
     "ERROR": 1,
@@ -30,8 +37,8 @@ EXIT_CODES_FROM_GRAVEST = (143, 3, 4, 2, 1, 10, 12, 11, 13, 5, 0)
 words = st.lists(st.sampled_from([*CODES, *NOTHING]))
 
 
-def test_every_word_has_its_gravity() -> None:
-    assert set(GRAVITY) == set(get_args(VerdictWord)) == {*CODES, *NOTHING}
+def test_every_word_has_its_severity() -> None:
+    assert set(SEVERITY) == set(get_args(VerdictWord)) == {*CODES, *NOTHING}
 
 
 @pytest.mark.parametrize(("word", "code"), [*CODES.items(), ("NEW", 13), ("SKIPPED", 13)])

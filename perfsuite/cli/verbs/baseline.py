@@ -6,7 +6,6 @@ Must not know how a run is compared with another.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from pathlib import Path
@@ -28,11 +27,10 @@ from perfsuite.gate.baselines.accepted import (
 )
 from perfsuite.gate.baselines.accepted import prune as prune_entries
 from perfsuite.gate.baselines.screen import MAX_SESSIONS
-from perfsuite.gate.baselines.select import find_proposed, remove_run, sift_runs
-from perfsuite.gate.git.repository import find_top, find_trunk, is_in_history
+from perfsuite.gate.baselines.select import remove_run, sift_runs, trunk_rules
 from perfsuite.records.run_file import StoredRun, Unusable, read_run
 from perfsuite.report.terminal.tables import render
-from perfsuite.system.environment import describe_host
+from perfsuite.system.environment import host_fingerprint
 from perfsuite.system.files import check_writable, write_atomically
 from perfsuite.system.untrusted import printable
 from perfsuite.system.urls import AnyPath, locate
@@ -87,7 +85,7 @@ def list_runs(storage: _StorageOption = _STORAGE, json_file: _JsonOption = None)
     HEAD has it.
     """
     check_writable(json_file)
-    fingerprint = _fingerprint()
+    fingerprint = host_fingerprint(os.environ)
     place = locate(storage, "--storage")
     runs = _list(place, fingerprint)
     if runs and runs[0].path == place:
@@ -182,7 +180,7 @@ def prune(
         typer.echo(f"{file}: removed, because it has expired: {_in_words(entry)}")
     old: list[AnyPath] = []
     if keep is not None:
-        listed = _list(locate(storage, "--storage"), _fingerprint())
+        listed = _list(locate(storage, "--storage"), host_fingerprint(os.environ))
         old = [run.path for run in listed if run.reason is None][:-keep]
     for path in old:
         if is_sure:
@@ -196,26 +194,10 @@ def prune(
         _write(json_file, expired=expired, old_runs=[str(path) for path in old], is_removed=is_sure)
 
 
-def _sift(storage: AnyPath, fingerprint: str) -> Iterator[StoredRun | Unusable]:
-    """Return the runs as a change that begins here finds them."""
-    root = Path.cwd()
-    if find_top(root) is None:
-        return sift_runs(storage, True, fingerprint)
-    # What changes are made from.
-    trunk = find_trunk(root)
-    return sift_runs(
-        storage,
-        True,
-        fingerprint,
-        is_in_history=lambda commit: trunk is not None and is_in_history(root, commit, trunk),
-        is_proposed=find_proposed(root, storage, trunk),
-    )
-
-
 def _list(storage: AnyPath, fingerprint: str) -> list[ListedRun]:
     """Return every stored run, those that cannot be read first and the newest last."""
     long_ago = datetime.min.replace(tzinfo=UTC)
-    found = _sift(storage, fingerprint)
+    found = sift_runs(storage, True, fingerprint, **trunk_rules(Path.cwd(), storage))
     return sorted(map(_listed, found), key=lambda one: (one.saved_at or long_ago, str(one.path)))
 
 
@@ -293,10 +275,6 @@ def _parse_increase(text: str) -> dict[str, Any]:
         raise SettingError(
             f"--increase is {text!r}; use COUNT or COUNT=RATIO, such as flops=1.2"
         ) from error
-
-
-def _fingerprint() -> str:
-    return describe_host(os.environ, len(os.sched_getaffinity(0))).fingerprint
 
 
 def _write(path: Path, **result: Any) -> None:

@@ -12,16 +12,15 @@ import typer
 from perfsuite.cli.options import DrawnSeed
 from perfsuite.errors import ExitCode
 from perfsuite.gate.bisect import BisectRequest, BisectResult, BisectStep, bisect
-from perfsuite.gate.git.command import short
 from perfsuite.gate.judge.trial import Budget, draw_seed
 from perfsuite.gate.noise import read_noise
 from perfsuite.records.verdict import exit_code
-from perfsuite.report.summary import beside_numbers
+from perfsuite.report.summary import reason_text
 from perfsuite.stats.sequential import FIRST_LOOK
 from perfsuite.system.files import check_writable, write_atomically
 from perfsuite.system.timing_lock import WAIT_S, TimingLock
 from perfsuite.system.untrusted import printable_lines
-from perfsuite.units import format_change, format_ratio, option_bounds
+from perfsuite.units import format_change, format_ratio, option_bounds, short_commit
 
 # The gate's, for the one that is not given beside the other.
 _TOLERANCE, _LIMIT = "2%", "5%"
@@ -95,21 +94,21 @@ def tell(result: BisectResult) -> list[str]:
     if result.first_bad is None:
         return [
             f"the first bad commit is one of {len(result.possible)} that could not all be judged:",
-            *(f"  {short(commit)} {subject}" for commit, subject in result.possible),
+            *(f"  {short_commit(commit)} {subject}" for commit, subject in result.possible),
         ]
     return [_tell_first(result.first_bad), *_tell_rest(result.first_bad, result.ends[0])]
 
 
 def _tell_first(first: BisectStep) -> str:
     verdict = first.verdict
-    subject = f"{short(first.commit)} is the first bad commit, {first.subject!r}"
+    subject = f"{short_commit(first.commit)} is the first bad commit, {first.subject!r}"
     if verdict.by != "pairs" or verdict.ratio is None or verdict.interval is None:
-        return f"{subject}: {beside_numbers(verdict)}"
+        return f"{subject}: {reason_text(verdict)}"
     low, high = verdict.interval
     texts = [
         f"{subject}: slower by {format_ratio(verdict.ratio - 1)} than the good one "
         f"({format_change(low)} to {format_change(high)}, {verdict.num_pairs} pairs)",
-        beside_numbers(verdict),
+        reason_text(verdict),
     ]
     return "; ".join(filter(None, texts))
 
@@ -121,8 +120,8 @@ def _tell_rest(first: BisectStep, bad: BisectStep) -> list[str]:
     if first.commit == bad.commit or bad.verdict.ratio <= first.verdict.interval[1]:
         return []
     return [
-        f"{short(bad.commit)} is slower by {format_ratio(bad.verdict.ratio - 1)}: search for the "
-        f"rest with --good {short(first.commit)}"
+        f"{short_commit(bad.commit)} is slower by {format_ratio(bad.verdict.ratio - 1)}: search "
+        f"for the rest with --good {short_commit(first.commit)}"
     ]
 
 

@@ -26,7 +26,7 @@ from perfsuite.gate.request import GateRequest
 from perfsuite.ranks.messages import INJECTABLE_FAULTS
 from perfsuite.records.recipe_text import parse_recipe
 from perfsuite.stats.power import recommend
-from perfsuite.system.environment import describe_host
+from perfsuite.system.environment import host_fingerprint
 from perfsuite.system.files import check_writable, write_atomically
 from perfsuite.system.timing_lock import WAIT_S, TimingLock
 from perfsuite.units import format_ratio, option_bounds, option_ratio
@@ -80,8 +80,7 @@ def calibrate_machine(
         say=_say,
         machine=TimingLock(wait_s=WAIT_S, say=_say),
     )
-    cores = len(os.sched_getaffinity(0))
-    fingerprint = describe_host(os.environ, cores).fingerprint
+    fingerprint = host_fingerprint(os.environ)
     write_calibration(CALIBRATION_FILE, Calibration(fingerprint=fingerprint, cells=result.noise))
     for line in describe(result):
         typer.echo(line)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,7 +23,6 @@ from perfsuite.experiments.interleave import Cell
 from perfsuite.gate.judge.trial import Budget, draw_seed
 from perfsuite.records.recipe_text import describe_recipe, parse_recipe
 from perfsuite.report.terminal.compare import comparison_sentence, comparison_table
-from perfsuite.stats import intervals
 from perfsuite.system.files import check_writable, write_atomically
 from perfsuite.units import option_bounds
 
@@ -93,7 +93,8 @@ def compare_recipes(
 def step_times_s(comparison: Comparison) -> dict[str, float]:
     """Return the seconds of an iteration of both, the median over pairs."""
     return {
-        name: intervals.median([pair[at] for pair in comparison.raw]) * comparison.num_samples[name]
+        name: statistics.median([pair[at] for pair in comparison.raw])
+        * comparison.num_samples[name]
         for at, name in enumerate(("a", "b"))
     }
 

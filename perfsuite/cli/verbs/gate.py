@@ -30,7 +30,7 @@ from perfsuite.records.run_file import StoredRun, Unusable, read_run
 from perfsuite.records.verdict import Explanation, exit_code
 from perfsuite.report.formats.markdown import to_markdown
 from perfsuite.report.model import report_on_verdicts
-from perfsuite.report.summary import explained
+from perfsuite.report.summary import explanation_text
 from perfsuite.report.terminal.gate import verdict_lines
 from perfsuite.system.files import check_writable, write_atomically
 from perfsuite.system.timing_lock import WAIT_S, TimingLock
@@ -187,7 +187,7 @@ def explain(
         explanation = explain_stored(mine, its)
         found.append((name, explanation))
         change = _change(mine.median_s, its.median_s)
-        typer.echo(printable(f"{name}: {change}; {explained(explanation)}"))
+        typer.echo(printable(f"{name}: {change}; {explanation_text(explanation)}"))
     if not names:
         typer.echo("the two runs share no cell")
     if json_file is not None:

@@ -1,14 +1,12 @@
-"""The verb `history`: when cells became slower or faster, and whether they creep.
-
-Must not know how a change is found.
-"""
+"""The verb `history`: when cells became slower or faster, and whether they drift."""
 
 from __future__ import annotations
 
 import difflib
 import os
 import shlex
-from collections.abc import Iterator
+import statistics
+from collections.abc import Iterator, Sequence
 from datetime import date
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,28 +19,28 @@ from rich.table import Table
 
 from perfsuite.errors import ExitCode, SettingError
 from perfsuite.gate.baselines.accepted import read_accepted
-from perfsuite.gate.git.command import short
 from perfsuite.gate.history.cell_history import (
     CellHistory,
-    Change,
-    Creep,
+    DatedChange,
+    DatedDrift,
     StoredHistory,
     read_history,
 )
 from perfsuite.gate.history.timeline import Point
-from perfsuite.report.terminal.history import draw_course, draw_line
 from perfsuite.report.terminal.tables import render
 from perfsuite.stats.trend import MIN_VALUES
-from perfsuite.system.environment import describe_host
+from perfsuite.system.environment import host_fingerprint
 from perfsuite.system.files import check_writable, write_atomically
 from perfsuite.system.untrusted import printable
 from perfsuite.system.urls import locate
-from perfsuite.units import format_change, format_ratio, option_ratio
+from perfsuite.units import format_change, format_ratio, format_seconds, option_ratio, short_commit
 
 # A run on each working day of a year.
 _NUM_RUNS = 250
 _MOST_SUGGESTED = 3
 _MOST_REFUSED = 5
+_LINE_WIDTH = 20
+_BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 def history(
@@ -75,7 +73,7 @@ def history(
         Path | None, typer.Option("--json", metavar="FILE", help="Write runs and changes there.")
     ] = None,
 ) -> None:
-    """Date what became slower or faster over the stored runs, and tell a creep of many weeks.
+    """Date what became slower or faster over the stored runs, and show a drift of many weeks.
 
     Exit code: 0 whatever is found, 10 with --fail-on-change, 12 no stored run to look at, 2 usage.
     """
@@ -91,7 +89,7 @@ def history(
     stored = read_history(
         Path.cwd(),
         locate(storage, "--storage"),
-        _fingerprint() if fingerprint is None else fingerprint,
+        host_fingerprint(os.environ) if fingerprint is None else fingerprint,
         read_accepted(accepted_file, date.today()),
         num_runs=num_runs,
     )
@@ -105,16 +103,13 @@ def history(
     else:
         found = [stored.follow(_known(cell, stored), smallest=least)]
         host = stored.follow_host(smallest=least)
-        for line in [*_picture(found[0]), *tell(found[0]), *_tell_host(host), *_advise(found[0])]:
+        one = found[0]
+        for line in [*_overview(one), *describe(one), *_describe_host(host), *_advise(one)]:
             typer.echo(printable(line))
     if json_file is not None:
         write_atomically(json_file, to_document(found, stored))
     if fails_on_change and any(one.is_slower for one in found):
         raise typer.Exit(ExitCode.REGRESSION)
-
-
-def _fingerprint() -> str:
-    return describe_host(os.environ, len(os.sched_getaffinity(0))).fingerprint
 
 
 def _show_refused(stored: StoredHistory) -> None:
@@ -148,39 +143,55 @@ def _follow_all(stored: StoredHistory, smallest: float) -> list[CellHistory]:
     return found
 
 
-def _picture(one: CellHistory) -> Iterator[str]:
+def _overview(one: CellHistory) -> Iterator[str]:
     points = one.timeline.points
     runs = f"{len(points)} run{'s' * (len(points) > 1)}"
     yield f"{one.timeline.cell}: {runs}, {_between(points[0], points[-1])}"
     if num_elsewhere := one.timeline.num_elsewhere:
         yield f"further runs, whose ranks found another environment: {num_elsewhere}"
     if one.trend is not None:
-        places = [step.place for step in one.trend.steps]
-        ends = f"{points[0].made_at:%Y-%m-%d}", f"{points[-1].made_at:%Y-%m-%d}"
-        yield from draw_course(one.timeline.times_s(), one.trend.levels_s, places, ends)
+        times_s = one.timeline.times_s()
+        ends = f"{format_seconds(min(times_s))} to {format_seconds(max(times_s))}"
+        yield f"{_sparkline(times_s)} {ends}"
 
 
-def tell(one: CellHistory) -> list[str]:
+def _sparkline(times_s: Sequence[float]) -> str:
+    """Return times as one line of blocks, the least the lowest.
+
+    >>> _sparkline([1.0, 1.0, 2.0, 2.0, 1.5])
+    '▁▁██▅'
+    """
+    num_columns = min(_LINE_WIDTH, len(times_s))
+    columns: list[list[float]] = [[] for _ in range(num_columns)]
+    for place, time_s in enumerate(times_s):
+        columns[place * num_columns // len(times_s)].append(time_s)
+    heights = [statistics.median(column) for column in columns]
+    low, span = min(heights), max(heights) - min(heights)
+    steps = [(height - low) / span if span else 0.0 for height in heights]
+    return "".join(_BLOCKS[round(step * (len(_BLOCKS) - 1))] for step in steps)
+
+
+def describe(one: CellHistory) -> list[str]:
     """Return what became of a cell, a sentence for each change."""
     if one.trend is None:
         return [f"too few to tell: from {MIN_VALUES} runs on a change can be seen"]
-    sentences = [_tell_change(change) for change in one.changes]
-    if one.creep is not None:
-        sentences.append(_tell_creep(one.creep))
+    sentences = [_describe_change(change) for change in one.changes]
+    if one.drift is not None:
+        sentences.append(_describe_drift(one.drift))
     return sentences or ["no change and no drift"]
 
 
-def _tell_change(change: Change) -> str:
+def _describe_change(change: DatedChange) -> str:
     low, high = change.interval
-    accepted = "" if change.excuse is None else f", accepted: {change.excuse}"
-    mended = ", mended since" * change.is_mended
+    accepted = "" if change.accepted is None else f", accepted: {change.accepted}"
+    recovered = ", recovered since" * change.is_recovered
     return (
         f"{'slower' if change.ratio > 1 else 'faster'} by {format_ratio(abs(change.ratio - 1))} "
-        f"({format_change(low)} to {format_change(high)}) {_where(change)}{accepted}{mended}"
+        f"({format_change(low)} to {format_change(high)}) {_where(change)}{accepted}{recovered}"
     )
 
 
-def _where(change: Change) -> str:
+def _where(change: DatedChange) -> str:
     before, after = change.before, change.after
     text = f"between {_named(before)} and {_named(after)}"
     if change.num_commits is None:
@@ -193,24 +204,24 @@ def _where(change: Change) -> str:
     )
 
 
-def _tell_creep(creep: Creep) -> str:
-    low, high = creep.interval
-    accepted = "" if creep.excuse is None else f", accepted: {creep.excuse}"
+def _describe_drift(drift: DatedDrift) -> str:
+    low, high = drift.interval
+    accepted = "" if drift.accepted is None else f", accepted: {drift.accepted}"
     return (
-        f"drifts by {_rate(creep.ratio_per_week)} a week ({_rate(low)} to {_rate(high)}), "
-        f"{format_change(creep.total_ratio)} since {_named(creep.since)}{accepted}"
+        f"drifts by {_rate(drift.ratio_per_week)} a week ({_rate(low)} to {_rate(high)}), "
+        f"{format_change(drift.total_ratio)} since {_named(drift.since)}{accepted}"
     )
 
 
-def _tell_host(host: CellHistory) -> list[str]:
-    """What its probes say of the machine: a change of a cell beside one of these is the host's."""
-    if not host.changes and host.creep is None:
+def _describe_host(host: CellHistory) -> list[str]:
+    """Return the changes of the host's own probes: one beside a cell's change explains it."""
+    if not host.changes and host.drift is None:
         return []
-    return [f"the host itself, by its own probes: {sentence}" for sentence in tell(host)]
+    return [f"the host itself, by its own probes: {sentence}" for sentence in describe(host)]
 
 
 def _advise(one: CellHistory) -> list[str]:
-    """How to find the commit behind the newest slowdown that is nobody's yet."""
+    """Return how to find the commit behind the newest open slowdown."""
     for change in reversed(one.changes):
         if change.is_open and (change.num_commits or 0) > 1:
             return [
@@ -226,15 +237,15 @@ def _between(first: Point, last: Point) -> str:
 
 def _named(point: Point) -> str:
     day = f"{point.made_at:%Y-%m-%d}"
-    return day if point.commit is None else f"{short(point.commit)} ({day})"
+    return day if point.commit is None else f"{short_commit(point.commit)} ({day})"
 
 
 def _name(point: Point) -> str:
-    return "" if point.commit is None else short(point.commit)
+    return "" if point.commit is None else short_commit(point.commit)
 
 
 def _rate(ratio: float) -> str:
-    """A change of a week, which is small."""
+    """Return a change of a week, which is small, with two decimals."""
     return f"{100 * (ratio - 1):+.2f} %"
 
 
@@ -244,7 +255,7 @@ def _table(found: list[CellHistory]) -> str:
         table.add_column(title, justify="right" if title == "runs" else "left", no_wrap=True)
     for one in found:
         points = one.timeline.points
-        line = draw_line(one.timeline.times_s())
+        line = _sparkline(one.timeline.times_s())
         table.add_row(printable(one.timeline.cell), str(len(points)), line, _in_short(one))
     return render(table)
 
@@ -254,23 +265,23 @@ def _in_short(one: CellHistory) -> str:
         return f"fewer than {MIN_VALUES} runs"
     texts = [
         f"{format_change(change.ratio)} at {_named(change.after)}"
-        + ", accepted" * (change.excuse is not None)
-        + ", mended" * change.is_mended
+        + ", accepted" * (change.accepted is not None)
+        + ", recovered" * change.is_recovered
         for change in one.changes
     ]
-    if one.creep is not None:
-        accepted = ", accepted" * (one.creep.excuse is not None)
+    if one.drift is not None:
+        accepted = ", accepted" * (one.drift.accepted is not None)
         texts.append(
-            f"{_rate(one.creep.ratio_per_week)} a week, {format_change(one.creep.total_ratio)} in "
+            f"{_rate(one.drift.ratio_per_week)} a week, {format_change(one.drift.total_ratio)} in "
             f"all{accepted}"
         )
     return "; ".join(texts) or "-"
 
 
 def _odds(found: list[CellHistory]) -> str:
-    num_told = sum(bool(one.changes or one.creep) for one in found)
+    num_changed = sum(bool(one.changes or one.drift) for one in found)
     return (
-        f"{num_told} of {len(found)} cells changed; of cells that never do, at most 1 in 100 is "
+        f"{num_changed} of {len(found)} cells changed; of cells that never do, at most 1 in 100 is "
         "said to"
     )
 
@@ -286,7 +297,7 @@ def to_document(found: list[CellHistory], stored: StoredHistory) -> bytes:
 
 
 def _cell(one: CellHistory) -> dict[str, Any]:
-    creep = one.creep
+    drift = one.drift
     return {
         "id": one.timeline.cell,
         "runs": [_point(point) for point in one.timeline.points],
@@ -298,19 +309,19 @@ def _cell(one: CellHistory) -> dict[str, Any]:
                 "before": _point(change.before),
                 "after": _point(change.after),
                 "num_commits": change.num_commits,
-                "accepted": change.excuse,
-                "is_mended": change.is_mended,
+                "accepted": change.accepted,
+                "is_mended": change.is_recovered,
             }
             for change in one.changes
         ],
         "drift": None
-        if creep is None
+        if drift is None
         else {
-            "ratio_per_week": creep.ratio_per_week,
-            "interval": creep.interval,
-            "total_ratio": creep.total_ratio,
-            "since": _point(creep.since),
-            "accepted": creep.excuse,
+            "ratio_per_week": drift.ratio_per_week,
+            "interval": drift.interval,
+            "total_ratio": drift.total_ratio,
+            "since": _point(drift.since),
+            "accepted": drift.accepted,
         },
     }
 

@@ -12,7 +12,8 @@ from perfsuite.cli.options import DeviceName, Seed, WorkloadName, open_session, 
 from perfsuite.records.profile import ProfiledRun, encode_profile
 from perfsuite.records.recipe import Recipe
 from perfsuite.report.charts.pie import FORMATS, draw_pie
-from perfsuite.report.formats.profile_files import profile_csv, profile_latex
+from perfsuite.report.formats.csv_file import profile_csv
+from perfsuite.report.formats.latex import profile_latex
 from perfsuite.report.terminal.profile import profile_text
 from perfsuite.system.files import check_writable, write_atomically
 

@@ -16,6 +16,7 @@ from perfsuite.experiments.interleave import ROUND_S
 from perfsuite.experiments.sweep import Curve, Sweep, advise, find_good, sweep_workers
 from perfsuite.gate.judge.trial import draw_seed
 from perfsuite.records.recipe import Recipe
+from perfsuite.report.formats.html import svg_file
 from perfsuite.report.terminal.sweep import draw_sweep, sweep_table
 from perfsuite.system.files import check_writable, write_atomically
 
@@ -85,7 +86,8 @@ def sweep(
         session.close()
     training, loading = found.training, found.loading
     shown = training.intervals, loading.intervals, training.optimum, training.hurts_from
-    write_atomically(PICTURE_FILE, draw_sweep(f"{workload}: loader workers", *shown))
+    picture = draw_sweep(f"{workload}: loader workers", *shown)
+    write_atomically(PICTURE_FILE, svg_file(picture).encode())
     typer.echo(sweep_table(*shown))
     typer.echo(_conclusion(training))
     if (advice := advise(training.times_s)) is not None:

@@ -6,10 +6,9 @@ Pure functions over numbers. Must not know how a round is run.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-from perfsuite.stats import intervals
 
 # Seconds that those of any later launch may take: what is left of their noise is the launch's.
 _MOST_S = 3.0
@@ -98,9 +97,9 @@ def plan_num_rounds(pairs: Sequence[PairCost], *, tolerance: float, limit: float
     >>> plan_num_rounds([pair], tolerance=0.02, limit=0.05)  # (0.141 / 0.00828)^2 = 292: 3 s
     292
     """
-    round_variance = intervals.median([pair.error**2 * pair.num_rounds for pair in pairs])
-    round_s = intervals.median([pair.round_s for pair in pairs])
-    launch_s = intervals.median([pair.launch_s for pair in pairs])
+    round_variance = statistics.median([pair.error**2 * pair.num_rounds for pair in pairs])
+    round_s = statistics.median([pair.round_s for pair in pairs])
+    launch_s = statistics.median([pair.launch_s for pair in pairs])
     launch_variance = _launch_variance(pairs)
     target = ((math.log1p(limit) - math.log1p(tolerance)) * _PART_OF_GAP) ** 2
     wanted = round_variance / (target - launch_variance) if target > launch_variance else math.inf
@@ -115,8 +114,8 @@ def _launch_variance(pairs: Sequence[PairCost]) -> float:
     """What the results of pairs vary by beyond the error that their rounds explain."""
     if len(pairs) < 3:
         return 0.0
-    spread = intervals.variance([pair.log_ratio for pair in pairs])
-    return max(0.0, spread - intervals.median([pair.error**2 for pair in pairs]))
+    spread = statistics.variance([pair.log_ratio for pair in pairs])
+    return max(0.0, spread - statistics.median([pair.error**2 for pair in pairs]))
 
 
 def _within(wanted: float, most: float, round_s: float) -> int:

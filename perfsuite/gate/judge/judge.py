@@ -10,6 +10,7 @@ import dataclasses
 import math
 import os
 import random
+import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +22,6 @@ from perfsuite.gate.judge.counts import compare_run_counts
 from perfsuite.gate.judge.imports import find_wrong_import
 from perfsuite.gate.judge.pair_evidence import add_pair, describe_changes, is_postponed
 from perfsuite.gate.judge.trial import Budget, CellPolicy, Judgement, Trial
-from perfsuite.stats import intervals
 from perfsuite.stats.sequential import FIRST_LOOK, Prior, Rule, decide
 from perfsuite.system.fitness import read_sensors, why_unfit
 from perfsuite.units import format_change, format_ratio
@@ -203,7 +203,7 @@ def _decide(trial: Trial, num_cells: int, max_pairs: int, prior: Prior | None) -
         # Faster than what is accepted is not yet faster than the base.
         if trial.word == "IMPROVED" and decide(trial.log_ratios, rule).word != "IMPROVED":
             trial.word = "PASS"
-    slower_s = intervals.median([head_s - base_s * accepted for base_s, head_s in trial.raw])
+    slower_s = statistics.median([head_s - base_s * accepted for base_s, head_s in trial.raw])
     if trial.word == "FAIL" and slower_s < policy.floor_s:
         trial.word = "PASS"
         trial.reason = (

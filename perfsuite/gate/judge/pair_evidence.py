@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -48,7 +49,7 @@ def add_pair(trial: Trial, launches: Mapping[str, Launch], first: str, launch_s:
     if trial.policy.slacks is not None and (reason := _why_incomparable(base, head)) is not None:
         trial.word, trial.reason = "INVALID", reason
         return
-    base_s = intervals.median(base.rounds_s)
+    base_s = statistics.median(base.rounds_s)
     log_ratio, error = locate_log_ratio(base.rounds_s, head.rounds_s)
     trial.raw.append((base_s, base_s * math.exp(log_ratio)))
     trial.firsts.append(first)
@@ -174,7 +175,7 @@ def _samples_of(run: CellRun) -> int | None:
     record = _read(run)
     if record is None or not run.rounds_s:
         return None
-    return samples_of_step(record.samples_per_s, intervals.median(run.rounds_s))
+    return samples_of_step(record.samples_per_s, statistics.median(run.rounds_s))
 
 
 def describe_changes(base: CellRun, head: CellRun) -> str | None:

@@ -1,7 +1,7 @@
 """The report as one self-contained HTML file, and its charts as SVG files.
 
-Nothing on the page is fetched, and its own policy forbids it: styles and script are named by their
-hashes, so that nothing a cell is called can run. Every value is escaped by the template engine.
+The page fetches nothing, and its own policy forbids it: styles and script are named by their
+hashes, so that no name of a cell can run. Every value is escaped by the template engine.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Final
 
-from perfsuite.report.charts.pictures import (
-    Picture,
+from perfsuite.report.charts.sections import Picture
+from perfsuite.report.charts.sparklines import (
     draw_history,
     draw_rounds,
     draw_stages,
@@ -34,26 +34,26 @@ _NARROW, _WIDE = "48rem", "48.01rem"
 _NAME_WIDTH: Final = "20rem"
 _PADDING: Final = "1rem"
 _PICTURE_WIDTH: Final = "104px"
-# What shows how a column is sorted stands behind its title.
+# The arrow behind the title of a sorted column.
 _SORTED: Final = " >"
 # Capitals, in bold, and the widest of all over a digit, in DejaVu Sans, Arial and Segoe UI.
 _CAPITAL, _WIDEST = 1.3, 1.6
 _TEMPLATES: Final = files("perfsuite.report.formats") / "templates"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class _Heading:
     """A column of the page's table: text, with a picture beside it, or a picture alone."""
 
     title: str
     is_number: bool
-    column: Column | None
+    column: Column[Row] | None
     draw: Callable[[Row], Picture | None] | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Cell:
-    """One cell of the table; `order` is what it is sorted by, None where its text will do."""
+    """One cell of the table; it is sorted by `order`, by its text where that is None."""
 
     text: str
     order: float | None
@@ -84,15 +84,18 @@ def html_page(report: Report) -> str:
 
 def svg_files(report: Report) -> Iterator[str]:
     """Yield each chart as a file of its own."""
+    return (svg_file(chart) for section in report.sections for chart in section.charts)
+
+
+def svg_file(picture: Picture) -> str:
+    """Return a chart as a file of its own."""
     template = _environment().get_template("figure.svg.j2")
-    style = _read("picture.css")
-    charts = (chart for section in report.sections for chart in section.charts)
-    return (template.render(drawn=chart, style=style) for chart in charts)
+    return template.render(drawn=picture, style=_read("picture.css"))
 
 
 @cache
 def _environment() -> Environment:
-    # Not at the top: whoever only measures does not pay for it.
+    # Imported here, so that a session that only measures does not pay for it.
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     return Environment(
@@ -111,34 +114,23 @@ def _headings(report: Report) -> tuple[_Heading, ...]:
         return draw_verdict(row.verdict, report.tolerance, report.limit)
 
     beside = {"interval": draw_interval, "spread_ratio": draw_rounds}
-    filled_columns = filled(COLUMNS, report.rows)
+    shown = filled(COLUMNS, report.rows)
     headings: list[_Heading] = []
     for column in COLUMNS:
-        if column in filled_columns:
-            headings.append(
-                _Heading(
-                    title=column.title,
-                    is_number=column.is_number,
-                    column=column,
-                    draw=beside.get(column.key),
-                )
-            )
+        if column in shown:
+            draw = beside.get(column.key)
+            headings.append(_Heading(column.title, column.is_number, column, draw))
         if column.key == _PICTURES_AFTER:
-            headings += _drawn(report)
+            headings += _pictures(report)
     return tuple(headings)
 
 
-def _drawn(report: Report) -> Iterator[_Heading]:
+def _pictures(report: Report) -> Iterator[_Heading]:
     """The columns that are a picture alone."""
     if any(row.stages_s for row in report.rows):
-        yield _Heading(title="stages", is_number=False, column=None, draw=draw_stages)
+        yield _Heading("stages", False, None, draw_stages)
     if any(len(row.history) > 1 for row in report.rows):
-        yield _Heading(
-            title="history",
-            is_number=False,
-            column=None,
-            draw=lambda row: draw_history(row.history),
-        )
+        yield _Heading("history", False, None, lambda row: draw_history(row.history))
 
 
 def _row(row: Row, headings: Sequence[_Heading]) -> Iterator[_Cell]:
@@ -173,7 +165,7 @@ def _tracks(headings: Sequence[_Heading], rows: Sequence[Sequence[_Cell]]) -> st
 
 
 def _num_digits(text: str) -> float:
-    """The width of a text, in widths of a digit, in whatever font without serifs.
+    """The width of a text, in widths of a digit, in any common font without serifs.
 
     >>> _num_digits("12"), _num_digits("NEW")
     (2.0, 4.2)
@@ -190,6 +182,7 @@ def _labels(headings: Sequence[_Heading]) -> str:
     return f"@media screen and (max-width: {_NARROW}) {{\n{''.join(rules)}}}\n"
 
 
+@cache
 def _read(name: str) -> str:
     return (_TEMPLATES / name).read_text(encoding="utf-8")
 

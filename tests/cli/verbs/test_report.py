@@ -220,7 +220,7 @@ def test_a_report_that_cannot_be_made_changes_no_verdict_and_is_one_line(
     assert result.ret == 1
     reported = [line for line in result.outlines if line.startswith(("report:", "no report:"))]
     assert reported == [
-        f"no report: {folder}/run.json is no run of pytest-benchmark: Object missing required "
+        f"no report: {folder}/run.json: is no run of pytest-benchmark: Object missing required "
         "field `datetime`; name a file that pytest-benchmark wrote, such as results/run.json"
     ]
 

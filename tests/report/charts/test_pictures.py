@@ -8,11 +8,11 @@ import re
 import pytest
 from made_up_runs import cell, verdict
 
-from perfsuite.report.charts.axes import Axis, logarithmic, ticks
-from perfsuite.report.charts.family_charts import draw_sections
-from perfsuite.report.charts.pictures import draw_history, draw_rounds, draw_stages, draw_verdict
+from perfsuite.report.charts.family_charts import draw_families
+from perfsuite.report.charts.line_chart import Axis, logarithmic, ticks
 from perfsuite.report.charts.sections import Section
-from perfsuite.report.rows import Past, Row
+from perfsuite.report.charts.sparklines import draw_history, draw_rounds, draw_stages, draw_verdict
+from perfsuite.report.rows import HistoryPoint, Row
 
 # --- pictures ---
 
@@ -93,8 +93,8 @@ def test_a_word_from_a_file_never_becomes_a_style() -> None:
     assert [style for style, _ in drawn.paths] == ["z", "t", "l", "v-doubt", "m"]
 
 
-def past(step_time_s: float, *, is_accepted: bool = False) -> Past:
-    return Past(when="day", commit="abc", step_time_s=step_time_s, is_accepted=is_accepted)
+def past(step_time_s: float, *, is_accepted: bool = False) -> HistoryPoint:
+    return HistoryPoint(when="day", commit="abc", step_time_s=step_time_s, is_accepted=is_accepted)
 
 
 def test_a_history_is_drawn_from_0_with_its_accepted_changes() -> None:
@@ -116,7 +116,7 @@ def test_one_run_is_no_history() -> None:
 
 
 def sections(*rows: Row) -> dict[str, Section]:
-    return {section.title: section for section in draw_sections(rows)}
+    return {section.title: section for section in draw_families(rows)}
 
 
 def test_a_sweep_of_workers_has_whiskers() -> None:
@@ -207,12 +207,12 @@ def test_powers_are_few_and_hold_every_value(values: list[float], base: int) -> 
     axis = logarithmic(values, base)
 
     assert 2 <= len(axis.ticks) <= 8
-    assert all(-1e-9 <= axis.place(value) <= 1 + 1e-9 for value in values)
+    assert all(-1e-9 <= axis.position(value) <= 1 + 1e-9 for value in values)
 
 
 def test_equal_factors_are_equal_lengths_on_a_logarithmic_axis() -> None:
     axis = Axis(ticks=(1.0, 4.0, 16.0), is_logarithmic=True)
 
-    assert [axis.place(value) for value in (1.0, 2.0, 4.0, 8.0, 16.0)] == pytest.approx(
+    assert [axis.position(value) for value in (1.0, 2.0, 4.0, 8.0, 16.0)] == pytest.approx(
         [0.0, 0.25, 0.5, 0.75, 1.0]
     )

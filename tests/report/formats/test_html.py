@@ -12,7 +12,7 @@ import pytest
 from made_up_runs import HOSTILE, cell, report_on, verdict
 
 from perfsuite.report.formats.html import html_page, svg_files
-from perfsuite.report.rows import Past, Row
+from perfsuite.report.rows import HistoryPoint, Row
 from perfsuite.system.untrusted import printable
 
 FETCHING = {"src", "srcset", "action", "data", "poster", "background", "xlink:href", "style"}
@@ -116,8 +116,8 @@ def test_a_column_that_no_cell_fills_is_left_out() -> None:
 
 def test_every_picture_says_what_it_shows() -> None:
     history = (
-        Past(when="mon", commit=None, step_time_s=1.0, is_accepted=False),
-        Past(when="tue", commit="abc", step_time_s=2.0, is_accepted=True),
+        HistoryPoint(when="mon", commit=None, step_time_s=1.0, is_accepted=False),
+        HistoryPoint(when="tue", commit="abc", step_time_s=2.0, is_accepted=True),
     )
     row = Row(name="t", step_time_s=2.0, rounds_s=(2.0, 2.0), history=history)
 

@@ -14,7 +14,7 @@ from scaled_runs import all_reduces, trained
 
 from perfsuite.report.formats.html import html_page
 from perfsuite.report.model import Report
-from perfsuite.report.rows import Past, Row
+from perfsuite.report.rows import HistoryPoint, Row
 from perfsuite.system.untrusted import printable
 
 WIDE = {"width": 1280, "height": 900}
@@ -32,9 +32,11 @@ def browser() -> Iterator[Browser]:
 
 
 def full_report(*more: Row) -> Report:
-    """Verdicts, pictures, history, charts and hostile names, and whatever else is given."""
+    """Verdicts, pictures, history, charts and hostile names, and the rows given."""
     history = tuple(
-        Past(when=f"day {day}", commit=None, step_time_s=0.004 + day / 1e4, is_accepted=day == 2)
+        HistoryPoint(
+            when=f"day {day}", commit=None, step_time_s=0.004 + day / 1e4, is_accepted=day == 2
+        )
         for day in range(4)
     )
     rows = [

@@ -12,18 +12,18 @@ from made_up_runs import cell
 from msgspec import structs
 from scaled_runs import trained
 
-from perfsuite.report.rows import Past, Row
-from perfsuite.report.scaling.series import Series, find_series
+from perfsuite.report.rows import HistoryPoint, Row
+from perfsuite.report.scaling.series import ScalingSeries, find_series
 from perfsuite.stats.intervals import Interval
 
 
-def only(*rows: Row) -> Series:
+def only(*rows: Row) -> ScalingSeries:
     (series,) = find_series(rows)
     return series
 
 
-def cells_of(series: Series) -> list[str]:
-    return [cell.parallel for cell in series.cells]
+def cells_of(series: ScalingSeries) -> list[str]:
+    return [cell.recipe.parallel for cell in series.cells]
 
 
 # --- which cells are one series ---
@@ -160,8 +160,8 @@ def test_several_tests_of_one_recipe_are_launches() -> None:
     assert {one.basis for one in series.cells} == {"launches"}
 
 
-def past(step_time_s: float, commit: str | None = "abc", *, is_dirty: bool = False) -> Past:
-    return Past(
+def past(step_time_s: float, commit: str | None = "abc", *, is_dirty: bool = False) -> HistoryPoint:
+    return HistoryPoint(
         when="day", commit=commit, step_time_s=step_time_s, is_accepted=False, is_dirty=is_dirty
     )
 
@@ -178,7 +178,7 @@ def past(step_time_s: float, commit: str | None = "abc", *, is_dirty: bool = Fal
     ],
 )
 def test_runs_of_one_clean_commit_are_launches(
-    history: tuple[Past, ...], launches_s: tuple[float, ...]
+    history: tuple[HistoryPoint, ...], launches_s: tuple[float, ...]
 ) -> None:
     row = dataclasses.replace(trained("ddp:2"), history=history)
 
