@@ -14,8 +14,8 @@ import pytest
 
 from perfsuite import Recipe, Workload
 from perfsuite.experiments.profile import combine_profiles
-from perfsuite.ranks.group import GroupRequest, run_group
-from perfsuite.ranks.messages import GroupPolicy, RunProfile
+from perfsuite.ranks.group import run_group
+from perfsuite.ranks.messages import GroupPolicy, GroupRequest, RunProfile
 from perfsuite.ranks.pickling import pack
 from perfsuite.records.profile import Profile
 

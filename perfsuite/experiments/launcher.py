@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from perfsuite.errors import PerfsuiteError
-from perfsuite.ranks.group import GroupRequest, run_group
-from perfsuite.ranks.messages import Reply
+from perfsuite.ranks.group import run_group
+from perfsuite.ranks.messages import GroupRequest, Reply
 from perfsuite.ranks.torchrun.groups import MultiHostGroups
 from perfsuite.ranks.torchrun.peers import Peers
 from perfsuite.ranks.torchrun.topology import Topology, read_place

@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Literal
 
+import msgspec
+
 from perfsuite.ranks.messages import ProfileTaken, RankEpoch, RunProfile
 from perfsuite.records.profile import Epoch, NonFinite, Profile, ProfiledRun, ProfileStages
 
@@ -79,14 +81,11 @@ def _stages(taken: RankEpoch) -> ProfileStages:
 
 
 def _sum_stages(stages: Sequence[ProfileStages]) -> ProfileStages:
-    evaluations = [one.evaluation for one in stages if one.evaluation is not None]
-    return ProfileStages(
-        load=_total(one.load for one in stages),
-        forward=_total(one.forward for one in stages),
-        loss_backward=_total(one.loss_backward for one in stages),
-        evaluation=_total(evaluations) if evaluations else None,
-        other=_total(one.other for one in stages),
-    )
+    sums = {}
+    for name in ProfileStages.__struct_fields__:
+        spent = [seconds for one in stages if (seconds := getattr(one, name)) is not None]
+        sums[name] = _total(spent) if spent else None
+    return msgspec.convert(sums, ProfileStages)
 
 
 def _total(seconds: Iterable[float]) -> float:

@@ -27,7 +27,6 @@ from perfsuite.experiments.results import combine
 from perfsuite.experiments.settings import Settings
 from perfsuite.ranks.bootstrap import make_group_folder, remove_group_folder, sweep_stale_folders
 from perfsuite.ranks.chains import Chain, run_chain, run_chains
-from perfsuite.ranks.group import GroupRequest
 from perfsuite.ranks.messages import (
     ActivityName,
     CallFunction,
@@ -35,6 +34,7 @@ from perfsuite.ranks.messages import (
     CheckRun,
     FunctionReturned,
     GroupPolicy,
+    GroupRequest,
     MeasurePlan,
     ProfileTaken,
     RecordRun,

@@ -81,12 +81,12 @@ def enter_rank(start: RankStart, pipe: Connection) -> None:
         os.environ.pop(name, None)
     tempfile.tempdir = start.folder
     os.environ["TMPDIR"] = start.folder
-    for root in reversed(start.policy.import_roots):
+    for root in reversed(start.request.policy.import_roots):
         if root not in sys.path[:1]:
             sys.path.insert(0, root)
     if start.core is not None:
         os.sched_setaffinity(0, {start.core})
-    pkgutil.resolve_name(start.policy.entry)(start, pipe)
+    pkgutil.resolve_name(start.request.policy.entry)(start, pipe)
 
 
 def die_with_controller() -> None:

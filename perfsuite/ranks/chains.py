@@ -14,8 +14,8 @@ from multiprocessing.connection import Connection, wait
 from typing import Generic, TypeVar
 
 from perfsuite.errors import PerfsuiteError
-from perfsuite.ranks.group import POLL_S, GroupRequest, RankGroup, run_group
-from perfsuite.ranks.messages import Reply
+from perfsuite.ranks.group import POLL_S, RankGroup, run_group
+from perfsuite.ranks.messages import GroupRequest, Reply
 from perfsuite.system.signals import uninterrupted
 
 T = TypeVar("T")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -142,20 +142,21 @@ def unstarted_error(rank: int, *, world_size: int) -> RankFailureError:
 
 
 def late_rank_error(
-    rank: int,
+    running: Iterable[int],
     *,
     waiting_rank: int,
     positions: Mapping[int, Position],
     world_size: int,
     timeout_s: float,
-    lines: tuple[str, ...],
+    stack_of: Callable[[int], tuple[str, ...]],
 ) -> RankFailureError:
-    """Return the error of a rank that another rank waited for in vain in a collective."""
+    """Return the error of the running rank that another waited for in vain in a collective."""
+    rank = furthest_behind({one: positions[one] for one in running})
     what = (
         f"did not come to a collective within {timeout_s:g} s (--perf-collective-timeout): it is "
         f"in {positions[rank]}, and rank {waiting_rank} waited in {positions[waiting_rank]}"
     )
-    return hanging_error(rank, what, positions[rank], world_size=world_size, lines=lines)
+    return hanging_error(rank, what, positions[rank], world_size=world_size, lines=stack_of(rank))
 
 
 def hanging_error(

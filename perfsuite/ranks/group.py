@@ -11,7 +11,6 @@ import os
 import signal
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
 from typing import cast
@@ -30,7 +29,7 @@ from perfsuite.ranks import bootstrap, failures
 from perfsuite.ranks.assignments import Assignment, all_assignments
 from perfsuite.ranks.failures import Died
 from perfsuite.ranks.forkserver import start_process
-from perfsuite.ranks.messages import Failed, GroupPolicy, Job, RankStart, Reply, Skipped
+from perfsuite.ranks.messages import Failed, GroupRequest, RankStart, Reply, Skipped
 from perfsuite.ranks.progress import Board, Position
 from perfsuite.system.signals import uninterrupted
 
@@ -42,23 +41,6 @@ CASCADE_S = 0.5
 _GRACE_S = 5.0
 # Orphans are reaped by init, which may take its time or, in some containers, never do it.
 _REAPED_S = 1.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class GroupRequest:
-    """A job, and the fresh group that is to run it.
-
-    Attributes:
-        job: What each rank does.
-        world_size: Number of ranks.
-        policy: How they are started and watched.
-        needs_group: Whether torch.distributed is to be initialised in the ranks.
-    """
-
-    job: Job
-    world_size: int
-    policy: GroupPolicy
-    needs_group: bool = True
 
 
 def run_group(request: GroupRequest) -> list[Reply]:
@@ -121,14 +103,11 @@ class RankGroup:
         pins = policy.pins_ranks and policy.device == "cpu"
         for one in assignments:
             start = RankStart(
+                request=request,
                 assignment=one,
-                world_size=self._world_size,
-                policy=policy,
-                needs_group=request.needs_group,
                 folder=str(self._folder),
                 core=one.core_of(cores) if pins else None,
                 cores=cores,
-                job=request.job,
             )
             try:
                 process, pipe = start_process(bootstrap.enter_rank, start)
@@ -212,15 +191,13 @@ class RankGroup:
         rank, failure = failures.first_failure(failed)
         running = self._waiting()
         if failure.lost_peer and running:
-            positions = {one: self._board.read(one) for one in self._ranks}
-            late_rank = failures.furthest_behind({one: positions[one] for one in running})
             raise failures.late_rank_error(
-                late_rank,
+                running,
                 waiting_rank=rank,
-                positions=positions,
+                positions={one: self._board.read(one) for one in self._ranks},
                 world_size=self._world_size,
                 timeout_s=self._policy.collective_timeout_s,
-                lines=self.where_it_hangs(late_rank),
+                stack_of=self.where_it_hangs,
             )
         if isinstance(failure, Failed) and failure.is_ours:
             kind: type[PerfsuiteError] = getattr(errors, failure.error)

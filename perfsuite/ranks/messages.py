@@ -81,24 +81,34 @@ class GroupPolicy:
 
 
 @dataclass(frozen=True, kw_only=True)
+class GroupRequest:
+    """A job, and the fresh group of ranks that is to do it.
+
+    Attributes:
+        needs_group: Whether torch.distributed is to be initialised in the ranks.
+    """
+
+    job: Job
+    world_size: int
+    policy: GroupPolicy
+    needs_group: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
 class RankStart:
     """What a rank's process is started with.
 
     Attributes:
-        needs_group: Whether torch.distributed is to be initialised.
         folder: The group's own temporary folder: rendezvous file, progress board, logs.
         core: Processor that the rank is pinned to, None if there are not enough.
         cores: Processors that the whole group, its loader workers included, may use.
     """
 
+    request: GroupRequest
     assignment: Assignment
-    world_size: int
-    policy: GroupPolicy
-    needs_group: bool
     folder: str
     core: int | None
     cores: tuple[int, ...]
-    job: Job
 
     @property
     def rank(self) -> int:

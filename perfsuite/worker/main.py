@@ -52,11 +52,11 @@ def serve(start: RankStart, pipe: Connection) -> None:
     """Do the job, send the reply, and leave when the controller has it."""
     # What the server has loaded stays: a collection that walks it takes 0.2 s, and copies it.
     gc.freeze()
-    board = Board(Path(start.folder) / "progress", start.world_size).writer(start.rank)
+    board = Board(Path(start.folder) / "progress", start.request.world_size).writer(start.rank)
     try:
         device = _set_up_torch(start)
         with _process_group(start, device):
-            reply = _run(start.job, start, device, board)
+            reply = _run(start.request.job, start, device, board)
             board.enter_phase("finish")
             _send(pipe, reply)
     except NotExercisedError as error:
@@ -97,10 +97,11 @@ def _failed(error: Exception) -> Failed:
 
 def _set_up_torch(start: RankStart) -> torch.device:
     """Return the rank's device, which is also torch's current one."""
-    torch.set_num_threads(start.policy.num_threads)
-    random.seed(start.policy.seed)
-    torch.manual_seed(start.policy.seed)
-    if start.policy.device != "cuda":
+    policy = start.request.policy
+    torch.set_num_threads(policy.num_threads)
+    random.seed(policy.seed)
+    torch.manual_seed(policy.seed)
+    if policy.device != "cuda":
         return torch.device("cpu")
     device = torch.device("cuda", start.assignment.gpu % torch.cuda.device_count())
     torch.cuda.set_device(device)
@@ -110,7 +111,7 @@ def _set_up_torch(start: RankStart) -> torch.device:
 @contextlib.contextmanager
 def _process_group(start: RankStart, device: torch.device) -> Iterator[None]:
     """Initialise the default process group over a store of this group alone."""
-    if not start.needs_group:
+    if not start.request.needs_group:
         yield
         return
     backend, rendezvous = start.assignment.backend, start.assignment.rendezvous
@@ -126,8 +127,8 @@ def _process_group(start: RankStart, device: torch.device) -> Iterator[None]:
         backend,
         store=_store(start, rendezvous),
         rank=start.rank,
-        world_size=start.world_size,
-        timeout=datetime.timedelta(seconds=start.policy.collective_timeout_s),
+        world_size=start.request.world_size,
+        timeout=datetime.timedelta(seconds=start.request.policy.collective_timeout_s),
         # Otherwise NCCL guesses the device of a barrier from the rank.
         device_id=device if backend == "nccl" else None,
     )
@@ -138,13 +139,13 @@ def _process_group(start: RankStart, device: torch.device) -> Iterator[None]:
 def _store(start: RankStart, rendezvous: Rendezvous | None) -> Store:
     if rendezvous is None:
         return dist.FileStore(  # type: ignore[attr-defined]  # documented, missing in __all__
-            str(Path(start.folder) / "store"), start.world_size
+            str(Path(start.folder) / "store"), start.request.world_size
         )
     return open_store(
         rendezvous.host,
         rendezvous.port,
         prefix=rendezvous.prefix,
-        timeout_s=start.policy.collective_timeout_s,
+        timeout_s=start.request.policy.collective_timeout_s,
     )
 
 

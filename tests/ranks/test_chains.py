@@ -12,8 +12,7 @@ import pytest
 from perfsuite import RankFailureError, WorkloadError
 from perfsuite.errors import PerfsuiteError
 from perfsuite.ranks.chains import Chain, run_chain, run_chains
-from perfsuite.ranks.group import GroupRequest
-from perfsuite.ranks.messages import CallFunction, GroupPolicy
+from perfsuite.ranks.messages import CallFunction, GroupPolicy, GroupRequest
 from perfsuite.ranks.pickling import pack, unpack
 
 pytestmark = pytest.mark.usefixtures("nothing_left")

@@ -14,8 +14,8 @@ from multiprocessing.connection import wait
 from perfsuite.errors import LostRankError, NotExercisedError, PerfsuiteError, RankFailureError
 from perfsuite.ranks import failures
 from perfsuite.ranks.assignments import Assignment, Rendezvous
-from perfsuite.ranks.group import CASCADE_S, POLL_S, GroupRequest, RankGroup
-from perfsuite.ranks.messages import GroupPolicy, Reply
+from perfsuite.ranks.group import CASCADE_S, POLL_S, RankGroup
+from perfsuite.ranks.messages import GroupPolicy, GroupRequest, Reply
 from perfsuite.ranks.progress import Position
 from perfsuite.ranks.torchrun.peers import Peers
 from perfsuite.ranks.torchrun.topology import Topology
@@ -209,18 +209,16 @@ def error_of(
             f"rank {silent[0]} of {world_size} is gone or hangs: rank {waiting_rank} lost "
             f"it, and its pytest process did not answer for {_ANSWER_S:g} s"
         )
-    positions = {rank: one.position for rank, one in ended.items()}
-    running = {rank: positions[rank] for rank, one in ended.items() if one.result is None}
+    running = [rank for rank, one in ended.items() if one.result is None]
     if not running:
         return failed[waiting_rank]
-    late_rank = failures.furthest_behind(running)
     return failures.late_rank_error(
-        late_rank,
+        running,
         waiting_rank=waiting_rank,
-        positions=positions,
+        positions={rank: one.position for rank, one in ended.items()},
         world_size=world_size,
         timeout_s=collective_timeout_s,
-        lines=ended[late_rank].lines,
+        stack_of=lambda rank: ended[rank].lines,
     )
 
 

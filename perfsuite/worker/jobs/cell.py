@@ -47,7 +47,7 @@ def run_cell(
     """Return what this rank measured of the cell."""
     board.enter_phase("build")
     # Before the recipe's precision changes settings that the fingerprint holds.
-    environment = describe_environment(start.policy.device)
+    environment = describe_environment(start.request.policy.device)
     with start_activity(job, start, device) as activity:
         measurement = _Measurement(activity, device, board, start)
         board.enter_phase("warm-up")
@@ -83,7 +83,7 @@ class _Measurement:
         self._device = device
         self._board = board
         self._stages = StageClock(device, on_enter=board.enter_stage)
-        channel = start.policy.turns
+        channel = start.request.policy.turns
         self._has_turns = channel is not None
         self._iterate = inject_fault(activity.iterate, channel, device)
         self._turns = Turns(channel) if channel is not None and start.rank == 0 else None
