@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from perfsuite.errors import PerfsuiteError
-from perfsuite.ranks.group import GroupPolicy, run_group
-from perfsuite.ranks.messages import Job, Reply
+from perfsuite.ranks.group import run_group
+from perfsuite.ranks.messages import GroupRequest, Reply
 from perfsuite.ranks.torchrun.groups import MultiHostGroups
 from perfsuite.ranks.torchrun.peers import Peers
 from perfsuite.ranks.torchrun.topology import Topology, read_place
@@ -34,9 +34,7 @@ class Launcher(Protocol):
     def why_not_exercised(self, recipe: Recipe) -> str | None:
         """Return why the ranks would measure something else than the recipe, None if not."""
 
-    def run(
-        self, job: Job, *, world_size: int, policy: GroupPolicy, needs_group: bool = True
-    ) -> list[Reply]:
+    def run(self, request: GroupRequest) -> list[Reply]:
         """Run a job on a fresh group and return its replies, as `group.run_group` does."""
 
 
@@ -55,11 +53,9 @@ class LocalLauncher:
         """Return what stands against the recipe here, None if nothing does."""
         return why_not_exercised(recipe, self.hardware)
 
-    def run(
-        self, job: Job, *, world_size: int, policy: GroupPolicy, needs_group: bool = True
-    ) -> list[Reply]:
-        """Run a job on ranks that this process forks."""
-        return run_group(job, world_size=world_size, policy=policy, needs_group=needs_group)
+    def run(self, request: GroupRequest) -> list[Reply]:
+        """Run a group that this process forks."""
+        return run_group(request)
 
 
 class TorchrunLauncher:
@@ -80,7 +76,7 @@ class TorchrunLauncher:
             LostRankError: A rank did not join.
         """
         mine = read_place(lock.folder, gpus)
-        self._topology = Topology(tuple(peers.gather("topology", mine)))
+        self._topology = Topology(tuple(peers.gather("place", mine)))
         self.hardware = dataclasses.replace(
             hardware, num_gpus=self._topology.num_gpus, num_cores=self._topology.num_cores
         )

@@ -25,14 +25,15 @@ from perfsuite.experiments.profile import combine_profiles
 from perfsuite.experiments.results import combine
 from perfsuite.experiments.settings import Settings
 from perfsuite.ranks.bootstrap import make_group_folder, remove_group_folder, sweep_stale_folders
-from perfsuite.ranks.chains import Chain, GroupRequest, run_chain, run_chains
-from perfsuite.ranks.group import GroupPolicy
+from perfsuite.ranks.chains import Chain, run_chain, run_chains
 from perfsuite.ranks.messages import (
     ActivityName,
     CallFunction,
     CellMeasured,
     CheckRun,
     FunctionReturned,
+    GroupPolicy,
+    GroupRequest,
     MeasurePlan,
     ProfileTaken,
     RecordRun,
@@ -132,7 +133,8 @@ class Session:
         """
         self._sweep_once()
         job = CallFunction(call=pack((function, tuple(args)), by_value=by_value))
-        replies = self._launcher.run(job, world_size=num_ranks, policy=self._policy)
+        request = GroupRequest(job=job, world_size=num_ranks, policy=self._policy)
+        replies = self._launcher.run(request)
         return [unpack(cast(FunctionReturned, reply).value) for reply in replies]
 
     def measure_cell(
@@ -166,7 +168,7 @@ class Session:
         """
         _check_is_recipe(recipe)
         if self._settings.turns is not None:
-            recipe = self._settings.turns.plant(recipe)
+            recipe = self._settings.turns.inject_into(recipe)
         found = find_workload(workload)
         job = RunCell(
             workload=pack(found, by_value=by_value),
@@ -339,7 +341,12 @@ class Session:
             self.hold_machine()
         plan = job.recipe.plan
         return self._launcher.run(
-            job, world_size=plan.world_size, policy=self._policy, needs_group=plan.needs_group
+            GroupRequest(
+                job=job,
+                world_size=plan.world_size,
+                policy=self._policy,
+                needs_group=plan.needs_group,
+            )
         )
 
     def _prepare(self, recipe: Recipe) -> None:

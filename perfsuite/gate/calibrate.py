@@ -28,7 +28,7 @@ class Plant:
     Attributes:
         ratio: Slowdown of every iteration, 0.05 = 5 %.
         recipe: A field of every recipe that is changed instead: "precision=fp32".
-        fault: One of `ranks.messages.FAULTS`, in every iteration, instead.
+        fault: One of `ranks.messages.INJECTABLE_FAULTS`, in every iteration, instead.
     """
 
     ratio: float = 0.0

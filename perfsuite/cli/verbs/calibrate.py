@@ -28,7 +28,7 @@ from perfsuite.gate.noise import (
     write_calibration,
 )
 from perfsuite.gate.request import GateRequest
-from perfsuite.ranks.messages import FAULTS
+from perfsuite.ranks.messages import INJECTABLE_FAULTS
 from perfsuite.records.recipe_text import parse_recipe
 from perfsuite.stats.power import recommend
 from perfsuite.system.files import check_writable
@@ -91,7 +91,7 @@ def calibrate_machine(
 
 
 def _plant(text: str) -> Plant:
-    if text in FAULTS:
+    if text in INJECTABLE_FAULTS:
         return Plant(fault=text)
     if "=" not in text:
         return Plant(ratio=option_ratio("--planted", text))

@@ -53,6 +53,6 @@ def _files(run: ProfiledRun) -> Iterator[tuple[str, bytes]]:
     yield "profile.csv", profile_csv(run.profile).encode()
     for file_format in FORMATS:
         yield f"profile.{file_format}", draw_pie(run.profile, file_format)
-    yield "trace.json", run.trace
-    yield "operators.txt", run.operator_table.encode()
-    yield "memory.txt", run.memory_summary.encode()
+    yield "trace.json", run.profiler.trace
+    yield "operators.txt", run.profiler.operator_table.encode()
+    yield "memory.txt", run.profiler.memory_summary.encode()

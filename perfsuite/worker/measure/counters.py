@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.utils.flop_counter import flop_registry
 
-from perfsuite.ranks.messages import IterationCounts
 from perfsuite.records.stages import Stage
 from perfsuite.worker.measure.dispatch import StepMode, communicated_bytes, is_communication
 
@@ -28,6 +28,16 @@ _KERNEL_LAUNCHES = frozenset(
         "cuLaunchCooperativeKernel",
     }
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class IterationCounts:
+    """Counts of one iteration on one rank; `records.cell.Counts` says what each means."""
+
+    ops: int
+    flops: int
+    collectives: int
+    collective_bytes: int
 
 
 def count_iteration(iterate: Callable[[Stage], None]) -> IterationCounts:

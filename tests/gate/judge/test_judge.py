@@ -734,7 +734,7 @@ _ONE_BY_ONE = "memory has no room for both arms: they ran one after the other, n
         "RuntimeError: [enforce fail] DefaultCPUAllocator: not enough memory: you tried to",
         "MemoryError",
         "OSError: [Errno 12] Cannot allocate memory",
-        "rank 1 of 2 was killed by SIGKILL (by somebody, or by the kernel because memory ran out)",
+        "rank 1 of 2 was killed by SIGKILL (by a user, or by the kernel because memory ran out)",
     ],
 )
 def test_a_cell_that_memory_has_no_room_for_twice_is_run_one_by_one(run: Run, why: str) -> None:
