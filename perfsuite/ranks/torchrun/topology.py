@@ -131,7 +131,7 @@ class Topology:
             return (
                 f"parallel {recipe.parallel!r} needs {plan.size} GPUs, and rank 0 sees {num_gpus}"
             )
-        if plan.mode == "horovod":
+        if plan.properties.needs_horovod:
             return (
                 f"parallel {recipe.parallel!r} needs ranks that horovodrun started, and torchrun "
                 f"started these; horovod-like:{plan.size} does the same with torch.distributed"

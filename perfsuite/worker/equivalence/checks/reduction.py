@@ -37,7 +37,6 @@ from perfsuite.worker.equivalence.references.powersgd import PowerSGD
 from perfsuite.worker.equivalence.references.single_process import Pass, Reference, plain_recipe
 from perfsuite.worker.equivalence.tensors import Tensors
 from perfsuite.worker.equivalence.trace.trace import Step
-from perfsuite.worker.training.parallel.pipeline import CHUNKS_PER_RANK
 
 # Uncompressed reductions of PowerSGD, as in `replicas`; and how many of its steps are compared,
 # because the errors that it feeds back grow with every step, and rounding with them.
@@ -138,7 +137,7 @@ def _run_shards(reference: Reference, step: Step, recipe: Recipe) -> list[Pass]:
     for micro_batches in step.shards:
         reference.load(step.before)
         passes.append(
-            reference.run(micro_batches, scale=step.scale, num_chunks=_num_chunks(recipe))
+            reference.run(micro_batches, scale=step.scale, num_chunks=recipe.plan.num_chunks)
         )
     return passes
 
@@ -186,7 +185,3 @@ def _limit(gradients: Tensors, case: Case) -> Limit:
     epsilon = max((torch.finfo(dtype).eps for dtype in dtypes), default=0.0)
     is_ordered = not case.trace.sparse
     return reduction_limit(epsilon, case.recipe, case.device, is_ordered=is_ordered)
-
-
-def _num_chunks(recipe: Recipe) -> int:
-    return CHUNKS_PER_RANK * recipe.plan.size if recipe.plan.mode == "pp" else 1

@@ -26,11 +26,6 @@ from perfsuite.worker.training.parallel.single import Single
 from perfsuite.worker.training.step import eval_mode
 from perfsuite.worker.training.trainer import Trainer
 
-# Chunks of a batch for each rank. With m chunks on p ranks a schedule idles (p-1)/(m+p-1) of the
-# time (GPipe, Huang et al. 2019): on two ranks a third with one chunk a rank, a fifth with two.
-# More would leave the small batches of a benchmark no samples to chunk.
-CHUNKS_PER_RANK = 2
-
 # Stages of each rank under the interleaved schedule; with one it would be 1F1B (Narayanan et al.
 # 2021, section 2.2).
 INTERLEAVED_STAGES_PER_RANK = 2
@@ -50,7 +45,7 @@ class Pipeline(Single):
         self._schedule_name = plan.schedule or "gpipe"
         stages_per_rank = INTERLEAVED_STAGES_PER_RANK if plan.schedule == "interleaved" else 1
         self._num_stages = plan.size * stages_per_rank
-        self.num_chunks = self._num_chunks()
+        self._num_chunks = plan.num_chunks
         self._check_batch_size()
         self._stages: dict[int, ModelStage] = {}
         self._evaluated_stages: dict[int, ModelStage] = {}
@@ -110,7 +105,7 @@ class Pipeline(Single):
                 inputs=bind_inputs(self._signature, self._part(inputs, index)),
                 target=self._part(target, index),
             )
-            for index in range(self.num_chunks)
+            for index in range(self._num_chunks)
         ]
         shapes = _shapes(chunks[0].inputs)
         if shapes not in self._schedules:
@@ -140,19 +135,16 @@ class Pipeline(Single):
             )
             return []
 
-    def _num_chunks(self) -> int:
-        return CHUNKS_PER_RANK * self.recipe.plan.size
-
     def _part(self, value: Any, index: int) -> Any:
-        return map_tensors(value, lambda tensor: tensor.chunk(self.num_chunks)[index])
+        return map_tensors(value, lambda tensor: tensor.chunk(self._num_chunks)[index])
 
     def _check_batch_size(self) -> None:
         size = self.recipe.micro_batch_size or self.workload.micro_batch_size
-        if size % self.num_chunks:
+        if size % self._num_chunks:
             raise RecipeError(
-                f"parallel {self.recipe.parallel!r} divides each batch into {self.num_chunks} "
+                f"parallel {self.recipe.parallel!r} divides each batch into {self._num_chunks} "
                 f"chunks, and micro_batch_size is {size}; "
-                f"use micro_batch_size={-(-size // self.num_chunks) * self.num_chunks}"
+                f"use micro_batch_size={-(-size // self._num_chunks) * self._num_chunks}"
             )
 
     def _check_segments(self) -> None:
@@ -179,13 +171,6 @@ class Pipeline(Single):
                 "returned None; return a dataset for it"
             )
         return set(bind_inputs(self._signature, dataset[0][0]))
-
-
-class ModelParallel(Pipeline):
-    """The `Strategy` of "mp": the same cut and one whole batch at a time, so one rank at a time."""
-
-    def _num_chunks(self) -> int:
-        return 1
 
 
 def _called(stages: Iterable[ModelStage]) -> list[str]:
