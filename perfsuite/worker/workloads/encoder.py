@@ -1,8 +1,8 @@
 """A transformer encoder with a classification head, built like RoBERTa.
 
 Liu et al., "RoBERTa: A Robustly Optimized BERT Pretraining Approach", 2019: learned positions,
-each sublayer's sum normalised after it (post-LN), a head on the first token. Must not know the
-task. Shapes: B sequences of a batch, T tokens, D width, C classes.
+each sublayer's sum normalised after it (post-LN), a head on the first token. Shapes: B sequences of
+a batch, T tokens, D width, C classes.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Embeddings(nn.Module):
 class SelfAttention(nn.Module):
     """Multi-head self-attention of every token to every token.
 
-    The number of heads follows from what the projections return: where query, key and value are
-    split by columns and output by rows, each part attends with the heads that it holds.
+    The number of heads follows from the projections' outputs: where query, key and value are split
+    by columns and output by rows, each part attends with its own heads.
     """
 
     def __init__(self, *, width: int, num_heads: int, dropout: float) -> None:

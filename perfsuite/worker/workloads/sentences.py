@@ -1,7 +1,7 @@
 """Synthetic pairs of sentences whose class is the topic of the first one.
 
 The two sentences of a pair have different topics, so the words alone leave two classes equally
-likely: only who reads their order can tell. Must not know which model reads them.
+likely: only their order tells them apart.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ VOCABULARY_SIZE = FIRST_WORD + NUM_TOPICS * WORDS_PER_TOPIC
 SEQUENCE_LENGTH = 2 + 2 * SENTENCE_LENGTH
 SPLIT_SIZES: dict[Split, int] = {"train": 2048, "validation": 256, "test": 256}
 
-# The others are drawn from all topics. Clear enough to be learnt within 100 steps of 8 pairs.
+# The other words come from all topics. A model learns the task within 100 steps of 8 pairs.
 _SHARE_OF_WORDS_ON_TOPIC = 0.9
 # The data are the same on every rank and in every cell, whatever the cell's seed.
 _DATA_SEED = 20

@@ -1,12 +1,11 @@
 """A small RoBERTa-like encoder fine-tuned on sentence pairs, in full or through LoRA.
 
-Nothing is downloaded, so what is fine-tuned is a randomly initialised encoder. Must not know how
-it is trained.
+Nothing is downloaded: a randomly initialised encoder is fine-tuned.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 
 import torch.nn.functional as F  # noqa: N812
@@ -44,12 +43,12 @@ _LORA_LEARNING_RATE = 3e-3
 
 
 def transformer_tiny() -> Workload:
-    """The workload "transformer-tiny": all 0.84 M weights train."""
+    """The workload "transformer-tiny": all 0.84 M weights are trained."""
     return _transformer_workload("transformer-tiny", build_transformer, _LEARNING_RATE)
 
 
 def transformer_tiny_lora() -> Workload:
-    """The workload "transformer-tiny-lora": only the LoRA weights and the head train.
+    """The workload "transformer-tiny-lora": only the LoRA weights and the head are trained.
 
     At the same seed its base and its first output are those of "transformer-tiny".
     """
@@ -87,11 +86,7 @@ def _transformer_workload(
         build_model=build_model,
         build_dataset=sentence_pairs,
         loss=F.cross_entropy,
-        build_optimizer=partial(_build_optimizer, learning_rate=learning_rate),
+        build_optimizer=partial(AdamW, lr=learning_rate),
         blocks=encoder_layers,
         micro_batch_size=_MICRO_BATCH_SIZE,
     )
-
-
-def _build_optimizer(parameters: Iterator[nn.Parameter], *, learning_rate: float) -> AdamW:
-    return AdamW(parameters, lr=learning_rate)

@@ -59,10 +59,10 @@ class Journal:
 
 @pytest.fixture
 def journal(monkeypatch: pytest.MonkeyPatch) -> Journal:
-    from perfsuite.worker.training import parallel
+    from perfsuite.worker.training import build
 
     journal = Journal()
-    monkeypatch.setattr(parallel, "choose_strategy", lambda *args, **known: journal)
+    monkeypatch.setattr(build, "choose_strategy", lambda *args, **known: journal)
     return journal
 
 

@@ -1,7 +1,4 @@
-"""Every parallel mode, each a `Strategy` of the trainer: what it splits, wraps, waits for.
-
-Must not know of measuring, nor of the order in which a trainer is put together.
-"""
+"""Every parallel mode, each a `Strategy` of the trainer: what it splits, wraps, waits for."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Horovod's way: a hook starts averaging each gradient in backward, the optimizer waits for it.
 
 Sergeev and Del Balso 2018. Once with torch.distributed ("horovod-like"), once the real package
-("horovod"). Must not know the step.
+("horovod").
 """
 
 from __future__ import annotations
@@ -22,30 +22,26 @@ from perfsuite.records.capability import Hardware, why_not_exercised
 from perfsuite.records.recipe import Recipe
 from perfsuite.records.stages import Stage
 from perfsuite.records.workload import Workload
-from perfsuite.worker.training.parallel.single import SharedData, refuse_sparse_gradients
+from perfsuite.worker.training.parallel.single import DataSharded, refuse_sparse_gradients
 from perfsuite.worker.training.step import forward_backward
 from perfsuite.worker.training.trainer import Trainer
 
 
-class HorovodLike(SharedData):
+class HorovodLike(DataSharded):
     """The `Strategy` of "horovod-like"."""
 
     _averager: GradientAverager
 
     def wrap(self, model: nn.Module) -> nn.Module:
         """The model itself, with rank 0's weights and a hook on each of its parameters."""
-        refuse_sparse_gradients(
-            model,
-            reducer=f"parallel {self.recipe.parallel!r}",
-            instead=f"parallel='ddp:{self.recipe.plan.size}'",
-        )
+        refuse_sparse_gradients(model, self.recipe)
         for tensor in (*model.parameters(), *model.buffers()):
             dist.broadcast(tensor.detach(), src=0)
         self._averager = GradientAverager(model)
         return model
 
     def build_optimizer(self, parameters: list[nn.Parameter]) -> Optimizer:
-        """The workload's optimizer, whose step first waits for the averages."""
+        """The workload's optimizer, with a step that first waits for the averages."""
         optimizer = super().build_optimizer(parameters)
         optimizer.register_step_pre_hook(lambda *_: self._averager.synchronize())
         return optimizer
@@ -65,11 +61,11 @@ class HorovodLike(SharedData):
 class GradientAverager:
     """Averages each gradient over the ranks as soon as backward has accumulated it.
 
-    On all ranks the same parameters must receive gradients, in the same order: nothing is
-    negotiated, unlike in Horovod.
+    Unlike in Horovod nothing is negotiated: the same parameters must receive gradients on all
+    ranks, in the same order.
 
     Attributes:
-        is_on: Whether the coming backward is the one after which gradients are averaged.
+        is_on: Whether the next backward pass averages the gradients.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -81,7 +77,7 @@ class GradientAverager:
                 tensor.register_post_accumulate_grad_hook(self._start)  # type: ignore[no-untyped-call]
 
     def synchronize(self) -> None:
-        """Wait until all gradients are averages."""
+        """Wait until all gradients are averaged."""
         for work in self._pending:
             work.wait()
         self._pending.clear()
@@ -91,15 +87,15 @@ class GradientAverager:
         if not self.is_on:
             return
         assert parameter.grad is not None
-        # Collectives refuse other memory formats, such as channels_last. Divided before the sum,
-        # which would overflow in float16 otherwise.
+        # Collectives refuse other memory formats, such as channels_last. The division comes before
+        # the sum, which would otherwise overflow in float16.
         parameter.grad = parameter.grad.contiguous().div_(self._num_ranks)
         work = dist.all_reduce(parameter.grad, async_op=True)
         assert work is not None
         self._pending.append(work)
 
 
-class Horovod(SharedData):
+class Horovod(DataSharded):
     """The `Strategy` of "horovod": the package's own DistributedOptimizer."""
 
     _model: nn.Module
@@ -125,7 +121,7 @@ class Horovod(SharedData):
         """The workload's optimizer in Horovod's.
 
         Raises:
-            RecipeError: The parameters are master weights, whose gradients no hook sees.
+            RecipeError: The parameters are master weights; no hook sees their gradients.
         """
         names = {parameter: name for name, parameter in self._model.named_parameters()}
         if any(parameter not in names for parameter in parameters):
@@ -140,7 +136,7 @@ class Horovod(SharedData):
             named_parameters=[(names[parameter], parameter) for parameter in parameters],
             backward_passes_per_step=self.recipe.grad_accumulation_steps,
         )
-        # `finish_gradients` has always synchronised before the step, which then must not.
+        # `finish_gradients` always synchronises before the step, so the step must not.
         self._kept_open.enter_context(self._optimizer.skip_synchronize())
         optimizer: Optimizer = self._optimizer
         return optimizer
@@ -153,8 +149,8 @@ class Horovod(SharedData):
 def _initialise(horovod: ModuleType, recipe: Recipe) -> None:
     """Start Horovod among the ranks of the default process group, on one machine.
 
-    Horovod takes its ranks and its meeting point from the environment alone, where `horovodrun`
-    puts them; these ranks were started otherwise, so they are put there here
+    Horovod reads its ranks and its rendezvous from the environment alone. `horovodrun` sets them
+    there; these ranks were started otherwise, so this function does
     (create_run_envs and create_slot_env_vars of horovod/runner/gloo_run.py).
 
     Raises:

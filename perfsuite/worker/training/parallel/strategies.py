@@ -14,13 +14,9 @@ from perfsuite.worker.training.trainer import Strategy
 
 
 def choose_strategy(workload: Workload, recipe: Recipe, *, device: torch.device) -> Strategy:
-    """Return what the recipe's parallel mode does.
+    """Return the strategy of the recipe's parallel mode.
 
-    Args:
-        workload: What is trained.
-        recipe: Its `parallel` names the mode.
-        device: Where this rank computes. The default process group is initialised for every mode
-            that needs one.
+    The default process group must be initialised for every mode that needs one.
 
     Raises:
         NotExercisedError: The process group has another size, or the device cannot run the mode.
