@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 
@@ -65,7 +65,7 @@ def copy_to_device(value: Any, device: torch.device, *, non_blocking: bool) -> A
     return map_tensors(value, lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
 
-def call_model(model: nn.Module, inputs: Any) -> Any:
+def call_model(model: Callable[..., Any], inputs: Any) -> Any:
     """The model's outputs: `model(**inputs)` for a dict, `model(*inputs)` for a tuple or list."""
     if isinstance(inputs, Mapping):
         return model(**inputs)

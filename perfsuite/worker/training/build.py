@@ -23,8 +23,7 @@ from perfsuite.worker.training.mixed_precision import (
     precision_policy,
     set_tf32,
 )
-from perfsuite.worker.training.parallel import choose_strategy
-from perfsuite.worker.training.trainer import Strategy, Trainer
+from perfsuite.worker.training.trainer import Strategy, Trainer, choose_strategy
 
 # numpy.random.seed takes 32 bits.
 _NUMPY_SEEDS = 2**32

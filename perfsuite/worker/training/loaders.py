@@ -11,7 +11,6 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Sized
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, cast
 
 import torch
@@ -95,12 +94,12 @@ def build_batches(
     # another one on each shard, so that no two ranks augment alike.
     generator = torch.Generator().manual_seed(seed + shard_index)
     loader = DataLoader(
-        _Fetching(dataset, origin),
+        _Fetching(dataset),
         batch_size=batch_size,
         sampler=sampler,
         drop_last=trains,
         generator=generator,
-        collate_fn=_as_fetched,
+        collate_fn=lambda batch: batch,  # fetched as a whole already
         num_workers=recipe.num_workers,
         persistent_workers=recipe.persistent_workers,
         prefetch_factor=recipe.prefetch_factor,
@@ -120,10 +119,6 @@ class EpochBatches(Iterator[Any]):
         repeats_last: Whether the last sample of an epoch repeats another shard's first one, only
             to make the shards equally long.
     """
-
-    epoch: int
-    steps_per_epoch: int
-    repeats_last: bool
 
     def __init__(
         self,
@@ -178,12 +173,7 @@ class EpochBatches(Iterator[Any]):
     def __enter__(self) -> EpochBatches:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _next_of_epochs(self) -> Any:
@@ -230,7 +220,7 @@ class _Failure:
 class _Fetching(Dataset[Any]):
     """Fetches and collates whole batches of a dataset, and gives a `_Failure` where that raises."""
 
-    def __init__(self, dataset: Any, origin: str) -> None:
+    def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
         self._fetch_all = getattr(dataset, "__getitems__", None)
 
@@ -242,10 +232,6 @@ class _Fetching(Dataset[Any]):
         # The user's dataset may raise anything, and the user is to read all of it.
         except Exception as error:  # noqa: BLE001
             return _Failure(_describe(error))
-
-
-def _as_fetched(batch: Any) -> Any:
-    return batch
 
 
 def _checked_dataset(workload: Workload, split: Split, origin: str) -> Any:

@@ -7,6 +7,8 @@ a batch, T tokens, D width, C classes.
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
@@ -117,20 +119,15 @@ def build_encoder(
     dropout: float,
 ) -> nn.Sequential:
     """Return a chain: embeddings, layer0, layer1, ..., head; (B, T) int64 -> (B, C)."""
-    model = nn.Sequential()
-    model.add_module(
-        "embeddings",
-        Embeddings(
+    chain: dict[str, nn.Module] = {
+        "embeddings": Embeddings(
             vocabulary_size=vocabulary_size, max_length=max_length, width=width, dropout=dropout
-        ),
-    )
-    for index in range(num_layers):
-        model.add_module(
-            f"layer{index}", EncoderLayer(width=width, num_heads=num_heads, dropout=dropout)
         )
-    model.add_module(
-        "head", ClassificationHead(width=width, num_classes=num_classes, dropout=dropout)
-    )
+    }
+    for index in range(num_layers):
+        chain[f"layer{index}"] = EncoderLayer(width=width, num_heads=num_heads, dropout=dropout)
+    chain["head"] = ClassificationHead(width=width, num_classes=num_classes, dropout=dropout)
+    model = nn.Sequential(OrderedDict(chain))
     model.apply(_initialize)
     return model
 

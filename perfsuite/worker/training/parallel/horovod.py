@@ -28,68 +28,52 @@ from perfsuite.worker.training.trainer import Trainer
 
 
 class HorovodLike(DataSharded):
-    """The `Strategy` of "horovod-like"."""
+    """The `Strategy` of "horovod-like": averages each gradient as soon as backward accumulated it.
 
-    _averager: GradientAverager
+    Unlike in Horovod nothing is negotiated: the same parameters must receive gradients on all
+    ranks, in the same order.
+    """
+
+    _is_last = True
 
     def wrap(self, model: nn.Module) -> nn.Module:
         """The model itself, with rank 0's weights and a hook on each of its parameters."""
         refuse_sparse_gradients(model, self.recipe)
         for tensor in (*model.parameters(), *model.buffers()):
             dist.broadcast(tensor.detach(), src=0)
-        self._averager = GradientAverager(model)
+        self._pending: list[dist.Work] = []
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(self._start_averaging)  # type: ignore[no-untyped-call]
         return model
 
     def build_optimizer(self, parameters: list[nn.Parameter]) -> Optimizer:
         """The workload's optimizer, with a step that first waits for the averages."""
         optimizer = super().build_optimizer(parameters)
-        optimizer.register_step_pre_hook(lambda *_: self._averager.synchronize())
+        optimizer.register_step_pre_hook(lambda *_: self.finish_gradients())
         return optimizer
 
     def run_micro_batch(
         self, trainer: Trainer, inputs: Any, target: Any, *, is_last: bool, stage: Stage
     ) -> Tensor | None:
         """The loss of this rank's micro-batch; gradients are averaged in the last one alone."""
-        self._averager.is_on = is_last
+        self._is_last = is_last
         return forward_backward(trainer, inputs, target, stage)
 
     def finish_gradients(self) -> None:
         """Wait for the averages, which unscaling and clipping need before the step."""
-        self._averager.synchronize()
-
-
-class GradientAverager:
-    """Averages each gradient over the ranks as soon as backward has accumulated it.
-
-    Unlike in Horovod nothing is negotiated: the same parameters must receive gradients on all
-    ranks, in the same order.
-
-    Attributes:
-        is_on: Whether the next backward pass averages the gradients.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        self.is_on = True
-        self._pending: list[dist.Work] = []
-        self._num_ranks = dist.get_world_size()
-        for tensor in model.parameters():
-            if tensor.requires_grad:
-                tensor.register_post_accumulate_grad_hook(self._start)  # type: ignore[no-untyped-call]
-
-    def synchronize(self) -> None:
-        """Wait until all gradients are averaged."""
         for work in self._pending:
             work.wait()
         self._pending.clear()
 
     @torch.no_grad()
-    def _start(self, parameter: Tensor) -> None:
-        if not self.is_on:
+    def _start_averaging(self, parameter: Tensor) -> None:
+        if not self._is_last:
             return
         assert parameter.grad is not None
         # Collectives refuse other memory formats, such as channels_last. The division comes before
         # the sum, which would otherwise overflow in float16.
-        parameter.grad = parameter.grad.contiguous().div_(self._num_ranks)
+        parameter.grad = parameter.grad.contiguous().div_(self.num_shards)
         work = dist.all_reduce(parameter.grad, async_op=True)
         assert work is not None
         self._pending.append(work)

@@ -20,6 +20,7 @@ from typing import Any
 from torch import Tensor, fx, nn
 
 from perfsuite.errors import RecipeError, WorkloadError
+from perfsuite.worker.training.batches import call_model
 
 # Recording raises these where a forward needs the numbers in a recorded value.
 _NOT_RECORDABLE = (TypeError, ValueError, RuntimeError, AttributeError, IndexError, KeyError)
@@ -82,11 +83,7 @@ def partition_model(
 
 def bind_inputs(signature: inspect.Signature, inputs: Any) -> dict[str, Any]:
     """The model's inputs by the names of its forward's parameters; `signature` is without self."""
-    if isinstance(inputs, Mapping):
-        return dict(signature.bind(**inputs).arguments)
-    if isinstance(inputs, list | tuple):
-        return dict(signature.bind(*inputs).arguments)
-    return dict(signature.bind(inputs).arguments)
+    return dict(call_model(signature.bind, inputs).arguments)
 
 
 class _BlockTracer(fx.Tracer):

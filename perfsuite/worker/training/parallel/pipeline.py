@@ -47,9 +47,6 @@ class Pipeline(Single):
         self._num_stages = plan.size * stages_per_rank
         self._num_chunks = plan.num_chunks
         self._check_batch_size()
-        self._stages: dict[int, ModelStage] = {}
-        self._evaluated_stages: dict[int, ModelStage] = {}
-        self._local_blocks: list[nn.Module] = []
         self._schedules: dict[tuple[torch.Size, ...], ChunkSchedule] = {}
 
     def split(self, model: nn.Module) -> nn.Module:
