@@ -162,7 +162,7 @@ class ParallelPlan:
 
     @property
     def num_chunks(self) -> int:
-        """Parts into which each micro-batch is divided along its first dimension."""
+        """Parts of each micro-batch along its first dimension."""
         per_rank = self.properties.chunks_per_rank
         return 1 if per_rank is None else per_rank * self.size
 

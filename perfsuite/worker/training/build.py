@@ -126,7 +126,7 @@ def _build_optimizer(
         part = "one rank's part of its model" if strategy.splits_parameters else "its model"
         raise WorkloadError(
             f"workload {workload.name!r}: no parameter of {part} requires a gradient; "
-            "leave requires_grad on for what is to be trained"
+            "leave requires_grad on for the parameters to train"
         )
     if precision.master_weights:
         return MasterWeights(trainable, strategy.build_optimizer)

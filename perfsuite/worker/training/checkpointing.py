@@ -84,7 +84,7 @@ def checkpoint_units(recipe: Recipe, blocks: list[nn.Module]) -> list[list[nn.Mo
     if len({id(block) for block in blocks}) < len(blocks):
         raise WorkloadError(
             f"blocks names {len(blocks)} modules, and some of them more than once; "
-            "name each module once, in the order in which the model calls them"
+            "name each module once, in the order of the model's calls"
         )
     num_units = recipe.num_segments or len(blocks)
     if num_units > len(blocks):

@@ -49,8 +49,8 @@ class Tally:
         """Return how many of each class were right, and how many there were; None if unknown."""
         if self._counts is None or self.why_none is not None:
             return None
-        right, there = self._counts.tolist()
-        return tuple(right), tuple(there)
+        right, total = self._counts.tolist()
+        return tuple(right), tuple(total)
 
 
 class MetricSums:

@@ -1,7 +1,7 @@
 """Several blocks of a chain run as one call, though the model calls them one by one.
 
 Every block but the last only notes its call; the last one makes them all. So "segments:C" works on
-any chain, and a model whose blocks are no chain is refused instead of computed wrongly.
+any chain, and any other model is refused instead of computed wrongly.
 """
 
 from __future__ import annotations

@@ -113,7 +113,7 @@ def _record(model: nn.Module, block_names: list[str], given: Collection[str]) ->
     except _NOT_RECORDABLE as error:
         first_line = str(error).strip().splitlines()[0] if str(error).strip() else ""
         raise RecipeError(
-            "the model's forward does between its blocks what cannot be recorded "
+            "the model's forward has code between its blocks that cannot be recorded "
             f"({type(error).__name__}: {first_line}); move that code into a submodule"
         ) from error
     _refuse_assigned_buffers(model, buffers)

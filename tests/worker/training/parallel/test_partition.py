@@ -97,7 +97,7 @@ def test_stages_share_the_modules_and_the_names_of_the_model() -> None:
     assert stages[1].module.get_submodule("blocks.2") is model.blocks[2]
 
 
-def test_what_only_inputs_are_needed_for_is_computed_anew_instead_of_sent() -> None:
+def test_values_made_of_inputs_alone_are_computed_anew_instead_of_sent() -> None:
     model = Chain()
 
     stages = partition_model(model, list(model.blocks), 3, {"x", "mask"})
@@ -142,7 +142,7 @@ def test_later_stages_take_more_blocks_only_by_one() -> None:
         (
             Branching(),
             {"x"},
-            "the model's forward does between its blocks what cannot be recorded (TraceError: "
+            "the model's forward has code between its blocks that cannot be recorded (TraceError: "
             "symbolically traced variables cannot be used as inputs to control flow); "
             "move that code into a submodule",
         ),
@@ -167,7 +167,7 @@ def test_later_stages_take_more_blocks_only_by_one() -> None:
     ],
     ids=["branches on a value", "overwrites an input", "other order", "shared weight"],
 )
-def test_what_cannot_be_cut_is_refused(model: Chain, given: set[str], reason: str) -> None:
+def test_a_model_that_cannot_be_cut_is_refused(model: Chain, given: set[str], reason: str) -> None:
     with pytest.raises(RecipeError, match=f"^{re.escape(reason)}$"):
         partition_model(model, list(model.blocks), 3, given)
 
