@@ -12,6 +12,7 @@ from typing import Literal
 from perfsuite.errors import RecipeError
 from perfsuite.ranks.assignments import Assignment
 from perfsuite.records.cell import Counts, Operator
+from perfsuite.records.equivalence import EquivalenceRow
 from perfsuite.records.profile import ProfilerOutput, RankUsage
 from perfsuite.records.recipe import Recipe, is_int_from, optional
 from perfsuite.records.recipe_text import parse_recipe

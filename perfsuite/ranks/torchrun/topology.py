@@ -121,7 +121,7 @@ class Topology:
             needs = f"{plan.world_size} ranks, and torchrun started {len(self.everyone)}"
         elif plan.properties.runs_threads and plan.size > (num_gpus := len(self.everyone[0].gpus)):
             needs = f"{plan.size} GPUs, and rank 0 sees {num_gpus}"
-        elif plan.mode == "horovod":
+        elif plan.properties.needs_horovod:
             needs = (
                 "ranks that horovodrun started, and torchrun started these; "
                 f"horovod-like:{plan.size} does the same with torch.distributed"

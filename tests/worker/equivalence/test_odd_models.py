@@ -696,7 +696,7 @@ def test_a_stage_without_anything_to_train_is_refused(check_equivalence: Check) 
 
     assert str(refusal.value) == (
         "workload 'odd': no parameter of one rank's part of its model requires a gradient; "
-        "leave requires_grad on for what is to be trained"
+        "leave requires_grad on for the parameters to train"
     )
 
 

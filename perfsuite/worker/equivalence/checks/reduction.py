@@ -33,7 +33,6 @@ from perfsuite.worker.equivalence.references.powersgd import NUM_PLAIN_STEPS, Po
 from perfsuite.worker.equivalence.references.single_process import Pass, Reference, plain_recipe
 from perfsuite.worker.equivalence.tensors import Tensors
 from perfsuite.worker.equivalence.trace.trace import Step
-from perfsuite.worker.training.parallel.pipeline import CHUNKS_PER_RANK
 
 # PowerSGD feeds back the errors of its compression. They grow with every step, and rounding with
 # them, so only the first steps are compared.
@@ -121,11 +120,12 @@ def _find_cause(
 
 
 def _run_shards(reference: Reference, step: Step, recipe: Recipe) -> list[Pass]:
-    num_chunks = CHUNKS_PER_RANK * recipe.plan.size if recipe.plan.mode == "pp" else 1
     passes = []
     for micro_batches in step.shards:
         reference.load(step.before)
-        passes.append(reference.run(micro_batches, scale=step.scale, num_chunks=num_chunks))
+        passes.append(
+            reference.run(micro_batches, scale=step.scale, num_chunks=recipe.plan.num_chunks)
+        )
     return passes
 
 
