@@ -225,7 +225,7 @@ def start_gate(arms: Sequence[Arm]) -> Iterator[subprocess.Popen[bytes]]:
     script = f"""
 import tempfile
 from pathlib import Path, PosixPath
-from perfsuite.gate.arms import Arm, PairPlan
+from perfsuite.gate.arms.arm import Arm, PairPlan
 from perfsuite.gate.arms.launch import run_pair
 arms = {[*arms]!r}
 plan = PairPlan(number=1, first="base", hash_seed=1, core=0, timeout_s=60)
