@@ -17,8 +17,8 @@ from perfsuite.gate.arms.arm import Arm
 from perfsuite.gate.judge.judge import judge
 from perfsuite.gate.judge.trial import CellPolicy, Judgement, Trial
 from perfsuite.gate.noise import CellNoise, SessionPairs, pool_noise
-from perfsuite.gate.request import GateRequest, collect, head_arm
-from perfsuite.gate.run_gate import HELD, policy_of
+from perfsuite.gate.request import GateRequest, collect, head_arm, policy_of
+from perfsuite.gate.run_gate import HELD
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,14 +13,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from perfsuite.errors import SettingError
 from perfsuite.gate.arms.arm import Arm, Launch, PairPlan, Suite
 from perfsuite.gate.arms.launch import launch_pair
 from perfsuite.gate.git.overlay import lay_configuration
 from perfsuite.gate.git.repository import Base
 from perfsuite.gate.git.worktree import base_tree, directory_tree, ignore_trees_in, import_roots
-from perfsuite.gate.judge.trial import Budget
+from perfsuite.gate.judge.counts import parse_slacks
+from perfsuite.gate.judge.trial import Budget, CellPolicy
 from perfsuite.stats.sequential import Prior
+from perfsuite.units import format_ratio, parse_ratio, parse_seconds
 
+_TRAIN_FLOOR_S = 50e-6
 # Rounds of 5 ms and more, for 0.3 s a launch where the gate cannot choose how many (decision 0010):
 # many short launches tell more than few long ones, because what differs is the launch (Kalibera and
 # Jones 2013). A test's own marker goes before.
@@ -192,3 +196,36 @@ def relative_paths(request: GateRequest, suite: Suite) -> list[str]:
         file, separator, names = path.partition("::")
         found.append(os.path.relpath(request.folder / file, suite.root) + separator + names)
     return found
+
+
+def policy_of(request: GateRequest, suite: Suite, name: str) -> CellPolicy:
+    """Return how a cell is judged: by its markers, else by the request.
+
+    Raises:
+        SettingError: A marker has a value that is not allowed.
+    """
+    markers = suite.cells[name]
+    floor_s = request.floor_s
+    if floor_s is None:
+        floor_s = _TRAIN_FLOOR_S if markers.get("is_train") else 0.0
+    try:
+        policy = CellPolicy(
+            tolerance=parse_ratio(markers["tolerance"])
+            if "tolerance" in markers
+            else request.tolerance,
+            limit=parse_ratio(markers["limit"]) if "limit" in markers else request.limit,
+            floor_s=parse_seconds(markers["floor"]) if "floor" in markers else floor_s,
+            slacks=parse_slacks(dict(markers.get("counts", {})), "perf marker"),
+        )
+    except (TypeError, ValueError) as error:
+        raise SettingError(f"{name}: the perf marker has {dict(markers)!r}: {error}") from error
+    if policy.tolerance >= 1:
+        raise SettingError(
+            f"{name}: the tolerance is {format_ratio(policy.tolerance)}; use less than 100 %"
+        )
+    if not policy.tolerance <= policy.limit:
+        raise SettingError(
+            f"{name}: the limit is {format_ratio(policy.limit)}, below the tolerance of "
+            f"{format_ratio(policy.tolerance)}; give its perf marker a larger limit"
+        )
+    return policy

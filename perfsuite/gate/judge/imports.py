@@ -1,7 +1,4 @@
-"""Whether each arm imported its own code: proof that two trees were compared, and not one twice.
-
-Must not know how an arm is launched.
-"""
+"""Whether each arm imported its own code: proof that two trees were compared, and not one twice."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from perfsuite.gate.arms.arm import Launch
 from perfsuite.gate.git.overlay import read_source, source_files
 from perfsuite.gate.git.repository import find_top
 
-# Where installers put packages, in a tree or not: they are nobody's code under test.
+# Where installers put packages, in a tree or not: no code under test is there.
 _INSTALLED = {"site-packages", "dist-packages"}
 # Names that a tree has beside its code, and that other packages have too.
 _NEVER_UNDER_TEST = {"setup", "conftest", "noxfile", "tests", "test", "benchmarks"}
@@ -30,10 +27,6 @@ def find_wrong_import(base: Launch, head: Launch) -> str | None:
 
     An arm must import no file of the other's tree; and what both have in their trees, they must not
     import from one installed copy.
-
-    Args:
-        base: A launch of the base.
-        head: The launch of head beside it.
     """
     trees = {"base": base.arm.tree.resolve(), "head": head.arm.tree.resolve()}
     if trees["base"] == trees["head"]:
@@ -50,7 +43,8 @@ def find_wrong_import(base: Launch, head: Launch) -> str | None:
 def _find_beside(base: Launch, head: Launch, trees: dict[str, Path]) -> str | None:
     """Why an arm ran code of the other's checkout beside its tree, where the two differ in it.
 
-    pytest's root may be one folder of a checkout, and what lies beside it be installed from there.
+    pytest's root may be one folder of a checkout, and what lies beside it may be installed from
+    there.
     """
     tops = {name: find_top(tree) or tree for name, tree in trees.items()}
     if tops["base"] == tops["head"]:
@@ -109,7 +103,7 @@ def _are_alike(file: Path, other: Path) -> bool:
 def _modules(tree: Path) -> dict[str, Path]:
     """Where the tree has a package or a module, by each name that it can be imported under.
 
-    From any folder, because only the suite knows which are on its path, but from none inside of a
+    From any folder, because only the suite knows which are on its path, but not from inside a
     package.
     """
     sources = sorted(source_files(tree), key=lambda path: (len(path.parts), path))
@@ -126,7 +120,7 @@ def _modules(tree: Path) -> dict[str, Path]:
     return found
 
 
-# Where a project says what it is called, and how. Of setup.py, which computes, what is in quotes.
+# Where a project says its name, and how. setup.py computes: only a name in quotes is found.
 _QUOTED = re.compile(rb"""\bname\s*=\s*["']([\w.-]+)["']""")
 _PROJECT_FILES = {
     "pyproject.toml": _QUOTED,
@@ -138,9 +132,10 @@ _PROJECT_FILES = {
 def is_code_of(tree: Path, name: str, file: Path, source: Path) -> bool:
     """Return whether an installed module is code of the tree, which has one of the same name.
 
-    The record of who installed it decides: a project of the tree, or another one, where the tree
-    has a copy of it, or a script that is called alike. A file without a record, as in a folder on
-    PYTHONPATH, is the tree's. Where no project of the tree says its name, equal contents decide.
+    The record of its installation decides: a project of the tree installed it, or another one, of
+    which the tree has a copy or a script with the same name. A file without a record, as in a
+    folder on PYTHONPATH, is the tree's. Where no project of the tree says its name, equal contents
+    decide.
 
     Args:
         tree: The tree.
@@ -178,7 +173,7 @@ def _has_installed(distribution: Distribution, place: Path) -> bool:
 
 @functools.cache
 def _project_names(tree: Path) -> frozenset[str]:
-    """What the projects are called whose files are in the tree."""
+    """The names of the projects in the tree."""
     return frozenset(
         _normalized(name.decode())
         for path in source_files(tree)
