@@ -1,13 +1,13 @@
 """What earlier A/A sessions on this machine say of its noise: read, written, and pooled.
 
-A file that people may commit and others may edit, so it is read strictly. Must not know how a
-session is run.
+A file that people may commit and others may edit, so it is read strictly.
 """
 
 from __future__ import annotations
 
 import math
 import os
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,15 +27,13 @@ _MAX_DEGREES_OF_FREEDOM = 8.0
 # As the rule's own floor: less is a coarse clock.
 _LEAST_SD = 0.001
 _MAX_FILE_BYTES = 16 * 2**20
-# A factor of e^50 between launches, in a billion pairs: a larger number is nobody's measurement,
-# and its square overflows.
+# A factor of e^50 between launches, in a billion pairs: a larger number is no measurement, and its
+# square overflows.
 _MOST_SPREAD = 50.0
 _MOST_PAIRS = 10**9
 
-
-# Where a calibration leaves what it has found, from the folder that is gated.
+# Where a calibration is stored, from the folder that is gated.
 CALIBRATION_FILE = Path("baselines") / "calibration.json"
-
 
 LogRatio = Annotated[float, msgspec.Meta(ge=0, le=_MOST_SPREAD)]
 
@@ -74,12 +72,7 @@ class CellNoise(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
 
 class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What a calibration found.
-
-    Attributes:
-        fingerprint: Of the machine.
-        cells: By the test's node id.
-    """
+    """What a calibration found on the machine of a fingerprint, by the test's node id."""
 
     schema: Literal[1] = 1
     fingerprint: str
@@ -135,7 +128,7 @@ def _order_effect(sessions: Sequence[SessionPairs]) -> tuple[float, float] | Non
     if min(map(len, by_first.values())) < 2:
         return None
     base, head = by_first["base"], by_first["head"]
-    effect = math.fsum(head) / len(head) - math.fsum(base) / len(base)
+    effect = statistics.fmean(head) - statistics.fmean(base)
     return effect, math.sqrt(
         intervals.variance(base) / len(base) + intervals.variance(head) / len(head)
     )
@@ -146,10 +139,7 @@ def _pool_spread(sessions: Sequence[Sequence[float]]) -> tuple[float, int] | Non
     freedom = sum(len(session) - 1 for session in kept)
     if freedom == 0:
         return None
-    squares = 0.0
-    for session in kept:
-        mean = math.fsum(session) / len(session)
-        squares += math.fsum((value - mean) ** 2 for value in session)
+    squares = math.fsum(intervals.variance(session) * (len(session) - 1) for session in kept)
     return math.sqrt(squares / freedom), sum(map(len, kept))
 
 
