@@ -1,15 +1,11 @@
-"""From a request to the two arms of a gate session: their trees, their paths, their cells.
-
-Must not know how arms are compared.
-"""
+"""From a request to the two arms of a gate session: their trees, their paths, their cells."""
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,8 +22,8 @@ from perfsuite.units import format_ratio, parse_ratio, parse_seconds
 
 _TRAIN_FLOOR_S = 50e-6
 # Rounds of 5 ms and more, for 0.3 s a launch where the gate cannot choose how many (decision 0010):
-# many short launches tell more than few long ones, because what differs is the launch (Kalibera and
-# Jones 2013). A test's own marker goes before.
+# many short launches say more than few long ones, because what differs is the launch (Kalibera and
+# Jones 2013). A test's own marker counts first.
 _SHORT_LAUNCHES = (
     "--benchmark-min-time=0.005",
     "--benchmark-max-time=0.3",
@@ -37,7 +33,7 @@ _SHORT_LAUNCHES = (
 
 @dataclass(frozen=True, kw_only=True)
 class GateRequest:
-    """What is to be gated, and how.
+    """What to gate, and how.
 
     Attributes:
         folder: Where pytest would be called.
@@ -82,24 +78,19 @@ class GateRequest:
     heeds_exceptions: bool = True
 
 
-@contextmanager
 def make_tree(
     request: GateRequest, suite: Suite, base: Base | None, *, overlay: Sequence[Path]
-) -> Iterator[Path]:
-    """Yield the base's counterpart of head's root.
+) -> AbstractContextManager[Path]:
+    """Return the base's counterpart of head's root, made when it is entered.
 
     Raises:
         SettingError: The base is no folder, or a path is not there.
         WriteError: The tree cannot be made.
     """
-    files = suite.python_files
-    if base is None:
-        assert request.base_dir is not None
-        with directory_tree(suite.root, request.base_dir, overlay, python_files=files) as tree:
-            yield tree
-        return
-    with base_tree(suite.root, base, overlay, python_files=files) as tree:
-        yield tree
+    if base is not None:
+        return base_tree(suite.root, base, overlay, python_files=suite.python_files)
+    assert request.base_dir is not None
+    return directory_tree(suite.root, request.base_dir, overlay, python_files=suite.python_files)
 
 
 def overlay_of(request: GateRequest) -> list[Path]:
@@ -109,13 +100,13 @@ def overlay_of(request: GateRequest) -> list[Path]:
 
 
 def collect(arm: Arm) -> Launch:
-    """Return a launch that has told an arm's cells, and run none."""
+    """Return a launch that has collected an arm's cells, and run none."""
     plan = PairPlan(number=0, first=arm.name, hash_seed=0, core=0, timeout_s=120.0)
     return launch_pair([arm], plan, [])[arm.name]
 
 
 def collect_base(request: GateRequest, tree: Path, suite: Suite) -> Launch:
-    """Return the same of the base by itself, of those paths that it has."""
+    """Return the same of the base by itself, from those paths that it has."""
     arm = base_own_arm(request, tree, suite)
     if request.paths and not _paths_in(request, tree, suite):
         nothing = Suite(cells={}, root=tree, inifile=None, pythonpath=(), python_files=())
@@ -125,68 +116,71 @@ def collect_base(request: GateRequest, tree: Path, suite: Suite) -> Launch:
 
 def base_own_arm(request: GateRequest, tree: Path, suite: Suite) -> Arm:
     """Return the base's arm by itself: its own configuration, and those paths that it has."""
-    arm = base_arm(request, tree, suite, own_configuration=True)
-    return _with_paths(arm, request, _paths_in(request, tree, suite))
+    # With TMPDIR in head's tree, the folders above are head's.
+    configuration = [f"--confcutdir={tree}"]
+    if request.inifile is not None:
+        counterpart = tree / os.path.relpath(request.inifile, suite.root)
+        configuration += ["-c", str(counterpart)] if counterpart.exists() else []
+    return _make_base_arm(request, tree, suite, configuration, _paths_in(request, tree, suite))
+
+
+def base_arm(request: GateRequest, tree: Path, suite: Suite) -> Arm:
+    """Return the base's arm, with head's configuration laid over its tree.
+
+    Raises:
+        WriteError: The configuration cannot be written.
+    """
+    configuration = ["-c", str(lay_configuration(tree, suite.root, suite.inifile))]
+    return _make_base_arm(request, tree, suite, configuration, relative_paths(request, suite))
+
+
+def _make_base_arm(
+    request: GateRequest,
+    tree: Path,
+    suite: Suite,
+    configuration: Sequence[str],
+    paths: Sequence[str],
+) -> Arm:
+    return Arm(
+        name="base",
+        tree=tree,
+        import_roots=_import_roots(tree, suite),
+        pytest_arguments=_arguments(request, [f"--rootdir={tree}", *configuration], paths),
+        python=request.base_python or sys.executable,
+        environment=dict(request.base_environment),
+    )
+
+
+def head_arm(request: GateRequest, suite: Suite | None) -> Arm:
+    """Return head's arm; as the user would call pytest as long as its root is not known."""
+    root, inifile, rootdir = request.folder, request.inifile, request.root
+    paths: Sequence[str] = request.paths
+    if suite is not None:
+        root, inifile, rootdir = suite.root, suite.inifile, suite.root
+        paths = relative_paths(request, suite)
+    configuration = [] if inifile is None else ["-c", str(inifile)]
+    configuration += [] if rootdir is None else [f"--rootdir={rootdir}"]
+    return Arm(
+        name="head",
+        tree=root,
+        import_roots=import_roots(root, []) if suite is None else _import_roots(root, suite),
+        pytest_arguments=_arguments(request, [*configuration, *ignore_trees_in(root)], paths),
+    )
+
+
+def _import_roots(tree: Path, suite: Suite) -> tuple[Path, ...]:
+    return import_roots(tree, [os.path.relpath(path, suite.root) for path in suite.pythonpath])
+
+
+def _arguments(
+    request: GateRequest, configuration: Sequence[str], paths: Sequence[str]
+) -> tuple[str, ...]:
+    return (*configuration, *_SHORT_LAUNCHES, *request.pytest_arguments, *paths)
 
 
 def _paths_in(request: GateRequest, tree: Path, suite: Suite) -> list[str]:
     files = dict.fromkeys(path.partition("::")[0] for path in relative_paths(request, suite))
     return [file for file in files if (tree / file).exists()]
-
-
-def base_arm(
-    request: GateRequest, tree: Path, suite: Suite, *, own_configuration: bool = False
-) -> Arm:
-    """Return the base's arm; with head's configuration laid over its tree, unless its own is asked.
-
-    Raises:
-        WriteError: The configuration cannot be written.
-    """
-    configuration = [f"--rootdir={tree}"]
-    if not own_configuration:
-        configuration += ["-c", str(lay_configuration(tree, suite.root, suite.inifile))]
-    else:
-        # With TMPDIR in head's tree, the folders above are head's.
-        configuration += [f"--confcutdir={tree}"]
-        if request.inifile is not None:
-            counterpart = tree / os.path.relpath(request.inifile, suite.root)
-            configuration += ["-c", str(counterpart)] if counterpart.exists() else []
-    pythonpath = [os.path.relpath(path, suite.root) for path in suite.pythonpath]
-    arm = Arm(
-        name="base",
-        tree=tree,
-        import_roots=import_roots(tree, pythonpath),
-        pytest_arguments=tuple(configuration),
-        python=request.base_python or sys.executable,
-        environment=dict(request.base_environment),
-    )
-    return arm if own_configuration else _with_paths(arm, request, relative_paths(request, suite))
-
-
-def head_arm(request: GateRequest, suite: Suite | None) -> Arm:
-    """Return head's arm; as the user would call pytest as long as its root is not known."""
-    root = request.folder if suite is None else suite.root
-    inifile = request.inifile if suite is None else suite.inifile
-    rootdir = request.root if suite is None else suite.root
-    configuration = [] if inifile is None else ["-c", str(inifile)]
-    configuration += [] if rootdir is None else [f"--rootdir={rootdir}"]
-    configuration += ignore_trees_in(root)
-    pythonpath = [] if suite is None else [os.path.relpath(p, root) for p in suite.pythonpath]
-    arm = Arm(
-        name="head",
-        tree=root,
-        import_roots=import_roots(root, pythonpath),
-        pytest_arguments=tuple(configuration),
-        python=sys.executable,
-    )
-    return _with_paths(
-        arm, request, request.paths if suite is None else relative_paths(request, suite)
-    )
-
-
-def _with_paths(arm: Arm, request: GateRequest, paths: Sequence[str]) -> Arm:
-    arguments = (*arm.pytest_arguments, *_SHORT_LAUNCHES, *request.pytest_arguments, *paths)
-    return dataclasses.replace(arm, pytest_arguments=arguments)
 
 
 def relative_paths(request: GateRequest, suite: Suite) -> list[str]:
