@@ -32,7 +32,7 @@ _MARKS: Final[Mapping[VerdictWord, Mark]] = {"FAIL": "bad", "PASS": "good", "IMP
 # The gate's own tolerance and limit.
 _LEAST_BOUNDS: Final = (0.02, 0.05)
 # Of the bad end's slowdown, as logarithms. A commit between the ends is as fast as the one or as
-# slow as the other: few pairs tell which, where many would be spent on what else it cost.
+# slow as the other: few pairs show which, where many would be spent on what else it cost.
 _SHARES: Final = (0.25, 0.75)
 _MOST_LISTED: Final = 3
 
@@ -48,9 +48,7 @@ class BisectRequest:
         bad: One that is.
         bounds: Tolerance and limit of every step; None uses those of the gate for the bad end, and
             for the others a quarter and three quarters of its slowdown.
-        budget: What one step may cost.
-        seed: Of everything that is random.
-        priors: What this machine's history says of the noise of a pair, by cell.
+        budget: Of one step.
     """
 
     folder: Path
@@ -85,8 +83,8 @@ class BisectResult:
         bounds: Tolerance and limit of the steps.
         ends: The bad commit and the good one, judged beforehand, as far as that went.
         steps: The commits between them that were judged, in that order.
-        refusal: Why there was nothing to search; None where there was.
-        first_bad: The commit; None where it is not known.
+        refusal: Why there was nothing to search.
+        first_bad: None where it is not known.
         possible: Each commit that it may be, and its subject, where too many were skipped.
     """
 
@@ -124,12 +122,7 @@ def bisect(
 
 @dataclass(frozen=True, kw_only=True)
 class _Search:
-    """A search between two commits that are known.
-
-    Attributes:
-        suite: The working tree's, of the one cell.
-        good_tree: The good commit's, with the benchmark files of today.
-    """
+    """A search for one cell of the working tree's suite, against the good commit's tree."""
 
     request: BisectRequest
     suite: Suite
@@ -164,7 +157,7 @@ class _Search:
         found = replace(found, bounds=bounds, ends=(bad, good))
         if good.mark != "good":
             reason = (
-                f"{short(good_commit)} cannot be told from itself on this machine: "
+                f"{short(good_commit)} cannot be distinguished from itself on this machine: "
                 f"{_figures(good.verdict)}; see what 'perfsuite doctor' says, or allow more "
                 "--max-pairs"
             )
@@ -218,7 +211,7 @@ class _Search:
 
 
 def bounds_of(bad: CellVerdict) -> tuple[float, float]:
-    """Return the tolerance and the limit by which commits are told from the bad one.
+    """Return tolerance and limit that distinguish commits from the bad one.
 
     >>> slower = CellVerdict(name="a", word="FAIL", by="pairs", ratio=1.4641)
     >>> [round(bound, 3) for bound in bounds_of(slower)]  # 1.1 ** 4

@@ -55,11 +55,10 @@ NOTHING = Plant()
 
 @dataclass(frozen=True, kw_only=True)
 class PlantedResult:
-    """What the judge made of the sessions of one plant.
+    """The verdicts of the sessions of one plant, which is `NOTHING` for identical code.
 
     Attributes:
-        plant: Nothing for identical code.
-        num_red: Sessions that ended red, with a FAIL of any cell.
+        num_red: Sessions with a FAIL of any cell.
         verdicts: How often each word was given, over all cells and sessions.
         mean_pairs: Pairs until a cell was decided, on average.
         wall_s: Seconds of a session, on average.
@@ -75,15 +74,7 @@ class PlantedResult:
 
 @dataclass(frozen=True, kw_only=True)
 class CalibrationResult:
-    """The result of a calibration.
-
-    Attributes:
-        num_cells: In each session.
-        max_pairs: Where the rule gave up.
-        identical: Sessions of identical code.
-        planted: Sessions of slower code.
-        noise: Of each cell's pairs.
-    """
+    """The result of a calibration, with the number of cells in each session."""
 
     num_cells: int
     max_pairs: int
@@ -103,14 +94,8 @@ def calibrate(
 ) -> CalibrationResult:
     """Run sessions of identical code first, and judge planted slowdowns with the noise they show.
 
-    Args:
-        request: Which cells, and how they are judged; its base is not used.
-        num_identical: Sessions of identical code.
-        num_sessions: Of each plant.
-        plants: What is done to head in further sessions.
-        say: Shows a line.
-        machine: Entered once the cells are known, and left at the end: it may wait for another
-            session.
+    The base of the request is not used. There are `num_sessions` of each plant. The machine is
+    entered once the cells are known: it may wait for another session.
 
     Raises:
         WorkloadError: There is no cell, or one cannot be measured.

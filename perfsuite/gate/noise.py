@@ -144,11 +144,7 @@ def _pool_spread(sessions: Sequence[Sequence[float]]) -> tuple[float, int] | Non
 
 
 def write_calibration(path: Path, calibration: Calibration) -> None:
-    """Write a calibration.
-
-    Raises:
-        WriteError: It cannot be written.
-    """
+    """Write a calibration; a `WriteError` where that is impossible."""
     write_atomically(path, msgspec.json.format(msgspec.json.encode(calibration), indent=2))
 
 

@@ -50,8 +50,6 @@ class GateRequest:
         tolerance: The slowdown that is accepted unless a marker says otherwise.
         limit: The slowdown that must not pass.
         floor_s: None is 50 us for cells of perfsuite, 0 for any others.
-        budget: What it may cost.
-        seed: Of everything that is random.
         priors: What this machine's history says of the noise of a pair, by cell.
         outputs: Files that the session itself writes: they do not make a tree dirty.
         heeds_exceptions: Whether what head lists as accepted may let a cell through.

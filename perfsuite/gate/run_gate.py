@@ -65,8 +65,7 @@ class GateResult:
         cells: All cells of either side.
         refusal: Why nothing was compared at all, None where something was.
         differs: What differs between the arms, for people.
-        judgement: What the pairs came to; None where none was run.
-        seed: Of everything that was random.
+        judgement: None where no pair was run.
     """
 
     cells: tuple[CellVerdict, ...]
@@ -166,11 +165,19 @@ class _Session:
             judgement = None
             if policies:
                 arms = base_arm(request, tree, suite), head_arm(request, suite)
-                judgement = self._judge(arms, policies)
+                judgement = judge(
+                    *arms,
+                    policies,
+                    num_cells=request.num_cells,
+                    budget=request.budget,
+                    seed=request.seed,
+                    priors=request.priors,
+                    say=self.say,
+                )
                 if has_changed_files:
                     self._look_for_skipped(judgement)
                 for trial in judgement.trials:
-                    self._excuse_removed(trial)
+                    self._allow_removal(trial)
                 explanations = self._explain(arms, judgement)
                 cells += [
                     _verdict(trial, explanations.get(trial.name)) for trial in judgement.trials
@@ -212,18 +219,6 @@ class _Session:
         }
         return policies, [*cells, *_not_compared("INVALID", suite.hidden, HIDDEN)]
 
-    def _judge(self, arms: tuple[Arm, Arm], policies: Mapping[str, CellPolicy]) -> Judgement:
-        request = self.request
-        return judge(
-            *arms,
-            policies,
-            num_cells=request.num_cells,
-            budget=request.budget,
-            seed=request.seed,
-            priors=request.priors,
-            say=self.say,
-        )
-
     def _look_for_skipped(self, judgement: Judgement) -> None:
         """Find what is skipped since head: with its own benchmark files, the base measures it."""
         skipped = {
@@ -244,7 +239,7 @@ class _Session:
                 trial.word = "VANISHED"
                 trial.reason = f"head skips what the base measures: {trial.last['head'].reason}"
 
-    def _excuse_removed(self, trial: Trial) -> None:
+    def _allow_removal(self, trial: Trial) -> None:
         """A cell that head skips may be gone if a reviewed exception removes it."""
         if trial.word == "VANISHED" and self._accepted.is_removed(trial.name):
             trial.word = "SKIPPED"

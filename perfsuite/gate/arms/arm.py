@@ -11,14 +11,12 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Arm:
-    """One side of the comparison.
+    """One side of the comparison, called "base" or "head".
 
     Attributes:
-        name: "base" or "head".
         tree: Where its launches run.
         import_roots: Folders that come first on their module path.
         pytest_arguments: What pytest is called with, paths included.
-        python: The interpreter.
         environment: Variables that this arm alone has.
     """
 
@@ -62,10 +60,7 @@ class Suite:
 
     Attributes:
         cells: What the markers of each cell set, unparsed.
-        root: pytest's rootdir.
-        inifile: Its configuration.
-        pythonpath: Its ini value, absolute.
-        python_files: Its ini value.
+        root: pytest's rootdir, as `inifile` is its configuration, and the others are ini values.
         broken: Which files cannot be collected, and why; pytest runs no other either.
         hidden: Tests that request the benchmark fixture only while they run.
     """

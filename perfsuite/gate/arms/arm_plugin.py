@@ -140,9 +140,8 @@ class ArmPlugin:
         }
         if "PERFSUITE_ARM_PROFILES" in os.environ:
             options |= {"benchmark_cprofile": "tottime", "benchmark_cprofile_loops": None}
-        for name, value in options.items():
-            if hasattr(config.option, name):
-                setattr(config.option, name, value)
+        known = vars(config.option)
+        known.update({name: value for name, value in options.items() if name in known})
         return (yield)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:

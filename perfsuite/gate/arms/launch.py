@@ -61,13 +61,8 @@ def run_pair(
 ) -> dict[str, Launch]:
     """Run one launch of each arm, and return the launches by the arm's name.
 
-    Whatever happens, no process of a launch stays.
-
-    Args:
-        arms: Both sides.
-        plan: How.
-        choose: From what each arm has collected, the cells to run in both, in order.
-        scratch: An empty folder for the socket, logs and temporary files.
+    `choose` returns the cells to run in both, in order, from what each arm has collected. The
+    socket, logs and temporary files go to `scratch`. Whatever happens, no process stays.
     """
     for name, source in _COPIED.items():
         shutil.copyfile(source, scratch / f"{name}.py")

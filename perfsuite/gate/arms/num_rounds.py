@@ -27,11 +27,10 @@ _PART_OF_GAP = 1 / 3.5
 
 @dataclass(frozen=True, kw_only=True)
 class PairCost:
-    """What one pair was for one cell.
+    """The result of one pair for one cell, and what it cost.
 
     Attributes:
-        log_ratio: Its result.
-        error: Standard error of that, by its rounds.
+        error: Standard error of the log ratio, by its rounds.
         num_rounds: Of each arm.
         round_s: Seconds of one round of both arms.
         launch_s: Seconds of all that is no round.
@@ -61,11 +60,7 @@ def agree_on_iterations(num_iterations: Sequence[int], iteration_s: Sequence[flo
 
 
 def first_num_rounds(round_s: float, launch_s: float) -> int:
-    """Return how many rounds of one arm a first launch is given: their noise is not known yet.
-
-    Args:
-        round_s: Seconds of one.
-        launch_s: Seconds that they may take together.
+    """Return how many rounds of one arm a first launch is given, in `launch_s` together.
 
     >>> first_num_rounds(0.010, 1.0), first_num_rounds(0.5, 1.0), first_num_rounds(0.0001, 1.0)
     (100, 20, 1000)

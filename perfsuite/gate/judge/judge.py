@@ -91,11 +91,9 @@ def judge(
 
 @dataclass(frozen=True, kw_only=True)
 class _Pair:
-    """One pair of launches.
+    """One pair of launches over cells in that order.
 
     Attributes:
-        names: The cells in the order in which they were to run.
-        launches: By arm.
         unfit: Why the machine was not fit for it; None where it was.
         invalid: Why it did not compare two trees; None where it did.
     """
@@ -120,9 +118,8 @@ class _Session:
     """Runs one pair after the other, and counts what they cost.
 
     Attributes:
-        num_pairs: Pairs that were run.
-        num_unfit: Those for which the machine was not fit.
-        num_broken: Those that are repeated for some of their cells.
+        num_unfit: Pairs for which the machine was not fit.
+        num_broken: Pairs that are repeated for some of their cells.
     """
 
     arms: Sequence[Arm]
