@@ -104,43 +104,35 @@ def pool_noise(sessions: Sequence[SessionPairs]) -> CellNoise | None:
     ... # doctest: +ELLIPSIS
     CellNoise(sd=0.01414213562373095, num_pairs=4, ...)
     """
-    spread = _pool_spread([session.log_ratios for session in sessions])
-    if spread is None:
+    kept = [session.log_ratios for session in sessions if len(session.log_ratios) > 1]
+    if not kept:
         return None
-    sd, num_pairs = spread
+    num_pairs = sum(map(len, kept))
+    squares = math.fsum(intervals.variance(one) * (len(one) - 1) for one in kept)
     errors = [error for session in sessions for error in session.errors]
-    effect = _order_effect(sessions)
+    order_effect, order_error = _order_effect(sessions)
     return CellNoise(
-        sd=sd,
+        sd=math.sqrt(squares / (num_pairs - len(kept))),
         num_pairs=num_pairs,
         round_sd=math.sqrt(intervals.median([error**2 for error in errors])) if errors else None,
-        order_effect=None if effect is None else effect[0],
-        order_error=None if effect is None else effect[1],
+        order_effect=order_effect,
+        order_error=order_error,
     )
 
 
-def _order_effect(sessions: Sequence[SessionPairs]) -> tuple[float, float] | None:
+def _order_effect(sessions: Sequence[SessionPairs]) -> tuple[float, float] | tuple[None, None]:
     """Mean of the pairs in which head ran first less that of the others, and its error."""
     by_first: dict[str, list[float]] = {"base": [], "head": []}
     for session in sessions:
         for first, log_ratio in zip(session.firsts, session.log_ratios, strict=False):
             by_first[first].append(log_ratio)
     if min(map(len, by_first.values())) < 2:
-        return None
+        return None, None
     base, head = by_first["base"], by_first["head"]
     effect = statistics.fmean(head) - statistics.fmean(base)
     return effect, math.sqrt(
         intervals.variance(base) / len(base) + intervals.variance(head) / len(head)
     )
-
-
-def _pool_spread(sessions: Sequence[Sequence[float]]) -> tuple[float, int] | None:
-    kept = [session for session in sessions if len(session) > 1]
-    freedom = sum(len(session) - 1 for session in kept)
-    if freedom == 0:
-        return None
-    squares = math.fsum(intervals.variance(session) * (len(session) - 1) for session in kept)
-    return math.sqrt(squares / freedom), sum(map(len, kept))
 
 
 def write_calibration(path: Path, calibration: Calibration) -> None:

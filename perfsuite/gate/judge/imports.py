@@ -19,6 +19,7 @@ _INSTALLED = {"site-packages", "dist-packages"}
 _NEVER_UNDER_TEST = {"setup", "conftest", "noxfile", "tests", "test", "benchmarks"}
 # On the path of both arms in any case (`trees.import_roots`).
 _IMPORT_ROOTS = {Path(), Path("src")}
+_OTHER = {"base": "head", "head": "base"}
 _MODULE_SUFFIXES = {".py", ".pyx"}
 
 
@@ -31,12 +32,11 @@ def find_wrong_import(base: Launch, head: Launch) -> str | None:
     trees = {"base": base.arm.tree.resolve(), "head": head.arm.tree.resolve()}
     if trees["base"] == trees["head"]:
         return None  # the arms differ by interpreter or environment alone
-    for launch, other in ((base, head), (head, base)):
-        for name, file in _imported_from(trees[other.arm.name], launch, trees[launch.arm.name]):
-            return (
-                f"the {launch.arm.name} arm imported {name} from {file}, which is "
-                f"{other.arm.name}'s; is it installed in editable mode from another folder?"
-            )
+    for arm, name, file in _foreign_imports(base, head, trees):
+        return (
+            f"the {arm} arm imported {name} from {file}, which is {_OTHER[arm]}'s; is it installed "
+            "in editable mode from another folder?"
+        )
     return _find_beside(base, head, trees) or _find_installed(base, head, trees)
 
 
@@ -49,17 +49,14 @@ def _find_beside(base: Launch, head: Launch, trees: dict[str, Path]) -> str | No
     tops = {name: find_top(tree) or tree for name, tree in trees.items()}
     if tops["base"] == tops["head"]:
         return None
-    for launch, other in ((base, head), (head, base)):
-        own, theirs = tops[launch.arm.name], tops[other.arm.name]
-        for name, file in _imported_from(theirs, launch, own):
-            counterpart = own / file.relative_to(theirs)
-            if file.is_dir() or _are_alike(file, counterpart):
-                continue
-            return (
-                f"the {launch.arm.name} arm imported {name} from {file}, which is "
-                f"{other.arm.name}'s and another than its own; is it installed in editable mode? "
-                "Name its folder in pytest's pythonpath"
-            )
+    for arm, name, file in _foreign_imports(base, head, tops):
+        counterpart = tops[arm] / file.relative_to(tops[_OTHER[arm]])
+        if file.is_dir() or _are_alike(file, counterpart):
+            continue
+        return (
+            f"the {arm} arm imported {name} from {file}, which is {_OTHER[arm]}'s and another than "
+            "its own; is it installed in editable mode? Name its folder in pytest's pythonpath"
+        )
     return None
 
 
@@ -82,16 +79,21 @@ def _find_installed(base: Launch, head: Launch, trees: dict[str, Path]) -> str |
     return None
 
 
-def _imported_from(tree: Path, launch: Launch, own: Path) -> Iterator[tuple[str, Path]]:
-    """Yield what a launch imported from a tree that is not its own, but for what is installed."""
-    for name, file in launch.modules.items():
-        # An interpreter may live in the tree, its own library with it.
-        if name.partition(".")[0] in sys.stdlib_module_names:
-            continue
-        path = Path(file)
-        is_theirs = path.is_relative_to(tree) and not path.is_relative_to(own)
-        if is_theirs and not _INSTALLED.intersection(path.parts):
-            yield name, path
+def _foreign_imports(
+    base: Launch, head: Launch, folders: dict[str, Path]
+) -> Iterator[tuple[str, str, Path]]:
+    """Yield each arm's imports from the other's folder, outside its own, that are not installed."""
+    for launch in (base, head):
+        arm = launch.arm.name
+        own, theirs = folders[arm], folders[_OTHER[arm]]
+        for name, file in launch.modules.items():
+            # An interpreter may live in the folder, its own library with it.
+            if name.partition(".")[0] in sys.stdlib_module_names:
+                continue
+            path = Path(file)
+            is_theirs = path.is_relative_to(theirs) and not path.is_relative_to(own)
+            if is_theirs and not _INSTALLED.intersection(path.parts):
+                yield arm, name, path
 
 
 def _are_alike(file: Path, other: Path) -> bool:
