@@ -192,7 +192,9 @@ class ArmPlugin:
         """Have both arms time a cell in rounds of one length."""
         fixture: Any = getattr(item, "funcargs", {}).get("benchmark")
         if item.nodeid in self._clocks and hasattr(fixture, "_calibrate_timer"):
-            _agree_on_rounds(fixture, self._channel, _sets_rounds(item))
+            markers = item.iter_markers("benchmark")
+            sets_rounds = any({"min_rounds", "max_time"} & one.kwargs.keys() for one in markers)
+            _agree_on_rounds(fixture, self._channel, sets_rounds)
         self._is_in_call = True
         try:
             return (yield)
@@ -201,7 +203,7 @@ class ArmPlugin:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_makereport(self, item: pytest.Item, call: Any) -> Any:
-        """Keep a report until all plugins have seen it; one amid the call is of a subtest."""
+        """Keep a report until all plugins have seen it; during the call it is of a subtest."""
         report = yield
         (self._subtests if self._is_in_call else self._phases).append(report)
         if report.when == "teardown":
@@ -249,7 +251,7 @@ def _policy_of(item: pytest.Item) -> dict[str, Any]:
 
 
 def _hides_benchmark(item: Any) -> bool:
-    """Whether a test, or a fixture of it, asks for the benchmark fixture in its body alone."""
+    """Whether a test, or a fixture of it, requests the benchmark fixture in its body alone."""
     fixtures = getattr(getattr(item, "_fixtureinfo", None), "name2fixturedefs", {})
     functions = [definition.func for found in fixtures.values() for definition in found]
     for function in (*functions, getattr(item, "function", None)):
@@ -285,13 +287,7 @@ def _takes_turns(config: pytest.Config) -> bool:
     return plugin is None or getattr(plugin, "TAKES_TURNS", None) == _PROTOCOL
 
 
-def _sets_rounds(item: pytest.Item) -> bool:
-    """Whether a test's own marker sets the number of its rounds."""
-    markers = item.iter_markers("benchmark")
-    return any({"min_rounds", "max_time"} & marker.kwargs.keys() for marker in markers)
-
-
-def _agree_on_rounds(fixture: Any, channel: Channel, keeps_rounds: bool) -> None:
+def _agree_on_rounds(fixture: Any, channel: Channel, sets_rounds: bool) -> None:
     """Take iterations, and the rounds unless the test sets them, from the gate.
 
     pytest-benchmark finds the iterations of a round by timing, and has no public place for a number
@@ -306,7 +302,7 @@ def _agree_on_rounds(fixture: Any, channel: Channel, keeps_rounds: bool) -> None
             kind="shape", iterations=iterations, iteration_s=iteration_s, first_s=_FIRST_S
         )
         iterations = shape["iterations"]
-        if not keeps_rounds:
+        if not sets_rounds:
             fixture._min_rounds, fixture._max_time = shape["rounds"], 0.0
         return iteration_s * iterations, iterations, range(iterations)
 

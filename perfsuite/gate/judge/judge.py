@@ -34,7 +34,6 @@ _MAX_HASH_SEED = 2**32 - 1
 _MOST_SHOWN = 5
 # What times can say of a cell that was measured on both sides.
 _WORDS_OF_PAIRS = {"PASS", "FAIL", "IMPROVED", "INCONCLUSIVE"}
-_NUM_ARMS = 2
 _ONE_BY_ONE = "memory has no room for both arms: they ran one after the other, not round by round"
 
 
@@ -225,7 +224,7 @@ def _end(trial: Trial, last: _Pair | None) -> None:
 def _judge_counts(trial: Trial) -> None:
     """Fail a cell in which head counts more than the base, whatever its times say."""
     slacks = trial.policy.slacks
-    if slacks is None or trial.word not in _WORDS_OF_PAIRS or len(trial.last) < _NUM_ARMS:
+    if slacks is None or trial.word not in _WORDS_OF_PAIRS or trial.last.keys() != {"base", "head"}:
         return
     compared = compare_run_counts(
         trial.last["base"],
