@@ -502,8 +502,8 @@ def test_no_cell(request): request.getfixturevalue("tmp_path")
 
     assert words(result) == {"test_by_fixture": "INVALID", "test_by_body": "INVALID"}
     assert {cell.reason for cell in result.cells} == {
-        "it takes 'benchmark' from request.getfixturevalue, which nobody sees before it runs, so "
-        "it is not compared; name the fixture among its arguments"
+        "it takes 'benchmark' from request.getfixturevalue, which cannot be seen before it runs, "
+        "so it is not compared; name the fixture among its arguments"
     }
 
 

@@ -1,7 +1,6 @@
 """Pairs of launches: one fresh pytest of each arm, alive together, taking turns round by round.
 
-Starts and ends the processes; what is said between is in `channel`. Must not know what a verdict
-is.
+Starts and ends the processes; `channel` has the messages between.
 """
 
 from __future__ import annotations
@@ -60,15 +59,10 @@ def launch_pair(arms: Sequence[Arm], plan: PairPlan, names: Sequence[str]) -> di
 def run_pair(
     arms: Sequence[Arm], plan: PairPlan, *, choose: Choose, scratch: Path
 ) -> dict[str, Launch]:
-    """Run one launch of each arm, and return what each told, by the arm's name.
+    """Run one launch of each arm, and return the launches by the arm's name.
 
-    Whatever happens, no process of a launch stays.
-
-    Args:
-        arms: Both sides.
-        plan: How.
-        choose: From what each arm has collected, the cells to run in both, in order.
-        scratch: An empty folder for the socket, logs and temporary files.
+    `choose` returns the cells to run in both, in order, from what each arm has collected. The
+    socket, logs and temporary files go to `scratch`. Whatever happens, no process stays.
     """
     for name, source in _COPIED.items():
         shutil.copyfile(source, scratch / f"{name}.py")
@@ -133,7 +127,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _say_if_full(folder: Path) -> str:
-    """Why a launch may have failed without a word: there was no room for one."""
+    """Why a launch may have failed without a message: there was no room for one."""
     free_bytes = shutil.disk_usage(folder).free
     if free_bytes >= _ROOM_BYTES:
         return ""

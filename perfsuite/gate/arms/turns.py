@@ -37,9 +37,7 @@ class Scheduler:
     def enter(self, arm: str, *, alone: bool) -> list[str]:
         """An arm is before a cell; return the arms that may enter it now.
 
-        Args:
-            arm: Its name.
-            alone: Whether it enters when no other is inside; both arms say the same.
+        With `alone`, which is the same for both arms, one enters when no other is inside.
         """
         if not alone:
             return [arm]

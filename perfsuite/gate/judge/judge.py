@@ -34,7 +34,6 @@ _MAX_HASH_SEED = 2**32 - 1
 _MOST_SHOWN = 5
 # What times can say of a cell that was measured on both sides.
 _WORDS_OF_PAIRS = {"PASS", "FAIL", "IMPROVED", "INCONCLUSIVE"}
-_NUM_ARMS = 2
 _ONE_BY_ONE = "memory has no room for both arms: they ran one after the other, not round by round"
 
 
@@ -91,11 +90,9 @@ def judge(
 
 @dataclass(frozen=True, kw_only=True)
 class _Pair:
-    """One pair of launches.
+    """One pair of launches over cells in that order.
 
     Attributes:
-        names: The cells in the order in which they were to run.
-        launches: By arm.
         unfit: Why the machine was not fit for it; None where it was.
         invalid: Why it did not compare two trees; None where it did.
     """
@@ -120,9 +117,8 @@ class _Session:
     """Runs one pair after the other, and counts what they cost.
 
     Attributes:
-        num_pairs: Pairs that were run.
-        num_unfit: Those for which the machine was not fit.
-        num_broken: Those that are repeated for some of their cells.
+        num_unfit: Pairs for which the machine was not fit.
+        num_broken: Pairs that are repeated for some of their cells.
     """
 
     arms: Sequence[Arm]
@@ -228,7 +224,7 @@ def _end(trial: Trial, last: _Pair | None) -> None:
 def _judge_counts(trial: Trial) -> None:
     """Fail a cell in which head counts more than the base, whatever its times say."""
     slacks = trial.policy.slacks
-    if slacks is None or trial.word not in _WORDS_OF_PAIRS or len(trial.last) < _NUM_ARMS:
+    if slacks is None or trial.word not in _WORDS_OF_PAIRS or trial.last.keys() != {"base", "head"}:
         return
     compared = compare_run_counts(
         trial.last["base"],

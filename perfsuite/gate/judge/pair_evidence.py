@@ -28,11 +28,8 @@ _OUT_OF_MEMORY = re.compile(
 def add_pair(trial: Trial, launches: Mapping[str, Launch], first: str, launch_s: float) -> None:
     """Add what a pair says of a cell, or end its trial with the reason why it says nothing.
 
-    Args:
-        trial: The cell.
-        launches: Of both arms, by name.
-        first: The arm that ran the first round.
-        launch_s: What the pair cost beside the rounds of the cell.
+    `first` is the arm that ran the first round; `launch_s` is what the pair cost beside the rounds
+    of the cell.
     """
     # The one that failed by itself first: the other was ended because of it.
     for arm in sorted(launches, key=lambda arm: _is_ended_by_other(launches[arm])):
@@ -55,15 +52,14 @@ def add_pair(trial: Trial, launches: Mapping[str, Launch], first: str, launch_s:
     trial.firsts.append(first)
     num_rounds = min(len(base.rounds_s), len(head.rounds_s))
     if head.alternated_s > 0 and math.isfinite(error):
-        trial.costs.append(
-            PairCost(
-                log_ratio=log_ratio,
-                error=error,
-                num_rounds=num_rounds,
-                round_s=head.alternated_s / num_rounds,
-                launch_s=launch_s,
-            )
+        cost = PairCost(
+            log_ratio=log_ratio,
+            error=error,
+            num_rounds=num_rounds,
+            round_s=head.alternated_s / num_rounds,
+            launch_s=launch_s,
         )
+        trial.costs.append(cost)
 
 
 def _why_missing(arm: str, launch: Launch) -> tuple[VerdictWord, str]:
@@ -88,7 +84,7 @@ def _why_untimed(base: CellRun, head: CellRun) -> tuple[VerdictWord, str] | None
             return word, f"the {arm} arm {run.outcome}: {run.reason or 'nothing was timed'}"
     wrong_s = [s for s in (*base.rounds_s, *head.rounds_s) if not 0 < s < math.inf]
     if wrong_s:
-        return "INVALID", f"a round took {wrong_s[0]} s; its clock stands still, or is none"
+        return "INVALID", f"a round took {wrong_s[0]} s; its clock stood still, or is no clock"
     return None
 
 
@@ -131,14 +127,10 @@ def _is_ended_by_other(launch: Launch) -> bool:
 def locate_log_ratio(base_s: Sequence[float], head_s: Sequence[float]) -> tuple[float, float]:
     """Return log(head / base) and its standard error: a trimmed mean over rounds beside each other.
 
-    What the machine did meanwhile happened to both rounds of a pair, and is in neither's ratio. On
-    two shared cores, over 14 launches of a loop of 240 LeNet steps in turns of one, its
-    standard deviation was 0.69 %, that of the median of the same ratios 1.38 %, and that of the
-    ratio of the two means 1.04 %.
-
-    Args:
-        base_s: Seconds of the base's rounds, in order.
-        head_s: The same of head; of an unequal number the first are taken.
+    What the machine did meanwhile happened to both rounds of a pair, and is not in their ratio. On
+    two shared cores, over 14 launches of a loop of 240 LeNet steps in turns of one, its standard
+    deviation was 0.69 %, that of the median of the same ratios 1.38 %, and that of the ratio of the
+    two means 1.04 %. Of an unequal number of rounds the first are taken.
 
     >>> round(math.exp(locate_log_ratio([1.0, 2.0, 4.0], [1.5, 3.0, 6.0])[0]), 9)
     1.5

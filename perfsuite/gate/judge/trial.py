@@ -1,4 +1,4 @@
-"""What the judge is asked of each cell, and what it keeps: all that a verdict rests on."""
+"""How the judge decides each cell, and what it keeps of it: all that a verdict rests on."""
 
 from __future__ import annotations
 
@@ -48,18 +48,14 @@ class CellPolicy:
         return self.tolerance * (1 + more) + more, self.limit * (1 + more) + more
 
 
-# A launch without any message for so long is stuck: no round of a benchmark should take as long.
 LAUNCH_TIMEOUT_S: Final = 300.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """What a judgement may cost.
+    """What a judgement may cost: pairs, and seconds, in which the last pair must end too.
 
-    Attributes:
-        max_pairs: Launches of each arm.
-        max_s: Seconds; no pair begins that would not end in time.
-        timeout_s: A launch without progress for so long is stuck.
+    A launch without any message for `timeout_s` is stuck: no round should take as long.
     """
 
     max_pairs: int
@@ -79,9 +75,9 @@ class Trial:
         reason: What a reader should know beside the numbers.
         decision: What the pairs prove so far.
         rule: The arguments of the rule, accepted slowdown included; empty before the first pair.
-        last: What the last pair's launches made of it, by arm.
+        last: The runs of the last pair, by arm.
         firsts: The arm that ran the first round of each pair in `raw`.
-        costs: What each pair was, for the number of rounds of the next.
+        costs: Of each pair, for the number of rounds of the next.
         is_one_by_one: Whether memory had no room for both arms.
     """
 
@@ -115,15 +111,7 @@ def draw_seed() -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Judgement:
-    """What the pairs came to.
-
-    Attributes:
-        trials: All cells, decided or not.
-        seed: Of order, first arms and hash seeds.
-        num_pairs: Pairs that were run.
-        wall_s: How long that took.
-        invalid: Why none of it counts; None where it does.
-    """
+    """The result of the pairs; `invalid` says why none of it counts, where it does not."""
 
     trials: tuple[Trial, ...]
     seed: int
