@@ -1,4 +1,4 @@
-"""What the all_reduce cells say of links, and the model of series and of more devices."""
+"""What the all_reduce cells say of links, and what their model estimates for more devices."""
 
 from __future__ import annotations
 
