@@ -64,7 +64,7 @@ def families(rows: Sequence[Row], field: RecipeField) -> tuple[Family, ...]:
     found = (
         family
         for group in groups.values()
-        for family in (_by_mode(group) if field == "parallel" else _by_value(group, field))
+        for family in (_by_mode(group) if field == "parallel" else (_by_value(group, field),))
     )
     return tuple(family for family in found if len(family.members) > 1)
 
@@ -100,9 +100,9 @@ def shared_name(row: Row, field: RecipeField) -> str:
     return ", ".join(filter(None, [row.subject, *names.values()]))
 
 
-def _by_value(group: Sequence[Row], field: RecipeField) -> Iterable[Family]:
+def _by_value(group: Sequence[Row], field: RecipeField) -> Family:
     members = [_member(getattr(row.recipe, field), row) for row in group]
-    yield _family(field, members, shared_name(group[0], field))
+    return _family(field, members, shared_name(group[0], field))
 
 
 def _by_mode(group: Sequence[Row]) -> Iterable[Family]:

@@ -7,6 +7,7 @@ available is None, shown as a dash.
 from __future__ import annotations
 
 import dataclasses
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -20,8 +21,6 @@ from perfsuite.stats import intervals
 from perfsuite.system.untrusted import printable
 
 NOT_AVAILABLE: Final = "-"
-# As many as git shows.
-_COMMIT_DIGITS: Final = 7
 
 T = TypeVar("T")
 
@@ -109,11 +108,6 @@ class Row:
         return workload
 
 
-def short_commit(commit: str) -> str:
-    """Return a commit as people read it; two that look alike may still differ."""
-    return commit[:_COMMIT_DIGITS]
-
-
 def recipe_of(record: CellRecord) -> Recipe:
     """Return how a recorded cell was trained.
 
@@ -131,7 +125,7 @@ def row_of_line(line: CellLine) -> Row | None:
         return None
     return Row(
         name=printable(line.fullname),
-        step_time_s=intervals.median(line.step_times_s),
+        step_time_s=statistics.median(line.step_times_s),
         rounds_s=line.step_times_s,
         record=line.perfsuite,
         recipe=recipe_of(line.perfsuite),
@@ -144,7 +138,7 @@ def row_of_verdict(cell: CellVerdict, note: str | None) -> Row:
     head_s = [head for _, head in cell.raw]
     return Row(
         name=printable(cell.name),
-        step_time_s=intervals.median(head_s) if head_s else None,
+        step_time_s=statistics.median(head_s) if head_s else None,
         verdict=cell.as_record(),
         note=None if note is None else printable(note),
     )

@@ -19,7 +19,7 @@ from perfsuite.records.cell import CellLine, CellRecord, decode_line
 from perfsuite.records.recipe import Recipe
 from perfsuite.records.shard import ShardStamp
 from perfsuite.records.verdict import Verdict, VerdictWord
-from perfsuite.report.rows import HistoryPoint, Row, not_exercised_lines, recipe_of, short_commit
+from perfsuite.report.rows import HistoryPoint, Row, not_exercised_lines, recipe_of
 from perfsuite.stats import intervals
 from perfsuite.system.json_files import MAX_JSON_BYTES, read_json_as
 from perfsuite.system.untrusted import (
@@ -32,6 +32,7 @@ from perfsuite.system.untrusted import (
     why_unreadable,
 )
 from perfsuite.system.urls import AnyPath, RemotePath
+from perfsuite.units import short_commit
 
 # Of SHA-256, the longest that git has; a strange file may hold anything.
 _MOST_DIGITS = 64

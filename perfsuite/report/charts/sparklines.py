@@ -8,8 +8,8 @@ from typing import Final
 
 from perfsuite.records.verdict import Verdict
 from perfsuite.report.charts.sections import Picture
-from perfsuite.report.rows import HistoryPoint, Row, short_commit
-from perfsuite.units import format_change, format_ratio, format_seconds
+from perfsuite.report.rows import HistoryPoint, Row
+from perfsuite.units import format_change, format_ratio, format_seconds, short_commit
 
 _WIDTH: Final = 120.0
 _HEIGHT: Final = 14.0

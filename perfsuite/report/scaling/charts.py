@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -82,12 +81,9 @@ def _efficiency_line(series: ScalingSeries) -> PlotLine:
     points = [(float(series.base.cell.num_devices), 1.0)]
     error_bars = [(1.0, 1.0)]
     for point in series.points:
-        interval = point.efficiency
-        assert interval is not None
-        points.append((float(point.cell.num_devices), interval.centre))
-        is_known = math.isfinite(interval.high)
-        ends = (interval.low, interval.high) if is_known else (interval.centre,) * 2
-        error_bars.append(ends)
+        assert point.efficiency is not None
+        points.append((float(point.cell.num_devices), point.efficiency.centre))
+        error_bars.append(point.bounds or (point.efficiency.centre,) * 2)
     return PlotLine(name=series.mode, points=tuple(points), error_bars=tuple(error_bars))
 
 

@@ -14,11 +14,11 @@ it). gloo reduces on such a ring, NCCL on rings or trees.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from perfsuite.stats import intervals
 from perfsuite.units import format_bytes, format_seconds
 
 FORMULA: Final = "t(p, n) = 2 (p - 1) alpha + 2 (p - 1) / p n beta"
@@ -193,7 +193,7 @@ def median_error_factor(ratios: Sequence[float]) -> float:
     >>> median_error_factor([1.5, 0.5, 1.0])
     1.5
     """
-    return math.exp(intervals.median([abs(math.log(ratio)) for ratio in ratios]))
+    return math.exp(statistics.median([abs(math.log(ratio)) for ratio in ratios]))
 
 
 def describe(model: RingModel) -> str:

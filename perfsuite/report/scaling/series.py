@@ -7,18 +7,17 @@ samples per second times its step, so a recipe need not name it.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from statistics import geometric_mean
 from typing import Final, Literal
 
 from perfsuite.records.recipe import Recipe
 from perfsuite.report.families import mode_name, shared_fields, shared_name
 from perfsuite.report.rows import Row
 from perfsuite.report.scaling.ring import is_plausible_time
-from perfsuite.stats import intervals
 from perfsuite.stats.intervals import Interval, ratio_interval
 
 Kind = Literal["weak", "strong"]
@@ -84,7 +83,7 @@ class ScaledCell:
     @cached_property
     def step_time_s(self) -> float:
         """The geometric mean of the samples."""
-        return geometric_mean(self.samples_s)
+        return statistics.geometric_mean(self.samples_s)
 
     @property
     def samples_per_s(self) -> float:
@@ -95,7 +94,7 @@ class ScaledCell:
         """Seconds of a stage, the median over launches; None where it was not run."""
         found = (row.stages_s.get(name, math.nan) for row in self.rows)
         times = [seconds for seconds in found if seconds == 0 or is_plausible_time(seconds)]
-        return intervals.median(times) if times else None
+        return statistics.median(times) if times else None
 
     @property
     def batch_per_device(self) -> Fraction:
@@ -129,6 +128,13 @@ class ScalingPoint:
     efficiency: Interval | None
     forward_ratio: float | None
     exposed_ratio: float | None
+
+    @property
+    def bounds(self) -> tuple[float, float] | None:
+        """Between which the efficiency lies; None where its spread is not known."""
+        if self.efficiency is None or not math.isfinite(self.efficiency.high):
+            return None
+        return self.efficiency.low, self.efficiency.high
 
 
 @dataclass(frozen=True, kw_only=True)

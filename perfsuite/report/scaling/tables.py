@@ -5,7 +5,6 @@ Measurements and estimates are never in one table.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
@@ -42,13 +41,6 @@ class _Measured:
     @property
     def cell(self) -> ScaledCell:
         return self.point.cell
-
-    @property
-    def bounds(self) -> tuple[float, float] | None:
-        interval = self.point.efficiency
-        if interval is None or not math.isfinite(interval.high):
-            return None
-        return interval.low, interval.high
 
     @property
     def basis(self) -> str | None:
@@ -91,7 +83,7 @@ _MEASURED: Final[tuple[Column[_Measured], ...]] = (
         format_ratio,
         missing="base",
     ),
-    Column("interval_ratio", "between", lambda one: one.bounds, _write_bounds),
+    Column("interval_ratio", "between", lambda one: one.point.bounds, _write_bounds),
     Column("interval_over", "interval over", lambda one: one.basis, is_number=False),
     Column("exposed_ratio", "exposed", lambda one: one.point.exposed_ratio, format_ratio),
     Column("forward_ratio", "forward", lambda one: one.point.forward_ratio, "{:.2f}x".format),

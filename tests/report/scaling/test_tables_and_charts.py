@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from statistics import median
 from typing import Any
 from xml.etree import ElementTree
 
@@ -24,7 +25,6 @@ from perfsuite.report.scaling.charts import draw_scaling
 from perfsuite.report.scaling.cost_model import describe_scaling
 from perfsuite.report.scaling.tables import scaling_grids, scaling_notes
 from perfsuite.report.terminal.tables import grid_table
-from perfsuite.stats.intervals import median
 from perfsuite.system.untrusted import printable
 
 MEASURED = "Weak and strong scaling, measured"

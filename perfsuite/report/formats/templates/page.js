@@ -17,7 +17,7 @@
     const chosenVerdict = word ? word.value : "";
     let count = 0;
     rows.forEach((row, at) => {
-      const isShown = (!chosenVerdict || verdicts[at] === wantedVerdict)
+      const isShown = (!chosenVerdict || verdicts[at] === chosenVerdict)
         && terms.every(part => texts[at].includes(part));
       if (row.hidden === isShown) row.hidden = !isShown;
       count += isShown;
