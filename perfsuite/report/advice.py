@@ -80,7 +80,7 @@ def is_slower(slow: Row, fast: Row) -> bool:
 
 
 def _standard_error(row: Row) -> float:
-    """Of the median of the rounds, in seconds."""
+    """The standard error of the median of the rounds, in seconds."""
     return _MEDIAN_OVER_MEAN * intervals.robust_sd(row.rounds_s) / math.sqrt(len(row.rounds_s))
 
 

@@ -125,7 +125,7 @@ def _member(value: Any, row: Row) -> Member:
 
 
 def _family(field: RecipeField, members: Sequence[Member], name: str, variant: str = "") -> Family:
-    # The first with each value: two cells with one value differ in what no recipe holds.
+    # The first with each value: two cells with one value differ in something outside the recipe.
     unique: dict[Any, Member] = {}
     for member in members:
         unique.setdefault(member.value, member)

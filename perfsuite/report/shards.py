@@ -19,8 +19,8 @@ _MOST_NAMED = 16
 def merge_shards(runs: Sequence[Run]) -> tuple[Run, ...]:
     """Return the runs with the shards of each session as one of them, the newest last.
 
-    Shards belong to one session where they agree on the commit, on their number, and on which cell
-    is in which of them. Of a shard that is there twice the newest counts, of a copy the first.
+    Shards belong to one session where they agree on the commit, on their number, and on the cells
+    of each. Of a shard that is there twice the newest counts, of a copy the first.
     """
     runs = list(_without_copies(runs))
     whole = [run for run in runs if run.shard is None]

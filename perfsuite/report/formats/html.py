@@ -95,7 +95,7 @@ def _environment() -> Environment:
 
 
 def _columns() -> Iterator[Column[Row]]:
-    """All columns, those that are a picture alone among them."""
+    """All columns, with those that hold a picture alone."""
     for column in COLUMNS:
         yield column
         if column.key == _LAST_BEFORE_PICTURES:

@@ -101,13 +101,13 @@ def _model_lines(scaling: Scaling, series: ScalingSeries) -> Iterator[PlotLine]:
 
 def _model(links: Links) -> Picture | None:
     """Measured and modelled times over bytes, for each world size, both axes logarithmic."""
-    model = links.fitted
-    if not isinstance(model, RingModel):
+    model = links.model
+    if model is None:
         return None
     sizes = sorted({one.num_bytes for one in links.all_reduces if one.num_bytes > 0})
     lines = [
         *_measured_lines(links.all_reduces, "measured"),
-        *_measured_lines(links.oversubscribed, "measured, sharing cores"),
+        *_measured_lines(links.all_reduces_sharing_cores, "measured, sharing cores"),
         *(_model_line(model, num, sizes, "model of", True) for num in links.world_sizes),
         *(
             _model_line(model, num, sizes, "estimate for", False)

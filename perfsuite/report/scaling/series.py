@@ -131,7 +131,7 @@ class ScalingPoint:
 
     @property
     def bounds(self) -> tuple[float, float] | None:
-        """Between which the efficiency lies; None where its spread is not known."""
+        """The interval of the efficiency; None where its spread is not known."""
         if self.efficiency is None or not math.isfinite(self.efficiency.high):
             return None
         return self.efficiency.low, self.efficiency.high

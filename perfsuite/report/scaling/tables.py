@@ -15,8 +15,6 @@ from perfsuite.report.scaling.cost_model import NUM_DEVICES, Estimate, Links, Sc
 from perfsuite.report.scaling.ring import (
     FORMULA,
     SOURCE,
-    NoModel,
-    RingModel,
     describe,
     median_error_factor,
     prediction_ratios,
@@ -149,22 +147,8 @@ def scaling_document(scaling: Scaling) -> dict[str, Any]:
         "schema": SCHEMA,
         "formula": FORMULA,
         "source": SOURCE,
-        "links": [_links_document(links) for links in scaling.links.values()],
+        "links": [asdict(links) for links in scaling.links.values()],
         "series": [_series_document(scaling, series) for series in scaling.series],
-    }
-
-
-def _links_document(links: Links) -> dict[str, Any]:
-    fitted = links.fitted
-    return {
-        "device": links.device,
-        "fingerprint": links.fingerprint,
-        "num_cores": links.num_cores,
-        "model": None if isinstance(fitted, NoModel) else asdict(fitted),
-        "reason": fitted.reason if isinstance(fitted, NoModel) else None,
-        "all_reduces": [asdict(one) for one in links.all_reduces],
-        "all_reduces_sharing_cores": [asdict(one) for one in links.oversubscribed],
-        "held_out": [asdict(one) for one in links.held_out],
     }
 
 
@@ -195,10 +179,11 @@ def _predicted(links: Links) -> Iterator[tuple[str, ...]]:
             yield links.device, left_out, *_errors(one.ratios), ""
         else:
             yield links.device, left_out, *(NOT_AVAILABLE,) * 3, one.reason or ""
-    if isinstance(links.fitted, RingModel):
-        for world_size in sorted({one.world_size for one in links.oversubscribed}):
-            measured = [one for one in links.oversubscribed if one.world_size == world_size]
-            ratios = prediction_ratios(links.fitted, measured)
+    if links.model is not None:
+        sharing = links.all_reduces_sharing_cores
+        for world_size in sorted({one.world_size for one in sharing}):
+            measured = [one for one in sharing if one.world_size == world_size]
+            ratios = prediction_ratios(links.model, measured)
             left_out = f"{world_size} ranks on {links.num_cores} cores, in no fit"
             yield links.device, left_out, *_errors(ratios), ""
 
@@ -220,12 +205,12 @@ def _estimated(scaling: Scaling) -> Iterator[tuple[str, ...]]:
                 _write_range(one.efficiency),
             )
     for links in scaling.links.values():
-        if isinstance(links.fitted, RingModel):
+        if links.model is not None:
             num_bytes = max(one.num_bytes for one in links.all_reduces)
             named = NOT_AVAILABLE, f"all_reduce on {links.device}", format_bytes(num_bytes)
             for num in NUM_DEVICES:
                 if num not in links.world_sizes:
-                    seconds = format_seconds(links.fitted.time_s(num, num_bytes))
+                    seconds = format_seconds(links.model.time_s(num, num_bytes))
                     yield *named, f"{num} devices", seconds, NOT_AVAILABLE, NOT_AVAILABLE
 
 
@@ -294,13 +279,13 @@ def _core_notes(series: Sequence[ScalingSeries]) -> Iterator[str]:
 
 
 def _link_note(links: Links) -> str:
-    if isinstance(links.fitted, NoModel):
-        return f"No cost model for {links.device}: {links.fitted.reason}."
+    if links.model is None:
+        return f"No cost model for {links.device}: {links.reason}."
     sizes = [one.num_bytes for one in links.all_reduces]
     ranks = " and ".join(map(str, links.world_sizes))
     note = (
         f"Cost model for {links.device}: {FORMULA} ({SOURCE}; beta includes the additions) with "
-        f"{describe(links.fitted)}, from {len(sizes)} launches of all_reduce over {ranks} ranks, "
+        f"{describe(links.model)}, from {len(sizes)} launches of all_reduce over {ranks} ranks, "
         f"{format_bytes(min(sizes))} to {format_bytes(max(sizes))}."
     )
     ratios = [ratio for held_out in links.held_out for ratio in held_out.ratios]
