@@ -64,7 +64,7 @@ def families(rows: Sequence[Row], field: RecipeField) -> tuple[Family, ...]:
     found = (
         family
         for group in groups.values()
-        for family in (_by_mode(group) if field == "parallel" else _by_value(group, field))
+        for family in (_by_mode(group) if field == "parallel" else (_by_value(group, field),))
     )
     return tuple(family for family in found if len(family.members) > 1)
 
@@ -100,9 +100,9 @@ def shared_name(row: Row, field: RecipeField) -> str:
     return ", ".join(filter(None, [row.subject, *names.values()]))
 
 
-def _by_value(group: Sequence[Row], field: RecipeField) -> Iterable[Family]:
+def _by_value(group: Sequence[Row], field: RecipeField) -> Family:
     members = [_member(getattr(row.recipe, field), row) for row in group]
-    yield _family(field, members, shared_name(group[0], field))
+    return _family(field, members, shared_name(group[0], field))
 
 
 def _by_mode(group: Sequence[Row]) -> Iterable[Family]:
@@ -125,7 +125,7 @@ def _member(value: Any, row: Row) -> Member:
 
 
 def _family(field: RecipeField, members: Sequence[Member], name: str, variant: str = "") -> Family:
-    # The first with each value: two cells with one value differ in what no recipe holds.
+    # The first with each value: two cells with one value differ in something outside the recipe.
     unique: dict[Any, Member] = {}
     for member in members:
         unique.setdefault(member.value, member)

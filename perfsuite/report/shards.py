@@ -19,8 +19,8 @@ _MOST_NAMED = 16
 def merge_shards(runs: Sequence[Run]) -> tuple[Run, ...]:
     """Return the runs with the shards of each session as one of them, the newest last.
 
-    Shards belong to one session where they agree on the commit, on their number, and on which cell
-    is in which of them. Of a shard that is there twice the newest counts, of a copy the first.
+    Shards belong to one session where they agree on the commit, on their number, and on the cells
+    of each. Of a shard that is there twice the newest counts, of a copy the first.
     """
     runs = list(_without_copies(runs))
     whole = [run for run in runs if run.shard is None]
@@ -88,8 +88,7 @@ def _join(parts: Mapping[int, Run], remarks: Sequence[str]) -> Run:
             f"{stamp.num_shards} shards",
             *remarks,
             *(text for run in runs for text in run.remarks),
-            *_unknown_code(runs),
-            *_environments(runs),
+            *_differences(runs),
             *(f"in more than one shard: {name}" for name, n in num_shards_of.items() if n > 1),
         ),
     )
@@ -108,20 +107,16 @@ def _gaps(stamp: ShardStamp, parts: Mapping[int, Run], num_absent: int) -> Itera
         yield f"without a time or a verdict: {num_absent} of the cells"
 
 
-def _unknown_code(runs: Sequence[Run]) -> Iterator[str]:
-    """Say so where the shards may be of different code.
+def _differences(runs: Sequence[Run]) -> Iterator[str]:
+    """What the shards may differ in, or do; they are merged all the same.
 
-    They are merged all the same: the runners of one CI session may share a checkout that is dirty,
-    or one without git.
+    The runners of one CI session may share a checkout that is dirty, or one without git. In
+    several environments a cell's history is that of its own.
     """
     if len(runs) > 1 and runs[0].commit is None:
         yield "no shard names its commit, so they may be of different code"
     elif len(runs) > 1 and runs[0].is_dirty:
         yield "the shards were made with uncommitted changes, so they may be of different code"
-
-
-def _environments(runs: Sequence[Run]) -> Iterator[str]:
-    """Say so where shards ran in different ones: a cell's history is that of its own."""
     shards: dict[str, list[Shard]] = defaultdict(list)
     for run in runs:
         shards[run.fingerprint or "an unknown one"].append(_stamp(run).shard)
@@ -132,16 +127,12 @@ def _environments(runs: Sequence[Run]) -> Iterator[str]:
 
 def _with_unmerged(run: Run, incomplete: Sequence[Run]) -> Run:
     """Name the shards that could have filled the gaps of a session, and why they did not."""
-    unmerged = [
-        f"not merged: {part.path} ({_difference(part, run)})"
-        for other in incomplete
-        if other is not run
-        for part in other.parts
-    ]
+    parts = (part for other in incomplete if other is not run for part in other.parts)
+    unmerged = (f"not merged: {part.path} ({_why_unmerged(part, run)})" for part in parts)
     return dataclasses.replace(run, remarks=(*run.remarks, *unmerged))
 
 
-def _difference(part: Run, run: Run) -> str:
+def _why_unmerged(part: Run, run: Run) -> str:
     if part.commit != run.commit:
         return "other commit"
     if part.is_dirty != run.is_dirty:

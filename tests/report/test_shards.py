@@ -165,7 +165,7 @@ def test_shards_of_several_environments_are_merged_and_named(tmp_path: Path) -> 
     )
 
 
-def test_cells_without_a_time_or_in_two_shards_are_told(tmp_path: Path) -> None:
+def test_cells_without_a_time_or_in_two_shards_are_named(tmp_path: Path) -> None:
     first, second, _ = three(tmp_path)
 
     run = merged(first, second, shard(tmp_path, 3, "a"))
@@ -175,7 +175,7 @@ def test_cells_without_a_time_or_in_two_shards_are_told(tmp_path: Path) -> None:
     assert [row.name for row in run.rows] == ["a", "b", "c", "d"]
 
 
-def test_cells_of_which_no_shard_says_anything_prove_no_pass(tmp_path: Path) -> None:
+def test_cells_that_no_shard_has_prove_no_pass(tmp_path: Path) -> None:
     first, second, _ = three(tmp_path)
 
     made = report(first, second, shard(tmp_path, 3, "e"))

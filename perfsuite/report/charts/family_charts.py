@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
-from perfsuite.report.charts.line_chart import PlotLine, draw_lines, write_number
+from perfsuite.report.charts.line_chart import (
+    PlotLine,
+    draw_lines,
+    line_of_values,
+    write_number,
+)
 from perfsuite.report.charts.sections import Picture, Section, draw_each
 from perfsuite.report.families import Family, Member, families
 from perfsuite.report.rows import Row
@@ -68,9 +73,8 @@ def _losses(kind: str, family: Family) -> Picture | None:
 
 
 def _loss_line(name: str, losses: Sequence[float]) -> PlotLine:
-    pairs = ((float(step), loss) for step, loss in enumerate(losses, 1))
-    points = tuple((step, loss) for step, loss in pairs if math.isfinite(loss) and loss >= 0)
-    num_left_out = len(losses) - len(points)
+    line = line_of_values(name, losses)
+    num_left_out = len(losses) - len(line.points)
     if num_left_out:
         name += f", without {num_left_out} that are not finite or below 0"
-    return PlotLine(name=name, points=points)
+    return replace(line, name=name)

@@ -5,7 +5,6 @@ A file is untrusted: it ends in a valid `Profile`, or in one sentence that says 
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ import msgspec
 from perfsuite.errors import RecipeError, SettingError
 from perfsuite.records.profile import Epoch, Profile
 from perfsuite.records.recipe import Recipe
-from perfsuite.report.charts.line_chart import PlotLine, draw_lines, write_number
+from perfsuite.report.charts.line_chart import draw_lines, line_of_values, write_number
 from perfsuite.report.charts.sections import Picture, Section
 from perfsuite.system.json_files import read_json_as
 from perfsuite.system.untrusted import printable, why_unreadable
@@ -85,26 +84,24 @@ def _charts(group: Sequence[Training]) -> list[Picture]:
         ("loss", lambda epoch: epoch.loss, write_number),
         ("accuracy", lambda epoch: epoch.accuracy, format_ratio),
     )
-    return [
-        draw_lines(lines, _TITLE, ", ".join(parts), ("epoch", name), write)
-        for name, value_of, write in curves
-        if (lines := _lines(group, value_of))
-    ]
+    charts = []
+    for name, value_of, write in curves:
+        lines = [
+            line_of_values(label, map(value_of, training.profile.epochs))
+            for label, training in zip(_labels(group), group, strict=True)
+        ]
+        lines = [line for line in lines if line.points]
+        if lines:
+            charts.append(draw_lines(lines, _TITLE, ", ".join(parts), ("epoch", name), write))
+    return charts
 
 
-def _lines(group: Sequence[Training], value_of: Callable[[Epoch], float | None]) -> list[PlotLine]:
-    """A line for each training that has a point to draw."""
+def _labels(group: Sequence[Training]) -> list[str]:
+    """The precisions, with the file's name where several trainings have one."""
     precisions = Counter(training.recipe.precision for training in group)
-    lines = []
-    for training in group:
-        name = training.recipe.precision
-        if precisions[name] > 1:
-            name += f", {printable(training.path.name)}"
-        points = tuple(
-            (float(epoch), value)
-            for epoch, value in enumerate(map(value_of, training.profile.epochs), 1)
-            if value is not None and math.isfinite(value) and value >= 0
-        )
-        if points:
-            lines.append(PlotLine(name=name, points=points))
-    return lines
+    return [
+        training.recipe.precision
+        if precisions[training.recipe.precision] == 1
+        else f"{training.recipe.precision}, {printable(training.path.name)}"
+        for training in group
+    ]

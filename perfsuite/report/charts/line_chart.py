@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -128,6 +128,18 @@ def draw_lines(
 def write_number(value: float) -> str:
     """Return a plain number."""
     return f"{value:g}"
+
+
+def line_of_values(name: str, values: Iterable[float | None]) -> PlotLine:
+    """Return the line of values numbered from 1, without those that cannot be drawn from 0 up."""
+    return PlotLine(
+        name=name,
+        points=tuple(
+            (float(number), value)
+            for number, value in enumerate(values, 1)
+            if value is not None and math.isfinite(value) and value >= 0
+        ),
+    )
 
 
 def linear(largest: float, unit: float = 1.0, least_step: float = 0.0) -> Axis:

@@ -5,11 +5,9 @@ Lengths are in the user units of a picture's own view box; y grows downwards.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, TypeVar
-
-from perfsuite.report.rows import Column
 
 # More of one kind are not worth looking through; their numbers are in the tables.
 MOST_CHARTS: Final = 24
@@ -73,15 +71,6 @@ class Section:
     num_left_out: int
     notes: tuple[str, ...] = ()
     grids: tuple[Grid, ...] = ()
-
-
-def grid_of(title: str, columns: Sequence[Column[T]], rows: Iterable[T]) -> Grid:
-    """Return a table of the columns' texts."""
-    return Grid(
-        title=title,
-        columns=tuple((column.title, column.is_number) for column in columns),
-        rows=tuple(tuple(column.text(row) for column in columns) for row in rows),
-    )
 
 
 def draw_each(

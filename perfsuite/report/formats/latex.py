@@ -14,14 +14,10 @@ _COLUMNS: Final = columns_of(
     *("step_time_s", "spread_ratio", "samples_per_s", "load_ratio", "peak_bytes"),
 )
 _SPECIAL: Final = {
+    **{char: f"\\{char}" for char in "{}$&%#_"},
+    # So that neither -- nor ?` becomes another character, and [ does not open an argument.
+    **{char: f"{{{char}}}" for char in "-?!,[]*"},
     "\\": r"\textbackslash{}",
-    "{": r"\{",
-    "}": r"\}",
-    "$": r"\$",
-    "&": r"\&",
-    "%": r"\%",
-    "#": r"\#",
-    "_": r"\_",
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
     "<": r"\textless{}",
@@ -31,14 +27,6 @@ _SPECIAL: Final = {
     '"': r"\symbol{34}",
     "'": r"\textquotesingle{}",
     "`": r"\textasciigrave{}",
-    # So that neither -- nor ?` becomes another character, and [ does not open an argument.
-    "-": r"{-}",
-    "?": r"{?}",
-    "!": r"{!}",
-    ",": r"{,}",
-    "[": r"{[}",
-    "]": r"{]}",
-    "*": r"{*}",
     "\n": " ",
     "\r": " ",
     "±": r"$\pm$",

@@ -116,7 +116,7 @@ def _table_line(values: Iterable[str]) -> str:
 
 
 def as_code(text: str) -> str:
-    """Return one line of text as code, in which nothing of it is markup.
+    """Return one line of text as code, so that none of it is markup.
 
     >>> as_code("test_it[a]"), as_code("a|b")
     ('`test_it[a]`', '<code>a&#124;b</code>')
@@ -127,7 +127,7 @@ def as_code(text: str) -> str:
 
 
 def escape(text: str) -> str:
-    """Return one line of text in which nothing is markup; as code where a host would link it.
+    """Return one line of text without markup; as code where a host would link it.
 
     >>> escape("+5.0 %"), escape("a*b"), escape("ask @team")
     ('&#43;5.0 %', 'a&#42;b', '`ask @team`')

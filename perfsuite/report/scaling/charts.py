@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -82,12 +81,9 @@ def _efficiency_line(series: ScalingSeries) -> PlotLine:
     points = [(float(series.base.cell.num_devices), 1.0)]
     error_bars = [(1.0, 1.0)]
     for point in series.points:
-        interval = point.efficiency
-        assert interval is not None
-        points.append((float(point.cell.num_devices), interval.centre))
-        is_known = math.isfinite(interval.high)
-        ends = (interval.low, interval.high) if is_known else (interval.centre,) * 2
-        error_bars.append(ends)
+        assert point.efficiency is not None
+        points.append((float(point.cell.num_devices), point.efficiency.centre))
+        error_bars.append(point.bounds or (point.efficiency.centre,) * 2)
     return PlotLine(name=series.mode, points=tuple(points), error_bars=tuple(error_bars))
 
 
@@ -105,13 +101,13 @@ def _model_lines(scaling: Scaling, series: ScalingSeries) -> Iterator[PlotLine]:
 
 def _model(links: Links) -> Picture | None:
     """Measured and modelled times over bytes, for each world size, both axes logarithmic."""
-    model = links.fitted
-    if not isinstance(model, RingModel):
+    model = links.model
+    if model is None:
         return None
     sizes = sorted({one.num_bytes for one in links.all_reduces if one.num_bytes > 0})
     lines = [
         *_measured_lines(links.all_reduces, "measured"),
-        *_measured_lines(links.oversubscribed, "measured, sharing cores"),
+        *_measured_lines(links.all_reduces_sharing_cores, "measured, sharing cores"),
         *(_model_line(model, num, sizes, "model of", True) for num in links.world_sizes),
         *(
             _model_line(model, num, sizes, "estimate for", False)

@@ -44,24 +44,25 @@ EnvironmentKey = tuple[str, str | None]
 
 @dataclass(frozen=True, kw_only=True)
 class Links:
-    """The links of one environment.
+    """The links of one environment; the names of the fields are those of scaling.json.
 
     Attributes:
         device: "cpu" or "cuda".
-        fingerprint: Of the environment.
         num_cores: Of the machine; None where it is not known.
-        fitted: The model, or why there is none.
-        all_reduces: What it is fitted to, one for each launch.
-        oversubscribed: Measurements of more ranks than cores, in no fit.
+        model: None where the measurements give none.
+        reason: Why they give none.
+        all_reduces: What the model is fitted to, one for each launch.
+        all_reduces_sharing_cores: Those of more ranks than cores, in no fit.
         held_out: Predictions of measurements that were left out in turn.
     """
 
     device: str
     fingerprint: str | None
     num_cores: int | None
-    fitted: RingModel | NoModel
+    model: RingModel | None
+    reason: str | None
     all_reduces: tuple[AllReduce, ...]
-    oversubscribed: tuple[AllReduce, ...]
+    all_reduces_sharing_cores: tuple[AllReduce, ...]
     held_out: tuple[HeldOut, ...]
 
     @property
@@ -102,9 +103,9 @@ class Scaling:
     def predict(self, series: ScalingSeries, num_devices: int) -> Estimate | None:
         """What the model of the series' environment says; None where there is none."""
         links = self.links.get(environment_of(series.row))
-        if links is None or not isinstance(links.fitted, RingModel):
+        if links is None or links.model is None:
             return None
-        return _estimate(series, links.fitted, num_devices)
+        return _estimate(series, links.model, num_devices)
 
     def estimates(self, series: ScalingSeries) -> tuple[Estimate, ...]:
         """What the model says of `NUM_DEVICES`, without those that were measured."""
@@ -147,15 +148,14 @@ def _is_bare_all_reduce(row: Row) -> bool:
 
 def _links(key: EnvironmentKey, rows: Sequence[Row]) -> Links:
     device, fingerprint = key
-    fitted_to: list[AllReduce] = []
-    oversubscribed: list[AllReduce] = []
+    measured: list[AllReduce] = []
+    sharing: list[AllReduce] = []
     for row in rows:
         assert row.recipe is not None
-        is_apart = is_oversubscribed(row, row.recipe.plan.world_size)
-        side = oversubscribed if is_apart else fitted_to
-        side += filter(is_usable, _all_reduces(row))
-    fitted = fit_ring(fitted_to)
-    if oversubscribed and not fitted_to:
+        shares_cores = is_oversubscribed(row, row.recipe.plan.world_size)
+        (sharing if shares_cores else measured).extend(filter(is_usable, _all_reduces(row)))
+    fitted = fit_ring(measured)
+    if sharing and not measured:
         fitted = NoModel(
             reason=f"every all_reduce has more ranks than the machine's {rows[0].num_cores} "
             "cores, so it measures ranks that take turns on a core and not a link"
@@ -164,10 +164,11 @@ def _links(key: EnvironmentKey, rows: Sequence[Row]) -> Links:
         device=device,
         fingerprint=fingerprint,
         num_cores=rows[0].num_cores,
-        fitted=fitted,
-        all_reduces=tuple(fitted_to),
-        oversubscribed=tuple(oversubscribed),
-        held_out=hold_out(fitted_to),
+        model=fitted if isinstance(fitted, RingModel) else None,
+        reason=fitted.reason if isinstance(fitted, NoModel) else None,
+        all_reduces=tuple(measured),
+        all_reduces_sharing_cores=tuple(sharing),
+        held_out=hold_out(measured),
     )
 
 

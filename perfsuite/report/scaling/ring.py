@@ -8,7 +8,7 @@ bytes each, so
 
 (Thakur, Rabenseifner and Gropp 2005, "Optimization of Collective Communication Operations in
 MPICH", where adding has a term of its own; it too grows with (p - 1) / p n, so here beta holds
-it). gloo reduces on such a ring, NCCL on rings or trees as it sees fit.
+it). gloo reduces on such a ring, NCCL on rings or trees.
 """
 
 from __future__ import annotations
@@ -118,18 +118,18 @@ def fit_ring(measured: Sequence[AllReduce]) -> RingModel | NoModel:
     if sizes[-1] < _LEAST_SIZE_RATIO * sizes[0]:
         return NoModel(
             reason=f"all_reduce was measured from {format_bytes(sizes[0])} to "
-            f"{format_bytes(sizes[-1])}; latency cannot be told from bandwidth unless the largest "
-            f"message is {_LEAST_SIZE_RATIO} times the smallest"
+            f"{format_bytes(sizes[-1])}; to separate latency from bandwidth the largest message "
+            f"must be {_LEAST_SIZE_RATIO} times the smallest"
         )
     latency_s, per_byte_s = _least_squares(usable)
     if latency_s <= 0:
         return NoModel(
-            reason="the times are in proportion to the bytes, so no latency can be told; measure "
+            reason="the times are in proportion to the bytes, so they show no latency; measure "
             f"messages below {format_bytes(sizes[0])}"
         )
     if per_byte_s <= 0:
         return NoModel(
-            reason="the times do not grow with the bytes, so no bandwidth can be told; measure "
+            reason="the times do not grow with the bytes, so they show no bandwidth; measure "
             f"messages above {format_bytes(sizes[-1])}"
         )
     return RingModel(latency_s=latency_s, per_byte_s=per_byte_s)

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from statistics import geometric_mean
 from typing import Final, Literal
 
 from perfsuite.records.recipe import Recipe
@@ -82,7 +81,7 @@ class ScaledCell:
     @cached_property
     def step_time_s(self) -> float:
         """The geometric mean of the samples."""
-        return geometric_mean(self.samples_s)
+        return statistics.geometric_mean(self.samples_s)
 
     @property
     def samples_per_s(self) -> float:
@@ -127,6 +126,13 @@ class ScalingPoint:
     efficiency: Interval | None
     forward_ratio: float | None
     exposed_ratio: float | None
+
+    @property
+    def bounds(self) -> tuple[float, float] | None:
+        """The interval of the efficiency; None where its spread is not known."""
+        if self.efficiency is None or not math.isfinite(self.efficiency.high):
+            return None
+        return self.efficiency.low, self.efficiency.high
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,19 +5,16 @@ Measurements and estimates are never in one table.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
-from perfsuite.report.charts.sections import Grid, grid_of
-from perfsuite.report.rows import Column
+from perfsuite.report.charts.sections import Grid
+from perfsuite.report.rows import NOT_AVAILABLE, Column
 from perfsuite.report.scaling.cost_model import NUM_DEVICES, Estimate, Links, Scaling
 from perfsuite.report.scaling.ring import (
     FORMULA,
     SOURCE,
-    NoModel,
-    RingModel,
     describe,
     median_error_factor,
     prediction_ratios,
@@ -29,8 +26,6 @@ from perfsuite.units import format_bytes, format_change, format_count, format_ra
 SCHEMA: Final = 1
 # More rows are not worth reading through; all of them are in the file beside the page.
 _MOST_ROWS: Final = 200
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -46,17 +41,6 @@ class _Measured:
         return self.point.cell
 
     @property
-    def efficiency(self) -> float | None:
-        return None if self.point.efficiency is None else self.point.efficiency.centre
-
-    @property
-    def bounds(self) -> tuple[float, float] | None:
-        interval = self.point.efficiency
-        if interval is None or not math.isfinite(interval.high):
-            return None
-        return interval.low, interval.high
-
-    @property
     def basis(self) -> str | None:
         """What the interval covers: of the cell, and of the base."""
         if self.point.efficiency is None:
@@ -67,31 +51,14 @@ class _Measured:
             return f"{num} and {num_of_base} {base.basis}"
         return f"{num} {self.cell.basis} and {num_of_base} {base.basis}"
 
-    @property
-    def cores(self) -> str:
-        return f"{self.cell.num_processes} on {self.cell.rows[0].num_cores}"
+
+def _size(cell: ScaledCell) -> tuple[int, int | None]:
+    """Processes and cores."""
+    return cell.num_processes, cell.rows[0].num_cores
 
 
-@dataclass(frozen=True)
-class _Predicted:
-    """Measurements that are in no fit, and predicted over measured time of each."""
-
-    device: str
-    left_out: str
-    ratios: tuple[float, ...]
-    reason: str | None = None
-
-
-@dataclass(frozen=True)
-class _Estimated:
-    """An estimate, of a step or of a bare all_reduce."""
-
-    num_devices: int
-    all_reduce_s: float
-    cell: str
-    batch: str
-    kind: str | None = None
-    step: Estimate | None = None
+def _write_bounds(bounds: tuple[float, float]) -> str:
+    return " and ".join(map(format_ratio, bounds))
 
 
 def _write_range(bounds: tuple[float, float]) -> str:
@@ -108,14 +75,13 @@ _MEASURED: Final[tuple[Column[_Measured], ...]] = (
     Column("step_time_s", "step", lambda one: one.cell.step_time_s, format_seconds),
     Column("samples_per_s", "samples/s", lambda one: one.cell.samples_per_s, format_count),
     Column(
-        "efficiency_ratio", "efficiency", lambda one: one.efficiency, format_ratio, missing="base"
+        "efficiency_ratio",
+        "efficiency",
+        lambda one: one.point.efficiency and one.point.efficiency.centre,
+        format_ratio,
+        missing="base",
     ),
-    Column(
-        "interval_ratio",
-        "between",
-        lambda one: one.bounds,
-        lambda bounds: " and ".join(map(format_ratio, bounds)),
-    ),
+    Column("interval_ratio", "between", lambda one: one.point.bounds, _write_bounds),
     Column("interval_over", "interval over", lambda one: one.basis, is_number=False),
     Column("exposed_ratio", "exposed", lambda one: one.point.exposed_ratio, format_ratio),
     Column("forward_ratio", "forward", lambda one: one.point.forward_ratio, "{:.2f}x".format),
@@ -128,56 +94,48 @@ _MEASURED: Final[tuple[Column[_Measured], ...]] = (
         lambda one: None if one.expected is None else asdict(one.expected),
         lambda expected: _write_range(expected["efficiency"]),
     ),
-    Column("", "cores", lambda one: one.cores if one.cell.shares_cores else "", is_number=False),
+    Column(
+        "",
+        "cores",
+        lambda one: " on ".join(map(str, _size(one.cell))) if one.cell.shares_cores else "",
+        is_number=False,
+    ),
 )
-_PREDICTED: Final[tuple[Column[_Predicted], ...]] = (
-    Column("", "device", lambda one: one.device, is_number=False),
-    Column("", "left out", lambda one: one.left_out, is_number=False),
-    Column("", "measurements", lambda one: len(one.ratios) or None),
-    Column(
-        "",
-        "half err by less than",
-        lambda one: one.ratios or None,
-        lambda ratios: format_ratio(median_error_factor(ratios) - 1),
-    ),
-    Column(
-        "",
-        "worst",
-        lambda one: one.ratios or None,
-        lambda ratios: format_change(worst_ratio(ratios)),
-    ),
-    Column("", "no prediction", lambda one: one.reason or "", is_number=False),
+_PREDICTED: Final = (
+    *(("device", False), ("left out", False), ("measurements", True)),
+    *(("half err by less than", True), ("worst", True), ("no prediction", False)),
 )
-_ESTIMATED: Final[tuple[Column[_Estimated], ...]] = (
-    Column("", "scaling", lambda one: one.kind, is_number=False),
-    Column("", "cell", lambda one: one.cell, is_number=False),
-    Column("", "batch", lambda one: one.batch, is_number=False),
-    Column("", "estimated over", lambda one: f"{one.num_devices} devices"),
-    Column("", "all_reduce", lambda one: one.all_reduce_s, format_seconds),
-    Column(
-        "",
-        "step",
-        lambda one: one.step and one.step.step_time_s,
-        lambda bounds: " to ".join(map(format_seconds, bounds)),
-    ),
-    Column("", "efficiency", lambda one: one.step and one.step.efficiency, _write_range),
+_ESTIMATED: Final = (
+    *(("scaling", False), ("cell", False), ("batch", False), ("estimated over", True)),
+    *(("all_reduce", True), ("step", True), ("efficiency", True)),
 )
 
 
 def scaling_grids(scaling: Scaling) -> tuple[Grid, ...]:
     """Return the tables, those with rows."""
-    measured = [one for series in scaling.series for one in _measured(scaling, series)]
     shown = [column for column in _MEASURED if column.title]
+    measured = (one for series in scaling.series for one in _measured(scaling, series))
     grids = (
-        _grid("Weak and strong scaling, measured", shown, measured),
+        _grid(
+            "Weak and strong scaling, measured",
+            [(column.title, column.is_number) for column in shown],
+            (tuple(column.text(one) for column in shown) for one in measured),
+        ),
         _grid(
             "The model against measurements that it was not fitted to",
             _PREDICTED,
-            [one for links in scaling.links.values() for one in _predicted(links)],
+            (row for links in scaling.links.values() for row in _predicted(links)),
         ),
-        _grid("Estimates by the model, not measured", _ESTIMATED, list(_estimated(scaling))),
+        _grid("Estimates by the model, not measured", _ESTIMATED, _estimated(scaling)),
     )
     return tuple(grid for grid in grids if grid.rows)
+
+
+def _grid(title: str, columns: Sequence[tuple[str, bool]], rows: Iterable[tuple[str, ...]]) -> Grid:
+    found = tuple(rows)
+    if len(found) > _MOST_ROWS:
+        title += f", without {len(found) - _MOST_ROWS} rows that scaling.json has"
+    return Grid(title=title, columns=tuple(columns), rows=found[:_MOST_ROWS])
 
 
 def scaling_document(scaling: Scaling) -> dict[str, Any]:
@@ -189,22 +147,8 @@ def scaling_document(scaling: Scaling) -> dict[str, Any]:
         "schema": SCHEMA,
         "formula": FORMULA,
         "source": SOURCE,
-        "links": [_links_document(links) for links in scaling.links.values()],
+        "links": [asdict(links) for links in scaling.links.values()],
         "series": [_series_document(scaling, series) for series in scaling.series],
-    }
-
-
-def _links_document(links: Links) -> dict[str, Any]:
-    fitted = links.fitted
-    return {
-        "device": links.device,
-        "fingerprint": links.fingerprint,
-        "num_cores": links.num_cores,
-        "model": None if isinstance(fitted, NoModel) else asdict(fitted),
-        "reason": fitted.reason if isinstance(fitted, NoModel) else None,
-        "all_reduces": [asdict(one) for one in links.all_reduces],
-        "all_reduces_sharing_cores": [asdict(one) for one in links.oversubscribed],
-        "held_out": [asdict(one) for one in links.held_out],
     }
 
 
@@ -222,46 +166,52 @@ def _series_document(scaling: Scaling, series: ScalingSeries) -> dict[str, Any]:
     }
 
 
-def _grid(title: str, columns: Sequence[Column[T]], rows: Sequence[T]) -> Grid:
-    left_out = len(rows) - _MOST_ROWS
-    if left_out > 0:
-        title += f", without {left_out} rows that scaling.json has"
-    return grid_of(title, columns, rows[:_MOST_ROWS])
-
-
 def _measured(scaling: Scaling, series: ScalingSeries) -> Iterator[_Measured]:
     for point in (series.base, *series.points):
         yield _Measured(series, point, scaling.expect(series, point))
 
 
-def _predicted(links: Links) -> Iterator[_Predicted]:
+def _predicted(links: Links) -> Iterator[tuple[str, ...]]:
     for one in links.held_out:
         is_size = one.axis == "world_size"
         left_out = f"{one.value} ranks" if is_size else format_bytes(one.value)
-        yield _Predicted(links.device, left_out, one.ratios, one.reason)
-    if isinstance(links.fitted, RingModel):
-        for world_size in sorted({one.world_size for one in links.oversubscribed}):
-            measured = [one for one in links.oversubscribed if one.world_size == world_size]
-            ratios = prediction_ratios(links.fitted, measured)
+        if one.ratios:
+            yield links.device, left_out, *_errors(one.ratios), ""
+        else:
+            yield links.device, left_out, *(NOT_AVAILABLE,) * 3, one.reason or ""
+    if links.model is not None:
+        sharing = links.all_reduces_sharing_cores
+        for world_size in sorted({one.world_size for one in sharing}):
+            measured = [one for one in sharing if one.world_size == world_size]
+            ratios = prediction_ratios(links.model, measured)
             left_out = f"{world_size} ranks on {links.num_cores} cores, in no fit"
-            yield _Predicted(links.device, left_out, ratios)
+            yield links.device, left_out, *_errors(ratios), ""
 
 
-def _estimated(scaling: Scaling) -> Iterator[_Estimated]:
+def _errors(ratios: Sequence[float]) -> tuple[str, str, str]:
+    """How many predictions there are, by how much half of them err, and the worst of them."""
+    typical = format_ratio(median_error_factor(ratios) - 1)
+    return str(len(ratios)), typical, format_change(worst_ratio(ratios))
+
+
+def _estimated(scaling: Scaling) -> Iterator[tuple[str, ...]]:
     """Estimates of steps, and then of the largest bare all_reduce that was measured."""
     for series in scaling.series:
         for one in scaling.estimates(series):
-            yield _Estimated(
-                one.num_devices, one.all_reduce_s, series.name, series.batch_name, series.kind, one
+            yield (
+                *(series.kind, series.name, series.batch_name, f"{one.num_devices} devices"),
+                format_seconds(one.all_reduce_s),
+                " to ".join(map(format_seconds, one.step_time_s)),
+                _write_range(one.efficiency),
             )
     for links in scaling.links.values():
-        if isinstance(links.fitted, RingModel):
+        if links.model is not None:
             num_bytes = max(one.num_bytes for one in links.all_reduces)
+            named = NOT_AVAILABLE, f"all_reduce on {links.device}", format_bytes(num_bytes)
             for num in NUM_DEVICES:
                 if num not in links.world_sizes:
-                    seconds = links.fitted.time_s(num, num_bytes)
-                    name = f"all_reduce on {links.device}"
-                    yield _Estimated(num, seconds, name, format_bytes(num_bytes))
+                    seconds = format_seconds(links.model.time_s(num, num_bytes))
+                    yield *named, f"{num} devices", seconds, NOT_AVAILABLE, NOT_AVAILABLE
 
 
 def scaling_notes(scaling: Scaling) -> tuple[str, ...]:
@@ -305,12 +255,12 @@ def _series_notes(series: Sequence[ScalingSeries]) -> Iterator[str]:
 def _core_notes(series: Sequence[ScalingSeries]) -> Iterator[str]:
     """Which cells had more processes than cores, by that rule alone, and what shows it."""
     pairs = [(one, point) for one in series for point in one.points]
-    for size in dict.fromkeys(_sharing(point) for _, point in pairs if point.cell.shares_cores):
+    for size in dict.fromkeys(_size(point.cell) for _, point in pairs if point.cell.shares_cores):
         # Of equal batches: a smaller one has more overhead for a sample.
         ratios = [
             point.forward_ratio
             for one, point in pairs
-            if one.kind == "weak" and _sharing(point) == size and point.forward_ratio is not None
+            if one.kind == "weak" and _size(point.cell) == size and point.forward_ratio is not None
         ]
         shown = ""
         if ratios:
@@ -320,34 +270,30 @@ def _core_notes(series: Sequence[ScalingSeries]) -> Iterator[str]:
                 "as on one process"
             )
         yield (
-            f"{size}, loader workers included: they take turns, so that their efficiency measures "
-            f"the sharing of cores and not of links{shown}."
+            f"{size[0]} processes on {size[1]} cores, loader workers included: they take turns, "
+            f"so that their efficiency measures the sharing of cores and not of links{shown}."
         )
     rows = [point.cell.rows[0] for _, point in pairs]
     if any(row.num_cores is None and row.record and row.record.device == "cpu" for row in rows):
         yield "How many cores the machine has is not known, so ranks may share them."
 
 
-def _sharing(point: ScalingPoint) -> str:
-    return f"{point.cell.num_processes} processes on {point.cell.rows[0].num_cores} cores"
-
-
 def _link_note(links: Links) -> str:
-    if isinstance(links.fitted, NoModel):
-        return f"No cost model for {links.device}: {links.fitted.reason}."
+    if links.model is None:
+        return f"No cost model for {links.device}: {links.reason}."
     sizes = [one.num_bytes for one in links.all_reduces]
     ranks = " and ".join(map(str, links.world_sizes))
     note = (
         f"Cost model for {links.device}: {FORMULA} ({SOURCE}; beta includes the additions) with "
-        f"{describe(links.fitted)}, from {len(sizes)} launches of all_reduce over {ranks} ranks, "
+        f"{describe(links.model)}, from {len(sizes)} launches of all_reduce over {ranks} ranks, "
         f"{format_bytes(min(sizes))} to {format_bytes(max(sizes))}."
     )
     ratios = [ratio for held_out in links.held_out for ratio in held_out.ratios]
     if ratios:
-        typical = format_ratio(median_error_factor(ratios) - 1)
+        _, typical, worst = _errors(ratios)
         note += (
             f" Of measurements left out in turn, half were predicted within {typical}, the worst "
-            f"with {format_change(worst_ratio(ratios))}."
+            f"with {worst}."
         )
     if len(links.world_sizes) == 1:
         note += " Measurements of one number of ranks do not show how the cost grows with ranks."

@@ -1,4 +1,4 @@
-"""Learning curves: precisions share a chart, and what is no profile is named."""
+"""Learning curves: precisions share a chart, and an invalid profile is named."""
 
 from __future__ import annotations
 

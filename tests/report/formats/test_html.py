@@ -1,4 +1,4 @@
-"""The page: whole in one file, hostile names are text, nothing is fetched, a dash is no zero."""
+"""The page: one whole file that fetches nothing, hostile names are text, a missing value a dash."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_the_policy_names_the_only_styles_and_script_by_their_hashes() -> None:
     assert policy.startswith("default-src 'none'; ")
 
 
-def test_what_somebody_has_to_look_at_comes_first() -> None:
+def test_the_most_severe_verdict_comes_first() -> None:
     page = Page(html_page(report_on(*reversed(judged()))))
 
     assert page.texts["strong"] == ["FAIL"]

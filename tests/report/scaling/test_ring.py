@@ -136,22 +136,22 @@ TOO_FEW = "all_reduce was measured at {} message size{}; parameters need 2 or mo
         ([reduction(0, 0.001), reduction(0, 0.001)], TOO_FEW.format(1, "")),
         (
             [reduction(2**20, 0.001), reduction(3 * 2**20, 0.003)],
-            "all_reduce was measured from 1.00 MiB to 3.00 MiB; latency cannot be told from "
-            "bandwidth unless the largest message is 4 times the smallest",
+            "all_reduce was measured from 1.00 MiB to 3.00 MiB; to separate latency from "
+            "bandwidth the largest message must be 4 times the smallest",
         ),
         (
             [reduction(2**20, 0.001), reduction(4 * 2**20, 0.005)],
-            "the times are in proportion to the bytes, so no latency can be told; measure "
-            "messages below 1.00 MiB",
+            "the times are in proportion to the bytes, so they show no latency; measure messages "
+            "below 1.00 MiB",
         ),
         (
             [reduction(2**10, 0.002), reduction(2**12, 0.001)],
-            "the times do not grow with the bytes, so no bandwidth can be told; measure messages "
+            "the times do not grow with the bytes, so they show no bandwidth; measure messages "
             "above 4.00 KiB",
         ),
     ],
 )
-def test_what_cannot_be_told_is_said_and_has_no_parameters(
+def test_measurements_that_do_not_suffice_give_a_reason_and_no_parameters(
     given_ones: list[AllReduce], reason: str
 ) -> None:
     assert fit_ring(given_ones) == NoModel(reason=reason)
@@ -173,7 +173,7 @@ def test_what_cannot_be_told_is_said_and_has_no_parameters(
         reduction(2**20, 1.0, world_size=10**400),
     ],
 )
-def test_what_nobody_can_have_measured_changes_nothing(impossible: AllReduce) -> None:
+def test_an_impossible_measurement_changes_nothing(impossible: AllReduce) -> None:
     possible = measured(RingModel(latency_s=1e-3, per_byte_s=1e-9), (2, 4))
 
     found = fit_ring([impossible, *possible])

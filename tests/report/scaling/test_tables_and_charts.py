@@ -61,7 +61,7 @@ def notes_of(*rows: Row) -> list[str]:
 # --- tables ---
 
 
-def test_each_cell_stands_with_its_interval_and_what_that_covers() -> None:
+def test_each_cell_is_shown_with_its_interval_and_what_that_covers() -> None:
     shared = ("weak", "lenet, fp32", "8 a device")
     assert rows_of(MEASURED, *on_two_cores()) == [
         (*shared, "single", "100 ms", "80", "base", *("-",) * 5, ""),
@@ -101,7 +101,7 @@ def test_the_model_is_held_against_what_it_was_not_fitted_to() -> None:
     ]
 
 
-def test_where_the_rest_gives_no_model_the_reason_stands_instead_of_a_number() -> None:
+def test_where_the_rest_gives_no_model_the_reason_is_shown_instead_of_a_number() -> None:
     found = rows_of(HELD_OUT, reduced(2, 2**10), reduced(2, 2**20), trained("single"))
 
     reason = "all_reduce was measured at 1 message size; parameters need 2 or more"
@@ -151,7 +151,7 @@ def test_a_table_can_be_printed() -> None:
 # --- notes ---
 
 
-def test_shared_cores_are_told_with_the_evidence() -> None:
+def test_shared_cores_are_reported_with_the_evidence() -> None:
     assert (
         "4 processes on 2 cores, loader workers included: they take turns, so that their "
         "efficiency measures the sharing of cores and not of links; forward, which does not "
@@ -159,7 +159,7 @@ def test_shared_cores_are_told_with_the_evidence() -> None:
     ) in notes_of(*on_two_cores())
 
 
-def test_shared_cores_without_evidence_are_told_by_the_rule_alone() -> None:
+def test_shared_cores_without_evidence_are_reported_by_the_rule_alone() -> None:
     rows = [trained("single", num_cores=2), trained("fsdp:4", num_cores=2)]
 
     assert (
@@ -168,7 +168,7 @@ def test_shared_cores_without_evidence_are_told_by_the_rule_alone() -> None:
     ) in notes_of(*rows)
 
 
-def test_unknown_cores_are_told() -> None:
+def test_unknown_cores_are_reported() -> None:
     rows = [trained("single", num_cores=None), trained("ddp:2", num_cores=None)]
 
     assert ("How many cores the machine has is not known, so ranks may share them.") in notes_of(
@@ -176,7 +176,7 @@ def test_unknown_cores_are_told() -> None:
     )
 
 
-def test_the_model_is_told_with_its_source_and_what_it_rests_on() -> None:
+def test_the_model_is_reported_with_its_source_and_its_measurements() -> None:
     (note,) = [note for note in notes_of(*on_two_cores()) if note.startswith("Cost model")]
 
     assert note == (
@@ -189,7 +189,7 @@ def test_the_model_is_told_with_its_source_and_what_it_rests_on() -> None:
     )
 
 
-def test_without_a_model_the_reason_is_told_and_nothing_is_estimated() -> None:
+def test_without_a_model_the_reason_is_reported_and_nothing_is_estimated() -> None:
     rows = [reduced(2, 2**20), trained("single"), trained("ddp:2")]
 
     assert notes_of(*rows)[-1] == (
