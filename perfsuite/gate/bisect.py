@@ -139,8 +139,8 @@ class _Search:
         most = most_steps(num_commits)
         self.say(
             f"{num_commits} commits after {short_commit(good_commit)} up to "
-            f"{short_commit(bad_commit)}: both ends are judged first, then {most} of them, and more "
-            f"where some must be skipped; at most {request.budget.max_pairs} pairs each"
+            f"{short_commit(bad_commit)}: both ends are judged first, then {most} of them, and "
+            f"more where some must be skipped; at most {request.budget.max_pairs} pairs each"
         )
         bounds = request.bounds or _LEAST_BOUNDS
         bad = self._judge(bad_commit, bounds)
