@@ -14,8 +14,8 @@ import pytest
 
 from perfsuite import Recipe, Workload
 from perfsuite.experiments.profile import combine_profiles
-from perfsuite.ranks.group import GroupPolicy, run_group
-from perfsuite.ranks.messages import RunProfile
+from perfsuite.ranks.group import run_group
+from perfsuite.ranks.messages import GroupPolicy, GroupRequest, RunProfile
 from perfsuite.ranks.pickling import pack
 from perfsuite.records.profile import Profile
 
@@ -108,7 +108,12 @@ def profile(slow: str, parallel: str) -> Profile:
     job = RunProfile(workload=workload, recipe=recipe, seed=0, num_epochs=1)
     plan = recipe.plan
     ranks: Any = run_group(
-        job, world_size=plan.world_size, policy=GroupPolicy(), needs_group=plan.needs_group
+        GroupRequest(
+            job=job,
+            world_size=plan.world_size,
+            policy=GroupPolicy(),
+            needs_group=plan.needs_group,
+        )
     )
     return combine_profiles(job, slow, "cpu", ranks).profile
 

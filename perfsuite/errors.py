@@ -2,12 +2,31 @@
 
 A message says what is wrong, the value, where it came from, what is allowed and what to do. The
 plugin and the command line print the message alone: none of these is shown with a traceback of
-ours. This module must not know who raises or who shows an error.
+ours. `ExitCode` says what a process of perfsuite ends in.
 """
 
 from __future__ import annotations
 
 import copyreg
+import enum
+
+
+class ExitCode(enum.IntEnum):
+    """What a session or a verb ends in; 3 (internal error) and 5 (no tests) are pytest's own."""
+
+    OK = 0
+    # A test, a finding of `doctor` or an experiment of `claims` failed.
+    FAILED = 1
+    USAGE = 2
+    PYTEST_USAGE = 4
+    REGRESSION = 10
+    INCONCLUSIVE = 11
+    # No usable baseline, a vanished or invalid cell, an unfit machine, or an unwritable file.
+    REFUSED = 12
+    NOTHING_COMPARED = 13
+    MISMATCH = 20
+    NO_POWER = 21
+    NOT_EXERCISED = 22
 
 
 class PerfsuiteError(Exception):

@@ -160,6 +160,15 @@ def format_change(ratio: float) -> str:
     return f"{'+' if ratio >= 1 else '-'}{format_ratio(abs(ratio - 1))}"
 
 
+def short_commit(commit: str) -> str:
+    """Return a commit's name with as many digits as git shows; two may look alike.
+
+    >>> short_commit("5db0efb7ac6bdcd7cfd9f58b9eebfe8798f3638b")
+    '5db0efb'
+    """
+    return commit[:7]
+
+
 def _three_digits(number: float) -> str:
     if abs(number) >= _ROUNDS_UP * 1000:
         return f"{number:.0f}"

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ pytest_plugins = ["pytester"]
 # Fixtures that start ranks, or a pytest session.
 _STARTERS = {"pytester", "rank_group", "check_equivalence", "train_on_ranks", "nothing_left"}
 
-# A session that a test starts is nobody's worker, though this one may be xdist's.
+# A session that a test starts is no worker of xdist, though this one may be.
 for name in [name for name in os.environ if name.startswith("PYTEST_XDIST_")]:
     del os.environ[name]
 
@@ -54,8 +55,18 @@ def nothing_left() -> Iterator[None]:
 
 
 @pytest.fixture
-def empty_memory() -> Iterator[None]:
-    """`memory://` without a file of another test, and no connection that one has opened."""
+def empty_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """`memory://`, which only tests know, without a file or a connection of another test."""
+    memory = urls._Protocol(package="fsspec", extra="none", failures=())
+    monkeypatch.setitem(urls._PROTOCOLS, "memory", memory)
+    pipe_file, creating = MemoryFileSystem.pipe_file, threading.Lock()
+
+    def pipe_file_in_one_step(*args: Any, **options: Any) -> None:
+        """As a server does: fsspec's own looks for a name and writes it in two steps."""
+        with creating:
+            pipe_file(*args, **options)
+
+    monkeypatch.setattr(MemoryFileSystem, "pipe_file", pipe_file_in_one_step)
     forget = urls._filesystem.cache_clear
     forget()
     MemoryFileSystem.store.clear()

@@ -1,33 +1,31 @@
-"""From what each rank saw of a training to one profile. Must not know how ranks are run."""
+"""Combines what each rank saw of a training into one profile. Runs in the controller."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Literal
 
-from perfsuite.ranks.messages import EpochProfiled, ProfileTaken, RunProfile
+import msgspec
+
+from perfsuite.ranks.messages import ProfileTaken, RankEpoch, RunProfile
 from perfsuite.records.profile import Epoch, NonFinite, Profile, ProfiledRun, ProfileStages
 
-# The host's clock is not trusted beyond, and every report shows the very same digits.
+# The host's clock is no finer, and every report shows the same digits.
 _DECIMALS = 6
 
 
 def combine_profiles(
     job: RunProfile, name: str, device: str, ranks: Sequence[ProfileTaken]
 ) -> ProfiledRun:
-    """Return one profile from what all ranks saw.
+    """Return one profile from what all ranks saw, and the profiler's output.
 
     Times are the slowest rank's alone, so that its stages add up to its wall time: the largest of
-    each stage over ranks would be more than anybody spent. Losses are means over the ranks that
-    hold one, right answers are summed, and `torch.profiler` ran on rank 0.
-
-    Args:
-        job: What the ranks did.
-        name: Of the workload.
-        device: "cpu" or "cuda".
-        ranks: In rank order.
+    each stage over ranks would add up to more than any rank spent. Losses are means over the ranks
+    that hold one, right answers are summed, and `torch.profiler` ran on rank 0. `ranks` is in rank
+    order, and `name` the workload's.
     """
-    slowest = max(ranks, key=lambda rank: rank.wall_s)
+    slowest = max(ranks, key=lambda rank: sum(epoch.duration_s for epoch in rank.epochs))
     output = ranks[0].output
     assert output is not None, "rank 0 always has it"
     by_epoch = list(zip(*(rank.epochs for rank in ranks), strict=True))
@@ -50,19 +48,14 @@ def combine_profiles(
         num_profiled_steps=output.num_steps,
         communication=output.communication,
         usage=tuple(rank.usage for rank in ranks),
-        # A reason that only the rank with the outputs knows, as of a pipeline, is everybody's.
+        # A reason that one rank alone knows, such as a pipeline's last, holds for the profile.
         missing={name: why for rank in reversed(ranks) for name, why in rank.missing.items()},
         metrics=epochs[-1].metrics,
     )
-    return ProfiledRun(
-        profile=profile,
-        trace=output.trace,
-        operator_table=output.operator_table,
-        memory_summary=output.memory_summary,
-    )
+    return ProfiledRun(profile=profile, profiler=output)
 
 
-def _epoch(taken: EpochProfiled, losses: Sequence[float], ranks: Sequence[EpochProfiled]) -> Epoch:
+def _epoch(taken: RankEpoch, losses: Sequence[float], ranks: Sequence[RankEpoch]) -> Epoch:
     return Epoch(
         loss=_finite(sum(losses) / len(losses)) if losses else None,
         duration_s=round(taken.duration_s, _DECIMALS),
@@ -72,8 +65,8 @@ def _epoch(taken: EpochProfiled, losses: Sequence[float], ranks: Sequence[EpochP
     )
 
 
-def _stages(taken: EpochProfiled) -> ProfileStages:
-    """The five stages of one epoch, rounded so that they still add up to its duration."""
+def _stages(taken: RankEpoch) -> ProfileStages:
+    """Return the five stages of one epoch, rounded so that they add up to its duration."""
     spent = {name: round(seconds, _DECIMALS) for name, seconds in taken.stages_s.items()}
     load, forward, backward = (spent.get(name, 0.0) for name in ("load", "forward", "backward"))
     evaluation = spent.get("evaluation")
@@ -88,68 +81,67 @@ def _stages(taken: EpochProfiled) -> ProfileStages:
 
 
 def _sum_stages(stages: Sequence[ProfileStages]) -> ProfileStages:
-    evaluations = [one.evaluation for one in stages if one.evaluation is not None]
-    return ProfileStages(
-        load=_total(one.load for one in stages),
-        forward=_total(one.forward for one in stages),
-        loss_backward=_total(one.loss_backward for one in stages),
-        evaluation=_total(evaluations) if evaluations else None,
-        other=_total(one.other for one in stages),
-    )
+    sums = {}
+    for name in ProfileStages.__struct_fields__:
+        spent = [seconds for one in stages if (seconds := getattr(one, name)) is not None]
+        sums[name] = _total(spent) if spent else None
+    return msgspec.convert(sums, ProfileStages)
 
 
 def _total(seconds: Iterable[float]) -> float:
     return round(sum(seconds), _DECIMALS)
 
 
-def _mean_losses(ranks: Sequence[EpochProfiled]) -> list[float]:
-    """Of each step, over the ranks that hold a loss."""
+def _mean_losses(ranks: Sequence[RankEpoch]) -> list[float]:
+    """Return the mean loss of each step over the ranks that hold one."""
     held = [rank.losses for rank in ranks if rank.losses]
     return [sum(losses) / len(losses) for losses in zip(*held, strict=True)]
 
 
-def _first_non_finite(by_epoch: Sequence[Sequence[EpochProfiled]]) -> Iterable[NonFinite]:
-    """The first bad loss and the first bad gradient, on whatever rank."""
-    for epoch, ranks in enumerate(by_epoch, start=1):
-        steps = [rank.first_bad_loss for rank in ranks if rank.first_bad_loss is not None]
-        if steps:
-            yield NonFinite(what="loss", epoch=epoch, step=min(steps))
-            break
-    for epoch, ranks in enumerate(by_epoch, start=1):
-        steps = [rank.first_bad_gradient for rank in ranks if rank.first_bad_gradient is not None]
-        if steps:
-            yield NonFinite(what="gradient", epoch=epoch, step=min(steps))
-            break
+def _first_non_finite(by_epoch: Sequence[Sequence[RankEpoch]]) -> Iterator[NonFinite]:
+    """Yield the first bad loss and the first bad gradient of any rank."""
+    first_bad: dict[Literal["loss", "gradient"], Callable[[RankEpoch], int | None]] = {
+        "loss": _first_bad_loss,
+        "gradient": lambda rank: rank.first_bad_gradient,
+    }
+    for what, find in first_bad.items():
+        for epoch, ranks in enumerate(by_epoch, start=1):
+            steps = [step for rank in ranks if (step := find(rank)) is not None]
+            if steps:
+                yield NonFinite(what=what, epoch=epoch, step=min(steps))
+                break
 
 
-def _counts(ranks: Sequence[EpochProfiled]) -> tuple[list[int], list[int]]:
-    """Right answers and samples by class, over all ranks that counted."""
+def _first_bad_loss(rank: RankEpoch) -> int | None:
+    bad = (step for step, loss in enumerate(rank.losses, 1) if not math.isfinite(loss))
+    return next(bad, None)
+
+
+def _counts(ranks: Sequence[RankEpoch]) -> list[tuple[int, int]]:
+    """Return right answers and samples of each class, over all ranks that counted."""
     right = [rank.num_right for rank in ranks if rank.num_right is not None]
     there = [rank.num_there for rank in ranks if rank.num_there is not None]
-    return (
-        [sum(counts) for counts in zip(*right, strict=True)],
-        [sum(counts) for counts in zip(*there, strict=True)],
-    )
+    return [
+        (sum(rights), sum(theres))
+        for rights, theres in zip(zip(*right, strict=True), zip(*there, strict=True), strict=True)
+    ]
 
 
-def _accuracy(ranks: Sequence[EpochProfiled]) -> float | None:
-    right, there = _counts(ranks)
-    return sum(right) / sum(there) if sum(there) else None
+def _accuracy(ranks: Sequence[RankEpoch]) -> float | None:
+    counts = _counts(ranks)
+    num_samples = sum(there for _, there in counts)
+    return sum(right for right, _ in counts) / num_samples if num_samples else None
 
 
-def _accuracy_per_class(ranks: Sequence[EpochProfiled]) -> dict[str, float] | None:
-    right, there = _counts(ranks)
-    if not sum(there):
-        return None
-    return {
-        str(label): num_right / num_there
-        for label, (num_right, num_there) in enumerate(zip(right, there, strict=True))
-        if num_there
+def _accuracy_per_class(ranks: Sequence[RankEpoch]) -> dict[str, float] | None:
+    accuracies = {
+        str(label): right / there for label, (right, there) in enumerate(_counts(ranks)) if there
     }
+    return accuracies or None
 
 
-def _metrics(ranks: Sequence[EpochProfiled]) -> dict[str, float | None]:
-    """Means over the samples of all ranks."""
+def _metrics(ranks: Sequence[RankEpoch]) -> dict[str, float | None]:
+    """Return the means over the samples of all ranks."""
     num_scored = sum(rank.num_scored for rank in ranks)
     totals: dict[str, float] = {}
     for rank in ranks:

@@ -1,9 +1,8 @@
 """The first commit with which a cell became slower: `git bisect`, each step judged in pairs.
 
-Each commit is judged against the one that is known to be good, both with the benchmark files and
-the pytest configuration of the working tree: a benchmark may be younger than what it measures. What
-is accepted in `baselines/accepted.toml` is looked for all the same. Must not know how a step is
-shown.
+Each commit is judged against the good one, both with the benchmark files and the pytest
+configuration of the working tree: a benchmark may be younger than what it measures. Exceptions in
+`baselines/accepted.toml` do not count: what was accepted is found all the same.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import Final
 from perfsuite.errors import SettingError
 from perfsuite.gate.arms.arm import Suite
 from perfsuite.gate.git.bisection import Mark, bisection, most_steps
-from perfsuite.gate.git.command import find_commit, short
+from perfsuite.gate.git.command import find_commit
 from perfsuite.gate.git.log import count_commits, subject_of
 from perfsuite.gate.git.overlay import lay_configuration
 from perfsuite.gate.git.repository import Base, find_top, is_in_history
@@ -25,33 +24,31 @@ from perfsuite.gate.git.worktree import base_tree
 from perfsuite.gate.judge.trial import Budget
 from perfsuite.gate.request import GateRequest, collect, head_arm
 from perfsuite.gate.run_gate import HELD, run_gate
-from perfsuite.records.verdict import CellVerdict
+from perfsuite.records.verdict import CellVerdict, VerdictWord
 from perfsuite.stats.sequential import Prior
-from perfsuite.units import format_change, format_ratio
+from perfsuite.units import format_change, format_ratio, short_commit
 
-_MARKS: Final[Mapping[str, Mark]] = {"FAIL": "bad", "PASS": "good", "IMPROVED": "good"}
+_MARKS: Final[Mapping[VerdictWord, Mark]] = {"FAIL": "bad", "PASS": "good", "IMPROVED": "good"}
 # The gate's own tolerance and limit.
 _LEAST_BOUNDS: Final = (0.02, 0.05)
 # Of the bad end's slowdown, as logarithms. A commit between the ends is as fast as the one or as
-# slow as the other: few pairs tell which, where many would be spent on what else it cost.
+# slow as the other: few pairs show which, where many would be spent on what else it cost.
 _SHARES: Final = (0.25, 0.75)
 _MOST_LISTED: Final = 3
 
 
 @dataclass(frozen=True, kw_only=True)
 class BisectRequest:
-    """What is looked for, and how.
+    """What to search for, and how.
 
     Attributes:
         folder: In the checkout, where pytest would be called.
         cell: One test, as pytest takes it.
         good: A revision that is not slower yet.
         bad: One that is.
-        bounds: Tolerance and limit of every step; None asks of the bad end what the gate does, and
-            of the others a quarter and three quarters of what it is slower by.
-        budget: What one step may cost.
-        seed: Of everything that is random.
-        priors: What this machine's history says of the noise of a pair, by cell.
+        bounds: Tolerance and limit of every step; None uses those of the gate for the bad end, and
+            for the others a quarter and three quarters of its slowdown.
+        budget: Of one step.
     """
 
     folder: Path
@@ -66,31 +63,31 @@ class BisectRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class BisectStep:
-    """One commit that was judged.
-
-    Attributes:
-        mark: What git was told, or would have been told of the two ends.
-        verdict: Against the good commit.
-    """
+    """One commit that was judged against the good one; `mark` is what git made of the verdict."""
 
     commit: str
     subject: str
     mark: Mark
     verdict: CellVerdict
 
+    def __str__(self) -> str:
+        return (
+            f"{short_commit(self.commit)} {self.subject!r}: {_figures(self.verdict)}: {self.mark}"
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class BisectResult:
-    """What a search came to.
+    """The result of a search.
 
     Attributes:
         cell: The cell's full name.
+        bounds: Tolerance and limit of the steps.
         ends: The bad commit and the good one, judged beforehand, as far as that went.
         steps: The commits between them that were judged, in that order.
-        refusal: Why there was nothing to search; None where there was.
-        first_bad: The commit; None where it is not known.
-        possible: The commits that it may be where too many were skipped.
-        bounds: Tolerance and limit of the steps.
+        refusal: Why there was nothing to search.
+        first_bad: None where it is not known.
+        possible: Each commit that it may be, and its subject, where too many were skipped.
     """
 
     cell: str
@@ -102,36 +99,96 @@ class BisectResult:
     possible: tuple[tuple[str, str], ...] = ()
 
 
+def bisect(
+    request: BisectRequest,
+    *,
+    say: Callable[[str], None],
+    machine: AbstractContextManager[object] = HELD,
+) -> BisectResult:
+    """Return the first commit with which the cell became slower than it was at the good one.
+
+    The tree, the index and the stash of the user are not touched, nor is a bisection of theirs;
+    what is made is gone afterwards, however it ends. The machine is entered once the revisions and
+    the cell are known: it may wait for another session.
+
+    Raises:
+        SettingError: A revision is no commit, they are in the wrong order, or the cell is not one.
+        WriteError: A tree cannot be made.
+    """
+    good, bad = _find_ends(request)
+    suite, cell = _collect(request)
+    with machine, _tree_of(suite, cell, good) as (tree, _):
+        search = _Search(request=request, suite=suite, cell=cell, good_tree=tree, say=say)
+        return search.run(good, bad)
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Search:
-    """A search whose ends are known.
-
-    Attributes:
-        root: pytest's root in the working tree.
-        suite: The working tree's, of the one cell.
-        good: A commit by its full name.
-        bad: Another, of which the good one is an ancestor.
-        good_tree: The good commit's, with the benchmark files of today.
-    """
+    """A search for one cell of the working tree's suite, against the good commit's tree."""
 
     request: BisectRequest
-    root: Path
     suite: Suite
     cell: str
-    good: str
-    bad: str
     good_tree: Path
     say: Callable[[str], None]
 
-    def judge(self, commit: str, bounds: tuple[float, float]) -> BisectStep:
+    def run(self, good_commit: str, bad_commit: str) -> BisectResult:
+        """Judge both ends, and then what lies between."""
+        root, request = self.suite.root, self.request
+        num_commits = count_commits(root, good_commit, bad_commit)
+        most = most_steps(num_commits)
+        self.say(
+            f"{num_commits} commits after {short_commit(good_commit)} up to "
+            f"{short_commit(bad_commit)}: both ends are judged first, then {most} of them, and "
+            f"more where some must be skipped; at most {request.budget.max_pairs} pairs each"
+        )
+        bounds = request.bounds or _LEAST_BOUNDS
+        bad = self._judge(bad_commit, bounds)
+        self.say(f"the bad end, {bad}")
+        found = BisectResult(cell=self.cell, bounds=bounds, ends=(bad,))
+        if bad.mark != "bad":
+            return replace(found, refusal=_why_not_bad(bad))
+        if request.bounds is None:
+            bounds = bounds_of(bad.verdict)
+            self.say(
+                f"a commit that is slower by more than {format_ratio(bounds[0])} is bad, and one "
+                f"that is known to be slower by less than {format_ratio(bounds[1])} is good"
+            )
+        good = self._judge(good_commit, bounds)
+        self.say(f"the good end against itself, {good}")
+        found = replace(found, bounds=bounds, ends=(bad, good))
+        if good.mark != "good":
+            reason = (
+                f"{short_commit(good_commit)} cannot be distinguished from itself on this machine: "
+                f"{_figures(good.verdict)}; see what 'perfsuite doctor' says, or allow more "
+                "--max-pairs"
+            )
+            return replace(found, refusal=reason)
+        steps: list[BisectStep] = []
+        with bisection(root, good=good_commit, bad=bad_commit) as session:
+            while (end := session.find_end()) is None:
+                step = self._judge(session.candidate(), bounds)
+                session.mark(step.mark)
+                steps.append(step)
+                most += step.mark == "skip"
+                self.say(f"step {len(steps)} of {max(most, len(steps))}, {step}")
+        judged = {step.commit: step for step in (bad, *steps)}
+        return replace(
+            found,
+            steps=tuple(steps),
+            first_bad=None if end.first_bad is None else judged[end.first_bad],
+            possible=tuple((commit, subject_of(root, commit)) for commit in end.possible),
+        )
+
+    def _judge(self, commit: str, bounds: tuple[float, float]) -> BisectStep:
         """Judge a commit against the good one, by a tolerance and a limit."""
-        request = self.request
-        with _tree_of(self.root, self.suite, self.cell, commit) as (tree, inifile):
+        request, cell = self.request, self.cell
+        with _tree_of(self.suite, cell, commit) as (tree, inifile):
             result = run_gate(
                 GateRequest(
                     folder=tree,
-                    paths=(self.cell,),
-                    cells=frozenset({self.cell}),
+                    paths=(cell,),
+                    cells=frozenset({cell}),
                     inifile=inifile,
                     root=tree,
                     base_dir=self.good_tree,
@@ -144,101 +201,19 @@ class _Search:
                 ),
                 say=lambda line: self.say(f"  {line}"),
             )
-        verdict = next((cell for cell in result.cells if cell.name == self.cell), None)
-        if verdict is None:
-            reason = result.refusal or "the commit has no such cell"
-            verdict = CellVerdict(
-                name=self.cell, word="NO-BASELINE", by="collection", reason=reason
-            )
-        mark = _MARKS.get(verdict.word, "skip")
+        reason = result.refusal or "the commit has no such cell"
+        missing = CellVerdict(name=cell, word="NO-BASELINE", by="collection", reason=reason)
+        verdict = next((found for found in result.cells if found.name == cell), missing)
         return BisectStep(
-            commit=commit, subject=subject_of(self.root, commit), mark=mark, verdict=verdict
+            commit=commit,
+            subject=subject_of(self.suite.root, commit),
+            mark=_MARKS.get(verdict.word, "skip"),
+            verdict=verdict,
         )
-
-
-def bisect(
-    request: BisectRequest,
-    *,
-    say: Callable[[str], None],
-    machine: AbstractContextManager[object] = HELD,
-) -> BisectResult:
-    """Return the first commit with which the cell became slower than it was at the good one.
-
-    The tree, the index and the stash of the user are not touched, nor is a bisection of theirs;
-    what is made is gone afterwards, however it ends.
-
-    Args:
-        request: What is looked for, and how.
-        say: Shows a line.
-        machine: Entered once the revisions and the cell are known, and left at the end: it may wait
-            for another session.
-
-    Raises:
-        SettingError: A revision is no commit, they are in the wrong order, or the cell is not one.
-        WriteError: A tree cannot be made.
-    """
-    good, bad = _find_ends(request)
-    suite, cell = _collect(request)
-    with machine, _tree_of(suite.root, suite, cell, good) as (tree, _):
-        return _search(
-            _Search(
-                request=request,
-                root=suite.root,
-                suite=suite,
-                cell=cell,
-                good=good,
-                bad=bad,
-                good_tree=tree,
-                say=say,
-            )
-        )
-
-
-def _search(search: _Search) -> BisectResult:
-    """Judge both ends, and then what lies between."""
-    num_commits = count_commits(search.root, search.good, search.bad)
-    most = most_steps(num_commits)
-    search.say(
-        f"{num_commits} commits after {short(search.good)} up to {short(search.bad)}: both ends "
-        f"are judged first, then {most} of them, and more where some must be skipped; at most "
-        f"{search.request.budget.max_pairs} pairs each"
-    )
-    bounds = search.request.bounds or _LEAST_BOUNDS
-    bad = search.judge(search.bad, bounds)
-    search.say(f"the bad end, {describe_step(bad)}")
-    found = BisectResult(cell=search.cell, bounds=bounds, ends=(bad,))
-    if bad.mark != "bad":
-        return replace(found, refusal=_why_not_bad(bad))
-    if search.request.bounds is None:
-        bounds = bounds_of(bad.verdict)
-        search.say(
-            f"what is slower by more than {format_ratio(bounds[0])} is bad, and good what is "
-            f"known to be so by less than {format_ratio(bounds[1])}"
-        )
-    good = search.judge(search.good, bounds)
-    search.say(f"the good end against itself, {describe_step(good)}")
-    found = replace(found, bounds=bounds, ends=(bad, good))
-    if good.mark != "good":
-        return replace(found, refusal=_why_not_good(good))
-    steps: list[BisectStep] = []
-    with bisection(search.root, good=search.good, bad=search.bad) as run:
-        while (end := run.find_end()) is None:
-            step = search.judge(run.candidate(), bounds)
-            run.mark(step.mark)
-            steps.append(step)
-            most += step.mark == "skip"
-            search.say(f"step {len(steps)} of {max(most, len(steps))}, {describe_step(step)}")
-    judged = {step.commit: step for step in (bad, *steps)}
-    return replace(
-        found,
-        steps=tuple(steps),
-        first_bad=None if end.first_bad is None else judged[end.first_bad],
-        possible=tuple((commit, subject_of(search.root, commit)) for commit in end.possible),
-    )
 
 
 def bounds_of(bad: CellVerdict) -> tuple[float, float]:
-    """Return the tolerance and the limit by which commits are told from the bad one.
+    """Return tolerance and limit that distinguish commits from the bad one.
 
     >>> slower = CellVerdict(name="a", word="FAIL", by="pairs", ratio=1.4641)
     >>> [round(bound, 3) for bound in bounds_of(slower)]  # 1.1 ** 4
@@ -254,37 +229,22 @@ def bounds_of(bad: CellVerdict) -> tuple[float, float]:
 def _why_not_bad(bad: BisectStep) -> str:
     if bad.mark == "good":
         return (
-            f"{short(bad.commit)} is not slower than the good commit ({_figures(bad.verdict)}), so "
-            "there is nothing to find; name another --bad or --good, or a smaller --tolerance"
+            f"{short_commit(bad.commit)} is not slower than the good commit "
+            f"({_figures(bad.verdict)}), so there is nothing to find; name another --bad or "
+            "--good, or a smaller --tolerance"
         )
     return (
-        f"nobody can tell whether {short(bad.commit)} is slower than the good commit: "
+        f"it is not known whether {short_commit(bad.commit)} is slower than the good commit: "
         f"{_figures(bad.verdict)}"
     )
 
 
-def _why_not_good(good: BisectStep) -> str:
-    return (
-        f"{short(good.commit)} cannot be told from itself on this machine: "
-        f"{_figures(good.verdict)}; see what 'perfsuite doctor' says, or allow more --max-pairs"
-    )
-
-
-def describe_step(step: BisectStep) -> str:
-    """Return what a step came to: "5db0efb 'A change': PASS, +0.3 % (-0.5 % to +1.0 %): good"."""
-    return f"{short(step.commit)} {step.subject!r}: {_figures(step.verdict)}: {step.mark}"
-
-
 def _figures(verdict: CellVerdict) -> str:
-    parts = [verdict.word]
+    parts: list[str] = [verdict.word]
     if verdict.ratio is not None and verdict.interval is not None:
-        low, high = verdict.interval
-        parts.append(
-            f"{format_change(verdict.ratio)} ({format_change(low)} to {format_change(high)})"
-        )
-    if verdict.reason:
-        parts.append(verdict.reason)
-    return ", ".join(parts)
+        low, high = map(format_change, verdict.interval)
+        parts.append(f"{format_change(verdict.ratio)} ({low} to {high})")
+    return ", ".join([*parts, *filter(None, [verdict.reason])])
 
 
 def _find_ends(request: BisectRequest) -> tuple[str, str]:
@@ -297,8 +257,8 @@ def _find_ends(request: BisectRequest) -> tuple[str, str]:
     bad = _resolve(request.folder, "--bad", request.bad)
     if good == bad:
         raise SettingError(
-            f"--good {request.good} and --bad {request.bad} are the same commit, {short(good)}; "
-            "name an older one that was not slower yet"
+            f"--good {request.good} and --bad {request.bad} are the same commit, "
+            f"{short_commit(good)}; name an older one that was not slower yet"
         )
     if not is_in_history(request.folder, good, bad):
         raise SettingError(
@@ -320,11 +280,11 @@ def _resolve(folder: Path, option: str, revision: str) -> str:
 
 
 def _collect(request: BisectRequest) -> tuple[Suite, str]:
-    """The suite of the working tree, and the one cell that is asked for."""
-    asked = GateRequest(
+    """The suite of the working tree, and the one cell that is named."""
+    named = GateRequest(
         folder=request.folder, paths=(request.cell,), budget=request.budget, seed=request.seed
     )
-    launch = collect(head_arm(asked, None))
+    launch = collect(head_arm(named, None))
     if launch.suite is None or launch.failure is not None:
         raise SettingError(f"{request.cell!r} cannot be collected: {launch.failure}")
     cells = list(launch.suite.cells)
@@ -337,9 +297,9 @@ def _collect(request: BisectRequest) -> tuple[Suite, str]:
 
 
 @contextmanager
-def _tree_of(root: Path, suite: Suite, cell: str, commit: str) -> Iterator[tuple[Path, Path]]:
+def _tree_of(suite: Suite, cell: str, commit: str) -> Iterator[tuple[Path, Path]]:
     """A commit's tree with the benchmarks of today, and today's configuration in it."""
-    base = Base(revision=commit, described=short(commit))
-    file = root / cell.partition("::")[0]
-    with base_tree(root, base, [file], python_files=suite.python_files) as tree:
-        yield tree, lay_configuration(tree, root, suite.inifile)
+    base = Base(revision=commit, described=short_commit(commit))
+    file = suite.root / cell.partition("::")[0]
+    with base_tree(suite.root, base, [file], python_files=suite.python_files) as tree:
+        yield tree, lay_configuration(tree, suite.root, suite.inifile)

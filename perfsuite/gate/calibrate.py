@@ -1,34 +1,35 @@
 """Calibration: sessions of identical code, and of planted slowdowns, through the whole judge.
 
-What it finds are the error rates on the machine at hand, and the noise that the rule then knows
-beforehand. Must not know how a result is shown.
+It finds the error rates on the machine at hand, and the noise that the rule then knows beforehand.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import random
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from statistics import fmean
 
 from perfsuite.errors import WorkloadError
 from perfsuite.gate.arms.arm import Arm
 from perfsuite.gate.judge.judge import judge
-from perfsuite.gate.judge.trial import CellPolicy, Judgement, Trial
+from perfsuite.gate.judge.trial import CellPolicy, Judgement
 from perfsuite.gate.noise import CellNoise, SessionPairs, pool_noise
-from perfsuite.gate.request import GateRequest, collect, head_arm
-from perfsuite.gate.run_gate import HELD, policy_of
+from perfsuite.gate.request import GateRequest, collect, head_arm, policy_of
+from perfsuite.gate.run_gate import HELD
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plant:
-    """What is done to head in some sessions.
+    """What is done to head in some sessions: one of three, or nothing.
 
     Attributes:
         ratio: Slowdown of every iteration, 0.05 = 5 %.
-        recipe: A field of every recipe that is changed instead: "precision=fp32".
-        fault: One of `ranks.messages.FAULTS`, in every iteration, instead.
+        recipe: A field of every recipe that is changed: "precision=fp32".
+        fault: One of `ranks.messages.INJECTABLE_FAULTS`, in every iteration.
     """
 
     ratio: float = 0.0
@@ -54,12 +55,10 @@ NOTHING = Plant()
 
 @dataclass(frozen=True, kw_only=True)
 class PlantedResult:
-    """What the judge made of sessions in which something was planted in head.
+    """The verdicts of the sessions of one plant, which is `NOTHING` for identical code.
 
     Attributes:
-        plant: What; nothing for identical code.
-        num_sessions: How many.
-        num_red: Sessions that ended red, with a FAIL of any cell.
+        num_red: Sessions with a FAIL of any cell.
         verdicts: How often each word was given, over all cells and sessions.
         mean_pairs: Pairs until a cell was decided, on average.
         wall_s: Seconds of a session, on average.
@@ -75,15 +74,7 @@ class PlantedResult:
 
 @dataclass(frozen=True, kw_only=True)
 class CalibrationResult:
-    """What a calibration found.
-
-    Attributes:
-        num_cells: In each session.
-        max_pairs: Where the rule gave up.
-        identical: Sessions of identical code.
-        planted: Sessions of slower code.
-        noise: Of each cell's pairs.
-    """
+    """The result of a calibration, with the number of cells in each session."""
 
     num_cells: int
     max_pairs: int
@@ -101,34 +92,26 @@ def calibrate(
     say: Callable[[str], None],
     machine: AbstractContextManager[object] = HELD,
 ) -> CalibrationResult:
-    """Run sessions of identical code first, and judge planted slowdowns with what they have taught.
+    """Run sessions of identical code first, and judge planted slowdowns with the noise they show.
 
-    Args:
-        request: Which cells, and what is asked of them; its base is not looked at.
-        num_identical: Sessions of identical code.
-        num_sessions: Of each plant.
-        plants: What is done to head in further sessions.
-        say: Shows a line.
-        machine: Entered once the cells are known, and left at the end: it may wait for another
-            session.
+    The base of the request is not used. There are `num_sessions` of each plant. The machine is
+    entered once the cells are known: it may wait for another session.
 
     Raises:
         WorkloadError: There is no cell, or one cannot be measured.
     """
-    head, demands = _collect_cells(request, plants)
+    head, policies = _collect_cells(request, plants)
     seeds = random.Random(request.seed)
-    pairs: dict[str, list[SessionPairs]] = {name: [] for name in demands}
 
-    def run(plant: Plant) -> PlantedResult:
+    def run(plant: Plant, num: int) -> list[Judgement]:
         judgements = []
-        most = num_identical if plant == NOTHING else num_sessions
-        for number in range(most):
+        for number in range(num):
             what = "identical code" if plant == NOTHING else f"{plant} planted"
-            say(f"session {number + 1} of {most}, {what}")
+            say(f"session {number + 1} of {num}, {what}")
             judgement = judge(
                 dataclasses.replace(head, name="base"),
                 _with_plant(head, plant),
-                demands,
+                policies,
                 budget=request.budget,
                 seed=seeds.randrange(2**32),
                 priors=request.priors,
@@ -136,22 +119,20 @@ def calibrate(
             )
             _refuse_broken(judgement)
             judgements.append(judgement)
-            if plant == NOTHING:
-                for trial in judgement.trials:
-                    pairs[trial.name].append(_pairs_of(trial))
-        return _summarise(plant, judgements)
+        return judgements
 
     with machine:
-        identical = run(NOTHING)
-        pooled = {name: pool_noise(pairs[name]) for name in demands}
-        noise = {name: found for name, found in pooled.items() if found is not None}
+        identical = run(NOTHING, num_identical)
+        noise = _noise_of(identical)
         priors = {name: found.as_prior() for name, found in noise.items()}
         request = dataclasses.replace(request, priors=priors)
         return CalibrationResult(
-            num_cells=len(demands),
+            num_cells=len(policies),
             max_pairs=request.budget.max_pairs,
-            identical=identical,
-            planted=tuple(map(run, plants if num_sessions else ())),
+            identical=_summarize(NOTHING, identical),
+            planted=tuple(
+                _summarize(plant, run(plant, num_sessions)) for plant in plants if num_sessions
+            ),
             noise=noise,
         )
 
@@ -159,30 +140,22 @@ def calibrate(
 def _collect_cells(
     request: GateRequest, plants: Sequence[Plant]
 ) -> tuple[Arm, dict[str, CellPolicy]]:
-    """Head's arm, and what is asked of each of its cells."""
+    """Head's arm, and how each of its cells is judged."""
     collected = collect(head_arm(request, None))
     if collected.suite is None or collected.failure is not None:
         raise WorkloadError(f"the tests cannot be collected: {collected.failure}")
     cells = collected.suite.cells
     if not cells:
         raise WorkloadError("there is no benchmark to calibrate with")
-    others = [name for name, asked in cells.items() if not asked.get("is_train")]
+    others = [name for name, markers in cells.items() if not markers.get("is_train")]
     for plant in plants:
         if plant.needs_recipe and others:
             raise WorkloadError(
                 f"{plant} can be planted in cells of train_benchmark alone, and {others[0]} is "
                 "none; leave it out with -k, or plant a slowdown such as 5%"
             )
-    demands = {name: policy_of(request, collected.suite, name) for name in cells}
-    return head_arm(request, collected.suite), demands
-
-
-def _pairs_of(trial: Trial) -> SessionPairs:
-    return SessionPairs(
-        log_ratios=trial.log_ratios,
-        firsts=trial.firsts,
-        errors=[cost.error for cost in trial.costs],
-    )
+    policies = {name: policy_of(request, collected.suite, name) for name in cells}
+    return head_arm(request, collected.suite), policies
 
 
 def _with_plant(head: Arm, plant: Plant) -> Arm:
@@ -198,23 +171,28 @@ def _refuse_broken(judgement: Judgement) -> None:
             raise WorkloadError(f"{trial.name} cannot be calibrated with: {trial.reason}")
 
 
-def _summarise(plant: Plant, judgements: Sequence[Judgement]) -> PlantedResult:
-    verdicts: dict[str, int] = {}
-    num_pairs = []
-    for judgement in judgements:
-        for trial in judgement.trials:
-            word = trial.word or "INCONCLUSIVE"
-            word += " by counts" * (trial.by == "counts")
-            verdicts[word] = verdicts.get(word, 0) + 1
-            if trial.decision is not None:
-                num_pairs.append(trial.decision.num_pairs)
+def _noise_of(judgements: Sequence[Judgement]) -> dict[str, CellNoise]:
+    pairs: dict[str, list[SessionPairs]] = {}
+    for trial in (trial for judgement in judgements for trial in judgement.trials):
+        errors = [cost.error for cost in trial.costs]
+        session = SessionPairs(log_ratios=trial.log_ratios, firsts=trial.firsts, errors=errors)
+        pairs.setdefault(trial.name, []).append(session)
+    pooled = {name: pool_noise(sessions) for name, sessions in pairs.items()}
+    return {name: noise for name, noise in pooled.items() if noise is not None}
+
+
+def _summarize(plant: Plant, judgements: Sequence[Judgement]) -> PlantedResult:
+    trials = [trial for judgement in judgements for trial in judgement.trials]
+    num_pairs = [trial.decision.num_pairs for trial in trials if trial.decision is not None]
+    verdicts = Counter(
+        f"{trial.word or 'INCONCLUSIVE'}{' by counts' if trial.by == 'counts' else ''}"
+        for trial in trials
+    )
     return PlantedResult(
         plant=plant,
         num_sessions=len(judgements),
-        num_red=sum(
-            any(trial.word == "FAIL" for trial in judgement.trials) for judgement in judgements
-        ),
-        verdicts=verdicts,
-        mean_pairs=sum(num_pairs) / len(num_pairs) if num_pairs else 0.0,
-        wall_s=sum(judgement.wall_s for judgement in judgements) / len(judgements),
+        num_red=sum(any(one.word == "FAIL" for one in each.trials) for each in judgements),
+        verdicts=dict(verdicts),
+        mean_pairs=fmean(num_pairs) if num_pairs else 0.0,
+        wall_s=fmean(judgement.wall_s for judgement in judgements),
     )

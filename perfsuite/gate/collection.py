@@ -1,7 +1,4 @@
-"""Which cells both sides have, and what becomes of those that only one has.
-
-Must not know how cells are collected or judged.
-"""
+"""Which cells both sides have, and the verdicts of those that only one has."""
 
 from __future__ import annotations
 
@@ -16,11 +13,7 @@ HOW_TO_ACCEPT: Final = "if that is meant, say so with 'perfsuite baseline accept
 
 
 def is_named(name: str, paths: Sequence[str]) -> bool:
-    """Return whether pytest's paths name a test: no path names them all.
-
-    Args:
-        name: The test, from pytest's root.
-        paths: Files, folders and tests, from there too.
+    """Return whether pytest's paths, from its root, name a test: no path names them all.
 
     >>> is_named("benchmarks/test_a.py::test_b", ["benchmarks/test_a.py::test_c", "benchmarks"])
     True
@@ -47,7 +40,7 @@ def find_common(
     Args:
         ours: The cells of head, whether or not they will run.
         theirs: The cells that the base's own benchmark files have.
-        accepted: The exceptions that hold.
+        accepted: The exceptions that are in force.
     """
     ours_at_all, theirs_at_all = set(ours), set(theirs)
     common = [name for name in ours if (accepted.renamed_from(name) or name) in theirs_at_all]

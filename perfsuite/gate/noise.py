@@ -1,13 +1,12 @@
 """What earlier A/A sessions on this machine say of its noise: read, written, and pooled.
 
-A file that people may commit and others may edit, so it is read strictly. Must not know how a
-session is run.
+A file that people may commit and others may edit, so it is read strictly.
 """
 
 from __future__ import annotations
 
 import math
-import os
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +15,8 @@ from typing import Annotated, Literal
 import msgspec
 
 from perfsuite.errors import WorkloadError
-from perfsuite.stats import intervals
 from perfsuite.stats.sequential import Prior
-from perfsuite.system.environment import describe_host
+from perfsuite.system.environment import host_fingerprint
 from perfsuite.system.files import write_atomically
 from perfsuite.system.untrusted import printable, read_untrusted, why_unreadable
 
@@ -27,15 +25,13 @@ _MAX_DEGREES_OF_FREEDOM = 8.0
 # As the rule's own floor: less is a coarse clock.
 _LEAST_SD = 0.001
 _MAX_FILE_BYTES = 16 * 2**20
-# A factor of e^50 between launches, in a billion pairs: a larger number is nobody's measurement,
-# and its square overflows.
+# A factor of e^50 between launches, in a billion pairs: a larger number is no measurement, and its
+# square overflows.
 _MOST_SPREAD = 50.0
 _MOST_PAIRS = 10**9
 
-
-# Where a calibration leaves what it has found, from the folder that is gated.
+# Where a calibration is stored, from the folder that is gated.
 CALIBRATION_FILE = Path("baselines") / "calibration.json"
-
 
 LogRatio = Annotated[float, msgspec.Meta(ge=0, le=_MOST_SPREAD)]
 
@@ -74,12 +70,7 @@ class CellNoise(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
 
 class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What a calibration found.
-
-    Attributes:
-        fingerprint: Of the machine.
-        cells: By the test's node id.
-    """
+    """What a calibration found on the machine of a fingerprint, by the test's node id."""
 
     schema: Literal[1] = 1
     fingerprint: str
@@ -111,54 +102,39 @@ def pool_noise(sessions: Sequence[SessionPairs]) -> CellNoise | None:
     ... # doctest: +ELLIPSIS
     CellNoise(sd=0.01414213562373095, num_pairs=4, ...)
     """
-    spread = _pool_spread([session.log_ratios for session in sessions])
-    if spread is None:
+    kept = [session.log_ratios for session in sessions if len(session.log_ratios) > 1]
+    if not kept:
         return None
-    sd, num_pairs = spread
+    num_pairs = sum(map(len, kept))
+    squares = math.fsum(statistics.variance(one) * (len(one) - 1) for one in kept)
     errors = [error for session in sessions for error in session.errors]
-    effect = _order_effect(sessions)
+    order_effect, order_error = _order_effect(sessions)
     return CellNoise(
-        sd=sd,
+        sd=math.sqrt(squares / (num_pairs - len(kept))),
         num_pairs=num_pairs,
-        round_sd=math.sqrt(intervals.median([error**2 for error in errors])) if errors else None,
-        order_effect=None if effect is None else effect[0],
-        order_error=None if effect is None else effect[1],
+        round_sd=math.sqrt(statistics.median([error**2 for error in errors])) if errors else None,
+        order_effect=order_effect,
+        order_error=order_error,
     )
 
 
-def _order_effect(sessions: Sequence[SessionPairs]) -> tuple[float, float] | None:
+def _order_effect(sessions: Sequence[SessionPairs]) -> tuple[float, float] | tuple[None, None]:
     """Mean of the pairs in which head ran first less that of the others, and its error."""
     by_first: dict[str, list[float]] = {"base": [], "head": []}
     for session in sessions:
         for first, log_ratio in zip(session.firsts, session.log_ratios, strict=False):
             by_first[first].append(log_ratio)
     if min(map(len, by_first.values())) < 2:
-        return None
+        return None, None
     base, head = by_first["base"], by_first["head"]
-    effect = math.fsum(head) / len(head) - math.fsum(base) / len(base)
+    effect = statistics.fmean(head) - statistics.fmean(base)
     return effect, math.sqrt(
-        intervals.variance(base) / len(base) + intervals.variance(head) / len(head)
+        statistics.variance(base) / len(base) + statistics.variance(head) / len(head)
     )
 
 
-def _pool_spread(sessions: Sequence[Sequence[float]]) -> tuple[float, int] | None:
-    kept = [session for session in sessions if len(session) > 1]
-    freedom = sum(len(session) - 1 for session in kept)
-    if freedom == 0:
-        return None
-    squares = 0.0
-    for session in kept:
-        mean = math.fsum(session) / len(session)
-        squares += math.fsum((value - mean) ** 2 for value in session)
-    return math.sqrt(squares / freedom), sum(map(len, kept))
-
-
 def write_calibration(path: Path, calibration: Calibration) -> None:
-    """Write a calibration.
-
-    Raises:
-        WriteError: It cannot be written.
-    """
+    """Write a calibration; a `WriteError` where that is impossible."""
     write_atomically(path, msgspec.json.format(msgspec.json.encode(calibration), indent=2))
 
 
@@ -185,7 +161,7 @@ def read_priors(path: Path, fingerprint: str) -> dict[str, Prior]:
 
 def typical_sd(cells: Mapping[str, CellNoise]) -> float | None:
     """Return the median over cells, None without any."""
-    return intervals.median([noise.sd for noise in cells.values()]) if cells else None
+    return statistics.median([noise.sd for noise in cells.values()]) if cells else None
 
 
 def read_noise(folder: Path, environ: Mapping[str, str]) -> dict[str, Prior]:
@@ -194,5 +170,4 @@ def read_noise(folder: Path, environ: Mapping[str, str]) -> dict[str, Prior]:
     Raises:
         WorkloadError: Its file is no calibration.
     """
-    host = describe_host(environ, len(os.sched_getaffinity(0)))
-    return read_priors(folder / CALIBRATION_FILE, host.fingerprint)
+    return read_priors(folder / CALIBRATION_FILE, host_fingerprint(environ))

@@ -1,29 +1,29 @@
-"""From a request to the two arms of a gate session: their trees, their paths, their cells.
-
-Must not know how arms are compared.
-"""
+"""From a request to the two arms of a gate session: their trees, their paths, their cells."""
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from perfsuite.errors import SettingError
 from perfsuite.gate.arms.arm import Arm, Launch, PairPlan, Suite
 from perfsuite.gate.arms.launch import launch_pair
 from perfsuite.gate.git.overlay import lay_configuration
 from perfsuite.gate.git.repository import Base
 from perfsuite.gate.git.worktree import base_tree, directory_tree, ignore_trees_in, import_roots
-from perfsuite.gate.judge.trial import Budget
+from perfsuite.gate.judge.counts import parse_slacks
+from perfsuite.gate.judge.trial import Budget, CellPolicy
 from perfsuite.stats.sequential import Prior
+from perfsuite.units import format_ratio, parse_ratio, parse_seconds
 
+_TRAIN_FLOOR_S = 50e-6
 # Rounds of 5 ms and more, for 0.3 s a launch where the gate cannot choose how many (decision 0010):
-# many short launches tell more than few long ones, because what differs is the launch (Kalibera and
-# Jones 2013). A test's own marker goes before.
+# many short launches say more than few long ones, because what differs is the launch (Kalibera and
+# Jones 2013). A test's own marker counts first.
 _SHORT_LAUNCHES = (
     "--benchmark-min-time=0.005",
     "--benchmark-max-time=0.3",
@@ -33,7 +33,7 @@ _SHORT_LAUNCHES = (
 
 @dataclass(frozen=True, kw_only=True)
 class GateRequest:
-    """What is to be gated, and how.
+    """What to gate, and how.
 
     Attributes:
         folder: Where pytest would be called.
@@ -50,8 +50,6 @@ class GateRequest:
         tolerance: The slowdown that is accepted unless a marker says otherwise.
         limit: The slowdown that must not pass.
         floor_s: None is 50 us for cells of perfsuite, 0 for any others.
-        budget: What it may cost.
-        seed: Of everything that is random.
         priors: What this machine's history says of the noise of a pair, by cell.
         outputs: Files that the session itself writes: they do not make a tree dirty.
         heeds_exceptions: Whether what head lists as accepted may let a cell through.
@@ -78,24 +76,19 @@ class GateRequest:
     heeds_exceptions: bool = True
 
 
-@contextmanager
 def make_tree(
     request: GateRequest, suite: Suite, base: Base | None, *, overlay: Sequence[Path]
-) -> Iterator[Path]:
-    """Yield the base's counterpart of head's root.
+) -> AbstractContextManager[Path]:
+    """Return the base's counterpart of head's root, made when it is entered.
 
     Raises:
         SettingError: The base is no folder, or a path is not there.
         WriteError: The tree cannot be made.
     """
-    files = suite.python_files
-    if base is None:
-        assert request.base_dir is not None
-        with directory_tree(suite.root, request.base_dir, overlay, python_files=files) as tree:
-            yield tree
-        return
-    with base_tree(suite.root, base, overlay, python_files=files) as tree:
-        yield tree
+    if base is not None:
+        return base_tree(suite.root, base, overlay, python_files=suite.python_files)
+    assert request.base_dir is not None
+    return directory_tree(suite.root, request.base_dir, overlay, python_files=suite.python_files)
 
 
 def overlay_of(request: GateRequest) -> list[Path]:
@@ -105,13 +98,13 @@ def overlay_of(request: GateRequest) -> list[Path]:
 
 
 def collect(arm: Arm) -> Launch:
-    """Return a launch that has told an arm's cells, and run none."""
+    """Return a launch that has collected an arm's cells, and run none."""
     plan = PairPlan(number=0, first=arm.name, hash_seed=0, core=0, timeout_s=120.0)
     return launch_pair([arm], plan, [])[arm.name]
 
 
 def collect_base(request: GateRequest, tree: Path, suite: Suite) -> Launch:
-    """Return the same of the base by itself, of those paths that it has."""
+    """Return the same of the base by itself, from those paths that it has."""
     arm = base_own_arm(request, tree, suite)
     if request.paths and not _paths_in(request, tree, suite):
         nothing = Suite(cells={}, root=tree, inifile=None, pythonpath=(), python_files=())
@@ -121,68 +114,71 @@ def collect_base(request: GateRequest, tree: Path, suite: Suite) -> Launch:
 
 def base_own_arm(request: GateRequest, tree: Path, suite: Suite) -> Arm:
     """Return the base's arm by itself: its own configuration, and those paths that it has."""
-    arm = base_arm(request, tree, suite, own_configuration=True)
-    return _with_paths(arm, request, _paths_in(request, tree, suite))
+    # With TMPDIR in head's tree, the folders above are head's.
+    configuration = [f"--confcutdir={tree}"]
+    if request.inifile is not None:
+        counterpart = tree / os.path.relpath(request.inifile, suite.root)
+        configuration += ["-c", str(counterpart)] if counterpart.exists() else []
+    return _make_base_arm(request, tree, suite, configuration, _paths_in(request, tree, suite))
+
+
+def base_arm(request: GateRequest, tree: Path, suite: Suite) -> Arm:
+    """Return the base's arm, with head's configuration laid over its tree.
+
+    Raises:
+        WriteError: The configuration cannot be written.
+    """
+    configuration = ["-c", str(lay_configuration(tree, suite.root, suite.inifile))]
+    return _make_base_arm(request, tree, suite, configuration, relative_paths(request, suite))
+
+
+def _make_base_arm(
+    request: GateRequest,
+    tree: Path,
+    suite: Suite,
+    configuration: Sequence[str],
+    paths: Sequence[str],
+) -> Arm:
+    return Arm(
+        name="base",
+        tree=tree,
+        import_roots=_import_roots(tree, suite),
+        pytest_arguments=_arguments(request, [f"--rootdir={tree}", *configuration], paths),
+        python=request.base_python or sys.executable,
+        environment=dict(request.base_environment),
+    )
+
+
+def head_arm(request: GateRequest, suite: Suite | None) -> Arm:
+    """Return head's arm; as the user would call pytest as long as its root is not known."""
+    root, inifile, rootdir = request.folder, request.inifile, request.root
+    paths: Sequence[str] = request.paths
+    if suite is not None:
+        root, inifile, rootdir = suite.root, suite.inifile, suite.root
+        paths = relative_paths(request, suite)
+    configuration = [] if inifile is None else ["-c", str(inifile)]
+    configuration += [] if rootdir is None else [f"--rootdir={rootdir}"]
+    return Arm(
+        name="head",
+        tree=root,
+        import_roots=import_roots(root, []) if suite is None else _import_roots(root, suite),
+        pytest_arguments=_arguments(request, [*configuration, *ignore_trees_in(root)], paths),
+    )
+
+
+def _import_roots(tree: Path, suite: Suite) -> tuple[Path, ...]:
+    return import_roots(tree, [os.path.relpath(path, suite.root) for path in suite.pythonpath])
+
+
+def _arguments(
+    request: GateRequest, configuration: Sequence[str], paths: Sequence[str]
+) -> tuple[str, ...]:
+    return (*configuration, *_SHORT_LAUNCHES, *request.pytest_arguments, *paths)
 
 
 def _paths_in(request: GateRequest, tree: Path, suite: Suite) -> list[str]:
     files = dict.fromkeys(path.partition("::")[0] for path in relative_paths(request, suite))
     return [file for file in files if (tree / file).exists()]
-
-
-def base_arm(
-    request: GateRequest, tree: Path, suite: Suite, *, own_configuration: bool = False
-) -> Arm:
-    """Return the base's arm; with head's configuration laid over its tree, unless its own is asked.
-
-    Raises:
-        WriteError: The configuration cannot be written.
-    """
-    configuration = [f"--rootdir={tree}"]
-    if not own_configuration:
-        configuration += ["-c", str(lay_configuration(tree, suite.root, suite.inifile))]
-    else:
-        # With TMPDIR in head's tree, the folders above are head's.
-        configuration += [f"--confcutdir={tree}"]
-        if request.inifile is not None:
-            counterpart = tree / os.path.relpath(request.inifile, suite.root)
-            configuration += ["-c", str(counterpart)] if counterpart.exists() else []
-    pythonpath = [os.path.relpath(path, suite.root) for path in suite.pythonpath]
-    arm = Arm(
-        name="base",
-        tree=tree,
-        import_roots=import_roots(tree, pythonpath),
-        pytest_arguments=tuple(configuration),
-        python=request.base_python or sys.executable,
-        environment=dict(request.base_environment),
-    )
-    return arm if own_configuration else _with_paths(arm, request, relative_paths(request, suite))
-
-
-def head_arm(request: GateRequest, suite: Suite | None) -> Arm:
-    """Return head's arm; as the user would call pytest as long as its root is not known."""
-    root = request.folder if suite is None else suite.root
-    inifile = request.inifile if suite is None else suite.inifile
-    rootdir = request.root if suite is None else suite.root
-    configuration = [] if inifile is None else ["-c", str(inifile)]
-    configuration += [] if rootdir is None else [f"--rootdir={rootdir}"]
-    configuration += ignore_trees_in(root)
-    pythonpath = [] if suite is None else [os.path.relpath(p, root) for p in suite.pythonpath]
-    arm = Arm(
-        name="head",
-        tree=root,
-        import_roots=import_roots(root, pythonpath),
-        pytest_arguments=tuple(configuration),
-        python=sys.executable,
-    )
-    return _with_paths(
-        arm, request, request.paths if suite is None else relative_paths(request, suite)
-    )
-
-
-def _with_paths(arm: Arm, request: GateRequest, paths: Sequence[str]) -> Arm:
-    arguments = (*arm.pytest_arguments, *_SHORT_LAUNCHES, *request.pytest_arguments, *paths)
-    return dataclasses.replace(arm, pytest_arguments=arguments)
 
 
 def relative_paths(request: GateRequest, suite: Suite) -> list[str]:
@@ -192,3 +188,36 @@ def relative_paths(request: GateRequest, suite: Suite) -> list[str]:
         file, separator, names = path.partition("::")
         found.append(os.path.relpath(request.folder / file, suite.root) + separator + names)
     return found
+
+
+def policy_of(request: GateRequest, suite: Suite, name: str) -> CellPolicy:
+    """Return how a cell is judged: by its markers, else by the request.
+
+    Raises:
+        SettingError: A marker has a value that is not allowed.
+    """
+    markers = suite.cells[name]
+    floor_s = request.floor_s
+    if floor_s is None:
+        floor_s = _TRAIN_FLOOR_S if markers.get("is_train") else 0.0
+    try:
+        policy = CellPolicy(
+            tolerance=parse_ratio(markers["tolerance"])
+            if "tolerance" in markers
+            else request.tolerance,
+            limit=parse_ratio(markers["limit"]) if "limit" in markers else request.limit,
+            floor_s=parse_seconds(markers["floor"]) if "floor" in markers else floor_s,
+            slacks=parse_slacks(dict(markers.get("counts", {})), "perf marker"),
+        )
+    except (TypeError, ValueError) as error:
+        raise SettingError(f"{name}: the perf marker has {dict(markers)!r}: {error}") from error
+    if policy.tolerance >= 1:
+        raise SettingError(
+            f"{name}: the tolerance is {format_ratio(policy.tolerance)}; use less than 100 %"
+        )
+    if not policy.tolerance <= policy.limit:
+        raise SettingError(
+            f"{name}: the limit is {format_ratio(policy.limit)}, below the tolerance of "
+            f"{format_ratio(policy.tolerance)}; give its perf marker a larger limit"
+        )
+    return policy

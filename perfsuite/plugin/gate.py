@@ -11,7 +11,7 @@ import datetime
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 import pytest
@@ -29,7 +29,7 @@ from perfsuite.plugin.recorder import is_benchmark
 from perfsuite.plugin.saving import STORAGE, RunSaver
 from perfsuite.plugin.sharding import Sharding
 from perfsuite.records.cell import CellRecord, samples_of_step
-from perfsuite.records.verdict import CellVerdict, VerdictWord
+from perfsuite.records.verdict import CellVerdict
 
 _NOT_FOUND = (
     "the judge found no such cell in head's tree: it calls pytest with the paths, -c, --rootdir, "
@@ -193,7 +193,7 @@ class Gatekeeper:
         self._verdicts[verdict.name] = verdict
         self._saver.add_verdict(
             verdict.name,
-            cast(VerdictWord, verdict.word),
+            verdict.word,
             is_accepted=self._is_accepted(verdict),
             fails_test=fails_test,
         )

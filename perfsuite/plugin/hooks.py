@@ -18,6 +18,7 @@ import pytest
 
 from perfsuite.errors import (
     BusyMachineError,
+    ExitCode,
     NotExercisedError,
     PerfsuiteError,
     SettingError,
@@ -32,9 +33,9 @@ from perfsuite.plugin.gate import Gatekeeper, refuse_silent_passes
 from perfsuite.plugin.options import Choices
 from perfsuite.plugin.torchrun import TorchrunSession
 from perfsuite.records.cell import CellLine, encode_line
-from perfsuite.records.verdict import exit_code
+from perfsuite.records.verdict import VerdictWord, exit_code
 from perfsuite.report.rows import not_exercised_lines
-from perfsuite.report.summary import sentence
+from perfsuite.report.summary import verdict_sentence
 from perfsuite.report.terminal.gate import verdict_lines
 from perfsuite.report.terminal.tables import progress_line, terminal_table
 from perfsuite.system.files import append_line, write_atomically
@@ -42,7 +43,6 @@ from perfsuite.system.signals import ends_on_signals, ignores_ctrl_c, shell_exit
 from perfsuite.system.urls import locate
 
 # The environment was refused, or a file could not be written.
-_EXIT_REFUSED = 12
 
 # Read by the gate in the launches of both arms, whose perfsuites may be older or newer than it.
 TAKES_TURNS = 2
@@ -112,7 +112,7 @@ class Suite:
         self._writes = torchrun is None or torchrun.is_first
         self._saver = saver
         self._sharding = sharding.UNCUT
-        self._words: list[str] = []
+        self._words: list[VerdictWord] = []
         self._num_verdicts_that_fail = 0
         self._session: Session | None = None
         self._signals = contextlib.ExitStack()
@@ -169,7 +169,7 @@ class Suite:
         except SettingError as error:
             raise pytest.UsageError(str(error)) from error
         except StorageError as error:
-            pytest.exit(f"perfsuite: {error}", returncode=_EXIT_REFUSED)
+            pytest.exit(f"perfsuite: {error}", returncode=ExitCode.REFUSED)
         self._select(items, lambda item: self._sharding.tells(item.nodeid))
         self._saver.shard = self._sharding.stamp
         for item in items:
@@ -212,7 +212,7 @@ class Suite:
             pytest.exit(
                 f"perfsuite: {required} GPUs are required (--perf-require-gpus), and {found} "
                 "are visible; run on another machine, or lower the number",
-                returncode=_EXIT_REFUSED,
+                returncode=ExitCode.REFUSED,
             )
         is_whole = not session.testsfailed or session.config.option.continue_on_collection_errors
         if self._gatekeeper is not None and is_whole:
@@ -226,7 +226,7 @@ class Suite:
         except SettingError as error:
             raise pytest.UsageError(str(error)) from error
         except PerfsuiteError as error:
-            pytest.exit(f"perfsuite: {error}", returncode=_EXIT_REFUSED)
+            pytest.exit(f"perfsuite: {error}", returncode=ExitCode.REFUSED)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_makereport(
@@ -236,7 +236,7 @@ class Suite:
         report = yield
         error = call.excinfo.value if call.excinfo is not None else None
         if isinstance(error, BusyMachineError):
-            pytest.exit(f"perfsuite: {error}", returncode=_EXIT_REFUSED)
+            pytest.exit(f"perfsuite: {error}", returncode=ExitCode.REFUSED)
         if isinstance(error, NotExercisedError):
             path, line_number, _ = item.location
             report.outcome = "skipped"
@@ -272,7 +272,7 @@ class Suite:
             record = msgspec.structs.replace(outcome.record, verdict=verdict.as_record())
             item.stash[OUTCOME] = msgspec.structs.replace(outcome, record=record)
         report.user_properties.append(("verdict", verdict.word))
-        text = sentence(verdict)
+        text = verdict_sentence(verdict)
         report.sections.append(("verdict", text))
         self._words.append(verdict.word)
         if verdict.word == "FAIL":
@@ -325,7 +325,7 @@ class Suite:
         if self._writes and any(line.perfsuite is not None for line in self._lines):
             self._write_run(self._choices.results / "run.json")
         if session.exitstatus == pytest.ExitCode.OK and self._write_error is not None:
-            session.exitstatus = _EXIT_REFUSED
+            session.exitstatus = ExitCode.REFUSED
         elif self._gatekeeper is not None and not session.config.option.collectonly:
             session.exitstatus = self._gated_exit(session)
 

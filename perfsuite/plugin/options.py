@@ -17,7 +17,7 @@ import pytest
 from perfsuite.errors import SettingError
 from perfsuite.experiments.settings import DEVICES, MAX_SEED, Device, Settings
 from perfsuite.gate.judge.trial import LAUNCH_TIMEOUT_S, Budget
-from perfsuite.ranks.messages import FAULTS, TurnChannel
+from perfsuite.ranks.messages import INJECTABLE_FAULTS, TurnChannel
 from perfsuite.ranks.torchrun.membership import Membership, read_membership
 from perfsuite.records.shard import Shard, parse_shard
 from perfsuite.stats.sequential import FIRST_LOOK
@@ -338,7 +338,7 @@ def _turn_channel() -> TurnChannel | None:
         return None
     planted = os.environ.get("PERFSUITE_ARM_PLANTED", "0")
     channel = TurnChannel(path=path, arm=os.environ["PERFSUITE_ARM_NAME"])
-    if planted in FAULTS:
+    if planted in INJECTABLE_FAULTS:
         return replace(channel, planted_fault=planted)
     if "=" in planted:
         return replace(channel, planted_recipe=(planted,))

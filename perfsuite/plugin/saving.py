@@ -19,7 +19,7 @@ import msgspec
 import pytest
 from pytest_benchmark.storage.file import FileStorage
 
-from perfsuite.errors import DeviceError, SettingError, StorageError, WriteError
+from perfsuite.errors import DeviceError, ExitCode, SettingError, StorageError, WriteError
 from perfsuite.gate.baselines.select import find_runs, save_run
 from perfsuite.records.run_file import STAMP_KEY, RunStamp, Unusable, read_run
 from perfsuite.records.shard import ShardStamp
@@ -33,8 +33,7 @@ from perfsuite.system.urls import AnyPath, RemotePath, locate
 _PLUGIN_NAME = "pytest-benchmark"
 # A file that could not be written ends the session in 12, unless it ends in something graver:
 # 11 is an inconclusive cell, 5 that no test was found.
-_EXIT_REFUSED = 12
-_LESSER_EXITS: Final = (pytest.ExitCode.OK, 11, pytest.ExitCode.NO_TESTS_COLLECTED)
+_LESSER_EXITS: Final = (ExitCode.OK, ExitCode.INCONCLUSIVE, pytest.ExitCode.NO_TESTS_COLLECTED)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,7 +145,7 @@ class RunSaver:
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """End in 12 where a file could not be written, and nothing graver happened."""
         if self.write_errors and session.exitstatus in _LESSER_EXITS:
-            session.exitstatus = _EXIT_REFUSED
+            session.exitstatus = ExitCode.REFUSED
 
     @pytest.hookimpl(trylast=True)
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
@@ -265,7 +264,6 @@ _STORAGE = "file://./baselines"
 _ELASTICSEARCH = "elasticsearch+"
 # How pytest-benchmark asks for every run of this machine.
 _NUMBERED = "[0-9][0-9][0-9][0-9]_"
-_EXIT_REFUSED = 12
 
 
 def settle_storage(config: pytest.Config) -> None:
@@ -332,7 +330,7 @@ class UrlStorage:
         try:
             found = find_runs(self._place, selector or _NUMBERED)
         except StorageError as error:
-            pytest.exit(f"perfsuite: {error}", returncode=_EXIT_REFUSED)
+            pytest.exit(f"perfsuite: {error}", returncode=ExitCode.REFUSED)
         except SettingError as error:
             raise pytest.UsageError(str(error)) from error
         for path in found if selector else reversed(found):

@@ -19,17 +19,15 @@ from typing import Any
 import psutil
 import pytest
 
-from perfsuite.errors import LostRankError, WriteError
+from perfsuite.errors import ExitCode, LostRankError, WriteError
 from perfsuite.plugin.fixtures import SUITE
 from perfsuite.plugin.phases import PhaseOutcome, end_of
 from perfsuite.plugin.resume import keep_finished
 from perfsuite.ranks.torchrun.membership import Membership
 from perfsuite.ranks.torchrun.peers import Peers
 from perfsuite.records.cell import CellLine
+from perfsuite.records.verdict import gravest
 
-# What ends the session on one rank ends it on all, as the gravest of them: no usage error, no
-# interruption and no failed test is hidden by another rank's verdict.
-_FROM_GRAVEST = (3, 4, 2, 1, 10, 13, 12, 11, 5, 0)
 # Options of pytest and pytest-benchmark that write a file, and their value that writes none.
 _WRITING_OPTIONS: dict[str, Any] = {
     "xmlpath": None,
@@ -112,7 +110,7 @@ class TorchrunSession:
         if self._peers is not None:
             try:
                 self._agree_on_tests(self._peers, [item.nodeid for item in session.items])
-                self._config.stash[SUITE].session.meet(self._peers)
+                self._config.stash[SUITE].session.join(self._peers)
                 self._resume(self._peers)
             except LostRankError as error:
                 pytest.exit(f"perfsuite: {error}", returncode=pytest.ExitCode.TESTS_FAILED)
@@ -141,7 +139,7 @@ class TorchrunSession:
                 trouble = error
         self.finished, trouble = peers.gather("finished cells", (finished, trouble))[0]
         if trouble is not None:
-            pytest.exit(f"perfsuite: {trouble}", returncode=12)
+            pytest.exit(f"perfsuite: {trouble}", returncode=ExitCode.REFUSED)
 
     def agree_on(
         self, item: pytest.Item, report: pytest.TestReport, error: BaseException | None
@@ -240,15 +238,6 @@ def blamed_rank(ends: Sequence[PhaseEnd]) -> int | None:
     if len(skipped) == len(ends):
         return None
     return next(iter([*first, *skipped, *failed]), None)
-
-
-def gravest(codes: Sequence[int]) -> int:
-    """Return the exit code that stands for all; one that is not known is graver than any.
-
-    >>> gravest([0, 12, 1]), gravest([0, 0]), gravest([1, 99])
-    (1, 0, 99)
-    """
-    return min(codes, key=lambda code: _FROM_GRAVEST.index(code) if code in _FROM_GRAVEST else -1)
 
 
 def _refuse_process_pools(config: pytest.Config) -> None:

@@ -1,6 +1,6 @@
-"""A rank's part in its group: its number, its processor, its GPU, and where it meets the others.
+"""Which processor, GPU, backend and rendezvous each rank of a group gets.
 
-Must not know how a rank is started.
+The controller assigns them, and the rank receives its own.
 """
 
 from __future__ import annotations
@@ -8,21 +8,35 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from perfsuite.ranks.messages import Rendezvous
+
+@dataclass(frozen=True, kw_only=True)
+class Rendezvous:
+    """Where the ranks of a group meet that several controllers start.
+
+    Attributes:
+        host: The host of the TCP store that torchrun or rank 0 keeps.
+        port: The store's port.
+        prefix: Begins every key of this group in the store, and no key of another group.
+        is_on_one_machine: Whether all ranks share one loopback interface.
+    """
+
+    host: str
+    port: int
+    prefix: str
+    is_on_one_machine: bool
 
 
 @dataclass(frozen=True, kw_only=True)
 class Assignment:
-    """One rank of a group, as the controller that starts it sees it.
+    """What one rank of a group gets.
 
     Attributes:
-        rank: Its number in the group.
         place: Its number among those ranks of the group that may use the same processors.
         num_neighbours: How many those are, itself included.
         gpu: Its GPU's number among those that the process sees, if it sees any; numbers beyond the
             last begin again.
-        backend: Of torch.distributed, where the group needs it.
-        rendezvous: Where the group meets; None for a group of one controller.
+        backend: "gloo" or "nccl", where the group needs torch.distributed.
+        rendezvous: None for a group of one controller, which meets in its folder.
     """
 
     rank: int
@@ -38,11 +52,11 @@ class Assignment:
 
 
 def all_assignments(world_size: int, *, device: str, num_gpus: int) -> tuple[Assignment, ...]:
-    """Return the parts of a group that one controller starts as a whole.
+    """Return the assignments of a group that one controller starts as a whole.
 
-    >>> [(part.rank, part.backend) for part in all_assignments(2, device="cuda", num_gpus=2)]
+    >>> [(one.rank, one.backend) for one in all_assignments(2, device="cuda", num_gpus=2)]
     [(0, 'nccl'), (1, 'nccl')]
-    >>> [part.core_of((4, 5)) for part in all_assignments(2, device="cpu", num_gpus=0)]
+    >>> [one.core_of((4, 5)) for one in all_assignments(2, device="cpu", num_gpus=0)]
     [4, 5]
     """
     # NCCL where each rank has a GPU of its own.

@@ -1,8 +1,8 @@
-"""What keeps a rank and its loader workers from outliving their controller, and cleans up after.
+"""How a process becomes a rank that cannot outlive its controller, and how its files are removed.
 
-First code to run in a rank, and imports no torch. The parts of `/tmp` and `/dev/shm` that a group
-uses carry the process ids that made them, so that a later session can clear up after a group whose
-controller was killed.
+`enter_rank` is the first code that runs in a rank. The controller, the forkserver and the messenger
+use the rest. Files of a group in `/tmp` and `/dev/shm` are named after the processes that made
+them, so that a later session can remove what a group left when its controller was killed.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from __future__ import annotations
 import ctypes
 import faulthandler
 import fcntl
-import importlib
 import multiprocessing
 import os
+import pkgutil
 import re
 import select
 import shutil
@@ -22,29 +22,29 @@ import tempfile
 from collections.abc import Callable, Iterable
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
 import psutil
 
 from perfsuite.errors import WriteError
 from perfsuite.ranks.messages import RankStart
 
-# The variable in which the server, and nobody else, is told the process id of its controller.
+# In the environment of the forkserver alone: the process id of its controller.
 CONTROLLER = "PERFSUITE_CONTROLLER"
-# In a folder of `SERVER_PREFIX`: a link to where multiprocessing keeps the controller's sockets.
+# In a folder named with `SERVER_PREFIX`: a link to multiprocessing's folder of sockets.
 SOCKETS = "sockets"
 SERVER_PREFIX = "perfsuite-server"
 _GROUP_PREFIX = "perfsuite"
-# Either prefix, the controller, and what tempfile adds. Trees of the gate are named at more length.
+# Either prefix, the controller, and what tempfile adds. The gate's trees have longer names.
 _OWNED = re.compile(rf"(?:{SERVER_PREFIX}|{_GROUP_PREFIX})-(\d+)-\w+")
 _PIDS_FOLDER = "pids"
 _SHARED_MEMORY = Path("/dev/shm")
 
 RESTARTS = "TORCHELASTIC_RESTART_COUNT"
-# What torchrun sets and what init_process_group("env://") reads; the rest only describes them.
+# torchrun sets these, and init_process_group("env://") reads them.
 REQUIRED_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-# Its controller tells a rank its place. Code that looks for torchrun's would find another process
-# group's, and references are computed without any (`worker.equivalence.references`).
+# All that torchrun sets. A rank runs without them: its place comes from its controller, code that
+# reads them would join the process group of the controllers, and references are computed without
+# any group (`worker.equivalence.references`).
 TORCHRUN_VARIABLES = (
     *REQUIRED_VARIABLES,
     "LOCAL_RANK",
@@ -67,41 +67,34 @@ _PR_SET_PDEATHSIG = 1
 
 
 def enter_rank(start: RankStart, pipe: Connection) -> None:
-    """Make this process a safe rank, then hand over to the worker. Target of a rank's process."""
+    """Make this process a safe rank, then run the worker. Target of a rank's process."""
     die_with_controller()
     # Ctrl-C reaches the whole foreground group; the controller alone decides what to do with it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # A child inherits its parent's "forkserver"; the job's own processes start as anywhere else.
+    # A child inherits the start method "forkserver"; the job's processes use Python's default.
     multiprocessing.set_start_method(None, force=True)
     send_output_to(log_path(start.folder, start.rank))
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
-    _note_process_id(start.folder)
+    _record_process_id(start.folder)
     for name in TORCHRUN_VARIABLES:
         os.environ.pop(name, None)
     tempfile.tempdir = start.folder
     os.environ["TMPDIR"] = start.folder
-    for root in reversed(start.import_roots):
+    for root in reversed(start.request.policy.import_roots):
         if root not in sys.path[:1]:
             sys.path.insert(0, root)
     if start.core is not None:
         os.sched_setaffinity(0, {start.core})
-    load(start.entry)(start, pipe)
-
-
-def load(entry: str) -> Callable[[Any, Connection], None]:
-    """Return the function that "package.module:function" names; its module is imported now."""
-    module, _, name = entry.partition(":")
-    function: Callable[[Any, Connection], None] = getattr(importlib.import_module(module), name)
-    return function
+    pkgutil.resolve_name(start.request.policy.entry)(start, pipe)
 
 
 def die_with_controller() -> None:
-    """Have the kernel kill this process when the controller is gone, however it went.
+    """Have the kernel kill this process when the controller has ended, however it ended.
 
-    The sentinel is a pipe whose other end only the controller holds. A signal on its hang-up
-    comes from the kernel, so it works while a C call holds the interpreter lock, and through a
-    forkserver, which is why PR_SET_PDEATHSIG does not do: it watches the forkserver (fcntl(2)).
+    The sentinel is a pipe whose other end only the controller holds (fcntl(2)). The kernel itself
+    sends the signal when that end closes, so it arrives while a C call holds the interpreter lock.
+    PR_SET_PDEATHSIG would not do: it watches the parent, which is the forkserver.
     """
     controller = multiprocessing.parent_process()
     if controller is None:
@@ -116,10 +109,10 @@ def die_with_controller() -> None:
 
 
 def loader_worker_entry(folder: str, cores: Iterable[int]) -> Callable[[], None]:
-    """Return what a loader worker of this rank runs first.
+    """Return the function that a loader worker of this rank runs first.
 
-    The worker dies with the rank that forked it, and may run on any of `cores`: it would otherwise
-    inherit the rank's one core and slow the very step that it is to feed.
+    The worker dies with the rank that forked it, and may run on any of `cores`: on the rank's one
+    core, which it inherits, it would slow the very step that it feeds.
     """
     rank_pid = os.getpid()
     allowed = set(cores)
@@ -130,21 +123,21 @@ def loader_worker_entry(folder: str, cores: Iterable[int]) -> Callable[[], None]
         if os.getppid() != rank_pid:  # the rank died before the signal was armed
             os.kill(os.getpid(), signal.SIGKILL)
         os.sched_setaffinity(0, allowed)
-        _note_process_id(folder)
+        _record_process_id(folder)
 
     return enter_loader_worker
 
 
 def log_path(folder: str | Path, rank: int) -> Path:
-    """Where a rank's standard output and error go."""
+    """Return the file of a rank's standard output and error."""
     return Path(folder) / f"rank{rank}.log"
 
 
 def make_group_folder(prefix: str = _GROUP_PREFIX) -> Path:
-    """Make a fresh temporary folder that names this controller, for a group unless said otherwise.
+    """Make a fresh temporary folder with this controller's process id in its name.
 
     Raises:
-        WriteError: There is no room for it, or no place.
+        WriteError: The disk is full, or TMPDIR cannot be written.
     """
     try:
         folder = Path(tempfile.mkdtemp(prefix=f"{prefix}-{os.getpid()}-"))
@@ -159,14 +152,14 @@ def make_group_folder(prefix: str = _GROUP_PREFIX) -> Path:
 
 def remove_group_folder(folder: Path) -> None:
     """Remove a group's folder and the shared memory that its processes left."""
-    for note in (folder / _PIDS_FOLDER).glob("*"):
-        for segment in _SHARED_MEMORY.glob(f"torch_{note.name}_*"):
+    for pid in (folder / _PIDS_FOLDER).glob("*"):
+        for segment in _SHARED_MEMORY.glob(f"torch_{pid.name}_*"):
             segment.unlink(missing_ok=True)
     shutil.rmtree(folder, ignore_errors=True)
 
 
 def sweep_stale_folders() -> None:
-    """Remove what groups of this user left whose controller is gone."""
+    """Remove what this user's groups left when their controller was killed."""
     for folder in Path(tempfile.gettempdir()).glob(f"{_GROUP_PREFIX}-*"):
         owned = _OWNED.fullmatch(folder.name)
         if owned is None or not _is_gone(int(owned[1])):
@@ -178,7 +171,7 @@ def sweep_stale_folders() -> None:
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a process stands still until somebody sends it SIGCONT."""
+    """Whether a process is stopped until a SIGCONT."""
     return _status(pid) in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 
 
@@ -204,5 +197,5 @@ def send_output_to(path: Path) -> None:
     sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
 
 
-def _note_process_id(folder: str) -> None:
+def _record_process_id(folder: str) -> None:
     (Path(folder) / _PIDS_FOLDER / str(os.getpid())).touch()

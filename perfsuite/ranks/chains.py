@@ -1,8 +1,7 @@
-"""Chains of rank groups, several alive together: for work that nobody times.
+"""Chains of rank groups, several alive together: for untimed work. Runs in the controller.
 
 A chain is a generator that yields the groups it needs, one after the other, and is sent their
-replies. One thread advances all of them, so that Ctrl-C ends them as it ends one. Must not know
-what a chain is for, and imports no torch.
+replies. One thread advances all chains, so that Ctrl-C ends them as it ends one.
 """
 
 from __future__ import annotations
@@ -10,42 +9,21 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-from collections.abc import Callable, Generator, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from multiprocessing.connection import Connection, wait
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from perfsuite.errors import PerfsuiteError
-from perfsuite.ranks.group import LOOK_S, GroupPolicy, RankGroup, run_group
-from perfsuite.ranks.messages import Job, Reply
+from perfsuite.ranks.group import POLL_S, RankGroup, run_group
+from perfsuite.ranks.messages import GroupRequest, Reply
 from perfsuite.system.signals import uninterrupted
 
 T = TypeVar("T")
 
-
-@dataclass(frozen=True, kw_only=True)
-class GroupRequest:
-    """A group that a chain needs next; see `group.run_group` for the fields."""
-
-    job: Job
-    world_size: int
-    policy: GroupPolicy
-    needs_group: bool = True
-
-
 Chain = Generator[GroupRequest, list[Reply], T]
 
 
-class RunGroup(Protocol):
-    """How one group is run to its end: `group.run_group`, or one like it."""
-
-    def __call__(
-        self, job: Job, *, world_size: int, policy: GroupPolicy, needs_group: bool = True
-    ) -> list[Reply]:
-        """Return the ranks' replies, in rank order."""
-
-
-def run_chain(chain: Chain[T], run: RunGroup = run_group) -> T:
+def run_chain(chain: Chain[T], run: Callable[[GroupRequest], list[Reply]] = run_group) -> T:
     """Return what one chain returns, or raise what it raises; its groups are run by `run`."""
     resume: Callable[[], GroupRequest] = functools.partial(next, chain)
     with contextlib.closing(chain):
@@ -56,39 +34,30 @@ def run_chain(chain: Chain[T], run: RunGroup = run_group) -> T:
                 returned: T = end.value
                 return returned
             try:
-                replies = run(
-                    request.job,
-                    world_size=request.world_size,
-                    policy=request.policy,
-                    needs_group=request.needs_group,
-                )
+                resume = functools.partial(chain.send, run(request))
             except PerfsuiteError as error:
                 resume = functools.partial(chain.throw, error)
-            else:
-                resume = functools.partial(chain.send, replies)
 
 
 def run_chains(chains: Iterable[Chain[T]], *, at_once: int) -> Iterator[T | PerfsuiteError]:
     """Yield what each chain returned, or the error of ours that it raised, in their order.
 
-    Args:
-        chains: Drawn from as others end.
-        at_once: How many are advanced together.
+    Up to `at_once` are advanced together; further ones are drawn as others end.
     """
     waiting = enumerate(chains)
-    running: dict[int, _Running[T]] = {}
+    running: dict[int, _RunningChain[T]] = {}
     done: dict[int, T | PerfsuiteError] = {}
     num_yielded = 0
     try:
         while True:
             for index, chain in itertools.islice(waiting, at_once - len(running)):
-                running[index] = _Running(chain)
+                running[index] = _RunningChain(chain)
                 running[index].begin()
             if not running:
                 return
-            wait([source for one in running.values() for source in one.sources()], LOOK_S)
+            wait([source for one in running.values() for source in one.sources()], POLL_S)
             for index, one in list(running.items()):
-                one.look()
+                one.poll()
                 if one.outcomes:
                     done[index] = one.outcomes[0]
                     del running[index]
@@ -101,8 +70,8 @@ def run_chains(chains: Iterable[Chain[T]], *, at_once: int) -> Iterator[T | Perf
                 one.close()
 
 
-class _Running(Generic[T]):
-    """A chain and the group that it waits for."""
+class _RunningChain(Generic[T]):
+    """A chain and the group that it waits for; `outcomes` has one element once it has ended."""
 
     def __init__(self, chain: Chain[T]) -> None:
         self.outcomes: list[T | PerfsuiteError] = []
@@ -113,16 +82,16 @@ class _Running(Generic[T]):
         """Start the first group."""
         self._advance(functools.partial(next, self._chain))
 
-    def sources(self) -> list[Connection | int]:
-        """What becomes ready when there is something to look at; nothing once it has ended."""
-        return [] if self._group is None else self._group.sources()
+    def sources(self) -> Collection[Connection | int]:
+        """Return what becomes ready when there is something to poll; nothing once it has ended."""
+        return () if self._group is None else self._group.sources()
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Give the chain its replies when all are there."""
         if self._group is None:
             return
         try:
-            replies = self._group.look(0.0)
+            replies = self._group.poll(0.0)
         except PerfsuiteError as error:
             self._advance(functools.partial(self._chain.throw, error))
             return
@@ -143,12 +112,7 @@ class _Running(Generic[T]):
         except PerfsuiteError as error:
             self.outcomes.append(error)
         else:
-            self._group = RankGroup(
-                request.job,
-                world_size=request.world_size,
-                policy=request.policy,
-                needs_group=request.needs_group,
-            )
+            self._group = RankGroup(request)
 
     def _end_group(self) -> None:
         if self._group is not None:

@@ -1,7 +1,7 @@
-"""Which rank of a failed group is to blame, and in which words.
+"""Errors that name the rank that made a group fail. Runs in the controller.
 
-The first failure in time is blamed, and never a rank that only lost its peer: survivors of a crash
-report a closed connection that names a port, not a rank. Must not know how ranks are started.
+The first failure in time is named, and never a rank that only lost its peer: survivors of a crash
+report a closed connection that names a port, not a rank.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +21,7 @@ NUM_LOG_LINES = 12
 _STACK_WAIT_S = 1.0
 _STACK_HEADER = "(most recent call first):"
 _CRASH_HEADER = "Fatal Python error:"
-# The frames from here outwards are those of every rank and say nothing.
+# The frames from here outwards are the same in every rank.
 _OUTER_FRAME = "perfsuite/worker/main.py"
 # What gloo and NCCL say of a peer that is gone or late; such an error is a consequence.
 _LOST_PEER_SIGNS = (
@@ -44,10 +44,10 @@ class Died:
     """A rank's process ended without a reply.
 
     Attributes:
-        exit_code: As multiprocessing says: negative is the signal that killed it; None unknown.
+        exit_code: As in multiprocessing: negative is the signal that killed it; None is unknown.
         lost_peer: Whether its last output only says that another rank is gone or late, as when
             NCCL's watchdog ends the process.
-        at_s: When that was noticed, on the machine's monotonic clock.
+        at_s: When the controller noticed, on the machine's monotonic clock.
     """
 
     exit_code: int | None
@@ -56,7 +56,7 @@ class Died:
 
 
 class ProgressWatch:
-    """Tells for how long none of the ranks that still run has made progress."""
+    """Measures for how long no rank that still runs has made progress."""
 
     def __init__(self, board: Board, world_size: int) -> None:
         self._board = board
@@ -74,7 +74,7 @@ class ProgressWatch:
 
 
 def first_failure(failures: Mapping[int, Failed | Died]) -> tuple[int, Failed | Died]:
-    """Return the rank to blame and how it failed.
+    """Return the rank that caused the failure of the group, and how it failed.
 
     >>> lost = Failed(error="RuntimeError", is_ours=False, message="Connection closed by peer",
     ...               lost_peer=True, at_s=1.0, lines=())
@@ -85,7 +85,7 @@ def first_failure(failures: Mapping[int, Failed | Died]) -> tuple[int, Failed | 
 
 
 def says_lost_peer(text: str) -> bool:
-    """Whether an error or a log only says that another rank is gone or late.
+    """Whether an error or a log only says that another rank is gone or late; ranks ask this too.
 
     >>> says_lost_peer("Timed out waiting 4000ms for recv operation to complete")
     True
@@ -94,7 +94,7 @@ def says_lost_peer(text: str) -> bool:
 
 
 def furthest_behind(positions: Mapping[int, Position]) -> int:
-    """Return the rank with the fewest steps, of equals the one with the fewest marks."""
+    """Return the rank with the fewest steps, and among equals the one with the fewest marks."""
     return min(positions, key=lambda rank: (positions[rank].step, positions[rank].num_marks))
 
 
@@ -104,23 +104,23 @@ def rank_error(
     """Return the error of a rank that died or raised."""
     exit_code: int | None = None
     signal_name: str | None = None
-    tail = last_output(log)
+    details = ""
     if isinstance(failure, Failed):
         what = f"raised {failure.error}: {failure.message}"
         details = _block("traceback", failure.lines)
+    elif failure.exit_code is not None and failure.exit_code < 0:
+        signal_name = signal.Signals(-failure.exit_code).name
+        what = f"was killed by {signal_name}"
+        if signal_name == "SIGKILL":
+            what += " (by a user, or by the kernel because memory ran out)"
     else:
-        if failure.exit_code is not None and failure.exit_code < 0:
-            signal_name = signal.Signals(-failure.exit_code).name
-            what = f"was killed by {signal_name}"
-            if signal_name == "SIGKILL":
-                what += " (by somebody, or by the kernel because memory ran out)"
-        else:
-            exit_code = failure.exit_code
-            what = f"ended with exit code {exit_code}"
-        details = ""
-    message = f"rank {rank} of {world_size} {what}, in {position}"
+        exit_code = failure.exit_code
+        what = f"ended with exit code {exit_code}"
+    tail = last_output(log)
     return RankFailureError(
-        message + details + _block("its last output", tail),
+        f"rank {rank} of {world_size} {what}, in {position}"
+        + details
+        + _block("its last output", tail),
         rank=rank,
         exit_code=exit_code,
         signal_name=signal_name,
@@ -132,51 +132,39 @@ def rank_error(
 
 
 def unstarted_error(rank: int, *, world_size: int) -> RankFailureError:
-    """Return the error of a rank that nobody was left to fork."""
+    """Return the error of a rank that could not be forked, because the forkserver has ended."""
     return RankFailureError(
         f"rank {rank} of {world_size} could not be started: the server that ranks are forked from "
-        "has ended, killed by somebody, or by the kernel because memory ran out; the next cell "
+        "has ended, killed by a user, or by the kernel because memory ran out; the next cell "
         "starts another",
         rank=rank,
     )
 
 
-def stuck_error(
-    rank: int,
-    *,
-    position: Position,
-    world_size: int,
-    timeout_s: float,
-    num_loader_workers: int,
-    lines: tuple[str, ...],
-) -> RankFailureError:
-    """Return the error of a group that made no progress for too long."""
-    workers = f" ({num_loader_workers} loader workers alive)" if num_loader_workers else ""
-    return RankFailureError(
-        f"rank {rank} of {world_size} made no progress for {timeout_s:g} s "
-        f"(--perf-timeout), in {position}{workers}" + _block("where it is", lines),
-        rank=rank,
-        phase=position.phase,
-        stage=position.stage,
-        log_lines=lines,
-    )
-
-
 def late_rank_error(
-    rank: int,
+    running: Iterable[int],
     *,
     waiting_rank: int,
     positions: Mapping[int, Position],
     world_size: int,
     timeout_s: float,
-    lines: tuple[str, ...],
+    stack_of: Callable[[int], tuple[str, ...]],
 ) -> RankFailureError:
-    """Return the error of a rank for which another waited in vain in a collective."""
-    position = positions[rank]
+    """Return the error of the running rank that another waited for in vain in a collective."""
+    rank = furthest_behind({one: positions[one] for one in running})
+    what = (
+        f"did not come to a collective within {timeout_s:g} s (--perf-collective-timeout): it is "
+        f"in {positions[rank]}, and rank {waiting_rank} waited in {positions[waiting_rank]}"
+    )
+    return hanging_error(rank, what, positions[rank], world_size=world_size, lines=stack_of(rank))
+
+
+def hanging_error(
+    rank: int, what: str, position: Position, *, world_size: int, lines: tuple[str, ...]
+) -> RankFailureError:
+    """Return the error of a living rank; `lines` are its stack."""
     return RankFailureError(
-        f"rank {rank} of {world_size} did not come to a collective within {timeout_s:g} s "
-        f"(--perf-collective-timeout): it is in {position}, and rank {waiting_rank} waited in "
-        f"{positions[waiting_rank]}" + _block("where it is", lines),
+        f"rank {rank} of {world_size} {what}" + _block("where it is", lines),
         rank=rank,
         phase=position.phase,
         stage=position.stage,
@@ -185,7 +173,7 @@ def late_rank_error(
 
 
 def wait_for_stack(log: Path, size_before: int) -> None:
-    """Return when a rank that was asked for its stack has written it, or after a second."""
+    """Return when a rank that got SIGUSR1 has written its stack, or after a second."""
     deadline_s = time.monotonic() + _STACK_WAIT_S
     size = size_before
     while time.monotonic() < deadline_s:
@@ -206,7 +194,7 @@ def current_stack(lines: Sequence[str]) -> tuple[str, ...]:
 
 
 def last_output(lines: Sequence[str]) -> tuple[str, ...]:
-    """Return the last lines of a rank's log; of a crash, what came before it and its stack.
+    """Return the last lines of a rank's log; after a crash, what came before it and its stack.
 
     >>> last_output(["epoch 1", "Fatal Python error: Segmentation fault", "",
     ...              "Current thread 0x7f (most recent call first):", '  File "a.py", line 3 in f'])

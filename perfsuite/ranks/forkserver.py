@@ -1,6 +1,6 @@
-"""Processes forked from a server that has torch loaded already: each starts in a tenth of a second.
+"""Starts processes from a forkserver that has torch loaded: each takes a tenth of a second.
 
-Must not know what runs in them, and imports no torch.
+Runs in the controller, which is the server's parent.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from perfsuite.ranks import bootstrap
 
 Start = TypeVar("Start")
 
-# The modules whose import a rank would otherwise pay for: the first DistributedDataParallel of a
-# process imports torch._dynamo (900 modules, 1 s), the first pipeline torch.export.
+# Modules that each rank would otherwise import: the first DistributedDataParallel of a process
+# imports torch._dynamo (900 modules, 1 s), the first pipeline torch.export.
 _PRELOADED = (
     "perfsuite.ranks.reaper",
     "torch",
@@ -38,15 +38,15 @@ _PRELOADED = (
     "torch.distributed.pipelining",
     "perfsuite.worker.main",
 )
-# The path of a Unix socket has 107 characters at most (unix(7)), of which multiprocessing's own
-# "/pymp-xxxxxxxx/listener-xxxxxxxx" takes 32.
+# The path of a Unix socket has 107 characters at most (unix(7)), and multiprocessing's own
+# "/pymp-xxxxxxxx/listener-xxxxxxxx" takes 32 of them.
 _LONGEST_TEMPORARY_PATH = 75
 
 
 def start_process(
     target: Callable[[Start, Connection], None], start: Start
 ) -> tuple[ForkServerProcess, Connection]:
-    """Return a new process that runs `target(start, its end of a pipe)`, and our end."""
+    """Return a new process that runs `target(start, its end of a pipe)`, and the other end."""
     context = _forkserver()
     ours, theirs = context.Pipe()
     process = context.Process(target=target, args=(start, theirs))
@@ -57,13 +57,13 @@ def start_process(
 
 
 def _forkserver() -> ForkServerContext:
-    """Return the context whose server has torch loaded; the first start pays for that once."""
+    """Return the context of the server with torch; the first call in a session starts it."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(_PRELOADED))
-    _note_sockets(os.getpid())
+    _record_sockets(os.getpid())
     os.environ[bootstrap.CONTROLLER] = str(os.getpid())
     try:
-        with _deaf_children():
+        with _ctrl_c_blocked():
             forkserver.ensure_running()
     finally:
         del os.environ[bootstrap.CONTROLLER]
@@ -71,30 +71,32 @@ def _forkserver() -> ForkServerContext:
 
 
 @functools.cache
-def _note_sockets(pid: int) -> None:
-    """Leave word of where multiprocessing keeps its sockets, which a killed controller leaves."""
+def _record_sockets(pid: int) -> None:
+    """Link to multiprocessing's folder of sockets, which a killed controller would leave behind."""
     folder = bootstrap.make_group_folder(bootstrap.SERVER_PREFIX)
     before = tempfile.tempdir
     if len(tempfile.gettempdir()) > _LONGEST_TEMPORARY_PATH:
         tempfile.tempdir = "/tmp"
     try:
-        (folder / bootstrap.SOCKETS).symlink_to(get_temp_dir())  # asks for tempfile's folder once
+        (folder / bootstrap.SOCKETS).symlink_to(
+            get_temp_dir()
+        )  # made in `tempdir` by the first call
     finally:
         tempfile.tempdir = before
-    atexit.register(_remove_of, pid, folder)
+    atexit.register(_remove_own, pid, folder)
 
 
-def _remove_of(pid: int, folder: Path) -> None:
-    if os.getpid() == pid:  # and not a fork of the controller, which has inherited the exit handler
+def _remove_own(pid: int, folder: Path) -> None:
+    if os.getpid() == pid:  # a fork of the controller inherits the exit handler
         bootstrap.remove_group_folder(folder)
 
 
 @contextlib.contextmanager
-def _deaf_children() -> Iterator[None]:
-    """Start processes that Ctrl-C, which reaches all of the terminal's, does not end.
+def _ctrl_c_blocked() -> Iterator[None]:
+    """Start processes in here that Ctrl-C does not end, although it reaches the whole terminal.
 
-    A process inherits what is blocked, and not a handler: the server would show a traceback of the
-    import that it was in.
+    A process inherits blocked signals, but no handlers: the server would print the traceback of the
+    import that Ctrl-C interrupts.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -105,10 +107,10 @@ def _deaf_children() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _without_main_module() -> Iterator[None]:
-    """Start a process without having it import the controller's main script again.
+    """Start processes in here that do not import the controller's main script again.
 
-    multiprocessing runs the parent's main module in every child, here pytest's or another tool's
-    script, which costs its imports in each rank. Jobs carry their functions by value instead.
+    multiprocessing runs the parent's main module, such as pytest's script, in every child, and each
+    rank would pay for its imports. Jobs carry their functions by value instead.
     """
     main = sys.modules["__main__"]
     sys.modules["__main__"] = types.ModuleType("__main__")

@@ -1,6 +1,6 @@
-"""Functions and objects as bytes that another process can open.
+"""Functions and objects as bytes for another process. Runs in the controller and in its ranks.
 
-cloudpickle sends lambdas, closures and classes of a test file by value. Must not know what is sent.
+cloudpickle sends lambdas, closures and classes of a test file by value.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from perfsuite.errors import WorkloadError
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     def reducer_override(self, value: Any) -> Any:
-        # cloudpickle sends along what a function's attribute names may mean: one called `classes`
-        # brings torch.classes, a module of a class of its own, which it cannot pickle.
+        # cloudpickle also sends modules that a function's attribute names may refer to: the name
+        # `classes` brings torch.classes, which is no plain module and cannot be pickled.
         if isinstance(value, ModuleType) and type(value) is not ModuleType:
             return importlib.import_module, (value.__name__,)
         return super().reducer_override(value)
@@ -31,12 +31,10 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 def pack(value: Any, *, by_value: Sequence[ModuleType] = ()) -> bytes:
     """Return `value` as bytes for `unpack` in another process.
 
-    Args:
-        value: A function with its arguments, a workload, a result.
-        by_value: Modules, such as a test's own, that the other process cannot import.
+    Modules that the other process cannot import, such as a test's own, are sent `by_value`.
 
     Raises:
-        WorkloadError: It holds something that cannot leave this process.
+        WorkloadError: It holds something that cannot be pickled.
     """
     buffer = io.BytesIO()
     with _pickled_by_value(by_value):
@@ -51,14 +49,14 @@ def pack(value: Any, *, by_value: Sequence[ModuleType] = ()) -> bytes:
 
 
 def unpack(data: bytes) -> Any:
-    """Return what `pack` was given, in the process that opens it."""
+    """Return the value that `pack` was given, in another process."""
     return cloudpickle.loads(data)
 
 
 @contextlib.contextmanager
 def _pickled_by_value(modules: Sequence[ModuleType]) -> Iterator[None]:
-    # Conftests of several folders share one name, and pytest lets at most one of them keep it. What
-    # comes from a module that nobody can import by its name travels by value anyway.
+    # Conftests of several folders share one name, and pytest lets at most one of them keep it.
+    # Objects of a module that cannot be imported by its name travel by value anyway.
     importable = {
         module.__name__: module for module in modules if sys.modules.get(module.__name__) is module
     }

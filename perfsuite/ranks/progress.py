@@ -1,8 +1,7 @@
-"""A board in shared memory on which every rank shows what it is doing.
+"""A board in shared memory: every rank writes on it what it is doing, the controller reads it.
 
-The controller reads it to tell a slow cell from a stuck one, and to say where a rank was when it
-died. Writing costs well under a microsecond, so a rank may write at every stage of every step.
-Must not know what the phases mean.
+The controller distinguishes a slow cell from a stuck one by it, and reports where a rank was when
+it died. Writing costs well under a microsecond, so a rank may write at every stage of every step.
 """
 
 from __future__ import annotations
@@ -16,18 +15,8 @@ from pathlib import Path
 from perfsuite.errors import WriteError
 from perfsuite.records.stages import STAGES
 
-PHASES = (
-    "start",
-    "build",
-    "warm-up",
-    "measure",
-    "count",
-    "call",
-    "record",
-    "check",
-    "finish",
-)
-# In a slot a stage is its place in here; the first means none.
+PHASES = ("start", "build", "warm-up", "measure", "count", "call", "record", "check", "finish")
+# A slot holds the index of the stage; the first means none.
 _STAGES = ("", *STAGES)
 
 # Marks so far, phase, stage, steps so far.
@@ -60,7 +49,7 @@ class Board:
     """The slots of all ranks of one group, in one mapped file."""
 
     def __init__(self, path: Path, world_size: int) -> None:
-        """Map the file, made where it does not exist.
+        """Map the file; it is created where it does not exist.
 
         Raises:
             WriteError: There is no room for it; names its path and the reason.
@@ -85,16 +74,16 @@ class Board:
         )
 
     def writer(self, rank: int) -> BoardWriter:
-        """Return the pen of one rank."""
+        """Return one rank's writer."""
         return BoardWriter(self._map, rank * _SLOT_BYTES)
 
     def close(self) -> None:
-        """Let go of the mapped file."""
+        """Unmap the file."""
         self._map.close()
 
 
 class BoardWriter:
-    """One rank's pen: each call is one mark of progress."""
+    """Writes one rank's slot: each call is one mark of progress."""
 
     def __init__(self, board: mmap.mmap, offset: int) -> None:
         self._board = board

@@ -1,9 +1,9 @@
-"""What the server that ranks are forked from does first: it sees to it that nothing outlives it.
+"""Makes the forkserver end all processes that its controller and ranks leave. Runs in the server.
 
-Loaded in the server before torch; loaded anywhere else this changes nothing. A server whose
-controller and ranks are gone, however they went, ends what they have left running, and itself. One
-that is still loading torch cannot, so a watcher, which is nobody's child, ends it, and removes the
-files of all of them.
+The server imports this before torch; in any other process the import changes nothing. When the
+controller and the ranks have ended, however they ended, the server kills the processes that they
+left running, and ends. A server that is still loading torch cannot, so a watcher process, detached
+from both, kills it and removes the files of all of them.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from perfsuite.ranks import bootstrap
 
 # prctl(2), <linux/prctl.h>.
 _PR_SET_CHILD_SUBREAPER = 36
-# A server that serves ends within milliseconds of its last rank, and that of the controller.
+# A server that has loaded torch ends within milliseconds of its last rank and its controller.
 _GRACE_S = 0.5
 
 
 def _begin(controller: int) -> None:
-    # The controller has blocked it until it is ignored. Ranks inherit that.
+    # The controller has blocked SIGINT until it is ignored here. Ranks inherit that.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     _start_watcher(controller)
-    # From here on what a rank has started becomes a child of the server when the rank dies.
+    # From here on, when a rank dies, its children become children of the server.
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     warnings.filterwarnings("ignore", "forkserver: waitpid returned unexpected pid")
     atexit.register(_end_own_children, os.getpid())
@@ -39,7 +39,7 @@ def _begin(controller: int) -> None:
 
 def _start_watcher(controller: int) -> None:
     server = os.getpid()
-    if os.getppid() != controller:  # it died before this line
+    if os.getppid() != controller:  # the controller died before this line
         bootstrap.sweep_stale_folders()
         _end(server)
     parent, own = os.pidfd_open(controller), os.pidfd_open(server)
@@ -54,10 +54,10 @@ def _start_watcher(controller: int) -> None:
 
 
 def _watch(controller: int, own: int, server: int) -> None:
-    """Wait for the end of the controller and then for the server's, by their pidfds."""
+    """Wait by pidfds until the controller ends, then until the server does, and clean up."""
     ready, _, _ = select.select([controller, own], [], [])
     if controller not in ready:
-        return  # it will start another server
+        return  # the server ended first; the controller will start another
     if not select.select([own], [], [], _GRACE_S)[0]:
         with contextlib.suppress(psutil.NoSuchProcess):
             _end(server)
@@ -65,13 +65,13 @@ def _watch(controller: int, own: int, server: int) -> None:
 
 
 def _end(server: int) -> None:
-    """End the server, which may be this very process, with all that it has begun."""
+    """Kill the server, which may be this very process, and all of its descendants."""
     _end_children(server)
     psutil.Process(server).kill()
 
 
 def _end_own_children(server: int) -> None:
-    if os.getpid() == server:  # and not a rank, which has inherited the exit handler
+    if os.getpid() == server:  # a rank inherits the exit handler
         _end_children(server)
 
 

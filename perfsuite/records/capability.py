@@ -1,4 +1,4 @@
-"""records/capability.py."""
+"""Whether a machine can run a recipe at all, and if not, why."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Hardware:
         num_gpus: CUDA devices that the ranks see.
         compute_capability: Of the first of them, (9, 0) for an H100; None without one.
         has_horovod: Whether the package horovod can be imported.
-        num_cores: Processors that the ranks may use; None if that is not known.
+        num_cores: Processors that the ranks may use; None if unknown.
     """
 
     device: str
@@ -27,9 +27,9 @@ class Hardware:
 
     @property
     def num_untimed_at_once(self) -> int:
-        """Groups of ranks to run together where nobody times: starting one keeps half a core busy.
+        """Groups of ranks to run together where nothing is timed; one on GPUs, for their memory.
 
-        One on GPUs, whose memory they would share.
+        Starting a group keeps half a core busy.
         """
         if self.device != "cpu" or self.num_cores is None:
             return 1
@@ -44,19 +44,20 @@ _TF32_CAPABILITY = (8, 0)
 
 
 def why_not_exercised(recipe: Recipe, hardware: Hardware) -> str | None:
-    """Return why this machine would measure something else than the recipe, None if it would not.
+    """Return why this machine would measure something else than the recipe, or None.
 
     >>> why_not_exercised(Recipe(precision="tf32"), Hardware(device="cpu"))
     "precision 'tf32' needs an NVIDIA GPU of compute capability 8.0 or more; this cell runs on cpu"
     """
     plan = recipe.plan
+    mode = plan.properties
     on_cuda = hardware.device == "cuda"
-    if plan.properties.runs_threads and not on_cuda:
+    if mode.runs_threads and not on_cuda:
         return (
             f"parallel {recipe.parallel!r}: nn.DataParallel silently runs the plain module on cpu; "
             "it needs a CUDA device"
         )
-    if plan.properties.runs_threads and 1 < hardware.num_gpus < plan.size:
+    if mode.runs_threads and 1 < hardware.num_gpus < plan.size:
         return (
             f"parallel {recipe.parallel!r} needs {plan.size} GPUs, and {hardware.num_gpus} are here"
         )
@@ -72,7 +73,7 @@ def why_not_exercised(recipe: Recipe, hardware: Hardware) -> str | None:
             f"parallel {recipe.parallel!r} needs {plan.world_size} ranks, and {hardware.num_cores} "
             f"cores take at most {most}, {_MAX_RANKS_PER_CORE} each"
         )
-    if plan.mode == "horovod" and not hardware.has_horovod:
+    if mode.needs_horovod and not hardware.has_horovod:
         return (
             f"parallel {recipe.parallel!r} needs the package horovod, which cannot be imported; "
             f"horovod-like:{plan.size} does the same with torch.distributed"

@@ -6,7 +6,7 @@ A new mode is a row here, a `Strategy` that the row names, and a test.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from perfsuite.errors import RecipeError
@@ -23,20 +23,24 @@ class ParallelMode:
     Attributes:
         form: As people write it, such as "ddp:N".
         strategy: The class that trains so, "module:class" in `worker.training.parallel`.
-        smallest_size: Fewer parts and the mode would do nothing: DataParallel over one device and
+        smallest_size: With fewer parts the mode would do nothing: DataParallel over one device and
             a split into one part both call the plain module. DDP, FSDP and Horovod over one
             process are real.
         is_one_process: No process group: the cell starts one process, whatever its size.
         runs_threads: One process with a thread for each replica, as nn.DataParallel.
-        shares_batch: All ranks work on one batch; else each has a shard of the data.
+        shares_batch: All ranks work on one batch; otherwise each has a shard of the data.
         splits_parameters: Each rank steps parameters, or parts of them, that no other rank has.
         splits_tensors: Those are parts of one tensor, and not whole parameters.
         resizes_storages: Parameters' storages grow and shrink within a step.
         cuts_model: The model is cut into stages, and a rank waits for the stage before its own.
+        chunks_per_rank: Parts of a batch for each rank; None where a batch stays whole.
+        default_schedule: The pipeline schedule unless the text names one; None where the mode has
+            no schedules.
         takes_ddp_options: The recipe's options of DistributedDataParallel apply.
         forward_is_local: The forward pass does not communicate (but for a model's buffers).
-        why_no_reduction: Why gradients cannot be held to a sum over ranks (T0); None where they
-            can.
+        needs_horovod: The ranks import the package horovod.
+        why_no_reduction: Why gradients cannot be compared with a sum over ranks (T0); None where
+            they can.
     """
 
     form: str
@@ -49,11 +53,35 @@ class ParallelMode:
     splits_tensors: bool = False
     resizes_storages: bool = False
     cuts_model: bool = False
+    chunks_per_rank: int | None = None
+    default_schedule: str | None = None
     takes_ddp_options: bool = False
     forward_is_local: bool = False
+    needs_horovod: bool = False
     why_no_reduction: str | None = None
 
 
+_DDP: Final = ParallelMode(
+    form="ddp:N", strategy="data_parallel:DDP", takes_ddp_options=True, forward_is_local=True
+)
+_FSDP: Final = ParallelMode(
+    form="fsdp:N",
+    strategy="fsdp:FSDP",
+    splits_parameters=True,
+    splits_tensors=True,
+    resizes_storages=True,
+)
+_MP: Final = ParallelMode(
+    form="mp:N",
+    strategy="pipeline:Pipeline",
+    smallest_size=2,
+    shares_batch=True,
+    splits_parameters=True,
+    cuts_model=True,
+)
+_HOROVOD_LIKE: Final = ParallelMode(
+    form="horovod-like:N", strategy="horovod:HorovodLike", forward_is_local=True
+)
 PARALLEL_MODES: Final[dict[str, ParallelMode]] = {
     "single": ParallelMode(
         form="single",
@@ -69,36 +97,11 @@ PARALLEL_MODES: Final[dict[str, ParallelMode]] = {
         runs_threads=True,
         why_no_reduction="the replicas of nn.DataParallel are one process",
     ),
-    "ddp": ParallelMode(
-        form="ddp:N", strategy="data_parallel:DDP", takes_ddp_options=True, forward_is_local=True
-    ),
-    "fsdp": ParallelMode(
-        form="fsdp:N",
-        strategy="fsdp:FSDP",
-        splits_parameters=True,
-        splits_tensors=True,
-        resizes_storages=True,
-    ),
-    "hsdp": ParallelMode(
-        form="hsdp:RxS",
-        strategy="fsdp:HSDP",
-        splits_parameters=True,
-        splits_tensors=True,
-        resizes_storages=True,
-    ),
-    "zero1": ParallelMode(
-        form="zero1:N",
-        strategy="data_parallel:ZeRO1",
-        takes_ddp_options=True,
-        forward_is_local=True,
-    ),
-    "zero2": ParallelMode(
-        form="zero2:N",
-        strategy="fsdp:ZeRO2",
-        splits_parameters=True,
-        splits_tensors=True,
-        resizes_storages=True,
-    ),
+    "ddp": _DDP,
+    "fsdp": _FSDP,
+    "hsdp": replace(_FSDP, form="hsdp:RxS", strategy="fsdp:HSDP"),
+    "zero1": replace(_DDP, form="zero1:N", strategy="data_parallel:ZeRO1"),
+    "zero2": replace(_FSDP, form="zero2:N", strategy="fsdp:ZeRO2"),
     "tp": ParallelMode(
         form="tp:N",
         strategy="tensor_parallel:TensorParallel",
@@ -108,26 +111,20 @@ PARALLEL_MODES: Final[dict[str, ParallelMode]] = {
         splits_tensors=True,
         why_no_reduction="a split layer is no sum of the ranks' gradients",
     ),
-    "pp": ParallelMode(
+    # With m chunks on p ranks a schedule idles (p-1)/(m+p-1) of the time (GPipe, Huang et al.
+    # 2019): on two ranks a third with one chunk a rank, a fifth with two. More chunks would leave
+    # the small batches of a benchmark no samples to divide.
+    "pp": replace(
+        _MP,
         form=f"pp:N[:{'|'.join(PIPELINE_SCHEDULES)}]",
-        strategy="pipeline:Pipeline",
-        smallest_size=2,
-        shares_batch=True,
-        splits_parameters=True,
-        cuts_model=True,
+        chunks_per_rank=2,
+        default_schedule="1f1b",
     ),
-    "mp": ParallelMode(
-        form="mp:N",
-        strategy="pipeline:ModelParallel",
-        smallest_size=2,
-        shares_batch=True,
-        splits_parameters=True,
-        cuts_model=True,
+    "mp": _MP,
+    "horovod-like": _HOROVOD_LIKE,
+    "horovod": replace(
+        _HOROVOD_LIKE, form="horovod:N", strategy="horovod:Horovod", needs_horovod=True
     ),
-    "horovod-like": ParallelMode(
-        form="horovod-like:N", strategy="horovod:HorovodLike", forward_is_local=True
-    ),
-    "horovod": ParallelMode(form="horovod:N", strategy="horovod:Horovod", forward_is_local=True),
 }
 PARALLEL_FORMS: Final = ", ".join(mode.form for mode in PARALLEL_MODES.values())
 
@@ -140,7 +137,7 @@ class ParallelPlan:
         mode: The word before the colon, a key of `PARALLEL_MODES`.
         size: The N of the mode: ranks, or devices for "dp". 1 for "single".
         num_shards: For "hsdp" the S of RxS: ranks that share one copy of the parameters.
-        schedule: For "pp" the pipeline schedule, else None.
+        schedule: The pipeline schedule; None where the mode has none.
     """
 
     mode: str
@@ -160,8 +157,14 @@ class ParallelPlan:
 
     @property
     def data_parallel_size(self) -> int:
-        """Shards into which the training data are divided."""
+        """Shards of the training data."""
         return 1 if self.properties.shares_batch else self.world_size
+
+    @property
+    def num_chunks(self) -> int:
+        """Parts of each micro-batch along its first dimension."""
+        per_rank = self.properties.chunks_per_rank
+        return 1 if per_rank is None else per_rank * self.size
 
     @property
     def needs_group(self) -> bool:
@@ -191,10 +194,10 @@ def parse_parallel(text: str) -> ParallelPlan:
             )
         return ParallelPlan(mode="hsdp", size=replicas * shards, num_shards=shards)
     match = re.fullmatch(rf"([a-z0-9-]+):({NUMBER})(?::([a-z0-9]+))?", text)
-    name = match[1] if match else ""
+    name, schedule = (match[1], match[3]) if match else ("", None)
     mode = PARALLEL_MODES.get(name)
     takes_size = mode is not None and mode.form.startswith(f"{name}:N")
-    if match is None or mode is None or not takes_size or (match[3] and name != "pp"):
+    if match is None or mode is None or not takes_size or (schedule and not mode.default_schedule):
         raise RecipeError(f"parallel {text!r} is not a known mode; use one of {PARALLEL_FORMS}")
     size = int(match[2])
     if size < mode.smallest_size:
@@ -202,7 +205,7 @@ def parse_parallel(text: str) -> ParallelPlan:
             f"parallel {text!r} has a size of {size}, and {name} needs at least "
             f"{mode.smallest_size}; use {name}:{max(mode.smallest_size, 2)}"
         )
-    schedule = match[3] or ("1f1b" if name == "pp" else None)
+    schedule = schedule or mode.default_schedule
     if schedule is not None and schedule not in PIPELINE_SCHEDULES:
         raise RecipeError(
             f"parallel {text!r} names the pipeline schedule {schedule!r}; "

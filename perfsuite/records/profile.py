@@ -1,7 +1,6 @@
-"""What is kept of a profile: the JSON of the verb `profile`, and all that its reports see.
+"""The record of a profile: the JSON of the verb `profile`, and all that its reports see.
 
-Must not know how anything was measured. `None` means "not available here", with the reason in
-`Profile.missing`; never 0, -1 or NaN.
+`None` means "not available here", with the reason in `Profile.missing`; never 0, -1 or NaN.
 """
 
 from __future__ import annotations
@@ -21,9 +20,7 @@ class ProfileStages(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
     Attributes:
         load: Waiting for batches of the training split.
-        forward: The model's call on them.
-        loss_backward: Loss and backward pass.
-        evaluation: All of the evaluations, their loading included; None where none was possible.
+        evaluation: All evaluations, their loading included; None where none was possible.
         other: The rest: the optimizer, copies to the device, reading the losses of an epoch.
     """
 
@@ -34,7 +31,7 @@ class ProfileStages(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     other: float
 
     def as_rows(self) -> list[tuple[str, float]]:
-        """The stages that there are, by the names that people read, in the order of a step."""
+        """Return the stages that are not None by their names in reports, in a step's order."""
         rows = {
             "load": self.load,
             "forward": self.forward,
@@ -51,9 +48,8 @@ class Epoch(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     Attributes:
         loss: Mean over its steps and over data-parallel ranks; None where one is not finite.
         duration_s: Its evaluation included.
-        accuracy: After it, None where there is none.
-        stages_s: Of this epoch alone.
-        metrics: As `Profile.metrics`, after it.
+        accuracy: After the epoch, None where there is none.
+        metrics: After the epoch, as `Profile.metrics`.
     """
 
     loss: float | None
@@ -64,11 +60,11 @@ class Epoch(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
 
 class NonFinite(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The first step whose loss, or one of whose gradients, was NaN or infinite on any rank.
+    """The first step with a loss, or with a gradient, that was NaN or infinite on any rank.
 
     Attributes:
-        epoch: From 1.
-        step: Of that epoch, from 1.
+        epoch: Counted from 1.
+        step: Its number in that epoch, from 1.
     """
 
     what: Literal["loss", "gradient"]
@@ -80,9 +76,9 @@ class Communication(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """How long rank 0 communicated in the profiled steps.
 
     Attributes:
-        total_s: While at least one collective was under way.
-        exposed_s: The part of it in which no operator computed.
-        overlapped_s: The rest of it.
+        total_s: Seconds with at least one collective under way.
+        exposed_s: The part of `total_s` without an operator that computed.
+        overlapped_s: The rest of `total_s`.
     """
 
     total_s: float
@@ -103,19 +99,19 @@ class RankUsage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
 
 class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Where the time of a real training went, and what it reached.
+    """Where the time of a real training went, and how good its model became.
 
     Attributes:
         wall_s: From the start of the first epoch to the end of the last evaluation, on the rank
-            that took longest, without the watch for infinite gradients. Stages and durations are
+            that took longest, without the check for infinite gradients. Stages and durations are
             that same rank's, so that they add up.
         evaluated_split: "validation", or "test" where there is no validation split.
-        accuracy: After the last epoch, of the whole evaluated split.
+        accuracy: After the last epoch, on the whole evaluated split.
         accuracy_per_class: By the class's number, for each class that the split has.
-        metrics: What the workload's own metric says by name, the mean over the evaluated split;
-            None where it is not finite. Empty where the metric is accuracy or none.
-        losses: Of each step, the mean over data-parallel ranks; None where it is not finite.
-        non_finite: At most one of the losses and one of the gradients.
+        metrics: Mean of the workload's own metric over the evaluated split, by name; None where it
+            is not finite. Empty where the metric is accuracy or none.
+        losses: Mean over data-parallel ranks of each step's loss; None where it is not finite.
+        non_finite: At most one loss and one gradient.
         operators: Rank 0's, costliest first, in `num_profiled_steps` steps after the last epoch.
         communication: In the same steps.
         missing: Why a field is None, by its name.
@@ -142,19 +138,30 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     metrics: dict[str, float | None] = {}
 
 
-class ProfiledRun(msgspec.Struct, frozen=True, kw_only=True):
-    """A profile, and what `torch.profiler` leaves beside it, all of rank 0.
+class ProfilerOutput(msgspec.Struct, frozen=True, kw_only=True):
+    """What `torch.profiler` saw of some steps on rank 0.
 
     Attributes:
-        trace: A Chrome trace of the profiled steps, JSON.
+        operators: The costliest of them.
+        communication: None where it cannot be measured.
+        trace: A Chrome trace of the steps, JSON.
         operator_table: All operators as `torch.profiler` prints them.
         memory_summary: What the allocator says on CUDA, the operators' allocations on a CPU.
     """
 
-    profile: Profile
+    operators: tuple[Operator, ...]
+    num_steps: int
+    communication: Communication | None
     trace: bytes
     operator_table: str
     memory_summary: str
+
+
+class ProfiledRun(msgspec.Struct, frozen=True, kw_only=True):
+    """A profile, and the profiler's output behind it."""
+
+    profile: Profile
+    profiler: ProfilerOutput
 
 
 def encode_profile(profile: Profile) -> bytes:

@@ -1,7 +1,6 @@
-"""What one cell is: how it is trained (`Recipe`), and how it is measured (`MeasurePlan`).
+"""How one cell is trained: a frozen value that is valid by construction.
 
-Frozen, keyword-only values, valid by construction; every mistake is a `RecipeError` that names
-the field, the value and what is allowed. Must not know how anything is done, and imports no torch.
+Every mistake is a `RecipeError` that names the field, the value and what is allowed.
 """
 
 from __future__ import annotations
@@ -15,18 +14,7 @@ from typing import Any
 from perfsuite.errors import RecipeError
 from perfsuite.records.parallel import NUMBER, PARALLEL_FORMS, ParallelPlan, parse_parallel
 
-PRECISIONS = (
-    "fp64",
-    "fp32",
-    "tf32",
-    "bf16",
-    "amp-bf16",
-    "amp-fp16",
-    "O0",
-    "O1",
-    "O2",
-    "O3",
-)
+PRECISIONS = ("fp64", "fp32", "tf32", "bf16", "amp-bf16", "amp-fp16", "O0", "O1", "O2", "O3")
 COMM_HOOKS = ("none", "fp16", "bf16", "powersgd")
 
 
@@ -73,40 +61,21 @@ class Recipe:
     comm_hook: str = "none"
 
     def __post_init__(self) -> None:
-        for name in _BOOLEANS:
-            _require(self, name, "True or False", lambda value: isinstance(value, bool))
-        _require(self, "num_workers", "a whole number from 0", is_int_from(0))
-        _require(self, "grad_accumulation_steps", "a whole number from 1", is_int_from(1))
-        _require(self, "prefetch_factor", "None or a whole number from 1", optional(is_int_from(1)))
-        _require(
-            self, "micro_batch_size", "None or a whole number from 1", optional(is_int_from(1))
-        )
-        _require(self, "clip_grad_norm", "None or a number above 0", optional(_is_positive))
-        _require(self, "bucket_cap_mb", "None or a number of MiB above 0", optional(_is_positive))
-        _require(self, "precision", f"one of {', '.join(PRECISIONS)}", PRECISIONS.__contains__)
-        _require(self, "comm_hook", f"one of {', '.join(COMM_HOOKS)}", COMM_HOOKS.__contains__)
-        _require(
-            self,
-            "checkpointing",
-            "none, every-block, segments:C with C from 1, or selective",
-            lambda value: _is_checkpointing(value),
-        )
-        _require(self, "parallel", f"one of {PARALLEL_FORMS}", lambda value: isinstance(value, str))
+        for name, (allowed, is_allowed) in _ALLOWED.items():
+            value = getattr(self, name)
+            if not is_allowed(value):
+                raise RecipeError(f"{name} is {value!r}; use {allowed}")
         self._check_combinations(parse_parallel(self.parallel))
 
     def _check_combinations(self, plan: ParallelPlan) -> None:
-        if self.num_workers == 0:
-            for name in ("persistent_workers", "prefetch_factor"):
-                if getattr(self, name):
-                    raise RecipeError(
-                        f"{name}={getattr(self, name)!r} needs loader workers, and num_workers is "
-                        f"0; set num_workers to 1 or more, or leave {name} out"
-                    )
-        changed = [
-            field.name
-            for field in dataclasses.fields(self)
-            if field.name in _DDP_OPTIONS and getattr(self, field.name) != field.default
-        ]
+        for name in ("persistent_workers", "prefetch_factor"):
+            if self.num_workers == 0 and getattr(self, name):
+                raise RecipeError(
+                    f"{name}={getattr(self, name)!r} needs loader workers, and num_workers is "
+                    f"0; set num_workers to 1 or more, or leave {name} out"
+                )
+        defaults = {field.name: field.default for field in dataclasses.fields(self)}
+        changed = [name for name in _DDP_OPTIONS if getattr(self, name) != defaults[name]]
         if changed and not plan.properties.takes_ddp_options:
             raise RecipeError(
                 f"{changed[0]}={getattr(self, changed[0])!r} is an option of "
@@ -135,35 +104,16 @@ class Recipe:
         return dataclasses.asdict(self)
 
 
-_BOOLEANS = (
-    "persistent_workers",
-    "pin_memory",
-    "non_blocking",
-    "compile",
-    "static_graph",
-    "gradient_as_bucket_view",
-    "find_unused_parameters",
-)
-_DDP_OPTIONS = (
-    "bucket_cap_mb",
-    "static_graph",
-    "gradient_as_bucket_view",
-    "find_unused_parameters",
-    "comm_hook",
-)
-
-
-def _require(recipe: Recipe, name: str, allowed: str, is_allowed: Callable[[Any], bool]) -> None:
-    value = getattr(recipe, name)
-    if not is_allowed(value):
-        raise RecipeError(f"{name} is {value!r}; use {allowed}")
-
-
 def is_int_from(smallest: int) -> Callable[[Any], bool]:
-    """Return whether a value is a whole number from `smallest` on; True is none."""
+    """Return a test for whole numbers from `smallest` on; a bool is not one."""
     return lambda value: (
         isinstance(value, int) and not isinstance(value, bool) and value >= smallest
     )
+
+
+def optional(is_allowed: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    """Return a test that also allows None."""
+    return lambda value: value is None or is_allowed(value)
 
 
 def _is_positive(value: Any) -> bool:
@@ -172,12 +122,40 @@ def _is_positive(value: Any) -> bool:
     )
 
 
-def optional(is_allowed: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    """Return whether a value is None or allowed."""
-    return lambda value: value is None or is_allowed(value)
-
-
 def _is_checkpointing(value: Any) -> bool:
     if value in ("none", "every-block", "selective"):
         return True
     return isinstance(value, str) and re.fullmatch(rf"segments:(?!0){NUMBER}", value) is not None
+
+
+_BOOLEAN = ("True or False", lambda value: isinstance(value, bool))
+# Each field with what it may be, in words and as a test.
+_ALLOWED: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "num_workers": ("a whole number from 0", is_int_from(0)),
+    "persistent_workers": _BOOLEAN,
+    "pin_memory": _BOOLEAN,
+    "prefetch_factor": ("None or a whole number from 1", optional(is_int_from(1))),
+    "non_blocking": _BOOLEAN,
+    "parallel": (f"one of {PARALLEL_FORMS}", lambda value: isinstance(value, str)),
+    "precision": (f"one of {', '.join(PRECISIONS)}", PRECISIONS.__contains__),
+    "checkpointing": (
+        "none, every-block, segments:C with C from 1, or selective",
+        _is_checkpointing,
+    ),
+    "micro_batch_size": ("None or a whole number from 1", optional(is_int_from(1))),
+    "grad_accumulation_steps": ("a whole number from 1", is_int_from(1)),
+    "clip_grad_norm": ("None or a number above 0", optional(_is_positive)),
+    "compile": _BOOLEAN,
+    "bucket_cap_mb": ("None or a number of MiB above 0", optional(_is_positive)),
+    "static_graph": _BOOLEAN,
+    "gradient_as_bucket_view": _BOOLEAN,
+    "find_unused_parameters": _BOOLEAN,
+    "comm_hook": (f"one of {', '.join(COMM_HOOKS)}", COMM_HOOKS.__contains__),
+}
+_DDP_OPTIONS = (
+    "bucket_cap_mb",
+    "static_graph",
+    "gradient_as_bucket_view",
+    "find_unused_parameters",
+    "comm_hook",
+)

@@ -9,13 +9,13 @@ import hashlib
 import heapq
 import json
 import re
+import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Final
 
 import msgspec
 
-from perfsuite.stats.intervals import median
 from perfsuite.system.untrusted import Count, Label
 
 # More than there are runners; a strange file may say anything.
@@ -97,7 +97,7 @@ def assign(durations_s: Mapping[str, float | None], num_shards: int) -> dict[str
     {'b': 1, 'e': 2, 'd': 2, 'a': 1, 'c': 2}
     """
     known = [seconds for seconds in durations_s.values() if seconds is not None]
-    usual_s = median(known) if known else _ANY_DURATION_S
+    usual_s = statistics.median(known) if known else _ANY_DURATION_S
     filled = {name: usual_s if it_s is None else it_s for name, it_s in durations_s.items()}
     # No more shards than cells get any.
     shards = [(0.0, 0, number) for number in range(1, min(num_shards, len(filled)) + 1)]

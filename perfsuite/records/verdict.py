@@ -1,19 +1,18 @@
-"""What a gate says of a cell, and what that ends a session in.
-
-Must not know how a verdict is reached, nor how it is shown.
-"""
+"""What a gate says of a cell, and how grave that is: the exit code of a session."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 
+from perfsuite.errors import ExitCode
 from perfsuite.system.untrusted import Amount, Count, Label
 
+_Code = TypeVar("_Code", bound=int)
 VerdictWord = Literal[
     "PASS",
     "FAIL",
@@ -28,15 +27,75 @@ VerdictWord = Literal[
 ]
 
 # From the gravest on: a failing test says more than a slow cell, and that more than a missing one.
-_EXIT_CODES = (
-    (1, {"ERROR"}),
-    (10, {"FAIL"}),
-    (12, {"NO-BASELINE", "VANISHED", "INVALID"}),
-    (11, {"INCONCLUSIVE"}),
+SEVERITY: Final[Mapping[VerdictWord, ExitCode]] = {
+    "ERROR": ExitCode.FAILED,
+    "FAIL": ExitCode.REGRESSION,
+    "INVALID": ExitCode.REFUSED,
+    "VANISHED": ExitCode.REFUSED,
+    "NO-BASELINE": ExitCode.REFUSED,
+    "INCONCLUSIVE": ExitCode.INCONCLUSIVE,
+    "NEW": ExitCode.NOTHING_COMPARED,
+    "IMPROVED": ExitCode.OK,
+    "PASS": ExitCode.OK,
+    "SKIPPED": ExitCode.NOTHING_COMPARED,
+}
+_PYTEST_INTERNAL_ERROR, _PYTEST_NO_TESTS = 3, 5
+# No usage error, interruption or failed test is hidden by a verdict.
+_CODES_FROM_GRAVEST: Final = (
+    _PYTEST_INTERNAL_ERROR,
+    ExitCode.PYTEST_USAGE,
+    ExitCode.USAGE,
+    *(code for code in dict.fromkeys(SEVERITY.values()) if code != ExitCode.OK),
+    _PYTEST_NO_TESTS,
+    ExitCode.OK,
 )
-# Where there is nothing else, nothing was compared.
-_SAYS_NOTHING = {"NEW", "SKIPPED"}
-_EXIT_NOTHING_COMPARED = 13
+
+
+def exit_code(words: Iterable[VerdictWord]) -> ExitCode:
+    """Return the exit code of the gravest verdict; a cell that was not compared adds nothing.
+
+    >>> exit_code(["PASS", "NEW"]).name, exit_code(["FAIL", "INVALID"]).name
+    ('OK', 'REGRESSION')
+    >>> exit_code(["NEW"]).name
+    'NOTHING_COMPARED'
+    """
+    codes = {SEVERITY[word] for word in words} - {ExitCode.NOTHING_COMPARED}
+    return gravest(codes) if codes else ExitCode.NOTHING_COMPARED
+
+
+def gravest(codes: Iterable[_Code]) -> _Code:
+    """Return the exit code that represents all; an unknown one is graver than any other.
+
+    >>> gravest([0, 12, 1]), gravest([0, 0]), gravest([1, 99])
+    (1, 0, 99)
+    """
+    order = _CODES_FROM_GRAVEST
+    return min(codes, key=lambda code: order.index(code) if code in order else -1)
+
+
+class Verdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What the gate decided of a cell, as its record keeps it.
+
+    Attributes:
+        by: What decided: "pairs", "counts", "screen", "collection" or "test".
+        ratio: head / base; None where nothing was compared.
+        interval: Its bounds.
+        num_pairs: Pairs that it rests on.
+        detectable: The smallest slowdown that would have been seen, 0.034 = 3.4 %.
+        tolerance: The slowdown that was accepted of this very cell, 0.02 = 2 %: its marker's if it
+            has one, a reviewed exception included. None where its time was not to be judged, and
+            in every record from before it was kept.
+        limit: The slowdown that must not pass, likewise.
+    """
+
+    word: VerdictWord
+    by: Label
+    ratio: Amount | None
+    interval: tuple[Amount, Amount] | None
+    num_pairs: Count | None = msgspec.field(name="pairs")
+    detectable: Amount | None
+    tolerance: Amount | None = None
+    limit: Amount | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,9 +106,9 @@ class Explanation:
         moved_stage: The stage that changed most; None where none is known.
         stages: Seconds of each stage, [base, head].
         counts: Counts that differ, [base, head].
-        operators: The functions, or of stored runs the operators, that changed most: "name", and
-            [base, head] of "calls" and of "self_s", the seconds in it alone; None where a run kept
-            nothing of it, because it was not among its costliest.
+        operators: The functions, or the operators of stored runs, that changed most: "name", and
+            [base, head] of "calls" and of "self_s", the seconds in it alone; None where a run did
+            not keep it among its costliest.
     """
 
     moved_stage: str | None
@@ -58,86 +117,32 @@ class Explanation:
     operators: tuple[dict[str, Any], ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class CellVerdict:
-    """The verdict of one cell.
+class CellVerdict(Verdict, frozen=True, kw_only=True):
+    """The verdict of one cell with all that it rests on; encoded, a cell of `gate --json`.
 
     Attributes:
         name: The test's node id.
-        word: PASS, FAIL, IMPROVED, INCONCLUSIVE, NEW, NO-BASELINE, INVALID or VANISHED; or ERROR
-            where the test itself failed, and SKIPPED.
-        by: What decided: "pairs", "collection", ...
-        ratio: head / base; None where nothing was compared.
-        interval: Its bounds.
-        num_pairs: Pairs that it rests on.
-        detectable: The smallest slowdown that would have been seen, 0.034 = 3.4 %.
-        tolerance: The slowdown that was accepted of this very cell, a reviewed exception included;
-            None where its time was not to be judged.
-        limit: The slowdown that must not pass, likewise.
         reason: Why, where numbers do not say it.
         explanation: What moved; None where nothing did.
         raw: Seconds an iteration of both launches of each pair, base first.
         firsts: The arm that ran first in each pair.
-        asked: The arguments of the rule, with which `raw` gives the verdict again.
+        rule: The arguments of the rule, with which `raw` gives the verdict again.
     """
 
-    name: str
-    word: str
-    by: str
+    name: str = msgspec.field(name="id")
     ratio: float | None = None
     interval: tuple[float, float] | None = None
-    num_pairs: int = 0
+    num_pairs: int = msgspec.field(default=0, name="pairs")
     detectable: float | None = None
-    tolerance: float | None = None
-    limit: float | None = None
     reason: str | None = None
     explanation: Explanation | None = None
     raw: tuple[tuple[float, float], ...] = ()
-    firsts: tuple[str, ...] = ()
-    asked: dict[str, Any] = field(default_factory=dict)
+    firsts: tuple[str, ...] = msgspec.field(default=(), name="first")
+    rule: dict[str, Any] = msgspec.field(default_factory=dict, name="asked")
 
     def as_record(self) -> Verdict:
-        """The verdict as a cell's record keeps it; what is infinite is not known."""
-        is_known = self.interval is not None and math.isfinite(self.interval[1])
-        return Verdict(
-            word=self.word,
-            by=self.by,
-            ratio=self.ratio,
-            interval=self.interval if is_known else None,
-            pairs=self.num_pairs,
-            detectable=self.detectable if is_known else None,
-            tolerance=self.tolerance,
-            limit=self.limit,
-        )
-
-
-def exit_code(words: Iterable[str]) -> int:
-    """Return what verdicts end in, the gravest first.
-
-    >>> exit_code(["PASS", "NEW"]), exit_code(["PASS", "FAIL", "INVALID"]), exit_code(["NEW"])
-    (0, 10, 13)
-    """
-    found = set(words)
-    if found <= _SAYS_NOTHING:
-        return _EXIT_NOTHING_COMPARED
-    return next((code for code, group in _EXIT_CODES if found & group), 0)
-
-
-class Verdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What the gate decided of the cell.
-
-    Attributes:
-        tolerance: The slowdown that was accepted of this very cell, 0.02 = 2 %: its marker's if it
-            has one, a reviewed exception included. None where its time was not to be judged, and
-            in every record from before it was kept.
-        limit: The slowdown that must not pass, likewise.
-    """
-
-    word: Label
-    by: Label
-    ratio: Amount | None
-    interval: tuple[Amount, Amount] | None
-    pairs: Count | None
-    detectable: Amount | None
-    tolerance: Amount | None = None
-    limit: Amount | None = None
+        """The verdict as a cell's record keeps it; what is infinite is unknown."""
+        fields = {name: getattr(self, name) for name in Verdict.__struct_fields__}
+        if self.interval is None or not math.isfinite(self.interval[1]):
+            fields |= {"interval": None, "detectable": None}
+        return Verdict(**fields)

@@ -1,7 +1,6 @@
 """The workload contract, and how a name becomes a workload.
 
-Must not know any particular model, and imports no torch: the controller only names workloads, the
-ranks build them.
+The controller only names workloads; the ranks build them.
 """
 
 from __future__ import annotations
@@ -9,10 +8,11 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from perfsuite.errors import WorkloadError
+from perfsuite.records.recipe import is_int_from
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,12 +32,12 @@ class Workload:
         name: What reports call it.
         build_model: () -> the model, in float32 on the CPU.
         build_dataset: (split) -> a map-style dataset of (inputs, target), None for a split that
-            the workload has not. `inputs` may be a tensor (`model(inputs)`), a tuple or list
+            the workload does not have. `inputs` may be a tensor (`model(inputs)`), a tuple or list
             (`model(*inputs)`) or a dict (`model(**inputs)`).
         loss: (outputs, targets) -> scalar mean over the batch.
         build_optimizer: (parameters) -> the optimizer.
-        blocks: (model) -> the modules, in order, that checkpointing, pipeline and splitting cut
-            along; None where the model has no such chain.
+        blocks: (model) -> the modules, in order, between which checkpointing, pipeline and
+            splitting cut; None where the model has no such chain.
         micro_batch_size: Samples in a batch unless the recipe says otherwise.
         metric: "accuracy", "none", or (outputs, targets) -> dict of numbers, each the mean over the
             batch.
@@ -55,30 +55,29 @@ class Workload:
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
             raise WorkloadError(f"Workload name is {self.name!r}; use a non-empty string")
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.name in _CALLABLES and not callable(value):
-                raise WorkloadError(
-                    f"workload {self.name!r}: {field.name} is {value!r}; use a callable"
-                )
-        if self.blocks is not None and not callable(self.blocks):
-            raise WorkloadError(
-                f"workload {self.name!r}: blocks is {self.blocks!r}; "
-                "use None or a function from the model to a list of its modules"
-            )
-        size = self.micro_batch_size
-        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-            raise WorkloadError(
-                f"workload {self.name!r}: micro_batch_size is {size!r}; use a whole number from 1"
-            )
-        if self.metric not in ("accuracy", "none") and not callable(self.metric):
-            raise WorkloadError(
-                f"workload {self.name!r}: metric is {self.metric!r}; "
-                "use 'accuracy', 'none' or a function of (outputs, targets)"
-            )
+        for field, (allowed, is_allowed) in _ALLOWED.items():
+            value = getattr(self, field)
+            if not is_allowed(value):
+                raise WorkloadError(f"workload {self.name!r}: {field} is {value!r}; use {allowed}")
 
 
-_CALLABLES = ("build_model", "build_dataset", "loss", "build_optimizer")
+_CALLABLE = ("a callable", callable)
+# Each field but the name with what it may be, in words and as a test.
+_ALLOWED: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "build_model": _CALLABLE,
+    "build_dataset": _CALLABLE,
+    "loss": _CALLABLE,
+    "build_optimizer": _CALLABLE,
+    "blocks": (
+        "None or a function from the model to a list of its modules",
+        lambda value: value is None or callable(value),
+    ),
+    "micro_batch_size": ("a whole number from 1", is_int_from(1)),
+    "metric": (
+        "'accuracy', 'none' or a function of (outputs, targets)",
+        lambda value: value in ("accuracy", "none") or callable(value),
+    ),
+}
 
 WorkloadFactory = Callable[[], Workload]
 
@@ -124,13 +123,13 @@ def workload_names() -> list[str]:
 
 
 def find_workload(reference: str | Workload) -> Workload | WorkloadFactory | str:
-    """Return what a rank needs to build the workload, without importing or building it here.
+    """Return what a rank needs to build the workload; nothing is imported or built here.
 
     An object stays itself, a registered name becomes its factory, a built-in name and
     "package.module:attribute" become a reference to import in the rank.
 
     Raises:
-        WorkloadError: A name is not known, or the reference is neither a name nor a Workload.
+        WorkloadError: The name is unknown, or the reference is neither a name nor a Workload.
     """
     if isinstance(reference, Workload):
         return reference
@@ -154,7 +153,7 @@ def load_workload(found: Workload | WorkloadFactory | str) -> Workload:
     """Return the workload, importing and calling what `find_workload` named. Runs in a rank.
 
     Raises:
-        WorkloadError: The module or attribute does not exist, or what it leads to is no Workload.
+        WorkloadError: The module or attribute does not exist, or does not lead to a Workload.
     """
     source = getattr(found, "__qualname__", repr(found))
     value: Any = found

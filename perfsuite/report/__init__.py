@@ -1,1 +1,1 @@
-"""Reports from records. Must not know how anything was measured."""
+"""Reports made from records alone, in every format."""

@@ -1,7 +1,7 @@
-"""What the records advise, by stated rules: each with its evidence, and none without.
+"""What the records advise, by stated rules: each finding with its evidence.
 
-Pure functions over rows. Two cells are compared only where nothing but one field of the recipe
-differs, and called different only beyond what two launches of one cell differ by.
+Two cells are compared only where nothing but one field of the recipe differs, and called different
+only beyond what two launches of one cell differ by.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from perfsuite.report.families import Member, families
+from perfsuite.report.families import Family, Member, RecipeField, families
 from perfsuite.report.rows import Row
 from perfsuite.stats import intervals
 from perfsuite.units import format_bytes, format_change, format_ratio, format_seconds
@@ -19,7 +19,7 @@ from perfsuite.units import format_bytes, format_change, format_ratio, format_se
 # Below half of the iteration, making loading free could not double the speed.
 _LOADING_BINDS: Final = 0.5
 # Two launches of one two-rank cell, pinned, on a shared two-core machine differed with a standard
-# deviation of 6 %: twice that, and a margin. Rounds of one launch cannot tell it.
+# deviation of 6 %: twice that, and a margin. Rounds of one launch do not show it.
 _LAUNCHES_DIFFER: Final = 0.15
 # Three standard errors: 0.3 % of equal cells would be called different.
 _STANDARD_ERRORS: Final = 3.0
@@ -37,10 +37,9 @@ class Advice:
     """One finding.
 
     Attributes:
-        text: What was found.
         evidence: The numbers that it follows from.
-        rule: When it is said, in words.
-        cells: The cells that it is about.
+        rule: The condition, in words.
+        cells: Names of the cells that it is about.
     """
 
     text: str
@@ -81,7 +80,7 @@ def is_slower(slow: Row, fast: Row) -> bool:
 
 
 def _standard_error(row: Row) -> float:
-    """Of the median of the rounds, in seconds."""
+    """The standard error of the median of the rounds, in seconds."""
     return _MEDIAN_OVER_MEAN * intervals.robust_sd(row.rounds_s) / math.sqrt(len(row.rounds_s))
 
 
@@ -93,15 +92,13 @@ def _loading(rows: Sequence[Row]) -> Iterator[Advice]:
     for family in families(rows, "num_workers"):
         best = min(family.members, key=lambda member: member.step_time_s)
         for member in family.members:
-            load_ratio = member.row.load_ratio
-            if load_ratio is None or load_ratio <= _LOADING_BINDS:
-                continue
-            if is_slower(member.row, best.row):
+            load_ratio = member.row.load_ratio or 0.0
+            if load_ratio > _LOADING_BINDS and is_slower(member.row, best.row):
                 yield Advice(
-                    text=f"{family.name} with num_workers={member.place} is bound by loading"
-                    f"{_against_compute(member.row)}; num_workers={best.place} wins here",
+                    text=f"{family.name} with num_workers={member.value} is bound by loading"
+                    f"{_against_compute(member.row)}; num_workers={best.value} wins here",
                     evidence=f"loading is {format_ratio(load_ratio)} of the step; "
-                    f"{_step(member)} with {member.place}, {_step(best)} with {best.place}",
+                    f"{_step(member)}, {_step(best)}",
                     rule=rule,
                     cells=(member.row.name, best.row.name),
                 )
@@ -114,20 +111,16 @@ def _against_compute(row: Row) -> str:
 
 
 def _scaling(rows: Sequence[Row]) -> Iterator[Advice]:
-    rule = "more devices process fewer samples a second than one, beyond the noise"
-    for family in families(rows, "parallel"):
-        alone = family.at(1)
-        if alone is None or not (alone_per_s := _samples_per_s(alone.row)):
+    for family, member, alone in _against(rows, "parallel", 1):
+        per_s, alone_per_s = _samples_per_s(member.row), _samples_per_s(alone.row)
+        if not per_s or not alone_per_s:
             continue
-        for member in family.members:
-            per_s = _samples_per_s(member.row)
-            if not per_s or not _is_fewer(per_s, member.row, alone_per_s, alone.row):
-                continue
+        if _is_fewer(per_s, member.row, alone_per_s, alone.row):
             yield Advice(
-                text=f"{family.full_name} over {member.place} is slower than over 1 here",
-                evidence=f"{per_s:.0f} samples/s over {member.place}, {alone_per_s:.0f} over 1, "
-                f"an efficiency of {format_ratio(per_s / (member.place * alone_per_s))}",
-                rule=rule,
+                text=f"{family.full_name} over {member.value} is slower than over 1 here",
+                evidence=f"{per_s:.0f} samples/s over {member.value}, {alone_per_s:.0f} over 1, "
+                f"an efficiency of {format_ratio(per_s / (member.value * alone_per_s))}",
+                rule="more devices process fewer samples a second than one, beyond the noise",
                 cells=(member.row.name, alone.row.name),
             )
 
@@ -150,44 +143,40 @@ def _is_fewer(per_s: float, row: Row, alone_per_s: float, alone: Row) -> bool:
 
 
 def _precision(rows: Sequence[Row]) -> Iterator[Advice]:
-    rule = "a lower precision is slower or faster than fp32, beyond the noise"
-    for family in families(rows, "precision"):
-        full = family.at("fp32")
-        if full is None:
-            continue
-        for member in family.members:
-            if member.place in ("fp32", "fp64"):
-                continue
-            slower = is_slower(member.row, full.row)
-            if slower or is_slower(full.row, member.row):
-                yield Advice(
-                    text=f"{family.name}: {member.place} is {'slower' if slower else 'faster'} "
-                    f"than fp32 here{_memory_change(member.row, full.row)}",
-                    evidence=_two_steps(member, full),
-                    rule=rule,
-                    cells=(member.row.name, full.row.name),
-                )
+    for family, member, full in _against(rows, "precision", "fp32"):
+        slower = is_slower(member.row, full.row)
+        if member.value != "fp64" and (slower or is_slower(full.row, member.row)):
+            yield Advice(
+                text=f"{family.name}: {member.value} is {'slower' if slower else 'faster'} "
+                f"than fp32 here{_memory_change(member.row, full.row)}",
+                evidence=_two_steps(member, full),
+                rule="a lower precision is slower or faster than fp32, beyond the noise",
+                cells=(member.row.name, full.row.name),
+            )
 
 
 def _checkpointing(rows: Sequence[Row]) -> Iterator[Advice]:
-    rule = "checkpointing costs time beyond the noise; what it does to the peak memory is told"
-    for family in families(rows, "checkpointing"):
-        plain = family.at("none")
-        if plain is None:
-            continue
-        for member in family.members:
-            if not is_slower(member.row, plain.row):
-                continue
-            moved = _memory_change(member.row, plain.row)
+    for family, member, plain in _against(rows, "checkpointing", "none"):
+        moved = _memory_change(member.row, plain.row)
+        if moved and is_slower(member.row, plain.row):
             saves = (_memory_ratio(member.row, plain.row) or 1.0) < 1 - _MEMORY_MOVED
-            if moved:
-                yield Advice(
-                    text=f"{family.name}: checkpointing {member.place} "
-                    f"{'trades time for memory' if saves else 'saves no memory here'}{moved}",
-                    evidence=_two_steps(member, plain),
-                    rule=rule,
-                    cells=(member.row.name, plain.row.name),
-                )
+            yield Advice(
+                text=f"{family.name}: checkpointing {member.value} "
+                f"{'trades time for memory' if saves else 'saves no memory here'}{moved}",
+                evidence=_two_steps(member, plain),
+                rule="checkpointing costs time beyond the noise; the peak memory is compared too",
+                cells=(member.row.name, plain.row.name),
+            )
+
+
+def _against(
+    rows: Sequence[Row], field: RecipeField, reference: object
+) -> Iterator[tuple[Family, Member, Member]]:
+    """Each other member of a family, with the member at the reference value of the field."""
+    for family in families(rows, field):
+        base = family.at(reference)
+        if base is not None:
+            yield from ((family, member, base) for member in family.members if member is not base)
 
 
 def _noise(rows: Sequence[Row]) -> Iterator[Advice]:
@@ -223,12 +212,9 @@ def _memory_change(row: Row, base: Row) -> str:
 
 
 def _two_steps(member: Member, base: Member) -> str:
-    ratio = member.step_time_s / base.step_time_s
-    return (
-        f"{_step(member)} with {member.place}, {_step(base)} with {base.place} "
-        f"({format_change(ratio)})"
-    )
+    change = format_change(member.step_time_s / base.step_time_s)
+    return f"{_step(member)}, {_step(base)} ({change})"
 
 
 def _step(member: Member) -> str:
-    return f"{format_seconds(member.step_time_s)} a step"
+    return f"{format_seconds(member.step_time_s)} a step with {member.value}"

@@ -1,4 +1,4 @@
-"""Cells that differ in one thing only, so that a difference in speed has one cause. Sees rows only.
+"""Cells that differ in one thing only, so that a difference in speed has one cause.
 
 A family shares workload, device, environment and every field of the recipe but one.
 """
@@ -12,38 +12,31 @@ from typing import Any, Final, Literal
 from perfsuite.records.parallel import ParallelPlan
 from perfsuite.report.rows import Row, recipe_fields
 
-Axis = Literal["num_workers", "checkpointing", "precision", "parallel"]
-# What the other words of their axes are measured against.
-_PLAIN: Final = ("fp32", "none")
+RecipeField = Literal["num_workers", "checkpointing", "precision", "parallel"]
+# The values that the others of their field are measured against.
+_REFERENCES: Final = ("fp32", "none")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Member:
-    """One cell of a family.
+    """One cell of a family, with its value of the field: for "parallel" a number of devices."""
 
-    Attributes:
-        place: Where it stands on the axis: a number of workers or of devices, or a word.
-        row: The cell.
-        step_time_s: The row's.
-    """
-
-    place: Any
+    value: Any
     row: Row
     step_time_s: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """Cells that differ in `axis` alone.
+    """Cells that differ in `field` alone.
 
     Attributes:
-        axis: The field of the recipe.
         name: What they share, for people.
         variant: What else they share, and other families of that name do not, such as "ddp".
-        members: At least two, in order of their place.
+        members: At least two, in order of their value.
     """
 
-    axis: Axis
+    field: RecipeField
     name: str
     variant: str
     members: tuple[Member, ...]
@@ -53,59 +46,34 @@ class Family:
         """The name with the variant."""
         return ", ".join(filter(None, [self.name, self.variant]))
 
-    def at(self, place: Any) -> Member | None:
-        """The member at a place, None where there is none."""
-        return next((member for member in self.members if member.place == place), None)
+    def at(self, value: Any) -> Member | None:
+        """The member with a value of the field, None where there is none."""
+        return next((member for member in self.members if member.value == value), None)
 
 
-def families(rows: Sequence[Row], axis: Axis) -> tuple[Family, ...]:
+def families(rows: Sequence[Row], field: RecipeField) -> tuple[Family, ...]:
     """Return the families of cells that differ in one field.
 
     For "parallel" the cells of one mode at several sizes, `single` being any mode's size 1.
     """
-    alike: dict[tuple[Any, ...], list[Row]] = {}
+    groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
         # A cell without samples, such as a bare collective, has more to it than its recipe says.
         if row.record is not None and row.record.samples_per_s is not None:
-            alike.setdefault(shared_fields(row, axis), []).append(row)
+            groups.setdefault(shared_fields(row, field), []).append(row)
     found = (
         family
-        for group in alike.values()
-        for family in (_by_mode(group) if axis == "parallel" else _by_value(group, axis))
+        for group in groups.values()
+        for family in (_by_mode(group) if field == "parallel" else (_by_value(group, field),))
     )
     return tuple(family for family in found if len(family.members) > 1)
 
 
-def shared_fields(row: Row, *axes: str) -> tuple[Any, ...]:
-    """Return what cells must share to differ in nothing but some fields of the recipe.
-
-    Args:
-        row: A cell of ours.
-        axes: Those fields.
-    """
+def shared_fields(row: Row, *fields: str) -> tuple[Any, ...]:
+    """Return what cells of ours must share to differ in nothing but some fields of the recipe."""
     assert row.record is not None
-    assert row.recipe is not None
-    fields = (getattr(row.recipe, name) for name in recipe_fields() if name not in axes)
-    return row.subject, row.record.device, row.record.fingerprint, *fields
-
-
-def _by_value(group: Sequence[Row], axis: Axis) -> Iterable[Family]:
-    members = [_member(getattr(row.recipe, axis), row) for row in group]
-    yield _family(axis, members, shared_name(group[0], axis))
-
-
-def _by_mode(group: Sequence[Row]) -> Iterable[Family]:
-    alone = [row for row in group if row.recipe is not None and row.recipe.parallel == "single"]
-    by_mode: dict[str, list[Member]] = {}
-    for row in group:
-        assert row.recipe is not None
-        plan = row.recipe.plan
-        if plan.mode != "single":
-            by_mode.setdefault(mode_name(plan), []).append(_member(plan.size, row))
-    for mode, members in by_mode.items():
-        if alone and all(member.place > 1 for member in members):
-            members = [_member(1, alone[0]), *members]
-        yield _family("parallel", members, shared_name(group[0], "parallel"), mode)
+    values = (getattr(row.recipe, name) for name in recipe_fields() if name not in fields)
+    return row.subject, row.record.device, row.record.fingerprint, *values
 
 
 def mode_name(plan: ParallelPlan) -> str:
@@ -118,31 +86,52 @@ def mode_name(plan: ParallelPlan) -> str:
     return plan.mode if plan.schedule is None else f"{plan.mode} {plan.schedule}"
 
 
-def _member(place: Any, row: Row) -> Member:
-    assert row.step_time_s is not None
-    return Member(place=place, row=row, step_time_s=row.step_time_s)
-
-
-def _family(axis: Axis, members: Sequence[Member], name: str, variant: str = "") -> Family:
-    # The first of those at one place: two cells there differ in what no recipe holds.
-    unique: dict[Any, Member] = {}
-    for member in members:
-        unique.setdefault(member.place, member)
-    is_number = axis in ("num_workers", "parallel")
-    ordered = sorted(unique, key=None if is_number else lambda word: (word not in _PLAIN, word))
-    members = tuple(unique[place] for place in ordered)
-    return Family(axis=axis, name=name, variant=variant, members=members)
-
-
-def shared_name(row: Row, axis: Axis) -> str:
-    """Return the workload, and the fields that people tell cells apart by, but for the axis."""
+def shared_name(row: Row, field: RecipeField) -> str:
+    """Return the workload, and the fields that people tell cells apart by, without `field`."""
     recipe = row.recipe
     assert recipe is not None
-    fields: dict[Axis, str] = {
+    names: dict[RecipeField, str] = {
         "parallel": recipe.parallel,
         "precision": recipe.precision,
         "checkpointing": "" if recipe.checkpointing == "none" else recipe.checkpointing,
         "num_workers": f"num_workers={recipe.num_workers}" if recipe.num_workers else "",
     }
-    del fields[axis]
-    return ", ".join(filter(None, [row.subject, *fields.values()]))
+    del names[field]
+    return ", ".join(filter(None, [row.subject, *names.values()]))
+
+
+def _by_value(group: Sequence[Row], field: RecipeField) -> Family:
+    members = [_member(getattr(row.recipe, field), row) for row in group]
+    return _family(field, members, shared_name(group[0], field))
+
+
+def _by_mode(group: Sequence[Row]) -> Iterable[Family]:
+    alone = [row for row in group if row.recipe is not None and row.recipe.parallel == "single"]
+    by_mode: dict[str, list[Member]] = {}
+    for row in group:
+        assert row.recipe is not None
+        plan = row.recipe.plan
+        if plan.mode != "single":
+            by_mode.setdefault(mode_name(plan), []).append(_member(plan.size, row))
+    for mode, members in by_mode.items():
+        if alone and all(member.value > 1 for member in members):
+            members = [_member(1, alone[0]), *members]
+        yield _family("parallel", members, shared_name(group[0], "parallel"), mode)
+
+
+def _member(value: Any, row: Row) -> Member:
+    assert row.step_time_s is not None
+    return Member(value=value, row=row, step_time_s=row.step_time_s)
+
+
+def _family(field: RecipeField, members: Sequence[Member], name: str, variant: str = "") -> Family:
+    # The first with each value: two cells with one value differ in something outside the recipe.
+    unique: dict[Any, Member] = {}
+    for member in members:
+        unique.setdefault(member.value, member)
+    is_number = field in ("num_workers", "parallel")
+    ordered = sorted(
+        unique, key=None if is_number else lambda word: (word not in _REFERENCES, word)
+    )
+    members = tuple(unique[value] for value in ordered)
+    return Family(field=field, name=name, variant=variant, members=members)

@@ -1,16 +1,17 @@
-"""One row model of cells, and its columns, which feed every format alike.
+"""One row for each cell, and the columns of its tables, which feed every format alike.
 
-A row keeps numbers as they were recorded; a column turns one of them into text. What is not
-available is None, shown as a dash. Sees records and verdicts only.
+A row keeps numbers as they were recorded; a column turns one of them into text. A value that is not
+available is None, shown as a dash.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 
 from perfsuite import units
 from perfsuite.records.cell import CellLine, CellRecord
@@ -19,13 +20,13 @@ from perfsuite.records.verdict import CellVerdict, Verdict
 from perfsuite.stats import intervals
 from perfsuite.system.untrusted import printable
 
-NOTHING: Final = "-"
-# As many as git shows.
-_COMMIT_DIGITS: Final = 7
+NOT_AVAILABLE: Final = "-"
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Past:
+class HistoryPoint:
     """What one of several runs measured of a cell.
 
     Attributes:
@@ -48,12 +49,11 @@ class Row:
     """One cell.
 
     Attributes:
-        name: The test's node id, in one line; what stands there may be markup of any format.
+        name: The test's node id, in one line; it may hold markup of any format.
         step_time_s: Median of the rounds in seconds per iteration; None where none was measured.
         rounds_s: Each round; empty where the file keeps none.
         record: What perfsuite knows beside the time; None for a plain benchmark.
-        recipe: The record's.
-        verdict: What the gate decided; None where it was not asked.
+        verdict: What the gate decided; None where no gate ran.
         note: What numbers do not say: why, or what moved.
         history: The runs of the same environment that measured the cell, oldest first.
         is_from_older_run: Whether the newest run has no such cell.
@@ -67,7 +67,7 @@ class Row:
     recipe: Recipe | None = None
     verdict: Verdict | None = None
     note: str | None = None
-    history: tuple[Past, ...] = ()
+    history: tuple[HistoryPoint, ...] = ()
     is_from_older_run: bool = False
     num_cores: int | None = None
 
@@ -108,17 +108,12 @@ class Row:
         return workload
 
 
-def short_commit(commit: str) -> str:
-    """Return a commit as people read it; two that look alike may still differ."""
-    return commit[:_COMMIT_DIGITS]
-
-
 def recipe_of(record: CellRecord) -> Recipe:
     """Return how a recorded cell was trained.
 
     Raises:
-        RecipeError: The recipe is none.
-        TypeError: It has a field that a recipe has not.
+        RecipeError: A value is not allowed.
+        TypeError: A recipe has no such field.
     """
     fields: dict[str, Any] = {**record.recipe}
     return Recipe(**fields)
@@ -130,7 +125,7 @@ def row_of_line(line: CellLine) -> Row | None:
         return None
     return Row(
         name=printable(line.fullname),
-        step_time_s=intervals.median(line.step_times_s),
+        step_time_s=statistics.median(line.step_times_s),
         rounds_s=line.step_times_s,
         record=line.perfsuite,
         recipe=recipe_of(line.perfsuite),
@@ -143,56 +138,49 @@ def row_of_verdict(cell: CellVerdict, note: str | None) -> Row:
     head_s = [head for _, head in cell.raw]
     return Row(
         name=printable(cell.name),
-        step_time_s=intervals.median(head_s) if head_s else None,
+        step_time_s=statistics.median(head_s) if head_s else None,
         verdict=cell.as_record(),
         note=None if note is None else printable(note),
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Column:
-    """One column of a table.
+@dataclass(frozen=True)
+class Column(Generic[T]):
+    """One column of a table whose rows are of type T.
 
     Attributes:
-        key: Its name in code and in CSV, with its unit.
+        key: Its name in code, CSV and JSON, with its unit.
         title: Its name for people.
         value: The raw value, None where it is not available.
         write: Raw value -> text.
-        is_number: Whether it is set to the right, and sorted by size.
+        is_number: Whether it is aligned to the right, and sorted by size.
+        missing: What people read where there is no value.
     """
 
     key: str
     title: str
-    value: Callable[[Row], object]
+    value: Callable[[T], object]
     write: Callable[..., str] = str
     is_number: bool = True
+    missing: str = NOT_AVAILABLE
 
-    def text(self, row: Row) -> str:
-        """The value as people read it, "-" where there is none."""
+    def text(self, row: T) -> str:
+        """The value as people read it."""
         value = self.value(row)
-        return NOTHING if value is None else printable(self.write(value))
+        return self.missing if value is None else printable(self.write(value))
 
 
-def _recipe(name: str) -> Callable[[Row], object]:
-    return lambda row: None if row.recipe is None else getattr(row.recipe, name)
+def _attribute(path: str) -> Callable[[Row], object]:
+    """Return a getter of a dotted attribute; it gives None where a part of the path is None."""
+    names = path.split(".")
 
+    def get(row: Row) -> object:
+        found: object = row
+        for name in names:
+            found = None if found is None else getattr(found, name)
+        return found
 
-def _count(name: str) -> Callable[[Row], object]:
-    return lambda row: None if row.record is None else getattr(row.record.counts, name)
-
-
-def _verdict(name: str) -> Callable[[Row], object]:
-    return lambda row: None if row.verdict is None else getattr(row.verdict, name)
-
-
-def _peak_bytes(row: Row) -> int | None:
-    memory = None if row.record is None else row.record.memory
-    return None if memory is None else memory.peak_bytes
-
-
-def _numerics(row: Row) -> str | None:
-    numerics = None if row.record is None else row.record.numerics
-    return None if numerics is None else numerics.status
+    return get
 
 
 def _write_spread(ratio: float) -> str:
@@ -203,88 +191,58 @@ def _write_interval(bounds: tuple[float, float]) -> str:
     return " and ".join(map(units.format_change, bounds))
 
 
-COLUMNS: Final = (
-    Column(key="cell", title="cell", value=lambda row: row.name, is_number=False),
-    Column(key="verdict", title="verdict", value=_verdict("word"), is_number=False),
-    Column(key="change_ratio", title="change", value=_verdict("ratio"), write=units.format_change),
+def _text_column(key: str, path: str) -> Column[Row]:
+    return Column(key, key, _attribute(path), is_number=False)
+
+
+COLUMNS: Final[tuple[Column[Row], ...]] = (
+    _text_column("cell", "name"),
+    _text_column("verdict", "verdict.word"),
+    Column("change_ratio", "change", _attribute("verdict.ratio"), units.format_change),
+    Column("interval", "between", _attribute("verdict.interval"), _write_interval, is_number=False),
+    Column("step_time_s", "step", _attribute("step_time_s"), units.format_seconds),
+    Column("spread_ratio", "spread", _attribute("spread_ratio"), _write_spread),
+    Column("samples_per_s", "samples/s", _attribute("record.samples_per_s"), units.format_count),
+    Column("load_ratio", "load", _attribute("load_ratio"), units.format_ratio),
+    _text_column("workload", "subject"),
+    _text_column("parallel", "recipe.parallel"),
+    _text_column("precision", "recipe.precision"),
+    _text_column("checkpointing", "recipe.checkpointing"),
+    Column("num_workers", "workers", _attribute("recipe.num_workers")),
+    _text_column("numerics", "record.numerics.status"),
+    Column("peak_bytes", "peak memory", _attribute("record.memory.peak_bytes"), units.format_bytes),
     Column(
-        key="interval",
-        title="between",
-        value=_verdict("interval"),
-        write=_write_interval,
-        is_number=False,
+        "saved_activation_bytes",
+        "saved for backward",
+        _attribute("record.counts.saved_activation_bytes"),
+        units.format_bytes,
     ),
-    Column(
-        key="step_time_s",
-        title="step",
-        value=lambda row: row.step_time_s,
-        write=units.format_seconds,
-    ),
-    Column(
-        key="spread_ratio",
-        title="spread",
-        value=lambda row: row.spread_ratio,
-        write=_write_spread,
-    ),
-    Column(
-        key="samples_per_s",
-        title="samples/s",
-        value=lambda row: None if row.record is None else row.record.samples_per_s,
-        write=units.format_count,
-    ),
-    Column(
-        key="load_ratio",
-        title="load",
-        value=lambda row: row.load_ratio,
-        write=units.format_ratio,
-    ),
-    Column(key="workload", title="workload", value=lambda row: row.subject, is_number=False),
-    Column(key="parallel", title="parallel", value=_recipe("parallel"), is_number=False),
-    Column(key="precision", title="precision", value=_recipe("precision"), is_number=False),
-    Column(
-        key="checkpointing",
-        title="checkpointing",
-        value=_recipe("checkpointing"),
-        is_number=False,
-    ),
-    Column(key="num_workers", title="workers", value=_recipe("num_workers")),
-    Column(key="numerics", title="numerics", value=_numerics, is_number=False),
-    Column(key="peak_bytes", title="peak memory", value=_peak_bytes, write=units.format_bytes),
-    Column(
-        key="saved_activation_bytes",
-        title="saved for backward",
-        value=_count("saved_activation_bytes"),
-        write=units.format_bytes,
-    ),
-    Column(key="flops", title="FLOPs", value=_count("flops"), write=units.format_count),
-    Column(key="collectives", title="collectives", value=_count("collectives")),
+    Column("flops", "FLOPs", _attribute("record.counts.flops"), units.format_count),
+    Column("collectives", "collectives", _attribute("record.counts.collectives")),
 )
 _BY_KEY: Final = {column.key: column for column in COLUMNS}
 
 
-def columns_of(*keys: str) -> tuple[Column, ...]:
-    """Return columns by key, in the order asked for."""
+def columns_of(*keys: str) -> tuple[Column[Row], ...]:
+    """Return columns by key, in the order given."""
     return tuple(_BY_KEY[key] for key in keys)
 
 
-def filled(columns: Sequence[Column], rows: Sequence[Row]) -> tuple[Column, ...]:
+def filled(columns: Sequence[Column[T]], rows: Sequence[T]) -> tuple[Column[T], ...]:
     """Return the columns in which any row has a value."""
     return tuple(column for column in columns if any(column.value(row) is not None for row in rows))
 
 
 @cache
 def recipe_fields() -> tuple[str, ...]:
-    """The names of a recipe's fields, in order."""
+    """Return the names of a recipe's fields, in order."""
     return tuple(field.name for field in dataclasses.fields(Recipe))
-
-
-_NOT_EXERCISED = "NOT EXERCISED"
 
 
 def not_exercised_lines(lines: Sequence[CellLine]) -> list[str]:
     """Return a line with the reason for each cell that this machine could not exercise."""
     return [
-        f"{_NOT_EXERCISED} {line.fullname}: {line.reason}"
+        f"NOT EXERCISED {line.fullname}: {line.reason}"
         for line in lines
         if line.outcome == "skipped" and line.perfsuite is None
     ]

@@ -1,7 +1,4 @@
-"""Runs read from pytest-benchmark's JSON, ours or anybody's, and their cells as rows.
-
-A file is untrusted: it ends in a valid `Run`, or in one sentence that says what is wrong with it.
-"""
+"""Runs of pytest-benchmark, with or without records of ours, and their cells as rows."""
 
 from __future__ import annotations
 
@@ -17,24 +14,15 @@ import msgspec
 from perfsuite.errors import RecipeError, SettingError
 from perfsuite.records.cell import CellLine, CellRecord, decode_line
 from perfsuite.records.recipe import Recipe
+from perfsuite.records.run_file import Benchmark, Unusable, invalid_record, read_file
 from perfsuite.records.shard import ShardStamp
 from perfsuite.records.verdict import Verdict, VerdictWord
-from perfsuite.report.rows import Past, Row, not_exercised_lines, recipe_of, short_commit
-from perfsuite.stats import intervals
-from perfsuite.system.json_files import MAX_JSON_BYTES, read_json_as
-from perfsuite.system.untrusted import (
-    MOST,
-    Count,
-    Label,
-    in_utc,
-    printable,
-    read_untrusted,
-    why_unreadable,
-)
+from perfsuite.report.rows import HistoryPoint, Row, not_exercised_lines, recipe_of
+from perfsuite.system.json_files import MAX_JSON_BYTES
+from perfsuite.system.untrusted import printable, read_untrusted
 from perfsuite.system.urls import AnyPath, RemotePath
+from perfsuite.units import short_commit
 
-# Of SHA-256, the longest that git has; a strange file may hold anything.
-_MOST_DIGITS = 64
 _WHAT_TO_DO = "name a file that pytest-benchmark wrote, such as results/run.json"
 
 
@@ -43,20 +31,18 @@ class Run:
     """One session of benchmarks.
 
     Attributes:
-        path: The file that holds it.
         saved_at: In UTC.
         commit: All of its digits, None where the file names none.
-        is_dirty: Whether the tree had uncommitted changes.
         machine: What it ran on, for people; None where the file does not say.
         accepted: Names of the cells that only a reviewed exception let through.
         rows: Its cells, in the file's order, then those that were judged and not measured.
         num_failed: Tests that failed by themselves, cells or not.
-        missing: Which cells measured nothing and why, one line each, as far as that is known.
-        fingerprint: Of the environment that it was made in, None where the file does not say.
-        shard: Which part of a session it is, None of a whole one.
+        missing: Cells that measured nothing and why, one line each, as far as that is known.
+        fingerprint: The session's environment, None where the file does not say.
+        shard: The part of a session that this is, None for a whole one.
         parts: The shards that were merged into it.
         gaps: What keeps it from being a whole session, one line each.
-        remarks: What else is to be said of how it was put together.
+        remarks: Notes on how it was put together, one line each.
     """
 
     path: AnyPath
@@ -93,40 +79,8 @@ class Run:
         return ", ".join(filter(None, [files, self.when, commit, changes, self.machine]))
 
 
-class _Stats(msgspec.Struct, frozen=True):
-    median: float
-    data: tuple[float, ...] = ()
-
-
-class _Benchmark(msgspec.Struct, frozen=True):
-    fullname: str
-    stats: _Stats
-    extra_info: dict[str, Any] = {}
-
-
-class _Commit(msgspec.Struct, frozen=True):
-    id: str = ""
-    dirty: bool = False
-
-
-class _Stamp(msgspec.Struct, frozen=True):
-    num_failed: Count = 0
-    verdicts: dict[str, VerdictWord] = {}
-    accepted: tuple[str, ...] = ()
-    fingerprint: Label | None = None
-    shard: ShardStamp | None = None
-
-
-class _File(msgspec.Struct, frozen=True):
-    datetime: datetime
-    commit_info: _Commit
-    benchmarks: tuple[_Benchmark, ...]
-    machine_info: dict[str, Any] = {}
-    stamp: _Stamp = msgspec.field(default=_Stamp(), name="perfsuite")
-
-
-class _OfAnybody(msgspec.Struct, frozen=True):
-    """What a gate leaves in `extra_info["perfsuite"]` of a benchmark that is not ours."""
+class _PlainRecord(msgspec.Struct, frozen=True):
+    """What a gate leaves in `extra_info["perfsuite"]` of a benchmark without our fixtures."""
 
     verdict: Verdict | None = None
 
@@ -135,7 +89,7 @@ def read_runs(paths: Sequence[AnyPath]) -> tuple[Run, ...]:
     """Return the runs that files hold, the newest last.
 
     Raises:
-        SettingError: A file holds no run, or one that cannot be; names the file and the reason.
+        SettingError: A file holds no valid run; names the file and the reason.
     """
     return tuple(sorted((_read_run(path) for path in paths), key=lambda run: run.saved_at))
 
@@ -143,13 +97,10 @@ def read_runs(paths: Sequence[AnyPath]) -> tuple[Run, ...]:
 def rows_of(runs: Sequence[Run]) -> tuple[Row, ...]:
     """Return every cell as its newest run has it, with what earlier runs measured of it.
 
-    A cell without a time is told by the newest run alone: there is nothing else to show of it.
-
-    Args:
-        runs: The newest last.
+    `runs` has the newest last. A cell without a time is shown from the newest run alone.
     """
     newest: dict[str, Run] = {}
-    measured: dict[tuple[str, str | None], list[Past]] = {}
+    measured: dict[tuple[str, str | None], list[HistoryPoint]] = {}
     for run in runs:
         for row in run.rows:
             if row.step_time_s is not None:
@@ -170,12 +121,12 @@ def rows_of(runs: Sequence[Run]) -> tuple[Row, ...]:
 
 
 def _environment(row: Row) -> tuple[str, str | None]:
-    """What two measurements must share to be points of one history."""
+    """Return what two measurements must share to be points of one history."""
     return row.name, None if row.record is None else row.record.fingerprint
 
 
-def _past(run: Run, row: Row, step_time_s: float) -> Past:
-    return Past(
+def _past(run: Run, row: Row, step_time_s: float) -> HistoryPoint:
+    return HistoryPoint(
         when=run.when,
         commit=run.commit,
         step_time_s=step_time_s,
@@ -185,58 +136,54 @@ def _past(run: Run, row: Row, step_time_s: float) -> Past:
 
 
 def _read_run(path: AnyPath) -> Run:
+    file = read_file(path)
+    if isinstance(file, Unusable):
+        raise SettingError(f"{file}; {_WHAT_TO_DO}")
+    stamp = file.stamp
     try:
-        file = read_json_as(path, _File)
-        saved_at = in_utc(file.datetime)
-        measured = tuple(_rows(file.benchmarks, _num_cores(file.machine_info)))
-        rows = tuple(_with_stamped(measured, file.stamp.verdicts))
-    except msgspec.ValidationError as error:
-        reason = printable(f"{path} is no run of pytest-benchmark: {error}")
-        raise SettingError(f"{reason}; {_WHAT_TO_DO}") from error
-    except (OSError, ValueError) as error:
-        reason = printable(f"{path}: {why_unreadable(error)}")
-        raise SettingError(f"{reason}; {_WHAT_TO_DO}") from error
+        measured = [_row(one, _num_cores(file.machine_info)) for one in file.benchmarks]
+        rows = tuple(_with_stamped(measured, {} if stamp is None else stamp.verdicts))
+    except ValueError as error:
+        raise SettingError(f"{printable(f'{path}: {error}')}; {_WHAT_TO_DO}") from error
     return Run(
         path=path,
-        saved_at=saved_at,
-        commit=printable(file.commit_info.id[:_MOST_DIGITS]) or None,
-        is_dirty=file.commit_info.dirty,
+        saved_at=file.saved_at,
+        commit=file.commit,
+        is_dirty=file.is_dirty,
         machine=_machine(file.machine_info),
-        accepted=frozenset(file.stamp.accepted),
+        accepted=frozenset() if stamp is None else frozenset(stamp.accepted),
         rows=rows,
-        num_failed=file.stamp.num_failed,
-        fingerprint=file.stamp.fingerprint,
-        shard=file.stamp.shard,
+        num_failed=0 if stamp is None else stamp.num_failed,
+        fingerprint=file.fingerprint,
+        shard=None if stamp is None else stamp.shard,
     )
 
 
-def _rows(benchmarks: Sequence[_Benchmark], num_cores: int | None) -> Iterator[Row]:
-    seen: set[str] = set()
-    for benchmark in benchmarks:
-        name = benchmark.fullname
-        if name in seen:
-            raise ValueError(f"holds the cell {name!r} twice")
-        seen.add(name)
-        rounds_s = benchmark.stats.data
-        for seconds in (benchmark.stats.median, *rounds_s):
-            if not 0 <= seconds <= MOST:
-                raise ValueError(f"holds a time of {seconds!r} s of the cell {name!r}")
-        record, recipe, verdict = _of_perfsuite(name, benchmark.extra_info.get("perfsuite"))
-        yield Row(
-            name=printable(name),
-            step_time_s=intervals.median(rounds_s or (benchmark.stats.median,)),
-            rounds_s=rounds_s,
-            record=record,
-            recipe=recipe,
-            verdict=verdict,
-            num_cores=num_cores,
-        )
-    if not seen:
-        raise ValueError("holds no benchmark")
+def _row(benchmark: Benchmark, num_cores: int | None) -> Row:
+    try:
+        record, recipe, verdict = _parse_record(benchmark.record)
+    except (msgspec.ValidationError, RecipeError, TypeError) as error:
+        raise invalid_record(benchmark.fullname, error) from error
+    return Row(
+        name=printable(benchmark.fullname),
+        step_time_s=benchmark.median_s,
+        rounds_s=benchmark.stats.data,
+        record=record,
+        recipe=recipe,
+        verdict=verdict,
+        num_cores=num_cores,
+    )
 
 
-def _with_stamped(rows: Sequence[Row], words: Mapping[str, str]) -> Iterator[Row]:
-    """Yield what was measured, and then what the stamp alone says was judged."""
+def _parse_record(plain: Any) -> tuple[CellRecord | None, Recipe | None, Verdict | None]:
+    if not isinstance(plain, dict) or "recipe" not in plain:
+        return None, None, msgspec.convert(plain, _PlainRecord).verdict
+    record = msgspec.convert(plain, CellRecord)
+    return record, recipe_of(record), record.verdict
+
+
+def _with_stamped(rows: Sequence[Row], words: Mapping[str, VerdictWord]) -> Iterator[Row]:
+    """Yield the measured cells, and then those that only the stamp knows a verdict of."""
     judged = {printable(name): word for name, word in words.items()}
     for row in rows:
         word = judged.pop(row.name, None)
@@ -244,27 +191,17 @@ def _with_stamped(rows: Sequence[Row], words: Mapping[str, str]) -> Iterator[Row
             row = dataclasses.replace(row, verdict=_stamped(word))
         elif word is not None and row.verdict is not None and row.verdict.word != word:
             raise ValueError(
-                f"holds two verdicts of the cell {row.name!r}: {row.verdict.word} and {word}"
+                f"holds two verdicts of the cell {row.name}: {row.verdict.word} and {word}"
             )
         yield row
     for name, word in judged.items():
         yield Row(name=name, verdict=_stamped(word))
 
 
-def _stamped(word: str) -> Verdict:
-    return Verdict(word=word, by="stamp", ratio=None, interval=None, pairs=None, detectable=None)
-
-
-def _of_perfsuite(
-    name: str, info: object
-) -> tuple[CellRecord | None, Recipe | None, Verdict | None]:
-    if not isinstance(info, dict) or "recipe" not in info:
-        return None, None, msgspec.convert(info or {}, _OfAnybody).verdict
-    try:
-        record = msgspec.convert(info, CellRecord)
-        return record, recipe_of(record), record.verdict
-    except (msgspec.ValidationError, RecipeError, TypeError) as error:
-        raise ValueError(f"holds a record that cannot be, of the cell {name!r}: {error}") from error
+def _stamped(word: VerdictWord) -> Verdict:
+    return Verdict(
+        word=word, by="stamp", ratio=None, interval=None, num_pairs=None, detectable=None
+    )
 
 
 def _num_cores(info: dict[str, Any]) -> int | None:

@@ -1,4 +1,4 @@
-"""What every format says first: the verdict over all cells, in one line. Sees rows only."""
+"""Verdicts in words: the one over all cells that every format begins with, and each cell's."""
 
 from __future__ import annotations
 
@@ -8,32 +8,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from perfsuite.records.verdict import CellVerdict, Explanation, exit_code
+from perfsuite.errors import ExitCode
+from perfsuite.records.verdict import SEVERITY, CellVerdict, Explanation, exit_code
 from perfsuite.report.rows import Row
 from perfsuite.system.untrusted import printable_lines
 from perfsuite.units import format_change, format_seconds
 
 _WORDS: Final = {
-    0: "PASS",
-    1: "ERROR",
-    10: "FAIL",
-    11: "INCONCLUSIVE",
-    12: "NO VERDICT",
-    13: "NOTHING COMPARED",
+    ExitCode.OK: "PASS",
+    ExitCode.FAILED: "ERROR",
+    ExitCode.REGRESSION: "FAIL",
+    ExitCode.INCONCLUSIVE: "INCONCLUSIVE",
+    ExitCode.REFUSED: "NO VERDICT",
+    ExitCode.NOTHING_COMPARED: "NOTHING COMPARED",
 }
-# The gravest first: what somebody has to look at.
-_ORDER: Final = (
-    "ERROR",
-    "FAIL",
-    "INVALID",
-    "VANISHED",
-    "NO-BASELINE",
-    "INCONCLUSIVE",
-    "NEW",
-    "IMPROVED",
-    "PASS",
-    "SKIPPED",
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,21 +39,19 @@ class Summary:
 
 def summarize(rows: Sequence[Row]) -> Summary:
     """Return the verdict over all cells."""
-    words = Counter(row.verdict.word for row in rows if row.verdict is not None)
+    words = Counter(row.verdict.word for row in by_severity(rows) if row.verdict is not None)
     cells = "1 cell" if len(rows) == 1 else f"{len(rows)} cells"
     if not words:
         return Summary(word=None, text=f"{cells}, none of them judged")
-    known = [word for word in _ORDER if word in words]
-    ordered = [*known, *sorted(words.keys() - set(_ORDER))]
-    text = ", ".join(f"{words[word]} {word}" for word in ordered)
+    text = ", ".join(f"{words[word]} {word}" for word in SEVERITY if word in words)
     num_unjudged = len(rows) - words.total()
     if num_unjudged:
         text += f", {num_unjudged} not judged"
     return Summary(word=_WORDS[exit_code(words)], text=f"{cells}: {text}")
 
 
-def withhold(summary: Summary, *, num_failed: int, gaps: Sequence[str]) -> Summary:
-    """Return the verdict on a session whose cells are not all: they alone prove no PASS.
+def downgrade(summary: Summary, *, num_failed: int, gaps: Sequence[str]) -> Summary:
+    """Return the verdict on a session with failed tests or gaps: its cells alone prove no PASS.
 
     A session in which nothing was judged still has no verdict.
 
@@ -83,47 +69,43 @@ def withhold(summary: Summary, *, num_failed: int, gaps: Sequence[str]) -> Summa
     return Summary(word=word, text="; ".join([summary.text, *failures, *gaps]))
 
 
-def by_gravity(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows with those first that somebody has to look at, else as they were."""
-
-    def place(row: Row) -> int:
-        word = None if row.verdict is None else row.verdict.word
-        return _ORDER.index(word) if word in _ORDER else len(_ORDER)
-
-    return sorted(rows, key=place)
+def by_severity(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows with the most severe verdicts first, else in the order given."""
+    order = [*SEVERITY, None]
+    return sorted(
+        rows, key=lambda row: order.index(None if row.verdict is None else row.verdict.word)
+    )
 
 
-def sentence(cell: CellVerdict) -> str:
+def verdict_sentence(cell: CellVerdict) -> str:
     """Return a verdict in one sentence, for the report of its test."""
-    parts = [cell.word]
+    text: str = cell.word
     if cell.ratio is not None and cell.num_pairs > 1:
-        parts.append(
-            f"{format_change(cell.ratio)} against the base, between {between(cell)} "
-            f"({cell.num_pairs} pairs)"
-        )
-    return printable_lines("; ".join([": ".join(parts), *filter(None, [beside_numbers(cell)])]))
+        change = f"{format_change(cell.ratio)} against the base"
+        text += f": {change}, between {interval_text(cell)} ({cell.num_pairs} pairs)"
+    return printable_lines("; ".join(filter(None, [text, reason_text(cell)])))
 
 
-def between(cell: CellVerdict) -> str:
+def interval_text(cell: CellVerdict) -> str:
     """Return the bounds of the change, "" where there are none."""
     if cell.interval is None or cell.num_pairs < 2:
         return ""
     return " and ".join(map(format_change, cell.interval))
 
 
-def beside_numbers(cell: CellVerdict) -> str:
+def reason_text(cell: CellVerdict) -> str:
     """Return what the numbers of a verdict do not say: why, and what moved; "" if nothing."""
     texts = [cell.reason] if cell.reason else []
     if cell.explanation is not None:
-        texts.append(explained(cell.explanation))
+        texts.append(explanation_text(cell.explanation))
     if cell.word == "INCONCLUSIVE" and math.isfinite(cell.detectable or math.inf):
         assert cell.detectable is not None
-        seen = format_change(1 + cell.detectable)
-        texts.append(f"the smallest slowdown that it could have seen is {seen}")
+        smallest = format_change(1 + cell.detectable)
+        texts.append(f"the smallest slowdown that it could have seen is {smallest}")
     return "; ".join(texts)
 
 
-def explained(explanation: Explanation) -> str:
+def explanation_text(explanation: Explanation) -> str:
     """Return an explanation in words, what moved most first."""
     texts = []
     if explanation.moved_stage is not None:

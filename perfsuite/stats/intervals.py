@@ -24,24 +24,6 @@ _MAD_TO_SD = 1.4826
 _TRIMMED = 0.2
 
 
-def median(samples: Sequence[float]) -> float:
-    """Return the median of at least one sample.
-
-    >>> median([3.0, 1.0, 2.0])
-    2.0
-    """
-    return statistics.median(samples)
-
-
-def variance(samples: Sequence[float]) -> float:
-    """Return the unbiased variance of at least two samples.
-
-    >>> variance([1.0, 2.0, 3.0])
-    1.0
-    """
-    return statistics.variance(samples)
-
-
 def trimmed_mean(samples: Sequence[float]) -> tuple[float, float]:
     """Return the mean of the middle three fifths of at least one sample, and its standard error.
 

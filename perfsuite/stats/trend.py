@@ -1,8 +1,7 @@
-"""The course of a series of times: steps from one level to another, and a drift beside them.
+"""The trend of a series of times: steps from one level to another, and a drift beside them.
 
-A creep looks like a staircase to whatever looks for steps, and a step like a creep to whatever
-looks for a slope. Both are fitted, and the simpler of them that explains the series is kept. Must
-not know where the series comes from, nor how its course is told.
+A drift looks like a staircase to a search for steps, and a step like a drift to a search for a
+slope. Both are fitted, and the simpler one that explains the series is kept.
 """
 
 from __future__ import annotations
@@ -17,15 +16,15 @@ from typing import Final
 from perfsuite.stats.change_points import find_change_points
 from perfsuite.stats.drift import Drift, measure_drift
 
-# Of fewer values even a clean step is found or not by the luck of the shuffles: two of the 462 ways
-# to part eleven of them into five and six are as clean, which is just the level of a change point.
+# With fewer values the luck of the shuffles decides whether even a clean step is found: two of the
+# 462 ways to part eleven into five and six are as clean, which is just the level of a change point.
 MIN_VALUES: Final = 13
-# Half of what a gate lets pass by default. A long history proves smaller changes, which nobody
-# would act on.
+# Half of the tolerance of a gate by default. A long history proves smaller changes, too small to
+# act on.
 SMALLEST_CHANGE: Final = 0.01
-# A slope a week from less than a week would be a guess of what the rest of it brings.
+# A slope a week from less than a week would be a guess about the rest of the week.
 _MIN_SPAN_WEEKS: Final = 1.0
-# What has not settled by then goes back and forth.
+# A fit that has not settled by then goes back and forth.
 _MAX_TURNS: Final = 5
 # Probability beyond each bound of a step.
 _TAIL: Final = 0.025
@@ -56,40 +55,32 @@ class LevelChange:
 
 @dataclass(frozen=True, kw_only=True)
 class Trend:
-    """What became of a series.
+    """Steps and drift of a series.
 
     Attributes:
         steps: In order.
         drift: Of the logarithm a week, beside the steps; None where there is none.
-        levels_s: Of each value, in seconds: what steps and drift say it is.
         detrended: Logarithms of the values, without the drift.
     """
 
     steps: tuple[LevelChange, ...]
     drift: Drift | None
-    levels_s: tuple[float, ...]
     detrended: tuple[float, ...]
 
     def compare(self, before: int, after: int) -> tuple[float, float, float]:
-        """Return how many times the one level the other is, and its bounds of 95 % confidence.
+        """Return the ratio of level `after` over level `before`, and its bounds of 95 % confidence.
 
-        Args:
-            before: Number of a level: 0 is the one before the first step.
-            after: Number of another.
+        Level 0 is the one before the first step.
         """
         bounds = (0, *(step.place for step in self.steps), len(self.detrended))
         old, new = (self.detrended[bounds[level] : bounds[level + 1]] for level in (before, after))
         ratio, low, high = map(as_ratio, locate_shift(old, new))
         return ratio, low, high
 
-    def is_mended(self, level: int, *, smallest: float) -> bool:
-        """Whether the step to a level, a slowdown, was undone: nothing is left that would be told.
+    def is_recovered(self, level: int, *, smallest: float) -> bool:
+        """Whether the slowdown at the step to a level was undone, but for less than `smallest`.
 
-        One that comes again later is a step of its own.
-
-        Args:
-            level: Its number, from 1.
-            smallest: Changes below it are not told, 0.01 = 1 %.
+        A slowdown that comes again later is a step of its own. Levels are counted from 1.
         """
         for later in range(level + 1, len(self.steps) + 1):
             ratio, low, _ = self.compare(level - 1, later)
@@ -113,7 +104,7 @@ class _Fit:
     detrended: tuple[float, ...]
 
     def centres(self) -> list[float]:
-        """The level of each value, without the drift."""
+        """Return the level of each value, without the drift."""
         return [
             centre
             for start, end in pairwise(self.bounds)
@@ -121,7 +112,7 @@ class _Fit:
         ]
 
     def information(self) -> float:
-        """What the fit costs (Schwarz 1978), errors taken to be Laplace's, as medians are.
+        """Return the cost of the fit (Schwarz 1978), errors taken to be Laplace's, as medians are.
 
         A step costs its place and its size.
         """
@@ -139,13 +130,13 @@ def find_trend(
 ) -> Trend | None:
     """Return the steps and the drift of a series; None where it is too short to have any.
 
-    Of a series that neither steps nor drifts, at most 1 % are said to: the levels of
-    `change_points` and `drift` together.
+    Of series that neither step nor drift, at most 1 % are reported: the levels of `change_points`
+    and `drift` together.
 
     Args:
         weeks: When each value was measured.
         times_s: The values, above 0.
-        smallest: Steps, and drifts over the whole series, below it are none: 0.01 is 1 %.
+        smallest: Smaller steps, and smaller drifts over the whole series, are left out: 0.01 = 1 %.
     """
     if len(times_s) < MIN_VALUES:
         return None
@@ -155,22 +146,14 @@ def find_trend(
     starts = dict.fromkeys([(0, len(logs)), stepped.bounds])
     drifting = [_fit_drift(weeks, logs, start) for start in starts]
     best = min([stepped, *filter(None, drifting)], key=_Fit.information)
-    told = _without_small(best, weeks, logs, math.log1p(smallest))
-    return Trend(
-        steps=tuple(_steps_of(told)),
-        drift=told.drift,
-        levels_s=tuple(
-            math.exp(log - value + centre)
-            for log, value, centre in zip(logs, told.detrended, told.centres(), strict=True)
-        ),
-        detrended=told.detrended,
-    )
+    kept = _without_small(best, weeks, logs, math.log1p(smallest))
+    return Trend(steps=tuple(_steps_of(kept)), drift=kept.drift, detrended=kept.detrended)
 
 
 def _fit_drift(
     weeks: Sequence[float], logs: Sequence[float], bounds: tuple[int, ...]
 ) -> _Fit | None:
-    """The fit with a drift, None where there is none beside the steps that it leaves.
+    """Return the fit with a drift, None where there is no drift beside its steps.
 
     Steps and slope are found in turns, the first slope between the `bounds`.
     """
@@ -194,7 +177,7 @@ def _fit_steps(values: Sequence[float], drift: Drift | None) -> _Fit:
 
 
 def _without_small(fit: _Fit, weeks: Sequence[float], logs: Sequence[float], least: float) -> _Fit:
-    """The fit without what nobody wants to be told; the smallest steps go first."""
+    """Return the fit without small steps and a small drift; the smallest steps go first."""
     drift = fit.drift
     if drift is not None and abs(drift.slope) * (max(weeks) - min(weeks)) < least:
         drift = None
@@ -239,8 +222,8 @@ def as_ratio(difference: float) -> float:
 def locate_shift(before: Sequence[float], after: Sequence[float]) -> tuple[float, float, float]:
     """Return by how much one sample is above another, and its bounds.
 
-    The median of all differences (Hodges and Lehmann 1963), bounded by those that the test of Mann
-    and Whitney does not refuse.
+    The median of all differences (Hodges and Lehmann 1963), within the bounds that the test of Mann
+    and Whitney does not reject.
 
     >>> locate_shift([1.0, 2.0, 3.0], [11.0, 12.0, 13.0])[0]
     10.0

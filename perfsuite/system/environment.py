@@ -1,13 +1,13 @@
-"""What a speed depends on beside the code, as far as it can be told without torch.
+"""What a speed depends on beside the code, as far as it is known without torch.
 
-The controller stamps what it saves with this; what a rank finds, which knows torch's own settings
-too, is in `environment`. Must not know what is measured, and must not import torch.
+The controller stamps its files with this; a rank adds torch's own settings.
 """
 
 from __future__ import annotations
 
 import fnmatch
 import hashlib
+import os
 import platform
 import sys
 from collections.abc import Mapping
@@ -36,8 +36,8 @@ _VARIABLES: Final = (
 )
 # These change no speed, and scikit-learn sets them in any process that imports it.
 _IDLE_VARIABLES: Final = ("KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK")
-# What ranks that share a machine set themselves. A cell of one process does not, and is still of
-# the environment of those that it is compared with.
+# Set by ranks that share a machine themselves. A cell of one process does not set it, and must
+# still have the environment of the cells that it is compared with.
 _OWN_VARIABLES: Final = {"GLOO_SOCKET_IFNAME": "lo"}
 _NOT_INSTALLED = "not installed"
 
@@ -46,13 +46,9 @@ def describe_host(environ: Mapping[str, str], num_cores: int) -> Environment:
     """Return the environment of a whole session, whatever its tests measure.
 
     It holds the GPUs that the session sees and their driver, used or not; the CPU's model and the
-    cores; Python's minor version; the installed versions of torch and numpy; and the variables that
-    change their speed. CUDA's libraries and torch's settings, which a rank alone can tell, are in
-    the fingerprint that each cell has of its own.
-
-    Args:
-        environ: The environment variables.
-        num_cores: That the session may use.
+    cores that the session may use; Python's minor version; the installed versions of torch and
+    numpy; and the variables that change their speed. CUDA's libraries and torch's settings, which
+    only a rank knows, are in the fingerprint of each cell.
     """
     numpy = _version_of("numpy")
     return Environment(
@@ -67,6 +63,11 @@ def describe_host(environ: Mapping[str, str], num_cores: int) -> Environment:
         python=f"{sys.version_info.major}.{sys.version_info.minor}",
         knobs={"numpy": numpy or _NOT_INSTALLED} | speed_variables(environ),
     )
+
+
+def host_fingerprint(environ: Mapping[str, str]) -> str:
+    """Return the fingerprint of `describe_host` for this process."""
+    return describe_host(environ, len(os.sched_getaffinity(0))).fingerprint
 
 
 def describe_gpu(gpu: GpuFacts) -> str:
@@ -131,8 +132,8 @@ class Environment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         return hashlib.sha256(canonical).hexdigest()[:12]
 
 
-# The variable that each CI service sets for a pull request, and the values that say it is one;
-# None where being set at all says so. From the services' own lists of predefined variables.
+# The variable that each CI service sets for a pull request, and its values then; None where any
+# value says so. From the services' own lists of predefined variables.
 _PULL_REQUEST_VARIABLES: Final[tuple[tuple[str, tuple[str, ...] | None], ...]] = (
     ("GITHUB_EVENT_NAME", ("pull_request", "pull_request_target", "merge_group")),
     ("CI_MERGE_REQUEST_IID", None),  # GitLab

@@ -1,8 +1,7 @@
-"""Files behind a URL: `s3://` and `gs://` through fsspec, and `memory://` of this process alone.
+"""Files behind a URL: `s3://` and `gs://` through fsspec.
 
-A `RemotePath` has the few methods of `pathlib.Path` that stored runs need, and its errors: whatever
-a client library raises arrives as an OSError with its reason in one line. Must not know what the
-files hold.
+A `RemotePath` has the few methods of `pathlib.Path` that stored runs need, and its errors: each
+error of a client library arrives as an OSError with its reason in one line.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import importlib
 import logging
 import os
 import re
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -27,17 +25,17 @@ from perfsuite.system.untrusted import printable
 
 @dataclass(frozen=True, kw_only=True)
 class _Protocol:
-    """What stands behind one kind of URL.
+    """The client of one kind of URL.
 
     Attributes:
-        package: What fsspec needs for it.
-        extra: The extra of perfsuite that brings the package; None where it is there anyway.
-        failures: What the package raises beside OSError, as module:class.
+        package: The client that fsspec needs.
+        extra: The extra of perfsuite that installs it.
+        failures: Errors that it raises beside OSError, as module:class.
     """
 
     package: str
-    extra: str | None = None
-    failures: tuple[str, ...] = ()
+    extra: str
+    failures: tuple[str, ...]
 
 
 _PROTOCOLS: Final = {
@@ -61,23 +59,20 @@ _PROTOCOLS: Final = {
             "builtins:ValueError",  # its name for a bad request
         ),
     ),
-    "memory": _Protocol(package="fsspec"),
 }
-_ALLOWED = "use a path, or a URL that begins with s3://, gs:// or memory://"
-# What S3 answers where a conditional write comes second: afterwards, and at the same moment. s3fs
-# knows the first alone, and only of a server that names the condition, which not all do.
+_ALLOWED = "use a path, or a URL that begins with s3:// or gs://"
+# S3's answers to a conditional write that comes second: afterwards, and at the same moment. s3fs
+# knows the first alone, and only from a server that names the condition, which not all do.
 _TAKEN: Final = ("PreconditionFailed", "ConditionalRequestConflict")
-# To s3fs it is the same as a folder without files, which is nothing wrong.
+# s3fs takes it for a folder without files, which is no error.
 _NO_BUCKET: Final = "NoSuchBucket"
 # As in scheme://user:password@host, which an endpoint may be and a message may repeat. A password
-# may hold a slash, as almost half of the secret keys of Amazon do, or an "@": up to the last one.
+# may hold a slash, as almost half of Amazon's secret keys do, or an "@": mask up to the last one.
 _USER_INFO = re.compile(r"(?<=://)\S*@")
 # An access point's name stands for a bucket's, and is the only one with colons.
 _ACCESS_POINT: Final = "arn:"
-# Longer reasons repeat what the server sent.
+# Longer reasons repeat the server's whole answer.
 _MOST_REASON_CHARACTERS: Final = 300
-# memory:// looks for a name and writes it in two steps; the others' servers do so in one.
-_CREATING: Final = threading.Lock()
 
 
 @dataclass(frozen=True, order=True)
@@ -85,7 +80,7 @@ class RemotePath:
     """A file or a folder behind a URL.
 
     Attributes:
-        protocol: "s3", "gs" or "memory".
+        protocol: "s3" or "gs".
         key: Bucket and name, without a slash at either end.
         listed_bytes: The size, where a listing has told it.
     """
@@ -116,11 +111,7 @@ class RemotePath:
         return RemotePath(self.protocol, self.key.rpartition("/")[0])
 
     def glob(self, pattern: str) -> Iterator[RemotePath]:
-        """Yield the files whose names from here match, part by part.
-
-        Raises:
-            OSError: The folder cannot be listed.
-        """
+        """Yield the files below whose names match, part by part; raises OSError like all below."""
         part, is_deeper, rest = pattern.partition("/")
         for name, entry in self._list().items():
             if not fnmatchcase(name, part):
@@ -137,7 +128,7 @@ class RemotePath:
         except FileNotFoundError:
             return {}
         names = {entry["name"].strip("/").removeprefix(f"{self.key}/"): entry for entry in entries}
-        # A key may hold what is no name of a file: the folder itself, or steps out of it.
+        # A key may be no file name: the folder itself, or steps out of it.
         return {
             name: entry
             for name, entry in names.items()
@@ -145,46 +136,35 @@ class RemotePath:
         }
 
     def size_bytes(self) -> int:
-        """Return the size.
-
-        Raises:
-            OSError: There is no such file, or it cannot be asked for.
-        """
+        """Return the size."""
         if self.listed_bytes is not None:
             return self.listed_bytes
         with _connection(self.protocol) as files:
             return int(files.info(self.key)["size"])
 
     def read_bytes(self, num_bytes: int) -> bytes:
-        """Return the first bytes.
-
-        Raises:
-            OSError: There is no such file, or it cannot be read.
-        """
-        if num_bytes == 0:  # a range of nothing is refused by S3
+        """Return the first bytes."""
+        if num_bytes == 0:  # S3 refuses an empty range
             return b""
         with _connection(self.protocol) as files:
             return bytes(files.cat_file(self.key, start=0, end=num_bytes))
 
     def create(self, data: bytes) -> None:
-        """Write a file that nobody has written, and see that it stayed.
+        """Write a new file, and check that it stayed.
 
         Raises:
-            FileExistsError: Somebody has it, or wrote it at the same moment.
+            FileExistsError: It exists, or was written by another client at the same moment.
             OSError: It cannot be written.
         """
-        with _CREATING, _connection(self.protocol) as files:
+        with _connection(self.protocol) as files:
             files.pipe_file(self.key, data, mode="create")
         if self.read_bytes(len(data) + 1) != data:
-            raise FileExistsError(errno.EEXIST, "somebody wrote it at the same moment")
+            raise FileExistsError(errno.EEXIST, "it was written twice at the same moment")
 
     def refuses(self, data: bytes) -> bool:
-        """Return whether the server refuses to create the file, which holds the data, once more.
+        """Whether the server refuses to create the file, which holds the data, once more.
 
-        One that does not ignores the condition, and would let anybody write over anybody.
-
-        Raises:
-            OSError: The server cannot be asked.
+        Otherwise it ignores the condition, and lets each client write over the files of others.
         """
         try:
             with _connection(self.protocol) as files:
@@ -194,11 +174,7 @@ class RemotePath:
         return False
 
     def unlink(self, *, missing_ok: bool = False) -> None:
-        """Remove the file.
-
-        Raises:
-            OSError: It cannot be removed, or is not there and has to be.
-        """
+        """Remove the file."""
         try:
             with _connection(self.protocol) as files:
                 files.rm_file(self.key)
@@ -211,20 +187,14 @@ AnyPath: TypeAlias = Path | RemotePath
 
 
 def locate(text: str, source: str) -> AnyPath:
-    """Return what a path or a URL names; nothing is read of it.
+    """Return the file or folder of a path or a URL, without a request; `source` is for messages.
 
-    >>> print(locate("memory://bucket/baselines/", "--storage"))
-    memory://bucket/baselines
     >>> locate("file://./baselines", "--storage")
     PosixPath('baselines')
 
-    Args:
-        text: What was given.
-        source: Where, for messages.
-
     Raises:
-        SettingError: The URL is none that can be read here: of another kind, without a bucket, with
-            credentials in it, or of a package that is not installed.
+        SettingError: The URL is of another kind, has no bucket, holds credentials, or needs a
+            package that is not installed.
     """
     protocol, is_url, key = text.partition("://")
     if not is_url or protocol == "file":
@@ -270,11 +240,11 @@ def _load(protocol: str, source: str) -> None:
 
 @functools.cache
 def _filesystem(protocol: str) -> Any:
-    # Imported where it is used: no session pays for it whose runs are stored in a folder.
+    # Imported here: a session whose runs are stored in a folder does not pay for it.
     fsspec = importlib.import_module("fsspec")
-    # It logs what it raises, and Python prints what nobody listens to, tracebacks included.
+    # It logs its errors, and Python prints logs without a handler, tracebacks included.
     logging.getLogger(_PROTOCOLS[protocol].package).addHandler(logging.NullHandler())
-    # Others write to the same folder, so a listing is never to be an old one.
+    # Other clients write to the same folder, so no listing may be an old one.
     return fsspec.filesystem(protocol, use_listings_cache=False, skip_instance_cache=True)
 
 
@@ -287,7 +257,7 @@ def _failures(protocol: str) -> tuple[type[Exception], ...]:
 
 @contextlib.contextmanager
 def _connection(protocol: str) -> Iterator[Any]:
-    """The file system of fsspec, whose errors leave as an OSError with a number and a reason."""
+    """Give the file system of fsspec; its errors leave as an OSError with a number and a reason."""
     try:
         yield _filesystem(protocol)
     except _failures(protocol) as error:
@@ -308,7 +278,7 @@ def _plain(error: Exception) -> OSError:
 
 
 def _answer_of(error: BaseException) -> str | None:
-    """The server's own word for what is wrong, where there is one."""
+    """Return the server's own name of the error, where it has one."""
     response = getattr(error.__cause__ or error, "response", None)
     details = response.get("Error") if isinstance(response, dict) else None
     return details.get("Code") if isinstance(details, dict) else None

@@ -1,10 +1,12 @@
-"""What each rank runs: one job, in its process group, answered with one message.
+"""What each rank runs: one job in its process group, answered with one message.
 
-Loaded by name (`GroupPolicy.entry`); the controller never imports it, for here torch begins.
+Runs in a rank, which loads it by name (`GroupPolicy.entry`); the forkserver has imported it, and
+torch with it. The controller never does.
 """
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import gc
 import os
@@ -14,19 +16,17 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
-from types import TracebackType
 
 import torch
 import torch.distributed as dist
 
 from perfsuite import errors
 from perfsuite.errors import NotExercisedError, PerfsuiteError
+from perfsuite.ranks.assignments import Rendezvous
 from perfsuite.ranks.failures import says_lost_peer
 from perfsuite.ranks.messages import (
-    CallFunction,
     CheckRun,
     Failed,
     FunctionReturned,
@@ -52,44 +52,30 @@ def serve(start: RankStart, pipe: Connection) -> None:
     """Do the job, send the reply, and leave when the controller has it."""
     # What the server has loaded stays: a collection that walks it takes 0.2 s, and copies it.
     gc.freeze()
-    board = Board(Path(start.folder) / "progress", start.world_size).writer(start.rank)
-    with _ReplyOnError(pipe):
-        _set_up_torch(start)
-        with _process_group(start):
-            reply = _run(start.job, start, board)
+    board = Board(Path(start.folder) / "progress", start.request.world_size).writer(start.rank)
+    try:
+        device = _set_up_torch(start)
+        with _process_group(start, device):
+            reply = _run(start.request.job, start, device, board)
             board.enter_phase("finish")
-            _flush()
-            pipe.send(reply)
-            _wait_for_release(pipe)
+            _send(pipe, reply)
+    except NotExercisedError as error:
+        _send(pipe, Skipped(reason=str(error)))
+    except Exception as error:  # noqa: BLE001  # the controller raises it
+        _send(pipe, _failed(error))
+    else:
+        return
+    # Skip every exit handler: after an error a process group may hang in its own.
+    os._exit(0)
 
 
-class _ReplyOnError:
-    """Turns an exception of the job into a `Skipped` or `Failed` reply."""
-
-    def __init__(self, pipe: Connection) -> None:
-        self._pipe = pipe
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if not isinstance(error, Exception):
-            return  # nothing, or sys.exit() and the like, which end the process as they say
-        reply: Reply
-        if isinstance(error, NotExercisedError):
-            reply = Skipped(reason=str(error))
-        else:
-            reply = _failed(error)
-        _flush()
-        self._pipe.send(reply)
-        _wait_for_release(self._pipe)
-        # Skip every exit handler: after an error a process group may hang in its own.
-        os._exit(0)
+def _send(pipe: Connection, reply: Reply) -> None:
+    """Send the reply, and return when the controller has closed its end: it has all replies."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pipe.send(reply)
+    with contextlib.suppress(EOFError, ConnectionResetError):
+        pipe.recv()
 
 
 def _failed(error: Exception) -> Failed:
@@ -109,82 +95,69 @@ def _failed(error: Exception) -> Failed:
     )
 
 
-def _set_up_torch(start: RankStart) -> None:
-    torch.set_num_threads(start.num_threads)
-    random.seed(start.seed)
-    torch.manual_seed(start.seed)
-    if start.device == "cuda":
-        torch.cuda.set_device(start.gpu % torch.cuda.device_count())
+def _set_up_torch(start: RankStart) -> torch.device:
+    """Return the rank's device, which is also torch's current one."""
+    policy = start.request.policy
+    torch.set_num_threads(policy.num_threads)
+    random.seed(policy.seed)
+    torch.manual_seed(policy.seed)
+    if policy.device != "cuda":
+        return torch.device("cpu")
+    device = torch.device("cuda", start.assignment.gpu % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
 
 
-@contextmanager
-def _process_group(start: RankStart) -> Iterator[None]:
-    """Initialise the default process group over a store that only this group knows."""
-    if start.backend is None:
+@contextlib.contextmanager
+def _process_group(start: RankStart, device: torch.device) -> Iterator[None]:
+    """Initialise the default process group over a store of this group alone."""
+    if not start.request.needs_group:
         yield
         return
-    shares_machine = start.rendezvous is None or start.rendezvous.is_on_one_machine
+    backend, rendezvous = start.assignment.backend, start.assignment.rendezvous
+    shares_machine = rendezvous is None or rendezvous.is_on_one_machine
     if (
-        start.backend == "gloo"
+        backend == "gloo"
         and shares_machine
         and any(name == "lo" for _, name in socket.if_nameindex())
     ):
         # The ranks share this machine; the host's name may lead nowhere.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group(
-        start.backend,
-        store=_store(start),
+        backend,
+        store=_store(start, rendezvous),
         rank=start.rank,
-        world_size=start.world_size,
-        timeout=datetime.timedelta(seconds=start.collective_timeout_s),
+        world_size=start.request.world_size,
+        timeout=datetime.timedelta(seconds=start.request.policy.collective_timeout_s),
         # Otherwise NCCL guesses the device of a barrier from the rank.
-        device_id=_own_gpu() if start.backend == "nccl" else None,
+        device_id=device if backend == "nccl" else None,
     )
     yield
     dist.destroy_process_group()
 
 
-def _store(start: RankStart) -> Store:
-    if start.rendezvous is None:
+def _store(start: RankStart, rendezvous: Rendezvous | None) -> Store:
+    if rendezvous is None:
         return dist.FileStore(  # type: ignore[attr-defined]  # documented, missing in __all__
-            str(Path(start.folder) / "store"), start.world_size
+            str(Path(start.folder) / "store"), start.request.world_size
         )
-    place = start.rendezvous
     return open_store(
-        place.host, place.port, prefix=place.prefix, timeout_s=start.collective_timeout_s
+        rendezvous.host,
+        rendezvous.port,
+        prefix=rendezvous.prefix,
+        timeout_s=start.request.policy.collective_timeout_s,
     )
 
 
-def _own_gpu() -> torch.device:
-    return torch.device("cuda", torch.cuda.current_device())
-
-
-def _run(job: Job, start: RankStart, board: BoardWriter) -> Reply:
+def _run(job: Job, start: RankStart, device: torch.device, board: BoardWriter) -> Reply:
     if isinstance(job, RunCell):
-        return run_cell(job, start, board)
+        return run_cell(job, start, device, board)
     if isinstance(job, RecordRun):
-        return record_rank(job, start, board)
+        return record_rank(job, start, device, board)
     if isinstance(job, RunProfile):
-        return take_profile(job, start, board)
+        return take_profile(job, start, device, board)
     if isinstance(job, CheckRun):
-        return check_recorded(job, start, board)
+        return check_recorded(job, device, board)
     board.enter_phase("call")
-    return _call(job)
-
-
-def _call(job: CallFunction) -> FunctionReturned:
     function, args = unpack(job.call)
     return FunctionReturned(value=pack(function(*args)))
-
-
-def _wait_for_release(pipe: Connection) -> None:
-    """Return when the controller has closed its end: it has every rank's reply."""
-    try:
-        pipe.recv()
-    except (EOFError, ConnectionResetError):
-        return
-
-
-def _flush() -> None:
-    sys.stdout.flush()
-    sys.stderr.flush()

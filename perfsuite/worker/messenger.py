@@ -1,8 +1,8 @@
-"""Carries letters between controllers over the TCP store that torchrun keeps.
+"""Carries broadcasts between controllers over torchrun's TCP store. Runs in the messenger.
 
-A process of its own beside each controller, because the store is torch's. All letters stand in one
-list in the store, and every controller reads all of them in the same order. Loaded by name (see
-`peers.enter_messenger`), never imported by the controller. Must not know what the letters say.
+The messenger is a process of its own beside each controller, because the store is torch's; the
+controller loads it by name (`ranks.torchrun.peers.enter_messenger`). All letters, one a broadcast,
+are one list in the store, and every messenger reads all of them in the same order.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import time
 from multiprocessing.connection import Connection
 
 from perfsuite.ranks import bootstrap
-from perfsuite.ranks.torchrun.inbox import Letter, Lost, MessengerStart
+from perfsuite.ranks.torchrun.peers import MessengerStart, SessionBroken
 from perfsuite.worker.store import Store, StoreError, open_store
 
-# How often a messenger shows that it is alive, and looks whether others are.
+# How often a messenger shows that it is alive, and checks whether others are.
 _BEAT_S = 1.0
-# Between two looks for a letter: answers come at once, and a long silence costs a store with a
-# thousand readers 20,000 questions a second at most.
+# Between two checks for a letter: answers come at once, and a long silence costs a store with a
+# thousand readers 20,000 requests a second at most.
 _SHORTEST_PAUSE_S = 0.001
 _LONGEST_PAUSE_S = 0.05
 # The store takes no values of 8 MiB or more (torch 2.15, TCPStoreLibUvBackend.cpp).
@@ -30,80 +30,77 @@ _PAGE_BYTES = 4 * 2**20
 
 def serve(start: MessengerStart, pipe: Connection) -> None:
     """Carry letters both ways until the controller closes its end."""
-    inbox = _Inbox(pipe, start.controller)
+    controller = _Controller(pipe, start.controller)
     try:
         outgoing = _connect(start, is_host=start.membership.hosts_store)
         incoming = _connect(start, is_host=False)
     except StoreError as error:
-        inbox.put_lost(_cannot_connect(start, error))
+        controller.give_up(_cannot_connect(start, error))
         return
-    reader = _Reader(incoming, inbox, start.membership.world_size)
+    reader = _Reader(incoming, controller, start.membership.world_size)
     thread = threading.Thread(target=reader.run, daemon=True)
     thread.start()
-    watch = _Watch(start, outgoing)
+    heartbeats = _Heartbeats(start, outgoing)
     try:
-        while (lost := watch.look()) is None:
+        while (reason := heartbeats.check()) is None:
             if pipe.poll(_BEAT_S):
                 _post(outgoing, pipe.recv_bytes())
-        inbox.put_lost(lost)
+        controller.give_up(reason)
         while True:  # others may hear how this one ends
             _post(outgoing, pipe.recv_bytes())
     except (EOFError, BrokenPipeError, ConnectionResetError):
         os._exit(0)  # the reader waits in the store, and an exit handler would wait for it
     except StoreError:
-        thread.join()  # it meets the same, and says so
+        thread.join()  # it meets the same error, and reports it
 
 
-class _Inbox:
-    """What the controller reads from, and two threads write to."""
+class _Controller:
+    """The controller, as two threads send to it."""
 
-    def __init__(self, pipe: Connection, controller: int) -> None:
+    def __init__(self, pipe: Connection, pid: int) -> None:
         self._pipe = pipe
-        self._controller = controller
+        self._pid = pid
         self._lock = threading.Lock()
 
-    def put(self, mail: Letter | Lost) -> None:
-        """Hand something on; waits for a controller that is busy with something else."""
+    def send(self, message: bytes | SessionBroken) -> None:
+        """Send a letter's content; waits for a controller that is busy with something else."""
         with self._lock:
-            self._pipe.send(mail)
+            self._pipe.send(message)
 
-    def put_lost(self, reason: str) -> None:
-        """Hand on that no letter will come any more."""
+    def give_up(self, reason: str) -> None:
+        """Send that no further letter will come."""
         # A controller that is stopped would never hear it, and not take torchrun's SIGTERM either.
         with contextlib.suppress(ProcessLookupError):  # it is gone, and needs nothing
-            os.kill(self._controller, signal.SIGCONT)
-        self.put(Lost(reason=reason))
+            os.kill(self._pid, signal.SIGCONT)
+        self.send(SessionBroken(reason))
 
 
 class _Reader:
-    """Hands on each letter of the list."""
+    """Sends each letter of the list on to the controller."""
 
-    def __init__(self, store: Store, inbox: _Inbox, world_size: int) -> None:
+    def __init__(self, store: Store, controller: _Controller, world_size: int) -> None:
         self._store = store
-        self._inbox = inbox
+        self._controller = controller
         self._world_size = world_size
         self._num_read = 0
-        self._pause_s = _SHORTEST_PAUSE_S
 
     def run(self) -> None:
         """Read until the store is gone."""
+        pause_s = _SHORTEST_PAUSE_S
         try:
             while True:
-                self._step()
+                # Not a wait with a time-out: one that runs out just as the letter comes may never
+                # return (torch 2.15).
+                if self._store.check([_key(self._num_read)]):
+                    self._controller.send(self._take())
+                    pause_s = _SHORTEST_PAUSE_S
+                else:
+                    time.sleep(pause_s)
+                    pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
         except StoreError as error:
-            self._inbox.put_lost(f"the store of torchrun is gone: {_first_line(error)}")
+            self._controller.give_up(f"the store of torchrun is gone: {_first_line(error)}")
         except (BrokenPipeError, ConnectionResetError):
             return  # the controller is gone, and so is this process in a moment
-
-    def _step(self) -> None:
-        # Not a wait with a time-out: one that runs out just as the letter comes may never return
-        # (torch 2.15).
-        if self._store.check([_key(self._num_read)]):
-            self._inbox.put(Letter(content=self._take()))
-            self._pause_s = _SHORTEST_PAUSE_S
-        else:
-            time.sleep(self._pause_s)
-            self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
 
     def _take(self) -> bytes:
         key = _key(self._num_read)
@@ -116,8 +113,8 @@ class _Reader:
         return content
 
 
-class _Watch:
-    """Shows that the controller here is alive, and tells which other has fallen silent.
+class _Heartbeats:
+    """Shows that the controller here is alive, and notices which other has fallen silent.
 
     Not the reader's work: a controller that is busy takes no letter for minutes, and lives.
     """
@@ -136,8 +133,8 @@ class _Watch:
         self._beaten_s = 0.0
         self._is_stopped = False
 
-    def look(self) -> str | None:
-        """Return why the session cannot go on, None if it can; a beat apart, however often called.
+    def check(self) -> str | None:
+        """Return why the session cannot go on, None if it can; works once a second at most.
 
         Raises:
             StoreError: The store is gone.
@@ -149,12 +146,10 @@ class _Watch:
         return self._silent()
 
     def _beat(self) -> None:
-        """Show that the controller is alive; one that is stopped is not, and its messenger is."""
+        """Show that the controller is alive; one that is stopped is not, but its messenger is."""
         rank = self._start.membership.rank
-        was_stopped, self._is_stopped = (
-            self._is_stopped,
-            bootstrap.is_stopped(self._start.controller),
-        )
+        was_stopped = self._is_stopped
+        self._is_stopped = bootstrap.is_stopped(self._start.controller)
         if not self._is_stopped:
             self._store.add(f"beat {rank}", 1)
         if self._is_stopped and not was_stopped:
@@ -163,7 +158,7 @@ class _Watch:
             self._store.delete_key(f"stopped {rank}")
 
     def _silent(self) -> str | None:
-        """Why the session cannot go on, if a rank on which this one depends is silent."""
+        """Return why the session cannot go on, if a rank that this one depends on is silent."""
         now_s = time.monotonic()
         for rank in self._watched:
             num_beats = self._store.add(f"beat {rank}", 0)
@@ -179,10 +174,10 @@ class _Watch:
         who = f"rank {rank} of {self._start.membership.world_size}"
         if self._store.check([f"stopped {rank}"]):
             return (
-                f"{who} stands still: its pytest process was stopped (SIGSTOP, as a debugger "
-                f"does), and did not go on within {patience_s:g} s"
+                f"{who} is stopped: its pytest process was sent SIGSTOP, as a debugger does, and "
+                f"did not go on within {patience_s:g} s"
             )
-        what = "is gone, or stands still" if has_come else "did not come"
+        what = "is gone or hangs" if has_come else "did not come"
         return f"{who} {what}: nothing was heard of its pytest process for {patience_s:g} s"
 
 

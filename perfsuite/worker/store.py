@@ -1,4 +1,4 @@
-"""Torch's TCP store, as ranks and messengers meet in it. Runs where torch is loaded."""
+"""Torch's TCP store, where processes under torchrun meet. Runs in ranks and messengers."""
 
 from __future__ import annotations
 
@@ -11,21 +11,17 @@ from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-
 
 __all__ = ["Store", "StoreError", "open_store"]
 
-# Of everything that torch raises about a store.
+# The base of all that torch raises about a store.
 StoreError = dist.DistError
 
 
 def open_store(
     host: str, port: int, *, prefix: str, timeout_s: float, is_host: bool = False
 ) -> Store:
-    """Return a connection of its own to the store, in which all keys begin with `prefix`.
+    """Return a new connection to the store, which puts `prefix` before every key.
 
-    Args:
-        host: Where the store is.
-        port: Where the store is.
-        prefix: What keys begin with, unseen.
-        timeout_s: How long to try to connect, and to wait for a key.
-        is_host: Keep the store in this process, instead of connecting to another.
+    It tries to connect, and waits for a key, for `timeout_s` at most. With `is_host` this process
+    keeps the store.
 
     Raises:
         StoreError: There is no store, or the port is taken.

@@ -30,7 +30,7 @@ Call = Callable[..., int]
 def perfsuite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
     """Calls the console script's function in a folder outside of git, and returns its exit code."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(baseline, "_fingerprint", lambda: HERE)
+    monkeypatch.setattr(baseline, "fingerprint_here", lambda: HERE)
 
     def call(*arguments: str) -> int:
         monkeypatch.setattr(sys, "argv", ["perfsuite", *arguments])
@@ -123,12 +123,12 @@ class Unreachable:
         (
             ["baseline", "list", "--storage", str(STORAGE)],
             12,
-            f"{STORAGE}: cannot be looked into: Access Denied",
+            f"{STORAGE}: cannot be listed: Access Denied",
         ),
         (
             ["baseline", "prune", "--keep", "1", "--storage", str(STORAGE)],
             12,
-            f"{STORAGE}: cannot be looked into: Access Denied",
+            f"{STORAGE}: cannot be listed: Access Denied",
         ),
         (
             ["report", f"{FOLDER}/0001_a.json"],

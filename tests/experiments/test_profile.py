@@ -1,4 +1,4 @@
-"""From the ranks to one profile: whose times count, and what is summed or averaged."""
+"""From the ranks to one profile: times of the slowest rank, and what is summed or averaged."""
 
 from __future__ import annotations
 
@@ -7,19 +7,18 @@ from dataclasses import replace
 import pytest
 
 from perfsuite.experiments.profile import combine_profiles
-from perfsuite.ranks.messages import EpochProfiled, ProfilerOutput, ProfileTaken, RunProfile
-from perfsuite.records.profile import NonFinite, Profile, ProfileStages, RankUsage
+from perfsuite.ranks.messages import ProfileTaken, RankEpoch, RunProfile
+from perfsuite.records.profile import NonFinite, Profile, ProfilerOutput, ProfileStages, RankUsage
 from perfsuite.records.recipe import Recipe
 
 JOB = RunProfile(workload=b"", recipe=Recipe(parallel="ddp:2"), seed=0, num_epochs=1)
 OUTPUT = ProfilerOutput(
     operators=(), num_steps=3, communication=None, trace=b"", operator_table="", memory_summary=""
 )
-EPOCH = EpochProfiled(
+EPOCH = RankEpoch(
     duration_s=10.0,
     stages_s={"load": 4.0, "forward": 1.0, "backward": 2.0, "optimizer": 0.25, "evaluation": 2.5},
     losses=(3.0, 1.0),
-    first_bad_loss=None,
     first_bad_gradient=None,
     num_right=(1, 2, 0),
     num_there=(2, 2, 0),
@@ -28,9 +27,8 @@ EPOCH = EpochProfiled(
 )
 
 
-def rank(number: int, *epochs: EpochProfiled) -> ProfileTaken:
+def rank(number: int, *epochs: RankEpoch) -> ProfileTaken:
     return ProfileTaken(
-        wall_s=sum(epoch.duration_s for epoch in epochs),
         epochs=epochs,
         evaluated_split="test",
         usage=RankUsage(rank=number, device="cpu", samples=()),
@@ -39,7 +37,7 @@ def rank(number: int, *epochs: EpochProfiled) -> ProfileTaken:
     )
 
 
-def combine(*by_rank: list[EpochProfiled]) -> Profile:
+def combine(*by_rank: list[RankEpoch]) -> Profile:
     ranks = [rank(number, *epochs) for number, epochs in enumerate(by_rank)]
     return combine_profiles(JOB, "tiny", "cpu", ranks).profile
 
@@ -91,7 +89,7 @@ def test_right_answers_are_summed_over_the_ranks_that_counted() -> None:
     profile = combine([EPOCH], [replace(EPOCH, num_right=(0, 1, 0), num_there=(2, 4, 0))], [silent])
 
     assert profile.accuracy == 4 / 10
-    # Nobody saw the third class.
+    # No rank saw the third class.
     assert profile.accuracy_per_class == {"0": 1 / 4, "1": 3 / 6}
 
 
@@ -115,7 +113,7 @@ def test_a_reason_that_one_rank_knows_is_the_profiles() -> None:
 
 def test_the_first_step_that_is_not_finite_is_the_earliest_of_any_rank() -> None:
     nan = float("nan")
-    late = replace(EPOCH, losses=(1.0, nan), first_bad_loss=2, first_bad_gradient=1)
+    late = replace(EPOCH, losses=(1.0, nan), first_bad_gradient=1)
     later = replace(EPOCH, first_bad_gradient=2)
 
     profile = combine([EPOCH, later], [EPOCH, late])

@@ -1,4 +1,4 @@
-"""What befalls one rank, told in full: a lost device, memory, a stop, and whoever forks ranks."""
+"""Faults of one rank and of its forkserver: a lost device, no memory, a stop, Ctrl-C."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ILLEGAL = "CUDA error: an illegal memory access was encountered"
 
 @pytest.fixture
 def impatient_ranks() -> RunRanks:
-    """Ranks whose controller gives up after 2 s."""
+    """Ranks with a controller timeout of 2 s."""
     session = Session(Settings(device="cpu", timeout_s=2), say=print)
     return lambda num_ranks, function, *args: session.run_function(
         num_ranks, function, args, by_value=[sys.modules[__name__]]
@@ -33,7 +33,7 @@ def impatient_ranks() -> RunRanks:
 
 
 def poison_the_context() -> None:
-    """After such an error every call on the device fails with it, those that clean up as well."""
+    """Raise an error that every later call on the device raises too, even those that clean up."""
     import torch
     import torch.distributed as dist
 
@@ -128,7 +128,7 @@ def test_a_rank_that_cannot_be_started_is_told_and_nothing_is_left(
 
     assert str(caught.value) == (
         "rank 0 of 2 could not be started: the server that ranks are forked from has ended, killed "
-        "by somebody, or by the kernel because memory ran out; the next cell starts another"
+        "by a user, or by the kernel because memory ran out; the next cell starts another"
     )
 
 

@@ -160,7 +160,7 @@ def test_the_first_slow_of_eight_commits_is_found_in_three_steps(
     assert len(result.steps) <= 3
 
 
-def test_each_step_is_announced_and_told(shop: Shop) -> None:
+def test_each_step_is_announced_and_shown(shop: Shop) -> None:
     for speed in ("fast", "fast", "slow", "slow"):
         shop.commit(speed)
     short = [commit[:7] for commit in shop.commits]
@@ -171,8 +171,8 @@ def test_each_step_is_announced_and_told(shop: Shop) -> None:
         f"3 commits after {short[0]} up to {short[3]}: both ends are judged first, then 2 of them, "
         "and more where some must be skipped; at most 8 pairs each",
         f"the bad end, {short[3]} 'make it slow': FAIL, +30.0 % (+29.0 % to +31.0 %): bad",
-        "what is slower by more than 6.8 % is bad, and good what is known to be so by less than "
-        "21.7 %",
+        "a commit that is slower by more than 6.8 % is bad, and one that is known to be slower by "
+        "less than 21.7 % is good",
         f"the good end against itself, {short[0]} 'make it fast': PASS, +0.1 % (-0.9 % to +1.1 %): "
         "good",
         f"step 1 of 2, {short[2]} 'make it slow': FAIL, +30.0 % (+29.0 % to +31.0 %): bad",
@@ -291,7 +291,7 @@ def test_a_bad_end_that_cannot_be_judged_says_why(shop: Shop) -> None:
         shop.commit(speed)
 
     assert shop.bisect().refusal == (
-        f"nobody can tell whether {shop.commits[1][:7]} is slower than the good commit: "
+        f"it is not known whether {shop.commits[1][:7]} is slower than the good commit: "
         "INCONCLUSIVE, as the test wants it"
     )
 
@@ -310,8 +310,8 @@ def test_a_machine_that_cannot_tell_a_commit_from_itself_searches_nothing(
     )
 
     assert shop.bisect().refusal == (
-        f"{shop.commits[0][:7]} cannot be told from itself on this machine: FAIL, +30.0 % "
-        "(+29.0 % to +31.0 %); see what 'perfsuite doctor' says, or allow more --max-pairs"
+        f"{shop.commits[0][:7]} cannot be distinguished from itself on this machine: FAIL, "
+        "+30.0 % (+29.0 % to +31.0 %); see what 'perfsuite doctor' says, or allow more --max-pairs"
     )
 
 

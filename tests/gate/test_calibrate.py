@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -41,7 +40,7 @@ class Judge:
         self.word: str | None = None
 
     def __call__(
-        self, base: Arm, head: Arm, demands: Mapping[str, CellPolicy], **given: Any
+        self, base: Arm, head: Arm, policies: Mapping[str, CellPolicy], **given: Any
     ) -> Judgement:
         text = head.environment.get("PERFSUITE_ARM_PLANTED")
         assert (base.name, head.name, dict(base.environment)) == ("base", "head", {})
@@ -49,10 +48,10 @@ class Judge:
         self.priors.append(given["priors"])
         shift = 0.0 if text is None else 0.2
         trials = []
-        for name, asked in demands.items():
-            trial = Trial(name=name, demands=asked)
+        for name, asked in policies.items():
+            trial = Trial(name=name, policy=asked)
             rule = Rule(
-                tolerance=asked.tolerance, limit=asked.limit, num_cells=len(demands), max_pairs=4
+                tolerance=asked.tolerance, limit=asked.limit, num_cells=len(policies), max_pairs=4
             )
             trial.decision = decide([shift + noise for noise in NOISE], rule)
             trial.word = self.word or ("PASS" if text is None else "FAIL")
@@ -125,7 +124,7 @@ def test_the_lines_say_alarms_power_and_what_the_machine_supports(judge: Judge) 
 
 
 def test_the_json_has_a_power_for_each_slowdown_and_verdicts_for_each_plant(judge: Judge) -> None:
-    document = json.loads(to_document(run(Plant(ratio=0.05), Plant(recipe="num_workers=0"))))
+    document = to_document(run(Plant(ratio=0.05), Plant(recipe="num_workers=0")))
 
     assert document["false_alarms"] == [0, 2]
     assert document["power"] == {"5 %": [2, 2]}
@@ -176,7 +175,7 @@ def test_a_plain_benchmark_has_nothing_to_plant_but_a_slowdown(
 
 def test_sessions_of_identical_code_are_counted_by_themselves(judge: Judge) -> None:
     result = run(Plant(ratio=0.05), num_identical=3, num_sessions=1)
-    document = json.loads(to_document(result))
+    document = to_document(result)
 
     assert judge.planted == [None, None, None, "0.05"]
     assert document["false_alarms"] == [0, 3]

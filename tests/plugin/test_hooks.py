@@ -499,7 +499,7 @@ def test_a_failing_cell_says_what_failed_and_the_next_one_runs(project: pytest.P
         "with more range"
     )
     assert reasons[1] == (
-        "RankFailureError: rank 0 of 1 was killed by SIGKILL (by somebody, or by the kernel "
+        "RankFailureError: rank 0 of 1 was killed by SIGKILL (by a user, or by the kernel "
         "because memory ran out), in phase 'warm-up', stage 'forward' of step 2\n"
         "  its last output:\n    last words"
     )

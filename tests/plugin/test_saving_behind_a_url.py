@@ -148,7 +148,7 @@ def test_a_storage_that_cannot_be_reached_ends_pytest_benchmarks_own_comparison_
     result = run(pytester, AT_URL, "--benchmark-compare", "--perf-gate=off")
 
     assert result.ret == 12
-    result.stdout.fnmatch_lines([f"*perfsuite: {STORAGE}: cannot be looked into: Access Denied*"])
+    result.stdout.fnmatch_lines([f"*perfsuite: {STORAGE}: cannot be listed: Access Denied*"])
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_a_storage_that_cannot_be_reached_ends_pytest_benchmarks_own_comparison_
         (
             "ftp://me:secret@host/runs",
             "--benchmark-storage is 'ftp://***@host/runs'; use a path, or a URL that begins with "
-            "s3://, gs:// or memory://",
+            "s3:// or gs://",
         ),
         (
             "s3://key:secret@bucket/runs",

@@ -1,4 +1,4 @@
-"""Chains of groups: order, errors, what runs together, and that nothing stays when one breaks."""
+"""Chains of groups: order, errors, what runs together, and that a broken one leaves nothing."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ import pytest
 
 from perfsuite import RankFailureError, WorkloadError
 from perfsuite.errors import PerfsuiteError
-from perfsuite.ranks.chains import Chain, GroupRequest, run_chain, run_chains
-from perfsuite.ranks.group import GroupPolicy
-from perfsuite.ranks.messages import CallFunction
+from perfsuite.ranks.chains import Chain, run_chain, run_chains
+from perfsuite.ranks.messages import CallFunction, GroupPolicy, GroupRequest
 from perfsuite.ranks.pickling import pack, unpack
 
 pytestmark = pytest.mark.usefixtures("nothing_left")

@@ -1,4 +1,4 @@
-"""Real ranks: what they return, how they fail, and that nothing of them stays."""
+"""Real ranks: what they return, how they fail, and that they leave nothing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ RunRanks = Callable[..., list[Any]]
 
 @pytest.fixture
 def impatient_ranks() -> RunRanks:
-    """Ranks whose collectives give up after 2 s and whose controller does after 4 s."""
+    """Ranks with a collective timeout of 2 s and a controller timeout of 4 s."""
     session = Session(Settings(device="cpu", timeout_s=4, collective_timeout_s=2), say=print)
     return lambda num_ranks, function, *args: session.run_function(
         num_ranks, function, args, by_value=[sys.modules[__name__]]
@@ -107,7 +107,7 @@ def test_a_rank_that_raises_is_named_with_its_message_and_its_own_traceback(
     message = str(caught.value)
     assert message.startswith("rank 1 of 2 raised ValueError: boom, in phase 'call'\n  traceback:")
     assert "in fail_on_rank_1" in message
-    assert "worker.py" not in message
+    assert "worker/main.py" not in message
     assert message.endswith("\n  its last output:\n    about to raise")
     assert (caught.value.rank, caught.value.exit_code) == (1, None)
 
@@ -131,7 +131,7 @@ def test_a_killed_rank_is_named_with_its_signal(rank_group: RunRanks) -> None:
         rank_group(2, fail_on_rank_1, "SIGKILL")
 
     assert str(caught.value) == (
-        "rank 1 of 2 was killed by SIGKILL (by somebody, or by the kernel because memory ran out), "
+        "rank 1 of 2 was killed by SIGKILL (by a user, or by the kernel because memory ran out), "
         "in phase 'call'\n  its last output:\n    about to SIGKILL"
     )
     assert caught.value.signal_name == "SIGKILL"
@@ -271,7 +271,7 @@ def test_all_that_a_killed_controller_began_ends_and_is_cleared_up(tmp_path: Pat
     wait_until(lambda: len(list(started.iterdir())) == 2)
     ranks = [psutil.Process(int(path.name)) for path in started.iterdir()]
     started_by_ranks = [child for rank in ranks for child in rank.children(recursive=True)]
-    assert len(started_by_ranks) == 4  # of each a loader worker and a process of its own
+    assert len(started_by_ranks) == 4  # a loader worker and a process of its own for each
     assert left_in(temporary) != []
 
     controller.kill()
@@ -283,7 +283,7 @@ def test_all_that_a_killed_controller_began_ends_and_is_cleared_up(tmp_path: Pat
 
 
 def left_in(folder: Path) -> list[Path]:
-    """What is there and is not torch's own cache, which later sessions read."""
+    """Return what is left there, without torch's own cache, which later sessions read."""
     return [path for path in folder.iterdir() if not path.name.startswith("torchinductor_")]
 
 

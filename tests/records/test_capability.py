@@ -1,4 +1,4 @@
-"""What a machine cannot exercise, and the full reason that is given for it."""
+"""What a machine cannot exercise, and the full text of the reason."""
 
 from __future__ import annotations
 

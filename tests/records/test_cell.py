@@ -60,7 +60,7 @@ RECORD = CellRecord(
     samples_per_s=15_800.2,
     losses=(2.3, 2.2),
     verdict=Verdict(
-        word="PASS", by="pairs", ratio=1.01, interval=(0.99, 1.02), pairs=4, detectable=0.01
+        word="PASS", by="pairs", ratio=1.01, interval=(0.99, 1.02), num_pairs=4, detectable=0.01
     ),
 )
 LINE = CellLine(
@@ -184,6 +184,7 @@ def test_an_unknown_field_is_refused_at_every_depth(path: tuple[str, ...]) -> No
         (("perfsuite",), "samples_per_s", "fast"),
         (("perfsuite", "numerics"), "status", "fine"),
         (("perfsuite", "memory"), "metric", "rss"),
+        (("perfsuite", "verdict"), "word", "FINE"),
         (("perfsuite", "counts"), "flops", 1.5),
     ],
 )

@@ -56,11 +56,11 @@ def test_a_hybrid_mesh_knows_its_shards() -> None:
 
 
 @pytest.mark.parametrize("schedule", PIPELINE_SCHEDULES)
-def test_a_pipeline_has_the_schedule_that_is_asked_for(schedule: str) -> None:
+def test_a_pipeline_has_the_named_schedule(schedule: str) -> None:
     assert parse_parallel(f"pp:2:{schedule}").schedule == schedule
 
 
-def test_only_a_pipeline_has_a_schedule_and_1f1b_unless_told() -> None:
+def test_only_a_pipeline_has_a_schedule_and_1f1b_by_default() -> None:
     assert parse_parallel("pp:2").schedule == "1f1b"
     assert parse_parallel("ddp:2").schedule is None
 

@@ -10,13 +10,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from perfsuite.plugin.saving import put_stamp
 from perfsuite.records.cell import Counts, Memory, Operator, StageTimes
 from perfsuite.records.run_file import (
     RunHead,
+    RunStamp,
     StoredRun,
     Unusable,
     read_head,
@@ -171,10 +174,10 @@ def test_a_nan_in_somebodys_own_extra_info_costs_nobody_the_baseline(tmp_path: P
             "is not JSON, or was cut off: Expecting value: line 1 column 17 (char 16)",
         ),
         ("hello", "is not JSON, or was cut off: Expecting value: line 1 column 1 (char 0)"),
-        ("[]", "is no stored run of pytest-benchmark: Expected `object`, got `array`"),
+        ("[]", "is no run of pytest-benchmark: Expected `object`, got `array`"),
         (
             "{}",
-            "is no stored run of pytest-benchmark: Object missing required field `datetime`",
+            "is no run of pytest-benchmark: Object missing required field `datetime`",
         ),
         ("[" * 100_000, "is nested too deeply"),
     ],
@@ -243,8 +246,8 @@ def set_count(count: Any) -> Callable[[dict[str, Any]], None]:
     )
 
 
-NOT_OURS = "is no stored run of pytest-benchmark: "
-IN_RECORD = "`$.benchmarks[0].extra_info.perfsuite"
+NOT_OURS = "is no run of pytest-benchmark: "
+INVALID = f"holds an invalid record of the cell {CELL}: "
 
 
 @pytest.mark.parametrize(
@@ -263,26 +266,25 @@ IN_RECORD = "`$.benchmarks[0].extra_info.perfsuite"
         (set_round(0.0), f"holds a time of 0.0 s of the cell {CELL}"),
         (
             set_operator(calls=-1),
-            f"{NOT_OURS}Expected `int` >= 0 - at {IN_RECORD}.operators[0].calls`",
+            f"{INVALID}Expected `int` >= 0 - at `$.operators[0].calls`",
         ),
         (
             set_operator(self_s=math.nan),
-            f"{NOT_OURS}Expected `float` >= 0.0 - at {IN_RECORD}.operators[0].self_s`",
+            f"{INVALID}Expected `float` >= 0.0 - at `$.operators[0].self_s`",
         ),
         (set_operator(name="\ud800"), "holds a name that is no text: '\\ud800'"),
-        (set_count(-1), f"{NOT_OURS}Expected `int` >= 0 - at {IN_RECORD}.counts.flops`"),
+        (set_count(-1), f"{INVALID}Expected `int` >= 0 - at `$.counts.flops`"),
         (
             set_count(2**63),
-            f"{NOT_OURS}Expected `int` <= {2**63 - 1} - at {IN_RECORD}.counts.flops`",
+            f"{INVALID}Expected `int` <= {2**63 - 1} - at `$.counts.flops`",
         ),
         (
             set_count(10**400),
-            f"{NOT_OURS}Expected `int` <= {2**63 - 1} - at {IN_RECORD}.counts.flops`",
+            f"{INVALID}Expected `int` <= {2**63 - 1} - at `$.counts.flops`",
         ),
         (
             set_count(1.5),
-            f"{NOT_OURS}Expected `int | null`, got `float` - at "
-            "`$.benchmarks[0].extra_info.perfsuite.counts.flops`",
+            f"{INVALID}Expected `int | null`, got `float` - at `$.counts.flops`",
         ),
         (lambda content: content.update(benchmarks=[]), "holds no benchmark"),
         (
@@ -391,6 +393,24 @@ def test_a_head_is_read_without_the_benchmarks(tmp_path: Path) -> None:
     assert isinstance(read_run(path), Unusable)
 
 
+def test_the_writer_puts_the_stamp_before_the_benchmarks_so_that_a_head_needs_nothing_of_them(
+    tmp_path: Path,
+) -> None:
+    content = run_json()
+    stamp = msgspec.convert(content.pop("perfsuite"), RunStamp)
+    put_stamp(content, stamp)
+    path = tmp_path / "0001_run.json"
+    # As pytest-benchmark writes it.
+    text = json.dumps(content, ensure_ascii=True, indent=4)
+    path.write_text(text.partition('"fullname"')[0])
+
+    head, moment = read_head(path), read_moment(path)
+
+    assert isinstance(head, RunHead)
+    assert head.stamp == stamp
+    assert moment == head.saved_at
+
+
 def test_a_head_is_found_beyond_a_very_long_stamp(tmp_path: Path) -> None:
     content = run_json()
     content["perfsuite"]["verdicts"] = {f"{CELL}{number}": "PASS" for number in range(20_000)}
@@ -431,9 +451,7 @@ def test_a_head_that_is_none_is_named_like_a_run(tmp_path: Path) -> None:
     path = tmp_path / "0001_run.json"
     path.write_text(stamped_first(content))
 
-    reason = (
-        "is no stored run of pytest-benchmark: Expected `int` >= 0 - at `$.perfsuite.num_failed`"
-    )
+    reason = "is no run of pytest-benchmark: Expected `int` >= 0 - at `$.perfsuite.num_failed`"
     assert read_head(path) == read_run(path) == Unusable(path=path, reason=reason)
     nothing = Unusable(path=tmp_path, reason="is not a regular file")
     assert read_head(tmp_path) == read_moment(tmp_path) == nothing

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
+from typing import get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfsuite.records.verdict import CellVerdict, Verdict, exit_code
+from perfsuite.records.verdict import (
+    SEVERITY,
+    CellVerdict,
+    Verdict,
+    VerdictWord,
+    exit_code,
+    gravest,
+)
 
 CODES = {
     "ERROR": 1,
@@ -22,8 +31,14 @@ CODES = {
 }
 NOTHING = ("NEW", "SKIPPED")
 FROM_GRAVEST = (1, 10, 12, 11, 0)
+# A signal, then pytest's own, then the verdicts'.
+EXIT_CODES_FROM_GRAVEST = (143, 3, 4, 2, 1, 10, 12, 11, 13, 5, 0)
 
 words = st.lists(st.sampled_from([*CODES, *NOTHING]))
+
+
+def test_every_word_has_its_severity() -> None:
+    assert set(SEVERITY) == set(get_args(VerdictWord)) == {*CODES, *NOTHING}
 
 
 @pytest.mark.parametrize(("word", "code"), [*CODES.items(), ("NEW", 13), ("SKIPPED", 13)])
@@ -62,6 +77,11 @@ def test_new_and_skipped_cells_never_change_what_the_others_end_in(found: list[s
     assert exit_code(word for word in found) == expected
 
 
+@pytest.mark.parametrize(("graver", "code"), list(pairwise(EXIT_CODES_FROM_GRAVEST)))
+def test_of_the_ranks_of_a_session_the_gravest_code_decides(graver: int, code: int) -> None:
+    assert gravest([graver, code]) == gravest([code, graver]) == graver
+
+
 def test_a_record_keeps_the_numbers_of_a_verdict() -> None:
     cell = CellVerdict(
         name="a",
@@ -80,7 +100,7 @@ def test_a_record_keeps_the_numbers_of_a_verdict() -> None:
         by="pairs",
         ratio=1.1,
         interval=(1.05, 1.15),
-        pairs=4,
+        num_pairs=4,
         detectable=0.03,
         tolerance=0.01,
         limit=0.04,
@@ -91,7 +111,7 @@ def test_a_record_of_what_was_not_compared_has_no_numbers() -> None:
     cell = CellVerdict(name="a", word="NEW", by="collection", reason="the base has no such cell")
 
     assert cell.as_record() == Verdict(
-        word="NEW", by="collection", ratio=None, interval=None, pairs=0, detectable=None
+        word="NEW", by="collection", ratio=None, interval=None, num_pairs=0, detectable=None
     )
 
 
@@ -107,5 +127,5 @@ def test_a_record_never_holds_infinity() -> None:
     )
 
     assert cell.as_record() == Verdict(
-        word="INCONCLUSIVE", by="pairs", ratio=1.1, interval=None, pairs=1, detectable=None
+        word="INCONCLUSIVE", by="pairs", ratio=1.1, interval=None, num_pairs=1, detectable=None
     )

@@ -14,7 +14,7 @@ from perfsuite.records.workload import find_workload, load_workload, workload_na
 
 
 def build(**changed: Any) -> Workload:
-    """A workload by the contract, of functions that no test calls."""
+    """A valid workload; no test calls its functions."""
     fields: dict[str, Any] = {
         "name": "mine",
         "build_model": lambda: None,
@@ -32,7 +32,7 @@ def no_registrations(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Writes a module that can be imported and is forgotten after the test."""
+    """Writes a module that can be imported until the end of the test."""
     monkeypatch.syspath_prepend(tmp_path)
 
     def write(name: str, text: str) -> None:
@@ -104,7 +104,7 @@ def test_a_registered_function_is_found_by_its_name_and_called_only_when_loaded(
 
 
 @pytest.mark.parametrize("name", ["", "a:b", None])
-def test_a_name_that_cannot_be_asked_for_is_not_registered(name: Any) -> None:
+def test_a_name_that_cannot_be_referred_to_is_not_registered(name: Any) -> None:
     with pytest.raises(WorkloadError) as refused:
         workload(name)
 

@@ -1,4 +1,4 @@
-"""Files of runs: ours, anybody's, and those that are none."""
+"""Files of runs: ours, those of any suite, and files that hold none."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from made_up_runs import benchmark, record, verdict, write_run
+from made_up_runs import benchmark, record, stamp, verdict, write_run
 
 from perfsuite.errors import SettingError
 from perfsuite.records.cell import to_plain
@@ -33,7 +33,7 @@ def test_a_file_without_rounds_still_has_its_median(tmp_path: Path) -> None:
     assert run.rows[0].spread_ratio is None
 
 
-def test_a_verdict_of_anybodys_benchmark_is_read(tmp_path: Path) -> None:
+def test_the_verdict_of_a_plain_benchmark_is_read(tmp_path: Path) -> None:
     info = {"verdict": to_plain(record(given=verdict("FAIL")))["verdict"]}
 
     (run,) = read_runs([write_run(tmp_path / "a.json", benchmark("t.py::a", info=info))])
@@ -88,8 +88,8 @@ def test_a_run_is_described_in_one_line(tmp_path: Path) -> None:
         ("", ": is empty"),
         ("{", ": is not JSON, or was cut off: Expecting property name enclosed in double quotes: "
               "line 1 column 2 (char 1)"),
-        ("[]", " is no run of pytest-benchmark: Expected `object`, got `array`"),
-        ("{}", " is no run of pytest-benchmark: Object missing required field `datetime`"),
+        ("[]", ": is no run of pytest-benchmark: Expected `object`, got `array`"),
+        ("{}", ": is no run of pytest-benchmark: Object missing required field `datetime`"),
     ],
 )  # fmt: skip
 def test_a_file_that_is_no_run_is_named_with_the_reason(
@@ -115,22 +115,24 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     ("benchmarks", "reason"),
     [
         ([], "holds no benchmark"),
-        ([benchmark("t"), benchmark("t")], "holds the cell 't' twice"),
-        ([benchmark("t", (0.1, float("nan")))], "holds a time of nan s of the cell 't'"),
-        ([benchmark("t", (-1.0,))], "holds a time of -1.0 s of the cell 't'"),
+        ([benchmark("t"), benchmark("t")], "holds the cell t twice"),
+        ([benchmark("t", (0.1, float("nan")))], "holds a time of nan s of the cell t"),
+        ([benchmark("t", (-1.0,))], "holds a time of -1.0 s of the cell t"),
+        ([benchmark("t", (0.0,))], "holds a time of 0.0 s of the cell t"),
+        ([benchmark("t", (0.1, 0.0))], "holds a time of 0.0 s of the cell t"),
         (
             [benchmark("t", info={**to_plain(record()), "recipe": {"parallel": "warp:9"}})],
-            "holds a record that cannot be, of the cell 't': parallel 'warp:9' is not a known "
+            "holds an invalid record of the cell t: parallel 'warp:9' is not a known "
             "mode; use one of single, dp:N, ddp:N, fsdp:N, hsdp:RxS, zero1:N, zero2:N, tp:N, "
             "pp:N[:gpipe|1f1b|interleaved], mp:N, horovod-like:N, horovod:N",
         ),
         (
             [benchmark("t", info={**to_plain(record()), "schema": 2})],
-            "holds a record that cannot be, of the cell 't': Invalid enum value 2 - at `$.schema`",
+            "holds an invalid record of the cell t: Invalid enum value 2 - at `$.schema`",
         ),
     ],
 )
-def test_a_run_that_cannot_be_is_refused(
+def test_an_impossible_run_is_refused(
     tmp_path: Path, benchmarks: list[dict[str, object]], reason: str
 ) -> None:
     path = write_run(tmp_path / "a.json", *benchmarks)
@@ -162,7 +164,7 @@ def day(path: Path, number: int, *benchmarks: dict[str, object], **changes: obje
 def test_a_cell_is_shown_as_the_newest_run_has_it_with_the_others_as_history(
     tmp_path: Path,
 ) -> None:
-    accepted = {"perfsuite": {"accepted": ["t"], "fingerprint": "x"}}
+    accepted = {"perfsuite": stamp(accepted=["t"], fingerprint="x")}
     paths = [
         day(tmp_path, 3, benchmark("t", (0.3,))),
         day(tmp_path, 1, benchmark("t", (0.1,))),
@@ -200,8 +202,8 @@ def test_a_cell_that_the_newest_run_has_not_is_kept_and_marked(tmp_path: Path) -
 
 
 def test_a_cell_that_was_judged_and_not_measured_has_its_word_and_no_time(tmp_path: Path) -> None:
-    stamp = {"num_failed": 1, "verdicts": {"t": "PASS", "gone": "VANISHED"}}
-    path = write_run(tmp_path / "a.json", benchmark("t"), perfsuite=stamp)
+    judged = stamp(num_failed=1, verdicts={"t": "PASS", "gone": "VANISHED"})
+    path = write_run(tmp_path / "a.json", benchmark("t"), perfsuite=judged)
 
     (run,) = read_runs([path])
 
@@ -213,31 +215,31 @@ def test_a_cell_that_was_judged_and_not_measured_has_its_word_and_no_time(tmp_pa
 
 def test_two_verdicts_of_one_cell_are_refused(tmp_path: Path) -> None:
     info = {"verdict": to_plain(record(given=verdict("PASS")))["verdict"]}
-    stamp = {"verdicts": {"t": "FAIL"}}
-    path = write_run(tmp_path / "a.json", benchmark("t", info=info), perfsuite=stamp)
+    judged = stamp(verdicts={"t": "FAIL"})
+    path = write_run(tmp_path / "a.json", benchmark("t", info=info), perfsuite=judged)
 
     with pytest.raises(SettingError) as refused:
         read_runs([path])
 
     assert str(refused.value) == (
-        f"{path}: holds two verdicts of the cell 't': PASS and FAIL; {WHAT_TO_DO}"
+        f"{path}: holds two verdicts of the cell t: PASS and FAIL; {WHAT_TO_DO}"
     )
 
 
 def test_a_word_that_is_no_verdict_is_refused(tmp_path: Path) -> None:
-    path = write_run(tmp_path / "a.json", benchmark("t"), perfsuite={"verdicts": {"t": "FINE"}})
+    path = write_run(tmp_path / "a.json", benchmark("t"), perfsuite=stamp(verdicts={"t": "FINE"}))
 
     with pytest.raises(SettingError) as refused:
         read_runs([path])
 
     assert str(refused.value) == (
-        f"{path} is no run of pytest-benchmark: Invalid enum value 'FINE' - at "
+        f"{path}: is no run of pytest-benchmark: Invalid enum value 'FINE' - at "
         f"`$.perfsuite.verdicts[...]`; {WHAT_TO_DO}"
     )
 
 
 def test_a_cell_without_a_time_is_told_by_the_newest_run_alone(tmp_path: Path) -> None:
-    vanished = {"verdicts": {"gone": "VANISHED"}}
+    vanished = stamp(verdicts={"gone": "VANISHED"})
     older = day(tmp_path, 1, benchmark("t"), perfsuite=vanished)
     newer = day(tmp_path, 2, benchmark("t"))
 
@@ -248,7 +250,7 @@ def test_a_cell_that_failed_in_the_newest_run_is_not_shown_as_an_earlier_one_has
     tmp_path: Path,
 ) -> None:
     older = day(tmp_path, 1, benchmark("t"), benchmark("fine"))
-    newer = day(tmp_path, 2, benchmark("fine"), perfsuite={"verdicts": {"t": "ERROR"}})
+    newer = day(tmp_path, 2, benchmark("fine"), perfsuite=stamp(verdicts={"t": "ERROR"}))
 
     _, row = rows_of(read_runs([older, newer]))
 

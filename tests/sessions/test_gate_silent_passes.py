@@ -167,7 +167,7 @@ def test_a_cell_that_nobody_could_see_beforehand_is_named(shop: Repository) -> N
         "benchmarks/test_hidden.py::test_hidden INVALID",
         f"{PRICE} PASS *",
         "benchmarks/test_hidden.py::test_hidden: it takes 'benchmark' from "
-        "request.getfixturevalue, which nobody sees before it runs, so it is not compared; name "
+        "request.getfixturevalue, which cannot be seen before it runs, so it is not compared; name "
         "the fixture among its arguments",
     )
 

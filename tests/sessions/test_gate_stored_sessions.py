@@ -153,7 +153,7 @@ FOREIGN: dict[str, Any] = {"tool": "another", "results": [0.001]}
         ("", "is empty"),
         (
             json.dumps(FOREIGN),
-            "is no stored run of pytest-benchmark: Object missing required field `datetime`",
+            "is no run of pytest-benchmark: Object missing required field `datetime`",
         ),
     ],
     ids=["empty", "foreign"],

@@ -283,7 +283,7 @@ def test_uncommitted_changes_are_part_of_head(tmp_path: Path) -> None:
     result = gate(folder, base=None, num_cells=40, pytest_arguments=(*ARGUMENTS, "-k", "slow"))
 
     assert words(result) == {"test_slow": "FAIL"}
-    assert cell(result, "test_slow").asked["num_cells"] == 40
+    assert cell(result, "test_slow").rule["num_cells"] == 40
     assert result.differs["head"].endswith("with uncommitted changes")
 
 
@@ -502,8 +502,8 @@ def test_no_cell(request): request.getfixturevalue("tmp_path")
 
     assert words(result) == {"test_by_fixture": "INVALID", "test_by_body": "INVALID"}
     assert {cell.reason for cell in result.cells} == {
-        "it takes 'benchmark' from request.getfixturevalue, which nobody sees before it runs, so "
-        "it is not compared; name the fixture among its arguments"
+        "it takes 'benchmark' from request.getfixturevalue, which cannot be seen before it runs, "
+        "so it is not compared; name the fixture among its arguments"
     }
 
 
@@ -600,8 +600,8 @@ def test_exceptions_in_a_linked_file_count_where_they_are_asked_for_alone(
     asked: dict[str, CellPolicy] = {}
 
     def judge(*arguments: Any, **_: Any) -> Judgement:
-        demands: Mapping[str, CellPolicy] = arguments[2]
-        asked.update(demands)
+        policies: Mapping[str, CellPolicy] = arguments[2]
+        asked.update(policies)
         return Judgement(trials=(), seed=1, num_pairs=0, wall_s=0.0, invalid=None)
 
     monkeypatch.setattr(run_gate_module, "judge", judge)

@@ -187,8 +187,7 @@ def test_without_its_bucket_a_session_has_no_baseline_and_its_run_is_not_saved(
 
     gated.expect(
         12,
-        "not compared with s3://no-such-bucket/runs: cannot be looked into: there is no such "
-        "bucket",
+        "not compared with s3://no-such-bucket/runs: cannot be listed: there is no such bucket",
         f"{PRICE} NO-BASELINE",
         f"perfsuite: cannot save s3://no-such-bucket/runs/{get_machine_id()}/NNNN_main.json: "
         "there is no such bucket",

@@ -248,7 +248,7 @@ def test_a_failure_on_one_rank_is_the_same_failure_on_all(two_agents: Ended) -> 
     reasons = {name: line.reason or "" for name, line in lines.items()}
 
     assert reasons["test_a_killed_rank"].startswith(
-        "RankFailureError: rank 1 of 2 was killed by SIGKILL (by somebody, or by the kernel "
+        "RankFailureError: rank 1 of 2 was killed by SIGKILL (by a user, or by the kernel "
         "because memory ran out), in phase 'build'"
     )
     assert reasons["test_a_mistake_of_rank_1"].startswith(

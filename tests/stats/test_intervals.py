@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from statistics import median
 
 import pytest
 from hypothesis import given
@@ -12,7 +13,6 @@ from hypothesis import strategies as st
 from perfsuite.stats.intervals import (
     Interval,
     geometric_interval,
-    median,
     ratio_interval,
     robust_sd,
 )

@@ -1,4 +1,4 @@
-"""The course of a series: steps and drift told apart, and how often either is told wrongly."""
+"""The trend of a series: steps and drift told apart, and how often either is wrong."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ NUM_WEEKS = 26
 RUNS_PER_WEEK = 2
 WEEKS = [run / RUNS_PER_WEEK for run in range(NUM_WEEKS * RUNS_PER_WEEK)]
 NOISE = 0.01
-CREEP = 0.005
+DRIFT = 0.005
 
 
 def flat(week: float) -> float:
     return 0.0
 
 
-def creeping(week: float) -> float:
-    return math.log1p(CREEP) * week
+def drifting(week: float) -> float:
+    return math.log1p(DRIFT) * week
 
 
 def stepping(week: float) -> float:
@@ -33,10 +33,10 @@ def stepping(week: float) -> float:
 
 
 def both(week: float) -> float:
-    return creeping(week) - 0.2 * (week >= 9)
+    return drifting(week) - 0.2 * (week >= 9)
 
 
-def course_of(log_at: Callable[[float], float], *, seed: int = 1, smallest: float = 0.01) -> Trend:
+def trend_of(log_at: Callable[[float], float], *, seed: int = 1, smallest: float = 0.01) -> Trend:
     numbers = random.Random(seed)
     times_s = [0.002 * math.exp(log_at(week) + NOISE * numbers.gauss(0, 1)) for week in WEEKS]
     trend = find_trend(WEEKS, times_s, smallest=smallest)
@@ -44,17 +44,17 @@ def course_of(log_at: Callable[[float], float], *, seed: int = 1, smallest: floa
     return trend
 
 
-def test_a_creep_that_no_week_shows_is_a_drift_and_no_staircase() -> None:
-    trend = course_of(creeping)
+def test_a_drift_that_no_week_shows_is_no_staircase() -> None:
+    trend = trend_of(drifting)
 
     assert trend.steps == ()
     assert trend.drift is not None
-    assert trend.drift.low < math.log1p(CREEP) < trend.drift.high
+    assert trend.drift.low < math.log1p(DRIFT) < trend.drift.high
     assert math.exp(trend.drift.slope * (WEEKS[-1] - WEEKS[0])) == pytest.approx(1.135, abs=0.01)
 
 
 def test_a_step_is_a_step_and_no_drift() -> None:
-    trend = course_of(stepping)
+    trend = trend_of(stepping)
 
     (step,) = trend.steps
     assert step.place == WEEKS.index(13)
@@ -62,20 +62,20 @@ def test_a_step_is_a_step_and_no_drift() -> None:
     assert trend.drift is None
 
 
-def test_a_creep_goes_on_beside_a_large_step_that_hides_it() -> None:
-    trend = course_of(both)
+def test_a_drift_goes_on_beside_a_large_step_that_hides_it() -> None:
+    trend = trend_of(both)
 
     (step,) = trend.steps
     assert step.place == WEEKS.index(9)
     assert step.ratio == pytest.approx(math.exp(-0.2), abs=0.01)
     assert trend.drift is not None
-    assert trend.drift.slope == pytest.approx(math.log1p(CREEP), abs=0.001)
+    assert trend.drift.slope == pytest.approx(math.log1p(DRIFT), abs=0.001)
 
 
 def levels_of(*logs: float) -> Trend:
-    """A course that stays at each level for an equal share of the half year."""
+    """A series that stays at each level for an equal share of the half year."""
     num_weeks = NUM_WEEKS / len(logs)
-    trend = course_of(lambda week: logs[int(week / num_weeks)])
+    trend = trend_of(lambda week: logs[int(week / num_weeks)])
     assert len(trend.steps) == len(logs) - 1
     return trend
 
@@ -94,7 +94,7 @@ def test_levels_that_are_no_neighbours_can_be_compared() -> None:
 
 
 @pytest.mark.parametrize(
-    ("logs", "is_mended"),
+    ("logs", "is_recovered"),
     [
         ((0.0, 0.1), False),
         ((0.0, 0.1, 0.0), True),
@@ -105,39 +105,42 @@ def test_levels_that_are_no_neighbours_can_be_compared() -> None:
         ((0.0, 0.1, 0.3, 0.1), False),
     ],
 )
-def test_a_slowdown_is_mended_once_nothing_of_it_would_be_told(
-    logs: tuple[float, ...], is_mended: bool
+def test_a_slowdown_is_recovered_once_nothing_of_it_would_be_told(
+    logs: tuple[float, ...], is_recovered: bool
 ) -> None:
-    assert levels_of(*logs).is_mended(1, smallest=0.01) == is_mended
+    assert levels_of(*logs).is_recovered(1, smallest=0.01) == is_recovered
 
 
-def test_what_is_left_of_a_slowdown_is_nothing_where_it_would_not_be_told() -> None:
+def test_a_slowdown_of_which_less_than_the_smallest_change_is_left_has_recovered() -> None:
     trend = levels_of(0.0, 0.1, 0.04)
 
-    assert trend.is_mended(1, smallest=0.05)
+    assert trend.is_recovered(1, smallest=0.05)
 
 
-def test_the_levels_are_what_steps_and_drift_say() -> None:
-    stepped, crept = course_of(stepping), course_of(creeping)
+def test_the_detrended_values_are_the_logarithms_without_the_drift_alone() -> None:
+    stepped, drifted = trend_of(stepping), trend_of(drifting)
 
-    assert len(set(stepped.levels_s)) == 2
-    assert stepped.levels_s[0] == pytest.approx(0.002, rel=0.005)
-    assert stepped.levels_s[-1] == pytest.approx(0.00216, rel=0.005)
-    rises = np.diff(np.log(crept.levels_s))
-    assert rises == pytest.approx([math.log1p(CREEP) / RUNS_PER_WEEK] * len(rises), rel=0.1)
+    before, after = stepped.detrended[: WEEKS.index(13)], stepped.detrended[WEEKS.index(13) :]
+    assert np.exp(np.median(before)) == pytest.approx(0.002, rel=0.005)
+    assert np.exp(np.median(after)) == pytest.approx(0.00216, rel=0.005)
+    halves = np.array_split(drifted.detrended, 2)
+    assert np.median(halves[0]) == pytest.approx(np.median(halves[1]), abs=0.01)
+    assert np.exp(np.median(drifted.detrended)) == pytest.approx(0.002, rel=0.005)
 
 
 @pytest.mark.parametrize(
     "log_at", [lambda week: 0.03 * (week >= 13), lambda week: 0.03 * week / NUM_WEEKS]
 )
-def test_what_is_smaller_than_asked_for_is_not_told(log_at: Callable[[float], float]) -> None:
-    told, untold = course_of(log_at), course_of(log_at, smallest=0.05)
+def test_what_is_smaller_than_the_smallest_change_is_left_out(
+    log_at: Callable[[float], float],
+) -> None:
+    found, ignored = trend_of(log_at), trend_of(log_at, smallest=0.05)
 
-    assert told.steps or told.drift
-    assert (untold.steps, untold.drift) == ((), None)
+    assert found.steps or found.drift
+    assert (ignored.steps, ignored.drift) == ((), None)
 
 
-def test_too_few_runs_have_no_course() -> None:
+def test_too_few_runs_have_no_trend() -> None:
     times_s = [*[1.0] * 6, *[2.0] * 7]
 
     assert find_trend(WEEKS[: MIN_VALUES - 1], times_s[:-1]) is None
@@ -165,7 +168,7 @@ def test_times_that_are_all_equal_have_no_change() -> None:
 
     assert trend is not None
     assert (trend.steps, trend.drift) == ((), None)
-    assert trend.levels_s == pytest.approx([0.002] * len(WEEKS))
+    assert np.exp(trend.detrended) == pytest.approx([0.002] * len(WEEKS))
 
 
 @pytest.mark.parametrize("exponents", [range(-300, 300, 15), [308] * 39 + [-300]])
@@ -176,7 +179,7 @@ def test_times_that_no_clock_has_seen_do_not_overflow(exponents: Sequence[int]) 
     trend = find_trend(weeks, [10.0**exponent for exponent in exponents])
 
     assert trend is not None
-    assert all(map(math.isfinite, trend.levels_s))
+    assert np.isfinite(np.exp(trend.detrended)).all()
     assert all(math.isfinite(step.ratio) for step in trend.steps)
 
 
@@ -205,15 +208,15 @@ def test_of_flat_histories_at_most_one_in_a_hundred_is_said_to_change(noise: str
     num_histories, shape = 500, (500, len(WEEKS))
     drawn = generator.standard_t(3, shape) if noise == "student" else generator.normal(size=shape)
 
-    courses = [find_trend(WEEKS, np.exp(NOISE * errors), smallest=0.0) for errors in drawn]
+    trends = [find_trend(WEEKS, np.exp(NOISE * errors), smallest=0.0) for errors in drawn]
 
-    num_false = sum(bool(c is not None and (c.steps or c.drift)) for c in courses)
+    num_false = sum(bool(c is not None and (c.steps or c.drift)) for c in trends)
     # Three Monte Carlo standard deviations above 1 %.
     assert num_false <= num_histories * 0.01 + 3 * (num_histories * 0.01) ** 0.5
 
 
-def test_a_creep_of_half_a_percent_a_week_is_always_told() -> None:
-    courses = [course_of(creeping, seed=seed) for seed in range(10)]
+def test_a_drift_of_half_a_percent_a_week_is_always_found() -> None:
+    trends = [trend_of(drifting, seed=seed) for seed in range(10)]
 
-    assert all(trend.drift is not None for trend in courses)
-    assert sum(bool(trend.steps) for trend in courses) <= 1
+    assert all(trend.drift is not None for trend in trends)
+    assert sum(bool(trend.steps) for trend in trends) <= 1

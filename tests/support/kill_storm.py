@@ -37,7 +37,7 @@ def test_step(train_benchmark):
 NUM_CELLS = 3
 # A group lives for some tenths of a second.
 _MOST_BETWEEN_LOOKS_S = 0.3
-_KILLED = "was killed by SIGKILL (by somebody, or by the kernel because memory ran out)"
+_KILLED = "was killed by SIGKILL (by a user, or by the kernel because memory ran out)"
 
 
 @dataclass(kw_only=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from perfsuite.records.cell import CellRecord, Counts, Memory, StageTimes, to_plain
@@ -12,7 +13,6 @@ from perfsuite.records.recipe import Recipe
 from perfsuite.records.verdict import Verdict
 from perfsuite.report.model import Report, report_on_rows
 from perfsuite.report.rows import Row
-from perfsuite.stats.intervals import median
 
 NO_COUNTS = dict.fromkeys(Counts.__struct_fields__)
 NO_STAGES = dict.fromkeys(StageTimes.__struct_fields__)
@@ -43,7 +43,7 @@ def verdict(word: str = "PASS", **changes: Any) -> Verdict:
         "by": "pairs",
         "ratio": 1.01,
         "interval": (0.99, 1.03),
-        "pairs": 4,
+        "num_pairs": 4,
         "detectable": 0.03,
     }
     return Verdict(**(fields | changes))
@@ -111,6 +111,20 @@ def benchmark(
         "stats": {"median": median(times_s), "data": list(times_s)},
         "extra_info": {} if info is None else {"perfsuite": info},
     }
+
+
+def stamp(**changes: Any) -> dict[str, Any]:
+    """The stamp of a session in which nothing was judged and nothing failed."""
+    fields: dict[str, Any] = {
+        "schema": 1,
+        "fingerprint": None,
+        "probe_s": None,
+        "num_failed": 0,
+        "is_pull_request": False,
+        "verdicts": {},
+        "accepted": [],
+    }
+    return fields | changes
 
 
 def write_run(path: Path, *benchmarks: dict[str, Any], **changes: Any) -> Path:

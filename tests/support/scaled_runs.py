@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from statistics import median
 from typing import Any
 
 from made_up_runs import cell
@@ -10,7 +11,6 @@ from made_up_runs import cell
 from perfsuite.records.parallel import parse_parallel
 from perfsuite.report.rows import Row
 from perfsuite.report.scaling.ring import RingModel
-from perfsuite.stats.intervals import median
 
 LINK = RingModel(latency_s=0.001, per_byte_s=1e-9)
 

@@ -1,4 +1,4 @@
-"""Files behind a URL: their names, their errors in one line, and that nobody's file is lost."""
+"""Files behind a URL: their names, their errors in one line, and that no file is lost."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from perfsuite.system.urls import RemotePath, locate, mask
 
 pytestmark = pytest.mark.usefixtures("empty_memory")
 
-ALLOWED = "use a path, or a URL that begins with s3://, gs:// or memory://"
+ALLOWED = "use a path, or a URL that begins with s3:// or gs://"
 CREDENTIALS = (
     "which holds credentials or a port before its first '/'; leave them out: the client takes them "
     "from its environment variables or its own files"
@@ -211,7 +211,7 @@ def test_of_those_who_create_a_file_at_the_same_time_one_does() -> None:
     assert at("bucket/a").read_bytes(9) == b"%d" % winner
 
 
-def test_a_file_that_somebody_else_wrote_over_at_once_is_not_ours(
+def test_a_file_that_another_client_wrote_over_at_once_is_not_ours(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Racing(MemoryFileSystem):
@@ -223,7 +223,7 @@ def test_a_file_that_somebody_else_wrote_over_at_once_is_not_ours(
 
     monkeypatch.setattr(urls, "_filesystem", lambda _: Racing())
 
-    with pytest.raises(FileExistsError, match="somebody wrote it at the same moment"):
+    with pytest.raises(FileExistsError, match="it was written twice at the same moment"):
         at("bucket/a").create(b"ours")
 
 

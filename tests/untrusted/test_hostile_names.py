@@ -18,7 +18,7 @@ from perfsuite.cli import app
 from perfsuite.records.verdict import CellVerdict
 from perfsuite.report.formats.trackers import log_to_tensorboard
 from perfsuite.report.runs import read_runs
-from perfsuite.report.summary import sentence
+from perfsuite.report.summary import verdict_sentence
 from perfsuite.report.terminal.gate import verdict_lines
 
 # Clears the screen, sets the window's title, turns text around, ends the line.
@@ -147,7 +147,7 @@ def test_a_gates_lines_show_escapes_as_text_and_keep_the_lines_of_a_log() -> Non
     assert is_inert(lines)
     assert f"head: {SHOWN}\n" in lines
     assert f"{SHOWN}: it ended:\n  | \\x1b[31mred" in lines
-    assert is_inert(sentence(cell))
+    assert is_inert(verdict_sentence(cell))
 
 
 @pytest.mark.parametrize("name", ["../../escaped", "/etc/passwd", "..", "a/../../../b", ESCAPES])

@@ -38,7 +38,7 @@ from perfsuite.report.formats.latex import to_latex
 from perfsuite.report.formats.markdown import to_markdown
 from perfsuite.report.model import report_on_runs
 from perfsuite.report.runs import read_runs, with_reasons
-from perfsuite.report.summary import explained
+from perfsuite.report.summary import explanation_text
 from perfsuite.report.terminal.tables import report_table
 
 OURS = "benchmarks/test_step.py::test_step[ddp:2]"
@@ -242,7 +242,7 @@ def check_explanation(path: Path) -> None:
     if isinstance(run, StoredRun):
         base = StoredCell(median_s=0.2, params={}, counts=counts(1_000))
         for cell in run.cells.values():
-            explained(explain_stored(base, cell)).encode()
+            explanation_text(explain_stored(base, cell)).encode()
 
 
 def check_run(folder: Path, document: Any) -> None:

@@ -1,50 +1,45 @@
-"""The verb `history`: when cells became slower or faster, and whether they creep.
-
-Must not know how a change is found.
-"""
+"""The verb `history`: when cells became slower or faster, and whether they drift."""
 
 from __future__ import annotations
 
 import difflib
-import os
 import shlex
-from collections.abc import Iterator
+import statistics
+from collections.abc import Iterator, Sequence
 from datetime import date
 from pathlib import Path
 from typing import Annotated, Any
 
-import msgspec
 import typer
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from perfsuite.errors import SettingError
+from perfsuite.cli.options import ACCEPTED, STORAGE, AcceptedFile, Storage, fingerprint_here
+from perfsuite.cli.output import JsonFile, pick, write_json
+from perfsuite.errors import ExitCode, SettingError
 from perfsuite.gate.baselines.accepted import read_accepted
-from perfsuite.gate.git.command import short
 from perfsuite.gate.history.cell_history import (
     CellHistory,
-    Change,
-    Creep,
+    DatedChange,
+    DatedDrift,
     StoredHistory,
     read_history,
 )
 from perfsuite.gate.history.timeline import Point
-from perfsuite.report.terminal.history import draw_course, draw_line
 from perfsuite.report.terminal.tables import render
 from perfsuite.stats.trend import MIN_VALUES
-from perfsuite.system.environment import describe_host
-from perfsuite.system.files import check_writable, write_atomically
+from perfsuite.system.files import check_writable
 from perfsuite.system.untrusted import printable
 from perfsuite.system.urls import locate
-from perfsuite.units import format_change, format_ratio, option_ratio
+from perfsuite.units import format_change, format_ratio, format_seconds, option_ratio, short_commit
 
-_EXIT_CHANGED = 10
-_EXIT_NO_RUNS = 12
 # A run on each working day of a year.
 _NUM_RUNS = 250
 _MOST_SUGGESTED = 3
 _MOST_REFUSED = 5
+_LINE_WIDTH = 20
+_BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 def history(
@@ -52,12 +47,8 @@ def history(
         str | None, typer.Argument(metavar="CELL", help="The cell's full name.")
     ] = None,
     is_all: Annotated[bool, typer.Option("--all", help="Every cell, one line each.")] = False,
-    storage: Annotated[
-        str, typer.Option(metavar="DIR|URL", help="What --benchmark-storage names.")
-    ] = "baselines",
-    accepted_file: Annotated[
-        Path, typer.Option("--file", metavar="FILE", help="The list of accepted exceptions.")
-    ] = Path("baselines") / "accepted.toml",
+    storage: Storage = STORAGE,
+    accepted_file: AcceptedFile = ACCEPTED,
     fingerprint: Annotated[
         str | None,
         typer.Option(metavar="HEX", help="Runs of this environment; of this machine unless given."),
@@ -65,19 +56,17 @@ def history(
     num_runs: Annotated[
         int, typer.Option("--runs", min=1, metavar="N", help="The newest N, at most.")
     ] = _NUM_RUNS,
-    smallest: Annotated[str, typer.Option(help="Changes below it are not told.")] = "1%",
+    smallest: Annotated[str, typer.Option(help="Changes below it are not shown.")] = "1%",
     fails_on_change: Annotated[
         bool,
         typer.Option(
             "--fail-on-change",
-            help="End in 10 where a cell is slower than it was and nobody accepted it.",
+            help="End in 10 where a cell is slower than it was and no entry accepts that.",
         ),
     ] = False,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write runs and changes there.")
-    ] = None,
+    json_file: JsonFile = None,
 ) -> None:
-    """Date what became slower or faster over the stored runs, and tell a creep of many weeks.
+    """Date what became slower or faster over the stored runs, and find a drift of many weeks.
 
     Exit code: 0 whatever is found, 10 with --fail-on-change, 12 no stored run to look at, 2 usage.
     """
@@ -93,13 +82,13 @@ def history(
     stored = read_history(
         Path.cwd(),
         locate(storage, "--storage"),
-        _fingerprint() if fingerprint is None else fingerprint,
+        fingerprint_here() if fingerprint is None else fingerprint,
         read_accepted(accepted_file, date.today()),
         num_runs=num_runs,
     )
     if not stored.runs:
         _show_refused(stored)
-        raise typer.Exit(_EXIT_NO_RUNS)
+        raise typer.Exit(ExitCode.REFUSED)
     if cell is None:
         found = _follow_all(stored, least)
         typer.echo(_table(found))
@@ -107,16 +96,13 @@ def history(
     else:
         found = [stored.follow(_known(cell, stored), smallest=least)]
         host = stored.follow_host(smallest=least)
-        for line in [*_picture(found[0]), *tell(found[0]), *_tell_host(host), *_advise(found[0])]:
+        one = found[0]
+        for line in [*_overview(one), *describe(one), *_describe_host(host), *_advise(one)]:
             typer.echo(printable(line))
-    if json_file is not None:
-        write_atomically(json_file, to_document(found, stored))
+    refused = [{"path": str(one.path), "reason": one.reason} for one in stored.refused]
+    write_json(json_file, cells=[_cell(one) for one in found], refused=refused)
     if fails_on_change and any(one.is_slower for one in found):
-        raise typer.Exit(_EXIT_CHANGED)
-
-
-def _fingerprint() -> str:
-    return describe_host(os.environ, len(os.sched_getaffinity(0))).fingerprint
+        raise typer.Exit(ExitCode.REGRESSION)
 
 
 def _show_refused(stored: StoredHistory) -> None:
@@ -150,39 +136,55 @@ def _follow_all(stored: StoredHistory, smallest: float) -> list[CellHistory]:
     return found
 
 
-def _picture(one: CellHistory) -> Iterator[str]:
+def _overview(one: CellHistory) -> Iterator[str]:
     points = one.timeline.points
     runs = f"{len(points)} run{'s' * (len(points) > 1)}"
     yield f"{one.timeline.cell}: {runs}, {_between(points[0], points[-1])}"
     if num_elsewhere := one.timeline.num_elsewhere:
         yield f"further runs, whose ranks found another environment: {num_elsewhere}"
     if one.trend is not None:
-        places = [step.place for step in one.trend.steps]
-        ends = f"{points[0].made_at:%Y-%m-%d}", f"{points[-1].made_at:%Y-%m-%d}"
-        yield from draw_course(one.timeline.times_s(), one.trend.levels_s, places, ends)
+        times_s = one.timeline.times_s()
+        ends = f"{format_seconds(min(times_s))} to {format_seconds(max(times_s))}"
+        yield f"{_sparkline(times_s)} {ends}"
 
 
-def tell(one: CellHistory) -> list[str]:
+def _sparkline(times_s: Sequence[float]) -> str:
+    """Return times as one line of blocks, the least the lowest.
+
+    >>> _sparkline([1.0, 1.0, 2.0, 2.0, 1.5])
+    '▁▁██▅'
+    """
+    num_columns = min(_LINE_WIDTH, len(times_s))
+    columns: list[list[float]] = [[] for _ in range(num_columns)]
+    for place, time_s in enumerate(times_s):
+        columns[place * num_columns // len(times_s)].append(time_s)
+    heights = [statistics.median(column) for column in columns]
+    low, span = min(heights), max(heights) - min(heights)
+    steps = [(height - low) / span if span else 0.0 for height in heights]
+    return "".join(_BLOCKS[round(step * (len(_BLOCKS) - 1))] for step in steps)
+
+
+def describe(one: CellHistory) -> list[str]:
     """Return what became of a cell, a sentence for each change."""
     if one.trend is None:
         return [f"too few to tell: from {MIN_VALUES} runs on a change can be seen"]
-    sentences = [_tell_change(change) for change in one.changes]
-    if one.creep is not None:
-        sentences.append(_tell_creep(one.creep))
+    sentences = [_describe_change(change) for change in one.changes]
+    if one.drift is not None:
+        sentences.append(_describe_drift(one.drift))
     return sentences or ["no change and no drift"]
 
 
-def _tell_change(change: Change) -> str:
+def _describe_change(change: DatedChange) -> str:
     low, high = change.interval
-    accepted = "" if change.excuse is None else f", accepted: {change.excuse}"
-    mended = ", mended since" * change.is_mended
+    accepted = "" if change.accepted is None else f", accepted: {change.accepted}"
+    recovered = ", recovered since" * change.is_recovered
     return (
         f"{'slower' if change.ratio > 1 else 'faster'} by {format_ratio(abs(change.ratio - 1))} "
-        f"({format_change(low)} to {format_change(high)}) {_where(change)}{accepted}{mended}"
+        f"({format_change(low)} to {format_change(high)}) {_where(change)}{accepted}{recovered}"
     )
 
 
-def _where(change: Change) -> str:
+def _where(change: DatedChange) -> str:
     before, after = change.before, change.after
     text = f"between {_named(before)} and {_named(after)}"
     if change.num_commits is None:
@@ -195,24 +197,24 @@ def _where(change: Change) -> str:
     )
 
 
-def _tell_creep(creep: Creep) -> str:
-    low, high = creep.interval
-    accepted = "" if creep.excuse is None else f", accepted: {creep.excuse}"
+def _describe_drift(drift: DatedDrift) -> str:
+    low, high = drift.interval
+    accepted = "" if drift.accepted is None else f", accepted: {drift.accepted}"
     return (
-        f"drifts by {_rate(creep.ratio_per_week)} a week ({_rate(low)} to {_rate(high)}), "
-        f"{format_change(creep.total_ratio)} since {_named(creep.since)}{accepted}"
+        f"drifts by {_rate(drift.ratio_per_week)} a week ({_rate(low)} to {_rate(high)}), "
+        f"{format_change(drift.total_ratio)} since {_named(drift.since)}{accepted}"
     )
 
 
-def _tell_host(host: CellHistory) -> list[str]:
+def _describe_host(host: CellHistory) -> list[str]:
     """What its probes say of the machine: a change of a cell beside one of these is the host's."""
-    if not host.changes and host.creep is None:
+    if not host.changes and host.drift is None:
         return []
-    return [f"the host itself, by its own probes: {sentence}" for sentence in tell(host)]
+    return [f"the host itself, by its own probes: {sentence}" for sentence in describe(host)]
 
 
 def _advise(one: CellHistory) -> list[str]:
-    """How to find the commit behind the newest slowdown that is nobody's yet."""
+    """How to find the commit behind the newest slowdown that no entry accepts."""
     for change in reversed(one.changes):
         if change.is_open and (change.num_commits or 0) > 1:
             return [
@@ -228,15 +230,15 @@ def _between(first: Point, last: Point) -> str:
 
 def _named(point: Point) -> str:
     day = f"{point.made_at:%Y-%m-%d}"
-    return day if point.commit is None else f"{short(point.commit)} ({day})"
+    return day if point.commit is None else f"{short_commit(point.commit)} ({day})"
 
 
 def _name(point: Point) -> str:
-    return "" if point.commit is None else short(point.commit)
+    return "" if point.commit is None else short_commit(point.commit)
 
 
 def _rate(ratio: float) -> str:
-    """A change of a week, which is small."""
+    """Return a change of a week, which is small, with two decimals."""
     return f"{100 * (ratio - 1):+.2f} %"
 
 
@@ -246,7 +248,7 @@ def _table(found: list[CellHistory]) -> str:
         table.add_column(title, justify="right" if title == "runs" else "left", no_wrap=True)
     for one in found:
         points = one.timeline.points
-        line = draw_line(one.timeline.times_s())
+        line = _sparkline(one.timeline.times_s())
         table.add_row(printable(one.timeline.cell), str(len(points)), line, _in_short(one))
     return render(table)
 
@@ -256,71 +258,53 @@ def _in_short(one: CellHistory) -> str:
         return f"fewer than {MIN_VALUES} runs"
     texts = [
         f"{format_change(change.ratio)} at {_named(change.after)}"
-        + ", accepted" * (change.excuse is not None)
-        + ", mended" * change.is_mended
+        + ", accepted" * (change.accepted is not None)
+        + ", recovered" * change.is_recovered
         for change in one.changes
     ]
-    if one.creep is not None:
-        accepted = ", accepted" * (one.creep.excuse is not None)
+    if one.drift is not None:
+        accepted = ", accepted" * (one.drift.accepted is not None)
         texts.append(
-            f"{_rate(one.creep.ratio_per_week)} a week, {format_change(one.creep.total_ratio)} in "
+            f"{_rate(one.drift.ratio_per_week)} a week, {format_change(one.drift.total_ratio)} in "
             f"all{accepted}"
         )
     return "; ".join(texts) or "-"
 
 
 def _odds(found: list[CellHistory]) -> str:
-    num_told = sum(bool(one.changes or one.creep) for one in found)
+    num_changed = sum(bool(one.changes or one.drift) for one in found)
     return (
-        f"{num_told} of {len(found)} cells changed; of cells that never do, at most 1 in 100 is "
+        f"{num_changed} of {len(found)} cells changed; of cells that never do, at most 1 in 100 is "
         "said to"
     )
 
 
-def to_document(found: list[CellHistory], stored: StoredHistory) -> bytes:
-    """Return what was found as the verb's JSON."""
-    document = {
-        "schema": 1,
-        "cells": [_cell(one) for one in found],
-        "refused": [{"path": str(one.path), "reason": one.reason} for one in stored.refused],
-    }
-    return msgspec.json.format(msgspec.json.encode(document), indent=2)
-
-
 def _cell(one: CellHistory) -> dict[str, Any]:
-    creep = one.creep
+    drift = one.drift
     return {
         "id": one.timeline.cell,
         "runs": [_point(point) for point in one.timeline.points],
         "is_long_enough": one.trend is not None,
         "changes": [
             {
-                "ratio": change.ratio,
-                "interval": change.interval,
+                **pick(
+                    change,
+                    "ratio interval num_commits is_mended accepted",
+                    is_mended="is_recovered",
+                ),
                 "before": _point(change.before),
                 "after": _point(change.after),
-                "num_commits": change.num_commits,
-                "accepted": change.excuse,
-                "is_mended": change.is_mended,
             }
             for change in one.changes
         ],
         "drift": None
-        if creep is None
+        if drift is None
         else {
-            "ratio_per_week": creep.ratio_per_week,
-            "interval": creep.interval,
-            "total_ratio": creep.total_ratio,
-            "since": _point(creep.since),
-            "accepted": creep.excuse,
+            **pick(drift, "ratio_per_week interval total_ratio accepted"),
+            "since": _point(drift.since),
         },
     }
 
 
 def _point(point: Point) -> dict[str, Any]:
-    return {
-        "path": str(point.path),
-        "commit": point.commit,
-        "made_at": point.made_at,
-        "time_s": point.time_s,
-    }
+    return {"path": str(point.path), **pick(point, "commit made_at time_s")}

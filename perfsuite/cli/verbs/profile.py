@@ -1,18 +1,21 @@
-"""The verb `profile`: what it prints and writes. Must not know how time is taken."""
+"""The verb `profile`: where the time of a real training goes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from perfsuite.cli.options import DeviceName, Seed, WorkloadName, open_session, takes_recipe
+from perfsuite.cli.output import JsonFile, say
 from perfsuite.records.profile import ProfiledRun, encode_profile
 from perfsuite.records.recipe import Recipe
 from perfsuite.report.charts.pie import FORMATS, draw_pie
-from perfsuite.report.formats.profile_files import profile_csv, profile_latex
+from perfsuite.report.formats.csv_file import profile_csv
+from perfsuite.report.formats.latex import profile_latex
 from perfsuite.report.terminal.profile import profile_text
 from perfsuite.system.files import check_writable, write_atomically
 
@@ -27,9 +30,7 @@ def profile(
     num_epochs: Annotated[int, typer.Option("--epochs", min=1, help="Epochs to train.")] = 2,
     device: DeviceName = "auto",
     seed: Seed = 0,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write the profile there.")
-    ] = None,
+    json_file: JsonFile = None,
 ) -> None:
     """Train for real and say where the time goes: load, forward, loss + backward, evaluation.
 
@@ -37,13 +38,9 @@ def profile(
     after the last epoch results/trace.json, operators.txt and memory.txt.
     """
     check_writable(_FOLDER / "trace.json", json_file)
-    session = open_session(device, seed)
-    epochs = "epoch" if num_epochs == 1 else "epochs"
-    typer.echo(f"training {workload} for {num_epochs} {epochs}", err=True)
-    try:
+    with closing(open_session(device, seed)) as session:
+        say(f"training {workload} for {num_epochs} {'epoch' if num_epochs == 1 else 'epochs'}")
         run = session.profile(workload, recipe, num_epochs=num_epochs)
-    finally:
-        session.close()
     typer.echo(profile_text(run.profile))
     for name, data in _files(run):
         write_atomically(_FOLDER / name, data)
@@ -56,6 +53,6 @@ def _files(run: ProfiledRun) -> Iterator[tuple[str, bytes]]:
     yield "profile.csv", profile_csv(run.profile).encode()
     for file_format in FORMATS:
         yield f"profile.{file_format}", draw_pie(run.profile, file_format)
-    yield "trace.json", run.trace
-    yield "operators.txt", run.operator_table.encode()
-    yield "memory.txt", run.memory_summary.encode()
+    yield "trace.json", run.profiler.trace
+    yield "operators.txt", run.profiler.operator_table.encode()
+    yield "memory.txt", run.profiler.memory_summary.encode()

@@ -1,4 +1,4 @@
-"""The verb `report`: what runs say, in every format. Must not know how a report is made."""
+"""The verb `report`: what runs say, in every format."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The two arms of a comparison: what a launch of each is given, and what it tells.
-
-Data alone. Must not know how a launch is run, nor what a verdict is.
-"""
+"""The two arms of a comparison: what a launch of each is given, and what it sends back."""
 
 from __future__ import annotations
 
@@ -14,14 +11,12 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Arm:
-    """One side of the comparison.
+    """One side of the comparison, called "base" or "head".
 
     Attributes:
-        name: "base" or "head".
         tree: Where its launches run.
         import_roots: Folders that come first on their module path.
         pytest_arguments: What pytest is called with, paths included.
-        python: The interpreter.
         environment: Variables that this arm alone has.
     """
 
@@ -39,7 +34,7 @@ OTHER_ENDED = "the other arm ended early"
 
 @dataclass(frozen=True, kw_only=True)
 class CellRun:
-    """What one launch made of a cell.
+    """What one launch measured of a cell.
 
     Attributes:
         outcome: pytest's: "passed", "failed" or "skipped".
@@ -64,13 +59,10 @@ class Suite:
     """What an arm has collected.
 
     Attributes:
-        cells: What the markers of each cell ask, unparsed.
-        root: pytest's rootdir.
-        inifile: Its configuration.
-        pythonpath: Its ini value, absolute.
-        python_files: Its ini value.
+        cells: What the markers of each cell set, unparsed.
+        root: pytest's rootdir, as `inifile` is its configuration, and the others are ini values.
         broken: Which files cannot be collected, and why; pytest runs no other either.
-        hidden: Tests that ask for the benchmark fixture only while they run.
+        hidden: Tests that request the benchmark fixture only while they run.
     """
 
     cells: Mapping[str, Mapping[str, Any]]
@@ -87,11 +79,11 @@ class Launch:
     """One launch, as far as it has come.
 
     Attributes:
-        suite: What the arm has collected; None until it has told.
+        suite: What the arm has collected; None until it has.
         takes_turns: Whether the arm's perfsuite, if it has one, can take turns.
-        cells: What became of those that were run.
+        cells: Those that were run.
         modules: The file of each top-level module.
-        failure: Why the launch told less than it should; None for a whole one.
+        failure: Why something is missing; None of a whole launch.
     """
 
     arm: Arm

@@ -1,8 +1,8 @@
-"""The arm's end of the gate: a pytest plugin that takes turns with the other arm and tells times.
+"""The arm's end of the gate: a pytest plugin that takes turns with the other arm and sends times.
 
-Copied beside nothing of ours into the launches of both arms, whose interpreters and whose perfsuite
-may be others: imports the standard library, pytest and nothing else. Knows one socket, whose other
-end is `perfsuite.gate.arms.launch`; the messages are documented there.
+Copied into the launches of both arms, whose interpreters and perfsuite may differ: imports the
+standard library, pytest and the file that is copied with it, and must not import anything else of
+ours. The other end of its socket is `perfsuite.gate.arms.channel`, which documents the messages.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import ctypes
 import gc
 import json
 import os
-import re
 import signal
 import socket
 import sys
@@ -20,14 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from perfsuite_imported_files import imported_files  # type: ignore[import-not-found]
 
 _PLUGIN_NAME = "pytest-benchmark"
-# What the clock of a cell is called whose ranks are timed, and take turns, by themselves.
+# The name of the clock of a cell whose ranks are timed, and take turns, by themselves.
 _RANK_CLOCK = "rank_clock"
 _NUM_FUNCTIONS = 40
-# Where installers put packages, and the standard library.
-_INSTALLED = re.compile(r"(site|dist)-packages|/lib/python3")
-# Of rounds in a first launch of a cell without ranks: many short launches tell more than few long
+# Of rounds in a first launch of a cell without ranks: many short launches say more than few long
 # ones, because what differs is the launch (Kalibera and Jones 2013).
 _FIRST_S = 0.3
 # Of the messages that ranks send by themselves; a perfsuite with another cannot take part.
@@ -43,18 +41,18 @@ class Channel:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.connect(path)
         self._lines = self._socket.makefile("r", encoding="utf-8")
-        self.tell(kind="hello", arm=arm)
+        self.send(kind="hello", arm=arm)
 
-    def tell(self, **message: Any) -> None:
+    def send(self, **message: Any) -> None:
         """Send a message."""
         try:
             self._socket.sendall(json.dumps(message, default=str).encode() + b"\n")
         except OSError:
             os._exit(1)
 
-    def ask(self, **message: Any) -> Any:
+    def request(self, **message: Any) -> Any:
         """Send a message, and return the answer when it comes."""
-        self.tell(**message)
+        self.send(**message)
         line = self._lines.readline()
         if not line:
             os._exit(1)
@@ -81,18 +79,18 @@ class TurnClock:
         """Return the time, at the start of a pair when the turn has come."""
         if self._is_running:
             now: float = self._clock()
-            # Not a sleep, which lasts 0.1 ms longer than it was told to.
+            # Not a sleep, which lasts 0.1 ms too long.
             planted_s = now + self._planted_ratio * (now - self._started_s)
             while now < planted_s:
                 now = self._clock()
             self._is_running = False
-            self._channel.tell(kind="done")
+            self._channel.send(kind="done")
             return now
         if not self._has_run:
             self._has_run = True
             _share_core(self._core)
         self._is_running = True
-        self._channel.ask(kind="turn")
+        self._channel.request(kind="turn")
         self._started_s = self._clock()
         return self._started_s
 
@@ -100,11 +98,11 @@ class TurnClock:
         """Give a turn back that was never ended: what was timed raised."""
         if self._is_running:
             self._is_running = False
-            self._channel.tell(kind="done")
+            self._channel.send(kind="done")
 
 
 class ArmPlugin:
-    """Runs the cells that the gate names, in its order, and tells what became of each."""
+    """Runs the cells that the gate names, in its order, and sends the outcome of each."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
@@ -117,7 +115,7 @@ class ArmPlugin:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_cmdline_main(self, config: pytest.Config) -> Any:
-        """Settle what a suite may set otherwise, before any plugin reads its options."""
+        """Override what a suite may set otherwise, before any plugin reads its options."""
         files = tempfile.mkdtemp(prefix="results-")
         options: dict[str, Any] = {
             "benchmark_disable": False,
@@ -142,9 +140,8 @@ class ArmPlugin:
         }
         if "PERFSUITE_ARM_PROFILES" in os.environ:
             options |= {"benchmark_cprofile": "tottime", "benchmark_cprofile_loops": None}
-        for name, value in options.items():
-            if hasattr(config.option, name):
-                setattr(config.option, name, value)
+        known = vars(config.option)
+        known.update({name: value for name, value in options.items() if name in known})
         return (yield)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
@@ -154,12 +151,12 @@ class ArmPlugin:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[Any]) -> Any:
-        """Tell which cells every other plugin has left, and keep those that the gate wants."""
+        """Send the cells that every other plugin has left, and keep those that the gate chooses."""
         result = yield
         cells = [item for item in items if "benchmark" in getattr(item, "fixturenames", ())]
-        wanted = self._channel.ask(
+        chosen = self._channel.request(
             kind="collected",
-            cells={item.nodeid: _demands(item) for item in cells},
+            cells={item.nodeid: _policy_of(item) for item in cells},
             broken=self._broken,
             hidden=[item.nodeid for item in items if item not in cells and _hides_benchmark(item)],
             takes_turns=_takes_turns(config),
@@ -169,7 +166,7 @@ class ArmPlugin:
             python_files=list(config.getini("python_files")),
         )["run"]
         by_name = {item.nodeid: item for item in cells}
-        kept = [by_name[name] for name in wanted if name in by_name]
+        kept = [by_name[name] for name in chosen if name in by_name]
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])
         items[:] = kept
         return result
@@ -177,7 +174,7 @@ class ArmPlugin:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         """Give a cell a clock that waits for its turn, unless ranks do that by themselves."""
-        self._channel.ask(kind="enter", cell=item.nodeid)
+        self._channel.request(kind="enter", cell=item.nodeid)
         options: dict[str, Any] = {}
         for marker in reversed(list(item.iter_markers("benchmark"))):
             options.update(marker.kwargs)
@@ -195,7 +192,9 @@ class ArmPlugin:
         """Have both arms time a cell in rounds of one length."""
         fixture: Any = getattr(item, "funcargs", {}).get("benchmark")
         if item.nodeid in self._clocks and hasattr(fixture, "_calibrate_timer"):
-            _agree_on_rounds(fixture, self._channel, _asks_for_rounds(item))
+            markers = item.iter_markers("benchmark")
+            sets_rounds = any({"min_rounds", "max_time"} & one.kwargs.keys() for one in markers)
+            _agree_on_rounds(fixture, self._channel, sets_rounds)
         self._is_in_call = True
         try:
             return (yield)
@@ -204,7 +203,7 @@ class ArmPlugin:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_makereport(self, item: pytest.Item, call: Any) -> Any:
-        """Keep a report until all plugins have seen it; one amid the call is of a subtest."""
+        """Keep a report until all plugins have seen it; during the call it is of a subtest."""
         report = yield
         (self._subtests if self._is_in_call else self._phases).append(report)
         if report.when == "teardown":
@@ -212,7 +211,7 @@ class ArmPlugin:
         return report
 
     def _leave(self, item: pytest.Item) -> None:
-        """Tell what became of a cell, and wait until the other arm has left it too."""
+        """Send the outcome of a cell, and wait until the other arm has left it too."""
         reports = [*(subtest for subtest in self._subtests if subtest.failed), *self._phases]
         report = next((one for one in reports if not one.passed), reports[-1])
         self._phases, self._subtests = [], []
@@ -222,7 +221,7 @@ class ArmPlugin:
         stats = getattr(fixture, "stats", None)
         os.sched_setaffinity(0, _ALL_CORES)
         _free_device_memory()
-        self._channel.ask(
+        self._channel.request(
             kind="left",
             cell=item.nodeid,
             outcome=report.outcome,
@@ -233,54 +232,33 @@ class ArmPlugin:
         )
 
     def pytest_sessionfinish(self) -> None:
-        """Tell where everything was imported from."""
+        """Send where everything was imported from."""
         modules = imported_files()
-        modules.pop(__name__, None)  # both arms are given this file, wherever temporary files go
-        self._channel.tell(kind="finished", modules=modules)
+        # Both arms are given these files, wherever temporary files go.
+        for name in (__name__, imported_files.__module__):
+            modules.pop(name, None)
+        self._channel.send(kind="finished", modules=modules)
 
 
-def imported_files() -> dict[str, str]:
-    """Return the file of each module, of an installed package's modules the package's alone.
-
-    Of a package without a file that is in no other, its first folder.
-    """
-    files = {}
-    for name, module in list(sys.modules.items()):
-        file = getattr(module, "__file__", None)
-        if "." not in name:
-            file = file or next(iter(getattr(module, "__path__", ())), None)
-        elif _INSTALLED.search(file or "") and _has_file(name.rpartition(".")[0]):
-            continue  # its package tells for it; there are thousands
-        if file:
-            files[name] = str(Path(file).resolve())
-    return files
-
-
-def _has_file(name: str) -> bool:
-    """Whether a package is one file's; else it is split over the folders of several projects."""
-    return getattr(sys.modules.get(name), "__file__", None) is not None
-
-
-def _demands(item: pytest.Item) -> dict[str, Any]:
-    """What the test's own markers ask of it, unparsed; the closest marker first."""
-    demands: dict[str, Any] = {"is_train": "train_benchmark" in getattr(item, "fixturenames", ())}
+def _policy_of(item: pytest.Item) -> dict[str, Any]:
+    """What the test's own markers set, unparsed; the closest marker first."""
+    policy: dict[str, Any] = {"is_train": "train_benchmark" in getattr(item, "fixturenames", ())}
     for marker in item.iter_markers("perf"):
         for name in ("tolerance", "limit", "floor", "counts"):
             if name in marker.kwargs:
-                demands.setdefault(name, marker.kwargs[name])
-    return demands
+                policy.setdefault(name, marker.kwargs[name])
+    return policy
 
 
 def _hides_benchmark(item: Any) -> bool:
-    """Whether a test, or a fixture of it, asks for the benchmark fixture in its body alone."""
+    """Whether a test, or a fixture of it, requests the benchmark fixture in its body alone."""
     fixtures = getattr(getattr(item, "_fixtureinfo", None), "name2fixturedefs", {})
     functions = [definition.func for found in fixtures.values() for definition in found]
-    functions.append(getattr(item, "function", None))
-    codes = [getattr(function, "__code__", None) for function in functions]
-    return any(
-        code is not None and "getfixturevalue" in code.co_names and "benchmark" in code.co_consts
-        for code in codes
-    )
+    for function in (*functions, getattr(item, "function", None)):
+        code = getattr(function, "__code__", None)
+        if code and "getfixturevalue" in code.co_names and "benchmark" in code.co_consts:
+            return True
+    return False
 
 
 def _planted_ratio(text: str) -> float:
@@ -309,14 +287,8 @@ def _takes_turns(config: pytest.Config) -> bool:
     return plugin is None or getattr(plugin, "TAKES_TURNS", None) == _PROTOCOL
 
 
-def _asks_for_rounds(item: pytest.Item) -> bool:
-    """Whether a test's own marker says how often it is to be timed."""
-    asked = {name for marker in item.iter_markers("benchmark") for name in marker.kwargs}
-    return not asked.isdisjoint({"min_rounds", "max_time"})
-
-
-def _agree_on_rounds(fixture: Any, channel: Channel, keeps_rounds: bool) -> None:
-    """Take iterations, and the rounds unless the test says how many, from the gate.
+def _agree_on_rounds(fixture: Any, channel: Channel, sets_rounds: bool) -> None:
+    """Take iterations, and the rounds unless the test sets them, from the gate.
 
     pytest-benchmark finds the iterations of a round by timing, and has no public place for a number
     that is known.
@@ -326,11 +298,11 @@ def _agree_on_rounds(fixture: Any, channel: Channel, keeps_rounds: bool) -> None
     def calibrate_together(runner: Any) -> tuple[float, int, range]:
         duration_s, iterations, _ = calibrate(runner)
         iteration_s = duration_s / iterations
-        shape = channel.ask(
+        shape = channel.request(
             kind="shape", iterations=iterations, iteration_s=iteration_s, first_s=_FIRST_S
         )
         iterations = shape["iterations"]
-        if not keeps_rounds:
+        if not sets_rounds:
             fixture._min_rounds, fixture._max_time = shape["rounds"], 0.0
         return iteration_s * iterations, iterations, range(iterations)
 
@@ -353,16 +325,16 @@ def _know_precision(clock: TurnClock, given: Any) -> None:
 
 
 def _share_core(core: int) -> None:
-    """Run on the core that the other arm runs on, if one core is all that this process uses.
+    """Run on the core of the other arm, if this process uses a single core.
 
-    What two cores of a machine differ by would be taken for what the arms differ by.
+    A difference between two cores would be taken for one between the arms.
     """
     if len(list(Path("/proc/self/task").iterdir())) == 1:
         os.sched_setaffinity(0, {core})
 
 
 def _free_device_memory() -> None:
-    """Return what torch keeps of a device for later, where this process has used one."""
+    """Return the memory that torch keeps for later, where this process has used a device."""
     torch: Any = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         gc.collect()
@@ -387,14 +359,14 @@ _ALL_CORES = os.sched_getaffinity(0)
 def _die_with_gate() -> None:
     """Have the kernel end this process with the one that started it.
 
-    Not between fork and exec over there: Python would run handlers of its own around such a fork,
-    in which a Ctrl-C is lost.
+    The gate does not do so between fork and exec: Python would run handlers of its own around such
+    a fork, in which a Ctrl-C is lost.
     """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def pytest_addoption(pluginmanager: pytest.PytestPluginManager) -> None:
-    """Register the arm's hooks: they need the connection, which is made here."""
+    """Connect to the gate, and register the hooks, which need the connection."""
     _die_with_gate()
     channel = Channel(os.environ["PERFSUITE_ARM_CHANNEL"], os.environ["PERFSUITE_ARM_NAME"])
     pluginmanager.register(ArmPlugin(channel), "perfsuite-arm-hooks")

@@ -1,7 +1,6 @@
 """Pairs of launches: one fresh pytest of each arm, alive together, taking turns round by round.
 
-Starts and ends the processes; what is said between is in `channel`. Must not know what a verdict
-is.
+Starts and ends the processes; `channel` has the messages between.
 """
 
 from __future__ import annotations
@@ -19,10 +18,15 @@ from pathlib import Path
 from perfsuite.errors import WriteError
 from perfsuite.gate.arms.arm import Arm, Choose, Launch, PairPlan
 from perfsuite.gate.arms.channel import Server
+from perfsuite.system import imported_files
 from perfsuite.units import format_bytes
 
-_ARM_PLUGIN = Path(__file__).with_name("arm_plugin.py")
 _PLUGIN_NAME = "perfsuite_arm"
+# What a launch is given, under names that no package has: it may have another perfsuite, or none.
+_COPIED = {
+    _PLUGIN_NAME: Path(__file__).with_name("arm_plugin.py"),
+    "perfsuite_imported_files": Path(imported_files.__file__),
+}
 _GRACE_S = 3.0
 _NUM_LOG_LINES = 20
 # A launch writes logs and results: less than this, hundreds of cells included.
@@ -55,17 +59,13 @@ def launch_pair(arms: Sequence[Arm], plan: PairPlan, names: Sequence[str]) -> di
 def run_pair(
     arms: Sequence[Arm], plan: PairPlan, *, choose: Choose, scratch: Path
 ) -> dict[str, Launch]:
-    """Run one launch of each arm, and return what each told, by the arm's name.
+    """Run one launch of each arm, and return the launches by the arm's name.
 
-    Whatever happens, no process of a launch stays.
-
-    Args:
-        arms: Both sides.
-        plan: How.
-        choose: From what each arm has collected, the cells to run in both, in order.
-        scratch: An empty folder for the socket, logs and temporary files.
+    `choose` returns the cells to run in both, in order, from what each arm has collected. The
+    socket, logs and temporary files go to `scratch`. Whatever happens, no process stays.
     """
-    shutil.copyfile(_ARM_PLUGIN, scratch / f"{_PLUGIN_NAME}.py")
+    for name, source in _COPIED.items():
+        shutil.copyfile(source, scratch / f"{name}.py")
     with (
         contextlib.ExitStack() as processes,
         # Closed before they are ended: an arm that waits for an answer then goes by itself.
@@ -127,7 +127,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _say_if_full(folder: Path) -> str:
-    """Why a launch may have failed without a word: there was no room for one."""
+    """Why a launch may have failed without a message: there was no room for one."""
     free_bytes = shutil.disk_usage(folder).free
     if free_bytes >= _ROOM_BYTES:
         return ""

@@ -1,15 +1,11 @@
-"""How many rounds a launch is given: time goes to launches or to rounds by variance and cost.
-
-Pure functions over numbers. Must not know how a round is run.
-"""
+"""How many rounds a launch is given: time goes to launches or to rounds by variance and cost."""
 
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-from perfsuite.stats import intervals
 
 # Seconds that those of any later launch may take: what is left of their noise is the launch's.
 _MOST_S = 3.0
@@ -30,11 +26,10 @@ _PART_OF_GAP = 1 / 3.5
 
 @dataclass(frozen=True, kw_only=True)
 class PairCost:
-    """What one pair was for one cell.
+    """The result of one pair for one cell, and what it cost.
 
     Attributes:
-        log_ratio: Its result.
-        error: Standard error of that, by its rounds.
+        error: Standard error of the log ratio, by its rounds.
         num_rounds: Of each arm.
         round_s: Seconds of one round of both arms.
         launch_s: Seconds of all that is no round.
@@ -50,11 +45,8 @@ class PairCost:
 def agree_on_iterations(num_iterations: Sequence[int], iteration_s: Sequence[float]) -> int:
     """Return the iterations of a round, the same in all arms.
 
-    As many as the fastest arm needs, unless the slowest would take far too long over them.
-
-    Args:
-        num_iterations: What each arm would run by itself.
-        iteration_s: Seconds of one, in the same order.
+    As many as the fastest arm needs, unless the slowest would take far too long over them. Both
+    arguments are of the arms in one order: what each would run by itself, and seconds of one.
 
     >>> agree_on_iterations([10, 20], [0.001, 0.0005])
     20
@@ -67,11 +59,7 @@ def agree_on_iterations(num_iterations: Sequence[int], iteration_s: Sequence[flo
 
 
 def first_num_rounds(round_s: float, launch_s: float) -> int:
-    """Return how many rounds a first launch is given: nothing is known of their noise yet.
-
-    Args:
-        round_s: Seconds of one, of one arm.
-        launch_s: Seconds that they may take together.
+    """Return how many rounds of one arm a first launch is given, in `launch_s` together.
 
     >>> first_num_rounds(0.010, 1.0), first_num_rounds(0.5, 1.0), first_num_rounds(0.0001, 1.0)
     (100, 20, 1000)
@@ -84,41 +72,39 @@ def first_num_rounds(round_s: float, launch_s: float) -> int:
 def plan_num_rounds(pairs: Sequence[PairCost], *, tolerance: float, limit: float) -> int:
     """Return how many rounds the next launch is given.
 
-    As many as make four pairs enough, if rounds can do that at all: the noise of launches is not in
-    their hands. Never more than the split of time between launches and rounds with the least
-    variance for its cost, sd of a round / sd of a launch * sqrt(cost of a launch / cost of a round)
-    (Kalibera and Jones 2013, "Rigorous Benchmarking in Reasonable Time", section 8).
-
-    Args:
-        pairs: All so far, at least one.
-        tolerance: The slowdown that is accepted.
-        limit: The slowdown that must not pass.
+    As many as make four pairs enough, if rounds can do that at all: they cannot lower the noise of
+    launches. Never more than the split of time between launches and rounds with the least variance
+    for its cost, sd of a round / sd of a launch * sqrt(cost of a launch / cost of a round)
+    (Kalibera and Jones 2013, "Rigorous Benchmarking in Reasonable Time", section 8). There is at
+    least one pair.
 
     >>> pair = PairCost(log_ratio=0.0, error=0.02, num_rounds=50, round_s=0.02, launch_s=5.0)
     >>> plan_num_rounds([pair], tolerance=0.02, limit=0.05)  # (0.141 / 0.00828)^2 = 292: 3 s
     292
     """
-    round_variance = intervals.median([pair.error**2 * pair.num_rounds for pair in pairs])
-    round_s = intervals.median([pair.round_s for pair in pairs])
-    launch_s = intervals.median([pair.launch_s for pair in pairs])
+    round_variance = statistics.median([pair.error**2 * pair.num_rounds for pair in pairs])
+    round_s = statistics.median([pair.round_s for pair in pairs])
+    launch_s = statistics.median([pair.launch_s for pair in pairs])
     launch_variance = _launch_variance(pairs)
     target = ((math.log1p(limit) - math.log1p(tolerance)) * _PART_OF_GAP) ** 2
-    wanted = round_variance / (target - launch_variance) if target > launch_variance else math.inf
+    num_rounds = (
+        round_variance / (target - launch_variance) if target > launch_variance else math.inf
+    )
     if launch_variance > 0:
         split = math.sqrt(round_variance / launch_variance * launch_s / round_s)
-        wanted = min(wanted, split)
+        num_rounds = min(num_rounds, split)
     # A round of both arms has one of each.
-    return _within(wanted, min(_MOST_ROUNDS, 2 * _MOST_S / round_s), round_s / 2)
+    return _within(num_rounds, min(_MOST_ROUNDS, 2 * _MOST_S / round_s), round_s / 2)
 
 
 def _launch_variance(pairs: Sequence[PairCost]) -> float:
     """What the results of pairs vary by beyond the error that their rounds explain."""
     if len(pairs) < 3:
         return 0.0
-    spread = intervals.variance([pair.log_ratio for pair in pairs])
-    return max(0.0, spread - intervals.median([pair.error**2 for pair in pairs]))
+    spread = statistics.variance([pair.log_ratio for pair in pairs])
+    return max(0.0, spread - statistics.median([pair.error**2 for pair in pairs]))
 
 
-def _within(wanted: float, most: float, round_s: float) -> int:
+def _within(num_rounds: float, most: float, round_s: float) -> int:
     usual = max(_LEAST_ROUNDS, min(_USUAL_ROUNDS, math.floor(_USUAL_S / round_s)))
-    return max(usual, math.ceil(min(wanted, most)))
+    return max(usual, math.ceil(min(num_rounds, most)))

@@ -1,19 +1,17 @@
-"""Reviewed exceptions: the lines of `baselines/accepted.toml`.
+"""Reviewed exceptions: the entries of `baselines/accepted.toml`.
 
-Each names a cell, what is accepted of it, why, and until when. Must not know how a cell is judged.
+Each names a cell, what is accepted of it, why, and until when.
 """
 
 from __future__ import annotations
 
 import datetime
-import json
 import math
 import re
 import tomllib
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -22,7 +20,11 @@ from perfsuite.records.cell import COUNT_NAMES
 from perfsuite.system.files import write_atomically
 from perfsuite.system.untrusted import printable, read_untrusted, why_unreadable
 
-# Five thousand exceptions of 200 characters each: more than anybody reviews.
+if TYPE_CHECKING:
+    from tomlkit import TOMLDocument
+    from tomlkit.items import AoT
+
+# Five thousand exceptions of 200 characters each: more than people review.
 _MAX_FILE_BYTES = 2**20
 
 _ALLOWED = (
@@ -36,7 +38,7 @@ _HEADER = re.compile(rb"^[ \t]*\[\[[ \t]*accepted[ \t]*\]\]", re.MULTILINE)
 class _Entry(
     msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="kind"
 ):
-    """What every exception names."""
+    """The fields of every exception."""
 
     cell: str
     reason: str
@@ -102,7 +104,7 @@ def _require_ratio(ratio: float) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Accepted:
-    """The exceptions that hold today, and those that do no more."""
+    """The exceptions that hold today, and those that have expired."""
 
     entries: tuple[Entry, ...] = ()
     expired: tuple[Entry, ...] = ()
@@ -126,12 +128,7 @@ class Accepted:
         return max(ratios, default=1.0)
 
     def allowed_increase(self, cell: str, count: str) -> float:
-        """Return how many times its base's a count may be: 1.0 without an exception, or inf.
-
-        Args:
-            cell: Full name of the cell.
-            count: One of `COUNT_NAMES`.
-        """
+        """Return how many times its base's a count may be: 1.0 without an exception, or inf."""
         ratios = (
             math.inf if entry.ratio is None else entry.ratio
             for entry in self._of(cell)
@@ -146,9 +143,7 @@ class Accepted:
 def read_accepted(path: Path, today: datetime.date) -> Accepted:
     """Return the exceptions of a file; none where there is no file.
 
-    Args:
-        path: Usually `baselines/accepted.toml`.
-        today: An entry holds up to and on the day that it expires.
+    An entry holds up to and on the day that it expires.
 
     Raises:
         SettingError: The file is not such a list; names the file, the line and the field.
@@ -161,40 +156,99 @@ def read_accepted(path: Path, today: datetime.date) -> Accepted:
 
 
 def append_entry(path: Path, entry: Entry) -> None:
-    """Add an exception at the end of a file; what it holds already stays byte for byte.
+    """Add an exception to a file; comments and formatting stay as people wrote them.
 
     Raises:
         SettingError: The file is not a list of exceptions, or the entry cannot be written as text.
         WriteError: The file cannot be written.
     """
+    import tomlkit  # here, because sessions only read
+    from tomlkit.items import Array
+
     data = _read(path)
-    _split(path, data, _parse(path, data))
+    entries = _parse(path, data)
+    plain = msgspec.to_builtins(entry, builtin_types=(datetime.date,))
+    order = ("cell", "kind", "ratio", "to", "count", "reason", "expires")
+    fields = {name: plain[name] for name in order if plain.get(name) is not None}
+    document = _parse_formatted(path, data)
+    inline = document.get("accepted")
+    if isinstance(inline, Array):
+        inline.append(tomlkit.inline_table() | fields)
+        text = tomlkit.dumps(document)
+    else:
+        separator = "" if not data else "\n" if data.endswith(b"\n") else "\n\n"
+        text = data.decode() + separator + tomlkit.dumps({"accepted": [fields]})
     try:
-        block = _as_toml(entry).encode()
+        edited = text.encode()
     except UnicodeEncodeError as error:
         raise SettingError(
             f"{entry.cell!r} cannot be accepted because of {entry.reason!r}: what is written to "
             f"{path} must be text, and there is {error.object[error.start]!r} in it"
         ) from error
-    separator = b"" if not data else b"\n" if data.endswith(b"\n") else b"\n\n"
-    write_atomically(path, data + separator + block)
+    _write(path, edited, (*entries, entry))
 
 
 def prune(path: Path, today: datetime.date) -> tuple[Entry, ...]:
-    """Remove the expired exceptions of a file with the comments above and below; return them.
+    """Remove the expired exceptions of a file with the comments right above; return them.
 
     Raises:
-        SettingError: The file is not a list of exceptions, or not one that can be cut by lines.
+        SettingError: The file is not a list of exceptions.
         WriteError: The file cannot be written.
     """
+    from tomlkit.items import AoT, Array
+
     data = _read(path)
     entries = _parse(path, data)
-    head, *blocks = _split(path, data, entries)
     expired = tuple(entry for entry in entries if entry.expires < today)
     if expired:
-        kept = [block for entry, block in zip(entries, blocks, strict=True) if entry not in expired]
-        write_atomically(path, b"".join([head, *kept]))
+        document = _parse_formatted(path, data)
+        listed = document["accepted"]
+        if isinstance(listed, AoT):
+            _attach_comments(document, listed)
+        assert isinstance(listed, AoT | Array)
+        for index in reversed(range(len(entries))):
+            if entries[index] in expired:
+                del listed[index]
+        if not listed:
+            del document["accepted"]
+        kept = tuple(entry for entry in entries if entry not in expired)
+        _write(path, document.as_string().encode(), kept)
     return expired
+
+
+def _parse_formatted(path: Path, data: bytes) -> TOMLDocument:
+    import tomlkit
+    from tomlkit.exceptions import TOMLKitError
+
+    try:
+        return tomlkit.parse(data)
+    except (TOMLKitError, ValueError, RecursionError) as error:
+        raise _not_editable(path) from error
+
+
+def _write(path: Path, data: bytes, entries: tuple[Entry, ...]) -> None:
+    if _parse(path, data) != entries:
+        raise _not_editable(path)
+    write_atomically(path, data)
+
+
+def _not_editable(path: Path) -> SettingError:
+    return SettingError(f"{path} cannot be edited without a change of its meaning; edit it by hand")
+
+
+def _attach_comments(document: TOMLDocument, tables: AoT) -> None:
+    """Make the comment right above a table part of it; tomlkit has it in the table before."""
+    from tomlkit.items import Comment, Null
+
+    place = next(at for at, (_, item) in enumerate(document.body) if item is tables)
+    bodies = [(document.body, place), *((one.value.body, len(one.value.body)) for one in tables)]
+    for table, (body, end) in zip(tables, bodies, strict=False):
+        start = end
+        while start and isinstance(body[start - 1][1], Comment):
+            start -= 1
+        comment = "".join(item.as_string() for _, item in body[start:end])
+        table.trivia.indent = comment + table.trivia.indent
+        body[start:end] = [(None, Null())] * (end - start)
 
 
 def _read(path: Path) -> bytes:
@@ -225,41 +279,8 @@ def _convert(path: Path, data: bytes, index: int, table: Any) -> Entry:
     except msgspec.ValidationError as error:
         headers = list(_HEADER.finditer(data))
         place = f"entry {index + 1}"
-        if index < len(headers):
+        if index < len(headers):  # an inline list has no headers
             line_number = 1 + data.count(b"\n", 0, headers[index].start())
             place += f" (line {line_number})"
         raise SettingError(printable(f"{path}: {place}: {error}; {_ALLOWED}")) from error
     return entry
-
-
-def _split(path: Path, data: bytes, entries: tuple[Entry, ...]) -> list[bytes]:
-    """Return what precedes the first entry, and then each with the comment right above it."""
-    starts = []
-    for header in _HEADER.finditer(data):
-        start = header.start()
-        while start and data[:start].splitlines()[-1].lstrip().startswith(b"#"):
-            start = data.rfind(b"\n", 0, start - 1) + 1
-        starts.append(start)
-    # Unequal where they stand in an inline list, or where a string holds such a header.
-    if len(starts) != len(entries):
-        raise SettingError(
-            f"{path} cannot be edited by lines: it has {len(entries)} exceptions and {len(starts)} "
-            "lines that begin with [[accepted]]; edit it by hand"
-        )
-    return [data[start:end] for start, end in pairwise([0, *starts, len(data)])]
-
-
-def _as_toml(entry: Entry) -> str:
-    fields = msgspec.to_builtins(entry, builtin_types=(datetime.date,))
-    order = ("cell", "kind", "ratio", "to", "count", "reason", "expires")
-    values = {name: fields[name] for name in order if fields.get(name) is not None}
-    return "\n".join(
-        ["[[accepted]]", *(f"{name} = {_value(value)}" for name, value in values.items()), ""]
-    )
-
-
-def _value(value: str | float | datetime.date) -> str:
-    if isinstance(value, str):
-        # A JSON string is a TOML one, except that TOML does not take a bare DEL.
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    return value.isoformat() if isinstance(value, datetime.date) else repr(value)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from perfsuite.records.run_file import StoredRun
-from perfsuite.stats.intervals import median, robust_sd
+from perfsuite.stats.intervals import robust_sd
 from perfsuite.units import format_ratio, format_seconds
 
 # Older sessions tell of older code and of an older machine.
@@ -160,7 +160,7 @@ def why_unfit(history: Sequence[StoredRun], probe_s: Mapping[str, float] | None)
         logs = [math.log(stored_s) for stored_s in probes_s[-MAX_SESSIONS:]]
         if len(logs) < _MIN_PROBES:
             continue
-        centre = median(logs)
+        centre = statistics.median(logs)
         allowed = _REFUSED_SDS * max(robust_sd(logs), _MIN_PROBE_SD)
         if abs(math.log(seconds) - centre) > allowed:
             return (
@@ -246,7 +246,7 @@ def _decide(cell: Candidate, fits: Mapping[str, _Fit]) -> Screened:
 
     fit = fits[cell.fullname]
     prior_df = min(_PRIOR_DF, sum(other.df for other in fits.values()) - fit.df)
-    prior_variance = median([other.variance for other in fits.values()])
+    prior_variance = statistics.median([other.variance for other in fits.values()])
     df = prior_df + fit.df
     variance = (prior_df * prior_variance + fit.df * fit.variance) / df
     margin = float(stdtrit(df, _CONFIDENCE)) * math.sqrt(variance * fit.leverage)

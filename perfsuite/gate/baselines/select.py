@@ -1,25 +1,22 @@
-"""Baselines: which stored runs this session may be compared with, why not the others, and saving.
-
-Must not know how a run is compared with another.
-"""
+"""Baselines: which stored runs a session may be compared with, why not the others, and saving."""
 
 from __future__ import annotations
 
 import math
 import os
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from fractions import Fraction
 from functools import cache
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal, TypedDict, TypeVar
 
 from pytest_benchmark.utils import get_machine_id
 
 from perfsuite.errors import SettingError, StorageError, WriteError
-from perfsuite.gate.git.repository import changed_files
+from perfsuite.gate.git.repository import changed_files, find_top, find_trunk, is_in_history
 from perfsuite.records.run_file import (
     RunHead,
     StoredRun,
@@ -47,6 +44,44 @@ class Choice:
     refused: tuple[Unusable, ...]
 
 
+class TrunkRules(TypedDict):
+    """Which runs belong to the history that a change is compared with.
+
+    Attributes:
+        is_in_history: Whether a commit is in it; None outside of git, where runs are not tied to
+            commits.
+        is_proposed: Whether a run comes with the commits that are judged.
+    """
+
+    is_in_history: Callable[[str], bool] | None
+    is_proposed: Callable[[AnyPath], bool]
+
+
+def trunk_rules(
+    folder: Path, storage: AnyPath, history: Container[str] | None = None
+) -> TrunkRules:
+    """Return the rules for a change that begins in `folder`.
+
+    In a git checkout runs must be of the upstream's default branch, as far as HEAD has it.
+
+    Args:
+        folder: In the checkout, or outside of any.
+        storage: The place of `--benchmark-storage`.
+        history: The commits of that branch where they are known; else git is asked for each one.
+    """
+    root = find_top(folder)
+    if root is None:
+        return TrunkRules(is_in_history=None, is_proposed=lambda path: False)
+    trunk = find_trunk(root)
+
+    def is_of_trunk(commit: str) -> bool:
+        if history is not None:
+            return commit in history
+        return trunk is not None and is_in_history(root, commit, trunk)
+
+    return TrunkRules(is_in_history=is_of_trunk, is_proposed=find_proposed(root, storage, trunk))
+
+
 def choose_runs(
     storage: AnyPath,
     selector: str | Literal[True],
@@ -56,30 +91,17 @@ def choose_runs(
     is_proposed: Callable[[AnyPath], bool] = lambda path: False,
     max_sessions: float = math.inf,
 ) -> Choice:
-    """Return the stored runs to compare with, and why each other one is refused.
+    """Return the runs that `sift_runs` finds, sorted, and why each other one is refused.
 
-    Args:
-        storage: The place of `--benchmark-storage`.
-        selector: What `--benchmark-compare` was given: True for every run, else a number, a glob or
-            the path of a file, as pytest-benchmark understands them, or a file's URL.
-        fingerprint: Of the environment of this session.
-        is_in_history: Whether a commit is the base or an ancestor of it; None outside of git, where
-            runs are not tied to commits.
-        is_proposed: Whether a run comes with the commits that are judged.
-        max_sessions: With so many, the newest, it is enough; older runs are neither used nor
-            refused. A run of one of four shards is a quarter of a session.
-
-    Raises:
-        SettingError: The selector is neither of them.
-        StorageError: The storage cannot be looked into.
+    The newest `max_sessions` are enough; older runs are neither used nor refused. A run of one of
+    four shards is a quarter of a session.
     """
     usable: list[StoredRun] = []
     refused: list[Unusable] = []
     num_sessions = Fraction()
-    sifted = sift_runs(
+    for run in sift_runs(
         storage, selector, fingerprint, is_in_history=is_in_history, is_proposed=is_proposed
-    )
-    for run in sifted:
+    ):
         if isinstance(run, Unusable):
             refused.append(run)
             continue
@@ -101,20 +123,21 @@ def sift_runs(
     is_in_history: Callable[[str], bool] | None = None,
     is_proposed: Callable[[AnyPath], bool] = lambda path: False,
 ) -> Iterator[StoredRun | Unusable]:
-    """Yield each stored run to compare with, or why it is refused: the newest first.
+    """Yield each stored run to compare with, or why it is refused: the newest first, read lazily.
 
-    Those that say nothing of themselves come before all others. One is read when it is asked for.
+    Files that hold no run come before all others.
 
     Args:
-        storage: As of `choose_runs`, like all others.
-        selector: As there.
-        fingerprint: As there.
-        is_in_history: As there.
-        is_proposed: As there.
+        storage: The place of `--benchmark-storage`.
+        selector: The value of `--benchmark-compare`: True for every run, else a number, a glob or
+            the path of a file, as pytest-benchmark understands them, or a file's URL.
+        fingerprint: The environment of this session.
+        is_in_history: See `TrunkRules`.
+        is_proposed: See `TrunkRules`.
 
     Raises:
-        SettingError: The selector is none.
-        StorageError: The storage cannot be looked into.
+        SettingError: The selector is invalid.
+        StorageError: The storage cannot be listed.
     """
     files = find_runs(storage, selector)
     if not files:
@@ -149,7 +172,7 @@ def sift_runs(
 
 
 def _part_of_session(run: RunHead) -> Fraction:
-    """Return how much of a session's cells a run holds, if all its shards hold equally many."""
+    """Return which part of a session's cells a run holds, if its shards are equally large."""
     shard = None if run.stamp is None else run.stamp.shard
     return Fraction(1, 1 if shard is None else shard.num_shards)
 
@@ -165,7 +188,7 @@ def _moments_of(
 def _look_within(
     storage: Path, path: AnyPath, selector: str | Literal[True]
 ) -> datetime | Unusable:
-    # What the user named may lie anywhere; what was found must not lead anywhere.
+    # A file that the user named may lie anywhere; one that was found must lie in the storage.
     if isinstance(path, RemotePath):
         return read_moment(path)
     is_named = selector is not True and path == Path(selector)
@@ -177,7 +200,7 @@ def _look_within(
 def _read_good(
     path: AnyPath, fingerprint: str, is_in_history: Callable[[str], bool] | None
 ) -> StoredRun | Unusable:
-    """Read a run whose head is good; a strange file holds another stamp behind its benchmarks."""
+    """Read a run whose head is good; a second stamp behind the benchmarks is checked as well."""
     run = read_run(path)
     if isinstance(run, Unusable):
         return run
@@ -186,11 +209,11 @@ def _read_good(
 
 
 def find_runs(storage: AnyPath, selector: str | Literal[True] = True) -> list[AnyPath]:
-    """Return the files that a selector of `choose_runs` names, the highest number last.
+    """Return the files that a selector of `sift_runs` names, the highest number last.
 
     Raises:
-        SettingError: The selector is none.
-        StorageError: The storage cannot be looked into.
+        SettingError: The selector is invalid.
+        StorageError: The storage cannot be listed.
     """
     if selector is True:
         # All machines' folders: the fingerprint tells them apart, and says so where none is left.
@@ -212,7 +235,7 @@ def _find(storage: AnyPath, *patterns: str) -> list[AnyPath]:
     try:
         found = {file for pattern in patterns for file in storage.glob(pattern)}
     except OSError as error:
-        raise StorageError(f"{storage}: cannot be looked into: {error.strerror}") from error
+        raise StorageError(f"{storage}: cannot be listed: {error.strerror}") from error
     return sorted(found, key=_place)
 
 
@@ -252,7 +275,7 @@ def _why_refused(
     stamp = run.stamp
     if stamp is None:
         return (
-            "has no stamp of perfsuite, so nobody knows whether its tests passed, or where it ran; "
+            "has no stamp of perfsuite, which says whether its tests passed and where it ran; "
             "save it again with --benchmark-save"
         )
     if stamp.is_pull_request:
@@ -278,7 +301,7 @@ def _why_refused(
 
 
 def save_run(folder: AnyPath, name: str, data: bytes) -> AnyPath:
-    """Save a run under the next free number and return where, whoever saves at the same time.
+    """Save a run under the next free number, even beside other savers, and return where.
 
     Raises:
         WriteError: The run cannot be saved; nothing half-written stays.
@@ -303,13 +326,13 @@ def _save_remotely(folder: RemotePath, name: str, data: bytes) -> RemotePath:
     path = _take_number(folder, name, lambda path: path.create(data))
     if path.refuses(data):
         return path
-    # Anybody may write over it there, so it is saved again under a name that nobody else draws.
-    # What lies at the first one by now may be somebody else's: it stays.
+    # The server lets others write over it, so it is saved again under a name that is drawn once.
+    # The file under the first name may be another session's by now: it stays.
     return _take_number(folder, f"{name}-{uuid.uuid4().hex}", lambda path: path.create(data))
 
 
 def _take_number(folder: _Folder, name: str, create: Callable[[_Folder], None]) -> _Folder:
-    """Return the path of the lowest number that `create` could make, counted from the highest."""
+    """Return the first path above the highest number that `create` could make."""
     taken = [int(path.name[:4]) for path in folder.glob(_NUMBERED)]
     number = max(taken, default=0) + 1
     while True:
@@ -335,13 +358,9 @@ def remove_run(path: AnyPath) -> None:
 
 
 def find_proposed(root: Path, storage: AnyPath, trunk: str | None) -> Callable[[AnyPath], bool]:
-    """Return what tells of a stored run whether no branch but this one has it.
+    """Return whether a stored run comes with the commits since `trunk`, as a function.
 
-    Args:
-        root: A folder of the checkout.
-        storage: The place of `--benchmark-storage`; behind a URL nothing comes with a commit.
-        trunk: The newest commit that HEAD shares with the upstream's default branch; None outside
-            of git, where nothing is proposed.
+    Behind a URL nothing comes with a commit, and without a trunk nothing is proposed.
     """
     if trunk is None or not isinstance(storage, Path):
         return lambda path: False
@@ -350,5 +369,5 @@ def find_proposed(root: Path, storage: AnyPath, trunk: str | None) -> Callable[[
 
 
 def _names_of(path: Path) -> set[Path]:
-    """The file, and the link that leads to it, as git calls them."""
+    """Return the file, and the link that leads to it, as git calls them."""
     return {path.parent.resolve() / path.name, path.resolve()}

@@ -1,7 +1,7 @@
-"""What the stored runs say of a cell: its counts exactly, and its time where that is clear.
+"""The verdict of stored runs on a cell: on its counts exactly, on its time where that is clear.
 
-The two steps of the gate that cost nothing but the session's own measurement. Never fails a cell on
-its time. Must not know where a cell was measured.
+These two steps of the gate cost nothing but the session's own measurement. They never fail a cell
+on its time.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from typing import Literal
 from perfsuite.errors import StorageError
 from perfsuite.gate.baselines.accepted import Accepted
 from perfsuite.gate.baselines.screen import MAX_SESSIONS, MIN_SESSIONS, Candidate, Screener
-from perfsuite.gate.baselines.select import choose_runs, find_proposed
-from perfsuite.gate.git.repository import find_trunk, is_in_history
+from perfsuite.gate.baselines.select import choose_runs, trunk_rules
 from perfsuite.gate.judge.counts import Counted, compare_counts, parse_slacks
 from perfsuite.records.run_file import StoredRun
 from perfsuite.records.verdict import CellVerdict
@@ -30,7 +29,6 @@ class History:
     Attributes:
         runs: The newest last.
         refused: Why each other stored run is not among them.
-        accepted: Reviewed exceptions.
         probe: Measures the host when the first cell is screened.
     """
 
@@ -44,7 +42,7 @@ class History:
         return Screener(self.runs, self.probe())
 
     def can_screen(self, name: str) -> bool:
-        """Whether enough runs hold the cell to say anything of its time."""
+        """Whether enough runs hold the cell to judge its time."""
         return sum(name in run.cells for run in self.runs) >= MIN_SESSIONS
 
     def judge_counts(
@@ -57,18 +55,18 @@ class History:
     ) -> CellVerdict | None:
         """Return a FAIL where a count or the memory grew against the newest run; else None.
 
-        A decrease never fails: it asks for a new stored run, because the old one would let the
+        A decrease never fails: it calls for a new stored run, because the old one would let the
         count grow again unseen.
 
         Args:
             name: The cell.
-            head: What was counted now.
-            num_samples: Of a step; None of what is no step.
-            counts: What the cell's markers ask.
+            head: Its counts now.
+            num_samples: Of a step; None where the cell runs no steps.
+            counts: The `counts` of the cell's markers.
             say: Shows a line.
 
         Raises:
-            SettingError: The markers name no count, or no slack.
+            SettingError: The markers name an unknown count, or an invalid slack.
         """
         base = next((run.cells[name] for run in reversed(self.runs) if name in run.cells), None)
         if base is None or base.num_samples != num_samples:
@@ -91,12 +89,7 @@ class History:
         return CellVerdict(name=name, word="FAIL", by="counts", reason=reason)
 
     def screen(self, candidate: Candidate, say: Callable[[str], None]) -> CellVerdict | None:
-        """Return a PASS or IMPROVED where the cell is clearly fine; else None, for the judge.
-
-        Args:
-            candidate: The cell, and what this session measured of it.
-            say: Shows a line: why it is left to the judge.
-        """
+        """Return PASS or IMPROVED where the cell is clearly fine; else None, and `say` why."""
         self._screener.add(candidate)
         screened = self._screener.decide(candidate)
         if not screened.is_clearly_fine:
@@ -123,33 +116,21 @@ def read_history(
     accepted: Accepted,
     probe: Callable[[], Mapping[str, float]],
 ) -> History:
-    """Return what the stored runs of this environment say: those of the base, as far as needed.
+    """Return the stored runs of the base and this environment, as many as are needed.
 
-    Args:
-        root: A folder of the checkout; outside git runs are not tied to commits.
-        storage: The place in which runs are stored; None is one that only pytest-benchmark reads.
-        selector: What `--benchmark-compare` was given.
-        fingerprint: Of the environment of this session.
-        accepted: Reviewed exceptions.
-        probe: Measures the host.
+    `storage` is None for a place that only pytest-benchmark reads; `selector` is the value of
+    `--benchmark-compare`.
 
     Raises:
-        SettingError: The selector names no run.
+        SettingError: The selector is invalid.
     """
     runs: tuple[StoredRun, ...] = ()
     if storage is None:
         refused: tuple[str, ...] = ("the runs in Elasticsearch, which only pytest-benchmark reads",)
     else:
-        trunk = find_trunk(root)
+        rules = trunk_rules(root, storage)
         try:
-            chosen = choose_runs(
-                storage,
-                selector,
-                fingerprint,
-                is_in_history=None if trunk is None else lambda it: is_in_history(root, it, trunk),
-                is_proposed=find_proposed(root, storage, trunk),
-                max_sessions=MAX_SESSIONS,
-            )
+            chosen = choose_runs(storage, selector, fingerprint, **rules, max_sessions=MAX_SESSIONS)
             runs, refused = chosen.usable, tuple(map(str, chosen.refused))
         except StorageError as error:
             refused = (str(error),)

@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Final, Literal
 
 from perfsuite.errors import PerfsuiteError
-from perfsuite.gate.git.command import complaint_of, find_commit, output, run_git, short
+from perfsuite.gate.git.command import complaint_of, find_commit, output, run_git
 from perfsuite.gate.git.repository import Base
 from perfsuite.gate.git.worktree import empty_worktree
+from perfsuite.units import short_commit
 
 Mark = Literal["good", "bad", "skip"]
 
@@ -90,7 +91,7 @@ def bisection(root: Path, *, good: str, bad: str) -> Iterator[Bisection]:
     Raises:
         WriteError: Its worktree cannot be made.
     """
-    with empty_worktree(root, Base(revision=good, described=short(good))) as folder:
+    with empty_worktree(root, Base(revision=good, described=short_commit(good))) as folder:
         yield Bisection(folder, good=good, bad=bad)
 
 

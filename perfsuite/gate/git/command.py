@@ -106,12 +106,3 @@ def find_commit(root: Path, name: str) -> str | None:
     )
     # "^main" is all but main: one revision to git, and no commit.
     return None if found is None or found.startswith("^") else found
-
-
-def short(revision: str) -> str:
-    """Return a commit's name as people write it.
-
-    >>> short("5db0efb7ac6bdcd7cfd9f58b9eebfe8798f3638b")
-    '5db0efb'
-    """
-    return revision[:7]

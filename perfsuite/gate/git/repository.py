@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from perfsuite.errors import SettingError, WriteError
-from perfsuite.gate.git.command import answer, complaint_of, find_commit, output, run_git, short
-from perfsuite.units import format_bytes
+from perfsuite.gate.git.command import answer, complaint_of, find_commit, output, run_git
+from perfsuite.units import format_bytes, short_commit
 
 # git-lfs would fetch its files over the network; without its filters they stay pointers.
 # worktree.useRelativePaths would write an extension into the user's configuration (git 2.48).
@@ -102,7 +102,9 @@ def find_base(root: Path, revision: str | None, *, outputs: Sequence[Path] = ())
         return NoBase(reason=_why_no_merge_base(root, branch))
     if merge_base == head:
         return _base_of_default_branch(root, head, outputs, "")
-    return Base(revision=merge_base, described=f"the merge base with {branch}, {short(merge_base)}")
+    return Base(
+        revision=merge_base, described=f"the merge base with {branch}, {short_commit(merge_base)}"
+    )
 
 
 def find_trunk(root: Path) -> str | None:
@@ -164,7 +166,7 @@ def describe_head(root: Path) -> str:
         return "a repository without a commit"
     branch = answer(root, "symbolic-ref", "--quiet", "--short", "HEAD") or "a detached HEAD"
     changes = " with uncommitted changes" if is_dirty(root) else ""
-    return f"{branch} at {short(head)}{changes}"
+    return f"{branch} at {short_commit(head)}{changes}"
 
 
 def find_top(folder: Path) -> Path | None:
@@ -210,8 +212,8 @@ def add_worktree(root: Path, base: Base, folder: Path, *, has_files: bool = True
     if made.returncode != 0:
         free = format_bytes(shutil.disk_usage(folder).free)  # git does not say that a disk is full
         raise WriteError(
-            f"cannot check out the base, {short(base.revision)}, in {folder} ({free} free there): "
-            f"{complaint_of(made)}"
+            f"cannot check out the base, {short_commit(base.revision)}, in {folder} "
+            f"({free} free there): {complaint_of(made)}"
         )
 
 
@@ -261,8 +263,8 @@ def _named_base(root: Path, revision: str) -> Base:
             hint = "this clone is shallow: fetch it first, or all with 'git fetch --unshallow'"
         raise SettingError(f"the base {revision!r} is no commit of the repository {root}; {hint}")
     if found.startswith(revision):
-        return Base(revision=found, described=short(found))
-    return Base(revision=found, described=f"{revision}, {short(found)}")
+        return Base(revision=found, described=short_commit(found))
+    return Base(revision=found, described=f"{revision}, {short_commit(found)}")
 
 
 def _base_of_default_branch(
@@ -270,18 +272,21 @@ def _base_of_default_branch(
 ) -> Base | NoBase:
     """HEAD has nothing that the upstream's default branch lacks, or there is no such branch."""
     if is_dirty(root, outputs=outputs):
-        described = f"HEAD, {short(head)}, without the uncommitted changes{why}"
+        described = f"HEAD, {short_commit(head)}, without the uncommitted changes{why}"
         return Base(revision=head, described=described)
     parent = find_commit(root, "HEAD^1")
     if parent is not None:
-        return Base(revision=parent, described=f"the first parent of HEAD, {short(parent)}{why}")
+        return Base(
+            revision=parent, described=f"the first parent of HEAD, {short_commit(parent)}{why}"
+        )
     if _is_shallow(root):
         return NoBase(
-            reason=f"this clone is shallow and lacks the parent of HEAD, {short(head)}; "
+            reason=f"this clone is shallow and lacks the parent of HEAD, {short_commit(head)}; "
             "run 'git fetch --deepen=1' or 'git fetch --unshallow'"
         )
     return NoBase(
-        reason=f"HEAD, {short(head)}, is the first commit and nothing is uncommitted; {_NAME_ONE}"
+        reason=f"HEAD, {short_commit(head)}, is the first commit and nothing is uncommitted; "
+        f"{_NAME_ONE}"
     )
 
 

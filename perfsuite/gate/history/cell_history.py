@@ -1,20 +1,17 @@
-"""What became of each cell over the stored runs: dated changes, drift, and who accepted them.
-
-Must not know how it is shown.
-"""
+"""The history of each cell over the stored runs: dated changes and drift, and who accepted them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
 from perfsuite.gate.baselines.accepted import Accepted
-from perfsuite.gate.baselines.select import choose_runs, find_proposed
-from perfsuite.gate.git.log import count_commits, read_lineage
+from perfsuite.gate.baselines.select import choose_runs, trunk_rules
+from perfsuite.gate.git.log import count_commits, read_log
 from perfsuite.gate.git.repository import find_top, find_trunk
-from perfsuite.gate.history.exceptions import find_excuses
+from perfsuite.gate.history.exceptions import find_reasons
 from perfsuite.gate.history.timeline import (
     Point,
     Timeline,
@@ -29,16 +26,16 @@ from perfsuite.system.urls import AnyPath
 
 
 @dataclass(frozen=True, kw_only=True)
-class Change:
+class DatedChange:
     """A change of level, and where it lies.
 
     Attributes:
         ratio: New level over old, with bounds of 95 % confidence.
         before: The last run of the old level.
         after: The first run of the new one.
-        num_commits: That the second has and the first has not; None outside of git.
-        excuse: Why it was accepted; None where nobody has said so.
-        is_mended: Whether it is a slowdown that was undone later.
+        num_commits: Commits that the second has and the first has not; None outside of git.
+        accepted: Why it was accepted; None where it was not.
+        is_recovered: Whether it is a slowdown that was undone later.
     """
 
     ratio: float
@@ -46,31 +43,31 @@ class Change:
     before: Point
     after: Point
     num_commits: int | None
-    excuse: str | None
-    is_mended: bool
+    accepted: str | None
+    is_recovered: bool
 
     @property
     def is_open(self) -> bool:
-        """Whether it is a slowdown that is still there and that nobody has accepted."""
-        return self.ratio > 1 and self.excuse is None and not self.is_mended
+        """Whether it is a slowdown that is still there and was not accepted."""
+        return self.ratio > 1 and self.accepted is None and not self.is_recovered
 
 
 @dataclass(frozen=True, kw_only=True)
-class Creep:
+class DatedDrift:
     """A drift over the whole history.
 
     Attributes:
-        ratio_per_week: What a week multiplies the time by, with bounds of 95 % confidence.
-        total_ratio: What the whole history does.
+        ratio_per_week: The factor of a week, with bounds of 95 % confidence.
+        total_ratio: The factor of the whole history.
         since: The first run.
-        excuse: Why it was accepted; None where nobody has said so.
+        accepted: Why it was accepted; None where it was not.
     """
 
     ratio_per_week: float
     interval: tuple[float, float]
     total_ratio: float
     since: Point
-    excuse: str | None
+    accepted: str | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,21 +75,22 @@ class CellHistory:
     """What became of one cell.
 
     Attributes:
-        course: Without commits and dates; None where too few runs hold the cell.
+        trend: Without commits and dates; None where too few runs hold the cell.
         changes: The oldest first.
-        creep: Beside the changes; None where there is none.
+        drift: Beside the changes; None where there is none.
     """
 
     timeline: Timeline
     trend: Trend | None
-    changes: tuple[Change, ...] = ()
-    creep: Creep | None = None
+    changes: tuple[DatedChange, ...] = ()
+    drift: DatedDrift | None = None
 
     @property
     def is_slower(self) -> bool:
-        """Whether the cell became slower, still is, and nobody has accepted that."""
-        crept = self.creep is not None and self.creep.total_ratio > 1 and self.creep.excuse is None
-        return crept or any(change.is_open for change in self.changes)
+        """Whether the cell became slower, still is, and that was not accepted."""
+        drift = self.drift
+        is_drifting = drift is not None and drift.total_ratio > 1 and drift.accepted is None
+        return is_drifting or any(change.is_open for change in self.changes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,13 +110,13 @@ class StoredHistory:
     accepted: Accepted
 
     def cells(self) -> list[str]:
-        """The names of all cells that any run holds; of a renamed one, that of today."""
+        """Return the names of all cells that any run holds; of a renamed cell, that of today."""
         names = {name for _, run in self.runs for name in run.cells}
         former = (names_of(name, self.accepted)[1:] for name in names)
         return sorted(names.difference(*former))
 
     def follow(self, cell: str, *, smallest: float) -> CellHistory:
-        """Return what became of a cell; changes below `smallest`, 0.01 = 1 %, are not told."""
+        """Return what became of a cell, without changes below `smallest`, 0.01 = 1 %."""
         return self._follow(timeline_of(cell, self.runs, self.accepted), smallest)
 
     def follow_host(self, *, smallest: float) -> CellHistory:
@@ -126,87 +124,66 @@ class StoredHistory:
         return self._follow(probe_timeline(self.runs), smallest)
 
     def _follow(self, timeline: Timeline, smallest: float) -> CellHistory:
-        weeks = timeline.weeks()
-        trend = find_trend(weeks, timeline.times_s(), smallest=smallest)
+        trend = find_trend(timeline.weeks(), timeline.times_s(), smallest=smallest)
         if trend is None:
             return CellHistory(timeline=timeline, trend=None)
-        excuses = find_excuses(timeline, trend, self.accepted)
+        reasons = find_reasons(timeline, trend, self.accepted)
         changes = tuple(
             self._date(
                 timeline,
                 step,
-                excuse=excuse,
-                is_mended=step.ratio > 1 and trend.is_mended(level, smallest=smallest),
+                accepted=reason,
+                is_recovered=step.ratio > 1 and trend.is_recovered(level, smallest=smallest),
             )
-            for level, (step, excuse) in enumerate(
-                zip(trend.steps, excuses.steps, strict=True), start=1
+            for level, (step, reason) in enumerate(
+                zip(trend.steps, reasons.steps, strict=True), start=1
             )
         )
-        return CellHistory(
-            timeline=timeline,
-            trend=trend,
-            changes=changes,
-            creep=_creep(timeline, trend, max(weeks) - min(weeks), excuses.drift),
-        )
+        drift = _date_drift(timeline, trend, reasons.drift)
+        return CellHistory(timeline=timeline, trend=trend, changes=changes, drift=drift)
 
     def _date(
-        self, timeline: Timeline, step: LevelChange, *, excuse: str | None, is_mended: bool
-    ) -> Change:
+        self, timeline: Timeline, step: LevelChange, *, accepted: str | None, is_recovered: bool
+    ) -> DatedChange:
         before, after = timeline.points[step.place - 1], timeline.points[step.place]
         num_commits = None
         if self.root is not None and before.commit is not None and after.commit is not None:
             num_commits = count_commits(self.root, before.commit, after.commit)
-        return Change(
+        return DatedChange(
             ratio=step.ratio,
             interval=(step.low, step.high),
             before=before,
             after=after,
             num_commits=num_commits,
-            excuse=excuse,
-            is_mended=is_mended,
+            accepted=accepted,
+            is_recovered=is_recovered,
         )
 
 
-def _creep(timeline: Timeline, trend: Trend, num_weeks: float, excuse: str | None) -> Creep | None:
-    drift = trend.drift
+def _date_drift(timeline: Timeline, trend: Trend, accepted: str | None) -> DatedDrift | None:
+    drift, weeks = trend.drift, timeline.weeks()
     if drift is None:
         return None
-    return Creep(
+    return DatedDrift(
         ratio_per_week=as_ratio(drift.slope),
         interval=(as_ratio(drift.low), as_ratio(drift.high)),
-        total_ratio=as_ratio(drift.slope * num_weeks),
+        total_ratio=as_ratio(drift.slope * (max(weeks) - min(weeks))),
         since=timeline.points[0],
-        excuse=excuse,
+        accepted=accepted,
     )
 
 
 def read_history(
     folder: Path, storage: AnyPath, fingerprint: str, accepted: Accepted, *, num_runs: int
 ) -> StoredHistory:
-    """Return the stored runs of an environment that a change which begins here follows on.
-
-    Args:
-        folder: In a git checkout the runs are those of the upstream's default branch, as far as
-            HEAD has it; outside of one all are.
-        storage: Where the runs are stored.
-        fingerprint: Of the environment.
-        accepted: Reviewed exceptions.
-        num_runs: The newest of them, at most.
-    """
+    """Return the newest stored runs of an environment, `num_runs` at most, by `trunk_rules`."""
     root = find_top(folder)
     trunk = None if root is None else find_trunk(root)
-    lineage = {} if root is None or trunk is None else read_lineage(root, trunk)
-    is_in_history: Callable[[str], bool] | None = None if root is None else lineage.__contains__
-    choice = choose_runs(
-        storage,
-        True,
-        fingerprint,
-        is_in_history=is_in_history,
-        is_proposed=find_proposed(root or folder, storage, trunk),
-    )
+    log = {} if root is None or trunk is None else read_log(root, trunk)
+    choice = choose_runs(storage, True, fingerprint, **trunk_rules(folder, storage, log))
     return StoredHistory(
         root=root,
-        runs=order_runs(choice.usable, lineage)[-num_runs:],
+        runs=order_runs(choice.usable, log)[-num_runs:],
         refused=choice.refused,
         accepted=accepted,
     )

@@ -1,7 +1,4 @@
-"""The stored times of one cell in the order of its commits, as far as they can be compared.
-
-Must not know how changes are found in them, nor how they are told.
-"""
+"""The stored times of one cell in the order of its commits, as far as they can be compared."""
 
 from __future__ import annotations
 
@@ -23,18 +20,17 @@ class Point:
     """One stored run of a cell.
 
     Attributes:
-        path: Of the run.
         commit: None outside of git.
         made_at: When its commit was made; outside of git, when the run was saved.
         time_s: Median of its rounds, per iteration.
-        is_excused: Whether only a reviewed exception let the cell through there.
+        is_accepted: Whether only a reviewed exception let the cell through there.
     """
 
     path: AnyPath
     commit: str | None
     made_at: datetime
     time_s: float
-    is_excused: bool
+    is_accepted: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,8 +38,8 @@ class Timeline:
     """The runs of a cell.
 
     Attributes:
-        cell: Its name, the newest where it was renamed.
-        points: The oldest commit first, runs of the same commit as they were saved.
+        cell: Its newest name.
+        points: The oldest commit first; runs of one commit in the order they were saved.
         num_elsewhere: Further runs, in which its ranks found another environment.
     """
 
@@ -52,39 +48,32 @@ class Timeline:
     num_elsewhere: int = 0
 
     def weeks(self) -> list[float]:
-        """When each point was made, in weeks from the first."""
+        """Return when each point was made, in weeks from the first."""
         return [(point.made_at - self.points[0].made_at) / _WEEK for point in self.points]
 
     def times_s(self) -> list[float]:
-        """Seconds of each point."""
+        """Return the seconds of each point."""
         return [point.time_s for point in self.points]
 
 
 def order_runs(
-    runs: Iterable[StoredRun], lineage: Mapping[str, datetime]
+    runs: Iterable[StoredRun], log: Mapping[str, datetime]
 ) -> list[tuple[datetime, StoredRun]]:
     """Return runs in the order of their commits, each with when its commit was made.
 
-    Args:
-        runs: In any order.
-        lineage: Commits with their times, parents first; empty outside of git.
+    `log` is that of `read_log`, and empty outside of git.
     """
-    places = {commit: place for place, commit in enumerate(lineage)}
+    places = {commit: place for place, commit in enumerate(log)}
     ordered = sorted(runs, key=lambda run: (places.get(run.commit or "", -1), run.saved_at))
-    return [(lineage.get(run.commit or "", run.saved_at), run) for run in ordered]
+    return [(log.get(run.commit or "", run.saved_at), run) for run in ordered]
 
 
 def timeline_of(
     cell: str, runs: Sequence[tuple[datetime, StoredRun]], accepted: Accepted
 ) -> Timeline:
-    """Return the runs of a cell, those under the names that it had before among them.
+    """Return the runs of a cell under the name of today and its former names.
 
-    Those count whose ranks found the environment that they found in the newest run.
-
-    Args:
-        cell: The name of today.
-        runs: Of `order_runs`.
-        accepted: Which names were accepted for others.
+    A run counts where its ranks found the same environment as in the newest run.
     """
     names = names_of(cell, accepted)
     found = [
@@ -100,7 +89,7 @@ def timeline_of(
             commit=run.commit,
             made_at=made_at,
             time_s=run.cells[name].median_s,
-            is_excused=run.stamp is not None and name in run.stamp.accepted,
+            is_accepted=run.stamp is not None and name in run.stamp.accepted,
         )
         for made_at, run, name in found
         if run.cells[name].fingerprint in newest
@@ -109,7 +98,7 @@ def timeline_of(
 
 
 def probe_timeline(runs: Sequence[tuple[datetime, StoredRun]]) -> Timeline:
-    """Return what the host itself took in the runs: the geometric mean of its probes."""
+    """Return how long the host itself took in the runs: the geometric mean of its probes."""
     probed = [(made_at, run, run.probe_s) for made_at, run in runs if run.probe_s]
     newest = {tuple(sorted(probe_s)) for _, _, probe_s in probed[-1:]}
     points = tuple(
@@ -118,7 +107,7 @@ def probe_timeline(runs: Sequence[tuple[datetime, StoredRun]]) -> Timeline:
             commit=run.commit,
             made_at=made_at,
             time_s=statistics.geometric_mean(probe_s.values()),
-            is_excused=False,
+            is_accepted=False,
         )
         for made_at, run, probe_s in probed
         if tuple(sorted(probe_s)) in newest
@@ -127,12 +116,7 @@ def probe_timeline(runs: Sequence[tuple[datetime, StoredRun]]) -> Timeline:
 
 
 def names_of(cell: str, accepted: Accepted) -> list[str]:
-    """Return the names that a cell has had, the newest first.
-
-    Args:
-        cell: The name of today.
-        accepted: Its renames, expired or not.
-    """
+    """Return the names that a cell has had, from that of today back, by renames old and new."""
     renames = [e for e in (*accepted.entries, *accepted.expired) if isinstance(e, Rename)]
     names = [cell]
     for name in names:

@@ -1,8 +1,7 @@
 """The gates that need no statistics: counts and peak memory against the base's.
 
 The base is the newest stored run, or the other launch of a pair. An increase beyond the slack of
-its counter fails; a decrease never does. Must not know where either side comes from, nor what
-becomes of the cell.
+its counter fails; a decrease never does.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ class Counted(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Slack:
-    """How much more a count may be without anybody's doing: the larger of two allowances.
+    """How much more a count may be though no code changed: the larger of two allowances.
 
     Attributes:
         ratio: Of the base's count; 0.01 = 1 %.
@@ -78,12 +77,10 @@ _VISIBLE_RATIO = 0.0005
 
 @dataclass(frozen=True, kw_only=True)
 class CountChange:
-    """A count that is not what it was.
+    """A count that changed, per iteration of the busiest rank.
 
     Attributes:
         name: One of `COUNT_NAMES`.
-        base: Per iteration of the busiest rank.
-        head: The same now.
         slack: Within it neither an increase nor a decrease counts.
         accepted_ratio: How many times the base's a reviewed exception lets it be; 1.0 without one.
     """
@@ -109,7 +106,7 @@ class CountChange:
 
     @property
     def is_beyond_slack(self) -> bool:
-        """Whether it is another count at all."""
+        """Whether it changed by more than its slack."""
         return abs(self.head - self.base) > self.slack.allowance(self.base)
 
     def __str__(self) -> str:
@@ -160,12 +157,8 @@ class CountComparison:
 def parse_slacks(counts: Mapping[str, object], source: str) -> dict[str, Slack | None]:
     """Return the slacks that a `perf` marker's `counts` names; None for a count switched off.
 
-    Args:
-        counts: Such as `{"flops": "exact", "memory": "2%", "ops": "off"}`.
-        source: Where they come from, for the message.
-
     Raises:
-        SettingError: A name is no count, or a value is none of the three forms.
+        SettingError: A name is no count, or a value is none of the three forms; names the source.
 
     >>> parse_slacks({"flops": "exact", "memory": "2%", "ops": "off"}, "perf marker")
     {'flops': Slack(ratio=0.0, num_bytes=0), 'memory': Slack(ratio=0.02, num_bytes=0), 'ops': None}
@@ -200,7 +193,7 @@ def compare_counts(
         base: The cell in the newest stored run, or in the base's launch.
         head: The cell now.
         slacks: In place of the usual ones, by name; None switches a count off.
-        accepted_ratio: What `Accepted.allowed_increase` says of a count of this cell.
+        accepted_ratio: How many times the base's a reviewed exception lets a count be.
     """
     if None not in (base.fingerprint, head.fingerprint) and base.fingerprint != head.fingerprint:
         reason = (
@@ -263,14 +256,7 @@ def compare_run_counts(
     slacks: Mapping[str, Slack | None],
     accepted_ratio: Callable[[str], float],
 ) -> CountComparison:
-    """Return which counts of a cell differ between two launches; a plain benchmark has none.
-
-    Args:
-        base: Its launch of the base arm.
-        head: Its launch of the head arm.
-        slacks: In place of the usual ones, by name; None switches a count off.
-        accepted_ratio: How many times the base's a reviewed exception lets a count be.
-    """
+    """Return which counts of a cell differ between two launches; a plain benchmark has none."""
     if base.record is None or head.record is None:
         return CountComparison(changes=(), unavailable=())
     try:

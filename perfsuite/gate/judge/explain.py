@@ -1,7 +1,4 @@
-"""Why a cell moved: which stage, which counts and which functions changed between two runs.
-
-Must not decide whether anything moved.
-"""
+"""Why a cell moved: which stage, which counts and which functions changed between two runs."""
 
 from __future__ import annotations
 
@@ -73,46 +70,46 @@ def _pairs(base: Mapping[str, Any], head: Mapping[str, Any]) -> dict[str, tuple[
 
 
 def _is_number(value: object) -> bool:
-    # A launch tells what its test put there, which may be more than a float holds, or NaN.
+    # A test may put there what it likes, more than a float holds, or NaN.
     return isinstance(value, int | float) and 0 <= value <= MOST
 
 
 def _operators(base: Sequence[Operator], head: Sequence[Operator]) -> tuple[dict[str, Any], ...]:
-    """The operators that differ, what moved most first; None for one that a run did not keep."""
-    before = {operator.name: operator for operator in base}
-    after = {operator.name: operator for operator in head}
-    rows: list[dict[str, Any]] = [
-        {"name": name}
-        | {
-            field: (getattr(before.get(name), field, None), getattr(after.get(name), field, None))
-            for field in ("calls", "self_s")
-        }
-        for name in before | after
-        if before.get(name) != after.get(name)
-    ]
-    rows.sort(key=lambda row: -abs((row["self_s"][1] or 0.0) - (row["self_s"][0] or 0.0)))
-    return tuple(rows[:_NUM_NAMED])
+    """The operators that differ; None for one that a run did not keep."""
+    before = {one.name: (one.calls, one.self_s) for one in base}
+    after = {one.name: (one.calls, one.self_s) for one in head}
+    rows = _rows(before, after, missing=(None, None))
+    differing = [row for row in rows if before.get(row["name"]) != after.get(row["name"])]
+    return tuple(differing[:_NUM_NAMED])
 
 
 def _functions(
     base: Sequence[tuple[str, float, float]], head: Sequence[tuple[str, float, float]]
 ) -> tuple[dict[str, Any], ...]:
-    """The functions whose own time changed most."""
+    """The functions whose own time changed most; none where no single one explains the move."""
     before = {name: (calls, self_s) for name, calls, self_s in base}
     after = {name: (calls, self_s) for name, calls, self_s in head}
-    nothing = (0.0, 0.0)
-    moves = {
-        name: after.get(name, nothing)[1] - before.get(name, nothing)[1]
-        for name in before.keys() | after.keys()
-    }
-    names = sorted(moves, key=lambda name: -abs(moves[name]))
-    if not names or abs(moves[names[0]]) < _SHARE_THAT_EXPLAINS * abs(sum(moves.values())):
+    rows = _rows(before, after, missing=(0.0, 0.0))
+    moves = [_move_s(row) for row in rows]
+    if not rows or abs(moves[0]) < _SHARE_THAT_EXPLAINS * abs(sum(moves)):
         return ()
-    return tuple(
-        {
-            "name": name,
-            "calls": (before.get(name, nothing)[0], after.get(name, nothing)[0]),
-            "self_s": (before.get(name, nothing)[1], after.get(name, nothing)[1]),
-        }
-        for name in names[:_NUM_NAMED]
-    )
+    return tuple(rows[:_NUM_NAMED])
+
+
+def _rows(
+    before: Mapping[str, tuple[float, float]],
+    after: Mapping[str, tuple[float, float]],
+    *,
+    missing: tuple[float | None, float | None],
+) -> list[dict[str, Any]]:
+    """Calls and own seconds, [base, head], by name; what moved most first."""
+    rows: list[dict[str, Any]] = []
+    for name in dict.fromkeys([*before, *after]):
+        calls, self_s = zip(before.get(name, missing), after.get(name, missing), strict=True)
+        rows.append({"name": name, "calls": calls, "self_s": self_s})
+    return sorted(rows, key=lambda row: -abs(_move_s(row)))
+
+
+def _move_s(row: Mapping[str, Any]) -> float:
+    base_s, head_s = row["self_s"]
+    return (head_s or 0.0) - (base_s or 0.0)

@@ -1,7 +1,4 @@
-"""Whether each arm imported its own code: proof that two trees were compared, and not one twice.
-
-Must not know how an arm is launched.
-"""
+"""Whether each arm imported its own code: proof that two trees were compared, and not one twice."""
 
 from __future__ import annotations
 
@@ -16,12 +13,13 @@ from perfsuite.gate.arms.arm import Launch
 from perfsuite.gate.git.overlay import read_source, source_files
 from perfsuite.gate.git.repository import find_top
 
-# Where installers put packages, in a tree or not: they are nobody's code under test.
+# Where installers put packages, in a tree or not: no code under test is there.
 _INSTALLED = {"site-packages", "dist-packages"}
 # Names that a tree has beside its code, and that other packages have too.
 _NEVER_UNDER_TEST = {"setup", "conftest", "noxfile", "tests", "test", "benchmarks"}
 # On the path of both arms in any case (`trees.import_roots`).
 _IMPORT_ROOTS = {Path(), Path("src")}
+_OTHER = {"base": "head", "head": "base"}
 _MODULE_SUFFIXES = {".py", ".pyx"}
 
 
@@ -30,42 +28,35 @@ def find_wrong_import(base: Launch, head: Launch) -> str | None:
 
     An arm must import no file of the other's tree; and what both have in their trees, they must not
     import from one installed copy.
-
-    Args:
-        base: A launch of the base.
-        head: The launch of head beside it.
     """
     trees = {"base": base.arm.tree.resolve(), "head": head.arm.tree.resolve()}
     if trees["base"] == trees["head"]:
         return None  # the arms differ by interpreter or environment alone
-    for launch, other in ((base, head), (head, base)):
-        for name, file in _imported_from(trees[other.arm.name], launch, trees[launch.arm.name]):
-            return (
-                f"the {launch.arm.name} arm imported {name} from {file}, which is "
-                f"{other.arm.name}'s; is it installed in editable mode from another folder?"
-            )
+    for arm, name, file in _foreign_imports(base, head, trees):
+        return (
+            f"the {arm} arm imported {name} from {file}, which is {_OTHER[arm]}'s; is it installed "
+            "in editable mode from another folder?"
+        )
     return _find_beside(base, head, trees) or _find_installed(base, head, trees)
 
 
 def _find_beside(base: Launch, head: Launch, trees: dict[str, Path]) -> str | None:
     """Why an arm ran code of the other's checkout beside its tree, where the two differ in it.
 
-    pytest's root may be one folder of a checkout, and what lies beside it be installed from there.
+    pytest's root may be one folder of a checkout, and what lies beside it may be installed from
+    there.
     """
     tops = {name: find_top(tree) or tree for name, tree in trees.items()}
     if tops["base"] == tops["head"]:
         return None
-    for launch, other in ((base, head), (head, base)):
-        own, theirs = tops[launch.arm.name], tops[other.arm.name]
-        for name, file in _imported_from(theirs, launch, own):
-            counterpart = own / file.relative_to(theirs)
-            if file.is_dir() or _are_alike(file, counterpart):
-                continue
-            return (
-                f"the {launch.arm.name} arm imported {name} from {file}, which is "
-                f"{other.arm.name}'s and another than its own; is it installed in editable mode? "
-                "Name its folder in pytest's pythonpath"
-            )
+    for arm, name, file in _foreign_imports(base, head, tops):
+        counterpart = tops[arm] / file.relative_to(tops[_OTHER[arm]])
+        if file.is_dir() or _are_alike(file, counterpart):
+            continue
+        return (
+            f"the {arm} arm imported {name} from {file}, which is {_OTHER[arm]}'s and another than "
+            "its own; is it installed in editable mode? Name its folder in pytest's pythonpath"
+        )
     return None
 
 
@@ -88,16 +79,21 @@ def _find_installed(base: Launch, head: Launch, trees: dict[str, Path]) -> str |
     return None
 
 
-def _imported_from(tree: Path, launch: Launch, own: Path) -> Iterator[tuple[str, Path]]:
-    """Yield what a launch imported from a tree that is not its own, but for what is installed."""
-    for name, file in launch.modules.items():
-        # An interpreter may live in the tree, its own library with it.
-        if name.partition(".")[0] in sys.stdlib_module_names:
-            continue
-        path = Path(file)
-        is_theirs = path.is_relative_to(tree) and not path.is_relative_to(own)
-        if is_theirs and not _INSTALLED.intersection(path.parts):
-            yield name, path
+def _foreign_imports(
+    base: Launch, head: Launch, folders: dict[str, Path]
+) -> Iterator[tuple[str, str, Path]]:
+    """Yield each arm's imports from the other's folder, outside its own, that are not installed."""
+    for launch in (base, head):
+        arm = launch.arm.name
+        own, theirs = folders[arm], folders[_OTHER[arm]]
+        for name, file in launch.modules.items():
+            # An interpreter may live in the folder, its own library with it.
+            if name.partition(".")[0] in sys.stdlib_module_names:
+                continue
+            path = Path(file)
+            is_theirs = path.is_relative_to(theirs) and not path.is_relative_to(own)
+            if is_theirs and not _INSTALLED.intersection(path.parts):
+                yield arm, name, path
 
 
 def _are_alike(file: Path, other: Path) -> bool:
@@ -109,7 +105,7 @@ def _are_alike(file: Path, other: Path) -> bool:
 def _modules(tree: Path) -> dict[str, Path]:
     """Where the tree has a package or a module, by each name that it can be imported under.
 
-    From any folder, because only the suite knows which are on its path, but from none inside of a
+    From any folder, because only the suite knows which are on its path, but not from inside a
     package.
     """
     sources = sorted(source_files(tree), key=lambda path: (len(path.parts), path))
@@ -126,7 +122,7 @@ def _modules(tree: Path) -> dict[str, Path]:
     return found
 
 
-# Where a project says what it is called, and how. Of setup.py, which computes, what is in quotes.
+# Where a project says its name, and how. setup.py computes: only a name in quotes is found.
 _QUOTED = re.compile(rb"""\bname\s*=\s*["']([\w.-]+)["']""")
 _PROJECT_FILES = {
     "pyproject.toml": _QUOTED,
@@ -138,9 +134,10 @@ _PROJECT_FILES = {
 def is_code_of(tree: Path, name: str, file: Path, source: Path) -> bool:
     """Return whether an installed module is code of the tree, which has one of the same name.
 
-    The record of who installed it decides: a project of the tree, or another one, where the tree
-    has a copy of it, or a script that is called alike. A file without a record, as in a folder on
-    PYTHONPATH, is the tree's. Where no project of the tree says its name, equal contents decide.
+    The record of its installation decides: a project of the tree installed it, or another one, of
+    which the tree has a copy or a script with the same name. A file without a record, as in a
+    folder on PYTHONPATH, is the tree's. Where no project of the tree says its name, equal contents
+    decide.
 
     Args:
         tree: The tree.
@@ -178,7 +175,7 @@ def _has_installed(distribution: Distribution, place: Path) -> bool:
 
 @functools.cache
 def _project_names(tree: Path) -> frozenset[str]:
-    """What the projects are called whose files are in the tree."""
+    """The names of the projects in the tree."""
     return frozenset(
         _normalized(name.decode())
         for path in source_files(tree)

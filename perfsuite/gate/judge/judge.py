@@ -1,8 +1,7 @@
 """The judge: pairs of launches until every cell is decided, or the budget is spent.
 
-Which tests are cells, which trees the arms are and what a verdict means for the exit code is
-decided elsewhere; the rule itself is in `rule`. Everything that a verdict rests on is kept: seeds,
-order, and the raw value of each launch.
+The rule itself is `stats.sequential`. Everything that a verdict rests on is kept: seeds, order, and
+the raw value of each launch.
 """
 
 from __future__ import annotations
@@ -11,18 +10,18 @@ import dataclasses
 import math
 import os
 import random
+import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from perfsuite.gate.arms.arm import Arm, Launch, PairPlan
 from perfsuite.gate.arms.launch import launch_pair
 from perfsuite.gate.arms.num_rounds import plan_num_rounds
-from perfsuite.gate.judge.comparability import describe_changes
 from perfsuite.gate.judge.counts import compare_run_counts
 from perfsuite.gate.judge.imports import find_wrong_import
-from perfsuite.gate.judge.pair_evidence import is_put_off, take_in
+from perfsuite.gate.judge.pair_evidence import add_pair, describe_changes, is_postponed
 from perfsuite.gate.judge.trial import Budget, CellPolicy, Judgement, Trial
-from perfsuite.stats import intervals
 from perfsuite.stats.sequential import FIRST_LOOK, Prior, Rule, decide
 from perfsuite.system.fitness import read_sensors, why_unfit
 from perfsuite.units import format_change, format_ratio
@@ -35,14 +34,13 @@ _MAX_HASH_SEED = 2**32 - 1
 _MOST_SHOWN = 5
 # What times can say of a cell that was measured on both sides.
 _WORDS_OF_PAIRS = {"PASS", "FAIL", "IMPROVED", "INCONCLUSIVE"}
-_NUM_ARMS = 2
 _ONE_BY_ONE = "memory has no room for both arms: they ran one after the other, not round by round"
 
 
 def judge(
     base: Arm,
     head: Arm,
-    demands: Mapping[str, CellPolicy],
+    policies: Mapping[str, CellPolicy],
     *,
     num_cells: int | None = None,
     budget: Budget,
@@ -50,143 +48,146 @@ def judge(
     priors: Mapping[str, Prior],
     say: Callable[[str], None],
 ) -> Judgement:
-    """Run pairs until every cell has its verdict.
+    """Run pairs until every cell has its verdict, or the budget is spent.
 
-    Args:
-        base: The arm that head is compared with.
-        head: The arm under test.
-        demands: The cells, which both arms have, and what is asked of each.
-        num_cells: That share the error rate, in whichever session; None is these.
-        budget: When to give up.
-        seed: Of everything that is random.
-        priors: What this machine's history says of the noise of a pair, by cell.
-        say: Shows a line.
+    `num_cells` cells share the error rate, those of other sessions included; None is these alone.
+    `priors` say what this machine's history knows of the noise of a pair, by cell.
     """
-    trials = [Trial(name=name, demands=asked) for name, asked in demands.items()]
-    random_numbers = random.Random(seed)
-    began_s = time.monotonic()
-    longest_s = 0.0
-    num_pairs = num_unfit = num_broken = 0
-    unfit = invalid = None
-    while open_trials := [trial for trial in trials if trial.word is None]:
-        spent_s = time.monotonic() - began_s
-        most = budget.max_pairs + num_unfit + num_broken
-        if num_pairs == most or spent_s + longest_s > budget.max_s:
+    trials = [Trial(name=name, policy=policy) for name, policy in policies.items()]
+    session = _Session(
+        arms=(base, head),
+        budget=budget,
+        random_numbers=random.Random(seed),
+        began_s=time.monotonic(),
+    )
+    pair: _Pair | None = None
+    while (undecided := [trial for trial in trials if trial.word is None]) and session.has_budget():
+        pair = session.run_pair(undecided)
+        if pair.invalid is not None:
             break
-        num_pairs += 1
-        plan = _plan(num_pairs, random_numbers, budget, open_trials)
-        names = [trial.name for trial in open_trials]
-        random_numbers.shuffle(names)
-        launches, unfit = _watched_pair((base, head), plan, names)
-        pair_s = time.monotonic() - began_s - spent_s
-        longest_s = max(longest_s, pair_s)
-        invalid = find_wrong_import(launches["base"], launches["head"])
-        if invalid is not None:
-            break
-        if unfit is not None:
-            num_unfit += 1
-            say(f"pair {num_pairs} does not count: {unfit}")
-            if num_unfit == _MAX_UNFIT:
+        if pair.unfit is not None:
+            say(f"pair {session.num_pairs} does not count: {pair.unfit}")
+            if session.num_unfit == _MAX_UNFIT:
                 break
             continue
-        told = [trial for trial in open_trials if not is_put_off(trial, launches, names)]
-        num_broken += len(told) < len(open_trials)
-        for trial in told:
-            take_in(trial, launches, plan.first, _launch_s(launches["head"], pair_s))
+        counted = [one for one in undecided if not is_postponed(one, pair.launches, pair.names)]
+        session.num_broken += len(counted) < len(undecided)
+        for trial in counted:
+            add_pair(trial, pair.launches, pair.plan.first, pair.other_s)
             _decide(trial, num_cells or len(trials), budget.max_pairs, priors.get(trial.name))
-        for line in _progress(num_pairs, open_trials, trials, time.monotonic() - began_s):
+        for line in _progress(session.num_pairs, undecided, trials, session.spent_s):
             say(line)
-    _end(trials, invalid, unfit)
+    for trial in trials:
+        _end(trial, pair)
     return Judgement(
         trials=tuple(trials),
         seed=seed,
-        num_pairs=num_pairs,
-        wall_s=time.monotonic() - began_s,
-        invalid=invalid,
+        num_pairs=session.num_pairs,
+        wall_s=session.spent_s,
+        invalid=None if pair is None else pair.invalid,
     )
 
 
-def _watched_pair(
-    arms: Sequence[Arm], plan: PairPlan, names: Sequence[str]
-) -> tuple[dict[str, Launch], str | None]:
-    """One pair, and why the machine was not fit for it."""
-    before = read_sensors()
-    launches = launch_pair(arms, plan, names)
-    return launches, why_unfit(before, read_sensors(), len(os.sched_getaffinity(0)))
+@dataclass(frozen=True, kw_only=True)
+class _Pair:
+    """One pair of launches over cells in that order.
+
+    Attributes:
+        unfit: Why the machine was not fit for it; None where it was.
+        invalid: Why it did not compare two trees; None where it did.
+    """
+
+    plan: PairPlan
+    names: Sequence[str]
+    launches: Mapping[str, Launch]
+    wall_s: float
+    unfit: str | None
+    invalid: str | None
+
+    @property
+    def other_s(self) -> float:
+        """What the pair cost beside its rounds, for each of its cells."""
+        cells = self.launches["head"].cells
+        alternated_s = sum(run.alternated_s for run in cells.values())
+        return max(0.0, self.wall_s - alternated_s) / max(1, len(cells))
 
 
-def _end(trials: Sequence[Trial], invalid: str | None, unfit: str | None) -> None:
-    """Give those a word that have none: nothing counts where the wrong code was measured."""
-    for trial in trials:
-        if invalid is not None:
-            trial.word, trial.reason = "INVALID", invalid
-        elif trial.word is None and unfit is not None:
-            trial.word, trial.reason = "INVALID", f"the machine was not fit: {unfit}"
-        elif trial.word is None:
-            trial.word, trial.reason = "INCONCLUSIVE", "the time was up"
-        if trial.is_one_by_one and trial.raw:
-            trial.add_reason(_ONE_BY_ONE)
-        _judge_counts(trial)
+@dataclass(kw_only=True)
+class _Session:
+    """Runs one pair after the other, and counts what they cost.
 
+    Attributes:
+        num_unfit: Pairs for which the machine was not fit.
+        num_broken: Pairs that are repeated for some of their cells.
+    """
 
-def _judge_counts(trial: Trial) -> None:
-    """Fail a cell of which head counts more than the base, whatever its times say."""
-    slacks = trial.demands.slacks
-    if slacks is None or trial.word not in _WORDS_OF_PAIRS or len(trial.last) < _NUM_ARMS:
-        return
-    compared = compare_run_counts(
-        trial.last["base"],
-        trial.last["head"],
-        slacks=slacks,
-        accepted_ratio=trial.demands.accepted_increase,
-    )
-    if compared.increases and trial.word != "FAIL":
-        trial.word, trial.by, trial.reason = "FAIL", "counts", None
-    for one in (*compared.increases, *compared.unavailable):
-        trial.add_reason(str(one))
-    if (changes := describe_changes(trial.last["base"], trial.last["head"])) is not None:
-        trial.add_reason(changes)
+    arms: Sequence[Arm]
+    budget: Budget
+    random_numbers: random.Random
+    began_s: float
+    num_pairs: int = 0
+    num_unfit: int = 0
+    num_broken: int = 0
+    longest_s: float = 0.0
 
+    @property
+    def spent_s(self) -> float:
+        return time.monotonic() - self.began_s
 
-def _plan(
-    number: int, random_numbers: random.Random, budget: Budget, trials: Sequence[Trial]
-) -> PairPlan:
-    return PairPlan(
-        number=number,
-        first=random_numbers.choice(("base", "head")),
-        hash_seed=random_numbers.randint(0, _MAX_HASH_SEED),
-        core=max(os.sched_getaffinity(0)),
-        timeout_s=budget.timeout_s,
-        num_rounds={
-            trial.name: plan_num_rounds(
-                trial.costs, tolerance=trial.demands.tolerance, limit=trial.demands.limit
-            )
-            for trial in trials
-            if trial.costs
-        },
-        one_by_one=frozenset(trial.name for trial in trials if trial.is_one_by_one),
-    )
+    def has_budget(self) -> bool:
+        """Whether another pair may begin, as none takes longer than the longest so far."""
+        most = self.budget.max_pairs + self.num_unfit + self.num_broken
+        return self.num_pairs < most and self.spent_s + self.longest_s <= self.budget.max_s
 
+    def run_pair(self, trials: Sequence[Trial]) -> _Pair:
+        """Run the next pair over the cells, in random order."""
+        self.num_pairs += 1
+        began_s = time.monotonic()
+        plan = self._plan(trials)
+        names = [trial.name for trial in trials]
+        self.random_numbers.shuffle(names)
+        before = read_sensors()
+        launches = launch_pair(self.arms, plan, names)
+        unfit = why_unfit(before, read_sensors(), len(os.sched_getaffinity(0)))
+        wall_s = time.monotonic() - began_s
+        self.longest_s = max(self.longest_s, wall_s)
+        invalid = find_wrong_import(**launches)
+        self.num_unfit += unfit is not None
+        return _Pair(
+            plan=plan, names=names, launches=launches, wall_s=wall_s, unfit=unfit, invalid=invalid
+        )
 
-def _launch_s(launch: Launch, pair_s: float) -> float:
-    """What a pair cost beside its rounds, for each of its cells."""
-    alternated_s = sum(run.alternated_s for run in launch.cells.values())
-    return max(0.0, pair_s - alternated_s) / max(1, len(launch.cells))
+    def _plan(self, trials: Sequence[Trial]) -> PairPlan:
+        return PairPlan(
+            number=self.num_pairs,
+            first=self.random_numbers.choice(("base", "head")),
+            hash_seed=self.random_numbers.randint(0, _MAX_HASH_SEED),
+            core=max(os.sched_getaffinity(0)),
+            timeout_s=self.budget.timeout_s,
+            num_rounds={
+                trial.name: plan_num_rounds(
+                    trial.costs, tolerance=trial.policy.tolerance, limit=trial.policy.limit
+                )
+                for trial in trials
+                if trial.costs
+            },
+            one_by_one=frozenset(trial.name for trial in trials if trial.is_one_by_one),
+        )
 
 
 def _decide(trial: Trial, num_cells: int, max_pairs: int, prior: Prior | None) -> None:
     if trial.word is not None or not trial.raw:
         return
-    asked = trial.demands
+    policy = trial.policy
     rule = Rule(
-        tolerance=asked.tolerance,
-        limit=asked.limit,
+        tolerance=policy.tolerance,
+        limit=policy.limit,
         num_cells=num_cells,
         max_pairs=max_pairs,
         prior=prior,
     )
-    accepted = asked.accepted_slowdown
-    trial.asked = {**dataclasses.asdict(rule), "accepted_slowdown": accepted}
+    accepted = policy.accepted_slowdown
+    trial.rule = {**dataclasses.asdict(rule), "accepted_slowdown": accepted}
     decision = decide([value - math.log(accepted) for value in trial.log_ratios], rule)
     low, high = decision.interval
     trial.decision = dataclasses.replace(
@@ -198,13 +199,45 @@ def _decide(trial: Trial, num_cells: int, max_pairs: int, prior: Prior | None) -
         # Faster than what is accepted is not yet faster than the base.
         if trial.word == "IMPROVED" and decide(trial.log_ratios, rule).word != "IMPROVED":
             trial.word = "PASS"
-    slower_s = intervals.median([head_s - base_s * accepted for base_s, head_s in trial.raw])
-    if trial.word == "FAIL" and slower_s < asked.floor_s:
+    slower_s = statistics.median([head_s - base_s * accepted for base_s, head_s in trial.raw])
+    if trial.word == "FAIL" and slower_s < policy.floor_s:
         trial.word = "PASS"
         trial.reason = (
             f"slower by {slower_s * 1e6:.3g} us an iteration, below the floor of "
-            f"{asked.floor_s * 1e6:.3g} us"
+            f"{policy.floor_s * 1e6:.3g} us"
         )
+
+
+def _end(trial: Trial, last: _Pair | None) -> None:
+    """Give a cell without a verdict its word: nothing counts where the wrong code was measured."""
+    if last is not None and last.invalid is not None:
+        trial.word, trial.reason = "INVALID", last.invalid
+    elif trial.word is None and last is not None and last.unfit is not None:
+        trial.word, trial.reason = "INVALID", f"the machine was not fit: {last.unfit}"
+    elif trial.word is None:
+        trial.word, trial.reason = "INCONCLUSIVE", "the time was up"
+    if trial.is_one_by_one and trial.raw:
+        trial.add_reason(_ONE_BY_ONE)
+    _judge_counts(trial)
+
+
+def _judge_counts(trial: Trial) -> None:
+    """Fail a cell in which head counts more than the base, whatever its times say."""
+    slacks = trial.policy.slacks
+    if slacks is None or trial.word not in _WORDS_OF_PAIRS or trial.last.keys() != {"base", "head"}:
+        return
+    compared = compare_run_counts(
+        trial.last["base"],
+        trial.last["head"],
+        slacks=slacks,
+        accepted_ratio=trial.policy.accepted_increase,
+    )
+    if compared.increases and trial.word != "FAIL":
+        trial.word, trial.by, trial.reason = "FAIL", "counts", None
+    for one in (*compared.increases, *compared.unavailable):
+        trial.add_reason(str(one))
+    if (changes := describe_changes(trial.last["base"], trial.last["head"])) is not None:
+        trial.add_reason(changes)
 
 
 def _progress(

@@ -1,7 +1,4 @@
-"""What the judge is asked, and what it keeps of each cell: all that a verdict rests on.
-
-Data alone. Must not know how a cell is decided.
-"""
+"""How the judge decides each cell, and what it keeps of it: all that a verdict rests on."""
 
 from __future__ import annotations
 
@@ -14,24 +11,21 @@ from typing import Any, Final
 from perfsuite.gate.arms.arm import CellRun
 from perfsuite.gate.arms.num_rounds import PairCost
 from perfsuite.gate.judge.counts import Slack
+from perfsuite.records.verdict import VerdictWord
 from perfsuite.stats.sequential import Decision
-
-
-def _nothing_accepted(_: str) -> float:
-    return 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class CellPolicy:
-    """What is asked of one cell.
+    """How one cell is judged.
 
     Attributes:
         tolerance: The slowdown that is accepted, 0.02 = 2 %.
         limit: The slowdown that must not pass.
         floor_s: A slowdown of an iteration below this many seconds is never a FAIL.
         accepted_slowdown: A reviewed exception: the base may be taken to be this many times slower.
-        slacks: Of counts, in place of the usual ones, by name, None of one that is switched off;
-            None where the arms' counts are not compared at all.
+        slacks: Of counts, in place of the usual ones, by name; the value None switches a count
+            off. None where the counts of the arms are not compared at all.
         accepted_increase: How many times the base's a reviewed exception lets a count be.
     """
 
@@ -40,7 +34,7 @@ class CellPolicy:
     floor_s: float
     accepted_slowdown: float = 1.0
     slacks: Mapping[str, Slack | None] | None = None
-    accepted_increase: Callable[[str], float] = _nothing_accepted
+    accepted_increase: Callable[[str], float] = lambda count: 1.0
 
     @property
     def bounds(self) -> tuple[float, float]:
@@ -54,18 +48,14 @@ class CellPolicy:
         return self.tolerance * (1 + more) + more, self.limit * (1 + more) + more
 
 
-# A launch that says nothing for so long is stuck: no round of a benchmark should take as long.
 LAUNCH_TIMEOUT_S: Final = 300.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """What a judgement may cost.
+    """What a judgement may cost: pairs, and seconds, in which the last pair must end too.
 
-    Attributes:
-        max_pairs: Launches of each arm.
-        max_s: Seconds; no pair begins that would not end in time.
-        timeout_s: A launch without progress for so long is stuck.
+    A launch without any message for `timeout_s` is stuck: no round should take as long.
     """
 
     max_pairs: int
@@ -84,21 +74,21 @@ class Trial:
         by: What decided: "pairs" or "counts".
         reason: What a reader should know beside the numbers.
         decision: What the pairs prove so far.
-        asked: What the rule was given, accepted slowdown included; empty before the first pair.
-        last: What the last pair's launches made of it, by arm.
+        rule: The arguments of the rule, accepted slowdown included; empty before the first pair.
+        last: The runs of the last pair, by arm.
         firsts: The arm that ran the first round of each pair in `raw`.
-        costs: What each pair was, for the number of rounds of the next.
+        costs: Of each pair, for the number of rounds of the next.
         is_one_by_one: Whether memory had no room for both arms.
     """
 
     name: str
-    demands: CellPolicy
+    policy: CellPolicy
     raw: list[tuple[float, float]] = field(default_factory=list)
-    word: str | None = None
+    word: VerdictWord | None = None
     by: str = "pairs"
     reason: str | None = None
     decision: Decision | None = None
-    asked: dict[str, Any] = field(default_factory=dict)
+    rule: dict[str, Any] = field(default_factory=dict)
     last: dict[str, CellRun] = field(default_factory=dict)
     firsts: list[str] = field(default_factory=list)
     costs: list[PairCost] = field(default_factory=list)
@@ -115,21 +105,13 @@ class Trial:
 
 
 def draw_seed() -> int:
-    """Return a seed that nobody chose, for everything that is random in a judgement."""
+    """Return a random seed, for everything that is random in a judgement."""
     return random.SystemRandom().randrange(2**32)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Judgement:
-    """What the pairs came to.
-
-    Attributes:
-        trials: All cells, decided or not.
-        seed: Of order, first arms and hash seeds.
-        num_pairs: Pairs that were run.
-        wall_s: How long that took.
-        invalid: Why none of it counts; None where it does.
-    """
+    """The result of the pairs; `invalid` says why none of it counts, where it does not."""
 
     trials: tuple[Trial, ...]
     seed: int

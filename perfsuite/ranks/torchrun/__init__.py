@@ -1,1 +1,1 @@
-"""Sessions that torchrun starts: who takes part, and how their pytest processes agree."""
+"""Sessions that torchrun starts: their ranks, and how their pytest processes agree."""

@@ -1,7 +1,7 @@
-"""Groups of ranks that span several controllers: each starts one rank, the first decides.
+"""Groups of ranks that span several controllers: each starts one rank, the first one decides.
 
-The first controller hears how every rank ended, and says what becomes of the group; all return or
-raise the same. Must not know what a job does, and imports no torch.
+Runs in every controller that torchrun started. The first hears how each rank ended and decides the
+outcome of the group; all controllers return or raise the same.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from multiprocessing.connection import wait
 
 from perfsuite.errors import LostRankError, NotExercisedError, PerfsuiteError, RankFailureError
 from perfsuite.ranks import failures
-from perfsuite.ranks.assignments import Assignment
-from perfsuite.ranks.group import CASCADE_S, LOOK_S, GroupPolicy, RankGroup
-from perfsuite.ranks.messages import Job, Rendezvous, Reply
+from perfsuite.ranks.assignments import Assignment, Rendezvous
+from perfsuite.ranks.group import CASCADE_S, POLL_S, RankGroup
+from perfsuite.ranks.messages import GroupPolicy, GroupRequest, Reply
 from perfsuite.ranks.progress import Position
 from perfsuite.ranks.torchrun.peers import Peers
 from perfsuite.ranks.torchrun.topology import Topology
@@ -25,13 +25,13 @@ _ANSWER_S = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ended:
-    """What a controller says of its rank.
+class RankEnd:
+    """How a controller's rank ended.
 
     Attributes:
-        result: Its reply, or how it failed; None of a rank that still ran when another had failed.
+        result: Its reply, or its failure; None if it still ran when another rank had failed.
         position: Where it was.
-        lines: Of a rank that still ran: its stack.
+        lines: The stack of a rank that still ran.
     """
 
     result: Reply | PerfsuiteError | None
@@ -40,26 +40,18 @@ class Ended:
 
 
 class MultiHostGroups:
-    """Runs jobs on ranks of several controllers."""
+    """Runs jobs on ranks of several controllers; nothing is started before the first job."""
 
-    def __init__(self, peers: Peers, layout: Topology) -> None:
-        """Prepare; nothing is started before the first job.
-
-        Args:
-            peers: The controllers.
-            layout: Where they are.
-        """
+    def __init__(self, peers: Peers, topology: Topology) -> None:
         self._peers = peers
-        self._layout = layout
+        self._topology = topology
         self._phase = -1
         self._num_jobs = 0
 
-    def run(
-        self, job: Job, *, world_size: int, policy: GroupPolicy, needs_group: bool = True
-    ) -> list[Reply]:
-        """Run `job` on the first `world_size` ranks and return their replies on all of them.
+    def run(self, request: GroupRequest) -> list[Reply]:
+        """Run a job on the first ranks and return their replies in every controller.
 
-        Every controller has to call this, in the same order. See `group.run_group`.
+        Every controller has to call this, in the same order.
 
         Raises:
             NotExercisedError: torchrun started fewer ranks.
@@ -67,89 +59,85 @@ class MultiHostGroups:
             PerfsuiteError: As `run_group`.
         """
         membership = self._peers.membership
-        if world_size > membership.world_size:
+        if request.world_size > membership.world_size:
             raise NotExercisedError(
-                f"{world_size} ranks are needed, and torchrun started {membership.world_size}"
+                f"{request.world_size} ranks are needed, and torchrun started "
+                f"{membership.world_size}"
             )
         name = self._name_job()
-        course = _Course(self._peers, name, world_size, policy)
-        if membership.rank >= world_size:
-            return course.follow(None)
-        with RankGroup(
-            job,
-            world_size=world_size,
-            policy=policy,
-            needs_group=needs_group,
-            part=self._part(name, world_size, policy),
-        ) as group:
-            return course.follow(group)
+        outcome = _JobOutcome(self._peers, name, request)
+        if membership.rank >= request.world_size:
+            return outcome.wait_for(None)
+        own = self._assignment(name, request.world_size, request.policy)
+        with RankGroup(request, own) as group:
+            return outcome.wait_for(group)
 
     def _name_job(self) -> str:
-        """Return a name that no job had before; counted anew, should a rank have missed one."""
+        """Return a fresh name; counted anew in each phase, should a rank have missed a job."""
         if self._phase != self._peers.phase:
             self._phase, self._num_jobs = self._peers.phase, 0
         self._num_jobs += 1
         return f"job {self._phase}.{self._num_jobs}"
 
-    def _part(self, name: str, world_size: int, policy: GroupPolicy) -> Assignment:
-        membership, layout = self._peers.membership, self._layout
-        neighbours = layout.neighbours(membership.rank, world_size)
-        on_gpus = policy.device == "cuda" and layout.have_own_gpus(world_size)
+    def _assignment(self, name: str, world_size: int, policy: GroupPolicy) -> Assignment:
+        membership, topology = self._peers.membership, self._topology
+        neighbours = topology.neighbours(membership.rank, world_size)
+        on_gpus = policy.device == "cuda" and topology.have_own_gpus(world_size)
         return Assignment(
             rank=membership.rank,
             place=neighbours.index(membership.rank),
             num_neighbours=len(neighbours),
-            gpu=layout.gpu_of(membership.rank),
+            gpu=topology.gpu_of(membership.rank),
             backend="nccl" if on_gpus else "gloo",
             rendezvous=Rendezvous(
                 host=membership.host,
                 port=membership.port,
                 prefix=f"{membership.prefix}/{name}",
-                is_on_one_machine=layout.is_on_one_machine(world_size),
+                is_on_one_machine=topology.is_on_one_machine(world_size),
             ),
         )
 
 
-class _Course:
-    """The course of one job, as one controller sees it."""
+class _JobOutcome:
+    """How all controllers agree on the end of one job."""
 
-    def __init__(self, peers: Peers, name: str, world_size: int, policy: GroupPolicy) -> None:
+    def __init__(self, peers: Peers, name: str, request: GroupRequest) -> None:
         self._peers = peers
         self._ended, self._stop, self._decided = name, f"{name}: stop", f"{name}: decided"
-        self._world_size = world_size
-        self._collective_timeout_s = policy.collective_timeout_s
-        self._has_said_end = False
+        self._world_size = request.world_size
+        self._collective_timeout_s = request.policy.collective_timeout_s
+        self._has_reported = False
         self._stopped_s: float | None = None
         self._answer_by_s: float | None = None
         self._has_decided = False
 
-    def follow(self, group: RankGroup | None) -> list[Reply]:
+    def wait_for(self, group: RankGroup | None) -> list[Reply]:
         """Return what the first controller decides; `group` is the rank here, if there is one."""
         rank = self._peers.membership.rank
         while True:
             sources = list(self._peers.sources())
-            if group is not None and not self._has_said_end:
+            if group is not None and not self._has_reported:
                 sources += group.sources()
-            wait(sources, LOOK_S)
-            self._peers.listen()
-            if group is not None and not self._has_said_end:
-                self._look_at(group, rank)
+            wait(sources, POLL_S)
+            self._peers.receive()
+            if group is not None and not self._has_reported:
+                self._report(group, rank)
             if rank == 0:
                 self._lead()
             else:
-                self._peers.refuse_absent([0], self._peers.said(self._decided))
-            for decision in self._peers.said(self._decided).values():
+                self._peers.refuse_absent([0], self._peers.received(self._decided))
+            for decision in self._peers.received(self._decided).values():
                 if isinstance(decision, PerfsuiteError):
                     raise decision
                 replies: list[Reply] = decision
                 return replies
 
-    def _look_at(self, group: RankGroup, rank: int) -> None:
-        """Say how the rank here ended, or where it is when it was told to stop."""
+    def _report(self, group: RankGroup, rank: int) -> None:
+        """Broadcast how the rank here ended, or where it is when it has to stop."""
         result: Reply | PerfsuiteError | None = None
         lines: tuple[str, ...] = ()
         try:
-            replies = group.look(0.0)
+            replies = group.poll(0.0)
         except PerfsuiteError as error:
             result = error
             position = group.position(rank)
@@ -157,25 +145,25 @@ class _Course:
             position = group.position(rank)
             if replies is not None:
                 (result,) = replies
-            elif self._is_to_stop():
+            elif self._has_to_stop():
                 lines = group.where_it_hangs(rank)
             else:
                 return
-        self._has_said_end = True
-        self._peers.say(self._ended, Ended(result=result, position=position, lines=lines))
+        self._has_reported = True
+        self._peers.broadcast(self._ended, RankEnd(result=result, position=position, lines=lines))
 
-    def _is_to_stop(self) -> bool:
+    def _has_to_stop(self) -> bool:
         """Whether another rank failed, and this one had the time to show that it failed before."""
-        if not self._peers.said(self._stop):
+        if not self._peers.received(self._stop):
             return False
         self._stopped_s = self._stopped_s or time.monotonic()
         return time.monotonic() - self._stopped_s > CASCADE_S
 
     def _lead(self) -> None:
-        """Say what becomes of the group, once that is known."""
+        """Broadcast the outcome of the group once it is known."""
         if self._has_decided:
             return
-        ended: dict[int, Ended] = self._peers.said(self._ended)
+        ended: dict[int, RankEnd] = self._peers.received(self._ended)
         results = {rank: one.result for rank, one in ended.items()}
         has_failed = any(isinstance(result, PerfsuiteError) for result in results.values())
         is_whole = len(ended) == self._world_size
@@ -184,7 +172,7 @@ class _Course:
         elif not has_failed:
             self._peers.refuse_absent(range(self._world_size), ended)
         elif self._answer_by_s is None:
-            self._peers.say(self._stop, None)
+            self._peers.broadcast(self._stop, None)
             self._answer_by_s = time.monotonic() + _ANSWER_S
         elif is_whole or time.monotonic() > self._answer_by_s:
             self._decide(
@@ -197,19 +185,15 @@ class _Course:
 
     def _decide(self, decision: object) -> None:
         self._has_decided = True
-        self._peers.say(self._decided, decision)
+        self._peers.broadcast(self._decided, decision)
 
 
 def error_of(
-    ended: Mapping[int, Ended], *, world_size: int, collective_timeout_s: float
+    ended: Mapping[int, RankEnd], *, world_size: int, collective_timeout_s: float
 ) -> PerfsuiteError:
-    """Return the error that stands for all: never that of a rank that only lost its peer.
+    """Return the error of the whole group: never that of a rank that only lost its peer.
 
-    Args:
-        ended: What controllers said of their ranks, at least one of them a failure, in the order
-            in which it was heard.
-        world_size: Ranks of the group.
-        collective_timeout_s: How long a collective waited.
+    `ended` holds at least one failure; the end that was heard first comes first.
     """
     failed = {
         rank: one.result for rank, one in ended.items() if isinstance(one.result, PerfsuiteError)
@@ -222,21 +206,19 @@ def error_of(
     silent = [rank for rank in range(world_size) if rank not in ended]
     if silent:
         return LostRankError(
-            f"rank {silent[0]} of {world_size} is gone, or stands still: rank {waiting_rank} lost "
+            f"rank {silent[0]} of {world_size} is gone or hangs: rank {waiting_rank} lost "
             f"it, and its pytest process did not answer for {_ANSWER_S:g} s"
         )
-    positions = {rank: one.position for rank, one in ended.items()}
-    running = {rank: positions[rank] for rank, one in ended.items() if one.result is None}
+    running = [rank for rank, one in ended.items() if one.result is None]
     if not running:
         return failed[waiting_rank]
-    late_rank = failures.furthest_behind(running)
     return failures.late_rank_error(
-        late_rank,
+        running,
         waiting_rank=waiting_rank,
-        positions=positions,
+        positions={rank: one.position for rank, one in ended.items()},
         world_size=world_size,
         timeout_s=collective_timeout_s,
-        lines=ended[late_rank].lines,
+        stack_of=lambda rank: ended[rank].lines,
     )
 
 

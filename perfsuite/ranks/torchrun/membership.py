@@ -1,7 +1,4 @@
-"""This process's place among those that torchrun started, as its variables say.
-
-Read once, at the edge. Must not know what the processes do together.
-"""
+"""A controller's place among the processes that torchrun started, read from its variables."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from perfsuite.ranks.bootstrap import REQUIRED_VARIABLES, RESTARTS
 _MAX_PORT = 65_535
 # Ranks are counted by an int in torch (Backend.hpp), and restarts are fewer.
 _MAX_INT = 2**31 - 1
-# More are not shown: no value that is allowed has as many.
+# A longer value is not shown: no value that is allowed is as long.
 _MAX_SHOWN = 40
 
 
@@ -23,10 +20,9 @@ class Membership:
     """One of several pytest processes that are one session.
 
     Attributes:
-        rank: Of this process; 0 prints and writes.
-        world_size: How many there are.
-        host: Of the TCP store where they meet.
-        port: Of it.
+        rank: This process's number; 0 prints and writes.
+        host: The host of the TCP store where they meet.
+        port: The store's port.
         hosts_store: Whether this process has to keep the store, because no agent of torchrun does.
         num_restarts: How often torchrun has started all of them again.
     """
@@ -45,15 +41,15 @@ class Membership:
 
     @property
     def prefix(self) -> str:
-        """What keys in the store begin with: torchrun's store outlives a restart."""
+        """Begins all keys of this start in the store, because torchrun's store outlives it."""
         return f"perfsuite/{self.num_restarts}"
 
 
 def read_membership(environ: Mapping[str, str]) -> Membership | None:
-    """Return the place that torchrun's variables give; None where nobody set any.
+    """Return the place that torchrun's variables give; None where RANK or WORLD_SIZE is not set.
 
     Raises:
-        SettingError: Only some of them are set, or one has a value that it cannot have.
+        SettingError: Another required one is not set, or one has a value that is not allowed.
 
     >>> place = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "node0", "MASTER_PORT": "29500"}
     >>> read_membership(place).rank, read_membership({"MASTER_PORT": "29500"})

@@ -1,7 +1,8 @@
 """The pytest processes that torchrun started, as one of them sees the others.
 
-What one says, all hear, in the same order; so what is decided from it is the same on all. Must not
-know what is said, and imports no torch: a messenger carries it.
+Runs in every such process, the controllers of their ranks. What one broadcasts, all receive in the
+same order, so they decide the same from it. A messenger process beside each controller carries it
+through torchrun's store, which needs torch.
 """
 
 from __future__ import annotations
@@ -9,9 +10,11 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+import pkgutil
 import signal
 from collections import defaultdict
 from collections.abc import Container, Iterable, Sequence
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -19,29 +22,60 @@ from typing import Any
 from perfsuite.errors import LostRankError
 from perfsuite.ranks import bootstrap
 from perfsuite.ranks.forkserver import start_process
-from perfsuite.ranks.torchrun.inbox import Letter, Lost, MessengerStart
 from perfsuite.ranks.torchrun.membership import Membership
 
-# How often a wait looks whether the messenger still lives, beside what wakes it.
-_LOOK_S = 0.5
+# How often a wait checks whether the messenger still lives, beside what wakes it.
+_POLL_S = 0.5
 # torch's own patience with a store (TCPStore's default timeout).
 _ARRIVAL_S = 300.0
 # Messengers beat once a second; one on a starved machine may miss many of these.
 _SILENCE_S = 20.0
-# A messenger leaves at once when it has posted what it was given.
+# A messenger leaves at once when it has posted everything.
 _LEAVE_S = 5.0
 # Topics of `end_phase` and `leave`.
 _END, _EXIT, _GONE = "end of the phase", "exit", "gone"
 # Loaded by name in a process of its own, because it imports torch.
 _MESSENGER = "perfsuite.worker.messenger:serve"
-# In place of a phase, for what is said of the whole session.
+# The phase of broadcasts that concern the whole session.
 _SESSION = -1
+
+
+@dataclass(frozen=True, kw_only=True)
+class MessengerStart:
+    """What a messenger is started with.
+
+    Attributes:
+        membership: The place of its controller.
+        controller: Process id of its controller.
+        folder: Temporary folder of its own, for its log.
+        arrival_s: How long another messenger may take to come.
+        silence_s: How long one that has come may be silent before it counts as lost.
+    """
+
+    membership: Membership
+    controller: int
+    folder: str
+    arrival_s: float
+    silence_s: float
+
+
+@dataclass(frozen=True)
+class SessionBroken:
+    """A messenger's last message, after the pickled broadcasts: no further one will come.
+
+    Attributes:
+        reason: Which rank is gone, or that the store is.
+    """
+
+    reason: str
 
 
 class Peers:
     """All ranks' controllers, this one included.
 
-    They go through phases together; what is said in a phase means nothing in the next.
+    They go through phases together; broadcasts of one phase are forgotten in the next. Every method
+    that waits for others, and `receive`, raises LostRankError when a rank, its value or the store
+    will never come.
 
     Attributes:
         membership: This one's place among them.
@@ -49,21 +83,15 @@ class Peers:
     """
 
     def __init__(self, membership: Membership, *, silence_s: float = _SILENCE_S) -> None:
-        """Begin to look for the others; returns without waiting for them.
-
-        Args:
-            membership: This one's place.
-            silence_s: How long another may be silent before it counts as gone.
-        """
+        """Begin to look for the others, without waiting; one silent for `silence_s` is gone."""
         self.membership = membership
         self.phase = 0
-        self._said: dict[tuple[int, str], dict[int, Any]] = defaultdict(dict)
-        self._lost: str | None = None
+        self._received: dict[tuple[int, str], dict[int, Any]] = defaultdict(dict)
+        self._why_broken: str | None = None
         self._folder = bootstrap.make_group_folder()
         self._messenger, self._pipe = start_process(
             enter_messenger,
             MessengerStart(
-                entry=_MESSENGER,
                 membership=membership,
                 controller=os.getpid(),
                 folder=str(self._folder),
@@ -75,80 +103,59 @@ class Peers:
     @property
     def is_broken(self) -> bool:
         """Whether a rank is gone, so that nothing can be done together any more."""
-        return self._lost is not None or bool(self._said[_SESSION, _EXIT])
+        return self._why_broken is not None or bool(self._received[_SESSION, _EXIT])
 
     def sources(self) -> Sequence[Connection | int]:
-        """What becomes ready when there is something to hear."""
+        """Return what becomes ready when there is something to receive."""
         return [self._pipe, self._messenger.sentinel]
 
-    def say(self, topic: str, value: object) -> None:
-        """Say something to all, once a topic and phase; it is pickled."""
+    def broadcast(self, topic: str, value: object) -> None:
+        """Send a value to all, this one included, once a topic and phase; it is pickled."""
         self._post(self.phase, topic, value)
 
-    def listen(self) -> None:
-        """Take in what has come so far, without waiting.
-
-        Raises:
-            LostRankError: A rank is gone, or torchrun's store is.
-        """
+    def receive(self) -> None:
+        """Take in the broadcasts that have come so far, without waiting."""
         try:
-            while self._lost is None and self._pipe.poll():
+            while self._why_broken is None and self._pipe.poll():
                 self._take(self._pipe.recv())
         except (EOFError, ConnectionResetError):
-            self._lost = "the process that carries what the ranks say to each other has died"
-        if self._lost is not None:
-            raise LostRankError(self._lost)
+            self._why_broken = "the process that carries what the ranks say to each other has died"
+        if self._why_broken is not None:
+            raise LostRankError(self._why_broken)
 
-    def said(self, topic: str) -> dict[int, Any]:
-        """Return what ranks said on a topic in this phase, in the order in which it came."""
-        return self._said[self.phase, topic]
+    def received(self, topic: str) -> dict[int, Any]:
+        """Return the values of a topic in this phase by rank, in the order of their arrival."""
+        return self._received[self.phase, topic]
 
     def gather(self, topic: str, value: object) -> list[Any]:
-        """Say something, and return what all ranks say on the topic, in rank order.
-
-        Raises:
-            LostRankError: A rank is gone, or ended the phase without a word on the topic.
-        """
-        self.say(topic, value)
+        """Broadcast a value, and return those of all ranks on the topic, in rank order."""
+        self.broadcast(topic, value)
         return self._await_all(self.phase, topic)
 
     def end_phase(self, value: object) -> list[Any]:
-        """End the phase together, and return what all ranks say at its end, in rank order.
-
-        Raises:
-            LostRankError: A rank is gone.
-        """
+        """End the phase together, and return what all ranks give at its end, in rank order."""
         values = self.gather(_END, value)
         self.phase += 1
-        for phase, topic in list(self._said):
+        for phase, topic in list(self._received):
             if _SESSION < phase < self.phase:
-                del self._said[phase, topic]
+                del self._received[phase, topic]
         return values
 
     def leave(self, value: object) -> list[Any]:
-        """Return what all ranks say at the end of the session; nobody is needed afterwards.
-
-        Raises:
-            LostRankError: A rank is gone.
-        """
+        """Return what all ranks give at the end of the session; no peer is needed afterwards."""
         self._post(_SESSION, _EXIT, value)
         values = self._await_all(_SESSION, _EXIT)
         self._post(_SESSION, _GONE, None)
-        # Its host may keep the store, in which others have something to read yet.
+        # The first one may keep the store, and others still have to read from it.
         if self.membership.is_first:
             with contextlib.suppress(LostRankError):
                 self._await_all(_SESSION, _GONE)
         return values
 
     def refuse_absent(self, ranks: Iterable[int], heard: Container[int]) -> None:
-        """Raise LostRankError where a rank that was not heard will not be: it has gone on.
-
-        Args:
-            ranks: Who is waited for.
-            heard: Who has said it.
-        """
-        ended = self._said[self.phase, _END]
-        left = self._said[_SESSION, _EXIT]
+        """Raise LostRankError if one of `ranks` is not in `heard` and never will be: it went on."""
+        ended = self._received[self.phase, _END]
+        left = self._received[_SESSION, _EXIT]
         for rank in ranks:
             if rank not in heard and (rank in ended or rank in left):
                 what = "has ended its session" if rank in left else "took no part in this test"
@@ -164,33 +171,33 @@ class Peers:
         bootstrap.remove_group_folder(self._folder)
 
     def _post(self, phase: int, topic: str, value: object) -> None:
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # `listen` says why
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # `receive` says why
             self._pipe.send_bytes(pickle.dumps((self.membership.rank, phase, topic, value)))
 
-    def _take(self, mail: Letter | Lost) -> None:
-        if isinstance(mail, Lost):
-            self._lost = mail.reason
+    def _take(self, message: bytes | SessionBroken) -> None:
+        if isinstance(message, SessionBroken):
+            self._why_broken = message.reason
             return
-        rank, phase, topic, value = pickle.loads(mail.content)
+        rank, phase, topic, value = pickle.loads(message)
         if phase == _SESSION or phase >= self.phase:
-            self._said[phase, topic][rank] = value
+            self._received[phase, topic][rank] = value
 
     def _await_all(self, phase: int, topic: str) -> list[Any]:
-        heard = self._said[phase, topic]
+        heard = self._received[phase, topic]
         everyone = range(self.membership.world_size)
         while len(heard) < len(everyone):
-            wait(self.sources(), _LOOK_S)
-            self.listen()
+            wait(self.sources(), _POLL_S)
+            self.receive()
             if phase != _SESSION:
                 self.refuse_absent(everyone, heard)
         return [heard[rank] for rank in everyone]
 
 
 def enter_messenger(start: MessengerStart, pipe: Connection) -> None:
-    """Make this process one that dies with its controller, then hand over to the messenger."""
+    """Make this process die with its controller, then run the messenger. Target of its process."""
     bootstrap.die_with_controller()
     # torchrun ends whole process groups; a controller that goes on to the end needs its messenger.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     bootstrap.send_output_to(Path(start.folder) / "messenger.log")
-    bootstrap.load(start.entry)(start, pipe)
+    pkgutil.resolve_name(_MESSENGER)(start, pipe)

@@ -1,6 +1,6 @@
-"""Where the ranks that torchrun started are: who shares a machine, a processor, a GPU, a lock.
+"""Which ranks that torchrun started share a machine, a processor, a GPU, a timing lock.
 
-Every rank says where it is, and each draws the same conclusions. Must not know what they run.
+Runs in every controller: each broadcasts its place, and all draw the same conclusions.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ class RankPlace:
     """Where one rank is.
 
     Attributes:
-        machine: Of the kernel that it runs on.
-        network: Of its network namespace: containers of one machine may have their own.
-        lock: Of the folder of its timing lock, for the same reason.
+        machine: Identity of the kernel that it runs on.
+        network: Identity of its network namespace: containers of one machine may have their own.
+        lock: Identity of the folder of its timing lock, for the same reason.
         cores: Processors that it may use.
-        gpus: UUIDs of those that it sees.
+        gpus: UUIDs of the GPUs that it sees.
     """
 
     machine: str
@@ -36,12 +36,7 @@ class RankPlace:
 
 
 def read_place(lock_folder: Path, gpus: Sequence[str]) -> RankPlace:
-    """Return where this process is.
-
-    Args:
-        lock_folder: Where its timing lock lies.
-        gpus: UUIDs of the GPUs that it sees.
-    """
+    """Return where this process is; `gpus` are the UUIDs of the GPUs that it sees."""
     return RankPlace(
         machine=_BOOT_ID.read_text().strip(),
         network=_identity(_NETWORK),
@@ -58,7 +53,7 @@ def _identity(path: Path) -> str:
 
 @dataclass(frozen=True)
 class Topology:
-    """Where all ranks are, in rank order. A group of N is made of the first N."""
+    """Where all ranks are, in rank order. A group of N ranks is the first N."""
 
     everyone: tuple[RankPlace, ...]
 
@@ -123,17 +118,14 @@ class Topology:
         """Return why these ranks cannot run a recipe, None if they can."""
         plan = recipe.plan
         if plan.world_size > len(self.everyone):
-            return (
-                f"parallel {recipe.parallel!r} needs {plan.world_size} ranks, and torchrun started "
-                f"{len(self.everyone)}"
+            needs = f"{plan.world_size} ranks, and torchrun started {len(self.everyone)}"
+        elif plan.properties.runs_threads and plan.size > (num_gpus := len(self.everyone[0].gpus)):
+            needs = f"{plan.size} GPUs, and rank 0 sees {num_gpus}"
+        elif plan.properties.needs_horovod:
+            needs = (
+                "ranks that horovodrun started, and torchrun started these; "
+                f"horovod-like:{plan.size} does the same with torch.distributed"
             )
-        if plan.properties.runs_threads and plan.size > (num_gpus := len(self.everyone[0].gpus)):
-            return (
-                f"parallel {recipe.parallel!r} needs {plan.size} GPUs, and rank 0 sees {num_gpus}"
-            )
-        if plan.mode == "horovod":
-            return (
-                f"parallel {recipe.parallel!r} needs ranks that horovodrun started, and torchrun "
-                f"started these; horovod-like:{plan.size} does the same with torch.distributed"
-            )
-        return None
+        else:
+            return None
+        return f"parallel {recipe.parallel!r} needs {needs}"

@@ -1,21 +1,25 @@
-"""report/charts/family_charts.py."""
+"""Charts of cells that differ in one field: worker sweeps, checkpointing, losses."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
-from perfsuite.report.charts.line_chart import Line, draw, write_number
-from perfsuite.report.charts.pictures import Picture
-from perfsuite.report.charts.sections import Section, draw_each
+from perfsuite.report.charts.line_chart import (
+    PlotLine,
+    draw_lines,
+    line_of_values,
+    write_number,
+)
+from perfsuite.report.charts.sections import Picture, Section, draw_each
 from perfsuite.report.families import Family, Member, families
 from perfsuite.report.rows import Row
 from perfsuite.stats import intervals
 from perfsuite.units import format_bytes, format_seconds
 
 
-def draw_sections(rows: Sequence[Row]) -> tuple[Section, ...]:
+def draw_families(rows: Sequence[Row]) -> tuple[Section, ...]:
     """Return all charts that families of cells have points for, those of the first rows first."""
     kinds: tuple[tuple[str, Callable[[str, Family], Picture | None], Sequence[Family]], ...] = (
         ("Loader workers", _workers, families(rows, "num_workers")),
@@ -31,12 +35,12 @@ def draw_sections(rows: Sequence[Row]) -> tuple[Section, ...]:
 
 
 def _workers(kind: str, family: Family) -> Picture:
-    line = Line(
+    line = PlotLine(
         name="step, ± its spread over rounds",
-        points=tuple((float(member.place), member.step_time_s) for member in family.members),
-        whiskers=tuple(map(_step_and_spread, family.members)),
+        points=tuple((float(member.value), member.step_time_s) for member in family.members),
+        error_bars=tuple(map(_step_and_spread, family.members)),
     )
-    return draw([line], kind, family.name, ("num_workers", "step"), format_seconds)
+    return draw_lines([line], kind, family.name, ("num_workers", "step"), format_seconds)
 
 
 def _step_and_spread(member: Member) -> tuple[float, float]:
@@ -46,31 +50,31 @@ def _step_and_spread(member: Member) -> tuple[float, float]:
 
 def _checkpointing(kind: str, family: Family) -> Picture | None:
     lines = [
-        Line(name=str(member.place), points=((member.step_time_s, float(memory.peak_bytes)),))
+        PlotLine(name=str(member.value), points=((member.step_time_s, float(memory.peak_bytes)),))
         for member in family.members
         if member.row.record is not None and (memory := member.row.record.memory) is not None
     ]
     if len(lines) < 2:
         return None
-    return draw(lines, kind, family.name, ("step", "peak memory"), format_bytes, format_seconds)
+    axes = "step", "peak memory"
+    return draw_lines(lines, kind, family.name, axes, format_bytes, format_seconds)
 
 
 def _losses(kind: str, family: Family) -> Picture | None:
     lines = [
-        _loss_line(str(member.place), member.row.record.losses)
+        _loss_line(str(member.value), member.row.record.losses)
         for member in family.members
         if member.row.record is not None
     ]
     lines = [line for line in lines if len(line.points) > 1]
     if len(lines) < 2:
         return None
-    return draw(lines, kind, family.name, ("step", "loss"), write_number)
+    return draw_lines(lines, kind, family.name, ("step", "loss"), write_number)
 
 
-def _loss_line(name: str, losses: Sequence[float]) -> Line:
-    pairs = ((float(step), loss) for step, loss in enumerate(losses, 1))
-    points = tuple((step, loss) for step, loss in pairs if math.isfinite(loss) and loss >= 0)
-    num_left_out = len(losses) - len(points)
+def _loss_line(name: str, losses: Sequence[float]) -> PlotLine:
+    line = line_of_values(name, losses)
+    num_left_out = len(losses) - len(line.points)
     if num_left_out:
         name += f", without {num_left_out} that are not finite or below 0"
-    return Line(name=name, points=points)
+    return replace(line, name=name)

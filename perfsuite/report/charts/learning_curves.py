@@ -5,7 +5,6 @@ A file is untrusted: it ends in a valid `Profile`, or in one sentence that says 
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,9 +15,8 @@ import msgspec
 from perfsuite.errors import RecipeError, SettingError
 from perfsuite.records.profile import Epoch, Profile
 from perfsuite.records.recipe import Recipe
-from perfsuite.report.charts.line_chart import Line, draw, write_number
-from perfsuite.report.charts.pictures import Picture
-from perfsuite.report.charts.sections import Section
+from perfsuite.report.charts.line_chart import draw_lines, line_of_values, write_number
+from perfsuite.report.charts.sections import Picture, Section
 from perfsuite.system.json_files import read_json_as
 from perfsuite.system.untrusted import printable, why_unreadable
 from perfsuite.units import format_ratio
@@ -29,12 +27,7 @@ _WHAT_TO_DO = "name a file that 'perfsuite profile --json' wrote"
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """One profiled training.
-
-    Attributes:
-        path: The file that holds its profile.
-        recipe: The profile's, checked.
-    """
+    """One profiled training; its recipe is the profile's, checked."""
 
     path: Path
     profile: Profile
@@ -53,20 +46,21 @@ def read_trainings(paths: Sequence[Path]) -> tuple[Training, ...]:
     """Return the trainings that files hold.
 
     Raises:
-        SettingError: A file holds no profile, or one that cannot be; names the file and the reason.
+        SettingError: A file holds no valid profile; names the file and the reason.
     """
     return tuple(map(_read_training, paths))
 
 
-def draw_curves(trainings: Sequence[Training]) -> tuple[Section, ...]:
+def draw_learning_curves(trainings: Sequence[Training]) -> tuple[Section, ...]:
     """Return loss and accuracy by epoch; trainings that differ in precision alone share a chart."""
-    alike: dict[tuple[object, ...], list[Training]] = {}
+    groups: dict[tuple[object, ...], list[Training]] = {}
     for training in trainings:
-        alike.setdefault(_shared(training), []).append(training)
-    charts = [chart for group in alike.values() for chart in _charts(group)]
-    if not charts:
-        return ()
-    return (Section(title=_TITLE, charts=tuple(charts), num_left_out=0),)
+        shared = training.recipe.as_dict()
+        del shared["precision"]
+        key = training.profile.workload, training.profile.device, *shared.values()
+        groups.setdefault(key, []).append(training)
+    charts = tuple(chart for group in groups.values() for chart in _charts(group))
+    return (Section(title=_TITLE, charts=charts, num_left_out=0),) if charts else ()
 
 
 def _read_training(path: Path) -> Training:
@@ -81,45 +75,33 @@ def _read_training(path: Path) -> Training:
         raise SettingError(f"{reason}; {_WHAT_TO_DO}") from error
 
 
-def _shared(training: Training) -> tuple[object, ...]:
-    fields = training.recipe.as_dict()
-    del fields["precision"]
-    return training.profile.workload, training.profile.device, *fields.values()
-
-
 def _charts(group: Sequence[Training]) -> list[Picture]:
     first = group[0]
-    title = ", ".join(
-        [
-            printable(first.profile.workload),
-            first.recipe.parallel,
-            *([f"num_workers={first.recipe.num_workers}"] if first.recipe.num_workers else []),
-        ]
+    parts = [printable(first.profile.workload), first.recipe.parallel]
+    if first.recipe.num_workers:
+        parts.append(f"num_workers={first.recipe.num_workers}")
+    curves: tuple[tuple[str, Callable[[Epoch], float | None], Callable[[float], str]], ...] = (
+        ("loss", lambda epoch: epoch.loss, write_number),
+        ("accuracy", lambda epoch: epoch.accuracy, format_ratio),
     )
-    loss = _lines(group, lambda epoch: epoch.loss)
-    accuracy = _lines(group, lambda epoch: epoch.accuracy)
     charts = []
-    if loss:
-        charts.append(draw(loss, _TITLE, title, ("epoch", "loss"), write_number))
-    if accuracy:
-        charts.append(draw(accuracy, _TITLE, title, ("epoch", "accuracy"), format_ratio))
+    for name, value_of, write in curves:
+        lines = [
+            line_of_values(label, map(value_of, training.profile.epochs))
+            for label, training in zip(_labels(group), group, strict=True)
+        ]
+        lines = [line for line in lines if line.points]
+        if lines:
+            charts.append(draw_lines(lines, _TITLE, ", ".join(parts), ("epoch", name), write))
     return charts
 
 
-def _lines(group: Sequence[Training], value: Callable[[Epoch], float | None]) -> list[Line]:
-    """A line for each training that has a point to draw."""
+def _labels(group: Sequence[Training]) -> list[str]:
+    """The precisions, with the file's name where several trainings have one."""
     precisions = Counter(training.recipe.precision for training in group)
-    lines = []
-    for training in group:
-        name = training.recipe.precision
-        if precisions[name] > 1:
-            name += f", {printable(training.path.name)}"
-        values = enumerate(map(value, training.profile.epochs), 1)
-        points = tuple(
-            (float(epoch), found)
-            for epoch, found in values
-            if found is not None and math.isfinite(found) and found >= 0
-        )
-        if points:
-            lines.append(Line(name=name, points=points))
-    return lines
+    return [
+        training.recipe.precision
+        if precisions[training.recipe.precision] == 1
+        else f"{training.recipe.precision}, {printable(training.path.name)}"
+        for training in group
+    ]

@@ -1,16 +1,13 @@
-"""Line charts, and those of families of cells: worker sweeps, checkpointing, losses.
-
-Must not know any format.
-"""
+"""Line charts: axes with round ticks, lines with error bars, a legend, and all points in words."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
-from perfsuite.report.charts.axes import Axis, binary_unit, linear
-from perfsuite.report.charts.pictures import Picture, Text
+from perfsuite.report.charts.sections import Picture, Text
 from perfsuite.units import format_bytes
 
 # As wide as a third of the page shows it, so that its letters are as large as the page's.
@@ -22,26 +19,55 @@ _LEGEND_Y: Final = 270.0
 _LINE_HEIGHT: Final = 17.0
 # As many as the page's styles tell apart by colour and dashes.
 _NUM_STYLES: Final = 6
+_MOST_POWERS: Final = 6
+# A smaller value is drawn as 0: a file may hold times whose quotients no float can.
+_SMALLEST_SHOWN: Final = 1e-100
 
 
 @dataclass(frozen=True, kw_only=True)
-class Line:
+class Axis:
+    """One axis.
+
+    Attributes:
+        ticks: At least two values in order; the first and the last are the ends.
+        is_logarithmic: Whether equal lengths are equal factors, and all values are above 0.
+    """
+
+    ticks: tuple[float, ...]
+    is_logarithmic: bool = False
+
+    def position(self, value: float) -> float:
+        """The part of the axis that lies below a value, 0 to 1.
+
+        >>> Axis(ticks=(0.0, 2.0, 4.0)).position(1.0)
+        0.25
+        >>> Axis(ticks=(1.0, 10.0, 100.0), is_logarithmic=True).position(10.0)
+        0.5
+        """
+        low, high = self.ticks[0], self.ticks[-1]
+        if self.is_logarithmic:
+            return math.log(value / low) / math.log(high / low)
+        return (value - low) / (high - low)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlotLine:
     """One line of a chart.
 
     Attributes:
         points: x and y.
-        whiskers: The lower and the upper end of each point's; empty draws none.
-        is_ideal: Drawn thin and without marks.
+        error_bars: The lower and the upper end of each point's; empty draws none.
+        is_reference: Drawn thin and without marks.
     """
 
     name: str
     points: tuple[tuple[float, float], ...]
-    whiskers: tuple[tuple[float, float], ...] = ()
-    is_ideal: bool = False
+    error_bars: tuple[tuple[float, float], ...] = ()
+    is_reference: bool = False
 
 
-def draw(
-    lines: Sequence[Line],
+def draw_lines(
+    lines: Sequence[PlotLine],
     kind: str,
     title: str,
     axes: tuple[str, str],
@@ -51,7 +77,7 @@ def draw(
     x_axis: Axis | None = None,
     y_axis: Axis | None = None,
 ) -> Picture:
-    """Return the chart of lines.
+    """Return a chart.
 
     Args:
         lines: At least one point in all.
@@ -59,41 +85,39 @@ def draw(
         title: What it is about.
         axes: Names of x and y.
         write_y: Value on the y axis -> text.
-        write_x: Value on the x axis -> text; a plain number unless given.
+        write_x: Value on the x axis -> text; without it x counts something.
         x_axis: From 0 unless given.
         y_axis: From 0 unless given.
     """
     # Without a unit it counts something: devices, workers, steps, epochs.
     least_step = 0.0 if write_x else 1.0
     write_x = write_x or write_number
-    most = max(x for line in lines for x, _ in line.points)
-    across = x_axis or linear(most, least_step=least_step)
+    across = x_axis or linear(max(x for line in lines for x, _ in line.points), 1.0, least_step)
     up = y_axis or _y_axis(lines, is_binary=write_y is format_bytes)
 
     def place(x: float, y: float) -> tuple[float, float]:
         return (
-            _LEFT + (_RIGHT - _LEFT) * across.place(x),
-            _BOTTOM - (_BOTTOM - _TOP) * up.place(y),
+            _LEFT + (_RIGHT - _LEFT) * across.position(x),
+            _BOTTOM - (_BOTTOM - _TOP) * up.position(y),
         )
 
     left, bottom = across.ticks[0], up.ticks[0]
-    grid = "".join(f"M{_LEFT:g} {place(left, y)[1]:.1f}H{_RIGHT:g}" for y in up.ticks)
-    paths = [("grid", grid)]
+    paths = [("grid", "".join(f"M{_LEFT:g} {place(left, y)[1]:.1f}H{_RIGHT:g}" for y in up.ticks))]
     texts = [
         Text(x=4, y=18, anchor="start", content=title),
         Text(x=(_LEFT + _RIGHT) / 2, y=_BOTTOM + 36, anchor="middle", content=axes[0]),
         Text(x=4, y=_TOP - 14, anchor="start", content=axes[1]),
+        *(_x_tick(place(x, bottom)[0], write_x(x)) for x in across.ticks),
+        *(_tick(_LEFT - 6, place(left, y)[1] + 4, "end", write_y(y)) for y in up.ticks),
     ]
-    texts += [_x_tick(place(x, bottom)[0], write_x(x)) for x in across.ticks]
-    texts += [_tick(_LEFT - 6, place(left, y)[1] + 4, "end", write_y(y)) for y in up.ticks]
     for number, line in enumerate(lines):
-        style = "ideal" if line.is_ideal else f"s{number % _NUM_STYLES}"
+        style = "ideal" if line.is_reference else f"s{number % _NUM_STYLES}"
         paths += _line_paths(line, style, place)
         y = _LEGEND_Y + number * _LINE_HEIGHT
         paths.append((style, f"M{_LEFT:g} {y - 4:g}h28"))
         texts.append(Text(x=_LEFT + 36, y=y, anchor="start", content=line.name))
     return Picture(
-        label=f"{kind}, {title}. {_values(lines, axes[0], write_x, write_y)}",
+        label=f"{kind}, {title}. {_in_words(lines, axes[0], write_x, write_y)}",
         width=_WIDTH,
         height=_LEGEND_Y + (len(lines) - 1) * _LINE_HEIGHT + 8,
         paths=tuple(paths),
@@ -101,19 +125,75 @@ def draw(
     )
 
 
-def _y_axis(lines: Sequence[Line], *, is_binary: bool) -> Axis:
-    ends = (high for line in lines for _, high in line.whiskers)
+def write_number(value: float) -> str:
+    """Return a plain number."""
+    return f"{value:g}"
+
+
+def line_of_values(name: str, values: Iterable[float | None]) -> PlotLine:
+    """Return the line of values numbered from 1, without those that cannot be drawn from 0 up."""
+    return PlotLine(
+        name=name,
+        points=tuple(
+            (float(number), value)
+            for number, value in enumerate(values, 1)
+            if value is not None and math.isfinite(value) and value >= 0
+        ),
+    )
+
+
+def linear(largest: float, unit: float = 1.0, least_step: float = 0.0) -> Axis:
+    """Return the axis from 0 to at least `largest`, its ticks round numbers of a unit.
+
+    `least_step` lies between two ticks: 1 where what is counted has no halves.
+    """
+    return Axis(ticks=tuple(tick * unit for tick in ticks(largest / unit, least_step=least_step)))
+
+
+def logarithmic(values: Sequence[float], base: int = 10) -> Axis:
+    """Return the axis over positive values, its ticks powers of `base`, not more than seven.
+
+    >>> logarithmic([3.0, 700.0]).ticks
+    (1.0, 10.0, 100.0, 1000.0)
+    """
+    first = math.floor(math.log(min(values), base) + 1e-9)
+    last = max(math.ceil(math.log(max(values), base) - 1e-9), first + 1)
+    step = math.ceil((last - first) / _MOST_POWERS)
+    powers = range(first, last + step, step)
+    return Axis(ticks=tuple(float(base) ** power for power in powers), is_logarithmic=True)
+
+
+def ticks(largest: float, *, least_step: float = 0.0) -> tuple[float, ...]:
+    """Return about five round numbers from 0 to at least `largest`.
+
+    Steps of 1, 2 or 5 times a power of ten (Heckbert 1990, "Nice Numbers for Graph Labels").
+
+    >>> ticks(8.0), ticks(0.0), ticks(2.0, least_step=1.0)
+    ((0.0, 2.0, 4.0, 6.0, 8.0), (0.0, 1.0), (0.0, 1.0, 2.0))
+    """
+    if largest < _SMALLEST_SHOWN:
+        return (0.0, 1.0)
+    power = 10.0 ** math.floor(math.log10(largest / 4))
+    step = next(n * power for n in (1, 2, 5, 10) if n * power * 4 >= largest * (1 - 1e-9))
+    step = max(step, least_step)
+    count = math.ceil(largest / step - 1e-9)
+    return tuple(float(f"{step * number:.12g}") for number in range(count + 1))
+
+
+def _y_axis(lines: Sequence[PlotLine], *, is_binary: bool) -> Axis:
+    ends = (high for line in lines for _, high in line.error_bars)
     largest = max([*(y for line in lines for _, y in line.points), *ends])
-    return linear(largest, binary_unit(largest) if is_binary else 1.0)
+    # The largest power of 1024 up to the value, so that ticks in it are round numbers.
+    is_large = is_binary and largest >= 1
+    return linear(largest, float(1024 ** int(math.log(largest, 1024))) if is_large else 1.0)
 
 
-def _values(
-    lines: Sequence[Line],
+def _in_words(
+    lines: Sequence[PlotLine],
     x_name: str,
     write_x: Callable[[float], str],
     write_y: Callable[[float], str],
 ) -> str:
-    """All points in words."""
     return "; ".join(
         f"{line.name}: "
         + ", ".join(f"{write_y(y)} at {x_name} {write_x(x)}" for x, y in line.points)
@@ -122,13 +202,13 @@ def _values(
 
 
 def _line_paths(
-    line: Line, style: str, place: Callable[[float, float], tuple[float, float]]
+    line: PlotLine, style: str, place: Callable[[float, float], tuple[float, float]]
 ) -> Iterator[tuple[str, str]]:
     placed = [place(x, y) for x, y in line.points]
     yield style, "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in placed)
-    if not line.is_ideal:
+    if not line.is_reference:
         yield f"{style} dot", "".join(f"M{x:.1f} {y:.1f}h0" for x, y in placed)
-    for (x, _), (low, high) in zip(line.points, line.whiskers, strict=False):
+    for (x, _), (low, high) in zip(line.points, line.error_bars, strict=False):
         (x0, y0), (_, y1) = place(x, low), place(x, high)
         yield style, f"M{x0:.1f} {y0:.1f}V{y1:.1f}"
 
@@ -140,10 +220,5 @@ def _x_tick(x: float, content: str) -> Text:
     return _tick(x, y, "middle", content)
 
 
-def _tick(x: float, y: float, anchor: str, content: str) -> Text:
-    return Text(x=round(x, 1), y=round(y, 1), anchor=anchor, content=content)  # type: ignore[arg-type]
-
-
-def write_number(value: float) -> str:
-    """Return a plain number."""
-    return f"{value:g}"
+def _tick(x: float, y: float, anchor: Literal["middle", "end"], content: str) -> Text:
+    return Text(x=round(x, 1), y=round(y, 1), anchor=anchor, content=content)

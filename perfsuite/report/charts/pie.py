@@ -1,7 +1,4 @@
-"""The stages of a profile as a pie chart, in every format that a page or a paper takes.
-
-Sees the profile only. Imports matplotlib inside its function: no other report needs it.
-"""
+"""The stages of a profile as a pie chart, in every format that a page or a paper takes."""
 
 from __future__ import annotations
 
@@ -23,6 +20,12 @@ _COLORS: Final = {
     "other": "#BBBBBB",
 }
 _DOTS_PER_INCH = 200
+# Of its own, so that a user's style does not change it; text stays text that can be searched.
+_STYLE: Final[dict[Any, Any]] = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "perfsuite",
+    "pdf.fonttype": 42,
+}
 
 
 def describe_pie(profile: Profile) -> str:
@@ -36,59 +39,46 @@ def describe_pie(profile: Profile) -> str:
 
 def draw_pie(profile: Profile, file_format: Format) -> bytes:
     """Return the chart as a file; the same profile gives the same bytes."""
-    # Not through pyplot, which keeps figures and looks for a screen.
+    # Imported here, because no other report needs it; not pyplot, which keeps figures and looks
+    # for a screen.
     import matplotlib
     from matplotlib.figure import Figure
 
     rows = profile.stages_s.as_rows()
-    # Of its own, so that a user's style does not change it; text stays text that can be searched.
-    style: dict[Any, Any] = {
-        "svg.fonttype": "none",
-        "svg.hashsalt": "perfsuite",
-        "pdf.fonttype": 42,
-    }
+    output = io.BytesIO()
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
-        matplotlib.rcParams.update(style)
+        matplotlib.rcParams.update(_STYLE)
         figure = Figure(figsize=(6.4, 3.6))
         axes = figure.add_subplot()
-        pieces = axes.pie(
+        wedges, *_ = axes.pie(
             [seconds for _, seconds in rows],
             colors=[_COLORS[name] for name, _ in rows],
             startangle=90,
             counterclock=False,
             wedgeprops={"edgecolor": "white", "linewidth": 1},
         )
-        axes.legend(
-            pieces[0],
-            [
-                f"{name}: {format_seconds(seconds)}, {format_ratio(seconds / profile.wall_s)}"
-                for name, seconds in rows
-            ],
-            loc="center left",
-            bbox_to_anchor=(1.0, 0.5),
-            frameon=False,
-        )
+        labels = [
+            f"{name}: {format_seconds(seconds)}, {format_ratio(seconds / profile.wall_s)}"
+            for name, seconds in rows
+        ]
+        axes.legend(wedges, labels, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
         # A name with dollars in it is no formula.
         title = f"{profile.workload}: {format_seconds(profile.wall_s)}"
         axes.set_title(title, parse_math=False)
-        output = io.BytesIO()
-        metadata = _metadata(profile, file_format)
         figure.savefig(
             output,
             format=file_format,
             dpi=_DOTS_PER_INCH,
-            metadata=metadata,
+            metadata=_metadata(profile, file_format),
             bbox_inches="tight",
         )
     return output.getvalue()
 
 
 def _metadata(profile: Profile, file_format: Format) -> dict[str, str | None]:
-    title = f"Stages of {profile.workload}"
-    text = describe_pie(profile)
-    if file_format == "pdf":
-        return {"Title": title, "Subject": text, "CreationDate": None}
-    if file_format == "svg":
-        return {"Title": title, "Description": text, "Date": None}
-    return {"Title": title, "Description": text}
+    description = "Subject" if file_format == "pdf" else "Description"
+    # A date would make every file another one.
+    date = {"svg": "Date", "pdf": "CreationDate"}.get(file_format)
+    text = {"Title": f"Stages of {profile.workload}", description: describe_pie(profile)}
+    return text | ({date: None} if date else {})

@@ -1,20 +1,45 @@
-"""A part of a report beside its cells: what has to be said, tables and charts.
+"""The parts of a report beside its cells: sections of pictures, tables and notes, in no format yet.
 
-Must not know any format, nor what the parts are about.
+Lengths are in the user units of a picture's own view box; y grows downwards.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Final, Literal, TypeVar
 
-from perfsuite.report.charts.pictures import Picture
-
-# More of one kind nobody looks through; their numbers are in the tables.
+# More of one kind are not worth looking through; their numbers are in the tables.
 MOST_CHARTS: Final = 24
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Text:
+    """A text in a picture, its anchor at x, its base line at y."""
+
+    x: float
+    y: float
+    anchor: Literal["start", "middle", "end"]
+    content: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Picture:
+    """A picture.
+
+    Attributes:
+        label: What it shows, for those who cannot see it.
+        paths: Style class and outline of each path, drawn in order.
+        texts: Drawn last.
+    """
+
+    label: str
+    width: float
+    height: float
+    paths: tuple[tuple[str, str], ...]
+    texts: tuple[Text, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +47,6 @@ class Grid:
     """A table whose cells are text already.
 
     Attributes:
-        title: What it is about.
         columns: Title of each column, and whether it holds numbers.
         rows: As many texts each as there are columns.
     """
@@ -34,14 +58,12 @@ class Grid:
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """What is shown of one kind.
+    """Charts, tables and notes on one subject.
 
     Attributes:
-        title: The kind.
         charts: The first of them.
         num_left_out: How many there are beside those.
         notes: What numbers alone do not say, a sentence each.
-        grids: Its tables.
     """
 
     title: str

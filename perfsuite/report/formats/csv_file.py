@@ -1,4 +1,4 @@
-"""The report as CSV: every column in base units, and every field of the recipe.
+"""Tables as CSV: every column of a report's cells in base units, and the stages of a profile.
 
 A text that a spreadsheet would calculate is stored as text, with an apostrophe before it.
 """
@@ -7,62 +7,65 @@ from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Iterable, Sequence
 from typing import Final
 
+from perfsuite.records.profile import Profile
 from perfsuite.report.model import Report
 from perfsuite.report.rows import COLUMNS, Row, recipe_fields
 
 # What makes a spreadsheet calculate (OWASP, "CSV Injection").
 _FORMULA_STARTS: Final = ("=", "+", "-", "@", "\t", "\r", "\n")
 _STAGES: Final = ("load", "forward", "backward", "optimizer", "evaluation", "other")
-# Both bounds get a column of their own, and a recipe's fields come with the others of the recipe.
+_BOUNDS: Final = ("interval_low_ratio", "interval_high_ratio", "tolerance_ratio", "limit_ratio")
+# Each bound gets a column of its own, and a recipe's fields come with the others of the recipe.
 _ELSEWHERE: Final = ("interval", *recipe_fields())
 
 
 def to_csv(report: Report) -> str:
     """Return a line for each cell; an empty field is a number that is not available."""
     columns = [column for column in COLUMNS if column.key not in _ELSEWHERE]
-    output = io.StringIO()
-    writer = csv.writer(output, lineterminator="\n")
-    writer.writerow(
+    keys = (column.key for column in columns)
+    header = [*keys, *_BOUNDS, "rounds", *(f"{stage}_s" for stage in _STAGES), *recipe_fields()]
+    lines = (
         [
-            *(column.key for column in columns),
-            "interval_low_ratio",
-            "interval_high_ratio",
-            "tolerance_ratio",
-            "limit_ratio",
-            "rounds",
-            *(f"{stage}_s" for stage in _STAGES),
-            *recipe_fields(),
-        ]
-    )
-    for row in report.rows:
-        values = [
             *(column.value(row) for column in columns),
             *_bounds(row),
             len(row.rounds_s) or None,
             *(row.stages_s.get(stage) for stage in _STAGES),
-            *(
-                None if row.recipe is None else getattr(row.recipe, name)
-                for name in recipe_fields()
-            ),
+            *(getattr(row.recipe, name, None) for name in recipe_fields()),
         ]
-        writer.writerow([guard(value) for value in values])
-    return output.getvalue()
+        for row in report.rows
+    )
+    return _write([header, *lines])
+
+
+def profile_csv(profile: Profile) -> str:
+    """Return the stages as CSV with a header, in seconds and as ratios of the wall time."""
+    lines = [*profile.stages_s.as_rows(), ("total", profile.wall_s)]
+    shares = ((name, f"{s:.6f}", f"{s / profile.wall_s:.6f}") for name, s in lines)
+    return _write([("stage", "seconds", "share"), *shares])
 
 
 def _bounds(row: Row) -> tuple[float | None, ...]:
-    """What the interval spans, and the tolerance and limit that it was held against."""
+    """The ends of the interval, and the tolerance and limit that it was held against."""
     if row.verdict is None:
-        return (None,) * 4
+        return (None,) * len(_BOUNDS)
     interval = row.verdict.interval or (None, None)
     return (*interval, row.verdict.tolerance, row.verdict.limit)
 
 
-def guard(value: object) -> object:
+def _write(lines: Iterable[Sequence[object]]) -> str:
+    output = io.StringIO()
+    writer = csv.writer(output, lineterminator="\n")
+    writer.writerows(map(escape_formula, line) for line in lines)
+    return output.getvalue()
+
+
+def escape_formula(value: object) -> object:
     """Return a value that no spreadsheet calculates.
 
-    >>> guard("=1+1"), guard(-1.5)
+    >>> escape_formula("=1+1"), escape_formula(-1.5)
     ("'=1+1", -1.5)
     """
     if isinstance(value, str) and value.startswith(_FORMULA_STARTS):

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from perfsuite.report.formats.csv_file import to_csv
 from perfsuite.report.formats.html import html_page, svg_files
 from perfsuite.report.formats.latex import to_latex
 from perfsuite.report.formats.markdown import to_markdown
-from perfsuite.report.formats.scaling_files import scaling_csv, scaling_json
 from perfsuite.report.model import Report
+from perfsuite.report.scaling.cost_model import Scaling
+from perfsuite.report.scaling.tables import scaling_document
 from perfsuite.system.files import remove_file, write_atomically
 
 PAGE = "index.html"
@@ -18,25 +20,28 @@ PAGE = "index.html"
 def write_folder(report: Report, folder: Path) -> None:
     """Write index.html, report.md, table.tex, cells.csv, and each chart as chart-N.svg.
 
-    Where cells say anything of scaling, scaling.json and scaling.csv too. What an earlier report
-    left there, and this one has not, is removed.
+    Where cells say anything of scaling, scaling.json too. The charts and scaling.json of an earlier
+    report there are removed if this one has no such file.
 
     Raises:
         WriteError: A file cannot be written; names the path and the reason.
     """
-    write_atomically(folder / PAGE, html_page(report).encode())
-    write_atomically(folder / "report.md", to_markdown(report).encode())
-    write_atomically(folder / "table.tex", to_latex(report).encode())
-    write_atomically(folder / "cells.csv", to_csv(report).encode())
-    has_scaling = bool(report.scaling.series or report.scaling.links)
-    for name, write in (("scaling.json", scaling_json), ("scaling.csv", scaling_csv)):
-        if has_scaling:
-            write_atomically(folder / name, write(report.scaling).encode())
-        else:
-            remove_file(folder / name)
-    charts = {f"chart-{number}.svg": text for number, text in enumerate(svg_files(report), 1)}
-    for name, text in charts.items():
+    files = {
+        PAGE: html_page(report),
+        "report.md": to_markdown(report),
+        "table.tex": to_latex(report),
+        "cells.csv": to_csv(report),
+    }
+    if report.scaling.series or report.scaling.links:
+        files["scaling.json"] = scaling_json(report.scaling)
+    files |= {f"chart-{number}.svg": text for number, text in enumerate(svg_files(report), 1)}
+    for name, text in files.items():
         write_atomically(folder / name, text.encode())
-    for path in folder.glob("chart-*.svg"):
-        if path.name not in charts:
+    for path in (folder / "scaling.json", *folder.glob("chart-*.svg")):
+        if path.name not in files:
             remove_file(path)
+
+
+def scaling_json(scaling: Scaling) -> str:
+    """Return all that cells say of scaling as JSON."""
+    return json.dumps(scaling_document(scaling), indent=1, allow_nan=False) + "\n"

@@ -1,21 +1,21 @@
 """The report as one self-contained HTML file, and its charts as SVG files.
 
-Nothing on the page is fetched, and its own policy forbids it: styles and script are named by their
-hashes, so that nothing a cell is called can run. Every value is escaped by the template engine.
+The page fetches nothing, and its own policy forbids it: styles and script are named by their
+hashes, so that no name of a cell can run. Every value is escaped by the template engine.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Final
 
-from perfsuite.report.charts.pictures import (
-    Picture,
+from perfsuite.report.charts.sections import Picture
+from perfsuite.report.charts.sparklines import (
     draw_history,
     draw_rounds,
     draw_stages,
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 
-_PICTURES_AFTER: Final = "load_ratio"
+_LAST_BEFORE_PICTURES: Final = "load_ratio"
 # The same as in page.css: below it each row is a card.
 _NARROW, _WIDE = "48rem", "48.01rem"
 _NAME_WIDTH: Final = "20rem"
 _PADDING: Final = "1rem"
 _PICTURE_WIDTH: Final = "104px"
-# What shows how a column is sorted stands behind its title.
+# The arrow behind the title of a sorted column.
 _SORTED: Final = " >"
 # Capitals, in bold, and the widest of all over a digit, in DejaVu Sans, Arial and Segoe UI.
 _CAPITAL, _WIDEST = 1.3, 1.6
@@ -42,18 +42,8 @@ _TEMPLATES: Final = files("perfsuite.report.formats") / "templates"
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Heading:
-    """A column of the page's table: text, with a picture beside it, or a picture alone."""
-
-    title: str
-    is_number: bool
-    column: Column | None
-    draw: Callable[[Row], Picture | None] | None
-
-
-@dataclass(frozen=True, kw_only=True)
 class _Cell:
-    """One cell of the table; `order` is what it is sorted by, None where its text will do."""
+    """One cell of the table; it is sorted by `order`, by its text where that is None."""
 
     text: str
     order: float | None
@@ -62,37 +52,37 @@ class _Cell:
 
 def html_page(report: Report) -> str:
     """Return the page."""
-    headings = _headings(report)
-    rows = [tuple(_row(row, headings)) for row in report.rows]
-    style = _read("picture.css") + _read("page.css") + _tracks(headings, rows) + _labels(headings)
+    columns = filled(tuple(_columns()), report.rows)
+    rows = [[_cell(column, row, report) for column in columns] for row in report.rows]
+    style = _read("picture.css") + _read("page.css") + _tracks(columns, rows) + _labels(columns)
     script = _read("page.js")
-    return (
-        _environment()
-        .get_template("page.html.j2")
-        .render(
-            report=report,
-            headings=headings,
-            rows=rows,
-            words=sorted({row.verdict.word for row in report.rows if row.verdict is not None}),
-            style=style,
-            style_hash=_hash(style),
-            script=script,
-            script_hash=_hash(script),
-        )
+    template = _environment().get_template("page.html.j2")
+    return template.render(
+        report=report,
+        columns=columns,
+        rows=rows,
+        words=sorted({row.verdict.word for row in report.rows if row.verdict is not None}),
+        style=style,
+        style_hash=_hash(style),
+        script=script,
+        script_hash=_hash(script),
     )
 
 
 def svg_files(report: Report) -> Iterator[str]:
     """Yield each chart as a file of its own."""
+    return (svg_file(chart) for section in report.sections for chart in section.charts)
+
+
+def svg_file(picture: Picture) -> str:
+    """Return a chart as a file of its own."""
     template = _environment().get_template("figure.svg.j2")
-    style = _read("picture.css")
-    charts = (chart for section in report.sections for chart in section.charts)
-    return (template.render(drawn=chart, style=style) for chart in charts)
+    return template.render(drawn=picture, style=_read("picture.css"))
 
 
 @cache
 def _environment() -> Environment:
-    # Not at the top: whoever only measures does not pay for it.
+    # Imported here, so that a session that only measures does not pay for it.
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     return Environment(
@@ -104,64 +94,42 @@ def _environment() -> Environment:
     )
 
 
-def _headings(report: Report) -> tuple[_Heading, ...]:
-    def draw_interval(row: Row) -> Picture | None:
-        if row.verdict is None:
-            return None
-        return draw_verdict(row.verdict, report.tolerance, report.limit)
-
-    beside = {"interval": draw_interval, "spread_ratio": draw_rounds}
-    filled_columns = filled(COLUMNS, report.rows)
-    headings: list[_Heading] = []
+def _columns() -> Iterator[Column[Row]]:
+    """All columns, with those that hold a picture alone."""
     for column in COLUMNS:
-        if column in filled_columns:
-            headings.append(
-                _Heading(
-                    title=column.title,
-                    is_number=column.is_number,
-                    column=column,
-                    draw=beside.get(column.key),
-                )
+        yield column
+        if column.key == _LAST_BEFORE_PICTURES:
+            yield Column("stages", "stages", draw_stages, is_number=False)
+            yield Column(
+                "history", "history", lambda row: draw_history(row.history), is_number=False
             )
-        if column.key == _PICTURES_AFTER:
-            headings += _drawn(report)
-    return tuple(headings)
 
 
-def _drawn(report: Report) -> Iterator[_Heading]:
-    """The columns that are a picture alone."""
-    if any(row.stages_s for row in report.rows):
-        yield _Heading(title="stages", is_number=False, column=None, draw=draw_stages)
-    if any(len(row.history) > 1 for row in report.rows):
-        yield _Heading(
-            title="history",
-            is_number=False,
-            column=None,
-            draw=lambda row: draw_history(row.history),
-        )
+def _cell(column: Column[Row], row: Row, report: Report) -> _Cell:
+    value = column.value(row)
+    picture = value if isinstance(value, Picture) else None
+    if column.key == "spread_ratio":
+        picture = draw_rounds(row)
+    elif column.key == "interval" and row.verdict is not None:
+        picture = draw_verdict(row.verdict, report.tolerance, report.limit)
+    return _Cell(
+        text="" if isinstance(value, Picture) else column.text(row),
+        order=value if isinstance(value, int | float) else None,
+        picture=picture,
+    )
 
 
-def _row(row: Row, headings: Sequence[_Heading]) -> Iterator[_Cell]:
-    for heading in headings:
-        value = None if heading.column is None else heading.column.value(row)
-        yield _Cell(
-            text="" if heading.column is None else heading.column.text(row),
-            order=value if isinstance(value, int | float) else None,
-            picture=None if heading.draw is None else heading.draw(row),
-        )
-
-
-def _tracks(headings: Sequence[_Heading], rows: Sequence[Sequence[_Cell]]) -> str:
+def _tracks(columns: Sequence[Column[Row]], rows: Sequence[Sequence[_Cell]]) -> str:
     """The widths of all columns but the first as styles, for wide screens.
 
     Rows that are grids of their own with equal tracks need not be laid out while out of sight;
     those of a table do, all of them, whenever one is hidden.
     """
     tracks = []
-    for number, heading in enumerate(headings[1:], 1):
-        texts = {heading.title + _SORTED, *(row[number].text for row in rows)}
+    for number, column in enumerate(columns[1:], 1):
+        texts = {column.title + _SORTED, *(row[number].text for row in rows)}
         widths = [f"{max(map(_num_digits, texts)):.0f}ch"]
-        widths += [_PICTURE_WIDTH] if heading.draw else []
+        widths += [_PICTURE_WIDTH] if any(row[number].picture for row in rows) else []
         tracks.append(f"calc(max({', '.join(widths)}) + {_PADDING})")
     least = " + ".join([_NAME_WIDTH, *tracks])
     all_tracks = " ".join([f"minmax({_NAME_WIDTH}, 1fr)", *tracks])
@@ -173,7 +141,7 @@ def _tracks(headings: Sequence[_Heading], rows: Sequence[Sequence[_Cell]]) -> st
 
 
 def _num_digits(text: str) -> float:
-    """The width of a text, in widths of a digit, in whatever font without serifs.
+    """The width of a text, in widths of a digit, in any common font without serifs.
 
     >>> _num_digits("12"), _num_digits("NEW")
     (2.0, 4.2)
@@ -181,15 +149,16 @@ def _num_digits(text: str) -> float:
     return sum(_WIDEST if char in "mwMW%" else _CAPITAL if char.isupper() else 1.0 for char in text)
 
 
-def _labels(headings: Sequence[_Heading]) -> str:
+def _labels(columns: Sequence[Column[Row]]) -> str:
     """The titles but the first as styles, for narrow screens where each row is a card."""
     rules = (
-        f'  .cells tbody > tr > :nth-child({number})::before {{ content: "{heading.title}"; }}\n'
-        for number, heading in enumerate(headings[1:], 2)
+        f'  .cells tbody > tr > :nth-child({number})::before {{ content: "{column.title}"; }}\n'
+        for number, column in enumerate(columns[1:], 2)
     )
     return f"@media screen and (max-width: {_NARROW}) {{\n{''.join(rules)}}}\n"
 
 
+@cache
 def _read(name: str) -> str:
     return (_TEMPLATES / name).read_text(encoding="utf-8")
 

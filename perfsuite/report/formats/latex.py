@@ -1,34 +1,23 @@
-"""The report's table for a paper. Needs the package booktabs; whatever a name holds is text."""
+"""Tables for a paper: a report's cells, and the stages of a profile. Every name stays text."""
 
 from __future__ import annotations
 
 from typing import Final
 
+from perfsuite.records.profile import Profile
 from perfsuite.report.model import Report
 from perfsuite.report.rows import columns_of, filled
+from perfsuite.report.terminal.profile import profile_title
 
 _COLUMNS: Final = columns_of(
-    "cell",
-    "workload",
-    "parallel",
-    "precision",
-    "checkpointing",
-    "num_workers",
-    "step_time_s",
-    "spread_ratio",
-    "samples_per_s",
-    "load_ratio",
-    "peak_bytes",
+    *("cell", "workload", "parallel", "precision", "checkpointing", "num_workers"),
+    *("step_time_s", "spread_ratio", "samples_per_s", "load_ratio", "peak_bytes"),
 )
 _SPECIAL: Final = {
+    **{char: f"\\{char}" for char in "{}$&%#_"},
+    # So that neither -- nor ?` becomes another character, and [ does not open an argument.
+    **{char: f"{{{char}}}" for char in "-?!,[]*"},
     "\\": r"\textbackslash{}",
-    "{": r"\{",
-    "}": r"\}",
-    "$": r"\$",
-    "&": r"\&",
-    "%": r"\%",
-    "#": r"\#",
-    "_": r"\_",
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
     "<": r"\textless{}",
@@ -38,14 +27,6 @@ _SPECIAL: Final = {
     '"': r"\symbol{34}",
     "'": r"\textquotesingle{}",
     "`": r"\textasciigrave{}",
-    # So that neither -- nor ?` becomes another character, and [ does not open an argument.
-    "-": r"{-}",
-    "?": r"{?}",
-    "!": r"{!}",
-    ",": r"{,}",
-    "[": r"{[}",
-    "]": r"{]}",
-    "*": r"{*}",
     "\n": " ",
     "\r": " ",
     "±": r"$\pm$",
@@ -54,7 +35,7 @@ _SPECIAL: Final = {
 
 
 def to_latex(report: Report) -> str:
-    """Return a tabular with a row for each cell; the workload stands for the cell's name."""
+    """Return a booktabs tabular with a row for each cell, which the workload names."""
     has_plain = any(row.record is None for row in report.rows)
     columns = filled(
         [column for column in _COLUMNS if has_plain or column.key != "cell"], report.rows
@@ -73,19 +54,47 @@ def to_latex(report: Report) -> str:
     return "\n".join(lines) + "\n"
 
 
+def profile_latex(profile: Profile) -> str:
+    """Return the table of stages as a LaTeX `table` that needs no package."""
+    rows = "\n".join(
+        rf"{escape(name)} & {seconds:.6f} & {100 * seconds / profile.wall_s:.1f} \\"
+        for name, seconds in profile.stages_s.as_rows()
+    )
+    num_epochs = len(profile.epochs)
+    caption = (
+        f"Where the time of {profile_title(profile)} went: "
+        f"{num_epochs} {'epoch' if num_epochs == 1 else 'epochs'} on {profile.device}, "
+        f"{profile.world_size} {'rank' if profile.world_size == 1 else 'ranks'}."
+    )
+    return rf"""\begin{{table}}
+\centering
+\begin{{tabular}}{{lrr}}
+\hline
+Stage & Time (s) & Share (\%) \\
+\hline
+{rows}
+\hline
+total & {profile.wall_s:.6f} & 100.0 \\
+\hline
+\end{{tabular}}
+\caption{{{escape(caption)}}}
+\end{{table}}
+"""
+
+
 def _line(texts: list[str]) -> str:
     return " & ".join(map(escape, texts)) + " \\\\"
 
 
 def escape(text: str) -> str:
-    r"""Return text that LaTeX sets as it stands, and by its code point what it has no letter for.
+    r"""Return text that LaTeX sets literally; a letter that it lacks becomes its code point.
 
     >>> print(escape("50 % of a_b"), escape("→"))
     50 \% of a\_b U+2192
     """
-    return "".join(_SPECIAL.get(char) or _settable(char) for char in text)
-
-
-def _settable(char: str) -> str:
     # At any character beyond Latin-1 pdfLaTeX stops, unless a package declares it.
-    return char if char.isprintable() and char <= "\xff" else f"U+{ord(char):04X}"
+    return "".join(
+        _SPECIAL.get(char)
+        or (char if char.isprintable() and char <= "\xff" else f"U+{ord(char):04X}")
+        for char in text
+    )

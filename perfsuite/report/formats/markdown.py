@@ -1,7 +1,7 @@
 """The report as Markdown, for a step summary or a comment on a pull request.
 
-Verdict first, then the table, explanations folded. Whatever a cell is called is shown as code and
-stays in its place.
+Verdict first, then the table, explanations folded. The name of a cell is shown as code and stays in
+its place.
 """
 
 from __future__ import annotations
@@ -15,25 +15,17 @@ from perfsuite.report.model import Report
 from perfsuite.report.rows import Column, Row, columns_of, filled
 
 _COLUMNS: Final = columns_of(
-    "cell",
-    "verdict",
-    "change_ratio",
-    "interval",
-    "step_time_s",
-    "spread_ratio",
-    "samples_per_s",
-    "load_ratio",
-    "peak_bytes",
-    "numerics",
+    *("cell", "verdict", "change_ratio", "interval", "step_time_s"),
+    *("spread_ratio", "samples_per_s", "load_ratio", "peak_bytes", "numerics"),
 )
 # GitHub refuses a comment of over 65,536 characters, and cuts a step summary at a MiB; the rest is
 # in the other formats.
 _MOST_CHARACTERS: Final = 60_000
-# What would end a code span or a table's cell; anything else stands literally in a code span.
+# What would end a code span or a table's cell; any other character is literal in a code span.
 _ENDS_CODE: Final = re.compile(r"[`|\\]")
 # Hosts look for mentions and references in what is rendered, where only code protects them.
 _REFERENCES: Final = re.compile(r"[@#]")
-# All of ASCII but what is markup nowhere inside a line; a host links www. and makes :words: emoji.
+# The ASCII characters that may be markup inside a line; a host links www. and makes :words: emoji.
 _MARKUP: Final = re.compile(r"[!\"#$&*:<>?@\[\\\]^_`{|}~]|(?<=www)\.|^[-+]")
 
 
@@ -48,14 +40,10 @@ def to_markdown(report: Report) -> str:
         ]
     tail = _tail(report)
     room = _MOST_CHARACTERS - sum(len(line) + 1 for line in (*head, *tail))
-    body: list[str] = []
-    for number, row in enumerate(report.rows):
-        line = _table_line(_value(column, row) for column in columns)
-        room -= len(line) + 1
-        if room < 0:
-            body.append(f"\n{len(report.rows) - number} more cells are in the other formats.")
-            break
-        body.append(line)
+    lines = (_table_line(_value(column, row) for column in columns) for row in report.rows)
+    body = list(_fitting(lines, room))
+    if len(body) < len(report.rows):
+        body.append(f"\n{len(report.rows) - len(body)} more cells are in the other formats.")
     return "\n".join([*head, *body, *tail]) + "\n"
 
 
@@ -64,16 +52,16 @@ def _headline(report: Report) -> str:
     return f"{'' if word is None else f'**{word}**: '}{escape(report.summary.text)}"
 
 
-def _value(column: Column, row: Row) -> str:
+def _value(column: Column[Row], row: Row) -> str:
     text = column.text(row)
     if column.key == "cell":
         return as_code(text)
-    # What we write of numbers has no markup in it.
+    # A formatted number has no markup in it.
     return text if column.is_number or column.key == "interval" else escape(text)
 
 
 def _tail(report: Report) -> list[str]:
-    """What is folded, cut where it would be too long for a comment."""
+    """The folded parts, cut where they would be too long for a comment."""
     lines: list[str] = [""]
     notes = (f"- {as_code(row.name)}: {escape(row.note)}" for row in report.rows if row.note)
     advice = (f"- {escape(one.text)} ({escape(one.evidence)})" for one in report.advice)
@@ -95,14 +83,11 @@ def _folded_grid(grid: Grid) -> Iterator[str]:
     yield f"<details><summary>{escape(grid.title)}</summary>\n"
     yield _table_line(escape(title) for title, _ in grid.columns)
     yield _table_line("--:" if is_number else ":--" for _, is_number in grid.columns)
-    room = _MOST_CHARACTERS // 15
-    for number, row in enumerate(grid.rows):
-        line = _table_line(map(escape, row))
-        room -= len(line) + 1
-        if room < 0:
-            yield f"\n{len(grid.rows) - number} more rows are in the other formats."
-            break
-        yield line
+    lines = (_table_line(map(escape, row)) for row in grid.rows)
+    shown = list(_fitting(lines, _MOST_CHARACTERS // 15))
+    yield from shown
+    if len(shown) < len(grid.rows):
+        yield f"\n{len(grid.rows) - len(shown)} more rows are in the other formats."
     yield "\n</details>\n"
 
 
@@ -110,14 +95,20 @@ def _folded(title: str, items: Sequence[str]) -> Iterator[str]:
     if not items:
         return
     yield f"<details><summary>{title}</summary>\n"
-    room = _MOST_CHARACTERS // 5
-    for number, item in enumerate(items):
-        room -= len(item) + 1
-        if room < 0:
-            yield f"- {len(items) - number} more are in the other formats"
-            break
-        yield item
+    shown = list(_fitting(items, _MOST_CHARACTERS // 5))
+    yield from shown
+    if len(shown) < len(items):
+        yield f"- {len(items) - len(shown)} more are in the other formats"
     yield "\n</details>\n"
+
+
+def _fitting(lines: Iterable[str], room: int) -> Iterator[str]:
+    """Yield the first lines, as many as fit in so many characters."""
+    for line in lines:
+        room -= len(line) + 1
+        if room < 0:
+            return
+        yield line
 
 
 def _table_line(values: Iterable[str]) -> str:
@@ -125,7 +116,7 @@ def _table_line(values: Iterable[str]) -> str:
 
 
 def as_code(text: str) -> str:
-    """Return one line of text as code, in which nothing of it is markup.
+    """Return one line of text as code, so that none of it is markup.
 
     >>> as_code("test_it[a]"), as_code("a|b")
     ('`test_it[a]`', '<code>a&#124;b</code>')
@@ -136,7 +127,7 @@ def as_code(text: str) -> str:
 
 
 def escape(text: str) -> str:
-    """Return one line of text in which nothing is markup; as code where a host would link it.
+    """Return one line of text without markup; as code where a host would link it.
 
     >>> escape("+5.0 %"), escape("a*b"), escape("ask @team")
     ('&#43;5.0 %', 'a&#42;b', '`ask @team`')

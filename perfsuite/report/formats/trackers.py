@@ -22,8 +22,8 @@ from perfsuite.report.rows import COLUMNS, Row
 from perfsuite.report.runs import Run
 from perfsuite.system.json_files import read_bytes
 
-# One is a series, the other part of the configuration.
-_SHOWN: Final = ("step_time_s", "num_workers")
+# The one is a series, the other a part of the configuration.
+_LOGGED_ELSEWHERE: Final = ("step_time_s", "num_workers")
 _PROJECT: Final = "perfsuite"
 # A folder's name may have 255 bytes, and the trackers add to it.
 _MOST_NAME_CHARACTERS: Final = 120
@@ -57,7 +57,7 @@ def log_to_tensorboard(runs: Sequence[Run], folder: Path) -> None:
 def log_to_wandb(runs: Sequence[Run], report: Report) -> None:
     """Log one run for each cell of each run, and one with the files and the report.
 
-    Whether anything is sent is the client's affair: its environment variables hold.
+    The client's own environment variables decide whether it sends anything.
 
     Raises:
         SettingError: wandb is not installed, or its client refuses; says why.
@@ -141,10 +141,10 @@ def _series(row: Row) -> Iterator[tuple[str, int, float]]:
 
 
 def _totals(row: Row) -> Iterator[tuple[str, float]]:
-    """Tag and value of each number that the cell has one of; none for what is not available."""
+    """Tag and value of each available number that a cell has only once."""
     for column in COLUMNS:
-        value = column.value(row)
-        if isinstance(value, int | float) and math.isfinite(value) and column.key not in _SHOWN:
+        value = None if column.key in _LOGGED_ELSEWHERE else column.value(row)
+        if isinstance(value, int | float) and math.isfinite(value):
             yield f"cell/{column.key}", value
     if row.step_time_s is not None:
         yield "cell/median_step_time_s", row.step_time_s
@@ -165,7 +165,7 @@ def _scalar(tag: str, value: float) -> Any:
 
 
 def _file_name(text: str) -> str:
-    """A folder's name that no two texts share and that leads nowhere else."""
+    """A folder's name, another one for each text, that leads to no other folder."""
     digest = hashlib.sha256(text.encode()).hexdigest()[:8]
     readable = re.sub(r"[^A-Za-z0-9=+-]+", "-", text).strip("-")[-_MOST_NAME_CHARACTERS:]
     return f"{readable}-{digest}"

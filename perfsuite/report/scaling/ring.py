@@ -1,4 +1,4 @@
-"""What a sum over ranks costs on a ring: the model, its two parameters, and how far it errs.
+"""What an all_reduce costs on a ring: the model, its two parameters, and how far it errs.
 
 Every link has a latency alpha and a time for each byte beta (Hockney 1994, "The communication
 challenge for MPP"). A ring reduces and then gathers p parts of n bytes in 2 (p - 1) steps of n / p
@@ -8,25 +8,23 @@ bytes each, so
 
 (Thakur, Rabenseifner and Gropp 2005, "Optimization of Collective Communication Operations in
 MPICH", where adding has a term of its own; it too grows with (p - 1) / p n, so here beta holds
-it). gloo reduces on such a ring, NCCL on rings or trees as it sees fit.
-
-Arithmetic on numbers: must not know of cells, runs or formats.
+it). gloo reduces on such a ring, NCCL on rings or trees.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+import statistics
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from perfsuite.stats import intervals
 from perfsuite.units import format_bytes, format_seconds
 
 FORMULA: Final = "t(p, n) = 2 (p - 1) alpha + 2 (p - 1) / p n beta"
 SOURCE: Final = "a ring, Thakur, Rabenseifner and Gropp 2005"
 
-# What a clock can tell, and what no session lives to see: a file may hold any number.
+# What a clock can resolve, and more than any session takes: a file may hold any number.
 _SHORTEST_S: Final = 1e-9
 _LONGEST_S: Final = 1e6
 _MOST_RANKS: Final = 10**9
@@ -37,12 +35,11 @@ _LEAST_SIZE_RATIO: Final = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reduction:
-    """One measured sum over ranks.
+class AllReduce:
+    """One measured all_reduce.
 
     Attributes:
-        world_size: Ranks.
-        num_bytes: Of what each of them gives, and gets.
+        num_bytes: Of each rank.
         time_s: Of the slowest rank.
     """
 
@@ -53,18 +50,13 @@ class Reduction:
 
 @dataclass(frozen=True, kw_only=True)
 class RingModel:
-    """The parameters of a link.
-
-    Attributes:
-        latency_s: alpha.
-        per_byte_s: beta.
-    """
+    """The parameters of a link: alpha, and beta."""
 
     latency_s: float
     per_byte_s: float
 
     def time_s(self, world_size: int, num_bytes: float, num_collectives: int = 1) -> float:
-        """Seconds of sums over ranks that are `num_bytes` together, one after the other.
+        """Seconds of all_reduces that are `num_bytes` together, one after the other.
 
         >>> link = RingModel(latency_s=1e-3, per_byte_s=1e-9)
         >>> link.time_s(4, 1_000_000)  # 6 steps of 1 ms, and 1.5 MB at 1 ns a byte
@@ -102,21 +94,21 @@ class HeldOut:
     reason: str | None = None
 
 
-def fit_ring(reductions: Sequence[Reduction]) -> RingModel | NoModel:
+def fit_ring(measured: Sequence[AllReduce]) -> RingModel | NoModel:
     """Return the parameters with the least squared relative errors.
 
     Relative, because times of a few bytes and of many differ by orders of magnitude, and noise is
     in proportion to them. Divided by 2 (p - 1) alpha + 2 (p - 1) / p n beta = t is linear in both.
 
-    >>> two = [Reduction(world_size=2, num_bytes=n, time_s=0.002 + n * 1e-9) for n in (0, 10**6)]
+    >>> two = [AllReduce(world_size=2, num_bytes=n, time_s=0.002 + n * 1e-9) for n in (0, 10**6)]
     >>> link = fit_ring(two)  # two ranks: 2 alpha + n beta
     >>> round(link.latency_s, 9), round(link.per_byte_s, 15)
     (0.001, 1e-09)
     >>> fit_ring(two[:1]).reason
     'all_reduce was measured at 1 message size; parameters need 2 or more'
     """
-    usable = [reduction for reduction in reductions if is_usable(reduction)]
-    sizes = sorted({reduction.num_bytes for reduction in usable})
+    usable = list(filter(is_usable, measured))
+    sizes = sorted({one.num_bytes for one in usable})
     if len(sizes) < 2:
         plural = "" if len(sizes) == 1 else "s"
         return NoModel(
@@ -126,83 +118,82 @@ def fit_ring(reductions: Sequence[Reduction]) -> RingModel | NoModel:
     if sizes[-1] < _LEAST_SIZE_RATIO * sizes[0]:
         return NoModel(
             reason=f"all_reduce was measured from {format_bytes(sizes[0])} to "
-            f"{format_bytes(sizes[-1])}; latency cannot be told from bandwidth unless the largest "
-            f"message is {_LEAST_SIZE_RATIO} times the smallest"
+            f"{format_bytes(sizes[-1])}; to separate latency from bandwidth the largest message "
+            f"must be {_LEAST_SIZE_RATIO} times the smallest"
         )
     latency_s, per_byte_s = _least_squares(usable)
     if latency_s <= 0:
         return NoModel(
-            reason="the times are in proportion to the bytes, so no latency can be told; measure "
+            reason="the times are in proportion to the bytes, so they show no latency; measure "
             f"messages below {format_bytes(sizes[0])}"
         )
     if per_byte_s <= 0:
         return NoModel(
-            reason="the times do not grow with the bytes, so no bandwidth can be told; measure "
+            reason="the times do not grow with the bytes, so they show no bandwidth; measure "
             f"messages above {format_bytes(sizes[-1])}"
         )
     return RingModel(latency_s=latency_s, per_byte_s=per_byte_s)
 
 
-def hold_out(reductions: Sequence[Reduction]) -> tuple[HeldOut, ...]:
+def hold_out(measured: Sequence[AllReduce]) -> tuple[HeldOut, ...]:
     """Return what the rest says of each world size, then of each message size, left out in turn.
 
     A value that all measurements share cannot be left out, so it is not among them.
     """
-    usable = [reduction for reduction in reductions if is_usable(reduction)]
+    usable = list(filter(is_usable, measured))
     return (
-        *_leave_out(usable, "world_size", lambda reduction: reduction.world_size),
-        *_leave_out(usable, "num_bytes", lambda reduction: reduction.num_bytes),
+        *_leave_out(usable, "world_size", lambda one: one.world_size),
+        *_leave_out(usable, "num_bytes", lambda one: one.num_bytes),
     )
 
 
-def prediction_ratios(model: RingModel, reductions: Sequence[Reduction]) -> tuple[float, ...]:
-    """Return predicted over measured time of each measurement that can be one.
+def prediction_ratios(model: RingModel, measured: Sequence[AllReduce]) -> tuple[float, ...]:
+    """Return predicted over measured time of each usable measurement.
 
     >>> link = RingModel(latency_s=1e-3, per_byte_s=1e-9)
-    >>> prediction_ratios(link, [Reduction(world_size=2, num_bytes=2_000_000, time_s=0.005)])
+    >>> prediction_ratios(link, [AllReduce(world_size=2, num_bytes=2_000_000, time_s=0.005)])
     (0.8,)
     """
     return tuple(
-        model.time_s(reduction.world_size, reduction.num_bytes) / reduction.time_s
-        for reduction in reductions
-        if is_usable(reduction)
+        model.time_s(one.world_size, one.num_bytes) / one.time_s
+        for one in filter(is_usable, measured)
     )
 
 
-def is_time(seconds: float) -> bool:
-    """Return whether a clock can have told a time, since a file may hold any number.
+def is_plausible_time(seconds: float) -> bool:
+    """Return whether a clock can have measured a time, since a file may hold any number.
 
-    >>> is_time(0.5), is_time(0.0), is_time(float("nan"))
+    >>> is_plausible_time(0.5), is_plausible_time(0.0), is_plausible_time(float("nan"))
     (True, False, False)
     """
     return _SHORTEST_S <= seconds <= _LONGEST_S
 
 
-def is_usable(reduction: Reduction) -> bool:
+def is_usable(measured: AllReduce) -> bool:
     """Return whether a machine can have measured it."""
     return (
-        2 <= reduction.world_size <= _MOST_RANKS
-        and 0 <= reduction.num_bytes <= MOST_BYTES
-        and is_time(reduction.time_s)
+        2 <= measured.world_size <= _MOST_RANKS
+        and 0 <= measured.num_bytes <= MOST_BYTES
+        and is_plausible_time(measured.time_s)
     )
 
 
-def worst(ratios: Sequence[float]) -> float:
+def worst_ratio(ratios: Sequence[float]) -> float:
     """Return the ratio that is farthest from 1, by its logarithm.
 
-    >>> worst([1.5, 0.5, 1.0])
+    >>> worst_ratio([1.5, 0.5, 1.0])
     0.5
     """
     return max(ratios, key=lambda ratio: abs(math.log(ratio)))
 
 
-def typical_factor(ratios: Sequence[float]) -> float:
+def median_error_factor(ratios: Sequence[float]) -> float:
     """Return by what factor half of the predictions err, either way.
 
-    >>> typical_factor([1.5, 0.5, 1.0])
+    >>> median_error_factor([1.5, 0.5, 1.0])
     1.5
     """
-    return math.exp(intervals.median([abs(math.log(ratio)) for ratio in ratios]))
+    return math.exp(statistics.median([abs(math.log(ratio)) for ratio in ratios]))
 
 
 def describe(model: RingModel) -> str:
@@ -218,47 +209,29 @@ def describe(model: RingModel) -> str:
 
 
 def _leave_out(
-    reductions: Sequence[Reduction],
+    measured: Sequence[AllReduce],
     axis: Literal["world_size", "num_bytes"],
-    value_of: Callable[[Reduction], int],
-) -> list[HeldOut]:
-    values = sorted(set(map(value_of, reductions)))
-    if len(values) < 2:
-        return []
-    return [
-        _held_out(
-            axis,
-            value,
-            left_out=[reduction for reduction in reductions if value_of(reduction) == value],
-            rest=[reduction for reduction in reductions if value_of(reduction) != value],
-        )
-        for value in values
-    ]
+    value_of: Callable[[AllReduce], int],
+) -> Iterator[HeldOut]:
+    values = sorted(set(map(value_of, measured)))
+    for value in values if len(values) > 1 else ():
+        fitted = fit_ring([one for one in measured if value_of(one) != value])
+        if isinstance(fitted, NoModel):
+            yield HeldOut(axis=axis, value=value, ratios=(), reason=fitted.reason)
+        else:
+            left_out = [one for one in measured if value_of(one) == value]
+            yield HeldOut(axis=axis, value=value, ratios=prediction_ratios(fitted, left_out))
 
 
-def _held_out(
-    axis: Literal["world_size", "num_bytes"],
-    value: int,
-    *,
-    left_out: Sequence[Reduction],
-    rest: Sequence[Reduction],
-) -> HeldOut:
-    fitted = fit_ring(rest)
-    if isinstance(fitted, NoModel):
-        return HeldOut(axis=axis, value=value, ratios=(), reason=fitted.reason)
-    return HeldOut(axis=axis, value=value, ratios=prediction_ratios(fitted, left_out))
-
-
-def _least_squares(reductions: Sequence[Reduction]) -> tuple[float, float]:
+def _least_squares(measured: Sequence[AllReduce]) -> tuple[float, float]:
     """Alpha and beta with the least squared relative errors; may be below 0."""
-    # Imported here, because most reports have no sums to fit.
+    # Imported here, because most reports have no all_reduce to fit.
     from scipy.linalg import lstsq
 
-    largest = max(reduction.num_bytes for reduction in reductions)
+    largest = max(one.num_bytes for one in measured)
     rows = []
-    for reduction in reductions:
-        weight = 2 * (reduction.world_size - 1) / reduction.time_s
-        part = reduction.num_bytes / largest / reduction.world_size
-        rows.append((weight, weight * part))
+    for one in measured:
+        weight = 2 * (one.world_size - 1) / one.time_s
+        rows.append((weight, weight * (one.num_bytes / largest / one.world_size)))
     (latency_s, largest_s), *_ = lstsq(rows, [1.0] * len(rows))
     return float(latency_s), float(largest_s) / largest

@@ -1,34 +1,33 @@
 """How speed grows with devices: cells as series of weak and strong scaling, with their efficiency.
 
 Weak: each device has the same batch. Strong: all have it together. The batch of a cell is its
-samples per second times its step, so a recipe need not name it. Sees rows only.
+samples per second times its step, so a recipe need not name it.
 """
 
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from statistics import geometric_mean
 from typing import Final, Literal
 
-from perfsuite.records.parallel import ParallelPlan
+from perfsuite.records.recipe import Recipe
 from perfsuite.report.families import mode_name, shared_fields, shared_name
 from perfsuite.report.rows import Row
-from perfsuite.report.scaling.ring import is_time
-from perfsuite.stats import intervals
+from perfsuite.report.scaling.ring import is_plausible_time
 from perfsuite.stats.intervals import Interval, ratio_interval
 
 Kind = Literal["weak", "strong"]
 # What an interval rests on: repeated launches, or the rounds of one launch of each cell.
 Basis = Literal["launches", "rounds"]
 
-# A rate times a time is a whole number of samples but for the rounding of doubles; anything else
-# is no rate of that step.
+# A rate times a time is a whole number of samples but for the rounding of doubles; any other rate
+# is not one of that step.
 _ROUNDING: Final = 1e-9
-# Beyond it a double cannot tell whole numbers.
+# Beyond it a double cannot represent every whole number.
 _MOST_SAMPLES: Final = 2**53
 # More than any process can start; a file may name any number.
 _MOST_WORKERS: Final = 10**6
@@ -40,30 +39,27 @@ class ScaledCell:
 
     Attributes:
         rows: Its launches in one session, or in several tests of it; the first is shown.
-        num_devices: Over which it is spread.
-        global_batch_size: Samples of one step over all of them.
+        global_batch_size: Samples of one step over all devices.
     """
 
     rows: tuple[Row, ...]
-    num_devices: int
     global_batch_size: int
 
     @property
-    def parallel(self) -> str:
-        """The recipe's."""
+    def recipe(self) -> Recipe:
+        """The recipe of all launches."""
         assert self.rows[0].recipe is not None
-        return self.rows[0].recipe.parallel
+        return self.rows[0].recipe
 
     @property
-    def plan(self) -> ParallelPlan:
-        """How it is spread over the devices."""
-        assert self.rows[0].recipe is not None
-        return self.rows[0].recipe.plan
+    def num_devices(self) -> int:
+        """Over how many devices it is spread."""
+        return self.recipe.plan.size
 
     @property
     def mode(self) -> str:
         """The mode, with its schedule."""
-        return mode_name(self.plan)
+        return mode_name(self.recipe.plan)
 
     @cached_property
     def launches_s(self) -> tuple[float, ...]:
@@ -78,16 +74,14 @@ class ScaledCell:
     @property
     def samples_s(self) -> tuple[float, ...]:
         """The step times whose spread is known: of launches, or of the rounds of the only one."""
-        return self.launches_s if self.basis == "launches" else self._rounds_s
-
-    @property
-    def _rounds_s(self) -> tuple[float, ...]:
+        if self.basis == "launches":
+            return self.launches_s
         return self.rows[0].rounds_s or self.launches_s
 
     @cached_property
     def step_time_s(self) -> float:
         """The geometric mean of the samples."""
-        return geometric_mean(self.samples_s)
+        return statistics.geometric_mean(self.samples_s)
 
     @property
     def samples_per_s(self) -> float:
@@ -97,8 +91,8 @@ class ScaledCell:
     def stage_s(self, name: str) -> float | None:
         """Seconds of a stage, the median over launches; None where it was not run."""
         found = (row.stages_s.get(name, math.nan) for row in self.rows)
-        times = [seconds for seconds in found if seconds == 0 or is_time(seconds)]
-        return intervals.median(times) if times else None
+        times = [seconds for seconds in found if seconds == 0 or is_plausible_time(seconds)]
+        return statistics.median(times) if times else None
 
     @property
     def batch_per_device(self) -> Fraction:
@@ -108,27 +102,24 @@ class ScaledCell:
     @property
     def num_processes(self) -> int:
         """Ranks with their loader workers."""
-        recipe = self.rows[0].recipe
-        assert recipe is not None
-        return recipe.plan.world_size * (1 + min(recipe.num_workers, _MOST_WORKERS))
+        return self.recipe.plan.world_size * (1 + min(self.recipe.num_workers, _MOST_WORKERS))
 
     @property
     def shares_cores(self) -> bool:
         """Whether it runs on a CPU with fewer cores than it has processes."""
-        return have_too_few_cores(self.rows[0], self.num_processes)
+        return is_oversubscribed(self.rows[0], self.num_processes)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Point:
-    """One cell of a series, against the one that it is measured by.
+class ScalingPoint:
+    """One cell of a series, against the base of the series.
 
     Attributes:
-        cell: The cell.
         efficiency: Its samples per second and device over those of the base; None of the base.
         forward_ratio: Seconds of forward for a sample of a device, over the base's; None where
             forward communicates, or was not measured.
-        exposed_ratio: The part of the step that waits for communication; None where it cannot be
-            told from the stages.
+        exposed_ratio: The part of the step that waits for communication; None where the stages do
+            not show it.
     """
 
     cell: ScaledCell
@@ -136,15 +127,22 @@ class Point:
     forward_ratio: float | None
     exposed_ratio: float | None
 
+    @property
+    def bounds(self) -> tuple[float, float] | None:
+        """The interval of the efficiency; None where its spread is not known."""
+        if self.efficiency is None or not math.isfinite(self.efficiency.high):
+            return None
+        return self.efficiency.low, self.efficiency.high
+
 
 @dataclass(frozen=True, kw_only=True)
-class Series:
+class ScalingSeries:
     """Cells of one mode that differ in their number of devices.
 
     Attributes:
         name: What they share, for people.
         batch: Samples of a step that they share: of a device (weak), or of all (strong).
-        base: What the others are measured by: `single` where it was measured, else the fewest
+        base: What the others are measured against: `single` where it was measured, else the fewest
             devices of the mode.
         points: At least one, in order of devices; without the base.
     """
@@ -153,8 +151,8 @@ class Series:
     name: str
     mode: str
     batch: Fraction
-    base: Point
-    points: tuple[Point, ...]
+    base: ScalingPoint
+    points: tuple[ScalingPoint, ...]
 
     @property
     def batch_name(self) -> str:
@@ -175,7 +173,7 @@ class Series:
 def launches_of(row: Row) -> tuple[float, ...]:
     """Return the step times of launches of the same code: this one, and those of earlier runs.
 
-    A run of a dirty tree, or of no commit, is of code that nobody can name.
+    The code of a run of a dirty tree, or of no commit, is unknown.
 
     >>> launches_of(Row(name="t", step_time_s=0.5))
     (0.5,)
@@ -185,11 +183,11 @@ def launches_of(row: Row) -> tuple[float, ...]:
     own = row.history[-1] if row.history else None
     if own is None or own.commit is None or own.is_dirty:
         return (row.step_time_s,)
-    same = (past for past in row.history if past.commit == own.commit and not past.is_dirty)
-    return tuple(past.step_time_s for past in same if is_time(past.step_time_s))
+    same = (point for point in row.history if point.commit == own.commit and not point.is_dirty)
+    return tuple(point.step_time_s for point in same if is_plausible_time(point.step_time_s))
 
 
-def have_too_few_cores(row: Row, num_processes: int) -> bool:
+def is_oversubscribed(row: Row, num_processes: int) -> bool:
     """Return whether so many processes of a cell share cores; False where it is not known.
 
     A record does not say over how many hosts torchrun spread its ranks: they count as one's.
@@ -198,39 +196,34 @@ def have_too_few_cores(row: Row, num_processes: int) -> bool:
     return is_on_cpu and row.num_cores is not None and num_processes > row.num_cores
 
 
-def find_series(rows: Sequence[Row]) -> tuple[Series, ...]:
+def find_series(rows: Sequence[Row]) -> tuple[ScalingSeries, ...]:
     """Return every series of at least two numbers of devices, weak ones before strong ones."""
-    alike: dict[tuple[object, ...], list[ScaledCell]] = {}
+    groups: dict[tuple[object, ...], list[ScaledCell]] = {}
     for cell in _cells(rows):
         key = shared_fields(cell.rows[0], "parallel", "micro_batch_size")
-        alike.setdefault(key, []).append(cell)
+        groups.setdefault(key, []).append(cell)
     kinds: tuple[Kind, ...] = ("weak", "strong")
     return tuple(
-        series for kind in kinds for cells in alike.values() for series in _series(kind, cells)
+        series for kind in kinds for cells in groups.values() for series in _series(kind, cells)
     )
 
 
 def _cells(rows: Sequence[Row]) -> Iterator[ScaledCell]:
-    same: dict[tuple[object, ...], list[Row]] = {}
+    groups: dict[tuple[int, tuple[object, ...]], list[Row]] = {}
     for row in rows:
         batch_size = _global_batch_size(row)
         if batch_size is not None and row.recipe is not None:
-            key = (*shared_fields(row, "micro_batch_size"), batch_size)
-            same.setdefault(key, []).append(row)
-    for launched in same.values():
-        recipe, batch_size = launched[0].recipe, _global_batch_size(launched[0])
-        assert recipe is not None
-        assert batch_size is not None
-        yield ScaledCell(
-            rows=tuple(launched), num_devices=recipe.plan.size, global_batch_size=batch_size
-        )
+            key = batch_size, shared_fields(row, "micro_batch_size")
+            groups.setdefault(key, []).append(row)
+    for (batch_size, _), launched in groups.items():
+        yield ScaledCell(rows=tuple(launched), global_batch_size=batch_size)
 
 
 def _global_batch_size(row: Row) -> int | None:
     """Samples of one step over all devices; None where the cell has none that could be counted."""
     if row.record is None or row.record.samples_per_s is None or row.step_time_s is None:
         return None
-    if not all(map(is_time, (row.step_time_s, *row.rounds_s))):
+    if not all(map(is_plausible_time, (row.step_time_s, *row.rounds_s))):
         return None
     samples = row.record.samples_per_s * row.step_time_s
     if not 0 < samples <= _MOST_SAMPLES:
@@ -239,7 +232,7 @@ def _global_batch_size(row: Row) -> int | None:
     return nearest if nearest and abs(samples - nearest) <= _ROUNDING * samples else None
 
 
-def _series(kind: Kind, cells: Sequence[ScaledCell]) -> Iterator[Series]:
+def _series(kind: Kind, cells: Sequence[ScaledCell]) -> Iterator[ScalingSeries]:
     def batch_of(cell: ScaledCell) -> Fraction:
         return cell.batch_per_device if kind == "weak" else Fraction(cell.global_batch_size)
 
@@ -254,7 +247,7 @@ def _series(kind: Kind, cells: Sequence[ScaledCell]) -> Iterator[Series]:
         others = [cell for cell in ordered if cell is not base]
         if all(cell.num_devices == base.num_devices for cell in others):
             continue
-        yield Series(
+        yield ScalingSeries(
             kind=kind,
             name=shared_name(base.rows[0], "parallel"),
             mode=mode,
@@ -264,8 +257,8 @@ def _series(kind: Kind, cells: Sequence[ScaledCell]) -> Iterator[Series]:
         )
 
 
-def _point(cell: ScaledCell, base: ScaledCell) -> Point:
-    return Point(
+def _point(cell: ScaledCell, base: ScaledCell) -> ScalingPoint:
+    return ScalingPoint(
         cell=cell,
         efficiency=None if cell is base else _efficiency(cell, base),
         forward_ratio=_forward_ratio(cell, base),
@@ -274,23 +267,26 @@ def _point(cell: ScaledCell, base: ScaledCell) -> Point:
 
 
 def _efficiency(cell: ScaledCell, base: ScaledCell) -> Interval:
-    faster = ratio_interval(base.samples_s, cell.samples_s)
+    speedup = ratio_interval(base.samples_s, cell.samples_s)
     share = float(cell.batch_per_device / base.batch_per_device)
-    return Interval(centre=share * faster.centre, low=share * faster.low, high=share * faster.high)
+    return Interval(
+        centre=share * speedup.centre, low=share * speedup.low, high=share * speedup.high
+    )
 
 
 def _forward_ratio(cell: ScaledCell, base: ScaledCell) -> float | None:
-    mine, its = cell.stage_s("forward"), base.stage_s("forward")
-    if cell is base or not cell.plan.properties.forward_is_local or mine is None or not its:
+    forward_s, base_forward_s = cell.stage_s("forward"), base.stage_s("forward")
+    is_comparable = cell is not base and cell.recipe.plan.properties.forward_is_local
+    if not is_comparable or forward_s is None or not base_forward_s:
         return None
-    return mine / its / float(cell.batch_per_device / base.batch_per_device)
+    return forward_s / base_forward_s / float(cell.batch_per_device / base.batch_per_device)
 
 
 def _exposed_ratio(cell: ScaledCell, base: ScaledCell) -> float | None:
     """The part of the step that backward takes beyond its proportion to forward on the base.
 
-    Under ddp all waiting for other ranks is in backward, and none in forward. What else makes a
-    rank slower, such as sharing its core, meets both alike, so that without communication
+    Under ddp all waiting for other ranks is in backward, and none in forward. Any other cause that
+    makes a rank slower, such as sharing its core, affects both alike, so that without communication
     backward would take as many times forward as it does on the base.
     """
     if cell.mode != "ddp" or base.mode != "single":

@@ -1,199 +1,310 @@
-"""Scaling as tables: what was measured, how far the model errs, what it estimates.
+"""Scaling as tables, as JSON and in sentences: measurements, errors of the model, estimates.
 
-Measurements and estimates are never in one table. Must not know any format.
+Measurements and estimates are never in one table.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
-from typing import Final
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final
 
 from perfsuite.report.charts.sections import Grid
-from perfsuite.report.rows import NOTHING
-from perfsuite.report.scaling.estimates import NUM_DEVICES, Scaling
-from perfsuite.report.scaling.links import Links
+from perfsuite.report.rows import NOT_AVAILABLE, Column
+from perfsuite.report.scaling.cost_model import NUM_DEVICES, Estimate, Links, Scaling
 from perfsuite.report.scaling.ring import (
-    Reduction,
-    RingModel,
+    FORMULA,
+    SOURCE,
+    describe,
+    median_error_factor,
     prediction_ratios,
-    typical_factor,
-    worst,
+    worst_ratio,
 )
-from perfsuite.report.scaling.series import Point, ScaledCell, Series
+from perfsuite.report.scaling.series import ScaledCell, ScalingPoint, ScalingSeries
 from perfsuite.units import format_bytes, format_change, format_count, format_ratio, format_seconds
 
-# More nobody reads through; all of them are in the files beside the page.
+SCHEMA: Final = 1
+# More rows are not worth reading through; all of them are in the file beside the page.
 _MOST_ROWS: Final = 200
 
-_MEASURED_COLUMNS: Final = (
-    ("scaling", False),
-    ("cell", False),
-    ("batch", False),
-    ("over", False),
-    ("step", True),
-    ("samples/s", True),
-    ("efficiency", True),
-    ("between", True),
-    ("interval over", False),
-    ("exposed", True),
-    ("forward", True),
-    ("by the model", True),
-    ("cores", False),
+
+@dataclass(frozen=True)
+class _Measured:
+    """One cell of a series, with what the model says of it."""
+
+    series: ScalingSeries
+    point: ScalingPoint
+    expected: Estimate | None
+
+    @property
+    def cell(self) -> ScaledCell:
+        return self.point.cell
+
+    @property
+    def basis(self) -> str | None:
+        """What the interval covers: of the cell, and of the base."""
+        if self.point.efficiency is None:
+            return None
+        base = self.series.base.cell
+        num, num_of_base = len(self.cell.samples_s), len(base.samples_s)
+        if self.cell.basis == base.basis:
+            return f"{num} and {num_of_base} {base.basis}"
+        return f"{num} {self.cell.basis} and {num_of_base} {base.basis}"
+
+
+def _size(cell: ScaledCell) -> tuple[int, int | None]:
+    """Processes and cores."""
+    return cell.num_processes, cell.rows[0].num_cores
+
+
+def _write_bounds(bounds: tuple[float, float]) -> str:
+    return " and ".join(map(format_ratio, bounds))
+
+
+def _write_range(bounds: tuple[float, float]) -> str:
+    return " to ".join(map(format_ratio, bounds))
+
+
+# A column without a key is in the table alone, one without a title in the JSON alone.
+_MEASURED: Final[tuple[Column[_Measured], ...]] = (
+    Column("", "scaling", lambda one: one.series.kind, is_number=False),
+    Column("", "cell", lambda one: one.series.name, is_number=False),
+    Column("", "batch", lambda one: one.series.batch_name, is_number=False),
+    Column("parallel", "over", lambda one: one.cell.recipe.parallel, is_number=False),
+    Column("num_devices", "", lambda one: one.cell.num_devices),
+    Column("step_time_s", "step", lambda one: one.cell.step_time_s, format_seconds),
+    Column("samples_per_s", "samples/s", lambda one: one.cell.samples_per_s, format_count),
+    Column(
+        "efficiency_ratio",
+        "efficiency",
+        lambda one: one.point.efficiency and one.point.efficiency.centre,
+        format_ratio,
+        missing="base",
+    ),
+    Column("interval_ratio", "between", lambda one: one.point.bounds, _write_bounds),
+    Column("interval_over", "interval over", lambda one: one.basis, is_number=False),
+    Column("exposed_ratio", "exposed", lambda one: one.point.exposed_ratio, format_ratio),
+    Column("forward_ratio", "forward", lambda one: one.point.forward_ratio, "{:.2f}x".format),
+    Column("num_processes", "", lambda one: one.cell.num_processes),
+    Column("num_cores", "", lambda one: one.series.row.num_cores),
+    Column("shares_cores", "", lambda one: one.cell.shares_cores),
+    Column(
+        "by_the_model",
+        "by the model",
+        lambda one: None if one.expected is None else asdict(one.expected),
+        lambda expected: _write_range(expected["efficiency"]),
+    ),
+    Column(
+        "",
+        "cores",
+        lambda one: " on ".join(map(str, _size(one.cell))) if one.cell.shares_cores else "",
+        is_number=False,
+    ),
 )
-_HELD_OUT_COLUMNS: Final = (
-    ("device", False),
-    ("left out", False),
-    ("measurements", True),
-    ("half err by less than", True),
-    ("worst", True),
-    ("no prediction", False),
+_PREDICTED: Final = (
+    *(("device", False), ("left out", False), ("measurements", True)),
+    *(("half err by less than", True), ("worst", True), ("no prediction", False)),
 )
-_ESTIMATE_COLUMNS: Final = (
-    ("scaling", False),
-    ("cell", False),
-    ("batch", False),
-    ("estimated over", True),
-    ("all_reduce", True),
-    ("step", True),
-    ("efficiency", True),
+_ESTIMATED: Final = (
+    *(("scaling", False), ("cell", False), ("batch", False), ("estimated over", True)),
+    *(("all_reduce", True), ("step", True), ("efficiency", True)),
 )
 
 
 def scaling_grids(scaling: Scaling) -> tuple[Grid, ...]:
     """Return the tables, those with rows."""
+    shown = [column for column in _MEASURED if column.title]
+    measured = (one for series in scaling.series for one in _measured(scaling, series))
     grids = (
-        ("Weak and strong scaling, measured", _MEASURED_COLUMNS, _measured_rows(scaling)),
-        (
-            "The model against measurements that it was not fitted to",
-            _HELD_OUT_COLUMNS,
-            _held_out_rows(scaling),
+        _grid(
+            "Weak and strong scaling, measured",
+            [(column.title, column.is_number) for column in shown],
+            (tuple(column.text(one) for column in shown) for one in measured),
         ),
-        ("Estimates by the model, not measured", _ESTIMATE_COLUMNS, _estimate_rows(scaling)),
+        _grid(
+            "The model against measurements that it was not fitted to",
+            _PREDICTED,
+            (row for links in scaling.links.values() for row in _predicted(links)),
+        ),
+        _grid("Estimates by the model, not measured", _ESTIMATED, _estimated(scaling)),
     )
-    found = (_grid(title, columns, list(rows)) for title, columns, rows in grids)
-    return tuple(grid for grid in found if grid.rows)
+    return tuple(grid for grid in grids if grid.rows)
 
 
-def _grid(
-    title: str, columns: tuple[tuple[str, bool], ...], rows: Sequence[tuple[str, ...]]
-) -> Grid:
-    left_out = len(rows) - _MOST_ROWS
-    if left_out > 0:
-        title += f", without {left_out} rows that scaling.csv has"
-    return Grid(title=title, columns=columns, rows=tuple(rows[:_MOST_ROWS]))
+def _grid(title: str, columns: Sequence[tuple[str, bool]], rows: Iterable[tuple[str, ...]]) -> Grid:
+    found = tuple(rows)
+    if len(found) > _MOST_ROWS:
+        title += f", without {len(found) - _MOST_ROWS} rows that scaling.json has"
+    return Grid(title=title, columns=tuple(columns), rows=found[:_MOST_ROWS])
 
 
-def _measured_rows(scaling: Scaling) -> Iterator[tuple[str, ...]]:
-    for series in scaling.series:
-        for point in (series.base, *series.points):
-            expected = scaling.expect(series, point)
-            yield (
-                series.kind,
-                series.name,
-                series.batch_name,
-                point.cell.parallel,
-                format_seconds(point.cell.step_time_s),
-                format_count(point.cell.samples_per_s),
-                *_efficiency(point, series),
-                _ratio(point.exposed_ratio),
-                NOTHING if point.forward_ratio is None else f"{point.forward_ratio:.2f}x",
-                NOTHING if expected is None else _span(expected.efficiency),
-                _shared_cores(point.cell) if point.cell.shares_cores else "",
-            )
+def scaling_document(scaling: Scaling) -> dict[str, Any]:
+    """Return everything for JSON, in base units: series, models, their errors and estimates.
+
+    An unknown value is None.
+    """
+    return {
+        "schema": SCHEMA,
+        "formula": FORMULA,
+        "source": SOURCE,
+        "links": [asdict(links) for links in scaling.links.values()],
+        "series": [_series_document(scaling, series) for series in scaling.series],
+    }
 
 
-def _efficiency(point: Point, series: Series) -> tuple[str, str, str]:
-    interval = point.efficiency
-    if interval is None:
-        return "base", NOTHING, NOTHING
-    if not math.isfinite(interval.high):
-        return format_ratio(interval.centre), NOTHING, "one round"
-    return (
-        format_ratio(interval.centre),
-        f"{format_ratio(interval.low)} and {format_ratio(interval.high)}",
-        interval_basis(point.cell, series.base.cell),
-    )
+def _series_document(scaling: Scaling, series: ScalingSeries) -> dict[str, Any]:
+    kept = [column for column in _MEASURED if column.key]
+    return {
+        "scaling": series.kind,
+        "cell": series.name,
+        "mode": series.mode,
+        "batch": float(series.batch),
+        "measured": [
+            {column.key: column.value(one) for column in kept} for one in _measured(scaling, series)
+        ],
+        "estimates": [asdict(one) for one in scaling.estimates(series)],
+    }
 
 
-def interval_basis(cell: ScaledCell, base: ScaledCell) -> str:
-    """Return what the interval of a cell's efficiency covers: of the cell, and of the base."""
-    mine, its = len(cell.samples_s), len(base.samples_s)
-    if cell.basis == base.basis:
-        return f"{mine} and {its} {cell.basis}"
-    return f"{mine} {cell.basis} and {its} {base.basis}"
+def _measured(scaling: Scaling, series: ScalingSeries) -> Iterator[_Measured]:
+    for point in (series.base, *series.points):
+        yield _Measured(series, point, scaling.expect(series, point))
 
 
-def _held_out_rows(scaling: Scaling) -> Iterator[tuple[str, ...]]:
-    for links in scaling.links.values():
-        for held_out in links.held_out:
-            what = (
-                f"{held_out.value} ranks"
-                if held_out.axis == "world_size"
-                else format_bytes(held_out.value)
-            )
-            yield _errors(links, what, held_out.ratios, held_out.reason)
-        if isinstance(links.fitted, RingModel):
-            for world_size, reductions in _by_world_size(links.sharing):
-                ratios = prediction_ratios(links.fitted, reductions)
-                what = f"{world_size} ranks on {links.num_cores} cores, in no fit"
-                yield _errors(links, what, ratios, None)
+def _predicted(links: Links) -> Iterator[tuple[str, ...]]:
+    for one in links.held_out:
+        is_size = one.axis == "world_size"
+        left_out = f"{one.value} ranks" if is_size else format_bytes(one.value)
+        if one.ratios:
+            yield links.device, left_out, *_errors(one.ratios), ""
+        else:
+            yield links.device, left_out, *(NOT_AVAILABLE,) * 3, one.reason or ""
+    if links.model is not None:
+        sharing = links.all_reduces_sharing_cores
+        for world_size in sorted({one.world_size for one in sharing}):
+            measured = [one for one in sharing if one.world_size == world_size]
+            ratios = prediction_ratios(links.model, measured)
+            left_out = f"{world_size} ranks on {links.num_cores} cores, in no fit"
+            yield links.device, left_out, *_errors(ratios), ""
 
 
-def _errors(
-    links: Links, what: str, ratios: Sequence[float], reason: str | None
-) -> tuple[str, ...]:
-    if not ratios:
-        return links.device, what, NOTHING, NOTHING, NOTHING, reason or ""
-    typical = format_ratio(typical_factor(ratios) - 1)
-    return links.device, what, str(len(ratios)), typical, format_change(worst(ratios)), ""
+def _errors(ratios: Sequence[float]) -> tuple[str, str, str]:
+    """How many predictions there are, by how much half of them err, and the worst of them."""
+    typical = format_ratio(median_error_factor(ratios) - 1)
+    return str(len(ratios)), typical, format_change(worst_ratio(ratios))
 
 
-def _by_world_size(reductions: Sequence[Reduction]) -> list[tuple[int, list[Reduction]]]:
-    sizes = sorted({reduction.world_size for reduction in reductions})
-    return [(size, [one for one in reductions if one.world_size == size]) for size in sizes]
-
-
-def _estimate_rows(scaling: Scaling) -> Iterator[tuple[str, ...]]:
+def _estimated(scaling: Scaling) -> Iterator[tuple[str, ...]]:
+    """Estimates of steps, and then of the largest bare all_reduce that was measured."""
     for series in scaling.series:
         for one in scaling.estimates(series):
             yield (
-                series.kind,
-                series.name,
-                series.batch_name,
-                f"{one.num_devices} devices",
+                *(series.kind, series.name, series.batch_name, f"{one.num_devices} devices"),
                 format_seconds(one.all_reduce_s),
                 " to ".join(map(format_seconds, one.step_time_s)),
-                _span(one.efficiency),
+                _write_range(one.efficiency),
             )
     for links in scaling.links.values():
-        if isinstance(links.fitted, RingModel):
-            yield from _bare_estimates(links, links.fitted)
+        if links.model is not None:
+            num_bytes = max(one.num_bytes for one in links.all_reduces)
+            named = NOT_AVAILABLE, f"all_reduce on {links.device}", format_bytes(num_bytes)
+            for num in NUM_DEVICES:
+                if num not in links.world_sizes:
+                    seconds = format_seconds(links.model.time_s(num, num_bytes))
+                    yield *named, f"{num} devices", seconds, NOT_AVAILABLE, NOT_AVAILABLE
 
 
-def _bare_estimates(links: Links, model: RingModel) -> Iterator[tuple[str, ...]]:
-    """Of the largest message that was measured."""
-    num_bytes = max(reduction.num_bytes for reduction in links.reductions)
-    for num_devices in NUM_DEVICES:
-        if num_devices not in links.world_sizes:
-            yield (
-                NOTHING,
-                f"all_reduce on {links.device}",
-                format_bytes(num_bytes),
-                f"{num_devices} devices",
-                format_seconds(model.time_s(num_devices, num_bytes)),
-                NOTHING,
-                NOTHING,
+def scaling_notes(scaling: Scaling) -> tuple[str, ...]:
+    """Return what the numbers do not say by themselves, a sentence or two each."""
+    return (
+        *(_series_notes(scaling.series) if scaling.series else ()),
+        *map(_link_note, scaling.links.values()),
+        *_estimate_notes(scaling),
+    )
+
+
+def _series_notes(series: Sequence[ScalingSeries]) -> Iterator[str]:
+    points = [point for one in series for point in one.points]
+    yield (
+        "Efficiency is the samples per second of a device over those of one process (of the "
+        "fewest devices where that was not measured). Weak scaling keeps the batch of a device, "
+        "strong scaling that of all devices together. Forward is the time of the forward pass for "
+        "a sample of a device, against the same."
+    )
+    bases = {cell.basis for one in series for cell in one.cells}
+    if "launches" in bases:
+        yield (
+            "An interval over launches is Welch's at 95 %, on logarithms: it covers how launches "
+            "of a cell differ on this machine, and not how machines do."
+        )
+    if "rounds" in bases:
+        yield (
+            "An interval over rounds covers how the rounds of one launch differ, and not how two "
+            "launches do, which can be several times as much; several tests of one recipe, or "
+            "several runs of one commit, are several launches."
+        )
+    if any(point.exposed_ratio is not None for point in points):
+        yield (
+            "Exposed is the part of the step that waits for communication or for a slower rank. "
+            "Under ddp backward waits and forward does not, so it is what backward takes beyond "
+            "its proportion on one process: backward(p) - forward(p) backward(1) / forward(1)."
+        )
+    yield from _core_notes(series)
+
+
+def _core_notes(series: Sequence[ScalingSeries]) -> Iterator[str]:
+    """Which cells had more processes than cores, by that rule alone, and what shows it."""
+    pairs = [(one, point) for one in series for point in one.points]
+    for size in dict.fromkeys(_size(point.cell) for _, point in pairs if point.cell.shares_cores):
+        # Of equal batches: a smaller one has more overhead for a sample.
+        ratios = [
+            point.forward_ratio
+            for one, point in pairs
+            if one.kind == "weak" and _size(point.cell) == size and point.forward_ratio is not None
+        ]
+        shown = ""
+        if ratios:
+            ends = dict.fromkeys(f"{ratio:.2f}" for ratio in (min(ratios), max(ratios)))
+            shown = (
+                f"; forward, which does not communicate, takes {' to '.join(ends)} times as long "
+                "as on one process"
             )
+        yield (
+            f"{size[0]} processes on {size[1]} cores, loader workers included: they take turns, "
+            f"so that their efficiency measures the sharing of cores and not of links{shown}."
+        )
+    rows = [point.cell.rows[0] for _, point in pairs]
+    if any(row.num_cores is None and row.record and row.record.device == "cpu" for row in rows):
+        yield "How many cores the machine has is not known, so ranks may share them."
 
 
-def _shared_cores(cell: ScaledCell) -> str:
-    return f"{cell.num_processes} on {cell.rows[0].num_cores}"
+def _link_note(links: Links) -> str:
+    if links.model is None:
+        return f"No cost model for {links.device}: {links.reason}."
+    sizes = [one.num_bytes for one in links.all_reduces]
+    ranks = " and ".join(map(str, links.world_sizes))
+    note = (
+        f"Cost model for {links.device}: {FORMULA} ({SOURCE}; beta includes the additions) with "
+        f"{describe(links.model)}, from {len(sizes)} launches of all_reduce over {ranks} ranks, "
+        f"{format_bytes(min(sizes))} to {format_bytes(max(sizes))}."
+    )
+    ratios = [ratio for held_out in links.held_out for ratio in held_out.ratios]
+    if ratios:
+        _, typical, worst = _errors(ratios)
+        note += (
+            f" Of measurements left out in turn, half were predicted within {typical}, the worst "
+            f"with {worst}."
+        )
+    if len(links.world_sizes) == 1:
+        note += " Measurements of one number of ranks do not show how the cost grows with ranks."
+    return note
 
 
-def _ratio(ratio: float | None) -> str:
-    return NOTHING if ratio is None else format_ratio(ratio)
-
-
-def _span(bounds: tuple[float, float]) -> str:
-    return " to ".join(map(format_ratio, bounds))
+def _estimate_notes(scaling: Scaling) -> Iterator[str]:
+    if any(scaling.estimates(series) for series in scaling.series):
+        yield (
+            "By the model a step takes as long as on one process, and then its all_reduces: all "
+            "of them without overlap, and at best what does not fit behind the backward pass. "
+            "Over more devices than were measured this is an estimate: it assumes that every link "
+            "is like those measured, and that nothing else gets slower."
+        )

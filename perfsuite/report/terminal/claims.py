@@ -1,14 +1,13 @@
-"""Tested claims as people read them. Must not know what tested them."""
+"""Tested claims as a terminal shows them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rich import box
-from rich.table import Table
+from perfsuite.report.terminal.tables import text_table
 
-from perfsuite.report.terminal.tables import render
+_COLUMNS = ("", "status", "figures here", "quoted", "source")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,12 +31,8 @@ class ClaimRow:
 
 def claims_table(rows: Sequence[ClaimRow]) -> str:
     """Return the table of all claims as text, this machine's figures beside the quoted ones."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for title in ("", "status", "figures here", "quoted", "source"):
-        table.add_column(title, no_wrap=True)
-    for row in rows:
-        table.add_row(row.id, row.status, row.here, row.quoted, row.source)
-    return render(table)
+    values = ((row.id, row.status, row.here, row.quoted, row.source) for row in rows)
+    return text_table([(title, False) for title in _COLUMNS], values)
 
 
 def claim_lines(row: ClaimRow) -> str:

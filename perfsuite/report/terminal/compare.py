@@ -1,21 +1,19 @@
-"""Two recipes of one workload side by side: a table and a sentence. Sees records only."""
+"""Two recipes of one workload side by side: a table and a sentence."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-
-from rich import box
-from rich.table import Table
+from typing import Final
 
 from perfsuite.records.cell import CellRecord
 from perfsuite.records.equivalence import Numerics
-from perfsuite.report.terminal.tables import render
+from perfsuite.report.rows import NOT_AVAILABLE
+from perfsuite.report.terminal.tables import text_table
 from perfsuite.units import format_bytes, format_change, format_count, format_ratio, format_seconds
 
-_NOTHING = "-"
-_STAGES = ("load", "forward", "backward", "optimizer", "evaluation", "other")
-_COUNTS: dict[str, Callable[[float], str]] = {
+_STAGES: Final = ("load", "forward", "backward", "optimizer", "evaluation", "other")
+_COUNTS: Final[dict[str, Callable[[float], str]]] = {
     "flops": format_count,
     "ops": format_count,
     "collectives": format_count,
@@ -34,25 +32,24 @@ def comparison_table(
     """Return the table of two records as text; each argument has the keys "a" and "b".
 
     Args:
-        names: What is different of each.
+        names: What is different in each.
         step_times_s: Seconds of an iteration.
         num_samples: Of an iteration.
-        records: What was kept of each.
+        records: The measured cells.
     """
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("", no_wrap=True)
-    for side in ("a", "b"):
-        table.add_column(f"{side}: {names[side]}", no_wrap=True, justify="right")
-    table.add_column("b against a", no_wrap=True, justify="right")
-    for title, a, b, write in _rows(step_times_s, num_samples, records):
-        table.add_row(title, _or_nothing(a, write), _or_nothing(b, write), _change(a, b))
+    columns = [("", False), *((f"{side}: {names[side]}", True) for side in ("a", "b"))]
+    rows = [
+        (title, _value(a, write), _value(b, write), _change(a, b))
+        for title, a, b, write in _rows(step_times_s, num_samples, records)
+        if (a, b) != (None, None)
+    ]
     a_numerics, b_numerics = (_describe(records[side].numerics) for side in ("a", "b"))
-    table.add_row("numerics", a_numerics, b_numerics, "")
-    return render(table)
+    rows.append(("numerics", a_numerics, b_numerics, ""))
+    return text_table([*columns, ("b against a", True)], rows)
 
 
 def comparison_sentence(word: str, ratio: float, interval: tuple[float, float]) -> str:
-    """Return what b is, in plain language.
+    """Return how b compares with a, in plain language.
 
     >>> comparison_sentence("same", 1.001, (0.99, 1.02))
     'b is the same as a within 2.0 % (+0.1 %, between -1.0 % and +2.0 %)'
@@ -79,30 +76,21 @@ def _rows(
     num_samples: Mapping[str, int],
     records: Mapping[str, CellRecord],
 ) -> Iterator[tuple[str, float | None, float | None, Callable[[float], str]]]:
-    """Yield (title, a's value, b's value, how to write them), leaving out what neither has."""
+    """Yield title, a's value, b's value, and how to write them."""
     a, b = records["a"], records["b"]
     yield "time per step", step_times_s["a"], step_times_s["b"], format_seconds
     a_s, b_s = (step_times_s[side] / num_samples[side] for side in ("a", "b"))
     yield "time per sample", a_s, b_s, format_seconds
     for stage in _STAGES:
-        times = getattr(a.stages_s, stage), getattr(b.stages_s, stage)
-        if times != (None, None):
-            yield f"  {stage}", *times, format_seconds
-    peaks = _peak(a), _peak(b)
-    if peaks != (None, None):
-        yield "peak memory", *peaks, format_bytes
+        yield f"  {stage}", getattr(a.stages_s, stage), getattr(b.stages_s, stage), format_seconds
+    a_bytes, b_bytes = (one.memory.peak_bytes if one.memory else None for one in (a, b))
+    yield "peak memory", a_bytes, b_bytes, format_bytes
     for name, write in _COUNTS.items():
-        counts = getattr(a.counts, name), getattr(b.counts, name)
-        if counts != (None, None):
-            yield name.replace("_", " "), *counts, write
+        yield name.replace("_", " "), getattr(a.counts, name), getattr(b.counts, name), write
 
 
-def _peak(record: CellRecord) -> int | None:
-    return None if record.memory is None else record.memory.peak_bytes
-
-
-def _or_nothing(value: float | None, write: Callable[[float], str]) -> str:
-    return _NOTHING if value is None else write(value)
+def _value(value: float | None, write: Callable[[float], str]) -> str:
+    return NOT_AVAILABLE if value is None else write(value)
 
 
 def _change(a: float | None, b: float | None) -> str:
@@ -111,6 +99,6 @@ def _change(a: float | None, b: float | None) -> str:
 
 def _describe(numerics: Numerics | None) -> str:
     if numerics is None:
-        return _NOTHING
+        return NOT_AVAILABLE
     power = "" if numerics.power is None else f", power {numerics.power}"
     return f"{numerics.check} {numerics.status}{power}"

@@ -1,50 +1,37 @@
-"""The table of a verification, and the lines that explain it. Sees reports only."""
+"""The table of a verification, and the lines that explain it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-
-from rich import box
-from rich.table import Table
+from typing import Final
 
 from perfsuite.records.equivalence import EquivalenceReport, EquivalenceRow
-from perfsuite.report.terminal.tables import render
+from perfsuite.report.rows import NOT_AVAILABLE
+from perfsuite.report.terminal.tables import text_table
 
-_COLUMNS = (
-    "parallel",
-    "precision",
-    "checkpointing",
-    "with",
-    "check",
-    "status",
-    "error",
-    "limit",
-    "power",
-)
-_NOTHING = "-"
 # The recipe's fields that have a column of their own.
-_OWN_COLUMNS = ("parallel", "precision", "checkpointing")
+_OWN_COLUMNS: Final = ("parallel", "precision", "checkpointing")
+_COLUMNS: Final = (*_OWN_COLUMNS, "with", "check", "status", "error", "limit", "power")
 
 
 def equivalence_table(reports: Sequence[EquivalenceReport]) -> str:
     """Return the table of one report check by check, of several with a row for each, as text."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for title in _COLUMNS:
-        table.add_column(title, no_wrap=True)
-    for report in reports:
-        for checks, row in _shown_rows(report, is_alone=len(reports) == 1):
-            table.add_row(
-                row.parallel,
-                row.precision,
-                row.checkpointing,
-                ", ".join(differing_fields(report)) or _NOTHING,
-                checks,
-                row.status,
-                _number(row.error),
-                "bitwise" if row.limit == 0 else _number(row.limit),
-                row.power or _NOTHING,
-            )
-    return render(table)
+    rows = (
+        (
+            row.parallel,
+            row.precision,
+            row.checkpointing,
+            ", ".join(differing_fields(report)) or NOT_AVAILABLE,
+            checks,
+            row.status,
+            _number(row.error),
+            "bitwise" if row.limit == 0 else _number(row.limit),
+            row.power or NOT_AVAILABLE,
+        )
+        for report in reports
+        for checks, row in _shown_rows(report, is_alone=len(reports) == 1)
+    )
+    return text_table([(title, False) for title in _COLUMNS], rows)
 
 
 def _shown_rows(report: EquivalenceReport, *, is_alone: bool) -> list[tuple[str, EquivalenceRow]]:
@@ -52,16 +39,11 @@ def _shown_rows(report: EquivalenceReport, *, is_alone: bool) -> list[tuple[str,
     if is_alone:
         return [(row.check, row) for row in report.rows]
     checks = " ".join(row.check for row in report.rows)
-    return [(_NOTHING if report.status == "not exercised" else checks, report.worst)]
+    return [(NOT_AVAILABLE if report.status == "not exercised" else checks, report.worst)]
 
 
 def explanations(reports: Sequence[EquivalenceReport], *, every_row: bool) -> Iterator[str]:
-    """Yield a line for each row that is not equivalent, or for every row and absent check.
-
-    Args:
-        reports: What was found.
-        every_row: Also explain the rows that are equivalent.
-    """
+    """Yield a line for each row that is not equivalent, or for every row and absent check."""
     for report in reports:
         for row in report.rows:
             if every_row or row.status != "equivalent":
@@ -72,7 +54,7 @@ def explanations(reports: Sequence[EquivalenceReport], *, every_row: bool) -> It
 
 
 def differing_fields(report: EquivalenceReport) -> list[str]:
-    """The recipe's fields that are not the default and have no column, as "name=value"."""
+    """Return the recipe's fields that are not the default and have no column, as "name=value"."""
     return [
         f"{name}={value}"
         for name, value in report.recipe.items()
@@ -82,11 +64,10 @@ def differing_fields(report: EquivalenceReport) -> list[str]:
 
 
 def _where(report: EquivalenceReport, row: EquivalenceRow) -> str:
-    parts = [row.parallel, row.precision]
-    if row.checkpointing != "none":
-        parts.append(row.checkpointing)
-    return f" ({', '.join([*parts, *differing_fields(report)])})"
+    checkpointing = [row.checkpointing] if row.checkpointing != "none" else []
+    parts = [row.parallel, row.precision, *checkpointing, *differing_fields(report)]
+    return f" ({', '.join(parts)})"
 
 
 def _number(value: float | None) -> str:
-    return _NOTHING if value is None else f"{value:.1e}" if value else "0"
+    return NOT_AVAILABLE if value is None else f"{value:.1e}" if value else "0"

@@ -1,38 +1,35 @@
-"""Verdicts as people read them: a table, and a sentence for what numbers do not say.
-
-Must not know how a verdict was reached.
-"""
+"""Verdicts as a terminal shows them: what was compared, a table, and the reasons below it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-
-from rich import box
-from rich.table import Table
+from typing import Final
 
 from perfsuite.records.verdict import CellVerdict
-from perfsuite.report.summary import beside_numbers, between
-from perfsuite.report.terminal.tables import render
+from perfsuite.report.summary import interval_text, reason_text
+from perfsuite.report.terminal.tables import text_table
 from perfsuite.system.untrusted import printable, printable_lines
 from perfsuite.units import format_change
+
+_COLUMNS: Final = (
+    *(("cell", False), ("verdict", False)),
+    *(("change", True), ("between", True), ("pairs", True)),
+)
 
 
 def verdict_table(cells: Sequence[CellVerdict]) -> str:
     """Return the table of all cells as text, one row each."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for title in ("cell", "verdict"):
-        table.add_column(title, no_wrap=True)
-    for title in ("change", "between", "pairs"):
-        table.add_column(title, no_wrap=True, justify="right")
-    for cell in cells:
-        table.add_row(
+    rows = (
+        (
             printable(cell.name),
             cell.word,
             "" if cell.ratio is None else format_change(cell.ratio),
-            between(cell),
+            interval_text(cell),
             str(cell.num_pairs or ""),
         )
-    return render(table)
+        for cell in cells
+    )
+    return text_table(_COLUMNS, rows)
 
 
 def verdict_lines(
@@ -45,6 +42,6 @@ def verdict_lines(
     if cells:
         yield verdict_table(cells)
     for cell in cells:
-        text = beside_numbers(cell)
+        text = reason_text(cell)
         if text and text != refusal:
             yield printable_lines(f"{printable(cell.name)}: {text}")

@@ -1,25 +1,25 @@
-"""A profile as people read it: text for a terminal, LaTeX for a paper, CSV for a spreadsheet.
+"""A profile as a terminal shows it.
 
-Sees the profile only. Every form shows the same digits as the JSON: the stages are rounded once,
-where ranks are combined.
+It shows the same digits as the JSON: the stages are rounded once, where ranks are combined.
 """
 
 from __future__ import annotations
 
-from rich import box
-from rich.table import Table
-
 from perfsuite.records.profile import Profile
-from perfsuite.report.terminal.tables import render
+from perfsuite.report.rows import NOT_AVAILABLE
+from perfsuite.report.terminal.tables import text_table
 from perfsuite.system.untrusted import printable
 from perfsuite.units import format_bytes, format_ratio, format_seconds
 
-_NOTHING = "-"
 _NUM_CLASSES_SHOWN = 20
 
 
 def profile_text(profile: Profile) -> str:
     """Return what the terminal shows: stages, epochs, accuracy, operators, and what is missing."""
+    # Each reason once, with the first field that it is about.
+    reasons: dict[str, str] = {}
+    for name, reason in profile.missing.items():
+        reasons.setdefault(reason, name)
     parts = [
         f"{profile_title(profile)}: {format_seconds(profile.wall_s)} on {profile.device}",
         _stage_table(profile),
@@ -30,7 +30,7 @@ def profile_text(profile: Profile) -> str:
         _operator_table(profile),
         *_communication_lines(profile),
         *_usage_lines(profile),
-        *(f"{name}: not available: {reason}" for name, reason in _reasons(profile)),
+        *(f"{name}: not available: {reason}" for reason, name in reasons.items()),
     ]
     return "\n".join(part for part in parts if part)
 
@@ -54,22 +54,24 @@ def profile_title(profile: Profile) -> str:
 
 
 def _stage_table(profile: Profile) -> str:
-    table = _table(("stage", "left"), ("time", "right"), ("share", "right"))
-    for name, seconds in profile.stages_s.as_rows():
-        table.add_row(name, format_seconds(seconds), format_ratio(seconds / profile.wall_s))
-    return render(table)
+    rows = (
+        (name, format_seconds(seconds), format_ratio(seconds / profile.wall_s))
+        for name, seconds in profile.stages_s.as_rows()
+    )
+    return text_table([("stage", False), ("time", True), ("share", True)], rows)
 
 
 def _epoch_table(profile: Profile) -> str:
-    table = _table(("epoch", "right"), ("loss", "right"), ("time", "right"), ("accuracy", "right"))
-    for number, epoch in enumerate(profile.epochs, start=1):
-        table.add_row(
+    rows = (
+        (
             str(number),
-            _NOTHING if epoch.loss is None else f"{epoch.loss:.4f}",
+            NOT_AVAILABLE if epoch.loss is None else f"{epoch.loss:.4f}",
             format_seconds(epoch.duration_s),
-            _NOTHING if epoch.accuracy is None else format_ratio(epoch.accuracy),
+            NOT_AVAILABLE if epoch.accuracy is None else format_ratio(epoch.accuracy),
         )
-    return render(table)
+        for number, epoch in enumerate(profile.epochs, start=1)
+    )
+    return text_table([(title, True) for title in ("epoch", "loss", "time", "accuracy")], rows)
 
 
 def _accuracy_lines(profile: Profile) -> list[str]:
@@ -87,7 +89,7 @@ def _accuracy_lines(profile: Profile) -> list[str]:
 
 def _metric_lines(profile: Profile) -> list[str]:
     shown = ", ".join(
-        f"{printable(name)} {_NOTHING if value is None else f'{value:.6g}'}"
+        f"{printable(name)} {NOT_AVAILABLE if value is None else f'{value:.6g}'}"
         for name, value in profile.metrics.items()
     )
     return [f"on the {profile.evaluated_split} split: {shown}"] if shown else []
@@ -96,14 +98,16 @@ def _metric_lines(profile: Profile) -> list[str]:
 def _operator_table(profile: Profile) -> str:
     if not profile.operators:
         return ""
-    table = _table(("operator", "left"), ("calls a step", "right"), ("own time a step", "right"))
-    for operator in profile.operators:
-        table.add_row(
+    rows = (
+        (
             operator.name,
             f"{operator.calls / profile.num_profiled_steps:.4g}",
             format_seconds(operator.self_s / profile.num_profiled_steps),
         )
-    return render(table)
+        for operator in profile.operators
+    )
+    columns = [("operator", False), ("calls a step", True), ("own time a step", True)]
+    return text_table(columns, rows)
 
 
 def _communication_lines(profile: Profile) -> list[str]:
@@ -132,18 +136,3 @@ def _usage_lines(profile: Profile) -> list[str]:
         most = format_bytes(max(sample.memory_bytes for sample in usage.samples))
         lines.append(f"rank {usage.rank} on {usage.device}: {busy}at most {most} in use")
     return lines
-
-
-def _reasons(profile: Profile) -> list[tuple[str, str]]:
-    """Each reason once, with the first field that it is about."""
-    first: dict[str, str] = {}
-    for name, reason in profile.missing.items():
-        first.setdefault(reason, name)
-    return [(name, reason) for reason, name in first.items()]
-
-
-def _table(*columns: tuple[str, str]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for title, justify in columns:
-        table.add_column(title, justify=justify, no_wrap=True)  # type: ignore[arg-type]
-    return table

@@ -1,10 +1,9 @@
-"""What a terminal shows of cells. Sees records only."""
+"""Tables as a terminal shows them, each row one line however long."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Iterable, Sequence
 
 from rich import box
 from rich.console import Console
@@ -16,22 +15,10 @@ from perfsuite.report.rows import Column, Row, columns_of, filled, row_of_line
 
 # Wide enough that rich never wraps a cell; it uses only what the content needs.
 _UNLIMITED_WIDTH = 400
-
-
-# What a person looks for first, in the order of the axes of a recipe.
+# What a person looks for first, in the order of the fields of a recipe.
 _COLUMNS = columns_of(
-    "workload",
-    "parallel",
-    "precision",
-    "checkpointing",
-    "numerics",
-    "num_workers",
-    "step_time_s",
-    "spread_ratio",
-    "samples_per_s",
-    "load_ratio",
-    "peak_bytes",
-    "collectives",
+    *("workload", "parallel", "precision", "checkpointing", "numerics", "num_workers"),
+    *("step_time_s", "spread_ratio", "samples_per_s", "load_ratio", "peak_bytes", "collectives"),
 )
 
 
@@ -52,35 +39,41 @@ def progress_line(line: CellLine) -> str:
 
 def terminal_table(lines: Sequence[CellLine]) -> str:
     """Return the table of all measured cells as text."""
-    return table_of(_COLUMNS, [row for row in map(row_of_line, lines) if row is not None])
+    return _table_of(_COLUMNS, [row for row in map(row_of_line, lines) if row is not None])
 
 
 def report_table(rows: Sequence[Row]) -> str:
-    """Return the table of cells that may be anybody's, without columns that none of them fills."""
+    """Return the table of the cells of any suite, without empty columns."""
     leading = "cell" if any(row.record is None for row in rows) else "workload"
     keys = dict.fromkeys([leading, "verdict", "change_ratio", *(c.key for c in _COLUMNS)])
-    return table_of(filled(columns_of(*keys), rows), rows)
+    return _table_of(filled(columns_of(*keys), rows), rows)
 
 
-def table_of(columns: Sequence[Column], rows: Sequence[Row]) -> str:
-    """Return rows as text, each one line however long."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in columns:
-        justify: Literal["right", "left"] = "right" if column.is_number else "left"
-        table.add_column(column.title, justify=justify, no_wrap=True)
-    for row in rows:
-        table.add_row(*(column.text(row) for column in columns))
-    return render(table)
+def _table_of(columns: Sequence[Column[Row]], rows: Sequence[Row]) -> str:
+    return text_table(
+        [(column.title, column.is_number) for column in columns],
+        ([column.text(row) for column in columns] for row in rows),
+    )
 
 
 def grid_table(grid: Grid) -> str:
     """Return a table of texts, under its title."""
+    return f"{grid.title}\n{text_table(grid.columns, grid.rows)}"
+
+
+def text_table(columns: Sequence[tuple[str, bool]], rows: Iterable[Iterable[str]]) -> str:
+    """Return texts as a table.
+
+    Args:
+        columns: Title of each, and whether it holds numbers, which are aligned to the right.
+        rows: As many texts each as there are columns.
+    """
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for title, is_number in grid.columns:
+    for title, is_number in columns:
         table.add_column(title, justify="right" if is_number else "left", no_wrap=True)
-    for row in grid.rows:
+    for row in rows:
         table.add_row(*row)
-    return f"{grid.title}\n{render(table)}"
+    return render(table)
 
 
 def render(table: Table) -> str:

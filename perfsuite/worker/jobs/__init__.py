@@ -1,1 +1,1 @@
-"""What a rank is asked to do: measure a cell, profile it, verify it, plant a fault in it."""
+"""What a rank can be asked to do, one module a job; the others serve those. Runs in a rank."""

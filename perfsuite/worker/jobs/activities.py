@@ -1,29 +1,29 @@
 """What one iteration of a cell is: a step, a loaded batch, an evaluated batch, a reduction.
 
-Each activity joins a workload and a recipe to the one iteration that is measured. Runs in a rank,
-with torch; must not know how it is measured.
+Runs in a rank. Each activity joins a workload and a recipe to the one iteration that is measured.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from perfsuite.errors import PerfsuiteError
-from perfsuite.ranks.bootstrap import loader_worker_entry
 from perfsuite.ranks.messages import RankStart, RunCell
 from perfsuite.ranks.pickling import unpack
+from perfsuite.records.cell import Counts
 from perfsuite.records.recipe import Recipe
 from perfsuite.records.stages import Stage
 from perfsuite.records.workload import Split, Workload, load_workload
+from perfsuite.worker.jobs.loader_workers import open_batches
 from perfsuite.worker.measure.dispatch import tensors_in
-from perfsuite.worker.training.build import build_trainer, seed_random_numbers
-from perfsuite.worker.training.loaders import EpochBatches, build_batches
+from perfsuite.worker.training.build import build_trainer
+from perfsuite.worker.training.loaders import EpochBatches
 from perfsuite.worker.training.nonfinite import check_finite
 from perfsuite.worker.training.step import evaluate_batch, train_step
 from perfsuite.worker.training.trainer import Trainer
@@ -33,7 +33,7 @@ _NUM_RECORDED_LOSSES = 10
 _FLOAT32_BYTES = 4
 
 
-class Activity(Protocol):
+class Activity(ABC):
     """One kind of iteration, ready to be repeated.
 
     Attributes:
@@ -44,23 +44,26 @@ class Activity(Protocol):
         missing: Numbers of the record that this activity cannot have, with the reason.
     """
 
-    steps_per_epoch: int | None
-    global_batch_size: int | None
-    is_counted: bool
-    has_resized_storages: bool
+    steps_per_epoch: int | None = None
+    global_batch_size: int | None = None
+    is_counted = True
+    has_resized_storages = False
     missing: dict[str, str]
 
+    @abstractmethod
     def iterate(self, stage: Stage) -> None:
         """Do one iteration, handing its stages to `stage`."""
 
-    def check(self) -> None:
-        """Raise if anything since the last check went wrong that must not cost time in a round."""
+    def check(self) -> None:  # noqa: B027  # most have nothing to check
+        """Raise if an iteration since the last check went wrong; never called in a timed round."""
 
     def first_losses(self) -> tuple[float, ...] | None:
         """Return the losses of the first steps; None where this rank holds none."""
+        return None
 
     def held_tensors(self) -> Iterator[Tensor]:
         """Return the tensors that live before, during and after an iteration."""
+        return iter(())
 
 
 @contextmanager
@@ -70,15 +73,14 @@ def start_activity(job: RunCell, start: RankStart, device: torch.device) -> Iter
         assert job.message_bytes is not None
         yield AllReduce(job.message_bytes, device)
         return
-    workload = _workload_of(job)
+    assert job.workload is not None
+    workload = load_workload(unpack(job.workload))
     trainer = None
     if job.activity != "load":
         trainer = build_trainer(workload, job.recipe, device=device, seed=job.plan.seed)
     split: Split = _evaluated_split(workload) if job.activity == "evaluate" else "train"
     shard_index, num_shards = _shard(trainer, job.recipe, start)
-    # The dataset is the same on every rank; what it and the model draw later is not.
-    seed_random_numbers(job.plan.seed)
-    with build_batches(
+    with open_batches(
         workload,
         job.recipe,
         split,
@@ -86,30 +88,31 @@ def start_activity(job: RunCell, start: RankStart, device: torch.device) -> Iter
         num_shards=num_shards,
         seed=job.plan.seed,
         device=device,
-        on_worker_start=loader_worker_entry(start.folder, start.cores),
+        start=start,
     ) as batches:
-        seed_random_numbers(job.plan.seed + shard_index)
         if trainer is None:
-            yield Load(batches, job.recipe, workload, num_shards)
+            yield Load(batches, _micro_batch_size(workload, job.recipe) * num_shards)
         elif job.activity == "train":
-            yield Train(trainer, batches, num_shards)
+            yield Train(trainer, batches)
         else:
-            yield Evaluate(trainer, batches, num_shards)
+            yield Evaluate(trainer, batches)
 
 
-class _OnModel:
+class _OnModel(Activity):
     """What training and evaluating have in common: a trainer, its batches, the first losses."""
 
-    def __init__(self, trainer: Trainer, batches: EpochBatches) -> None:
+    def __init__(self, trainer: Trainer, batches: EpochBatches, num_micro_batches: int = 1) -> None:
         self.trainer = trainer
         self.batches = batches
         self.losses: list[Tensor] = []
-        self.is_counted = True
+        self.steps_per_epoch = max(1, batches.steps_per_epoch // num_micro_batches)
+        micro_batch_size = _micro_batch_size(trainer.workload, trainer.recipe)
+        self.global_batch_size = micro_batch_size * num_micro_batches * trainer.strategy.num_shards
         self.has_resized_storages = trainer.recipe.plan.properties.resizes_storages
         self.missing = _uncountable(trainer.recipe)
 
     def first_losses(self) -> tuple[float, ...] | None:
-        """Return the losses of the first ten iterations, of this rank's data."""
+        """Return the losses of the first ten iterations, on this rank's data."""
         return tuple(float(loss) for loss in self.losses) or None
 
     def held_tensors(self) -> Iterator[Tensor]:
@@ -125,13 +128,8 @@ class _OnModel:
 class Train(_OnModel):
     """An optimizer step, loading included."""
 
-    def __init__(self, trainer: Trainer, batches: EpochBatches, num_shards: int) -> None:
-        super().__init__(trainer, batches)
-        num_micro_batches = trainer.recipe.grad_accumulation_steps
-        self.steps_per_epoch: int | None = max(1, batches.steps_per_epoch // num_micro_batches)
-        self.global_batch_size: int | None = (
-            _micro_batch_size(trainer.workload, trainer.recipe) * num_micro_batches * num_shards
-        )
+    def __init__(self, trainer: Trainer, batches: EpochBatches) -> None:
+        super().__init__(trainer, batches, trainer.recipe.grad_accumulation_steps)
         self._unchecked: list[Tensor] = []
         self._num_checked = 0
 
@@ -152,12 +150,8 @@ class Train(_OnModel):
 class Evaluate(_OnModel):
     """A batch of the test split (validation where there is none) through the model."""
 
-    def __init__(self, trainer: Trainer, batches: EpochBatches, num_shards: int) -> None:
+    def __init__(self, trainer: Trainer, batches: EpochBatches) -> None:
         super().__init__(trainer, batches)
-        self.steps_per_epoch: int | None = batches.steps_per_epoch
-        self.global_batch_size: int | None = (
-            _micro_batch_size(trainer.workload, trainer.recipe) * num_shards
-        )
         self.missing["saved_activation_bytes"] = "an evaluation has no backward pass"
 
     def iterate(self, stage: Stage) -> None:
@@ -171,17 +165,15 @@ class Evaluate(_OnModel):
         check_finite(self.trainer, self.losses, first_step=1)
 
 
-class Load:
-    """A batch out of the loader, and nothing done with it."""
+class Load(Activity):
+    """A batch out of the loader, and nothing done with it; a failing loader raises by itself."""
 
-    def __init__(
-        self, batches: EpochBatches, recipe: Recipe, workload: Workload, num_shards: int
-    ) -> None:
+    is_counted = False
+
+    def __init__(self, batches: EpochBatches, global_batch_size: int) -> None:
         self._batches = batches
-        self.steps_per_epoch: int | None = batches.steps_per_epoch
-        self.global_batch_size: int | None = _micro_batch_size(workload, recipe) * num_shards
-        self.is_counted = False
-        self.has_resized_storages = False
+        self.steps_per_epoch = batches.steps_per_epoch
+        self.global_batch_size = global_batch_size
         self.missing = dict.fromkeys(_ALL_COUNTS, "loading alone runs no training step")
 
     def iterate(self, stage: Stage) -> None:
@@ -189,27 +181,13 @@ class Load:
         with stage("load"):
             next(self._batches)
 
-    def check(self) -> None:
-        """Nothing: a failing loader raises where it fails."""
 
-    def first_losses(self) -> None:
-        """Loading has no loss."""
-
-    def held_tensors(self) -> Iterator[Tensor]:
-        """Return nothing."""
-        return iter(())
-
-
-class AllReduce:
-    """One sum over all ranks of a float32 tensor of a given size."""
+class AllReduce(Activity):
+    """One sum over all ranks of a float32 tensor of a given size, proven once at the start."""
 
     def __init__(self, message_bytes: int, device: torch.device) -> None:
         num_elements = max(1, message_bytes // _FLOAT32_BYTES)
         self._tensor = torch.full((num_elements,), dist.get_rank() + 1.0, device=device)
-        self.steps_per_epoch: int | None = None
-        self.global_batch_size: int | None = None
-        self.is_counted = True
-        self.has_resized_storages = False
         self.missing = {"saved_activation_bytes": "an all_reduce has no forward pass"}
         self._prove_the_sum()
 
@@ -228,43 +206,23 @@ class AllReduce:
         del stage
         dist.all_reduce(self._tensor)
 
-    def check(self) -> None:
-        """Nothing: the sum was proven at the start."""
-
-    def first_losses(self) -> None:
-        """A reduction has no loss."""
-
     def held_tensors(self) -> Iterator[Tensor]:
         """Return the tensor that is reduced."""
         return iter((self._tensor,))
 
 
-_ALL_COUNTS = (
-    "flops",
-    "ops",
-    "collectives",
-    "collective_bytes",
-    "saved_activation_bytes",
-    "kernel_launches",
-    "memory",
-    "operators",
-)
+_ALL_COUNTS = (*Counts.__struct_fields__, "memory", "operators")
 
 
 def _uncountable(recipe: Recipe) -> dict[str, str]:
     """Return the counts that a mode hides from the dispatcher, with the reason."""
     hidden = ("flops", "ops", "saved_activation_bytes")
     if recipe.compile:
-        # torch.compile stands back from a dispatch mode, so eager operators would be counted.
+        # torch.compile is off under a dispatch mode, so eager operators would be counted.
         return dict.fromkeys((*hidden, "memory"), "a compiled model cannot be watched")
     if recipe.plan.properties.runs_threads:
         return dict.fromkeys(hidden, "DataParallel's replicas run in threads of their own")
     return {}
-
-
-def _workload_of(job: RunCell) -> Workload:
-    assert job.workload is not None
-    return load_workload(unpack(job.workload))
 
 
 def _evaluated_split(workload: Workload) -> Split:

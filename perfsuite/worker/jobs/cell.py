@@ -1,8 +1,4 @@
-"""How a cell is measured on one rank: warm-up, timed rounds, then untimed counting.
-
-The same course for every activity. Runs in a rank, with torch; must not know how an activity does
-its iteration.
-"""
+"""The job of measuring a cell: warm-up, timed rounds, then untimed counting. Runs in a rank."""
 
 from __future__ import annotations
 
@@ -24,10 +20,11 @@ from perfsuite.ranks.messages import (
 from perfsuite.ranks.progress import BoardWriter
 from perfsuite.records.cell import Counts, Operator
 from perfsuite.records.stages import Stage
+from perfsuite.system.imported_files import imported_files
 from perfsuite.worker.jobs.activities import Activity, start_activity
-from perfsuite.worker.jobs.faults import plant
-from perfsuite.worker.jobs.process import own_device, resume_children, stop_children
-from perfsuite.worker.jobs.turns import Turns, imported_files
+from perfsuite.worker.jobs.faults import inject_fault
+from perfsuite.worker.jobs.loader_workers import resume_loader_workers, stop_loader_workers
+from perfsuite.worker.jobs.turns import Turns
 from perfsuite.worker.measure.counters import count_iteration, count_kernel_launches
 from perfsuite.worker.measure.environment import describe_environment
 from perfsuite.worker.measure.memory import measure_peak
@@ -38,31 +35,31 @@ from perfsuite.worker.measure.stages import StageClock
 # DDP's first step uses one bucket and rebuilds its buckets after it; optimizers make their state
 # in the first step. The third is the first that is like all later ones.
 _NUM_WARMUP_ITERATIONS = 3
-# Of rounds that take turns with the other arm: what the machine does meanwhile lasts for longer and
+# Of rounds that take turns with the other arm: a disturbance of the machine lasts for longer, and
 # so happens to both. Over 240 LeNet steps a launch, turns of 2 steps had two thirds of the error of
 # turns of 8 steps.
 _TURN_S = 0.010
 
 
-def run_cell(job: RunCell, start: RankStart, board: BoardWriter) -> CellMeasured:
+def run_cell(
+    job: RunCell, start: RankStart, device: torch.device, board: BoardWriter
+) -> CellMeasured:
     """Return what this rank measured of the cell."""
     board.enter_phase("build")
-    device = own_device(start)
     # Before the recipe's precision changes settings that the fingerprint holds.
-    environment = describe_environment(start.device)
+    environment = describe_environment(start.request.policy.device)
     with start_activity(job, start, device) as activity:
-        trial = _Trial(activity, device, board, start)
+        measurement = _Measurement(activity, device, board, start)
         board.enter_phase("warm-up")
-        iteration_s = trial.warm_up()
+        iteration_s = measurement.warm_up()
         board.enter_phase("measure")
         try:
-            num_rounds, num_iterations = trial.agree(iteration_s, job.plan)
-            rounds = trial.measure(num_rounds, num_iterations)
+            num_rounds, num_iterations = measurement.agree(iteration_s, job.plan)
+            rounds = measurement.measure(num_rounds, num_iterations)
         finally:
-            resume_children()  # a stopped loader worker cannot be told to end
+            resume_loader_workers()  # a stopped one could not be ended
         board.enter_phase("count")
-        counts, peak, missing = trial.count()
-        operators = trial.profile()
+        counts, peak, operators, missing = measurement.count()
         return CellMeasured(
             rounds=rounds,
             num_iterations=num_iterations,
@@ -76,7 +73,7 @@ def run_cell(job: RunCell, start: RankStart, board: BoardWriter) -> CellMeasured
         )
 
 
-class _Trial:
+class _Measurement:
     """One activity on its way through warm-up, rounds and counting."""
 
     def __init__(
@@ -86,9 +83,10 @@ class _Trial:
         self._device = device
         self._board = board
         self._stages = StageClock(device, on_enter=board.enter_stage)
-        self._has_turns = start.turns is not None
-        self._planted = plant(activity.iterate, start.turns, device)
-        self._turns = Turns(start.turns) if start.turns is not None and start.rank == 0 else None
+        channel = start.request.policy.turns
+        self._has_turns = channel is not None
+        self._iterate = inject_fault(activity.iterate, channel, device)
+        self._turns = Turns(channel) if channel is not None and start.rank == 0 else None
 
     def warm_up(self) -> float:
         """Run the untimed first iterations, checked one by one; return the shortest's seconds."""
@@ -96,7 +94,7 @@ class _Trial:
         for _ in range(_NUM_WARMUP_ITERATIONS):
             self._synchronize()
             began_s = time.perf_counter()
-            self._iterate(self._stages)
+            self._iterate_once(self._stages)
             self._synchronize()
             shortest_s = min(shortest_s, time.perf_counter() - began_s)
             self._activity.check()
@@ -104,8 +102,8 @@ class _Trial:
         return shortest_s
 
     def agree(self, iteration_s: float, plan: MeasurePlan) -> tuple[int, int]:
-        """Return rounds, and iterations of each, that all ranks run, and those of the other arm."""
-        stop_children()  # the other arm may be long in coming
+        """Return the rounds, and iterations of each, that all ranks of both arms run."""
+        stop_loader_workers()  # the other arm may be long in coming
         if dist.is_initialized():
             slowest = torch.tensor([iteration_s], dtype=torch.float64, device=self._device)
             dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
@@ -121,30 +119,30 @@ class _Trial:
                 agreed += torch.tensor(self._turns.agree(num_iterations, iteration_s))
             if dist.is_initialized():
                 dist.broadcast(agreed, src=0)
-            num_iterations, wanted_rounds = agreed.tolist()
-            return plan.num_rounds or wanted_rounds, num_iterations
-        assert plan.num_rounds is not None  # nobody else could choose
+            num_iterations, gate_rounds = agreed.tolist()
+            return plan.num_rounds or gate_rounds, num_iterations
+        assert plan.num_rounds is not None  # only a gate chooses rounds
         return plan.num_rounds, num_iterations
 
     def measure(self, num_rounds: int, num_iterations: int) -> tuple[RoundTimes, ...]:
         """Return the timed rounds; losses are checked between them, outside of the time."""
         rounds = measure_rounds(
-            self._iterate,
+            self._iterate_once,
             num_rounds=num_rounds,
             num_iterations=num_iterations,
             stages=self._stages,
-            start_together=self._start_with_children,
+            start_together=self._start_with_workers,
             synchronize=self._synchronize,
             after_round=self._end_round,
             take_turn=self._take_turn,
         )
         if self._turns is not None:
-            self._turns.tell_modules(imported_files())
+            self._turns.report_modules(imported_files())
         return tuple(rounds)
 
     @contextmanager
     def _take_turn(self) -> Iterator[None]:
-        """Held while this arm's ranks are the only ones that run."""
+        """Hold the turn: inside, only this arm's ranks run."""
         if not self._has_turns:
             yield
             return
@@ -154,61 +152,48 @@ class _Trial:
             yield
             _start_together()
 
-    def _start_with_children(self) -> None:
+    def _start_with_workers(self) -> None:
         """Begin a round on all ranks; between rounds loader workers would fill their queues."""
         _start_together()
-        resume_children()
+        resume_loader_workers()
 
     def _end_round(self, _: int) -> None:
-        stop_children()
+        stop_loader_workers()
         self._activity.check()
 
-    def count(self) -> tuple[Counts, PeakMemory | None, dict[str, str]]:
-        """Return counts, memory, and why any number of them is missing."""
+    def count(
+        self,
+    ) -> tuple[Counts, PeakMemory | None, tuple[Operator, ...] | None, dict[str, str]]:
+        """Return counts, memory, the costliest operators, and why any of them is missing."""
         missing = dict(self._activity.missing)
-        iterate = self._planted
         if not self._activity.is_counted:
-            nothing = Counts(
-                flops=None,
-                ops=None,
-                collectives=None,
-                collective_bytes=None,
-                saved_activation_bytes=None,
-                kernel_launches=None,
-            )
-            return nothing, None, missing
-        counted = count_iteration(iterate)
+            return Counts(**dict.fromkeys(Counts.__struct_fields__)), None, None, missing
+        counted = count_iteration(self._iterate)
         peak = measure_peak(
-            iterate,
+            self._iterate,
             self._activity.held_tensors(),
             self._device,
             follow_resizes=self._activity.has_resized_storages,
         )
-        launches = count_kernel_launches(iterate, self._device)
+        launches = count_kernel_launches(self._iterate, self._device)
         if launches is None:
             missing["kernel_launches"] = "kernels are launched on CUDA devices only"
-        counts = Counts(
-            flops=None if "flops" in missing else counted.flops,
-            ops=None if "ops" in missing else counted.ops,
-            collectives=counted.collectives,
-            collective_bytes=counted.collective_bytes,
-            saved_activation_bytes=(
-                None if "saved_activation_bytes" in missing else peak.saved_activation_bytes
-            ),
-            kernel_launches=launches,
-        )
-        return counts, None if "memory" in missing else peak, missing
+        found = {
+            "flops": counted.flops,
+            "ops": counted.ops,
+            "collectives": counted.collectives,
+            "collective_bytes": counted.collective_bytes,
+            "saved_activation_bytes": peak.saved_activation_bytes,
+            "kernel_launches": launches,
+        }
+        counts = Counts(**{name: None if name in missing else found[name] for name in found})
+        profiler = profile_iterations(self._iterate, self._device, num_iterations=1)
+        operators = costliest_operators(profiler.key_averages(), self._device)
+        return counts, None if "memory" in missing else peak, operators, missing
 
-    def profile(self) -> tuple[Operator, ...] | None:
-        """Return the costliest operators of one iteration; None where none is worth counting."""
-        if not self._activity.is_counted:
-            return None
-        profiler = profile_iterations(self._planted, self._device, num_iterations=1)
-        return costliest_operators(profiler.key_averages(), self._device)
-
-    def _iterate(self, stage: Stage) -> None:
+    def _iterate_once(self, stage: Stage) -> None:
         self._board.begin_step()
-        self._planted(stage)
+        self._iterate(stage)
 
     def _synchronize(self) -> None:
         if self._device.type == "cuda":

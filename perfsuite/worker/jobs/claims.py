@@ -1,7 +1,4 @@
-"""What experiments have ranks do beside training cells. Runs in a rank, with torch.
-
-Must not know what is claimed.
-"""
+"""Functions that `perfsuite claims` calls on ranks, by name. Runs in a rank."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ _NUM_ELEMENTS = 1 << 20
 
 
 def measure_tensors(dtypes: list[str]) -> dict[str, int]:
-    """Return the bytes that a storage of 2^20 elements holds, by the name of its dtype."""
+    """Return the bytes of a storage of 2^20 elements, by the name of its dtype."""
     return {
         name: torch.empty(_NUM_ELEMENTS, dtype=getattr(torch, name)).untyped_storage().nbytes()
         for name in dtypes

@@ -1,6 +1,6 @@
-"""What a calibration plants in each iteration of one arm, for its gate to find.
+"""Fault injection: what a calibration adds to each iteration of one arm, for the gate to find.
 
-Must not know what an iteration does, nor who looks for it.
+Runs in a rank.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ LEAKED_BYTES = 17 * 2**20
 Iterate = Callable[[Stage], None]
 
 
-def plant(iterate: Iterate, channel: TurnChannel | None, device: torch.device) -> Iterate:
-    """Return the iteration with what the arm's channel asks for, itself where that is nothing.
+def inject_fault(iterate: Iterate, channel: TurnChannel | None, device: torch.device) -> Iterate:
+    """Return the iteration with the fault that the arm's channel names, itself without one.
 
     Raises:
-        WorkloadError: There is nobody to synchronise with.
+        WorkloadError: There is nothing to synchronise with.
     """
     if channel is None:
         return iterate
@@ -46,14 +46,14 @@ def _slower(iterate: Iterate, ratio: float, device: torch.device) -> Iterate:
             torch.cuda.synchronize(device)
         now_s = time.perf_counter()
         until_s = now_s + ratio * (now_s - began_s)
-        while time.perf_counter() < until_s:  # a sleep lasts 0.1 ms longer than it was told to
+        while time.perf_counter() < until_s:  # a sleep would last 0.1 ms too long
             pass
 
     return iterate_slower
 
 
 def _leaking(iterate: Iterate, device: torch.device) -> Iterate:
-    """Of the last iteration alone: a machine would not survive more."""
+    """Keep the memory of the last iteration alone: the machine would run out of more."""
     leaked: list[torch.Tensor] = []
 
     def iterate_leaking(stage: Stage) -> None:

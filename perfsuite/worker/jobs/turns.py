@@ -1,25 +1,20 @@
 """A rank's turns: a round waits until the other arm of a comparison is blocked.
 
-The rank's end of the channel that the gate opens; the first rank of a group speaks for all.
+Runs in the first rank of a group, for all of them: its end of the channel that the gate opens.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import re
 import socket
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from perfsuite.ranks.messages import TurnChannel
 
-# Where installers put packages, and the standard library.
-_INSTALLED = re.compile(r"(site|dist)-packages|/lib/python3")
-# Of rounds in a first launch: starting ranks costs as much.
+# Duration of all rounds in a first launch: starting ranks costs as much.
 _FIRST_S = 1.0
 
 
@@ -31,60 +26,36 @@ class Turns:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.connect(channel.path)
         self._lines = self._socket.makefile("r", encoding="utf-8")
-        self._tell(kind="hello", arm=channel.arm)
+        self._send(kind="hello", arm=channel.arm)
 
     @contextmanager
     def take(self) -> Iterator[None]:
-        """Hold the turn: entered when it is this arm's, and handed on at the end."""
-        self._tell(kind="turn")
-        self._listen()
+        """Hold the turn: enter when it is this arm's, and hand it on at the end."""
+        self._send(kind="turn")
+        self._receive()
         yield
-        self._tell(kind="done")
+        self._send(kind="done")
 
     def agree(self, num_iterations: int, iteration_s: float) -> tuple[int, int]:
         """Return the iterations of a round, and the rounds, that both arms run.
 
-        Args:
-            num_iterations: What this arm alone would run.
-            iteration_s: Seconds of one.
+        `num_iterations` is what this arm alone would run, `iteration_s` the seconds of one.
         """
-        self._tell(
+        self._send(
             kind="shape", iterations=num_iterations, iteration_s=iteration_s, first_s=_FIRST_S
         )
-        answer = json.loads(self._listen())
+        answer = json.loads(self._receive())
         return answer["iterations"], answer["rounds"]
 
-    def tell_modules(self, files: Mapping[str, str]) -> None:
-        """Say which file each top-level module was imported from."""
-        self._tell(kind="modules", modules=dict(files))
+    def report_modules(self, files: Mapping[str, str]) -> None:
+        """Send the file that each top-level module was imported from."""
+        self._send(kind="modules", modules=dict(files))
 
-    def _listen(self) -> str:
+    def _receive(self) -> str:
         line = self._lines.readline()
         if not line:
-            os._exit(1)  # the gate is gone, and this process is its own
+            os._exit(1)  # the gate has ended, and started this process
         return line
 
-    def _tell(self, **message: Any) -> None:
+    def _send(self, **message: Any) -> None:
         self._socket.sendall(json.dumps(message).encode() + b"\n")
-
-
-def imported_files() -> dict[str, str]:
-    """Return the file of each module, of an installed package's modules the package's alone.
-
-    Of a package without a file that is in no other, its first folder.
-    """
-    files = {}
-    for name, module in list(sys.modules.items()):
-        file = getattr(module, "__file__", None)
-        if "." not in name:
-            file = file or next(iter(getattr(module, "__path__", ())), None)
-        elif _INSTALLED.search(file or "") and _has_file(name.rpartition(".")[0]):
-            continue  # its package tells for it; there are thousands
-        if file:
-            files[name] = str(Path(file).resolve())
-    return files
-
-
-def _has_file(name: str) -> bool:
-    """Whether a package is one file's; else it is split over the folders of several projects."""
-    return getattr(sys.modules.get(name), "__file__", None) is not None

@@ -1,7 +1,4 @@
-"""The two jobs of a verification: record a run on its ranks, then check it in one process.
-
-Runs in a rank, with torch. Must not know how a run is recorded or judged.
-"""
+"""The jobs of a verification: record a run, then check it in one process. Run in ranks."""
 
 from __future__ import annotations
 
@@ -19,22 +16,19 @@ from perfsuite.worker.equivalence.run_checks import check_run
 from perfsuite.worker.equivalence.trace.recording import record_run
 from perfsuite.worker.equivalence.trace.sharing import share_trace
 from perfsuite.worker.equivalence.trace.trace import Trace, load_traces, save_trace
-from perfsuite.worker.jobs.process import own_device
-from perfsuite.worker.training.build import build_trainer, seed_random_numbers
-from perfsuite.worker.training.loaders import build_batches
-
-TESTED, TWIN = "tested", "twin"
+from perfsuite.worker.jobs.loader_workers import open_batches
+from perfsuite.worker.training.build import build_trainer
 
 
-def record_rank(job: RecordRun, start: RankStart, board: BoardWriter) -> RunRecorded:
-    """Train, and leave what this rank saw in its file."""
+def record_rank(
+    job: RecordRun, start: RankStart, device: torch.device, board: BoardWriter
+) -> RunRecorded:
+    """Train, and write what this rank saw to its file."""
     board.enter_phase("build")
-    device = own_device(start)
     workload = load_workload(unpack(job.workload))
     trainer = build_trainer(workload, job.recipe, device=device, seed=job.seed)
     board.enter_phase("record")
-    seed_random_numbers(job.seed)
-    with build_batches(
+    with open_batches(
         workload,
         job.recipe,
         "train",
@@ -42,8 +36,8 @@ def record_rank(job: RecordRun, start: RankStart, board: BoardWriter) -> RunReco
         num_shards=trainer.strategy.num_shards,
         seed=job.seed,
         device=device,
+        start=start,
     ) as batches:
-        seed_random_numbers(job.seed + trainer.strategy.shard_index)
         trace = record_run(
             trainer,
             batches,
@@ -53,46 +47,42 @@ def record_rank(job: RecordRun, start: RankStart, board: BoardWriter) -> RunReco
             on_step=board.begin_step,
         )
     save_trace(share_trace(trace, device), _trace_path(job.folder, job.name, start.rank))
-    if start.rendezvous is not None:
-        _bring_to_first(job, start, device, board)
+    if start.assignment.rendezvous is not None:
+        _copy_to_first(job, start, device, board)
     return RunRecorded()
 
 
-def _bring_to_first(
+def _copy_to_first(
     job: RecordRun, start: RankStart, device: torch.device, board: BoardWriter
 ) -> None:
-    """Copy the file of every rank to where the first one runs, one after the other."""
-    for rank in range(1, start.world_size):
+    """Copy the file of every rank to the first one's host, one after the other."""
+    for rank in range(1, start.request.world_size):
         board.begin_step()
         path = _trace_path(job.folder, job.name, rank)
         if start.rank == rank:
-            data = torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8).to(device)
-            dist.send(torch.tensor([len(data)], device=device), dst=0)
-            dist.send(data, dst=0)
+            dist.send_object_list([path.read_bytes()], dst=0, device=device)
         elif start.rank == 0:
-            num_bytes = torch.zeros(1, dtype=torch.int64, device=device)
-            dist.recv(num_bytes, src=rank)
-            data = torch.empty(int(num_bytes), dtype=torch.uint8, device=device)
-            dist.recv(data, src=rank)
-            path.write_bytes(data.cpu().numpy().tobytes())
+            received = [b""]
+            dist.recv_object_list(received, src=rank, device=device)
+            path.write_bytes(received[0])
 
 
-def check_recorded(job: CheckRun, start: RankStart, board: BoardWriter) -> RunChecked:
-    """Compare what the ranks have left with references computed here."""
+def check_recorded(job: CheckRun, device: torch.device, board: BoardWriter) -> RunChecked:
+    """Compare what the ranks have recorded with references computed here."""
     board.enter_phase("check")
-    findings, inapplicable = check_run(
+    rows, inapplicable = check_run(
         Case(
             workload=load_workload(unpack(job.workload)),
             recipe=job.recipe,
-            device=own_device(start),
+            device=device,
             seed=job.seed,
             num_steps=job.num_steps,
-            trace=_load(job, TESTED),
-            twin=_load(job, TWIN) if job.has_twin else None,
+            trace=_load(job, "tested"),
+            twin=_load(job, "twin") if job.has_twin else None,
             on_step=board.begin_step,
         )
     )
-    return RunChecked(findings=findings, inapplicable=inapplicable)
+    return RunChecked(rows=rows, inapplicable=inapplicable)
 
 
 def _load(job: CheckRun, name: str) -> Trace:

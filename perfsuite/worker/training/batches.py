@@ -1,7 +1,4 @@
-"""What a batch may look like, and how it reaches the device and the model.
-
-Must not know where batches come from, nor what is done with the outputs.
-"""
+"""The tensors of a batch: how they are found and cast, and how they reach device and model."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 
@@ -30,24 +27,29 @@ def map_tensors(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
     return value
 
 
+def tensors_in(value: Any) -> list[Tensor]:
+    """All tensors of a nest of tuples, lists and dicts, in order."""
+    found: list[Tensor] = []
+
+    def note(tensor: Tensor) -> Tensor:
+        found.append(tensor)
+        return tensor
+
+    map_tensors(value, note)
+    return found
+
+
 def num_samples(value: Any) -> int:
-    """How many samples inputs or targets hold: the first dimension of their first tensor; else 0.
+    """How many samples inputs or targets hold: the first dimension of their first tensor, else 0.
 
     >>> num_samples({"ids": torch.zeros(3, 8), "mask": torch.zeros(3, 8)}), num_samples("a")
     (3, 0)
     """
-    sizes: list[int] = []
-
-    def note(tensor: Tensor) -> Tensor:
-        sizes.extend(tensor.shape[:1])
-        return tensor
-
-    map_tensors(value, note)
-    return next(iter(sizes), 0)
+    return next((tensor.shape[0] for tensor in tensors_in(value) if tensor.dim()), 0)
 
 
 def cast_floating(value: Any, dtype: torch.dtype) -> Any:
-    """The same value with each floating tensor in `dtype`; whole numbers and masks stay."""
+    """The same value with each floating tensor in `dtype`; integers and masks stay."""
     return map_tensors(
         value, lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor
     )
@@ -56,17 +58,14 @@ def cast_floating(value: Any, dtype: torch.dtype) -> Any:
 def copy_to_device(value: Any, device: torch.device, *, non_blocking: bool) -> Any:
     """The same value with each tensor on `device`.
 
-    Args:
-        value: Inputs or target of one batch.
-        device: Where the rank computes.
-        non_blocking: Return before a copy from page-locked memory is done.
+    With `non_blocking` it returns before a copy from page-locked memory is done.
     """
     if device.type == "cpu":
         return value  # loaders load there
     return map_tensors(value, lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
 
-def call_model(model: nn.Module, inputs: Any) -> Any:
+def call_model(model: Callable[..., Any], inputs: Any) -> Any:
     """The model's outputs: `model(**inputs)` for a dict, `model(*inputs)` for a tuple or list."""
     if isinstance(inputs, Mapping):
         return model(**inputs)

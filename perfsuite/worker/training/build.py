@@ -1,4 +1,4 @@
-"""worker/training/build.py."""
+"""Puts a trainer together: model, precision, checkpointing, parallel mode, optimizer, in order."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from perfsuite.worker.training.mixed_precision import (
     precision_policy,
     set_tf32,
 )
-from perfsuite.worker.training.trainer import Strategy, Trainer
+from perfsuite.worker.training.trainer import Strategy, Trainer, choose_strategy
 
 # numpy.random.seed takes 32 bits.
 _NUMPY_SEEDS = 2**32
@@ -32,26 +32,17 @@ _NUMPY_SEEDS = 2**32
 def build_trainer(
     workload: Workload, recipe: Recipe, *, device: torch.device, seed: int
 ) -> Trainer:
-    """Return this rank's trainer, its parts wrapped in the order that stands here.
+    """Return this rank's trainer, its parts wrapped in the order of the code below.
 
     Every rank builds from the same seed, so that all start from the same weights. At the end the
-    random numbers are seeded anew with `seed + shard_index`: ranks that see other data draw other
-    dropout masks, ranks that share a batch draw the same.
-
-    Args:
-        workload: What is trained.
-        recipe: How it is trained.
-        device: Where this rank computes. The default process group is initialised for every mode
-            but "single" and "dp".
-        seed: Seed of weights and random numbers, the same on every rank.
+    random numbers are seeded anew with `seed + shard_index`: ranks that load different data draw
+    different dropout masks, and ranks that share a batch draw the same ones. The default process
+    group must be initialised for every mode but "single" and "dp".
 
     Raises:
-        RecipeError: The recipe asks for what the workload cannot give.
+        RecipeError: The workload cannot be trained with this recipe.
         WorkloadError: The workload breaks its contract.
     """
-    # Imported here because the parallel modes import the step, which imports this module's types.
-    from perfsuite.worker.training.parallel import choose_strategy
-
     precision = precision_policy(recipe.precision)
     strategy = choose_strategy(workload, recipe, device=device)
     set_tf32(precision, device)
@@ -102,8 +93,8 @@ def _build_model(workload: Workload) -> nn.Module:
 
 
 def _compile(model: nn.Module, recipe: Recipe) -> None:
-    # Module.compile binds the compiled call to this very instance, so every replica that
-    # DataParallel makes would compute with the parameters of the first.
+    # Module.compile binds the compiled call to this instance, so every replica that DataParallel
+    # makes would compute with the parameters of the first.
     if recipe.plan.properties.runs_threads:
         raise RecipeError(
             f"compile=True cannot be combined with parallel {recipe.parallel!r}: the replicas of "
@@ -135,7 +126,7 @@ def _build_optimizer(
         part = "one rank's part of its model" if strategy.splits_parameters else "its model"
         raise WorkloadError(
             f"workload {workload.name!r}: no parameter of {part} requires a gradient; "
-            "leave requires_grad on for what is to be trained"
+            "leave requires_grad on for the parameters to train"
         )
     if precision.master_weights:
         return MasterWeights(trainable, strategy.build_optimizer)

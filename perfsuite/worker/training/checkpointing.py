@@ -1,7 +1,6 @@
 """Activation checkpointing of a model's blocks: what is kept for backward, and what recomputed.
 
-Sublinear memory cost, Chen et al. 2016. Must not know the precision or the parallel mode: it wraps
-the blocks that live on this rank.
+Sublinear memory cost, Chen et al. 2016.
 """
 
 from __future__ import annotations
@@ -24,10 +23,11 @@ from perfsuite.errors import RecipeError, WorkloadError
 from perfsuite.records.recipe import Recipe
 from perfsuite.records.workload import Workload
 from perfsuite.worker.training.forwards import wrap_forward
+from perfsuite.worker.training.segments import run_as_one
 
 _aten = torch.ops.aten
 
-# What "selective" keeps: the products, whose time is cubic in sizes where their outputs are square.
+# What "selective" keeps: the products. Their time grows cubically, their outputs quadratically.
 _SAVED_PRODUCTS = frozenset(
     {
         _aten.mm.default,
@@ -37,29 +37,26 @@ _SAVED_PRODUCTS = frozenset(
         _aten.convolution.default,
     }
 )
-# Fused attention, and at which argument it takes its dropout rate (native_functions.yaml). With
-# dropout it is recomputed: a kept one draws no random numbers the second time, so that every later
-# dropout of the block would draw another mask than in the forward pass.
+# Fused attention, and the position of its dropout rate (native_functions.yaml). With dropout it is
+# recomputed: a kept one draws no random numbers the second time, so that every later dropout of the
+# block would draw another mask than in the forward pass.
 _SAVED_ATTENTION = {
     _aten._scaled_dot_product_flash_attention.default: 3,
     _aten._scaled_dot_product_flash_attention_for_cpu.default: 3,
     _aten._scaled_dot_product_efficient_attention.default: 5,
     _aten._scaled_dot_product_cudnn_attention.default: 5,
 }
-# Lets whoever counts saved bytes see the kept products too; newer versions of torch have it.
+# Lets the count of saved bytes see the kept products too; newer versions of torch have it.
 _HOOKS_OPTION = "respect_saved_tensors_hooks"
 
 
 def checkpoint_blocks(workload: Workload, recipe: Recipe, blocks: list[nn.Module]) -> None:
     """Let the blocks recompute in backward what the recipe does not keep, in place.
 
-    Args:
-        workload: Whose model it is.
-        recipe: Its `checkpointing` says what is recomputed together.
-        blocks: The workload's blocks on this rank, in order. "segments:C" are C runs of these.
+    `blocks` are the workload's blocks on this rank, in order; "segments:C" are C runs of these.
 
     Raises:
-        RecipeError: The workload names no blocks, or fewer than segments are asked for.
+        RecipeError: The workload names no blocks, or fewer blocks than the recipe has segments.
         WorkloadError: A block is named twice, or has a forward that cannot be wrapped.
     """
     if recipe.checkpointing == "none":
@@ -76,9 +73,9 @@ def checkpoint_blocks(workload: Workload, recipe: Recipe, blocks: list[nn.Module
 
 
 def checkpoint_units(recipe: Recipe, blocks: list[nn.Module]) -> list[list[nn.Module]]:
-    """The runs of blocks that are recomputed together, in order; FSDP shards by the same.
+    """The runs of blocks that are recomputed together, in order; FSDP shards by the same runs.
 
-    "segments:C" gives C runs whose lengths differ by one at most, everything else one per block.
+    "segments:C" gives C runs; their lengths differ by one at most. All else gives one per block.
 
     Raises:
         RecipeError: There are more segments than blocks.
@@ -87,7 +84,7 @@ def checkpoint_units(recipe: Recipe, blocks: list[nn.Module]) -> list[list[nn.Mo
     if len({id(block) for block in blocks}) < len(blocks):
         raise WorkloadError(
             f"blocks names {len(blocks)} modules, and some of them more than once; "
-            "name each module once, in the order in which the model calls them"
+            "name each module once, in the order of the model's calls"
         )
     num_units = recipe.num_segments or len(blocks)
     if num_units > len(blocks):
@@ -108,10 +105,8 @@ def _checkpoint_unit(unit: list[nn.Module], context: Callable[[], Any] | None) -
     recompute = functools.partial(checkpoint, **options)
     if len(unit) == 1:
         wrap_forward(unit[0], recompute)
-        return
-    for block in unit[:-1]:
-        wrap_forward(block, _defer)
-    wrap_forward(unit[-1], functools.partial(_run_deferred, recompute))
+    else:
+        run_as_one(unit, recompute)
 
 
 def _keep_products() -> Any:
@@ -125,67 +120,3 @@ def _keeps(context: Any, operator: Any, *args: Any, **kwargs: Any) -> Checkpoint
     if without_dropout or operator in _SAVED_PRODUCTS:
         return CheckpointPolicy.MUST_SAVE
     return CheckpointPolicy.PREFER_RECOMPUTE
-
-
-class _Deferred:
-    """What a block of a segment returns before the last: the calls that the last one will make.
-
-    Whatever a model does with it but hand it to the next block is an error, so a model whose blocks
-    are no chain cannot be computed wrongly.
-    """
-
-    def __init__(self, first: Any, calls: tuple[Callable[[Any], Any], ...]) -> None:
-        self.first = first
-        self.calls = calls
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # somebody asks for a protocol, not for what is in it
-            raise AttributeError(name)
-        raise _not_a_chain(f"reads {name!r} of")
-
-    def __getitem__(self, index: Any) -> Any:
-        raise _not_a_chain("takes a part of")
-
-    @classmethod
-    def __torch_function__(
-        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        raise _not_a_chain(f"calls {getattr(function, '__name__', function)!r} on")
-
-
-def _not_a_chain(deed: str) -> WorkloadError:
-    return WorkloadError(
-        f"checkpointing by segments needs blocks that hand one tensor to each other, and the model "
-        f"{deed} what a block returned before the next block has it; "
-        "use checkpointing='every-block', or name blocks that follow directly on each other"
-    )
-
-
-def _defer(forward: Callable[..., Any], /, *args: Any, **kwargs: Any) -> _Deferred:
-    if not args:
-        raise WorkloadError(
-            "checkpointing by segments needs blocks whose first argument is positional, and a "
-            f"block was called with {', '.join(kwargs) or 'nothing'}; "
-            "call it as block(activations, ...), or use checkpointing='every-block'"
-        )
-    first, *others = args
-
-    def call(activations: Any) -> Any:
-        return forward(activations, *others, **kwargs)
-
-    if isinstance(first, _Deferred):
-        return _Deferred(first.first, (*first.calls, call))
-    return _Deferred(first, (call,))
-
-
-def _run_deferred(
-    recompute: Callable[..., Any], forward: Callable[..., Any], /, *args: Any, **kwargs: Any
-) -> Any:
-    deferred = _defer(forward, *args, **kwargs)
-
-    def run(activations: Any) -> Any:
-        for call in deferred.calls:
-            activations = call(activations)
-        return activations
-
-    return recompute(run, deferred.first)

@@ -1,13 +1,13 @@
 """How good a model is, on one rank's share of a split: right answers by class, or its own metric.
 
-Must not know how a parallel mode computes, nor who takes the time. Shapes: B samples of a batch,
-C classes, and any further dimensions ... that outputs and targets share.
+Shapes: B samples of a batch, C classes, and any further dimensions ... that outputs and targets
+share.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,27 +19,15 @@ from perfsuite.worker.training.step import compute_loss, eval_mode, prepare_batc
 from perfsuite.worker.training.trainer import Trainer
 
 
-class Score(Protocol):
-    """What is made of the outputs of a split."""
-
-    def add(self, outputs: Any, target: Any) -> None:
-        """Take in one batch."""
-
-
 class Tally:
-    """Counts right answers by class; it waits for the device only where its counts are taken."""
+    """Counts right answers by class; only `take` waits for the device."""
 
     def __init__(self) -> None:
         self._counts: Tensor | None = None
         self.why_none: str | None = None
 
     def add(self, outputs: Any, target: Any) -> None:
-        """Count a batch.
-
-        Args:
-            outputs: Scores (B, C, ...).
-            target: Classes (B, ...); a negative one, as losses ignore it, is not counted.
-        """
+        """Count a batch of scores (B, C, ...) and classes (B, ...); negative ones are ignored."""
         if not _are_scores_of_classes(outputs, target):
             self.why_none = (
                 "accuracy needs scores (B, C, ...) from the model and whole numbers (B, ...) as "
@@ -58,23 +46,17 @@ class Tally:
         self._counts = counts if self._counts is None else self._counts + counts
 
     def take(self) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-        """Return how many of each class were right, and how many there were; None without any."""
+        """Return how many of each class were right, and how many there were; None if unknown."""
         if self._counts is None or self.why_none is not None:
             return None
-        right, there = self._counts.tolist()
-        return tuple(right), tuple(there)
+        right, total = self._counts.tolist()
+        return tuple(right), tuple(total)
 
 
 class MetricSums:
-    """Sums what a workload's own metric says of each batch, as often as the batch has samples."""
+    """Sums a workload's own metric over batches, each weighted by its number of samples."""
 
     def __init__(self, name: str, metric: Callable[[Any, Any], Mapping[str, Any]]) -> None:
-        """Prepare the sums.
-
-        Args:
-            name: Of the workload.
-            metric: (outputs, targets) -> numbers by name, each the mean over the batch.
-        """
         self._name = name
         self._metric = metric
         self._sums: dict[str, Any] = {}
@@ -106,20 +88,20 @@ class MetricSums:
         self._num_samples += size
 
     def take(self) -> tuple[dict[str, float], int]:
-        """Return the sums by name, and of how many samples."""
+        """Return the sums by name, and the number of samples."""
         return {name: float(total) for name, total in self._sums.items()}, self._num_samples
 
 
 def evaluate_split(
-    trainer: Trainer, batches: EpochBatches, score: Score | None, before_batch: Callable[[], None]
+    trainer: Trainer,
+    batches: EpochBatches,
+    score: Tally | MetricSums | None,
+    before_batch: Callable[[], None],
 ) -> None:
     """Run one epoch of a split through the model and its loss, in eval mode, without gradients.
 
-    Args:
-        trainer: What is evaluated.
-        batches: Of the split; a sample that is there only to fill the shard is not counted.
-        score: Given the outputs, on the ranks that have them; None where nobody asks.
-        before_batch: Called before each batch is loaded.
+    `score` gets the outputs on the ranks that have them; a sample that only fills the shard is not
+    counted. `before_batch` is called before each batch is loaded.
     """
     with eval_mode(trainer.model), torch.no_grad():
         for number in range(batches.steps_per_epoch):

@@ -1,7 +1,4 @@
-"""Give one module another forward, and leave everything else about it as it was.
-
-Must not know what the other forward does: autocast and checkpointing hand it in.
-"""
+"""Give one module another forward, and leave everything else about it as it was."""
 
 from __future__ import annotations
 
@@ -14,24 +11,21 @@ from torch import nn
 from perfsuite.errors import WorkloadError
 
 
-class Around(Protocol):
-    """What runs in place of a forward, and is handed that forward, bound to its module."""
+class ForwardWrapper(Protocol):
+    """What runs in place of a forward, and gets that forward, bound to its module."""
 
     def __call__(self, forward: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """The answer to one call of the module."""
 
 
-def wrap_forward(module: nn.Module, around: Around) -> None:
-    """Let `around(forward, *args, **kwargs)` answer each call of the module, in place.
+def wrap_forward(module: nn.Module, wrapper: ForwardWrapper) -> None:
+    """Let `wrapper(forward, *args, **kwargs)` answer each call of the module, in place.
 
     The module's class is exchanged for a subclass of its own, as FSDP2 does it: its attributes, its
     hooks, its name and the names of its parameters stay. A wrapping module would rename the
     parameters, and a `forward` attribute of the instance would bind every replica that
-    nn.DataParallel copies to the first one's parameters.
-
-    Args:
-        module: The module; wrapped again, the newer `around` is the outer one.
-        around: Called on every replica with the replica's own forward.
+    nn.DataParallel copies to the first one's parameters. Here each replica's own forward is passed
+    on. Where a module is wrapped again, the newer wrapper is the outer one.
 
     Raises:
         WorkloadError: The module has a `forward` of its own that its class does not have.
@@ -45,7 +39,7 @@ def wrap_forward(module: nn.Module, around: Around) -> None:
 
     @functools.wraps(original.forward)
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        return around(functools.partial(original.forward, self), *args, **kwargs)
+        return wrapper(functools.partial(original.forward, self), *args, **kwargs)
 
     names = {
         "forward": forward,

@@ -1,7 +1,7 @@
-"""Batches of a workload's data, epoch after epoch, and clear words when the data fail.
+"""Batches of a workload's data, epoch after epoch.
 
-Must not know what is done with a batch. It is the border to the user's dataset: whatever that
-raises, here or in a loader worker, becomes one message without a traceback of torch.
+Any exception of the user's dataset, here or in a loader worker, becomes one message without a
+traceback of torch.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Sized
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, cast
 
 import torch
@@ -28,9 +27,9 @@ from perfsuite.errors import DataLoadError, NotExercisedError, WorkloadError
 from perfsuite.records.recipe import Recipe
 from perfsuite.records.workload import Split, Workload
 
-# Frames in torch and torchvision (by the same prefix) and in this file are not the user's.
+# Frames in torch, torchvision (it has the same prefix) and this file are not the user's.
 _NOT_USERS = (str(Path(torch.__file__).parent), __file__)
-# What torch says where a batch does not fit.
+# Torch's words where a batch does not fit.
 _SHARED_MEMORY_SIGN = "unable to allocate shared memory"
 _NO_ROOM = (
     "loader workers pass their batches through /dev/shm, which is full: make room in it, enlarge "
@@ -55,23 +54,23 @@ def build_batches(
     Training data are shuffled anew in each epoch; samples that would leave a shard shorter than the
     others, or a batch not full, are left out of that epoch. Other splits keep their order and their
     last, smaller batch; shards that would be shorter repeat samples from the start of the split.
-    What a dataset draws at random depends on the number of workers, since each has its own seed.
+    A dataset's own random numbers depend on the number of workers, since each has its own seed.
 
     Workers are forked, whatever Python's default (forkserver from 3.14 on): their first batch comes
-    in 0.2 s instead of 1.8 s. There is no timeout here: whoever runs the ranks watches progress.
+    in 0.2 s instead of 1.8 s. There is no timeout here, because the controller watches progress.
 
     Args:
-        workload: Whose data.
-        recipe: Its loader fields and its micro-batch size.
+        workload: Has the dataset.
+        recipe: Has the loader's fields and the micro-batch size.
         split: "train", "validation" or "test".
-        shard_index: Which shard of the split this rank loads, from 0.
-        num_shards: Shards into which the split is divided.
-        seed: Seed of the order and of the workers, the same on every rank.
-        device: Where the batches will go.
-        on_worker_start: Called first thing in each loader worker.
+        shard_index: The shard of the split that this rank loads, from 0.
+        num_shards: Shards of the split.
+        seed: Of the order and of the workers, the same on every rank.
+        device: The batches' destination.
+        on_worker_start: Called first in each loader worker.
 
     Raises:
-        NotExercisedError: Pinned memory is asked for, and the device needs none.
+        NotExercisedError: The recipe pins memory, and the device needs none.
         WorkloadError: There is no such split, or it cannot fill one batch of each shard.
     """
     if recipe.pin_memory and device.type == "cpu":
@@ -95,12 +94,12 @@ def build_batches(
     # another one on each shard, so that no two ranks augment alike.
     generator = torch.Generator().manual_seed(seed + shard_index)
     loader = DataLoader(
-        _Fetching(dataset, origin),
+        _Fetching(dataset),
         batch_size=batch_size,
         sampler=sampler,
         drop_last=trains,
         generator=generator,
-        collate_fn=_as_fetched,
+        collate_fn=lambda batch: batch,  # fetched as a whole already
         num_workers=recipe.num_workers,
         persistent_workers=recipe.persistent_workers,
         prefetch_factor=recipe.prefetch_factor,
@@ -117,13 +116,9 @@ class EpochBatches(Iterator[Any]):
     Attributes:
         epoch: The epoch of the last batch, from 0.
         steps_per_epoch: Batches in each epoch.
-        repeats_last: Whether the last sample of an epoch is another shard's first one again, there
-            only to make the shards equally long.
+        repeats_last: Whether the last sample of an epoch repeats another shard's first one, only
+            to make the shards equally long.
     """
-
-    epoch: int
-    steps_per_epoch: int
-    repeats_last: bool
 
     def __init__(
         self,
@@ -143,7 +138,7 @@ class EpochBatches(Iterator[Any]):
         self._is_closed = False
 
     def __next__(self) -> Any:
-        """Return the next batch, of the next epoch where one is over.
+        """Return the next batch; after an epoch's last one, the first of the next epoch.
 
         Raises:
             DataLoadError: The dataset or a loader worker failed. The iterator is then closed.
@@ -159,17 +154,17 @@ class EpochBatches(Iterator[Any]):
             raise
 
     def indices(self, epoch: int) -> list[list[int]]:
-        """Return the dataset's indices of each batch of any epoch, from 0; nothing is loaded."""
+        """Return the dataset's indices of each batch of an epoch, from 0; nothing is loaded."""
         self._sampler.set_epoch(epoch)
         batches = list(cast("Iterable[list[int]]", self._loader.batch_sampler))
         self._sampler.set_epoch(self.epoch)
         return batches
 
     def close(self) -> None:
-        """End the loader workers. Harmless when done twice."""
+        """End the loader workers. A second call does nothing."""
         self._is_closed = True
-        # No public way: the iterator shuts down when it is collected, but a traceback keeps it, and
-        # one collected inside the fork of a later loader stalls that for 10 s.
+        # There is no public way: the iterator shuts down when it is collected, but a traceback
+        # keeps it alive, and one collected inside the fork of a later loader stalls that for 10 s.
         shutdown = getattr(self._iterator, "_shutdown_workers", None)
         if shutdown is not None:
             shutdown()
@@ -178,12 +173,7 @@ class EpochBatches(Iterator[Any]):
     def __enter__(self) -> EpochBatches:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _next_of_epochs(self) -> Any:
@@ -222,7 +212,7 @@ class EpochBatches(Iterator[Any]):
 
 @dataclass(frozen=True)
 class _Failure:
-    """What comes instead of a batch: it crosses the border of a worker process as it is."""
+    """Comes from a worker process instead of a batch."""
 
     text: str
 
@@ -230,7 +220,7 @@ class _Failure:
 class _Fetching(Dataset[Any]):
     """Fetches and collates whole batches of a dataset, and gives a `_Failure` where that raises."""
 
-    def __init__(self, dataset: Any, origin: str) -> None:
+    def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
         self._fetch_all = getattr(dataset, "__getitems__", None)
 
@@ -239,13 +229,9 @@ class _Fetching(Dataset[Any]):
             if self._fetch_all is not None:
                 return default_collate(self._fetch_all(indices))
             return default_collate([self._dataset[index] for index in indices])
-        # The user's dataset may raise anything, and all of it is for the user to read.
+        # The user's dataset may raise anything, and the user is to read all of it.
         except Exception as error:  # noqa: BLE001
             return _Failure(_describe(error))
-
-
-def _as_fetched(batch: Any) -> Any:
-    return batch
 
 
 def _checked_dataset(workload: Workload, split: Split, origin: str) -> Any:
@@ -286,12 +272,12 @@ def _describe(error: Exception) -> str:
     worker = get_worker_info()
     where = [f"at {places[-1]}"] if places else []
     where += [f"in loader worker {worker.id}"] if worker is not None else []
-    told = " ".join([f"raised {type(error).__name__}: {error}", *where])
-    return f"{told}; {_NO_ROOM}" if _SHARED_MEMORY_SIGN in told else told
+    text = " ".join([f"raised {type(error).__name__}: {error}", *where])
+    return f"{text}; {_NO_ROOM}" if _SHARED_MEMORY_SIGN in text else text
 
 
 def _reason(error: Exception) -> str:
-    # The cause knows the signal or the exit code, where the outer error has only a process id.
+    # The cause names the signal or the exit code, the outer error only a process id.
     cause = error.__cause__ if isinstance(error.__cause__, RuntimeError) else error
     text = str(cause).strip() or type(cause).__name__
     return text.splitlines()[0].rstrip(". ")

@@ -1,7 +1,9 @@
-"""What each precision means, as one table, and what is done to a model for it.
+"""What each precision means, as one table, and how a model trains in it.
 
-O0 to O3 are Apex-like: the properties of `apex.amp` (apex/amp/frontend.py, removed 2025-05) with
-torch's own autocast in place of Apex's patched functions. Must not know the step or the modes.
+Casting and autocast, loss scaling, and float32 master weights (mixed precision training,
+Micikevicius et al. 2018). O0 to O3 are Apex-like: the properties of `apex.amp`
+(apex/amp/frontend.py, removed 2025-05) with torch's own autocast in place of Apex's patched
+functions.
 """
 
 from __future__ import annotations
@@ -29,15 +31,15 @@ _APEX_MAX_LOSS_SCALE = 2.0**24
 
 @dataclass(frozen=True, kw_only=True)
 class PrecisionPolicy:
-    """What one precision asks for.
+    """What one precision means.
 
     Attributes:
-        name: The recipe's word for it.
-        parameter_dtype: Of parameters, floating buffers and floating inputs.
+        name: Its name in a recipe.
+        parameter_dtype: The dtype of parameters, floating buffers and floating inputs.
         keeps_batchnorm_fp32: Affine BatchNorm layers stay in float32.
-        autocast_dtype: Of the operations that autocast chooses, None without autocast.
+        autocast_dtype: The dtype of the operations that autocast chooses; None without autocast.
         loss_scale: "dynamic", or 1 for no scaling.
-        max_loss_scale: The greatest dynamic scale, None for no limit.
+        max_loss_scale: The greatest dynamic scale; None for no limit.
         master_weights: The optimizer steps float32 copies of the parameters.
         allows_tf32: float32 products on CUDA may be computed in TensorFloat-32.
     """
@@ -58,7 +60,7 @@ class PrecisionPolicy:
 
     @property
     def loss_dtype(self) -> torch.dtype:
-        """In which the loss is computed from the outputs, unless autocast chooses."""
+        """The dtype of the loss, unless autocast chooses."""
         return torch.float64 if self.parameter_dtype == torch.float64 else torch.float32
 
 
@@ -90,7 +92,7 @@ PRECISION_POLICIES = {policy.name: policy for policy in _POLICIES}
 
 
 def precision_policy(name: str) -> PrecisionPolicy:
-    """Return what the recipe's precision asks for.
+    """Return what the recipe's precision means.
 
     Raises:
         RecipeError: There is no such precision.
@@ -108,7 +110,7 @@ def set_tf32(policy: PrecisionPolicy, device: torch.device) -> None:
     """
     if device.type != "cuda":
         return
-    # The older of two switches: reading it raises once anybody used the newer `fp32_precision`.
+    # The older of two switches; reading it raises after the newer `fp32_precision` was used.
     torch.backends.cuda.matmul.allow_tf32 = policy.allows_tf32
     torch.backends.cudnn.allow_tf32 = policy.allows_tf32
 
@@ -122,16 +124,13 @@ def cast_parameters(model: nn.Module, policy: PrecisionPolicy) -> None:
     for module in model.modules():
         if policy.keeps_batchnorm_fp32 and isinstance(module, _BATCHNORM_LAYERS) and module.affine:
             continue
-        for tensor in (
-            *module.parameters(recurse=False),
-            *module.buffers(recurse=False),
-        ):
+        for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
             if tensor.is_floating_point():
                 tensor.data = tensor.data.to(policy.parameter_dtype)
 
 
 def autocast(policy: PrecisionPolicy, device: torch.device) -> AbstractContextManager[Any]:
-    """The context in which model and loss compute."""
+    """The context for the model's forward and the loss."""
     if policy.autocast_dtype is None:
         return nullcontext()
     return torch.autocast(device.type, dtype=policy.autocast_dtype)
@@ -141,16 +140,16 @@ def autocast_forward(module: nn.Module, policy: PrecisionPolicy, device: torch.d
     """Let the module's forward run under the policy's autocast, in place.
 
     Inside forward, because the threads of nn.DataParallel re-enter an outer autocast without its
-    dtype and would compute in float16 whatever was asked for.
+    dtype and would always compute in float16.
     """
     if policy.autocast_dtype is None:
         return
 
-    def around(forward: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    def wrapper(forward: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         with autocast(policy, device):
             return forward(*args, **kwargs)
 
-    wrap_forward(module, around)
+    wrap_forward(module, wrapper)
 
 
 def cast_inputs(inputs: Any, policy: PrecisionPolicy) -> Any:
@@ -163,7 +162,7 @@ def cast_inputs(inputs: Any, policy: PrecisionPolicy) -> Any:
 def cast_for_loss(value: Any, policy: PrecisionPolicy) -> Any:
     """Outputs or a target with floating tensors in the dtype of the loss.
 
-    Models in float32, under autocast or not, hand over what they computed.
+    Nothing is cast where the model is in float32, under autocast or not.
     """
     if policy.parameter_dtype == torch.float32:
         return value
@@ -171,13 +170,10 @@ def cast_for_loss(value: Any, policy: PrecisionPolicy) -> Any:
 
 
 class LossScaler(GradScaler):
-    """A GradScaler for one precision; it does nothing where the precision does not scale.
+    """A GradScaler with the precision's limit; it does nothing where the precision does not scale.
 
-    Args:
-        policy: The precision.
-        device: Where the loss is computed.
-        agrees_over_ranks: The ranks hold different gradients, so that one rank's overflow must
-            make every rank skip the step. `unscale_` is then a collective.
+    With `agrees_over_ranks` the ranks hold different gradients, so one rank's overflow makes every
+    rank skip the step, and `unscale_` is a collective.
     """
 
     def __init__(
@@ -187,11 +183,11 @@ class LossScaler(GradScaler):
         self._agrees_over_ranks = agrees_over_ranks
         self._max_scale = policy.max_loss_scale
         self._one = torch.ones((), device=device)
-        # A rank that never sees a loss (a pipeline stage before the last) has no scale otherwise.
+        # Otherwise a rank that never sees a loss (an earlier pipeline stage) has no scale.
         self.scale(self._one)
 
     def update(self, new_scale: float | Tensor | None = None) -> None:
-        """Adapt the scale to what the last step found, up to the precision's limit."""
+        """Adapt the scale to the last step's gradients, up to the precision's limit."""
         super().update(new_scale)
         if self.is_enabled() and self._max_scale is not None:
             # `scale(1)` is the scale as a tensor; `get_scale` would wait for the device.
@@ -200,8 +196,8 @@ class LossScaler(GradScaler):
     def _unscale_grads_(
         self, optimizer: Optimizer, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool
     ) -> dict[torch.device, Tensor]:
-        # Not public, but the one place for it: torch's own ShardedGradScaler overrides it too. That
-        # one cannot be used, because it refuses plain gradients beside DTensors, which "tp" has.
+        # Not public, but torch's own ShardedGradScaler overrides it too. That class cannot be used,
+        # because it refuses plain gradients beside DTensors, and "tp" has both.
         if not self._agrees_over_ranks:
             return super()._unscale_grads_(optimizer, inv_scale, found_inf, allow_fp16)
         by_dtype: dict[torch.dtype, list[Tensor]] = {}
@@ -219,12 +215,12 @@ class LossScaler(GradScaler):
 class MasterWeights(Optimizer):
     """Steps float32 copies of a model's low-precision parameters, then copies them back.
 
-    Its parameter groups are the inner optimizer's, masters in them, so that `GradScaler.unscale_`
-    and clipping work on float32 gradients. One step is: backward, `collect_gradients`, unscale,
-    clip, `step`. Gradients of several micro-batches are summed in the model's own dtype.
+    Its parameter groups are the inner optimizer's and hold the copies, so `GradScaler.unscale_` and
+    clipping work on float32 gradients. One step is: backward, `collect_gradients`, unscale, clip,
+    `step`. Gradients of several micro-batches are summed in the model's own dtype.
 
     Attributes:
-        inner: The optimizer of the masters, and of the parameters that are in float32 themselves.
+        inner: The optimizer of the copies and of the parameters that are in float32 already.
     """
 
     inner: Optimizer
@@ -234,13 +230,7 @@ class MasterWeights(Optimizer):
         parameters: list[nn.Parameter],
         build_optimizer: Callable[[list[nn.Parameter]], Optimizer],
     ) -> None:
-        """Copy the parameters and build the optimizer of the copies.
-
-        Args:
-            parameters: The model's, of any floating dtypes.
-            build_optimizer: Called with the masters, float32 parameters standing for themselves.
-        """
-        masters = [
+        master_weights = [
             parameter
             if parameter.dtype == torch.float32
             else nn.Parameter(parameter.detach().float())
@@ -248,29 +238,29 @@ class MasterWeights(Optimizer):
         ]
         self._copied = [
             (parameter, master)
-            for parameter, master in zip(parameters, masters, strict=True)
+            for parameter, master in zip(parameters, master_weights, strict=True)
             if parameter is not master
         ]
-        self.inner = build_optimizer(masters)
-        # The groups are the very same dicts, so a learning rate set on either holds for both.
+        self.inner = build_optimizer(master_weights)
+        # The groups are the same dicts, so a learning rate set on either holds for both.
         super().__init__(self.inner.param_groups, self.inner.defaults)
         self.state = self.inner.state
 
     @torch.no_grad()
     def collect_gradients(self) -> None:
-        """Give each master its parameter's gradient in float32, before it is unscaled."""
+        """Give each master weight its parameter's gradient in float32, before it is unscaled."""
         for parameter, master in self._copied:
             master.grad = None if parameter.grad is None else parameter.grad.float()
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]  # returns no loss
-        """Step the masters and round them to the model's parameters."""
+        """Step the master weights and round them to the model's parameters."""
         self.inner.step(closure)
         for parameter, master in self._copied:
             parameter.copy_(master)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear the gradients of the masters and of the model."""
+        """Clear the gradients of the master weights and of the model."""
         self.inner.zero_grad(set_to_none)
         for parameter, _ in self._copied:
             if set_to_none or parameter.grad is None:

@@ -1,10 +1,11 @@
-"""Watch for NaN and infinity: which step, and which parameter first.
+"""Watch for NaN and infinity: in which step, and in which parameter first.
 
-Each check waits for the device, so it belongs outside of what is timed. Must not know the step.
+A check waits for the device, so it belongs outside of what is timed.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -18,21 +19,16 @@ from perfsuite.worker.training.trainer import Trainer
 def check_finite(trainer: Trainer, losses: Sequence[Tensor], first_step: int) -> None:
     """Check the losses of some steps, and the parameters after the last of them.
 
-    Gradients are looked at only to name a culprit: under a dynamic loss scale a step whose
-    gradients are infinite is skipped, as it should be. Of split parameters only this rank's part is
-    seen.
-
-    Args:
-        trainer: What was trained.
-        losses: One scalar per step, in order; empty on a rank that holds none.
-        first_step: The number of the step that gave the first loss.
+    `losses` has one scalar per step from `first_step` on, and none on a rank that holds no loss.
+    Gradients only serve to name a culprit: under a dynamic loss scale a step with infinite
+    gradients is skipped, as it should be. Of split parameters only this rank's part is seen.
 
     Raises:
         NonFiniteError: A loss or a parameter is NaN or infinite; it names step and parameter.
     """
     values = torch.stack(list(losses)).tolist() if losses else []
     for step, value in enumerate(values, start=first_step):
-        if not _is_finite(value):
+        if not math.isfinite(value):
             culprit = first_non_finite(trainer)
             where = (
                 f"the first parameter that is not finite is {culprit}"
@@ -51,21 +47,21 @@ def check_finite(trainer: Trainer, losses: Sequence[Tensor], first_step: int) ->
 
 
 def first_non_finite(trainer: Trainer) -> str | None:
-    """Return the first parameter whose gradient or value is NaN or infinite, saying which.
+    """Return the first parameter with a NaN or infinite gradient or value, by the user's name.
 
     Returns:
-        Such as "'fc1.weight' (gradient)", by the user's own name; None where all are finite.
+        Such as "'fc1.weight' (gradient)"; None where all are finite.
     """
     for name, parameter in trainer.module.named_parameters():
-        if parameter.grad is not None and not _all_finite(parameter.grad):
+        if parameter.grad is not None and not _finite(parameter.grad):
             return f"{name!r} (gradient)"
-        if not _all_finite(parameter):
+        if not _finite(parameter):
             return f"{name!r} (value)"
     return None
 
 
 def gradients_are_finite(trainer: Trainer) -> Tensor:
-    """Return whether every gradient that the optimizer was handed is finite, without waiting.
+    """Return whether every gradient of the optimizer is finite, without waiting.
 
     Returns:
         A boolean scalar on the device; of split gradients only this rank's part is seen.
@@ -95,7 +91,7 @@ def _first_with_bad_value(trainer: Trainer) -> str | None:
     ]
     if not named:
         return None
-    # One answer for all, so that the host waits once.
+    # One tensor for all, so that the host waits once.
     finite = torch.stack([_finite(parameter) for _, parameter in named]).tolist()
     return next((name for (name, _), fine in zip(named, finite, strict=True) if not fine), None)
 
@@ -106,11 +102,3 @@ def _dense(gradient: Tensor) -> Tensor:
 
 def _finite(tensor: Tensor) -> Tensor:
     return local_tensor(tensor.detach()).isfinite().all()
-
-
-def _all_finite(tensor: Tensor) -> bool:
-    return bool(_finite(tensor))
-
-
-def _is_finite(value: float) -> bool:
-    return value - value == 0.0

@@ -1,7 +1,7 @@
 """One optimizer step as an algorithm, and the parts of it that a parallel mode may call.
 
-Hands its stages to whoever measures. Must not know how time is taken, nor how a mode runs a
-micro-batch. Nothing here waits for the device, except the scaler where the precision scales.
+Gradients are clipped by the norm of all of them together, wherever their parts live. Nothing here
+waits for the device, except the scaler where the precision scales.
 """
 
 from __future__ import annotations
@@ -32,11 +32,12 @@ def train_step(trainer: Trainer, batches: Iterator[Any], stage: Stage) -> Tensor
     """Take one optimizer step and return the mean loss of this rank's micro-batches.
 
     Args:
-        trainer: What is trained.
+        trainer: This rank's.
         batches: Gives (inputs, target), `grad_accumulation_steps` times.
         stage: Marks "load" around each `next(batches)` alone, "forward" around the model's call,
             "backward" around loss and backward, "optimizer" around clearing the gradients, waiting
-            for their reduction, unscaling, clipping and stepping. Copying to the device is in none.
+            for their reduction, unscaling, clipping and stepping. No stage holds the copy to the
+            device.
 
     Returns:
         A detached scalar; None where this rank holds no loss (a pipeline's earlier stage).
@@ -74,13 +75,8 @@ def apply_gradients(trainer: Trainer) -> None:
 def evaluate_batch(trainer: Trainer, batches: Iterator[Any], stage: Stage) -> Tensor | None:
     """Return the loss of one batch in eval mode and without gradients, as a detached scalar.
 
-    Args:
-        trainer: What is evaluated; its modules are in the mode they were in when this returns.
-        batches: Gives (inputs, target).
-        stage: Marks "load" around `next(batches)`, "evaluation" around the model's call and loss.
-
-    Returns:
-        The loss; None where another rank has the model's outputs.
+    None where another rank has the model's outputs. `stage` marks "load" around `next(batches)`,
+    "evaluation" around the model's call and loss. Afterwards modules are in the mode they were in.
 
     Raises:
         NotExercisedError: The ranks hold stages that cannot be run in eval mode.
@@ -118,7 +114,7 @@ def compute_loss(trainer: Trainer, outputs: Any, target: Any) -> Tensor:
         WorkloadError: The loss is not a single number.
     """
     loss: object
-    if trainer.precision.is_plain:  # a small step feels every call that does nothing
+    if trainer.precision.is_plain:  # in a small step even calls that do nothing take time
         loss = trainer.workload.loss(outputs, target)
     else:
         with autocast(trainer.precision, trainer.device):
@@ -139,21 +135,21 @@ def compute_loss(trainer: Trainer, outputs: Any, target: Any) -> Tensor:
 
 
 def scale_loss(trainer: Trainer, loss: Tensor) -> Tensor:
-    """Return what backward starts from: this micro-batch's share of the step's mean, scaled."""
+    """Return the tensor for backward: this micro-batch's share of the step's mean, scaled."""
     num_micro_batches = trainer.recipe.grad_accumulation_steps
-    # A division by one would be two operators that no plain training step has.
+    # A division by one would add two operators to a plain training step.
     return trainer.scaler.scale(loss / num_micro_batches if num_micro_batches > 1 else loss)
 
 
 def finish_gradients(trainer: Trainer) -> None:
-    """Wait for the reduction over ranks, then hand the gradients to master weights, if any."""
+    """Wait for the reduction over ranks, then copy the gradients to master weights, if any."""
     trainer.strategy.finish_gradients()
     if isinstance(trainer.optimizer, MasterWeights):
         trainer.optimizer.collect_gradients()
 
 
 def clip_gradients(trainer: Trainer, max_norm: float) -> None:
-    """Clip the norm of all gradients, unscaled before, together to `max_norm`."""
+    """Clip the norm of all gradients together, already unscaled, to `max_norm`."""
     clip_grad_norm(
         (parameter for group in trainer.optimizer.param_groups for parameter in group["params"]),
         max_norm,
@@ -170,7 +166,7 @@ def _mean(losses: list[Tensor]) -> Tensor | None:
 
 @contextmanager
 def eval_mode(model: nn.Module) -> Iterator[None]:
-    """Hold a model in eval mode; afterwards each module is in the mode that it was in."""
+    """Hold a model in eval mode; afterwards each module is in its earlier mode."""
     # Module by module, because a user may keep some of them in eval mode while training.
     training = [module for module in model.modules() if module.training]
     model.eval()
@@ -197,14 +193,8 @@ def clip_grad_norm(
 
     The same formula as torch.nn.utils.clip_grad_norm_, for gradients of three kinds: plain and
     equal on all ranks; DTensors, with plain ones beside them that are equal on all ranks (fsdp,
-    tp); plain ones that only this rank has (pp, mp). For the latter two it is a collective. Does
-    not wait for the device.
-
-    Args:
-        parameters: All that the optimizer of this rank steps.
-        max_norm: Greatest L2 norm.
-        differ_between_ranks: The parameters are of one of the latter two kinds.
-        device: Of the returned norm, a scalar.
+    tp); plain ones that only this rank has (pp, mp). The latter two `differ_between_ranks`; for
+    them it is a collective. Does not wait for the device, which also holds the returned scalar.
     """
     parameters = list(parameters)
     if not differ_between_ranks:
@@ -229,6 +219,6 @@ def _norm_over_ranks(gradients: list[Tensor], device: torch.device) -> Tensor:
 
 
 def _square(norm: Tensor, device: torch.device) -> Tensor:
-    # float64, in which no float16 norm overflows, and which a rank without gradients has too.
+    # The square of a float16 norm would overflow, and a rank without gradients has no dtype.
     full = norm.full_tensor() if isinstance(norm, DTensor) else norm
     return full.to(device, torch.float64).square()

@@ -1,7 +1,7 @@
 """Real handwritten digits without a download: the 1797 scans that scikit-learn carries.
 
 8x8 pixels of 17 grey levels (E. Alpaydin and C. Kaynak, "Optical Recognition of Handwritten
-Digits", UCI Machine Learning Repository, 1998). Must not know which model sees them.
+Digits", UCI Machine Learning Repository, 1998).
 """
 
 from __future__ import annotations
@@ -24,22 +24,16 @@ SPLIT_SIZES: dict[Split, int] = {"train": 1200, "validation": 300, "test": 297}
 
 _SCAN_SIZE = 8
 _LARGEST_GREY = 16
-# The file runs writer by writer, so it is shuffled before it is split; the same on every rank and
-# in every cell, whatever the cell's seed.
+# The file is sorted by writer, so it is shuffled before it is split, and in the same way on every
+# rank and in every cell.
 _SHUFFLE_SEED = 20
 
 
 def digits(split: Split, *, image_size: int, num_channels: int = 1) -> TensorDataset:
     """Return (image, class) pairs of one of three disjoint parts, images all in memory.
 
-    Args:
-        split: Which part.
-        image_size: Height and width that the scans are enlarged to, bilinearly.
-        num_channels: Copies of the grey channel.
-
-    Returns:
-        Pairs of a (num_channels, image_size, image_size) float32 image, 0 for paper to 1 for ink,
-        and its class from 0 to 9.
+    The scans are enlarged bilinearly to (num_channels, image_size, image_size), float32 from 0 for
+    paper to 1 for ink, with equal channels. Classes are 0 to 9.
 
     Raises:
         WorkloadError: The file of scikit-learn is not there.

@@ -1,11 +1,13 @@
 """A transformer encoder with a classification head, built like RoBERTa.
 
 Liu et al., "RoBERTa: A Robustly Optimized BERT Pretraining Approach", 2019: learned positions,
-each sublayer's sum normalised after it (post-LN), a head on the first token. Must not know the
-task. Shapes: B sequences of a batch, T tokens, D width, C classes.
+each sublayer's sum normalised after it (post-LN), a head on the first token. Shapes: B sequences of
+a batch, T tokens, D width, C classes.
 """
 
 from __future__ import annotations
+
+from collections import OrderedDict
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -37,8 +39,8 @@ class Embeddings(nn.Module):
 class SelfAttention(nn.Module):
     """Multi-head self-attention of every token to every token.
 
-    The number of heads follows from what the projections return: where query, key and value are
-    split by columns and output by rows, each part attends with the heads that it holds.
+    The number of heads follows from the projections' outputs: where query, key and value are split
+    by columns and output by rows, each part attends with its own heads.
     """
 
     def __init__(self, *, width: int, num_heads: int, dropout: float) -> None:
@@ -117,20 +119,15 @@ def build_encoder(
     dropout: float,
 ) -> nn.Sequential:
     """Return a chain: embeddings, layer0, layer1, ..., head; (B, T) int64 -> (B, C)."""
-    model = nn.Sequential()
-    model.add_module(
-        "embeddings",
-        Embeddings(
+    chain: dict[str, nn.Module] = {
+        "embeddings": Embeddings(
             vocabulary_size=vocabulary_size, max_length=max_length, width=width, dropout=dropout
-        ),
-    )
-    for index in range(num_layers):
-        model.add_module(
-            f"layer{index}", EncoderLayer(width=width, num_heads=num_heads, dropout=dropout)
         )
-    model.add_module(
-        "head", ClassificationHead(width=width, num_classes=num_classes, dropout=dropout)
-    )
+    }
+    for index in range(num_layers):
+        chain[f"layer{index}"] = EncoderLayer(width=width, num_heads=num_heads, dropout=dropout)
+    chain["head"] = ClassificationHead(width=width, num_classes=num_classes, dropout=dropout)
+    model = nn.Sequential(OrderedDict(chain))
     model.apply(_initialize)
     return model
 

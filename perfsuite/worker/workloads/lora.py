@@ -1,6 +1,6 @@
 """Low-rank adaptation: fine-tuning that trains a small product beside each frozen weight.
 
-Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", 2021. Must not know the model.
+Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", 2021.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ class LoRALinear(nn.Module):
     """A linear layer W0 with a trainable update: W0 x + (alpha / rank) B A x (equation 3).
 
     Attributes:
-        base: W0, as it was given.
+        base: W0.
         down: A, (rank, features in), random.
         up: B, (features out, rank), zero, so that at the start the output is the base's.
         scale: alpha / rank.
@@ -38,13 +38,9 @@ class LoRALinear(nn.Module):
 
 
 def add_lora(model: nn.Module, *, names: Collection[str], rank: int, alpha: float) -> None:
-    """Freeze all of `model` and put a trainable LoRA beside each linear layer called so.
+    """Freeze all of `model` and put a trainable LoRA beside some of its linear layers, in place.
 
-    Args:
-        model: Changed in place.
-        names: Last parts of the layers' names, such as "query".
-        rank: Width of the product.
-        alpha: Weight of the update, times `rank`.
+    `names` are the last parts of those layers' names, such as "query".
     """
     model.requires_grad_(False)
     for parent in list(model.modules()):

@@ -1,11 +1,11 @@
-"""A multilayer perceptron on synthetic data: the smallest thing that trains.
+"""Chains of equal blocks on synthetic data: the smallest model that trains, and what depth adds.
 
-Must not know how it is trained. Shapes: B samples of a batch, D features, C classes.
+"toy-mlp" is a multilayer perceptron. The chains are four lengths of one model, for what grows with
+depth and by how much. Shapes: B samples of a batch, D features, C classes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 
 import torch
@@ -26,6 +26,7 @@ SPLIT_SIZES: dict[Split, int] = {"train": 2048, "validation": 256, "test": 256}
 _DATA_SEED = 20
 # Largest of 0.02, 0.05 and 0.1 at which the loss still falls without setbacks over three epochs.
 _LEARNING_RATE = 0.02
+_CHAIN_LEARNING_RATE = 0.02
 
 
 def toy_mlp() -> Workload:
@@ -35,9 +36,33 @@ def toy_mlp() -> Workload:
         build_model=build_mlp,
         build_dataset=teacher_data,
         loss=F.cross_entropy,
-        build_optimizer=_build_optimizer,
-        blocks=_blocks,
+        build_optimizer=partial(SGD, lr=_LEARNING_RATE, momentum=0.9),
+        blocks=_all_but_classifier,
     )
+
+
+def chain(num_blocks: int) -> Workload:
+    """Return a chain (B, D) -> ... -> (B, C) of equal blocks and a linear classifier.
+
+    A block keeps two tensors (B, D) for backward: the input and the output of its activation. It
+    ends with its only product, and nothing in the block needs the output of that: a checkpoint
+    recomputes all products of its segment but the last.
+    """
+    return Workload(
+        name=f"chain-{num_blocks}",
+        build_model=partial(_build_chain, num_blocks),
+        build_dataset=teacher_data,
+        loss=F.cross_entropy,
+        build_optimizer=partial(SGD, lr=_CHAIN_LEARNING_RATE),
+        blocks=_all_but_classifier,
+    )
+
+
+# A claim names them as "perfsuite.worker.workloads.mlp:chain_of_8".
+chain_of_4 = partial(chain, 4)
+chain_of_8 = partial(chain, 8)
+chain_of_16 = partial(chain, 16)
+chain_of_32 = partial(chain, 32)
 
 
 def build_mlp() -> nn.Sequential:
@@ -51,6 +76,15 @@ def build_mlp() -> nn.Sequential:
     return nn.Sequential(*blocks, nn.Linear(WIDTH, NUM_CLASSES))
 
 
+def _build_chain(num_blocks: int) -> nn.Sequential:
+    blocks = [nn.Sequential(nn.GELU(), nn.Linear(WIDTH, WIDTH)) for _ in range(num_blocks)]
+    return nn.Sequential(*blocks, nn.Linear(WIDTH, NUM_CLASSES))
+
+
+def _all_but_classifier(model: nn.Module) -> list[nn.Module]:
+    return list(model.children())[:-1]
+
+
 def teacher_data(split: Split) -> TensorDataset:
     """Return ((D,) normal features, class) pairs; a random linear teacher chose the classes."""
     generator = torch.Generator().manual_seed(_DATA_SEED)
@@ -59,51 +93,3 @@ def teacher_data(split: Split) -> TensorDataset:
     features = torch.randn(num_samples, WIDTH, generator=generator)
     labels = (features @ teacher).argmax(dim=1)
     return take_split(split, SPLIT_SIZES, features, labels)
-
-
-def _blocks(model: nn.Module) -> list[nn.Module]:
-    return list(model.children())[:NUM_BLOCKS]
-
-
-def _build_optimizer(parameters: Iterator[nn.Parameter]) -> SGD:
-    return SGD(parameters, lr=_LEARNING_RATE, momentum=0.9)
-
-
-_CHAIN_LEARNING_RATE = 0.02
-
-
-def chain(num_blocks: int) -> Workload:
-    """Return a chain (B, D) -> ... -> (B, C) of equal blocks and a linear classifier.
-
-    A block keeps two tensors (B, D) for backward: what goes into its activation, and what comes out
-    of it. It ends with its only product, whose output nothing in the block needs: a checkpoint
-    recomputes all products of its segment but the last.
-    """
-    return Workload(
-        name=f"chain-{num_blocks}",
-        build_model=partial(_build_chain, num_blocks),
-        build_dataset=teacher_data,
-        loss=F.cross_entropy,
-        build_optimizer=_build_chain_optimizer,
-        blocks=_chain_blocks,
-    )
-
-
-# Named by a claim as "perfsuite.worker.workloads.mlp:chain_of_8".
-chain_of_4 = partial(chain, 4)
-chain_of_8 = partial(chain, 8)
-chain_of_16 = partial(chain, 16)
-chain_of_32 = partial(chain, 32)
-
-
-def _build_chain(num_blocks: int) -> nn.Sequential:
-    blocks = [nn.Sequential(nn.GELU(), nn.Linear(WIDTH, WIDTH)) for _ in range(num_blocks)]
-    return nn.Sequential(*blocks, nn.Linear(WIDTH, NUM_CLASSES))
-
-
-def _chain_blocks(model: nn.Module) -> list[nn.Module]:
-    return list(model.children())[:-1]
-
-
-def _build_chain_optimizer(parameters: Iterator[nn.Parameter]) -> SGD:
-    return SGD(parameters, lr=_CHAIN_LEARNING_RATE)

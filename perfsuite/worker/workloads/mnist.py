@@ -1,7 +1,6 @@
 """MNIST from the disk, in the files and folders that torchvision uses.
 
-Never another data set in its place: what is absent or damaged is an error that says what to do.
-Must not know which model sees the images.
+Never another data set in its place: an absent or damaged file is an error that says what to do.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ from torch.utils.data import TensorDataset
 from perfsuite.errors import WorkloadError
 from perfsuite.records.workload import Split
 
-# Where the data lie belongs to the machine and not to a cell, so these two are read here and not
-# by an option.
+# The place of the data belongs to the machine and not to a cell, so these two are variables and not
+# options.
 ROOT_VARIABLE = "MNIST_ROOT"
 DOWNLOAD_VARIABLE = "PERFSUITE_DOWNLOAD"
 DEFAULT_ROOT = "data"
@@ -47,7 +46,7 @@ def mnist(split: Split) -> TensorDataset:
         Pairs of a (1, 28, 28) float32 image, 0 for paper to 1 for ink, and its class from 0 to 9.
 
     Raises:
-        WorkloadError: A file is absent, could not be downloaded, or is not what it should be.
+        WorkloadError: A file is absent, could not be downloaded, or is damaged.
     """
     folder = _find_files()
     image_file, label_file = _FILES["test" if split == "test" else "train"]
@@ -70,7 +69,7 @@ def mnist(split: Split) -> TensorDataset:
 
 
 def _find_files() -> Path:
-    """Return the folder with all four files, downloading them where the user asked for it."""
+    """Return the folder with all four files; `PERFSUITE_DOWNLOAD` lets it download them."""
     root = Path(os.environ.get(ROOT_VARIABLE, DEFAULT_ROOT)).absolute()
     folder = root / "MNIST" / "raw"
     names = [name for files in _FILES.values() for name in files]
@@ -106,10 +105,10 @@ def _download(root: Path) -> None:
 def _read_idx(path: Path, *, num_dimensions: int) -> Tensor:
     """Return the uint8 tensor of an IDX file (LeCun, Cortes and Burges, "The MNIST database").
 
-    torchvision's reader meets a damaged file with an AssertionError, or with none.
+    torchvision's reader raises AssertionError for a damaged file, or accepts it.
 
     Raises:
-        WorkloadError: The file cannot be read, or its length is not what its header announces.
+        WorkloadError: The file cannot be read, or its length differs from its header's.
     """
     try:
         content = np.fromfile(path, dtype=np.uint8)

@@ -1,12 +1,11 @@
 """torchvision's ResNet-18 on handwritten digits: a deep convolutional network with BatchNorm.
 
-Must not know how it is trained. BatchNorm normalises over one rank's micro-batch, so this model
-under data parallelism is not the one that sees the whole batch.
+BatchNorm normalises over one rank's micro-batch, so this model under data parallelism differs from
+one that sees the whole batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 
 import torch.nn.functional as F  # noqa: N812
@@ -36,7 +35,7 @@ def resnet18() -> Workload:
         build_model=build_resnet18,
         build_dataset=partial(digits, image_size=IMAGE_SIZE, num_channels=NUM_CHANNELS),
         loss=F.cross_entropy,
-        build_optimizer=_build_optimizer,
+        build_optimizer=partial(SGD, lr=_LEARNING_RATE, momentum=0.9),
         blocks=_basic_blocks,
         micro_batch_size=_MICRO_BATCH_SIZE,
     )
@@ -51,7 +50,3 @@ def build_resnet18() -> nn.Module:
 def _basic_blocks(model: nn.Module) -> list[nn.Module]:
     stages = [model.get_submodule(f"layer{index}") for index in range(1, 5)]
     return [block for stage in stages for block in stage.children()]
-
-
-def _build_optimizer(parameters: Iterator[nn.Parameter]) -> SGD:
-    return SGD(parameters, lr=_LEARNING_RATE, momentum=0.9)

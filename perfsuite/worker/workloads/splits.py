@@ -1,7 +1,4 @@
-"""Cutting prepared data into their training, validation and test parts.
-
-Must not know what the data are.
-"""
+"""Cutting prepared data into their training, validation and test parts."""
 
 from __future__ import annotations
 

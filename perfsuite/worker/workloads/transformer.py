@@ -1,27 +1,40 @@
 """A small RoBERTa-like encoder fine-tuned on sentence pairs, in full or through LoRA.
 
-Nothing is downloaded, so what is fine-tuned is a randomly initialised encoder. Must not know how
-it is trained.
+Nothing is downloaded: the encoder is randomly initialised, and the sentences are synthetic. The
+class of a pair is the topic of its first sentence. The two sentences have different topics, so the
+words alone leave two classes equally likely: only their order tells them apart.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 
+import torch
 import torch.nn.functional as F  # noqa: N812
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import AdamW
+from torch.utils.data import TensorDataset
 
-from perfsuite.records.workload import Workload
+from perfsuite.records.workload import Split, Workload
 from perfsuite.worker.workloads.encoder import build_encoder, encoder_layers
 from perfsuite.worker.workloads.lora import add_lora
-from perfsuite.worker.workloads.sentences import (
-    NUM_TOPICS,
-    SEQUENCE_LENGTH,
-    VOCABULARY_SIZE,
-    sentence_pairs,
-)
+from perfsuite.worker.workloads.splits import take_split
+
+NUM_TOPICS = 4
+WORDS_PER_TOPIC = 32
+SENTENCE_LENGTH = 31
+CLASS_TOKEN, SEPARATOR_TOKEN, FIRST_WORD = 0, 1, 2
+
+VOCABULARY_SIZE = FIRST_WORD + NUM_TOPICS * WORDS_PER_TOPIC
+# The class token, a sentence, a separator, a sentence.
+SEQUENCE_LENGTH = 2 + 2 * SENTENCE_LENGTH
+SPLIT_SIZES: dict[Split, int] = {"train": 2048, "validation": 256, "test": 256}
+
+# The other words come from all topics. A model learns the task within 100 steps of 8 pairs.
+_SHARE_OF_WORDS_ON_TOPIC = 0.9
+# The data are the same on every rank and in every cell, whatever the cell's seed.
+_DATA_SEED = 20
 
 WIDTH = 128
 NUM_HEADS = 4
@@ -44,12 +57,12 @@ _LORA_LEARNING_RATE = 3e-3
 
 
 def transformer_tiny() -> Workload:
-    """The workload "transformer-tiny": all 0.84 M weights train."""
+    """The workload "transformer-tiny": all 0.84 M weights are trained."""
     return _transformer_workload("transformer-tiny", build_transformer, _LEARNING_RATE)
 
 
 def transformer_tiny_lora() -> Workload:
-    """The workload "transformer-tiny-lora": only the LoRA weights and the head train.
+    """The workload "transformer-tiny-lora": only the LoRA weights and the head are trained.
 
     At the same seed its base and its first output are those of "transformer-tiny".
     """
@@ -87,11 +100,36 @@ def _transformer_workload(
         build_model=build_model,
         build_dataset=sentence_pairs,
         loss=F.cross_entropy,
-        build_optimizer=partial(_build_optimizer, learning_rate=learning_rate),
+        build_optimizer=partial(AdamW, lr=learning_rate),
         blocks=encoder_layers,
         micro_batch_size=_MICRO_BATCH_SIZE,
     )
 
 
-def _build_optimizer(parameters: Iterator[nn.Parameter], *, learning_rate: float) -> AdamW:
-    return AdamW(parameters, lr=learning_rate)
+def sentence_pairs(split: Split) -> TensorDataset:
+    """Return ((64,) int64 tokens, topic of the first sentence) pairs of one of three parts."""
+    generator = torch.Generator().manual_seed(_DATA_SEED)
+    num_pairs = sum(SPLIT_SIZES.values())
+    first = torch.randint(NUM_TOPICS, (num_pairs, 1), generator=generator)
+    second = (
+        first + torch.randint(1, NUM_TOPICS, (num_pairs, 1), generator=generator)
+    ) % NUM_TOPICS
+    tokens = torch.cat(
+        [
+            torch.full((num_pairs, 1), CLASS_TOKEN),
+            _sentences(first, generator),
+            torch.full((num_pairs, 1), SEPARATOR_TOKEN),
+            _sentences(second, generator),
+        ],
+        dim=1,
+    )
+    return take_split(split, SPLIT_SIZES, tokens, first.squeeze(1))
+
+
+def _sentences(topics: Tensor, generator: torch.Generator) -> Tensor:
+    """Return (N, SENTENCE_LENGTH) words for topics (N, 1)."""
+    shape = (len(topics), SENTENCE_LENGTH)
+    on_topic = torch.rand(shape, generator=generator) < _SHARE_OF_WORDS_ON_TOPIC
+    any_topic = torch.randint(NUM_TOPICS, shape, generator=generator)
+    word = torch.randint(WORDS_PER_TOPIC, shape, generator=generator)
+    return FIRST_WORD + WORDS_PER_TOPIC * torch.where(on_topic, topics, any_topic) + word

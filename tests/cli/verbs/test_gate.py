@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import os
@@ -10,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from gated_repository import CLOCK, ONE_CELL, SHOP, Repository
 
@@ -40,6 +40,8 @@ FAILED = CellVerdict(
     interval=(1.1, 1.3),
     num_pairs=3,
     detectable=0.03,
+    tolerance=0.02,
+    limit=0.05,
     explanation=Explanation(
         moved_stage="load",
         stages={"load": (0.001, 0.002)},
@@ -259,7 +261,7 @@ def test_a_json_file_that_cannot_be_written_ends_in_12(
 
 
 def test_the_markdown_has_the_verdict_first_and_explanations_folded(gate: Gate) -> None:
-    hostile = dataclasses.replace(NEW, name="b.py::new[a|b<script>]")
+    hostile = msgspec.structs.replace(NEW, name="b.py::new[a|b<script>]")
 
     code = gate("--markdown", "gate.md", found=result(PASSED, FAILED, hostile))
 
@@ -327,6 +329,8 @@ def test_the_json_has_the_keys_of_the_contract(gate: Gate) -> None:
             "interval": [1.1, 1.3],
             "pairs": 3,
             "detectable": 0.03,
+            "tolerance": 0.02,
+            "limit": 0.05,
             "reason": None,
             "explanation": {
                 "moved_stage": "load",

@@ -13,9 +13,10 @@ from typer.testing import CliRunner
 
 from perfsuite.cli import app
 from perfsuite.cli.verbs import profile as profile_module
-from perfsuite.records.profile import Profile, ProfiledRun
+from perfsuite.records.profile import Profile, ProfiledRun, ProfilerOutput
 from perfsuite.records.recipe import Recipe
-from perfsuite.report.formats.profile_files import profile_csv, profile_latex
+from perfsuite.report.formats.csv_file import profile_csv
+from perfsuite.report.formats.latex import profile_latex
 from perfsuite.report.terminal.profile import profile_text
 from perfsuite.system.json_files import read_json_as
 from perfsuite.system.timing_lock import TimingLock
@@ -40,9 +41,15 @@ class FakeSession:
 
     def profile(self, workload: str, recipe: Recipe, *, num_epochs: int) -> ProfiledRun:
         self.asked.append((workload, recipe, num_epochs))
-        return ProfiledRun(
-            profile=PROFILE, trace=b"{}", operator_table="operators", memory_summary="memory"
+        profiler = ProfilerOutput(
+            operators=PROFILE.operators,
+            num_steps=PROFILE.num_profiled_steps,
+            communication=PROFILE.communication,
+            trace=b"{}",
+            operator_table="operators",
+            memory_summary="memory",
         )
+        return ProfiledRun(profile=PROFILE, profiler=profiler)
 
     def close(self) -> None:
         self.asked.append("closed")

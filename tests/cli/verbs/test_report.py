@@ -91,7 +91,7 @@ def test_a_session_whose_tests_failed_is_no_pass_in_any_format(
     assert "VANISHED" in Path("t.csv").read_text()
 
 
-def test_of_a_session_without_a_gate_the_failed_tests_are_told_and_nothing_is_judged(
+def test_a_session_without_a_gate_names_its_failed_tests_and_judges_nothing(
     verb: Verb, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_run(Path("plain.json"), benchmark("a"), perfsuite={"num_failed": 1})
@@ -113,7 +113,7 @@ def test_plain_benchmarks_are_printed_by_name(
     assert lines[1::2] == ["cell step spread", "t.py::a[=1] 4.00 ms ± 0.0 %"]
 
 
-def test_every_format_is_written_where_it_is_asked_for(
+def test_every_format_is_written_to_its_option(
     verb: Verb, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code = verb(
@@ -220,7 +220,7 @@ def test_a_report_that_cannot_be_made_changes_no_verdict_and_is_one_line(
     assert result.ret == 1
     reported = [line for line in result.outlines if line.startswith(("report:", "no report:"))]
     assert reported == [
-        f"no report: {folder}/run.json is no run of pytest-benchmark: Object missing required "
+        f"no report: {folder}/run.json: is no run of pytest-benchmark: Object missing required "
         "field `datetime`; name a file that pytest-benchmark wrote, such as results/run.json"
     ]
 

@@ -11,19 +11,19 @@ from perfsuite.gate.arms.turns import Scheduler
 A, B = "base", "head"
 
 
-def referee(first: str = A) -> Scheduler:
+def scheduler(first: str = A) -> Scheduler:
     return Scheduler([A, B], first=first)
 
 
 def order_of_turns(first: str, num_rounds: int) -> list[str]:
-    """Who runs when both always want another turn."""
-    court = referee(first)
-    running = [*court.want(A), *court.want(B)]
+    """The arms in the order in which they run when both always request another turn."""
+    turns = scheduler(first)
+    running = [*turns.request(A), *turns.request(B)]
     order = []
     for _ in range(2 * num_rounds):
         (arm,) = running
         order.append(arm)
-        running = [*court.end(arm), *court.want(arm)]
+        running = [*turns.end(arm), *turns.request(arm)]
     return order
 
 
@@ -39,206 +39,208 @@ def test_the_first_arm_is_the_one_that_is_named() -> None:
 
 
 def test_each_cell_begins_its_rounds_anew() -> None:
-    court = referee()
-    court.want(A)
-    court.want(B)
-    court.end(A)
-    court.leave(A)
-    court.end(B)
-    court.leave(B)
-    court.cross_border()
+    turns = scheduler()
+    turns.request(A)
+    turns.request(B)
+    turns.end(A)
+    turns.leave(A)
+    turns.end(B)
+    turns.leave(B)
+    turns.pass_barrier()
 
-    assert [*court.want(A), *court.want(B)] == [B]  # the round of the first cell was whole: B A
-    assert [*court.end(B), *court.want(B)] == [A]
+    assert [*turns.request(A), *turns.request(B)] == [
+        B
+    ]  # the round of the first cell was whole: B A
+    assert [*turns.end(B), *turns.request(B)] == [A]
 
 
 def test_what_is_left_of_a_round_does_not_reach_into_the_next_cell() -> None:
-    court = referee()
-    court.leave(A)
-    court.want(B)
-    court.end(B)  # A never had its turn of the round
-    court.leave(B)
-    court.cross_border()
+    turns = scheduler()
+    turns.leave(A)
+    turns.request(B)
+    turns.end(B)  # A never had its turn of the round
+    turns.leave(B)
+    turns.pass_barrier()
 
-    assert [*court.want(B), *court.want(A)] == [A]
-    assert [*court.end(A), *court.want(A)] == [B]
+    assert [*turns.request(B), *turns.request(A)] == [A]
+    assert [*turns.end(A), *turns.request(A)] == [B]
 
 
 # --- waiting ---
 
 
-def test_an_arm_waits_until_the_other_wants_a_turn_too() -> None:
-    court = referee()
+def test_an_arm_waits_until_the_other_requests_a_turn_too() -> None:
+    turns = scheduler()
 
-    assert court.want(A) == []
-    assert court.want(B) == [A]
+    assert turns.request(A) == []
+    assert turns.request(B) == [A]
 
 
 def test_what_an_arm_does_between_its_turns_is_waited_for() -> None:
-    court = referee()
-    court.want(A)
-    court.want(B)
+    turns = scheduler()
+    turns.request(A)
+    turns.request(B)
 
-    assert court.end(A) == []  # A collects its garbage; B would be disturbed
-    assert court.want(A) == [B]
+    assert turns.end(A) == []  # A collects its garbage; B would be disturbed
+    assert turns.request(A) == [B]
 
 
 def test_an_arm_runs_alone_after_the_other_has_left_the_cell() -> None:
-    court = referee()
+    turns = scheduler()
 
-    assert court.leave(B) == []
-    assert court.want(A) == [A]
-    assert court.end(A) == []
-    assert court.want(A) == [A]
+    assert turns.leave(B) == []
+    assert turns.request(A) == [A]
+    assert turns.end(A) == []
+    assert turns.request(A) == [A]
 
 
 def test_an_arm_that_waits_gets_its_turn_when_the_other_leaves() -> None:
-    court = referee()
-    court.want(B)
+    turns = scheduler()
+    turns.request(B)
 
-    assert court.leave(A) == [B]
+    assert turns.leave(A) == [B]
 
 
 def test_an_arm_that_leaves_in_the_midst_of_its_turn_gives_it_back() -> None:
-    court = referee()
-    court.want(A)
-    court.want(B)
+    turns = scheduler()
+    turns.request(A)
+    turns.request(B)
 
-    assert court.leave(A) == [B]
+    assert turns.leave(A) == [B]
 
 
 def test_the_end_of_a_turn_that_nobody_has_changes_nothing() -> None:
-    court = referee()
-    court.want(A)
-    court.want(B)
+    turns = scheduler()
+    turns.request(A)
+    turns.request(B)
 
-    assert court.end(B) == []
-    assert court.end(A) == []
-    assert court.want(A) == [B]
+    assert turns.end(B) == []
+    assert turns.end(A) == []
+    assert turns.request(A) == [B]
 
 
 # --- agreeing ---
 
 
-def test_nobody_agrees_before_both_want_to() -> None:
-    court = referee()
+def test_no_arm_agrees_before_both_wait_to() -> None:
+    turns = scheduler()
 
-    assert court.agree(A) == []
-    assert court.conclude() == []
-    assert court.agree(B) == []
-    assert court.conclude() == [A, B]
-    assert court.conclude() == []
+    assert turns.agree(A) == []
+    assert turns.conclude() == []
+    assert turns.agree(B) == []
+    assert turns.conclude() == [A, B]
+    assert turns.conclude() == []
 
 
 def test_the_other_arm_runs_on_while_one_waits_to_agree() -> None:
-    court = referee()
-    court.agree(A)
+    turns = scheduler()
+    turns.agree(A)
 
-    assert court.want(B) == [B]
-    assert court.end(B) == []
-    assert court.want(B) == [B]
+    assert turns.request(B) == [B]
+    assert turns.end(B) == []
+    assert turns.request(B) == [B]
 
 
-def test_an_arm_that_waits_gets_its_turn_when_the_other_wants_to_agree() -> None:
-    court = referee()
-    court.want(B)
+def test_an_arm_that_waits_gets_its_turn_when_the_other_waits_to_agree() -> None:
+    turns = scheduler()
+    turns.request(B)
 
-    assert court.agree(A) == [B]
+    assert turns.agree(A) == [B]
 
 
 def test_an_arm_agrees_with_itself_once_the_other_has_left_the_cell() -> None:
-    court = referee()
-    court.agree(A)
-    court.leave(B)
+    turns = scheduler()
+    turns.agree(A)
+    turns.leave(B)
 
-    assert court.conclude() == [A]
+    assert turns.conclude() == [A]
 
 
 def test_after_agreeing_both_arms_have_a_turn_in_each_round_again() -> None:
-    court = referee()
-    court.agree(A)
-    court.want(B)
-    court.end(B)
-    court.agree(B)
-    court.conclude()
+    turns = scheduler()
+    turns.agree(A)
+    turns.request(B)
+    turns.end(B)
+    turns.agree(B)
+    turns.conclude()
 
-    assert [*court.want(B), *court.want(A)] == [A]
-    assert [*court.end(A), *court.want(A)] == [B]
-
-
-# --- the border ---
+    assert [*turns.request(B), *turns.request(A)] == [A]
+    assert [*turns.end(A), *turns.request(A)] == [B]
 
 
-def test_nobody_crosses_the_border_before_both_have_left() -> None:
-    court = referee()
-
-    assert court.cross_border() == []
-    court.leave(B)
-    assert court.cross_border() == []
-    court.leave(A)
-    assert court.cross_border() == [A, B]
-    assert court.cross_border() == []
+# --- the barrier ---
 
 
-def test_after_the_border_an_arm_waits_for_the_other_again() -> None:
-    court = referee()
+def test_no_arm_passes_the_barrier_before_both_have_left() -> None:
+    turns = scheduler()
+
+    assert turns.pass_barrier() == []
+    turns.leave(B)
+    assert turns.pass_barrier() == []
+    turns.leave(A)
+    assert turns.pass_barrier() == [A, B]
+    assert turns.pass_barrier() == []
+
+
+def test_after_the_barrier_an_arm_waits_for_the_other_again() -> None:
+    turns = scheduler()
     for arm in (A, B):
-        court.leave(arm)
-    court.cross_border()
+        turns.leave(arm)
+    turns.pass_barrier()
 
-    assert court.want(B) == []
+    assert turns.request(B) == []
 
 
 # --- an arm that goes ---
 
 
-def test_an_arm_goes_on_alone_when_the_other_has_gone() -> None:
-    court = referee()
-    court.want(A)
+def test_an_arm_goes_on_alone_when_the_other_has_finished() -> None:
+    turns = scheduler()
+    turns.request(A)
 
-    assert court.go(B) == [A]
-    assert court.end(A) == []
-    assert court.want(A) == [A]
+    assert turns.finish(B) == [A]
+    assert turns.end(A) == []
+    assert turns.request(A) == [A]
 
 
 def test_an_arm_that_goes_in_the_midst_of_its_turn_gives_it_back() -> None:
-    court = referee()
-    court.want(A)
-    court.want(B)
+    turns = scheduler()
+    turns.request(A)
+    turns.request(B)
 
-    assert court.go(A) == [B]
+    assert turns.finish(A) == [B]
 
 
-def test_an_arm_at_the_border_crosses_it_when_the_other_has_gone() -> None:
-    court = referee()
-    court.leave(A)
+def test_an_arm_at_the_barrier_passes_it_when_the_other_has_finished() -> None:
+    turns = scheduler()
+    turns.leave(A)
 
-    assert court.cross_border() == []
-    court.go(B)
-    assert court.cross_border() == [A]
+    assert turns.pass_barrier() == []
+    turns.finish(B)
+    assert turns.pass_barrier() == [A]
 
 
 def test_a_single_arm_needs_nobody() -> None:
-    court = Scheduler([A], first=A)
+    turns = Scheduler([A], first=A)
 
-    assert court.want(A) == [A]
-    assert court.end(A) == []
-    assert court.leave(A) == []
-    assert court.cross_border() == [A]
+    assert turns.request(A) == [A]
+    assert turns.end(A) == []
+    assert turns.leave(A) == []
+    assert turns.pass_barrier() == [A]
 
 
 # --- any interleaving ---
 
 
 class Play:
-    """Two arms that act when they can, and the referee between them.
+    """Two arms that act when they can, and the scheduler between them.
 
     Each arm goes through its cells, some turns in each; it is free, waiting for its turn, running,
-    waiting at a border, or gone.
+    waiting at the barrier, or finished.
     """
 
     def __init__(self, turns: dict[str, list[int]], first: str) -> None:
-        self.court = referee(first)
+        self.turns = scheduler(first)
         self.left = {arm: [*numbers] for arm, numbers in turns.items()}
         self.state = dict.fromkeys(turns, "free")
         self.cells = dict.fromkeys(turns, 0)
@@ -248,7 +250,7 @@ class Play:
         return sorted(arm for arm, state in self.state.items() if state in ("free", "running"))
 
     def act(self, arm: str, *, breaks: bool = False) -> None:
-        """Do what the arm does next: end its turn, want one, leave the cell, or go.
+        """Do what the arm does next: end its turn, request one, leave the cell, or finish.
 
         One that breaks leaves the cell without ending its turn.
         """
@@ -257,25 +259,25 @@ class Play:
             self.leave(arm)
         elif self.state[arm] == "running":
             self.state[arm] = "free"
-            self.grant(self.court.end(arm))
+            self.grant(self.turns.end(arm))
         elif not self.left[arm]:
-            self.go(arm)
+            self.finish(arm)
         elif self.left[arm][0]:
             self.left[arm][0] -= 1
             self.state[arm] = "waiting"
-            self.grant(self.court.want(arm))
+            self.grant(self.turns.request(arm))
         else:
             self.left[arm].pop(0)
             self.leave(arm)
 
     def leave(self, arm: str) -> None:
-        self.state[arm] = "at the border"
-        self.grant(self.court.leave(arm))
+        self.state[arm] = "at the barrier"
+        self.grant(self.turns.leave(arm))
         self.cross()
 
-    def go(self, arm: str) -> None:
-        self.state[arm] = "gone"
-        self.grant(self.court.go(arm))
+    def finish(self, arm: str) -> None:
+        self.state[arm] = "finished"
+        self.grant(self.turns.finish(arm))
         self.cross()
 
     def grant(self, arms: list[str]) -> None:
@@ -284,13 +286,13 @@ class Play:
             self.state[arm] = "running"
             self.granted.append(arm)
             for other in self.state.keys() - {arm}:
-                assert self.state[other] in ("waiting", "at the border", "gone")
+                assert self.state[other] in ("waiting", "at the barrier", "finished")
                 assert self.state[other] != "waiting" or self.cells[arm] == self.cells[other]
 
     def cross(self) -> None:
-        for arm in self.court.cross_border():
-            if self.state[arm] != "gone":
-                assert self.state[arm] == "at the border"
+        for arm in self.turns.pass_barrier():
+            if self.state[arm] != "finished":
+                assert self.state[arm] == "at the barrier"
                 self.state[arm] = "free"
                 self.cells[arm] += 1
 
@@ -308,7 +310,7 @@ def test_never_do_two_arms_run_nor_do_all_wait(
 ) -> None:
     play = Play(turns, first)
 
-    while set(play.state.values()) != {"gone"}:
+    while set(play.state.values()) != {"finished"}:
         able = play.can_act()
         assert able, f"both wait for ever: {play.state}"
         play.act(data.draw(st.sampled_from(able)))
@@ -329,11 +331,11 @@ def test_an_arm_that_breaks_off_or_is_killed_at_any_moment_never_stops_the_other
     play = Play(turns, first)
     num_steps = 0
 
-    while set(play.state.values()) != {"gone"}:
-        if num_steps == dies_after and play.state[victim] != "gone":
-            play.go(victim)
+    while set(play.state.values()) != {"finished"}:
+        if num_steps == dies_after and play.state[victim] != "finished":
+            play.finish(victim)
         able = play.can_act()
-        assert able or set(play.state.values()) == {"gone"}, f"both wait: {play.state}"
+        assert able or set(play.state.values()) == {"finished"}, f"both wait: {play.state}"
         if able:
             arm = data.draw(st.sampled_from(able))
             play.act(arm, breaks=arm == victim and data.draw(st.booleans()))
@@ -349,7 +351,7 @@ def test_equal_arms_take_turns_a_b_b_a_whoever_asks_first(
 ) -> None:
     play = Play({A: num_rounds, B: num_rounds}, A)
 
-    while set(play.state.values()) != {"gone"}:
+    while set(play.state.values()) != {"finished"}:
         play.act(data.draw(st.sampled_from(play.can_act())))
 
     rounds = [play.granted[at : at + 2] for at in range(0, len(play.granted), 2)]
@@ -360,63 +362,63 @@ def test_equal_arms_take_turns_a_b_b_a_whoever_asks_first(
 
 
 def test_an_arm_enters_a_cell_of_two_at_once() -> None:
-    court = referee()
+    turns = scheduler()
 
-    assert court.enter(B, alone=False) == [B]
-    assert court.enter(A, alone=False) == [A]
+    assert turns.enter(B, alone=False) == [B]
+    assert turns.enter(A, alone=False) == [A]
 
 
 @pytest.mark.parametrize("first", [A, B])
 def test_the_first_of_the_pair_enters_first_whoever_came_first(first: str) -> None:
-    court = referee(first)
+    turns = scheduler(first)
     second = B if first == A else A
 
-    assert court.enter(second, alone=True) == []
-    assert court.enter(first, alone=True) == [first]
+    assert turns.enter(second, alone=True) == []
+    assert turns.enter(first, alone=True) == [first]
 
 
 def test_an_arm_that_is_alone_in_a_cell_waits_for_nobody() -> None:
-    court = referee()
-    court.enter(A, alone=True)
+    turns = scheduler()
+    turns.enter(A, alone=True)
 
-    assert court.agree(A) == []
-    assert court.conclude() == [A]
-    assert court.want(A) == [A]
-    assert court.end(A) == []
-    assert court.want(A) == [A]
-
-
-def test_the_door_opens_when_the_other_has_left() -> None:
-    court = referee()
-    court.enter(A, alone=True)
-    court.enter(B, alone=True)
-    assert court.open_door() == []
-
-    court.leave(A)
-
-    assert court.open_door() == [B]
-    assert court.cross_border() == []
-    assert court.want(B) == [B]
-    court.leave(B)
-    assert court.cross_border() == [A, B]
+    assert turns.agree(A) == []
+    assert turns.conclude() == [A]
+    assert turns.request(A) == [A]
+    assert turns.end(A) == []
+    assert turns.request(A) == [A]
 
 
-def test_the_door_opens_when_the_other_is_gone() -> None:
-    court = referee()
-    court.enter(B, alone=True)
+def test_an_arm_is_admitted_when_the_other_has_left() -> None:
+    turns = scheduler()
+    turns.enter(A, alone=True)
+    turns.enter(B, alone=True)
+    assert turns.admit() == []
 
-    court.go(A)
+    turns.leave(A)
 
-    assert court.open_door() == [B]
+    assert turns.admit() == [B]
+    assert turns.pass_barrier() == []
+    assert turns.request(B) == [B]
+    turns.leave(B)
+    assert turns.pass_barrier() == [A, B]
+
+
+def test_an_arm_is_admitted_when_the_other_has_finished() -> None:
+    turns = scheduler()
+    turns.enter(B, alone=True)
+
+    turns.finish(A)
+
+    assert turns.admit() == [B]
 
 
 def test_the_next_cell_is_for_two_again() -> None:
-    court = referee()
+    turns = scheduler()
     for arm in (A, B):
-        court.enter(arm, alone=True)
-        court.open_door()
-        court.leave(arm)
-    court.cross_border()
+        turns.enter(arm, alone=True)
+        turns.admit()
+        turns.leave(arm)
+    turns.pass_barrier()
 
-    assert court.enter(A, alone=False) == [A]
-    assert court.want(A) == []  # waits for B, as ever
+    assert turns.enter(A, alone=False) == [A]
+    assert turns.request(A) == []  # waits for B, as ever

@@ -1,4 +1,4 @@
-"""Reviewed exceptions: what they allow, until when, and that nobody's file is spoilt."""
+"""Reviewed exceptions: what they allow, until when, and that no file of a user is spoilt."""
 
 from __future__ import annotations
 
@@ -278,15 +278,50 @@ def test_a_file_with_nothing_expired_is_not_touched(tmp_path: Path) -> None:
     assert path.stat().st_ino == before.st_ino
 
 
-def test_a_list_that_is_written_inline_is_edited_by_hand(tmp_path: Path) -> None:
-    text = 'accepted = [{cell = "a", kind = "removed", reason = "why", expires = 2020-01-01}]\n'
+def test_an_exception_is_added_to_an_inline_list_whose_comments_stay(tmp_path: Path) -> None:
+    text = (
+        'accepted = [  # reviewed\n  {cell = "a", kind = "removed", reason = "why", '
+        "expires = 2027-01-31},\n]\n"
+    )
     path = written(tmp_path, text)
 
-    for edit in (lambda: prune(path, TODAY), lambda: append_entry(path, slowdown())):
-        with pytest.raises(SettingError) as refused:
-            edit()
-        assert str(refused.value) == (
-            f"{path} cannot be edited by lines: it has 1 exceptions and 0 lines that begin with "
-            "[[accepted]]; edit it by hand"
-        )
-    assert path.read_text() == text
+    append_entry(path, Removal(cell="b", reason="why too", expires=LATER))
+
+    assert read_accepted(path, TODAY).entries == (
+        Removal(cell="a", reason="why", expires=LATER),
+        Removal(cell="b", reason="why too", expires=LATER),
+    )
+    assert path.read_text().startswith(text.removesuffix("]\n"))
+
+
+def test_an_expired_exception_is_removed_from_an_inline_list(tmp_path: Path) -> None:
+    old = '{cell = "a", kind = "removed", reason = "why", expires = 2020-01-01}'
+    kept = '{cell = "b", kind = "removed", reason = "why", expires = 2027-01-31}'
+    path = written(tmp_path, f"# Reviewed.\naccepted = [\n  {old},\n  {kept},  # still\n]\n")
+
+    removed = prune(path, TODAY)
+
+    assert [entry.cell for entry in removed] == ["a"]
+    assert path.read_text() == f"# Reviewed.\naccepted = [\n  {kept},  # still\n]\n"
+
+
+def test_an_exception_is_added_to_an_empty_inline_list(tmp_path: Path) -> None:
+    path = written(tmp_path, "accepted = []\n")
+
+    append_entry(path, slowdown())
+
+    assert read_accepted(path, TODAY).entries == (slowdown(),)
+
+
+def test_pruning_keeps_the_comments_of_the_entries_that_stay(tmp_path: Path) -> None:
+    path = written(tmp_path, FILE.replace("# The scheduler", "# Once.\n\n# The scheduler"))
+    append_entry(path, slowdown("kept"))
+    path.write_text(path.read_text().replace("\n[[accepted]]\ncell = \"kept\"", (
+        "\n# Because\n  # of this.\n[[accepted]]  # here\ncell = \"kept\"  # too"
+    )))  # fmt: skip
+    before = path.read_text()
+
+    prune(path, TODAY)
+
+    gone = before[before.index('[[accepted]]\ncell = "gone"') : before.index("# Because")]
+    assert path.read_text() == before.replace(gone, "")

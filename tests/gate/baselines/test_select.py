@@ -122,7 +122,7 @@ def test_a_run_without_a_stamp_is_refused(tmp_path: Path) -> None:
     assert refusals(choose_runs(tmp_path, True, HERE)) == [
         (
             "0001_run.json",
-            "has no stamp of perfsuite, so nobody knows whether its tests passed, or where it ran; "
+            "has no stamp of perfsuite, which says whether its tests passed and where it ran; "
             "save it again with --benchmark-save",
         )
     ]

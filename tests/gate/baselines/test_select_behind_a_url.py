@@ -103,7 +103,7 @@ def test_a_url_that_names_nothing_is_refused_by_its_name() -> None:
         choose_runs(STORAGE, "ftp://host/0001_a.json", HERE)
     assert str(refused.value) == (
         "--benchmark-compare is 'ftp://host/0001_a.json'; use a path, or a URL that begins with "
-        "s3://, gs:// or memory://"
+        "s3:// or gs://"
     )
 
 
@@ -154,7 +154,7 @@ def test_a_storage_that_cannot_be_reached_is_named_with_the_reason(
     with pytest.raises(WriteError) as unremoved:
         remove_run(FOLDER / "0001_run.json")
 
-    assert str(unread.value) == f"{STORAGE}: cannot be looked into: Access Denied"
+    assert str(unread.value) == f"{STORAGE}: cannot be listed: Access Denied"
     assert str(unsaved.value) == f"cannot save {FOLDER}/NNNN_run.json: Access Denied"
     assert str(unremoved.value) == f"cannot remove {FOLDER}/0001_run.json: Access Denied"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from perfsuite.errors import PerfsuiteError
-from perfsuite.gate.git.log import count_commits, read_lineage, subject_of
+from perfsuite.gate.git.log import count_commits, read_log, subject_of
 
 STREAM = """\
 commit refs/heads/main
@@ -54,12 +54,12 @@ def run_git(root: Path, *arguments: str) -> str:
 
 
 def test_parents_come_before_their_children_whatever_the_clock_said(repository: Path) -> None:
-    lineage = read_lineage(repository, "main")
+    log = read_log(repository, "main")
 
-    subjects = [subject_of(repository, commit) for commit in lineage]
+    subjects = [subject_of(repository, commit) for commit in log]
     assert (subjects[0], subjects[-1]) == ("first", "merge")
     assert len(subjects) == 4
-    assert next(iter(lineage.values())) == datetime(2001, 9, 9, 1, 46, 40, tzinfo=UTC)
+    assert next(iter(log.values())) == datetime(2001, 9, 9, 1, 46, 40, tzinfo=UTC)
 
 
 def commit_at(root: Path, when: str, parents: list[str]) -> str:
@@ -86,10 +86,10 @@ def test_a_commit_of_an_odd_time_counts_as_made_with_the_one_before(
 ) -> None:
     newest = commit_at(repository, when, [run_git(repository, "rev-parse", "main")])
 
-    lineage = read_lineage(repository, newest)
+    log = read_log(repository, newest)
 
-    assert list(lineage)[-1] == newest
-    assert lineage[newest] == lineage[run_git(repository, "rev-parse", "main")]
+    assert list(log)[-1] == newest
+    assert log[newest] == log[run_git(repository, "rev-parse", "main")]
 
 
 @pytest.mark.parametrize("when", ODD)
@@ -99,7 +99,7 @@ def test_first_commits_of_an_odd_time_count_as_made_with_the_one_after_them(
     first = commit_at(repository, when, [])
     second = commit_at(repository, "1000000000 +0000", [first])
 
-    assert read_lineage(repository, second) == dict.fromkeys(
+    assert read_log(repository, second) == dict.fromkeys(
         [first, second], datetime(2001, 9, 9, 1, 46, 40, tzinfo=UTC)
     )
 
@@ -108,7 +108,7 @@ def test_commits_that_all_name_no_time_have_a_place_all_the_same(repository: Pat
     first = commit_at(repository, "abc", [])
     second = commit_at(repository, "abc", [first])
 
-    assert list(read_lineage(repository, second)) == [first, second]
+    assert list(read_log(repository, second)) == [first, second]
 
 
 def test_commits_that_only_the_second_has_are_counted(repository: Path) -> None:
@@ -122,7 +122,7 @@ def test_a_subject_moves_no_cursor(repository: Path) -> None:
 
 def test_what_git_does_not_know_is_said(repository: Path) -> None:
     with pytest.raises(PerfsuiteError) as failed:
-        read_lineage(repository, "nowhere")
+        read_log(repository, "nowhere")
 
     assert str(failed.value) == (
         f"'git log' failed in {repository}: ambiguous argument 'nowhere': unknown revision or path "

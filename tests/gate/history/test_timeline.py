@@ -53,7 +53,7 @@ def named(runs: list[tuple[datetime.datetime, StoredRun]]) -> list[str]:
 
 
 def test_runs_follow_their_commits_and_then_their_days() -> None:
-    lineage = {"old": NOON, "new": NOON + 2 * DAY}
+    log = {"old": NOON, "new": NOON + 2 * DAY}
     runs = [
         run("measured late", days=9, commit="old"),
         run("again", days=4, commit="new"),
@@ -61,7 +61,7 @@ def test_runs_follow_their_commits_and_then_their_days() -> None:
         run("old", days=1, commit="old"),
     ]
 
-    ordered = order_runs(runs, lineage)
+    ordered = order_runs(runs, log)
 
     assert named(ordered) == ["old", "measured late", "new", "again"]
     assert [made_at for made_at, _ in ordered] == [NOON, NOON, NOON + 2 * DAY, NOON + 2 * DAY]

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 import subprocess
 from pathlib import Path
 
 import pytest
 
 from perfsuite.gate.arms.arm import Arm, Launch
-from perfsuite.gate.arms.arm_plugin import imported_files as of_an_arm
 from perfsuite.gate.judge.imports import find_wrong_import
-from perfsuite.worker.jobs.turns import imported_files as of_a_rank
 
 PLACES = {
     "pkg": "pkg/__init__.py",
@@ -303,29 +300,6 @@ def test_a_module_that_only_head_has_may_be_installed_for_both(folder: Path) -> 
     shared = {"flash": "site-packages/flash/__init__.py"}
 
     assert compare(folder, shared, shared) is None
-
-
-def test_what_is_imported_of_a_split_package_is_told_part_by_part(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sources = tmp_path.resolve() / "site-packages"
-    for name in ("split_acme/core/__init__.py", "split_acme/core/inner.py", "split_acme/one.py"):
-        (sources / name).parent.mkdir(parents=True, exist_ok=True)
-        (sources / name).touch()
-    monkeypatch.syspath_prepend(sources)
-    for name in ("split_acme.core.inner", "split_acme.one"):
-        importlib.import_module(name)
-
-    told = of_an_arm()
-
-    assert {name: file for name, file in told.items() if name.startswith("split_acme")} == {
-        "split_acme": f"{sources}/split_acme",
-        "split_acme.core": f"{sources}/split_acme/core/__init__.py",
-        "split_acme.one": f"{sources}/split_acme/one.py",
-    }
-    assert of_a_rank() == told
-    assert told["pytest"] == pytest.__file__
-    assert not [name for name in told if name.startswith("_pytest.")]
 
 
 # --- code beside a root that is one folder of the checkout ---

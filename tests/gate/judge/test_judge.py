@@ -88,7 +88,7 @@ def slower_by(**log_ratios: float) -> Machine:
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Judgement]:
-    """Judge cells on a machine; every cell has the usual demands unless others are given."""
+    """Judge cells on a machine; every cell has the usual policy unless others are given."""
 
     def judge_on(
         machine: Machine, names: Sequence[str], *, max_pairs: int = 8, **changes: Any
@@ -103,8 +103,8 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Judgement]:
             "priors": {},
             "say": lambda text: None,
         }
-        demands = changes.pop("demands", {})
-        asked = {name: demands.get(name, USUAL) for name in names}
+        policies = changes.pop("policies", {})
+        asked = {name: policies.get(name, USUAL) for name in names}
         return judge(BASE, HEAD, asked, **(arguments | changes))
 
     return judge_on
@@ -139,7 +139,7 @@ def test_an_accepted_slowdown_is_not_a_regression_and_a_larger_one_is(run: Run) 
         machine,
         names,
         max_pairs=3,
-        demands=dict.fromkeys(names, asked),
+        policies=dict.fromkeys(names, asked),
     )
 
     assert words(judgement) == dict(zip(names, ("PASS", "FAIL", "PASS", "IMPROVED"), strict=True))
@@ -191,7 +191,7 @@ def test_a_verdict_can_be_recomputed_from_the_raw_pairs(run: Run) -> None:
         )
         log_ratios = [math.log(head_s / base_s) for base_s, head_s in trial.raw]
         assert decide(log_ratios, rule) == trial.decision
-        assert trial.asked == {**dataclasses.asdict(rule), "accepted_slowdown": 1.0}
+        assert trial.rule == {**dataclasses.asdict(rule), "accepted_slowdown": 1.0}
         assert trial.decision is not None
         assert trial.decision.word == trial.word
 
@@ -203,7 +203,7 @@ def test_cells_that_others_judge_share_the_error_rate(run: Run) -> None:
     of_many = run(slower, ["slower"], max_pairs=3, num_cells=2000)
 
     assert (words(alone), words(of_many)) == ({"slower": "FAIL"}, {"slower": "PASS"})
-    assert of_many.trials[0].asked["num_cells"] == 2000
+    assert of_many.trials[0].rule["num_cells"] == 2000
 
 
 def test_a_pair_is_the_trimmed_mean_of_the_ratios_of_rounds_beside_each_other(run: Run) -> None:
@@ -225,19 +225,19 @@ def test_a_cells_own_tolerance_and_limit_decide_it(run: Run) -> None:
     machine = slower_by(strict=0.10, mild=0.10)
     mild = CellPolicy(tolerance=0.15, limit=0.20, floor_s=0.0)
 
-    judgement = run(machine, ["strict", "mild"], demands={"mild": mild})
+    judgement = run(machine, ["strict", "mild"], policies={"mild": mild})
 
     assert words(judgement) == {"strict": "FAIL", "mild": "PASS"}
 
 
 def test_a_slowdown_below_the_floor_passes_and_says_so(run: Run) -> None:
     machine = slower_by(small=0.10, large=0.10)
-    demands = {
+    policies = {
         "small": CellPolicy(tolerance=0.02, limit=0.05, floor_s=200e-6),
         "large": CellPolicy(tolerance=0.02, limit=0.05, floor_s=100e-6),
     }
 
-    judgement = run(machine, ["small", "large"], demands=demands)
+    judgement = run(machine, ["small", "large"], policies=policies)
 
     assert words(judgement) == {"small": "PASS", "large": "FAIL"}
     small, large = judgement.trials
@@ -249,9 +249,9 @@ def test_the_floor_excuses_no_cell_that_is_inconclusive(run: Run) -> None:
     machine = Machine(
         lambda name, arm, number: timed(0.001 if arm == "base" or number % 2 else 0.0012)
     )
-    demands = {"a": CellPolicy(tolerance=0.02, limit=0.05, floor_s=1.0)}
+    policies = {"a": CellPolicy(tolerance=0.02, limit=0.05, floor_s=1.0)}
 
-    judgement = run(machine, ["a"], max_pairs=4, demands=demands)
+    judgement = run(machine, ["a"], max_pairs=4, policies=policies)
 
     assert words(judgement) == {"a": "INCONCLUSIVE"}
 
@@ -284,22 +284,22 @@ def test_the_floor_excuses_no_cell_that_is_inconclusive(run: Run) -> None:
             timed(0.0),
             timed(1.0),
             "INVALID",
-            "a round took 0.0 s; its clock stands still, or is none",
+            "a round took 0.0 s; its clock stood still, or is no clock",
         ),
         (
             timed(1.0),
             timed(math.nan),
             "INVALID",
-            "a round took nan s; its clock stands still, or is none",
+            "a round took nan s; its clock stood still, or is no clock",
         ),
         (
             timed(1.0),
             timed(-1.0),
             "INVALID",
-            "a round took -1.0 s; its clock stands still, or is none",
+            "a round took -1.0 s; its clock stood still, or is no clock",
         ),
-        (None, timed(1.0), "INVALID", "the base launch told nothing: it ended early"),
-        (timed(1.0), None, "INVALID", "the head launch told nothing: it ended early"),
+        (None, timed(1.0), "INVALID", "the base launch did not measure it: it ended early"),
+        (timed(1.0), None, "INVALID", "the head launch did not measure it: it ended early"),
     ],
 )
 def test_what_is_no_time_is_never_judged(
@@ -326,7 +326,7 @@ def test_tests_that_cannot_be_collected_are_told_from_a_launch_that_broke(
 
     (trial,) = run(machine, ["a"]).trials
 
-    assert (trial.word, trial.reason) == (word, f"the {arm} launch told nothing: {broken}")
+    assert (trial.word, trial.reason) == (word, f"the {arm} launch did not measure it: {broken}")
 
 
 def test_a_cell_that_a_whole_launch_left_out_is_invalid(run: Run) -> None:
@@ -336,7 +336,7 @@ def test_a_cell_that_a_whole_launch_left_out_is_invalid(run: Run) -> None:
 
     assert (trial.word, trial.reason) == (
         "INVALID",
-        "the base launch told nothing: its session stopped before the cell had ended",
+        "the base launch did not measure it: its session stopped before the cell had ended",
     )
 
 
@@ -356,7 +356,7 @@ def test_a_launch_that_ends_in_one_cell_costs_the_others_a_pair(run: Run) -> Non
 
     assert words(judgement) == {"before": "PASS", "ends": "INVALID", "after": "PASS"}
     assert judgement.trials[1].reason == (
-        "the base launch told nothing: its pytest ended early with exit code 3"
+        "the base launch did not measure it: its pytest ended early with exit code 3"
     )
     assert all("ends" not in names for names in machine.names[1:])
 
@@ -410,7 +410,7 @@ def test_a_wrong_import_takes_earlier_verdicts_back(run: Run) -> None:
         machine,
         ["quick", "slow"],
         say=say,
-        demands={"slow": CellPolicy(tolerance=0.02, limit=0.03, floor_s=0.0)},
+        policies={"slow": CellPolicy(tolerance=0.02, limit=0.03, floor_s=0.0)},
     )
 
     assert judgement.num_pairs == 4
@@ -569,7 +569,7 @@ def test_the_arm_that_ended_by_itself_is_the_one_that_is_blamed(
 
     assert words(judgement) == {"a": "INVALID"}
     assert judgement.trials[0].reason == (
-        f"the {ended_first} launch told nothing: its pytest ended early with signal 9"
+        f"the {ended_first} launch did not measure it: its pytest ended early with signal 9"
     )
 
 
@@ -592,9 +592,9 @@ def counted(arm: str, **head: Any) -> CellRun:
 EXACTLY = dataclasses.replace(USUAL, slacks={})
 
 
-def judge_counts(run: Run, demands: CellPolicy, **head: Any) -> Trial:
+def judge_counts(run: Run, policies: CellPolicy, **head: Any) -> Trial:
     machine = Machine(lambda name, arm, number: counted(arm, **head))
-    return run(machine, ["a"], max_pairs=3, demands={"a": demands}).trials[0]
+    return run(machine, ["a"], max_pairs=3, policies={"a": policies}).trials[0]
 
 
 def test_a_count_that_grew_fails_a_cell_that_is_no_slower(run: Run) -> None:
@@ -622,7 +622,7 @@ def trained(arm: str, **head: Any) -> CellRun:
 def test_steps_over_other_samples_are_not_compared(run: Run) -> None:
     machine = Machine(lambda name, arm, number: trained(arm, samples_per_s=16 / 0.001))
 
-    trial = run(machine, ["a"], demands={"a": EXACTLY}).trials[0]
+    trial = run(machine, ["a"], policies={"a": EXACTLY}).trials[0]
 
     assert (trial.word, trial.raw) == ("INVALID", [])
     assert trial.reason == (
@@ -634,7 +634,7 @@ def test_steps_over_other_samples_are_not_compared(run: Run) -> None:
 def test_another_recipe_is_told_beside_the_verdict(run: Run) -> None:
     machine = Machine(lambda name, arm, number: trained(arm, recipe={"precision": "bf16"}))
 
-    trial = run(machine, ["a"], max_pairs=3, demands={"a": EXACTLY}).trials[0]
+    trial = run(machine, ["a"], max_pairs=3, policies={"a": EXACTLY}).trials[0]
 
     assert trial.word == "PASS"
     assert trial.reason == "head trains with precision 'bf16' instead of 'fp32'"
@@ -643,7 +643,7 @@ def test_another_recipe_is_told_beside_the_verdict(run: Run) -> None:
 def test_recipes_that_are_meant_to_differ_may_have_other_batches(run: Run) -> None:
     machine = Machine(lambda name, arm, number: trained(arm, samples_per_s=16 / 0.001))
 
-    trial = run(machine, ["a"], max_pairs=3, demands={"a": USUAL}).trials[0]
+    trial = run(machine, ["a"], max_pairs=3, policies={"a": USUAL}).trials[0]
 
     assert (trial.word, trial.reason) == ("PASS", None)
 
@@ -654,7 +654,7 @@ def test_where_time_is_up_before_the_first_pair_no_count_is_looked_at(run: Run) 
     judgement = run(
         machine,
         ["a"],
-        demands={"a": EXACTLY},
+        policies={"a": EXACTLY},
         budget=Budget(max_pairs=3, max_s=0.0, timeout_s=30.0),
     )
 
@@ -663,7 +663,7 @@ def test_where_time_is_up_before_the_first_pair_no_count_is_looked_at(run: Run) 
 
 
 @pytest.mark.parametrize(
-    ("demands", "head"),
+    ("policies", "head"),
     [
         (EXACTLY, {}),
         (EXACTLY, {"flops": 900}),
@@ -678,9 +678,9 @@ def test_where_time_is_up_before_the_first_pair_no_count_is_looked_at(run: Run) 
     ids=["equal", "fewer", "slack", "off", "accepted", "two recipes"],
 )
 def test_counts_that_may_differ_leave_the_verdict_to_the_times(
-    run: Run, demands: CellPolicy, head: dict[str, Any]
+    run: Run, policies: CellPolicy, head: dict[str, Any]
 ) -> None:
-    trial = judge_counts(run, demands, **head)
+    trial = judge_counts(run, policies, **head)
 
     assert (trial.word, trial.by, trial.reason) == ("PASS", "pairs", None)
 
@@ -690,7 +690,7 @@ def test_counts_explain_a_cell_that_times_have_failed(run: Run) -> None:
         times = timed(0.001 if arm == "base" else 0.0011)
         return dataclasses.replace(times, record=counted(arm, ops=1001).record)
 
-    trial = run(Machine(slower), ["a"], max_pairs=3, demands={"a": EXACTLY}).trials[0]
+    trial = run(Machine(slower), ["a"], max_pairs=3, policies={"a": EXACTLY}).trials[0]
 
     assert (trial.word, trial.by) == ("FAIL", "pairs")
     assert trial.reason == "ops 1,000 -> 1,001 (+0.1 %), allowed 0 %"
@@ -713,7 +713,7 @@ def test_counts_that_cannot_be_compared_are_told_of(
         record = {"fingerprint": "aaaa", **run_of_arm.record}
         return dataclasses.replace(run_of_arm, record=record)
 
-    trial = run(Machine(other), ["a"], max_pairs=3, demands={"a": EXACTLY}).trials[0]
+    trial = run(Machine(other), ["a"], max_pairs=3, policies={"a": EXACTLY}).trials[0]
 
     assert (trial.word, trial.by) == ("PASS", "pairs")
     assert trial.reason is not None
@@ -734,7 +734,7 @@ _ONE_BY_ONE = "memory has no room for both arms: they ran one after the other, n
         "RuntimeError: [enforce fail] DefaultCPUAllocator: not enough memory: you tried to",
         "MemoryError",
         "OSError: [Errno 12] Cannot allocate memory",
-        "rank 1 of 2 was killed by SIGKILL (by somebody, or by the kernel because memory ran out)",
+        "rank 1 of 2 was killed by SIGKILL (by a user, or by the kernel because memory ran out)",
     ],
 )
 def test_a_cell_that_memory_has_no_room_for_twice_is_run_one_by_one(run: Run, why: str) -> None:

@@ -1,18 +1,18 @@
-"""Which rank of several controllers is blamed."""
+"""Which rank of several controllers is named in the error."""
 
 from __future__ import annotations
 
 from perfsuite.errors import LostRankError, NotExercisedError, PerfsuiteError, RankFailureError
 from perfsuite.ranks.messages import FunctionReturned, Reply
 from perfsuite.ranks.progress import Position
-from perfsuite.ranks.torchrun.groups import Ended, error_of
+from perfsuite.ranks.torchrun.groups import RankEnd, error_of
 
 
 def ended(
     result: Reply | PerfsuiteError | None, step: int = 3, lines: tuple[str, ...] = ()
-) -> Ended:
+) -> RankEnd:
     position = Position(num_marks=step, phase="measure", stage="backward", step=step)
-    return Ended(result=result, position=position, lines=lines)
+    return RankEnd(result=result, position=position, lines=lines)
 
 
 def raised(message: str, *, lost_peer: bool = False) -> RankFailureError:
@@ -23,7 +23,7 @@ LOST = raised("connection closed", lost_peer=True)
 DONE = FunctionReturned(value=b"")
 
 
-def blamed(said: dict[int, Ended], world_size: int) -> str:
+def blamed(said: dict[int, RankEnd], world_size: int) -> str:
     return str(error_of(said, world_size=world_size, collective_timeout_s=30))
 
 
@@ -60,8 +60,8 @@ def test_a_controller_that_does_not_answer_is_named() -> None:
 
     assert isinstance(error, LostRankError)
     assert str(error) == (
-        "rank 1 of 2 is gone, or stands still: rank 0 lost it, and its pytest process did not "
-        "answer for 10 s"
+        "rank 1 of 2 is gone or hangs: rank 0 lost it, and its pytest process did not answer "
+        "for 10 s"
     )
 
 

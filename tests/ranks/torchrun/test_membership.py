@@ -1,4 +1,4 @@
-"""What torchrun's variables say of a process, and which of them cannot be."""
+"""The place that torchrun's variables give a process, and the values that are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two controllers over a real store: what they hear, in which order, and who is gone."""
+"""Two controllers over a real store: what they receive, its order, and which one is gone."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ import pytest
 from perfsuite.errors import LostRankError
 from perfsuite.ranks import bootstrap
 from perfsuite.ranks.forkserver import start_process
-from perfsuite.ranks.torchrun.inbox import Lost, MessengerStart
 from perfsuite.ranks.torchrun.membership import Membership
-from perfsuite.ranks.torchrun.peers import Peers, enter_messenger
+from perfsuite.ranks.torchrun.peers import MessengerStart, Peers, SessionBroken, enter_messenger
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -56,7 +55,7 @@ def peers() -> Iterator[list[Peers]]:
 
 def test_what_all_say_is_returned_in_rank_order(peers: list[Peers]) -> None:
     first, second = peers
-    second.say("names", "b")
+    second.broadcast("names", "b")
 
     assert first.gather("names", "a") == ["a", "b"]
 
@@ -64,19 +63,19 @@ def test_what_all_say_is_returned_in_rank_order(peers: list[Peers]) -> None:
 def test_a_value_of_several_pages_comes_whole(peers: list[Peers]) -> None:
     first, second = peers
     large = os.urandom(9 * 2**20)
-    second.say("data", large)
+    second.broadcast("data", large)
 
     assert first.gather("data", b"") == [b"", large]
 
 
 def test_what_was_said_in_a_phase_is_forgotten_in_the_next(peers: list[Peers]) -> None:
     first, second = peers
-    second.say("late", "word")
+    second.broadcast("late", "word")
     with ThreadPoolExecutor() as pool:
         other = pool.submit(second.end_phase, "passed")
         assert first.end_phase("failed") == other.result() == ["failed", "passed"]
 
-    assert first.said("late") == {}
+    assert first.received("late") == {}
     assert (first.phase, second.phase) == (1, 1)
 
 
@@ -108,7 +107,7 @@ def test_a_rank_that_ended_its_session_is_named(peers: list[Peers]) -> None:
 def test_a_messenger_that_was_killed_is_noticed_at_once() -> None:
     first, second = peers_at(free_port())
     try:
-        second.say("names", "b")
+        second.broadcast("names", "b")
         first.gather("names", "a")
         pid = second._messenger.pid
         assert pid is not None
@@ -129,7 +128,7 @@ def test_a_messenger_that_was_killed_is_noticed_at_once() -> None:
 def test_a_rank_that_falls_silent_is_named() -> None:
     first, second = peers_at(free_port(), silence_s=2.5)
     try:
-        second.say("names", "b")
+        second.broadcast("names", "b")
         first.gather("names", "a")
         second.close()
 
@@ -140,7 +139,7 @@ def test_a_rank_that_falls_silent_is_named() -> None:
 
     assert first.is_broken
     assert str(caught.value) == (
-        "rank 1 of 2 is gone, or stands still: nothing was heard of its pytest process for 2.5 s"
+        "rank 1 of 2 is gone or hangs: nothing was heard of its pytest process for 2.5 s"
     )
 
 
@@ -151,7 +150,6 @@ def test_a_controller_that_is_stopped_is_named_and_goes_on_to_its_end(tmp_path: 
     messenger, pipe = start_process(
         enter_messenger,
         MessengerStart(
-            entry="perfsuite.worker.messenger:serve",
             membership=membership_at(port, rank=1),
             controller=controller.pid,
             folder=str(tmp_path),
@@ -166,7 +164,7 @@ def test_a_controller_that_is_stopped_is_named_and_goes_on_to_its_end(tmp_path: 
         with pytest.raises(LostRankError) as caught:
             first.gather("more names", "c")
         first.close()  # and the store with it
-        while not isinstance(pipe.recv(), Lost):
+        while not isinstance(pipe.recv(), SessionBroken):
             pass
         assert not bootstrap.is_stopped(controller.pid)
     finally:
@@ -176,6 +174,6 @@ def test_a_controller_that_is_stopped_is_named_and_goes_on_to_its_end(tmp_path: 
         messenger.join()
 
     assert str(caught.value) == (
-        "rank 1 of 2 stands still: its pytest process was stopped (SIGSTOP, as a debugger does), "
-        "and did not go on within 2.5 s"
+        "rank 1 of 2 is stopped: its pytest process was sent SIGSTOP, as a debugger does, and did "
+        "not go on within 2.5 s"
     )

@@ -1,4 +1,4 @@
-"""Learning curves: precisions share a chart, and what is no profile is named."""
+"""Learning curves: precisions share a chart, and an invalid profile is named."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from perfsuite.cli.app import app
 from perfsuite.errors import SettingError
 from perfsuite.records.profile import Epoch, encode_profile
 from perfsuite.records.recipe import Recipe
-from perfsuite.report.charts.learning_curves import draw_curves, read_trainings
+from perfsuite.report.charts.learning_curves import draw_learning_curves, read_trainings
 from perfsuite.system.untrusted import printable
 
 LEARNED = ((2.5, 0.5), (1.25, 0.75))
@@ -40,7 +40,9 @@ def write_profile(
 
 def labels(*paths: Path) -> list[str]:
     return [
-        chart.label for section in draw_curves(read_trainings(paths)) for chart in section.charts
+        chart.label
+        for section in draw_learning_curves(read_trainings(paths))
+        for chart in section.charts
     ]
 
 

@@ -1,4 +1,4 @@
-"""The page: whole in one file, hostile names are text, nothing is fetched, a dash is no zero."""
+"""The page: one whole file that fetches nothing, hostile names are text, a missing value a dash."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from made_up_runs import HOSTILE, cell, report_on, verdict
 
 from perfsuite.report.formats.html import html_page, svg_files
-from perfsuite.report.rows import Past, Row
+from perfsuite.report.rows import HistoryPoint, Row
 from perfsuite.system.untrusted import printable
 
 FETCHING = {"src", "srcset", "action", "data", "poster", "background", "xlink:href", "style"}
@@ -57,7 +57,7 @@ def judged() -> list[Row]:
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_name_is_text(name: str) -> None:
     shown = printable(name)
-    row = cell(shown, workload=name, given=verdict(name or "x"))
+    row = cell(shown, workload=name, given=verdict(by=name))
     twin = cell("twin", workload=name, num_workers=2)
 
     page = Page(html_page(report_on(row, twin, sources=[name], remarks=[name])))
@@ -91,7 +91,7 @@ def test_the_policy_names_the_only_styles_and_script_by_their_hashes() -> None:
     assert policy.startswith("default-src 'none'; ")
 
 
-def test_what_somebody_has_to_look_at_comes_first() -> None:
+def test_the_most_severe_verdict_comes_first() -> None:
     page = Page(html_page(report_on(*reversed(judged()))))
 
     assert page.texts["strong"] == ["FAIL"]
@@ -116,8 +116,8 @@ def test_a_column_that_no_cell_fills_is_left_out() -> None:
 
 def test_every_picture_says_what_it_shows() -> None:
     history = (
-        Past(when="mon", commit=None, step_time_s=1.0, is_accepted=False),
-        Past(when="tue", commit="abc", step_time_s=2.0, is_accepted=True),
+        HistoryPoint(when="mon", commit=None, step_time_s=1.0, is_accepted=False),
+        HistoryPoint(when="tue", commit="abc", step_time_s=2.0, is_accepted=True),
     )
     row = Row(name="t", step_time_s=2.0, rounds_s=(2.0, 2.0), history=history)
 

@@ -1,4 +1,4 @@
-"""The page in a real browser: it fetches nothing, filters, sorts, and anybody can read it."""
+"""The page in a real browser: it fetches nothing, filters, sorts, and is accessible."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from scaled_runs import all_reduces, trained
 
 from perfsuite.report.formats.html import html_page
 from perfsuite.report.model import Report
-from perfsuite.report.rows import Past, Row
+from perfsuite.report.rows import HistoryPoint, Row
 from perfsuite.system.untrusted import printable
 
 WIDE = {"width": 1280, "height": 900}
 PHONE = {"width": 390, "height": 844}
-# What axe-core calls so keeps somebody from using the page.
+# The impacts that make the page unusable for some people, as axe-core calls them.
 GRAVE = ("serious", "critical")
 
 pytestmark = pytest.mark.skipif(find_chromium() is None, reason="no Chromium is installed")
@@ -32,9 +32,11 @@ def browser() -> Iterator[Browser]:
 
 
 def full_report(*more: Row) -> Report:
-    """Verdicts, pictures, history, charts and hostile names, and whatever else is given."""
+    """Verdicts, pictures, history, charts and hostile names, and the rows given."""
     history = tuple(
-        Past(when=f"day {day}", commit=None, step_time_s=0.004 + day / 1e4, is_accepted=day == 2)
+        HistoryPoint(
+            when=f"day {day}", commit=None, step_time_s=0.004 + day / 1e4, is_accepted=day == 2
+        )
         for day in range(4)
     )
     rows = [
@@ -150,7 +152,7 @@ def test_columns_stand_under_their_headings_and_nothing_overflows(show: Any) -> 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("viewport", [WIDE, PHONE], ids=["wide", "phone"])
-def test_no_fault_keeps_anybody_from_using_the_page(
+def test_no_fault_makes_the_page_inaccessible(
     show: Any, scheme: str, viewport: dict[str, int]
 ) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()

@@ -14,8 +14,7 @@ from profile_example import PROFILE
 from pypdf import PdfReader
 
 from perfsuite.records.profile import Profile, encode_profile
-from perfsuite.report.formats.latex import to_latex
-from perfsuite.report.formats.profile_files import profile_latex
+from perfsuite.report.formats.latex import profile_latex, to_latex
 from perfsuite.system.untrusted import printable
 
 COMMAND = ("pdflatex", "-no-shell-escape", "-interaction=nonstopmode", "-halt-on-error")

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfsuite.report.scaling.ring import (
+    AllReduce,
     HeldOut,
     NoModel,
-    Reduction,
     RingModel,
     describe,
     fit_ring,
@@ -27,12 +27,12 @@ world_sizes = st.sets(st.integers(min_value=2, max_value=2048), min_size=1, max_
 
 def measured(
     model: RingModel, ranks: set[int] | tuple[int, ...], noise: list[float] | None = None
-) -> list[Reduction]:
+) -> list[AllReduce]:
     """What a ring of that model would take, times the noise of each measurement in turn."""
     cases = [(world_size, size) for world_size in sorted(ranks) for size in SIZES]
     factors = noise or [1.0] * len(cases)
     return [
-        Reduction(
+        AllReduce(
             world_size=world_size,
             num_bytes=size,
             time_s=model.time_s(world_size, size) * factors[number % len(factors)],
@@ -41,8 +41,8 @@ def measured(
     ]
 
 
-def reduction(num_bytes: int, time_s: float, world_size: int = 2) -> Reduction:
-    return Reduction(world_size=world_size, num_bytes=num_bytes, time_s=time_s)
+def reduction(num_bytes: int, time_s: float, world_size: int = 2) -> AllReduce:
+    return AllReduce(world_size=world_size, num_bytes=num_bytes, time_s=time_s)
 
 
 def test_four_ranks_take_six_steps_of_a_quarter_of_the_bytes() -> None:
@@ -136,23 +136,23 @@ TOO_FEW = "all_reduce was measured at {} message size{}; parameters need 2 or mo
         ([reduction(0, 0.001), reduction(0, 0.001)], TOO_FEW.format(1, "")),
         (
             [reduction(2**20, 0.001), reduction(3 * 2**20, 0.003)],
-            "all_reduce was measured from 1.00 MiB to 3.00 MiB; latency cannot be told from "
-            "bandwidth unless the largest message is 4 times the smallest",
+            "all_reduce was measured from 1.00 MiB to 3.00 MiB; to separate latency from "
+            "bandwidth the largest message must be 4 times the smallest",
         ),
         (
             [reduction(2**20, 0.001), reduction(4 * 2**20, 0.005)],
-            "the times are in proportion to the bytes, so no latency can be told; measure "
-            "messages below 1.00 MiB",
+            "the times are in proportion to the bytes, so they show no latency; measure messages "
+            "below 1.00 MiB",
         ),
         (
             [reduction(2**10, 0.002), reduction(2**12, 0.001)],
-            "the times do not grow with the bytes, so no bandwidth can be told; measure messages "
+            "the times do not grow with the bytes, so they show no bandwidth; measure messages "
             "above 4.00 KiB",
         ),
     ],
 )
-def test_what_cannot_be_told_is_said_and_has_no_parameters(
-    given_ones: list[Reduction], reason: str
+def test_measurements_that_do_not_suffice_give_a_reason_and_no_parameters(
+    given_ones: list[AllReduce], reason: str
 ) -> None:
     assert fit_ring(given_ones) == NoModel(reason=reason)
 
@@ -173,7 +173,7 @@ def test_what_cannot_be_told_is_said_and_has_no_parameters(
         reduction(2**20, 1.0, world_size=10**400),
     ],
 )
-def test_what_nobody_can_have_measured_changes_nothing(impossible: Reduction) -> None:
+def test_an_impossible_measurement_changes_nothing(impossible: AllReduce) -> None:
     possible = measured(RingModel(latency_s=1e-3, per_byte_s=1e-9), (2, 4))
 
     found = fit_ring([impossible, *possible])
@@ -187,7 +187,7 @@ def test_what_nobody_can_have_measured_changes_nothing(impossible: Reduction) ->
 @given(
     st.lists(
         st.builds(
-            Reduction,
+            AllReduce,
             world_size=st.integers(-3, 2**40),
             num_bytes=st.integers(-3, 2**80),
             time_s=st.floats(),
@@ -195,7 +195,7 @@ def test_what_nobody_can_have_measured_changes_nothing(impossible: Reduction) ->
         max_size=6,
     )
 )
-def test_any_numbers_end_in_positive_parameters_or_a_reason(anything: list[Reduction]) -> None:
+def test_any_numbers_end_in_positive_parameters_or_a_reason(anything: list[AllReduce]) -> None:
     found = fit_ring(anything)
 
     if isinstance(found, NoModel):

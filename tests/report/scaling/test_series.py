@@ -12,18 +12,18 @@ from made_up_runs import cell
 from msgspec import structs
 from scaled_runs import trained
 
-from perfsuite.report.rows import Past, Row
-from perfsuite.report.scaling.series import Series, find_series
+from perfsuite.report.rows import HistoryPoint, Row
+from perfsuite.report.scaling.series import ScalingSeries, find_series
 from perfsuite.stats.intervals import Interval
 
 
-def only(*rows: Row) -> Series:
+def only(*rows: Row) -> ScalingSeries:
     (series,) = find_series(rows)
     return series
 
 
-def cells_of(series: Series) -> list[str]:
-    return [cell.parallel for cell in series.cells]
+def cells_of(series: ScalingSeries) -> list[str]:
+    return [cell.recipe.parallel for cell in series.cells]
 
 
 # --- which cells are one series ---
@@ -160,8 +160,10 @@ def test_several_tests_of_one_recipe_are_launches() -> None:
     assert {one.basis for one in series.cells} == {"launches"}
 
 
-def past(step_time_s: float, commit: str | None = "abc", *, is_dirty: bool = False) -> Past:
-    return Past(
+def point(
+    step_time_s: float, commit: str | None = "abc", *, is_dirty: bool = False
+) -> HistoryPoint:
+    return HistoryPoint(
         when="day", commit=commit, step_time_s=step_time_s, is_accepted=False, is_dirty=is_dirty
     )
 
@@ -169,16 +171,16 @@ def past(step_time_s: float, commit: str | None = "abc", *, is_dirty: bool = Fal
 @pytest.mark.parametrize(
     ("history", "launches_s"),
     [
-        ((past(0.3), past(0.1)), (0.3, 0.1)),
-        ((past(0.3, "other"), past(0.2), past(0.1)), (0.2, 0.1)),
-        ((past(0.3, is_dirty=True), past(0.2), past(0.1)), (0.2, 0.1)),
-        ((past(0.3), past(0.1, is_dirty=True)), (0.1,)),
-        ((past(0.3, None), past(0.1, None)), (0.1,)),
-        ((past(0.0), past(0.1)), (0.1,)),
+        ((point(0.3), point(0.1)), (0.3, 0.1)),
+        ((point(0.3, "other"), point(0.2), point(0.1)), (0.2, 0.1)),
+        ((point(0.3, is_dirty=True), point(0.2), point(0.1)), (0.2, 0.1)),
+        ((point(0.3), point(0.1, is_dirty=True)), (0.1,)),
+        ((point(0.3, None), point(0.1, None)), (0.1,)),
+        ((point(0.0), point(0.1)), (0.1,)),
     ],
 )
 def test_runs_of_one_clean_commit_are_launches(
-    history: tuple[Past, ...], launches_s: tuple[float, ...]
+    history: tuple[HistoryPoint, ...], launches_s: tuple[float, ...]
 ) -> None:
     row = dataclasses.replace(trained("ddp:2"), history=history)
 
@@ -284,7 +286,7 @@ def test_more_processes_than_cores_share_them(
     assert series.points[0].cell.shares_cores is shares_cores
 
 
-def test_on_gpus_nobody_shares_cores() -> None:
+def test_on_gpus_no_rank_shares_cores() -> None:
     rows = []
     for row in (trained("ddp:2", num_cores=1), trained("ddp:4", num_cores=1)):
         assert row.record is not None

@@ -1,12 +1,11 @@
-"""Scaling as people and programs read it: tables, notes, charts, JSON and CSV."""
+"""Scaling as people and programs read it: tables, notes, charts and JSON."""
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import re
 from pathlib import Path
+from statistics import median
 from typing import Any
 from xml.etree import ElementTree
 
@@ -18,17 +17,14 @@ from scaled_runs import LINK, all_reduces, reduced, trained
 
 from perfsuite.records.recipe import Recipe
 from perfsuite.report.charts.sections import Section
-from perfsuite.report.formats.folder import write_folder
+from perfsuite.report.formats.folder import scaling_json, write_folder
 from perfsuite.report.formats.html import html_page, svg_files
 from perfsuite.report.formats.markdown import to_markdown
-from perfsuite.report.formats.scaling_files import scaling_csv, scaling_json
 from perfsuite.report.rows import Row
 from perfsuite.report.scaling.charts import draw_scaling
-from perfsuite.report.scaling.estimates import Scaling, describe_scaling
-from perfsuite.report.scaling.notes import scaling_notes
-from perfsuite.report.scaling.tables import scaling_grids
+from perfsuite.report.scaling.cost_model import describe_scaling
+from perfsuite.report.scaling.tables import scaling_grids, scaling_notes
 from perfsuite.report.terminal.tables import grid_table
-from perfsuite.stats.intervals import median
 from perfsuite.system.untrusted import printable
 
 MEASURED = "Weak and strong scaling, measured"
@@ -65,7 +61,7 @@ def notes_of(*rows: Row) -> list[str]:
 # --- tables ---
 
 
-def test_each_cell_stands_with_its_interval_and_what_that_covers() -> None:
+def test_each_cell_is_shown_with_its_interval_and_what_that_covers() -> None:
     shared = ("weak", "lenet, fp32", "8 a device")
     assert rows_of(MEASURED, *on_two_cores()) == [
         (*shared, "single", "100 ms", "80", "base", *("-",) * 5, ""),
@@ -85,7 +81,7 @@ def test_each_cell_stands_with_its_interval_and_what_that_covers() -> None:
 def test_a_single_round_has_no_interval() -> None:
     (_, row) = rows_of(MEASURED, trained("single", (0.1,)), trained("ddp:2", (0.2,)))
 
-    assert row[6:9] == ("50.0 %", "-", "one round")
+    assert row[6:9] == ("50.0 %", "-", "1 and 1 rounds")
 
 
 def test_an_interval_of_launches_against_rounds_says_both() -> None:
@@ -105,7 +101,7 @@ def test_the_model_is_held_against_what_it_was_not_fitted_to() -> None:
     ]
 
 
-def test_where_the_rest_gives_no_model_the_reason_stands_instead_of_a_number() -> None:
+def test_where_the_rest_gives_no_model_the_reason_is_shown_instead_of_a_number() -> None:
     found = rows_of(HELD_OUT, reduced(2, 2**10), reduced(2, 2**20), trained("single"))
 
     reason = "all_reduce was measured at 1 message size; parameters need 2 or more"
@@ -135,9 +131,10 @@ def test_very_many_rows_are_in_the_file_beside() -> None:
     scaling = describe_scaling(rows)
 
     (grid,) = scaling_grids(scaling)
-    assert grid.title == f"{MEASURED}, without 2 rows that scaling.csv has"
+    assert grid.title == f"{MEASURED}, without 2 rows that scaling.json has"
     assert len(grid.rows) == 200
-    assert len(scaling_csv(scaling).splitlines()) == 203
+    kept = json.loads(scaling_json(scaling))["series"]
+    assert sum(len(series["measured"]) for series in kept) == 202
 
 
 def test_a_table_can_be_printed() -> None:
@@ -154,15 +151,15 @@ def test_a_table_can_be_printed() -> None:
 # --- notes ---
 
 
-def test_shared_cores_are_told_with_the_evidence() -> None:
+def test_shared_cores_are_reported_with_the_evidence() -> None:
     assert (
         "4 processes on 2 cores, loader workers included: they take turns, so that their "
-        "efficiency measures the sharing of cores and not of links; forward, which talks to "
-        "nobody, takes 2.00 times as long as on one process."
+        "efficiency measures the sharing of cores and not of links; forward, which does not "
+        "communicate, takes 2.00 times as long as on one process."
     ) in notes_of(*on_two_cores())
 
 
-def test_shared_cores_without_evidence_are_told_by_the_rule_alone() -> None:
+def test_shared_cores_without_evidence_are_reported_by_the_rule_alone() -> None:
     rows = [trained("single", num_cores=2), trained("fsdp:4", num_cores=2)]
 
     assert (
@@ -171,7 +168,7 @@ def test_shared_cores_without_evidence_are_told_by_the_rule_alone() -> None:
     ) in notes_of(*rows)
 
 
-def test_unknown_cores_are_told() -> None:
+def test_unknown_cores_are_reported() -> None:
     rows = [trained("single", num_cores=None), trained("ddp:2", num_cores=None)]
 
     assert ("How many cores the machine has is not known, so ranks may share them.") in notes_of(
@@ -179,19 +176,20 @@ def test_unknown_cores_are_told() -> None:
     )
 
 
-def test_the_model_is_told_with_its_source_and_what_it_rests_on() -> None:
+def test_the_model_is_reported_with_its_source_and_its_measurements() -> None:
     (note,) = [note for note in notes_of(*on_two_cores()) if note.startswith("Cost model")]
 
     assert note == (
         "Cost model for cpu: t(p, n) = 2 (p - 1) alpha + 2 (p - 1) / p n beta (a ring, Thakur, "
-        "Rabenseifner and Gropp 2005; beta holds the adding too) with alpha 1.00 ms a step, beta "
-        "1.00 s a GB (1 GB/s), from 3 launches of all_reduce over 2 ranks, 4.00 KiB to 64.0 MiB. "
-        "Of measurements left out in turn, half were predicted within 0.0 %, the worst with "
-        "+0.0 %. From one number of ranks nothing says how it grows with them."
+        "Rabenseifner and Gropp 2005; beta includes the additions) with alpha 1.00 ms a step, "
+        "beta 1.00 s a GB (1 GB/s), from 3 launches of all_reduce over 2 ranks, 4.00 KiB to "
+        "64.0 MiB. Of measurements left out in turn, half were predicted within 0.0 %, the worst "
+        "with +0.0 %. Measurements of one number of ranks do not show how the cost grows with "
+        "ranks."
     )
 
 
-def test_without_a_model_the_reason_is_told_and_nothing_is_estimated() -> None:
+def test_without_a_model_the_reason_is_reported_and_nothing_is_estimated() -> None:
     rows = [reduced(2, 2**20), trained("single"), trained("ddp:2")]
 
     assert notes_of(*rows)[-1] == (
@@ -236,7 +234,7 @@ def test_efficiency_is_drawn_with_what_the_model_says_and_estimates_are_called_s
 
     assert chart.label.startswith(
         "Scaling, weak: lenet, fp32, 8 a device. ddp: 100.0 % at devices 1, "
-        "80.0 % at devices 2, 40.0 % at devices 4; ddp, estimated: nothing is hidden: "
+        "80.0 % at devices 2, 40.0 % at devices 4; ddp, estimated without overlap: "
         "97.1 % at devices 2, "
     )
     # Powers of 2, since the estimates reach 1024.
@@ -299,19 +297,23 @@ def test_the_json_of_a_model_that_there_is_not_has_the_reason() -> None:
     )
 
 
-def read_csv(scaling: Scaling) -> list[dict[str, str]]:
-    return list(csv.DictReader(io.StringIO(scaling_csv(scaling))))
+def test_the_json_has_the_same_keys_of_every_cell_and_the_numbers_that_the_table_shows() -> None:
+    scaling = describe_scaling(on_two_cores())
 
+    (series,) = json.loads(scaling_json(scaling))["series"]
 
-def test_the_csv_tells_estimates_from_measurements() -> None:
-    found = read_csv(describe_scaling(on_two_cores()))
-
-    assert [(row["num_devices"], row["is_estimate"]) for row in found] == [
-        *((num, "False") for num in ("1", "2", "4")),
-        *((num, "True") for num in ("8", "64", "1024")),
-    ]
-    assert float(found[1]["efficiency_ratio"]) == pytest.approx(0.8)
-    assert found[3]["samples_per_s"] == found[3]["efficiency_ratio"] == ""
+    assert list(series) == ["scaling", "cell", "mode", "batch", "measured", "estimates"]
+    for one in series["measured"]:
+        assert list(one) == [
+            *("parallel", "num_devices", "step_time_s", "samples_per_s", "efficiency_ratio"),
+            *("interval_ratio", "interval_over", "exposed_ratio", "forward_ratio"),
+            *("num_processes", "num_cores", "shares_cores", "by_the_model"),
+        ]
+    four = series["measured"][2]
+    assert (four["num_devices"], four["num_processes"], four["num_cores"]) == (4, 4, 2)
+    assert four["interval_ratio"] == pytest.approx([0.4, 0.4])
+    assert four["interval_over"] == "2 and 2 rounds"
+    assert four["forward_ratio"] == pytest.approx(2.0)
 
 
 @pytest.mark.parametrize("name", HOSTILE)
@@ -319,11 +321,6 @@ def test_a_hostile_name_stays_text_everywhere(name: str) -> None:
     report = report_on(*on_two_cores(workload=name))
 
     shown = printable(name)
-    lines = read_csv(report.scaling)
-    assert {line["cell"].removeprefix("'") for line in lines} == {
-        f"{shown}, fp32".removeprefix("'")
-    }
-    assert not any(line["cell"].startswith(("=", "+", "-", "@")) for line in lines)
     assert json.loads(scaling_json(report.scaling))["series"][0]["cell"] == f"{shown}, fp32"
     assert html_page(report).count("<script>") == 1
     for text in svg_files(report):
@@ -343,7 +340,6 @@ def test_a_hostile_name_ends_no_cell_of_the_markdown(name: str) -> None:
 def test_the_folder_has_the_files_and_loses_those_of_an_earlier_report(tmp_path: Path) -> None:
     write_folder(report_on(*on_two_cores()), tmp_path)
     assert (tmp_path / "scaling.json").exists()
-    assert (tmp_path / "scaling.csv").exists()
 
     write_folder(report_on(cell("a")), tmp_path)
 
@@ -407,5 +403,4 @@ def test_no_number_in_a_file_breaks_the_report(
     (section,) = draw_scaling(scaling)
     assert section.grids
     assert not {"nan", "inf"} & set(re.split(r"[^a-z]+", str(section).lower()))
-    assert json.loads(scaling_json(scaling))["series"]
-    assert len(read_csv(scaling)) >= 2
+    assert json.loads(scaling_json(scaling))["series"][0]["measured"]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from perfsuite.records.verdict import CellVerdict, Explanation
-from perfsuite.report.summary import sentence
+from perfsuite.report.summary import verdict_sentence
 from perfsuite.report.terminal.gate import verdict_lines, verdict_table
 from perfsuite.units import format_change
 
@@ -119,7 +119,7 @@ def test_a_refusal_says_why_and_shows_no_table() -> None:
     ],
 )
 def test_a_verdict_is_one_sentence(verdict: CellVerdict, text: str) -> None:
-    assert sentence(verdict) == text
+    assert verdict_sentence(verdict) == text
 
 
 FAILED = "FAIL: +10.0 % against the base, between +5.0 % and +15.0 % (4 pairs)"
@@ -160,7 +160,7 @@ FAILED = "FAIL: +10.0 % against the base, between +5.0 % and +15.0 % (4 pairs)"
 def test_what_moved_is_part_of_the_sentence(explanation: Explanation, text: str) -> None:
     verdict = cell("FAIL", ratio=1.1, interval=(1.05, 1.15), explanation=explanation)
 
-    assert sentence(verdict) == f"{FAILED}; {text}"
+    assert verdict_sentence(verdict) == f"{FAILED}; {text}"
 
 
 @pytest.mark.parametrize(

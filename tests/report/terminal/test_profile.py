@@ -10,8 +10,8 @@ import pytest
 from profile_example import PROFILE, UNEVALUATED
 
 from perfsuite.records.profile import Profile, encode_profile
-from perfsuite.report.formats.latex import escape
-from perfsuite.report.formats.profile_files import profile_csv, profile_latex
+from perfsuite.report.formats.csv_file import profile_csv
+from perfsuite.report.formats.latex import escape, profile_latex
 from perfsuite.report.terminal.profile import profile_text
 
 

@@ -1,4 +1,4 @@
-"""What a calibration plants: a slowdown, memory that is kept, a wait for the other ranks."""
+"""Faults that a calibration injects: memory that is kept, a wait for the other ranks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from perfsuite.errors import WorkloadError
 from perfsuite.ranks.messages import TurnChannel
 from perfsuite.records.stages import Stage
-from perfsuite.worker.jobs.faults import LEAKED_BYTES, plant
+from perfsuite.worker.jobs.faults import LEAKED_BYTES, inject_fault
 from perfsuite.worker.measure.memory import measure_peak
 
 CPU = torch.device("cpu")
@@ -31,20 +31,20 @@ def peak_bytes(planted: object) -> int:
 
 @pytest.mark.parametrize("given", [None, channel(), channel(planted_recipe=("precision=fp32",))])
 def test_an_arm_without_a_plant_runs_what_it_is_given(given: TurnChannel | None) -> None:
-    assert plant(iterate, given, CPU) is iterate
+    assert inject_fault(iterate, given, CPU) is iterate
 
 
 def test_a_leak_is_in_the_peak_of_every_iteration() -> None:
-    planted = plant(iterate, channel(planted_fault="leak"), CPU)
+    planted = inject_fault(iterate, channel(planted_fault="leak"), CPU)
 
     leaked = [peak_bytes(planted) - peak_bytes(iterate) for _ in range(3)]
 
     assert leaked == [LEAKED_BYTES] * 3
 
 
-def test_one_process_on_a_cpu_has_nobody_to_wait_for() -> None:
+def test_one_process_on_a_cpu_has_no_rank_to_wait_for() -> None:
     with pytest.raises(WorkloadError) as raised:
-        plant(iterate, channel(planted_fault="synchronization"), CPU)
+        inject_fault(iterate, channel(planted_fault="synchronization"), CPU)
 
     assert str(raised.value) == (
         "a synchronization cannot be planted in one process on a CPU, where nothing is "

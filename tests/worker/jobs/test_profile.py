@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from perfsuite.experiments.profile import combine_profiles
-from perfsuite.ranks.group import GroupPolicy, run_group
-from perfsuite.ranks.messages import RunProfile
+from perfsuite.ranks.group import run_group
+from perfsuite.ranks.messages import GroupPolicy, GroupRequest, RunProfile
 from perfsuite.ranks.pickling import pack
 from perfsuite.records.profile import ProfiledRun
 from perfsuite.records.recipe import Recipe
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("nothing_left")
 
 
 def profile(workload: Workload, recipe: Recipe, *, num_epochs: int = 1) -> ProfiledRun:
-    """Profile on fresh ranks, beside whatever else the machine times."""
+    """Profile on fresh ranks, without holding the machine."""
     job = RunProfile(
         workload=pack(workload, by_value=[sys.modules[__name__]]),
         recipe=recipe,
@@ -31,7 +31,12 @@ def profile(workload: Workload, recipe: Recipe, *, num_epochs: int = 1) -> Profi
     )
     plan = recipe.plan
     ranks: Any = run_group(
-        job, world_size=plan.world_size, policy=GroupPolicy(), needs_group=plan.needs_group
+        GroupRequest(
+            job=job,
+            world_size=plan.world_size,
+            policy=GroupPolicy(),
+            needs_group=plan.needs_group,
+        )
     )
     return combine_profiles(job, workload.name, "cpu", ranks)
 
@@ -129,7 +134,7 @@ def test_stages_add_up_to_the_wall_time_and_so_do_epochs(parallel: str) -> None:
 def test_each_sample_is_counted_once_however_the_split_is_divided(parallel: str) -> None:
     taken = profile(tiny(rate=10.0), Recipe(parallel=parallel)).profile
 
-    # Nine samples on two shards: the tenth is there again to fill one.
+    # Nine samples on two shards: one sample is repeated to fill the second.
     assert taken.accuracy == 3 / 9
     assert taken.accuracy_per_class == {"0": 1.0, "1": 0.0, "2": 0.0}
     assert taken.evaluated_split == "validation"
@@ -159,8 +164,8 @@ def test_the_profiler_gives_operators_a_trace_and_the_communication_of_ddp() -> 
     run = profile(tiny(), Recipe(parallel="ddp:2"))
 
     assert "aten::addmm" in {operator.name for operator in run.profile.operators}
-    assert b'"stage: backward"' in run.trace
-    assert "aten::addmm" in run.operator_table
+    assert b'"stage: backward"' in run.profiler.trace
+    assert "aten::addmm" in run.profiler.operator_table
     found = run.profile.communication
     assert found is not None
     assert found.exposed_s + found.overlapped_s == pytest.approx(found.total_s)
@@ -178,7 +183,7 @@ def test_what_cannot_be_had_says_why() -> None:
         "evaluated_split": reason,
         "accuracy": reason,
         "accuracy_per_class": reason,
-        "communication": "one process communicates with nobody",
+        "communication": "a single process does not communicate",
     }
     assert (taken.stages_s.evaluation, taken.accuracy, taken.accuracy_per_class) == (None,) * 3
     assert [name for name, _ in taken.stages_s.as_rows()] == [
@@ -228,7 +233,7 @@ def test_a_workloads_own_metric_is_the_mean_over_each_sample_once(parallel: str)
 
     taken = profile(tiny(metric=metric), Recipe(parallel=parallel)).profile
 
-    # Nine samples of the classes 0, 1, 2, 0, ...: on two shards one is there twice.
+    # Nine samples of the classes 0, 1, 2, 0, ...: on two shards one is repeated.
     assert taken.metrics["class"] == pytest.approx(1.0)
     assert taken.accuracy is None
     assert taken.missing["accuracy"] == "accuracy is not the workload's metric"

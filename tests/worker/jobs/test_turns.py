@@ -1,4 +1,4 @@
-"""Ranks of two arms take turns: a pair of real two-rank cells whose every step is watched."""
+"""Ranks of two arms take turns: a pair of real two-rank cells; every step is watched."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_loader(train_benchmark):
 """
 
 
-class WatchedReferee(Scheduler):
+class WatchedScheduler(Scheduler):
     """Remembers from when to when each arm had its turn."""
 
     turns: list[tuple[str, float, float]] = []  # noqa: RUF012  # the server makes the object
@@ -99,9 +99,9 @@ def steps_of(tree: Path) -> list[tuple[float, float]]:
 
 @pytest.fixture(autouse=True)
 def turns(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, float, float]]:
-    monkeypatch.setattr(channel, "Referee", WatchedReferee)
-    monkeypatch.setattr(WatchedReferee, "turns", [])
-    return WatchedReferee.turns
+    monkeypatch.setattr(channel, "Scheduler", WatchedScheduler)
+    monkeypatch.setattr(WatchedScheduler, "turns", [])
+    return WatchedScheduler.turns
 
 
 def run_cell(cell: str, folder: Path) -> dict[str, Launch]:
@@ -122,20 +122,20 @@ def run_cell(cell: str, folder: Path) -> dict[str, Launch]:
         )
     plan = PairPlan(number=1, first="head", hash_seed=1, core=0, timeout_s=120.0)
     with tempfile.TemporaryDirectory() as scratch:
-        told = run_pair(arms, plan, choose=lambda suites: [cell], scratch=Path(scratch))
-    for launch in told.values():
+        launches = run_pair(arms, plan, choose=lambda suites: [cell], scratch=Path(scratch))
+    for launch in launches.values():
         run = launch.cells[cell]
         assert (launch.failure, run.outcome, run.reason) == (None, "passed", None)
         assert launch.takes_turns  # plugin and arm speak one protocol
-    return told
+    return launches
 
 
 def test_no_rank_of_an_arm_works_while_the_other_arm_has_its_turn(
     tmp_path: Path, turns: list[tuple[str, float, float]]
 ) -> None:
-    told = run_cell(CELL, tmp_path)
+    launches = run_cell(CELL, tmp_path)
 
-    for launch in told.values():
+    for launch in launches.values():
         run = launch.cells[CELL]
         assert len(run.rounds_s) == NUM_ROUNDS
         assert run.record is not None

@@ -30,7 +30,7 @@ def test_inputs_reach_the_model_as_the_contract_says(inputs: Any, args: Any, kwa
     assert call_model(Recording(), inputs) == (args, kwargs)
 
 
-def test_a_nest_keeps_its_shape_and_what_is_no_tensor() -> None:
+def test_a_nest_keeps_its_shape_and_its_other_values() -> None:
     one = torch.ones(1)
     nest = {"pair": Pair(one, "text"), "list": [one, (one, 7)]}
 

@@ -252,14 +252,14 @@ def test_a_block_named_twice_is_refused() -> None:
     block = nn.Identity()
     message = (
         "blocks names 2 modules, and some of them more than once; "
-        "name each module once, in the order in which the model calls them"
+        "name each module once, in the order of the model's calls"
     )
     with refusal(WorkloadError, message):
         checkpoint_units(Recipe(checkpointing="every-block"), [block, block])
 
 
 class Unchained(Chain):
-    """Does something with the activations between two blocks."""
+    """Computes with the activations between two blocks."""
 
     between: Callable[[Any], Any]
 

@@ -1,4 +1,4 @@
-"""Right answers by class and metrics of one's own: what is counted, and what cannot be."""
+"""Right answers by class and a workload's own metrics: what is counted, and what cannot be."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_scores_may_have_further_dimensions():
         ({"logits": 1}, torch.zeros(2).long(), "a dict and int64 (2,)"),
     ],
 )
-def test_what_is_no_classification_has_no_accuracy_and_says_why(outputs, target, found):
+def test_other_tasks_than_classification_have_no_accuracy_and_say_why(outputs, target, found):
     tally = Tally()
 
     tally.add(outputs, target)

@@ -37,7 +37,7 @@ def test_a_wrapped_module_keeps_its_names_and_its_class() -> None:
     assert "forward" not in vars(module)
 
 
-def test_around_gets_the_arguments_and_the_modules_own_forward() -> None:
+def test_a_wrapper_gets_the_arguments_and_the_modules_own_forward() -> None:
     module, x = Doubling(), torch.ones(2, 3)
     plain = module(x, times=5)
 
@@ -46,7 +46,7 @@ def test_around_gets_the_arguments_and_the_modules_own_forward() -> None:
     assert torch.equal(module(x, times=5), plain + 1)
 
 
-def test_the_newer_around_is_the_outer_one() -> None:
+def test_the_newer_wrapper_is_the_outer_one() -> None:
     module, x = nn.Identity(), torch.ones(1)
 
     wrap_forward(module, plus_one)

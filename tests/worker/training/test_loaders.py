@@ -70,7 +70,7 @@ def build(make_workload: Callable[..., Workload]) -> Iterator[Callable[..., Epoc
 
 
 def samples(batches: EpochBatches, num_batches: int | None = None) -> list[list[int]]:
-    """The first parts of the next batches, of one epoch unless told otherwise."""
+    """The inputs of the next batches, by default those of one epoch."""
     count = batches.steps_per_epoch if num_batches is None else num_batches
     return [next(batches)[0].tolist() for _ in range(count)]
 
@@ -193,13 +193,13 @@ def test_inputs_and_target_stay_a_pair(build: Any) -> None:
 
 
 class Fetched(Numbers):
-    """Offers whole batches, as datasets on disk do."""
+    """Fetches whole batches, as datasets on disk do."""
 
     def __getitems__(self, indices: list[int]) -> Any:
         return [(index + 100, 0) for index in indices]
 
 
-def test_a_dataset_that_fetches_whole_batches_is_asked_for_them(build: Any) -> None:
+def test_a_dataset_that_fetches_whole_batches_does_so(build: Any) -> None:
     assert sorted(next(build(Fetched(4)))[0].tolist()) == [100, 101, 102, 103]
 
 
@@ -266,7 +266,7 @@ RAISING_LINE = Raising.__getitem__.__code__.co_firstlineno + 1
 
 
 @pytest.mark.parametrize(("num_workers", "where"), [(0, ""), (1, " in loader worker 0")])
-def test_an_exception_of_the_dataset_is_told_in_one_line(
+def test_an_exception_of_the_dataset_is_reported_in_one_line(
     build: Any, num_workers: int, where: str
 ) -> None:
     batches = build(Raising(8), "validation", num_workers=num_workers)
@@ -285,7 +285,7 @@ class Ragged(Numbers):
         return torch.zeros(1 + index), 0
 
 
-def test_samples_that_do_not_fit_into_one_batch_are_told(build: Any) -> None:
+def test_samples_that_do_not_fit_into_one_batch_are_reported(build: Any) -> None:
     message = (
         "workload 'small': its test dataset raised RuntimeError: stack expects each tensor to be "
         "equal size, but got [1] at entry 0 and [2] at entry 1"
@@ -313,7 +313,7 @@ class Exiting(Numbers):
         (200, r"DataLoader worker \(pid \d+\) is killed by signal: Killed"),
     ],
 )
-def test_a_worker_that_dies_is_told_and_none_stays(build: Any, size: int, reason: str) -> None:
+def test_a_worker_that_dies_is_reported_and_none_stays(build: Any, size: int, reason: str) -> None:
     batches = build(Exiting(size), num_workers=2)
 
     message = (

@@ -76,7 +76,7 @@ def test_a_capped_scale_still_halves() -> None:
 
 
 def overflow_on_rank_one() -> tuple[float, float, float]:
-    """What a rank has after a step in which only the last one overflows, and after a good one."""
+    """A rank's values after a step that overflows on the last rank only, and after a good one."""
     rank = torch.distributed.get_rank()
     scaler = LossScaler(precision_policy("O1"), CPU, agrees_over_ranks=True)
     parameter = nn.Parameter(torch.zeros(1))

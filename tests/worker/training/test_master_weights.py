@@ -29,7 +29,7 @@ def sgd(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=1.0, momentum=0.5)
 
 
-def test_masters_equal_float32_training_where_half_alone_stands_still() -> None:
+def test_master_weights_train_as_float32_where_float16_alone_does_not_move() -> None:
     half = nn.Parameter(torch.ones(4, dtype=torch.float16))
     mastered = nn.Parameter(torch.ones(4, dtype=torch.float16))
     single = nn.Parameter(torch.ones(4))
@@ -89,7 +89,7 @@ def test_float32_parameters_are_stepped_themselves() -> None:
     assert second.dtype == torch.float32
 
 
-def test_zero_grad_clears_the_model_and_the_masters() -> None:
+def test_zero_grad_clears_the_model_and_the_master_weights() -> None:
     parameter = nn.Parameter(torch.ones(2).half())
     optimizer = MasterWeights([parameter], sgd)
     (master,) = optimizer.param_groups[0]["params"]

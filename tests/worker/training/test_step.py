@@ -22,7 +22,7 @@ QUARTERS = [(WHOLE[0][i : i + 2], WHOLE[1][i : i + 2]) for i in range(0, 8, 2)]
 
 
 class RecordingStage:
-    """Writes down which stage begins and ends, and what it is told in between."""
+    """Logs the beginning and the end of each stage, and other events in between."""
 
     def __init__(self) -> None:
         self.log: list[str] = []
@@ -108,7 +108,7 @@ def test_a_scaled_loss_is_unscaled_before_clipping_and_stepping(
 
 
 class Recorder(torch.optim.SGD):
-    """Tells a stage log what is done to it."""
+    """Logs its calls in a stage's log."""
 
     log: list[str]
 
@@ -122,7 +122,7 @@ class Recorder(torch.optim.SGD):
 
 
 def recorded(trainer: Trainer, stage: RecordingStage) -> Trainer:
-    """The trainer, its parts writing into the stage's log."""
+    """The trainer; its parts log their calls in the stage's log."""
     trainer.optimizer = Recorder(trainer.module.parameters(), lr=0.1)
     trainer.optimizer.log = stage.log
     trainer.module.register_forward_hook(lambda *_: stage.log.append("model"))
@@ -165,7 +165,7 @@ def test_evaluation_runs_under_load_and_evaluation(make_trainer: Any) -> None:
 
 
 class Earlier:
-    """A mode whose rank holds no loss, as a pipeline's first stage."""
+    """A mode without a loss on this rank, as in a pipeline's first stage."""
 
     splits_parameters = False
 
@@ -204,7 +204,7 @@ def test_a_rank_without_a_loss_has_a_scale_all_the_same(make_trainer: Any) -> No
 
 
 class Mixed(nn.Module):
-    """A part that the user keeps in eval mode beside one that trains."""
+    """One part that the user keeps in eval mode, and one that trains."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -23,7 +23,7 @@ def refusal(error: type[Exception], message: str) -> Any:
 
 
 class Journal:
-    """A mode that writes down when it is asked for what, and what the model is by then."""
+    """A mode that logs its calls and the state of the model at each of them."""
 
     splits_parameters = False
     shard_index = 1
@@ -59,10 +59,10 @@ class Journal:
 
 @pytest.fixture
 def journal(monkeypatch: pytest.MonkeyPatch) -> Journal:
-    from perfsuite.worker.training import parallel
+    from perfsuite.worker.training import build
 
     journal = Journal()
-    monkeypatch.setattr(parallel, "choose_strategy", lambda *args, **known: journal)
+    monkeypatch.setattr(build, "choose_strategy", lambda *args, **known: journal)
     return journal
 
 
@@ -85,7 +85,7 @@ def test_the_parts_are_wrapped_in_the_stated_order(journal: Journal, make_worklo
     assert trainer.model[0] is trainer.module
 
 
-def test_master_weights_stand_around_the_optimizer_of_the_mode(
+def test_master_weights_wrap_the_optimizer_of_the_mode(
     journal: Journal, make_workload: Any
 ) -> None:
     trainer = build_trainer(make_workload(), Recipe(precision="O2"), device=CPU, seed=0)
@@ -179,7 +179,7 @@ def test_a_model_without_trainable_parameters_is_refused(
 
     message = (
         "workload 'small': no parameter of its model requires a gradient; "
-        "leave requires_grad on for what is to be trained"
+        "leave requires_grad on for the parameters to train"
     )
     with refusal(WorkloadError, message):
         make_trainer(workload)

@@ -11,7 +11,7 @@ from perfsuite import Workload
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """Sums depend on the number of threads, so that the losses of a seed would too."""
+    """Sums depend on the number of threads, and so would the losses of a seed."""
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

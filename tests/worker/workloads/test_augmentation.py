@@ -33,7 +33,7 @@ def test_the_image_in_memory_is_left_as_it_was() -> None:
     assert torch.equal(originals.tensors[0], squares().tensors[0])
 
 
-def test_what_comes_in_from_outside_is_paper_and_the_ink_is_kept_in_the_picture() -> None:
+def test_the_margins_are_paper_and_the_ink_stays_in_the_picture() -> None:
     torch.manual_seed(0)
     dataset = AugmentedDataset(squares(64), random_affine())
 

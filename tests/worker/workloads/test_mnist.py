@@ -18,7 +18,7 @@ NUM_TRAIN, NUM_TEST = 24, 10
 
 
 def write_mnist(root: Path) -> Path:
-    """Write files like MNIST's in which every pixel of image i is i, and the class is i % 10."""
+    """Write files like MNIST's: every pixel of image i is i, and its class is i % 10."""
     train, test = (
         np.broadcast_to(np.arange(count)[:, None, None], (count, 28, 28))
         for count in (NUM_TRAIN, NUM_TEST)

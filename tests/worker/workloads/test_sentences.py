@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from perfsuite.worker.workloads.sentences import (
+from perfsuite.worker.workloads.transformer import (
     CLASS_TOKEN,
     FIRST_WORD,
     NUM_TOPICS,

@@ -6,10 +6,10 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from perfsuite.worker.workloads.sentences import sentence_pairs
 from perfsuite.worker.workloads.transformer import (
     build_transformer,
     build_transformer_with_lora,
+    sentence_pairs,
     transformer_tiny,
     transformer_tiny_lora,
 )

@@ -13,12 +13,12 @@
   const collator = new Intl.Collator("en", { numeric: true });
 
   function select() {
-    const wanted = filter.value.toLowerCase().split(/\s+/).filter(Boolean);
-    const wantedVerdict = word ? word.value : "";
+    const terms = filter.value.toLowerCase().split(/\s+/).filter(Boolean);
+    const chosenVerdict = word ? word.value : "";
     let count = 0;
     rows.forEach((row, at) => {
-      const isShown = (!wantedVerdict || verdicts[at] === wantedVerdict)
-        && wanted.every(part => texts[at].includes(part));
+      const isShown = (!chosenVerdict || verdicts[at] === chosenVerdict)
+        && terms.every(part => texts[at].includes(part));
       if (row.hidden === isShown) row.hidden = !isShown;
       count += isShown;
     });

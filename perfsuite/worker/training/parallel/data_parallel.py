@@ -1,7 +1,4 @@
-"""A copy of the whole model for each shard of the data: DataParallel, DDP, and ZeRO stage 1.
-
-Must not know the step; it says when gradients are reduced, and who steps which parameter.
-"""
+"""A copy of the whole model for each shard of the data: DataParallel, DDP, and ZeRO stage 1."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ from perfsuite.records.capability import Hardware, why_not_exercised
 from perfsuite.records.recipe import Recipe
 from perfsuite.records.stages import Stage
 from perfsuite.records.workload import Workload
-from perfsuite.worker.training.parallel.single import SharedData, Single, refuse_sparse_gradients
+from perfsuite.worker.training.parallel.single import DataSharded, Single, refuse_sparse_gradients
 from perfsuite.worker.training.step import forward_backward
 from perfsuite.worker.training.trainer import Trainer
 
@@ -50,7 +47,7 @@ class DP(Single):
     def run_micro_batch(
         self, trainer: Trainer, inputs: Any, target: Any, *, is_last: bool, stage: Stage
     ) -> Tensor | None:
-        """The loss of the whole batch, whose parts the replicas computed.
+        """The loss of the whole batch; each replica computed a part of it.
 
         Raises:
             NotExercisedError: Fewer replicas ran than the recipe names.
@@ -72,9 +69,9 @@ def data_parallel_devices(size: int, num_gpus: int) -> list[int]:
 
 
 class ReplicaCount:
-    """Counts the replicas of a model that run, because nn.DataParallel may silently run one.
+    """Counts the replicas of a model that run, because nn.DataParallel may silently run only one.
 
-    Replicas share the hooks of the module they were copied from, so each call counts.
+    Replicas share the hooks of the original module, so each call counts.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -83,7 +80,7 @@ class ReplicaCount:
         self._hook = model.register_forward_hook(lambda *_: self._calls.append(None))
 
     def check(self, recipe: Recipe) -> None:
-        """Stop counting, after one forward.
+        """Stop counting, after one forward pass.
 
         Raises:
             NotExercisedError: Fewer replicas ran than the recipe names.
@@ -97,12 +94,12 @@ class ReplicaCount:
             )
 
 
-class DDP(SharedData):
+class DDP(DataSharded):
     """The `Strategy` of "ddp": DistributedDataParallel with the options of the recipe.
 
     Attributes:
-        bucket_layout: The names of the parameters in each bucket, in the order in which DDP reduces
-            them. Known under PowerSGD alone, whose result depends on it, and final once it
+        bucket_layout: The names of the parameters in each bucket, in the order of DDP's reduction.
+            Known under PowerSGD alone, because its result depends on it, and final once it
             compresses; before that DDP may order its buckets anew.
     """
 
@@ -113,7 +110,7 @@ class DDP(SharedData):
     def wrap(self, model: nn.Module) -> nn.Module:
         """The model under DistributedDataParallel, with the recipe's communication hook."""
         if self.recipe.comm_hook == "powersgd":
-            refuse_sparse_gradients(model, "comm_hook 'powersgd'", "comm_hook='none'")
+            refuse_sparse_gradients(model, self.recipe)
         self._model = DistributedDataParallel(
             model,
             device_ids=[self.device] if self.device.type == "cuda" else None,
@@ -132,7 +129,7 @@ class DDP(SharedData):
         """The loss of this rank's micro-batch; gradients are reduced in the last one alone.
 
         A static graph is learned from the first micro-batch of all, which must be reduced for that.
-        What follows is averaged with it once more, which changes nothing: it is equal on all ranks.
+        Its average is averaged once more with the others, which changes nothing.
         """
         learns_graph = self.recipe.static_graph and not self._has_synchronised
         self._has_synchronised = True
@@ -156,7 +153,7 @@ class ZeRO1(DDP):
             RecipeError: The optimizer cannot be made again from its defaults.
         """
         whole = super().build_optimizer(parameters)
-        # `defaults` also holds what a class passes on to its base (AdamW to Adam) and would refuse.
+        # `defaults` also holds options that a class passes to its base (AdamW to Adam) and refuses.
         accepted = inspect.signature(type(whole)).parameters
         options = {name: value for name, value in whole.defaults.items() if name in accepted}
         _refuse_lost(whole, type(whole)(whole.param_groups, **options))
@@ -164,7 +161,7 @@ class ZeRO1(DDP):
 
 
 def _refuse_lost(optimizer: Optimizer, rebuilt: Optimizer) -> None:
-    """Refuse an optimizer that holds what one made again from its defaults does not."""
+    """Refuse an optimizer if one made again from its defaults would lack something."""
     lost = [
         name
         for name, value in vars(optimizer).items()
@@ -191,7 +188,7 @@ def _register_comm_hook(model: DistributedDataParallel, name: str, layout: list[
             process_group=None, start_powerSGD_iter=_POWERSGD_START_ITER
         )
         names = {parameter: name for name, parameter in model.module.named_parameters()}
-        # DDP reads the hook's annotations, and would refuse the strings that they are in this file.
+        # DDP reads the hook's annotations and would refuse this file's, which are strings.
         model.register_comm_hook(
             state, lambda state, bucket: _reduce_to_low_rank(state, bucket, names, layout)
         )
@@ -203,7 +200,7 @@ def _reduce_to_low_rank(
     names: dict[Tensor, str],
     layout: list[list[str]],
 ) -> torch.futures.Future[Tensor]:
-    """PowerSGD of one bucket, whose parameters are noted as long as DDP may still move them."""
+    """PowerSGD of one bucket; notes its parameters as long as DDP may still move them."""
     if state.iter <= _POWERSGD_START_ITER:
         layout[bucket.index() :] = [[names[parameter] for parameter in bucket.parameters()]]
     return _in_order(powerSGD_hook.powerSGD_hook(state, bucket))
@@ -212,9 +209,9 @@ def _reduce_to_low_rank(
 def _in_order(reduced: torch.futures.Future[Tensor]) -> torch.futures.Future[Tensor]:
     """The same future, under gloo once it is done.
 
-    The later collectives of PowerSGD are started by whatever ends its earlier ones. Under gloo that
-    is a thread: two buckets on their way would start them in another order on each rank, and the
-    ranks wait for each other. NCCL's are started at once, in the order of the buckets.
+    The end of PowerSGD's earlier collectives starts its later ones. Under gloo that happens in a
+    thread: two unfinished buckets would start theirs in different orders on different ranks, which
+    then wait for each other. NCCL's are started at once, in the order of the buckets.
     """
     if dist.get_backend() == "gloo":
         reduced.wait()

@@ -18,12 +18,12 @@ from torch.distributed.tensor import DTensor
 
 from perfsuite.records.stages import Stage
 from perfsuite.worker.training.checkpointing import checkpoint_units
-from perfsuite.worker.training.parallel.single import SharedData, refuse_sparse_gradients
+from perfsuite.worker.training.parallel.single import DataSharded, refuse_sparse_gradients
 from perfsuite.worker.training.step import forward_backward
 from perfsuite.worker.training.trainer import Trainer
 
 
-class FSDP(SharedData):
+class FSDP(DataSharded):
     """The `Strategy` of "fsdp": what is checkpointed together is gathered together."""
 
     # Whether parameters are freed after forward and gathered again for backward; None frees all
@@ -32,12 +32,8 @@ class FSDP(SharedData):
     _model: FSDPModule
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        """The same module, its parameters DTensors: blocks first, then what is left at the root."""
-        refuse_sparse_gradients(
-            model,
-            reducer=f"parallel {self.recipe.parallel!r}",
-            instead=f"parallel='ddp:{self.recipe.plan.size}'",
-        )
+        """The same module with DTensors as parameters: blocks first, then the rest at the root."""
+        refuse_sparse_gradients(model, self.recipe)
         mesh = self._mesh()
         blocks = self.local_blocks(model)
         for unit in checkpoint_units(self.recipe, blocks) if blocks else []:
@@ -61,7 +57,7 @@ class FSDP(SharedData):
         )
 
     def _shard(self, modules: list[nn.Module], mesh: DeviceMesh) -> None:
-        """Shard what is not sharded yet, as one group, and layers of a rarer dtype as their own.
+        """Shard the rest of the modules as one group, layers of a rarer dtype as their own groups.
 
         A group has one dtype, and O2 leaves BatchNorm in float32 beside float16.
         """
@@ -89,7 +85,7 @@ class ZeRO2(FSDP):
 
 
 def _shares_weights(unit: list[nn.Module], model: nn.Module) -> bool:
-    """Whether a weight of the unit is used outside of it too: then it belongs to the root."""
+    """Whether a weight of the unit is also used outside, and so belongs to the root."""
     inside = {module for block in unit for module in block.modules()}
     outside = {
         id(weight)

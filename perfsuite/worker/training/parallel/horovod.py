@@ -1,7 +1,7 @@
 """Horovod's way: a hook starts averaging each gradient in backward, the optimizer waits for it.
 
 Sergeev and Del Balso 2018. Once with torch.distributed ("horovod-like"), once the real package
-("horovod"). Must not know the step.
+("horovod").
 """
 
 from __future__ import annotations
@@ -22,84 +22,64 @@ from perfsuite.records.capability import Hardware, why_not_exercised
 from perfsuite.records.recipe import Recipe
 from perfsuite.records.stages import Stage
 from perfsuite.records.workload import Workload
-from perfsuite.worker.training.parallel.single import SharedData, refuse_sparse_gradients
+from perfsuite.worker.training.parallel.single import DataSharded, refuse_sparse_gradients
 from perfsuite.worker.training.step import forward_backward
 from perfsuite.worker.training.trainer import Trainer
 
 
-class HorovodLike(SharedData):
-    """The `Strategy` of "horovod-like"."""
+class HorovodLike(DataSharded):
+    """The `Strategy` of "horovod-like": averages each gradient as soon as backward accumulated it.
 
-    _averager: GradientAverager
+    Unlike in Horovod nothing is negotiated: the same parameters must receive gradients on all
+    ranks, in the same order.
+    """
+
+    _is_last = True
 
     def wrap(self, model: nn.Module) -> nn.Module:
         """The model itself, with rank 0's weights and a hook on each of its parameters."""
-        refuse_sparse_gradients(
-            model,
-            reducer=f"parallel {self.recipe.parallel!r}",
-            instead=f"parallel='ddp:{self.recipe.plan.size}'",
-        )
+        refuse_sparse_gradients(model, self.recipe)
         for tensor in (*model.parameters(), *model.buffers()):
             dist.broadcast(tensor.detach(), src=0)
-        self._averager = GradientAverager(model)
+        self._pending: list[dist.Work] = []
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(self._start_averaging)  # type: ignore[no-untyped-call]
         return model
 
     def build_optimizer(self, parameters: list[nn.Parameter]) -> Optimizer:
-        """The workload's optimizer, whose step first waits for the averages."""
+        """The workload's optimizer, with a step that first waits for the averages."""
         optimizer = super().build_optimizer(parameters)
-        optimizer.register_step_pre_hook(lambda *_: self._averager.synchronize())
+        optimizer.register_step_pre_hook(lambda *_: self.finish_gradients())
         return optimizer
 
     def run_micro_batch(
         self, trainer: Trainer, inputs: Any, target: Any, *, is_last: bool, stage: Stage
     ) -> Tensor | None:
         """The loss of this rank's micro-batch; gradients are averaged in the last one alone."""
-        self._averager.is_on = is_last
+        self._is_last = is_last
         return forward_backward(trainer, inputs, target, stage)
 
     def finish_gradients(self) -> None:
         """Wait for the averages, which unscaling and clipping need before the step."""
-        self._averager.synchronize()
-
-
-class GradientAverager:
-    """Averages each gradient over the ranks as soon as backward has accumulated it.
-
-    On all ranks the same parameters must receive gradients, in the same order: nothing is
-    negotiated, unlike in Horovod.
-
-    Attributes:
-        is_on: Whether the coming backward is the one after which gradients are averaged.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        self.is_on = True
-        self._pending: list[dist.Work] = []
-        self._num_ranks = dist.get_world_size()
-        for tensor in model.parameters():
-            if tensor.requires_grad:
-                tensor.register_post_accumulate_grad_hook(self._start)  # type: ignore[no-untyped-call]
-
-    def synchronize(self) -> None:
-        """Wait until all gradients are averages."""
         for work in self._pending:
             work.wait()
         self._pending.clear()
 
     @torch.no_grad()
-    def _start(self, parameter: Tensor) -> None:
-        if not self.is_on:
+    def _start_averaging(self, parameter: Tensor) -> None:
+        if not self._is_last:
             return
         assert parameter.grad is not None
-        # Collectives refuse other memory formats, such as channels_last. Divided before the sum,
-        # which would overflow in float16 otherwise.
-        parameter.grad = parameter.grad.contiguous().div_(self._num_ranks)
+        # Collectives refuse other memory formats, such as channels_last. The division comes before
+        # the sum, which would otherwise overflow in float16.
+        parameter.grad = parameter.grad.contiguous().div_(self.num_shards)
         work = dist.all_reduce(parameter.grad, async_op=True)
         assert work is not None
         self._pending.append(work)
 
 
-class Horovod(SharedData):
+class Horovod(DataSharded):
     """The `Strategy` of "horovod": the package's own DistributedOptimizer."""
 
     _model: nn.Module
@@ -125,7 +105,7 @@ class Horovod(SharedData):
         """The workload's optimizer in Horovod's.
 
         Raises:
-            RecipeError: The parameters are master weights, whose gradients no hook sees.
+            RecipeError: The parameters are master weights; no hook sees their gradients.
         """
         names = {parameter: name for name, parameter in self._model.named_parameters()}
         if any(parameter not in names for parameter in parameters):
@@ -140,7 +120,7 @@ class Horovod(SharedData):
             named_parameters=[(names[parameter], parameter) for parameter in parameters],
             backward_passes_per_step=self.recipe.grad_accumulation_steps,
         )
-        # `finish_gradients` has always synchronised before the step, which then must not.
+        # `finish_gradients` always synchronises before the step, so the step must not.
         self._kept_open.enter_context(self._optimizer.skip_synchronize())
         optimizer: Optimizer = self._optimizer
         return optimizer
@@ -153,8 +133,8 @@ class Horovod(SharedData):
 def _initialise(horovod: ModuleType, recipe: Recipe) -> None:
     """Start Horovod among the ranks of the default process group, on one machine.
 
-    Horovod takes its ranks and its meeting point from the environment alone, where `horovodrun`
-    puts them; these ranks were started otherwise, so they are put there here
+    Horovod reads its ranks and its rendezvous from the environment alone. `horovodrun` sets them
+    there; these ranks were started otherwise, so this function does
     (create_run_envs and create_slot_env_vars of horovod/runner/gloo_run.py).
 
     Raises:

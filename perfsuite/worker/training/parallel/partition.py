@@ -1,16 +1,13 @@
 """Cut a model into stages between its blocks, so that each rank of a pipeline holds some.
 
-The code between the blocks is recorded with torch.fx, with every module that contains no block as
-one call; the modules themselves stay the user's, with their names, their hooks and their mode.
+torch.fx records the code between the blocks, with every module that contains no block as one call;
+the modules themselves stay the user's, with their names, their hooks and their mode.
 
 Two other ways were tried first. `torch.distributed.pipelining.pipeline` exports the whole model
-with torch.export: it cut LeNet, ResNet-18 and a transformer with dropout, but what runs then is an
-interpreted graph of operators instead of the modules, fixed to one batch shape and to train mode,
-with the checkpointing of blocks and autocast recorded away. An nn.Sequential cut needs models that
-are one. Recording between the blocks needs neither, only that the model's own forward branches on
-nothing that it computed.
-
-Must not know how stages are run, nor what a rank is.
+with torch.export: it cut LeNet, ResNet-18 and a transformer with dropout, but then an interpreted
+graph of operators runs instead of the modules, fixed to one batch shape and to train mode, without
+the checkpointing of blocks and autocast. Cutting an nn.Sequential needs models that are one.
+Recording between the blocks only needs a forward that does not branch on computed values.
 """
 
 from __future__ import annotations
@@ -23,18 +20,19 @@ from typing import Any
 from torch import Tensor, fx, nn
 
 from perfsuite.errors import RecipeError, WorkloadError
+from perfsuite.worker.training.batches import call_model
 
-# What recording raises where a forward does with a recorded value what needs its number.
+# Recording raises these where a forward needs the numbers in a recorded value.
 _NOT_RECORDABLE = (TypeError, ValueError, RuntimeError, AttributeError, IndexError, KeyError)
 
 
 @dataclass(frozen=True)
 class ModelStage:
-    """One stage of a cut model.
+    """One stage of a model.
 
     Attributes:
-        module: Computes it from the activations of the stage before and from inputs of the model;
-            returns a tuple of activations, or in the last stage what the model returns.
+        module: (activations of the stage before, inputs of the model) -> a tuple of activations,
+            or in the last stage the model's outputs.
         input_names: The model's inputs that it takes after the activations, in order.
     """
 
@@ -42,21 +40,21 @@ class ModelStage:
     input_names: tuple[str, ...]
 
 
-def cut_model(
+def partition_model(
     model: nn.Module, blocks: Sequence[nn.Module], num_stages: int, given: Collection[str]
 ) -> list[ModelStage]:
-    """Return the stages of a model, runs of its blocks whose lengths differ by one at most.
+    """Return the stages of a model: runs of its blocks with lengths that differ by one at most.
 
-    What the model computes before its first block is in the first stage, what after its last in the
-    last. Values made of the model's inputs without any weight, such as a mask, are computed anew in
-    each stage that needs them; all others go from stage to stage.
+    The first stage also holds all code before the first block, the last stage all code after the
+    last block. Values made of the model's inputs without any weight, such as a mask, are computed
+    anew in each stage that needs them; all others go from stage to stage. No module is copied.
 
     Args:
-        model: The whole model. Its modules are shared with the stages, none is copied.
-        blocks: Modules of it, in the order in which its forward calls them.
-        num_stages: Into how many stages.
-        given: Parameters of the model's forward that it will be called with; the others keep their
-            defaults, and what the forward does then is what is recorded.
+        model: The whole model.
+        blocks: Its blocks, in the order of the calls.
+        num_stages: How many stages.
+        given: Parameters of the model's forward that calls will name. The others keep their
+            defaults, and the recording holds for these alone.
 
     Raises:
         RecipeError: There are fewer blocks than stages, the model does not call each block once and
@@ -84,23 +82,14 @@ def cut_model(
 
 
 def bind_inputs(signature: inspect.Signature, inputs: Any) -> dict[str, Any]:
-    """The model's inputs by the names of its forward's parameters.
-
-    Args:
-        signature: Of the model's forward, without self.
-        inputs: A tensor, a tuple or list of arguments, or a dict of them by name.
-    """
-    if isinstance(inputs, Mapping):
-        return dict(signature.bind(**inputs).arguments)
-    if isinstance(inputs, list | tuple):
-        return dict(signature.bind(*inputs).arguments)
-    return dict(signature.bind(inputs).arguments)
+    """The model's inputs by the names of its forward's parameters; `signature` is without self."""
+    return dict(call_model(signature.bind, inputs).arguments)
 
 
-class _BetweenBlocks(fx.Tracer):
-    """Records the modules that contain blocks, and takes every other module as one call."""
+class _BlockTracer(fx.Tracer):
+    """Records the code of modules that contain blocks, and any other module as one call."""
 
-    # Otherwise a buffer would be recorded as the number that it happens to hold.
+    # Otherwise a buffer would be recorded as its present number.
     proxy_buffer_attributes = True
 
     def __init__(self, block_names: Sequence[str]) -> None:
@@ -120,11 +109,11 @@ def _record(model: nn.Module, block_names: list[str], given: Collection[str]) ->
     }
     buffers = dict(model.named_buffers())
     try:
-        graph = _BetweenBlocks(block_names).trace(model, concrete_args=defaults or None)
+        graph = _BlockTracer(block_names).trace(model, concrete_args=defaults or None)
     except _NOT_RECORDABLE as error:
         first_line = str(error).strip().splitlines()[0] if str(error).strip() else ""
         raise RecipeError(
-            "the model's forward does between its blocks what cannot be recorded "
+            "the model's forward has code between its blocks that cannot be recorded "
             f"({type(error).__name__}: {first_line}); move that code into a submodule"
         ) from error
     _refuse_assigned_buffers(model, buffers)
@@ -138,7 +127,7 @@ def _record(model: nn.Module, block_names: list[str], given: Collection[str]) ->
 
 
 def _refuse_assigned_buffers(model: nn.Module, before: Mapping[str, Tensor]) -> None:
-    """Refuse a forward that gives a buffer another tensor, of which a stage would know nothing."""
+    """Refuse a forward that assigns another tensor to a buffer: a stage would not see it."""
     for name, buffer in dict(model.named_buffers()).items():
         if buffer is not before.get(name):
             raise RecipeError(
@@ -173,7 +162,7 @@ def _owners(graph: fx.Graph, derived: set[fx.Node], starts: Sequence[str]) -> di
 
 
 def _crossing(graph: fx.Graph, owner: dict[fx.Node, int], index: int) -> list[fx.Node]:
-    """The values that stages before `index` make and it or later ones take, in order."""
+    """The values from stages before `index` for that stage or later ones, in order."""
     return [
         node
         for node in graph.nodes
@@ -193,13 +182,13 @@ def _build_stage(
     stage = fx.Graph()
     copies = {node: stage.placeholder(node.name) for node in _crossing(graph, owner, index)}
     own = [node for node in graph.nodes if owner.get(node) == index]
-    wanted = {*own, *_sources(own, derived)}
+    needed = {*own, *_sources(own, derived)}
     input_names = []
     for node in graph.nodes:
-        if node.op == "placeholder" and node in wanted:
+        if node.op == "placeholder" and node in needed:
             copies[node] = stage.placeholder(node.name)
             input_names.append(node.target)
-        elif node.op != "output" and node in wanted:
+        elif node.op != "output" and node in needed:
             copies[node] = stage.node_copy(node, copies.__getitem__)
     if index == num_stages - 1:
         (output,) = (node for node in graph.nodes if node.op == "output")
@@ -227,7 +216,7 @@ def _refuse_shared_weights(stages: Sequence[nn.Module]) -> None:
                 raise RecipeError(
                     f"two stages share the weight {seen[id(tensor)]!r}"
                     + (f" (as {name!r})" if name != seen[id(tensor)] else "")
-                    + ", whose gradients nobody would add up; do not tie it, or name blocks that "
+                    + ", and no one would add up its gradients; do not tie it, or name blocks that "
                     "keep its uses together"
                 )
         seen.update({id(tensor): name for name, tensor in here.items()})

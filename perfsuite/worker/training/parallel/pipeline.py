@@ -1,7 +1,8 @@
 """The model cut into stages that hand activations to each other: "pp" and "mp".
 
-The strategies that keep of a model what this rank computes. Must not know how a model is cut
-(`cut` does) nor who computes which chunk when (`schedules` does).
+Each rank keeps the modules of its own stages. Training runs the chunks of a batch by a schedule;
+evaluation runs whole batches, one stage after the other. Nothing overlaps there: it happens once an
+epoch, and a schedule needs batches that divide into chunks, which a split's last batch seldom does.
 """
 
 from __future__ import annotations
@@ -18,18 +19,13 @@ from perfsuite.errors import RecipeError, WorkloadError
 from perfsuite.records.recipe import Recipe
 from perfsuite.records.stages import Stage
 from perfsuite.records.workload import Workload
-from perfsuite.worker.training.batches import map_tensors
+from perfsuite.worker.training.batches import map_tensors, tensors_in
 from perfsuite.worker.training.checkpointing import checkpoint_units
-from perfsuite.worker.training.parallel.partition import ModelStage, bind_inputs, cut_model
+from perfsuite.worker.training.parallel.partition import ModelStage, bind_inputs, partition_model
 from perfsuite.worker.training.parallel.schedules import Chunk, ChunkSchedule
 from perfsuite.worker.training.parallel.single import Single
 from perfsuite.worker.training.step import eval_mode
 from perfsuite.worker.training.trainer import Trainer
-
-# Chunks of a batch for each rank. With m chunks on p ranks a schedule idles (p-1)/(m+p-1) of the
-# time (GPipe, Huang et al. 2019): on two ranks a third with one chunk a rank, a fifth with two.
-# More would leave the small batches of a benchmark no samples to chunk.
-CHUNKS_PER_RANK = 2
 
 # Stages of each rank under the interleaved schedule; with one it would be 1F1B (Narayanan et al.
 # 2021, section 2.2).
@@ -37,11 +33,10 @@ INTERLEAVED_STAGES_PER_RANK = 2
 
 
 class Pipeline(Single):
-    """The `Strategy` of "pp": every rank has the whole batch, and computes its stages of it.
+    """The `Strategy` of "pp" and "mp": each rank has the whole batch and computes its stages of it.
 
-    Attributes:
-        num_chunks: Parts into which each micro-batch is divided along its first dimension. The loss
-            is their mean, and BatchNorm sees one of them at a time.
+    "pp" divides each micro-batch into chunks: the loss is their mean, and BatchNorm sees one at a
+    time. "mp" has one chunk, so one rank computes at a time.
     """
 
     def __init__(self, workload: Workload, recipe: Recipe, device: torch.device) -> None:
@@ -50,15 +45,12 @@ class Pipeline(Single):
         self._schedule_name = plan.schedule or "gpipe"
         stages_per_rank = INTERLEAVED_STAGES_PER_RANK if plan.schedule == "interleaved" else 1
         self._num_stages = plan.size * stages_per_rank
-        self.num_chunks = self._num_chunks()
+        self._num_chunks = plan.num_chunks
         self._check_batch_size()
-        self._stages: dict[int, ModelStage] = {}
-        self._evaluated_stages: dict[int, ModelStage] = {}
-        self._local_blocks: list[nn.Module] = []
         self._schedules: dict[tuple[torch.Size, ...], ChunkSchedule] = {}
 
     def split(self, model: nn.Module) -> nn.Module:
-        """The same module without what other ranks compute; its forward is not called any more.
+        """The same module without the other ranks' parts; its forward is not called any more.
 
         Raises:
             RecipeError: The workload names no blocks, the model cannot be cut between them, or a
@@ -74,14 +66,14 @@ class Pipeline(Single):
         blocks = list(self.workload.blocks(model))
         self._signature = inspect.signature(model.forward)
         try:
-            stages = cut_model(model, blocks, self._num_stages, self._given_inputs())
+            stages = partition_model(model, blocks, self._num_stages, self._given_inputs())
         except RecipeError as error:
             raise RecipeError(
                 f"parallel {self.recipe.parallel!r} cannot cut the model of workload "
                 f"{self.workload.name!r}: {error}"
             ) from error
         self._stages = self._own(stages)
-        self._evaluated_stages = self._own(self._cut_evaluated(model, blocks))
+        self._evaluated_stages = self._own(self._partition_for_evaluation(model, blocks))
         self.speaks_for_shard = self._num_stages - 1 in self._stages
         _drop(model, set(_called(stages)) - set(_called(self._stages.values())))
         local = {module for stage in self._stages.values() for module in stage.module.modules()}
@@ -94,7 +86,7 @@ class Pipeline(Single):
         return self._local_blocks
 
     def entry_modules(self, model: nn.Module) -> list[nn.Module]:
-        """This rank's stages, as they train and as they are evaluated."""
+        """This rank's stages, of training and of evaluation."""
         stages = (*self._stages.values(), *self._evaluated_stages.values())
         return [stage.module for stage in stages]
 
@@ -103,16 +95,16 @@ class Pipeline(Single):
     ) -> Tensor | None:
         """The mean loss over the chunks on the rank of the last stage, None on the others.
 
-        "forward" and "backward" mark what this rank computes; waiting for other ranks is neither.
+        "forward" and "backward" mark this rank's computations; waiting for other ranks is neither.
         """
         chunks = [
             Chunk(
                 inputs=bind_inputs(self._signature, self._part(inputs, index)),
                 target=self._part(target, index),
             )
-            for index in range(self.num_chunks)
+            for index in range(self._num_chunks)
         ]
-        shapes = _shapes(chunks[0].inputs)
+        shapes = tuple(tensor.shape for tensor in tensors_in(chunks[0].inputs))
         if shapes not in self._schedules:
             self._schedules[shapes] = ChunkSchedule(
                 self._schedule_name, trainer, self._stages, self._num_stages, chunks
@@ -122,17 +114,19 @@ class Pipeline(Single):
     def evaluate(self, trainer: Trainer, inputs: Any) -> Any | None:
         """The outputs on the rank of the last stage, None on the others."""
         given = bind_inputs(self._signature, inputs)
-        return relay(self._evaluated_stages, self._num_stages, given, self.device)
+        return run_stages(self._evaluated_stages, self._num_stages, given, self.device)
 
     def _own(self, stages: Iterable[ModelStage]) -> dict[int, ModelStage]:
         rank, size = dist.get_rank(), self.recipe.plan.size
         return {i: stage for i, stage in enumerate(stages) if i % size == rank}
 
-    def _cut_evaluated(self, model: nn.Module, blocks: Sequence[nn.Module]) -> list[ModelStage]:
-        """The same cut of what the forward does in eval mode, which a recording holds fast."""
+    def _partition_for_evaluation(
+        self, model: nn.Module, blocks: Sequence[nn.Module]
+    ) -> list[ModelStage]:
+        """The same stages in eval mode, because a recording holds for one mode."""
         try:
             with eval_mode(model):
-                return cut_model(model, blocks, self._num_stages, self._given_inputs())
+                return partition_model(model, blocks, self._num_stages, self._given_inputs())
         except RecipeError as error:
             self.why_not_evaluated = (
                 f"parallel {self.recipe.parallel!r} cannot cut the model of workload "
@@ -140,19 +134,16 @@ class Pipeline(Single):
             )
             return []
 
-    def _num_chunks(self) -> int:
-        return CHUNKS_PER_RANK * self.recipe.plan.size
-
     def _part(self, value: Any, index: int) -> Any:
-        return map_tensors(value, lambda tensor: tensor.chunk(self.num_chunks)[index])
+        return map_tensors(value, lambda tensor: tensor.chunk(self._num_chunks)[index])
 
     def _check_batch_size(self) -> None:
         size = self.recipe.micro_batch_size or self.workload.micro_batch_size
-        if size % self.num_chunks:
+        if size % self._num_chunks:
             raise RecipeError(
-                f"parallel {self.recipe.parallel!r} divides each batch into {self.num_chunks} "
+                f"parallel {self.recipe.parallel!r} divides each batch into {self._num_chunks} "
                 f"chunks, and micro_batch_size is {size}; "
-                f"use micro_batch_size={-(-size // self.num_chunks) * self.num_chunks}"
+                f"use micro_batch_size={-(-size // self._num_chunks) * self._num_chunks}"
             )
 
     def _check_segments(self) -> None:
@@ -171,7 +162,7 @@ class Pipeline(Single):
         parameters = self._signature.parameters
         if all(p.default is inspect.Parameter.empty for p in parameters.values()):
             return set(parameters)
-        # Which of the optional ones the model is called with, only a sample can tell.
+        # Only a sample shows which of the optional ones the model is called with.
         dataset: Any = self.workload.build_dataset("train")
         if dataset is None:
             raise WorkloadError(
@@ -179,13 +170,6 @@ class Pipeline(Single):
                 "returned None; return a dataset for it"
             )
         return set(bind_inputs(self._signature, dataset[0][0]))
-
-
-class ModelParallel(Pipeline):
-    """The `Strategy` of "mp": the same cut and one whole batch at a time, so one rank at a time."""
-
-    def _num_chunks(self) -> int:
-        return 1
 
 
 def _called(stages: Iterable[ModelStage]) -> list[str]:
@@ -204,30 +188,16 @@ def _drop(model: nn.Module, names: Iterable[str]) -> None:
         delattr(model.get_submodule(path), attribute)
 
 
-def _shapes(inputs: Any) -> tuple[torch.Size, ...]:
-    shapes = []
-
-    def note(tensor: Tensor) -> Tensor:
-        shapes.append(tensor.shape)
-        return tensor
-
-    map_tensors(inputs, note)
-    return tuple(shapes)
-
-
-def relay(
+def run_stages(
     stages: Mapping[int, ModelStage],
     num_stages: int,
     inputs: Mapping[str, Any],
     device: torch.device,
 ) -> Any | None:
-    """Return what the model returns, on the rank of its last stage; None on the others.
+    """Return the model's outputs on the rank of its last stage, None on the others.
 
-    Args:
-        stages: Those of this rank, by their number; rank r has r, r + world_size, ...
-        num_stages: Of all ranks together.
-        inputs: The model's, by the names of the parameters of its forward; every rank has them.
-        device: Where this rank computes.
+    This rank r has the stages r, r + world_size, ...; neighbouring stages are never on one rank.
+    Every rank has the model's inputs, by the names of the parameters of its forward.
     """
     world_size = dist.get_world_size()
     outputs: Any = ()

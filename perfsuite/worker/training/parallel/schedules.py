@@ -1,11 +1,9 @@
 """Who computes which chunk of a batch when: the schedules of torch.distributed.pipelining.
 
-What passes through a schedule beside activations is a chunk's number alone, because its own
-splitting knows no nested targets and its merging no nested outputs. Its stages are told all shapes,
-because otherwise they find them out by running the model on made-up numbers, which before torch
-2.15 moves the statistics of BatchNorm and draws random numbers.
-
-Must not know how a model was cut, nor who measures.
+Only activations and a chunk's number pass through a schedule, because its own splitting knows no
+nested targets and its merging no nested outputs. Its stages get all shapes, because otherwise they
+run the model on made-up numbers to learn them, which before torch 2.15 moves the statistics of
+BatchNorm and draws random numbers.
 """
 
 from __future__ import annotations
@@ -30,18 +28,13 @@ from perfsuite.worker.training.parallel.partition import ModelStage
 from perfsuite.worker.training.step import compute_loss, scale_loss
 from perfsuite.worker.training.trainer import Trainer
 
-# Stands for the outputs of the last stage, which never pass through the schedule.
+# Stands for the outputs of the last stage; the real ones never pass through the schedule.
 _NUMBER = torch.zeros(1, dtype=torch.int64)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Chunk:
-    """A part of a batch along its first dimension.
-
-    Attributes:
-        inputs: By the names of the parameters of the model's forward.
-        target: Of the loss.
-    """
+    """A part of a batch along its first dimension, inputs by the names of forward's parameters."""
 
     inputs: Mapping[str, Any]
     target: Any
@@ -52,13 +45,13 @@ class ChunkSchedule:
 
     Args:
         name: "gpipe", "1f1b" or "interleaved".
-        trainer: Whose loss is computed.
-        stages: Those of this rank, by their number; rank r has r, r + world_size, ...
+        trainer: Computes the loss.
+        stages: This rank's, by number; rank r has r, r + world_size, ...
         num_stages: Of all ranks together.
         chunks: A first batch, for its shapes; every rank has the same.
 
     Raises:
-        RecipeError: Something else than floating tensors would pass between two stages.
+        RecipeError: A stage would pass on something other than floating tensors.
     """
 
     def __init__(
@@ -79,20 +72,20 @@ class ChunkSchedule:
         self._schedule = self._build(name)
 
     def run(self, chunks: Sequence[Chunk], stage: Stage) -> Tensor | None:
-        """Run forward and backward of all chunks; return their detached mean loss.
+        """Run forward and backward of all chunks.
 
         Returns:
-            A scalar on the rank of the last stage, None on the others.
+            Their detached mean loss on the rank of the last stage, None on the others.
         """
         self._chunks, self._losses, self._mark = chunks, [], stage
         numbers = torch.arange(len(chunks))
         self._schedule.step(target=numbers, number=numbers, return_outputs=False)
-        # The batch is not needed any more, and would count as memory of the next step.
+        # The batch is not needed any more and would count as memory of the next step.
         self._chunks = ()
         return torch.stack(self._losses).mean() if self._losses else None
 
     def compute_stage(self, index: int, activations: Sequence[Tensor], number: Tensor) -> Any:
-        """Return what the stage makes of a chunk: activations, or its number in the last stage."""
+        """Return a stage's activations for a chunk, or in the last stage the chunk's number."""
         chunk = int(number)
         stage = self._stages[index]
         inputs = [self._chunks[chunk].inputs[name] for name in stage.input_names]
@@ -117,7 +110,7 @@ class ChunkSchedule:
             )
             for index in self._stages
         ]
-        # The loss is divided here, because scaling gradients would scale accumulated ones again.
+        # The loss is divided instead: scaling gradients would scale accumulated ones again.
         options: dict[str, Any] = {"loss_fn": self._compute_loss, "scale_grads": False}
         if name == "interleaved":
             return ScheduleInterleaved1F1B(list(stages), len(self._chunks), **options)
@@ -133,7 +126,7 @@ class ChunkSchedule:
             return scale_loss(self._trainer, loss) / len(self._chunks)
 
     def _activations(self) -> list[tuple[Tensor, ...]]:
-        """What enters each stage, of the right shapes and dtypes, on no device."""
+        """The activations that enter each stage, as meta tensors."""
         entering: list[tuple[Tensor, ...]] = [()]
         for index in range(self._num_stages - 1):
             shapes: list[Any] = [None]
@@ -153,7 +146,7 @@ class ChunkSchedule:
     def _probe(
         self, index: int, entering: Sequence[Tensor]
     ) -> list[tuple[torch.Size, torch.dtype]]:
-        """Shapes and dtypes of what leaves a stage, found by running it without a trace."""
+        """Shapes and dtypes of a stage's activations, from a run that leaves no trace."""
         device = self._trainer.device
         activations = [torch.zeros_like(tensor, device=device) for tensor in entering]
         buffers = [(b, b.clone()) for b in self._stages[index].module.buffers()]
@@ -175,7 +168,7 @@ class ChunkSchedule:
 
 
 class _StageOfChunk(nn.Module):
-    """What a schedule calls: a stage, with the inputs of the chunk that it is told of."""
+    """The module that a schedule calls: a stage, with the inputs of the chunk of that number."""
 
     def __init__(self, schedule: ChunkSchedule, index: int) -> None:
         super().__init__()
@@ -187,7 +180,7 @@ class _StageOfChunk(nn.Module):
 
 
 class _MarkedStage(PipelineStage):
-    """A stage that marks what it computes, and not what it waits for."""
+    """A stage that marks its computations, and not its waiting."""
 
     def __init__(self, *args: Any, mark: Callable[[str], Any], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

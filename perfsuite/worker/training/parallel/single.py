@@ -1,7 +1,4 @@
-"""The whole model on one device: what each mode does wherever it does nothing of its own.
-
-Must not know any other mode; the others derive from it and say only where they differ.
-"""
+"""The whole model on one device; every other mode derives from it and overrides what differs."""
 
 from __future__ import annotations
 
@@ -22,14 +19,7 @@ from perfsuite.worker.training.trainer import Trainer
 
 
 class Single:
-    """The `Strategy` of "single".
-
-    Attributes:
-        shard_index: Which shard of the training data this rank loads.
-        num_shards: Shards into which the training data are divided.
-        speaks_for_shard: Of the ranks that share a shard, one that has the outputs of its batches.
-        why_not_evaluated: Why the model cannot be evaluated; None where it can.
-    """
+    """The `Strategy` of "single"; its attributes are described there."""
 
     shard_index = 0
     num_shards = 1
@@ -80,29 +70,27 @@ class Single:
         """Nothing to wait for."""
 
 
-def refuse_sparse_gradients(model: nn.Module, reducer: str, instead: str) -> None:
-    """Refuse a model whose gradients cannot be reduced.
+class DataSharded(Single):
+    """The base of the modes where each rank loads its own shard of the data."""
 
-    Args:
-        model: May hold layers of sparse gradients.
-        reducer: The setting that cannot reduce them.
-        instead: A setting that can.
+    def __init__(self, workload: Workload, recipe: Recipe, device: torch.device) -> None:
+        super().__init__(workload, recipe, device)
+        self.shard_index = dist.get_rank()
+        self.num_shards = dist.get_world_size()
+
+
+def refuse_sparse_gradients(model: nn.Module, recipe: Recipe) -> None:
+    """Refuse a model with sparse gradients, which DDP alone reduces, and not under PowerSGD.
 
     Raises:
         RecipeError: A layer has sparse gradients.
     """
+    reducer, instead = f"parallel {recipe.parallel!r}", f"parallel='ddp:{recipe.plan.size}'"
+    if recipe.comm_hook != "none":
+        reducer, instead = f"comm_hook {recipe.comm_hook!r}", "comm_hook='none'"
     for name, module in model.named_modules():
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
             raise RecipeError(
                 f"{reducer} reduces dense gradients alone, and those of layer {name!r} are sparse; "
                 f"use sparse=False, or {instead}"
             )
-
-
-class SharedData(Single):
-    """The base of the modes whose ranks each load their own shard of the data."""
-
-    def __init__(self, workload: Workload, recipe: Recipe, device: torch.device) -> None:
-        super().__init__(workload, recipe, device)
-        self.shard_index = dist.get_rank()
-        self.num_shards = dist.get_world_size()

@@ -1,8 +1,8 @@
 """Linear layers split over the ranks, each computing its columns or rows: tensor parallelism.
 
 Megatron-LM, Shoeybi et al. 2019, as torch's `parallelize_module`. The plan is derived from the
-model and is safe for any: a split layer takes and gives whole tensors, but for the pair inside an
-nn.Sequential between which nothing but an elementwise activation stands. Must not know the step.
+model and is safe for any model: a split layer takes and gives whole tensors, except in a pair
+inside an nn.Sequential with only an elementwise activation between the two layers.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from perfsuite.records.recipe import Recipe
 from perfsuite.records.workload import Workload
 from perfsuite.worker.training.parallel.single import Single
 
-# Activations that compute each element from itself alone, without parameters or random numbers: on
-# a shard they give the shard of what they would give on the whole.
+# Activations that compute each element from itself alone, without parameters or random numbers, so
+# that a shard's result is the result's shard.
 _ELEMENTWISE = (
     nn.ELU,
     nn.GELU,
@@ -49,11 +49,11 @@ class TensorParallel(Single):
     """The `Strategy` of "tp": every rank computes the same batch with its part of each layer."""
 
     def split(self, model: nn.Module) -> nn.Module:
-        """The same module, the weights of its split layers DTensors.
+        """The same module with DTensors as weights of its split layers.
 
         Raises:
-            RecipeError: No layer has a width that the ranks divide, or segments of checkpointing
-                would run through a split layer.
+            RecipeError: No layer has a width divisible by the number of ranks, or segments of
+                checkpointing would run through a split layer.
         """
         size = self.recipe.plan.size
         plan = plan_layers(model, size)
@@ -67,10 +67,7 @@ class TensorParallel(Single):
         return model
 
     def build_optimizer(self, parameters: list[nn.Parameter]) -> Optimizer:
-        """The workload's optimizer; DTensors and plain parameters never share a group.
-
-        The foreach kernels of an optimizer refuse a list that mixes them.
-        """
+        """The workload's optimizer; the foreach kernels want DTensors in groups of their own."""
         optimizer = super().build_optimizer(parameters)
         for group in list(optimizer.param_groups):
             whole = [p for p in group["params"] if not isinstance(p, DTensor)]
@@ -84,8 +81,8 @@ class TensorParallel(Single):
 def plan_layers(model: nn.Module, size: int) -> dict[nn.Module, ParallelStyle]:
     """How each layer of the model is split over `size` ranks; layers that stay whole are left out.
 
-    Split are plain nn.Linear layers alone: a subclass may compute otherwise, and a weight that
-    another module shares would be split there too.
+    Only plain nn.Linear layers are split: a subclass may compute otherwise, and a shared weight
+    would be split in the other module too.
     """
     uses = Counter(
         id(weight) for module in model.modules() for weight in module.parameters(recurse=False)
@@ -108,7 +105,7 @@ def plan_layers(model: nn.Module, size: int) -> dict[nn.Module, ParallelStyle]:
 
 
 def _pairs(model: nn.Module) -> Iterator[tuple[nn.Module, nn.Module]]:
-    """Linear layers that follow on each other in an nn.Sequential, an activation between them."""
+    """Pairs of linear layers in an nn.Sequential with an activation between them."""
     for sequential in model.modules():
         if type(sequential) is nn.Sequential:
             layers = list(sequential)

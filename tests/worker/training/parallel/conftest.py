@@ -145,7 +145,7 @@ def make_image() -> Callable[..., Workload]:
 
 @dataclasses.dataclass
 class Run:
-    """What one rank, or the reference, saw.
+    """What one rank, or the reference, computed.
 
     Attributes:
         gradients: Of each step, by parameter name, before unscaling and clipping.
@@ -166,7 +166,7 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def batches_of(workload: Workload, recipe: Recipe, shard: int, num_shards: int) -> list[Any]:
-    """The micro-batches of one shard, in order, without end but for the test's patience."""
+    """Twelve micro-batches of one shard, in order."""
     dataset: Any = workload.build_dataset("train")
     size = recipe.micro_batch_size or workload.micro_batch_size
     starts = range(shard * size, 12 * size * num_shards, num_shards * size)
@@ -292,7 +292,7 @@ def relative_error(tested: Gradients, expected: Gradients) -> float:
 
 @pytest.fixture
 def train_on_ranks(rank_group: Callable[..., list[Any]]) -> Callable[..., list[Run]]:
-    """(workload, recipe, num_steps=2) -> what each rank of the recipe's group saw."""
+    """(workload, recipe, num_steps=2) -> what each rank of the recipe's group computed."""
 
     def train(workload: Workload, recipe: Recipe, num_steps: int = 2) -> list[Run]:
         return rank_group(recipe.plan.world_size, train_rank, workload, recipe, num_steps)

@@ -140,7 +140,7 @@ class Tied(nn.Sequential):
     ],
     ids=["tied weight", "the model itself", "no blocks"],
 )
-def test_what_is_no_group_of_its_own_belongs_to_the_root(
+def test_parameters_outside_of_every_group_belong_to_the_root(
     rank_group: Any, make_image: Any, build_model: Any, blocks: Any, groups: list[str]
 ) -> None:
     workload = make_image(build_model=build_model, blocks=blocks)

@@ -16,15 +16,15 @@ from perfsuite import Recipe, RecipeError, Workload
 from perfsuite.errors import NotExercisedError
 from perfsuite.records.stages import untimed
 from perfsuite.worker.training.build import build_trainer
-from perfsuite.worker.training.parallel import choose_strategy
 from perfsuite.worker.training.step import train_step
+from perfsuite.worker.training.trainer import choose_strategy
 
 CPU = torch.device("cpu")
 EPS = torch.finfo(torch.float32).eps
 
 
 def weights_after_building_from_own_seeds(workload: Workload) -> dict[str, torch.Tensor]:
-    """A rank's weights, where every rank was built from other random numbers."""
+    """A rank's weights, where every rank was built from different random numbers."""
     recipe = Recipe(parallel="horovod-like:2")
     trainer = build_trainer(workload, recipe, device=CPU, seed=1 + dist.get_rank())
     return {name: tensor.detach() for name, tensor in trainer.module.state_dict().items()}
@@ -46,7 +46,7 @@ def collectives_of_each_micro_batch(workload: Workload) -> list[int]:
 
 
 def step_without_waiting(workload: Workload) -> torch.Tensor:
-    """The first weight after a step that nobody preceded by `finish_gradients`."""
+    """The first weight after a step without `finish_gradients` before it."""
     trainer = build_trainer(workload, Recipe(parallel="horovod-like:2"), device=CPU, seed=1)
     batch = (torch.randn(8, 1, 4, 4), torch.arange(8) % 4)
     trainer.strategy.run_micro_batch(trainer, *batch, is_last=True, stage=untimed)
@@ -55,7 +55,7 @@ def step_without_waiting(workload: Workload) -> torch.Tensor:
 
 
 class FakeOptimizer(torch.optim.SGD):
-    """Writes down what `horovod.torch.DistributedOptimizer` is asked to do."""
+    """Logs the calls of `horovod.torch.DistributedOptimizer`."""
 
     def __init__(self, optimizer: Any, log: list[Any], **options: Any) -> None:
         super().__init__(optimizer.param_groups, lr=0.1)
@@ -88,7 +88,7 @@ class FakeServer:
 
 
 def install_fake_horovod(num_ranks: int) -> list[Any]:
-    """Let `import horovod.torch` find a package that writes down its calls in the returned list."""
+    """Let `import horovod.torch` find a package that logs its calls in the returned list."""
     log: list[Any] = []
     package = SimpleNamespace(
         init=lambda: log.append("init"),
@@ -263,7 +263,7 @@ def test_a_package_that_sees_other_ranks_is_refused(
 @pytest.mark.skipif(
     importlib.util.find_spec("horovod") is not None, reason="the package horovod is installed"
 )
-def test_a_machine_without_the_package_is_told_what_does_the_same(
+def test_without_the_package_the_refusal_names_horovod_like(
     rank_group: Any, linear_workload: Workload
 ) -> None:
     (message,) = rank_group(1, refusal_without_the_package, linear_workload)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from perfsuite import RecipeError, WorkloadError
-from perfsuite.worker.training.parallel.partition import ModelStage, bind_inputs, cut_model
+from perfsuite.worker.training.parallel.partition import ModelStage, bind_inputs, partition_model
 
 
 class Chain(nn.Module):
@@ -78,7 +78,7 @@ def run(stages: list[ModelStage], inputs: dict[str, Tensor]) -> Any:
 def test_stages_one_after_another_compute_what_the_model_computes(num_stages: int) -> None:
     model = Chain()
 
-    stages = cut_model(model, list(model.blocks), num_stages, {"x", "mask"})
+    stages = partition_model(model, list(model.blocks), num_stages, {"x", "mask"})
 
     assert len(stages) == num_stages
     assert torch.equal(run(stages, INPUTS)["scores"], model(**INPUTS)["scores"])
@@ -87,7 +87,7 @@ def test_stages_one_after_another_compute_what_the_model_computes(num_stages: in
 def test_stages_share_the_modules_and_the_names_of_the_model() -> None:
     model = Chain()
 
-    stages = cut_model(model, list(model.blocks), 2, {"x", "mask"})
+    stages = partition_model(model, list(model.blocks), 2, {"x", "mask"})
 
     parameters = [dict(stage.module.named_parameters()) for stage in stages]
     assert parameters[0].keys().isdisjoint(parameters[1])
@@ -97,10 +97,10 @@ def test_stages_share_the_modules_and_the_names_of_the_model() -> None:
     assert stages[1].module.get_submodule("blocks.2") is model.blocks[2]
 
 
-def test_what_only_inputs_are_needed_for_is_computed_anew_instead_of_sent() -> None:
+def test_values_made_of_inputs_alone_are_computed_anew_instead_of_sent() -> None:
     model = Chain()
 
-    stages = cut_model(model, list(model.blocks), 3, {"x", "mask"})
+    stages = partition_model(model, list(model.blocks), 3, {"x", "mask"})
 
     # The first sum goes from stage to stage beside the activations, the mask does not.
     assert [len(stage.module(*INPUTS.values())) for stage in stages[:1]] == [2]
@@ -110,7 +110,7 @@ def test_what_only_inputs_are_needed_for_is_computed_anew_instead_of_sent() -> N
 def test_inputs_that_are_not_given_keep_their_defaults() -> None:
     model = Chain()
 
-    stages = cut_model(model, list(model.blocks), 2, {"x"})
+    stages = partition_model(model, list(model.blocks), 2, {"x"})
 
     assert [stage.input_names for stage in stages] == [("x",), ()]
     assert torch.equal(run(stages, INPUTS)["scores"], model(INPUTS["x"])["scores"])
@@ -118,7 +118,7 @@ def test_inputs_that_are_not_given_keep_their_defaults() -> None:
 
 def test_train_and_eval_mode_stay_switches_of_the_modules() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Linear(4, 4))
-    stages = cut_model(model, [model[0], model[2]], 2, {"input"})
+    stages = partition_model(model, [model[0], model[2]], 2, {"input"})
     inputs = {"input": torch.ones(64, 4)}
 
     trained = run(stages, inputs)
@@ -131,7 +131,7 @@ def test_train_and_eval_mode_stay_switches_of_the_modules() -> None:
 def test_later_stages_take_more_blocks_only_by_one() -> None:
     model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(7)))
 
-    stages = cut_model(model, list(model), 3, {"input"})
+    stages = partition_model(model, list(model), 3, {"input"})
 
     assert [len(list(stage.module.children())) for stage in stages] == [2, 2, 3]
 
@@ -142,7 +142,7 @@ def test_later_stages_take_more_blocks_only_by_one() -> None:
         (
             Branching(),
             {"x"},
-            "the model's forward does between its blocks what cannot be recorded (TraceError: "
+            "the model's forward has code between its blocks that cannot be recorded (TraceError: "
             "symbolically traced variables cannot be used as inputs to control flow); "
             "move that code into a submodule",
         ),
@@ -161,15 +161,15 @@ def test_later_stages_take_more_blocks_only_by_one() -> None:
         (
             Tied(),
             {"x"},
-            "two stages share the weight 'blocks.0.weight' (as 'blocks.2.weight'), whose gradients "
-            "nobody would add up; do not tie it, or name blocks that keep its uses together",
+            "two stages share the weight 'blocks.0.weight' (as 'blocks.2.weight'), and no one "
+            "would add up its gradients; do not tie it, or name blocks that keep its uses together",
         ),
     ],
     ids=["branches on a value", "overwrites an input", "other order", "shared weight"],
 )
-def test_what_cannot_be_cut_is_refused(model: Chain, given: set[str], reason: str) -> None:
+def test_a_model_that_cannot_be_cut_is_refused(model: Chain, given: set[str], reason: str) -> None:
     with pytest.raises(RecipeError, match=f"^{re.escape(reason)}$"):
-        cut_model(model, list(model.blocks), 3, given)
+        partition_model(model, list(model.blocks), 3, given)
 
 
 def test_fewer_blocks_than_stages_are_refused() -> None:
@@ -177,13 +177,13 @@ def test_fewer_blocks_than_stages_are_refused() -> None:
 
     expected = "there are 3 blocks for 4 stages; use fewer stages, or name smaller blocks"
     with pytest.raises(RecipeError, match=f"^{re.escape(expected)}$"):
-        cut_model(model, list(model.blocks), 4, {"x"})
+        partition_model(model, list(model.blocks), 4, {"x"})
 
 
 def test_blocks_of_another_model_are_refused() -> None:
     expected = "blocks names a module that is not part of the model; name its own"
     with pytest.raises(WorkloadError, match=f"^{re.escape(expected)}$"):
-        cut_model(Chain(), list(Chain().blocks), 2, {"x"})
+        partition_model(Chain(), list(Chain().blocks), 2, {"x"})
 
 
 @pytest.mark.parametrize(
@@ -212,7 +212,7 @@ def test_functions_and_methods_between_blocks_are_recorded() -> None:
             return self.b(pooled.view(x.shape[0], -1))
 
     model = Pooled()
-    stages = cut_model(model, [model.a, model.b], 2, {"x"})
+    stages = partition_model(model, [model.a, model.b], 2, {"x"})
     inputs = {"x": torch.randn(3, 1, 6, 6)}
 
     assert torch.equal(run(stages, inputs), model(inputs["x"]))
@@ -234,7 +234,7 @@ def test_a_buffer_that_the_forward_assigns_is_refused() -> None:
     model = Counting()
 
     with pytest.raises(RecipeError) as raised:
-        cut_model(model, list(model.blocks), 2, {"x"})
+        partition_model(model, list(model.blocks), 2, {"x"})
 
     assert str(raised.value) == (
         "the model's forward assigns the buffer 'calls' between its blocks; change it in place, or "
@@ -255,7 +255,7 @@ class Scaled(Chain):
 
 def test_a_buffer_that_the_forward_reads_is_read_at_every_call() -> None:
     model = Scaled()
-    last = cut_model(model, list(model.blocks), 2, {"x"})[-1]
+    last = partition_model(model, list(model.blocks), 2, {"x"})[-1]
     x = torch.randn(2, 4)
     before = last.module(x)
 

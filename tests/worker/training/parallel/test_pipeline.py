@@ -30,7 +30,7 @@ class Counted(nn.Linear):
 
 
 def marks_and_calls(workload: Workload, recipe: Recipe) -> tuple[list[str], int]:
-    """What a rank marks in one micro-batch after the first, and how often its blocks run in it."""
+    """A rank's stage marks in one micro-batch after the first, and how often its blocks run."""
     marks: list[str] = []
 
     @contextmanager
@@ -73,7 +73,7 @@ def losses_of_two_lengths(workload: Workload) -> list[float]:
 
 
 class Dropping(nn.Module):
-    """Drops between its blocks, as a function that is told whether it trains."""
+    """Has dropout between its blocks, as a function with the argument `training`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class Dropping(nn.Module):
 
 
 class Branching(Dropping):
-    """Looks at numbers where it does not train, which no recording can."""
+    """Branches on values in eval mode, which cannot be recorded."""
 
     def forward(self, x: Tensor) -> Tensor:
         if self.training or x.sum() > 0:
@@ -94,7 +94,7 @@ class Branching(Dropping):
 
 
 def evaluated(workload: Workload, recipe: Recipe) -> Any:
-    """What a rank has of the outputs of a batch of five, and whether it speaks for them."""
+    """A rank's outputs of a batch of five, and whether it speaks for its shard."""
     torch.set_num_threads(1)
     trainer = build_trainer(workload, recipe, device=CPU, seed=1)
     dataset: Any = workload.build_dataset("train")

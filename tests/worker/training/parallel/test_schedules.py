@@ -16,7 +16,7 @@ CPU = torch.device("cpu")
 
 
 class Rounding(nn.Linear):
-    """Hands whole numbers to the next block."""
+    """Passes integers to the next block."""
 
     def forward(self, input: Tensor) -> Tensor:
         return super().forward(input.flatten(1)).long()

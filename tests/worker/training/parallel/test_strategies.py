@@ -7,7 +7,7 @@ import torch
 
 from perfsuite import Recipe, Workload
 from perfsuite.errors import NotExercisedError
-from perfsuite.worker.training.parallel import choose_strategy
+from perfsuite.worker.training.trainer import choose_strategy
 
 CPU = torch.device("cpu")
 

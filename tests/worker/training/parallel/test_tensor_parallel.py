@@ -130,7 +130,7 @@ def test_dropout_between_two_layers_keeps_them_whole_in_between() -> None:
     ],
     ids=["shared weight", "subclass", "odd width", "weight used by its parent"],
 )
-def test_what_is_not_safe_to_split_stays_whole(model: nn.Module) -> None:
+def test_a_layer_that_is_not_safe_to_split_stays_whole(model: nn.Module) -> None:
     assert styles(model, 2) == {}
 
 

@@ -1,4 +1,4 @@
-"""A rank's children stand still while they are stopped, and go on afterwards."""
+"""A rank's loader workers do nothing while they are stopped, and go on afterwards."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 
 import psutil
 
-from perfsuite.worker.jobs.process import resume_children, stop_children
+from perfsuite.worker.jobs.loader_workers import resume_loader_workers, stop_loader_workers
 
 
 def answer(connection) -> None:
@@ -20,13 +20,13 @@ def test_a_stopped_child_answers_only_after_it_was_resumed() -> None:
     child = multiprocessing.get_context("fork").Process(target=answer, args=(theirs,), daemon=True)
     child.start()
     try:
-        stop_children()
+        stop_loader_workers()
         ours.send(True)
         while psutil.Process(child.pid).status() != psutil.STATUS_STOPPED:
             pass
         assert not ours.poll(0.05)
 
-        resume_children()
+        resume_loader_workers()
 
         assert ours.recv() == child.pid
     finally:
@@ -39,7 +39,7 @@ def test_children_that_have_ended_are_passed_over() -> None:
     child.start()
     child.join()
 
-    stop_children()
-    resume_children()
+    stop_loader_workers()
+    resume_loader_workers()
 
     assert child.exitcode == 0

@@ -1,4 +1,4 @@
-"""What the all_reduce cells say of links, and the model of series and of more devices."""
+"""What the all_reduce cells say of links, and what their model estimates for more devices."""
 
 from __future__ import annotations
 
@@ -8,10 +8,14 @@ import pytest
 from made_up_runs import cell
 from scaled_runs import LINK, all_reduces, reduced, trained
 
-from perfsuite.report.rows import Past, Row
-from perfsuite.report.scaling.estimates import NUM_DEVICES, Estimate, describe_scaling
-from perfsuite.report.scaling.links import Links, find_links
-from perfsuite.report.scaling.ring import NoModel, RingModel
+from perfsuite.report.rows import HistoryPoint, Row
+from perfsuite.report.scaling.cost_model import (
+    NUM_DEVICES,
+    Estimate,
+    Links,
+    describe_scaling,
+    find_links,
+)
 
 
 def links_of(*rows: Row) -> Links:
@@ -25,9 +29,9 @@ def links_of(*rows: Row) -> Links:
 def test_the_model_comes_from_the_bare_reductions() -> None:
     links = links_of(*all_reduces(2, 4), trained("ddp:2"))
 
-    assert isinstance(links.fitted, RingModel)
-    assert links.fitted.latency_s == pytest.approx(LINK.latency_s)
-    assert links.fitted.per_byte_s == pytest.approx(LINK.per_byte_s)
+    assert links.model is not None
+    assert links.model.latency_s == pytest.approx(LINK.latency_s)
+    assert links.model.per_byte_s == pytest.approx(LINK.per_byte_s)
     assert (links.device, links.fingerprint, links.world_sizes) == ("cpu", "0123456789ab", (2, 4))
     assert [held_out.value for held_out in links.held_out] == [2, 4, 2**12, 2**20, 2**26]
 
@@ -37,18 +41,19 @@ def test_reductions_of_ranks_that_share_cores_are_kept_apart() -> None:
 
     links = links_of(*all_reduces(2, num_cores=2), *slow)
 
-    assert isinstance(links.fitted, RingModel)
-    assert links.fitted.latency_s == pytest.approx(LINK.latency_s)
-    assert [one.world_size for one in links.sharing] == [4, 4]
+    assert links.model is not None
+    assert links.model.latency_s == pytest.approx(LINK.latency_s)
+    assert [one.world_size for one in links.all_reduces_sharing_cores] == [4, 4]
     assert links.world_sizes == (2,)
 
 
 def test_where_all_of_them_share_cores_there_is_no_model() -> None:
     links = links_of(*all_reduces(2, 4, num_cores=1))
 
-    assert links.fitted == NoModel(
-        reason="every all_reduce has more ranks than the machine's 1 cores, so it measures turns "
-        "on a core and no link"
+    assert links.model is None
+    assert links.reason == (
+        "every all_reduce has more ranks than the machine's 1 cores, so it measures ranks that "
+        "take turns on a core and not a link"
     )
     assert links.held_out == ()
 
@@ -56,13 +61,13 @@ def test_where_all_of_them_share_cores_there_is_no_model() -> None:
 def test_every_run_of_one_commit_is_a_measurement() -> None:
     row = reduced(2, 2**20, 0.1)
     history = tuple(
-        Past(when="day", commit="abc", step_time_s=seconds, is_accepted=False)
+        HistoryPoint(when="day", commit="abc", step_time_s=seconds, is_accepted=False)
         for seconds in (0.2, 0.1)
     )
 
     links = links_of(dataclasses.replace(row, history=history))
 
-    assert [one.time_s for one in links.reductions] == [0.2, 0.1]
+    assert [one.time_s for one in links.all_reduces] == [0.2, 0.1]
 
 
 def test_each_environment_has_links_of_its_own() -> None:

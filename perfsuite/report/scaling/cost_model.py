@@ -1,0 +1,222 @@
+"""What communication costs in each environment, and what a series would do over more devices.
+
+Cells whose ranks share cores also measure ranks that wait for a core, so nothing is fitted to them;
+what the model says of them is reported apart.
+
+An estimate is never a measurement. The step over N devices is what one device needs for its share,
+and the exposed part of the reduction: all of it at worst, and at best what is longer than the
+backward pass, since no gradient is there before it begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from perfsuite.report.rows import Row
+from perfsuite.report.scaling.ring import (
+    MOST_BYTES,
+    AllReduce,
+    HeldOut,
+    NoModel,
+    RingModel,
+    fit_ring,
+    hold_out,
+    is_usable,
+)
+from perfsuite.report.scaling.series import (
+    ScalingPoint,
+    ScalingSeries,
+    find_series,
+    is_oversubscribed,
+    launches_of,
+)
+
+# What `all_reduce_benchmark` calls its workload.
+_ALL_REDUCE: Final = "all_reduce"
+# A machine of GPUs, a rack, and a cluster.
+NUM_DEVICES: Final = (8, 64, 1024)
+
+# Device and fingerprint.
+EnvironmentKey = tuple[str, str | None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Links:
+    """The links of one environment; the names of the fields are those of scaling.json.
+
+    Attributes:
+        device: "cpu" or "cuda".
+        num_cores: Of the machine; None where it is not known.
+        model: None where the measurements give none.
+        reason: Why they give none.
+        all_reduces: What the model is fitted to, one for each launch.
+        all_reduces_sharing_cores: Those of more ranks than cores, in no fit.
+        held_out: Predictions of measurements that were left out in turn.
+    """
+
+    device: str
+    fingerprint: str | None
+    num_cores: int | None
+    model: RingModel | None
+    reason: str | None
+    all_reduces: tuple[AllReduce, ...]
+    all_reduces_sharing_cores: tuple[AllReduce, ...]
+    held_out: tuple[HeldOut, ...]
+
+    @property
+    def world_sizes(self) -> tuple[int, ...]:
+        """Of the measurements that the model is fitted to, in order."""
+        return tuple(sorted({one.world_size for one in self.all_reduces}))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """What the model says of one number of devices.
+
+    Attributes:
+        all_reduce_s: Seconds of all reductions of a step.
+        step_time_s: With all of the backward pass overlapping them, and without overlap.
+        efficiency: Against one device, lower bound first.
+    """
+
+    num_devices: int
+    all_reduce_s: float
+    step_time_s: tuple[float, float]
+    efficiency: tuple[float, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scaling:
+    """What cells say of scaling: weak series before strong ones, and links of each environment."""
+
+    series: tuple[ScalingSeries, ...]
+    links: Mapping[EnvironmentKey, Links]
+
+    def expect(self, series: ScalingSeries, point: ScalingPoint) -> Estimate | None:
+        """What the model says of a cell that was measured; None of the base."""
+        if point is series.base:
+            return None
+        return self.predict(series, point.cell.num_devices)
+
+    def predict(self, series: ScalingSeries, num_devices: int) -> Estimate | None:
+        """What the model of the series' environment says; None where there is none."""
+        links = self.links.get(environment_of(series.row))
+        if links is None or links.model is None:
+            return None
+        return _estimate(series, links.model, num_devices)
+
+    def estimates(self, series: ScalingSeries) -> tuple[Estimate, ...]:
+        """What the model says of `NUM_DEVICES`, without those that were measured."""
+        measured = {point.cell.num_devices for point in series.points}
+        found = (self.predict(series, num) for num in NUM_DEVICES if num not in measured)
+        return tuple(one for one in found if one is not None)
+
+
+def describe_scaling(rows: Sequence[Row]) -> Scaling:
+    """Return all that cells say of scaling."""
+    return Scaling(series=find_series(rows), links=find_links(rows))
+
+
+def environment_of(row: Row) -> EnvironmentKey:
+    """Return where a cell of ours ran."""
+    assert row.record is not None
+    return row.record.device, row.record.fingerprint
+
+
+def find_links(rows: Sequence[Row]) -> dict[EnvironmentKey, Links]:
+    """Return the links of each environment in which a bare all_reduce was measured."""
+    found: dict[EnvironmentKey, list[Row]] = {}
+    for row in rows:
+        if _is_bare_all_reduce(row):
+            found.setdefault(environment_of(row), []).append(row)
+    return {key: _links(key, cells) for key, cells in found.items()}
+
+
+def _is_bare_all_reduce(row: Row) -> bool:
+    """Whether the cell is a single all_reduce; a user's workload of that name has samples."""
+    record = row.record
+    return (
+        record is not None
+        and record.workload == _ALL_REDUCE
+        and record.samples_per_s is None
+        and record.counts.collectives == 1
+        and record.counts.collective_bytes is not None
+    )
+
+
+def _links(key: EnvironmentKey, rows: Sequence[Row]) -> Links:
+    device, fingerprint = key
+    measured: list[AllReduce] = []
+    sharing: list[AllReduce] = []
+    for row in rows:
+        assert row.recipe is not None
+        shares_cores = is_oversubscribed(row, row.recipe.plan.world_size)
+        (sharing if shares_cores else measured).extend(filter(is_usable, _all_reduces(row)))
+    fitted = fit_ring(measured)
+    if sharing and not measured:
+        fitted = NoModel(
+            reason=f"every all_reduce has more ranks than the machine's {rows[0].num_cores} "
+            "cores, so it measures ranks that take turns on a core and not a link"
+        )
+    return Links(
+        device=device,
+        fingerprint=fingerprint,
+        num_cores=rows[0].num_cores,
+        model=fitted if isinstance(fitted, RingModel) else None,
+        reason=fitted.reason if isinstance(fitted, NoModel) else None,
+        all_reduces=tuple(measured),
+        all_reduces_sharing_cores=tuple(sharing),
+        held_out=hold_out(measured),
+    )
+
+
+def _all_reduces(row: Row) -> Iterator[AllReduce]:
+    """One for each launch of a cell."""
+    assert row.record is not None
+    assert row.recipe is not None
+    num_bytes = row.record.counts.collective_bytes
+    assert num_bytes is not None
+    for seconds in launches_of(row):
+        yield AllReduce(world_size=row.recipe.plan.world_size, num_bytes=num_bytes, time_s=seconds)
+
+
+def _estimate(series: ScalingSeries, model: RingModel, num_devices: int) -> Estimate | None:
+    """What the model says of a series over so many devices.
+
+    None where the series is not of ddp against one process, its collectives were not counted, or
+    there would be fewer samples than devices.
+    """
+    base = series.base.cell
+    backward_s = base.stage_s("backward")
+    collectives = _collectives_of(series.points)
+    if series.mode != "ddp" or base.mode != "single" or backward_s is None or collectives is None:
+        return None
+    share = 1.0
+    if series.kind == "strong":
+        if num_devices > base.global_batch_size:
+            return None
+        share = 1 / num_devices
+    compute_s = share * base.step_time_s
+    num_collectives, num_bytes = collectives
+    all_reduce_s = model.time_s(num_devices, num_bytes, num_collectives)
+    overlapped_s = compute_s + max(0.0, all_reduce_s - share * backward_s)
+    exposed_s = compute_s + all_reduce_s
+    return Estimate(
+        num_devices=num_devices,
+        all_reduce_s=all_reduce_s,
+        step_time_s=(overlapped_s, exposed_s),
+        efficiency=(compute_s / exposed_s, compute_s / overlapped_s),
+    )
+
+
+def _collectives_of(points: tuple[ScalingPoint, ...]) -> tuple[int, int] | None:
+    """The collectives of a step, and their bytes, where most devices take part."""
+    record = points[-1].cell.rows[0].record
+    assert record is not None
+    num_collectives, num_bytes = record.counts.collectives, record.counts.collective_bytes
+    if num_collectives is None or num_bytes is None:
+        return None
+    is_possible = 0 < num_collectives <= MOST_BYTES and 0 <= num_bytes <= MOST_BYTES
+    return (num_collectives, num_bytes) if is_possible else None

@@ -1,0 +1,68 @@
+"""A rank's batches and the loader workers that make them. Runs in a rank.
+
+The workers must not work on between rounds: they would fill their queues while the collector runs
+or the other arm has its turn, which hides the time of loading and takes a processor from that arm.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+from collections.abc import Iterator
+
+import torch
+
+from perfsuite.ranks.bootstrap import loader_worker_entry
+from perfsuite.ranks.messages import RankStart
+from perfsuite.records.recipe import Recipe
+from perfsuite.records.workload import Split, Workload
+from perfsuite.worker.training.build import seed_random_numbers
+from perfsuite.worker.training.loaders import EpochBatches, build_batches
+
+
+@contextlib.contextmanager
+def open_batches(
+    workload: Workload,
+    recipe: Recipe,
+    split: Split,
+    *,
+    shard_index: int,
+    num_shards: int,
+    seed: int,
+    device: torch.device,
+    start: RankStart,
+) -> Iterator[EpochBatches]:
+    """Yield this rank's batches of a split; their loader workers end with the context."""
+    # The dataset is the same on every rank; what it and the model draw later is not.
+    seed_random_numbers(seed)
+    with build_batches(
+        workload,
+        recipe,
+        split,
+        shard_index=shard_index,
+        num_shards=num_shards,
+        seed=seed,
+        device=device,
+        on_worker_start=loader_worker_entry(start.folder, start.cores),
+    ) as batches:
+        seed_random_numbers(seed + shard_index)
+        yield batches
+
+
+def stop_loader_workers() -> None:
+    """Stop every process that this one has started with multiprocessing, wherever it is."""
+    _signal_children(signal.SIGSTOP)
+
+
+def resume_loader_workers() -> None:
+    """Let them go on."""
+    _signal_children(signal.SIGCONT)
+
+
+def _signal_children(number: signal.Signals) -> None:
+    for child in multiprocessing.active_children():
+        if child.pid is not None:
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
+                os.kill(child.pid, number)
