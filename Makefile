@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: install bench test soak lint
+.PHONY: install bench test test-sessions test-fast soak lint
 
 install: $(STAMP)
 
@@ -22,8 +22,19 @@ WORKFLOWS := $(wildcard .github/workflows/*.yml) perfsuite/cli/starter/performan
 bench: install
 	$(BIN)/perfsuite run benchmarks
 
+TESTS := $(BIN)/python -m pytest -n 2 --dist worksteal
+SESSIONS := tests/sessions tests/faults
+
 test: install
-	$(BIN)/python -m pytest tests -n 2 --dist worksteal
+	$(TESTS) tests $(SESSIONS:%=--ignore=%)
+
+# Whole gate sessions, and faults on real ranks.
+test-sessions: install
+	$(TESTS) $(SESSIONS)
+
+# For the inner loop: no rank, no pytest session.
+test-fast: install
+	$(TESTS) tests --fast $(SESSIONS:%=--ignore=%)
 
 # Kill storms, fuzzing and whatever else takes minutes or hours; each prints its figures.
 soak: install

@@ -229,6 +229,7 @@ workload = perfsuite.Workload(
 """
 
 
+@pytest.mark.slow
 def test_verify_proves_a_model_of_ones_own_and_writes_the_rows(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(OWN_MODEL.replace("WRONG", "False"))
 
@@ -259,6 +260,7 @@ def test_verify_proves_a_model_of_ones_own_and_writes_the_rows(tmp_path: Path) -
     assert "T0 equivalent (ddp:2, fp32): equal bit for bit" in result.stdout
 
 
+@pytest.mark.slow
 def test_verify_ends_in_20_where_the_model_computes_something_else(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(OWN_MODEL.replace("WRONG", "True"))
 
@@ -268,6 +270,7 @@ def test_verify_ends_in_20_where_the_model_computes_something_else(tmp_path: Pat
     assert "T0 mismatch (ddp:2, fp32): the " in result.stdout
 
 
+@pytest.mark.slow
 def test_verify_ends_in_22_with_the_reason_where_nothing_could_be_exercised(
     tmp_path: Path,
 ) -> None:
@@ -282,6 +285,7 @@ def test_verify_ends_in_22_with_the_reason_where_nothing_could_be_exercised(
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

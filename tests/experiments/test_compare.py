@@ -222,6 +222,7 @@ def test_an_arm_that_breaks_is_an_error_that_names_both_cells(
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("activity", ["train", "load"])
 def test_the_cell_that_arms_run_is_there_and_reads_its_recipe(
     activity: str, monkeypatch: pytest.MonkeyPatch

@@ -299,6 +299,7 @@ def test_an_empty_shard_compares_nothing(
     assert requests == []
 
 
+@pytest.mark.slow
 def test_two_runners_gate_a_change_of_which_one_cell_is_slower(tmp_path: Path) -> None:
     shop = make_shop(tmp_path / "shop")
     shop.write(benchmarks__test_steps=TWO_CELLS)

@@ -118,6 +118,7 @@ def test_an_address_of_its_own_or_a_chosen_interface_is_fine() -> None:
     )
 
 
+@pytest.mark.slow
 def test_real_ranks_tell_about_torch_and_sum_over_gloo() -> None:
     torch, torchvision, gloo, between_hosts = examine_torch({"GLOO_SOCKET_IFNAME": "eth7"})
 

@@ -365,6 +365,7 @@ def test_a_refusal_has_no_cells_and_says_why(gate: Gate) -> None:
 # --- a real session ---
 
 
+@pytest.mark.slow
 def test_identical_code_passes_and_anybody_can_recompute_the_verdict(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -52,6 +52,7 @@ def test_what_is_there_stays_and_a_second_time_changes_nothing(tmp_path: Path) -
     assert not (tmp_path / "pytest.ini").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("package", "pythonpath"), [("shop", "."), ("src/shop", "src .")], ids=["root", "src"]
 )
@@ -88,6 +89,7 @@ def test_only_what_git_does_not_ignore_yet_is_added(
     assert (tmp_path / ".gitignore").read_text() == after
 
 
+@pytest.mark.slow
 def test_the_starter_benchmark_is_collected_under_the_starter_configuration(tmp_path: Path) -> None:
     write_starters(tmp_path)
 

@@ -99,6 +99,7 @@ def test_a_file_that_cannot_be_written_ends_in_12(
     assert error == "perfsuite: cannot write results/trace.json: File exists"
 
 
+@pytest.mark.slow
 def test_a_real_training_leaves_a_profile_with_the_keys_of_the_contract(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -42,6 +42,7 @@ def stripes(num_images: int) -> np.ndarray[Any, Any]:
     return images
 
 
+@pytest.mark.slow
 def test_lenet_learns_from_files_of_mnists_format_and_the_profile_is_whole(tmp_path: Path) -> None:
     write_mnist(tmp_path / "disk", stripes(NUM_TRAIN + NUM_VALIDATION), stripes(20))
 

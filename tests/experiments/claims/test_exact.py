@@ -41,6 +41,7 @@ def test_half_the_bytes_is_exactly_half() -> None:
     assert weigh_tensors({"float32": 400, "float16": 201}).status == "does not hold"
 
 
+@pytest.mark.slow
 def test_a_tensor_in_fp16_takes_half_the_bytes_here(bench: Bench) -> None:
     finding = try_half_precision(bench)
 
@@ -84,6 +85,7 @@ def test_one_count_that_is_off_breaks_the_claim(name: str, changed: ChainCounts)
     assert weigh_checkpoints(**chains, num_checkpoints=4).status == "does not hold"
 
 
+@pytest.mark.slow
 def test_checkpoints_keep_and_recompute_here_what_the_claim_says(bench: Bench) -> None:
     finding = try_checkpointing(bench)
 
@@ -133,6 +135,7 @@ def test_the_row_of_the_check_decides(found: str, status: str) -> None:
     assert (finding.status, finding.reason) == (status, "gradients: said")
 
 
+@pytest.mark.slow
 def test_ddp_averages_gradients_exactly_here(bench: Bench) -> None:
     finding = try_averaging(bench)
 
@@ -140,6 +143,7 @@ def test_ddp_averages_gradients_exactly_here(bench: Bench) -> None:
     assert (finding.figures["error"], finding.figures["limit"]) == (0.0, 0.0)
 
 
+@pytest.mark.slow
 def test_accumulation_equals_a_large_batch_here(bench: Bench) -> None:
     finding = try_accumulation(bench)
 
@@ -180,6 +184,7 @@ def test_shards_that_overlap_differ_or_miss_data_do_not_hold(
     assert weigh_shards(shards, num_samples=num_samples).status == "does not hold"
 
 
+@pytest.mark.slow
 def test_two_ranks_divide_the_data_here(bench: Bench) -> None:
     finding = try_sharding(bench)
 

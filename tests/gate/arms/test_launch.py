@@ -21,6 +21,8 @@ from perfsuite.errors import WriteError
 from perfsuite.gate.arms import launch as launch_module
 from perfsuite.gate.arms.arm import Launch, PairPlan
 
+pytestmark = pytest.mark.slow
+
 # What would keep an arm from measuring, or leave files.
 WORKERS = "-n2" if find_spec("xdist") else ""
 INI = f"""

@@ -11,6 +11,8 @@ from perfsuite.gate.judge import judge as module
 from perfsuite.gate.judge.judge import judge
 from perfsuite.gate.judge.trial import Budget, CellPolicy
 
+pytestmark = pytest.mark.slow
+
 # Room for one: who finds the file there has none.
 _SUITE = """
 import os, pytest

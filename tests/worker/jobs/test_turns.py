@@ -14,6 +14,8 @@ from perfsuite.gate.arms.arm import Arm, Launch, PairPlan
 from perfsuite.gate.arms.launch import run_pair
 from perfsuite.gate.arms.turns import Scheduler
 
+pytestmark = pytest.mark.slow
+
 CELL = "test_ranks.py::test_ranks"
 LOADED = "test_ranks.py::test_loader"
 NUM_ROUNDS = 3

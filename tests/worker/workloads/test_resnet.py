@@ -2,10 +2,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
 import torch
 from torchvision.models.resnet import BasicBlock
 
 from perfsuite.worker.workloads.resnet import resnet18
+
+pytestmark = pytest.mark.slow
 
 
 def test_resnet18_learns_to_read_digits(train: Callable[..., list[float]]) -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+import pytest
 import torch
 from torch import nn
 
@@ -13,6 +14,8 @@ from perfsuite.worker.workloads.transformer import (
     transformer_tiny,
     transformer_tiny_lora,
 )
+
+pytestmark = pytest.mark.slow
 
 # What is left to one who knows the words of a pair but not their order: one of two classes.
 LOSS_WITHOUT_ORDER = math.log(2)
