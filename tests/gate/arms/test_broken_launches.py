@@ -18,6 +18,8 @@ from tiny_suites import is_alive, make_arms, outcomes, pair
 from perfsuite.gate.arms import launch as launches_module
 from perfsuite.gate.arms.arm import Arm
 
+pytestmark = pytest.mark.slow
+
 # --- arms that end, hang or differ ---
 
 

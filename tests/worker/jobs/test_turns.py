@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -93,21 +94,40 @@ class WatchedScheduler(Scheduler):
         return granted
 
 
-def steps_of(tree: Path) -> list[tuple[float, float]]:
-    """When each forward of any rank began and ended."""
-    lines = [line for file in tree.glob("calls-*") for line in file.read_text().splitlines()]
-    return [(float(began), float(ended)) for began, ended in map(str.split, lines)]
+@dataclass(frozen=True)
+class Pair:
+    """One pair of launches of both cells, and the turns that they took.
+
+    Attributes:
+        folder: Holds the trees "base" and "head".
+        turns: Arm, and when its turn began and ended, of each cell.
+    """
+
+    folder: Path
+    launches: dict[str, Launch]
+    turns: dict[str, list[tuple[str, float, float]]]
+
+    def steps_of(self, arm: str, calls: str) -> list[tuple[float, float]]:
+        """When each watched call of an arm began and ended."""
+        files = (self.folder / arm).glob(calls)
+        lines = [line for file in files for line in file.read_text().splitlines()]
+        return [(float(began), float(ended)) for began, ended in map(str.split, lines)]
 
 
-@pytest.fixture(autouse=True)
-def turns(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, float, float]]:
-    monkeypatch.setattr(channel, "Scheduler", WatchedScheduler)
-    monkeypatch.setattr(WatchedScheduler, "turns", [])
-    return WatchedScheduler.turns
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    """Ranks start once for both tests: starting them is what takes time."""
+    folder = tmp_path_factory.mktemp("arms")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(channel, "Scheduler", WatchedScheduler)
+        patch.setattr(WatchedScheduler, "turns", [])
+        launches = run_cells(folder)
+        turns = WatchedScheduler.turns
+    num_turns = 2 * NUM_ROUNDS
+    return Pair(folder, launches, {CELL: turns[:num_turns], LOADED: turns[num_turns:]})
 
 
-def run_cell(cell: str, folder: Path) -> dict[str, Launch]:
-    """One pair of launches of one cell of the watched suite."""
+def run_cells(folder: Path) -> dict[str, Launch]:
     arms = []
     for name in ("base", "head"):
         (folder / name).mkdir()
@@ -124,45 +144,43 @@ def run_cell(cell: str, folder: Path) -> dict[str, Launch]:
         )
     plan = PairPlan(number=1, first="head", hash_seed=1, core=0, timeout_s=120.0)
     with tempfile.TemporaryDirectory() as scratch:
-        launches = run_pair(arms, plan, choose=lambda suites: [cell], scratch=Path(scratch))
+        launches = run_pair(arms, plan, choose=lambda suites: [CELL, LOADED], scratch=Path(scratch))
     for launch in launches.values():
-        run = launch.cells[cell]
-        assert (launch.failure, run.outcome, run.reason) == (None, "passed", None)
+        for cell in (CELL, LOADED):
+            run = launch.cells[cell]
+            assert (launch.failure, run.outcome, run.reason) == (None, "passed", None)
         assert launch.takes_turns  # plugin and arm speak one protocol
     return launches
 
 
-def test_no_rank_of_an_arm_works_while_the_other_arm_has_its_turn(
-    tmp_path: Path, turns: list[tuple[str, float, float]]
-) -> None:
-    launches = run_cell(CELL, tmp_path)
-
-    for launch in launches.values():
+def test_no_rank_of_an_arm_works_while_the_other_arm_has_its_turn(pair: Pair) -> None:
+    for launch in pair.launches.values():
         run = launch.cells[CELL]
         assert len(run.rounds_s) == NUM_ROUNDS
         assert run.record is not None
         assert run.record["world_size"] == 2
         assert launch.modules["torch"].endswith("torch/__init__.py")  # only its ranks load it
+    turns = pair.turns[CELL]
     assert [arm for arm, *_ in turns] == ["head", "base", "base", "head", "head", "base"]
     for arm, granted_s, ended_s in turns:
         other = "base" if arm == "head" else "head"
-        assert len(list((tmp_path / other).glob("calls-*"))) == 2
+        assert len(list((pair.folder / other).glob("calls-[0-9]*"))) == 2
         assert all(
-            ended < granted_s or began > ended_s for began, ended in steps_of(tmp_path / other)
+            ended < granted_s or began > ended_s
+            for began, ended in pair.steps_of(other, "calls-[0-9]*")
         )
-        inside = [began for began, _ in steps_of(tmp_path / arm) if granted_s < began < ended_s]
+        own = pair.steps_of(arm, "calls-[0-9]*")
+        inside = [began for began, _ in own if granted_s < began < ended_s]
         assert len(inside) >= 2 * 2  # ranks and iterations; after the last turn, counting
 
 
-def test_no_loader_worker_fills_its_queue_while_the_other_arm_has_its_turn(
-    tmp_path: Path, turns: list[tuple[str, float, float]]
-) -> None:
-    run_cell(LOADED, tmp_path)
-
+def test_no_loader_worker_fills_its_queue_while_the_other_arm_has_its_turn(pair: Pair) -> None:
     num_inside = 0
-    assert len(turns) == 12
-    for arm, granted_s, ended_s in turns:
-        other, own = (tmp_path / name for name in (("base", "head")[arm == "base"], arm))
-        assert not [began for began, _ in steps_of(other) if granted_s < began < ended_s]
-        num_inside += sum(granted_s < began < ended_s for began, _ in steps_of(own))
+    assert len(pair.turns[LOADED]) == 12
+    for arm, granted_s, ended_s in pair.turns[LOADED]:
+        other = "base" if arm == "head" else "head"
+        began_there = [began for began, _ in pair.steps_of(other, "calls-loader")]
+        assert not [began for began in began_there if granted_s < began < ended_s]
+        own = pair.steps_of(arm, "calls-loader")
+        num_inside += sum(granted_s < began < ended_s for began, _ in own)
     assert num_inside > 0  # a turn may be too short for a worker to wake up in
