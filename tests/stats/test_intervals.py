@@ -7,6 +7,8 @@ import statistics
 from statistics import median
 
 import pytest
+import scipy.stats
+import scipy.stats.mstats
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,6 +17,7 @@ from perfsuite.stats.intervals import (
     geometric_interval,
     ratio_interval,
     robust_sd,
+    trimmed_mean,
 )
 
 samples = st.lists(st.floats(min_value=1e-6, max_value=1e3), min_size=1, max_size=30)
@@ -141,3 +144,15 @@ def test_the_inverse_ratio_has_the_inverse_interval(one: list[float], other: lis
     assert there.low <= there.centre <= there.high
     assert there.centre * back.centre == pytest.approx(1.0)
     assert math.log(there.low) == pytest.approx(-math.log(back.high), abs=1e-9)
+
+
+@given(st.lists(st.floats(1e-6, 1e3), min_size=1, max_size=60))
+def test_the_trimmed_mean_and_its_error_are_those_of_scipy(samples: list[float]) -> None:
+    centre, error = trimmed_mean(samples)
+
+    assert centre == pytest.approx(scipy.stats.trim_mean(samples, 0.2), rel=1e-12)
+    if len(samples) < 5:
+        assert error == math.inf
+    else:
+        expected = scipy.stats.mstats.trimmed_stde(samples, limits=(0.2, 0.2))
+        assert error == pytest.approx(float(expected), rel=1e-9, abs=1e-9)
