@@ -144,7 +144,7 @@ def test_a_cell_without_a_measurement_cannot_be_calibrated_with(judge: Judge, wo
         run()
 
 
-def test_what_counts_find_is_told_from_what_times_find(judge: Judge) -> None:
+def test_what_counts_find_is_distinguished_from_what_times_find(judge: Judge) -> None:
     lines = describe(run(Plant(fault="leak")))
 
     assert lines[1].startswith("leak planted: 2 of 2 (cells: 4 FAIL by counts; ")

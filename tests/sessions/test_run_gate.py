@@ -224,7 +224,7 @@ def test_a_failed_cell_alone_is_explained_by_the_function_that_moved(result: Gat
     assert explanation.moved_stage is None
 
 
-def test_the_arms_are_told_by_their_commits_and_what_head_laid_over_the_base(
+def test_the_arms_are_named_by_their_commits_and_what_head_laid_over_the_base(
     project: Path, result: GateResult
 ) -> None:
     head, base = (
@@ -467,7 +467,7 @@ def test_the_line_ends_of_a_checkout_change_no_benchmark_file(tmp_path: Path) ->
     assert result.differs.keys() == {"head", "base"}
 
 
-# --- what nobody selected, and what nobody sees ---
+# --- what was not selected, and what cannot be seen ---
 
 
 def test_where_nothing_is_selected_that_is_said(tmp_path: Path) -> None:
@@ -558,7 +558,7 @@ def test_a_cell_that_the_base_skips_too_is_skipped_in_a_changed_file(tmp_path: P
     assert words(result) == {"test_same": "PASS", "test_slow": "SKIPPED"}
 
 
-# --- what is asked before the machine is ---
+# --- what is checked before the machine is held ---
 
 
 @pytest.mark.parametrize(
@@ -586,7 +586,7 @@ def test_a_base_that_is_none_is_refused_without_waiting_for_the_machine(
 
 
 @pytest.mark.parametrize(("heeds", "allowed"), [(True, 1.5), (False, 1.0)])
-def test_exceptions_in_a_linked_file_count_where_they_are_asked_for_alone(
+def test_exceptions_in_a_linked_file_count_only_where_they_are_heeded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, heeds: bool, allowed: float
 ) -> None:
     code = {"pkg/code.py": CODE.format(slow=1), "bench/test_a.py": BENCH}

@@ -146,9 +146,9 @@ def test_an_arm_with_a_file_that_cannot_be_collected_runs_nothing(tmp_path: Path
 
     broken = "test_broken.py: ModuleNotFoundError: No module named 'no_such_module'"
     assert [launch.cells for launch in launches.values()] == [{}, {}]
-    told, failures = launches["base"].suite, [launch.failure for launch in launches.values()]
-    assert told is not None
-    assert told.broken == (broken,)
+    found, failures = launches["base"].suite, [launch.failure for launch in launches.values()]
+    assert found is not None
+    assert found.broken == (broken,)
     assert [str(failure).splitlines()[0] for failure in failures] == [
         broken,
         "the other arm ended early",

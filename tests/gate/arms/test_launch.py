@@ -219,7 +219,7 @@ def test_the_suites_own_timer_is_the_one_that_is_read(whole: dict[str, Launch]) 
         assert max(slept_s) < 0.05  # the processor does nothing in a sleep of 50 ms
 
 
-def test_what_became_of_a_cell_is_told_by_each_arm_for_itself(whole: dict[str, Launch]) -> None:
+def test_each_arm_reports_its_own_outcome_of_a_cell(whole: dict[str, Launch]) -> None:
     both = {
         **dict.fromkeys(CHOSEN, "passed"),
         "test_skipped": "skipped",
@@ -306,10 +306,10 @@ def test_an_arm_runs_in_its_tree_with_its_roots_first_and_variables_of_its_own(
 ) -> None:
     base, head = (read(launch, "surroundings.json") for launch in whole.values())
 
-    for name, told in (("base", base), ("head", head)):
+    for name, found in (("base", base), ("head", head)):
         tree = str(folder / name)
-        assert told["cwd"] == tree
-        ours = [path for path in told["path"] if path.startswith(str(folder))]
+        assert found["cwd"] == tree
+        ours = [path for path in found["path"] if path.startswith(str(folder))]
         last = [f"{tree}/own"] if name == "base" else []
         assert [path for path in ours if path != tree] == [f"{tree}/first", *last]
     assert (base["own"], head["own"]) == ("base", None)
@@ -320,10 +320,10 @@ def test_nothing_that_an_arm_started_or_wrote_outside_its_tests_stays(
     whole: dict[str, Launch], folder: Path
 ) -> None:
     for name, launch in whole.items():
-        told = read(launch, "surroundings.json")
-        assert not is_alive(told["child"])
-        assert not is_alive(told["group"])
-        assert not Path(told["temporary"]).exists()
+        found = read(launch, "surroundings.json")
+        assert not is_alive(found["child"])
+        assert not is_alive(found["group"])
+        assert not Path(found["temporary"]).exists()
         assert {path.name for path in (folder / name).iterdir()} == {
             *("test_cells.py", "pytest.ini", "intervals.json", "surroundings.json", "iterations"),
             *OPENED_BY_PYTEST_BENCHMARK,
@@ -369,9 +369,9 @@ def test_an_arm_that_is_slower_by_a_factor_does_not_run_the_rounds_of_the_other(
 ) -> None:
     arms = make_arms(tmp_path, FAR_APART)
 
-    told = pair(arms)
+    found = pair(arms)
 
-    base, head = (told[arm].cells["test_cells.py::test_cell"] for arm in ("base", "head"))
+    base, head = (found[arm].cells["test_cells.py::test_cell"] for arm in ("base", "head"))
     assert base.record is not None
     assert head.record is not None
     # Twenty rounds of a tenth of a second, where those of the base alone would be hours.
@@ -396,9 +396,9 @@ def test_what_a_plugin_leaves_out_at_the_very_last_is_no_cell(tmp_path: Path) ->
     for arm in arms:
         (arm.tree / "conftest.py").write_text(LEAVES_OUT_AT_LAST)
 
-    told = pair(arms)
+    found = pair(arms)
 
-    for launch in told.values():
+    for launch in found.values():
         assert launch.suite is not None
         assert [*launch.suite.cells] == ["test_cells.py::test_a"]
         assert outcomes(launch) == {"test_a": "passed"}

@@ -109,7 +109,7 @@ def test_an_arm_that_leaves_in_the_midst_of_its_turn_gives_it_back() -> None:
     assert turns.leave(A) == [B]
 
 
-def test_the_end_of_a_turn_that_nobody_has_changes_nothing() -> None:
+def test_the_end_of_a_turn_that_no_arm_has_changes_nothing() -> None:
     turns = scheduler()
     turns.request(A)
     turns.request(B)

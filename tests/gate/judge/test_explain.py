@@ -63,7 +63,7 @@ def test_what_is_no_number_of_anything_is_left_out(number: Any) -> None:
     assert (found.counts, found.stages) == ({"ops": (5, 6)}, {})
 
 
-def test_counts_are_told_where_they_differ() -> None:
+def test_counts_are_listed_where_they_differ() -> None:
     base = run({"counts": {"flops": 10, "ops": 5, "kernel_launches": None}})
     head = run({"counts": {"flops": 12, "ops": 5, "kernel_launches": 3}})
 
@@ -83,7 +83,7 @@ def test_functions_are_in_the_order_of_what_they_moved_by() -> None:
     )
 
 
-def test_ten_functions_are_told_at_most() -> None:
+def test_ten_functions_are_listed_at_most() -> None:
     base = run(profile=tuple((f"a.py:f{number}", 1, 0.1) for number in range(20)))
     head = run(profile=tuple((f"a.py:f{number}", 1, 0.1 + number) for number in range(20)))
 
@@ -111,7 +111,7 @@ def stored(*operators: tuple[str, int, float]) -> StoredCell:
     return StoredCell(median_s=1.0, params={}, operators=kept or None)
 
 
-def test_stored_operators_that_differ_are_told_in_the_order_of_what_they_moved_by() -> None:
+def test_stored_operators_that_differ_are_listed_what_moved_most_first() -> None:
     base = stored(("aten::mm", 4, 0.5), ("aten::add", 9, 0.1), ("aten::mul", 1, 0.05))
     head = stored(("aten::mm", 4, 0.5), ("aten::add", 18, 0.2), ("aten::sin", 2, 0.3))
 

@@ -1,4 +1,4 @@
-"""Whether each arm imported its own code, from trees on the disk and what launches told."""
+"""Whether each arm imported its own code, from trees on the disk and what launches report."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_a_module_with_the_name_of_one_of_pythons_own_may_be_shared(folder: Path
     assert compare(folder, shared, shared) is None
 
 
-def test_what_is_installed_inside_of_a_tree_is_nobodys_code(folder: Path) -> None:
+def test_what_is_installed_inside_of_a_tree_is_not_under_test(folder: Path) -> None:
     shared = {"numpy": "head/.venv/lib/python3.11/site-packages/numpy/__init__.py"}
 
     assert compare(folder, shared, shared) is None
@@ -133,7 +133,7 @@ def test_a_package_that_only_one_arm_imported_is_fine(folder: Path) -> None:
     assert compare(folder, {}, {"pkg": "head/pkg/__init__.py"}) is None
 
 
-def test_a_base_tree_inside_of_heads_is_told_from_it(folder: Path) -> None:
+def test_a_base_tree_inside_of_heads_is_distinguished_from_it(folder: Path) -> None:
     (folder / "head" / "old" / "pkg").mkdir(parents=True)
 
     assert (
@@ -327,7 +327,7 @@ def test_changed_code_beside_the_root_must_be_each_arms_own(
     )
 
 
-def test_an_interpreter_in_the_checkout_is_nobodys_code(folder: Path) -> None:
+def test_an_interpreter_in_the_checkout_is_not_under_test(folder: Path) -> None:
     library = folder / "head/env/lib/json.py"
     library.parent.mkdir(parents=True)
     library.touch()

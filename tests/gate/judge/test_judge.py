@@ -37,7 +37,7 @@ def ended(outcome: str, reason: str | None = None) -> CellRun:
 
 
 class Machine:
-    """Gives made-up launches instead of real ones, and remembers what it was asked for."""
+    """Gives made-up launches instead of real ones, and remembers each call."""
 
     def __init__(self, cells: Callable[[str, str, int], CellRun | None]) -> None:
         """Take what a launch makes of a cell, from its name, the arm and the pair's number."""
@@ -316,7 +316,7 @@ def test_what_is_no_time_is_never_judged(
 
 
 @pytest.mark.parametrize(("arm", "word"), [("base", "NO-BASELINE"), ("head", "ERROR")])
-def test_tests_that_cannot_be_collected_are_told_from_a_launch_that_broke(
+def test_tests_that_cannot_be_collected_are_distinguished_from_a_launch_that_broke(
     run: Run, arm: str, word: str
 ) -> None:
     broken = "test_a.py: ImportError: cannot import name 'b'"
@@ -464,8 +464,8 @@ def test_each_plan_has_the_budgets_timeout_and_its_number(run: Run) -> None:
 # --- chance ---
 
 
-def asked_of(machine: Machine) -> list[tuple[Mapping[str, Any], list[str]]]:
-    """All that was random in what a machine was asked for."""
+def calls_of(machine: Machine) -> list[tuple[Mapping[str, Any], list[str]]]:
+    """All that was random in the calls of a machine."""
     return [
         ({"first": plan.first, "hash_seed": plan.hash_seed}, names)
         for plan, names in zip(machine.plans, machine.names, strict=True)
@@ -477,7 +477,7 @@ def noisy_pairs(run: Run, seed: int) -> list[tuple[Mapping[str, Any], list[str]]
         lambda name, arm, number: timed(0.001 if arm == "base" or number % 2 else 0.0012)
     )
     run(machine, list("abcdef"), max_pairs=16, seed=seed)
-    return asked_of(machine)
+    return calls_of(machine)
 
 
 def test_the_seed_reproduces_order_first_arms_and_hash_seeds(run: Run) -> None:
@@ -631,7 +631,7 @@ def test_steps_over_other_samples_are_not_compared(run: Run) -> None:
     )
 
 
-def test_another_recipe_is_told_beside_the_verdict(run: Run) -> None:
+def test_another_recipe_is_named_beside_the_verdict(run: Run) -> None:
     machine = Machine(lambda name, arm, number: trained(arm, recipe={"precision": "bf16"}))
 
     trial = run(machine, ["a"], max_pairs=3, policies={"a": EXACTLY}).trials[0]
@@ -704,9 +704,7 @@ def test_counts_explain_a_cell_that_times_have_failed(run: Run) -> None:
     ],
     ids=["environment", "form"],
 )
-def test_counts_that_cannot_be_compared_are_told_of(
-    run: Run, head: dict[str, Any], why: str
-) -> None:
+def test_counts_that_cannot_be_compared_are_named(run: Run, head: dict[str, Any], why: str) -> None:
     def other(name: str, arm: str, number: int) -> CellRun:
         run_of_arm = counted(arm, **head)
         assert run_of_arm.record is not None
