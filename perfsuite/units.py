@@ -1,7 +1,7 @@
 """Seconds, bytes and ratios as people write and read them.
 
-Everything below reports works in seconds, bytes and plain ratios; "ms", "GiB" and "%" exist only
-here and in the reports. Must not know what is measured.
+Below the reports all is seconds, bytes and plain ratios; "ms", "GiB" and "%" exist only here and in
+the reports.
 """
 
 from __future__ import annotations
@@ -48,11 +48,7 @@ def parse_ratio(text: str) -> float:
 
 
 def option_ratio(option: str, text: str) -> float:
-    """Return what `parse_ratio` does of an option's value.
-
-    Raises:
-        SettingError: The text is no ratio; names the option.
-    """
+    """Return `parse_ratio` of an option's value; raises a SettingError that names the option."""
     try:
         return parse_ratio(text)
     except ValueError as error:
@@ -82,8 +78,8 @@ def parse_seconds(text: str) -> float:
     """Return "50us", "1.5 ms" or "3" (seconds) as seconds.
 
     Raises:
-        ValueError: The text is no non-negative number with an optional unit of time, or names a
-            time that nobody can wait for.
+        ValueError: The text is no non-negative number with an optional unit of time, or is too
+            long for any clock.
 
     >>> parse_seconds("50us"), parse_seconds("3"), parse_seconds("1.5 ms")
     (5e-05, 3.0, 0.0015)

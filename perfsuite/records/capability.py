@@ -1,4 +1,4 @@
-"""records/capability.py."""
+"""What a machine can exercise: a cell that it would measure as something else is skipped."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from perfsuite.records.recipe import Recipe
 
 @dataclass(frozen=True, kw_only=True)
 class Hardware:
-    """What the machine offers to a cell, as far as it decides whether the cell can run.
+    """The machine as far as it decides whether a cell can run.
 
     Attributes:
         device: "cpu" or "cuda".
@@ -27,9 +27,9 @@ class Hardware:
 
     @property
     def num_untimed_at_once(self) -> int:
-        """Groups of ranks to run together where nobody times: starting one keeps half a core busy.
+        """Groups of ranks to run together while nothing is timed.
 
-        One on GPUs, whose memory they would share.
+        Starting one keeps half a core busy. One on GPUs, where groups would share the memory.
         """
         if self.device != "cpu" or self.num_cores is None:
             return 1

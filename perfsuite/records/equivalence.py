@@ -1,7 +1,4 @@
-"""What one check found, and what a check is made of.
-
-Plain values only, so that they travel to the controller. Must not know what is compared.
-"""
+"""The results of an equivalence check: plain values, so that they travel to the controller."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ class Planted:
     """A bug that was planted in the reference to see whether the check would have found it.
 
     Attributes:
-        bug: What was planted, in words.
+        bug: The bug, in words.
         is_flagged: Whether the check called it a mismatch.
     """
 
@@ -34,10 +31,7 @@ class Finding:
     """The result of one check.
 
     Attributes:
-        check: Which one.
-        status: What came out.
         error: The error closest to its limit, None where nothing was compared.
-        limit: That limit.
         planted: The bugs that were planted.
         reason: What was compared and how the limit came about; for a mismatch where, and its
             likeliest cause.
@@ -59,13 +53,13 @@ class Finding:
 
 
 def missed(planted: Sequence[Planted]) -> str:
-    """The bugs that were not flagged, in words; empty if all were."""
+    """Return the bugs that were not flagged, in words; empty if all were."""
     return "; ".join(bug.bug for bug in planted if not bug.is_flagged)
 
 
 NumericsStatus = Literal["equivalent", "mismatch", "no power", "not exercised"]
 
-# The worst of several results stands.
+# The worst of several results counts.
 _FROM_WORST: Final[tuple[NumericsStatus, ...]] = (
     "mismatch",
     "no power",
@@ -83,7 +77,6 @@ class EquivalenceRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     """One check of one recipe.
 
     Attributes:
-        check: "T0", "T1", "T2", "checkpointing" or "data".
         error: The error closest to its limit, None where nothing was compared.
         limit: That limit; 0 demands equal bits.
         power: Such as "5/5": how many planted bugs the check found; None if it was given none.
@@ -104,13 +97,12 @@ class EquivalenceRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
 
 
 class EquivalenceReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What `check_equivalence` returns: whether a recipe computes the same as one process.
+    """The result of `check_equivalence`: whether a recipe computes the same as one process.
 
     Attributes:
-        workload: What was trained.
-        recipe: How, all fields.
+        recipe: All of its fields.
         rows: One for each check that applies, or one that says why none could be exercised.
-        inapplicable: Why the other checks say nothing about the recipe, by check.
+        inapplicable: Why the other checks do not apply to the recipe, by check.
     """
 
     workload: str
@@ -140,7 +132,7 @@ class EquivalenceReport(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def numerics(self) -> Numerics:
-        """The worst row as it stands in a cell's record."""
+        """The worst row in the form of a cell's record."""
         row = self.worst
         return Numerics(
             status=row.status, check=row.check, error=row.error, limit=row.limit, power=row.power

@@ -1,7 +1,6 @@
-"""What is kept of a profile: the JSON of the verb `profile`, and all that its reports see.
+"""The record of a profile: the JSON of the verb `profile`.
 
-Must not know how anything was measured. `None` means "not available here", with the reason in
-`Profile.missing`; never 0, -1 or NaN.
+`None` means "not available here", with the reason in `Profile.missing`; never 0, -1 or NaN.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ class ProfileStages(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     other: float
 
     def as_rows(self) -> list[tuple[str, float]]:
-        """The stages that there are, by the names that people read, in the order of a step."""
+        """Return the stages that were run, by their names for people, in the order of a step."""
         rows = {
             "load": self.load,
             "forward": self.forward,
@@ -51,9 +50,7 @@ class Epoch(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     Attributes:
         loss: Mean over its steps and over data-parallel ranks; None where one is not finite.
         duration_s: Its evaluation included.
-        accuracy: After it, None where there is none.
-        stages_s: Of this epoch alone.
-        metrics: As `Profile.metrics`, after it.
+        accuracy: After it, like `metrics`.
     """
 
     loss: float | None
@@ -64,12 +61,7 @@ class Epoch(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
 
 class NonFinite(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The first step whose loss, or one of whose gradients, was NaN or infinite on any rank.
-
-    Attributes:
-        epoch: From 1.
-        step: Of that epoch, from 1.
-    """
+    """The first step with a NaN or infinite loss or gradient on any rank; both count from 1."""
 
     what: Literal["loss", "gradient"]
     epoch: int
@@ -81,7 +73,7 @@ class Communication(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
     Attributes:
         total_s: While at least one collective was under way.
-        exposed_s: The part of it in which no operator computed.
+        exposed_s: The part of it without an operator that computed.
         overlapped_s: The rest of it.
     """
 
@@ -91,11 +83,7 @@ class Communication(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
 
 class RankUsage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What one rank's device did over the training.
-
-    Attributes:
-        device: Such as "cpu" or "cuda:0".
-    """
+    """The use of one rank's device, such as "cpu" or "cuda:0", over the training."""
 
     rank: int
     device: str
@@ -106,14 +94,14 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     """Where the time of a real training went, and what it reached.
 
     Attributes:
-        wall_s: From the start of the first epoch to the end of the last evaluation, on the rank
-            that took longest, without the watch for infinite gradients. Stages and durations are
-            that same rank's, so that they add up.
+        wall_s: From the start of the first epoch to the end of the last evaluation, on the slowest
+            rank, without the watch for infinite gradients. Stages and durations are that same
+            rank's, so that they add up.
         evaluated_split: "validation", or "test" where there is no validation split.
         accuracy: After the last epoch, of the whole evaluated split.
         accuracy_per_class: By the class's number, for each class that the split has.
-        metrics: What the workload's own metric says by name, the mean over the evaluated split;
-            None where it is not finite. Empty where the metric is accuracy or none.
+        metrics: The workload's own metric by name, the mean over the evaluated split; None where
+            it is not finite. Empty where the metric is accuracy or none.
         losses: Of each step, the mean over data-parallel ranks; None where it is not finite.
         non_finite: At most one of the losses and one of the gradients.
         operators: Rank 0's, costliest first, in `num_profiled_steps` steps after the last epoch.
@@ -143,12 +131,12 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 
 class ProfiledRun(msgspec.Struct, frozen=True, kw_only=True):
-    """A profile, and what `torch.profiler` leaves beside it, all of rank 0.
+    """A profile, and the files of `torch.profiler` beside it, all of rank 0.
 
     Attributes:
         trace: A Chrome trace of the profiled steps, JSON.
         operator_table: All operators as `torch.profiler` prints them.
-        memory_summary: What the allocator says on CUDA, the operators' allocations on a CPU.
+        memory_summary: That of the allocator on CUDA, the operators' allocations on a CPU.
     """
 
     profile: Profile

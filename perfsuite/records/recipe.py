@@ -1,7 +1,7 @@
-"""What one cell is: how it is trained (`Recipe`), and how it is measured (`MeasurePlan`).
+"""What one cell trains: a `Recipe`, and the parallel mode that it names.
 
 Frozen, keyword-only values, valid by construction; every mistake is a `RecipeError` that names
-the field, the value and what is allowed. Must not know how anything is done, and imports no torch.
+the field, the value and what is allowed.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _SMALLEST_SIZE = {
     "horovod": 1,
 }
 _SHARES_ONE_BATCH = ("tp", "pp", "mp")
-# No more digits than a size can need: int() refuses thousands of them.
+# As many digits as a size can need: int() refuses thousands of them.
 _NUMBER = r"(?:0|[1-9][0-9]{0,8})"
 
 Mode = Literal[
@@ -78,7 +78,7 @@ class ParallelPlan:
 
     @property
     def needs_group(self) -> bool:
-        """Whether the cell trains with torch.distributed, if only over one rank."""
+        """Whether the cell trains with torch.distributed, even over one rank."""
         return self.mode not in ("single", "dp")
 
 
@@ -262,7 +262,7 @@ def _require(recipe: Recipe, name: str, allowed: str, is_allowed: Callable[[Any]
 
 
 def is_int_from(smallest: int) -> Callable[[Any], bool]:
-    """Return whether a value is a whole number from `smallest` on; True is none."""
+    """Return whether a value is a whole number from `smallest` on; True is not one."""
     return lambda value: (
         isinstance(value, int) and not isinstance(value, bool) and value >= smallest
     )

@@ -1,7 +1,4 @@
-"""Recipes as a command line spells them: `precision=amp-bf16 num_workers=2`.
-
-Must not know what a field means; `Recipe` itself says which values it takes.
-"""
+"""Recipes as a command line spells them: `precision=amp-bf16 num_workers=2`."""
 
 from __future__ import annotations
 
@@ -24,16 +21,13 @@ _NONE = "none"
 
 
 def parse_recipe(option: str, pairs: Sequence[str], *, of: Recipe | None = None) -> Recipe:
-    """Return the recipe that `FIELD=VALUE` texts describe.
+    """Return the recipe that `FIELD=VALUE` texts describe; `option` is for messages.
 
-    Args:
-        option: Where the texts come from, for messages.
-        pairs: Such as ("precision=amp-bf16", "num_workers=2").
-        of: Has the fields that are not named; the default recipe unless given.
+    `of` has the fields that are not named; the default recipe unless given.
 
     Raises:
-        SettingError: A text is no pair, names no field or one twice, or has a value of another
-            type.
+        SettingError: A text is no pair, names an unknown field or one twice, or has a value of
+            another type.
         RecipeError: A value, or a combination, is not allowed.
 
     >>> recipe = parse_recipe("--a", ["num_workers=2", "persistent_workers=true"])

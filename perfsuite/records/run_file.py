@@ -148,11 +148,7 @@ class RunHead:
 
 @dataclass(frozen=True, kw_only=True)
 class RunFile(RunHead):
-    """A well-formed file: it has a benchmark, no cell twice, and times that can be.
-
-    Attributes:
-        machine_info: Whatever pytest-benchmark knows about the machine, unchecked.
-    """
+    """A well-formed file: it has benchmarks, no cell twice, and possible times."""
 
     benchmarks: tuple[Benchmark, ...]
     machine_info: dict[str, Any]
@@ -177,7 +173,7 @@ class StoredCell:
     Attributes:
         median_s: Median of the rounds, in seconds per iteration; finite and above 0.
         fingerprint: The environment that the ranks found; it differs between cells.
-        operators: The costliest operators, None where none were kept.
+        operators: The costliest, None where none were kept.
         num_samples: Of a step; None where the cell runs no steps, or they were not kept.
     """
 
@@ -263,7 +259,7 @@ def read_moments(paths: Sequence[AnyPath]) -> list[datetime | Unusable]:
 
 
 def invalid_record(cell: str, error: Exception) -> ValueError:
-    """Return the error of a file whose record of a cell is no valid one."""
+    """Return the error of a file whose record of a cell is invalid."""
     return ValueError(f"holds an invalid record of the cell {cell}: {error}")
 
 

@@ -1,8 +1,4 @@
-"""The workload contract, and how a name becomes a workload.
-
-Must not know any particular model, and imports no torch: the controller only names workloads, the
-ranks build them.
-"""
+"""The workload contract, and how a name becomes a workload: only the ranks build one."""
 
 from __future__ import annotations
 
@@ -29,10 +25,10 @@ class Workload:
     """What is trained. Every `build_*` is called under the cell's seed, on every rank.
 
     Attributes:
-        name: What reports call it.
+        name: Its name in reports.
         build_model: () -> the model, in float32 on the CPU.
         build_dataset: (split) -> a map-style dataset of (inputs, target), None for a split that
-            the workload has not. `inputs` may be a tensor (`model(inputs)`), a tuple or list
+            the workload lacks. `inputs` may be a tensor (`model(inputs)`), a tuple or list
             (`model(*inputs)`) or a dict (`model(**inputs)`).
         loss: (outputs, targets) -> scalar mean over the batch.
         build_optimizer: (parameters) -> the optimizer.
@@ -82,7 +78,7 @@ _CALLABLES = ("build_model", "build_dataset", "loss", "build_optimizer")
 
 WorkloadFactory = Callable[[], Workload]
 
-# Built-in workloads by reference, so that naming one imports nothing.
+# References, so that naming a built-in workload imports nothing.
 _BUILT_IN = {
     "toy-mlp": "perfsuite.worker.workloads.mlp:toy_mlp",
     "lenet-digits": "perfsuite.worker.workloads.lenet:lenet_digits",
@@ -119,7 +115,7 @@ def workload(name: str) -> Callable[[WorkloadFactory], WorkloadFactory]:
 
 
 def workload_names() -> list[str]:
-    """All names that can be given for a workload now, sorted."""
+    """Return all names that can be given for a workload now, sorted."""
     return sorted({*_BUILT_IN, *_REGISTERED})
 
 
@@ -130,7 +126,7 @@ def find_workload(reference: str | Workload) -> Workload | WorkloadFactory | str
     "package.module:attribute" become a reference to import in the rank.
 
     Raises:
-        WorkloadError: A name is not known, or the reference is neither a name nor a Workload.
+        WorkloadError: A name is unknown, or the reference is neither a name nor a Workload.
     """
     if isinstance(reference, Workload):
         return reference
@@ -151,10 +147,10 @@ def find_workload(reference: str | Workload) -> Workload | WorkloadFactory | str
 
 
 def load_workload(found: Workload | WorkloadFactory | str) -> Workload:
-    """Return the workload, importing and calling what `find_workload` named. Runs in a rank.
+    """Return the workload, importing and calling what `find_workload` returned. Runs in a rank.
 
     Raises:
-        WorkloadError: The module or attribute does not exist, or what it leads to is no Workload.
+        WorkloadError: The module or attribute does not exist, or leads to no Workload.
     """
     source = getattr(found, "__qualname__", repr(found))
     value: Any = found

@@ -43,8 +43,7 @@ class LevelChange:
     Attributes:
         place: Of the first value of the new level.
         ratio: New level over old, 1.08 = 8 % slower: the median over both segments' values.
-        low: Lower bound of the ratio, of 95 % confidence.
-        high: Upper bound.
+        low: Lower bound of the ratio, of 95 % confidence; `high` is the upper one.
     """
 
     place: int
@@ -58,7 +57,6 @@ class Trend:
     """Steps and drift of a series.
 
     Attributes:
-        steps: In order.
         drift: Of the logarithm a week, beside the steps; None where there is none.
         detrended: Logarithms of the values, without the drift.
     """
@@ -94,7 +92,6 @@ class _Fit:
     """One explanation of the series.
 
     Attributes:
-        drift: None in the one without.
         bounds: Of the segments.
         detrended: Logarithms without the drift.
     """
@@ -130,13 +127,9 @@ def find_trend(
 ) -> Trend | None:
     """Return the steps and the drift of a series; None where it is too short to have any.
 
-    Of series that neither step nor drift, at most 1 % are reported: the levels of `change_points`
-    and `drift` together.
-
-    Args:
-        weeks: When each value was measured.
-        times_s: The values, above 0.
-        smallest: Smaller steps, and smaller drifts over the whole series, are left out: 0.01 = 1 %.
+    `weeks` are the times of the values, and steps or whole drifts below `smallest`, 0.01 = 1 %, are
+    left out. Of series that neither step nor drift, at most 1 % are reported: the levels of
+    `change_points` and `drift` together.
     """
     if len(times_s) < MIN_VALUES:
         return None

@@ -1,8 +1,4 @@
-"""The GPUs that CUDA would show to a process, asked of NVML.
-
-Must not import torch: the controller decides with this what its ranks may use, and CUDA must not
-start in it.
-"""
+"""The GPUs that CUDA would show to a process, by NVML: CUDA must not start in the controller."""
 
 from __future__ import annotations
 
@@ -24,7 +20,6 @@ class GpuFacts:
     Attributes:
         name: The product name, such as "NVIDIA H200".
         uuid: "GPU-..." or "MIG-...".
-        memory_bytes: Its whole memory.
         compute_capability: (9, 0) for an H100.
         power_limit_w: The limit that is enforced now; None where the GPU has none.
         is_mig: Whether it is cut into MIG instances; None where it cannot be.
@@ -56,7 +51,7 @@ def visible_gpus(environ: Mapping[str, str] = os.environ) -> list[GpuFacts]:
 
 @contextmanager
 def visible_handles(environ: Mapping[str, str] = os.environ) -> Iterator[list[Any]]:
-    """NVML's handles of `visible_gpus`, good for questions inside of the block."""
+    """Give NVML's handles of `visible_gpus`, valid in the block."""
     with nvml() as is_there:
         count = pynvml.nvmlDeviceGetCount() if is_there else 0
         handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(count)]
@@ -72,10 +67,10 @@ def driver_version() -> str | None:
 
 @contextmanager
 def nvml() -> Iterator[bool]:
-    """Hold NVML initialised; whether it is there at all.
+    """Hold NVML initialised; gives whether it is installed at all.
 
     Raises:
-        DeviceError: NVML does not answer a question in the block, as of a GPU that is lost.
+        DeviceError: NVML fails in the block, as for a GPU that is lost.
     """
     try:
         pynvml.nvmlInit()

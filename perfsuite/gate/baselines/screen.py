@@ -1,10 +1,10 @@
-"""The screen: which cells are clearly fine by the stored history, so that no pair need be run.
+"""The screen: which cells are clearly fine by the stored history, so that they need no pair.
 
-It never fails a cell. Sessions are the replicates, not the rounds inside one: of each cell the log
-of its median is compared with the last ten sessions'. Must not know where the history comes from.
+It never fails a cell. Sessions are the replicates, not the rounds inside one: the log of each
+cell's median is compared with the last ten sessions'.
 
 The variance of a cell is moderated (Smyth 2004, "Linear Models and Empirical Bayes Methods"): it is
-pulled towards the other cells' median, since ten sessions alone know it badly. The shift of the
+pulled towards the other cells' median, since ten sessions alone estimate it badly. The shift of the
 whole host is taken out by the slope of the cell's times on the host probe.
 """
 
@@ -20,7 +20,7 @@ from perfsuite.records.run_file import StoredRun
 from perfsuite.stats.intervals import robust_sd
 from perfsuite.units import format_ratio, format_seconds
 
-# Older sessions tell of older code and of an older machine.
+# Older sessions ran older code on an older machine.
 MAX_SESSIONS: Final = 10
 # With two the variance rests on a single difference.
 MIN_SESSIONS: Final = 3
@@ -31,9 +31,9 @@ _REFUSED_SDS = 3.0
 # A shift of three times this is the gap between tolerance and limit (2 % and 5 %): no smaller one
 # can make a regression look fine, so it is corrected and not refused, however steady the history.
 _MIN_PROBE_SD = 0.01
-# Where the probe stood still, a slope on it would be the quotient of two noises.
+# Where the probe did not move, a slope on it would be the quotient of two noises.
 _MIN_MOVED_SD = 0.001
-# Degrees of freedom that the prior variance stands for.
+# The weight of the prior variance, in degrees of freedom.
 _PRIOR_DF = 8.0
 # e^50: more than any real ratio. The history is untrusted, and must not overflow.
 _MAX_DIFFERENCE = 50.0
@@ -47,9 +47,9 @@ class Candidate:
 
     Attributes:
         median_s: Median of its rounds, in seconds per iteration.
-        fingerprint: Of the environment that its ranks found, None where nobody looked.
-        num_samples: Of a step; None of what is no step.
-        tolerance: The slowdown that is nobody's business, 0.02 = 2 %.
+        fingerprint: The environment that its ranks found, None where it is not known.
+        num_samples: Of a step; None where the cell runs no steps.
+        tolerance: The slowdown that is tolerated, 0.02 = 2 %.
         limit: The slowdown that must not pass.
     """
 
@@ -63,7 +63,7 @@ class Candidate:
 
 @dataclass(frozen=True, kw_only=True)
 class Screened:
-    """What the history says of one cell.
+    """The result for one cell.
 
     Attributes:
         is_clearly_fine: Whether a slowdown of the limit or more is ruled out.
@@ -84,11 +84,7 @@ class Screened:
 
 @dataclass(frozen=True, kw_only=True)
 class _Fit:
-    """A cell against its history: the d, s^2, df and n of `Screener`.
-
-    Attributes:
-        leverage: Variance of d over that of one session.
-    """
+    """A cell against its history: the d, s^2, df and n of `Screener`; leverage is SE^2 / v."""
 
     difference: float
     variance: float
@@ -149,11 +145,9 @@ class Screener:
 
 
 def why_unfit(history: Sequence[StoredRun], probe_s: Mapping[str, float] | None) -> str | None:
-    """Return why the host is not as in the stored sessions, None where it is or nobody knows.
+    """Return why the host differs from the stored sessions, None where it does not or is unknown.
 
-    Args:
-        history: Usable runs of the same environment, the newest last.
-        probe_s: What `probe_host` returned in this session, None where it was not run.
+    The newest run of `history` comes last; `probe_s` is None where no probe was run.
     """
     for name, seconds in (probe_s or {}).items():
         probes_s = [run.probe_s[name] for run in history if run.probe_s and name in run.probe_s]
@@ -173,16 +167,16 @@ def why_unfit(history: Sequence[StoredRun], probe_s: Mapping[str, float] | None)
 
 
 def _sessions_of(cell: Candidate, history: Sequence[StoredRun]) -> list[StoredRun]:
-    """Return the last sessions of the cell, from the last one that was meant to change it on."""
+    """Return the last sessions of the cell, since the last intended change of it."""
     sessions: list[StoredRun] = []
     for run in reversed(history):
         stored = run.cells.get(cell.fullname)
         if stored is None or stored.fingerprint != cell.fingerprint:
             continue
         if stored.num_samples != cell.num_samples:
-            break  # another step, however it was called
+            break  # another step under the same name
         word = run.stamp.verdicts.get(cell.fullname) if run.stamp else None
-        # A slowdown that was not ruled out must not become what the next one is measured by.
+        # A slowdown that was not ruled out must not become the measure of the next one.
         if word != "INCONCLUSIVE":
             sessions.append(run)
         is_accepted = run.stamp is not None and cell.fullname in run.stamp.accepted
@@ -226,7 +220,7 @@ def _fit(
 def _probe_shifts(
     sessions: Sequence[StoredRun], probe_s: Mapping[str, float] | None
 ) -> list[float] | None:
-    """Return p - mean(p) of this session and of each stored one; None where they tell no slope."""
+    """Return p - mean(p) of this session and each stored one; None where they give no slope."""
     runs = [probe_s, *(run.probe_s for run in sessions)]
     if not probe_s or len(sessions) < _MIN_PROBES:
         return None

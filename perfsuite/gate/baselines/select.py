@@ -48,8 +48,7 @@ class TrunkRules(TypedDict):
     """Which runs belong to the history that a change is compared with.
 
     Attributes:
-        is_in_history: Whether a commit is in it; None outside of git, where runs are not tied to
-            commits.
+        is_in_history: Whether a commit is in it; None outside of git, where all runs count.
         is_proposed: Whether a run comes with the commits that are judged.
     """
 
@@ -63,11 +62,7 @@ def trunk_rules(
     """Return the rules for a change that begins in `folder`.
 
     In a git checkout runs must be of the upstream's default branch, as far as HEAD has it.
-
-    Args:
-        folder: In the checkout, or outside of any.
-        storage: The place of `--benchmark-storage`.
-        history: The commits of that branch where they are known; else git is asked for each one.
+    `history` are the commits of that branch; without them git is asked for each commit.
     """
     root = find_top(folder)
     if root is None:
@@ -130,10 +125,10 @@ def sift_runs(
     Args:
         storage: The place of `--benchmark-storage`.
         selector: The value of `--benchmark-compare`: True for every run, else a number, a glob or
-            the path of a file, as pytest-benchmark understands them, or a file's URL.
+            a path, as pytest-benchmark understands them, or a file's URL.
         fingerprint: The environment of this session.
-        is_in_history: See `TrunkRules`.
-        is_proposed: See `TrunkRules`.
+        is_in_history: Of `TrunkRules`, like the next.
+        is_proposed: Whether a run comes with the commits that are judged.
 
     Raises:
         SettingError: The selector is invalid.
@@ -211,12 +206,10 @@ def _read_good(
 def find_runs(storage: AnyPath, selector: str | Literal[True] = True) -> list[AnyPath]:
     """Return the files that a selector of `sift_runs` names, the highest number last.
 
-    Raises:
-        SettingError: The selector is invalid.
-        StorageError: The storage cannot be listed.
+    Raises as that does.
     """
     if selector is True:
-        # All machines' folders: the fingerprint tells them apart, and says so where none is left.
+        # All machines' folders: the fingerprint separates them, with a reason for each refusal.
         return _find(storage, _NUMBERED, f"*/{_NUMBERED}")
     if "://" in selector:
         return [locate(selector, "--benchmark-compare")]

@@ -56,14 +56,7 @@ class History:
         """Return a FAIL where a count or the memory grew against the newest run; else None.
 
         A decrease never fails: it calls for a new stored run, because the old one would let the
-        count grow again unseen.
-
-        Args:
-            name: The cell.
-            head: Its counts now.
-            num_samples: Of a step; None where the cell runs no steps.
-            counts: The `counts` of the cell's markers.
-            say: Shows a line.
+        count grow again unseen. `counts` is that of the cell's markers; `say` shows a line.
 
         Raises:
             SettingError: The markers name an unknown count, or an invalid slack.

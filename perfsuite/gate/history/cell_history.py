@@ -95,13 +95,11 @@ class CellHistory:
 
 @dataclass(frozen=True, kw_only=True)
 class StoredHistory:
-    """All stored runs of one environment.
+    """All stored runs of one environment; `root` is None outside of git.
 
     Attributes:
-        root: The checkout; None outside of git.
         runs: In the order of their commits, each with when its commit was made.
         refused: Why each other stored run is not among them.
-        accepted: Reviewed exceptions.
     """
 
     root: Path | None
