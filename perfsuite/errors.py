@@ -66,7 +66,7 @@ class RankFailureError(PerfsuiteError):
         signal_name: The name of the signal that ended it ("SIGKILL"), else None.
         phase: The phase of the rank ("warm-up", "measure", ...).
         stage: The stage of the step it was in ("forward", ...), else None.
-        log_lines: The last lines that the rank wrote to its standard output and error.
+        log_lines: The last lines of its standard output and error.
         lost_peer: Whether it only reports that another rank is gone or late.
     """
 

@@ -30,10 +30,7 @@ _ROUNDS_UP = 0.9995
 
 
 def parse_ratio(text: str) -> float:
-    """Return "2%" or "0.02" as the ratio 0.02.
-
-    Raises:
-        ValueError: The text is no non-negative, finite number with an optional percent sign.
+    """Return "2%" or "0.02" as the ratio 0.02; raises ValueError for any other text.
 
     >>> parse_ratio("2%"), parse_ratio("2.5 %"), parse_ratio("0.02")
     (0.02, 0.025, 0.02)
@@ -58,8 +55,7 @@ def option_ratio(option: str, text: str) -> float:
 def option_bounds(tolerance: str, limit: str) -> tuple[float, float]:
     """Return the values of --tolerance and --limit.
 
-    Raises:
-        SettingError: One is no ratio, the tolerance is 100 % or more, or the limit is below it.
+    Raises a SettingError where the tolerance is 100 % or more, or the limit is below it.
 
     >>> option_bounds("2%", "5%")
     (0.02, 0.05)
@@ -75,11 +71,9 @@ def option_bounds(tolerance: str, limit: str) -> tuple[float, float]:
 
 
 def parse_seconds(text: str) -> float:
-    """Return "50us", "1.5 ms" or "3" (seconds) as seconds.
+    """Return "50us", "1.5 ms" or "3" (seconds) as seconds; raises ValueError for any other text.
 
-    Raises:
-        ValueError: The text is no non-negative number with an optional unit of time, or is too
-            long for any clock.
+    So it does for a time that is too long for any clock.
 
     >>> parse_seconds("50us"), parse_seconds("3"), parse_seconds("1.5 ms")
     (5e-05, 3.0, 0.0015)

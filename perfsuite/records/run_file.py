@@ -10,7 +10,7 @@ import re
 import statistics
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Annotated, Any, Final, Literal
 
@@ -215,14 +215,8 @@ def read_run(path: AnyPath) -> StoredRun | Unusable:
         cells = {benchmark.fullname: _stored_cell(benchmark) for benchmark in file.benchmarks}
     except ValueError as error:
         return _unusable(path, error)
-    return StoredRun(
-        path=path,
-        saved_at=file.saved_at,
-        commit=file.commit,
-        is_dirty=file.is_dirty,
-        stamp=file.stamp,
-        cells=cells,
-    )
+    head = {field.name: getattr(file, field.name) for field in fields(RunHead)}
+    return StoredRun(**head, cells=cells)
 
 
 def read_head(path: AnyPath) -> RunHead | Unusable:
@@ -314,16 +308,15 @@ def _stored_cell(benchmark: Benchmark) -> StoredCell:
         raise invalid_record(benchmark.fullname, error) from error
     for operator in record.operators or ():
         _require_text(operator.name)
+    kept = msgspec.structs.asdict(record)
+    del kept["schema"]
+    rate = kept.pop("samples_per_s")
     median_s = benchmark.median_s
     return StoredCell(
         median_s=median_s,
         params=benchmark.params or {},
-        num_samples=samples_of_step(record.samples_per_s, median_s),
-        fingerprint=record.fingerprint,
-        stages_s=record.stages_s,
-        counts=record.counts,
-        memory=record.memory,
-        operators=record.operators,
+        num_samples=samples_of_step(rate, median_s),
+        **kept,
     )
 
 

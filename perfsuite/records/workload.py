@@ -5,10 +5,11 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from perfsuite.errors import WorkloadError
+from perfsuite.records.recipe import is_int_from
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -51,27 +52,20 @@ class Workload:
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
             raise WorkloadError(f"Workload name is {self.name!r}; use a non-empty string")
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.name in _CALLABLES and not callable(value):
-                raise WorkloadError(
-                    f"workload {self.name!r}: {field.name} is {value!r}; use a callable"
-                )
-        if self.blocks is not None and not callable(self.blocks):
-            raise WorkloadError(
-                f"workload {self.name!r}: blocks is {self.blocks!r}; "
-                "use None or a function from the model to a list of its modules"
-            )
-        size = self.micro_batch_size
-        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-            raise WorkloadError(
-                f"workload {self.name!r}: micro_batch_size is {size!r}; use a whole number from 1"
-            )
-        if self.metric not in ("accuracy", "none") and not callable(self.metric):
-            raise WorkloadError(
-                f"workload {self.name!r}: metric is {self.metric!r}; "
-                "use 'accuracy', 'none' or a function of (outputs, targets)"
-            )
+        is_metric = self.metric in ("accuracy", "none") or callable(self.metric)
+        checks = {
+            **{name: (callable(getattr(self, name)), "a callable") for name in _CALLABLES},
+            "blocks": (
+                self.blocks is None or callable(self.blocks),
+                "None or a function from the model to a list of its modules",
+            ),
+            "micro_batch_size": (is_int_from(1)(self.micro_batch_size), "a whole number from 1"),
+            "metric": (is_metric, "'accuracy', 'none' or a function of (outputs, targets)"),
+        }
+        for name, (is_valid, allowed) in checks.items():
+            if not is_valid:
+                given = getattr(self, name)
+                raise WorkloadError(f"workload {self.name!r}: {name} is {given!r}; use {allowed}")
 
 
 _CALLABLES = ("build_model", "build_dataset", "loss", "build_optimizer")

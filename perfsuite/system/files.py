@@ -24,8 +24,7 @@ _SUFFIX = ".tmp"
 def write_atomically(path: Path, data: bytes) -> None:
     """Make `path` hold exactly `data`, or leave it as it was.
 
-    Raises:
-        WriteError: The folder or the file cannot be written; names the path and the reason.
+    Raises a WriteError that names the path and the reason.
     """
     try:
         with written_beside(path, data) as beside:
@@ -40,10 +39,7 @@ def written_beside(path: Path, data: bytes) -> Iterator[Path]:
     """Give a file beside `path` that holds `data` on the disk, to be renamed or linked.
 
     A file that is not renamed is removed afterwards; leavings of killed processes are removed
-    before.
-
-    Raises:
-        WriteError: The folder or the file cannot be written; names the path and the reason.
+    before. Raises a WriteError that names the path and the reason.
     """
     with contextlib.ExitStack() as left:
         try:
@@ -64,10 +60,8 @@ def written_beside(path: Path, data: bytes) -> Iterator[Path]:
 def check_writable(*paths: Path | None) -> None:
     """Refuse now a file that could not be written after hours of work; a None is no file.
 
-    Nothing is made: a mistake that is found later leaves no empty folder.
-
-    Raises:
-        WriteError: A folder cannot be made or written, or is where a file should be.
+    Nothing is made: a mistake that is found later leaves no empty folder. Raises a WriteError where
+    a folder cannot be made or written, or is where a file should be.
     """
     for path in filter(None, paths):
         try:
@@ -86,9 +80,7 @@ def append_line(path: Path, line: bytes) -> None:
     """Append one line to `path` and return when it is on the disk.
 
     A line that could not be written whole is taken back, so the file always ends with a newline.
-
-    Raises:
-        WriteError: The line cannot be written; names the path and the reason.
+    Raises a WriteError that names the path and the reason.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -20,22 +20,14 @@ _FIRST_BYTES: Final = 64 * 2**10
 
 
 def read_json(path: AnyPath) -> Any:
-    """Return the content of a file.
-
-    Raises:
-        OSError: The file cannot be read.
-        ValueError: It is not JSON, or must not be read; the message says why.
-    """
+    """Return the content of a file; raises as `read_bytes`, and ValueError where it is not JSON."""
     return _decode(_read_text(path))
 
 
 def read_json_as(path: AnyPath, kind: type[_T]) -> _T:
     """Return the content of a file as a value of a type; many times as fast as `read_json`.
 
-    Raises:
-        OSError: The file cannot be read.
-        ValueError: It is not JSON, or must not be read; the message says why.
-        msgspec.ValidationError: It holds another type.
+    Raises as that, and a ValidationError of msgspec where it holds another type.
     """
     text = _read_text(path)
     try:
@@ -76,11 +68,11 @@ def _read_text(path: AnyPath) -> str:
 
 
 def read_bytes(path: AnyPath) -> bytes:
-    """Return all bytes of a file that is not too large.
+    """Return all bytes of a file.
 
     Raises:
         OSError: The file cannot be read.
-        ValueError: It is no regular file, or too large.
+        ValueError: It is no regular file, or too large; the message says which.
     """
     if not isinstance(path, RemotePath):
         return read_untrusted(path, max_bytes=MAX_JSON_BYTES)

@@ -25,12 +25,9 @@ from perfsuite.system.untrusted import printable
 
 @dataclass(frozen=True, kw_only=True)
 class _Protocol:
-    """The client of one kind of URL.
+    """The client of one kind of URL: a package that fsspec needs and an extra installs.
 
-    Attributes:
-        package: The client that fsspec needs.
-        extra: The extra of perfsuite that installs it.
-        failures: Errors that it raises beside OSError, as module:class.
+    `failures` are its errors beside OSError, as module:class.
     """
 
     package: str
@@ -77,12 +74,9 @@ _MOST_REASON_CHARACTERS: Final = 300
 
 @dataclass(frozen=True, order=True)
 class RemotePath:
-    """A file or a folder behind a URL.
+    """A file or a folder behind a URL: "s3" or "gs", and a bucket's name with a name in it.
 
-    Attributes:
-        protocol: "s3" or "gs".
-        key: Bucket and name, without a slash at either end.
-        listed_bytes: The size, where a listing has told it.
+    `listed_bytes` is the size, where a listing has given it.
     """
 
     protocol: str
@@ -152,9 +146,7 @@ class RemotePath:
     def create(self, data: bytes) -> None:
         """Write a new file, and check that it stayed.
 
-        Raises:
-            FileExistsError: It exists, or was written by another client at the same moment.
-            OSError: It cannot be written.
+        Raises a FileExistsError where it exists, or another client wrote it at the same moment.
         """
         with _connection(self.protocol) as files:
             files.pipe_file(self.key, data, mode="create")
@@ -189,12 +181,11 @@ AnyPath: TypeAlias = Path | RemotePath
 def locate(text: str, source: str) -> AnyPath:
     """Return the file or folder of a path or a URL, without a request; `source` is for messages.
 
+    Raises a SettingError for a URL of another kind, without a bucket, with credentials, or of a
+    package that is not installed.
+
     >>> locate("file://./baselines", "--storage")
     PosixPath('baselines')
-
-    Raises:
-        SettingError: The URL is of another kind, has no bucket, holds credentials, or needs a
-            package that is not installed.
     """
     protocol, is_url, key = text.partition("://")
     if not is_url or protocol == "file":

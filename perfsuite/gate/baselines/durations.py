@@ -43,13 +43,8 @@ def read_durations(
 ) -> Durations:
     """Return how long tests took the last time that they were measured, on any machine.
 
-    Args:
-        source: A folder of stored runs, or one of them; None where they are stored elsewhere.
-        names: The tests.
-        but_of: A commit whose runs do not count; None where all do.
-
-    Raises:
-        StorageError: The folder cannot be listed.
+    `source` is a folder of stored runs, or one of them; None where they are stored elsewhere. Runs
+    of the commit `but_of` do not count. Raises StorageError where the folder cannot be listed.
     """
     seconds: dict[str, float | None] = dict.fromkeys(names)
     unknown = set(seconds)

@@ -48,9 +48,9 @@ class Candidate:
     Attributes:
         median_s: Median of its rounds, in seconds per iteration.
         fingerprint: The environment that its ranks found, None where it is not known.
-        num_samples: Of a step; None where the cell runs no steps.
         tolerance: The slowdown that is tolerated, 0.02 = 2 %.
         limit: The slowdown that must not pass.
+        num_samples: Of a step; None where the cell runs no steps.
     """
 
     fullname: str
@@ -63,15 +63,14 @@ class Candidate:
 
 @dataclass(frozen=True, kw_only=True)
 class Screened:
-    """The result for one cell.
+    """The result for one cell; `ratio` and `interval` are None undecided.
 
     Attributes:
         is_clearly_fine: Whether a slowdown of the limit or more is ruled out.
         is_clearly_faster: Whether it is fine, and faster by more than the tolerance.
         reason: One line for the report.
-        ratio: Head over history, 1.05 = 5 % slower, the host's shift taken out; None undecided.
-        interval: 90 % bounds of the next session's ratio; None undecided.
-        num_sessions: Sessions of the history that were used.
+        ratio: Head over history, 1.05 = 5 % slower, the host's shift taken out.
+        interval: 90 % bounds of the next session's ratio.
     """
 
     is_clearly_fine: bool
@@ -145,10 +144,7 @@ class Screener:
 
 
 def why_unfit(history: Sequence[StoredRun], probe_s: Mapping[str, float] | None) -> str | None:
-    """Return why the host differs from the stored sessions, None where it does not or is unknown.
-
-    The newest run of `history` comes last; `probe_s` is None where no probe was run.
-    """
+    """Return why the host differs from the stored sessions, None where it does not, or unknown."""
     for name, seconds in (probe_s or {}).items():
         probes_s = [run.probe_s[name] for run in history if run.probe_s and name in run.probe_s]
         logs = [math.log(stored_s) for stored_s in probes_s[-MAX_SESSIONS:]]

@@ -32,12 +32,7 @@ _ONLY_SKIPPED: Final = 2
 
 @dataclass(frozen=True, kw_only=True)
 class End:
-    """The result of a bisection.
-
-    Attributes:
-        first_bad: The commit; None where it is not known.
-        possible: The commits that it may be where too many were skipped.
-    """
+    """The result: the first bad commit, or those that it may be where too many were skipped."""
 
     first_bad: str | None
     possible: tuple[str, ...]
@@ -83,19 +78,15 @@ class Bisection:
 def bisection(root: Path, *, good: str, bad: str) -> Iterator[Bisection]:
     """Give a search that leaves nothing in the repository of `root` after the context.
 
-    `good` and `bad` are full names of commits, the first an ancestor of the second.
-
-    Raises:
-        WriteError: Its worktree cannot be made.
+    `good` and `bad` are full names of commits, the first an ancestor of the second. Raises a
+    WriteError where its worktree cannot be made.
     """
     with empty_worktree(root, Base(revision=good, described=short_commit(good))) as folder:
         yield Bisection(folder, good=good, bad=bad)
 
 
 def most_steps(num_commits: int) -> int:
-    """Return how many of `num_commits` must be judged to find the first bad one, none skipped.
-
-    The commit that is known to be bad is one of them.
+    """Return how many of the commits that may be the first bad one must be judged at most.
 
     >>> most_steps(1), most_steps(2), most_steps(8), most_steps(9)
     (0, 1, 3, 4)

@@ -68,11 +68,7 @@ def answer(root: Path, *arguments: str) -> str | None:
 
 
 def output(root: Path, *arguments: str) -> bytes:
-    """Return git's whole output.
-
-    Raises:
-        PerfsuiteError: It fails; quotes it.
-    """
+    """Return git's whole output; raises a PerfsuiteError that quotes git where it fails."""
     ended = run_git(root, *arguments)
     if ended.returncode != 0:
         raise PerfsuiteError(f"'git {arguments[0]}' failed in {root}: {complaint_of(ended)}")
@@ -92,8 +88,7 @@ def complaint_of(ended: subprocess.CompletedProcess[bytes]) -> str:
 def find_commit(root: Path, name: str) -> str | None:
     """Return the full name of the commit of a branch, a tag or a commit's name; None if none.
 
-    Raises:
-        SettingError: The name begins as an option does, so no advice could name it for git.
+    Raises a SettingError for a name that begins as options do: no advice could name it for git.
     """
     if name.startswith("-"):
         raise SettingError(

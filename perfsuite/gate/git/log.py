@@ -19,9 +19,6 @@ def read_log(root: Path, revision: str) -> dict[str, datetime]:
 
     A commit without a time counts as made with the one before it in this order, and at the
     beginning with the one after it.
-
-    Raises:
-        PerfsuiteError: Git fails; quotes it.
     """
     options = ("--topo-order", "--reverse", "--no-show-signature", "--format=%H %ct")
     lines = output(root, "log", *options, revision).decode().splitlines()

@@ -45,11 +45,9 @@ _NAME_ONE = "name a base with --base or --base-dir (pytest: --perf-base, --perf-
 
 @dataclass(frozen=True, kw_only=True)
 class Base:
-    """The commit that head is compared with.
+    """The commit that head is compared with, by its full name.
 
-    Attributes:
-        revision: Its full name, 40 or 64 hexadecimal digits.
-        described: How it was found, for people: "the merge base with origin/main, 1a2b3c4".
+    `described` says how it was found, for people: "the merge base with origin/main, 1a2b3c4".
     """
 
     revision: str
@@ -66,13 +64,10 @@ class NoBase:
 def find_base(root: Path, revision: str | None, *, outputs: Sequence[Path] = ()) -> Base | NoBase:
     """Return the commit that head is to be compared with.
 
-    `revision` where it is given. Else the merge base of HEAD with the upstream's default branch
-    (origin/HEAD, a local main or master, origin/main, origin/master: the first that exists). Where
-    that is HEAD itself, or no such branch exists: HEAD if the tree is dirty (see `is_dirty` for
-    `outputs`), else HEAD's first parent.
-
-    Raises:
-        SettingError: `revision` names no commit.
+    `revision` where it is given; a SettingError where it names no commit. Else the merge base of
+    HEAD with the upstream's default branch (origin/HEAD, a local main or master, origin/main,
+    origin/master: the first that exists). Where that is HEAD itself, or no such branch exists: HEAD
+    if the tree is dirty (see `is_dirty` for `outputs`), else HEAD's first parent.
     """
     refusal = _why_not_a_checkout(root)
     if refusal is not None:
@@ -125,9 +120,6 @@ def is_dirty(root: Path, *, outputs: Sequence[Path] = ()) -> bool:
     The leavings of a run do not count: caches of Python and pytest, results/, baselines/ and
     .benchmarks/ in `root`, and `outputs`. Otherwise a second run on a clean commit would compare
     that commit with itself. The whole checkout is looked at.
-
-    Raises:
-        PerfsuiteError: Git fails; quotes it.
     """
     arguments = ("status", "--porcelain=v1", "-z", "--untracked-files=all", "--no-renames")
     top = _known_top(root)
@@ -161,9 +153,9 @@ def find_top(folder: Path) -> Path | None:
 
 
 def worktree_records(root: Path) -> Path | None:
-    """Return the folder of git's records of linked worktrees, one folder each; None outside git.
+    """Return the folder of git's records of linked worktrees, which need not exist.
 
-    It is `worktrees` in gitrepository-layout(5), and need not exist.
+    It is `worktrees` in gitrepository-layout(5), with one folder each. None outside git.
     """
     common = answer(root, "rev-parse", "--git-common-dir") if find_top(root) else None
     return None if common is None else (root / common).resolve() / "worktrees"
@@ -174,10 +166,8 @@ def add_worktree(root: Path, base: Base, folder: Path, *, has_files: bool = True
 
     Filters of the user's configuration run, as in any checkout, except git-lfs: its files stay
     pointers. Submodules stay empty. A sparse checkout is as sparse as the user's. A partial clone
-    fetches what it lacks, as for any command. Without files it only keeps git's own state.
-
-    Raises:
-        WriteError: It cannot be checked out; names the folder, the space there, and git's reason.
+    fetches what it lacks, as for any command. Without files it only keeps git's own state. Raises a
+    WriteError that names the folder, the space there, and git's reason.
     """
     made = run_git(
         *(root, *_WORKTREE_OPTIONS, "worktree", "add", "--quiet", "--detach", "--no-checkout"),
@@ -201,9 +191,6 @@ def working_files(folder: Path) -> list[Path]:
     """Return the files below `folder`, relative to it: tracked, or untracked and not ignored.
 
     Symbolic links count as files. Files of submodules and other nested checkouts are included.
-
-    Raises:
-        PerfsuiteError: Git fails; quotes it.
     """
     listed = output(folder, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
     files: list[Path] = []

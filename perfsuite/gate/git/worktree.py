@@ -50,11 +50,8 @@ def base_tree(
 ) -> Iterator[Path]:
     """Give the base's counterpart of `root`, in a git worktree that is gone after the context.
 
-    Args:
-        root: Head's root, a folder of the checkout.
-        base: The commit to check out.
-        overlay: Head's benchmark files and folders, to be laid over by the rules of `overlay`.
-        python_files: Patterns of the names of test files, pytest's ini value.
+    `overlay` are head's benchmark files and folders, laid over by the rules of that module;
+    `python_files` are patterns of the names of test files, pytest's ini value.
 
     Raises:
         SettingError: `root` is not in a git checkout; or a path does not exist, is outside of it,
@@ -83,15 +80,10 @@ def directory_tree(
     *,
     python_files: Sequence[str] = PYTHON_FILES,
 ) -> Iterator[Path]:
-    """Give a copy of the base's root `base_dir` that is gone after the context.
+    """Give a copy of the base's root `base_dir` that is gone after the context, as `base_tree`.
 
     Files that git ignores are copied too, since an extension that was built in place is ignored;
-    .git, virtual environments and caches are not. For the arguments see `base_tree`.
-
-    Raises:
-        SettingError: `base_dir` is no folder; or a path does not exist, is outside of `root`, or
-            holds no file.
-        WriteError: The copy cannot be made; names the folder and the reason. Nothing stays.
+    .git, virtual environments and caches are not.
     """
     check_base_dir(base_dir)
     source = base_dir.resolve()
