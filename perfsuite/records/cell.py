@@ -105,10 +105,9 @@ class CellRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
 
 class CellLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One line of cells.jsonl: a cell that ended, with pytest's outcome.
+    """One line of cells.jsonl: a cell that ended, with pytest's node id and outcome.
 
     Attributes:
-        fullname: The pytest node id.
         reason: Why it failed, was not exercised, or lacks a number; None without a reason.
         step_times_s: Seconds per iteration, one value a round.
         perfsuite: The record, None where nothing was measured.
@@ -122,13 +121,12 @@ class CellLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of `train_benchmark`.
+    """The result of `train_benchmark`; `record` was stored beside the times.
 
     Attributes:
         step_times_s: Seconds per iteration of each round, the slowest rank's.
         num_iterations: Iterations of one round; None where the cell was measured before torchrun
             restarted the ranks.
-        record: The record that was stored beside the times.
         missing: Why a number in the record is None, by the number's name.
     """
 

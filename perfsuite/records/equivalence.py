@@ -15,12 +15,7 @@ Check = Literal["T0", "T1", "T2", "checkpointing", "data"]
 
 @dataclass(frozen=True, kw_only=True)
 class Planted:
-    """A bug that was planted in the reference to see whether the check would have found it.
-
-    Attributes:
-        bug: The bug, in words.
-        is_flagged: Whether the check called it a mismatch.
-    """
+    """A bug that was planted in the reference, and whether the check called it a mismatch."""
 
     bug: str
     is_flagged: bool
@@ -32,7 +27,6 @@ class Finding:
 
     Attributes:
         error: The error closest to its limit, None where nothing was compared.
-        planted: The bugs that were planted.
         reason: What was compared and how the limit came about; for a mismatch where, and its
             likeliest cause.
     """
@@ -80,8 +74,7 @@ class EquivalenceRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         error: The error closest to its limit, None where nothing was compared.
         limit: That limit; 0 demands equal bits.
         power: Such as "5/5": how many planted bugs the check found; None if it was given none.
-        reason: How the limit came about; for a mismatch where it is and its likeliest cause; else
-            why there is no power, or nothing was exercised.
+        reason: As that of `Finding`; else why there is no power, or nothing was exercised.
     """
 
     parallel: str

@@ -45,13 +45,7 @@ class ProfileStages(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
 
 class Epoch(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One epoch of the training.
-
-    Attributes:
-        loss: Mean over its steps and over data-parallel ranks; None where one is not finite.
-        duration_s: Its evaluation included.
-        accuracy: After it, like `metrics`.
-    """
+    """One epoch of the training, its evaluation included; `loss` is None where it is not finite."""
 
     loss: float | None
     duration_s: float
@@ -69,12 +63,9 @@ class NonFinite(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
 
 class Communication(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """How long rank 0 communicated in the profiled steps.
+    """Seconds with a collective of rank 0 under way in the profiled steps.
 
-    Attributes:
-        total_s: While at least one collective was under way.
-        exposed_s: The part of it without an operator that computed.
-        overlapped_s: The rest of it.
+    They are exposed where no operator computed, and overlapped elsewhere.
     """
 
     total_s: float

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 from perfsuite.errors import SettingError
 from perfsuite.records.recipe import Recipe
 
 _BOOLEANS = {"true": True, "false": False}
-# How a field's annotation reads its text, and what to say where it cannot.
-_READERS: dict[str, tuple[Callable[[str], Any], str]] = {
-    "bool": (lambda text: _BOOLEANS[text.lower()], "true or false"),
-    "int": (int, "a whole number"),
-    "float": (float, "a number"),
-    "str": (str, "a text"),
+# How the text of a type is read, and what is allowed.
+_READERS: dict[type, tuple[Callable[[str], Any], str]] = {
+    bool: (lambda text: _BOOLEANS[text.lower()], "true or false"),
+    int: (int, "a whole number"),
+    float: (float, "a number"),
+    str: (str, "a text"),
 }
 _NONE = "none"
 
@@ -34,7 +34,7 @@ def parse_recipe(option: str, pairs: Sequence[str], *, of: Recipe | None = None)
     >>> recipe.num_workers, recipe.persistent_workers, recipe.precision
     (2, True, 'fp32')
     """
-    types = {field.name: str(field.type) for field in dataclasses.fields(Recipe)}
+    types = get_type_hints(Recipe)
     values: dict[str, Any] = {}
     for pair in pairs:
         name, separator, text = pair.partition("=")
@@ -65,8 +65,8 @@ def describe_recipe(recipe: Recipe) -> str:
     return " ".join(changed) or "the default recipe"
 
 
-def _read(option: str, name: str, annotation: str, text: str) -> Any:
-    kind, _, optional = annotation.partition(" | ")
+def _read(option: str, name: str, annotation: Any, text: str) -> Any:
+    kind, *optional = get_args(annotation) or (annotation,)
     if optional and text.lower() == _NONE:
         return None
     read, allowed = _READERS[kind]

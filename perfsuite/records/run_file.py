@@ -49,7 +49,6 @@ class RunStamp(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """The top-level key "perfsuite" of a saved run.
 
     Attributes:
-        fingerprint: The session's environment; None where it is not known.
         probe_s: Seconds of each host probe at the time, by name; None where none was run.
         num_failed: Tests of the session that failed, benchmarks or not.
         is_pull_request: Whether it ran for a change that is not merged yet.
@@ -120,13 +119,12 @@ class _File(_Head, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True)
 class RunHead:
-    """What a stored run says about itself.
+    """What a stored run says about itself; `stamp` is None where perfsuite did not save it.
 
     Attributes:
         saved_at: In UTC.
         commit: Hexadecimal digits, None where the file names no commit.
         is_dirty: Whether the tree had uncommitted changes.
-        stamp: None where perfsuite did not save the run.
     """
 
     path: AnyPath
@@ -155,7 +153,7 @@ class RunFile(RunHead):
 
 
 class _StoredRecord(msgspec.Struct, frozen=True):
-    """The part of a record that comparisons use; a plain benchmark's holds the verdict alone."""
+    """The part of a record that comparisons use; a plain benchmark's has the verdict alone."""
 
     schema: Literal[1] = 1
     fingerprint: Label | None = None
@@ -172,9 +170,8 @@ class StoredCell:
 
     Attributes:
         median_s: Median of the rounds, in seconds per iteration; finite and above 0.
-        fingerprint: The environment that the ranks found; it differs between cells.
-        operators: The costliest, None where none were kept.
         num_samples: Of a step; None where the cell runs no steps, or they were not kept.
+        fingerprint: The environment that the ranks found; it differs between cells.
     """
 
     median_s: float

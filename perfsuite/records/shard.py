@@ -43,7 +43,6 @@ class ShardStamp(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """What a run's file says about the session that it is a part of.
 
     Attributes:
-        number: Of this part, from 1.
         num_cells: Under test in all shards together: their verdicts are corrected over so many.
         partition: Digits that are the same in two shards if and only if they were cut alike.
     """

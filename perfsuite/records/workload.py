@@ -89,8 +89,7 @@ _REGISTERED: dict[str, WorkloadFactory] = {}
 def workload(name: str) -> Callable[[WorkloadFactory], WorkloadFactory]:
     """Return a decorator that registers a function, which returns a `Workload`, under `name`.
 
-    Raises:
-        WorkloadError: The name is empty, contains a colon, or is a built-in one's.
+    Raises a WorkloadError for an empty name, one with a colon, or a built-in one's.
     """
     if not isinstance(name, str) or not name or ":" in name:
         raise WorkloadError(
@@ -117,10 +116,8 @@ def find_workload(reference: str | Workload) -> Workload | WorkloadFactory | str
     """Return what a rank needs to build the workload, without importing or building it here.
 
     An object stays itself, a registered name becomes its factory, a built-in name and
-    "package.module:attribute" become a reference to import in the rank.
-
-    Raises:
-        WorkloadError: A name is unknown, or the reference is neither a name nor a Workload.
+    "package.module:attribute" become a reference to import in the rank. Raises a WorkloadError for
+    an unknown name.
     """
     if isinstance(reference, Workload):
         return reference
@@ -143,8 +140,7 @@ def find_workload(reference: str | Workload) -> Workload | WorkloadFactory | str
 def load_workload(found: Workload | WorkloadFactory | str) -> Workload:
     """Return the workload, importing and calling what `find_workload` returned. Runs in a rank.
 
-    Raises:
-        WorkloadError: The module or attribute does not exist, or leads to no Workload.
+    Raises a WorkloadError where the module or attribute does not exist, or leads to no Workload.
     """
     source = getattr(found, "__qualname__", repr(found))
     value: Any = found

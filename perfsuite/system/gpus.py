@@ -40,10 +40,7 @@ def visible_gpus(environ: Mapping[str, str] = os.environ) -> list[GpuFacts]:
     them; the list ends at the first entry that names no device, so "" and "-1" name none, and
     a device named twice makes it empty. Indices are in NVML's order, by PCI bus, which is CUDA's
     own wherever the GPUs are alike or CUDA_DEVICE_ORDER is PCI_BUS_ID. A GPU that is cut into MIG
-    instances is given whole unless an instance is named.
-
-    Raises:
-        DeviceError: One of the machine's GPUs is lost.
+    instances is given whole unless an instance is named. Raises a DeviceError for a lost GPU.
     """
     with visible_handles(environ) as handles:
         return [_facts(handle) for handle in handles]
@@ -67,11 +64,7 @@ def driver_version() -> str | None:
 
 @contextmanager
 def nvml() -> Iterator[bool]:
-    """Hold NVML initialised; gives whether it is installed at all.
-
-    Raises:
-        DeviceError: NVML fails in the block, as for a GPU that is lost.
-    """
+    """Hold NVML initialised; gives whether it exists. Raises a DeviceError if it fails later."""
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:

@@ -25,12 +25,7 @@ def open_untrusted(path: Path) -> BinaryIO:
 
 
 def read_untrusted(path: Path, *, max_bytes: int) -> bytes:
-    """Return the content of a file.
-
-    Raises:
-        OSError: The file cannot be read.
-        ValueError: It is no regular file, or too large; the message says which.
-    """
+    """Return the content of a file; raises as `open_untrusted`, and ValueError for a large one."""
     with open_untrusted(path) as file:
         data = file.read(max_bytes + 1)
     if len(data) > max_bytes:
@@ -46,8 +41,7 @@ def why_unreadable(error: Exception) -> str:
 def in_utc(when: datetime) -> datetime:
     """Return a point in time in UTC; one without a zone is taken for UTC.
 
-    Raises:
-        ValueError: UTC has no such day: it lies before the first or after the last one.
+    Raises a ValueError for a day outside of the calendar of UTC.
 
     >>> in_utc(datetime.fromisoformat("2026-11-21T15:02:00+02:00")).isoformat()
     '2026-11-21T13:02:00+00:00'
