@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from decimal import Decimal
 
 from perfsuite.errors import SettingError
@@ -96,10 +97,10 @@ def format_seconds(seconds: float) -> str:
     """
     if seconds == 0:
         return "0 s"
-    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9)):
-        if abs(seconds) >= _ROUNDS_UP * scale or unit == "ns":
-            return f"{_three_digits(seconds / scale)} {unit}"
-    raise AssertionError("unreachable: the loop returns at 'ns'")
+    units = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
+    large = (unit for unit, scale in units.items() if abs(seconds) >= _ROUNDS_UP * scale)
+    unit = next(large, "ns")
+    return f"{_three_digits(seconds / units.get(unit, 1e-9))} {unit}"
 
 
 def format_bytes(num_bytes: float) -> str:
@@ -108,12 +109,8 @@ def format_bytes(num_bytes: float) -> str:
     >>> format_bytes(0), format_bytes(246824), format_bytes(3 * 2**30)
     ('0 B', '241 KiB', '3.00 GiB')
     """
-    size = float(num_bytes)
-    for unit in _BINARY:
-        if abs(size) < 1023.5 or unit == _BINARY[-1]:
-            return f"{size:.0f} B" if unit == "B" else f"{_three_digits(size)} {unit}"
-        size /= 1024
-    raise AssertionError("unreachable: the loop returns at the last unit")
+    size, unit = _scaled(num_bytes, _BINARY, 1024, 1023.5)
+    return f"{size:.0f} B" if unit == "B" else f"{_three_digits(size)} {unit}"
 
 
 def format_count(count: float) -> str:
@@ -122,12 +119,18 @@ def format_count(count: float) -> str:
     >>> format_count(177), format_count(72445440), format_count(15800.2)
     ('177', '72.4 M', '15.8 k')
     """
-    size = float(count)
-    for prefix in _DECIMAL:
-        if abs(size) < _ROUNDS_UP * 1000 or prefix == _DECIMAL[-1]:
-            return f"{size:.0f}" if not prefix else f"{_three_digits(size)} {prefix}"
-        size /= 1000
-    raise AssertionError("unreachable: the loop returns at the last prefix")
+    size, prefix = _scaled(count, _DECIMAL, 1000, _ROUNDS_UP * 1000)
+    return f"{_three_digits(size)} {prefix}" if prefix else f"{size:.0f}"
+
+
+def _scaled(number: float, units: Sequence[str], base: int, whole: float) -> tuple[float, str]:
+    """Return a number below `whole` with its unit, or with the last unit."""
+    size = float(number)
+    for unit in units[:-1]:
+        if abs(size) < whole:
+            return size, unit
+        size /= base
+    return size, units[-1]
 
 
 def format_ratio(ratio: float) -> str:
