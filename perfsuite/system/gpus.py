@@ -110,7 +110,7 @@ def _find(handles: list[Any], entry: str) -> Any | None:
 
 def _facts(handle: Any) -> GpuFacts:
     uuid = pynvml.nvmlDeviceGetUUID(handle)
-    # A MIG instance has a name and a memory of its own; the rest only its GPU can tell.
+    # A MIG instance has a name and a memory of its own; the rest is that of its GPU.
     is_instance = uuid.startswith("MIG-")
     gpu = pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle) if is_instance else handle
     limit_mw = _if_supported(pynvml.nvmlDeviceGetEnforcedPowerLimit, gpu)

@@ -66,7 +66,7 @@ _NO_BUCKET: Final = "NoSuchBucket"
 # As in scheme://user:password@host, which an endpoint may be and a message may repeat. A password
 # may hold a slash, as almost half of Amazon's secret keys do, or an "@": mask up to the last one.
 _USER_INFO = re.compile(r"(?<=://)\S*@")
-# An access point's name stands for a bucket's, and is the only one with colons.
+# The name of an access point replaces that of a bucket, and is the only one with colons.
 _ACCESS_POINT: Final = "arn:"
 # Longer reasons repeat the server's whole answer.
 _MOST_REASON_CHARACTERS: Final = 300
@@ -105,7 +105,7 @@ class RemotePath:
         return RemotePath(self.protocol, self.key.rpartition("/")[0])
 
     def glob(self, pattern: str) -> Iterator[RemotePath]:
-        """Yield the files below whose names match, part by part; raises OSError like all below."""
+        """Yield the matching files, part by part; raises an OSError, like all methods below."""
         part, is_deeper, rest = pattern.partition("/")
         for name, entry in self._list().items():
             if not fnmatchcase(name, part):
@@ -205,7 +205,14 @@ def locate(text: str, source: str) -> AnyPath:
             f"{source} is {shown!r}, which holds credentials or a port before its first '/'; leave "
             "them out: the client takes them from its environment variables or its own files"
         )
-    _load(protocol, source)
+    try:
+        _filesystem(protocol)
+    except ImportError as error:
+        client = _PROTOCOLS[protocol]
+        raise SettingError(
+            f"{source} begins with {protocol}://, which needs the package {client.package}: "
+            f"pip install 'perfsuite[{client.extra}]'"
+        ) from error
     return RemotePath(protocol, key)
 
 
@@ -218,20 +225,9 @@ def mask(text: str) -> str:
     return _USER_INFO.sub("***@", text)
 
 
-def _load(protocol: str, source: str) -> None:
-    needed = _PROTOCOLS[protocol]
-    try:
-        _filesystem(protocol)
-    except ImportError as error:
-        raise SettingError(
-            f"{source} begins with {protocol}://, which needs the package {needed.package}: "
-            f"pip install 'perfsuite[{needed.extra}]'"
-        ) from error
-
-
 @functools.cache
 def _filesystem(protocol: str) -> Any:
-    # Imported here: a session whose runs are stored in a folder does not pay for it.
+    # Imported here: a session that stores its runs in a folder does not pay for it.
     fsspec = importlib.import_module("fsspec")
     # It logs its errors, and Python prints logs without a handler, tracebacks included.
     logging.getLogger(_PROTOCOLS[protocol].package).addHandler(logging.NullHandler())

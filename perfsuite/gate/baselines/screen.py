@@ -138,7 +138,7 @@ class Screener:
             self._fits[name] = _fit(cell, sessions, self._probe_s)
 
     def decide(self, cell: Candidate) -> Screened:
-        """Return what the history says of a cell that was added."""
+        """Return the result for a cell that was added."""
         known = self._undecided.get(cell.fullname)
         return _decide(cell, self._fits) if known is None else known
 

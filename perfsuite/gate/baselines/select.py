@@ -30,7 +30,7 @@ from perfsuite.system.files import sync_folder, written_beside
 from perfsuite.system.untrusted import printable
 from perfsuite.system.urls import AnyPath, RemotePath, locate
 
-# How pytest-benchmark names what it saves: four digits, then the name.
+# The names of the files that pytest-benchmark saves: four digits, then the name.
 _NUMBERED = "[0-9][0-9][0-9][0-9]_*.json"
 
 _Folder = TypeVar("_Folder", Path, RemotePath)
@@ -62,7 +62,7 @@ def trunk_rules(
     """Return the rules for a change that begins in `folder`.
 
     In a git checkout runs must be of the upstream's default branch, as far as HEAD has it.
-    `history` are the commits of that branch; without them git is asked for each commit.
+    `history` are the commits of that branch; without them git looks at each commit.
     """
     root = find_top(folder)
     if root is None:

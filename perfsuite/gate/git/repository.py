@@ -84,7 +84,13 @@ def find_base(root: Path, revision: str | None, *, outputs: Sequence[Path] = ())
     branch = answer(root, "rev-parse", "--abbrev-ref", upstream) or upstream
     merge_base = answer(root, "merge-base", head, upstream)
     if merge_base is None:
-        return NoBase(reason=_why_no_merge_base(root, branch))
+        reason = f"HEAD and {branch} have no commit in common; {_NAME_ONE}"
+        if _is_shallow(root):
+            reason = (
+                f"this clone is shallow and ends before the merge base with {branch}; "
+                "run 'git fetch --deepen=100' or 'git fetch --unshallow'"
+            )
+        return NoBase(reason=reason)
     if merge_base == head:
         return _base_of_default_branch(root, head, outputs, "")
     return Base(
@@ -252,15 +258,6 @@ def _base_of_default_branch(
         reason=f"HEAD, {short_commit(head)}, is the first commit and nothing is uncommitted; "
         f"{_NAME_ONE}"
     )
-
-
-def _why_no_merge_base(root: Path, branch: str) -> str:
-    if _is_shallow(root):
-        return (
-            f"this clone is shallow and ends before the merge base with {branch}; "
-            "run 'git fetch --deepen=100' or 'git fetch --unshallow'"
-        )
-    return f"HEAD and {branch} have no commit in common; {_NAME_ONE}"
 
 
 def _why_not_a_checkout(root: Path) -> str | None:
