@@ -41,9 +41,9 @@ NOISES: dict[str, Callable[[np.random.Generator, int], Floats]] = {
 EXCHANGEABLE: Final = 4
 
 CHANGES: dict[str, Callable[[Floats], Floats]] = {
-    "creep of 0.05 % a week": lambda weeks: math.log(1.0005) * weeks,
-    "creep of 0.1 % a week": lambda weeks: math.log(1.001) * weeks,
-    "creep of 0.5 % a week": lambda weeks: math.log(1.005) * weeks,
+    "drift of 0.05 % a week": lambda weeks: math.log(1.0005) * weeks,
+    "drift of 0.1 % a week": lambda weeks: math.log(1.001) * weeks,
+    "drift of 0.5 % a week": lambda weeks: math.log(1.005) * weeks,
     "step of 1 % in the middle": lambda weeks: math.log(1.01) * (weeks >= NUM_WEEKS / 2),
     "step of 2 % in the middle": lambda weeks: math.log(1.02) * (weeks >= NUM_WEEKS / 2),
     "step of 5 % in the last week": lambda weeks: math.log(1.05) * (weeks >= NUM_WEEKS - 1),

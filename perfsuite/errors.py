@@ -1,4 +1,4 @@
-"""Every error a user of perfsuite can meet, as one hierarchy.
+"""Every error that a user of perfsuite can meet, as one hierarchy.
 
 A message says what is wrong, the value, where it came from, what is allowed and what to do. The
 plugin and the command line print the message alone: none of these is shown with a traceback of
@@ -30,7 +30,7 @@ class ExitCode(enum.IntEnum):
 
 
 class PerfsuiteError(Exception):
-    """Base of all errors whose message is meant for the user."""
+    """Base of all errors with a message for the user."""
 
 
 class SettingError(PerfsuiteError):
@@ -38,7 +38,7 @@ class SettingError(PerfsuiteError):
 
 
 class RecipeError(PerfsuiteError, ValueError):
-    """A recipe cannot be trained by anybody: a field, or a combination of fields, is impossible."""
+    """A recipe is impossible: a field, or a combination of fields."""
 
 
 class WorkloadError(PerfsuiteError):
@@ -54,7 +54,7 @@ class NonFiniteError(PerfsuiteError):
 
 
 class EquivalenceError(PerfsuiteError):
-    """A cell computes something else than its reference, so its speed means nothing."""
+    """A cell computes something else than its reference, so its speed is meaningless."""
 
 
 class DataLoadError(PerfsuiteError):
@@ -70,7 +70,7 @@ class BusyMachineError(PerfsuiteError):
 
 
 class StorageError(PerfsuiteError):
-    """The place where runs are stored cannot be looked into."""
+    """The place of stored runs cannot be listed."""
 
 
 class WriteError(PerfsuiteError):
@@ -81,14 +81,13 @@ class RankFailureError(PerfsuiteError):
     """One rank of a group failed; the others were ended because of it.
 
     Attributes:
-        rank: The rank that is blamed: the first to fail in time, and never one that only lost
-            its peer.
+        rank: The failing rank: the first in time, and never one that only lost its peer.
         exit_code: The exit code of its process where it left one, else None.
         signal_name: The name of the signal that ended it ("SIGKILL"), else None.
-        phase: What the rank was doing ("warm-up", "measure", ...).
+        phase: The phase of the rank ("warm-up", "measure", ...).
         stage: The stage of the step it was in ("forward", ...), else None.
-        log_lines: The last lines that the rank wrote to its standard output and error.
-        lost_peer: Whether it only says that another rank is gone or late.
+        log_lines: The last lines of its standard output and error.
+        lost_peer: Whether it only reports that another rank is gone or late.
     """
 
     def __init__(
@@ -118,4 +117,4 @@ class RankFailureError(PerfsuiteError):
 
 
 class LostRankError(PerfsuiteError):
-    """The pytest process of another rank is gone or does not answer; the session cannot go on."""
+    """The pytest process of another rank is gone or silent; the session cannot go on."""

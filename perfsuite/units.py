@@ -1,13 +1,14 @@
 """Seconds, bytes and ratios as people write and read them.
 
-Everything below reports works in seconds, bytes and plain ratios; "ms", "GiB" and "%" exist only
-here and in the reports. Must not know what is measured.
+Below the reports all is seconds, bytes and plain ratios; "ms", "GiB" and "%" exist only here and in
+the reports.
 """
 
 from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from decimal import Decimal
 
 from perfsuite.errors import SettingError
@@ -30,10 +31,7 @@ _ROUNDS_UP = 0.9995
 
 
 def parse_ratio(text: str) -> float:
-    """Return "2%" or "0.02" as the ratio 0.02.
-
-    Raises:
-        ValueError: The text is no non-negative, finite number with an optional percent sign.
+    """Return "2%" or "0.02" as the ratio 0.02; raises ValueError for any other text.
 
     >>> parse_ratio("2%"), parse_ratio("2.5 %"), parse_ratio("0.02")
     (0.02, 0.025, 0.02)
@@ -48,11 +46,7 @@ def parse_ratio(text: str) -> float:
 
 
 def option_ratio(option: str, text: str) -> float:
-    """Return what `parse_ratio` does of an option's value.
-
-    Raises:
-        SettingError: The text is no ratio; names the option.
-    """
+    """Return `parse_ratio` of an option's value; raises a SettingError that names the option."""
     try:
         return parse_ratio(text)
     except ValueError as error:
@@ -62,8 +56,7 @@ def option_ratio(option: str, text: str) -> float:
 def option_bounds(tolerance: str, limit: str) -> tuple[float, float]:
     """Return the values of --tolerance and --limit.
 
-    Raises:
-        SettingError: One is no ratio, the tolerance is 100 % or more, or the limit is below it.
+    Raises a SettingError where the tolerance is 100 % or more, or the limit is below it.
 
     >>> option_bounds("2%", "5%")
     (0.02, 0.05)
@@ -79,11 +72,9 @@ def option_bounds(tolerance: str, limit: str) -> tuple[float, float]:
 
 
 def parse_seconds(text: str) -> float:
-    """Return "50us", "1.5 ms" or "3" (seconds) as seconds.
+    """Return "50us", "1.5 ms" or "3" (seconds) as seconds; raises ValueError for any other text.
 
-    Raises:
-        ValueError: The text is no non-negative number with an optional unit of time, or names a
-            time that nobody can wait for.
+    So it does for a time that is too long for any clock.
 
     >>> parse_seconds("50us"), parse_seconds("3"), parse_seconds("1.5 ms")
     (5e-05, 3.0, 0.0015)
@@ -106,10 +97,10 @@ def format_seconds(seconds: float) -> str:
     """
     if seconds == 0:
         return "0 s"
-    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9)):
-        if abs(seconds) >= _ROUNDS_UP * scale or unit == "ns":
-            return f"{_three_digits(seconds / scale)} {unit}"
-    raise AssertionError("unreachable: the loop returns at 'ns'")
+    units = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
+    large = (unit for unit, scale in units.items() if abs(seconds) >= _ROUNDS_UP * scale)
+    unit = next(large, "ns")
+    return f"{_three_digits(seconds / units.get(unit, 1e-9))} {unit}"
 
 
 def format_bytes(num_bytes: float) -> str:
@@ -118,12 +109,8 @@ def format_bytes(num_bytes: float) -> str:
     >>> format_bytes(0), format_bytes(246824), format_bytes(3 * 2**30)
     ('0 B', '241 KiB', '3.00 GiB')
     """
-    size = float(num_bytes)
-    for unit in _BINARY:
-        if abs(size) < 1023.5 or unit == _BINARY[-1]:
-            return f"{size:.0f} B" if unit == "B" else f"{_three_digits(size)} {unit}"
-        size /= 1024
-    raise AssertionError("unreachable: the loop returns at the last unit")
+    size, unit = _scaled(num_bytes, _BINARY, 1024, 1023.5)
+    return f"{size:.0f} B" if unit == "B" else f"{_three_digits(size)} {unit}"
 
 
 def format_count(count: float) -> str:
@@ -132,12 +119,18 @@ def format_count(count: float) -> str:
     >>> format_count(177), format_count(72445440), format_count(15800.2)
     ('177', '72.4 M', '15.8 k')
     """
-    size = float(count)
-    for prefix in _DECIMAL:
-        if abs(size) < _ROUNDS_UP * 1000 or prefix == _DECIMAL[-1]:
-            return f"{size:.0f}" if not prefix else f"{_three_digits(size)} {prefix}"
-        size /= 1000
-    raise AssertionError("unreachable: the loop returns at the last prefix")
+    size, prefix = _scaled(count, _DECIMAL, 1000, _ROUNDS_UP * 1000)
+    return f"{_three_digits(size)} {prefix}" if prefix else f"{size:.0f}"
+
+
+def _scaled(number: float, units: Sequence[str], base: int, whole: float) -> tuple[float, str]:
+    """Return a number below `whole` with its unit, or with the last unit."""
+    size = float(number)
+    for unit in units[:-1]:
+        if abs(size) < whole:
+            return size, unit
+        size /= base
+    return size, units[-1]
 
 
 def format_ratio(ratio: float) -> str:

@@ -1,1 +1,1 @@
-"""What is asked for and what is kept: recipes, workloads, cells, verdicts, stored runs."""
+"""Requests and records: recipes, workloads, cells, verdicts, stored runs."""

@@ -9,7 +9,7 @@ from perfsuite.records.recipe import Recipe
 
 @dataclass(frozen=True, kw_only=True)
 class Hardware:
-    """What the machine offers to a cell, as far as it decides whether the cell can run.
+    """The machine as far as it decides whether a cell can run.
 
     Attributes:
         device: "cpu" or "cuda".

@@ -1,8 +1,7 @@
-"""What is kept of a measured cell: the strict, versioned record in the JSON and in cells.jsonl.
+"""The record of a measured cell: strict and versioned, in the JSON and in cells.jsonl.
 
-Records are the only thing that gates and reports see. Must not know how anything was measured.
-`None` means "not available here"; never 0, -1 or NaN. The bounds of a number hold for one that is
-read: a file may be anybody's.
+Gates and reports see records alone. `None` means "not available here"; never 0, -1 or NaN. The
+bounds of a number hold for each number that is read: the file is untrusted.
 """
 
 from __future__ import annotations
@@ -58,12 +57,11 @@ class Counts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 
 class Operator(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What one operator cost in the iterations that were profiled, on rank 0.
+    """The cost of one operator in the iterations that were profiled, on rank 0.
 
     Attributes:
         name: The dispatcher's, such as "aten::addmm", or that of a longer part of the step that
             torch itself names, such as "Optimizer.step#SGD.step".
-        calls: How often it was called.
         self_s: Seconds in it and in no operator that it called: of the GPU's kernels on CUDA, of
             the host elsewhere.
     """
@@ -107,13 +105,10 @@ class CellRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
 
 class CellLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One line of cells.jsonl: a cell that ended, however it ended.
+    """One line of cells.jsonl: a cell that ended, with pytest's node id and outcome.
 
     Attributes:
-        fullname: The pytest node id.
-        outcome: "passed", "failed" or "skipped", as pytest says.
-        reason: Why it failed, was not exercised, or has a number missing; None if there is
-            nothing to say.
+        reason: Why it failed, was not exercised, or lacks a number; None without a reason.
         step_times_s: Seconds per iteration, one value a round.
         perfsuite: The record, None where nothing was measured.
     """
@@ -126,13 +121,12 @@ class CellLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What `train_benchmark` returns to the test.
+    """The result of `train_benchmark`; `record` was stored beside the times.
 
     Attributes:
         step_times_s: Seconds per iteration of each round, the slowest rank's.
-        num_iterations: Iterations of one round; None of a cell that was measured before torchrun
-            started the ranks again.
-        record: The record that was stored beside the times.
+        num_iterations: Iterations of one round; None where the cell was measured before torchrun
+            restarted the ranks.
         missing: Why a number in the record is None, by the number's name.
     """
 
@@ -153,7 +147,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def samples_of_step(samples_per_s: float | None, step_time_s: float) -> int | None:
-    """Return how many samples a step has, from the rate that a record keeps of it.
+    """Return how many samples a step has, from the rate in its record.
 
     >>> samples_of_step(64 / 0.3, 0.3), samples_of_step(None, 0.3)
     (64, None)
@@ -175,13 +169,9 @@ def encode_line(line: CellLine) -> bytes:
 
 
 def decode_line(data: bytes) -> CellLine:
-    """Return the line that `encode_line` wrote.
-
-    Raises:
-        ValueError: The data are not such a line.
-    """
+    """Return the line that `encode_line` wrote; raises ValueError for other data."""
     return msgspec.json.decode(data, type=CellLine)
 
 
-# What can grow and is not a time.
+# All that can grow beside the time.
 COUNT_NAMES: Final = (*Counts.__struct_fields__, "memory")

@@ -74,7 +74,7 @@ class EquivalenceRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
 
 
 class EquivalenceReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What `check_equivalence` returns: whether a recipe computes the same as one process.
+    """The result of `check_equivalence`: whether a recipe computes the same as one process.
 
     Attributes:
         workload: Name of what was trained.

@@ -73,7 +73,7 @@ class NonFinite(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
 
 class Communication(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """How long rank 0 communicated in the profiled steps.
+    """Seconds with a collective of rank 0 under way in the profiled steps.
 
     Attributes:
         total_s: Seconds with at least one collective under way.
@@ -87,11 +87,7 @@ class Communication(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
 
 class RankUsage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What one rank's device did over the training.
-
-    Attributes:
-        device: Such as "cpu" or "cuda:0".
-    """
+    """The use of one rank's device, such as "cpu" or "cuda:0", over the training."""
 
     rank: int
     device: str
@@ -146,7 +142,7 @@ class ProfilerOutput(msgspec.Struct, frozen=True, kw_only=True):
         communication: None where it cannot be measured.
         trace: A Chrome trace of the steps, JSON.
         operator_table: All operators as `torch.profiler` prints them.
-        memory_summary: What the allocator says on CUDA, the operators' allocations on a CPU.
+        memory_summary: That of the allocator on CUDA, the operators' allocations on a CPU.
     """
 
     operators: tuple[Operator, ...]

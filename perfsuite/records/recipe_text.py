@@ -42,12 +42,9 @@ def fields_of(kind: type[Recipe]) -> dict[str, RecipeField]:
 
 
 def parse_recipe(option: str, pairs: Sequence[str], *, of: Recipe | None = None) -> Recipe:
-    """Return the recipe that `FIELD=VALUE` texts describe.
+    """Return the recipe that `FIELD=VALUE` texts describe; `option` is for messages.
 
-    Args:
-        option: Where the texts come from, for messages.
-        pairs: Such as ("precision=amp-bf16", "num_workers=2").
-        of: Has the fields that are not named; the default recipe unless given.
+    `of` has the fields that are not named; the default recipe unless given.
 
     Raises:
         SettingError: A text is not a pair, names an unknown field or one field twice, or has a

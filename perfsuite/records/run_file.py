@@ -10,7 +10,7 @@ import re
 import statistics
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Annotated, Any, Final, Literal
 
@@ -49,7 +49,6 @@ class RunStamp(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """The top-level key "perfsuite" of a saved run.
 
     Attributes:
-        fingerprint: The session's environment; None where it is not known.
         probe_s: Seconds of each host probe at the time, by name; None where none was run.
         num_failed: Tests of the session that failed, benchmarks or not.
         is_pull_request: Whether it ran for a change that is not merged yet.
@@ -120,13 +119,12 @@ class _File(_Head, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True)
 class RunHead:
-    """What a stored run says about itself.
+    """What a stored run says about itself; `stamp` is None where perfsuite did not save it.
 
     Attributes:
         saved_at: In UTC.
         commit: Hexadecimal digits, None where the file names no commit.
         is_dirty: Whether the tree had uncommitted changes.
-        stamp: None where perfsuite did not save the run.
     """
 
     path: AnyPath
@@ -148,18 +146,14 @@ class RunHead:
 
 @dataclass(frozen=True, kw_only=True)
 class RunFile(RunHead):
-    """A well-formed file: it has a benchmark, no cell twice, and times that can be.
-
-    Attributes:
-        machine_info: Whatever pytest-benchmark knows about the machine, unchecked.
-    """
+    """A well-formed file: it has benchmarks, no cell twice, and possible times."""
 
     benchmarks: tuple[Benchmark, ...]
     machine_info: dict[str, Any]
 
 
 class _StoredRecord(msgspec.Struct, frozen=True):
-    """The part of a record that comparisons use; a plain benchmark's holds the verdict alone."""
+    """The part of a record that comparisons use; a plain benchmark's has the verdict alone."""
 
     schema: Literal[1] = 1
     fingerprint: Label | None = None
@@ -176,9 +170,8 @@ class StoredCell:
 
     Attributes:
         median_s: Median of the rounds, in seconds per iteration; finite and above 0.
-        fingerprint: The environment that the ranks found; it differs between cells.
-        operators: The costliest operators, None where none were kept.
         num_samples: Of a step; None where the cell runs no steps, or they were not kept.
+        fingerprint: The environment that the ranks found; it differs between cells.
     """
 
     median_s: float
@@ -219,14 +212,8 @@ def read_run(path: AnyPath) -> StoredRun | Unusable:
         cells = {benchmark.fullname: _stored_cell(benchmark) for benchmark in file.benchmarks}
     except ValueError as error:
         return _unusable(path, error)
-    return StoredRun(
-        path=path,
-        saved_at=file.saved_at,
-        commit=file.commit,
-        is_dirty=file.is_dirty,
-        stamp=file.stamp,
-        cells=cells,
-    )
+    head = {field.name: getattr(file, field.name) for field in fields(RunHead)}
+    return StoredRun(**head, cells=cells)
 
 
 def read_head(path: AnyPath) -> RunHead | Unusable:
@@ -263,7 +250,7 @@ def read_moments(paths: Sequence[AnyPath]) -> list[datetime | Unusable]:
 
 
 def invalid_record(cell: str, error: Exception) -> ValueError:
-    """Return the error of a file whose record of a cell is no valid one."""
+    """Return the error of a file whose record of a cell is invalid."""
     return ValueError(f"holds an invalid record of the cell {cell}: {error}")
 
 
@@ -318,16 +305,15 @@ def _stored_cell(benchmark: Benchmark) -> StoredCell:
         raise invalid_record(benchmark.fullname, error) from error
     for operator in record.operators or ():
         _require_text(operator.name)
+    kept = msgspec.structs.asdict(record)
+    del kept["schema"]
+    rate = kept.pop("samples_per_s")
     median_s = benchmark.median_s
     return StoredCell(
         median_s=median_s,
         params=benchmark.params or {},
-        num_samples=samples_of_step(record.samples_per_s, median_s),
-        fingerprint=record.fingerprint,
-        stages_s=record.stages_s,
-        counts=record.counts,
-        memory=record.memory,
-        operators=record.operators,
+        num_samples=samples_of_step(rate, median_s),
+        **kept,
     )
 
 

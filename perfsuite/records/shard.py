@@ -1,7 +1,4 @@
-"""Which cells each of several runners measures, the same on all of them, and what its file says.
-
-Must not know where a duration comes from, nor what becomes of a cell.
-"""
+"""Which cells each of several runners measures, the same on all of them, and what its file says."""
 
 from __future__ import annotations
 
@@ -18,9 +15,9 @@ import msgspec
 
 from perfsuite.system.untrusted import Count, Label
 
-# More than there are runners; a strange file may say anything.
+# More than there are runners; an unknown file may hold any number.
 _MAX_SHARDS: Final = 99_999
-# So short that `int` takes them, whatever is written there.
+# Short enough for `int`, which refuses thousands of digits.
 _SHARD: Final = re.compile(r"([1-9][0-9]{0,8})/([1-9][0-9]{0,8})")
 # Of every cell, where no duration is known: all count alike.
 _ANY_DURATION_S: Final = 1.0
@@ -28,7 +25,7 @@ _ANY_DURATION_S: Final = 1.0
 
 @dataclass(frozen=True, kw_only=True)
 class Shard:
-    """One of the parts that a session is cut into, `number` counted from 1."""
+    """One of the parts of a session, `number` counted from 1."""
 
     number: int
     num_shards: int
@@ -43,11 +40,9 @@ class Shard:
 
 
 class ShardStamp(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What a run's file says of the session that it is a part of.
+    """What a run's file says about the session that it is a part of.
 
     Attributes:
-        number: Of this part, from 1.
-        num_shards: Of the session.
         num_cells: Under test in all shards together: their verdicts are corrected over so many.
         partition: Digits that are the same in two shards if and only if they were cut alike.
     """
@@ -63,15 +58,12 @@ class ShardStamp(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
     @property
     def shard(self) -> Shard:
-        """Which one it is."""
+        """Its number and the number of all."""
         return Shard(number=self.number, num_shards=self.num_shards)
 
 
 def parse_shard(text: str) -> Shard:
-    """Return the shard that a text such as "2/4" names.
-
-    Raises:
-        ValueError: It names none.
+    """Return the shard that a text such as "2/4" names; raises ValueError where it names none.
 
     >>> print(parse_shard("2/4"))
     2/4
@@ -83,15 +75,12 @@ def parse_shard(text: str) -> Shard:
 
 
 def assign(durations_s: Mapping[str, float | None], num_shards: int) -> dict[str, int]:
-    """Return the number of each cell's shard: the longest cell first, to whom has the least to do.
+    """Return the number of each cell's shard: the longest cell first, to the least loaded shard.
 
     The last shard then ends at most a third later than it could (Graham 1969, "Bounds on
     Multiprocessing Timing Anomalies"). Ties go by name, number of cells and number of the shard,
-    so that the result depends on the arguments alone.
-
-    Args:
-        durations_s: Of each cell; None where it is not known, which counts as the median.
-        num_shards: At least one.
+    so that the result depends on the arguments alone. An unknown duration, None, counts as the
+    median.
 
     >>> assign({"a": 1.0, "b": 3.0, "c": 1.0, "d": None, "e": 2.0}, 2)
     {'b': 1, 'e': 2, 'd': 2, 'a': 1, 'c': 2}
@@ -99,7 +88,7 @@ def assign(durations_s: Mapping[str, float | None], num_shards: int) -> dict[str
     known = [seconds for seconds in durations_s.values() if seconds is not None]
     usual_s = statistics.median(known) if known else _ANY_DURATION_S
     filled = {name: usual_s if it_s is None else it_s for name, it_s in durations_s.items()}
-    # No more shards than cells get any.
+    # At most as many shards as cells get any.
     shards = [(0.0, 0, number) for number in range(1, min(num_shards, len(filled)) + 1)]
     assigned = {}
     for name in sorted(filled, key=lambda name: (-filled[name], name)):

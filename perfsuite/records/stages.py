@@ -1,7 +1,6 @@
-"""The stages of an iteration: the words in which training and measuring speak with each other.
+"""The stages of an iteration: the vocabulary between training and measuring.
 
-Who trains enters `stage("forward")` around the model's call; who measures says what entering does.
-Neither knows the other.
+Training enters `stage("forward")` around the model's call; measuring defines what entering does.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ STAGES = ("load", "forward", "backward", "optimizer", "evaluation")
 
 
 class Stage(Protocol):
-    """What an iteration is handed: a name of `STAGES` gives the context manager to work in."""
+    """The argument of an iteration: a name of `STAGES` gives the context manager to work in."""
 
     def __call__(self, name: str) -> AbstractContextManager[None]:
         """Return the context manager of the stage of this name."""

@@ -29,7 +29,7 @@ class Workload:
     """What is trained. Every `build_*` is called under the cell's seed, on every rank.
 
     Attributes:
-        name: What reports call it.
+        name: Its name in reports.
         build_model: () -> the model, in float32 on the CPU.
         build_dataset: (split) -> a map-style dataset of (inputs, target), None for a split that
             the workload does not have. `inputs` may be a tensor (`model(inputs)`), a tuple or list
@@ -81,7 +81,7 @@ _ALLOWED: dict[str, tuple[str, Callable[[Any], bool]]] = {
 
 WorkloadFactory = Callable[[], Workload]
 
-# Built-in workloads by reference, so that naming one imports nothing.
+# References, so that naming a built-in workload imports nothing.
 _BUILT_IN = {
     "toy-mlp": "perfsuite.worker.workloads.mlp:toy_mlp",
     "lenet-digits": "perfsuite.worker.workloads.lenet:lenet_digits",
@@ -98,8 +98,7 @@ _REGISTERED: dict[str, WorkloadFactory] = {}
 def workload(name: str) -> Callable[[WorkloadFactory], WorkloadFactory]:
     """Return a decorator that registers a function, which returns a `Workload`, under `name`.
 
-    Raises:
-        WorkloadError: The name is empty, contains a colon, or is a built-in one's.
+    Raises a WorkloadError for an empty name, one with a colon, or a built-in one's.
     """
     if not isinstance(name, str) or not name or ":" in name:
         raise WorkloadError(
@@ -118,7 +117,7 @@ def workload(name: str) -> Callable[[WorkloadFactory], WorkloadFactory]:
 
 
 def workload_names() -> list[str]:
-    """All names that can be given for a workload now, sorted."""
+    """Return all names that can be given for a workload now, sorted."""
     return sorted({*_BUILT_IN, *_REGISTERED})
 
 
@@ -150,7 +149,7 @@ def find_workload(reference: str | Workload) -> Workload | WorkloadFactory | str
 
 
 def load_workload(found: Workload | WorkloadFactory | str) -> Workload:
-    """Return the workload, importing and calling what `find_workload` named. Runs in a rank.
+    """Return the workload, importing and calling what `find_workload` returned. Runs in a rank.
 
     Raises:
         WorkloadError: The module or attribute does not exist, or does not lead to a Workload.

@@ -31,15 +31,12 @@ class Run:
     """One session of benchmarks.
 
     Attributes:
-        saved_at: In UTC.
         commit: All of its digits, None where the file names none.
         machine: What it ran on, for people; None where the file does not say.
         accepted: Names of the cells that only a reviewed exception let through.
         rows: Its cells, in the file's order, then those that were judged and not measured.
         num_failed: Tests that failed by themselves, cells or not.
         missing: Cells that measured nothing and why, one line each, as far as that is known.
-        fingerprint: The session's environment, None where the file does not say.
-        shard: The part of a session that this is, None for a whole one.
         parts: The shards that were merged into it.
         gaps: What keeps it from being a whole session, one line each.
         remarks: Notes on how it was put together, one line each.
@@ -86,11 +83,7 @@ class _PlainRecord(msgspec.Struct, frozen=True):
 
 
 def read_runs(paths: Sequence[AnyPath]) -> tuple[Run, ...]:
-    """Return the runs that files hold, the newest last.
-
-    Raises:
-        SettingError: A file holds no valid run; names the file and the reason.
-    """
+    """Return the runs of files, the newest last; raises a SettingError for a file without a run."""
     return tuple(sorted((_read_run(path) for path in paths), key=lambda run: run.saved_at))
 
 
@@ -104,7 +97,13 @@ def rows_of(runs: Sequence[Run]) -> tuple[Row, ...]:
     for run in runs:
         for row in run.rows:
             if row.step_time_s is not None:
-                past = _past(run, row, row.step_time_s)
+                past = HistoryPoint(
+                    when=run.when,
+                    commit=run.commit,
+                    step_time_s=row.step_time_s,
+                    is_accepted=row.name in run.accepted,
+                    is_dirty=run.is_dirty,
+                )
                 measured.setdefault(_environment(row), []).append(past)
             if row.step_time_s is not None or run is runs[-1]:
                 newest[row.name] = run
@@ -121,18 +120,7 @@ def rows_of(runs: Sequence[Run]) -> tuple[Row, ...]:
 
 
 def _environment(row: Row) -> tuple[str, str | None]:
-    """Return what two measurements must share to be points of one history."""
     return row.name, None if row.record is None else row.record.fingerprint
-
-
-def _past(run: Run, row: Row, step_time_s: float) -> HistoryPoint:
-    return HistoryPoint(
-        when=run.when,
-        commit=run.commit,
-        step_time_s=step_time_s,
-        is_accepted=row.name in run.accepted,
-        is_dirty=run.is_dirty,
-    )
 
 
 def _read_run(path: AnyPath) -> Run:

@@ -1,7 +1,7 @@
-"""How far values hang together with the one before, and series that do so as much without a change.
+"""The correlation of each value with the one before, and shuffles that keep it.
 
-A machine that is slow for a week makes sessions alike that know nothing of each other; a test that
-takes them for independent dates changes of the code that are none. Must not know what is tested.
+A machine that is slow for a week makes its sessions alike. A test that takes them for independent
+finds changes of the code there; one against these shuffles does not.
 """
 
 from __future__ import annotations
@@ -18,21 +18,18 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
 
 
-# Independent values seem to hang together more than this many standard errors in a twentieth of
-# series. Those are taken as they are: their tests stay exact.
+# The correlation of independent values exceeds this many standard errors in a twentieth of series.
+# Below it they are taken as independent: their tests stay exact.
 _NOTICED_SDS: Final = 1.645
-# Of a series that hangs together more nothing can be told from half a year.
+# Of a more correlated series half a year proves nothing.
 _MOST: Final = 0.9
 
 
 def find_correlation(parts: Sequence[Floats]) -> float:
     """Return the correlation of values with the next ones, 0 where it may be chance.
 
-    Corrected for what taking each part's own mean out hides of it (Kendall 1954, "Note on Bias in
-    the Estimation of Autocorrelation").
-
-    Args:
-        parts: A series, cut where its level changes.
+    Corrected for the part that is lost with each part's own mean (Kendall 1954, "Note on Bias in
+    the Estimation of Autocorrelation"). `parts` is a series, cut where its level changes.
     """
     import numpy as np
 
@@ -48,10 +45,10 @@ def find_correlation(parts: Sequence[Floats]) -> float:
 
 
 def shuffle(values: Floats, correlation: float, generator: np.random.Generator) -> Floats:
-    """Return a series of the same values in another order, if they do not hang together.
+    """Return a series of shuffled values with the same correlation.
 
-    Else what each value adds to its share of the one before is shuffled, and the series built from
-    that: it hangs together as much.
+    Where there is none, the values in another order. Else the innovation of each value, its
+    difference from its share of the one before, is shuffled, and the series rebuilt from them.
     """
     import numpy as np
 
@@ -66,7 +63,7 @@ def shuffle(values: Floats, correlation: float, generator: np.random.Generator) 
 
 
 def inflation(correlation: float) -> float:
-    """Return how many times as much a sum of values varies as one of independent ones.
+    """Return the variance of a sum of values over that of as many independent ones.
 
     >>> inflation(0.0), inflation(0.5)
     (1.0, 3.0)

@@ -7,10 +7,10 @@ Y of m values beside each other it measures
     Q = n m / (n + m) * (2 mean|x - y| - mean|x - x'| - mean|y - y'|)
 
 takes the split of any segment where Q is largest, tests it against the same search over series
-whose segments are shuffled, and goes on until a split is not significant. Apache Otava's search for
-a split is the same; its significance test is another (decision 0011). So that a machine which is
-slow for some days is no change of the code, the shuffled series hang together as much as the tested
-one does between its changes. Must not know what the values are.
+with shuffled segments, and goes on until a split is not significant. Apache Otava's search for a
+split is the same; its significance test is another (decision 0011). The shuffled series have the
+autocorrelation of the tested one between its changes, so that a machine which is slow for some days
+is no change of the code.
 
 Shapes: n values; a matrix of Q has a row for each end of X and a column for each end of Y.
 """
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
 
 
-# A part of fewer is an outlier or two, which the next runs will tell from a change.
+# A shorter part is an outlier or two; the next runs will show whether it is a change.
 MIN_SEGMENT: Final = 3
-# The probability that a series without any change is said to have one, whatever its distribution.
-# The series and its shuffles are two hundred, of which it must be the most extreme.
+# The probability of a false change in a series without one, whatever its distribution: among the
+# two hundred of the series and its shuffles it must be the most extreme.
 LEVEL: Final = 0.005
 _NUM_SHUFFLES: Final = round(1 / LEVEL) - 1
-# The same series is to have the same changes each time.
+# The same series must have the same changes each time.
 _SEED: Final = 0
 # Sums of the same numbers in another order differ by rounding.
 _ROUNDING: Final = 1e-9
@@ -48,8 +48,8 @@ _ROUNDING: Final = 1e-9
 def find_change_points(values: Sequence[float]) -> tuple[int, ...]:
     """Return where the level of a series changes: the places of the first values that are new.
 
-    Between two changes values are taken to be exchangeable, or, where they hang together, what each
-    adds to its share of the one before: then `LEVEL` is kept about, not exactly.
+    Between two changes values are taken to be exchangeable, or, where they are correlated, their
+    innovations: then `LEVEL` holds about, not exactly.
 
     >>> find_change_points([1.0, 1.1, 0.9, 1.0, 1.1, 0.9, 2.0, 2.1, 1.9, 2.0, 2.1, 1.9])
     (6,)
@@ -70,7 +70,7 @@ def find_change_points(values: Sequence[float]) -> tuple[int, ...]:
 
 
 def _divide(series: Floats, correlation: float) -> tuple[int, ...]:
-    """Where the level changes, of values that hang together so much between two changes."""
+    """Return where the level changes, for values of this correlation between two changes."""
     import numpy as np
 
     generator = np.random.default_rng(_SEED)
@@ -126,7 +126,7 @@ class _Weights:
 
 @lru_cache(maxsize=32)
 def _weights(num_values: int) -> _Weights:
-    """The factors for a segment, which each of its shuffles needs again."""
+    """Return the factors for a segment, which each of its shuffles needs again."""
     import numpy as np
 
     n = np.arange(MIN_SEGMENT, num_values - MIN_SEGMENT + 1)[:, None]
@@ -146,7 +146,7 @@ def _is_significant(
     correlation: float,
     generator: np.random.Generator,
 ) -> bool:
-    """Whether no shuffled series has as large a Q; one without a change ends after a few."""
+    """Whether no shuffled series has as large a Q; a series without a change ends after a few."""
     least = observed * (1 - _ROUNDING)
     for _ in range(_NUM_SHUFFLES):
         shuffled = (best_split(shuffle(segment, correlation, generator))[0] for segment in segments)

@@ -3,8 +3,7 @@
 Theil (1950) and Sen (1968), "Estimates of the Regression Coefficient Based on Kendall's Tau"; where
 the level of the series changes, slopes within its segments alone count, as within the seasons of
 Hirsch, Slack and Smith (1982), "Techniques of Trend Analysis for Monthly Water Quality Data". With
-one segment it is `scipy.stats.theilslopes`. A third of the values may be anything at all. Must not
-know what the values are.
+one segment it is `scipy.stats.theilslopes`. A third of the values may be anything at all.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
 
 
-# The probability that a series without drift is said to have one, whatever its distribution.
+# The probability of a false drift in a series without one, whatever its distribution.
 LEVEL: Final = 0.005
 # Probability beyond each bound of a slope.
 _TAIL: Final = 0.025
@@ -32,7 +31,7 @@ _TAIL: Final = 0.025
 
 @dataclass(frozen=True, kw_only=True)
 class Drift:
-    """What a series gains in a unit of time, and the bounds of 95 % confidence.
+    """The slope of a series in a unit of time, and its bounds of 95 % confidence.
 
     Attributes:
         p_value: Probability of as many slopes of one sign without any drift (Kendall's test).
@@ -45,19 +44,16 @@ class Drift:
 
     @property
     def is_significant(self) -> bool:
-        """Whether a series that does not drift would look so in fewer than `LEVEL` of cases."""
+        """Whether a series without drift would look so in fewer than `LEVEL` of cases."""
         return self.p_value < LEVEL
 
 
 def measure_drift(
     times: Sequence[float], values: Sequence[float], bounds: Sequence[int]
 ) -> Drift | None:
-    """Return how a series drifts between its changes; None where no two times differ there.
+    """Return how a series drifts between its changes; None where all times there are equal.
 
-    Args:
-        times: Of the values, in any unit and order.
-        values: The series.
-        bounds: Where its segments begin and end: [0, ..., len(values)].
+    Times are in any unit and order; `bounds` are those of its segments: [0, ..., len(values)].
 
     >>> drift = measure_drift([0, 1, 2, 3, 4, 5], [5.0, 5.2, 5.4, 9.0, 9.2, 9.4], [0, 3, 6])
     >>> round(drift.slope, 9)
@@ -95,7 +91,7 @@ def measure_drift(
 
 
 def _score_variance(times: Floats, values: Floats) -> float:
-    """The variance of Kendall's S without drift, ties in times and values taken into account.
+    """Return the variance of Kendall's S without drift, with ties in times and values.
 
     Kendall (1975), "Rank Correlation Methods", chapter 4.
     """

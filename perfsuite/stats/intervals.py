@@ -1,7 +1,6 @@
-"""Numbers about samples. Must not know what was sampled, nor decide anything.
+"""Centres, spreads and intervals of samples.
 
-Medians come from the standard library's `statistics`, Student's t from scipy, which is imported
-when it is asked for: it costs a fifth of a second, and most sessions gate nothing.
+scipy is imported inside functions: it costs a fifth of a second, and most sessions gate nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ def trimmed_mean(samples: Sequence[float]) -> tuple[float, float]:
     """Return the mean of the middle three fifths of at least one sample, and its standard error.
 
     The error is that of Tukey and McLaughlin (1963), of the winsorized samples; infinite for fewer
-    than five of them, of which nothing would be trimmed.
+    than five of them, where nothing would be trimmed.
 
     >>> trimmed_mean([1.0, 2.0, 3.0, 4.0, 100.0])[0]
     3.0
@@ -45,9 +44,9 @@ def trimmed_mean(samples: Sequence[float]) -> tuple[float, float]:
 
 
 def robust_sd(samples: Sequence[float]) -> float:
-    """Return the spread of the samples as a standard deviation that outliers cannot move far.
+    """Return the scaled median absolute deviation, a standard deviation that resists outliers.
 
-    The scaled median absolute deviation; 0 for fewer than two samples.
+    0 for fewer than two samples.
 
     >>> robust_sd([1.0, 2.0, 3.0, 4.0, 100.0])
     1.4826
@@ -60,7 +59,7 @@ def robust_sd(samples: Sequence[float]) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Interval:
-    """Where the centre of positive samples lies, and between which bounds it is known to lie."""
+    """The centre of positive samples, and its bounds."""
 
     centre: float
     low: float
@@ -70,12 +69,8 @@ class Interval:
 def geometric_interval(samples: Sequence[float], *, tail: float = 0.025) -> Interval:
     """Return the geometric mean of positive samples, times or ratios, with Student's t interval.
 
-    Speeds vary by factors, so the interval is that of the logarithms. One sample knows nothing of
-    its own spread: its interval is everything.
-
-    Args:
-        samples: At least one, all above 0.
-        tail: Probability of the centre beyond each bound.
+    Speeds vary by factors, so the interval is that of the logarithms; `tail` is the probability
+    beyond each bound. One sample does not show its spread: its interval is everything.
 
     >>> geometric_interval([1.0, 4.0]).centre
     2.0
@@ -99,14 +94,8 @@ def ratio_interval(
 ) -> Interval:
     """Return the ratio of two geometric means of positive samples, with Welch's interval.
 
-    The samples of one are independent of those of the other, and the spreads of their logarithms
-    may differ (Welch 1947). A single sample knows nothing of its spread: the interval is
-    everything.
-
-    Args:
-        samples: At least one, all above 0.
-        others: What they are divided by; at least one, all above 0.
-        tail: Probability of the ratio beyond each bound.
+    Both are independent, and the spreads of their logarithms may differ (Welch 1947); `tail` is the
+    probability beyond each bound. With a single sample the interval is everything.
 
     >>> ratio_interval([1.0, 4.0], [1.0, 1.0]).centre
     2.0

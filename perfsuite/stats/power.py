@@ -1,7 +1,4 @@
-"""What a machine supports: the tightest tolerance and limit at the rule's own error rates.
-
-Must not know where the noise was measured.
-"""
+"""The power of a machine: the tightest tolerance and limit at the rule's own error rates."""
 
 from __future__ import annotations
 
@@ -29,13 +26,8 @@ _NUM_SESSIONS = 4000
 def recommend(prior: Prior, *, num_cells: int, max_pairs: int) -> tuple[float, float] | None:
     """Return the tightest (tolerance, limit) that the rule can hold, None if it can hold none.
 
-    At it the rule finds a slowdown as large as the limit, and passes identical code, with the
+    With it the rule finds a slowdown as large as the limit, and passes identical code, with the
     probability that it promises, 1 - beta each, in sessions that are simulated with normal noise.
-
-    Args:
-        prior: The noise of a pair on this machine.
-        num_cells: Cells of a session.
-        max_pairs: Where the rule gives up.
 
     >>> recommend(Prior(sd=0.004), num_cells=8, max_pairs=16)
     (0.005, 0.02)

@@ -1,4 +1,4 @@
-"""The sequential rule: what the pairs of one cell prove. Must not know how a pair is made.
+"""The sequential rule: what the pairs of one cell prove.
 
 Of each pair the rule sees x = log(head / base). At each look it has a location m of the n pairs so
 far, its standard error SE and degrees of freedom, and two bounds:
@@ -15,7 +15,7 @@ probability alpha at most, and a cell at its limit passes with probability beta 
 looks and the cells depend on each other.
 
 The variance is moderated (Smyth 2004, "Linear Models and Empirical Bayes Methods"): s0 and d0 of
-earlier A/A pairs on this machine stand in for the pairs that are too few to know their own spread.
+earlier A/A pairs on this machine supplement pairs that are too few to show their own spread.
 Figures, and what else was tried: decision 0008; `python benchmarks/gate_error_rates.py`.
 
 Shapes: S sessions, n pairs each. One session is S = 1, a simulation many thousand: the same code.
@@ -44,9 +44,9 @@ Word = Literal["PASS", "FAIL", "IMPROVED", "INCONCLUSIVE"]
 _LOOKS: Final = (3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64)
 FIRST_LOOK: Final = _LOOKS[0]
 
-# A prior says the less, the more the sample's variance exceeds this many times the prior's: a
-# quarter more is chance, twice as much is a prior of a quieter machine. At 1 the rule loses power
-# where the prior is right; at 1.5 it gains no safety where the prior claims half the spread.
+# A prior weighs the less, the more the sample's variance exceeds this many times the prior's: a
+# quarter more is chance, twice as much means that the prior is of a quieter machine. At 1 the rule
+# loses power where the prior is right; at 1.5 it gains no safety where the prior's spread is half.
 _PRIOR_HOLDS_TO = 1.25
 
 # From this many pairs on, one farther from the median than this many standard deviations is pulled
@@ -56,20 +56,20 @@ _FENCE_FROM = 6
 _FENCE_SDS = 2.0
 
 # A quarter of the smallest standard deviation of a pair that was ever measured, 0.37 %. Pairs that
-# are closer together, or equal, speak of a coarse clock, not of a quiet machine.
+# are closer together, or equal, show a coarse clock, not a quiet machine.
 _SMALLEST_SD = 0.001
 
-# What `detectable` means: a slowdown that large would have been proven in four of five sessions.
+# Of `detectable`: a slowdown that large would have been proven in four of five sessions.
 _POWER = 0.80
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prior:
-    """What earlier A/A pairs on this machine say of the noise of a cell.
+    """The noise of a cell in earlier A/A pairs on this machine.
 
     Attributes:
         sd: Standard deviation of one pair's log ratio, such as 0.004.
-        degrees_of_freedom: How many pairs the claim is worth.
+        degrees_of_freedom: How many pairs it is worth.
 
     Raises:
         ValueError: One of them is not a positive, finite number.
@@ -87,16 +87,16 @@ class Prior:
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """What is asked of a cell, and at which error rates.
+    """The requirements on a cell, and the error rates.
 
     Attributes:
         tolerance: The slowdown that is accepted, 0.02 = 2 %.
         limit: The slowdown that must not pass.
-        num_cells: How many cells are under test in the session: they share `alpha`.
+        num_cells: Cells under test in the session: they share `alpha`.
         max_pairs: Where the rule gives up.
-        alpha: Probability of a FAIL in a session whose cells are all within the tolerance.
+        alpha: Probability of a FAIL in a session with all cells within the tolerance.
         beta: Probability of a PASS of a cell at its limit.
-        prior: None where this machine has no history: the pairs speak for themselves.
+        prior: None where this machine has no history: the pairs alone count.
 
     Raises:
         ValueError: One of them is out of its range.
@@ -132,7 +132,7 @@ class Rule:
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """What the pairs prove.
+    """The conclusion from the pairs.
 
     Attributes:
         word: None as long as more pairs are needed.
@@ -152,7 +152,7 @@ class Decision:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What the pairs of S sessions say at one look, as logarithms of head / base, each (S,)."""
+    """The pairs of S sessions at one look, as logarithms of head / base, each (S,)."""
 
     location: Floats
     lower: Floats
@@ -189,13 +189,13 @@ def shares(rule: Rule, num_pairs: int) -> tuple[float, float]:
 def decide(log_ratios: Sequence[float], rule: Rule) -> Decision:
     """Return what the pairs so far prove, by going through the looks they have reached.
 
-    A pure function of its arguments: the first look that decides stands, whatever comes later, so
-    anybody can recompute a verdict from the raw pairs. Between looks the interval is the running
-    one, at the level of the next look. The order of pairs matters only across looks.
+    A pure function of its arguments: the first look that decides holds, whatever comes later, so
+    a verdict can be recomputed from the raw pairs. Between looks the interval is the running one,
+    at the level of the next look. The order of pairs matters only across looks.
 
     Args:
         log_ratios: log(head / base) of each pair, in the order in which they were run.
-        rule: What is asked.
+        rule: Its requirements.
 
     Raises:
         ValueError: There is no pair, or one is not finite.
@@ -216,7 +216,7 @@ def decide(log_ratios: Sequence[float], rule: Rule) -> Decision:
     sessions = np.asarray(log_ratios, dtype=np.float64)[np.newaxis]
     words, ends = follow(sessions, rule)
     num_pairs = int(ends[0])
-    if num_pairs < 2:  # one pair knows nothing of its own spread
+    if num_pairs < 2:  # one pair does not show its spread
         ratio = math.exp(log_ratios[0])
         return Decision(
             word=None, ratio=ratio, interval=(0.0, math.inf), num_pairs=1, detectable=math.inf
@@ -233,14 +233,9 @@ def decide(log_ratios: Sequence[float], rule: Rule) -> Decision:
 
 
 def follow(log_ratios: Floats, rule: Rule) -> tuple[NDArray[np.str_], NDArray[np.int64]]:
-    """Return each session's word and at how many pairs it ended.
+    """Return each session's word, "" where the pairs do not suffice, and its number of pairs.
 
-    Args:
-        log_ratios: (S, n), finite.
-        rule: What is asked.
-
-    Returns:
-        Words, (S,), "" where the pairs do not suffice; numbers of pairs, (S,).
+    `log_ratios` are (S, n) and finite; both results are (S,).
     """
     import numpy as np
 
@@ -268,12 +263,7 @@ def follow(log_ratios: Floats, rule: Rule) -> tuple[NDArray[np.str_], NDArray[np
 
 
 def weigh(log_ratios: Floats, rule: Rule) -> Evidence:
-    """Return the location and both bounds that n pairs, at least two, give.
-
-    Args:
-        log_ratios: (S, n).
-        rule: What is asked.
-    """
+    """Return the location and both bounds of (S, n) log ratios, n at least 2."""
     num_pairs = log_ratios.shape[1]
     location, variance, freedom = _estimate(log_ratios, rule.prior)
     standard_error = (variance / num_pairs) ** 0.5

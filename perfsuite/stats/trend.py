@@ -38,13 +38,11 @@ _LEAST_SPREAD: Final = 1e-9
 
 @dataclass(frozen=True, kw_only=True)
 class LevelChange:
-    """A change of level.
+    """A change of level at a place, that of the first value of the new level.
 
     Attributes:
-        place: Of the first value of the new level.
         ratio: New level over old, 1.08 = 8 % slower: the median over both segments' values.
-        low: Lower bound of the ratio, of 95 % confidence.
-        high: Upper bound.
+        low: Lower bound of the ratio, of 95 % confidence; `high` is the upper one.
     """
 
     place: int
@@ -55,12 +53,9 @@ class LevelChange:
 
 @dataclass(frozen=True, kw_only=True)
 class Trend:
-    """Steps and drift of a series.
+    """Steps of a series, and a drift of its logarithm a week beside them, or None.
 
-    Attributes:
-        steps: In order.
-        drift: Of the logarithm a week, beside the steps; None where there is none.
-        detrended: Logarithms of the values, without the drift.
+    `detrended` are the logarithms of the values, without the drift.
     """
 
     steps: tuple[LevelChange, ...]
@@ -91,13 +86,7 @@ class Trend:
 
 @dataclass(frozen=True, kw_only=True)
 class _Fit:
-    """One explanation of the series.
-
-    Attributes:
-        drift: None in the one without.
-        bounds: Of the segments.
-        detrended: Logarithms without the drift.
-    """
+    """One explanation of the series: a drift or none, and segments beside it."""
 
     drift: Drift | None
     bounds: tuple[int, ...]
@@ -112,10 +101,7 @@ class _Fit:
         ]
 
     def information(self) -> float:
-        """Return the cost of the fit (Schwarz 1978), errors taken to be Laplace's, as medians are.
-
-        A step costs its place and its size.
-        """
+        """Return the cost (Schwarz 1978), Laplace's errors; a step costs its place and its size."""
         errors = [
             abs(value - centre)
             for value, centre in zip(self.detrended, self.centres(), strict=True)
@@ -130,13 +116,9 @@ def find_trend(
 ) -> Trend | None:
     """Return the steps and the drift of a series; None where it is too short to have any.
 
-    Of series that neither step nor drift, at most 1 % are reported: the levels of `change_points`
-    and `drift` together.
-
-    Args:
-        weeks: When each value was measured.
-        times_s: The values, above 0.
-        smallest: Smaller steps, and smaller drifts over the whole series, are left out: 0.01 = 1 %.
+    `weeks` are the times of the values, and steps or whole drifts below `smallest`, 0.01 = 1 %, are
+    left out. Of series that neither step nor drift, at most 1 % are reported: the levels of
+    `change_points` and `drift` together.
     """
     if len(times_s) < MIN_VALUES:
         return None
@@ -153,10 +135,7 @@ def find_trend(
 def _fit_drift(
     weeks: Sequence[float], logs: Sequence[float], bounds: tuple[int, ...]
 ) -> _Fit | None:
-    """Return the fit with a drift, None where there is no drift beside its steps.
-
-    Steps and slope are found in turns, the first slope between the `bounds`.
-    """
+    """Return the fit with a drift, found in turns with its steps; None without a drift."""
     if max(weeks) - min(weeks) < _MIN_SPAN_WEEKS:
         return None
     for _ in range(_MAX_TURNS):

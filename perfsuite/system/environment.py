@@ -45,10 +45,10 @@ _NOT_INSTALLED = "not installed"
 def describe_host(environ: Mapping[str, str], num_cores: int) -> Environment:
     """Return the environment of a whole session, whatever its tests measure.
 
-    It holds the GPUs that the session sees and their driver, used or not; the CPU's model and the
-    cores that the session may use; Python's minor version; the installed versions of torch and
-    numpy; and the variables that change their speed. CUDA's libraries and torch's settings, which
-    only a rank knows, are in the fingerprint of each cell.
+    It holds the GPUs that the session sees and their driver; the CPU's model and the cores that the
+    session may use; Python's minor version; the versions of torch and numpy; and the variables that
+    change their speed. CUDA's libraries and torch's settings, which only a rank knows, are in the
+    fingerprint of each cell.
     """
     numpy = _version_of("numpy")
     return Environment(
@@ -71,14 +71,14 @@ def host_fingerprint(environ: Mapping[str, str]) -> str:
 
 
 def describe_gpu(gpu: GpuFacts) -> str:
-    """Return what a GPU's speed depends on: name, memory, power limit and MIG state."""
+    """Return the facts that a GPU's speed depends on: name, memory, power limit and MIG state."""
     limit = "no power limit" if gpu.power_limit_w is None else f"{gpu.power_limit_w:.0f} W"
     mig = {None: "no MIG", False: "MIG off", True: "MIG on"}[gpu.is_mig]
     return f"{gpu.name}, {format_bytes(gpu.memory_bytes)}, {limit}, {mig}"
 
 
 def cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """Return the name of the processor, or of its architecture where the kernel knows no name."""
+    """Return the name of the processor, or of its architecture where the kernel has no name."""
     with cpuinfo.open() as lines:
         for line in lines:
             key, _, value = line.partition(":")
@@ -107,7 +107,7 @@ def _version_of(package: str) -> str | None:
 
 
 class Environment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What a speed depends on beside the code: two runs compare only where all of it is equal.
+    """Everything that a speed depends on beside the code: runs compare only where all is equal.
 
     Attributes:
         accelerators: Name, power limit and MIG state of each GPU, in order.

@@ -1,8 +1,7 @@
 """Writing files so that a reader, or a crash, never meets half of one.
 
-Must not know what is written. Source of the method: rename(2), "newpath will be atomically
-replaced", and the need to fsync file and folder from "All File Systems Are Not Created Equal"
-(Pillai et al., OSDI 2014).
+Sources of the method: rename(2), "newpath will be atomically replaced", and the need to fsync file
+and folder from "All File Systems Are Not Created Equal" (Pillai et al., OSDI 2014).
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from pathlib import Path
 
 from perfsuite.errors import WriteError
 
-# Of files that are not finished.
+# Of unfinished files.
 _PREFIX = ".perfsuite-"
 _SUFFIX = ".tmp"
 
@@ -25,8 +24,7 @@ _SUFFIX = ".tmp"
 def write_atomically(path: Path, data: bytes) -> None:
     """Make `path` hold exactly `data`, or leave it as it was.
 
-    Raises:
-        WriteError: The folder or the file cannot be written; names the path and the reason.
+    Raises a WriteError that names the path and the reason.
     """
     try:
         with written_beside(path, data) as beside:
@@ -40,11 +38,8 @@ def write_atomically(path: Path, data: bytes) -> None:
 def written_beside(path: Path, data: bytes) -> Iterator[Path]:
     """Give a file beside `path` that holds `data` on the disk, to be renamed or linked.
 
-    What is not renamed is removed afterwards, and what killed processes left there is removed
-    before.
-
-    Raises:
-        WriteError: The folder or the file cannot be written; names the path and the reason.
+    A file that is not renamed is removed afterwards; leavings of killed processes are removed
+    before. Raises a WriteError that names the path and the reason.
     """
     with contextlib.ExitStack() as left:
         try:
@@ -63,12 +58,10 @@ def written_beside(path: Path, data: bytes) -> Iterator[Path]:
 
 
 def check_writable(*paths: Path | None) -> None:
-    """Refuse now what could not be written after hours of work; a None is no file.
+    """Refuse now a file that could not be written after hours of work; a None is no file.
 
-    Nothing is made: a mistake that is found later leaves no empty folder.
-
-    Raises:
-        WriteError: A folder cannot be made or written, or is where a file should be.
+    Nothing is made: a mistake that is found later leaves no empty folder. Raises a WriteError where
+    a folder cannot be made or written, or is where a file should be.
     """
     for path in filter(None, paths):
         try:
@@ -87,9 +80,7 @@ def append_line(path: Path, line: bytes) -> None:
     """Append one line to `path` and return when it is on the disk.
 
     A line that could not be written whole is taken back, so the file always ends with a newline.
-
-    Raises:
-        WriteError: The line cannot be written; names the path and the reason.
+    Raises a WriteError that names the path and the reason.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -103,7 +94,7 @@ def append_line(path: Path, line: bytes) -> None:
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 os.fsync(file.fileno())
             except OSError:
-                with contextlib.suppress(OSError):  # the first reason is the one to tell
+                with contextlib.suppress(OSError):  # the first reason is the one to report
                     file.truncate(end)
                 raise
     except OSError as error:
@@ -111,11 +102,7 @@ def append_line(path: Path, line: bytes) -> None:
 
 
 def remove_file(path: Path) -> None:
-    """Remove `path` where it exists.
-
-    Raises:
-        WriteError: It cannot be removed; names the path and the reason.
-    """
+    """Remove `path` where it exists; raises a WriteError with the path and the reason."""
     try:
         path.unlink(missing_ok=True)
     except OSError as error:
@@ -123,11 +110,7 @@ def remove_file(path: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Return when the names in `folder` are on the disk.
-
-    Raises:
-        OSError: They cannot be written.
-    """
+    """Return when the names in `folder` are on the disk; raises OSError."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(handle)
@@ -136,20 +119,20 @@ def sync_folder(folder: Path) -> None:
 
 
 def _open_locked(folder: Path) -> tuple[int, str]:
-    """Open a new file that nobody takes for abandoned; return its handle and path."""
+    """Open a new file that is not taken for abandoned; return its handle and path."""
     while True:
         handle, name = tempfile.mkstemp(prefix=_PREFIX, suffix=_SUFFIX, dir=folder)
-        with contextlib.suppress(OSError):  # without locks nothing is taken for abandoned
+        with contextlib.suppress(OSError):  # without locks no file counts as abandoned
             fcntl.flock(handle, fcntl.LOCK_EX)
         if os.fstat(handle).st_nlink:
             return handle, name
-        os.close(handle)  # somebody was faster than the lock
+        os.close(handle)  # another process was faster than the lock
 
 
 def _remove_abandoned(folder: Path) -> None:
-    """Remove unfinished files whose writer is dead: the kernel has let go of their locks.
+    """Remove unfinished files whose writer is dead: the kernel has released their locks.
 
-    A process id would not tell: containers that share a folder have their own ones.
+    A process id would not do: containers that share a folder have their own ones.
     """
     for path in folder.glob(f"{_PREFIX}*{_SUFFIX}"):
         # Its writer lives, or has just finished.

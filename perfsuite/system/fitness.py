@@ -1,7 +1,4 @@
-"""Whether the machine was fit while something was timed, by its sensors and never by the times.
-
-Must not know what was timed. Imports no torch.
-"""
+"""Whether the machine was fit while something was timed, by its sensors and never by the times."""
 
 from __future__ import annotations
 
@@ -17,8 +14,8 @@ from perfsuite.system.gpus import visible_handles
 from perfsuite.units import format_ratio
 
 # Both arms of a pair wait for a processor alike: beside a build that kept both of two processors
-# busy, pairs of eight innocent cells came to eight PASS. With less than a fifth left, what is timed
-# is the scheduler.
+# busy, pairs of eight unchanged cells came to eight PASS. With less than a fifth left, the
+# scheduler is timed.
 _MOST_FOREIGN = 0.8
 # Both arms of a pair lose stolen time alike; with a tenth of it gone they no longer do.
 _MOST_STOLEN = 0.1
@@ -31,13 +28,13 @@ _MOST_THROTTLED = 0.02
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """What the sensors show at one moment; counters, of which differences count.
+    """The sensors at one moment; counters, to be subtracted from each other.
 
     Attributes:
         at_s: By the monotonic clock.
-        cpu_s: Processor seconds of every process that is not ours, by process id and start.
+        cpu_s: Processor seconds of every foreign process, by process id and start.
         total_s: Processor seconds that the machine had to give.
-        stolen_s: Those of them that the hypervisor gave to somebody else.
+        stolen_s: The part of them that the hypervisor gave to other machines.
         throttled_s: Of each visible GPU, by its UUID: seconds slowed down for its heat.
         gpu_users: Processes that keep a visible GPU busy.
     """
@@ -51,7 +48,7 @@ class Reading:
 
 
 def read_sensors() -> Reading:
-    """Return what they show now; call it while none of what is to be timed is running."""
+    """Return the sensors now; call it while no timed process is running."""
     times = psutil.cpu_times()
     throttled_s, gpu_users = _read_gpus()
     return Reading(
@@ -67,12 +64,7 @@ def read_sensors() -> Reading:
 def why_unfit(before: Reading, after: Reading, num_cores: int) -> str | None:
     """Return what disturbed the time between two readings, None for a fit machine.
 
-    A process that was there at one end only is not seen: what is timed starts and ends many.
-
-    Args:
-        before: Read at the beginning.
-        after: Read at the end.
-        num_cores: Processors that may be used.
+    A process that is in one of them only does not count: timed work starts and ends many.
     """
     if before.gpu_users:
         pids = ", ".join(map(str, before.gpu_users))
@@ -101,7 +93,7 @@ def why_unfit(before: Reading, after: Reading, num_cores: int) -> str | None:
 
 
 def _foreign_cpu_s() -> dict[tuple[int, float], float]:
-    """Processor seconds of every process that this one neither is, nor descends from or started."""
+    """Return processor seconds of each process outside this one's ancestors and children."""
     own = psutil.Process()
     ours = {own.pid, *(p.pid for p in own.parents()), *(p.pid for p in own.children(True))}
     found = {}
@@ -114,12 +106,12 @@ def _foreign_cpu_s() -> dict[tuple[int, float], float]:
 
 
 def _read_gpus() -> tuple[dict[str, float], tuple[int, ...]]:
-    """Seconds that each visible GPU was throttled for, and who computes on any of them."""
+    """Return how long each visible GPU was throttled, and the processes that use any of them."""
     throttled_s: dict[str, float] = {}
     users: set[int] = set()
     with visible_handles() as handles:
         for handle in handles:
-            with contextlib.suppress(pynvml.NVMLError):  # this driver or user is not told
+            with contextlib.suppress(pynvml.NVMLError):  # not reported to this driver or user
                 counted = pynvml.nvmlDeviceGetViolationStatus(
                     handle, pynvml.NVML_PERF_POLICY_THERMAL
                 )

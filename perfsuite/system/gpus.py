@@ -1,8 +1,4 @@
-"""The GPUs that CUDA would show to a process, asked of NVML.
-
-Must not import torch: the controller decides with this what its ranks may use, and CUDA must not
-start in it.
-"""
+"""The GPUs that CUDA would show to a process, by NVML: CUDA must not start in the controller."""
 
 from __future__ import annotations
 
@@ -24,7 +20,6 @@ class GpuFacts:
     Attributes:
         name: The product name, such as "NVIDIA H200".
         uuid: "GPU-..." or "MIG-...".
-        memory_bytes: Its whole memory.
         compute_capability: (9, 0) for an H100.
         power_limit_w: The limit that is enforced now; None where the GPU has none.
         is_mig: Whether it is cut into MIG instances; None where it cannot be.
@@ -45,10 +40,7 @@ def visible_gpus(environ: Mapping[str, str] = os.environ) -> list[GpuFacts]:
     them; the list ends at the first entry that names no device, so "" and "-1" name none, and
     a device named twice makes it empty. Indices are in NVML's order, by PCI bus, which is CUDA's
     own wherever the GPUs are alike or CUDA_DEVICE_ORDER is PCI_BUS_ID. A GPU that is cut into MIG
-    instances is given whole unless an instance is named.
-
-    Raises:
-        DeviceError: One of the machine's GPUs is lost.
+    instances is given whole unless an instance is named. Raises a DeviceError for a lost GPU.
     """
     with visible_handles(environ) as handles:
         return [_facts(handle) for handle in handles]
@@ -56,7 +48,7 @@ def visible_gpus(environ: Mapping[str, str] = os.environ) -> list[GpuFacts]:
 
 @contextmanager
 def visible_handles(environ: Mapping[str, str] = os.environ) -> Iterator[list[Any]]:
-    """NVML's handles of `visible_gpus`, good for questions inside of the block."""
+    """Give NVML's handles of `visible_gpus`, valid in the block."""
     with nvml() as is_there:
         count = pynvml.nvmlDeviceGetCount() if is_there else 0
         handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(count)]
@@ -72,11 +64,7 @@ def driver_version() -> str | None:
 
 @contextmanager
 def nvml() -> Iterator[bool]:
-    """Hold NVML initialised; whether it is there at all.
-
-    Raises:
-        DeviceError: NVML does not answer a question in the block, as of a GPU that is lost.
-    """
+    """Hold NVML initialised; gives whether it exists. Raises a DeviceError if it fails later."""
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
@@ -122,7 +110,7 @@ def _find(handles: list[Any], entry: str) -> Any | None:
 
 def _facts(handle: Any) -> GpuFacts:
     uuid = pynvml.nvmlDeviceGetUUID(handle)
-    # A MIG instance has a name and a memory of its own; the rest only its GPU can tell.
+    # A MIG instance has a name and a memory of its own; the rest is that of its GPU.
     is_instance = uuid.startswith("MIG-")
     gpu = pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle) if is_instance else handle
     limit_mw = _if_supported(pynvml.nvmlDeviceGetEnforcedPowerLimit, gpu)

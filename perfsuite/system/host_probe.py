@@ -1,7 +1,7 @@
 """How fast the host is just now: two fixed pieces of work that no change of the code can touch.
 
-Run at each session and stored beside it, they tell a slower machine from slower code. Must not
-import what is under test, nor anything that takes time to import.
+Run at each session and stored beside it, they separate a slower machine from slower code. Imports
+neither code under test nor anything slow.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Final
 
 # Each piece takes 20 to 50 ms on a server of 2020 to 2025, long against the clock and the
-# scheduler's tick. Changing a number here makes all stored probes useless.
+# scheduler's tick. A change of a number here makes all stored probes useless.
 _NUM_ADDITIONS: Final = 600_000
 # Twice this much memory is touched, which is more than the last-level cache of one core.
 _COPIED_BYTES: Final = 64 * 2**20
@@ -26,9 +26,6 @@ def probe_host(clock: Callable[[], float] = time.perf_counter) -> dict[str, floa
 
     "interpreter" is a loop of integer arithmetic, which follows the clock rate of a core;
     "memory" copies a buffer, which follows the bandwidth that neighbours leave.
-
-    Args:
-        clock: Seconds, from any start.
     """
     source, target = memoryview(bytearray(_COPIED_BYTES)), memoryview(bytearray(_COPIED_BYTES))
 

@@ -1,7 +1,4 @@
-"""Reading JSON that somebody else wrote: whatever the file is, the answer is data or one reason.
-
-Must not know what the data mean.
-"""
+"""Untrusted JSON files: a file ends in data, or in an error with one reason."""
 
 from __future__ import annotations
 
@@ -18,43 +15,30 @@ _T = TypeVar("_T")
 
 # A thousand cells with ten thousand raw rounds of 22 characters each are 210 MiB.
 MAX_JSON_BYTES: Final = 256 * 2**20
-# What is sought in a file's beginning is mostly among so many; four times as many are read next.
+# A mark is mostly among so many; four times as many are read next.
 _FIRST_BYTES: Final = 64 * 2**10
 
 
 def read_json(path: AnyPath) -> Any:
-    """Return what a file holds.
-
-    Raises:
-        OSError: The file cannot be read.
-        ValueError: It is no JSON, or nothing that should be read; the message says what it is.
-    """
+    """Return the content of a file; raises as `read_bytes`, and ValueError where it is not JSON."""
     return _decode(_read_text(path))
 
 
 def read_json_as(path: AnyPath, kind: type[_T]) -> _T:
-    """Return what a file holds as a value of a type; many times as fast as by way of `read_json`.
+    """Return the content of a file as a value of a type; many times as fast as `read_json`.
 
-    Raises:
-        OSError: The file cannot be read.
-        ValueError: It is no JSON, or nothing that should be read; the message says what it is.
-        msgspec.ValidationError: It holds something else.
+    Raises as that, and a ValidationError of msgspec where it holds another type.
     """
     text = _read_text(path)
     try:
         return msgspec.json.decode(text, type=kind)
     except (msgspec.DecodeError, RecursionError):
-        # Forgiven, or else told, by the decoder that takes a NaN.
+        # The decoder that takes a NaN accepts it, or gives the reason.
         return msgspec.convert(_decode(text), kind)
 
 
 def read_until(path: AnyPath, mark: bytes) -> bytes | None:
-    """Return what a file holds before the first `mark`; None where there is none.
-
-    Raises:
-        OSError: The file cannot be read.
-        ValueError: It is nothing that should be read.
-    """
+    """Return the bytes before the first `mark`, None without one; raises as `read_bytes`."""
     num_bytes = _FIRST_BYTES
     while num_bytes <= MAX_JSON_BYTES:
         data = _read_first(path, num_bytes)
@@ -84,11 +68,11 @@ def _read_text(path: AnyPath) -> str:
 
 
 def read_bytes(path: AnyPath) -> bytes:
-    """Return all bytes of a file that is not too large to be read.
+    """Return all bytes of a file.
 
     Raises:
         OSError: The file cannot be read.
-        ValueError: It is nothing that should be read.
+        ValueError: It is no regular file, or too large; the message says which.
     """
     if not isinstance(path, RemotePath):
         return read_untrusted(path, max_bytes=MAX_JSON_BYTES)
@@ -96,7 +80,7 @@ def read_bytes(path: AnyPath) -> bytes:
 
 
 def _allowed_size(path: RemotePath) -> int:
-    # Asked for before anything is read, which may take long.
+    # First, because the download may take long.
     size_bytes = path.size_bytes()
     if size_bytes > MAX_JSON_BYTES:
         raise ValueError(f"is larger than the {format_bytes(MAX_JSON_BYTES)} that are read")
@@ -104,8 +88,8 @@ def _allowed_size(path: RemotePath) -> int:
 
 
 def _decode(text: str) -> Any:
-    # The standard library's decoder, since a NaN in somebody's extra_info, which Python writes
-    # though JSON has none, must not cost them the file. Where it matters the reader refuses it.
+    # The standard library's decoder: a NaN in a user's extra_info, which Python writes though JSON
+    # has none, must not cost the file. Where it matters the reader refuses it.
     try:
         return json.loads(text)
     except RecursionError as error:

@@ -1,7 +1,4 @@
-"""Signals that end a session: as an exception, so that it cleans up, and held back meanwhile.
-
-Must not know what is done, or cleaned up.
-"""
+"""Signals that end a session: as an exception, so that it cleans up, or held back meanwhile."""
 
 from __future__ import annotations
 
@@ -15,12 +12,12 @@ from typing import NoReturn
 
 # A CI that cancels, and a terminal that is closed.
 SIGNALS = (signal.SIGTERM, signal.SIGHUP)
-# What a shell reports of a process that a signal ended.
+# A shell adds it to the number of the signal that ended a process.
 _EXIT_SIGNALLED = 128
 
 
 def shell_exit_code(number: int) -> int:
-    """Return what a shell reports of a process that signal `number` ended.
+    """Return a shell's exit code for a process that signal `number` ended.
 
     >>> shell_exit_code(signal.SIGTERM)
     143
@@ -38,8 +35,7 @@ def _exit(number: int) -> NoReturn:
 def ends_on_signals(end: Callable[[int], NoReturn] = _exit) -> Iterator[None]:
     """Let each of `SIGNALS` end the block by an exception; a handler that is set stays.
 
-    Args:
-        end: Raises the exception, given the signal; by default one line and that of `sys.exit`.
+    `end` raises the exception, given the signal; by default one line and that of `sys.exit`.
     """
     is_main = threading.current_thread() is threading.main_thread()
     ours = [one for one in SIGNALS if is_main and signal.getsignal(one) is signal.SIG_DFL]
@@ -54,10 +50,10 @@ def ends_on_signals(end: Callable[[int], NoReturn] = _exit) -> Iterator[None]:
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Hold SIGINT and what ends a session back, and deliver the first of them afterwards.
+    """Hold SIGINT and `SIGNALS` back, and deliver the first of them afterwards.
 
-    Their handlers are replaced. To block the signals would not do: another thread, such as one of
-    a numeric library, takes them then, and Python runs the handler in the main one all the same.
+    Their handlers are replaced. Blocking the signals would not suffice: another thread, such as
+    one of a numeric library, takes them then, and Python still runs the handler in the main one.
     """
     if threading.current_thread() is not threading.main_thread():
         yield  # Python runs no handler here
@@ -78,7 +74,7 @@ def uninterrupted() -> Iterator[None]:
 
 @contextmanager
 def ignores_ctrl_c() -> Iterator[None]:
-    """Let SIGINT do nothing: for the end that a first one has begun, and a second would cut off."""
+    """Ignore SIGINT: a first one has begun the end that a second would cut off."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,7 +1,7 @@
-"""What somebody else wrote: read within bounds, shown as text that nothing obeys.
+"""Untrusted input: read within bounds, shown as text without control characters.
 
-Stored runs, records and lists of exceptions come with a checkout, so whoever proposes a change may
-have written them. Must not know what a file holds.
+Stored runs, records and lists of exceptions come with a checkout, so the author of a proposed
+change may have written them.
 """
 
 from __future__ import annotations
@@ -17,12 +17,7 @@ from perfsuite.units import format_bytes
 
 
 def open_untrusted(path: Path) -> BinaryIO:
-    """Return a file to read from.
-
-    Raises:
-        OSError: The file cannot be read.
-        ValueError: It is none.
-    """
+    """Return a file to read from; raises OSError, or ValueError where it is no regular file."""
     # A pipe or a device is refused before it is opened: opening one can block for ever.
     if not stat.S_ISREG(path.stat().st_mode):
         raise ValueError("is not a regular file")
@@ -30,12 +25,7 @@ def open_untrusted(path: Path) -> BinaryIO:
 
 
 def read_untrusted(path: Path, *, max_bytes: int) -> bytes:
-    """Return what a file holds.
-
-    Raises:
-        OSError: The file cannot be read.
-        ValueError: Nothing that should be read; the message says what it is.
-    """
+    """Return the content of a file; raises as `open_untrusted`, and ValueError for a large one."""
     with open_untrusted(path) as file:
         data = file.read(max_bytes + 1)
     if len(data) > max_bytes:
@@ -44,15 +34,14 @@ def read_untrusted(path: Path, *, max_bytes: int) -> bytes:
 
 
 def why_unreadable(error: Exception) -> str:
-    """Return what reading a file raised as a clause without its path."""
+    """Return an error of reading a file as a clause without its path."""
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
 def in_utc(when: datetime) -> datetime:
-    """Return a point in time in UTC, which it is in where it names no zone.
+    """Return a point in time in UTC; one without a zone is taken for UTC.
 
-    Raises:
-        ValueError: UTC has no such day: it lies before the first or after the last one.
+    Raises a ValueError for a day outside of the calendar of UTC.
 
     >>> in_utc(datetime.fromisoformat("2026-11-21T15:02:00+02:00")).isoformat()
     '2026-11-21T13:02:00+00:00'
@@ -64,7 +53,7 @@ def in_utc(when: datetime) -> datetime:
 
 
 def printable(text: str) -> str:
-    r"""Return text in one line: what a terminal or a file would obey, or not take, as its escape.
+    r"""Return text in one line, with an escape for each character that is not printable.
 
     >>> print(printable("a\x1b[2J\nb"))
     a\x1b[2J\nb
@@ -77,7 +66,7 @@ def printable(text: str) -> str:
 
 
 def printable_lines(text: str) -> str:
-    r"""Return text of which each line is printable, tabs included, and the lines stay lines.
+    r"""Return text with `printable` lines; line ends and tabs stay.
 
     >>> print(printable_lines("a\x1b[2J\nb"))
     a\x1b[2J
@@ -86,11 +75,11 @@ def printable_lines(text: str) -> str:
     return "\n".join("\t".join(map(printable, line.split("\t"))) for line in text.split("\n"))
 
 
-# What every counter holds: sums and percentages of larger numbers overflow a float. Bounds also
-# refuse NaN, which no comparison holds of.
+# The range of every counter: sums and percentages of larger numbers overflow a float. Bounds also
+# refuse NaN, for which every comparison is false.
 MOST: Final = 2**63 - 1
 Count = Annotated[int, msgspec.Meta(ge=0, le=MOST)]
 # Seconds, or a rate of them.
 Amount = Annotated[float, msgspec.Meta(ge=0, le=float(MOST))]
-# Nothing in it is markup, or anything but itself to a terminal, a tracker or a file.
+# Holds no markup, and nothing that a terminal, a tracker or a file would interpret.
 Label = Annotated[str, msgspec.Meta(pattern=r"\A[\w .:/+-]{1,100}\Z")]

@@ -25,12 +25,9 @@ from perfsuite.system.untrusted import printable
 
 @dataclass(frozen=True, kw_only=True)
 class _Protocol:
-    """The client of one kind of URL.
+    """The client of one kind of URL: a package that fsspec needs and an extra installs.
 
-    Attributes:
-        package: The client that fsspec needs.
-        extra: The extra of perfsuite that installs it.
-        failures: Errors that it raises beside OSError, as module:class.
+    `failures` are its errors beside OSError, as module:class.
     """
 
     package: str
@@ -69,7 +66,7 @@ _NO_BUCKET: Final = "NoSuchBucket"
 # As in scheme://user:password@host, which an endpoint may be and a message may repeat. A password
 # may hold a slash, as almost half of Amazon's secret keys do, or an "@": mask up to the last one.
 _USER_INFO = re.compile(r"(?<=://)\S*@")
-# An access point's name stands for a bucket's, and is the only one with colons.
+# The name of an access point replaces that of a bucket, and is the only one with colons.
 _ACCESS_POINT: Final = "arn:"
 # Longer reasons repeat the server's whole answer.
 _MOST_REASON_CHARACTERS: Final = 300
@@ -77,12 +74,9 @@ _MOST_REASON_CHARACTERS: Final = 300
 
 @dataclass(frozen=True, order=True)
 class RemotePath:
-    """A file or a folder behind a URL.
+    """A file or a folder behind a URL: "s3" or "gs", and a bucket's name with a name in it.
 
-    Attributes:
-        protocol: "s3" or "gs".
-        key: Bucket and name, without a slash at either end.
-        listed_bytes: The size, where a listing has told it.
+    `listed_bytes` is the size, where a listing has given it.
     """
 
     protocol: str
@@ -111,7 +105,7 @@ class RemotePath:
         return RemotePath(self.protocol, self.key.rpartition("/")[0])
 
     def glob(self, pattern: str) -> Iterator[RemotePath]:
-        """Yield the files below whose names match, part by part; raises OSError like all below."""
+        """Yield the matching files, part by part; raises an OSError, like all methods below."""
         part, is_deeper, rest = pattern.partition("/")
         for name, entry in self._list().items():
             if not fnmatchcase(name, part):
@@ -152,9 +146,7 @@ class RemotePath:
     def create(self, data: bytes) -> None:
         """Write a new file, and check that it stayed.
 
-        Raises:
-            FileExistsError: It exists, or was written by another client at the same moment.
-            OSError: It cannot be written.
+        Raises a FileExistsError where it exists, or another client wrote it at the same moment.
         """
         with _connection(self.protocol) as files:
             files.pipe_file(self.key, data, mode="create")
@@ -189,12 +181,11 @@ AnyPath: TypeAlias = Path | RemotePath
 def locate(text: str, source: str) -> AnyPath:
     """Return the file or folder of a path or a URL, without a request; `source` is for messages.
 
+    Raises a SettingError for a URL of another kind, without a bucket, with credentials, or of a
+    package that is not installed.
+
     >>> locate("file://./baselines", "--storage")
     PosixPath('baselines')
-
-    Raises:
-        SettingError: The URL is of another kind, has no bucket, holds credentials, or needs a
-            package that is not installed.
     """
     protocol, is_url, key = text.partition("://")
     if not is_url or protocol == "file":
@@ -214,7 +205,14 @@ def locate(text: str, source: str) -> AnyPath:
             f"{source} is {shown!r}, which holds credentials or a port before its first '/'; leave "
             "them out: the client takes them from its environment variables or its own files"
         )
-    _load(protocol, source)
+    try:
+        _filesystem(protocol)
+    except ImportError as error:
+        client = _PROTOCOLS[protocol]
+        raise SettingError(
+            f"{source} begins with {protocol}://, which needs the package {client.package}: "
+            f"pip install 'perfsuite[{client.extra}]'"
+        ) from error
     return RemotePath(protocol, key)
 
 
@@ -227,20 +225,9 @@ def mask(text: str) -> str:
     return _USER_INFO.sub("***@", text)
 
 
-def _load(protocol: str, source: str) -> None:
-    needed = _PROTOCOLS[protocol]
-    try:
-        _filesystem(protocol)
-    except ImportError as error:
-        raise SettingError(
-            f"{source} begins with {protocol}://, which needs the package {needed.package}: "
-            f"pip install 'perfsuite[{needed.extra}]'"
-        ) from error
-
-
 @functools.cache
 def _filesystem(protocol: str) -> Any:
-    # Imported here: a session whose runs are stored in a folder does not pay for it.
+    # Imported here: a session that stores its runs in a folder does not pay for it.
     fsspec = importlib.import_module("fsspec")
     # It logs its errors, and Python prints logs without a handler, tracebacks included.
     logging.getLogger(_PROTOCOLS[protocol].package).addHandler(logging.NullHandler())

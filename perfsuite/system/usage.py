@@ -1,7 +1,4 @@
-"""How busy and how full one rank's device is over time, looked at from a thread beside the work.
-
-Must not know what the device works on. Imports no torch: a GPU is asked through NVML.
-"""
+"""How busy and how full one rank's device is over time, sampled by a thread beside the work."""
 
 from __future__ import annotations
 
@@ -23,10 +20,10 @@ PERIOD_S = 0.2
 
 
 class Meter(Protocol):
-    """What can be asked of a device."""
+    """What a device reports."""
 
     def utilization_ratio(self) -> float | None:
-        """Return the busy share since the last call, None where the device does not tell."""
+        """Return the busy share since the last call, None where the device does not report it."""
 
     def memory_bytes(self) -> int:
         """Return what is in use now."""
@@ -37,7 +34,7 @@ class CpuMeter:
 
     def __init__(self) -> None:
         self._process = psutil.Process()
-        # The first answer is about nothing: it starts the interval of the second.
+        # The first answer is meaningless: it starts the interval of the second.
         psutil.cpu_percent()
 
     def utilization_ratio(self) -> float:
@@ -56,7 +53,7 @@ class GpuMeter:
         self._handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
 
     def utilization_ratio(self) -> float | None:
-        """Return the share of time in which a kernel ran; a MIG instance does not tell."""
+        """Return the share of time in which a kernel ran; a MIG instance does not report it."""
         try:
             return float(pynvml.nvmlDeviceGetUtilizationRates(self._handle).gpu) / 100
         except (pynvml.NVMLError_NotSupported, pynvml.NVMLError_NoPermission):
@@ -87,7 +84,7 @@ class UsageLog:
         self._thread.start()
 
     def stop(self) -> tuple[UsageSample, ...]:
-        """End the thread and return the samples, the last of which is of now."""
+        """End the thread and return the samples; the last is taken now."""
         self._is_over.set()
         self._thread.join()
         self._look()
@@ -123,7 +120,7 @@ class UsageSample(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     Attributes:
         at_s: Since the start of the first epoch.
         utilization_ratio: Of a GPU: the time in which any kernel ran on it (NVML). Of a CPU: of
-            all cores, by whatever process. None where the device does not tell.
+            all cores, by any process. None where the device does not report it.
         memory_bytes: Of a GPU: all that is in use on it. Of a CPU: the rank's resident set,
             without its loader workers.
     """

@@ -158,7 +158,7 @@ def test_a_time_without_a_zone_is_utc(tmp_path: Path) -> None:
     assert run.saved_at == datetime(2019, 5, 6, 7, 8, 9, 1, tzinfo=UTC)
 
 
-def test_a_nan_in_somebodys_own_extra_info_costs_nobody_the_baseline(tmp_path: Path) -> None:
+def test_a_nan_in_a_users_own_extra_info_does_not_cost_the_baseline(tmp_path: Path) -> None:
     content = run_json()
     content["benchmarks"][1]["extra_info"] = {"loss": math.nan}
 
@@ -324,7 +324,7 @@ def paths_of(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     return [path, *(found for key, item in items for found in paths_of(item, (*path, key)))]
 
 
-STRANGE = st.one_of(
+UNEXPECTED = st.one_of(
     st.none(),
     st.booleans(),
     st.integers(),
@@ -351,7 +351,7 @@ def holds_only_real_times(run: StoredRun) -> bool:
 @settings(
     max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-@given(path=st.sampled_from(paths_of(run_json())), value=STRANGE)
+@given(path=st.sampled_from(paths_of(run_json())), value=UNEXPECTED)
 def test_whatever_stands_in_a_file_no_impossible_time_comes_out(
     tmp_path: Path, path: tuple[Any, ...], value: Any
 ) -> None:

@@ -1,4 +1,4 @@
-"""The trend of a series: steps and drift told apart, and how often either is wrong."""
+"""The trend of a series: steps and drift apart, and how often either is wrong."""
 
 from __future__ import annotations
 

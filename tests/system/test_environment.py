@@ -1,4 +1,4 @@
-"""The environment of a whole session, told without torch."""
+"""The environment of a whole session, found without torch."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def reading(at_s: float, **changes: Any) -> Reading:
     return Reading(at_s=at_s, **(values | changes))
 
 
-def test_a_machine_that_nobody_else_uses_is_fit() -> None:
+def test_a_machine_without_other_load_is_fit() -> None:
     before = reading(100.0, cpu_s={IDLE: 5.0}, throttled_s={"GPU-1": 3.0})
     after = reading(110.0, cpu_s={IDLE: 5.1}, throttled_s={"GPU-1": 3.1})
 

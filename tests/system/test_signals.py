@@ -27,7 +27,7 @@ def test_a_signal_ends_the_block_and_runs_what_cleans_up(number: signal.Signals,
     assert signal.getsignal(number) is signal.SIG_DFL
 
 
-def test_a_handler_that_somebody_has_set_stays() -> None:
+def test_a_handler_that_is_set_stays() -> None:
     seen = []
     before = signal.signal(signal.SIGTERM, lambda *_: seen.append(True))
     try:

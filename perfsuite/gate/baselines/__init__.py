@@ -1,1 +1,1 @@
-"""Stored runs: which may serve as a baseline, and what they say of a cell."""
+"""Stored runs: which may serve as a baseline, and their verdict on a cell."""

@@ -76,12 +76,7 @@ class Rename(_Entry, frozen=True, kw_only=True, tag="renamed"):
 
 
 class Increase(_Entry, frozen=True, kw_only=True, tag="count"):
-    """A count, or the peak memory, may grow.
-
-    Attributes:
-        count: One of `COUNT_NAMES`; None is each of them.
-        ratio: Up to so many times the base's; None is any increase.
-    """
+    """A count, or without its name every count, may grow: by any amount, or up to `ratio` times."""
 
     count: str | None = None
     ratio: float | None = None
@@ -143,10 +138,8 @@ class Accepted:
 def read_accepted(path: Path, today: datetime.date) -> Accepted:
     """Return the exceptions of a file; none where there is no file.
 
-    An entry holds up to and on the day that it expires.
-
-    Raises:
-        SettingError: The file is not such a list; names the file, the line and the field.
+    An entry holds up to and on the day that it expires. Raises a SettingError that names the file,
+    the line and the field where the file is not such a list.
     """
     entries = _parse(path, _read(path))
     return Accepted(
@@ -191,9 +184,7 @@ def append_entry(path: Path, entry: Entry) -> None:
 def prune(path: Path, today: datetime.date) -> tuple[Entry, ...]:
     """Remove the expired exceptions of a file with the comments right above; return them.
 
-    Raises:
-        SettingError: The file is not a list of exceptions.
-        WriteError: The file cannot be written.
+    Raises as `append_entry`.
     """
     from tomlkit.items import AoT, Array
 

@@ -1,7 +1,6 @@
-"""How long tests took, as stored runs tell: what a session is cut into shards by.
+"""How long tests took according to stored runs: a session is cut into shards by it.
 
-Every runner has to come to the same answer, so nothing is asked of the machine that this is. Must
-not know what is made of a duration.
+Every runner has to come to the same answer, so nothing depends on the machine that it runs on.
 """
 
 from __future__ import annotations
@@ -15,17 +14,17 @@ from perfsuite.gate.baselines.select import find_runs
 from perfsuite.records.run_file import Unusable, read_head
 from perfsuite.system.urls import AnyPath
 
-# A new cell is in no run, and is not worth looking through all of them.
+# A new cell is in no run, and not worth a search through all of them.
 _MOST_RUNS: Final = 100
 
 
 @dataclass(frozen=True, kw_only=True)
 class Durations:
-    """What is known of how long tests take.
+    """The known durations of tests.
 
     Attributes:
-        seconds: Of each test that was asked for; None where no run has it.
-        num_runs: Runs that told any of them.
+        seconds: Of each requested test; None where no run has it.
+        num_runs: Runs that had any of them.
         refused: Files that hold no run, and why.
     """
 
@@ -35,22 +34,17 @@ class Durations:
 
     @property
     def num_known(self) -> int:
-        """Tests whose duration is known."""
+        """Tests with a known duration."""
         return sum(seconds is not None for seconds in self.seconds.values())
 
 
 def read_durations(
     source: AnyPath | None, names: Collection[str], *, but_of: str | None
 ) -> Durations:
-    """Return how long tests took the last time that they were measured, on whichever machine.
+    """Return how long tests took the last time that they were measured, on any machine.
 
-    Args:
-        source: A folder of stored runs, or one of them; None where they are stored elsewhere.
-        names: The tests.
-        but_of: A commit whose runs do not count; None where all do.
-
-    Raises:
-        StorageError: The folder cannot be looked into.
+    `source` is a folder of stored runs, or one of them; None where they are stored elsewhere. Runs
+    of the commit `but_of` do not count. Raises StorageError where the folder cannot be listed.
     """
     seconds: dict[str, float | None] = dict.fromkeys(names)
     unknown = set(seconds)

@@ -1,10 +1,10 @@
-"""The screen: which cells are clearly fine by the stored history, so that no pair need be run.
+"""The screen: which cells are clearly fine by the stored history, so that they need no pair.
 
-It never fails a cell. Sessions are the replicates, not the rounds inside one: of each cell the log
-of its median is compared with the last ten sessions'. Must not know where the history comes from.
+It never fails a cell. Sessions are the replicates, not the rounds inside one: the log of each
+cell's median is compared with the last ten sessions'.
 
 The variance of a cell is moderated (Smyth 2004, "Linear Models and Empirical Bayes Methods"): it is
-pulled towards the other cells' median, since ten sessions alone know it badly. The shift of the
+pulled towards the other cells' median, since ten sessions alone estimate it badly. The shift of the
 whole host is taken out by the slope of the cell's times on the host probe.
 """
 
@@ -20,7 +20,7 @@ from perfsuite.records.run_file import StoredRun
 from perfsuite.stats.intervals import robust_sd
 from perfsuite.units import format_ratio, format_seconds
 
-# Older sessions tell of older code and of an older machine.
+# Older sessions ran older code on an older machine.
 MAX_SESSIONS: Final = 10
 # With two the variance rests on a single difference.
 MIN_SESSIONS: Final = 3
@@ -31,9 +31,9 @@ _REFUSED_SDS = 3.0
 # A shift of three times this is the gap between tolerance and limit (2 % and 5 %): no smaller one
 # can make a regression look fine, so it is corrected and not refused, however steady the history.
 _MIN_PROBE_SD = 0.01
-# Where the probe stood still, a slope on it would be the quotient of two noises.
+# Where the probe did not move, a slope on it would be the quotient of two noises.
 _MIN_MOVED_SD = 0.001
-# Degrees of freedom that the prior variance stands for.
+# The weight of the prior variance, in degrees of freedom.
 _PRIOR_DF = 8.0
 # e^50: more than any real ratio. The history is untrusted, and must not overflow.
 _MAX_DIFFERENCE = 50.0
@@ -47,10 +47,10 @@ class Candidate:
 
     Attributes:
         median_s: Median of its rounds, in seconds per iteration.
-        fingerprint: Of the environment that its ranks found, None where nobody looked.
-        num_samples: Of a step; None of what is no step.
-        tolerance: The slowdown that is nobody's business, 0.02 = 2 %.
+        fingerprint: The environment that its ranks found, None where it is not known.
+        tolerance: The slowdown that is tolerated, 0.02 = 2 %.
         limit: The slowdown that must not pass.
+        num_samples: Of a step; None where the cell runs no steps.
     """
 
     fullname: str
@@ -63,15 +63,14 @@ class Candidate:
 
 @dataclass(frozen=True, kw_only=True)
 class Screened:
-    """What the history says of one cell.
+    """The result for one cell; `ratio` and `interval` are None undecided.
 
     Attributes:
         is_clearly_fine: Whether a slowdown of the limit or more is ruled out.
         is_clearly_faster: Whether it is fine, and faster by more than the tolerance.
         reason: One line for the report.
-        ratio: Head over history, 1.05 = 5 % slower, the host's shift taken out; None undecided.
-        interval: 90 % bounds of the next session's ratio; None undecided.
-        num_sessions: Sessions of the history that were used.
+        ratio: Head over history, 1.05 = 5 % slower, the host's shift taken out.
+        interval: 90 % bounds of the next session's ratio.
     """
 
     is_clearly_fine: bool
@@ -84,11 +83,7 @@ class Screened:
 
 @dataclass(frozen=True, kw_only=True)
 class _Fit:
-    """A cell against its history: the d, s^2, df and n of `Screener`.
-
-    Attributes:
-        leverage: Variance of d over that of one session.
-    """
+    """A cell against its history: the d, s^2, df and n of `Screener`; leverage is SE^2 / v."""
 
     difference: float
     variance: float
@@ -143,18 +138,13 @@ class Screener:
             self._fits[name] = _fit(cell, sessions, self._probe_s)
 
     def decide(self, cell: Candidate) -> Screened:
-        """Return what the history says of a cell that was added."""
+        """Return the result for a cell that was added."""
         known = self._undecided.get(cell.fullname)
         return _decide(cell, self._fits) if known is None else known
 
 
 def why_unfit(history: Sequence[StoredRun], probe_s: Mapping[str, float] | None) -> str | None:
-    """Return why the host is not as in the stored sessions, None where it is or nobody knows.
-
-    Args:
-        history: Usable runs of the same environment, the newest last.
-        probe_s: What `probe_host` returned in this session, None where it was not run.
-    """
+    """Return why the host differs from the stored sessions, None where it does not, or unknown."""
     for name, seconds in (probe_s or {}).items():
         probes_s = [run.probe_s[name] for run in history if run.probe_s and name in run.probe_s]
         logs = [math.log(stored_s) for stored_s in probes_s[-MAX_SESSIONS:]]
@@ -173,16 +163,16 @@ def why_unfit(history: Sequence[StoredRun], probe_s: Mapping[str, float] | None)
 
 
 def _sessions_of(cell: Candidate, history: Sequence[StoredRun]) -> list[StoredRun]:
-    """Return the last sessions of the cell, from the last one that was meant to change it on."""
+    """Return the last sessions of the cell, since the last intended change of it."""
     sessions: list[StoredRun] = []
     for run in reversed(history):
         stored = run.cells.get(cell.fullname)
         if stored is None or stored.fingerprint != cell.fingerprint:
             continue
         if stored.num_samples != cell.num_samples:
-            break  # another step, however it was called
+            break  # another step under the same name
         word = run.stamp.verdicts.get(cell.fullname) if run.stamp else None
-        # A slowdown that was not ruled out must not become what the next one is measured by.
+        # A slowdown that was not ruled out must not become the measure of the next one.
         if word != "INCONCLUSIVE":
             sessions.append(run)
         is_accepted = run.stamp is not None and cell.fullname in run.stamp.accepted
@@ -226,7 +216,7 @@ def _fit(
 def _probe_shifts(
     sessions: Sequence[StoredRun], probe_s: Mapping[str, float] | None
 ) -> list[float] | None:
-    """Return p - mean(p) of this session and of each stored one; None where they tell no slope."""
+    """Return p - mean(p) of this session and each stored one; None where they give no slope."""
     runs = [probe_s, *(run.probe_s for run in sessions)]
     if not probe_s or len(sessions) < _MIN_PROBES:
         return None

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import os
 import uuid
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from fractions import Fraction
 from functools import cache
 from pathlib import Path
-from typing import Literal, TypedDict, TypeVar
+from typing import Literal, TypedDict, TypeVar, Unpack
 
 from pytest_benchmark.utils import get_machine_id
 
@@ -30,7 +30,7 @@ from perfsuite.system.files import sync_folder, written_beside
 from perfsuite.system.untrusted import printable
 from perfsuite.system.urls import AnyPath, RemotePath, locate
 
-# How pytest-benchmark names what it saves: four digits, then the name.
+# The names of the files that pytest-benchmark saves: four digits, then the name.
 _NUMBERED = "[0-9][0-9][0-9][0-9]_*.json"
 
 _Folder = TypeVar("_Folder", Path, RemotePath)
@@ -44,16 +44,15 @@ class Choice:
     refused: tuple[Unusable, ...]
 
 
-class TrunkRules(TypedDict):
+class TrunkRules(TypedDict, total=False):
     """Which runs belong to the history that a change is compared with.
 
     Attributes:
-        is_in_history: Whether a commit is in it; None outside of git, where runs are not tied to
-            commits.
+        is_in_history: Whether a commit is in it; absent outside of git, where all runs count.
         is_proposed: Whether a run comes with the commits that are judged.
     """
 
-    is_in_history: Callable[[str], bool] | None
+    is_in_history: Callable[[str], bool]
     is_proposed: Callable[[AnyPath], bool]
 
 
@@ -63,15 +62,11 @@ def trunk_rules(
     """Return the rules for a change that begins in `folder`.
 
     In a git checkout runs must be of the upstream's default branch, as far as HEAD has it.
-
-    Args:
-        folder: In the checkout, or outside of any.
-        storage: The place of `--benchmark-storage`.
-        history: The commits of that branch where they are known; else git is asked for each one.
+    `history` are the commits of that branch; without them git looks at each commit.
     """
     root = find_top(folder)
     if root is None:
-        return TrunkRules(is_in_history=None, is_proposed=lambda path: False)
+        return {}
     trunk = find_trunk(root)
 
     def is_of_trunk(commit: str) -> bool:
@@ -87,9 +82,8 @@ def choose_runs(
     selector: str | Literal[True],
     fingerprint: str,
     *,
-    is_in_history: Callable[[str], bool] | None = None,
-    is_proposed: Callable[[AnyPath], bool] = lambda path: False,
     max_sessions: float = math.inf,
+    **rules: Unpack[TrunkRules],
 ) -> Choice:
     """Return the runs that `sift_runs` finds, sorted, and why each other one is refused.
 
@@ -99,14 +93,13 @@ def choose_runs(
     usable: list[StoredRun] = []
     refused: list[Unusable] = []
     num_sessions = Fraction()
-    for run in sift_runs(
-        storage, selector, fingerprint, is_in_history=is_in_history, is_proposed=is_proposed
-    ):
+    for run in sift_runs(storage, selector, fingerprint, **rules):
         if isinstance(run, Unusable):
             refused.append(run)
             continue
         usable.append(run)
-        num_sessions += _part_of_session(run)
+        shard = None if run.stamp is None else run.stamp.shard
+        num_sessions += Fraction(1, 1 if shard is None else shard.num_shards)
         if num_sessions >= max_sessions:
             break
     return Choice(
@@ -116,12 +109,7 @@ def choose_runs(
 
 
 def sift_runs(
-    storage: AnyPath,
-    selector: str | Literal[True],
-    fingerprint: str,
-    *,
-    is_in_history: Callable[[str], bool] | None = None,
-    is_proposed: Callable[[AnyPath], bool] = lambda path: False,
+    storage: AnyPath, selector: str | Literal[True], fingerprint: str, **rules: Unpack[TrunkRules]
 ) -> Iterator[StoredRun | Unusable]:
     """Yield each stored run to compare with, or why it is refused: the newest first, read lazily.
 
@@ -130,10 +118,9 @@ def sift_runs(
     Args:
         storage: The place of `--benchmark-storage`.
         selector: The value of `--benchmark-compare`: True for every run, else a number, a glob or
-            the path of a file, as pytest-benchmark understands them, or a file's URL.
+            a path, as pytest-benchmark understands them, or a file's URL.
         fingerprint: The environment of this session.
-        is_in_history: See `TrunkRules`.
-        is_proposed: See `TrunkRules`.
+        rules: Those of `trunk_rules`; outside of git none.
 
     Raises:
         SettingError: The selector is invalid.
@@ -143,12 +130,18 @@ def sift_runs(
     if not files:
         yield _nothing_found(storage, selector)
     moments: list[tuple[datetime, AnyPath]] = []
-    for path, moment in zip(files, _moments_of(storage, files, selector), strict=True):
+    if isinstance(storage, RemotePath):
+        read = read_moments(files)
+    else:
+        read = [_look_within(storage, path, selector) for path in files]
+    for path, moment in zip(files, read, strict=True):
         if isinstance(moment, Unusable):
             yield moment
         else:
             moments.append((moment, path))
+    is_in_history = rules.get("is_in_history")
     is_known = None if is_in_history is None else cache(is_in_history)
+    is_proposed = rules.get("is_proposed")
     used: dict[tuple[datetime, str | None], str] = {}
     for _, path in sorted(moments, key=lambda one: one[0], reverse=True):
         head = read_head(path)
@@ -157,7 +150,7 @@ def sift_runs(
             continue
         session = head.saved_at, head.commit
         reason = _why_refused(head, fingerprint, is_known)
-        if reason is None and is_proposed(path):
+        if reason is None and is_proposed is not None and is_proposed(path):
             reason = "comes with the commits that are judged; it counts once they are merged"
         if reason is None and session in used:
             # Counted twice, it would make the history look steadier than it is.
@@ -169,20 +162,6 @@ def sift_runs(
         if not isinstance(run, Unusable):
             used[session] = path.name
         yield run
-
-
-def _part_of_session(run: RunHead) -> Fraction:
-    """Return which part of a session's cells a run holds, if its shards are equally large."""
-    shard = None if run.stamp is None else run.stamp.shard
-    return Fraction(1, 1 if shard is None else shard.num_shards)
-
-
-def _moments_of(
-    storage: AnyPath, files: Sequence[AnyPath], selector: str | Literal[True]
-) -> list[datetime | Unusable]:
-    if isinstance(storage, RemotePath):
-        return read_moments(files)
-    return [_look_within(storage, path, selector) for path in files]
 
 
 def _look_within(
@@ -209,14 +188,9 @@ def _read_good(
 
 
 def find_runs(storage: AnyPath, selector: str | Literal[True] = True) -> list[AnyPath]:
-    """Return the files that a selector of `sift_runs` names, the highest number last.
-
-    Raises:
-        SettingError: The selector is invalid.
-        StorageError: The storage cannot be listed.
-    """
+    """Return the files that a selector of `sift_runs` names, the highest number last."""
     if selector is True:
-        # All machines' folders: the fingerprint tells them apart, and says so where none is left.
+        # All machines' folders: the fingerprint separates them, with a reason for each refusal.
         return _find(storage, _NUMBERED, f"*/{_NUMBERED}")
     if "://" in selector:
         return [locate(selector, "--benchmark-compare")]
@@ -303,8 +277,7 @@ def _why_refused(
 def save_run(folder: AnyPath, name: str, data: bytes) -> AnyPath:
     """Save a run under the next free number, even beside other savers, and return where.
 
-    Raises:
-        WriteError: The run cannot be saved; nothing half-written stays.
+    Raises a WriteError where it cannot be saved; nothing half-written stays.
     """
     try:
         if isinstance(folder, RemotePath):
@@ -346,11 +319,7 @@ def _take_number(folder: _Folder, name: str, create: Callable[[_Folder], None]) 
 
 
 def remove_run(path: AnyPath) -> None:
-    """Remove a stored run where it exists.
-
-    Raises:
-        WriteError: It cannot be removed; names it and the reason.
-    """
+    """Remove a stored run where it exists; raises a WriteError with the path and the reason."""
     try:
         path.unlink(missing_ok=True)
     except OSError as error:
@@ -365,9 +334,8 @@ def find_proposed(root: Path, storage: AnyPath, trunk: str | None) -> Callable[[
     if trunk is None or not isinstance(storage, Path):
         return lambda path: False
     changed = changed_files(root, trunk, storage.resolve())
-    return lambda path: isinstance(path, Path) and not changed.isdisjoint(_names_of(path))
-
-
-def _names_of(path: Path) -> set[Path]:
-    """Return the file, and the link that leads to it, as git calls them."""
-    return {path.parent.resolve() / path.name, path.resolve()}
+    # Git names the file itself, or the link that leads to it.
+    return lambda path: (
+        isinstance(path, Path)
+        and not changed.isdisjoint({path.parent.resolve() / path.name, path.resolve()})
+    )

@@ -24,12 +24,10 @@ from perfsuite.system.urls import AnyPath
 
 @dataclass(kw_only=True)
 class History:
-    """The usable runs of this environment, and the cells that this session has measured so far.
+    """The usable runs of this environment, the newest last, and the cells of this session so far.
 
-    Attributes:
-        runs: The newest last.
-        refused: Why each other stored run is not among them.
-        probe: Measures the host when the first cell is screened.
+    `refused` says why each other stored run is not among them; `probe` measures the host when the
+    first cell is screened.
     """
 
     runs: Sequence[StoredRun]
@@ -56,17 +54,8 @@ class History:
         """Return a FAIL where a count or the memory grew against the newest run; else None.
 
         A decrease never fails: it calls for a new stored run, because the old one would let the
-        count grow again unseen.
-
-        Args:
-            name: The cell.
-            head: Its counts now.
-            num_samples: Of a step; None where the cell runs no steps.
-            counts: The `counts` of the cell's markers.
-            say: Shows a line.
-
-        Raises:
-            SettingError: The markers name an unknown count, or an invalid slack.
+        count grow again unseen. `counts` is that of the cell's markers, a SettingError where it is
+        invalid; `say` shows a line.
         """
         base = next((run.cells[name] for run in reversed(self.runs) if name in run.cells), None)
         if base is None or base.num_samples != num_samples:
@@ -119,10 +108,7 @@ def read_history(
     """Return the stored runs of the base and this environment, as many as are needed.
 
     `storage` is None for a place that only pytest-benchmark reads; `selector` is the value of
-    `--benchmark-compare`.
-
-    Raises:
-        SettingError: The selector is invalid.
+    `--benchmark-compare`. Raises a SettingError for an invalid one.
     """
     runs: tuple[StoredRun, ...] = ()
     if storage is None:

@@ -1,1 +1,1 @@
-"""What the gate asks git: the base, its tree, the files that are laid over it."""
+"""Git for the gate: the base, its tree, the files that are laid over it."""

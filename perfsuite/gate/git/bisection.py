@@ -2,7 +2,7 @@
 
 Its state, the refs `refs/bisect` and the files BISECT_*, belongs to the worktree (git-worktree(1),
 "Refs"): a bisection that the user has begun goes on undisturbed. Git checks nothing out; it only
-names the next commit. Must not know how a commit is found good or bad.
+names the next commit.
 """
 
 from __future__ import annotations
@@ -23,21 +23,16 @@ from perfsuite.units import short_commit
 
 Mark = Literal["good", "bad", "skip"]
 
-# What git writes into its log of the bisection when it ends.
+# The lines in git's log of a bisection that has ended.
 _FIRST_BAD: Final = re.compile(r"^# first bad commit: \[(\w+)\]", re.MULTILINE)
 _POSSIBLE: Final = re.compile(r"^# possible first bad commit: \[(\w+)\]", re.MULTILINE)
-# What `git bisect` ends in where only skipped commits are left.
+# The exit code of `git bisect` where only skipped commits are left.
 _ONLY_SKIPPED: Final = 2
 
 
 @dataclass(frozen=True, kw_only=True)
 class End:
-    """What a bisection came to.
-
-    Attributes:
-        first_bad: The commit; None where it is not known.
-        possible: The commits that it may be where too many were skipped.
-    """
+    """The result: the first bad commit, or those that it may be where too many were skipped."""
 
     first_bad: str | None
     possible: tuple[str, ...]
@@ -52,7 +47,7 @@ class Bisection:
         self._bisect("start", "--no-checkout", bad, good, "--")
 
     def find_end(self) -> End | None:
-        """Return what it came to; None as long as there is a commit to judge."""
+        """Return its result; None as long as there is a commit to judge."""
         log = output(self._folder, "bisect", "log").decode(errors="replace")
         if found := _FIRST_BAD.search(log):
             return End(first_bad=found[1], possible=())
@@ -70,7 +65,7 @@ class Bisection:
         return found
 
     def mark(self, mark: Mark) -> None:
-        """Tell what the candidate is."""
+        """Mark the candidate."""
         self._bisect(mark)
 
     def _bisect(self, *arguments: str) -> None:
@@ -83,23 +78,15 @@ class Bisection:
 def bisection(root: Path, *, good: str, bad: str) -> Iterator[Bisection]:
     """Give a search that leaves nothing in the repository of `root` after the context.
 
-    Args:
-        root: A folder of the checkout.
-        good: A commit by its full name, an ancestor of `bad`.
-        bad: Another.
-
-    Raises:
-        WriteError: Its worktree cannot be made.
+    `good` and `bad` are full names of commits, the first an ancestor of the second. Raises a
+    WriteError where its worktree cannot be made.
     """
     with empty_worktree(root, Base(revision=good, described=short_commit(good))) as folder:
         yield Bisection(folder, good=good, bad=bad)
 
 
 def most_steps(num_commits: int) -> int:
-    """Return how many commits must be judged to find the first bad one, if none is skipped.
-
-    Args:
-        num_commits: Those that may be it, the one that is known to be bad among them.
+    """Return how many of the commits that may be the first bad one must be judged at most.
 
     >>> most_steps(1), most_steps(2), most_steps(8), most_steps(9)
     (0, 1, 3, 4)

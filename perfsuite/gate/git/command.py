@@ -1,7 +1,7 @@
-"""How git is asked: without a shell, a hook, a prompt, a pager or a lock.
+"""Runs git: without a shell, a hook, a prompt, a pager or a lock.
 
-Never on another repository than the folder's own: what a hook's environment says about that is not
-passed on. Must not know what is asked.
+Never on another repository than the folder's own: variables of a hook's environment that name
+another one are not passed on.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _OF_ANOTHER_REPOSITORY = frozenset(
         "GIT_WORK_TREE",
     }
 )
-# LC_ALL: what git says is read here and quoted to the user.
+# LC_ALL: git's messages are read here and quoted to the user.
 _ENVIRONMENT = {
     "GIT_OPTIONAL_LOCKS": "0",
     "GIT_PAGER": "cat",
@@ -46,7 +46,7 @@ _OPTIONS = ("--no-pager", "-c", "core.hooksPath=/dev/null", "-c", "core.fsmonito
 
 def run_git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[bytes]:
     """Run git in a folder, and return how it ended and what it wrote."""
-    # The environment is passed on to git, not read: only what names another repository is not.
+    # The environment is passed on to git and not read, but for the names of other repositories.
     environment = {
         name: value for name, value in os.environ.items() if name not in _OF_ANOTHER_REPOSITORY
     }
@@ -62,25 +62,21 @@ def run_git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[bytes]
 
 
 def answer(root: Path, *arguments: str) -> str | None:
-    """Return git's answer of one line; None where it has none."""
-    asked = run_git(root, *arguments)
-    return os.fsdecode(asked.stdout).removesuffix("\n") if asked.returncode == 0 else None
+    """Return git's answer of one line; None where it fails."""
+    ended = run_git(root, *arguments)
+    return os.fsdecode(ended.stdout).removesuffix("\n") if ended.returncode == 0 else None
 
 
 def output(root: Path, *arguments: str) -> bytes:
-    """Return all that git answers.
-
-    Raises:
-        PerfsuiteError: It does not; quotes it.
-    """
-    asked = run_git(root, *arguments)
-    if asked.returncode != 0:
-        raise PerfsuiteError(f"'git {arguments[0]}' failed in {root}: {complaint_of(asked)}")
-    return asked.stdout
+    """Return git's whole output; raises a PerfsuiteError that quotes git where it fails."""
+    ended = run_git(root, *arguments)
+    if ended.returncode != 0:
+        raise PerfsuiteError(f"'git {arguments[0]}' failed in {root}: {complaint_of(ended)}")
+    return ended.stdout
 
 
 def complaint_of(ended: subprocess.CompletedProcess[bytes]) -> str:
-    """Return what git complained of first, which is the cause of the rest, or how it ended."""
+    """Return git's first complaint, which is the cause of the rest, or how it ended."""
     for line in os.fsdecode(ended.stderr).splitlines():
         if line.startswith(("fatal: ", "error: ")):
             return line.partition(": ")[2]
@@ -90,11 +86,9 @@ def complaint_of(ended: subprocess.CompletedProcess[bytes]) -> str:
 
 
 def find_commit(root: Path, name: str) -> str | None:
-    """Return the full name of the commit that a branch, a tag or a commit's name is; None if none.
+    """Return the full name of the commit of a branch, a tag or a commit's name; None if none.
 
-    Raises:
-        SettingError: The name begins as an option does: git could neither show it nor be told of it
-            in any advice.
+    Raises a SettingError for a name that begins as options do: no advice could name it for git.
     """
     if name.startswith("-"):
         raise SettingError(

@@ -10,18 +10,15 @@ from typing import Final
 from perfsuite.gate.git.command import output
 from perfsuite.system.untrusted import printable
 
-# Where no commit says when it was made.
+# Where no commit has a time.
 _EPOCH: Final = datetime.fromtimestamp(0, UTC)
 
 
 def read_log(root: Path, revision: str) -> dict[str, datetime]:
     """Return when each commit up to a revision was made, parents before their children.
 
-    A commit can name any time. One without a time counts as made with the one before it in this
-    order, and at the beginning with the one after it.
-
-    Raises:
-        PerfsuiteError: Git fails; quotes it.
+    A commit without a time counts as made with the one before it in this order, and at the
+    beginning with the one after it.
     """
     options = ("--topo-order", "--reverse", "--no-show-signature", "--format=%H %ct")
     lines = output(root, "log", *options, revision).decode().splitlines()
@@ -40,19 +37,11 @@ def _moment_of(seconds: str) -> datetime | None:
 
 
 def count_commits(root: Path, old: str, new: str) -> int:
-    """Return how many commits `new` has that `old` has not.
-
-    Raises:
-        PerfsuiteError: Git fails; quotes it.
-    """
+    """Return how many commits `new` has that `old` has not."""
     return int(output(root, "rev-list", "--count", f"{old}..{new}"))
 
 
 def subject_of(root: Path, commit: str) -> str:
-    """Return the first line of a commit's message, without control characters.
-
-    Raises:
-        PerfsuiteError: Git fails; quotes it.
-    """
+    """Return the first line of a commit's message, without control characters."""
     subject = output(root, "log", "-1", "--no-show-signature", "--format=%s", commit)
     return printable(os.fsdecode(subject).removesuffix("\n"))

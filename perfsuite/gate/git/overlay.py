@@ -17,8 +17,6 @@ Whatever paths the user named, these files of head are laid over:
 A folder is laid over by removing the base's first. Head's files are those that git tracks or would
 add, as they are on the disk. A symbolic link stays a link, and none of the base's is written
 through.
-
-Must not know git's records, nor what is run in a tree.
 """
 
 from __future__ import annotations
@@ -58,7 +56,7 @@ class Head:
     """Head's tree.
 
     Attributes:
-        top: The folder whose counterpart is the base's tree; without symbolic links.
+        top: The folder that the base's tree is the counterpart of; without symbolic links.
         root: pytest's root: `top` or a folder in it.
         python_files: Patterns of the names of test files, pytest's ini value.
     """
@@ -70,12 +68,12 @@ class Head:
 
 @dataclass(frozen=True, kw_only=True)
 class Overlay:
-    """What of head is laid over the base's tree, relative to the top.
+    """The files of head that are laid over the base's tree, relative to the top.
 
     Attributes:
         folders: As wholes.
         files: One by one.
-        searched: Folders in which a test file that only the base has is removed.
+        searched: Folders where a test file is removed if only the base has it.
     """
 
     folders: set[Path] = field(default_factory=set)
@@ -84,7 +82,7 @@ class Overlay:
 
 
 def plan_overlay(head: Head, paths: Sequence[Path]) -> Overlay:
-    """Return what of head is laid over, by the rules above, for the paths that the user named.
+    """Return the files of head that are laid over, by the rules above, for the paths of the user.
 
     Raises:
         SettingError: A path does not exist, is outside head's tree, or holds no file that git
@@ -105,12 +103,9 @@ def plan_overlay(head: Head, paths: Sequence[Path]) -> Overlay:
 
 
 def lay_over(tree: Path, head: Head, overlay: Overlay) -> None:
-    """Make the base's tree hold head's benchmark files in the place of its own.
+    """Put head's benchmark files into the base's tree, in the place of its own.
 
-    Args:
-        tree: The counterpart of `head.top`; without symbolic links in its own path.
-        head: Where the files are.
-        overlay: Which they are.
+    `tree` is the counterpart of `head.top`, without symbolic links in its own path.
 
     Raises:
         OSError: A file cannot be copied.
@@ -136,16 +131,16 @@ def lay_configuration(tree: Path, head: Path, inifile: Path | None) -> Path:
     """Put head's pytest configuration into the base's tree; return the file for `pytest -c`.
 
     The base keeps its own pyproject.toml, tox.ini and setup.cfg, which also describe its package:
-    of such a file of head's a copy is laid beside under another name. It cannot be read where it
-    is, because its paths, `pythonpath` for one, count from the folder it is in and would lead the
-    base's arm to head's code. A file that is pytest's alone replaces the base's. Where head has
-    none, an empty one keeps the base's from being read.
+    a copy of head's is laid beside it under another name. Head's cannot be read in its place,
+    because its paths, such as `pythonpath`, count from its folder and would lead the base's arm to
+    head's code. A file that is pytest's alone replaces the base's. Where head has none, an empty
+    one keeps pytest from reading the base's.
 
     Args:
         tree: The base's root.
         head: Head's root.
-        inifile: What pytest read in head (`config.inipath`). One outside of `head` is returned as
-            it is.
+        inifile: The file that pytest read in head (`config.inipath`). One outside of `head` is
+            returned as it is.
 
     Raises:
         WriteError: It cannot be written; names the tree and the reason.
@@ -166,11 +161,9 @@ def lay_configuration(tree: Path, head: Path, inifile: Path | None) -> Path:
 
 
 def source_files(folder: Path, *, leave_out: Path | None = None) -> Iterator[Path]:
-    """Yield every file and link of a source tree: no .git, virtual environment or cache.
+    """Yield every file and link of a source tree, relative to it, but not those of `leave_out`.
 
-    Args:
-        folder: The tree; paths are relative to it.
-        leave_out: One more folder that is not looked into.
+    No .git, virtual environment or cache.
     """
     for at, folders, files in os.walk(folder):
         here = Path(at)
@@ -187,12 +180,12 @@ def source_files(folder: Path, *, leave_out: Path | None = None) -> Iterator[Pat
 
 
 def read_source(file: Path) -> bytes:
-    """Return what a file holds, with the line ends that git keeps: checkouts may have others."""
+    """Return a file's content with git's line ends: checkouts may have others."""
     return file.read_bytes().replace(b"\r\n", b"\n")
 
 
 def python_digests(tree: Path) -> dict[Path, bytes]:
-    """Return what each Python file of a tree holds, by its path in it."""
+    """Return a digest of each Python file of a tree, by its path in it."""
     return {
         path: hashlib.sha256(read_source(tree / path)).digest()
         for path in source_files(tree)
@@ -201,22 +194,14 @@ def python_digests(tree: Path) -> dict[Path, bytes]:
 
 
 def copy_file(source: Path, target: Path, path: Path) -> None:
-    """Make `path` in the tree `target` what it is in `source`; a link is copied, never followed.
-
-    Raises:
-        OSError: It cannot be read or written.
-    """
+    """Make `path` in `target` what it is in `source`; a link is copied, never followed."""
     make_folder(target, path.parent)
     _remove(target, path)
     shutil.copy2(source / path, target / path, follow_symlinks=False)
 
 
 def make_folder(tree: Path, path: Path) -> None:
-    """Make `path` a folder of the tree; a file or link in its way goes, since it may lead outside.
-
-    Raises:
-        OSError: It cannot be made.
-    """
+    """Make `path` a folder of the tree; a file or link in its way goes: it may lead outside."""
     for folder in reversed([path, *path.parents[:-1]]):
         here = tree / folder
         if here.is_symlink() or not here.is_dir():
@@ -226,7 +211,7 @@ def make_folder(tree: Path, path: Path) -> None:
 
 @contextmanager
 def as_write_error(tree: Path) -> Iterator[None]:
-    """Raise what goes wrong with files in the context as a WriteError about the base's tree."""
+    """Raise an OSError in the context as a WriteError about the base's tree."""
     try:
         yield
     except OSError as error:
@@ -272,7 +257,7 @@ def _add_test_file(overlay: Overlay, head: Head, file: Path) -> None:
 
 
 def _benchmark_folder(head: Head, folder: Path) -> Path | None:
-    """The outermost benchmark folder that `folder` is or is in: rule 1."""
+    """Return the outermost benchmark folder that `folder` is or is in: rule 1."""
     for candidate in reversed([folder, *folder.parents]):
         words = re.split(r"[^a-z0-9]", candidate.name.lower())
         if _BENCHMARK_WORDS.intersection(words) and not _holds_code(head, candidate):
@@ -299,7 +284,7 @@ def _modules(folder: Path) -> Iterator[Path]:
 
 
 def _project_package(root: Path) -> str | None:
-    """The import name that a project of this name has by custom."""
+    """Return the import name that a project of this name has by custom."""
     try:
         text = (root / "pyproject.toml").read_text(encoding="utf-8")
         project = tomllib.loads(text).get("project", {})
@@ -315,7 +300,7 @@ def _is_test_file(head: Head, path: Path) -> bool:
 
 
 def _files_of(head: Head, folder: Path) -> list[Path]:
-    """Head's files in `folder`, relative to the top."""
+    """Return head's files in `folder`, relative to the top."""
     here = head.top / folder
     in_git = repository.find_top(here) is not None
     inner = repository.working_files(here) if in_git else source_files(here)

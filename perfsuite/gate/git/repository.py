@@ -1,7 +1,6 @@
-"""What the gate asks git: which commit is the base, is the tree dirty, which files does it hold.
+"""Questions to git: which commit is the base, is the tree dirty, which files does it hold.
 
-Only `add_worktree` writes, and only in the folder it is given and in git's record of it. Must not
-know pytest, arms or verdicts.
+Only `add_worktree` writes, and only in the folder it is given and in git's record of it.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _UPSTREAMS = (
     "refs/remotes/origin/master",
 )
 
-# What Python and pytest leave anywhere, and sessions under the root: no code under test.
+# Leavings of Python and pytest anywhere, and of sessions under the root: no code under test.
 _LEFT_ANYWHERE = frozenset({"__pycache__", ".pytest_cache", ".hypothesis"})
 _LEFT_IN_ROOT = ("results", "baselines", ".benchmarks")
 
@@ -46,11 +45,9 @@ _NAME_ONE = "name a base with --base or --base-dir (pytest: --perf-base, --perf-
 
 @dataclass(frozen=True, kw_only=True)
 class Base:
-    """The commit that head is compared with.
+    """The commit that head is compared with, by its full name.
 
-    Attributes:
-        revision: Its full name, 40 or 64 hexadecimal digits.
-        described: How it was found, for people: "the merge base with origin/main, 1a2b3c4".
+    `described` says how it was found, for people: "the merge base with origin/main, 1a2b3c4".
     """
 
     revision: str
@@ -59,11 +56,7 @@ class Base:
 
 @dataclass(frozen=True, kw_only=True)
 class NoBase:
-    """There is no commit to compare with.
-
-    Attributes:
-        reason: Why, and what to do: a clause without a full stop.
-    """
+    """Why there is no commit to compare with, and what to do: a clause without a full stop."""
 
     reason: str
 
@@ -71,18 +64,10 @@ class NoBase:
 def find_base(root: Path, revision: str | None, *, outputs: Sequence[Path] = ()) -> Base | NoBase:
     """Return the commit that head is to be compared with.
 
-    `revision` where it is given. Else the merge base of HEAD with the upstream's default branch
-    (origin/HEAD, a local main or master, origin/main, origin/master: the first there is). Where
-    that is HEAD itself, or there is no such branch: HEAD if the tree is dirty, else HEAD's first
-    parent.
-
-    Args:
-        root: A folder of the checkout.
-        revision: What the user named, else None.
-        outputs: What `is_dirty` is to overlook.
-
-    Raises:
-        SettingError: `revision` names no commit.
+    `revision` where it is given; a SettingError where it names no commit. Else the merge base of
+    HEAD with the upstream's default branch (origin/HEAD, a local main or master, origin/main,
+    origin/master: the first that exists). Where that is HEAD itself, or no such branch exists: HEAD
+    if the tree is dirty (see `is_dirty` for `outputs`), else HEAD's first parent.
     """
     refusal = _why_not_a_checkout(root)
     if refusal is not None:
@@ -99,7 +84,13 @@ def find_base(root: Path, revision: str | None, *, outputs: Sequence[Path] = ())
     branch = answer(root, "rev-parse", "--abbrev-ref", upstream) or upstream
     merge_base = answer(root, "merge-base", head, upstream)
     if merge_base is None:
-        return NoBase(reason=_why_no_merge_base(root, branch))
+        reason = f"HEAD and {branch} have no commit in common; {_NAME_ONE}"
+        if _is_shallow(root):
+            reason = (
+                f"this clone is shallow and ends before the merge base with {branch}; "
+                "run 'git fetch --deepen=100' or 'git fetch --unshallow'"
+            )
+        return NoBase(reason=reason)
     if merge_base == head:
         return _base_of_default_branch(root, head, outputs, "")
     return Base(
@@ -110,14 +101,14 @@ def find_base(root: Path, revision: str | None, *, outputs: Sequence[Path] = ())
 def find_trunk(root: Path) -> str | None:
     """Return the newest commit of HEAD that the upstream's default branch has, None without one.
 
-    HEAD where there is no such branch: what a change that begins here will be compared with.
+    HEAD where there is no such branch: the commit that a change from here will be compared with.
     """
     upstream = next((name for name in _UPSTREAMS if find_commit(root, name) is not None), "HEAD")
     return answer(root, "merge-base", "HEAD", upstream)
 
 
 def is_in_history(root: Path, commit: str, revision: str) -> bool:
-    """Whether `commit` is `revision` or an ancestor of it; one that is not there is not."""
+    """Whether `commit` is `revision` or an ancestor of it; an unknown commit is not."""
     return run_git(root, "merge-base", "--is-ancestor", commit, revision).returncode == 0
 
 
@@ -132,16 +123,9 @@ def changed_files(root: Path, since: str, folder: Path) -> frozenset[Path]:
 def is_dirty(root: Path, *, outputs: Sequence[Path] = ()) -> bool:
     """Whether the tree differs from HEAD; a file that git does not know or ignore counts.
 
-    Such a file does not count if it is what a run leaves: caches of Python and pytest, and
-    results/, baselines/ and .benchmarks/ in `root`. Otherwise a second run on a clean commit would
-    compare that commit with itself.
-
-    Args:
-        root: A folder of the checkout; the whole checkout is looked at.
-        outputs: Further files and folders that runs write.
-
-    Raises:
-        PerfsuiteError: Git cannot tell; quotes it.
+    The leavings of a run do not count: caches of Python and pytest, results/, baselines/ and
+    .benchmarks/ in `root`, and `outputs`. Otherwise a second run on a clean commit would compare
+    that commit with itself. The whole checkout is looked at.
     """
     arguments = ("status", "--porcelain=v1", "-z", "--untracked-files=all", "--no-renames")
     top = _known_top(root)
@@ -175,9 +159,9 @@ def find_top(folder: Path) -> Path | None:
 
 
 def worktree_records(root: Path) -> Path | None:
-    """Return the folder of git's records of linked worktrees, one folder each; None outside git.
+    """Return the folder of git's records of linked worktrees, which need not exist.
 
-    It is `worktrees` in gitrepository-layout(5), and need not exist.
+    It is `worktrees` in gitrepository-layout(5), with one folder each. None outside git.
     """
     common = answer(root, "rev-parse", "--git-common-dir") if find_top(root) else None
     return None if common is None else (root / common).resolve() / "worktrees"
@@ -188,16 +172,8 @@ def add_worktree(root: Path, base: Base, folder: Path, *, has_files: bool = True
 
     Filters of the user's configuration run, as in any checkout, except git-lfs: its files stay
     pointers. Submodules stay empty. A sparse checkout is as sparse as the user's. A partial clone
-    fetches what it lacks, as for any command.
-
-    Args:
-        root: A folder of the checkout.
-        base: The commit.
-        folder: Where to.
-        has_files: False for a worktree that only keeps git's own state.
-
-    Raises:
-        WriteError: It cannot be checked out; names the folder, the space there, and git's reason.
+    fetches what it lacks, as for any command. Without files it only keeps git's own state. Raises a
+    WriteError that names the folder, the space there, and git's reason.
     """
     made = run_git(
         *(root, *_WORKTREE_OPTIONS, "worktree", "add", "--quiet", "--detach", "--no-checkout"),
@@ -218,15 +194,9 @@ def add_worktree(root: Path, base: Base, folder: Path, *, has_files: bool = True
 
 
 def working_files(folder: Path) -> list[Path]:
-    """Return the files below `folder` as they are: tracked, or untracked and not ignored.
+    """Return the files below `folder`, relative to it: tracked, or untracked and not ignored.
 
     Symbolic links count as files. Files of submodules and other nested checkouts are included.
-
-    Returns:
-        Paths relative to `folder`.
-
-    Raises:
-        PerfsuiteError: Git cannot tell; quotes it.
     """
     listed = output(folder, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
     files: list[Path] = []
@@ -250,7 +220,7 @@ def submodules(tree: Path) -> list[Path]:
 
 
 def lfs_files(tree: Path) -> list[Path]:
-    """Return the tracked files that git-lfs keeps elsewhere, relative to `tree`."""
+    """Return the tracked files that git-lfs stores, relative to `tree`."""
     names = output(tree, "ls-files", "-z", "--", ":(attr:filter=lfs)").split(b"\0")
     return [Path(os.fsdecode(name)) for name in names if name]
 
@@ -270,7 +240,7 @@ def _named_base(root: Path, revision: str) -> Base:
 def _base_of_default_branch(
     root: Path, head: str, outputs: Sequence[Path], why: str
 ) -> Base | NoBase:
-    """HEAD has nothing that the upstream's default branch lacks, or there is no such branch."""
+    """Return the base where HEAD has no commit of its own, or there is no default branch."""
     if is_dirty(root, outputs=outputs):
         described = f"HEAD, {short_commit(head)}, without the uncommitted changes{why}"
         return Base(revision=head, described=described)
@@ -290,24 +260,15 @@ def _base_of_default_branch(
     )
 
 
-def _why_no_merge_base(root: Path, branch: str) -> str:
-    if _is_shallow(root):
-        return (
-            f"this clone is shallow and ends before the merge base with {branch}; "
-            "run 'git fetch --deepen=100' or 'git fetch --unshallow'"
-        )
-    return f"HEAD and {branch} have no commit in common; {_NAME_ONE}"
-
-
 def _why_not_a_checkout(root: Path) -> str | None:
     if shutil.which("git") is None:
         return f"git is not installed (no 'git' on the PATH); install it, or {USE_FOLDER}"
-    asked = run_git(root, "rev-parse", "--is-inside-work-tree")
-    if asked.returncode == 0:
-        if asked.stdout == b"true\n":
+    answered = run_git(root, "rev-parse", "--is-inside-work-tree")
+    if answered.returncode == 0:
+        if answered.stdout == b"true\n":
             return None
         return f"{root} is in a git repository, but not in a working tree of it"
-    complaint = complaint_of(asked)
+    complaint = complaint_of(answered)
     if complaint.startswith("not a git repository"):
         return f"{root} is not in a git checkout; {USE_FOLDER}"
     return f"git refuses {root}: {complaint}; see what 'git status' says there"

@@ -1,8 +1,7 @@
 """The base's source tree: made in a temporary folder, and always removed.
 
-Its name carries this process's id, so a later session removes what a killed one left. The user's
-own tree, index, stash, branches and configuration are not touched. Which of head's files are laid
-over the tree is decided in `overlay`. Must not know what is run in a tree.
+Its name carries this process's id, so a later session removes the tree of a killed one. The user's
+own tree, index, stash, branches and configuration are not touched.
 """
 
 from __future__ import annotations
@@ -37,8 +36,8 @@ from perfsuite.system.signals import uninterrupted
 # pytest's default of the ini value of that name.
 PYTHON_FILES = ("test_*.py", "*_test.py")
 
-# "perfsuite-<process id>-", as the folders of rank groups are named. The host keeps a session from
-# taking the record of a living one for stale that shares the repository from another machine.
+# "perfsuite-<process id>-", as the folders of rank groups are named. The host is there because a
+# living session on another machine may share the repository: its record is not stale.
 _HOST = re.sub(r"[^a-z0-9]", "", platform.node().lower())
 _TREE_NAME = re.compile(rf"perfsuite-(\d+)-(?:base-{_HOST}|pair)-\w+")
 
@@ -51,12 +50,8 @@ def base_tree(
 ) -> Iterator[Path]:
     """Give the base's counterpart of `root`, in a git worktree that is gone after the context.
 
-    Args:
-        root: Head's root, a folder of the checkout.
-        base: The commit to check out.
-        overlay: Head's benchmark files and folders, anywhere in the checkout; the module
-            `overlay` says what of them is laid over. Nothing where it is empty.
-        python_files: Patterns of the names of test files, pytest's ini value.
+    `overlay` are head's benchmark files and folders, laid over by the rules of that module;
+    `python_files` are patterns of the names of test files, pytest's ini value.
 
     Raises:
         SettingError: `root` is not in a git checkout; or a path does not exist, is outside of it,
@@ -85,21 +80,10 @@ def directory_tree(
     *,
     python_files: Sequence[str] = PYTHON_FILES,
 ) -> Iterator[Path]:
-    """Give a copy of the base's root `base_dir` that is gone after the context.
+    """Give a copy of the base's root `base_dir` that is gone after the context, as `base_tree`.
 
-    What git ignores is copied too, since an extension that was built in place is ignored; .git,
-    virtual environments and caches are not.
-
-    Args:
-        root: Head's root.
-        base_dir: The base's root; only read.
-        overlay: Head's benchmark files and folders, in `root`.
-        python_files: Patterns of the names of test files, pytest's ini value.
-
-    Raises:
-        SettingError: `base_dir` is no folder; or a path does not exist, is outside of `root`, or
-            holds no file.
-        WriteError: The copy cannot be made; names the folder and the reason. Nothing stays.
+    Files that git ignores are copied too, since an extension that was built in place is ignored;
+    .git, virtual environments and caches are not.
     """
     check_base_dir(base_dir)
     source = base_dir.resolve()
@@ -114,22 +98,14 @@ def directory_tree(
 
 
 def check_base_dir(base_dir: Path) -> None:
-    """Refuse a base that is no folder.
-
-    Raises:
-        SettingError: It is none.
-    """
+    """Raise a SettingError where the base is no folder."""
     if not base_dir.is_dir():
         raise SettingError(f"the base {str(base_dir)!r} is not a folder; name one")
 
 
 @contextmanager
 def empty_worktree(root: Path, base: Base) -> Iterator[Path]:
-    """Give a git worktree without files, for state of git's own, that is gone after the context.
-
-    Raises:
-        WriteError: It cannot be made; names the folder and the reason. Nothing stays.
-    """
+    """Give a git worktree without files, for git's own state; raises WriteError."""
     with _temporary_folder(repository.worktree_records(root)) as folder:
         repository.add_worktree(root, base, folder, has_files=False)
         yield folder
@@ -138,19 +114,16 @@ def empty_worktree(root: Path, base: Base) -> Iterator[Path]:
 def import_roots(tree: Path, pythonpath: Sequence[str]) -> tuple[Path, ...]:
     """Return the folders that come first on the path of an arm's launches, in that order.
 
-    Args:
-        tree: The arm's root.
-        pythonpath: Head's pytest ini value of that name, relative to the root. What the tree does
-            not have is left out.
+    `pythonpath` is head's pytest ini value, relative to the root; missing folders are left out.
     """
     folders = [tree / entry for entry in (*pythonpath, "src")]
     return tuple(dict.fromkeys([*(folder for folder in folders if folder.is_dir()), tree]))
 
 
 def ignore_trees_in(root: Path) -> tuple[str, ...]:
-    """Return options of pytest that keep it from taking a tree's tests for those of `root`.
+    """Return options of pytest that keep it from collecting a tree's tests as those of `root`.
 
-    Needed where temporary folders are in it, as where a CI job sets TMPDIR to one of its checkout.
+    Needed where temporary folders are in it: a CI job may set TMPDIR to a folder of its checkout.
     """
     temporary = Path(tempfile.gettempdir())
     return tuple(
@@ -161,7 +134,7 @@ def ignore_trees_in(root: Path) -> tuple[str, ...]:
 
 
 def what_is_missing(tree: Path) -> tuple[str, ...]:
-    """Return what a worktree lacks of its commit, a clause each: nothing is fetched for it."""
+    """Return what a worktree lacks of its commit, a clause each; nothing is fetched for it."""
     top = repository.find_top(tree)
     if top is None:
         return ()
@@ -179,12 +152,7 @@ def what_is_missing(tree: Path) -> tuple[str, ...]:
 
 
 def sweep_stale_trees(root: Path) -> None:
-    """Remove the trees of this user whose session was killed, and git's records of them.
-
-    Args:
-        root: A folder of the checkout whose records are looked through. Temporary folders are, in
-            any case.
-    """
+    """Remove this user's trees of killed sessions, and the records of them in `root`'s git."""
     records = repository.worktree_records(root)
     if records is not None:
         for record in filter(_is_stale, records.glob("perfsuite-*")):
@@ -212,9 +180,9 @@ def _temporary_folder(records: Path | None) -> Iterator[Path]:
 def _remove_tree(folder: Path, records: Path | None) -> None:
     """Remove a tree, and git's record of it, as far as there is any.
 
-    Git is not asked: `git worktree remove` needs a whole worktree, a record that is not locked by
-    its making, and a process more on a machine that may be out of them. `git worktree prune` would
-    remove other stale records too, which are the user's.
+    Not through git: `git worktree remove` needs a whole worktree, a record that is not locked by
+    its making, and one more process on a machine that may be out of them. `git worktree prune`
+    would remove other stale records too, which are the user's.
     """
     with uninterrupted():
         # A folder without the right to write keeps what is in it.
@@ -223,7 +191,7 @@ def _remove_tree(folder: Path, records: Path | None) -> None:
                 if not (Path(at) / name).is_symlink():
                     with contextlib.suppress(OSError):  # gone by now
                         (Path(at) / name).chmod(0o700)
-        # What cannot be removed all the same must not cost the verdict: the next sweep tries again.
+        # A failure to remove must not cost the verdict: the next sweep tries again.
         shutil.rmtree(folder, ignore_errors=True)
         if records is not None:
             shutil.rmtree(records / folder.name, ignore_errors=True)
@@ -232,7 +200,7 @@ def _remove_tree(folder: Path, records: Path | None) -> None:
 
 
 def _is_stale(path: Path) -> bool:
-    """Whether the folder is a tree, or a record of one, of this user and of no living process."""
+    """Whether it is a tree or record of this user whose process is dead."""
     name = _TREE_NAME.fullmatch(path.name)
     if name is None or psutil.pid_exists(int(name[1])):
         return False
@@ -240,7 +208,7 @@ def _is_stale(path: Path) -> bool:
 
 
 def _recorded_folder(record: Path) -> Path:
-    """Where the tree of a record is; git calls the record by the last part of its path."""
+    """Return where the tree of a record is; git names the record by the last part of its path."""
     with contextlib.suppress(OSError):  # the session was killed before git had written it
         folder = Path((record / "gitdir").read_text().removesuffix("\n")).parent
         if folder.name == record.name:

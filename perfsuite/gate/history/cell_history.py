@@ -27,12 +27,9 @@ from perfsuite.system.urls import AnyPath
 
 @dataclass(frozen=True, kw_only=True)
 class DatedChange:
-    """A change of level, and where it lies.
+    """A change of level between the runs `before` and `after`; ratios have 95 % bounds.
 
     Attributes:
-        ratio: New level over old, with bounds of 95 % confidence.
-        before: The last run of the old level.
-        after: The first run of the new one.
         num_commits: Commits that the second has and the first has not; None outside of git.
         accepted: Why it was accepted; None where it was not.
         is_recovered: Whether it is a slowdown that was undone later.
@@ -54,10 +51,9 @@ class DatedChange:
 
 @dataclass(frozen=True, kw_only=True)
 class DatedDrift:
-    """A drift over the whole history.
+    """A drift over the whole history, with bounds of 95 % confidence.
 
     Attributes:
-        ratio_per_week: The factor of a week, with bounds of 95 % confidence.
         total_ratio: The factor of the whole history.
         since: The first run.
         accepted: Why it was accepted; None where it was not.
@@ -72,12 +68,9 @@ class DatedDrift:
 
 @dataclass(frozen=True, kw_only=True)
 class CellHistory:
-    """What became of one cell.
+    """The changes of one cell, the oldest first, and its drift beside them.
 
-    Attributes:
-        trend: Without commits and dates; None where too few runs hold the cell.
-        changes: The oldest first.
-        drift: Beside the changes; None where there is none.
+    `trend` is both without commits and dates; None where too few runs hold the cell.
     """
 
     timeline: Timeline
@@ -95,13 +88,10 @@ class CellHistory:
 
 @dataclass(frozen=True, kw_only=True)
 class StoredHistory:
-    """All stored runs of one environment.
+    """All stored runs of one environment, and why each other run was refused.
 
-    Attributes:
-        root: The checkout; None outside of git.
-        runs: In the order of their commits, each with when its commit was made.
-        refused: Why each other stored run is not among them.
-        accepted: Reviewed exceptions.
+    Runs are in the order of their commits, each with when its commit was made. `root` is None
+    outside of git.
     """
 
     root: Path | None

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from statistics import geometric_mean
 from typing import Final
 
 from perfsuite.gate.baselines.accepted import Accepted, Rename
@@ -35,12 +35,9 @@ class Point:
 
 @dataclass(frozen=True, kw_only=True)
 class Timeline:
-    """The runs of a cell.
+    """The runs of a cell, by its newest name, in the order of `order_runs`.
 
-    Attributes:
-        cell: Its newest name.
-        points: The oldest commit first; runs of one commit in the order they were saved.
-        num_elsewhere: Further runs, in which its ranks found another environment.
+    `num_elsewhere` counts further runs, in which its ranks found another environment.
     """
 
     cell: str
@@ -76,43 +73,36 @@ def timeline_of(
     A run counts where its ranks found the same environment as in the newest run.
     """
     names = names_of(cell, accepted)
-    found = [
-        (made_at, run, name)
-        for made_at, run in runs
-        for name in [next((name for name in names if name in run.cells), None)]
-        if name is not None
-    ]
-    newest = {run.cells[name].fingerprint for _, run, name in found[-1:]}
-    points = tuple(
-        Point(
-            path=run.path,
-            commit=run.commit,
-            made_at=made_at,
-            time_s=run.cells[name].median_s,
-            is_accepted=run.stamp is not None and name in run.stamp.accepted,
-        )
-        for made_at, run, name in found
-        if run.cells[name].fingerprint in newest
-    )
-    return Timeline(cell=cell, points=points, num_elsewhere=len(found) - len(points))
+    found: list[tuple[Point, str | None]] = []
+    for made_at, run in runs:
+        name = next((name for name in names if name in run.cells), None)
+        if name is not None:
+            is_accepted = run.stamp is not None and name in run.stamp.accepted
+            point = _point(made_at, run, run.cells[name].median_s, is_accepted)
+            found.append((point, run.cells[name].fingerprint))
+    return _timeline(cell, found)
 
 
 def probe_timeline(runs: Sequence[tuple[datetime, StoredRun]]) -> Timeline:
     """Return how long the host itself took in the runs: the geometric mean of its probes."""
-    probed = [(made_at, run, run.probe_s) for made_at, run in runs if run.probe_s]
-    newest = {tuple(sorted(probe_s)) for _, _, probe_s in probed[-1:]}
-    points = tuple(
-        Point(
-            path=run.path,
-            commit=run.commit,
-            made_at=made_at,
-            time_s=statistics.geometric_mean(probe_s.values()),
-            is_accepted=False,
-        )
-        for made_at, run, probe_s in probed
-        if tuple(sorted(probe_s)) in newest
+    found = [
+        (_point(made_at, run, geometric_mean(run.probe_s.values()), False), sorted(run.probe_s))
+        for made_at, run in runs
+        if run.probe_s
+    ]
+    return _timeline("the host", found)
+
+
+def _point(made_at: datetime, run: StoredRun, time_s: float, is_accepted: bool) -> Point:
+    return Point(
+        path=run.path, commit=run.commit, made_at=made_at, time_s=time_s, is_accepted=is_accepted
     )
-    return Timeline(cell="the host", points=points, num_elsewhere=len(probed) - len(points))
+
+
+def _timeline(cell: str, found: Sequence[tuple[Point, object]]) -> Timeline:
+    """Return the points with the environment of the newest one."""
+    points = tuple(point for point, environment in found if environment == found[-1][1])
+    return Timeline(cell=cell, points=points, num_elsewhere=len(found) - len(points))
 
 
 def names_of(cell: str, accepted: Accepted) -> list[str]:

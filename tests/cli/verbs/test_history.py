@@ -382,10 +382,10 @@ def test_a_slowdown_that_recovered_is_shown_and_fails_no_job(
     store_levels(tmp_path, 1.0, 1.1, 1.0)
 
     assert history(CELL, "--fail-on-change", "--json", "history.json") == 0
-    told = said(capsys)
+    shown = said(capsys)
     assert history("--all", "--fail-on-change") == 0
 
-    slower, faster = told[-2:]
+    slower, faster = shown[-2:]
     assert slower.startswith("slower by ")
     assert slower.endswith("(2026-01-21, 1 commit), recovered since")
     assert faster.startswith("faster by ")

@@ -94,7 +94,7 @@ def test_once_it_is_merged_it_counts(checkout: Path) -> None:
     assert usable(checkout) == ["0001_main.json", "0002_main.json", "0003_mine.json"]
 
 
-def test_a_storage_outside_of_the_checkout_is_nobodys_change(
+def test_a_storage_outside_of_the_checkout_is_no_part_of_a_change(
     checkout: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     storage = tmp_path_factory.mktemp("elsewhere")

@@ -167,7 +167,7 @@ def test_without_a_probe_the_same_shift_is_for_the_judge() -> None:
         [*sessions([0.0, 0.01, -0.01, 0.01], [0.0, 0.01, -0.01, 0.01]), *sessions([-0.01])],
     ],
 )
-def test_a_slope_that_nobody_knows_corrects_nothing(history: list[StoredRun]) -> None:
+def test_an_unknown_slope_corrects_nothing(history: list[StoredRun]) -> None:
     with_probe = screened(candidate(0.02), history, {"memory": math.exp(0.01)})
     without = screened(candidate(0.02), history)
 
@@ -246,7 +246,7 @@ def test_a_probe_may_be_three_robust_sd_off(shift: float, is_fit: bool) -> None:
     assert (why_unfit(history, {"memory": math.exp(shift)}) is None) == is_fit
 
 
-def test_a_probe_with_too_little_to_compare_with_refuses_nobody() -> None:
+def test_a_probe_with_too_few_stored_ones_refuses_no_session() -> None:
     history = sessions([0.0] * 4, [0.0] * 4)
 
     assert why_unfit(history, {"memory": 9.0}) is None

@@ -190,7 +190,7 @@ def test_runs_that_are_saved_at_the_same_time_are_all_kept(num_runs: int) -> Non
     assert set(stored().values()) == {b"%d" % number for number in range(num_runs)}
 
 
-def test_a_server_that_ignores_the_condition_gets_a_name_that_nobody_else_has(
+def test_a_server_that_ignores_the_condition_gets_a_name_that_is_drawn_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Ignoring(MemoryFileSystem):

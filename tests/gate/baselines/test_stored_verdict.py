@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -151,28 +152,45 @@ def test_a_much_faster_time_is_an_improvement() -> None:
     assert verdict.word == "IMPROVED"
 
 
+def store_run(folder: Path, number: int, fingerprint: str, *, commit: str = "") -> None:
+    content: dict[str, Any] = {
+        "datetime": str(NOW + datetime.timedelta(days=number)),
+        "commit_info": {"id": commit, "dirty": False},
+        "benchmarks": [{"fullname": "test_a", "stats": {"median": 0.01}}],
+    }
+    put_stamp(
+        content,
+        RunStamp(
+            fingerprint=fingerprint,
+            probe_s=None,
+            num_failed=0,
+            is_pull_request=False,
+            verdicts={},
+            accepted=(),
+        ),
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{number:04}_run.json").write_text(json.dumps(content, indent=4))
+
+
+def test_a_checkout_without_a_commit_has_no_history(tmp_path: Path) -> None:
+    subprocess.run(["git", "init", "--quiet", tmp_path], check=True)
+    storage = tmp_path / "baselines"
+    store_run(storage / "Linux", 1, "here", commit="5db0efb7ac6bdcd7cfd9f58b9eebfe8798f3638b")
+
+    found = read_history(tmp_path, storage, True, "here", accepted=nothing_accepted(), probe=dict)
+
+    assert found.runs == ()
+    assert found.refused == (
+        f"{storage}/Linux/0001_run.json: its commit 5db0efb7ac6b is neither the base nor an "
+        "ancestor of it",
+    )
+
+
 def test_only_the_newest_sessions_of_this_environment_are_history(tmp_path: Path) -> None:
     folder = tmp_path / "baselines" / "Linux"
-    folder.mkdir(parents=True)
     for number in range(1, 16):
-        fingerprint = "elsewhere" if number == 15 else "here"
-        content: dict[str, Any] = {
-            "datetime": str(NOW + datetime.timedelta(days=number)),
-            "commit_info": {"id": "", "dirty": False},
-            "benchmarks": [{"fullname": "test_a", "stats": {"median": 0.01}}],
-        }
-        put_stamp(
-            content,
-            RunStamp(
-                fingerprint=fingerprint,
-                probe_s=None,
-                num_failed=0,
-                is_pull_request=False,
-                verdicts={},
-                accepted=(),
-            ),
-        )
-        (folder / f"{number:04}_run.json").write_text(json.dumps(content, indent=4))
+        store_run(folder, number, "elsewhere" if number == 15 else "here")
 
     found = read_history(
         tmp_path, folder.parent, True, "here", accepted=nothing_accepted(), probe=dict

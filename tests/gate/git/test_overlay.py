@@ -254,7 +254,7 @@ def test_a_folder_without_files_is_refused(head: Head) -> None:
     )
 
 
-# --- links, strange names, files in the way ---
+# --- links, unusual names, files in the way ---
 
 
 def test_a_named_link_is_laid_over_with_what_it_leads_to(head: Head, base: Path) -> None:
