@@ -27,13 +27,7 @@ _NUM_ROUNDS = 1
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """What is measured.
-
-    Attributes:
-        workload: A name, or "module:attribute".
-        recipe: How it is trained, or loaded.
-        activity: What one iteration is.
-    """
+    """What is measured: an activity of a workload, a name or "module:attribute", and its recipe."""
 
     workload: str
     recipe: Recipe
@@ -69,12 +63,8 @@ def measure_interleaved(
 ) -> dict[Key, CellTimes]:
     """Return the times of every cell over the repetitions.
 
-    Args:
-        session: Runs the cells; its rounds take `ROUND_S`.
-        cells: The text of a key names its cell in the lines shown.
-        num_repetitions: Launches of each cell.
-        seed: Of the order.
-        say: Shows a line for each launch.
+    The session's rounds take `ROUND_S`, the seed is of the order of cells, and the text of a key
+    names its cell in the lines shown.
 
     Raises:
         PerfsuiteError: As `Session.measure_cell`.

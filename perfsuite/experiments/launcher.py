@@ -25,11 +25,7 @@ class Launcher(Protocol):
         """What there is for the ranks."""
 
     def hold_machine(self) -> None:
-        """Return when no other timing session is at work where the ranks run.
-
-        Raises:
-            BusyMachineError: Another session held a machine for all of the waiting time.
-        """
+        """Hold the ranks' machines; waits for other timing sessions as `TimingLock` does."""
 
     def why_not_exercised(self, recipe: Recipe) -> str | None:
         """Return why the ranks would measure something else than the recipe, None if not."""
@@ -68,13 +64,7 @@ class TorchrunLauncher:
     def __init__(
         self, hardware: Hardware, lock: TimingLock, peers: Peers, gpus: Sequence[str]
     ) -> None:
-        """Learn where the other ranks are.
-
-        Args:
-            hardware: What there is for the rank here.
-            lock: Of this machine.
-            peers: All processes.
-            gpus: UUIDs of the GPUs that this process sees.
+        """Learn where the peers are, from what each has here: its lock and UUIDs of its GPUs.
 
         Raises:
             LostRankError: A rank did not join.

@@ -116,10 +116,7 @@ def _counts(ranks: Sequence[EpochProfiled]) -> tuple[list[int], list[int]]:
     """Right answers and samples by class, over all ranks that counted."""
     right = [rank.num_right for rank in ranks if rank.num_right is not None]
     there = [rank.num_there for rank in ranks if rank.num_there is not None]
-    return (
-        [sum(counts) for counts in zip(*right, strict=True)],
-        [sum(counts) for counts in zip(*there, strict=True)],
-    )
+    return list(map(sum, zip(*right, strict=True))), list(map(sum, zip(*there, strict=True)))
 
 
 def _accuracy(ranks: Sequence[EpochProfiled]) -> float | None:
@@ -131,11 +128,8 @@ def _accuracy_per_class(ranks: Sequence[EpochProfiled]) -> dict[str, float] | No
     right, there = _counts(ranks)
     if not sum(there):
         return None
-    return {
-        str(label): num_right / num_there
-        for label, (num_right, num_there) in enumerate(zip(right, there, strict=True))
-        if num_there
-    }
+    classes = enumerate(zip(right, there, strict=True))
+    return {str(label): num / total for label, (num, total) in classes if total}
 
 
 def _metrics(ranks: Sequence[EpochProfiled]) -> dict[str, float | None]:

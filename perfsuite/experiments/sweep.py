@@ -7,6 +7,7 @@ ratios within repetitions, which are free of the machine's drift.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -26,11 +27,7 @@ _WORTHWHILE_RATIO = 0.02
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
-    """One activity over the numbers of workers.
-
-    Attributes:
-        times_s: Seconds of an iteration in each repetition, by number of workers, ascending.
-    """
+    """Seconds of an iteration in each repetition, by number of workers, ascending."""
 
     times_s: dict[int, tuple[float, ...]]
 
@@ -52,12 +49,7 @@ class Curve:
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep:
-    """What a sweep found.
-
-    Attributes:
-        training: Seconds of an optimizer step, loading included.
-        loading: Seconds of a batch out of the loader, nothing done with it.
-    """
+    """Times of an optimizer step, loading included, and of taking a batch out of the loader."""
 
     training: Curve
     loading: Curve
@@ -75,14 +67,7 @@ def sweep_workers(
 ) -> Sweep:
     """Return the times of a workload under each number of loader workers.
 
-    Args:
-        session: Runs the cells, and holds the machine from here on.
-        workload: A name, or "module:attribute".
-        recipe: How it is trained, whatever its number of workers.
-        counts: Numbers of workers, ascending.
-        num_repetitions: Launches of each.
-        seed: Of the order of launches.
-        say: Shows a line for each launch.
+    Launches of each of the ascending `counts` repeat in an order drawn with the seed.
 
     Raises:
         PerfsuiteError: As `Session.measure_cell`.
@@ -104,9 +89,7 @@ def sweep_workers(
 def with_workers(recipe: Recipe, num_workers: int) -> Recipe:
     """Return the recipe with so many workers, without what needs some where there are none."""
     if num_workers == 0:
-        return dataclasses.replace(
-            recipe, num_workers=0, persistent_workers=False, prefetch_factor=None
-        )
+        recipe = dataclasses.replace(recipe, persistent_workers=False, prefetch_factor=None)
     return dataclasses.replace(recipe, num_workers=num_workers)
 
 
@@ -131,11 +114,8 @@ def find_optimum(times_s: Times) -> int:
 def find_within_noise(times_s: Times) -> list[int]:
     """Return all numbers of workers that are not slower, beyond noise, than the fastest."""
     fastest = min(times_s, key=lambda count: geometric_interval(times_s[count]).centre)
-    return [
-        count
-        for count in sorted(times_s)
-        if count == fastest or not is_slower(times_s[count], times_s[fastest])
-    ]
+    as_good = (count for count in times_s if not is_slower(times_s[count], times_s[fastest]))
+    return sorted({fastest, *as_good})
 
 
 def find_hurts_from(times_s: Times) -> int | None:
@@ -146,12 +126,9 @@ def find_hurts_from(times_s: Times) -> int | None:
     (3, None)
     """
     optimum = find_optimum(times_s)
-    first = None
-    for count in sorted((count for count in times_s if count > optimum), reverse=True):
-        if not is_slower(times_s[count], times_s[optimum]):
-            break
-        first = count
-    return first
+    more = sorted((count for count in times_s if count > optimum), reverse=True)
+    worse = itertools.takewhile(lambda one: is_slower(times_s[one], times_s[optimum]), more)
+    return min(worse, default=None)
 
 
 def advise(times_s: Times) -> str | None:
@@ -168,8 +145,8 @@ def advise(times_s: Times) -> str | None:
             return None
         saved = paired_ratio(times_s[optimum], times_s[fewest])
         return (
-            f"use num_workers={optimum}: a step takes {_percent(1 - saved.centre)} less time than "
-            f"with {fewest} (between {_percent(1 - saved.high)} and {_percent(1 - saved.low)})"
+            f"use num_workers={optimum}: a step takes {1 - saved.centre:.0%} less time than "
+            f"with {fewest} (between {1 - saved.high:.0%} and {1 - saved.low:.0%})"
             f"{tail}"
         )
     gains = [
@@ -178,10 +155,6 @@ def advise(times_s: Times) -> str | None:
     if not gains or max(gains) > _WORTHWHILE_RATIO:
         return None
     return f"use num_workers={fewest}: no other number makes a step faster{tail}"
-
-
-def _percent(ratio: float) -> str:
-    return f"{ratio:.0%}"
 
 
 def _curve(series: Mapping[str, CellTimes], activity: Activity, counts: Sequence[int]) -> Curve:

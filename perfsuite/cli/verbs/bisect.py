@@ -21,9 +21,7 @@ from perfsuite.system.files import check_writable
 from perfsuite.system.untrusted import printable_lines
 from perfsuite.units import format_change, format_ratio, option_bounds
 
-_EXIT_USAGE = 2
-_EXIT_ONLY_SKIPPED = 11
-_EXIT_UNFIT = 12
+_EXIT_USAGE, _EXIT_ONLY_SKIPPED, _EXIT_UNFIT = 2, 11, 12
 # The gate's, for the one that is not given beside the other.
 _TOLERANCE, _LIMIT = "2%", "5%"
 
@@ -101,13 +99,10 @@ def _describe_first(first: BisectStep) -> str:
     subject = f"{short(first.commit)} is the first bad commit, {first.subject!r}"
     if verdict.by != "pairs" or verdict.ratio is None or verdict.interval is None:
         return f"{subject}: {beside_numbers(verdict)}"
-    low, high = verdict.interval
-    texts = [
-        f"{subject}: slower by {format_ratio(verdict.ratio - 1)} than the good one "
-        f"({format_change(low)} to {format_change(high)}, {verdict.num_pairs} pairs)",
-        beside_numbers(verdict),
-    ]
-    return "; ".join(filter(None, texts))
+    low, high = map(format_change, verdict.interval)
+    text = f"{subject}: slower by {format_ratio(verdict.ratio - 1)} than the good one "
+    text += f"({low} to {high}, {verdict.num_pairs} pairs)"
+    return "; ".join(filter(None, [text, beside_numbers(verdict)]))
 
 
 def _describe_rest(first: BisectStep, bad: BisectStep) -> list[str]:
@@ -116,10 +111,8 @@ def _describe_rest(first: BisectStep, bad: BisectStep) -> list[str]:
         return []
     if first.commit == bad.commit or bad.verdict.ratio <= first.verdict.interval[1]:
         return []
-    return [
-        f"{short(bad.commit)} is slower by {format_ratio(bad.verdict.ratio - 1)}: search for the "
-        f"rest with --good {short(first.commit)}"
-    ]
+    slowdown = f"{short(bad.commit)} is slower by {format_ratio(bad.verdict.ratio - 1)}"
+    return [f"{slowdown}: search for the rest with --good {short(first.commit)}"]
 
 
 def end_code(result: BisectResult) -> int:
@@ -149,9 +142,6 @@ def _document(result: BisectResult) -> dict[str, Any]:
 
 
 def _step(step: BisectStep) -> dict[str, Any]:
-    keys = "word ratio pairs reason explanation"
-    return {
-        **pick(step, "commit subject mark"),
-        **pick(step.verdict, keys, pairs="num_pairs"),
-        "interval": step.verdict.as_record().interval,
-    }
+    verdict = pick(step.verdict, "word ratio pairs reason explanation", pairs="num_pairs")
+    interval = step.verdict.as_record().interval
+    return {**pick(step, "commit subject mark"), **verdict, "interval": interval}

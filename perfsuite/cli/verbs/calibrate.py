@@ -129,11 +129,8 @@ def _advise(noise: CellNoise, result: CalibrationResult) -> str:
     found = recommend_for(noise, result)
     if found is None:
         return "too noisy for any limit up to 50 %; its counts can still gate it"
-    tolerance, limit = found
-    return (
-        f"the tightest that this machine supports: tolerance {format_ratio(tolerance)}, "
-        f"limit {format_ratio(limit)}"
-    )
+    bounds = "tolerance {}, limit {}".format(*map(format_ratio, found))
+    return f"the tightest that this machine supports: {bounds}"
 
 
 def recommend_for(noise: CellNoise, result: CalibrationResult) -> tuple[float, float] | None:
@@ -168,6 +165,5 @@ def to_document(result: CalibrationResult) -> dict[str, Any]:
 
 def _cost(planted: PlantedResult) -> str:
     words = ", ".join(f"{number} {word}" for word, number in sorted(planted.verdicts.items()))
-    return (
-        f"cells: {words}; {planted.mean_pairs:.1f} pairs a cell, {planted.wall_s:.0f} s a session"
-    )
+    cost = f"{planted.mean_pairs:.1f} pairs a cell, {planted.wall_s:.0f} s a session"
+    return f"cells: {words}; {cost}"

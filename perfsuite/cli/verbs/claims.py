@@ -11,7 +11,7 @@ import typer
 from perfsuite.cli.options import DeviceName, DrawnSeed, open_session
 from perfsuite.cli.output import JsonFile, pick, say, write_json
 from perfsuite.experiments.claims import Bench
-from perfsuite.experiments.claims.run import Tested, choose_claims, try_claims
+from perfsuite.experiments.claims.catalogue import Tested, choose_claims, try_claims
 from perfsuite.experiments.interleave import ROUND_S
 from perfsuite.records.cell import encode_line
 from perfsuite.report.terminal.claims import ClaimRow, claim_lines, claims_table

@@ -100,7 +100,14 @@ def gate(
         typer.echo(f"{judged.num_pairs} pairs in {judged.wall_s:.0f} s, seed {result.seed}")
     write_json(json_file, **_document(result))
     if markdown is not None:
-        write_atomically(markdown, _summary(result, request).encode())
+        report = report_on_verdicts(
+            result.cells,
+            refusal=result.refusal,
+            differs=result.differs,
+            tolerance=request.tolerance,
+            limit=request.limit,
+        )
+        write_atomically(markdown, to_markdown(report).encode())
     raise typer.Exit(end_code(result))
 
 
@@ -126,17 +133,6 @@ def end_code(result: GateResult) -> int:
     if result.refusal is not None:
         return _EXIT_REFUSED
     return exit_code(cell.word for cell in result.cells)
-
-
-def _summary(result: GateResult, request: GateRequest) -> str:
-    report = report_on_verdicts(
-        result.cells,
-        refusal=result.refusal,
-        differs=result.differs,
-        tolerance=request.tolerance,
-        limit=request.limit,
-    )
-    return to_markdown(report)
 
 
 def _document(result: GateResult) -> dict[str, Any]:

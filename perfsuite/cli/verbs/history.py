@@ -97,12 +97,8 @@ def history(
     else:
         found = [stored.follow(_known(cell, stored), smallest=least)]
         host = stored.follow_host(smallest=least)
-        for line in [
-            *_picture(found[0]),
-            *describe(found[0]),
-            *_describe_host(host),
-            *_advise(found[0]),
-        ]:
+        lines = *_picture(found[0]), *describe(found[0]), *_describe_host(host), *_advise(found[0])
+        for line in lines:
             typer.echo(printable(line))
     refused = [{"path": str(one.path), "reason": one.reason} for one in stored.refused]
     write_json(json_file, cells=[_cell(one) for one in found], refused=refused)
@@ -144,7 +140,7 @@ def _follow_all(stored: StoredHistory, smallest: float) -> list[CellHistory]:
 def _picture(one: CellHistory) -> Iterator[str]:
     points = one.timeline.points
     runs = f"{len(points)} run{'s' * (len(points) > 1)}"
-    yield f"{one.timeline.cell}: {runs}, {_between(points[0], points[-1])}"
+    yield f"{one.timeline.cell}: {runs}, {_named(points[0])} to {_named(points[-1])}"
     if num_elsewhere := one.timeline.num_elsewhere:
         yield f"further runs, whose ranks found another environment: {num_elsewhere}"
     if one.trend is not None:
@@ -213,10 +209,6 @@ def _advise(one: CellHistory) -> list[str]:
     return []
 
 
-def _between(first: Point, last: Point) -> str:
-    return f"{_named(first)} to {_named(last)}"
-
-
 def _named(point: Point) -> str:
     day = f"{point.made_at:%Y-%m-%d}"
     return day if point.commit is None else f"{short(point.commit)} ({day})"
@@ -261,11 +253,8 @@ def _in_short(one: CellHistory) -> str:
 
 
 def _odds(found: list[CellHistory]) -> str:
-    num_told = sum(bool(one.changes or one.creep) for one in found)
-    return (
-        f"{num_told} of {len(found)} cells changed; of cells that never do, at most 1 in 100 is "
-        "said to"
-    )
+    text = f"{sum(bool(one.changes or one.creep) for one in found)} of {len(found)} cells changed"
+    return f"{text}; of cells that never do, at most 1 in 100 is said to"
 
 
 def _cell(one: CellHistory) -> dict[str, Any]:

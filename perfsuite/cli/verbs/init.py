@@ -73,12 +73,9 @@ def write_starters(folder: Path) -> tuple[list[str], list[str]]:
         written.append("pytest.ini")
     else:
         kept.append(configured)
-    ignored = _lines(folder / _GIT_IGNORE)
+    git_ignore = folder / _GIT_IGNORE
+    ignored = git_ignore.read_text(errors="replace").splitlines() if git_ignore.is_file() else []
     if missing := [line for line in _IGNORED if line not in ignored]:
-        append_line(folder / _GIT_IGNORE, "\n".join(missing).encode())
+        append_line(git_ignore, "\n".join(missing).encode())
         written.append(str(_GIT_IGNORE))
     return written, kept
-
-
-def _lines(path: Path) -> list[str]:
-    return path.read_text(errors="replace").splitlines() if path.is_file() else []

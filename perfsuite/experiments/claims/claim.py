@@ -91,15 +91,14 @@ class Bench:
         return self.session.run_function(num_ranks, call_by_name, (name, *args))
 
     def _keep(self, name: str, outcome: Outcome) -> None:
-        self.lines.append(
-            CellLine(
-                fullname=name,
-                outcome="passed",
-                reason=None,
-                step_times_s=outcome.step_times_s,
-                perfsuite=outcome.record,
-            )
+        line = CellLine(
+            fullname=name,
+            outcome="passed",
+            reason=None,
+            step_times_s=outcome.step_times_s,
+            perfsuite=outcome.record,
         )
+        self.lines.append(line)
 
 
 Experiment = Callable[[Bench], ClaimFinding]
@@ -107,14 +106,7 @@ Experiment = Callable[[Bench], ClaimFinding]
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """A claim of reference.md.
-
-    Attributes:
-        id: "C1" to "C14".
-        text: What is claimed.
-        quoted: The figures that it was claimed with, on other machines.
-        source: The documents that it comes from.
-    """
+    """A claim of reference.md, with the figures that are quoted for it and their documents."""
 
     id: str
     text: str

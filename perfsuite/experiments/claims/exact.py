@@ -32,12 +32,7 @@ _STATUSES: dict[NumericsStatus, Status] = {
 
 @dataclass(frozen=True, kw_only=True)
 class ChainCounts:
-    """What one iteration of chains of equal blocks holds and computes, by their length.
-
-    Attributes:
-        saved_bytes: Activations that are alive when backward begins.
-        flops: Recomputation included.
-    """
+    """Of chains, by length: bytes alive when backward begins, FLOPs recomputation included."""
 
     saved_bytes: Mapping[int, int]
     flops: Mapping[int, int]

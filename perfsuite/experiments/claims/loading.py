@@ -93,14 +93,12 @@ def try_bound(bench: Bench) -> ClaimFinding:
         count: Cell(workload=workload, recipe=Recipe(num_workers=count))
         for count in _QUOTED_WORKERS
     }
-    series = bench.measure(cells, num_repetitions=_NUM_REPETITIONS)
-    finding = weigh_bound(
-        {
-            count: [_load_and_update_s(outcome.record.stages_s) for outcome in one.outcomes]
-            for count, one in series.items()
-        }
-    )
-    return finding.on(workload)
+    series = bench.measure(cells, num_repetitions=_NUM_REPETITIONS).items()
+    times_s = {
+        count: [_load_and_update_s(each.record.stages_s) for each in one.outcomes]
+        for count, one in series
+    }
+    return weigh_bound(times_s).on(workload)
 
 
 def weigh_bound(times_s: Mapping[int, Sequence[tuple[float, float]]]) -> ClaimFinding:
