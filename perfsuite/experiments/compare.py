@@ -47,7 +47,7 @@ _BACKWARD: dict[str | None, Word] = {"FAIL": "faster", "IMPROVED": "slower"}
 
 @dataclass(frozen=True, kw_only=True)
 class ComparisonRequest:
-    """Two cells of the same activity, of which b is compared with a.
+    """Two cells of the same activity; b is compared with a.
 
     Attributes:
         tolerance: A difference up to this is none, 0.02 = 2 %.
@@ -98,7 +98,6 @@ def check_numerics(session: Session, cell: Cell) -> EquivalenceReport:
     Raises:
         EquivalenceError: It computes something else.
         NotExercisedError: This machine would measure something else.
-        PerfsuiteError: As `Session.verify`.
     """
     report = session.require_equivalence(cell.workload, cell.recipe)
     if report.status == "not exercised":
@@ -113,7 +112,6 @@ def compare(
 
     Raises:
         WorkloadError: One of the cells cannot be measured.
-        PerfsuiteError: As `Session.measure_cell`.
     """
     a, b = (_Side(cell, _count_samples(session, cell)) for cell in (request.a, request.b))
     session.hold_machine()

@@ -34,16 +34,9 @@ class Cell:
     activity: Activity = "train"
 
 
-@dataclass(frozen=True, kw_only=True)
-class CellTimes:
-    """One outcome for each repetition of a cell, in their order."""
-
-    outcomes: tuple[Outcome, ...]
-
-    @property
-    def times_s(self) -> tuple[float, ...]:
-        """Seconds of an iteration in each repetition."""
-        return tuple(intervals.median(outcome.step_times_s) for outcome in self.outcomes)
+def times_of(outcomes: Sequence[Outcome]) -> tuple[float, ...]:
+    """Return seconds of an iteration in each repetition of a cell."""
+    return tuple(intervals.median(outcome.step_times_s) for outcome in outcomes)
 
 
 def paired_ratio(times_s: Sequence[float], others_s: Sequence[float]) -> intervals.Interval:
@@ -60,14 +53,11 @@ def measure_interleaved(
     num_repetitions: int,
     seed: int,
     say: Callable[[str], None],
-) -> dict[Key, CellTimes]:
-    """Return the times of every cell over the repetitions.
+) -> dict[Key, list[Outcome]]:
+    """Return the outcomes of every cell, one for each repetition.
 
     The session's rounds take `ROUND_S`, the seed is of the order of cells, and the text of a key
     names its cell in the lines shown.
-
-    Raises:
-        PerfsuiteError: As `Session.measure_cell`.
     """
     random_numbers = random.Random(seed)
     outcomes: dict[Key, list[Outcome]] = {key: [] for key in cells}
@@ -82,4 +72,4 @@ def measure_interleaved(
             outcomes[key].append(outcome)
             duration = format_seconds(intervals.median(outcome.step_times_s))
             say(f"repetition {repetition} of {num_repetitions}, {key}: {duration} an iteration")
-    return {key: CellTimes(outcomes=tuple(outcomes[key])) for key in cells}
+    return outcomes

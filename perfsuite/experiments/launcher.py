@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Protocol
 
 from perfsuite.errors import PerfsuiteError
 from perfsuite.ranks.group import GroupPolicy, run_group
@@ -15,25 +14,6 @@ from perfsuite.ranks.torchrun.topology import Topology, read_place
 from perfsuite.records.capability import Hardware, why_not_exercised
 from perfsuite.records.recipe import Recipe
 from perfsuite.system.timing_lock import TimingLock
-
-
-class Launcher(Protocol):
-    """What a session runs its groups with."""
-
-    @property
-    def hardware(self) -> Hardware:
-        """What there is for the ranks."""
-
-    def hold_machine(self) -> None:
-        """Hold the ranks' machines; waits for other timing sessions as `TimingLock` does."""
-
-    def why_not_exercised(self, recipe: Recipe) -> str | None:
-        """Return why the ranks would measure something else than the recipe, None if not."""
-
-    def run(
-        self, job: Job, *, world_size: int, policy: GroupPolicy, needs_group: bool = True
-    ) -> list[Reply]:
-        """Run a job on a fresh group and return its replies, as `group.run_group` does."""
 
 
 class LocalLauncher:
@@ -48,7 +28,7 @@ class LocalLauncher:
         self._lock.acquire()
 
     def why_not_exercised(self, recipe: Recipe) -> str | None:
-        """Return what stands against the recipe here, None if nothing does."""
+        """Return why the ranks would measure something else than the recipe, None if not."""
         return why_not_exercised(recipe, self.hardware)
 
     def run(
@@ -64,7 +44,7 @@ class TorchrunLauncher:
     def __init__(
         self, hardware: Hardware, lock: TimingLock, peers: Peers, gpus: Sequence[str]
     ) -> None:
-        """Learn where the peers are, from what each has here: its lock and UUIDs of its GPUs.
+        """Gather the places of all peers; `gpus` are the UUIDs of those that this process sees.
 
         Raises:
             LostRankError: A rank did not join.
@@ -95,5 +75,9 @@ class TorchrunLauncher:
         self._holds_machines = True
 
     def why_not_exercised(self, recipe: Recipe) -> str | None:
-        """Return what stands against the recipe here, None if nothing does."""
+        """Return why the ranks would measure something else than the recipe, None if not."""
         return self._topology.why_not_exercised(recipe) or why_not_exercised(recipe, self.hardware)
+
+
+# What a session runs its groups with.
+Launcher = LocalLauncher | TorchrunLauncher

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from perfsuite.ranks.messages import EpochProfiled, ProfileTaken, RunProfile
 from perfsuite.records.profile import Epoch, NonFinite, Profile, ProfiledRun, ProfileStages
 
-# The host's clock is not trusted beyond, and every report shows the very same digits.
+# The host's clock is not trusted beyond these, and every report shows the same digits.
 _DECIMALS = 6
 
 
@@ -97,7 +97,7 @@ def _total(seconds: Iterable[float]) -> float:
 
 
 def _mean_losses(ranks: Sequence[EpochProfiled]) -> list[float]:
-    """Of each step, over the ranks that hold a loss."""
+    """The mean loss of each step over the ranks that hold one."""
     held = [rank.losses for rank in ranks if rank.losses]
     return [sum(losses) / len(losses) for losses in zip(*held, strict=True)]
 

@@ -89,7 +89,7 @@ class Session:
         self._launcher = TorchrunLauncher(self.hardware, self._lock, peers, self._gpus)
 
     def hold_machine(self) -> None:
-        """Hold the machine until `close`, from when no other timing session is at work.
+        """Wait for other timing sessions, then hold the machine until `close`.
 
         Raises:
             BusyMachineError: Another session held it for all of the waiting time.
@@ -168,7 +168,6 @@ class Session:
 
         Raises:
             EquivalenceError: The recipe computes something else than one process.
-            PerfsuiteError: As `verify`.
         """
         _check_is_recipe(recipe)
         recipe = results.without_loader(recipe)
@@ -305,7 +304,6 @@ class Session:
         Raises:
             SettingError: The number of epochs is not a whole number from 1.
             NotExercisedError: This machine would profile something else.
-            PerfsuiteError: As `measure_cell`.
         """
         _check_is_recipe(recipe)
         if not isinstance(num_epochs, int) or num_epochs < 1:

@@ -160,7 +160,7 @@ def _row(recipe: Recipe, finding: Finding) -> EquivalenceRow:
 
 
 def without_loader(recipe: Recipe) -> Recipe:
-    """The recipe with its loader's fields at their defaults, which change no number."""
+    """The recipe with the default loader, as no loader changes a number."""
     defaults = Recipe()
     return dataclasses.replace(recipe, **{name: getattr(defaults, name) for name in _OF_LOADER})
 

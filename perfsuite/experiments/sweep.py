@@ -1,4 +1,4 @@
-"""How many loader workers pay off: which is the fewest within noise of the best, when more hurt.
+"""How many loader workers pay off: the fewest within noise of the best, and when more hurt.
 
 Every number of workers is measured once in each repetition, so two numbers are compared by the
 ratios within repetitions, which are free of the machine's drift.
@@ -10,15 +10,15 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
-from perfsuite.experiments.interleave import Cell, CellTimes, measure_interleaved, paired_ratio
+from perfsuite.experiments.interleave import Cell, measure_interleaved, paired_ratio, times_of
 from perfsuite.experiments.rank_session import Session
-from perfsuite.records.recipe import Recipe
+from perfsuite.records.recipe import Activity, Recipe
 from perfsuite.stats.intervals import Interval, geometric_interval
 
+# Seconds of an iteration in each repetition, by number of workers, ascending.
 Times = Mapping[int, Sequence[float]]
-Activity = Literal["train", "load"]
+_ACTIVITIES: tuple[Activity, ...] = ("train", "load")
 
 # A gain of more than the gate's tolerance is worth a process; advice against workers needs proof
 # that there is none.
@@ -26,33 +26,11 @@ _WORTHWHILE_RATIO = 0.02
 
 
 @dataclass(frozen=True, kw_only=True)
-class Curve:
-    """Seconds of an iteration in each repetition, by number of workers, ascending."""
-
-    times_s: dict[int, tuple[float, ...]]
-
-    @property
-    def intervals(self) -> dict[int, Interval]:
-        """Where the time of each number of workers lies."""
-        return {count: geometric_interval(times) for count, times in self.times_s.items()}
-
-    @property
-    def optimum(self) -> int:
-        """The fewest workers within noise of the fastest."""
-        return find_optimum(self.times_s)
-
-    @property
-    def hurts_from(self) -> int | None:
-        """The number of workers from which on more of them hurt, None if none do."""
-        return find_hurts_from(self.times_s)
-
-
-@dataclass(frozen=True, kw_only=True)
 class Sweep:
     """Times of an optimizer step, loading included, and of taking a batch out of the loader."""
 
-    training: Curve
-    loading: Curve
+    training: Times
+    loading: Times
 
 
 def sweep_workers(
@@ -68,26 +46,26 @@ def sweep_workers(
     """Return the times of a workload under each number of loader workers.
 
     Launches of each of the ascending `counts` repeat in an order drawn with the seed.
-
-    Raises:
-        PerfsuiteError: As `Session.measure_cell`.
     """
-    activities: tuple[Activity, ...] = ("train", "load")
     cells = {
         f"{activity} with num_workers={count}": Cell(
             workload=workload, recipe=with_workers(recipe, count), activity=activity
         )
-        for activity in activities
+        for activity in _ACTIVITIES
         for count in counts
     }
-    series = measure_interleaved(
+    outcomes = measure_interleaved(
         session, cells, num_repetitions=num_repetitions, seed=seed, say=say
     )
-    return Sweep(training=_curve(series, "train", counts), loading=_curve(series, "load", counts))
+    training, loading = (
+        {count: times_of(outcomes[f"{activity} with num_workers={count}"]) for count in counts}
+        for activity in _ACTIVITIES
+    )
+    return Sweep(training=training, loading=loading)
 
 
 def with_workers(recipe: Recipe, num_workers: int) -> Recipe:
-    """Return the recipe with so many workers, without what needs some where there are none."""
+    """Return the recipe with so many workers; without any, what needs them is reset."""
     if num_workers == 0:
         recipe = dataclasses.replace(recipe, persistent_workers=False, prefetch_factor=None)
     return dataclasses.replace(recipe, num_workers=num_workers)
@@ -100,6 +78,11 @@ def is_slower(times_s: Sequence[float], others_s: Sequence[float]) -> bool:
     (True, False)
     """
     return paired_ratio(times_s, others_s).low > 1
+
+
+def intervals_of(times_s: Times) -> dict[int, Interval]:
+    """Return where the time of each number of workers lies."""
+    return {count: geometric_interval(times) for count, times in times_s.items()}
 
 
 def find_optimum(times_s: Times) -> int:
@@ -119,7 +102,7 @@ def find_within_noise(times_s: Times) -> list[int]:
 
 
 def find_hurts_from(times_s: Times) -> int | None:
-    """Return from which number above the optimum on all are slower beyond noise, None if none is.
+    """Return the least number above the optimum that is slower, as all larger ones are, or None.
 
     >>> good, bad = [1.0, 1.1, 1.2], [2.0, 2.1, 2.2]
     >>> find_hurts_from({0: bad, 1: good, 2: good, 3: bad, 4: bad}), find_hurts_from({1: good})
@@ -155,9 +138,3 @@ def advise(times_s: Times) -> str | None:
     if not gains or max(gains) > _WORTHWHILE_RATIO:
         return None
     return f"use num_workers={fewest}: no other number makes a step faster{tail}"
-
-
-def _curve(series: Mapping[str, CellTimes], activity: Activity, counts: Sequence[int]) -> Curve:
-    return Curve(
-        times_s={count: series[f"{activity} with num_workers={count}"].times_s for count in counts}
-    )

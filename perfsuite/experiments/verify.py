@@ -56,7 +56,7 @@ def verify_every(
 
 
 def exit_code(reports: Sequence[EquivalenceReport], *, of_table: bool) -> int:
-    """Return the worst report's code; a table counts rows not exercised only if all are so."""
+    """Return the worst report's code; in a table, rows not exercised count only if all are."""
     statuses = [report.status for report in reports]
     if of_table:
         statuses = [one for one in statuses if one != "not exercised"] or ["not exercised"]

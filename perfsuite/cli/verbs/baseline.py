@@ -45,7 +45,7 @@ _NOTHING = "-"
 
 @dataclass(frozen=True, kw_only=True)
 class ListedRun:
-    """A stored run as `list` shows it; where its file holds none all but path and reason is None.
+    """A stored run as `list` shows it; only path and reason are known where the file holds none.
 
     Attributes:
         fingerprint: Of its environment.
@@ -181,11 +181,11 @@ def prune(
 
 
 def _sift(storage: AnyPath, fingerprint: str) -> Iterator[StoredRun | Unusable]:
-    """Return the runs as a change that begins here finds them."""
+    """Return the runs, sifted as for a change that begins here."""
     root = Path.cwd()
     if find_top(root) is None:
         return sift_runs(storage, True, fingerprint)
-    # What changes are made from.
+    # Changes are made from it.
     trunk = find_trunk(root)
     return sift_runs(
         storage,

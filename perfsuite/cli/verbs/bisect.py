@@ -106,7 +106,7 @@ def _describe_first(first: BisectStep) -> str:
 
 
 def _describe_rest(first: BisectStep, bad: BisectStep) -> list[str]:
-    """That a later commit made it slower still, where that is clear."""
+    """A sentence where a later commit clearly made it slower still."""
     if first.verdict.interval is None or bad.verdict.ratio is None:
         return []
     if first.commit == bad.commit or bad.verdict.ratio <= first.verdict.interval[1]:

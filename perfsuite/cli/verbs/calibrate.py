@@ -59,7 +59,7 @@ def calibrate_machine(
 ) -> None:
     """Measure the gate's error rates here: false alarms of identical code, power over slowdowns.
 
-    Leaves baselines/calibration.json, from which later gates know the noise of each cell.
+    Leaves baselines/calibration.json, where later gates find the noise of each cell.
     """
     plants = [_plant(text) for text in (planted or ["5%"])]
     bounds = option_bounds(tolerance, limit)
@@ -125,7 +125,7 @@ def _describe_noise(noise: CellNoise) -> str:
 
 
 def _advise(noise: CellNoise, result: CalibrationResult) -> str:
-    """What this machine can be asked for."""
+    """The tightest bounds that this machine supports for a cell, in words."""
     found = recommend_for(noise, result)
     if found is None:
         return "too noisy for any limit up to 50 %; its counts can still gate it"

@@ -38,7 +38,7 @@ def claims(
     """
     chosen = choose_claims(only or [])
     check_writable(RECORDS_FILE, json_file)
-    # What the experiments say is the findings; ranks that warn of many workers would bury it.
+    # Ranks that warn of many workers would bury the findings.
     with closing(open_session(device, shows_output=False, round_s=ROUND_S)) as session:
         bench = Bench(session=session, seed=seed, say=say)
         results = try_claims(chosen, bench, show=lambda one: typer.echo(claim_lines(_row(one))))

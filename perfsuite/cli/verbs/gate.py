@@ -112,12 +112,14 @@ def gate(
 
 
 def _interpreter(python: str | None) -> str | None:
-    """The path of an interpreter, which will be started in another folder."""
+    """The absolute path of an interpreter, as it is started in another folder."""
     if python is None:
         return None
     found = shutil.which(python)
     if found is None:
-        raise SettingError(f"--base-python is {python!r}, which is no program; name an interpreter")
+        raise SettingError(
+            f"--base-python is {python!r}, which is not a program; name an interpreter"
+        )
     return str(Path(found).absolute())
 
 
@@ -136,7 +138,7 @@ def end_code(result: GateResult) -> int:
 
 
 def _document(result: GateResult) -> dict[str, Any]:
-    """The verb's JSON: everything from which a verdict can be recomputed."""
+    """The verb's JSON, with all that it takes to compute a verdict again."""
     keys = "id word by ratio interval pairs detectable reason explanation raw first asked"
     names = {"id": "name", "pairs": "num_pairs", "first": "firsts"}
     return {

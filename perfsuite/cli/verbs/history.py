@@ -153,13 +153,13 @@ def describe(one: CellHistory) -> list[str]:
     """Return what became of a cell, a sentence for each change."""
     if one.trend is None:
         return [f"too few to tell: from {MIN_VALUES} runs on a change can be seen"]
-    sentences = [_tell_change(change) for change in one.changes]
+    sentences = [_describe_change(change) for change in one.changes]
     if one.creep is not None:
-        sentences.append(_tell_creep(one.creep))
+        sentences.append(_describe_drift(one.creep))
     return sentences or ["no change and no drift"]
 
 
-def _tell_change(change: Change) -> str:
+def _describe_change(change: Change) -> str:
     low, high = change.interval
     accepted = "" if change.excuse is None else f", accepted: {change.excuse}"
     mended = ", mended since" * change.is_mended
@@ -182,7 +182,7 @@ def _where(change: Change) -> str:
     )
 
 
-def _tell_creep(creep: Creep) -> str:
+def _describe_drift(creep: Creep) -> str:
     low, high = creep.interval
     accepted = "" if creep.excuse is None else f", accepted: {creep.excuse}"
     return (
@@ -192,7 +192,7 @@ def _tell_creep(creep: Creep) -> str:
 
 
 def _describe_host(host: CellHistory) -> list[str]:
-    """What its probes say of the machine: a change of a cell beside one of these is the host's."""
+    """What the probes say of the machine, which may explain a change of a cell at that time."""
     if not host.changes and host.creep is None:
         return []
     return [f"the host itself, by its own probes: {sentence}" for sentence in describe(host)]

@@ -32,7 +32,7 @@ _STATUSES: dict[NumericsStatus, Status] = {
 
 @dataclass(frozen=True, kw_only=True)
 class ChainCounts:
-    """Of chains, by length: bytes alive when backward begins, FLOPs recomputation included."""
+    """Bytes that chains keep for backward, and FLOPs with recomputation, by their length."""
 
     saved_bytes: Mapping[int, int]
     flops: Mapping[int, int]

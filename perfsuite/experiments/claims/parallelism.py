@@ -21,7 +21,7 @@ from perfsuite.units import format_ratio, format_seconds
 NUM_QUOTED_GPUS = 8
 _NUM_WORKERS = 4
 _NUM_REPETITIONS = 5
-# Seconds at least, in which NVML is asked several times.
+# They take seconds at least, enough for several samples of NVML.
 _NUM_WATCHED_EPOCHS = 2
 
 # (parallel, num_workers)
@@ -71,7 +71,7 @@ def try_modes(bench: Bench) -> ClaimFinding:
         ),
     }
     series = bench.measure(cells, num_repetitions=_NUM_REPETITIONS).items()
-    times_s = {name: [1 / _samples_per_s(each) for each in one.outcomes] for name, one in series}
+    times_s = {name: [1 / _samples_per_s(each) for each in cell] for name, cell in series}
     return weigh_modes(times_s).on(workload)
 
 

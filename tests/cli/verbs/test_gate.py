@@ -213,7 +213,7 @@ def test_a_refusal_is_printed_without_a_table(
         (("--base-env", "=value"), "--base-env is '=value'; use KEY=VALUE"),
         (
             ("--base-python", "no/python"),
-            "--base-python is 'no/python', which is no program; name an interpreter",
+            "--base-python is 'no/python', which is not a program; name an interpreter",
         ),
         (
             ("--base", "main", "--base-dir", "old"),

@@ -12,13 +12,13 @@ import pytest
 from perfsuite.cli import app
 from perfsuite.cli.verbs import sweep
 from perfsuite.cli.verbs.sweep import parse_counts
-from perfsuite.experiments.sweep import Curve, Sweep
+from perfsuite.experiments.sweep import Sweep
 from perfsuite.records.recipe import Recipe
 
 GOOD, SLOW = (0.001, 0.0015, 0.0011), (0.002, 0.0031, 0.0022)
 FOUND = Sweep(
-    training=Curve(times_s={0: SLOW, 1: GOOD, 2: GOOD, 3: SLOW}),
-    loading=Curve(times_s={0: GOOD, 1: SLOW, 2: SLOW, 3: SLOW}),
+    training={0: SLOW, 1: GOOD, 2: GOOD, 3: SLOW},
+    loading={0: GOOD, 1: SLOW, 2: SLOW, 3: SLOW},
 )
 
 
