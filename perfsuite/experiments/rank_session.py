@@ -231,8 +231,10 @@ class Session:
         policy = dataclasses.replace(self._policy, shows_output=False, pins_ranks=False)
         try:
             has_twin = recipe.checkpointing != "none"
-            twin = dataclasses.replace(recipe, checkpointing="none")
-            for name, run in (("tested", recipe), ("twin", twin))[: 1 + has_twin]:
+            runs = {"tested": recipe}
+            if has_twin:
+                runs["twin"] = dataclasses.replace(recipe, checkpointing="none")
+            for name, run in runs.items():
                 job = messages.RecordRun(
                     workload=workload,
                     recipe=results.without_loader(run),
