@@ -45,7 +45,7 @@ class MadeUpJudge:
 
     def __init__(self, ratios: Callable[[dict[str, Any], dict[str, Any]], list[float]]) -> None:
         self.arms: list[tuple[Arm, Arm]] = []
-        self.demands: list[CellPolicy] = []
+        self.policies: list[CellPolicy] = []
         self.word: str | None = None
         self._ratios = ratios
 
@@ -54,7 +54,7 @@ class MadeUpJudge:
     ) -> Judgement:
         ((name, asked),) = demands.items()
         self.arms.append((base, head))
-        self.demands.append(asked)
+        self.policies.append(asked)
         cells = [json.loads(arm.environment[CELL_VARIABLE]) for arm in (base, head)]
         trial = Trial(name=name, demands=asked)
         trial.raw = [(0.002, 0.002 * ratio) for ratio in self._ratios(*cells)]
@@ -182,7 +182,7 @@ def test_both_arms_are_this_folder_and_differ_by_the_cell_alone(
     assert base.pytest_arguments == head.pytest_arguments
     assert json.loads(base.environment[CELL_VARIABLE])["recipe"] == A.recipe.as_dict()
     assert json.loads(head.environment[CELL_VARIABLE])["recipe"] == B.recipe.as_dict()
-    assert (judge.demands[0].tolerance, judge.demands[0].limit) == (0.02, 0.05)
+    assert (judge.policies[0].tolerance, judge.demands[0].limit) == (0.02, 0.05)
 
 
 def test_an_iteration_of_twice_the_samples_may_take_twice_as_long(

@@ -1,4 +1,4 @@
-"""From the ranks to one profile: whose times count, and what is summed or averaged."""
+"""From the ranks to one profile: which rank's times count, and what is summed or averaged."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_right_answers_are_summed_over_the_ranks_that_counted() -> None:
     profile = combine([EPOCH], [replace(EPOCH, num_right=(0, 1, 0), num_there=(2, 4, 0))], [silent])
 
     assert profile.accuracy == 4 / 10
-    # Nobody saw the third class.
+    # No rank saw the third class.
     assert profile.accuracy_per_class == {"0": 1 / 4, "1": 3 / 6}
 
 

@@ -361,7 +361,7 @@ def test_a_refusal_has_no_cells_and_says_why(gate: Gate) -> None:
 # --- a real session ---
 
 
-def test_identical_code_passes_and_anybody_can_recompute_the_verdict(
+def test_identical_code_passes_and_the_json_gives_the_verdict_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     repository = Repository(tmp_path / "shop")

@@ -92,6 +92,14 @@ def test_the_loaders_options_reach_every_cell_with_workers(verb: Verb) -> None:
     assert verb.calls == [("toy-mlp", expected, [0, 1, 2, 3, 4], 2)]
 
 
+def test_every_other_field_of_a_recipe_is_an_option_too(verb: Verb) -> None:
+    verb("toy-mlp", "--num-workers", "0,2", "--checkpointing", "every-block", "--compile")
+
+    ((_, recipe, counts, _),) = verb.calls
+    assert recipe == Recipe(num_workers=2, checkpointing="every-block", compile=True)
+    assert counts == [0, 2]
+
+
 def test_without_options_0_to_10_workers_are_measured_five_times(verb: Verb) -> None:
     verb("toy-mlp")
 

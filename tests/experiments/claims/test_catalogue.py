@@ -56,7 +56,7 @@ def test_what_the_machine_cannot_exercise_cannot_be_tested_here(bench: Bench) ->
     assert tested.finding.reason == "it needs 2 GPUs"
 
 
-def test_an_experiment_that_breaks_is_told_and_the_others_go_on(bench: Bench) -> None:
+def test_an_experiment_that_breaks_is_reported_and_the_others_go_on(bench: Bench) -> None:
     shown: list[str] = []
     claims = [make_claim("C1", WorkloadError("no data")), make_claim("C2", HOLDS)]
 
