@@ -132,7 +132,7 @@ def _recipe_options() -> dict[str, inspect.Parameter]:
 def open_session(
     device: str, seed: int = 0, *, shows_output: bool = True, round_s: float | None = None
 ) -> Session:
-    """Return a session that finds workloads in the current directory; its settings see `Settings`.
+    """Return a session that finds workloads in the current directory; the rest as in `Settings`.
 
     Raises:
         SettingError: There is no such device.

@@ -15,7 +15,7 @@ import json
 import math
 import os
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -26,9 +26,9 @@ from perfsuite.errors import NotExercisedError, WorkloadError
 from perfsuite.experiments import compared_cell
 from perfsuite.experiments.interleave import Cell
 from perfsuite.experiments.rank_session import Session
-from perfsuite.gate.arms.arm import Arm
+from perfsuite.gate.arms.arm import Arm, CellRun
 from perfsuite.gate.judge.judge import judge
-from perfsuite.gate.judge.trial import Budget, CellPolicy, Trial
+from perfsuite.gate.judge.trial import Budget, CellPolicy
 from perfsuite.records.cell import CellRecord, samples_of_step
 from perfsuite.records.equivalence import EquivalenceReport
 from perfsuite.records.recipe_text import describe_recipe
@@ -40,19 +40,20 @@ Word = Literal["faster", "slower", "same", "undecided"]
 _FILE = Path(compared_cell.__file__)
 _TESTS = {"train": "test_training", "load": "test_loading"}
 _UNMEASURED = ("ERROR", "NO-BASELINE", "INVALID", "SKIPPED")
+# What b is by the judge's word on b against a, and then by the one on a against b: there an
+# improvement says that a is faster, though by less than the limit.
+_FORWARD: dict[str | None, Word] = {"FAIL": "slower", "IMPROVED": "faster"}
+_BACKWARD: dict[str | None, Word] = {"FAIL": "faster", "IMPROVED": "slower"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class ComparisonRequest:
-    """What is to be compared, and how.
+    """Two cells of the same activity; b is compared with a.
 
     Attributes:
-        a: What b is compared with.
-        b: The other cell, of the same activity.
         tolerance: A difference up to this is none, 0.02 = 2 %.
         limit: "The same" is within this.
         budget: What each of at most two judgements may cost.
-        seed: Of everything that is random.
     """
 
     a: Cell
@@ -68,12 +69,10 @@ class Comparison:
     """What the pairs came to; ratios are b / a, 1.05 = b takes 5 % longer for a sample.
 
     Attributes:
-        word: What b is.
-        ratio: Location of b / a.
         interval: The bounds that decided.
         raw: Seconds per sample of both launches of each pair, a first.
         num_samples: Of an iteration, by "a" and "b".
-        records: What perfsuite kept of the last launches, by "a" and "b".
+        records: Of the last launches, by "a" and "b".
         wall_s: What the pairs took.
     """
 
@@ -100,7 +99,6 @@ def check_numerics(session: Session, cell: Cell) -> EquivalenceReport:
     Raises:
         EquivalenceError: It computes something else.
         NotExercisedError: This machine would measure something else.
-        PerfsuiteError: As `Session.verify`.
     """
     report = session.require_equivalence(cell.workload, cell.recipe)
     if report.status == "not exercised":
@@ -115,27 +113,22 @@ def compare(
 
     Raises:
         WorkloadError: One of the cells cannot be measured.
-        PerfsuiteError: As `Session.measure_cell`.
     """
     a, b = (_Side(cell, _count_samples(session, cell)) for cell in (request.a, request.b))
     session.hold_machine()
     forward = _judge(session, request, a, b, say)
-    pairs = _per_sample(forward.trial, a, b)
-    raw, wall_s = list(pairs), forward.wall_s
-    backward: Decision | None = None
+    raw, wall_s, backward = list(forward.raw), forward.wall_s, None
     if forward.decision.word == "PASS":
+        max_pairs = request.budget.max_pairs
         rule = Rule(
-            tolerance=request.tolerance,
-            limit=request.limit,
-            num_cells=1,
-            max_pairs=request.budget.max_pairs,
+            tolerance=request.tolerance, limit=request.limit, num_cells=1, max_pairs=max_pairs
         )
-        backward = decide([math.log(a_s / b_s) for a_s, b_s in pairs], rule)
+        backward = decide([math.log(a_s / b_s) for a_s, b_s in raw], rule)
         if backward.word is None:
             say("b is not slower; is it faster?")
             reverse = _judge(session, request, b, a, say)
             backward = reverse.decision
-            raw += [(a_s, b_s) for b_s, a_s in _per_sample(reverse.trial, b, a)]
+            raw += [(a_s, b_s) for b_s, a_s in reverse.raw]
             wall_s += reverse.wall_s
     word, interval = weigh(forward.decision, backward)
     return Comparison(
@@ -145,7 +138,7 @@ def compare(
         raw=tuple(raw),
         num_samples={"a": a.num_samples, "b": b.num_samples},
         records={
-            name: msgspec.convert(forward.trial.last[arm].record, CellRecord)
+            name: msgspec.convert(forward.last[arm].record, CellRecord)
             for name, arm in (("a", "base"), ("b", "head"))
         },
         wall_s=wall_s,
@@ -153,31 +146,19 @@ def compare(
 
 
 def weigh(forward: Decision, backward: Decision | None) -> tuple[Word, tuple[float, float]]:
-    """Return what two decisions prove together, and the bounds of b / a that prove it.
-
-    Args:
-        forward: Of b against a.
-        backward: Of a against b; None where the first one said enough.
+    """Return what the decisions of b against a and of a against b prove, and the bounds of b / a.
 
     >>> passed = Decision(word="PASS", ratio=1.0, interval=(0.9, 1.01), num_pairs=4, detectable=0.1)
     >>> weigh(passed, passed)
     ('same', (0.9900990099009901, 1.01))
     """
-    low, high = forward.interval
-    if forward.word == "FAIL":
-        return "slower", (low, high)
-    if forward.word == "IMPROVED":
-        return "faster", (low, high)
-    if backward is None or forward.word != "PASS":
-        return "undecided", (low, high)
+    if forward.word != "PASS" or backward is None:
+        return _FORWARD.get(forward.word, "undecided"), forward.interval
     back_low, back_high = backward.interval
-    if backward.word == "FAIL":
-        return "faster", (1 / back_high, 1 / back_low)
-    if backward.word == "PASS":
-        return "same", (1 / back_high, high)
-    if backward.word == "IMPROVED":  # then a is faster, though by less than the limit
-        return "slower", (1 / back_high, 1 / back_low)
-    return "undecided", (1 / back_high, high)
+    if backward.word in _BACKWARD:
+        return _BACKWARD[backward.word], (1 / back_high, 1 / back_low)
+    word: Word = "same" if backward.word == "PASS" else "undecided"
+    return word, (1 / back_high, forward.interval[1])
 
 
 @dataclass(frozen=True)
@@ -186,10 +167,13 @@ class _Side:
     num_samples: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _Judged:
-    trial: Trial
+    """What a judgement found of head against base, per sample."""
+
     decision: Decision
+    raw: Sequence[tuple[float, float]]
+    last: Mapping[str, CellRun]
     wall_s: float
 
 
@@ -243,11 +227,8 @@ def _judge(
         ratio=trial.decision.ratio / samples_ratio,
         interval=(low / samples_ratio, high / samples_ratio),
     )
-    return _Judged(trial, decision, judgement.wall_s)
-
-
-def _per_sample(trial: Trial, base: _Side, head: _Side) -> list[tuple[float, float]]:
-    return [(base_s / base.num_samples, head_s / head.num_samples) for base_s, head_s in trial.raw]
+    raw = [(base_s / base.num_samples, head_s / head.num_samples) for base_s, head_s in trial.raw]
+    return _Judged(decision=decision, raw=raw, last=trial.last, wall_s=judgement.wall_s)
 
 
 def _arm(name: str, cell: Cell, device: str) -> Arm:

@@ -29,29 +29,16 @@ _NUM_ROUNDS = 1
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """What is measured.
-
-    Attributes:
-        workload: A name, or "module:attribute".
-        recipe: How it is trained, or loaded.
-        activity: What one iteration is.
-    """
+    """What is measured: an activity of a workload, a name or "module:attribute", and its recipe."""
 
     workload: str
     recipe: Recipe
     activity: ActivityName = "train"
 
 
-@dataclass(frozen=True, kw_only=True)
-class CellTimes:
-    """One outcome for each repetition of a cell, in their order."""
-
-    outcomes: tuple[Outcome, ...]
-
-    @property
-    def times_s(self) -> tuple[float, ...]:
-        """Seconds of an iteration in each repetition."""
-        return tuple(statistics.median(outcome.step_times_s) for outcome in self.outcomes)
+def times_of(outcomes: Sequence[Outcome]) -> tuple[float, ...]:
+    """Return seconds of an iteration in each repetition of a cell."""
+    return tuple(statistics.median(outcome.step_times_s) for outcome in outcomes)
 
 
 def paired_ratio(times_s: Sequence[float], others_s: Sequence[float]) -> Interval:
@@ -68,18 +55,11 @@ def measure_interleaved(
     num_repetitions: int,
     seed: int,
     say: Callable[[str], None],
-) -> dict[Key, CellTimes]:
-    """Return the times of every cell over the repetitions.
+) -> dict[Key, list[Outcome]]:
+    """Return the outcomes of every cell, one for each repetition.
 
-    Args:
-        session: Runs the cells; its rounds take `ROUND_S`.
-        cells: The text of a key names its cell in the lines shown.
-        num_repetitions: Launches of each cell.
-        seed: Of the order.
-        say: Shows a line for each launch.
-
-    Raises:
-        PerfsuiteError: As `Session.measure_cell`.
+    The session's rounds take `ROUND_S`, the seed is of the order of cells, and the text of a key
+    names its cell in the lines shown.
     """
     random_numbers = random.Random(seed)
     outcomes: dict[Key, list[Outcome]] = {key: [] for key in cells}
@@ -94,4 +74,4 @@ def measure_interleaved(
             outcomes[key].append(outcome)
             duration = format_seconds(statistics.median(outcome.step_times_s))
             say(f"repetition {repetition} of {num_repetitions}, {key}: {duration} an iteration")
-    return {key: CellTimes(outcomes=tuple(outcomes[key])) for key in cells}
+    return outcomes

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Protocol
 
 from perfsuite.errors import PerfsuiteError
 from perfsuite.ranks.group import run_group
@@ -15,27 +14,6 @@ from perfsuite.ranks.torchrun.topology import Topology, read_place
 from perfsuite.records.capability import Hardware, why_not_exercised
 from perfsuite.records.recipe import Recipe
 from perfsuite.system.timing_lock import TimingLock
-
-
-class Launcher(Protocol):
-    """What a session runs its groups with."""
-
-    @property
-    def hardware(self) -> Hardware:
-        """What there is for the ranks."""
-
-    def hold_machine(self) -> None:
-        """Return when no other timing session is at work where the ranks run.
-
-        Raises:
-            BusyMachineError: Another session held a machine for all of the waiting time.
-        """
-
-    def why_not_exercised(self, recipe: Recipe) -> str | None:
-        """Return why the ranks would measure something else than the recipe, None if not."""
-
-    def run(self, request: GroupRequest) -> list[Reply]:
-        """Run a job on a fresh group and return its replies, as `group.run_group` does."""
 
 
 class LocalLauncher:
@@ -50,7 +28,7 @@ class LocalLauncher:
         self._lock.acquire()
 
     def why_not_exercised(self, recipe: Recipe) -> str | None:
-        """Return what stands against the recipe here, None if nothing does."""
+        """Return why the ranks would measure something else than the recipe, None if not."""
         return why_not_exercised(recipe, self.hardware)
 
     def run(self, request: GroupRequest) -> list[Reply]:
@@ -64,13 +42,7 @@ class TorchrunLauncher:
     def __init__(
         self, hardware: Hardware, lock: TimingLock, peers: Peers, gpus: Sequence[str]
     ) -> None:
-        """Learn where the other ranks are.
-
-        Args:
-            hardware: What there is for the rank here.
-            lock: Of this machine.
-            peers: All processes.
-            gpus: UUIDs of the GPUs that this process sees.
+        """Gather the places of all peers; `gpus` are the UUIDs of those that this process sees.
 
         Raises:
             LostRankError: A rank did not join.
@@ -101,5 +73,9 @@ class TorchrunLauncher:
         self._holds_machines = True
 
     def why_not_exercised(self, recipe: Recipe) -> str | None:
-        """Return what stands against the recipe here, None if nothing does."""
+        """Return why the ranks would measure something else than the recipe, None if not."""
         return self._topology.why_not_exercised(recipe) or why_not_exercised(recipe, self.hardware)
+
+
+# What a session runs its groups with.
+Launcher = LocalLauncher | TorchrunLauncher

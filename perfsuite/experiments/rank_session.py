@@ -22,26 +22,11 @@ from perfsuite.errors import (
 from perfsuite.experiments import results
 from perfsuite.experiments.launcher import Launcher, LocalLauncher, TorchrunLauncher
 from perfsuite.experiments.profile import combine_profiles
-from perfsuite.experiments.results import combine
 from perfsuite.experiments.settings import Settings
+from perfsuite.ranks import messages
 from perfsuite.ranks.bootstrap import make_group_folder, remove_group_folder, sweep_stale_folders
 from perfsuite.ranks.chains import Chain, run_chain, run_chains
-from perfsuite.ranks.messages import (
-    ActivityName,
-    CallFunction,
-    CellMeasured,
-    CheckRun,
-    FunctionReturned,
-    GroupPolicy,
-    GroupRequest,
-    MeasurePlan,
-    ProfileTaken,
-    RecordRun,
-    Reply,
-    RunCell,
-    RunChecked,
-    RunProfile,
-)
+from perfsuite.ranks.messages import GroupPolicy, GroupRequest
 from perfsuite.ranks.pickling import pack, unpack
 from perfsuite.ranks.torchrun.peers import Peers
 from perfsuite.records.capability import Hardware
@@ -104,7 +89,7 @@ class Session:
         self._launcher = TorchrunLauncher(self.hardware, self._lock, peers, self._gpus)
 
     def hold_machine(self) -> None:
-        """Return when no other timing session is at work; the machine is held until `close`.
+        """Wait for other timing sessions, then hold the machine until `close`.
 
         Raises:
             BusyMachineError: Another session held it for all of the waiting time.
@@ -132,17 +117,17 @@ class Session:
             WorkloadError: The function or its arguments cannot be sent to another process.
         """
         self._sweep_once()
-        job = CallFunction(call=pack((function, tuple(args)), by_value=by_value))
+        job = messages.CallFunction(call=pack((function, tuple(args)), by_value=by_value))
         request = GroupRequest(job=job, world_size=num_ranks, policy=self._policy)
         replies = self._launcher.run(request)
-        return [unpack(cast(FunctionReturned, reply).value) for reply in replies]
+        return [unpack(cast(messages.FunctionReturned, reply).value) for reply in replies]
 
     def measure_cell(
         self,
         workload: str | Workload,
         recipe: Recipe,
         *,
-        activity: ActivityName = "train",
+        activity: messages.ActivityName = "train",
         num_rounds: int | None = None,
         num_iterations: int | None = None,
         is_timed: bool = True,
@@ -154,7 +139,7 @@ class Session:
         Args:
             workload: A name, an object, or "module:attribute".
             recipe: How it is trained.
-            activity: What one iteration is.
+            activity: What an iteration does.
             num_rounds: Timed rounds; None is the session's.
             num_iterations: Iterations of a round; None lets the ranks choose after warming up.
             is_timed: Whether times are kept; if not, one iteration runs beside whatever else does.
@@ -169,12 +154,11 @@ class Session:
         _check_is_recipe(recipe)
         if self._settings.turns is not None:
             recipe = self._settings.turns.inject_into(recipe)
-        found = find_workload(workload)
-        job = RunCell(
-            workload=pack(found, by_value=by_value),
+        job = messages.RunCell(
+            workload=pack(find_workload(workload), by_value=by_value),
             recipe=recipe,
             activity=activity,
-            plan=self._plan(num_rounds, num_iterations) if is_timed else self._plan(1, 1),
+            plan=self._plan(is_timed, num_rounds, num_iterations),
         )
         return self._measure(job, _name(workload), is_timed, numerics)
 
@@ -185,7 +169,6 @@ class Session:
 
         Raises:
             EquivalenceError: The recipe computes something else than one process.
-            PerfsuiteError: As `verify`.
         """
         _check_is_recipe(recipe)
         recipe = results.without_loader(recipe)
@@ -242,7 +225,7 @@ class Session:
             return results.not_exercised(_name(workload), recipe, str(error))
         return results.report(_name(workload), recipe, checked)
 
-    def _check(self, workload: bytes, recipe: Recipe, num_steps: int) -> Chain[RunChecked]:
+    def _check(self, workload: bytes, recipe: Recipe, num_steps: int) -> Chain[messages.RunChecked]:
         self._prepare(recipe)
         folder = make_group_folder()
         # The timed run of the same steps will print what they print.
@@ -253,7 +236,7 @@ class Session:
             if has_twin:
                 runs["twin"] = dataclasses.replace(recipe, checkpointing="none")
             for name, run in runs.items():
-                job = RecordRun(
+                job = messages.RecordRun(
                     workload=workload,
                     recipe=results.without_loader(run),
                     seed=self._settings.seed,
@@ -268,7 +251,7 @@ class Session:
                     policy=policy,
                     needs_group=run.plan.needs_group,
                 )
-            check = CheckRun(
+            check = messages.CheckRun(
                 workload=workload,
                 recipe=recipe,
                 seed=self._settings.seed,
@@ -277,7 +260,7 @@ class Session:
                 has_twin=has_twin,
             )
             (reply,) = yield GroupRequest(job=check, world_size=1, policy=policy, needs_group=False)
-            return cast(RunChecked, reply)
+            return cast(messages.RunChecked, reply)
         finally:
             remove_group_folder(folder)
 
@@ -290,17 +273,21 @@ class Session:
             NotExercisedError: There are not enough devices.
             PerfsuiteError: The sum is wrong, or a rank failed.
         """
-        job = RunCell(
+        job = messages.RunCell(
             workload=None,
             recipe=Recipe(parallel=parallel),
             activity="all_reduce",
-            plan=self._plan(None, None) if is_timed else self._plan(1, 1),
+            plan=self._plan(is_timed),
             message_bytes=message_bytes,
         )
         return self._measure(job, "all_reduce", is_timed)
 
-    def _plan(self, num_rounds: int | None, num_iterations: int | None) -> MeasurePlan:
-        return MeasurePlan(
+    def _plan(
+        self, is_timed: bool, num_rounds: int | None = None, num_iterations: int | None = None
+    ) -> messages.MeasurePlan:
+        if not is_timed:
+            num_rounds = num_iterations = 1
+        return messages.MeasurePlan(
             num_rounds=self._settings.num_rounds if num_rounds is None else num_rounds,
             num_iterations=num_iterations,
             seed=self._settings.seed,
@@ -308,11 +295,11 @@ class Session:
         )
 
     def _measure(
-        self, job: RunCell, name: str, is_timed: bool, numerics: Numerics | None = None
+        self, job: messages.RunCell, name: str, is_timed: bool, numerics: Numerics | None = None
     ) -> Outcome:
         replies = self._run_timed(job, is_timed=is_timed)
-        ranks = [cast(CellMeasured, reply) for reply in replies]
-        return combine(job, name, self.hardware.device, ranks, numerics)
+        ranks = [cast(messages.CellMeasured, reply) for reply in replies]
+        return results.combine(job, name, self.hardware.device, ranks, numerics)
 
     def profile(self, workload: str | Workload, recipe: Recipe, *, num_epochs: int) -> ProfiledRun:
         """Train for some epochs with an evaluation after each, and return where the time went.
@@ -320,21 +307,22 @@ class Session:
         Raises:
             SettingError: The number of epochs is not a whole number from 1.
             NotExercisedError: This machine would profile something else.
-            PerfsuiteError: As `measure_cell`.
         """
         _check_is_recipe(recipe)
         if not isinstance(num_epochs, int) or num_epochs < 1:
             raise SettingError(f"num_epochs is {num_epochs!r}; use a whole number from 1")
-        job = RunProfile(
+        job = messages.RunProfile(
             workload=pack(find_workload(workload)),
             recipe=recipe,
             seed=self._settings.seed,
             num_epochs=num_epochs,
         )
-        ranks = [cast(ProfileTaken, reply) for reply in self._run_timed(job)]
+        ranks = [cast(messages.ProfileTaken, reply) for reply in self._run_timed(job)]
         return combine_profiles(job, _name(workload), self.hardware.device, ranks)
 
-    def _run_timed(self, job: RunCell | RunProfile, *, is_timed: bool = True) -> list[Reply]:
+    def _run_timed(
+        self, job: messages.RunCell | messages.RunProfile, *, is_timed: bool = True
+    ) -> list[messages.Reply]:
         """What the ranks reply, alone on the machine where their times are kept."""
         self._prepare(job.recipe)
         if is_timed and self._settings.turns is None:
@@ -350,8 +338,7 @@ class Session:
         )
 
     def _prepare(self, recipe: Recipe) -> None:
-        reason = self._launcher.why_not_exercised(recipe)
-        if reason is not None:
+        if (reason := self._launcher.why_not_exercised(recipe)) is not None:
             raise NotExercisedError(reason)
         self._sweep_once()
 

@@ -20,6 +20,7 @@ def combine(
     rounds_by_rank = [rank.rounds for rank in ranks]
     step_times_s = slowest_rank_times(rounds_by_rank, first.num_iterations)
     batch_size = first.global_batch_size
+    losses = zip(*(rank.losses for rank in ranks if rank.losses is not None), strict=True)
     record = CellRecord(
         workload=name,
         recipe=job.recipe.as_dict(),
@@ -32,7 +33,7 @@ def combine(
         counts=_busiest([rank.counts for rank in ranks]),
         memory=_memory(ranks),
         samples_per_s=None if batch_size is None else batch_size / statistics.median(step_times_s),
-        losses=_mean_losses([rank.losses for rank in ranks if rank.losses is not None]),
+        losses=tuple(sum(of_step) / len(of_step) for of_step in losses),
         verdict=None,
         operators=first.operators,
     )
@@ -60,10 +61,6 @@ def _memory(ranks: Sequence[CellMeasured]) -> Memory | None:
         return None
     per_rank = tuple(peak.peak_bytes for peak in peaks)
     return Memory(metric=peaks[0].metric, peak_bytes=max(per_rank), per_rank=per_rank)
-
-
-def _mean_losses(by_rank: Sequence[tuple[float, ...]]) -> tuple[float, ...]:
-    return tuple(sum(losses) / len(losses) for losses in zip(*by_rank, strict=True))
 
 
 def slowest_rank_times(
@@ -101,7 +98,10 @@ def combine_stages(
     """
     means = [_mean_stages(rounds, num_iterations) for rounds in rounds_by_rank]
     names = ("load", "forward", "backward", "optimizer", "evaluation", "other")
-    return StageTimes(**{name: _largest(means, name) for name in names})
+    largest = {
+        name: max((one[name] for one in means if name in one), default=None) for name in names
+    }
+    return StageTimes(**largest)
 
 
 def _mean_stages(rounds: Sequence[RoundTimes], num_iterations: int) -> dict[str, float]:
@@ -112,10 +112,6 @@ def _mean_stages(rounds: Sequence[RoundTimes], num_iterations: int) -> dict[str,
     in_no_stage = sum(times.duration_s for times in rounds) - sum(totals.values())
     totals["other"] = max(0.0, in_no_stage)
     return {name: total / (len(rounds) * num_iterations) for name, total in totals.items()}
-
-
-def _largest(means: Sequence[dict[str, float]], name: str) -> float | None:
-    return max((mean[name] for mean in means if name in mean), default=None)
 
 
 # Those that compute in float32 or finer.
@@ -145,7 +141,7 @@ def not_exercised(workload: str, recipe: Recipe, reason: str) -> EquivalenceRepo
 
 
 def without_loader(recipe: Recipe) -> Recipe:
-    """The recipe with its loader's fields at their defaults, which change no number."""
+    """The recipe with the default loader, as no loader changes a number."""
     defaults = Recipe()
     return dataclasses.replace(recipe, **{name: getattr(defaults, name) for name in _OF_LOADER})
 

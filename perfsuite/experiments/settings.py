@@ -26,7 +26,7 @@ class Settings:
         timeout_s: A cell without progress for so long fails.
         collective_timeout_s: A collective that waits for so long fails.
         wait_s: How long to wait for another timing session.
-        import_roots: Folders in which "module:attribute" is looked up first.
+        import_roots: Folders that are searched first for "module:attribute".
         turns: Where timed rounds ask for their turn; the gate that gives them holds the machine.
         shows_output: Print what ranks printed when all went well.
         round_s: What a round should take at least; None is 50 ms.

@@ -1,4 +1,4 @@
-"""How many loader workers pay off: which is the fewest within noise of the best, when more hurt.
+"""How many loader workers pay off: the fewest within noise of the best, and when more hurt.
 
 Every number of workers is measured once in each repetition, so two numbers are compared by the
 ratios within repetitions, which are free of the machine's drift.
@@ -7,17 +7,19 @@ ratios within repetitions, which are free of the machine's drift.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
-from perfsuite.experiments.interleave import Cell, CellTimes, measure_interleaved, paired_ratio
+from perfsuite.experiments.interleave import Cell, measure_interleaved, paired_ratio, times_of
 from perfsuite.experiments.rank_session import Session
+from perfsuite.ranks.messages import ActivityName
 from perfsuite.records.recipe import Recipe
 from perfsuite.stats.intervals import Interval, geometric_interval
 
+# Seconds of an iteration in each repetition, by number of workers, ascending.
 Times = Mapping[int, Sequence[float]]
-Activity = Literal["train", "load"]
+_ACTIVITIES: tuple[ActivityName, ...] = ("train", "load")
 
 # A gain of more than the gate's tolerance is worth a process; advice against workers needs proof
 # that there is none.
@@ -25,42 +27,11 @@ _WORTHWHILE_RATIO = 0.02
 
 
 @dataclass(frozen=True, kw_only=True)
-class Curve:
-    """One activity over the numbers of workers.
-
-    Attributes:
-        times_s: Seconds of an iteration in each repetition, by number of workers, ascending.
-    """
-
-    times_s: dict[int, tuple[float, ...]]
-
-    @property
-    def intervals(self) -> dict[int, Interval]:
-        """Where the time of each number of workers lies."""
-        return {count: geometric_interval(times) for count, times in self.times_s.items()}
-
-    @property
-    def optimum(self) -> int:
-        """The fewest workers within noise of the fastest."""
-        return find_optimum(self.times_s)
-
-    @property
-    def hurts_from(self) -> int | None:
-        """The number of workers from which on more of them hurt, None if none do."""
-        return find_hurts_from(self.times_s)
-
-
-@dataclass(frozen=True, kw_only=True)
 class Sweep:
-    """What a sweep found.
+    """Times of an optimizer step, loading included, and of taking a batch out of the loader."""
 
-    Attributes:
-        training: Seconds of an optimizer step, loading included.
-        loading: Seconds of a batch out of the loader, nothing done with it.
-    """
-
-    training: Curve
-    loading: Curve
+    training: Times
+    loading: Times
 
 
 def sweep_workers(
@@ -75,38 +46,29 @@ def sweep_workers(
 ) -> Sweep:
     """Return the times of a workload under each number of loader workers.
 
-    Args:
-        session: Runs the cells, and holds the machine from here on.
-        workload: A name, or "module:attribute".
-        recipe: How it is trained, whatever its number of workers.
-        counts: Numbers of workers, ascending.
-        num_repetitions: Launches of each.
-        seed: Of the order of launches.
-        say: Shows a line for each launch.
-
-    Raises:
-        PerfsuiteError: As `Session.measure_cell`.
+    Launches of each of the ascending `counts` repeat in an order drawn with the seed.
     """
-    activities: tuple[Activity, ...] = ("train", "load")
     cells = {
         f"{activity} with num_workers={count}": Cell(
             workload=workload, recipe=with_workers(recipe, count), activity=activity
         )
-        for activity in activities
+        for activity in _ACTIVITIES
         for count in counts
     }
-    series = measure_interleaved(
+    outcomes = measure_interleaved(
         session, cells, num_repetitions=num_repetitions, seed=seed, say=say
     )
-    return Sweep(training=_curve(series, "train", counts), loading=_curve(series, "load", counts))
+    training, loading = (
+        {count: times_of(outcomes[f"{activity} with num_workers={count}"]) for count in counts}
+        for activity in _ACTIVITIES
+    )
+    return Sweep(training=training, loading=loading)
 
 
 def with_workers(recipe: Recipe, num_workers: int) -> Recipe:
-    """Return the recipe with so many workers, without what needs some where there are none."""
+    """Return the recipe with so many workers; without any, what needs them is reset."""
     if num_workers == 0:
-        return dataclasses.replace(
-            recipe, num_workers=0, persistent_workers=False, prefetch_factor=None
-        )
+        recipe = dataclasses.replace(recipe, persistent_workers=False, prefetch_factor=None)
     return dataclasses.replace(recipe, num_workers=num_workers)
 
 
@@ -117,6 +79,11 @@ def is_slower(times_s: Sequence[float], others_s: Sequence[float]) -> bool:
     (True, False)
     """
     return paired_ratio(times_s, others_s).low > 1
+
+
+def intervals_of(times_s: Times) -> dict[int, Interval]:
+    """Return where the time of each number of workers lies."""
+    return {count: geometric_interval(times) for count, times in times_s.items()}
 
 
 def find_optimum(times_s: Times) -> int:
@@ -131,27 +98,21 @@ def find_optimum(times_s: Times) -> int:
 def find_within_noise(times_s: Times) -> list[int]:
     """Return all numbers of workers that are not slower, beyond noise, than the fastest."""
     fastest = min(times_s, key=lambda count: geometric_interval(times_s[count]).centre)
-    return [
-        count
-        for count in sorted(times_s)
-        if count == fastest or not is_slower(times_s[count], times_s[fastest])
-    ]
+    as_good = (count for count in times_s if not is_slower(times_s[count], times_s[fastest]))
+    return sorted({fastest, *as_good})
 
 
 def find_hurts_from(times_s: Times) -> int | None:
-    """Return from which number above the optimum on all are slower beyond noise, None if none is.
+    """Return the least number above the optimum that is slower, as all larger ones are, or None.
 
     >>> good, bad = [1.0, 1.1, 1.2], [2.0, 2.1, 2.2]
     >>> find_hurts_from({0: bad, 1: good, 2: good, 3: bad, 4: bad}), find_hurts_from({1: good})
     (3, None)
     """
     optimum = find_optimum(times_s)
-    first = None
-    for count in sorted((count for count in times_s if count > optimum), reverse=True):
-        if not is_slower(times_s[count], times_s[optimum]):
-            break
-        first = count
-    return first
+    more = sorted((count for count in times_s if count > optimum), reverse=True)
+    worse = itertools.takewhile(lambda one: is_slower(times_s[one], times_s[optimum]), more)
+    return min(worse, default=None)
 
 
 def advise(times_s: Times) -> str | None:
@@ -168,8 +129,8 @@ def advise(times_s: Times) -> str | None:
             return None
         saved = paired_ratio(times_s[optimum], times_s[fewest])
         return (
-            f"use num_workers={optimum}: a step takes {_percent(1 - saved.centre)} less time than "
-            f"with {fewest} (between {_percent(1 - saved.high)} and {_percent(1 - saved.low)})"
+            f"use num_workers={optimum}: a step takes {1 - saved.centre:.0%} less time than "
+            f"with {fewest} (between {1 - saved.high:.0%} and {1 - saved.low:.0%})"
             f"{tail}"
         )
     gains = [
@@ -178,13 +139,3 @@ def advise(times_s: Times) -> str | None:
     if not gains or max(gains) > _WORTHWHILE_RATIO:
         return None
     return f"use num_workers={fewest}: no other number makes a step faster{tail}"
-
-
-def _percent(ratio: float) -> str:
-    return f"{ratio:.0%}"
-
-
-def _curve(series: Mapping[str, CellTimes], activity: Activity, counts: Sequence[int]) -> Curve:
-    return Curve(
-        times_s={count: series[f"{activity} with num_workers={count}"].times_s for count in counts}
-    )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from perfsuite.errors import ExitCode, PerfsuiteError, RankFailureError
 from perfsuite.experiments import results
@@ -69,15 +71,19 @@ _CHECKPOINTINGS = ("every-block", "segments:2", "selective")
 _PIPELINE_BATCH_SIZE = 24
 # Small enough that every workload's gradients fill several buckets.
 _SMALL_BUCKET_MB = 0.01
+_DDP_OPTIONS: tuple[dict[str, Any], ...] = (
+    *({"comm_hook": hook} for hook in ("fp16", "bf16", "powersgd")),
+    {"bucket_cap_mb": _SMALL_BUCKET_MB},
+    {"static_graph": True},
+    {"gradient_as_bucket_view": True},
+    {"find_unused_parameters": True},
+)
 
 
-def every_recipe() -> Iterator[Recipe]:
-    """All recipes of the table, one after the other, none twice."""
-    seen = set()
-    for recipe in (*_parallel(), *_ddp_options(), *_precisions(), *_checkpointings(), *_steps()):
-        if recipe not in seen:
-            seen.add(recipe)
-            yield recipe
+def every_recipe() -> list[Recipe]:
+    """Return all recipes of the table in its order, none twice."""
+    rows = (_parallel(), _ddp_options(), _precisions(), _checkpointings(), _steps())
+    return list(dict.fromkeys(itertools.chain.from_iterable(rows)))
 
 
 def _parallel() -> Iterator[Recipe]:
@@ -95,13 +101,8 @@ def _parallel() -> Iterator[Recipe]:
 
 def _ddp_options() -> Iterator[Recipe]:
     for size in _WORLD_SIZES:
-        parallel = f"ddp:{size}"
-        for hook in ("fp16", "bf16", "powersgd"):
-            yield Recipe(parallel=parallel, comm_hook=hook)
-        yield Recipe(parallel=parallel, bucket_cap_mb=_SMALL_BUCKET_MB)
-        yield Recipe(parallel=parallel, static_graph=True)
-        yield Recipe(parallel=parallel, gradient_as_bucket_view=True)
-        yield Recipe(parallel=parallel, find_unused_parameters=True)
+        for option in _DDP_OPTIONS:
+            yield Recipe(parallel=f"ddp:{size}", **option)
 
 
 def _precisions() -> Iterator[Recipe]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from made_up_cells import MadeUpSession, make_outcome
 
-from perfsuite.experiments.interleave import Cell, measure_interleaved
+from perfsuite.experiments.interleave import Cell, measure_interleaved, times_of
 from perfsuite.records.recipe import Recipe
 
 CELLS = {
@@ -24,7 +24,7 @@ def measure(
         seed=seed,
         say=lines.append,
     )
-    return {count: one.times_s for count, one in series.items()}, lines
+    return {count: times_of(one) for count, one in series.items()}, lines
 
 
 def test_every_cell_is_measured_once_in_each_repetition() -> None:

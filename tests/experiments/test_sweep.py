@@ -108,7 +108,7 @@ def test_a_sweep_measures_loading_and_training_with_every_number() -> None:
         say=lambda line: None,
     )
 
-    assert found.training.times_s == {0: (0.002, 0.002), 2: (0.006, 0.006)}
-    assert found.loading.times_s == {0: (0.001, 0.001), 2: (0.003, 0.003)}
-    assert (found.training.optimum, found.training.hurts_from) == (0, 2)
+    assert found.training == {0: (0.002, 0.002), 2: (0.006, 0.006)}
+    assert found.loading == {0: (0.001, 0.001), 2: (0.003, 0.003)}
+    assert (find_optimum(found.training), find_hurts_from(found.training)) == (0, 2)
     assert len(session.measured) == 8

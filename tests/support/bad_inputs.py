@@ -139,7 +139,7 @@ VERBS: Final[tuple[tuple[tuple[str, ...], str], ...]] = (
     (("gate", "--limit", "1%"), "below the tolerance"),
     (("gate", "--limit", LONG), "--limit is "),
     (("gate", "--base", "HEAD", "--base-dir", "."), "name two bases"),
-    (("gate", "--base-python", "no-such-python"), "which is no program"),
+    (("gate", "--base-python", "no-such-python"), "which is not a program"),
     (("gate", "--base-env", "KEY"), "use KEY=VALUE"),
     (("gate", "--base-env", "=value"), "use KEY=VALUE"),
     (("calibrate", "--planted", "slow"), "--planted is 'slow'"),

@@ -1,4 +1,4 @@
-"""The verb `doctor`: every subject once, in the order in which a report reads best."""
+"""The verb `doctor`: one look at every subject, as lines, JSON and an exit code."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ _NOTHING = "-"
 
 @dataclass(frozen=True, kw_only=True)
 class ListedRun:
-    """A stored run as `list` shows it; where its file holds none all but path and reason is None.
+    """A stored run as `list` shows it; only path and reason are known where the file holds none.
 
     Attributes:
         fingerprint: Of its environment.
@@ -74,7 +74,16 @@ def list_runs(storage: Storage = STORAGE, json_file: JsonFile = None) -> None:
         num_usable = sum(run.reason is None for run in runs)
         typer.echo(_table(place, runs, fingerprint))
         typer.echo(f"{num_usable} of {len(runs)} usable in this environment, {fingerprint}")
-    write_json(json_file, fingerprint=fingerprint, runs=[_plain(run, fingerprint) for run in runs])
+    listed = [
+        {
+            "path": printable(str(run.path)),
+            **pick(run, "saved_at commit fingerprint num_cells reason"),
+            "is_this_environment": run.fingerprint == fingerprint,
+            "is_usable": run.reason is None,
+        }
+        for run in runs
+    ]
+    write_json(json_file, fingerprint=fingerprint, runs=listed)
 
 
 @app.command(
@@ -122,10 +131,8 @@ def accept(
     except ValueError as error:
         raise SettingError(str(error)) from error
     if len(entries) != 1:
-        raise SettingError(
-            f"{len(entries)} of --slowdown, --removed, --renamed-to and --increase are given; "
-            "use one of them"
-        )
+        options = "--slowdown, --removed, --renamed-to and --increase"
+        raise SettingError(f"{len(entries)} of {options} are given; use one of them")
     check_writable(json_file)
     append_entry(file, entries[0])
     typer.echo(f"{file}: {_in_words(entries[0])}")
@@ -202,22 +209,9 @@ def _table(storage: AnyPath, runs: list[ListedRun], fingerprint: str) -> str:
                 f"{environment} (here)" if environment == fingerprint else environment,
                 str(one.num_cells),
             ]
-        use = "usable" if one.reason is None else one.reason
-        table.add_row(*map(printable, (_name(one.path, storage), *facts, use)))
+        use = one.reason or "usable"
+        table.add_row(*map(printable, (str(one.path).removeprefix(f"{storage}/"), *facts, use)))
     return render(table)
-
-
-def _name(path: AnyPath, storage: AnyPath) -> str:
-    return str(path).removeprefix(f"{storage}/")
-
-
-def _plain(one: ListedRun, fingerprint: str) -> dict[str, Any]:
-    return {
-        "path": printable(str(one.path)),
-        **pick(one, "saved_at commit fingerprint num_cells reason"),
-        "is_this_environment": one.fingerprint == fingerprint,
-        "is_usable": one.reason is None,
-    }
 
 
 def _in_words(entry: Entry) -> str:

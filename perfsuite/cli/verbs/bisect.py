@@ -98,25 +98,20 @@ def _describe_first(first: BisectStep) -> str:
     subject = f"{short_commit(first.commit)} is the first bad commit, {first.subject!r}"
     if verdict.by != "pairs" or verdict.ratio is None or verdict.interval is None:
         return f"{subject}: {reason_text(verdict)}"
-    low, high = verdict.interval
-    texts = [
-        f"{subject}: slower by {format_ratio(verdict.ratio - 1)} than the good one "
-        f"({format_change(low)} to {format_change(high)}, {verdict.num_pairs} pairs)",
-        reason_text(verdict),
-    ]
-    return "; ".join(filter(None, texts))
+    low, high = map(format_change, verdict.interval)
+    text = f"{subject}: slower by {format_ratio(verdict.ratio - 1)} than the good one "
+    text += f"({low} to {high}, {verdict.num_pairs} pairs)"
+    return "; ".join(filter(None, [text, reason_text(verdict)]))
 
 
 def _describe_rest(first: BisectStep, bad: BisectStep) -> list[str]:
-    """That a later commit made it slower still, where that is clear."""
+    """A sentence where a later commit clearly made it slower still."""
     if first.verdict.interval is None or bad.verdict.ratio is None:
         return []
     if first.commit == bad.commit or bad.verdict.ratio <= first.verdict.interval[1]:
         return []
-    return [
-        f"{short_commit(bad.commit)} is slower by {format_ratio(bad.verdict.ratio - 1)}: search "
-        f"for the rest with --good {short_commit(first.commit)}"
-    ]
+    slowdown = f"{short_commit(bad.commit)} is slower by {format_ratio(bad.verdict.ratio - 1)}"
+    return [f"{slowdown}: search for the rest with --good {short_commit(first.commit)}"]
 
 
 def end_code(result: BisectResult) -> ExitCode:
@@ -146,9 +141,6 @@ def _document(result: BisectResult) -> dict[str, Any]:
 
 
 def _step(step: BisectStep) -> dict[str, Any]:
-    keys = "word ratio pairs reason explanation"
-    return {
-        **pick(step, "commit subject mark"),
-        **pick(step.verdict, keys, pairs="num_pairs"),
-        "interval": step.verdict.as_record().interval,
-    }
+    verdict = pick(step.verdict, "word ratio pairs reason explanation", pairs="num_pairs")
+    interval = step.verdict.as_record().interval
+    return {**pick(step, "commit subject mark"), **verdict, "interval": interval}

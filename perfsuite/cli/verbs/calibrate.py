@@ -59,7 +59,7 @@ def calibrate_machine(
 ) -> None:
     """Measure the gate's error rates here: false alarms of identical code, power over slowdowns.
 
-    Leaves baselines/calibration.json, from which later gates know the noise of each cell.
+    Leaves baselines/calibration.json, where later gates find the noise of each cell.
     """
     plants = [_plant(text) for text in (planted or ["5%"])]
     bounds = option_bounds(tolerance, limit)
@@ -125,15 +125,12 @@ def _describe_noise(noise: CellNoise) -> str:
 
 
 def _advise(noise: CellNoise, result: CalibrationResult) -> str:
-    """What this machine can be asked for."""
+    """The tightest bounds that this machine supports for a cell, in words."""
     found = recommend_for(noise, result)
     if found is None:
         return "too noisy for any limit up to 50 %; its counts can still gate it"
-    tolerance, limit = found
-    return (
-        f"the tightest that this machine supports: tolerance {format_ratio(tolerance)}, "
-        f"limit {format_ratio(limit)}"
-    )
+    bounds = "tolerance {}, limit {}".format(*map(format_ratio, found))
+    return f"the tightest that this machine supports: {bounds}"
 
 
 def recommend_for(noise: CellNoise, result: CalibrationResult) -> tuple[float, float] | None:
@@ -168,6 +165,5 @@ def to_document(result: CalibrationResult) -> dict[str, Any]:
 
 def _cost(planted: PlantedResult) -> str:
     words = ", ".join(f"{number} {word}" for word, number in sorted(planted.verdicts.items()))
-    return (
-        f"cells: {words}; {planted.mean_pairs:.1f} pairs a cell, {planted.wall_s:.0f} s a session"
-    )
+    cost = f"{planted.mean_pairs:.1f} pairs a cell, {planted.wall_s:.0f} s a session"
+    return f"cells: {words}; {cost}"

@@ -12,7 +12,7 @@ from perfsuite.cli.options import DeviceName, DrawnSeed, open_session
 from perfsuite.cli.output import JsonFile, pick, say, write_json
 from perfsuite.errors import ExitCode
 from perfsuite.experiments.claims import Bench
-from perfsuite.experiments.claims.run import Tested, choose_claims, try_claims
+from perfsuite.experiments.claims.catalogue import Tested, choose_claims, try_claims
 from perfsuite.experiments.interleave import ROUND_S
 from perfsuite.records.cell import encode_line
 from perfsuite.report.terminal.claims import ClaimRow, claim_lines, claims_table
@@ -38,7 +38,7 @@ def claims(
     """
     chosen = choose_claims(only or [])
     check_writable(RECORDS_FILE, json_file)
-    # What the experiments say is the findings; ranks that warn of many workers would bury it.
+    # Ranks that warn of many workers would bury the findings.
     with closing(open_session(device, shows_output=False, round_s=ROUND_S)) as session:
         bench = Bench(session=session, seed=seed, say=say)
         results = try_claims(chosen, bench, show=lambda one: typer.echo(claim_lines(_row(one))))

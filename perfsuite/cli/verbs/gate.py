@@ -98,17 +98,26 @@ def gate(
         typer.echo(f"{judged.num_pairs} pairs in {judged.wall_s:.0f} s, seed {result.seed}")
     write_json(json_file, **_document(result))
     if markdown is not None:
-        write_atomically(markdown, _summary(result, request).encode())
+        report = report_on_verdicts(
+            result.cells,
+            refusal=result.refusal,
+            differs=result.differs,
+            tolerance=request.tolerance,
+            limit=request.limit,
+        )
+        write_atomically(markdown, to_markdown(report).encode())
     raise typer.Exit(end_code(result))
 
 
 def _interpreter(python: str | None) -> str | None:
-    """The path of an interpreter, which will be started in another folder."""
+    """The absolute path of an interpreter, as it is started in another folder."""
     if python is None:
         return None
     found = shutil.which(python)
     if found is None:
-        raise SettingError(f"--base-python is {python!r}, which is no program; name an interpreter")
+        raise SettingError(
+            f"--base-python is {python!r}, which is not a program; name an interpreter"
+        )
     return str(Path(found).absolute())
 
 
@@ -126,19 +135,8 @@ def end_code(result: GateResult) -> ExitCode:
     return exit_code(cell.word for cell in result.cells)
 
 
-def _summary(result: GateResult, request: GateRequest) -> str:
-    report = report_on_verdicts(
-        result.cells,
-        refusal=result.refusal,
-        differs=result.differs,
-        tolerance=request.tolerance,
-        limit=request.limit,
-    )
-    return to_markdown(report)
-
-
 def _document(result: GateResult) -> dict[str, Any]:
-    """The verb's JSON: everything from which a verdict can be recomputed."""
+    """The verb's JSON, with all that it takes to compute a verdict again."""
     keys = "id word by ratio interval pairs detectable reason explanation raw first asked"
     names = {"id": "name", "pairs": "num_pairs", "first": "firsts"}
     return {

@@ -139,7 +139,7 @@ def _follow_all(stored: StoredHistory, smallest: float) -> list[CellHistory]:
 def _overview(one: CellHistory) -> Iterator[str]:
     points = one.timeline.points
     runs = f"{len(points)} run{'s' * (len(points) > 1)}"
-    yield f"{one.timeline.cell}: {runs}, {_between(points[0], points[-1])}"
+    yield f"{one.timeline.cell}: {runs}, {_named(points[0])} to {_named(points[-1])}"
     if num_elsewhere := one.timeline.num_elsewhere:
         yield f"further runs, whose ranks found another environment: {num_elsewhere}"
     if one.trend is not None:
@@ -222,10 +222,6 @@ def _advise(one: CellHistory) -> list[str]:
                 f"--bad {_name(change.after)} {shlex.quote(one.timeline.cell)}"
             ]
     return []
-
-
-def _between(first: Point, last: Point) -> str:
-    return f"{_named(first)} to {_named(last)}"
 
 
 def _named(point: Point) -> str:

@@ -40,7 +40,7 @@ def init(
     A file that is there already stays as it is, and is named.
     """
     if not folder.is_dir():
-        raise SettingError(f"{folder} is no folder; name the root of a repository")
+        raise SettingError(f"{folder} is not a folder; name the root of a repository")
     check_writable(json_file)
     written, kept = write_starters(folder)
     for path in written:
@@ -66,19 +66,16 @@ def write_starters(folder: Path) -> tuple[list[str], list[str]]:
         written.append(str(path))
     configured = next((name for name in _PYTEST_FILES if (folder / name).exists()), None)
     if configured is None:
-        # What the gate's arms find in any case (`import_roots`): so do other sessions.
+        # The gate's arms import from these in any case (`import_roots`); so do other sessions.
         pythonpath = "src ." if (folder / "src").is_dir() else "."
         text = _CONFIGURATION.format(pythonpath=pythonpath)
         write_atomically(folder / "pytest.ini", text.encode())
         written.append("pytest.ini")
     else:
         kept.append(configured)
-    ignored = _lines(folder / _GIT_IGNORE)
+    git_ignore = folder / _GIT_IGNORE
+    ignored = git_ignore.read_text(errors="replace").splitlines() if git_ignore.is_file() else []
     if missing := [line for line in _IGNORED if line not in ignored]:
-        append_line(folder / _GIT_IGNORE, "\n".join(missing).encode())
+        append_line(git_ignore, "\n".join(missing).encode())
         written.append(str(_GIT_IGNORE))
     return written, kept
-
-
-def _lines(path: Path) -> list[str]:
-    return path.read_text(errors="replace").splitlines() if path.is_file() else []

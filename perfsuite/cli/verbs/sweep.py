@@ -16,7 +16,15 @@ from perfsuite.cli.options import DeviceName, DrawnSeed, WorkloadName, open_sess
 from perfsuite.cli.output import JsonFile, say, write_json
 from perfsuite.errors import SettingError
 from perfsuite.experiments.interleave import ROUND_S
-from perfsuite.experiments.sweep import Curve, advise, find_within_noise, sweep_workers
+from perfsuite.experiments.sweep import (
+    Times,
+    advise,
+    find_hurts_from,
+    find_optimum,
+    find_within_noise,
+    intervals_of,
+    sweep_workers,
+)
 from perfsuite.records.recipe import Recipe
 from perfsuite.report.formats.html import svg_file
 from perfsuite.report.terminal.sweep import draw_sweep, sweep_table
@@ -57,12 +65,16 @@ def sweep(
             session, workload, recipe, counts, num_repetitions=repetitions, seed=seed, say=say
         )
     training, loading = found.training, found.loading
-    shown = training.intervals, loading.intervals, training.optimum, training.hurts_from
-    advice = advise(training.times_s)
+    optimum, hurts_from = find_optimum(training), find_hurts_from(training)
+    shown = intervals_of(training), intervals_of(loading), optimum, hurts_from
+    advice = advise(training)
     picture = draw_sweep(f"{workload}: loader workers", *shown)
     write_atomically(PICTURE_FILE, svg_file(picture).encode())
     typer.echo(sweep_table(*shown))
-    typer.echo(_conclusion(training))
+    others = ", ".join(map(str, find_within_noise(training)[1:]))
+    within = f" (within noise of the best, as are {others})" if others else ""
+    hurts = "" if hurts_from is None else f"; from {hurts_from} on, more workers hurt"
+    typer.echo(f"optimum: {optimum}{within}{hurts}")
     if advice is not None:
         typer.echo(f"advice: {advice}")
     typer.echo(f"{repetitions} repetitions, seed {seed}; picture in {PICTURE_FILE}")
@@ -100,7 +112,7 @@ def parse_counts(text: str) -> list[int]:
     return counts
 
 
-def _figures(curve: Curve) -> dict[str, Any]:
+def _figures(times_s: Times) -> dict[str, Any]:
     return {
         "times": [
             {
@@ -109,22 +121,11 @@ def _figures(curve: Curve) -> dict[str, Any]:
                 "interval_s": (interval.low, interval.high)
                 if math.isfinite(interval.high)
                 else None,
-                "repetitions_s": curve.times_s[count],
+                "repetitions_s": times_s[count],
             }
-            for count, interval in curve.intervals.items()
+            for count, interval in intervals_of(times_s).items()
         ],
-        "optimum": curve.optimum,
-        "within_noise": find_within_noise(curve.times_s),
-        "hurts_from": curve.hurts_from,
+        "optimum": find_optimum(times_s),
+        "within_noise": find_within_noise(times_s),
+        "hurts_from": find_hurts_from(times_s),
     }
-
-
-def _conclusion(training: Curve) -> str:
-    """What the times of training say, in words."""
-    good = find_within_noise(training.times_s)
-    others = ", ".join(map(str, good[1:]))
-    text = f"optimum: {training.optimum}"
-    text += f" (within noise of the best, as are {others})" if others else ""
-    if training.hurts_from is not None:
-        text += f"; from {training.hurts_from} on, more workers hurt"
-    return text

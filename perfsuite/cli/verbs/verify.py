@@ -54,14 +54,19 @@ def verify(
         reports = _verify_every(session, workload, num_steps)
     else:
         reports = [verify_one(session, workload, recipe, num_steps)]
-    _show_reports(reports, every_row=not all_recipes)
+    typer.echo(equivalence_table(reports))
+    for text in explanations(reports, every_row=not all_recipes):
+        typer.echo(text)
+    if not all_recipes:
+        counted = Counter(report.status for report in reports)
+        typer.echo(", ".join(f"{counted[name]} {name}" for name in EXIT_CODES if counted[name]))
     write_json(json_file, rows=[row for report in reports for row in report.rows])
     raise typer.Exit(exit_code(reports, of_table=all_recipes))
 
 
 def _verify_every(session: Session, workload: str, num_steps: int) -> list[EquivalenceReport]:
     find_workload(workload)
-    recipes = list(every_recipe())
+    recipes = every_recipe()
     console = Console(stderr=True, highlight=False)
 
     def show(num_done: int, report: EquivalenceReport) -> None:
@@ -69,12 +74,3 @@ def _verify_every(session: Session, workload: str, num_steps: int) -> list[Equiv
 
     with console.status(f"0 of {len(recipes)} recipes") as status:
         return verify_every(session, workload, recipes, num_steps, show)
-
-
-def _show_reports(reports: list[EquivalenceReport], *, every_row: bool) -> None:
-    typer.echo(equivalence_table(reports))
-    for text in explanations(reports, every_row=every_row):
-        typer.echo(text)
-    if not every_row:
-        counted = Counter(report.status for report in reports)
-        typer.echo(", ".join(f"{counted[name]} {name}" for name in EXIT_CODES if counted[name]))

@@ -1,9 +1,13 @@
-"""All claims of reference.md: what is claimed, with which figures, and what tests it."""
+"""All claims of reference.md, with their figures and experiments, and how they are tried."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from perfsuite.errors import NotExercisedError, PerfsuiteError, SettingError
 from perfsuite.experiments.claims import exact, loading, parallelism, trainings
-from perfsuite.experiments.claims.claim import Claim
+from perfsuite.experiments.claims.claim import Bench, Claim, ClaimFinding, weigh
 
 CLAIMS = (
     Claim(
@@ -105,3 +109,47 @@ CLAIMS = (
         experiment=exact.try_accumulation,
     ),
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tested:
+    """A claim and its finding; where the experiment itself failed it is broken."""
+
+    claim: Claim
+    finding: ClaimFinding
+    is_broken: bool
+
+
+def choose_claims(only: Sequence[str], claims: Sequence[Claim] = CLAIMS) -> list[Claim]:
+    """Return the claims of ids such as "C5" or "c8,C9", in their usual order; all without any.
+
+    Raises:
+        SettingError: There is no such claim.
+    """
+    chosen = {name.strip().upper() for text in only for name in text.split(",")}
+    known = [claim.id for claim in claims]
+    if unknown := sorted(chosen - set(known)):
+        raise SettingError(f"--only names {unknown[0]!r}; use one of {', '.join(known)}")
+    return [claim for claim in claims if not chosen or claim.id in chosen]
+
+
+def try_claims(
+    claims: Sequence[Claim], bench: Bench, *, show: Callable[[Tested], None]
+) -> list[Tested]:
+    """Return what became of each claim, shown as it comes; a broken experiment ends no other."""
+    results = []
+    for claim in claims:
+        bench.say(f"{claim.id}: {claim.text}")
+        results.append(_try(claim, bench))
+        show(results[-1])
+    return results
+
+
+def _try(claim: Claim, bench: Bench) -> Tested:
+    try:
+        return Tested(claim=claim, finding=claim.experiment(bench), is_broken=False)
+    except PerfsuiteError as error:
+        is_broken = not isinstance(error, NotExercisedError)
+        reason = f"the experiment broke: {error}" if is_broken else str(error)
+        finding = weigh("cannot be tested here", here="-", reason=reason)
+        return Tested(claim=claim, finding=finding, is_broken=is_broken)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
-from perfsuite.experiments.interleave import Cell, CellTimes, measure_interleaved
+from perfsuite.experiments.interleave import Cell, measure_interleaved, times_of
 from perfsuite.experiments.rank_session import Session
 from perfsuite.records.cell import CellLine, Outcome
 from perfsuite.records.profile import Profile
@@ -65,13 +65,15 @@ class Bench:
         self._keep(f"{workload}, counted", outcome)
         return outcome
 
-    def measure(self, cells: Mapping[Key, Cell], *, num_repetitions: int) -> dict[Key, CellTimes]:
-        """Return the times of cells under equal conditions: in turn, over and over."""
+    def measure(
+        self, cells: Mapping[Key, Cell], *, num_repetitions: int
+    ) -> dict[Key, list[Outcome]]:
+        """Return outcomes of cells under equal conditions: in turn, over and over."""
         measured = measure_interleaved(
             self.session, cells, num_repetitions=num_repetitions, seed=self.seed, say=self.say
         )
-        for key, series in measured.items():
-            for outcome in series.outcomes:
+        for key, outcomes in measured.items():
+            for outcome in outcomes:
                 self._keep(str(key), outcome)
         return measured
 
@@ -80,7 +82,7 @@ class Bench:
     ) -> dict[Key, tuple[float, ...]]:
         """Return seconds of an iteration of each cell in each repetition, as `measure` does."""
         measured = self.measure(cells, num_repetitions=num_repetitions)
-        return {key: series.times_s for key, series in measured.items()}
+        return {key: times_of(outcomes) for key, outcomes in measured.items()}
 
     def profile(self, workload: str, recipe: Recipe, *, num_epochs: int) -> Profile:
         """Return where the time of a real training goes, and what the training reaches."""
@@ -91,15 +93,14 @@ class Bench:
         return self.session.run_function(num_ranks, call_by_name, (name, *args))
 
     def _keep(self, name: str, outcome: Outcome) -> None:
-        self.lines.append(
-            CellLine(
-                fullname=name,
-                outcome="passed",
-                reason=None,
-                step_times_s=outcome.step_times_s,
-                perfsuite=outcome.record,
-            )
+        line = CellLine(
+            fullname=name,
+            outcome="passed",
+            reason=None,
+            step_times_s=outcome.step_times_s,
+            perfsuite=outcome.record,
         )
+        self.lines.append(line)
 
 
 Experiment = Callable[[Bench], ClaimFinding]
@@ -107,14 +108,7 @@ Experiment = Callable[[Bench], ClaimFinding]
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """A claim of reference.md.
-
-    Attributes:
-        id: "C1" to "C14".
-        text: What is claimed.
-        quoted: The figures that it was claimed with, on other machines.
-        source: The documents that it comes from.
-    """
+    """A claim of reference.md, with the figures that are quoted for it and their documents."""
 
     id: str
     text: str
@@ -133,7 +127,7 @@ def call_by_name(name: str, *args: Any) -> Any:
 
 
 def weigh(holds: bool | Status, *, here: str, reason: str, **figures: Any) -> ClaimFinding:
-    """Return the finding of what was measured; noise that leaves both possible is a reason."""
+    """Return a finding: its status, or the fact that decides it, and its figures by name."""
     status: Status = holds if isinstance(holds, str) else ("does not hold", "holds")[holds]
     return ClaimFinding(status=status, figures=figures, here=here, reason=reason)
 

@@ -32,12 +32,7 @@ _STATUSES: dict[NumericsStatus, Status] = {
 
 @dataclass(frozen=True, kw_only=True)
 class ChainCounts:
-    """What one iteration of chains of equal blocks holds and computes, by their length.
-
-    Attributes:
-        saved_bytes: Activations that are alive when backward begins.
-        flops: Recomputation included.
-    """
+    """Bytes that chains keep for backward, and FLOPs with recomputation, by their length."""
 
     saved_bytes: Mapping[int, int]
     flops: Mapping[int, int]

@@ -19,7 +19,7 @@ from perfsuite.experiments.claims.claim import (
     weigh_interval,
 )
 from perfsuite.experiments.interleave import Cell, paired_ratio
-from perfsuite.experiments.sweep import find_hurts_from, find_optimum, is_slower
+from perfsuite.experiments.sweep import find_hurts_from, find_optimum, intervals_of, is_slower
 from perfsuite.records.cell import StageTimes
 from perfsuite.records.recipe import Recipe
 from perfsuite.stats.intervals import Interval, geometric_interval
@@ -72,7 +72,7 @@ def weigh_workers(times_s: Mapping[int, Sequence[float]]) -> ClaimFinding:
     fewer = [count for count in times_s if count < _QUOTED_BEST]
     falls = all(is_slower(times_s[count], times_s[_QUOTED_BEST]) for count in fewer)
     optimum, hurts_from = find_optimum(times_s), find_hurts_from(times_s)
-    centres = {count: geometric_interval(times) for count, times in times_s.items()}
+    centres = intervals_of(times_s)
     quick = ", ".join(f"{count}: {format_seconds(one.centre)}" for count, one in centres.items())
     fall = "falls to 2 workers" if falls else "does not fall to 2 workers beyond noise"
     rise = f"is worse from {hurts_from} on" if hurts_from else "does not rise again beyond noise"
@@ -93,14 +93,12 @@ def try_bound(bench: Bench) -> ClaimFinding:
         count: Cell(workload=workload, recipe=Recipe(num_workers=count))
         for count in _QUOTED_WORKERS
     }
-    series = bench.measure(cells, num_repetitions=_NUM_REPETITIONS)
-    finding = weigh_bound(
-        {
-            count: [_load_and_update_s(outcome.record.stages_s) for outcome in one.outcomes]
-            for count, one in series.items()
-        }
-    )
-    return finding.on(workload)
+    series = bench.measure(cells, num_repetitions=_NUM_REPETITIONS).items()
+    times_s = {
+        count: [_load_and_update_s(each.record.stages_s) for each in outcomes]
+        for count, outcomes in series
+    }
+    return weigh_bound(times_s).on(workload)
 
 
 def weigh_bound(times_s: Mapping[int, Sequence[tuple[float, float]]]) -> ClaimFinding:

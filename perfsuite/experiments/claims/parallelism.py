@@ -21,7 +21,7 @@ from perfsuite.units import format_ratio, format_seconds
 NUM_QUOTED_GPUS = 8
 _NUM_WORKERS = 4
 _NUM_REPETITIONS = 5
-# Seconds at least, in which NVML is asked several times.
+# They take seconds at least, enough for several samples of NVML.
 _NUM_WATCHED_EPOCHS = 2
 
 # (parallel, num_workers)
@@ -70,14 +70,9 @@ def try_modes(bench: Bench) -> ClaimFinding:
             workload=workload, recipe=Recipe(parallel=f"ddp:{size}", num_workers=_NUM_WORKERS)
         ),
     }
-    series = bench.measure(cells, num_repetitions=_NUM_REPETITIONS)
-    finding = weigh_modes(
-        {
-            name: [1 / _samples_per_s(outcome) for outcome in one.outcomes]
-            for name, one in series.items()
-        }
-    )
-    return finding.on(workload)
+    series = bench.measure(cells, num_repetitions=_NUM_REPETITIONS).items()
+    times_s = {name: [1 / _samples_per_s(each) for each in cell] for name, cell in series}
+    return weigh_modes(times_s).on(workload)
 
 
 def weigh_modes(times_s: Mapping[str, Sequence[float]]) -> ClaimFinding:
@@ -120,9 +115,8 @@ def weigh_attribution(times_s: Mapping[Setting, Sequence[float]]) -> ClaimFindin
         name: paired_ratio(times_s[setting], times_s[base])
         for name, (setting, base) in _FACTORS.items()
     }
-    status, reason = _attribute(
-        factors["workers"], (factors["ddp_at_0_workers"], factors["ddp_at_4_workers"])
-    )
+    ddp = factors["ddp_at_0_workers"], factors["ddp_at_4_workers"]
+    status, reason = _attribute(factors["workers"], ddp)
     spelled = ", ".join(f"{name.replace('_', ' ')} x{_times(one)}" for name, one in factors.items())
     found = {setting: geometric_interval(times) for setting, times in times_s.items()}
     return weigh(

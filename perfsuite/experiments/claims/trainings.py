@@ -76,13 +76,10 @@ def try_mixed_precision(bench: Bench) -> ClaimFinding:
         seed=bench.seed,
     )
     compared = compare(bench.session, request, say=bench.say)
+    word, ratio, interval = compared.word, compared.ratio, compared.interval
+    full, mixed = curves["fp32"], curves[low]
     finding = weigh_precisions(
-        curves["fp32"],
-        curves[low],
-        word=compared.word,
-        ratio=compared.ratio,
-        interval=compared.interval,
-        precision=low,
+        full, mixed, word=word, ratio=ratio, interval=interval, precision=low
     )
     return finding.on(_IMAGES)
 
@@ -104,22 +101,18 @@ def weigh_precisions(
         and abs(mixed_loss - full_loss) <= _SAME_LOSS
         and full.accuracy - mixed.accuracy <= _SAME_ACCURACY
     )
-    memory_ratio = mixed.peak_bytes / full.peak_bytes
     texts = [
         f"final loss {_spell(full_loss)} and {_spell(mixed_loss)}",
         f"accuracy {format_ratio(full.accuracy)} and {format_ratio(mixed.accuracy)}",
         f"time x{ratio:.2f} ({interval[0]:.2f} to {interval[1]:.2f}, {word})",
         f"memory {format_bytes(full.peak_bytes)} and {format_bytes(mixed.peak_bytes)}",
     ]
-    misses = [
-        text
-        for text, is_so in (
-            ("it learns otherwise", not learns_alike),
-            (_TIMES[word], word != "faster"),
-            ("it takes no less memory", memory_ratio >= 1),
-        )
-        if is_so
-    ]
+    checks = {
+        "it learns otherwise": learns_alike,
+        _TIMES[word]: word == "faster",
+        "it takes no less memory": mixed.peak_bytes < full.peak_bytes,
+    }
+    misses = [text for text, holds in checks.items() if not holds]
     return weigh(
         not misses,
         here="; ".join(texts),

@@ -26,7 +26,7 @@ def test_a_quiet_gpu_is_fine() -> None:
     assert gpu_finding("GPU 0", H100, QUIET) == Finding("GPU 0", "ok", "NVIDIA H100, 80.0 GiB")
 
 
-def test_a_gpu_that_tells_nothing_is_fine() -> None:
+def test_a_gpu_that_shows_nothing_is_fine() -> None:
     state = GpuState(throttle_bits=None, is_persistent=None, process_ids=None)
 
     assert gpu_finding("GPU 0", H100, state).status == "ok"

@@ -28,7 +28,7 @@ def test_all_cores_of_the_machine_are_fine() -> None:
     assert cores_finding(8, 8, None) == Finding("cores", "ok", "8")
 
 
-def test_a_smaller_affinity_is_told_and_fine() -> None:
+def test_a_smaller_affinity_is_shown_and_fine() -> None:
     assert cores_finding(64, 4, None) == Finding("cores", "ok", "4 of 64 allowed")
 
 
@@ -42,7 +42,7 @@ def test_a_cgroup_quota_below_the_cores_is_a_warning() -> None:
     )
 
 
-def test_a_quota_of_all_cores_stops_nobody() -> None:
+def test_a_quota_of_all_cores_is_fine() -> None:
     assert cores_finding(2, 2, 2.0).status == "ok"
 
 

@@ -129,7 +129,7 @@ def test_real_ranks_tell_about_torch_and_sum_over_gloo() -> None:
     assert between_hosts.text == "GLOO_SOCKET_IFNAME=eth7"
 
 
-def test_broken_nvml_is_told_in_place_of_what_ranks_would_say(
+def test_broken_nvml_is_reported_in_place_of_the_ranks_findings(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def broken() -> list[GpuFacts]:

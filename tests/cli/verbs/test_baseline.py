@@ -357,7 +357,7 @@ def test_prune_removes_exceptions_that_have_expired(
     assert document == {"schema": 1, "old_runs": [], "is_removed": False}
 
 
-def test_prune_tells_which_runs_are_old_and_removes_them_only_when_told_to(
+def test_prune_names_old_runs_and_removes_them_only_with_yes(
     perfsuite: Call, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     storage = tmp_path / "baselines"

@@ -131,7 +131,7 @@ def test_the_first_bad_commit_is_named_with_its_figures_and_what_moved(
     assert err == "searching\n"
 
 
-def test_a_commit_that_only_counts_more_is_told_by_what_it_counts(
+def test_a_commit_that_only_counts_more_is_shown_by_what_it_counts(
     bisect: Bisect, capsys: pytest.CaptureFixture[str]
 ) -> None:
     verdict = CellVerdict(
@@ -201,7 +201,7 @@ def test_where_too_many_are_skipped_each_possible_commit_is_named(
         ((BAD, step("a", "INCONCLUSIVE", "skip")), 11),
     ],
 )
-def test_where_there_is_nothing_to_search_the_reason_is_told(
+def test_where_there_is_nothing_to_search_the_reason_is_shown(
     bisect: Bisect, capsys: pytest.CaptureFixture[str], ends: tuple[BisectStep, ...], code: int
 ) -> None:
     found = BisectResult(cell=CELL, bounds=BOUNDS, ends=ends, refusal="there is nothing to find")

@@ -11,7 +11,7 @@ from made_up_runs import benchmark, write_run
 from perfsuite.cli import app
 
 
-def test_times_whose_ratio_no_float_holds_are_told_as_they_are(
+def test_times_with_a_ratio_beyond_floats_are_shown_as_they_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     base = write_run(tmp_path / "base.json", benchmark("t", (5e-324,)))
@@ -28,7 +28,7 @@ def test_times_whose_ratio_no_float_holds_are_told_as_they_are(
     )
 
 
-def test_a_json_that_cannot_be_written_is_told_before_anything_else(
+def test_a_json_that_cannot_be_written_is_refused_before_anything_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = write_run(tmp_path / "run.json", benchmark("t", (2.0,)))

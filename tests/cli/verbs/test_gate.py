@@ -215,7 +215,7 @@ def test_a_refusal_is_printed_without_a_table(
         (("--base-env", "=value"), "--base-env is '=value'; use KEY=VALUE"),
         (
             ("--base-python", "no/python"),
-            "--base-python is 'no/python', which is no program; name an interpreter",
+            "--base-python is 'no/python', which is not a program; name an interpreter",
         ),
         (
             ("--base", "main", "--base-dir", "old"),
@@ -366,7 +366,7 @@ def test_a_refusal_has_no_cells_and_says_why(gate: Gate) -> None:
 
 
 @pytest.mark.slow
-def test_identical_code_passes_and_anybody_can_recompute_the_verdict(
+def test_identical_code_passes_and_the_json_gives_the_verdict_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     repository = Repository(tmp_path / "shop")

@@ -178,7 +178,7 @@ def test_a_slowdown_between_several_commits_says_how_to_find_the_one(
     )
 
 
-def test_a_change_of_the_host_itself_is_told_beside(
+def test_a_change_of_the_host_itself_is_shown_beside(
     history: Call, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     numbers = random.Random(5)
@@ -293,7 +293,7 @@ def test_a_renamed_cell_is_listed_once(
 # --- files, exit codes, refusals ---
 
 
-def test_a_json_that_cannot_be_written_is_told_before_anything_is_read(
+def test_a_json_that_cannot_be_written_is_refused_before_anything_is_read(
     history: Call, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store_days(tmp_path, [])
@@ -414,7 +414,7 @@ def test_an_environment_without_a_name_is_refused(
     )
 
 
-def test_what_is_smaller_than_asked_for_is_not_told(
+def test_what_is_smaller_than_the_option_is_not_shown(
     history: Call, commits: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert history(CELL, "--smallest", "9%", "--fail-on-change") == 0

@@ -128,7 +128,7 @@ def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
 
     assert isinstance(result.exception, SettingError)
     assert str(result.exception) == (
-        f"{tmp_path / 'nowhere'} is no folder; name the root of a repository"
+        f"{tmp_path / 'nowhere'} is not a folder; name the root of a repository"
     )
 
 

@@ -104,7 +104,7 @@ def test_a_real_training_leaves_a_profile_with_the_keys_of_the_contract(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    # Nobody's times depend on it, so it need not wait for those that are taken meanwhile.
+    # No assertion depends on its times, so it need not wait for another timing session.
     own_lock = functools.partial(TimingLock, folder=tmp_path)
     monkeypatch.setattr("perfsuite.experiments.rank_session.TimingLock", own_lock)
 

@@ -12,13 +12,13 @@ import pytest
 from perfsuite.cli import app
 from perfsuite.cli.verbs import sweep
 from perfsuite.cli.verbs.sweep import parse_counts
-from perfsuite.experiments.sweep import Curve, Sweep
+from perfsuite.experiments.sweep import Sweep
 from perfsuite.records.recipe import Recipe
 
 GOOD, SLOW = (0.001, 0.0015, 0.0011), (0.002, 0.0031, 0.0022)
 FOUND = Sweep(
-    training=Curve(times_s={0: SLOW, 1: GOOD, 2: GOOD, 3: SLOW}),
-    loading=Curve(times_s={0: GOOD, 1: SLOW, 2: SLOW, 3: SLOW}),
+    training={0: SLOW, 1: GOOD, 2: GOOD, 3: SLOW},
+    loading={0: GOOD, 1: SLOW, 2: SLOW, 3: SLOW},
 )
 
 
@@ -90,6 +90,14 @@ def test_the_loaders_options_reach_every_cell_with_workers(verb: Verb) -> None:
         precision="bf16",
     )
     assert verb.calls == [("toy-mlp", expected, [0, 1, 2, 3, 4], 2)]
+
+
+def test_every_other_field_of_a_recipe_is_an_option_too(verb: Verb) -> None:
+    verb("toy-mlp", "--num-workers", "0,2", "--checkpointing", "every-block", "--compile")
+
+    ((_, recipe, counts, _),) = verb.calls
+    assert recipe == Recipe(num_workers=2, checkpointing="every-block", compile=True)
+    assert counts == [0, 2]
 
 
 def test_without_options_0_to_10_workers_are_measured_five_times(verb: Verb) -> None:

@@ -19,7 +19,7 @@ from perfsuite.system.json_files import read_json_as
 
 NUM_TRAIN, NUM_VALIDATION, NUM_EPOCHS, BATCH_SIZE = 1100, 100, 3, 32
 
-# Nobody's times depend on it, so it need not wait for those that are taken meanwhile.
+# No assertion depends on its times, so it need not wait for another timing session.
 WITH_OWN_LOCK = """
 import functools
 import pathlib

@@ -21,7 +21,7 @@ from perfsuite.experiments.rank_session import Session
 from perfsuite.experiments.settings import Settings
 from perfsuite.records.equivalence import EquivalenceReport, EquivalenceRow
 
-# Of a chain whose blocks keep 20 bytes and cost 30 flops in three passes, 10 each.
+# Blocks of the chain keep 20 bytes and cost 30 flops in three passes, 10 each.
 PLAIN = ChainCounts(saved_bytes={4: 85, 8: 165, 16: 325}, flops={4: 125, 8: 245, 16: 485})
 FIXED = ChainCounts(saved_bytes={4: 45, 8: 45, 16: 45}, flops={4: 125, 8: 285, 16: 605})
 EVERY = ChainCounts(saved_bytes={4: 45, 8: 85, 16: 165}, flops={4: 125, 8: 245, 16: 485})

@@ -218,7 +218,7 @@ def test_c6_needs_idle_gpus_under_dp_and_busy_ones_under_ddp(
     assert weigh_usage({"dp": dp, "ddp": ddp}).status == status
 
 
-def test_c6_takes_the_mean_of_what_a_gpu_told() -> None:
+def test_c6_takes_the_mean_of_the_samples_that_a_gpu_gave() -> None:
     samples = [
         UsageSample(at_s=0.0, utilization_ratio=ratio, memory_bytes=1) for ratio in (0.2, None, 0.6)
     ]
@@ -276,7 +276,7 @@ def test_c5_does_not_hold_where_the_gain_is_ddps_or_there_is_none(
     assert finding.reason.startswith(reason)
 
 
-def test_c5_is_not_tested_where_noise_hides_whose_the_gain_is() -> None:
+def test_c5_is_not_tested_where_noise_hides_where_the_gain_comes_from() -> None:
     finding = weigh_attribution(
         {
             ("single", 0): FAST,
@@ -384,7 +384,7 @@ def test_c10_weighs_what_is_around_the_computation_against_it(
     assert weigh_stages(stages(forward, evaluation)).status == status
 
 
-def test_c10_tells_all_five_stages() -> None:
+def test_c10_shows_all_five_stages() -> None:
     finding = weigh_stages(stages(1.0, 2.0))
 
     assert finding.figures == {

@@ -9,7 +9,7 @@ from made_up_cells import MadeUpSession
 
 from perfsuite.errors import NotExercisedError, SettingError, WorkloadError
 from perfsuite.experiments.claims import CLAIMS, Bench, Claim, ClaimFinding
-from perfsuite.experiments.claims.run import choose_claims, try_claims
+from perfsuite.experiments.claims.catalogue import choose_claims, try_claims
 
 HOLDS = ClaimFinding(status="holds", figures={"ratio": 0.5}, here="0.5", reason="counted")
 
@@ -56,7 +56,7 @@ def test_what_the_machine_cannot_exercise_cannot_be_tested_here(bench: Bench) ->
     assert tested.finding.reason == "it needs 2 GPUs"
 
 
-def test_an_experiment_that_breaks_is_told_and_the_others_go_on(bench: Bench) -> None:
+def test_an_experiment_that_breaks_is_reported_and_the_others_go_on(bench: Bench) -> None:
     shown: list[str] = []
     claims = [make_claim("C1", WorkloadError("no data")), make_claim("C2", HOLDS)]
 
