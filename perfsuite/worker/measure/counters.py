@@ -1,4 +1,4 @@
-"""Counts of one iteration, which are the same every time. Nothing here is timed."""
+"""Counts of one iteration that do not depend on how fast the machine is. Nothing is timed."""
 
 from __future__ import annotations
 

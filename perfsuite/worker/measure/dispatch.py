@@ -1,7 +1,7 @@
 """Seeing every operator of an iteration, its tensors, and whether and how much it communicates.
 
-Operators that communicate have the names of `torch.distributed` at a dispatch mode: `c10d` of the
-process groups (`dist.all_reduce`, DDP, FSDP2), `_c10d_functional` and `_dtensor` of DTensor.
+A dispatch mode sees the operators of `torch.distributed` in three namespaces: those of process
+groups (`dist.all_reduce`, DDP, FSDP2) in `c10d`, DTensor's in `_c10d_functional` and `_dtensor`.
 """
 
 from __future__ import annotations

@@ -52,10 +52,10 @@ def test_the_error_closest_to_its_limit_is_shown_where_all_are_within() -> None:
 def test_equal_bits_are_said_to_be_equal() -> None:
     proof = Proof(check="checkpointing", evidence=[evidence(0.0, 0.0, formula="bit for bit")])
 
-    finding = proof.conclude(RECIPE)
+    row = proof.conclude(RECIPE)
 
-    assert (finding.status, finding.reason) == ("equivalent", "equal bit for bit")
-    assert finding.power is None
+    assert (row.status, row.reason) == ("equivalent", "equal bit for bit")
+    assert row.power is None
 
 
 def test_a_mismatch_goes_before_no_power_and_before_equivalence() -> None:
@@ -85,11 +85,11 @@ def test_no_power_goes_before_equivalence_and_gives_every_reason() -> None:
         vacuous=["all gradients are zero", "two ranks saw the same data"],
     )
 
-    finding = proof.conclude(RECIPE)
+    row = proof.conclude(RECIPE)
 
-    assert finding.status == "no power"
-    assert (finding.error, finding.limit, finding.power) == (0.05, 0.1, "1/3")
-    assert finding.reason == (
+    assert row.status == "no power"
+    assert (row.error, row.limit, row.power) == (0.05, 0.1, "1/3")
+    assert row.reason == (
         "all gradients are zero; two ranks saw the same data; it does not find a planted bug: "
         "a lost gradient; a shifted gradient"
     )
@@ -118,10 +118,10 @@ def test_the_first_step_that_went_wrong_decides_and_not_the_worst() -> None:
         evidence=[evidence(9.0, step=3), evidence(0.2, step=2), evidence(0.01, step=1)],
     )
 
-    finding = proof.conclude(RECIPE)
+    row = proof.conclude(RECIPE)
 
-    assert finding.error == 0.2
-    assert finding.reason.startswith("the gradient differs at step 2 by 2.0e-01")
+    assert row.error == 0.2
+    assert row.reason.startswith("the gradient differs at step 2 by 2.0e-01")
 
 
 def test_the_worst_of_that_step_decides() -> None:
@@ -143,10 +143,10 @@ def test_a_named_tensor_is_shown_instead_of_a_worse_total() -> None:
         ],
     )
 
-    finding = proof.conclude(RECIPE)
+    row = proof.conclude(RECIPE)
 
-    assert (finding.error, finding.limit) == (0.2, 0.1)
-    assert finding.reason == (
+    assert (row.error, row.limit) == (0.2, 0.1)
+    assert row.reason == (
         "the gradient of 'head.weight' differs at step 1 by 2.0e-01, over the limit of 1.0e-01 "
         "(2 u)"
     )
@@ -180,10 +180,10 @@ def test_the_likeliest_cause_is_that_of_the_discrepancy_that_is_shown() -> None:
     named = evidence(0.2, name="weight")
     proof = Proof(check="T0", evidence=[evidence(0.3), named], find_cause=find_cause)
 
-    finding = proof.conclude(RECIPE)
+    row = proof.conclude(RECIPE)
 
     assert asked == [named]
-    assert finding.reason == (
+    assert row.reason == (
         "the gradient of 'weight' differs at step 1 by 2.0e-01, over the limit of 1.0e-01 (2 u); "
         "likeliest cause: a hook"
     )
@@ -205,11 +205,11 @@ def test_the_cause_of_unequal_weights_is_that_of_weights() -> None:
 
 @pytest.mark.parametrize("error", [math.nan, math.inf])
 def test_what_is_not_finite_is_a_mismatch(error: float) -> None:
-    finding = Proof(check="T2", evidence=[evidence(0.05), evidence(error)]).conclude(RECIPE)
+    row = Proof(check="T2", evidence=[evidence(0.05), evidence(error)]).conclude(RECIPE)
 
-    assert finding.status == "mismatch"
-    assert finding.error is not None
-    assert not math.isfinite(finding.error)
+    assert row.status == "mismatch"
+    assert row.error is not None
+    assert not math.isfinite(row.error)
 
 
 def test_planted_bugs_are_flagged_by_the_comparison_of_the_check() -> None:

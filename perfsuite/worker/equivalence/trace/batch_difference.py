@@ -16,7 +16,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class BatchDifference:
-    """The batch at an index differs, first in a part such as "inputs['mask']", in some samples."""
+    """The index of a batch that differs, the first part that does, and how many samples do."""
 
     index: int
     place: str

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from perfsuite.records.stages import Stage, untimed
 from perfsuite.worker.equivalence.tensors import Tensors
@@ -54,7 +54,8 @@ def record_run(
     before each step, to show progress.
     """
     strategy = trainer.strategy
-    recorder = _Recorder(trainer, batches)
+    recorder = _Recorder(trainer, strategy)
+    trainer.strategy = cast(Strategy, recorder)
     start = read_weights(trainer.module)
     steps: list[RankStep] = []
     num_skipped = 0
@@ -62,7 +63,7 @@ def record_run(
     while len(steps) < num_steps and num_skipped < _MAX_SKIPPED_STEPS:
         on_step()
         scale = trainer.scaler.get_scale()
-        loss = recorder.take_step()
+        loss = recorder.take_step(batches)
         if _agree(trainer, trainer.scaler.get_scale() >= scale):
             steps.append(
                 RankStep(
@@ -79,77 +80,70 @@ def record_run(
             num_skipped += 1
             before = read_weights(trainer.module)
     trainer.strategy = strategy  # the next step is not recorded
-
-    def take_step(stage: Stage) -> None:
-        train_step(trainer, batches, stage)
-
-    counted = count_iteration(take_step) if counts_work else None
+    work = _count_work(trainer, batches) if counts_work else None
     return RankTrace(
         indices=indices,
         batches=recorder.batches,
-        sparse=frozenset(
-            name
-            for name, parameter in trainer.module.named_parameters()
-            if parameter.grad is not None and parameter.grad.is_sparse
-        ),
+        sparse=_sparse_parameters(trainer.module),
         shard_index=strategy.shard_index,
         start=start,
         steps=steps,
         num_skipped=num_skipped,
-        work=None if counted is None else Work(num_operators=counted.ops, flops=counted.flops),
+        work=work,
         bucket_layout=getattr(strategy, "bucket_layout", []),
     )
 
 
 class _Recorder:
-    """Takes steps of a trainer, and keeps what the last one saw and all batches."""
+    """The trainer's strategy, which also keeps what the last step saw, and all batches."""
 
-    def __init__(self, trainer: Trainer, batches: Iterator[Any]) -> None:
+    def __init__(self, trainer: Trainer, inner: Strategy) -> None:
         self.micro_batches: list[MicroBatch] = []
         self.gradients: Tensors = {}
         self.batches: list[Any] = []
         self._trainer = trainer
-        self._source = batches
-        trainer.strategy = cast(Strategy, _Watched(trainer.strategy, self))
+        self._inner = inner
 
-    def take_step(self) -> Tensor | None:
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def take_step(self, batches: Iterator[Any]) -> Tensor | None:
         """Take a step and return its loss."""
         self.micro_batches, self.gradients = [], {}
-        return train_step(self._trainer, self._note_batches(), untimed)
+        return train_step(self._trainer, self._keep(batches), untimed)
 
-    def note_forward(self) -> None:
-        """Keep the batch of the forward pass that begins, and the random state before it."""
+    def run_micro_batch(self, *args: Any, **kwargs: Any) -> Tensor | None:
+        """Keep the batch, and the random state before its forward pass."""
         state = read_random_state(self._trainer.device)
         self.micro_batches.append(MicroBatch(batch=self.batches[-1], random_state=state))
+        return self._inner.run_micro_batch(*args, **kwargs)
 
-    def note_gradients(self) -> None:
+    def finish_gradients(self) -> None:
         """Keep the gradients after their reduction."""
+        self._inner.finish_gradients()
         self.gradients = read_gradients(self._trainer.module)
 
-    def _note_batches(self) -> Iterator[Any]:
-        for batch in self._source:
+    def _keep(self, batches: Iterator[Any]) -> Iterator[Any]:
+        for batch in batches:
             # Cloned, because a model may change its inputs in place.
             self.batches.append(map_tensors(batch, lambda tensor: tensor.cpu().clone()))
             yield batch
 
 
-class _Watched:
-    """A strategy that reports its micro-batches and its reduced gradients to a recorder."""
+def _count_work(trainer: Trainer, batches: Iterator[Any]) -> Work:
+    def take_step(stage: Stage) -> None:
+        train_step(trainer, batches, stage)
 
-    def __init__(self, inner: Strategy, recorder: _Recorder) -> None:
-        self.inner = inner
-        self._recorder = recorder
+    counts = count_iteration(take_step)
+    return Work(counts.ops, counts.flops)
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
 
-    def run_micro_batch(self, *args: Any, **kwargs: Any) -> Tensor | None:
-        self._recorder.note_forward()
-        return self.inner.run_micro_batch(*args, **kwargs)
-
-    def finish_gradients(self) -> None:
-        self.inner.finish_gradients()
-        self._recorder.note_gradients()
+def _sparse_parameters(module: nn.Module) -> frozenset[str]:
+    return frozenset(
+        name
+        for name, parameter in module.named_parameters()
+        if parameter.grad is not None and parameter.grad.is_sparse
+    )
 
 
 def _agree(trainer: Trainer, was_taken: bool) -> bool:

@@ -140,8 +140,8 @@ def check(
     return check_trace(workload, recipe, drawn=draw_indices(workload, recipe), seen=seen)
 
 
-def summary(finding: EquivalenceRow) -> tuple[str, float | None, float | None, str | None]:
-    return finding.status, finding.error, finding.limit, finding.power
+def summary(row: EquivalenceRow) -> tuple[str, float | None, float | None, str | None]:
+    return row.status, row.error, row.limit, row.power
 
 
 # What a run may look like: samples, shards, samples of a batch.
@@ -159,15 +159,15 @@ def test_correct_loaders_are_never_flagged(run: tuple[int, int, int], num_batche
     workload = make_workload({split: Numbers(size) for split in ("train", "test")}, batch_size)
     recipe = Recipe(parallel=f"ddp:{num_shards}")
 
-    finding = check_trace(
+    row = check_trace(
         workload,
         recipe,
         drawn=draw_indices(workload, recipe),
         seen=load(workload, recipe, num_batches),
     )
 
-    assert (finding.status, finding.error, finding.limit) == ("equivalent", 0.0, 0.0)
-    num_found, num_planted = map(int, (finding.power or "0/0").split("/"))
+    assert (row.status, row.error, row.limit) == ("equivalent", 0.0, 0.0)
+    num_found, num_planted = map(int, (row.power or "0/0").split("/"))
     assert num_found == num_planted >= 2
 
 
@@ -180,10 +180,10 @@ def test_a_rank_that_draws_another_shard_is_found_even_where_samples_are_random(
     drawn = draw_indices(workload, recipe)
     seen = load(workload, recipe)
 
-    finding = check_trace(workload, recipe, drawn=[drawn[0], drawn[0]], seen=seen)
+    row = check_trace(workload, recipe, drawn=[drawn[0], drawn[0]], seen=seen)
 
-    assert finding.status == "mismatch"
-    assert finding.reason == (
+    assert row.status == "mismatch"
+    assert row.reason == (
         "the ranks of shard 1 draw other samples than the shard has, 12 of 12; likeliest cause: "
         "the sampler does not know its rank, for these are the samples of shard 0"
     )
@@ -194,15 +194,15 @@ def test_a_rank_with_other_data_is_found() -> None:
     recipe = Recipe(parallel="ddp:2")
     drawn = draw_indices(workload, recipe)
 
-    finding = check_trace(
+    row = check_trace(
         workload,
         recipe,
         drawn=[drawn[0], drawn[1][:1]],
         seen=load(workload, recipe),
     )
 
-    assert finding.status == "mismatch"
-    assert "likeliest cause: another seed, or another number of samples" in finding.reason
+    assert row.status == "mismatch"
+    assert "likeliest cause: another seed, or another number of samples" in row.reason
 
 
 class Unshuffled(DistributedSampler[T]):
@@ -240,11 +240,11 @@ def test_a_sampler_that_ignores_set_epoch_is_always_flagged(run: tuple[int, int,
     assume(size > 1)
     with pytest.MonkeyPatch.context() as patch:
         use_sampler(patch, Unshuffled)
-        finding = check(lambda: Numbers(size), f"ddp:{num_shards}", batch_size=batch_size)
+        row = check(lambda: Numbers(size), f"ddp:{num_shards}", batch_size=batch_size)
 
     num_loaded = size // num_shards // batch_size * batch_size * num_shards
-    assert summary(finding) == ("mismatch", num_loaded, 0.0, None)
-    assert finding.reason == (
+    assert summary(row) == ("mismatch", num_loaded, 0.0, None)
+    assert row.reason == (
         "epoch 2 has the order of epoch 1, from batch 1 of shard 0 on; "
         "likeliest cause: no set_epoch, so that the sampler never shuffles anew"
     )
@@ -256,11 +256,11 @@ def test_a_sampler_that_ignores_its_rank_is_always_flagged(run: tuple[int, int, 
     size, num_shards, batch_size = run
     with pytest.MonkeyPatch.context() as patch:
         use_sampler(patch, Rankless)
-        finding = check(lambda: Numbers(size), f"ddp:{num_shards}", batch_size=batch_size)
+        row = check(lambda: Numbers(size), f"ddp:{num_shards}", batch_size=batch_size)
 
     num_distinct = size // num_shards // batch_size * batch_size
-    assert summary(finding) == ("mismatch", (num_shards - 1) * num_distinct, 0.0, None)
-    assert finding.reason.endswith("likeliest cause: the sampler does not know its rank")
+    assert summary(row) == ("mismatch", (num_shards - 1) * num_distinct, 0.0, None)
+    assert row.reason.endswith("likeliest cause: the sampler does not know its rank")
 
 
 @DERANDOMIZED
@@ -276,10 +276,10 @@ def test_a_batch_of_another_shard_is_always_flagged(
         assume(not torch.equal(seen[shard][batch][0], seen[other][batch][0]))
         seen[shard][batch] = seen[other][batch]
 
-    finding = check(lambda: Numbers(size), f"ddp:{num_shards}", batch_size=batch_size, change=swap)
+    row = check(lambda: Numbers(size), f"ddp:{num_shards}", batch_size=batch_size, change=swap)
 
-    assert summary(finding) == ("mismatch", batch_size, 0.0, None)
-    assert finding.reason.startswith(f"batch {batch + 1} on the ranks of shard {shard}: inputs ")
+    assert summary(row) == ("mismatch", batch_size, 0.0, None)
+    assert row.reason.startswith(f"batch {batch + 1} on the ranks of shard {shard}: inputs ")
 
 
 @DERANDOMIZED
@@ -296,10 +296,10 @@ def test_a_sample_changed_in_one_bit_is_always_flagged(
         inputs = seen[shard][batch][0]
         inputs[sample : sample + 1].view(torch.int64)[0] ^= 1
 
-    finding = check(lambda: Numbers(size), f"ddp:{num_shards}", batch_size=batch_size, change=flip)
+    row = check(lambda: Numbers(size), f"ddp:{num_shards}", batch_size=batch_size, change=flip)
 
-    assert summary(finding) == ("mismatch", 1.0, 0.0, None)
-    assert finding.reason.startswith(
+    assert summary(row) == ("mismatch", 1.0, 0.0, None)
+    assert row.reason.startswith(
         f"batch {batch + 1} on the ranks of shard {shard}: inputs differs from what one process "
         f"loads, in 1 of {batch_size} samples; likeliest cause: "
     )
@@ -325,10 +325,10 @@ def test_a_sample_changed_in_one_bit_is_always_flagged(
     ],
 )
 def test_the_reason_says_what_was_compared(parallel: str, power: str, reason: str) -> None:
-    finding = check(lambda: Numbers(26), parallel)
+    row = check(lambda: Numbers(26), parallel)
 
-    assert summary(finding) == ("equivalent", 0.0, 0.0, power)
-    assert finding.reason == reason
+    assert summary(row) == ("equivalent", 0.0, 0.0, power)
+    assert row.reason == reason
 
 
 def test_every_bug_that_a_run_can_have_is_planted() -> None:
@@ -372,9 +372,9 @@ def test_the_recipes_batch_size_goes_before_the_workloads() -> None:
 
     drawn = draw_indices(workload, recipe)
 
-    finding = check_trace(workload, recipe, drawn=drawn, seen=seen)
+    row = check_trace(workload, recipe, drawn=drawn, seen=seen)
 
-    assert finding.reason == (
+    assert row.reason == (
         "4 x 6 samples, none twice, in a new order each epoch; "
         "the ranks saw bit for bit what one process loads (batches: 1)"
     )
@@ -387,10 +387,10 @@ def test_pinned_memory_is_no_matter_here() -> None:
 def test_biases_are_reported_with_their_size() -> None:
     splits = {"train": Numbers(40), "validation": Numbers(21), "test": Numbers(20)}
 
-    finding = check(splits, "ddp:2")
+    row = check(splits, "ddp:2")
 
-    assert summary(finding) == ("equivalent", 0.0, 0.0, "8/8")
-    assert finding.reason == (
+    assert summary(row) == ("equivalent", 0.0, 0.0, "8/8")
+    assert row.reason == (
         "2 disjoint shards of 5 x 4 samples, in a new order each epoch; "
         "the ranks saw bit for bit what one process loads (batches: 3); "
         "bias: padding of validation repeats 1 of 21 samples (4.8 %); "
@@ -458,9 +458,9 @@ def test_a_wrong_sampler_is_named(
 ) -> None:
     use_sampler(monkeypatch, scripted(*epochs))
 
-    finding = check(lambda: Numbers(size), batch_size=2)
+    row = check(lambda: Numbers(size), batch_size=2)
 
-    assert (finding.reason, *summary(finding)) == (reason, "mismatch", num_wrong, 0.0, None)
+    assert (row.reason, *summary(row)) == (reason, "mismatch", num_wrong, 0.0, None)
 
 
 def test_two_epochs_of_the_same_order_may_be_chance_where_there_are_few(
@@ -536,18 +536,18 @@ def change_structure(seen: Any) -> None:
 def test_ranks_that_saw_other_batches_are_named(
     change: Callable[[Any], None], num_wrong: int, reason: str
 ) -> None:
-    finding = check(lambda: Numbers(24), change=change)
+    row = check(lambda: Numbers(24), change=change)
 
-    assert (finding.reason, *summary(finding)) == (reason, "mismatch", num_wrong, 0.0, None)
+    assert (row.reason, *summary(row)) == (reason, "mismatch", num_wrong, 0.0, None)
 
 
 def test_ranks_of_another_seed_are_flagged() -> None:
     seen = load(make_workload(lambda: Numbers(24)), Recipe(parallel="ddp:2"), seed=SEED + 1)
 
-    finding = check(lambda: Numbers(24), seen=seen)
+    row = check(lambda: Numbers(24), seen=seen)
 
-    assert finding.status == "mismatch"
-    assert finding.reason.startswith("batch 1 on the ranks of shard 0: inputs differs from ")
+    assert row.status == "mismatch"
+    assert row.reason.startswith("batch 1 on the ranks of shard 0: inputs differs from ")
 
 
 def test_batches_of_several_epochs_are_compared() -> None:
@@ -600,10 +600,10 @@ def _no_seed_at_all() -> Augmented:
     ],
 )
 def test_what_random_numbers_decide_is_not_compared(build: Any, num_workers: int) -> None:
-    finding = check(build, num_workers=num_workers)
+    row = check(build, num_workers=num_workers)
 
-    assert summary(finding) == ("equivalent", 0.0, 0.0, "6/6")
-    assert finding.reason == (
+    assert summary(row) == ("equivalent", 0.0, 0.0, "6/6")
+    assert row.reason == (
         "2 disjoint shards of 3 x 4 samples, in a new order each epoch; "
         "the dataset draws random numbers, so its samples cannot be compared"
     )
@@ -667,18 +667,18 @@ def change_label(seen: Any) -> None:
 def test_each_part_of_a_nested_batch_is_compared(change: Any, begin: str) -> None:
     assert summary(check(lambda: Nested(24))) == ("equivalent", 0.0, 0.0, "8/8")
 
-    finding = check(lambda: Nested(24), change=change)
+    row = check(lambda: Nested(24), change=change)
 
-    assert finding.status == "mismatch"
-    assert finding.reason.startswith(begin)
+    assert row.status == "mismatch"
+    assert row.reason.startswith(begin)
 
 
 @pytest.mark.parametrize("fields", [{}, {"persistent_workers": True, "prefetch_factor": 3}])
 def test_workers_are_compared_with_none_and_end(fields: Any) -> None:
-    finding = check(lambda: Numbers(24), num_workers=2, **fields)
+    row = check(lambda: Numbers(24), num_workers=2, **fields)
 
-    assert summary(finding) == ("equivalent", 0.0, 0.0, "9/9")
-    assert finding.reason == (
+    assert summary(row) == ("equivalent", 0.0, 0.0, "9/9")
+    assert row.reason == (
         "2 disjoint shards of 3 x 4 samples, in a new order each epoch; "
         "the ranks saw bit for bit what one process loads (batches: 3); "
         "num_workers=2 loads the same as 0"
@@ -697,10 +697,10 @@ class OfWorker(Numbers):
 def test_samples_that_depend_on_the_worker_are_flagged() -> None:
     assert check(lambda: OfWorker(24)).status == "equivalent"
 
-    finding = check(lambda: OfWorker(24), num_workers=2)
+    row = check(lambda: OfWorker(24), num_workers=2)
 
-    assert summary(finding) == ("mismatch", 4.0, 0.0, None)
-    assert finding.reason == (
+    assert summary(row) == ("mismatch", 4.0, 0.0, None)
+    assert row.reason == (
         "batch 2 of shard 0 with num_workers=2: inputs differs from num_workers=0, in 4 of 4 "
         "samples; likeliest cause: random augmentation that depends on the loader worker"
     )
@@ -723,10 +723,10 @@ def test_workers_get_a_dataset_that_was_not_read_before() -> None:
 
 
 def test_samples_that_are_all_equal_tell_no_shards_apart() -> None:
-    finding = check(lambda: TensorDataset(torch.ones(24, 2), torch.ones(24)))
+    row = check(lambda: TensorDataset(torch.ones(24, 2), torch.ones(24)))
 
-    assert summary(finding) == ("no power", 0.0, 0.0, "7/8")
-    assert finding.reason == (
+    assert summary(row) == ("no power", 0.0, 0.0, "7/8")
+    assert row.reason == (
         "it does not find a planted bug: a rank that sees another shard; "
         "2 disjoint shards of 3 x 4 samples, in a new order each epoch; "
         "the ranks saw bit for bit what one process loads (batches: 3)"
@@ -734,10 +734,10 @@ def test_samples_that_are_all_equal_tell_no_shards_apart() -> None:
 
 
 def test_ranks_that_saw_nothing_prove_nothing() -> None:
-    finding = check(lambda: Numbers(24), seen=[[], []])
+    row = check(lambda: Numbers(24), seen=[[], []])
 
-    assert summary(finding) == ("no power", 0.0, 0.0, "6/8")
-    assert finding.reason == (
+    assert summary(row) == ("no power", 0.0, 0.0, "6/8")
+    assert row.reason == (
         "it does not find a planted bug: a rank that sees another shard; one bit of a batch "
         "flipped; 2 disjoint shards of 3 x 4 samples, in a new order each epoch; "
         "the ranks saw bit for bit what one process loads (batches: 0)"
@@ -745,10 +745,10 @@ def test_ranks_that_saw_nothing_prove_nothing() -> None:
 
 
 def test_an_epoch_of_a_single_order_is_reported_and_no_order_is_planted() -> None:
-    finding = check(lambda: Numbers(1), "single", batch_size=1)
+    row = check(lambda: Numbers(1), "single", batch_size=1)
 
-    assert summary(finding) == ("equivalent", 0.0, 0.0, "2/2")
-    assert finding.reason == (
+    assert summary(row) == ("equivalent", 0.0, 0.0, "2/2")
+    assert row.reason == (
         "1 x 1 samples, none twice, which have only one order; "
         "the ranks saw bit for bit what one process loads (batches: 3)"
     )
@@ -777,9 +777,9 @@ def test_a_large_dataset_is_not_loaded() -> None:
             loaded.append(index)
             return super().__getitem__(index)
 
-    finding = check({"train": Watched(100_000), "validation": Watched(100_001)})
+    row = check({"train": Watched(100_000), "validation": Watched(100_001)})
 
-    assert finding.status == "equivalent"
+    assert row.status == "equivalent"
     assert len(loaded) == (2 + 2 + 1) * 3 * 4  # by the ranks, by one process, and once more
 
 

@@ -127,10 +127,10 @@ OPTIMIZERS: dict[str, Callable[[Any], Optimizer]] = {
     ids=["plain", "clipped", "amp", "masters", "bf16"],
 )
 def test_every_optimizer_steps_again_bit_by_bit(optimizer: str, recipe: Recipe) -> None:
-    finding = check(workload(build_optimizer=OPTIMIZERS[optimizer]), recipe)
+    row = check(workload(build_optimizer=OPTIMIZERS[optimizer]), recipe)
 
-    assert (finding.status, finding.reason) == ("equivalent", "equal bit for bit")
-    assert (finding.error, finding.limit) == (0.0, 0.0)
+    assert (row.status, row.reason) == ("equivalent", "equal bit for bit")
+    assert (row.error, row.limit) == (0.0, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -172,10 +172,10 @@ def test_a_run_that_starts_from_other_weights_is_seen() -> None:
         buffers={},
     )
 
-    finding = check(trained, Recipe(), dataclasses.replace(trace, start=start))
+    row = check(trained, Recipe(), dataclasses.replace(trace, start=start))
 
-    assert (finding.status, finding.error) == ("mismatch", pytest.approx(0.25))
-    assert finding.reason == (
+    assert (row.status, row.error) == ("mismatch", pytest.approx(0.25))
+    assert row.reason == (
         "the parameter of '2.bias' differs at step 0 by 2.5e-01, where equal bits are due "
         "(bit for bit); likeliest cause: the run does not start from the weights that build_model "
         "gives under its seed: are they drawn from a generator of their own?"
@@ -195,12 +195,12 @@ def test_one_bit_of_one_parameter_is_seen_at_its_step() -> None:
     parameters["2.weight"][1, 3] *= 1 + 2 * U32
     moved = with_step(trace, 1, after=Weights(parameters=parameters, buffers={}))
 
-    finding = check(workload(), Recipe(), moved)
+    row = check(workload(), Recipe(), moved)
 
-    assert finding.error is not None
-    assert 0 < finding.error < 1e-4
-    assert finding.reason.startswith("the parameter of '2.weight' differs at step 2 by ")
-    assert finding.reason.endswith(f"likeliest cause: {STEP_CAUSE}")
+    assert row.error is not None
+    assert 0 < row.error < 1e-4
+    assert row.reason.startswith("the parameter of '2.weight' differs at step 2 by ")
+    assert row.reason.endswith(f"likeliest cause: {STEP_CAUSE}")
 
 
 def test_an_error_is_given_in_units_of_what_the_step_moves() -> None:
@@ -212,10 +212,10 @@ def test_an_error_is_given_in_units_of_what_the_step_moves() -> None:
     }
     twice = with_step(trace, 0, after=Weights(parameters=moved, buffers={}))
 
-    finding = check(trained, Recipe(), twice)
+    row = check(trained, Recipe(), twice)
 
     # Stepped twice as far: an error as large as the step.
-    assert finding.error == pytest.approx(1.0, rel=1e-5)
+    assert row.error == pytest.approx(1.0, rel=1e-5)
 
 
 def leave_masters_alone(trainer: Trainer) -> None:
@@ -262,25 +262,25 @@ def double_learning_rate(trainer: Trainer) -> None:
 def test_an_optimizer_that_steps_otherwise_is_seen(
     break_trainer: Callable[[Trainer], None], recipe: Recipe, step: int
 ) -> None:
-    finding = check(workload(), recipe, record(workload(), recipe, break_trainer))
+    row = check(workload(), recipe, record(workload(), recipe, break_trainer))
 
-    assert finding.status == "mismatch"
-    assert f" differs at step {step} by " in finding.reason
-    assert finding.reason.endswith(f"likeliest cause: {STEP_CAUSE}")
+    assert row.status == "mismatch"
+    assert f" differs at step {step} by " in row.reason
+    assert row.reason.endswith(f"likeliest cause: {STEP_CAUSE}")
 
 
 def test_gradients_that_are_not_clipped_are_seen() -> None:
-    finding = check(workload(), Recipe(clip_grad_norm=0.1), record(workload(), Recipe()))
+    row = check(workload(), Recipe(clip_grad_norm=0.1), record(workload(), Recipe()))
 
-    assert (finding.status, " differs at step 1 by " in finding.reason) == ("mismatch", True)
+    assert (row.status, " differs at step 1 by " in row.reason) == ("mismatch", True)
 
 
 def test_an_optimizer_that_does_not_move_shows_nothing() -> None:
     still = workload(build_optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.0))
 
-    finding = check(still, Recipe())
+    row = check(still, Recipe())
 
-    assert (finding.status, finding.power) == ("no power", "0/1")
+    assert (row.status, row.power) == ("no power", "0/1")
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "adagrad"])
@@ -293,17 +293,17 @@ def test_a_step_that_hardly_depends_on_the_gradients_length_is_no_lack_of_power(
     recipe = Recipe(precision=precision, clip_grad_norm=0.1)
     proof = gather(trained, recipe)
 
-    finding = proof.conclude(recipe)
-    assert (finding.status, finding.reason) == ("equivalent", "equal bit for bit")
+    row = proof.conclude(recipe)
+    assert (row.status, row.reason) == ("equivalent", "equal bit for bit")
     assert STAYS in proof.planted
 
 
 def test_weights_that_are_not_finite_are_a_mismatch() -> None:
     trained = workload(build_optimizer=lambda parameters: torch.optim.SGD(parameters, lr=1e38))
 
-    finding = check(trained, Recipe())
+    row = check(trained, Recipe())
 
-    assert (finding.status, finding.error) == ("mismatch", math.inf)
+    assert (row.status, row.error) == ("mismatch", math.inf)
 
 
 def test_a_step_after_a_skipped_one_starts_from_where_it_left_the_weights() -> None:
@@ -317,10 +317,10 @@ def test_a_step_after_a_skipped_one_starts_from_where_it_left_the_weights() -> N
         trainer, mixed, indices=[], num_steps=3, counts_work=False, on_step=lambda: None
     )
 
-    finding = check(trained, recipe, join_traces([recorded]))
+    row = check(trained, recipe, join_traces([recorded]))
 
     assert recorded.num_skipped == 2
-    assert (finding.status, finding.reason) == ("equivalent", "equal bit for bit")
+    assert (row.status, row.reason) == ("equivalent", "equal bit for bit")
 
 
 def norm(tensors: dict[str, Tensor]) -> float:
@@ -381,8 +381,8 @@ def test_sparse_gradients_step_sparse_and_round_once_more(optimizer: str) -> Non
 
     proof = gather(trained, Recipe(), trace)
 
-    finding, last = proof.conclude(Recipe()), proof.evidence[-1]
-    assert finding.status == "equivalent"
+    row, last = proof.conclude(Recipe()), proof.evidence[-1]
+    assert row.status == "equivalent"
     assert list(proof.planted) == [STAYS]
     assert last.limit == pytest.approx(
         2 * U32 + 2 * U32 * size_over_step(trace.steps[-1]), rel=1e-3
@@ -400,6 +400,6 @@ def test_a_sparse_step_of_another_length_is_seen(optimizer: str) -> None:
         for group in trainer.optimizer.param_groups:
             group["lr"] *= 1.01
 
-    finding = check(trained, Recipe(), record(trained, Recipe(), lengthen))
+    row = check(trained, Recipe(), record(trained, Recipe(), lengthen))
 
-    assert (finding.status, finding.error) == ("mismatch", pytest.approx(0.01, rel=0.01))
+    assert (row.status, row.error) == ("mismatch", pytest.approx(0.01, rel=0.01))
