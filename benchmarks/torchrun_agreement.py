@@ -117,7 +117,7 @@ def _measure(cell: str, rounds: int, peers: Peers | None) -> Outcome:
     """Measure in a session of its own, so that the other side can hold the machine next."""
     session = Session(Settings(device="cpu", num_rounds=rounds), say=print)
     if peers is not None:
-        session.meet(peers)
+        session.join(peers)
     try:
         parallel = _CELLS[cell]
         if parallel is None:

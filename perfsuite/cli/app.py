@@ -1,7 +1,6 @@
 """The command line: one console script, one verb a function.
 
-Every verb has --help with an example and `--json FILE` where it has a result. Must not measure or
-decide anything itself, and imports no torch.
+Every verb has --help with an example, and `--json FILE` where it has a result.
 """
 
 from __future__ import annotations
@@ -9,13 +8,14 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from perfsuite.cli.doctor.verb import doctor
+from perfsuite.cli.doctor import doctor
 from perfsuite.cli.verbs.baseline import app as baseline
 from perfsuite.cli.verbs.bisect import bisect_commits
 from perfsuite.cli.verbs.calibrate import calibrate_machine
@@ -48,7 +48,7 @@ _WITH_REPORT = ("-p", "perfsuite.plugin.report")
 def main() -> None:
     """Run the command line; a mistake is one line and 2, what cannot be written or reached 12.
 
-    A signal ends a verb as a shell expects, in one line, and whatever it has begun is cleared up.
+    A signal ends a verb as a shell expects, in one line, and what it has begun is cleared up.
     """
     try:
         with ends_on_signals():
@@ -57,16 +57,15 @@ def main() -> None:
         if ended.code == _EXIT_INTERRUPTED:
             sys.stderr.write("perfsuite: ended by SIGINT\n")
         raise
-    except (StorageError, WriteError) as error:
-        sys.stderr.write(f"perfsuite: {printable_lines(str(error))}\n")
-        sys.exit(ExitCode.REFUSED)
     except PerfsuiteError as error:
         sys.stderr.write(f"perfsuite: {printable_lines(str(error))}\n")
-        sys.exit(ExitCode.USAGE)
+        sys.exit(
+            ExitCode.REFUSED if isinstance(error, StorageError | WriteError) else ExitCode.USAGE
+        )
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
+def _show_version(is_given: bool) -> None:
+    if is_given:
         typer.echo(f"perfsuite {version('perfsuite')}")
         raise typer.Exit
 
@@ -93,34 +92,25 @@ def run(context: typer.Context) -> None:
 
 
 def _names_a_path(arguments: list[str]) -> bool:
-    """Whether pytest is told where to look; it would otherwise run all tests of the project."""
+    """Whether pytest is given a path; without one it would run all tests of the project."""
     paths = [argument.partition("::")[0] for argument in arguments]
     return any(path and Path(path).exists() for path in paths)
 
 
-app.command(
-    epilog="Example: perfsuite verify my_package.module:workload --parallel ddp:2 "
-    "--precision amp-bf16"
-)(verify)
-app.command(epilog="Example: perfsuite gate benchmarks/ --base origin/main --json gate.json")(gate)
-app.command(epilog="Example: perfsuite profile lenet-digits --num-workers 2 --epochs 3")(profile)
-app.command(epilog="Example: perfsuite report results/run.json --html results/report")(report)
-app.command(epilog="Example: perfsuite init")(init)
-app.command(
-    epilog="Example: perfsuite history 'benchmarks/test_step.py::test_step\\[ddp:2]' --json h.json"
-)(history)
-app.command(epilog="Example: perfsuite explain baselines/0001_a.json results/run.json")(explain)
-app.command(
-    "compare",
-    epilog="Example: perfsuite compare lenet-digits --a precision=fp32 --b precision=amp-bf16",
-)(compare_recipes)
-app.command(epilog="Example: perfsuite sweep lenet-digits --num-workers 0..10")(sweep)
-app.command(epilog="Example: perfsuite claims --only C5 --json claims.json")(claims)
-app.command(
-    "bisect",
-    epilog="Example: perfsuite bisect --good v1.2 'benchmarks/test_step.py::test_step\\[ddp:2]'",
-)(bisect_commits)
-app.command("calibrate", epilog="Example: perfsuite calibrate benchmarks/ --sessions 20")(
-    calibrate_machine
-)
-app.command(epilog="Example: perfsuite doctor --json doctor.json")(doctor)
+_VERBS: dict[str, tuple[Callable[..., None], str]] = {
+    "verify": (verify, "my_package.module:workload --parallel ddp:2 --precision amp-bf16"),
+    "gate": (gate, "benchmarks/ --base origin/main --json gate.json"),
+    "profile": (profile, "lenet-digits --num-workers 2 --epochs 3"),
+    "report": (report, "results/run.json --html results/report"),
+    "init": (init, ""),
+    "history": (history, "'benchmarks/test_step.py::test_step\\[ddp:2]' --json h.json"),
+    "explain": (explain, "baselines/0001_a.json results/run.json"),
+    "compare": (compare_recipes, "lenet-digits --a precision=fp32 --b precision=amp-bf16"),
+    "sweep": (sweep, "lenet-digits --num-workers 0..10"),
+    "claims": (claims, "--only C5 --json claims.json"),
+    "bisect": (bisect_commits, "--good v1.2 'benchmarks/test_step.py::test_step\\[ddp:2]'"),
+    "calibrate": (calibrate_machine, "benchmarks/ --sessions 20"),
+    "doctor": (doctor, "--json doctor.json"),
+}
+for _name, (_verb, _example) in _VERBS.items():
+    app.command(_name, epilog=f"Example: perfsuite {_name} {_example}".rstrip())(_verb)

@@ -1,32 +1,64 @@
-"""The recipe's fields as options of a verb, and what else all verbs that train have in common.
+"""The options that verbs share, and what they open with them.
 
-One option for each field of `Recipe`, made from the field itself, so that no verb names them again.
-Must not know what a verb does with the recipe.
+Each field of `Recipe` becomes an option, made from the field itself, so that no verb names it.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import inspect
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from types import MappingProxyType
+from typing import Annotated, Any
 
 import typer
 
+from perfsuite.cli.output import say
 from perfsuite.errors import SettingError
 from perfsuite.experiments.rank_session import Session
 from perfsuite.experiments.settings import DEVICES, MAX_SEED, Settings
+from perfsuite.gate.judge.trial import draw_seed
 from perfsuite.records.parallel import PARALLEL_FORMS
 from perfsuite.records.recipe import COMM_HOOKS, PRECISIONS, Recipe
+from perfsuite.records.recipe_text import fields_of
 from perfsuite.stats.sequential import FIRST_LOOK
+from perfsuite.system.environment import host_fingerprint
+from perfsuite.system.timing_lock import WAIT_S, TimingLock
 
 WorkloadName = Annotated[
     str, typer.Argument(help='A name, or "package.module:attribute" from here.')
 ]
 DeviceName = Annotated[str, typer.Option(help=f"One of {', '.join(DEVICES)}.")]
 Seed = Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Of weights, data order and dropout.")]
+Paths = Annotated[
+    list[str] | None, typer.Argument(help="Benchmark files and folders, as pytest takes them.")
+]
+Selection = Annotated[
+    str | None, typer.Option("-k", metavar="EXPR", help="Only cells that match, as in pytest.")
+]
+Storage = Annotated[
+    str, typer.Option("--storage", metavar="DIR|URL", help="What --benchmark-storage names.")
+]
+AcceptedFile = Annotated[
+    Path, typer.Option("--file", metavar="FILE", help="The list of accepted exceptions.")
+]
+STORAGE = "baselines"
+ACCEPTED = Path(STORAGE, "accepted.toml")
+Tolerance = Annotated[str, typer.Option(help="Slowdown that is accepted.")]
+Limit = Annotated[str, typer.Option(help="Slowdown that must not pass.")]
+MaxPairs = Annotated[int, typer.Option(min=FIRST_LOOK, help="Launches of each side, at most.")]
+MaxMinutes = Annotated[float, typer.Option(min=0, help="No pair begins that would end later.")]
+DrawnSeed = Annotated[
+    int,
+    typer.Option(
+        min=0,
+        default_factory=draw_seed,
+        show_default=False,
+        help="Of the order of launches; drawn, and shown, unless given.",
+    ),
+]
 
 _HELP = {
     "parallel": f"One of {PARALLEL_FORMS}.",
@@ -49,20 +81,23 @@ _HELP = {
 }
 
 
-def takes_recipe(verb: Callable[..., None]) -> Callable[..., None]:
+def takes_recipe(
+    verb: Callable[..., None], *, fixed: Mapping[str, Any] = MappingProxyType({})
+) -> Callable[..., None]:
     """Give a verb's command line an option for each field of `Recipe`.
 
     Args:
         verb: Takes a keyword argument `recipe`, which the options replace on the command line.
+        fixed: Fields that get no option, as the verb sets them itself, with values to begin with.
 
     Returns:
-        The verb as typer should see it. A recipe that is none is a `RecipeError` when it is called.
+        The verb as typer should see it; it raises `RecipeError` where the options make no recipe.
     """
-    options = _recipe_options()
+    options = {name: option for name, option in _recipe_options().items() if name not in fixed}
 
     @functools.wraps(verb)
     def with_options(**values: Any) -> None:
-        recipe = Recipe(**{name: values.pop(name) for name in options})
+        recipe = Recipe(**fixed, **{name: values.pop(name) for name in options})
         verb(**values, recipe=recipe)
 
     signature = inspect.signature(verb, eval_str=True)
@@ -74,22 +109,30 @@ def takes_recipe(verb: Callable[..., None]) -> Callable[..., None]:
     # The argument, then the recipe, then how the verb goes about it.
     parameters = [*own[:1], *options.values(), *own[1:]]
     with_options.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-    with_options.__annotations__ = {
-        parameter.name: parameter.annotation for parameter in parameters
-    }
+    with_options.__annotations__ = {one.name: one.annotation for one in parameters}
     return with_options
 
 
-def open_session(
-    device: str, seed: int, *, shows_output: bool = True, round_s: float | None = None
-) -> Session:
-    """Return a session that finds workloads in the current directory and tells of waiting.
+def _recipe_options() -> dict[str, inspect.Parameter]:
+    fields = fields_of(Recipe)
+    return {
+        name: inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=fields[name].default,
+            # Named in full, or typer would add a --no-... to each switch.
+            annotation=Annotated[
+                fields[name].annotation, typer.Option(f"--{name.replace('_', '-')}", help=text)
+            ],
+        )
+        for name, text in _HELP.items()
+    }
 
-    Args:
-        device: One of `DEVICES`.
-        seed: Of weights, data order and random numbers.
-        shows_output: Print what ranks printed when all went well.
-        round_s: What a round should take at least; None is 50 ms.
+
+def open_session(
+    device: str, seed: int = 0, *, shows_output: bool = True, round_s: float | None = None
+) -> Session:
+    """Return a session that finds workloads in the current directory; its settings see `Settings`.
 
     Raises:
         SettingError: There is no such device.
@@ -104,34 +147,14 @@ def open_session(
         shows_output=shows_output,
         round_s=round_s,
     )
-    return Session(settings, say=lambda text: typer.echo(text, err=True))
+    return Session(settings, say=say)
 
 
-def _recipe_options() -> dict[str, inspect.Parameter]:
-    types = get_type_hints(Recipe)
-    fields = {field.name: field for field in dataclasses.fields(Recipe)}
-    return {
-        name: inspect.Parameter(
-            name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=fields[name].default,
-            # Named in full, or typer would add a --no-... to each switch.
-            annotation=Annotated[
-                types[name], typer.Option(f"--{name.replace('_', '-')}", help=text)
-            ],
-        )
-        for name, text in _HELP.items()
-    }
+def wait_for_machine() -> TimingLock:
+    """Return the lock of a session that waits for a day until another one has ended."""
+    return TimingLock(wait_s=WAIT_S, say=say)
 
 
-Paths = Annotated[
-    list[str] | None, typer.Argument(help="Benchmark files and folders, as pytest takes them.")
-]
-Selection = Annotated[
-    str | None, typer.Option("-k", metavar="EXPR", help="Only cells that match, as in pytest.")
-]
-Tolerance = Annotated[str, typer.Option(help="Slowdown that is accepted.")]
-Limit = Annotated[str, typer.Option(help="Slowdown that must not pass.")]
-MaxPairs = Annotated[int, typer.Option(min=FIRST_LOOK, help="Launches of each side, at most.")]
-MaxMinutes = Annotated[float, typer.Option(min=0, help="No pair begins that would end later.")]
-DrawnSeed = Annotated[int | None, typer.Option(min=0, help="Drawn, and told, unless given.")]
+def fingerprint_here() -> str:
+    """Return the fingerprint of the environment that a session would find here."""
+    return host_fingerprint(os.environ)

@@ -1,8 +1,7 @@
 """Two cells through the gate's paired rule: is b faster than a, slower, or the same?
 
-Both arms have the same tree and interpreter; what each measures stands in its environment. Compared
-are seconds per sample, because an iteration of two ranks handles twice the samples of one. Must not
-know how a comparison is shown.
+Both arms have the same tree and interpreter, and find what to measure in their environments. Times
+are compared per sample, because an iteration of two ranks handles twice the samples of one.
 
 The rule is one-sided: it proves that b is slower, or not slower than the limit. "The same" is
 proven from both sides (Schuirmann 1987, the two one-sided tests procedure): once with b against a
@@ -87,21 +86,23 @@ class Comparison:
     wall_s: float
 
     @property
-    def margin(self) -> float:
-        """How far from equal the interval reaches: "the same within" this."""
-        low, high = self.interval
-        return max(high - 1, 1 - low)
+    def step_times_s(self) -> dict[str, float]:
+        """Seconds of an iteration by "a" and "b", the median over pairs."""
+        return {
+            name: statistics.median([pair[at] for pair in self.raw]) * self.num_samples[name]
+            for at, name in enumerate(("a", "b"))
+        }
 
 
-def prove_cell(session: Session, cell: Cell) -> EquivalenceReport:
-    """Return what proves that a cell trains what one process would.
+def check_numerics(session: Session, cell: Cell) -> EquivalenceReport:
+    """Return the proof that a cell computes what one process would.
 
     Raises:
         EquivalenceError: It computes something else.
         NotExercisedError: This machine would measure something else.
         PerfsuiteError: As `Session.verify`.
     """
-    report = session.prove(cell.workload, cell.recipe)
+    report = session.require_equivalence(cell.workload, cell.recipe)
     if report.status == "not exercised":
         raise NotExercisedError(report.worst.reason)
     return report
@@ -193,7 +194,7 @@ class _Judged:
 
 
 def _count_samples(session: Session, cell: Cell) -> int:
-    """Return the samples of an iteration, from one that nobody times: it also tells mistakes."""
+    """Return the samples of an iteration, from an untimed one, which also finds mistakes."""
     outcome = session.measure_cell(
         cell.workload, cell.recipe, activity=cell.activity, is_timed=False
     )
@@ -209,21 +210,21 @@ def _judge(
     head: _Side,
     say: Callable[[str], None],
 ) -> _Judged:
-    """Return what one judgement says of head's time per sample against base's."""
+    """Judge head's time per sample against base's."""
     name = f"{_FILE.name}::{_TESTS[base.cell.activity]}"
-    # An iteration of more samples may take longer by as much. The floor is for slowdowns that
-    # nobody would notice; here every difference is asked for.
-    more_samples = head.num_samples / base.num_samples
-    demands = CellPolicy(
+    # The judge compares iterations, and one of more samples may take longer by as much. There is no
+    # floor: the user asked for every difference.
+    samples_ratio = head.num_samples / base.num_samples
+    policy = CellPolicy(
         tolerance=request.tolerance,
         limit=request.limit,
         floor_s=0.0,
-        accepted_slowdown=more_samples,
+        accepted_slowdown=samples_ratio,
     )
     judgement = judge(
         _arm("base", base.cell, session.hardware.device),
         _arm("head", head.cell, session.hardware.device),
-        {name: demands},
+        {name: policy},
         budget=request.budget,
         seed=request.seed,
         priors={},
@@ -239,8 +240,8 @@ def _judge(
     low, high = trial.decision.interval
     decision = dataclasses.replace(
         trial.decision,
-        ratio=trial.decision.ratio / more_samples,
-        interval=(low / more_samples, high / more_samples),
+        ratio=trial.decision.ratio / samples_ratio,
+        interval=(low / samples_ratio, high / samples_ratio),
     )
     return _Judged(trial, decision, judgement.wall_s)
 
@@ -256,7 +257,7 @@ def _arm(name: str, cell: Cell, device: str) -> Arm:
         tree=Path.cwd(),
         import_roots=(),
         pytest_arguments=(
-            # Nobody's configuration: neither that of this folder nor that of the package's.
+            # No configuration: neither this folder's nor the package's.
             *("-c", os.devnull, f"--rootdir={_FILE.parent}", f"--perf-device={device}"),
             str(_FILE),
         ),

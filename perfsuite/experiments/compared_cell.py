@@ -1,7 +1,6 @@
-"""The cells that `comparing` has both arms run: what to measure stands in an arm's environment.
+"""The cells that `compare` has both arms run; what to measure is in an arm's environment.
 
-An ordinary benchmark file, which pytest is handed by its path; imports no torch. Must not know
-what it is compared with.
+An ordinary benchmark file, which pytest is handed by its path.
 """
 
 from __future__ import annotations

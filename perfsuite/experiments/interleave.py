@@ -1,15 +1,14 @@
-"""Several cells measured in turn, over and over: what the machine does meanwhile meets them all.
+"""Several cells measured in turn, over and over, so that the machine's drift is in all of them.
 
 One launch of each cell is a repetition; repetitions are the replicates, and the order within each
-is drawn anew. For many cells that need no verdict of the gate. Must not know what is decided of
-the times.
+is drawn anew. For many cells that need no verdict of the gate.
 """
 
 from __future__ import annotations
 
 import random
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -17,6 +16,7 @@ from perfsuite.experiments.rank_session import Session
 from perfsuite.ranks.messages import ActivityName
 from perfsuite.records.cell import Outcome
 from perfsuite.records.recipe import Recipe
+from perfsuite.stats.intervals import Interval, geometric_interval
 from perfsuite.units import format_seconds
 
 Key = TypeVar("Key")
@@ -44,11 +44,7 @@ class Cell:
 
 @dataclass(frozen=True, kw_only=True)
 class CellTimes:
-    """What the repetitions of one cell gave, in their order.
-
-    Attributes:
-        outcomes: One a repetition.
-    """
+    """One outcome for each repetition of a cell, in their order."""
 
     outcomes: tuple[Outcome, ...]
 
@@ -56,6 +52,13 @@ class CellTimes:
     def times_s(self) -> tuple[float, ...]:
         """Seconds of an iteration in each repetition."""
         return tuple(statistics.median(outcome.step_times_s) for outcome in self.outcomes)
+
+
+def paired_ratio(times_s: Sequence[float], others_s: Sequence[float]) -> Interval:
+    """Return where the ratio of two cells' times within a repetition lies."""
+    return geometric_interval(
+        [time_s / other_s for time_s, other_s in zip(times_s, others_s, strict=True)]
+    )
 
 
 def measure_interleaved(
@@ -66,11 +69,11 @@ def measure_interleaved(
     seed: int,
     say: Callable[[str], None],
 ) -> dict[Key, CellTimes]:
-    """Return what every cell gave, as many times as there are repetitions.
+    """Return the times of every cell over the repetitions.
 
     Args:
         session: Runs the cells; its rounds take `ROUND_S`.
-        cells: By any key, whose text names the cell in the lines shown.
+        cells: The text of a key names its cell in the lines shown.
         num_repetitions: Launches of each cell.
         seed: Of the order.
         say: Shows a line for each launch.

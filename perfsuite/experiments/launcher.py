@@ -1,7 +1,4 @@
-"""What starts the ranks of a session's groups: this process alone, or all that torchrun started.
-
-Must not know what the ranks do.
-"""
+"""What starts the ranks of a session's groups: this process alone, or all that torchrun started."""
 
 from __future__ import annotations
 
@@ -49,15 +46,15 @@ class LocalLauncher:
         self._lock = lock
 
     def hold_machine(self) -> None:
-        """See `Launcher`."""
+        """Take this machine's lock."""
         self._lock.acquire()
 
     def why_not_exercised(self, recipe: Recipe) -> str | None:
-        """See `Launcher`."""
+        """Return what stands against the recipe here, None if nothing does."""
         return why_not_exercised(recipe, self.hardware)
 
     def run(self, request: GroupRequest) -> list[Reply]:
-        """See `Launcher`."""
+        """Run a job on ranks that this process forks."""
         return run_group(request)
 
 
@@ -73,27 +70,27 @@ class TorchrunLauncher:
             hardware: What there is for the rank here.
             lock: Of this machine.
             peers: All processes.
-            gpus: UUIDs of the GPUs that this one sees.
+            gpus: UUIDs of the GPUs that this process sees.
 
         Raises:
-            LostRankError: A rank did not come.
+            LostRankError: A rank did not join.
         """
         mine = read_place(lock.folder, gpus)
-        self._layout = Topology(tuple(peers.gather("place", mine)))
+        self._topology = Topology(tuple(peers.gather("topology", mine)))
         self.hardware = dataclasses.replace(
-            hardware, num_gpus=self._layout.num_gpus, num_cores=self._layout.num_cores
+            hardware, num_gpus=self._topology.num_gpus, num_cores=self._topology.num_cores
         )
         self._peers = peers
         self._lock = lock
         self._holds_machines = False
-        self.run = MultiHostGroups(peers, self._layout).run
+        self.run = MultiHostGroups(peers, self._topology).run
 
     def hold_machine(self) -> None:
-        """See `Launcher`; of ranks that share a lock, the first takes it."""
+        """Take every machine's lock, each by the first of the ranks that share it."""
         if self._holds_machines:
             return
         trouble = None
-        if self._layout.holds_lock(self._peers.membership.rank):
+        if self._topology.holds_lock(self._peers.membership.rank):
             try:
                 self._lock.acquire()
             except PerfsuiteError as error:
@@ -104,5 +101,5 @@ class TorchrunLauncher:
         self._holds_machines = True
 
     def why_not_exercised(self, recipe: Recipe) -> str | None:
-        """See `Launcher`."""
-        return self._layout.why_not_exercised(recipe) or why_not_exercised(recipe, self.hardware)
+        """Return what stands against the recipe here, None if nothing does."""
+        return self._topology.why_not_exercised(recipe) or why_not_exercised(recipe, self.hardware)

@@ -1,7 +1,6 @@
 """From a cell to its record: the one place that knows ranks, measurements and records.
 
-Resolves what the machine can exercise, runs the ranks, combines what they measured into one
-`Outcome`. Imports no torch; must not know pytest or the command line.
+It finds what the machine can exercise, runs the ranks, and combines what they measured.
 """
 
 from __future__ import annotations
@@ -62,12 +61,7 @@ class Session:
     """Runs cells one after the other on this machine, which it holds while it times."""
 
     def __init__(self, settings: Settings, *, say: Callable[[str], None]) -> None:
-        """Prepare a session; nothing is started before the first cell.
-
-        Args:
-            settings: What the session is run with.
-            say: Shows a line to the user.
-        """
+        """Prepare a session that shows lines with `say`; nothing starts before the first cell."""
         self._settings = settings
         gpus = visible_gpus()
         hardware = Hardware(
@@ -101,11 +95,11 @@ class Session:
         """What there is for the ranks."""
         return self._launcher.hardware
 
-    def meet(self, peers: Peers) -> None:
+    def join(self, peers: Peers) -> None:
         """From now on run every group together with the other processes of this session.
 
         Raises:
-            LostRankError: A rank did not come.
+            LostRankError: A rank did not join.
         """
         self._launcher = TorchrunLauncher(self.hardware, self._lock, peers, self._gpus)
 
@@ -131,11 +125,7 @@ class Session:
     ) -> list[Any]:
         """Return what `function(*args)` returned on each of `num_ranks` ranks, in rank order.
 
-        Args:
-            num_ranks: Ranks of the default process group.
-            function: Called on every rank.
-            args: Its arguments, the same on every rank.
-            by_value: Modules, such as the test's own, whose functions the ranks cannot import.
+        Modules `by_value`, such as the test's own, hold functions that the ranks cannot import.
 
         Raises:
             RankFailureError: A rank crashed, was killed, hung, or raised; the first one is named.
@@ -168,12 +158,12 @@ class Session:
             num_rounds: Timed rounds; None is the session's.
             num_iterations: Iterations of a round; None lets the ranks choose after warming up.
             is_timed: Whether times are kept; if not, one iteration runs beside whatever else does.
-            numerics: What was found of the recipe before, for the record.
-            by_value: Modules whose functions the ranks cannot import.
+            numerics: What a check of the recipe found, for the record.
+            by_value: As in `run_function`.
 
         Raises:
             NotExercisedError: This machine would measure something else.
-            RecipeError: The recipe is none.
+            RecipeError: The recipe is not a `Recipe`.
             PerfsuiteError: The workload, its data or its training is at fault, or a rank failed.
         """
         _check_is_recipe(recipe)
@@ -186,15 +176,10 @@ class Session:
             activity=activity,
             plan=self._plan(num_rounds, num_iterations) if is_timed else self._plan(1, 1),
         )
-        name = workload.name if isinstance(workload, Workload) else workload
-        return self._measure(job, name, is_timed, numerics)
+        return self._measure(job, _name(workload), is_timed, numerics)
 
-    def prove(
-        self,
-        workload: str | Workload,
-        recipe: Recipe,
-        *,
-        by_value: Sequence[ModuleType] = (),
+    def require_equivalence(
+        self, workload: str | Workload, recipe: Recipe, *, by_value: Sequence[ModuleType] = ()
     ) -> EquivalenceReport:
         """Return the report of `verify`, once for all recipes that differ in their loader alone.
 
@@ -203,11 +188,10 @@ class Session:
             PerfsuiteError: As `verify`.
         """
         _check_is_recipe(recipe)
-        key = (workload, *results.without_loader(recipe).as_dict().values())
+        recipe = results.without_loader(recipe)
+        key = (workload, *recipe.as_dict().values())
         if key not in self._reports:
-            self._reports[key] = self.verify(
-                workload, results.without_loader(recipe), by_value=by_value
-            )
+            self._reports[key] = self.verify(workload, recipe, by_value=by_value)
         report = self._reports[key]
         if report.status == "mismatch":
             raise EquivalenceError(f"not timed, because it computes something else: {report}")
@@ -221,20 +205,13 @@ class Session:
         num_steps: int = 3,
         by_value: Sequence[ModuleType] = (),
     ) -> EquivalenceReport:
-        """Check whether a recipe computes the same as one process.
+        """Report whether a recipe, whatever its loader, computes the same as one process.
 
-        Args:
-            workload: A name, an object, or "module:attribute".
-            recipe: How it is trained. How its data are loaded does not matter.
-            num_steps: Optimizer steps that are compared.
-            by_value: Modules whose functions the ranks cannot import.
-
-        Returns:
-            A report, also where this machine cannot exercise the recipe.
+        There is a report, too, where this machine cannot exercise the recipe.
 
         Raises:
-            SettingError: The number of steps is not from 1 to 10.
-            RecipeError: The recipe is none, or the workload cannot be trained so.
+            SettingError: The number of optimizer steps is not from 1 to 10.
+            RecipeError: It is not a `Recipe`, or the workload cannot be trained with it.
             PerfsuiteError: The workload or its data is at fault, or a rank failed.
         """
         _check_is_recipe(recipe)
@@ -259,21 +236,16 @@ class Session:
                 f"num_steps is {num_steps!r}; use a whole number from 1 to {MAX_VERIFIED_STEPS}"
             )
         packed = pack(find_workload(workload), by_value=by_value)
-        name = workload.name if isinstance(workload, Workload) else workload
         try:
             checked = yield from self._check(packed, recipe, num_steps)
         except NotExercisedError as error:
-            return results.not_exercised(name, recipe, str(error))
-        return results.report(name, recipe, checked)
+            return results.not_exercised(_name(workload), recipe, str(error))
+        return results.report(_name(workload), recipe, checked)
 
     def _check(self, workload: bytes, recipe: Recipe, num_steps: int) -> Chain[RunChecked]:
-        reason = self._launcher.why_not_exercised(recipe)
-        if reason is not None:
-            raise NotExercisedError(reason)
-        self._sweep_once()
+        self._prepare(recipe)
         folder = make_group_folder()
-        # Nothing is timed here. The same steps are run again when they are, and say then what they
-        # have to say.
+        # The timed run of the same steps will print what they print.
         policy = dataclasses.replace(self._policy, shows_output=False, pins_ranks=False)
         try:
             has_twin = recipe.checkpointing != "none"
@@ -359,16 +331,12 @@ class Session:
             seed=self._settings.seed,
             num_epochs=num_epochs,
         )
-        name = workload.name if isinstance(workload, Workload) else workload
         ranks = [cast(ProfileTaken, reply) for reply in self._run_timed(job)]
-        return combine_profiles(job, name, self.hardware.device, ranks)
+        return combine_profiles(job, _name(workload), self.hardware.device, ranks)
 
     def _run_timed(self, job: RunCell | RunProfile, *, is_timed: bool = True) -> list[Reply]:
         """What the ranks reply, alone on the machine where their times are kept."""
-        reason = self._launcher.why_not_exercised(job.recipe)
-        if reason is not None:
-            raise NotExercisedError(reason)
-        self._sweep_once()
+        self._prepare(job.recipe)
         if is_timed and self._settings.turns is None:
             self.hold_machine()
         plan = job.recipe.plan
@@ -381,10 +349,20 @@ class Session:
             )
         )
 
+    def _prepare(self, recipe: Recipe) -> None:
+        reason = self._launcher.why_not_exercised(recipe)
+        if reason is not None:
+            raise NotExercisedError(reason)
+        self._sweep_once()
+
     def _sweep_once(self) -> None:
         if not self._has_swept:
             sweep_stale_folders()
             self._has_swept = True
+
+
+def _name(workload: str | Workload) -> str:
+    return workload.name if isinstance(workload, Workload) else workload
 
 
 def _check_is_recipe(recipe: object) -> None:

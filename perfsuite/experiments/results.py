@@ -1,4 +1,4 @@
-"""From what each rank measured of a cell to one outcome. Must not know how ranks are run."""
+"""From the replies of the ranks to what is kept: outcomes of cells, reports of checks."""
 
 from __future__ import annotations
 
@@ -8,22 +8,12 @@ from collections.abc import Sequence
 
 from perfsuite.ranks.messages import CellMeasured, RoundTimes, RunCell, RunChecked
 from perfsuite.records.cell import CellRecord, Counts, Memory, Outcome, StageTimes
-from perfsuite.records.equivalence import (
-    Check,
-    EquivalenceReport,
-    EquivalenceRow,
-    Finding,
-    Numerics,
-)
+from perfsuite.records.equivalence import Check, EquivalenceReport, EquivalenceRow, Numerics
 from perfsuite.records.recipe import Recipe
 
 
 def combine(
-    job: RunCell,
-    name: str,
-    device: str,
-    ranks: Sequence[CellMeasured],
-    numerics: Numerics | None,
+    job: RunCell, name: str, device: str, ranks: Sequence[CellMeasured], numerics: Numerics | None
 ) -> Outcome:
     """Return one outcome from what all ranks measured."""
     first = ranks[0]
@@ -81,10 +71,6 @@ def slowest_rank_times(
 ) -> list[float]:
     """Return seconds per iteration of each round: the slowest rank's from the common start.
 
-    Args:
-        rounds_by_rank: The rounds of each rank.
-        num_iterations: Iterations of one round.
-
     Raises:
         ValueError: The ranks have different numbers of rounds.
 
@@ -108,24 +94,14 @@ def combine_stages(
     a rank's duration less its stages, again the maximum over ranks. It is not below 0: on a GPU
     the loading of a batch overlaps with the device's work, and both are counted in full.
 
-    Args:
-        rounds_by_rank: The rounds of each rank, at least one.
-        num_iterations: Iterations of one round.
-
     >>> rounds = [RoundTimes(duration_s=1.0, stages_s={"load": 0.25, "forward": 0.5})]
     >>> times = combine_stages([rounds], num_iterations=1)
     >>> times.load, times.forward, times.backward, times.other
     (0.25, 0.5, None, 0.25)
     """
     means = [_mean_stages(rounds, num_iterations) for rounds in rounds_by_rank]
-    return StageTimes(
-        load=_greatest(means, "load"),
-        forward=_greatest(means, "forward"),
-        backward=_greatest(means, "backward"),
-        optimizer=_greatest(means, "optimizer"),
-        evaluation=_greatest(means, "evaluation"),
-        other=_greatest(means, "other"),
-    )
+    names = ("load", "forward", "backward", "optimizer", "evaluation", "other")
+    return StageTimes(**{name: _largest(means, name) for name in names})
 
 
 def _mean_stages(rounds: Sequence[RoundTimes], num_iterations: int) -> dict[str, float]:
@@ -138,7 +114,7 @@ def _mean_stages(rounds: Sequence[RoundTimes], num_iterations: int) -> dict[str,
     return {name: total / (len(rounds) * num_iterations) for name, total in totals.items()}
 
 
-def _greatest(means: Sequence[dict[str, float]], name: str) -> float | None:
+def _largest(means: Sequence[dict[str, float]], name: str) -> float | None:
     return max((mean[name] for mean in means if name in mean), default=None)
 
 
@@ -151,7 +127,7 @@ def report(workload: str, recipe: Recipe, checked: RunChecked) -> EquivalenceRep
     return EquivalenceReport(
         workload=workload,
         recipe=recipe.as_dict(),
-        rows=tuple(_row(recipe, finding) for finding in checked.findings),
+        rows=checked.rows,
         inapplicable=checked.inapplicable,
     )
 
@@ -160,27 +136,11 @@ def not_exercised(workload: str, recipe: Recipe, reason: str) -> EquivalenceRepo
     """Return the report of a recipe that could not be exercised."""
     alone: Check = "T1" if recipe.precision in _FULL_PRECISIONS else "T2"
     check: Check = "T0" if recipe.plan.world_size > 1 else alone
-    finding = Finding(check=check, status="not exercised", reason=reason)
     return EquivalenceReport(
         workload=workload,
         recipe=recipe.as_dict(),
-        rows=(_row(recipe, finding),),
+        rows=(EquivalenceRow.of(recipe, check, "not exercised", reason),),
         inapplicable={},
-    )
-
-
-def _row(recipe: Recipe, finding: Finding) -> EquivalenceRow:
-    return EquivalenceRow(
-        parallel=recipe.parallel,
-        precision=recipe.precision,
-        checkpointing=recipe.checkpointing,
-        world_size=recipe.plan.world_size,
-        check=finding.check,
-        status=finding.status,
-        error=finding.error,
-        limit=finding.limit,
-        power=finding.power,
-        reason=finding.reason,
     )
 
 
@@ -190,10 +150,4 @@ def without_loader(recipe: Recipe) -> Recipe:
     return dataclasses.replace(recipe, **{name: getattr(defaults, name) for name in _OF_LOADER})
 
 
-_OF_LOADER = (
-    "num_workers",
-    "persistent_workers",
-    "pin_memory",
-    "prefetch_factor",
-    "non_blocking",
-)
+_OF_LOADER = ("num_workers", "persistent_workers", "pin_memory", "prefetch_factor", "non_blocking")

@@ -1,4 +1,4 @@
-"""What a session is run with. Must not know where a value came from."""
+"""What a session is run with."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Settings:
 
     Attributes:
         device: Where cells run; "auto" is CUDA where a GPU is visible.
-        num_rounds: Timed rounds of a cell that does not say otherwise; None where a gate chooses.
+        num_rounds: Timed rounds of a cell that names no number; None where a gate chooses.
         seed: Seed of weights, data order and random numbers.
         timeout_s: A cell without progress for so long fails.
         collective_timeout_s: A collective that waits for so long fails.

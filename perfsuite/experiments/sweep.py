@@ -1,7 +1,7 @@
 """How many loader workers pay off: which is the fewest within noise of the best, when more hurt.
 
 Every number of workers is measured once in each repetition, so two numbers are compared by the
-ratios within repetitions, in which the machine's drift is not. Must not know how a sweep is shown.
+ratios within repetitions, which are free of the machine's drift.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from perfsuite.experiments.interleave import Cell, CellTimes, measure_interleaved
+from perfsuite.experiments.interleave import Cell, CellTimes, measure_interleaved, paired_ratio
 from perfsuite.experiments.rank_session import Session
 from perfsuite.records.recipe import Recipe
 from perfsuite.stats.intervals import Interval, geometric_interval
@@ -41,12 +41,12 @@ class Curve:
 
     @property
     def optimum(self) -> int:
-        """See `find_optimum`."""
+        """The fewest workers within noise of the fastest."""
         return find_optimum(self.times_s)
 
     @property
     def hurts_from(self) -> int | None:
-        """See `find_hurts_from`."""
+        """The number of workers from which on more of them hurt, None if none do."""
         return find_hurts_from(self.times_s)
 
 
@@ -78,11 +78,10 @@ def sweep_workers(
     Args:
         session: Runs the cells, and holds the machine from here on.
         workload: A name, or "module:attribute".
-        recipe: How it is trained; its number of workers is replaced, and what needs workers is
-            left out where there are none.
+        recipe: How it is trained, whatever its number of workers.
         counts: Numbers of workers, ascending.
         num_repetitions: Launches of each.
-        seed: Of the order.
+        seed: Of the order of launches.
         say: Shows a line for each launch.
 
     Raises:
@@ -97,11 +96,7 @@ def sweep_workers(
         for count in counts
     }
     series = measure_interleaved(
-        session,
-        cells,
-        num_repetitions=num_repetitions,
-        seed=seed,
-        say=say,
+        session, cells, num_repetitions=num_repetitions, seed=seed, say=say
     )
     return Sweep(training=_curve(series, "train", counts), loading=_curve(series, "load", counts))
 
@@ -121,7 +116,7 @@ def is_slower(times_s: Sequence[float], others_s: Sequence[float]) -> bool:
     >>> is_slower([2.0, 2.1, 2.2], [1.0, 1.1, 1.2]), is_slower([2.0, 1.0], [1.0, 2.0])
     (True, False)
     """
-    return _ratio(times_s, others_s).low > 1
+    return paired_ratio(times_s, others_s).low > 1
 
 
 def find_optimum(times_s: Times) -> int:
@@ -130,10 +125,10 @@ def find_optimum(times_s: Times) -> int:
     >>> find_optimum({0: [2.0, 2.2, 2.1], 1: [1.0, 1.2, 1.1], 2: [1.1, 1.1, 1.0]})
     1
     """
-    return find_good(times_s)[0]
+    return find_within_noise(times_s)[0]
 
 
-def find_good(times_s: Times) -> list[int]:
+def find_within_noise(times_s: Times) -> list[int]:
     """Return all numbers of workers that are not slower, beyond noise, than the fastest."""
     fastest = min(times_s, key=lambda count: geometric_interval(times_s[count]).centre)
     return [
@@ -171,20 +166,18 @@ def advise(times_s: Times) -> str | None:
     if optimum != fewest:
         if not is_slower(times_s[fewest], times_s[optimum]):
             return None
-        saved = _ratio(times_s[optimum], times_s[fewest])
+        saved = paired_ratio(times_s[optimum], times_s[fewest])
         return (
             f"use num_workers={optimum}: a step takes {_percent(1 - saved.centre)} less time than "
             f"with {fewest} (between {_percent(1 - saved.high)} and {_percent(1 - saved.low)})"
             f"{tail}"
         )
-    gains = [1 - _ratio(times_s[count], times_s[fewest]).low for count in times_s if count > fewest]
+    gains = [
+        1 - paired_ratio(times_s[count], times_s[fewest]).low for count in times_s if count > fewest
+    ]
     if not gains or max(gains) > _WORTHWHILE_RATIO:
         return None
     return f"use num_workers={fewest}: no other number makes a step faster{tail}"
-
-
-def _ratio(times_s: Sequence[float], others_s: Sequence[float]) -> Interval:
-    return geometric_interval([a_s / b_s for a_s, b_s in zip(times_s, others_s, strict=True)])
 
 
 def _percent(ratio: float) -> str:

@@ -1,13 +1,8 @@
-"""The verb `verify`: whether a workload computes the same under one recipe, or under every one.
-
-Must not know how a check is made. Imports no torch.
-"""
+"""Whether a workload computes the same under one recipe, or under every one of a table."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-
-import msgspec
 
 from perfsuite.errors import ExitCode, PerfsuiteError, RankFailureError
 from perfsuite.experiments import results
@@ -47,12 +42,7 @@ def verify_every(
 ) -> list[EquivalenceReport]:
     """Return the reports of many recipes; one that cannot train the workload is not exercised.
 
-    Args:
-        session: Runs them.
-        workload: A name or "module:attribute".
-        recipes: In order.
-        num_steps: Optimizer steps that are compared.
-        show: Called with how many are done, and each report as it comes.
+    `show` is called with how many are done, and with each report as it comes.
     """
     reports: list[EquivalenceReport] = []
     outcomes = session.verify_each(workload, recipes, num_steps=num_steps)
@@ -65,23 +55,11 @@ def verify_every(
 
 
 def exit_code(reports: Sequence[EquivalenceReport], *, of_table: bool) -> ExitCode:
-    """Return what the verb ends in: the worst report's code.
-
-    Args:
-        reports: What was found.
-        of_table: Of a table, what this machine cannot exercise does not count unless it is all.
-    """
+    """Return the worst report's code; a table counts rows not exercised only if all are so."""
     statuses = [report.status for report in reports]
     if of_table:
         statuses = [one for one in statuses if one != "not exercised"] or ["not exercised"]
     return EXIT_CODES[combine_statuses(statuses)]
-
-
-def to_document(reports: Sequence[EquivalenceReport]) -> bytes:
-    """Return the reports as the verb's JSON."""
-    rows = [row for report in reports for row in report.rows]
-    document = {"schema": 1, "rows": rows}
-    return msgspec.json.format(msgspec.json.encode(document), indent=2)
 
 
 _WORLD_SIZES = (2, 3, 4)

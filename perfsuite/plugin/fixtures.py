@@ -150,7 +150,7 @@ def _measuring(
             return outcome
         numerics = None
         if activity == "train" and suite.checks_numerics:
-            numerics = session.prove(workload, recipe, by_value=by_value).numerics
+            numerics = session.require_equivalence(workload, recipe, by_value=by_value).numerics
         outcome = session.measure_cell(
             workload,
             recipe,

@@ -110,7 +110,7 @@ class TorchrunSession:
         if self._peers is not None:
             try:
                 self._agree_on_tests(self._peers, [item.nodeid for item in session.items])
-                self._config.stash[SUITE].session.meet(self._peers)
+                self._config.stash[SUITE].session.join(self._peers)
                 self._resume(self._peers)
             except LostRankError as error:
                 pytest.exit(f"perfsuite: {error}", returncode=pytest.ExitCode.TESTS_FAILED)

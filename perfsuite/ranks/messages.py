@@ -12,7 +12,7 @@ from typing import Literal
 from perfsuite.errors import RecipeError
 from perfsuite.ranks.assignments import Assignment
 from perfsuite.records.cell import Counts, Operator
-from perfsuite.records.equivalence import Finding
+from perfsuite.records.equivalence import EquivalenceRow
 from perfsuite.records.profile import ProfilerOutput, RankUsage
 from perfsuite.records.recipe import Recipe, is_int_from, optional
 from perfsuite.records.recipe_text import parse_recipe
@@ -278,11 +278,11 @@ class RunChecked:
     """Reply to `CheckRun`.
 
     Attributes:
-        findings: The result of each check that applies.
-        inapplicable: Why the others do not apply, by check.
+        rows: One for each check that applies.
+        inapplicable: By name, why each of the other checks does not apply.
     """
 
-    findings: tuple[Finding, ...]
+    rows: tuple[EquivalenceRow, ...]
     inapplicable: dict[str, str]
 
 

@@ -1,77 +1,22 @@
-"""What one check found, and what a check is made of.
+"""What the equivalence checks report: one row for each check of a recipe.
 
-Plain values only, so that they travel to the controller. Must not know what is compared.
+Plain values only, because rows travel from a rank to the controller.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from typing import Any, Final, Literal
 
 import msgspec
 
+from perfsuite.records.recipe import Recipe
 from perfsuite.system.untrusted import Label
 
 Check = Literal["T0", "T1", "T2", "checkpointing", "data"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Planted:
-    """A bug that was planted in the reference to see whether the check would have found it.
-
-    Attributes:
-        bug: What was planted, in words.
-        is_flagged: Whether the check called it a mismatch.
-    """
-
-    bug: str
-    is_flagged: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class Finding:
-    """The result of one check.
-
-    Attributes:
-        check: Which one.
-        status: What came out.
-        error: The error closest to its limit, None where nothing was compared.
-        limit: That limit.
-        planted: The bugs that were planted.
-        reason: What was compared and how the limit came about; for a mismatch where, and its
-            likeliest cause.
-    """
-
-    check: Check
-    status: NumericsStatus
-    error: float | None = None
-    limit: float | None = None
-    planted: tuple[Planted, ...] = ()
-    reason: str
-
-    @property
-    def power(self) -> str | None:
-        """Such as "5/5": how many of the planted bugs were flagged; None if none was planted."""
-        if not self.planted:
-            return None
-        return f"{sum(bug.is_flagged for bug in self.planted)}/{len(self.planted)}"
-
-
-def missed(planted: Sequence[Planted]) -> str:
-    """The bugs that were not flagged, in words; empty if all were."""
-    return "; ".join(bug.bug for bug in planted if not bug.is_flagged)
-
-
 NumericsStatus = Literal["equivalent", "mismatch", "no power", "not exercised"]
 
-# The worst of several results stands.
-_FROM_WORST: Final[tuple[NumericsStatus, ...]] = (
-    "mismatch",
-    "no power",
-    "not exercised",
-    "equivalent",
-)
+_FROM_WORST: Final = ("mismatch", "no power", "not exercised", "equivalent")
 
 
 def combine_statuses(statuses: Iterable[NumericsStatus]) -> NumericsStatus:
@@ -83,34 +28,59 @@ class EquivalenceRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     """One check of one recipe.
 
     Attributes:
-        check: "T0", "T1", "T2", "checkpointing" or "data".
         error: The error closest to its limit, None where nothing was compared.
-        limit: That limit; 0 demands equal bits.
-        power: Such as "5/5": how many planted bugs the check found; None if it was given none.
-        reason: How the limit came about; for a mismatch where it is and its likeliest cause; else
-            why there is no power, or nothing was exercised.
+        limit: That limit; 0 requires equal bits.
+        power: Such as "5/5": how many planted bugs the check found; None if none was planted.
+        reason: What was compared and how the limit is derived; for a mismatch where it is and its
+            likeliest cause; otherwise why the check has no power or was not exercised.
     """
 
     parallel: str
     precision: str
     checkpointing: str
     world_size: int
-    check: str
+    check: Check
     status: NumericsStatus
     error: float | None
     limit: float | None
     power: str | None
     reason: str
 
+    @classmethod
+    def of(
+        cls,
+        recipe: Recipe,
+        check: Check,
+        status: NumericsStatus,
+        reason: str,
+        *,
+        error: float | None = None,
+        limit: float | None = None,
+        planted: Mapping[str, bool] | None = None,
+    ) -> EquivalenceRow:
+        """Return the row of a recipe; `planted` says of each planted bug whether it was found."""
+        return cls(
+            parallel=recipe.parallel,
+            precision=recipe.precision,
+            checkpointing=recipe.checkpointing,
+            world_size=recipe.plan.world_size,
+            check=check,
+            status=status,
+            error=error,
+            limit=limit,
+            power=f"{sum(planted.values())}/{len(planted)}" if planted else None,
+            reason=reason,
+        )
+
 
 class EquivalenceReport(msgspec.Struct, frozen=True, kw_only=True):
     """What `check_equivalence` returns: whether a recipe computes the same as one process.
 
     Attributes:
-        workload: What was trained.
-        recipe: How, all fields.
+        workload: Name of what was trained.
+        recipe: All fields of the recipe.
         rows: One for each check that applies, or one that says why none could be exercised.
-        inapplicable: Why the other checks say nothing about the recipe, by check.
+        inapplicable: By name, why each of the other checks does not apply to the recipe.
     """
 
     workload: str
@@ -126,21 +96,21 @@ class EquivalenceReport(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def status(self) -> NumericsStatus:
-        """The worst row's."""
+        """The status of the worst row."""
         return self.worst.status
 
     @property
     def is_equivalent(self) -> bool:
-        """Whether every check that applies found equivalence, and could have found otherwise."""
+        """Whether every check that applies found equivalence, and would have found a bug."""
         return self.status == "equivalent"
 
     def __bool__(self) -> bool:
-        """As `is_equivalent`, so that a bare assert of a report asserts something."""
+        """Return `is_equivalent`, so that `assert report` checks the result."""
         return self.is_equivalent
 
     @property
     def numerics(self) -> Numerics:
-        """The worst row as it stands in a cell's record."""
+        """The worst row in the form that a cell's record keeps."""
         row = self.worst
         return Numerics(
             status=row.status, check=row.check, error=row.error, limit=row.limit, power=row.power
@@ -156,7 +126,7 @@ class EquivalenceReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Numerics(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Result of the equivalence check that preceded the timing."""
+    """The result of the equivalence check that preceded the timing."""
 
     status: NumericsStatus
     check: Label

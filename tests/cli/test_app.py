@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from perfsuite.cli import app
-from perfsuite.cli.doctor import Finding, verb
+from perfsuite.cli.doctor import Finding
 from perfsuite.errors import SettingError
 
 FIT = [Finding("cores", "ok", "2"), Finding("load", "warn", "2.00 [busy]", "end them (see top)")]
@@ -90,7 +90,7 @@ def test_the_exit_code_of_run_is_pytests(
 def test_a_fit_machine_ends_in_0_with_a_line_for_each_finding(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(verb, "examine", lambda: FIT)
+    monkeypatch.setattr("perfsuite.cli.doctor.verb.examine", lambda: FIT)
 
     ended = CliRunner().invoke(app.app, ["doctor"])
 
@@ -103,7 +103,7 @@ def test_a_fit_machine_ends_in_0_with_a_line_for_each_finding(
 
 
 def test_an_unfit_machine_ends_in_1(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verb, "examine", lambda: UNFIT)
+    monkeypatch.setattr("perfsuite.cli.doctor.verb.examine", lambda: UNFIT)
 
     ended = CliRunner().invoke(app.app, ["doctor"])
 
@@ -114,7 +114,7 @@ def test_an_unfit_machine_ends_in_1(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_doctors_json_has_a_schema_and_every_finding(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(verb, "examine", lambda: UNFIT)
+    monkeypatch.setattr("perfsuite.cli.doctor.verb.examine", lambda: UNFIT)
     path = tmp_path / "results" / "doctor.json"
 
     CliRunner().invoke(app.app, ["doctor", "--json", str(path)])
@@ -142,7 +142,7 @@ def test_the_doctors_json_has_a_schema_and_every_finding(
 def test_json_that_cannot_be_written_ends_in_12_with_the_path_and_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(verb, "examine", lambda: FIT)
+    monkeypatch.setattr("perfsuite.cli.doctor.verb.examine", lambda: FIT)
     path = tmp_path / "file" / "doctor.json"
     path.parent.write_text("")
 
@@ -178,7 +178,7 @@ def test_a_mistake_of_the_user_is_one_line_and_2(
     def refuse() -> list[Finding]:
         raise SettingError("rounds is 0; use a whole number from 1")
 
-    monkeypatch.setattr(verb, "examine", refuse)
+    monkeypatch.setattr("perfsuite.cli.doctor.verb.examine", refuse)
     monkeypatch.setattr(sys, "argv", ["perfsuite", "doctor"])
 
     with pytest.raises(SystemExit) as ended:

@@ -5,24 +5,24 @@ import pytest
 from perfsuite import Recipe
 from perfsuite.experiments.results import not_exercised, report, without_loader
 from perfsuite.ranks.messages import RunChecked
-from perfsuite.records.equivalence import EquivalenceRow, Finding, Planted
+from perfsuite.records.equivalence import EquivalenceRow
 from perfsuite.records.recipe import PRECISIONS
 from perfsuite.worker.equivalence.limits import is_low_precision
 
-FINDING = Finding(
-    check="T0",
-    status="no power",
-    error=1e-8,
-    limit=3.4e-7,
-    planted=(Planted(bug="doubled", is_flagged=True), Planted(bug="lost", is_flagged=False)),
-    reason="it does not find a planted bug: lost",
-)
-DATA = Finding(check="data", status="equivalent", reason="each sample once")
 
-
-def test_a_report_has_a_row_for_each_finding_in_order() -> None:
+def test_a_report_has_a_row_for_each_check_in_order() -> None:
     recipe = Recipe(parallel="hsdp:2x2", precision="amp-bf16", checkpointing="every-block")
-    checked = RunChecked(findings=(FINDING, DATA), inapplicable={"T2": "no one batch"})
+    no_power = EquivalenceRow.of(
+        recipe,
+        "T0",
+        "no power",
+        "it does not find a planted bug: lost",
+        error=1e-8,
+        limit=3.4e-7,
+        planted={"doubled": True, "lost": False},
+    )
+    data = EquivalenceRow.of(recipe, "data", "equivalent", "each sample once")
+    checked = RunChecked(rows=(no_power, data), inapplicable={"T2": "no one batch"})
 
     found = report("lenet-digits", recipe, checked)
 

@@ -7,9 +7,9 @@ from made_up_cells import MadeUpSession, make_outcome
 
 from perfsuite.experiments.sweep import (
     advise,
-    find_good,
     find_hurts_from,
     find_optimum,
+    find_within_noise,
     is_slower,
     sweep_workers,
     with_workers,
@@ -45,7 +45,7 @@ def test_the_fewest_workers_within_noise_of_the_best_are_the_optimum(
 
 
 def test_all_numbers_within_noise_of_the_best_are_known() -> None:
-    assert find_good({0: SLOW, 1: GOOD, 2: LIKE_GOOD, 3: SLOW}) == [1, 2]
+    assert find_within_noise({0: SLOW, 1: GOOD, 2: LIKE_GOOD, 3: SLOW}) == [1, 2]
 
 
 @pytest.mark.parametrize(

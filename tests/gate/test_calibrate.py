@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -125,7 +124,7 @@ def test_the_lines_say_alarms_power_and_what_the_machine_supports(judge: Judge) 
 
 
 def test_the_json_has_a_power_for_each_slowdown_and_verdicts_for_each_plant(judge: Judge) -> None:
-    document = json.loads(to_document(run(Plant(ratio=0.05), Plant(recipe="num_workers=0"))))
+    document = to_document(run(Plant(ratio=0.05), Plant(recipe="num_workers=0")))
 
     assert document["false_alarms"] == [0, 2]
     assert document["power"] == {"5 %": [2, 2]}
@@ -176,7 +175,7 @@ def test_a_plain_benchmark_has_nothing_to_plant_but_a_slowdown(
 
 def test_sessions_of_identical_code_are_counted_by_themselves(judge: Judge) -> None:
     result = run(Plant(ratio=0.05), num_identical=3, num_sessions=1)
-    document = json.loads(to_document(result))
+    document = to_document(result)
 
     assert judge.planted == [None, None, None, "0.05"]
     assert document["false_alarms"] == [0, 3]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from perfsuite.cli.doctor.examination import examine
 from perfsuite.cli.doctor.findings import Finding, Status
+from perfsuite.cli.doctor.verb import doctor, examine
 
-__all__ = ["Finding", "Status", "examine"]
+__all__ = ["Finding", "Status", "doctor", "examine"]

@@ -1,8 +1,8 @@
-"""What the doctor says of one subject. Must not know how anything is found out."""
+"""What the doctor says of one subject."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Literal
 
 Status = Literal["ok", "warn", "fail"]
@@ -13,7 +13,7 @@ NOT_READABLE = "not readable here"
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the doctor's report.
+    """One line of the doctor's report, and of its JSON.
 
     Attributes:
         subject: What was looked at.
@@ -26,7 +26,3 @@ class Finding:
     status: Status
     text: str
     advice: str | None = None
-
-    def as_dict(self) -> dict[str, str | None]:
-        """All fields by name, as plain values."""
-        return asdict(self)

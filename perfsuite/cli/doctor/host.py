@@ -1,6 +1,8 @@
 """Processors, clocks and memory: what a time on the CPU depends on.
 
-The functions over plain values decide; the `examine_*` ones only read the machine for them.
+The functions over plain values decide; the others only read the machine for them. A control group
+(cgroups(7), version 1 or 2) may limit the process on any level above it, and a container shows its
+own group as the root of the mount, so all folders from the group up to the root are looked at.
 """
 
 from __future__ import annotations
@@ -13,10 +15,11 @@ from pathlib import Path
 import psutil
 
 from perfsuite.cli.doctor.findings import NOT_READABLE, Finding
-from perfsuite.cli.doctor.kernel import cpu_quota, memory_left_bytes, parse_cpu_times, read_text
 from perfsuite.units import format_bytes, format_ratio
 
 _CPU = Path("/sys/devices/system/cpu")
+_OWN_GROUPS = Path("/proc/self/cgroup")
+_MOUNT = Path("/sys/fs/cgroup")
 # With half of the processors taken, a group of as many ranks no longer has one for each. Measured
 # with a load of 2.9 on 2 cores: the spread of a step between processes was 9.5 % instead of 0.8 %.
 _BUSY_RATIO = 0.5
@@ -49,29 +52,19 @@ def examine_host() -> list[Finding]:
 
 
 def cores_finding(num_cores: int, num_allowed: int, quota: float | None) -> Finding:
-    """Judge how many processors this process may use.
-
-    Args:
-        num_cores: Processors of the machine.
-        num_allowed: Those that the process's affinity allows.
-        quota: Processors' worth of time that its control group allows; None without a limit.
-    """
+    """Judge the processors that affinity allows, and the quota of time of the control group."""
     text = f"{num_cores}" if num_allowed == num_cores else f"{num_allowed} of {num_cores} allowed"
     if quota is not None and quota < num_allowed:
-        return Finding(
-            "cores",
-            "warn",
-            f"{text}, but a cgroup quota of {quota:g}: once it is used up, every process stands "
-            "still until the next period",
-            "raise the quota (docker --cpus), or use --cpuset-cpus in its place",
-        )
+        text += f", but a cgroup quota of {quota:g}: once it is used up, every process stands "
+        text += "still until the next period"
+        advice = "raise the quota (docker --cpus), or use --cpuset-cpus in its place"
+        return Finding("cores", "warn", text, advice)
     if num_allowed == 1:
-        return Finding(
-            "cores",
-            "warn",
-            f"{text}: ranks and loader workers take turns on one core",
-            "compare only cells without ranks and workers, or use a machine with 2 cores or more",
+        text += ": ranks and loader workers take turns on one core"
+        advice = (
+            "compare only cells without ranks and workers, or use a machine with 2 cores or more"
         )
+        return Finding("cores", "warn", text, advice)
     return Finding("cores", "ok", text)
 
 
@@ -79,24 +72,16 @@ def governor_finding(governors: Sequence[str]) -> Finding:
     """Judge the frequency governors, one of each processor; none where they cannot be read."""
     if not governors:
         return Finding("frequency governor", "ok", NOT_READABLE)
-    found = ", ".join(sorted(set(governors)))
-    if set(governors) == {"performance"}:
-        return Finding("frequency governor", "ok", found)
-    return Finding(
-        "frequency governor",
-        "warn",
-        f"{found}: the clock follows the load",
-        "sudo cpupower frequency-set --governor performance",
-    )
+    text = ", ".join(sorted(set(governors)))
+    if text == "performance":
+        return Finding("frequency governor", "ok", text)
+    text += ": the clock follows the load"
+    advice = "sudo cpupower frequency-set --governor performance"
+    return Finding("frequency governor", "warn", text, advice)
 
 
 def turbo_finding(*, no_turbo: str | None, boost: str | None) -> Finding:
-    """Judge the turbo clock.
-
-    Args:
-        no_turbo: Content of intel_pstate's file: "1" is turbo off. None where it cannot be read.
-        boost: Content of cpufreq's file: "0" is turbo off. None where it cannot be read.
-    """
+    """Judge the turbo clock by the files of intel_pstate and cpufreq; None is not readable."""
     if no_turbo is None and boost is None:
         return Finding("turbo", "ok", NOT_READABLE)
     if no_turbo == "1" or (no_turbo is None and boost == "0"):
@@ -104,9 +89,8 @@ def turbo_finding(*, no_turbo: str | None, boost: str | None) -> Finding:
     switch = "1 | sudo tee /sys/devices/system/cpu/intel_pstate/no_turbo"
     if no_turbo is None:
         switch = "0 | sudo tee /sys/devices/system/cpu/cpufreq/boost"
-    return Finding(
-        "turbo", "warn", "on: the clock follows temperature and busy cores", f"echo {switch}"
-    )
+    text = "on: the clock follows temperature and busy cores"
+    return Finding("turbo", "warn", text, f"echo {switch}")
 
 
 def load_finding(load: float, num_cores: int) -> Finding:
@@ -114,12 +98,8 @@ def load_finding(load: float, num_cores: int) -> Finding:
     text = f"{load:.2f} on {num_cores} {'core' if num_cores == 1 else 'cores'}"
     if load <= _BUSY_RATIO * num_cores:
         return Finding("load", "ok", text)
-    return Finding(
-        "load",
-        "warn",
-        f"{text}: other processes compete with the ranks",
-        "end them (see top), or wait a minute if they have ended",
-    )
+    text += ": other processes compete with the ranks"
+    return Finding("load", "warn", text, "end them (see top), or wait a minute if they have ended")
 
 
 def steal_finding(before: tuple[int, int], after: tuple[int, int]) -> Finding:
@@ -130,12 +110,8 @@ def steal_finding(before: tuple[int, int], after: tuple[int, int]) -> Finding:
     text = f"{format_ratio(stolen / passed)} of {passed} ticks"
     if stolen / passed <= _STEAL_RATIO:
         return Finding("steal time", "ok", text)
-    return Finding(
-        "steal time",
-        "warn",
-        f"{text}: the hypervisor gives this machine's processors to others",
-        "use dedicated processors, or a quieter hour",
-    )
+    text += ": the hypervisor gives this machine's processors to others"
+    return Finding("steal time", "warn", text, "use dedicated processors, or a quieter hour")
 
 
 def memory_finding(available_bytes: int) -> Finding:
@@ -156,3 +132,85 @@ def _examine_steal() -> Finding:
     if before is None or after is None:
         return Finding("steal time", "ok", NOT_READABLE)
     return steal_finding(parse_cpu_times(before), parse_cpu_times(after))
+
+
+def cpu_quota(groups: Path = _OWN_GROUPS, mount: Path = _MOUNT) -> float | None:
+    """Return how many processors' worth of time the process may use; None without a limit."""
+    quotas = []
+    for folder in _folders("cpu", groups, mount):
+        if text := read_text(folder / "cpu.max"):
+            quotas.append(parse_cpu_max(text))
+        quota, period = (read_text(folder / f"cpu.cfs_{name}_us") for name in ("quota", "period"))
+        if quota and period:
+            quotas.append(parse_cpu_max(f"{quota} {period}"))
+    return min((quota for quota in quotas if quota is not None), default=None)
+
+
+def memory_left_bytes(groups: Path = _OWN_GROUPS, mount: Path = _MOUNT) -> int | None:
+    """Return how many more bytes the process's groups may use; None without a limit."""
+    left = []
+    for folder in _folders("memory", groups, mount):
+        for limit_name, usage_name in (
+            ("memory.max", "memory.current"),
+            ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+        ):
+            limit, usage = read_text(folder / limit_name), read_text(folder / usage_name)
+            if limit and usage and limit != "max":
+                reclaimable = parse_inactive_file(read_text(folder / "memory.stat") or "")
+                left.append(int(limit) - int(usage) + reclaimable)
+    return min(left, default=None)
+
+
+def parse_cpu_max(text: str) -> float | None:
+    """Return the processors that a quota and a period, both in microseconds, come to.
+
+    >>> parse_cpu_max("150000 100000"), parse_cpu_max("max 100000"), parse_cpu_max("-1 100000")
+    (1.5, None, None)
+    """
+    quota, period = text.split()
+    return None if quota in ("max", "-1") else int(quota) / int(period)
+
+
+def parse_inactive_file(memory_stat: str) -> int:
+    r"""Return the bytes of cached files that the kernel drops first; they count as usage.
+
+    >>> parse_inactive_file("anon 4096\ninactive_file 8192\n")
+    8192
+    """
+    values = dict(line.split(maxsplit=1) for line in memory_stat.splitlines())
+    return int(values.get("total_inactive_file") or values.get("inactive_file") or 0)
+
+
+def _folders(controller: str, groups: Path, mount: Path) -> list[Path]:
+    """Return the folders of the process's group and of all groups above it."""
+    folders: list[Path] = []
+    for line in (read_text(groups) or "").splitlines():
+        _, controllers, group = line.split(":", 2)
+        if controllers == "":
+            base = mount
+        elif controller in controllers.split(","):
+            base = mount / controller
+        else:
+            continue
+        path = base / group.lstrip("/")
+        folders += [path, *(parent for parent in path.parents if parent.is_relative_to(base))]
+    return folders
+
+
+def read_text(path: Path) -> str | None:
+    """Return a kernel file's content without surrounding blanks, None where it cannot be read."""
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return None
+
+
+def parse_cpu_times(stat: str) -> tuple[int, int]:
+    r"""Return (all, stolen) clock ticks of all processors since boot from /proc/stat (proc(5)).
+
+    >>> parse_cpu_times("cpu  70 0 20 900 5 0 1 4 60 0\ncpu0 70 0 20 900 5 0 1 4 60 0\n")
+    (1000, 4)
+    """
+    # user, nice, system, idle, iowait, irq, softirq, steal; guest times are part of user and nice.
+    ticks = [int(field) for field in stat.partition("\n")[0].split()[1:9]]
+    return sum(ticks), ticks[7]

@@ -1,6 +1,6 @@
 """torch as a rank finds it: its build, its GPUs, and whether ranks can talk to each other.
 
-Must not import torch itself: the functions that run in a rank load it by name.
+The functions that run in a rank load torch by name, as this process must not.
 """
 
 from __future__ import annotations
@@ -22,20 +22,16 @@ from perfsuite.errors import PerfsuiteError
 from perfsuite.experiments.rank_session import Session
 from perfsuite.experiments.settings import Settings
 
-# Torch is loaded within 4 s and two ranks have their sum 0.1 s later (measured on 2 cores):
-# whoever needs these times is stuck.
+# Torch is loaded within 4 s and two ranks have their sum 0.1 s later (measured on 2 cores): ranks
+# that need these times are stuck.
 _SETTINGS = Settings(device="cpu", timeout_s=20.0, collective_timeout_s=5.0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TorchFacts:
-    """The torch that a rank imported.
+    """The torch that a rank imported, and the versions that it was built with, None without.
 
     Attributes:
-        version: Such as "2.15.0+cpu".
-        cuda: CUDA version that it was built with; None for a build without.
-        cudnn: Version of cuDNN, None without.
-        nccl: Version of NCCL, None without.
         num_gpus: GPUs that it can use.
         num_threads: Intra-operator threads of the rank.
     """
@@ -53,9 +49,8 @@ def examine_torch(environ: Mapping[str, str] = os.environ) -> list[Finding]:
     try:
         session = Session(_SETTINGS, say=print)
     except pynvml.NVMLError as error:
-        return [
-            Finding("ranks", "fail", f"cannot be started: NVML says: {error}", "see nvidia-smi")
-        ]
+        text = f"cannot be started: NVML says: {error}"
+        return [Finding("ranks", "fail", text, "see nvidia-smi")]
     return [
         finding_of_ranks(
             lambda: session.run_function(1, read_torch, ()),
@@ -86,14 +81,7 @@ def finding_of_ranks(
     *,
     advice: str,
 ) -> Finding:
-    """Return `judge` of the ranks' answers, or why they gave none.
-
-    Args:
-        ask: Runs a group of ranks and returns their answers, in rank order.
-        subject: What is asked about.
-        judge: (answers) -> the finding.
-        advice: What to do where there is no answer.
-    """
+    """Return `judge` of what `ask()` returned of each rank, or why it failed, with the advice."""
     try:
         with contextlib.redirect_stdout(io.StringIO()):  # the ranks' logs
             answers = ask()
@@ -154,21 +142,15 @@ def sum_finding(sums: list[float]) -> Finding:
     expected = float(sum(range(1, len(sums) + 1)))
     if sums == [expected] * len(sums):
         return Finding("gloo", "ok", f"{len(sums)} ranks summed over the loopback interface")
-    return Finding(
-        "gloo",
-        "fail",
-        f"{len(sums)} ranks summed to {', '.join(f'{one:g}' for one in sums)}, not {expected:g}",
-        "install torch again: no result of several ranks can be trusted",
-    )
+    text = f"{len(sums)} ranks summed to {', '.join(f'{one:g}' for one in sums)}, not {expected:g}"
+    advice = "install torch again: no result of several ranks can be trusted"
+    return Finding("gloo", "fail", text, advice)
 
 
 def interface_finding(host: str, address: str | None, chosen: str | None) -> Finding:
-    """Judge which network interface gloo would use between several hosts.
+    """Judge the network interface that gloo would use between several hosts.
 
-    Args:
-        host: This machine's name.
-        address: What the name resolves to; None if it does not.
-        chosen: The value of GLOO_SOCKET_IFNAME, None where it is not set.
+    It is that of the host name's `address`, unless GLOO_SOCKET_IFNAME has `chosen` another one.
     """
     subject = "gloo between hosts"
     if chosen:
@@ -180,12 +162,8 @@ def interface_finding(host: str, address: str | None, chosen: str | None) -> Fin
     if address is None:
         return Finding(subject, "warn", f"host name {host!r} does not resolve", advice)
     if ipaddress.ip_address(address).is_loopback:
-        return Finding(
-            subject,
-            "warn",
-            f"host name {host!r} is {address}, where no other host can connect",
-            advice,
-        )
+        text = f"host name {host!r} is {address}, where no other host can connect"
+        return Finding(subject, "warn", text, advice)
     return Finding(subject, "ok", f"host name {host!r} is {address}")
 
 

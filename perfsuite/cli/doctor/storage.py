@@ -30,22 +30,15 @@ def examine_storage() -> list[Finding]:
 def examine_folder(
     subject: str, find: Callable[[], Path], judge: Callable[[str, Path, int], Finding]
 ) -> Finding:
-    """Return `judge(subject, folder, free bytes)` of the folder that `find()` returns.
-
-    A folder that is not there or cannot be written is a failure without asking `judge`.
-    """
+    """Return `judge(subject, folder, free bytes)` of the folder found, which can be written."""
     try:
         folder = find()
         free_bytes = shutil.disk_usage(folder).free
     except OSError as error:
         return Finding(subject, "fail", str(error), "make the folder, or work in another one")
     if not os.access(folder, os.W_OK | os.X_OK):
-        return Finding(
-            subject,
-            "fail",
-            f"{folder} cannot be written by user {os.getuid()}",
-            "change its permissions, or work in another folder",
-        )
+        text = f"{folder} cannot be written by user {os.getuid()}"
+        return Finding(subject, "fail", text, "change its permissions, or work in another folder")
     return judge(subject, folder, free_bytes)
 
 
@@ -54,13 +47,9 @@ def shared_memory_finding(subject: str, folder: Path, free_bytes: int) -> Findin
     text = f"{format_bytes(free_bytes)} free in {folder}"
     if free_bytes >= _SHARED_MEMORY_BYTES:
         return Finding(subject, "ok", text)
-    return Finding(
-        subject,
-        "fail",
-        f"{text}: loader workers pass their batches through it, and need "
-        f"{format_bytes(_SHARED_MEMORY_BYTES)}",
-        "docker run --shm-size=1g, or remove what fills it",
-    )
+    text += ": loader workers pass their batches through it, and need "
+    text += format_bytes(_SHARED_MEMORY_BYTES)
+    return Finding(subject, "fail", text, "docker run --shm-size=1g, or remove what fills it")
 
 
 def disk_finding(subject: str, folder: Path, free_bytes: int) -> Finding:
@@ -69,9 +58,5 @@ def disk_finding(subject: str, folder: Path, free_bytes: int) -> Finding:
     if free_bytes >= _LITTLE_DISK_BYTES:
         return Finding(subject, "ok", text)
     status: Status = "warn" if free_bytes else "fail"
-    return Finding(
-        subject,
-        status,
-        f"{text}: data sets and traces may need {format_bytes(_LITTLE_DISK_BYTES)}",
-        "make room",
-    )
+    text += f": data sets and traces may need {format_bytes(_LITTLE_DISK_BYTES)}"
+    return Finding(subject, status, text, "make room")

@@ -1,26 +1,27 @@
-"""The verb `doctor`: the findings as lines, as JSON, and as an exit code."""
+"""The verb `doctor`: every subject once, in the order in which a report reads best."""
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-from typing import Annotated
+import platform
+from importlib.metadata import version
 
 import typer
 from rich.console import Console
 
-from perfsuite.cli.doctor import Status, examine
-from perfsuite.errors import ExitCode
-from perfsuite.system.files import check_writable, write_atomically
+from perfsuite.cli.doctor.findings import Finding, Status
+from perfsuite.cli.doctor.gpus import examine_gpus
+from perfsuite.cli.doctor.host import examine_host
+from perfsuite.cli.doctor.pytorch import examine_torch
+from perfsuite.cli.doctor.storage import examine_storage
+from perfsuite.cli.output import JsonFile, write_json
+from perfsuite.errors import BusyMachineError, ExitCode, WriteError
+from perfsuite.system.files import check_writable
+from perfsuite.system.timing_lock import TimingLock
 
 _STYLES: dict[Status, str] = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 
-def doctor(
-    json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write the findings there.")
-    ] = None,
-) -> None:
+def doctor(json_file: JsonFile = None) -> None:
     """Say whether this machine is fit for timing: each line ok, warn or fail, and what to do."""
     check_writable(json_file)
     findings = examine()
@@ -31,8 +32,33 @@ def doctor(
         console.print(finding.text, markup=False)
         if finding.advice:
             console.print(f"     -> {finding.advice}", markup=False)
-    if json_file is not None:
-        document = {"schema": 1, "findings": [finding.as_dict() for finding in findings]}
-        write_atomically(json_file, json.dumps(document, indent=2).encode())
+    write_json(json_file, findings=findings)
     if any(finding.status == "fail" for finding in findings):
         raise typer.Exit(ExitCode.FAILED)
+
+
+def examine() -> list[Finding]:
+    """Return what is found about this machine; a probe that fails is a finding too."""
+    return [
+        Finding("perfsuite", "ok", f"{version('perfsuite')} on Python {platform.python_version()}"),
+        *examine_host(),
+        *examine_storage(),
+        examine_timing_lock(TimingLock(wait_s=0, say=print)),
+        *examine_gpus(),
+        *examine_torch(),
+    ]
+
+
+def examine_timing_lock(lock: TimingLock) -> Finding:
+    """Return whether another session is timing; holds the lock, which must not wait, briefly."""
+    try:
+        lock.acquire()
+    except BusyMachineError as error:
+        # The rest of the message is for a session that wanted to time.
+        holder = str(error).partition(", and ")[0]
+        return Finding("timing session", "warn", holder, "wait until it has ended")
+    except WriteError as error:
+        return Finding("timing session", "fail", str(error), "make the folder writable")
+    finally:
+        lock.release()
+    return Finding("timing session", "ok", "no other")

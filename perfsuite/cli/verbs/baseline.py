@@ -1,21 +1,18 @@
-"""The verbs `baseline list`, `accept` and `prune`: what is stored, what is excused, what may go.
-
-Must not know how a run is compared with another.
-"""
+"""The verbs `baseline list`, `accept` and `prune`: what is stored, accepted, and may go."""
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
-import msgspec
 import typer
 from rich import box
 from rich.table import Table
 
+from perfsuite.cli.options import ACCEPTED, STORAGE, AcceptedFile, Storage, fingerprint_here
+from perfsuite.cli.output import JsonFile, pick, write_json
 from perfsuite.errors import SettingError
 from perfsuite.gate.baselines.accepted import (
     Entry,
@@ -30,8 +27,7 @@ from perfsuite.gate.baselines.screen import MAX_SESSIONS
 from perfsuite.gate.baselines.select import remove_run, sift_runs, trunk_rules
 from perfsuite.records.run_file import StoredRun, Unusable, read_run
 from perfsuite.report.terminal.tables import render
-from perfsuite.system.environment import host_fingerprint
-from perfsuite.system.files import check_writable, write_atomically
+from perfsuite.system.files import check_writable
 from perfsuite.system.untrusted import printable
 from perfsuite.system.urls import AnyPath, locate
 from perfsuite.units import format_ratio
@@ -42,30 +38,15 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-_STORAGE: Final = "baselines"
-_ACCEPTED: Final = Path(_STORAGE, "accepted.toml")
 _NOTHING = "-"
-
-_StorageOption = Annotated[
-    str, typer.Option("--storage", metavar="DIR|URL", help="What --benchmark-storage names.")
-]
-_FileOption = Annotated[
-    Path, typer.Option("--file", metavar="FILE", help="The list of accepted exceptions.")
-]
-_JsonOption = Annotated[
-    Path | None, typer.Option("--json", metavar="FILE", help="Write the result there.")
-]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ListedRun:
-    """A stored run as `list` shows it.
+    """A stored run as `list` shows it; where its file holds none all but path and reason is None.
 
     Attributes:
-        saved_at: None where the file holds no run, and so all of the following.
-        commit: None where the run names none.
-        fingerprint: Of its environment, None where it does not say.
-        num_cells: How many it measured.
+        fingerprint: Of its environment.
         reason: Why no comparison uses it; None where one does.
     """
 
@@ -78,14 +59,13 @@ class ListedRun:
 
 
 @app.command("list", epilog="Example: perfsuite baseline list --json runs.json")
-def list_runs(storage: _StorageOption = _STORAGE, json_file: _JsonOption = None) -> None:
+def list_runs(storage: Storage = STORAGE, json_file: JsonFile = None) -> None:
     """Show each stored run, and whether a change that begins here is compared with it.
 
-    In a git checkout such a run belongs to the history of the upstream's default branch, as far as
-    HEAD has it.
+    In a git checkout such a run is in that part of the upstream's default branch that HEAD has.
     """
     check_writable(json_file)
-    fingerprint = host_fingerprint(os.environ)
+    fingerprint = fingerprint_here()
     place = locate(storage, "--storage")
     runs = _list(place, fingerprint)
     if runs and runs[0].path == place:
@@ -94,8 +74,7 @@ def list_runs(storage: _StorageOption = _STORAGE, json_file: _JsonOption = None)
         num_usable = sum(run.reason is None for run in runs)
         typer.echo(_table(place, runs, fingerprint))
         typer.echo(f"{num_usable} of {len(runs)} usable in this environment, {fingerprint}")
-    if json_file is not None:
-        _write(json_file, fingerprint=fingerprint, runs=[_plain(run, fingerprint) for run in runs])
+    write_json(json_file, fingerprint=fingerprint, runs=[_plain(run, fingerprint) for run in runs])
 
 
 @app.command(
@@ -125,8 +104,8 @@ def accept(
             metavar="COUNT[=RATIO]", help="A count or memory may grow, to RATIO times its base's."
         ),
     ] = None,
-    file: _FileOption = _ACCEPTED,
-    json_file: _JsonOption = None,
+    file: AcceptedFile = ACCEPTED,
+    json_file: JsonFile = None,
 ) -> None:
     """Write down that a cell may be slower, larger, gone or renamed: a line to be reviewed."""
     day = expires.date()
@@ -151,8 +130,7 @@ def accept(
     append_entry(file, entries[0])
     typer.echo(f"{file}: {_in_words(entries[0])}")
     typer.echo(f"review and commit it like code: git add {file}")
-    if json_file is not None:
-        _write(json_file, file=file, accepted=entries[0])
+    write_json(json_file, file=str(file), accepted=entries[0])
 
 
 @app.command(epilog="Example: perfsuite baseline prune --keep 20 --yes")
@@ -162,14 +140,14 @@ def prune(
         typer.Option(
             min=1,
             metavar="N",
-            help="Tell which usable runs are older than the last N of this environment; "
+            help="Name the usable runs that are older than the last N of this environment; "
             f"the screen looks at the last {MAX_SESSIONS}.",
         ),
     ] = None,
     is_sure: Annotated[bool, typer.Option("--yes", help="Remove those runs.")] = False,
-    storage: _StorageOption = _STORAGE,
-    file: _FileOption = _ACCEPTED,
-    json_file: _JsonOption = None,
+    storage: Storage = STORAGE,
+    file: AcceptedFile = ACCEPTED,
+    json_file: JsonFile = None,
 ) -> None:
     """Remove exceptions that have expired, and runs that are too old to be looked at."""
     if is_sure and keep is None:
@@ -180,7 +158,7 @@ def prune(
         typer.echo(f"{file}: removed, because it has expired: {_in_words(entry)}")
     old: list[AnyPath] = []
     if keep is not None:
-        listed = _list(locate(storage, "--storage"), host_fingerprint(os.environ))
+        listed = _list(locate(storage, "--storage"), fingerprint_here())
         old = [run.path for run in listed if run.reason is None][:-keep]
     for path in old:
         if is_sure:
@@ -190,8 +168,7 @@ def prune(
         typer.echo("nothing of these was removed; add --yes to do so")
     if not expired and not old:
         typer.echo("nothing to remove")
-    if json_file is not None:
-        _write(json_file, expired=expired, old_runs=[str(path) for path in old], is_removed=is_sure)
+    write_json(json_file, expired=expired, old_runs=[str(path) for path in old], is_removed=is_sure)
 
 
 def _list(storage: AnyPath, fingerprint: str) -> list[ListedRun]:
@@ -207,14 +184,8 @@ def _listed(found: StoredRun | Unusable) -> ListedRun:
     reason = found.reason if isinstance(found, Unusable) else None
     if isinstance(run, Unusable):
         return ListedRun(path=run.path, reason=reason)
-    return ListedRun(
-        path=run.path,
-        saved_at=run.saved_at,
-        commit=run.commit,
-        fingerprint=run.fingerprint,
-        num_cells=len(run.cells),
-        reason=reason,
-    )
+    facts = pick(run, "path saved_at commit fingerprint")
+    return ListedRun(**facts, num_cells=len(run.cells), reason=reason)
 
 
 def _table(storage: AnyPath, runs: list[ListedRun], fingerprint: str) -> str:
@@ -243,13 +214,9 @@ def _name(path: AnyPath, storage: AnyPath) -> str:
 def _plain(one: ListedRun, fingerprint: str) -> dict[str, Any]:
     return {
         "path": printable(str(one.path)),
-        "saved_at": one.saved_at,
-        "commit": one.commit,
-        "fingerprint": one.fingerprint,
+        **pick(one, "saved_at commit fingerprint num_cells reason"),
         "is_this_environment": one.fingerprint == fingerprint,
-        "num_cells": one.num_cells,
         "is_usable": one.reason is None,
-        "reason": one.reason,
     }
 
 
@@ -275,8 +242,3 @@ def _parse_increase(text: str) -> dict[str, Any]:
         raise SettingError(
             f"--increase is {text!r}; use COUNT or COUNT=RATIO, such as flops=1.2"
         ) from error
-
-
-def _write(path: Path, **result: Any) -> None:
-    document = msgspec.json.encode({"schema": 1, **result}, enc_hook=str)
-    write_atomically(path, msgspec.json.format(document, indent=2))

@@ -1,4 +1,4 @@
-"""The verb `bisect`: which commit made a cell slower. Must not know how a commit is judged."""
+"""The verb `bisect`: which commit made a cell slower."""
 
 from __future__ import annotations
 
@@ -6,19 +6,18 @@ import os
 from pathlib import Path
 from typing import Annotated, Any
 
-import msgspec
 import typer
 
-from perfsuite.cli.options import DrawnSeed
+from perfsuite.cli.options import DrawnSeed, wait_for_machine
+from perfsuite.cli.output import JsonFile, pick, say, write_json
 from perfsuite.errors import ExitCode
 from perfsuite.gate.bisect import BisectRequest, BisectResult, BisectStep, bisect
-from perfsuite.gate.judge.trial import Budget, draw_seed
+from perfsuite.gate.judge.trial import Budget
 from perfsuite.gate.noise import read_noise
 from perfsuite.records.verdict import exit_code
 from perfsuite.report.summary import reason_text
 from perfsuite.stats.sequential import FIRST_LOOK
-from perfsuite.system.files import check_writable, write_atomically
-from perfsuite.system.timing_lock import WAIT_S, TimingLock
+from perfsuite.system.files import check_writable
 from perfsuite.system.untrusted import printable_lines
 from perfsuite.units import format_change, format_ratio, option_bounds, short_commit
 
@@ -49,10 +48,9 @@ def bisect_commits(
     max_minutes: Annotated[
         float, typer.Option(min=0, help="Of a step; no pair begins that would end later.")
     ] = 30.0,
-    seed: DrawnSeed = None,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write every step there.")
-    ] = None,
+    *,
+    seed: DrawnSeed,
+    json_file: JsonFile = None,
 ) -> None:
     """Find the commit that made a benchmark slower: git bisect, with the gate's verdict of each.
 
@@ -70,24 +68,20 @@ def bisect_commits(
         bad=bad,
         bounds=bounds,
         budget=Budget(max_pairs=max_pairs, max_s=60 * max_minutes),
-        seed=draw_seed() if seed is None else seed,
+        seed=seed,
         priors=read_noise(Path.cwd(), os.environ),
     )
     check_writable(json_file)
-    result = bisect(request, say=_say, machine=TimingLock(wait_s=WAIT_S, say=_say))
-    for line in tell(result):
+    result = bisect(request, say=say, machine=wait_for_machine())
+    for line in describe(result):
         typer.echo(printable_lines(line))
     typer.echo(f"seed {request.seed}")
-    if json_file is not None:
-        write_atomically(json_file, to_document(result, request))
-    raise typer.Exit(end_code(result))
+    ended = end_code(result)
+    write_json(json_file, **_document(result), seed=request.seed, exit_code=ended)
+    raise typer.Exit(ended)
 
 
-def _say(text: str) -> None:
-    typer.echo(printable_lines(text), err=True)
-
-
-def tell(result: BisectResult) -> list[str]:
+def describe(result: BisectResult) -> list[str]:
     """Return what a search came to, in sentences."""
     if result.refusal is not None:
         return [result.refusal]
@@ -96,10 +90,10 @@ def tell(result: BisectResult) -> list[str]:
             f"the first bad commit is one of {len(result.possible)} that could not all be judged:",
             *(f"  {short_commit(commit)} {subject}" for commit, subject in result.possible),
         ]
-    return [_tell_first(result.first_bad), *_tell_rest(result.first_bad, result.ends[0])]
+    return [_describe_first(result.first_bad), *_describe_rest(result.first_bad, result.ends[0])]
 
 
-def _tell_first(first: BisectStep) -> str:
+def _describe_first(first: BisectStep) -> str:
     verdict = first.verdict
     subject = f"{short_commit(first.commit)} is the first bad commit, {first.subject!r}"
     if verdict.by != "pairs" or verdict.ratio is None or verdict.interval is None:
@@ -113,7 +107,7 @@ def _tell_first(first: BisectStep) -> str:
     return "; ".join(filter(None, texts))
 
 
-def _tell_rest(first: BisectStep, bad: BisectStep) -> list[str]:
+def _describe_rest(first: BisectStep, bad: BisectStep) -> list[str]:
     """That a later commit made it slower still, where that is clear."""
     if first.verdict.interval is None or bad.verdict.ratio is None:
         return []
@@ -138,10 +132,8 @@ def end_code(result: BisectResult) -> ExitCode:
     return ExitCode.USAGE if last.mark == "good" else ExitCode.REFUSED
 
 
-def to_document(result: BisectResult, request: BisectRequest) -> bytes:
-    """Return a search as the verb's JSON."""
-    document = {
-        "schema": 1,
+def _document(result: BisectResult) -> dict[str, Any]:
+    return {
         "cell": result.cell,
         "first_bad": None if result.first_bad is None else _step(result.first_bad),
         "possible": [{"commit": commit, "subject": subject} for commit, subject in result.possible],
@@ -150,22 +142,13 @@ def to_document(result: BisectResult, request: BisectRequest) -> bytes:
         "refusal": result.refusal,
         "tolerance": result.bounds[0],
         "limit": result.bounds[1],
-        "seed": request.seed,
-        "exit_code": end_code(result),
     }
-    return msgspec.json.format(msgspec.json.encode(document), indent=2)
 
 
 def _step(step: BisectStep) -> dict[str, Any]:
-    verdict = step.verdict
+    keys = "word ratio pairs reason explanation"
     return {
-        "commit": step.commit,
-        "subject": step.subject,
-        "mark": step.mark,
-        "word": verdict.word,
-        "ratio": verdict.ratio,
-        "interval": verdict.as_record().interval,
-        "pairs": verdict.num_pairs,
-        "reason": verdict.reason,
-        "explanation": verdict.explanation,
+        **pick(step, "commit subject mark"),
+        **pick(step.verdict, keys, pairs="num_pairs"),
+        "interval": step.verdict.as_record().interval,
     }

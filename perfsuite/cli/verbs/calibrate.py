@@ -1,20 +1,25 @@
-"""The verb `calibrate`: the gate's error rates on this machine, and the noise behind them.
-
-Must not know how a session is run.
-"""
+"""The verb `calibrate`: the gate's error rates on this machine, and the noise behind them."""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated, Any
 
-import msgspec
 import typer
 
-from perfsuite.cli.options import DrawnSeed, Limit, MaxPairs, Paths, Selection, Tolerance
+from perfsuite.cli.options import (
+    DrawnSeed,
+    Limit,
+    MaxPairs,
+    Paths,
+    Selection,
+    Tolerance,
+    fingerprint_here,
+    wait_for_machine,
+)
+from perfsuite.cli.output import JsonFile, pick, say, write_json
 from perfsuite.gate.calibrate import CalibrationResult, Plant, PlantedResult, calibrate
-from perfsuite.gate.judge.trial import Budget, draw_seed
+from perfsuite.gate.judge.trial import Budget
 from perfsuite.gate.noise import (
     CALIBRATION_FILE,
     Calibration,
@@ -26,9 +31,7 @@ from perfsuite.gate.request import GateRequest
 from perfsuite.ranks.messages import INJECTABLE_FAULTS
 from perfsuite.records.recipe_text import parse_recipe
 from perfsuite.stats.power import recommend
-from perfsuite.system.environment import host_fingerprint
-from perfsuite.system.files import check_writable, write_atomically
-from perfsuite.system.timing_lock import WAIT_S, TimingLock
+from perfsuite.system.files import check_writable
 from perfsuite.units import format_ratio, option_bounds, option_ratio
 
 
@@ -50,10 +53,9 @@ def calibrate_machine(
     tolerance: Tolerance = "2%",
     limit: Limit = "5%",
     max_pairs: MaxPairs = 16,
-    seed: DrawnSeed = None,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write the result.")
-    ] = None,
+    *,
+    seed: DrawnSeed,
+    json_file: JsonFile = None,
 ) -> None:
     """Measure the gate's error rates here: false alarms of identical code, power over slowdowns.
 
@@ -70,23 +72,22 @@ def calibrate_machine(
         limit=bounds[1],
         floor_s=0.0,
         budget=Budget(max_pairs=max_pairs, max_s=float("inf")),
-        seed=draw_seed() if seed is None else seed,
+        seed=seed,
     )
     result = calibrate(
         request,
         num_identical=num_identical or max(1, num_sessions),
         num_sessions=num_sessions,
         plants=plants,
-        say=_say,
-        machine=TimingLock(wait_s=WAIT_S, say=_say),
+        say=say,
+        machine=wait_for_machine(),
     )
-    fingerprint = host_fingerprint(os.environ)
-    write_calibration(CALIBRATION_FILE, Calibration(fingerprint=fingerprint, cells=result.noise))
+    found = Calibration(fingerprint=fingerprint_here(), cells=result.noise)
+    write_calibration(CALIBRATION_FILE, found)
     for line in describe(result):
         typer.echo(line)
     typer.echo(f"seed {request.seed}; written to {CALIBRATION_FILE}")
-    if json_file is not None:
-        write_atomically(json_file, to_document(result))
+    write_json(json_file, **to_document(result))
 
 
 def _plant(text: str) -> Plant:
@@ -96,10 +97,6 @@ def _plant(text: str) -> Plant:
         return Plant(ratio=option_ratio("--planted", text))
     parse_recipe("--planted", [text])
     return Plant(recipe=text)
-
-
-def _say(text: str) -> None:
-    typer.echo(text, err=True)
 
 
 def describe(result: CalibrationResult) -> list[str]:
@@ -144,10 +141,10 @@ def recommend_for(noise: CellNoise, result: CalibrationResult) -> tuple[float, f
     return recommend(noise.as_prior(), num_cells=result.num_cells, max_pairs=result.max_pairs)
 
 
-def to_document(result: CalibrationResult) -> bytes:
-    """Return the result as the verb's JSON."""
-    document: dict[str, Any] = {
-        "schema": 1,
+def to_document(result: CalibrationResult) -> dict[str, Any]:
+    """Return the result as the verb's JSON has it."""
+    results = (result.identical, *result.planted)
+    return {
         "sessions": result.identical.num_sessions,
         "cells": result.num_cells,
         "false_alarms": [result.identical.num_red, result.identical.num_sessions],
@@ -159,23 +156,14 @@ def to_document(result: CalibrationResult) -> bytes:
         "pair_sd": typical_sd(result.noise),
         "pair_sd_by_cell": {name: noise.sd for name, noise in result.noise.items()},
         "noise": {
-            name: {
-                "sd": noise.sd,
-                "round_sd": noise.round_sd,
-                "launch_sd": noise.launch_sd,
-                "order_effect": noise.order_effect,
-                "order_error": noise.order_error,
-                "recommended": recommend_for(noise, result),
-            }
+            name: pick(noise, "sd round_sd launch_sd order_effect order_error")
+            | {"recommended": recommend_for(noise, result)}
             for name, noise in result.noise.items()
         },
-        "verdicts": {str(one.plant): one.verdicts for one in (result.identical, *result.planted)},
-        "mean_pairs": {
-            str(one.plant): one.mean_pairs for one in (result.identical, *result.planted)
-        },
-        "wall_s": {str(one.plant): one.wall_s for one in (result.identical, *result.planted)},
+        "verdicts": {str(one.plant): one.verdicts for one in results},
+        "mean_pairs": {str(one.plant): one.mean_pairs for one in results},
+        "wall_s": {str(one.plant): one.wall_s for one in results},
     }
-    return msgspec.json.format(msgspec.json.encode(document), indent=2)
 
 
 def _cost(planted: PlantedResult) -> str:

@@ -1,4 +1,4 @@
-"""The verb `gate`: what it prints, writes and ends in. Must not know how a verdict is reached."""
+"""The verbs `gate` and `explain`: whether benchmarks became slower, and why."""
 
 from __future__ import annotations
 
@@ -19,21 +19,22 @@ from perfsuite.cli.options import (
     Paths,
     Selection,
     Tolerance,
+    wait_for_machine,
 )
+from perfsuite.cli.output import JsonFile, pick, say, write_json
 from perfsuite.errors import ExitCode, SettingError
 from perfsuite.gate.judge.explain import explain_stored
-from perfsuite.gate.judge.trial import Budget, draw_seed
+from perfsuite.gate.judge.trial import Budget
 from perfsuite.gate.noise import read_noise
 from perfsuite.gate.request import GateRequest
 from perfsuite.gate.run_gate import GateResult, run_gate
 from perfsuite.records.run_file import StoredRun, Unusable, read_run
-from perfsuite.records.verdict import Explanation, exit_code
+from perfsuite.records.verdict import exit_code
 from perfsuite.report.formats.markdown import to_markdown
 from perfsuite.report.model import report_on_verdicts
 from perfsuite.report.summary import explanation_text
 from perfsuite.report.terminal.gate import verdict_lines
 from perfsuite.system.files import check_writable, write_atomically
-from perfsuite.system.timing_lock import WAIT_S, TimingLock
 from perfsuite.system.untrusted import printable
 from perfsuite.system.urls import locate
 from perfsuite.units import format_change, option_bounds
@@ -58,10 +59,9 @@ def gate(
     limit: Limit = "5%",
     max_pairs: MaxPairs = 16,
     max_minutes: MaxMinutes = 30.0,
-    seed: DrawnSeed = None,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write verdicts and raw pairs.")
-    ] = None,
+    *,
+    seed: DrawnSeed,
+    json_file: JsonFile = None,
     markdown: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write a summary for a pull request.")
     ] = None,
@@ -86,28 +86,20 @@ def gate(
         tolerance=bounds[0],
         limit=bounds[1],
         budget=Budget(max_pairs=max_pairs, max_s=60 * max_minutes),
-        seed=draw_seed() if seed is None else seed,
+        seed=seed,
         priors=read_noise(folder, os.environ),
         outputs=tuple(path for path in (json_file, markdown) if path is not None),
     )
     check_writable(*request.outputs)
-    result = run_gate(request, say=_say, machine=TimingLock(wait_s=WAIT_S, say=_say))
+    result = run_gate(request, say=say, machine=wait_for_machine())
     for text in verdict_lines(result.cells, result.refusal, result.differs):
         typer.echo(text)
-    if result.judgement is not None:
-        typer.echo(
-            f"{result.judgement.num_pairs} pairs in {result.judgement.wall_s:.0f} s, "
-            f"seed {result.seed}"
-        )
-    if json_file is not None:
-        write_atomically(json_file, to_document(result))
+    if (judged := result.judgement) is not None:
+        typer.echo(f"{judged.num_pairs} pairs in {judged.wall_s:.0f} s, seed {result.seed}")
+    write_json(json_file, **_document(result))
     if markdown is not None:
-        write_atomically(markdown, to_summary(result, request).encode())
+        write_atomically(markdown, _summary(result, request).encode())
     raise typer.Exit(end_code(result))
-
-
-def _say(text: str) -> None:
-    typer.echo(text, err=True)
 
 
 def _interpreter(python: str | None) -> str | None:
@@ -134,8 +126,7 @@ def end_code(result: GateResult) -> ExitCode:
     return exit_code(cell.word for cell in result.cells)
 
 
-def to_summary(result: GateResult, request: GateRequest) -> str:
-    """Return the result as Markdown: verdict first, then the table, explanations folded."""
+def _summary(result: GateResult, request: GateRequest) -> str:
     report = report_on_verdicts(
         result.cells,
         refusal=result.refusal,
@@ -146,11 +137,12 @@ def to_summary(result: GateResult, request: GateRequest) -> str:
     return to_markdown(report)
 
 
-def to_document(result: GateResult) -> bytes:
-    """Return the result as the verb's JSON: everything from which a verdict can be recomputed."""
-    document = {
-        "schema": 1,
-        "cells": [{"id": cell.name} | msgspec.to_builtins(cell) for cell in result.cells],
+def _document(result: GateResult) -> dict[str, Any]:
+    """The verb's JSON: everything from which a verdict can be recomputed."""
+    keys = "id word by ratio interval pairs detectable reason explanation raw first asked"
+    names = {"id": "name", "pairs": "num_pairs", "first": "firsts"}
+    return {
+        "cells": [pick(cell, keys, **names) for cell in result.cells],
         "seed": result.seed,
         "arms": result.differs,
         "refusal": result.refusal,
@@ -158,7 +150,6 @@ def to_document(result: GateResult) -> bytes:
         "wall_s": None if result.judgement is None else result.judgement.wall_s,
         "exit_code": end_code(result),
     }
-    return msgspec.json.format(msgspec.json.encode(document), indent=2)
 
 
 def explain(
@@ -166,10 +157,8 @@ def explain(
     head: Annotated[str, typer.Argument(help="The run to explain, such as results/run.json.")],
     cell: Annotated[
         str | None, typer.Argument(help="One cell; all that both have unless given.")
-    ] = (None),
-    json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write the explanations.")
     ] = None,
+    json_file: JsonFile = None,
 ) -> None:
     """Say why cells moved between two runs: the stage that moved most, the counts that changed."""
     check_writable(json_file)
@@ -181,17 +170,16 @@ def explain(
             + (f", {common[0]!r} for one" if common else "")
         )
     names = common if cell is None else [cell]
-    found: list[tuple[str, Explanation]] = []
+    cells = []
     for name in names:
-        mine, its = before.cells[name], after.cells[name]
-        explanation = explain_stored(mine, its)
-        found.append((name, explanation))
-        change = _change(mine.median_s, its.median_s)
+        old, new = before.cells[name], after.cells[name]
+        explanation = explain_stored(old, new)
+        cells.append({"id": name, **msgspec.to_builtins(explanation)})
+        change = _change(old.median_s, new.median_s)
         typer.echo(printable(f"{name}: {change}; {explanation_text(explanation)}"))
     if not names:
         typer.echo("the two runs share no cell")
-    if json_file is not None:
-        write_atomically(json_file, _to_document(found))
+    write_json(json_file, cells=cells)
 
 
 def _change(base_s: float, head_s: float) -> str:
@@ -206,11 +194,3 @@ def _read(text: str, name: str) -> StoredRun:
     if isinstance(run, Unusable):
         raise SettingError(str(run))
     return run
-
-
-def _to_document(found: list[tuple[str, Explanation]]) -> bytes:
-    cells: list[dict[str, Any]] = [
-        {"id": name, **msgspec.to_builtins(explanation)} for name, explanation in found
-    ]
-    document = {"schema": 1, "cells": cells}
-    return msgspec.json.format(msgspec.json.encode(document), indent=2)

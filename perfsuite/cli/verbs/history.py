@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import os
 import shlex
 import statistics
 from collections.abc import Iterator, Sequence
@@ -11,12 +10,13 @@ from datetime import date
 from pathlib import Path
 from typing import Annotated, Any
 
-import msgspec
 import typer
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from perfsuite.cli.options import ACCEPTED, STORAGE, AcceptedFile, Storage, fingerprint_here
+from perfsuite.cli.output import JsonFile, pick, write_json
 from perfsuite.errors import ExitCode, SettingError
 from perfsuite.gate.baselines.accepted import read_accepted
 from perfsuite.gate.history.cell_history import (
@@ -29,8 +29,7 @@ from perfsuite.gate.history.cell_history import (
 from perfsuite.gate.history.timeline import Point
 from perfsuite.report.terminal.tables import render
 from perfsuite.stats.trend import MIN_VALUES
-from perfsuite.system.environment import host_fingerprint
-from perfsuite.system.files import check_writable, write_atomically
+from perfsuite.system.files import check_writable
 from perfsuite.system.untrusted import printable
 from perfsuite.system.urls import locate
 from perfsuite.units import format_change, format_ratio, format_seconds, option_ratio, short_commit
@@ -48,12 +47,8 @@ def history(
         str | None, typer.Argument(metavar="CELL", help="The cell's full name.")
     ] = None,
     is_all: Annotated[bool, typer.Option("--all", help="Every cell, one line each.")] = False,
-    storage: Annotated[
-        str, typer.Option(metavar="DIR|URL", help="What --benchmark-storage names.")
-    ] = "baselines",
-    accepted_file: Annotated[
-        Path, typer.Option("--file", metavar="FILE", help="The list of accepted exceptions.")
-    ] = Path("baselines") / "accepted.toml",
+    storage: Storage = STORAGE,
+    accepted_file: AcceptedFile = ACCEPTED,
     fingerprint: Annotated[
         str | None,
         typer.Option(metavar="HEX", help="Runs of this environment; of this machine unless given."),
@@ -61,19 +56,17 @@ def history(
     num_runs: Annotated[
         int, typer.Option("--runs", min=1, metavar="N", help="The newest N, at most.")
     ] = _NUM_RUNS,
-    smallest: Annotated[str, typer.Option(help="Changes below it are not told.")] = "1%",
+    smallest: Annotated[str, typer.Option(help="Changes below it are not shown.")] = "1%",
     fails_on_change: Annotated[
         bool,
         typer.Option(
             "--fail-on-change",
-            help="End in 10 where a cell is slower than it was and nobody accepted it.",
+            help="End in 10 where a cell is slower than it was and no entry accepts that.",
         ),
     ] = False,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write runs and changes there.")
-    ] = None,
+    json_file: JsonFile = None,
 ) -> None:
-    """Date what became slower or faster over the stored runs, and show a drift of many weeks.
+    """Date what became slower or faster over the stored runs, and find a drift of many weeks.
 
     Exit code: 0 whatever is found, 10 with --fail-on-change, 12 no stored run to look at, 2 usage.
     """
@@ -89,7 +82,7 @@ def history(
     stored = read_history(
         Path.cwd(),
         locate(storage, "--storage"),
-        host_fingerprint(os.environ) if fingerprint is None else fingerprint,
+        fingerprint_here() if fingerprint is None else fingerprint,
         read_accepted(accepted_file, date.today()),
         num_runs=num_runs,
     )
@@ -106,8 +99,8 @@ def history(
         one = found[0]
         for line in [*_overview(one), *describe(one), *_describe_host(host), *_advise(one)]:
             typer.echo(printable(line))
-    if json_file is not None:
-        write_atomically(json_file, to_document(found, stored))
+    refused = [{"path": str(one.path), "reason": one.reason} for one in stored.refused]
+    write_json(json_file, cells=[_cell(one) for one in found], refused=refused)
     if fails_on_change and any(one.is_slower for one in found):
         raise typer.Exit(ExitCode.REGRESSION)
 
@@ -214,14 +207,14 @@ def _describe_drift(drift: DatedDrift) -> str:
 
 
 def _describe_host(host: CellHistory) -> list[str]:
-    """Return the changes of the host's own probes: one beside a cell's change explains it."""
+    """What its probes say of the machine: a change of a cell beside one of these is the host's."""
     if not host.changes and host.drift is None:
         return []
     return [f"the host itself, by its own probes: {sentence}" for sentence in describe(host)]
 
 
 def _advise(one: CellHistory) -> list[str]:
-    """Return how to find the commit behind the newest open slowdown."""
+    """How to find the commit behind the newest slowdown that no entry accepts."""
     for change in reversed(one.changes):
         if change.is_open and (change.num_commits or 0) > 1:
             return [
@@ -286,16 +279,6 @@ def _odds(found: list[CellHistory]) -> str:
     )
 
 
-def to_document(found: list[CellHistory], stored: StoredHistory) -> bytes:
-    """Return what was found as the verb's JSON."""
-    document = {
-        "schema": 1,
-        "cells": [_cell(one) for one in found],
-        "refused": [{"path": str(one.path), "reason": one.reason} for one in stored.refused],
-    }
-    return msgspec.json.format(msgspec.json.encode(document), indent=2)
-
-
 def _cell(one: CellHistory) -> dict[str, Any]:
     drift = one.drift
     return {
@@ -304,32 +287,24 @@ def _cell(one: CellHistory) -> dict[str, Any]:
         "is_long_enough": one.trend is not None,
         "changes": [
             {
-                "ratio": change.ratio,
-                "interval": change.interval,
+                **pick(
+                    change,
+                    "ratio interval num_commits is_mended accepted",
+                    is_mended="is_recovered",
+                ),
                 "before": _point(change.before),
                 "after": _point(change.after),
-                "num_commits": change.num_commits,
-                "accepted": change.accepted,
-                "is_mended": change.is_recovered,
             }
             for change in one.changes
         ],
         "drift": None
         if drift is None
         else {
-            "ratio_per_week": drift.ratio_per_week,
-            "interval": drift.interval,
-            "total_ratio": drift.total_ratio,
+            **pick(drift, "ratio_per_week interval total_ratio accepted"),
             "since": _point(drift.since),
-            "accepted": drift.accepted,
         },
     }
 
 
 def _point(point: Point) -> dict[str, Any]:
-    return {
-        "path": str(point.path),
-        "commit": point.commit,
-        "made_at": point.made_at,
-        "time_s": point.time_s,
-    }
+    return {"path": str(point.path), **pick(point, "commit made_at time_s")}

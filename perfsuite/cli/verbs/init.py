@@ -1,4 +1,4 @@
-"""The verb `init`: a starter set for a repository. Overwrites nothing, measures nothing."""
+"""The verb `init`: a starter set for a repository; it overwrites nothing."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 import typer
 
+from perfsuite.cli.output import JsonFile, write_json
 from perfsuite.errors import SettingError
 from perfsuite.system.files import append_line, check_writable, write_atomically
 
@@ -33,9 +33,7 @@ _IGNORED = ("results/", "__pycache__/")
 
 def init(
     folder: Annotated[Path, typer.Argument(help="The repository's root.")] = Path(),
-    json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write what was done there.")
-    ] = None,
+    json_file: JsonFile = None,
 ) -> None:
     """Write a starter benchmark, a configuration and a workflow into a repository.
 
@@ -50,9 +48,7 @@ def init(
     for path in kept:
         typer.echo(f"kept  {path}, which was there already")
     typer.echo("next: pytest benchmarks --perf-matrix=smoke")
-    if json_file is not None:
-        document = {"schema": 1, "written": written, "kept": kept}
-        write_atomically(json_file, msgspec.json.format(msgspec.json.encode(document), indent=2))
+    write_json(json_file, written=written, kept=kept)
 
 
 def write_starters(folder: Path) -> tuple[list[str], list[str]]:

@@ -1,14 +1,16 @@
-"""The verb `profile`: what it prints and writes. Must not know how time is taken."""
+"""The verb `profile`: where the time of a real training goes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from perfsuite.cli.options import DeviceName, Seed, WorkloadName, open_session, takes_recipe
+from perfsuite.cli.output import JsonFile, say
 from perfsuite.records.profile import ProfiledRun, encode_profile
 from perfsuite.records.recipe import Recipe
 from perfsuite.report.charts.pie import FORMATS, draw_pie
@@ -28,9 +30,7 @@ def profile(
     num_epochs: Annotated[int, typer.Option("--epochs", min=1, help="Epochs to train.")] = 2,
     device: DeviceName = "auto",
     seed: Seed = 0,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write the profile there.")
-    ] = None,
+    json_file: JsonFile = None,
 ) -> None:
     """Train for real and say where the time goes: load, forward, loss + backward, evaluation.
 
@@ -38,13 +38,9 @@ def profile(
     after the last epoch results/trace.json, operators.txt and memory.txt.
     """
     check_writable(_FOLDER / "trace.json", json_file)
-    session = open_session(device, seed)
-    epochs = "epoch" if num_epochs == 1 else "epochs"
-    typer.echo(f"training {workload} for {num_epochs} {epochs}", err=True)
-    try:
+    with closing(open_session(device, seed)) as session:
+        say(f"training {workload} for {num_epochs} {'epoch' if num_epochs == 1 else 'epochs'}")
         run = session.profile(workload, recipe, num_epochs=num_epochs)
-    finally:
-        session.close()
     typer.echo(profile_text(run.profile))
     for name, data in _files(run):
         write_atomically(_FOLDER / name, data)

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
 from perfsuite.cli.options import DeviceName, Seed, WorkloadName, open_session, takes_recipe
+from perfsuite.cli.output import JsonFile, write_json
 from perfsuite.errors import SettingError
 from perfsuite.experiments.rank_session import MAX_VERIFIED_STEPS, Session
 from perfsuite.experiments.verify import (
     EXIT_CODES,
     every_recipe,
     exit_code,
-    to_document,
     verify_every,
     verify_one,
 )
@@ -24,7 +23,7 @@ from perfsuite.records.equivalence import EquivalenceReport
 from perfsuite.records.recipe import Recipe
 from perfsuite.records.workload import find_workload
 from perfsuite.report.terminal.equivalence import equivalence_table, explanations
-from perfsuite.system.files import check_writable, write_atomically
+from perfsuite.system.files import check_writable
 
 
 @takes_recipe
@@ -41,9 +40,7 @@ def verify(
     ] = 3,
     device: DeviceName = "auto",
     seed: Seed = 0,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write the rows there.")
-    ] = None,
+    json_file: JsonFile = None,
 ) -> None:
     """Prove that a workload computes the same as one process: gradients, losses, weights.
 
@@ -52,14 +49,13 @@ def verify(
     if all_recipes and recipe != Recipe():
         raise SettingError("--all tries every recipe; leave the options of one recipe out")
     check_writable(json_file)
-    session = open_session(device, seed)
+    session = open_session(device, seed)  # which holds nothing, as nothing is timed
     if all_recipes:
         reports = _verify_every(session, workload, num_steps)
     else:
         reports = [verify_one(session, workload, recipe, num_steps)]
     _show_reports(reports, every_row=not all_recipes)
-    if json_file is not None:
-        write_atomically(json_file, to_document(reports))
+    write_json(json_file, rows=[row for report in reports for row in report.rows])
     raise typer.Exit(exit_code(reports, of_table=all_recipes))
 
 

@@ -1,7 +1,4 @@
-"""What a claim is, what an experiment is handed, and what it comes to.
-
-Must not know any particular claim. Imports no torch: what needs it runs in ranks, by name.
-"""
+"""What a claim is, what an experiment is handed, and what it comes to."""
 
 from __future__ import annotations
 
@@ -20,19 +17,22 @@ from perfsuite.records.recipe import Recipe
 from perfsuite.stats import intervals
 
 Status = Literal["holds", "does not hold", "cannot be tested here"]
-# Where the noise leaves both possible.
-TOO_NOISY = "; the noise is too large to say"
+# What a reason ends in where the noise may leave both possible.
+NOISE: dict[Status, str] = {
+    "holds": "",
+    "does not hold": "",
+    "cannot be tested here": "; the noise is too large to say",
+}
 Key = TypeVar("Key")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClaimFinding:
-    """What an experiment came to.
+    """What an experiment came to on this machine.
 
     Attributes:
-        status: Whether the claim holds on this machine.
         figures: Everything that was measured and decides, as JSON has it.
-        here: The figures that stand beside the quoted ones, in words.
+        here: The figures that are shown beside the quoted ones, in words.
         reason: Why the status is what it is.
     """
 
@@ -52,14 +52,7 @@ class ClaimFinding:
 
 @dataclass(frozen=True, kw_only=True)
 class Bench:
-    """What experiments measure with; it keeps the record of every cell.
-
-    Attributes:
-        session: Runs the cells.
-        seed: Of the order of cells.
-        say: Shows a line.
-        lines: One for each launch, in order.
-    """
+    """What experiments measure with; `lines` are the records of all launches, in order."""
 
     session: Session
     seed: int
@@ -75,26 +68,26 @@ class Bench:
     def measure(self, cells: Mapping[Key, Cell], *, num_repetitions: int) -> dict[Key, CellTimes]:
         """Return the times of cells under equal conditions: in turn, over and over."""
         measured = measure_interleaved(
-            self.session,
-            cells,
-            num_repetitions=num_repetitions,
-            seed=self.seed,
-            say=self.say,
+            self.session, cells, num_repetitions=num_repetitions, seed=self.seed, say=self.say
         )
         for key, series in measured.items():
             for outcome in series.outcomes:
                 self._keep(str(key), outcome)
         return measured
 
+    def measure_times_s(
+        self, cells: Mapping[Key, Cell], *, num_repetitions: int
+    ) -> dict[Key, tuple[float, ...]]:
+        """Return seconds of an iteration of each cell in each repetition, as `measure` does."""
+        measured = self.measure(cells, num_repetitions=num_repetitions)
+        return {key: series.times_s for key, series in measured.items()}
+
     def profile(self, workload: str, recipe: Recipe, *, num_epochs: int) -> Profile:
         """Return where the time of a real training goes, and what the training reaches."""
         return self.session.profile(workload, recipe, num_epochs=num_epochs).profile
 
     def on_ranks(self, num_ranks: int, name: str, *args: Any) -> list[Any]:
-        """Return what the function "package.module:name" returns on each rank.
-
-        By its name, because its module needs torch, which this process does without.
-        """
+        """Return what "package.module:name", which may need torch, returns on each rank."""
         return self.session.run_function(num_ranks, call_by_name, (name, *args))
 
     def _keep(self, name: str, outcome: Outcome) -> None:
@@ -119,9 +112,8 @@ class Claim:
     Attributes:
         id: "C1" to "C14".
         text: What is claimed.
-        quoted: The figures that it was claimed with, on other people's machines.
+        quoted: The figures that it was claimed with, on other machines.
         source: The documents that it comes from.
-        experiment: What tests it.
     """
 
     id: str
@@ -138,6 +130,12 @@ def call_by_name(name: str, *args: Any) -> Any:
     6
     """
     return pkgutil.resolve_name(name)(*args)
+
+
+def weigh(holds: bool | Status, *, here: str, reason: str, **figures: Any) -> ClaimFinding:
+    """Return the finding of what was measured; noise that leaves both possible is a reason."""
+    status: Status = holds if isinstance(holds, str) else ("does not hold", "holds")[holds]
+    return ClaimFinding(status=status, figures=figures, here=here, reason=reason)
 
 
 def weigh_interval(interval: intervals.Interval, *, low: float, high: float = math.inf) -> Status:

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from perfsuite.experiments.claims.claim import Bench, ClaimFinding, Status
+from perfsuite.experiments.claims.claim import Bench, ClaimFinding, Status, weigh
 from perfsuite.records.equivalence import EquivalenceReport, NumericsStatus
 from perfsuite.records.recipe import Recipe
 from perfsuite.units import format_bytes
@@ -54,20 +54,21 @@ def try_half_precision(bench: Bench) -> ClaimFinding:
 def weigh_tensors(num_bytes: Mapping[str, int]) -> ClaimFinding:
     """Return what the bytes of two equally long tensors say of C8."""
     single, half = num_bytes["float32"], num_bytes["float16"]
-    return ClaimFinding(
-        status="holds" if 2 * half == single else "does not hold",
-        figures={"float32_bytes": single, "float16_bytes": half, "ratio": half / single},
+    return weigh(
+        2 * half == single,
         here=f"ratio {half / single:g}",
         reason=f"a tensor takes {format_bytes(half)} in fp16 and {format_bytes(single)} in fp32",
+        float32_bytes=single,
+        float16_bytes=half,
+        ratio=half / single,
     )
 
 
 def try_checkpointing(bench: Bench) -> ClaimFinding:
     """C9: whether c checkpoints keep O(c) activations of n blocks, and recompute n - c of them."""
-    fixed = f"segments:{_NUM_CHECKPOINTS}"
     return weigh_checkpoints(
         plain=_count_chains(bench, "none"),
-        fixed=_count_chains(bench, fixed),
+        fixed=_count_chains(bench, f"segments:{_NUM_CHECKPOINTS}"),
         every=_count_chains(bench, "every-block"),
         num_checkpoints=_NUM_CHECKPOINTS,
     )
@@ -78,45 +79,29 @@ def weigh_checkpoints(
 ) -> ClaimFinding:
     """Return what chains of several lengths say of C9.
 
-    Args:
-        plain: Without checkpoints.
-        fixed: With `num_checkpoints`, whatever the length.
-        every: With as many as blocks.
-        num_checkpoints: Of `fixed`.
+    They have no checkpoints, `num_checkpoints` whatever their length, and one for every block.
     """
-    slopes = {
-        name: _slopes(counts.saved_bytes)
-        for name, counts in (("none", plain), ("fixed", fixed), ("every", every))
-    }
+    chains = {"none": plain, f"segments:{num_checkpoints}": fixed, "every-block": every}
+    slopes = {name: _slopes(chain.saved_bytes) for name, chain in chains.items()}
+    by_length, constant, by_checkpoints = slopes.values()
     recomputed = _recomputed_layers(plain, fixed)
-    is_linear = len(set(slopes["none"])) == 1 and slopes["none"][0] > 0
-    is_linear_in_checkpoints = len(set(slopes["every"])) == 1 and slopes["every"][0] > 0
-    is_constant = set(slopes["fixed"]) == {0.0}
     expected = {length: float(length - num_checkpoints) for length in recomputed}
-    holds = is_linear and is_linear_in_checkpoints and is_constant and recomputed == expected
-    per_block = " / ".join(f"{slopes[name][0]:g}" for name in ("none", "fixed", "every"))
+    per_block = " / ".join(f"{growth[0]:g}" for growth in slopes.values())
     layers = ", ".join(f"{count:g} of {length}" for length, count in recomputed.items())
-    return ClaimFinding(
-        status="holds" if holds else "does not hold",
-        figures={
-            "saved_bytes": {
-                "none": dict(plain.saved_bytes),
-                f"segments:{num_checkpoints}": dict(fixed.saved_bytes),
-                "every-block": dict(every.saved_bytes),
-            },
-            "slopes_bytes_per_block": {
-                "none": slopes["none"],
-                f"segments:{num_checkpoints}": slopes["fixed"],
-                "every-block": slopes["every"],
-            },
-            "recomputed_layers": recomputed,
-        },
+    return weigh(
+        _is_linear(by_length)
+        and _is_linear(by_checkpoints)
+        and set(constant) == {0.0}
+        and recomputed == expected,
         here=f"saved bytes a block: {per_block} with no, {num_checkpoints}, n checkpoints",
         reason=(
             f"over n = {', '.join(map(str, plain.saved_bytes))} blocks the saved activations grow "
             f"by {per_block} bytes a block without checkpoints, with {num_checkpoints}, with one "
             f"each; {num_checkpoints} checkpoints recompute {layers} layers"
         ),
+        saved_bytes={name: dict(chain.saved_bytes) for name, chain in chains.items()},
+        slopes_bytes_per_block=slopes,
+        recomputed_layers=recomputed,
     )
 
 
@@ -138,12 +123,7 @@ def try_sharding(bench: Bench) -> ClaimFinding:
 
 
 def weigh_shards(shards: Sequence[Sequence[Sequence[int]]], *, num_samples: int) -> ClaimFinding:
-    """Return what the ranks' batches of one epoch say of C13.
-
-    Args:
-        shards: Of each rank the dataset's indices of each of its batches.
-        num_samples: Of the dataset.
-    """
+    """Return what the ranks' batches of one epoch, as indices of the dataset, say of C13."""
     seen = [index for batches in shards for batch in batches for index in batch]
     sizes = {len(batch) for batches in shards for batch in batches}
     num_repeated = len(seen) - len(set(seen))
@@ -152,22 +132,20 @@ def weigh_shards(shards: Sequence[Sequence[Sequence[int]]], *, num_samples: int)
     num_left_out = len(set(range(num_samples)) - set(seen))
     holds = len(sizes) == 1 and num_repeated == 0 and num_left_out < global_batch
     (size,) = sizes if len(sizes) == 1 else (None,)
-    return ClaimFinding(
-        status="holds" if holds else "does not hold",
-        figures={
-            "world_size": len(shards),
-            "samples": num_samples,
-            "samples_per_rank": [sum(map(len, batches)) for batches in shards],
-            "global_batch": global_batch,
-            "batch_per_rank": size,
-            "repeated": num_repeated,
-            "left_out": num_left_out,
-        },
+    return weigh(
+        holds,
         here=f"batch {size} = {global_batch} / {len(shards)}; {num_repeated} shared samples",
         reason=(
             f"{len(shards)} ranks load {len(seen)} of {num_samples} samples in an epoch, "
             f"{num_repeated} of them more than once, {num_left_out} left out"
         ),
+        world_size=len(shards),
+        samples=num_samples,
+        samples_per_rank=[sum(map(len, batches)) for batches in shards],
+        global_batch=global_batch,
+        batch_per_rank=size,
+        repeated=num_repeated,
+        left_out=num_left_out,
     )
 
 
@@ -180,26 +158,18 @@ def try_accumulation(bench: Bench) -> ClaimFinding:
 
 
 def weigh_check(report: EquivalenceReport, check: str, what: str) -> ClaimFinding:
-    """Return what one check of a verification says of a claim.
-
-    Args:
-        report: The verification.
-        check: "T0" or "T1".
-        what: What it compares, in words.
-    """
+    """Return what a check, "T0" or "T1", says of a claim; `what` names what it compares."""
     row = next((row for row in report.rows if row.check == check), report.worst)
     compared = "" if row.error is None else f"error {row.error:.2g}, limit {row.limit:.2g}; "
-    return ClaimFinding(
-        status=_STATUSES[row.status],
-        figures={
-            "check": row.check,
-            "world_size": row.world_size,
-            "error": row.error,
-            "limit": row.limit,
-            "planted_bugs_found": row.power,
-        },
+    return weigh(
+        _STATUSES[row.status],
         here=f"{compared}planted bugs found: {row.power or 'none'}",
         reason=f"{what}: {row.reason}",
+        check=row.check,
+        world_size=row.world_size,
+        error=row.error,
+        limit=row.limit,
+        planted_bugs_found=row.power,
     )
 
 
@@ -212,6 +182,10 @@ def _count_chains(bench: Bench, checkpointing: str) -> ChainCounts:
         assert counts.flops is not None
         saved_bytes[length], flops[length] = counts.saved_activation_bytes, counts.flops
     return ChainCounts(saved_bytes=saved_bytes, flops=flops)
+
+
+def _is_linear(slopes: Sequence[float]) -> bool:
+    return slopes[0] > 0 and len(set(slopes)) == 1
 
 
 def _slopes(values: Mapping[int, int]) -> list[float]:

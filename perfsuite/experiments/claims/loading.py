@@ -11,15 +11,16 @@ from dataclasses import dataclass
 
 from perfsuite.errors import WorkloadError
 from perfsuite.experiments.claims.claim import (
-    TOO_NOISY,
+    NOISE,
     Bench,
     ClaimFinding,
     as_figure,
+    weigh,
     weigh_interval,
 )
-from perfsuite.experiments.interleave import Cell
+from perfsuite.experiments.interleave import Cell, paired_ratio
 from perfsuite.experiments.sweep import find_hurts_from, find_optimum, is_slower
-from perfsuite.records.cell import Outcome
+from perfsuite.records.cell import StageTimes
 from perfsuite.records.recipe import Recipe
 from perfsuite.stats.intervals import Interval, geometric_interval
 from perfsuite.units import format_ratio, format_seconds
@@ -62,9 +63,8 @@ def try_workers(bench: Bench) -> ClaimFinding:
         count: Cell(workload=workload, recipe=Recipe(num_workers=count), activity="load")
         for count in _SWEPT
     }
-    series = bench.measure(cells, num_repetitions=_NUM_REPETITIONS)
-    finding = weigh_workers({count: one.times_s for count, one in series.items()})
-    return finding.on(workload)
+    times_s = bench.measure_times_s(cells, num_repetitions=_NUM_REPETITIONS)
+    return weigh_workers(times_s).on(workload)
 
 
 def weigh_workers(times_s: Mapping[int, Sequence[float]]) -> ClaimFinding:
@@ -75,20 +75,14 @@ def weigh_workers(times_s: Mapping[int, Sequence[float]]) -> ClaimFinding:
     centres = {count: geometric_interval(times) for count, times in times_s.items()}
     quick = ", ".join(f"{count}: {format_seconds(one.centre)}" for count, one in centres.items())
     fall = "falls to 2 workers" if falls else "does not fall to 2 workers beyond noise"
-    rise = (
-        "does not rise again beyond noise"
-        if hurts_from is None
-        else f"is worse from {hurts_from} on"
-    )
-    return ClaimFinding(
-        status="holds" if falls and hurts_from is not None else "does not hold",
-        figures={
-            "times_s": {count: as_figure(one) for count, one in centres.items()},
-            "optimum": optimum,
-            "hurts_from": hurts_from,
-        },
+    rise = f"is worse from {hurts_from} on" if hurts_from else "does not rise again beyond noise"
+    return weigh(
+        falls and hurts_from is not None,
         here=f"optimum {optimum} ({quick})",
         reason=f"the time of a batch {fall}, and {rise}",
+        times_s={count: as_figure(one) for count, one in centres.items()},
+        optimum=optimum,
+        hurts_from=hurts_from,
     )
 
 
@@ -102,7 +96,7 @@ def try_bound(bench: Bench) -> ClaimFinding:
     series = bench.measure(cells, num_repetitions=_NUM_REPETITIONS)
     finding = weigh_bound(
         {
-            count: [(_load_s(outcome), _update_s(outcome)) for outcome in one.outcomes]
+            count: [_load_and_update_s(outcome.record.stages_s) for outcome in one.outcomes]
             for count, one in series.items()
         }
     )
@@ -114,38 +108,26 @@ def weigh_bound(times_s: Mapping[int, Sequence[tuple[float, float]]]) -> ClaimFi
 
     The claim is about loading in the training process itself, without workers.
     """
-    ratios = {
-        count: geometric_interval([load_s / update_s for load_s, update_s in times])
-        for count, times in times_s.items()
-    }
-    means = {
-        count: (
-            geometric_interval([load_s for load_s, _ in times]).centre,
-            geometric_interval([update_s for _, update_s in times]).centre,
-        )
-        for count, times in times_s.items()
-    }
-    alone = ratios[0]
+    figures, here = {}, []
+    for count, times in times_s.items():
+        loads_s, updates_s = zip(*times, strict=True)
+        load_s, update_s = (geometric_interval(one).centre for one in (loads_s, updates_s))
+        figures[str(count)] = {
+            "load_s": load_s,
+            "update_s": update_s,
+            "load_per_update": as_figure(paired_ratio(loads_s, updates_s)),
+        }
+        here.append(f"{count} workers {format_seconds(load_s)} / {format_seconds(update_s)}")
+    alone = paired_ratio(*zip(*times_s[0], strict=True))
     status = weigh_interval(alone, low=1.0)
-    return ClaimFinding(
-        status=status,
-        figures={
-            str(count): {
-                "load_s": means[count][0],
-                "update_s": means[count][1],
-                "load_per_update": as_figure(ratios[count]),
-            }
-            for count in times_s
-        },
-        here="; ".join(
-            f"{count} workers {format_seconds(load_s)} / {format_seconds(update_s)}"
-            for count, (load_s, update_s) in means.items()
-        ),
+    return weigh(
+        status,
+        here="; ".join(here),
         reason=(
             f"without workers loading takes {alone.centre:.2g} times as long as the update "
-            f"(between {alone.low:.2g} and {alone.high:.2g})"
-            f"{TOO_NOISY if status == 'cannot be tested here' else ''}"
+            f"(between {alone.low:.2g} and {alone.high:.2g}){NOISE[status]}"
         ),
+        **figures,
     )
 
 
@@ -156,47 +138,35 @@ def try_augmentation(bench: Bench) -> ClaimFinding:
         workload: Cell(workload=workload, recipe=Recipe(), activity="load")
         for workload in (images.augmented, images.plain)
     }
-    series = bench.measure(cells, num_repetitions=_NUM_REPETITIONS)
-    finding = weigh_augmentation(series[images.augmented].times_s, series[images.plain].times_s)
+    times_s = bench.measure_times_s(cells, num_repetitions=_NUM_REPETITIONS)
+    finding = weigh_augmentation(times_s[images.augmented], times_s[images.plain])
     return finding.on(images.augmented)
 
 
 def weigh_augmentation(augmented_s: Sequence[float], plain_s: Sequence[float]) -> ClaimFinding:
     """Return what the times of loading a batch, with augmentation and without, say of C3."""
-    plain_share = geometric_interval(
-        [plain / augmented for plain, augmented in zip(plain_s, augmented_s, strict=True)]
-    )
-    share = Interval(
-        centre=1 - plain_share.centre, low=1 - plain_share.high, high=1 - plain_share.low
-    )
+    rest = paired_ratio(plain_s, augmented_s)
+    share = Interval(centre=1 - rest.centre, low=1 - rest.high, high=1 - rest.low)
     low, high = _ABOUT_HALF
     status = weigh_interval(share, low=low, high=high)
     augmented, plain = (geometric_interval(times).centre for times in (augmented_s, plain_s))
-    between = f"between {format_ratio(share.low)} and {format_ratio(share.high)}"
-    because = {
-        "holds": "",
-        "does not hold": "; images that lie in memory as tensors leave little else to do"
-        if share.low > high
-        else "",
-        "cannot be tested here": TOO_NOISY,
-    }[status]
-    return ClaimFinding(
-        status=status,
-        figures={"augmented_s": augmented, "plain_s": plain, "share": as_figure(share)},
+    why = NOISE[status]
+    if share.low > high:
+        why = "; images that lie in memory as tensors leave little else to do"
+    return weigh(
+        status,
         here=f"{format_seconds(augmented)} with it, {format_seconds(plain)} without",
         reason=(
-            f"the augmentation is {format_ratio(share.centre)} of the load time ({between})"
-            f"{because}"
+            f"the augmentation is {format_ratio(share.centre)} of the load time "
+            f"(between {format_ratio(share.low)} and {format_ratio(share.high)}){why}"
         ),
+        augmented_s=augmented,
+        plain_s=plain,
+        share=as_figure(share),
     )
 
 
-def _load_s(outcome: Outcome) -> float:
-    load_s = outcome.record.stages_s.load
-    assert load_s is not None, "a training step loads"
-    return load_s
-
-
-def _update_s(outcome: Outcome) -> float:
-    stages = outcome.record.stages_s
-    return sum(part or 0.0 for part in (stages.forward, stages.backward, stages.optimizer))
+def _load_and_update_s(stages_s: StageTimes) -> tuple[float, float]:
+    assert stages_s.load is not None, "a training step loads"
+    parts = (stages_s.forward, stages_s.backward, stages_s.optimizer)
+    return stages_s.load, sum(part or 0.0 for part in parts)

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 
 from perfsuite.errors import NotExercisedError
-from perfsuite.experiments.claims.claim import Bench, ClaimFinding, Status, as_figure
+from perfsuite.experiments.claims.claim import Bench, ClaimFinding, Status, as_figure, weigh
 from perfsuite.experiments.claims.loading import MNIST, find_images
-from perfsuite.experiments.interleave import Cell
+from perfsuite.experiments.interleave import Cell, paired_ratio
 from perfsuite.records.capability import Hardware
 from perfsuite.records.cell import Outcome
 from perfsuite.records.recipe import Recipe
@@ -26,20 +26,22 @@ _NUM_WATCHED_EPOCHS = 2
 
 # (parallel, num_workers)
 Setting = tuple[str, int]
+# The time of one setting over another's.
+_FACTORS: dict[str, tuple[Setting, Setting]] = {
+    "total": (("ddp:1", _NUM_WORKERS), ("single", 0)),
+    "workers": (("single", _NUM_WORKERS), ("single", 0)),
+    "ddp_at_0_workers": (("ddp:1", 0), ("single", 0)),
+    "ddp_at_4_workers": (("ddp:1", _NUM_WORKERS), ("single", _NUM_WORKERS)),
+}
 
 
 def too_few_gpus(hardware: Hardware, would_run: str) -> ClaimFinding | None:
-    """Return the finding of an experiment on several GPUs where there are none, else None.
-
-    Args:
-        hardware: What the machine offers.
-        would_run: What the experiment runs where it can.
-    """
+    """Return the finding of an experiment that needs several GPUs where there are too few."""
     if hardware.device == "cuda" and hardware.num_gpus > 1:
         return None
-    return ClaimFinding(
-        status="cannot be tested here",
-        figures={"gpus": hardware.num_gpus},
+    return weigh(
+        "cannot be tested here",
+        gpus=hardware.num_gpus,
         here="-",
         reason=(
             f"it needs 2 GPUs or more ({NUM_QUOTED_GPUS} in the quoted runs), and "
@@ -65,8 +67,7 @@ def try_modes(bench: Bench) -> ClaimFinding:
         "single": Cell(workload=workload, recipe=Recipe()),
         "dp": Cell(workload=workload, recipe=Recipe(parallel=f"dp:{size}")),
         "ddp": Cell(
-            workload=workload,
-            recipe=Recipe(parallel=f"ddp:{size}", num_workers=_NUM_WORKERS),
+            workload=workload, recipe=Recipe(parallel=f"ddp:{size}", num_workers=_NUM_WORKERS)
         ),
     }
     series = bench.measure(cells, num_repetitions=_NUM_REPETITIONS)
@@ -81,18 +82,16 @@ def try_modes(bench: Bench) -> ClaimFinding:
 
 def weigh_modes(times_s: Mapping[str, Sequence[float]]) -> ClaimFinding:
     """Return what seconds per sample of "single", "dp" and "ddp" say of C4."""
-    dp, ddp = (_ratio(times_s[mode], times_s["single"]) for mode in ("dp", "ddp"))
-    return ClaimFinding(
-        status="holds" if dp.low > 1 and ddp.high < 1 else "does not hold",
-        figures={
-            "seconds_per_sample": {
-                name: as_figure(geometric_interval(times)) for name, times in times_s.items()
-            },
-            "dp_per_single": as_figure(dp),
-            "ddp_per_single": as_figure(ddp),
-        },
+    dp, ddp = (paired_ratio(times_s[mode], times_s["single"]) for mode in ("dp", "ddp"))
+    return weigh(
+        dp.low > 1 and ddp.high < 1,
         here=f"DP {_times(dp)}, DDP {_times(ddp)} the baseline's time",
         reason=f"a sample takes x{_times(dp)} as long with DP, x{_times(ddp)} with DDP",
+        seconds_per_sample={
+            name: as_figure(geometric_interval(times)) for name, times in times_s.items()
+        },
+        dp_per_single=as_figure(dp),
+        ddp_per_single=as_figure(ddp),
     )
 
 
@@ -106,9 +105,8 @@ def try_attribution(bench: Bench) -> ClaimFinding:
         for parallel in ("single", "ddp:1")
         for num_workers in (0, _NUM_WORKERS)
     }
-    series = bench.measure(cells, num_repetitions=_NUM_REPETITIONS)
-    finding = weigh_attribution({setting: one.times_s for setting, one in series.items()})
-    return finding.on(workload)
+    times_s = bench.measure_times_s(cells, num_repetitions=_NUM_REPETITIONS)
+    return weigh_attribution(times_s).on(workload)
 
 
 def weigh_attribution(times_s: Mapping[Setting, Sequence[float]]) -> ClaimFinding:
@@ -117,39 +115,33 @@ def weigh_attribution(times_s: Mapping[Setting, Sequence[float]]) -> ClaimFindin
     total = workers x DDP at equal workers, in each repetition and so on average. The claim holds
     where the workers gain time beyond noise, more than DDP can, and DDP by itself is not proven to
     gain any. It does not where DDP gains by itself, or where the workers cost time.
-
-    Args:
-        times_s: Seconds of an iteration in each repetition, of "single" and "ddp:1" with 0 and 4.
     """
     factors = {
-        "total": _ratio(times_s["ddp:1", _NUM_WORKERS], times_s["single", 0]),
-        "workers": _ratio(times_s["single", _NUM_WORKERS], times_s["single", 0]),
-        "ddp_at_0_workers": _ratio(times_s["ddp:1", 0], times_s["single", 0]),
-        "ddp_at_4_workers": _ratio(times_s["ddp:1", _NUM_WORKERS], times_s["single", _NUM_WORKERS]),
+        name: paired_ratio(times_s[setting], times_s[base])
+        for name, (setting, base) in _FACTORS.items()
     }
     status, reason = _attribute(
         factors["workers"], (factors["ddp_at_0_workers"], factors["ddp_at_4_workers"])
     )
     spelled = ", ".join(f"{name.replace('_', ' ')} x{_times(one)}" for name, one in factors.items())
-    return ClaimFinding(
-        status=status,
-        figures={
-            "iteration_s": {
-                f"{parallel}, {num_workers} workers": as_figure(geometric_interval(times))
-                for (parallel, num_workers), times in times_s.items()
-            },
-            "factors": {name: as_figure(factor) for name, factor in factors.items()},
-        },
+    found = {setting: geometric_interval(times) for setting, times in times_s.items()}
+    return weigh(
+        status,
         here="; ".join(
-            f"{parallel} at {num_workers}: {format_seconds(geometric_interval(times).centre)}"
-            for (parallel, num_workers), times in times_s.items()
+            f"{parallel} at {num_workers}: {format_seconds(one.centre)}"
+            for (parallel, num_workers), one in found.items()
         ),
         reason=f"{reason}: {spelled}",
+        iteration_s={
+            f"{parallel}, {num_workers} workers": as_figure(one)
+            for (parallel, num_workers), one in found.items()
+        },
+        factors={name: as_figure(factor) for name, factor in factors.items()},
     )
 
 
 def _attribute(workers: Interval, ddp: Sequence[Interval]) -> tuple[Status, str]:
-    """Whose the gain is: the workers', by C5, or DDP's at equal numbers of workers."""
+    """Whether the gain is the workers', as C5 says, or DDP's at equal numbers of workers."""
     if any(factor.high < 1 for factor in ddp):
         return "does not hold", "DDP by itself, at equal num_workers, is faster here"
     if workers.low > 1:
@@ -182,15 +174,15 @@ def try_usage(bench: Bench) -> ClaimFinding:
 
 
 def mean_usage(samples: Sequence[UsageSample]) -> float:
-    """Return the mean busy share of a GPU; a time in which it did not tell counts for nothing.
+    """Return the mean busy share of a GPU over the samples that have one.
 
     Raises:
-        NotExercisedError: It never told.
+        NotExercisedError: No sample has one.
     """
-    told = [one.utilization_ratio for one in samples if one.utilization_ratio is not None]
-    if not told:
+    shares = [one.utilization_ratio for one in samples if one.utilization_ratio is not None]
+    if not shares:
         raise NotExercisedError("the GPUs do not tell how busy they are (MIG instances do not)")
-    return sum(told) / len(told)
+    return sum(shares) / len(shares)
 
 
 def weigh_usage(usage: Mapping[str, Sequence[float]]) -> ClaimFinding:
@@ -199,25 +191,21 @@ def weigh_usage(usage: Mapping[str, Sequence[float]]) -> ClaimFinding:
     leaves_idle = max(dp[1:]) < dp[0] / 2
     keeps_busy = min(ddp) > max(ddp) / 2
     spelled = {mode: ", ".join(map(format_ratio, shares)) for mode, shares in usage.items()}
-    return ClaimFinding(
-        status="holds" if leaves_idle and keeps_busy else "does not hold",
-        figures={f"{mode}_utilization": list(shares) for mode, shares in usage.items()},
+    return weigh(
+        leaves_idle and keeps_busy,
         here=f"DP {spelled['dp']}; DDP {spelled['ddp']}",
         reason=(
             f"under DP the other GPUs are {'' if leaves_idle else 'not '}less than half as busy as "
             f"the first; under DDP {'all are' if keeps_busy else 'some are not'} at least half as "
             "busy as the busiest"
         ),
+        **{f"{mode}_utilization": list(shares) for mode, shares in usage.items()},
     )
 
 
 def _samples_per_s(outcome: Outcome) -> float:
     assert outcome.record.samples_per_s is not None, "training has samples"
     return outcome.record.samples_per_s
-
-
-def _ratio(times_s: Sequence[float], others_s: Sequence[float]) -> Interval:
-    return geometric_interval([a_s / b_s for a_s, b_s in zip(times_s, others_s, strict=True)])
 
 
 def _times(interval: Interval) -> str:

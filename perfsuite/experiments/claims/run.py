@@ -1,4 +1,4 @@
-"""Claims put to the test, one after the other. Must not know what is claimed or how it is shown."""
+"""Claims put to the test, one after the other."""
 
 from __future__ import annotations
 
@@ -7,15 +7,12 @@ from dataclasses import dataclass
 
 from perfsuite.errors import NotExercisedError, PerfsuiteError, SettingError
 from perfsuite.experiments.claims import CLAIMS, Bench, Claim, ClaimFinding
+from perfsuite.experiments.claims.claim import weigh
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tested:
-    """A claim and what became of it.
-
-    Attributes:
-        is_broken: Whether the experiment itself failed.
-    """
+    """A claim and its finding; where the experiment itself failed it is broken."""
 
     claim: Claim
     finding: ClaimFinding
@@ -23,32 +20,22 @@ class Tested:
 
 
 def choose_claims(only: Sequence[str], claims: Sequence[Claim] = CLAIMS) -> list[Claim]:
-    """Return the claims of these ids, in their usual order; all where none is named.
-
-    Args:
-        only: Ids, of either case; one text may name several, as "C8,C9".
-        claims: What there is to choose from.
+    """Return the claims of ids such as "C5" or "c8,C9", in their usual order; all without any.
 
     Raises:
         SettingError: There is no such claim.
     """
-    wanted = {name.strip().upper() for text in only for name in text.split(",")}
+    chosen = {name.strip().upper() for text in only for name in text.split(",")}
     known = [claim.id for claim in claims]
-    if unknown := sorted(wanted - set(known)):
+    if unknown := sorted(chosen - set(known)):
         raise SettingError(f"--only names {unknown[0]!r}; use one of {', '.join(known)}")
-    return [claim for claim in claims if not wanted or claim.id in wanted]
+    return [claim for claim in claims if not chosen or claim.id in chosen]
 
 
 def try_claims(
     claims: Sequence[Claim], bench: Bench, *, show: Callable[[Tested], None]
 ) -> list[Tested]:
-    """Return what became of each claim; an experiment that breaks ends none of the others.
-
-    Args:
-        claims: In order.
-        bench: What they measure with.
-        show: Called with each as it comes.
-    """
+    """Return what became of each claim, shown as it comes; a broken experiment ends no other."""
     results = []
     for claim in claims:
         bench.say(f"{claim.id}: {claim.text}")
@@ -68,4 +55,4 @@ def _try(claim: Claim, bench: Bench) -> Tested:
 
 
 def _untested(reason: str) -> ClaimFinding:
-    return ClaimFinding(status="cannot be tested here", figures={}, here="-", reason=reason)
+    return weigh("cannot be tested here", here="-", reason=reason)

@@ -6,14 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from perfsuite.experiments.claims.claim import (
-    TOO_NOISY,
+    NOISE,
     Bench,
     ClaimFinding,
     as_figure,
+    weigh,
     weigh_interval,
 )
 from perfsuite.experiments.compare import ComparisonRequest, Word, compare
-from perfsuite.experiments.interleave import Cell
+from perfsuite.experiments.interleave import Cell, paired_ratio
 from perfsuite.gate.judge.trial import Budget
 from perfsuite.records.profile import ProfileStages
 from perfsuite.records.recipe import Recipe
@@ -25,7 +26,7 @@ _SENTENCES = "transformer-tiny"
 # The loss of the digits has settled after these.
 _NUM_CURVE_EPOCHS = 8
 _NUM_STAGE_EPOCHS = 2
-# The quoted runs are told by their first epoch and by what the following took.
+# The quoted runs name their first epoch, and what the following ones took.
 _NUM_EPOCHS = 4
 _NUM_RUNS = 8
 # Losses were quoted as equal with two digits, "0.33 for both"; of 300 images a point is three.
@@ -46,13 +47,7 @@ _TIMES: dict[Word, str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class LearningCurve:
-    """What one precision came to.
-
-    Attributes:
-        losses: Mean training loss of each epoch, None where it is not finite.
-        accuracy: Of the validation split after the last epoch.
-        peak_bytes: Memory of one step.
-    """
+    """What one precision came to: a loss of each epoch, None where it is not finite."""
 
     losses: tuple[float | None, ...]
     accuracy: float
@@ -101,16 +96,7 @@ def weigh_precisions(
     interval: tuple[float, float],
     precision: str,
 ) -> ClaimFinding:
-    """Return what two trainings say of C7.
-
-    Args:
-        full: In fp32.
-        mixed: In mixed precision.
-        word: What the latter is in time.
-        ratio: Of the time of a sample, mixed / full.
-        interval: The bounds that decided.
-        precision: The name of the mixed one.
-    """
+    """Return what trainings in fp32 and in a mixed precision say of C7; ratios are mixed / full."""
     full_loss, mixed_loss = full.losses[-1], mixed.losses[-1]
     learns_alike = (
         full_loss is not None
@@ -134,17 +120,15 @@ def weigh_precisions(
         )
         if is_so
     ]
-    return ClaimFinding(
-        status="does not hold" if misses else "holds",
-        figures={
-            "precisions": ["fp32", precision],
-            "losses": {"fp32": full.losses, precision: mixed.losses},
-            "accuracy": {"fp32": full.accuracy, precision: mixed.accuracy},
-            "peak_bytes": {"fp32": full.peak_bytes, precision: mixed.peak_bytes},
-            "time_ratio": {"value": ratio, "low": interval[0], "high": interval[1], "word": word},
-        },
+    return weigh(
+        not misses,
         here="; ".join(texts),
         reason=f"{precision}: {', '.join(misses) or 'the same in less'}",
+        precisions=["fp32", precision],
+        losses={"fp32": full.losses, precision: mixed.losses},
+        accuracy={"fp32": full.accuracy, precision: mixed.accuracy},
+        peak_bytes={"fp32": full.peak_bytes, precision: mixed.peak_bytes},
+        time_ratio={"value": ratio, "low": interval[0], "high": interval[1], "word": word},
     )
 
 
@@ -158,14 +142,14 @@ def weigh_stages(stages_s: ProfileStages) -> ClaimFinding:
     """Return what the five stages of a fine-tuning run say of C10."""
     computing_s = stages_s.forward + stages_s.loss_backward
     around_s = stages_s.load + (stages_s.evaluation or 0.0) + stages_s.other
-    return ClaimFinding(
-        status="holds" if around_s > computing_s else "does not hold",
-        figures=dict(stages_s.as_rows()),
+    return weigh(
+        around_s > computing_s,
         here=", ".join(f"{name} {format_seconds(seconds)}" for name, seconds in stages_s.as_rows()),
         reason=(
             "evaluation, loading and other take "
             f"{format_ratio(around_s / (around_s + computing_s))} of the time"
         ),
+        **dict(stages_s.as_rows()),
     )
 
 
@@ -183,21 +167,18 @@ def weigh_first_epoch(durations_s: Sequence[Sequence[float]]) -> ClaimFinding:
     """Return what the durations of epochs, run by run, say of C11."""
     firsts = [durations[0] for durations in durations_s]
     laters = [sum(durations[1:]) / (len(durations) - 1) for durations in durations_s]
-    ratio = geometric_interval([first / later for first, later in zip(firsts, laters, strict=True)])
+    ratio = paired_ratio(firsts, laters)
     first, later = (geometric_interval(times) for times in (firsts, laters))
     status = weigh_interval(ratio, low=1.0)
-    return ClaimFinding(
-        status=status,
-        figures={
-            "epochs_s": [list(durations) for durations in durations_s],
-            "first_per_later": as_figure(ratio),
-        },
+    return weigh(
+        status,
         here=f"{format_seconds(first.centre)} then {format_seconds(later.centre)}",
         reason=(
             f"over {len(firsts)} fresh runs the first epoch takes x{ratio.centre:.2f} of a later "
-            f"one (between {ratio.low:.2f} and {ratio.high:.2f})"
-            f"{TOO_NOISY if status == 'cannot be tested here' else ''}"
+            f"one (between {ratio.low:.2f} and {ratio.high:.2f}){NOISE[status]}"
         ),
+        epochs_s=[list(durations) for durations in durations_s],
+        first_per_later=as_figure(ratio),
     )
 
 

@@ -1,6 +1,6 @@
-"""Whether a recipe computes the same mathematics as one process, and whether that check can fail.
+"""Whether a recipe computes the same mathematics as one process, and whether a check could fail.
 
-The tested path is recorded on its ranks (`recording`), then compared in one process that knows no
-torch.distributed (`checks`). Every limit is derived (`limits`), and every check is given bugs that
-it must find (`bugs`).
+The run under test is recorded on its ranks (`trace`), then checked in one process without
+torch.distributed (`checks`) against references that compute the same steps anew (`references`).
+Every limit is derived (`limits`), and every check must find bugs planted for it (`planted_bugs`).
 """

@@ -1,4 +1,4 @@
-"""What a check is handed: a recorded run, and how it was trained. Must not know any check."""
+"""What a check is given: a recorded run, and how it was trained."""
 
 from __future__ import annotations
 
@@ -14,14 +14,11 @@ from perfsuite.worker.equivalence.trace.trace import Trace
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One run to be judged.
+    """One run to be checked.
 
     Attributes:
-        workload: What was trained.
-        recipe: How.
-        device: Where references are computed, of the same kind as the ranks' own.
-        seed: Of the run.
-        num_steps: Optimizer steps that were to be recorded.
+        device: Where references are computed; of the same kind as the device of the ranks.
+        num_steps: Optimizer steps that the run was asked to record.
         trace: What the ranks recorded.
         twin: The same run without checkpointing; None where the recipe has none.
         on_step: Called before the references of each step, to show progress.

@@ -1,33 +1,35 @@
-"""How far two sets of tensors lie apart, all together and parameter by parameter.
+"""How far two sets of tensors lie apart, all together and tensor by tensor, and within what limit.
 
-Norms are Frobenius norms in float64. Must not know which computations are compared.
+Norms are Frobenius norms in float64.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+
+import torch
 
 from perfsuite.worker.equivalence.limits import SMALLEST_SHARE, Limit
 from perfsuite.worker.equivalence.tensors import Quantity, Tensors, distance, in_double, norm, ratio
 
-# Of a sum of random signs; beyond that one has never been seen (two-sided normal, 2e-9).
+# Of a sum of random signs; rounding exceeds it once in 5e8 sums (two-sided normal, 2e-9).
 _ALIGNMENT_SDS = 6
 
 
-@dataclass(frozen=True, kw_only=True)
-class Evidence:
-    """One comparison that a check rests on.
+@dataclass(frozen=True)
+class Discrepancy:
+    """The relative error that one comparison found, and the one that rounding explains.
 
     Attributes:
-        what: "gradient", "loss", "parameter", "buffer".
-        step: Of which optimizer step, from 1.
-        error: What was found, at most `limit` in correct code.
-        limit: What rounding explains.
-        formula: How the limit came about.
-        name: The parameter or buffer that it is about, None for all together.
-        rank: The rank that it is about, None for all together.
+        what: The kind of tensor that was compared.
+        step: The optimizer step, from 1; 0 is before the first.
+        error: At most `limit` in correct code.
+        limit: The error that rounding explains.
+        formula: How the limit is derived.
+        name: The parameter or buffer, None for all together.
+        rank: The rank that differs, None where no single one does.
     """
 
     what: Quantity
@@ -40,7 +42,7 @@ class Evidence:
 
     @property
     def is_within(self) -> bool:
-        """Whether rounding explains the error; never so where something is not finite."""
+        """Whether rounding explains the error; an error that is not finite is never explained."""
         return self.error <= self.limit and math.isfinite(self.error)
 
     @property
@@ -53,13 +55,13 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Errors:
-    """Relative errors of a set of tensors.
+    """The relative errors ||tested - expected|| / ||expected|| of a set of tensors.
 
     Attributes:
-        total: ||tested - expected|| / ||expected|| over all of them.
-        by_name: The same of each that is large enough to have one of its own.
+        total: Over all tensors.
+        by_name: Of each tensor that is large enough to have a limit of its own.
         size: ||expected||.
-        too_small: The names of those that are not, and not zero either.
+        too_small: The names of the other tensors, except those that are zero.
     """
 
     total: float
@@ -69,20 +71,15 @@ class Errors:
 
 
 def measure_errors(tested: Tensors, expected: Tensors) -> Errors:
-    """Return how far `tested` lies from `expected`; a tensor that is absent counts as zeros.
+    """Return how far `tested` lies from `expected`; a missing tensor counts as zeros.
 
-    Tensors whose share of the expected norm is below `SMALLEST_SHARE` count in the total alone.
+    A tensor whose share of the expected norm is below `SMALLEST_SHARE` counts in the total alone.
     """
     distances, sizes = {}, {}
     for name in dict.fromkeys((*expected, *tested)):
-        mine, its = tested.get(name), expected.get(name)
-        if mine is None or its is None:
-            present = mine if its is None else its
-            assert present is not None
-            distances[name] = norm(present)
-            sizes[name] = 0.0 if its is None else distances[name]
-        else:
-            distances[name], sizes[name] = distance(mine, its), norm(its)
+        mine = tested[name] if name in tested else torch.zeros_like(expected[name])
+        its = expected[name] if name in expected else torch.zeros_like(mine)
+        distances[name], sizes[name] = distance(mine, its), norm(its)
     size = math.hypot(*sizes.values())
     least = SMALLEST_SHARE * size
     return Errors(
@@ -98,9 +95,9 @@ def measure_errors(tested: Tensors, expected: Tensors) -> Errors:
 
 
 def measure_buffer_errors(tested: Tensors, expected: Tensors) -> Errors:
-    """Return what `measure_errors` does, but for infinities and NaNs that both hold.
+    """Return the errors of buffers; an infinity or NaN that both sides hold is no error.
 
-    A mask of minus infinity is a buffer like any other.
+    A buffer may be a mask of minus infinities.
     """
     tested, expected = dict(tested), dict(expected)
     for name in tested.keys() & expected.keys():
@@ -125,48 +122,31 @@ def judge(
     limit: Limit,
     *,
     parameter_limit: Callable[[str], float] | None = None,
-) -> list[Evidence]:
-    """Return what the errors prove: of all tensors together, and of the first or worst one.
+) -> list[Discrepancy]:
+    """Return the discrepancy of all tensors together, and of the first that fails or the worst one.
 
-    Args:
-        errors: What was measured.
-        what: Of which quantity.
-        step: Of which optimizer step.
-        limit: What rounding explains.
-        parameter_limit: The limit of one parameter; None takes `limit.worst_parameter`.
+    `parameter_limit` gives the limit of one parameter instead of `limit.worst_parameter`.
     """
     limit_of = parameter_limit or (lambda _: limit.worst_parameter)
+    formula = f"of one parameter, from {limit.formula}" if limit.value else limit.formula
     single = [
-        Evidence(
-            what=what,
-            step=step,
-            error=error,
-            limit=limit_of(name),
-            formula=f"of one parameter, from {limit.formula}" if limit.value else limit.formula,
-            name=name,
-        )
+        Discrepancy(what, step, error, limit_of(name), formula, name=name)
         for name, error in errors.by_name.items()
     ]
-    total = Evidence(
-        what=what, step=step, error=errors.total, limit=limit.value, formula=limit.formula
-    )
-    first = next((evidence for evidence in single if not evidence.is_within), None)
-    worst = first or max(single, key=lambda evidence: evidence.severity, default=None)
+    total = Discrepancy(what, step, errors.total, limit.value, limit.formula)
+    first = next((one for one in single if not one.is_within), None)
+    worst = first or max(single, key=lambda one: one.severity, default=None)
     return [total] if worst is None else [total, worst]
 
 
-def judge_alignment(tested: Tensors, expected: Tensors, step: int, limit: Limit) -> list[Evidence]:
-    """Return whether the tested gradients are scaled against the expected ones.
+def judge_alignment(
+    tested: Tensors, expected: Tensors, step: int, limit: Limit
+) -> list[Discrepancy]:
+    """Return how far the tested gradients are off along the expected ones: an error of scale.
 
-    Rounding errors of single elements point in random directions, so what they add along the
-    gradient itself is smaller by the root of the number of elements that carry it. So an error of
-    scale is seen where it would drown in the rounding of a low precision.
-
-    Args:
-        tested: Gradients.
-        expected: Gradients.
-        step: Of which optimizer step.
-        limit: Of the error in all directions together.
+    The rounding errors of single elements point in random directions, so their part along the
+    gradient is smaller by the root of the number of elements that carry it. This shows an error of
+    scale that the rounding of a low precision would hide.
     """
     size = total_norm(expected)
     if size == 0 or limit.value == 0 or not math.isfinite(size):
@@ -174,33 +154,31 @@ def judge_alignment(tested: Tensors, expected: Tensors, step: int, limit: Limit)
     along = fourths = 0.0
     for name in tested.keys() & expected.keys():
         its = in_double(expected[name]) / size
-        # The difference first, or its share would be lost in the rounding of the product.
+        # Subtracted first: its share would be lost in the rounding of the product.
         off = (in_double(tested[name]) - in_double(expected[name])) / size
         along += float((off * its).sum())
         fourths += float(its.square().square().sum())
     # The participation ratio: how many elements would carry the norm if all were equal.
     num_elements = 1 / fourths
     random_share = _ALIGNMENT_SDS / math.sqrt(num_elements)
+    limit_along = min(limit.value, limit.value * random_share + limit.shared)
+    formula = f"along the gradient of {num_elements:.0f} elements, from {limit.formula}"
+    return [Discrepancy("gradient", step, abs(along), limit_along, formula)]
+
+
+def judge_losses(
+    tested: Sequence[float], expected: Sequence[float], step: int, limit: Limit
+) -> list[Discrepancy]:
+    """Return the discrepancy of each loss; of several losses each is that of one rank."""
+    is_one = len(expected) == 1
     return [
-        Evidence(
-            what="gradient",
-            step=step,
-            error=abs(along),
-            limit=min(limit.value, limit.value * random_share + limit.shared),
-            formula=f"along the gradient of {num_elements:.0f} elements, from {limit.formula}",
+        Discrepancy(
+            "loss",
+            step,
+            ratio(abs(mine - its), abs(its)),
+            limit.value,
+            limit.formula,
+            rank=None if is_one else rank,
         )
+        for rank, (mine, its) in enumerate(zip(tested, expected, strict=True))
     ]
-
-
-def judge_loss(
-    tested: float, expected: float, step: int, limit: Limit, *, rank: int | None = None
-) -> Evidence:
-    """Return what two losses prove."""
-    return Evidence(
-        what="loss",
-        step=step,
-        error=ratio(abs(tested - expected), abs(expected)),
-        limit=limit.value,
-        formula=limit.formula,
-        rank=rank,
-    )

@@ -1,73 +1,57 @@
-"""The likeliest cause of a mismatch among the known ones.
-
-A path that failed is compared with what each known bug would have made of the reference. Must not
-decide whether anything failed.
-"""
+"""The likeliest cause of a mismatch: a path that failed is compared with each known bug."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from torch import nn
 
-from perfsuite.worker.equivalence.comparison import Evidence, measure_errors
+from perfsuite.worker.equivalence.comparison import Discrepancy, measure_errors
 from perfsuite.worker.equivalence.planted_bugs import Bug, scaled
 from perfsuite.worker.equivalence.tensors import Tensors, in_double
 
 _BATCHNORM_LAYERS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-# A hypothesis explains a path if it leaves less than a tenth of the error unexplained; the right
-# one leaves rounding alone, a wrong one as much as there was.
+# A bug explains a path if it leaves less than a tenth of the error; the right one leaves only
+# rounding, a wrong one about the whole error.
 _UNEXPLAINED = 0.1
-# Two that leave less than this share of the error are the same but for rounding.
+# Two bugs that both leave less than this share of the error differ only in rounding.
 _SAME = 1e-3
 
 
-def explain_gradients(
-    tested: Tensors, expected: Tensors, bugs: Sequence[Bug]
-) -> Callable[[Evidence], str | None]:
-    """Return what explains, for evidence of one step, how its gradients differ.
-
-    Args:
-        tested: The gradients of the path.
-        expected: Those of the reference.
-        bugs: Known mistakes, planted in the reference.
-    """
-
-    def explain(evidence: Evidence) -> str | None:
-        if not all(bool(tensor.isfinite().all()) for tensor in tested.values()):
-            return "a gradient is not finite: lower the learning rate, or scale the loss"
-        lost = [
-            name
-            for name, gradient in expected.items()
-            if bool(gradient.any()) and not (name in tested and bool(tested[name].any()))
-        ]
-        if lost and len(lost) < len(expected):
-            return f"the gradient of {', '.join(map(repr, lost[:3]))} is lost: is it detached?"
-        return _matching_bug(tested, expected, bugs) or _scale(tested, expected)
-
-    return explain
+def explain_gradients(tested: Tensors, expected: Tensors, bugs: Sequence[Bug]) -> str | None:
+    """Return the likeliest cause of gradients that differ."""
+    if not all(bool(tensor.isfinite().all()) for tensor in tested.values()):
+        return "a gradient is not finite: lower the learning rate, or scale the loss"
+    lost = [
+        name
+        for name, gradient in expected.items()
+        if bool(gradient.any()) and not (name in tested and bool(tested[name].any()))
+    ]
+    if lost and len(lost) < len(expected):
+        return f"the gradient of {', '.join(map(repr, lost[:3]))} is lost: is it detached?"
+    return _matching_bug(tested, expected, bugs) or _scale(tested, expected)
 
 
-def explain_weights(evidence: Evidence) -> str | None:
-    """Return what explains parameters or buffers that differ, or a loss that is none."""
-    if evidence.what == "loss" and math.isinf(evidence.error):
+def explain_weights(discrepancy: Discrepancy) -> str | None:
+    """Return the cause of parameters or buffers that differ, or of a loss that is not finite."""
+    if discrepancy.what == "loss" and math.isinf(discrepancy.error):
         return "a loss is not finite: lower the learning rate, or look at the data"
-    if evidence.what == "buffer" and evidence.rank is not None:
+    if discrepancy.what == "buffer" and discrepancy.rank is not None:
         return (
             "BatchNorm, or another forward pass with side effects: each rank keeps the statistics "
             "of its own data; use SyncBatchNorm or GroupNorm"
         )
-    if evidence.what != "parameter":
+    if discrepancy.what != "parameter":
         return None
-    if math.isinf(evidence.error):
+    if math.isinf(discrepancy.error):
         return (
             "a weight is not finite: lower the learning rate; in a low precision the optimizer's "
             "eps may be 0"
         )
-    if evidence.rank is not None:
+    if discrepancy.rank is not None:
         return "no synchronisation: the ranks step by different gradients, or not together"
-    if evidence.step == 0:
+    if discrepancy.step == 0:
         return (
             "the run does not start from the weights that build_model gives under its seed: are "
             "they drawn from a generator of their own?"
@@ -81,7 +65,7 @@ def explain_weights(evidence: Evidence) -> str | None:
 def _matching_bug(tested: Tensors, expected: Tensors, bugs: Sequence[Bug]) -> str | None:
     error = measure_errors(tested, expected).total
     left = [(measure_errors(tested, bug.gradients).total, bug.cause) for bug in bugs]
-    # The first of those that explain it best: some are the same where batches are alike.
+    # The first of those that explain it best, because where batches are alike some bugs are equal.
     least = min((unexplained for unexplained, _ in left), default=math.inf)
     enough = max(2 * least, _SAME * error)
     cause = next((cause for unexplained, cause in left if unexplained <= enough), None)
@@ -89,7 +73,7 @@ def _matching_bug(tested: Tensors, expected: Tensors, bugs: Sequence[Bug]) -> st
 
 
 def _scale(tested: Tensors, expected: Tensors) -> str | None:
-    """Whether all gradients are a multiple of the expected ones."""
+    """The cause where all gradients are the same multiple of the expected ones."""
     names = tested.keys() & expected.keys()
     product = sum(float((in_double(tested[n]) * in_double(expected[n])).sum()) for n in names)
     square = sum(float(in_double(expected[n]).square().sum()) for n in names)

@@ -1,7 +1,7 @@
 """How far two correct computations may differ, derived from the arithmetic alone.
 
-`u` is the machine epsilon of the coarsest arithmetic on the path, `ws` the world size and `A` the
-accumulation steps. Must not know what is compared.
+`u` is the machine epsilon of the coarsest arithmetic on the tested path, `ws` the world size and
+`A` the number of accumulation steps.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from perfsuite.worker.training.mixed_precision import precision_policy
 # TensorFloat-32 keeps 10 bits of the significand, as float16 does (NVIDIA A100 whitepaper, 2020).
 TF32_EPSILON = 2.0**-10
 
-# Sums of ws * A terms in another order differ by random signs, hence the root; measured over CPU
-# models of five kinds: 0.55 u with 3 ranks, 0.40 u with 4. The 2 leaves room for other kernels.
+# The roundings of sums of ws * A terms in two orders have random signs, hence the root; measured
+# over five kinds of models on a CPU: 0.55 u with 3 ranks, 0.40 u with 4. 2 allows other kernels.
 _REDUCTION_FACTOR = 2
-# A sum over a batch in another order is a longer one; measured at most 9.2 u, over 2 to 4 ranks.
+# A sum over a batch has more terms; measured at most 9.2 u with 2 to 4 ranks.
 _SEMANTIC_FACTOR = 16
-# One parameter's error against that of all together; measured up to 7 times (a convolution's bias).
+# The error of one parameter over that of all together; measured up to 7 (a convolution's bias).
 WORST_PARAMETER_FACTOR = 16
-# Two errors of low precision against the same truth; measured 0.96 to 1.14. FlashAttention's tests
-# (tests/test_flash_attn.py) and torch._dynamo.utils.same allow 2 as well.
+# The ratio of two low-precision errors against the same reference; measured 0.96 to 1.14.
+# FlashAttention's tests (tests/test_flash_attn.py) and torch._dynamo.utils.same also allow 2.
 ERROR_RATIO = 2
-# A parameter whose true gradient is so small a part of all has rounding errors of the others' size
-# (an attention's key bias has a true gradient of 0).
+# Below this share of the whole norm a gradient is lost in the rounding errors of the others
+# (the exact gradient of an attention's key bias is 0).
 SMALLEST_SHARE = 1e-6
 
 
@@ -38,11 +38,11 @@ class Limit:
     """The greatest relative error that rounding explains.
 
     Attributes:
-        value: Of all parameters together; 0 demands equal bits.
-        formula: How it came about, with all its terms.
-        worst_parameter: Of each parameter by itself.
-        shared: What of it all elements may have in common, as where each is multiplied by the same
-            rounded number.
+        value: For all parameters together; 0 requires equal bits.
+        formula: How the value is derived, with all its terms.
+        worst_parameter: For each parameter by itself.
+        shared: The part of the error that all elements may have in common, because each is
+            multiplied by the same rounded number.
     """
 
     value: float
@@ -55,7 +55,7 @@ BITWISE = Limit(0.0, "bit for bit", 0.0)
 
 
 def path_epsilon(recipe: Recipe) -> float:
-    """The epsilon of the coarsest arithmetic that the recipe's precision computes in."""
+    """The epsilon of the coarsest arithmetic in the recipe's precision."""
     policy = precision_policy(recipe.precision)
     epsilon = torch.finfo(policy.parameter_dtype).eps
     if policy.autocast_dtype is not None:
@@ -64,36 +64,36 @@ def path_epsilon(recipe: Recipe) -> float:
 
 
 def is_low_precision(recipe: Recipe) -> bool:
-    """Whether the recipe computes coarser than float32, so that T2 applies instead of T1."""
+    """Whether the arithmetic is coarser than float32, so that T2 applies instead of T1."""
     return path_epsilon(recipe) > torch.finfo(torch.float32).eps
 
 
 def reduction_limit(
     epsilon: float, recipe: Recipe, device: torch.device, *, is_ordered: bool = True
 ) -> Limit:
-    """The limit of T0: two sums of the same gradients, in another order of the ranks.
+    """The limit of T0: the same gradients summed over the ranks in two different orders.
 
-    Two ranks add a + b or b + a, which is the same number: on a CPU, where nothing else may change
-    an order, the gradients are equal bit for bit.
+    With two ranks a + b and b + a are the same number, so on a CPU, where nothing else changes the
+    order of a sum, the gradients are equal bit for bit.
 
     Args:
         epsilon: Of the dtype in which gradients are reduced.
-        recipe: Its world size and accumulation steps.
+        recipe: Has the world size and the accumulation steps.
         device: Where the ranks computed.
-        is_ordered: Each element is one sum over the ranks; not so where a sparse gradient holds
-            a row several times.
+        is_ordered: Whether each element is a single sum over the ranks; False for sparse gradients,
+            which may hold a row several times.
     """
     num_ranks, num_steps = recipe.plan.world_size, recipe.grad_accumulation_steps
     if is_ordered and num_ranks <= 2 and num_steps == 1 and device.type == "cpu":
         return BITWISE
     limit = _limit(_REDUCTION_FACTOR, epsilon, num_ranks, num_steps)
-    # A mean over three ranks is a product with a third, which is rounded by half of u at most.
+    # The mean over three ranks multiplies by a third, which is rounded by at most u / 2.
     is_exact = num_ranks & (num_ranks - 1) == 0
     return limit if is_exact else dataclasses.replace(limit, shared=epsilon / 2)
 
 
 def semantic_limit(recipe: Recipe) -> Limit:
-    """The limit of T1: the sum over one large batch against the sum of its parts."""
+    """The limit of T1: the sum over one large batch against the sum over its parts."""
     return _limit(
         _SEMANTIC_FACTOR,
         path_epsilon(recipe),

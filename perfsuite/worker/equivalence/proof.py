@@ -1,17 +1,15 @@
-"""What a check has gathered, and the one finding that follows from it.
-
-Must not know which computations were compared.
-"""
+"""What a check has gathered, and the one row of the report that follows from it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from perfsuite.records.equivalence import Check, Finding, Planted, missed
-from perfsuite.worker.equivalence.comparison import Evidence
+from perfsuite.records.equivalence import Check, EquivalenceRow
+from perfsuite.records.recipe import Recipe
+from perfsuite.worker.equivalence.comparison import Discrepancy
 from perfsuite.worker.equivalence.diagnosis import explain_weights
-from perfsuite.worker.equivalence.planted_bugs import Bug
+from perfsuite.worker.equivalence.planted_bugs import Bug, missed
 from perfsuite.worker.equivalence.tensors import Tensors
 
 
@@ -20,38 +18,33 @@ class Proof:
     """What a check has gathered.
 
     Attributes:
-        check: Which check.
-        evidence: Its comparisons; none of them means that nothing was compared.
-        planted: The bugs it was given to find.
+        evidence: What its comparisons found; empty where nothing was compared.
+        planted: By the name of each bug that it was given to find, whether it did.
         vacuous: Why it would have passed whatever the code does; empty where it could have failed.
-        notes: What else a reader of the finding should know.
-        find_cause: Tells the likeliest cause of a piece of evidence that is not within its limit.
+        notes: What else a reader of the row should know.
+        find_cause: (discrepancy beyond its limit) -> its likeliest cause.
     """
 
     check: Check
-    evidence: list[Evidence] = field(default_factory=list)
-    planted: list[Planted] = field(default_factory=list)
+    evidence: list[Discrepancy] = field(default_factory=list)
+    planted: dict[str, bool] = field(default_factory=dict)
     vacuous: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    find_cause: Callable[[Evidence], str | None] = lambda evidence: None
+    find_cause: Callable[[Discrepancy], str | None] = lambda discrepancy: None
 
-    def plant(self, bugs: Iterable[Bug], judge: Callable[[Tensors], list[Evidence]]) -> None:
-        """Give the check bugs to find, by the very comparison that it makes itself."""
-        self.planted += [
-            Planted(
-                bug=bug.name,
-                is_flagged=any(not evidence.is_within for evidence in judge(bug.gradients)),
-            )
-            for bug in bugs
-        ]
+    def plant(self, bugs: Iterable[Bug], judge: Callable[[Tensors], list[Discrepancy]]) -> None:
+        """Give the check bugs to find with `judge`, which is the check's own comparison."""
+        self.planted |= {
+            bug.name: any(not one.is_within for one in judge(bug.gradients)) for bug in bugs
+        }
 
-    def conclude(self) -> Finding:
-        """Return what the proof comes to: mismatch before no power before equivalent."""
-        # The first step that went wrong, because later ones inherit; then the worst of it.
-        failures = [evidence for evidence in self.evidence if not evidence.is_within]
+    def conclude(self, recipe: Recipe) -> EquivalenceRow:
+        """Return what the proof shows: a mismatch before no power before equivalent."""
+        # The first step that went wrong, because later ones inherit its error; then the worst.
+        failures = [one for one in self.evidence if not one.is_within]
         decisive = min(
             failures or self.evidence,
-            key=lambda evidence: (evidence.step if failures else 0, -evidence.severity),
+            key=lambda one: (one.step if failures else 0, -one.severity),
             default=None,
         )
         no_power = [*self.vacuous]
@@ -72,32 +65,31 @@ class Proof:
             if decisive.limit == 0:
                 reason = f"equal {decisive.formula}"
         shown = self._first_named(failures, decisive) if failures and decisive else decisive
-        return Finding(
-            check=self.check,
-            status="mismatch" if failures else "no power" if no_power else "equivalent",
+        return EquivalenceRow.of(
+            recipe,
+            self.check,
+            "mismatch" if failures else "no power" if no_power else "equivalent",
+            "; ".join([reason, *self.notes]),
             error=None if shown is None else shown.error,
             limit=None if shown is None else shown.limit,
-            planted=tuple(self.planted),
-            reason="; ".join([reason, *self.notes]),
+            planted=self.planted,
         )
 
     @staticmethod
-    def _first_named(failures: list[Evidence], decisive: Evidence) -> Evidence:
-        """The first of the same step that names a tensor, which tells more than a total."""
+    def _first_named(failures: list[Discrepancy], decisive: Discrepancy) -> Discrepancy:
+        """The first of the same step that names a tensor, which says more than a total."""
         return next(
             (one for one in failures if one.step == decisive.step and one.name is not None),
             decisive,
         )
 
 
-def _describe(evidence: Evidence) -> str:
-    subject = evidence.what if evidence.name is None else f"{evidence.what} of {evidence.name!r}"
-    where = "" if evidence.rank is None else f" on rank {evidence.rank}"
+def _describe(found: Discrepancy) -> str:
+    subject = found.what if found.name is None else f"{found.what} of {found.name!r}"
+    where = "" if found.rank is None else f" on rank {found.rank}"
     allowed = (
-        f"where equal bits are due ({evidence.formula})"
-        if evidence.limit == 0
-        else f"over the limit of {evidence.limit:.1e} ({evidence.formula})"
+        f"where equal bits are due ({found.formula})"
+        if found.limit == 0
+        else f"over the limit of {found.limit:.1e} ({found.formula})"
     )
-    return (
-        f"the {subject} differs at step {evidence.step}{where} by {evidence.error:.1e}, {allowed}"
-    )
+    return f"the {subject} differs at step {found.step}{where} by {found.error:.1e}, {allowed}"

@@ -1,4 +1,4 @@
-"""Tensors by name, and how far two of them are apart: in float64, relative to their size."""
+"""Tensors by parameter or buffer name, and how far two tensors lie apart, computed in float64."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ Quantity = Literal["gradient", "parameter", "buffer", "loss"]
 
 
 def in_double(tensor: Tensor) -> Tensor:
-    """The tensor in float64; a complex one as pairs of its parts, in one dimension more."""
+    """The tensor in float64; a complex one as real numbers with a last dimension of length 2."""
     return (torch.view_as_real(tensor) if tensor.is_complex() else tensor).double()
 
 
 def relative_error(tested: Tensor, expected: Tensor) -> float:
-    """||tested - expected|| / ||expected||; infinite where anything is not finite.
+    """||tested - expected|| / ||expected||; infinite where shapes differ or a norm is not finite.
 
-    >>> relative_error(torch.tensor([3.0, 4.0]), torch.tensor([3.0, 5.0])) < 0.18
-    True
+    >>> relative_error(torch.tensor([3.0, 5.0]), torch.tensor([3.0, 4.0]))
+    0.2
     """
     return ratio(distance(tested, expected), norm(expected))
 
 
 def norm(tensor: Tensor) -> float:
-    """The Frobenius norm, in float64."""
+    """The Frobenius norm."""
     return float(torch.linalg.vector_norm(in_double(tensor)))
 
 
@@ -39,7 +39,7 @@ def distance(tested: Tensor, expected: Tensor) -> float:
 
 
 def ratio(distance: float, size: float) -> float:
-    """Distance / size: 0 where both are, infinite where either is not finite or only size is 0."""
+    """Distance / size; 0 where both are 0, infinite where only size is 0 or one is not finite."""
     if not (math.isfinite(distance) and math.isfinite(size)):
         return math.inf
     if distance == 0:

@@ -70,7 +70,7 @@ def _copy_to_first(
 def check_recorded(job: CheckRun, device: torch.device, board: BoardWriter) -> RunChecked:
     """Compare what the ranks have recorded with references computed here."""
     board.enter_phase("check")
-    findings, inapplicable = check_run(
+    rows, inapplicable = check_run(
         Case(
             workload=load_workload(unpack(job.workload)),
             recipe=job.recipe,
@@ -82,7 +82,7 @@ def check_recorded(job: CheckRun, device: torch.device, board: BoardWriter) -> R
             on_step=board.begin_step,
         )
     )
-    return RunChecked(findings=findings, inapplicable=inapplicable)
+    return RunChecked(rows=rows, inapplicable=inapplicable)
 
 
 def _load(job: CheckRun, name: str) -> Trace:

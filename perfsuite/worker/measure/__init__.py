@@ -1,4 +1,5 @@
-"""Measuring a callable: rounds, stages, memory, counts, environment.
+"""Measuring a callable: rounds, stages, memory, counts, operators, environment.
 
-Must not know of training: it times a callable that is handed a `stage("forward")` context manager.
+Must not know of training: a callable is timed that works inside `stage("forward")` and the like,
+context managers that it is given.
 """

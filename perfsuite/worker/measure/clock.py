@@ -1,7 +1,4 @@
-"""A clock that waits for the device before it is read, and that can be held.
-
-Must not know what is timed.
-"""
+"""What timing needs: a clock that waits for the device, and no garbage collection meanwhile."""
 
 from __future__ import annotations
 
@@ -16,9 +13,7 @@ import torch
 class DeviceClock:
     """Seconds of the host's clock, read when the device has done all its work.
 
-    Args:
-        device: On "cuda" each reading synchronises it.
-        read: The host's clock, in seconds.
+    A GPU is synchronised for each reading; `read` is the host's clock, in seconds.
     """
 
     def __init__(
@@ -29,7 +24,7 @@ class DeviceClock:
         self._held_s = 0.0
 
     def __call__(self) -> float:
-        """Return the seconds until now, without those in which the clock was held."""
+        """Return the seconds until now, without those for which the clock was held."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         return self._read() - self._held_s
@@ -44,10 +39,10 @@ class DeviceClock:
 
 @contextmanager
 def collector_off() -> Iterator[None]:
-    """Collect all garbage, then run the block without any that nobody asks for.
+    """Collect all garbage, then run the block without automatic garbage collection.
 
-    In the block `gc.collect()` costs a millisecond and not a hundred, because what was alive
-    before it, torch's modules above all, is set aside.
+    In the block `gc.collect()` takes a millisecond instead of a hundred, because it skips the
+    objects that were alive before, most of which are torch's modules.
     """
     was_enabled = gc.isenabled()
     gc.disable()

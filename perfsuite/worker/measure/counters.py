@@ -1,7 +1,4 @@
-"""Counts of one iteration that do not depend on the machine's mood. Nothing here is timed.
-
-Must not know what an iteration does.
-"""
+"""Counts of one iteration, which are the same every time. Nothing here is timed."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from torch.utils.flop_counter import flop_registry
 from perfsuite.records.stages import Stage
 from perfsuite.worker.measure.dispatch import StepMode, communicated_bytes, is_communication
 
-# Markers of the profiler, and questions about a tensor (prim::device): no kernel belongs to them.
+# Markers of the profiler, and queries about a tensor (prim::device), which run no kernel.
 _BOOKKEEPING_NAMESPACES = frozenset({"profiler", "prim"})
 
 # The CUDA runtime's and driver's calls that launch one kernel, as CUPTI names them (CUDA Runtime
@@ -46,21 +43,17 @@ class IterationCounts:
 def count_iteration(iterate: Callable[[Stage], None]) -> IterationCounts:
     """Return the counts of one iteration on this rank; every rank must run it.
 
-    - `ops`: every operator, of any namespace, that reaches a dispatch mode after composite ones
-      have been taken apart, recomputation included, except profiler markers and the `prim`
-      queries. An operator on a list of tensors (`_foreach_add_`) is one.
+    - `ops`: operators of any namespace that reach a dispatch mode after composite ones were taken
+      apart, including recomputation, except profiler markers and the `prim` queries. An operator
+      on a list of tensors (`_foreach_add_`) counts as one.
     - `flops`: by the formulas of `torch.utils.flop_counter`, so equal to `FlopCounterMode` on plain
-      tensors; the local share on DTensors.
-    - `collectives`: operators that move data between ranks, point to point included; waiting and
-      barriers are not. Outermost only: an operator that is built on others is one.
-    - `collective_bytes`: of each the larger of what this rank gives and what it gets.
+      tensors; on DTensors the local share.
+    - `collectives`: operators that move data between ranks, including point to point, without
+      waiting and barriers. An operator that calls others counts as one.
+    - `collective_bytes`: for each, the larger of what this rank sends and what it receives.
 
-    `perfsuite.worker.measure.dispatch.StepMode` says what is not seen.
-
-    Args:
-        iterate: One iteration, which works in the stages that it is handed, and of which two were
-            run before: DDP rebuilds its buckets after the first, and DTensor learns the shapes of
-            results in it by running operators once more.
+    `StepMode` says what is not seen. Two iterations must have run before: DDP rebuilds its buckets
+    after the first, in which DTensor runs operators once more to learn the shapes of results.
     """
     counter = _Counter()
     with counter:
@@ -76,8 +69,7 @@ def count_iteration(iterate: Callable[[Stage], None]) -> IterationCounts:
 def count_kernel_launches(iterate: Callable[[Stage], None], device: torch.device) -> int | None:
     """Return how many kernels one iteration launches on a GPU, None on a CPU.
 
-    Runs the iteration under `torch.profiler` and synchronises the device before and after.
-    A replayed CUDA graph launches its kernels without these calls, so they are not counted.
+    The launches are counted by `torch.profiler`; those of a replayed CUDA graph are not counted.
     """
     if device.type != "cuda":
         return None
@@ -106,7 +98,7 @@ class _Counter(StepMode):  # type: ignore[no-untyped-call]
     def observe(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if isinstance(func, torch._ops.OpOverload):
             return self._observe_overload(func, args, kwargs)
-        # A higher-order operator (flex_attention) has no overloads; its formula is its own.
+        # A higher-order operator (flex_attention) has no overloads but a formula of its own.
         result = self.run(func, args, kwargs)
         self._count(func, args, kwargs, result)
         return result
@@ -118,7 +110,7 @@ class _Counter(StepMode):  # type: ignore[no-untyped-call]
             return func(*args, **kwargs)
         packet = func.overloadpacket
         if packet not in flop_registry:
-            # Under inference_mode composite operators arrive whole, elsewhere in parts.
+            # Under inference_mode composite operators arrive whole, otherwise in parts.
             with self:
                 result = func.decompose(*args, **kwargs)
             if result is not NotImplemented:

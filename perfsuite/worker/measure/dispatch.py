@@ -1,6 +1,7 @@
-"""What the counting and the memory measurement share: seeing every operator of an iteration.
+"""Seeing every operator of an iteration, its tensors, and whether and how much it communicates.
 
-Must not know what is done with an operator that was seen.
+Operators that communicate have the names of `torch.distributed` at a dispatch mode: `c10d` of the
+process groups (`dist.all_reduce`, DDP, FSDP2), `_c10d_functional` and `_dtensor` of DTensor.
 """
 
 from __future__ import annotations
@@ -14,8 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# torch documents TorchDispatchMode under this path although the module has an underscore.
-# The protocol of tensor subclasses is documented under this path although it has an underscore.
+# torch documents these under this path although the module has an underscore.
 from torch.utils._python_dispatch import (
     TorchDispatchMode,
     is_traceable_wrapper_subclass,
@@ -26,13 +26,13 @@ from torch.utils._python_dispatch import (
 class StepMode(TorchDispatchMode, ABC):  # type: ignore[no-untyped-call]
     """Sees every operator that runs in its `with` block, on plain tensors, except in loading.
 
-    - A tensor subclass such as DTensor goes first: what is seen are the operators, collectives
-      included, on the local tensors that it turns into.
+    - A tensor subclass such as DTensor is unwrapped first: the operators on its local tensors are
+      seen, including collectives.
     - Loading is left out because it would be seen only where no worker process does it.
     - Operators of the calling thread and of autograd's threads are seen, those of other threads
-      are not. So collectives are waited for at once, and the rest of a DDP communication hook
-      runs here and not on a thread of gloo's.
-    - A compiled model runs as if it were not: torch.compile stands back from a dispatch mode.
+      are not. So each collective is waited for at once, and the rest of a DDP communication hook
+      runs in this thread and not in one of gloo.
+    - A compiled model runs uncompiled, because torch.compile is off under a dispatch mode.
     """
 
     # Without this, torch refuses to run flex_attention and other operators that take functions.
@@ -47,14 +47,14 @@ class StepMode(TorchDispatchMode, ABC):  # type: ignore[no-untyped-call]
         """Return `self.run(func, args, kwargs)`; every tensor in the arguments is a plain one."""
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Return the operator's result; a collective has ended by then."""
+        """Return the operator's result, after a collective has ended."""
         result = func(*args, **kwargs)
         settle(func, result)
         return result
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Work in a stage; the iteration is handed this method."""
+        """Enter a stage; the iteration is given this method as its `Stage`."""
         self._is_loading = name == "load"
         try:
             yield
@@ -76,10 +76,9 @@ class StepMode(TorchDispatchMode, ABC):  # type: ignore[no-untyped-call]
 
 
 def tensors_in(*values: Any) -> Iterator[Tensor]:
-    """Yield every plain dense tensor in the values, in order.
+    """Yield every plain dense tensor in the values and in those of lists, tuples and dicts.
 
-    Lists, tuples and dicts are searched; a sparse tensor gives its indices and values, and
-    a tensor subclass such as DTensor the tensors that it wraps.
+    A sparse tensor yields its indices and values, a subclass such as DTensor what it wraps.
     """
     for value in values:
         if isinstance(value, Tensor):
@@ -95,14 +94,14 @@ def _plain_tensors(tensor: Tensor) -> Iterator[Tensor]:
         names, _ = tensor.__tensor_flatten__()
         yield from tensors_in(*(getattr(tensor, name) for name in names))
     elif tensor.layout is torch.sparse_coo:
-        # indices() and values() refuse a gradient that has not been coalesced yet.
+        # indices() and values() refuse a gradient that is not coalesced yet.
         yield from (tensor._indices(), tensor._values())
     elif tensor.layout is torch.strided:
         yield tensor
 
 
 _NAMESPACES = frozenset({"c10d", "_c10d_functional", "_dtensor"})
-# What only waits, checks or wraps, and moves no data of the program.
+# These only wait, check or wrap, and move no data of the program.
 _MOVE_NOTHING = frozenset(
     {
         "_wrap_tensor_autograd",
@@ -117,37 +116,39 @@ _POINT_TO_POINT = frozenset(
     {"batch_p2p_ops", "irecv", "isend", "recv_", "recv_any_source_", "send"}
 )
 
-# gloo's threads let go of a collective's tensors some microseconds after its end. Without a pause
-# 1 to 15 % of the iterations of an FSDP2 model had a larger peak; with 0.2 ms none of 400 had, with
-# other processes on every core too.
+# gloo's threads release a collective's tensors some microseconds after its end. Without a pause
+# 1 to 15 % of the iterations of an FSDP2 model had a larger peak; with 0.2 ms none of 400 had, even
+# with other processes on every core.
 _SETTLE_S = 0.001
 
 
 def is_communication(func: Any) -> bool:
     """Return whether an operator moves data between ranks: a collective, or point to point."""
-    return _is_of_torch_distributed(func) and _name(func) not in _MOVE_NOTHING
+    name = _name_in_torch_distributed(func)
+    return name is not None and name not in _MOVE_NOTHING
 
 
 def communicated_bytes(args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> int:
-    """Return the size of a communication: the larger of what the rank gives and what it gets.
+    """Return the size of a communication: the larger of what the rank sends and receives.
 
-    This is the size that nccl-tests reports: of an all_gather the gathered tensor, of
-    a reduce_scatter the one that is scattered.
+    This is the size that nccl-tests reports: for an all_gather that of the gathered tensor, for
+    a reduce_scatter that of the scattered one.
     """
-    # What is given and what is gotten are different arguments, or an argument and the result; one
-    # that is reduced in place is both. Each may be a list of tensors, or a list of such lists.
+    # The two are different arguments, or an argument and the result, or one that is reduced in
+    # place. Each may be a list of tensors, or a list of such lists.
     sides = (*args, *kwargs.values(), result)
     return max(sum(tensor.nbytes for tensor in tensors_in(side)) for side in sides)
 
 
 def settle(func: Any, result: Any) -> None:
-    """Return when the collective that `func` began or waited for is over and done with.
+    """Return when the collective that `func` began or waited for has ended and is released.
 
-    gloo's threads run the callbacks of a collective that is not waited for, out of sight of
-    a dispatch mode, and they hold its tensors for a moment after it. Point-to-point communication
-    is left alone: two ranks that both receive first and send then would wait for each other.
+    gloo's threads run the callbacks of a collective that is not waited for, where a dispatch mode
+    does not see them, and hold its tensors for a moment after it. Point-to-point communication is
+    not waited for: two ranks that both receive before they send would block each other.
     """
-    if not _is_of_torch_distributed(func) or _name(func) in _POINT_TO_POINT:
+    name = _name_in_torch_distributed(func)
+    if name is None or name in _POINT_TO_POINT:
         return
     for part in result if isinstance(result, tuple) else ():
         if isinstance(part, torch.ScriptObject):
@@ -155,9 +156,7 @@ def settle(func: Any, result: Any) -> None:
     time.sleep(_SETTLE_S)
 
 
-def _is_of_torch_distributed(func: Any) -> bool:
-    return isinstance(func, torch._ops.OpOverload) and func.namespace in _NAMESPACES
-
-
-def _name(func: Any) -> str:
-    return str(func.overloadpacket.__name__)
+def _name_in_torch_distributed(func: Any) -> str | None:
+    if isinstance(func, torch._ops.OpOverload) and func.namespace in _NAMESPACES:
+        return str(func.overloadpacket.__name__)
+    return None

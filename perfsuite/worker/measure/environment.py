@@ -1,7 +1,6 @@
-"""What a speed depends on beside the code, as a rank finds it.
+"""What a speed depends on besides the code, as a rank finds it.
 
-Must not know what is measured. This is the one place below the command line that reads environment
-variables: those that torch and its libraries obey are part of what it describes.
+Reads environment variables, because those that torch and its libraries obey are part of it.
 """
 
 from __future__ import annotations
@@ -20,12 +19,8 @@ from perfsuite.system.gpus import driver_version, visible_gpus
 def describe_environment(device: str, environ: Mapping[str, str] = os.environ) -> Environment:
     """Return the environment of this process; equal on all ranks of a machine with equal GPUs.
 
-    On "cpu" the accelerators, the driver and the CUDA libraries are left out, since no number
-    depends on them there; the torch build still names the CUDA it was built with.
-
-    Args:
-        device: "cpu" or "cuda".
-        environ: The environment variables.
+    On "cpu" (not "cuda") the accelerators, the driver and the CUDA libraries are left out, since no
+    number depends on them; the torch build still names its CUDA version.
     """
     on_cuda = device == "cuda"
     cudnn = torch.backends.cudnn.version() if on_cuda else None  # type: ignore[no-untyped-call]
@@ -37,7 +32,7 @@ def describe_environment(device: str, environ: Mapping[str, str] = os.environ) -
         nccl=_nccl_version() if on_cuda else None,
         torch=f"{torch.__version__} ({torch.version.git_version[:10]})",
         cpu=cpu_model(),
-        # The machine's: a rank's own affinity is pinned to a part of it.
+        # Of the machine, because a rank is pinned to a part of it.
         num_cores=os.cpu_count() or 1,
         python=f"{sys.version_info.major}.{sys.version_info.minor}",
         knobs=_knobs(on_cuda) | speed_variables(environ),
@@ -52,7 +47,7 @@ def _nccl_version() -> str | None:
 
 
 def _knobs(on_cuda: bool) -> dict[str, str]:
-    # Their parts (matmul, conv) are put there at import, out of sight of a type checker.
+    # Their parts (matmul, conv) are set at import, where a type checker does not see them.
     mkldnn: Any = torch.backends.mkldnn
     cudnn: Any = torch.backends.cudnn
     knobs: dict[str, object] = {
@@ -63,10 +58,7 @@ def _knobs(on_cuda: bool) -> dict[str, str]:
     precisions: dict[str, Any] = {"mkldnn.matmul": mkldnn.matmul, "mkldnn.conv": mkldnn.conv}
     if on_cuda:
         precisions |= {"cuda.matmul": torch.backends.cuda.matmul, "cudnn.conv": cudnn.conv}
-        knobs |= {
-            "cudnn.benchmark": cudnn.benchmark,
-            "cudnn.deterministic": cudnn.deterministic,
-        }
-    # The older allow_tf32 flags cannot be read any more once somebody has set these.
+        knobs |= {f"cudnn.{name}": getattr(cudnn, name) for name in ("benchmark", "deterministic")}
+    # The older allow_tf32 flags cannot be read once any of these was set.
     knobs |= {f"{name}.fp32_precision": part.fp32_precision for name, part in precisions.items()}
     return {name: str(value) for name, value in knobs.items()}

@@ -1,7 +1,7 @@
 """Peak memory of one iteration, and what its forward pass keeps for its backward pass.
 
-Must not know what an iteration does. On a CPU torch counts no memory, so the bytes of all live
-storages are followed instead; the kernels' inner temporaries are not seen there.
+On a CPU torch counts no memory, so the bytes of all live storages are followed instead; the
+temporary memory inside kernels is not seen there.
 """
 
 from __future__ import annotations
@@ -30,19 +30,14 @@ def measure_peak(
 ) -> PeakMemory:
     """Return the peak memory of one iteration on this rank; every rank must run it.
 
-    `saved_activation_bytes` is how much more memory is in use when a backward pass begins than
-    when the forward pass before it did (the first of them, where a pipeline runs several), and the
-    most that this is in any micro-batch. Unlike `saved_tensors_hooks` it sees what selective
-    checkpointing keeps. Memory that existed before and is only first used there, such as the
-    batch, is not in it.
+    `saved_activation_bytes` is the memory in use at the start of a backward pass less that at the
+    start of its forward pass (the first one, where a pipeline runs several); the largest of all
+    micro-batches. Unlike `saved_tensors_hooks` it includes what selective checkpointing keeps.
+    Memory that existed before, such as the batch, is not in it.
 
-    Args:
-        iterate: One iteration, which works in the stages that it is handed.
-        held: Tensors alive before the iteration: parameters, buffers, gradients, optimizer state.
-            An iterator, since a list would keep alive what the iteration frees. Not asked on
-            a GPU, whose allocator knows them.
-        device: On "cuda" the allocator's own peak is read, and the device synchronised.
-        follow_resizes: See `LiveStorage`.
+    `held` are the tensors alive before the iteration: parameters, buffers, gradients, optimizer
+    state. An iterator, since a list would keep alive what the iteration frees. It is not read on
+    a GPU, where the allocator's own peak is. `LiveStorage` explains `follow_resizes`.
     """
     if device.type == "cuda":
         return _measure_allocator(iterate, device)
@@ -55,7 +50,7 @@ def measure_peak(
         with tracker.stage(name):
             yield
 
-    # Garbage in cycles would be freed whenever the collector happens to run.
+    # The collector would free reference cycles at any time.
     with collector_off(), tracker:
         iterate(stage)
     return PeakMemory(
@@ -85,7 +80,7 @@ def _measure_allocator(iterate: Callable[[Stage], None], device: torch.device) -
 
 
 class _SavedBytes:
-    """What is in use at the entry of a backward stage more than at that of its forward stage."""
+    """The most memory that a forward stage left in use when its backward stage was entered."""
 
     def __init__(self, read_bytes: Callable[[], int]) -> None:
         self.most_bytes: int | None = None
@@ -103,7 +98,7 @@ class _SavedBytes:
 
 @dataclass(slots=True)
 class _Life:
-    """A storage that is alive: a weak reference to it, its size, and whether it was made here."""
+    """A live storage; `is_made_here` if an operator in the `with` block made it."""
 
     storage: weakref.ref[torch.UntypedStorage]
     num_bytes: int
@@ -113,18 +108,14 @@ class _Life:
 class LiveStorage(StepMode):  # type: ignore[no-untyped-call]
     """Follows the bytes of all live storages that operators in its `with` block use.
 
-    It starts with the storages of the given tensors. One that an operator makes counts until it is
-    freed; one that existed unknown before (a batch from a loader) counts from its first use.
-    Storages are shared: views of one count once.
+    It starts with the storages of `held`. A storage that an operator makes counts until it is
+    freed; any other (of a batch from a loader) counts from its first use. Views share a storage,
+    which counts once.
 
     A storage can be resized without any operator, as FSDP2 frees parameters by
     `storage.resize_(0)`. With `follow_resizes` the size of every live storage is read again after
     every operator, which costs about 0.1 us for each pair of the two (0.1 s for 2,000 operators
     and 500 storages). Without it a new size is seen when an operator next uses that storage.
-
-    Args:
-        held: Tensors that are alive already.
-        follow_resizes: Read all sizes again after every operator.
 
     Attributes:
         peak_bytes: The most bytes that were alive after any operator.
@@ -152,7 +143,7 @@ class LiveStorage(StepMode):  # type: ignore[no-untyped-call]
         return self._made_bytes
 
     def observe(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Return the operator's result after taking note of the storages it used and made."""
+        """Return the operator's result, and count the storages that it used and made."""
         for tensor in tensors_in(args, kwargs):
             self._use(tensor, is_made_here=False)
         result = self.run(func, args, kwargs)
@@ -163,7 +154,7 @@ class LiveStorage(StepMode):  # type: ignore[no-untyped-call]
 
     def _use(self, tensor: Tensor, *, is_made_here: bool) -> None:
         # torch keeps one Python object for a storage as long as the storage lives, so its id and
-        # a weak reference to it stand for the storage itself.
+        # a weak reference to it identify the storage itself.
         storage = tensor.untyped_storage()
         key = id(storage)
         life = self._lives.get(key)

@@ -1,6 +1,6 @@
-"""What the operators of a few iterations cost, as `torch.profiler` sees them. Never inside a time.
+"""What the operators of a few iterations cost, and how much communication computing hides.
 
-Must not know what an iteration does.
+From `torch.profiler`, which slows an iteration down, so never while one is timed.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from perfsuite.records.stages import Stage
 
 NUM_OPERATORS = 10
 _NUM_TABLE_ROWS = 40
-# A stage in a trace, so that it cannot be taken for an operator.
+# Marks a stage in a trace, to separate it from operators.
 _STAGE_PREFIX = "stage: "
-# How collectives are called: gloo's work on a CPU, NCCL's kernels on a GPU.
+# The names of collectives: gloo's work on a CPU, NCCL's kernels on a GPU.
 _COMMUNICATION = ("gloo:", "nccl")
-# What computes on a CPU. Operators of c10d wait for others, and autograd's nodes may.
-_CPU_COMPUTE = ("aten::",)
+# What computes on a CPU. Operators of c10d wait for other ranks, and autograd's nodes may.
+_CPU_COMPUTE = "aten::"
 _US_PER_S = 1e6
 
 
 def mark_stage(name: str) -> record_function:
-    """Be the `Stage` that names each stage in the trace."""
+    """The `Stage` that names each stage in the trace."""
     return record_function(f"{_STAGE_PREFIX}{name}")
 
 
@@ -43,14 +43,7 @@ def profile_iterations(
     num_iterations: int,
     with_memory: bool = False,
 ) -> profile:
-    """Return the finished profile of some iterations; synchronises the device.
-
-    Args:
-        iterate: One iteration, which works in the stages that it is handed.
-        device: "cuda" adds the GPU's kernels.
-        num_iterations: How many.
-        with_memory: Also what operators allocate, which costs time of its own.
-    """
+    """Return the finished profile; `with_memory` adds what operators allocate, which takes time."""
     activities = [ProfilerActivity.CPU]
     if device.type == "cuda":
         activities.append(ProfilerActivity.CUDA)
@@ -64,22 +57,13 @@ def profile_iterations(
 
 
 def costliest_operators(averages: Iterable[Any], device: torch.device) -> tuple[Operator, ...]:
-    """Return the operators with the most time of their own, costliest first.
-
-    Args:
-        averages: What `profile.key_averages()` returned.
-        device: Whose time counts.
-    """
-    on_cuda = device.type == "cuda"
+    """Return the operators with the most time of their own, from `profile.key_averages()`."""
+    field = _time_field(device)
     operators = [
         Operator(
             name=average.key,
             calls=average.count,
-            self_s=round(
-                (average.self_device_time_total if on_cuda else average.self_cpu_time_total)
-                / _US_PER_S,
-                9,
-            ),
+            self_s=round(getattr(average, field) / _US_PER_S, 9),
         )
         for average in averages
         if _is_operator(average)
@@ -89,17 +73,10 @@ def costliest_operators(averages: Iterable[Any], device: torch.device) -> tuple[
 
 
 def measure_communication(events: Iterable[Any], device: torch.device) -> Communication | None:
-    """Return how long collectives were under way, and how much of it no computation hid.
+    """Return how long collectives ran, and how much of it computing hid; None without collectives.
 
-    On a GPU kernels of NCCL stand against all others; on a CPU, or where ranks share a GPU through
-    gloo, its background work against ATen's operators on any thread of the rank.
-
-    Args:
-        events: What `profile.events()` returned.
-        device: Where the rank computes.
-
-    Returns:
-        None where nothing was communicated.
+    From `profile.events()`. On a GPU the kernels of NCCL are compared with all others; on a CPU, or
+    where ranks share a GPU through gloo, gloo's background work with ATen's operators.
     """
     communicated, computed = [], []
     for event in events:
@@ -115,9 +92,8 @@ def measure_communication(events: Iterable[Any], device: torch.device) -> Commun
             computed.append(interval)
     if not communicated:
         return None
-    under_way, computing = merge(communicated), merge(computed)
-    total_s = total(under_way) / _US_PER_S
-    overlapped_s = overlap(under_way, computing) / _US_PER_S
+    total_s = total(merge(communicated)) / _US_PER_S
+    overlapped_s = overlap(communicated, computed) / _US_PER_S
     return Communication(
         total_s=total_s, exposed_s=total_s - overlapped_s, overlapped_s=overlapped_s
     )
@@ -125,8 +101,7 @@ def measure_communication(events: Iterable[Any], device: torch.device) -> Commun
 
 def describe_operators(averages: Any, device: torch.device) -> str:
     """Return the table of operators that `torch.profiler` prints, costliest first."""
-    by = "self_device_time_total" if device.type == "cuda" else "self_cpu_time_total"
-    return str(averages.table(sort_by=by, row_limit=_NUM_TABLE_ROWS))
+    return str(averages.table(sort_by=_time_field(device), row_limit=_NUM_TABLE_ROWS))
 
 
 def describe_memory(averages: Any, device: torch.device) -> str:
@@ -137,13 +112,17 @@ def describe_memory(averages: Any, device: torch.device) -> str:
 
 
 def read_trace(profiler: profile, folder: Path) -> bytes:
-    """Return the Chrome trace of a finished profile; written to `folder` on the way."""
-    path = folder / f"trace-{os.getpid()}.json"  # every rank of the group has one there
+    """Return the Chrome trace of a finished profile, by way of a file in `folder`."""
+    path = folder / f"trace-{os.getpid()}.json"  # all ranks share the folder
     with _silent_errors():
         profiler.export_chrome_trace(str(path))
     trace = path.read_bytes()
     path.unlink()
     return trace
+
+
+def _time_field(device: torch.device) -> str:
+    return "self_device_time_total" if device.type == "cuda" else "self_cpu_time_total"
 
 
 def _is_operator(average: Any) -> bool:
@@ -155,11 +134,7 @@ def _is_operator(average: Any) -> bool:
 
 @contextmanager
 def _silent_errors() -> Iterator[None]:
-    """Keep standard error from the terminal.
-
-    The profiler says there that it starts and stops, at any level of its log, and of which memory
-    it knows nothing. What is profiled has run before, and said then what it has to say.
-    """
+    """Drop what is written to standard error: the profiler logs there at any log level."""
     sys.stderr.flush()
     kept = os.dup(2)
     nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -172,16 +147,16 @@ def _silent_errors() -> Iterator[None]:
         os.close(kept)
 
 
-Interval = tuple[float, float]
+Span = tuple[float, float]
 
 
-def merge(intervals: Iterable[Interval]) -> list[Interval]:
-    """Return the times that any interval covers, as disjoint intervals in order.
+def merge(intervals: Iterable[Span]) -> list[Span]:
+    """Return the times that intervals cover, as disjoint intervals in order.
 
     >>> merge([(4, 6), (0, 2), (1, 3)])
     [(0, 3), (4, 6)]
     """
-    merged: list[Interval] = []
+    merged: list[Span] = []
     for start, end in sorted(intervals):
         if merged and start <= merged[-1][1]:
             merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
@@ -190,28 +165,16 @@ def merge(intervals: Iterable[Interval]) -> list[Interval]:
     return merged
 
 
-def total(merged: Sequence[Interval]) -> float:
-    """Return how long disjoint intervals are together.
-
-    >>> total([(0, 3), (4, 6)])
-    5
-    """
+def total(merged: Sequence[Span]) -> float:
+    """Return how long disjoint intervals are together."""
     return sum(end - start for start, end in merged)
 
 
-def overlap(one: Sequence[Interval], other: Sequence[Interval]) -> float:
-    """Return for how long both of two merged lists of intervals are under way.
+def overlap(one: Sequence[Span], other: Sequence[Span]) -> float:
+    """Return how long intervals of both lists are under way at the same time.
 
     >>> overlap([(0, 3), (4, 6)], [(2, 5)])
     2
     """
-    shared: float = 0
-    place = 0
-    for start, end in one:
-        while place < len(other) and other[place][1] <= start:
-            place += 1
-        later = place
-        while later < len(other) and other[later][0] < end:
-            shared += min(end, other[later][1]) - max(start, other[later][0])
-            later += 1
-    return shared
+    shared = total(merge(one)) + total(merge(other)) - total(merge([*one, *other]))
+    return max(0, shared)  # rounding may leave less than nothing

@@ -1,7 +1,4 @@
-"""Rounds: iterations between two device synchronisations, each of which yields one sample.
-
-Must not know what an iteration does, nor how ranks wait for each other.
-"""
+"""Rounds: iterations between two device synchronisations, each of which yields one sample."""
 
 from __future__ import annotations
 
@@ -17,8 +14,8 @@ from perfsuite.records.stages import Stage
 from perfsuite.worker.measure.clock import collector_off
 from perfsuite.worker.measure.stages import StageClock
 
-# Rounds of 25 ms and more are what the noise of paired launches was measured with: a standard
-# deviation of 0.4 % over pairs. Twice that leaves room for an estimate that is off by half.
+# The noise of paired launches was measured with rounds of at least 25 ms: a standard deviation of
+# 0.4 % over pairs. Twice as long allows for an estimate that is off by half.
 ROUND_S = 0.050
 
 
@@ -29,15 +26,12 @@ def choose_num_iterations(
 
     A power of two, so that a noisy estimate of the iteration's time rarely changes the choice.
     Where an epoch is shorter than two such rounds, the next whole number of epochs instead: then
-    every round holds the same number of epoch starts, which cost more than other steps.
+    every round has the same number of epoch starts, which cost more than other steps.
 
-    Args:
-        iteration_s: Estimated seconds of one iteration.
-        steps_per_epoch: Iterations of one pass over the data; None if nothing happens at its end.
-        round_s: Seconds of a round; 50 ms unless rounds of two arms alternate.
+    `steps_per_epoch` is None if nothing happens at the end of an epoch.
 
     Raises:
-        PerfsuiteError: The estimate is no positive number of seconds.
+        PerfsuiteError: The estimate is not a positive, finite number.
 
     >>> choose_num_iterations(0.002, steps_per_epoch=None)
     32
@@ -71,18 +65,9 @@ def measure_rounds(
 ) -> list[RoundTimes]:
     """Return this rank's own times of each round.
 
-    The garbage collector runs before each round and never inside of one.
-
-    Args:
-        iterate: One iteration, which works in the stages that it is handed.
-        num_rounds: Rounds to measure.
-        num_iterations: Iterations of one round.
-        stages: The clock that the iterations are handed; what it held before is dropped.
-        start_together: Returns when all ranks have called it.
-        synchronize: Returns when the device has done all its work.
-        after_round: Told the number of each finished round, from 0, outside of any round.
-        take_turn: Held around each round, and what belongs to it.
-        clock: The host's clock, in seconds.
+    The garbage collector runs before each round and never in one. `start_together` returns when all
+    ranks have called it, `synchronize` when the device has done all its work. `take_turn` is
+    entered for each round, its preparation and `after_round`, which gets its number, from 0.
     """
     rounds = []
     with collector_off():

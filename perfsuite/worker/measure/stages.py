@@ -1,7 +1,4 @@
-"""Seconds spent in each stage of an iteration, without slowing it down.
-
-Must not know what a stage does: whoever is measured enters `stage("forward")` around it.
-"""
+"""Seconds spent in each stage of an iteration, without slowing the iteration down."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ class DeviceEvent(Protocol):
         """Mark this point on the current stream."""
 
     def elapsed_time(self, end: Any, /) -> float:
-        """Milliseconds from this mark to the other event's."""
+        """Return the milliseconds from this event to the other."""
 
 
 def _make_cuda_event() -> DeviceEvent:
@@ -34,17 +31,12 @@ class StageClock:
     """A `Stage` that adds up the seconds of each stage until `collect` takes them.
 
     A stage may be entered many times. On a GPU all stages but "load" are timed by events on the
-    current stream, because the host only queues their work; an event waits for nothing until
-    `collect`. On a CPU, and for "load" everywhere, the host's clock is read.
+    current stream, because the host only queues their work; nothing waits for an event before
+    `collect`. On a CPU, and for "load" everywhere, the host's clock is read. Stages do not nest,
+    because the seconds of an inner stage would count twice.
 
-    Stages do not nest: the seconds of an inner stage would count twice, and no order of adding up
-    would make the stages of an iteration sum to its duration.
-
-    Args:
-        device: Where the work of the stages runs.
-        on_enter: Told the name of each stage that is entered, before its time starts.
-        clock: The host's clock, in seconds.
-        make_event: Makes an event with timing for a GPU.
+    `on_enter` is called with the name of each stage that is entered, before its time starts.
+    `clock` is the host's, in seconds; `make_event` makes an event with timing for a GPU.
     """
 
     __slots__ = ("_clock", "_on_enter", "_open", "_spans")
@@ -68,10 +60,10 @@ class StageClock:
         }
 
     def __call__(self, name: str) -> AbstractContextManager[None]:
-        """Return the context manager that times this stage; it is the same one every time.
+        """Return the context manager that times this stage, the same one at every call.
 
         Raises:
-            PerfsuiteError: There is no such stage, or, on entering, another stage is open.
+            PerfsuiteError: The stage is unknown or, on entering, another stage is open.
         """
         try:
             return self._spans[name]
@@ -81,7 +73,7 @@ class StageClock:
             ) from None
 
     def collect(self) -> dict[str, float]:
-        """Return the seconds of each stage entered since the last call, and start anew.
+        """Return the seconds of each stage that was entered since the last call.
 
         On a GPU the device must have been synchronised after the last stage.
         """
@@ -98,12 +90,9 @@ class StageClock:
         if self._on_enter is not None:
             self._on_enter(name)
 
-    def _leave(self) -> None:
-        self._open = None
-
 
 class _HostSpan:
-    """One stage, timed by the host's clock: the last thing on entering, the first on leaving."""
+    """One stage, timed by the host's clock, which is read last on entering and first on leaving."""
 
     __slots__ = ("_owner", "_start_s", "_total_s", "_was_entered", "name")
 
@@ -120,7 +109,7 @@ class _HostSpan:
 
     def __exit__(self, *exception: object) -> None:
         self._total_s += self._owner._clock() - self._start_s
-        self._owner._leave()
+        self._owner._open = None
 
     def take_s(self) -> float | None:
         total_s = self._total_s if self._was_entered else None
@@ -129,7 +118,7 @@ class _HostSpan:
 
 
 class _DeviceSpan:
-    """One stage, timed by pairs of events, which are kept and used again after each `take_s`."""
+    """One stage, timed by pairs of events that are reused after each `take_s`."""
 
     __slots__ = ("_make_event", "_num_used", "_owner", "_pairs", "name")
 
@@ -149,7 +138,7 @@ class _DeviceSpan:
     def __exit__(self, *exception: object) -> None:
         self._pairs[self._num_used][1].record()
         self._num_used += 1
-        self._owner._leave()
+        self._owner._open = None
 
     def take_s(self) -> float | None:
         used, self._num_used = self._pairs[: self._num_used], 0

@@ -52,7 +52,7 @@ Call = Callable[..., int]
 def perfsuite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
     """Calls the console script's function in a folder outside of git, and returns its exit code."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(baseline, "host_fingerprint", lambda environ: HERE)
+    monkeypatch.setattr(baseline, "fingerprint_here", lambda: HERE)
 
     def call(*arguments: str) -> int:
         monkeypatch.setattr(sys, "argv", ["perfsuite", "baseline", *arguments])

@@ -54,7 +54,7 @@ def store_days(folder: Path, commits: list[str], *, num_days: int = NUM_DAYS) ->
 def history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
     """Calls the console script's function in an empty folder, and returns its exit code."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(history_module, "host_fingerprint", lambda environ: HERE)
+    monkeypatch.setattr(history_module, "fingerprint_here", lambda: HERE)
 
     def call(*arguments: str) -> int:
         monkeypatch.setattr(sys, "argv", ["perfsuite", "history", *arguments])

@@ -74,7 +74,7 @@ def expect_mismatch(
 ) -> Callable[..., dict[str, str]]:
     """(workload, recipe, check, where, cause, num_steps=1) -> the status of every check.
 
-    Demands that the check is a mismatch there and tells this cause.
+    Asserts that the check is a mismatch there, with this likeliest cause.
     """
 
     def expect(

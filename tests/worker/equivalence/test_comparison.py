@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -9,11 +10,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from perfsuite.worker.equivalence.comparison import (
+    Discrepancy,
     Errors,
-    Evidence,
     judge,
     judge_alignment,
-    judge_loss,
+    judge_losses,
     measure_buffer_errors,
     measure_errors,
     total_norm,
@@ -25,8 +26,8 @@ LIMIT = Limit(value=0.01, formula="1 u", worst_parameter=0.1)
 NAN, INF = math.nan, math.inf
 
 
-def evidence(error: float, limit: float) -> Evidence:
-    return Evidence(what="gradient", step=1, error=error, limit=limit, formula="1 u")
+def evidence(error: float, limit: float) -> Discrepancy:
+    return Discrepancy(what="gradient", step=1, error=error, limit=limit, formula="1 u")
 
 
 @pytest.mark.parametrize(
@@ -167,8 +168,8 @@ def test_the_total_is_judged_and_the_first_parameter_over_its_limit() -> None:
 
     total, named = judge(errors, "gradient", 3, LIMIT)
 
-    assert total == Evidence(what="gradient", step=3, error=0.02, limit=0.01, formula="1 u")
-    assert named == Evidence(
+    assert total == Discrepancy(what="gradient", step=3, error=0.02, limit=0.01, formula="1 u")
+    assert named == Discrepancy(
         what="gradient",
         step=3,
         error=0.2,
@@ -199,7 +200,7 @@ def test_a_parameter_may_have_a_limit_of_its_own() -> None:
 
 def test_only_the_total_is_judged_where_no_tensor_has_an_error() -> None:
     assert judge(measure_errors({}, {}), "buffer", 2, BITWISE) == [
-        Evidence(what="buffer", step=2, error=0.0, limit=0.0, formula="bit for bit")
+        Discrepancy(what="buffer", step=2, error=0.0, limit=0.0, formula="bit for bit")
     ]
 
 
@@ -217,11 +218,13 @@ def test_one_flipped_bit_fails_where_equal_bits_are_due() -> None:
     [(2.2, 2.0, 0.1), (0.0, 0.0, 0.0), (1e-9, 0.0, INF), (NAN, 2.0, INF), (2.0, INF, INF)],
 )
 def test_losses_are_compared_relatively(tested: float, expected: float, error: float) -> None:
-    found = judge_loss(tested, expected, 2, LIMIT, rank=1)
+    (alone,) = judge_losses([tested], [expected], 2, LIMIT)
+    _, of_rank_1 = judge_losses([2.0, tested], [2.0, expected], 2, LIMIT)
 
-    assert found == Evidence(
-        what="loss", step=2, error=pytest.approx(error), limit=0.01, formula="1 u", rank=1
+    assert alone == Discrepancy(
+        what="loss", step=2, error=pytest.approx(error), limit=0.01, formula="1 u"
     )
+    assert of_rank_1 == dataclasses.replace(alone, rank=1)
 
 
 def test_along_the_gradient_the_limit_falls_with_the_root_of_its_elements() -> None:
@@ -230,7 +233,7 @@ def test_along_the_gradient_the_limit_falls_with_the_root_of_its_elements() -> N
 
     (found,) = judge_alignment(tested, expected, 2, LIMIT)
 
-    assert found == Evidence(
+    assert found == Discrepancy(
         what="gradient",
         step=2,
         error=pytest.approx(0.25),
@@ -303,7 +306,7 @@ gradients = st.dictionaries(st.sampled_from("abcd"), tensors, min_size=1).filter
 )
 
 
-def everything_about(tested: dict[str, Tensor], expected: dict[str, Tensor]) -> list[Evidence]:
+def everything_about(tested: dict[str, Tensor], expected: dict[str, Tensor]) -> list[Discrepancy]:
     errors = measure_errors(tested, expected)
     return [
         *judge(errors, "gradient", 1, LIMIT),

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from perfsuite.worker.equivalence.comparison import Evidence
+from perfsuite.worker.equivalence.comparison import Discrepancy
 from perfsuite.worker.equivalence.diagnosis import explain_gradients, explain_weights, has_batchnorm
 from perfsuite.worker.equivalence.planted_bugs import (
     Bug,
@@ -34,13 +34,13 @@ BUGS = [
 ]
 
 
-def evidence(**fields: Any) -> Evidence:
+def evidence(**fields: Any) -> Discrepancy:
     defaults: dict[str, Any] = {"what": "gradient", "step": 1, "formula": "2 u", "error": 1.0}
-    return Evidence(limit=0.1, **{**defaults, **fields})
+    return Discrepancy(limit=0.1, **{**defaults, **fields})
 
 
 def explain(tested: dict[str, Tensor], bugs: list[Bug] = BUGS) -> str | None:
-    return explain_gradients(tested, EXPECTED, bugs)(evidence())
+    return explain_gradients(tested, EXPECTED, bugs)
 
 
 @pytest.mark.parametrize("bug", BUGS[:-3], ids=lambda bug: bug.name)
@@ -65,7 +65,7 @@ def test_twice_the_gradient_is_a_sum_in_place_of_a_mean() -> None:
 @pytest.mark.parametrize(
     ("factor", "text"), [(3.0, "3"), (0.5, "0.5"), (-1.0, "-1"), (65536.0, "6.554e+04")]
 )
-def test_any_other_factor_is_told(factor: float, text: str) -> None:
+def test_any_other_factor_is_named(factor: float, text: str) -> None:
     tested = {name: factor * tensor for name, tensor in EXPECTED.items()}
 
     assert explain(tested, []) == (
@@ -83,7 +83,7 @@ def test_lost_gradients_are_named(zero: bool) -> None:
 def test_of_many_lost_gradients_three_are_named() -> None:
     expected = {name: torch.ones(2) for name in "abcde"}
 
-    explained = explain_gradients({"a": torch.ones(2)}, expected, [])(evidence())
+    explained = explain_gradients({"a": torch.ones(2)}, expected, [])
 
     assert explained == "the gradient of 'b', 'c', 'd' is lost: is it detached?"
 
@@ -92,13 +92,13 @@ def test_a_gradient_that_is_zero_anyhow_is_not_lost() -> None:
     expected = {**EXPECTED, "frozen": torch.zeros(3)}
     tested = {name: 3 * tensor for name, tensor in EXPECTED.items()}
 
-    assert explain_gradients(tested, expected, [])(evidence()) == (
+    assert explain_gradients(tested, expected, []) == (
         "all gradients are 3 times what they should be: is the loss scaled?"
     )
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_a_gradient_that_is_not_finite_is_told_first(bad: float) -> None:
+def test_a_gradient_that_is_not_finite_is_named_first(bad: float) -> None:
     tested = {"a": torch.full((40,), bad)}
 
     assert explain(tested) == "a gradient is not finite: lower the learning rate, or scale the loss"
@@ -119,7 +119,7 @@ def test_half_an_explanation_is_none() -> None:
 
 
 @pytest.mark.parametrize(("factor", "noise", "is_told"), [(0.01, 0.05, True), (100.0, 20.0, False)])
-def test_a_factor_is_told_where_it_leaves_little_of_the_error(
+def test_a_factor_is_named_where_it_leaves_little_of_the_error(
     factor: float, noise: float, is_told: bool
 ) -> None:
     size = math.hypot(*(float(tensor.norm()) for tensor in EXPECTED.values()))
@@ -138,8 +138,8 @@ def test_equal_gradients_need_no_explanation() -> None:
 def test_nothing_is_explained_where_all_is_zero() -> None:
     zeros = {"a": torch.zeros(3)}
 
-    assert explain_gradients({"a": torch.ones(3)}, zeros, [])(evidence()) is None
-    assert explain_gradients(zeros, {"a": torch.ones(3)}, [])(evidence()) is None
+    assert explain_gradients({"a": torch.ones(3)}, zeros, []) is None
+    assert explain_gradients(zeros, {"a": torch.ones(3)}, []) is None
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A run in which a bug could not have shown has no power, and is never called equivalent."""
+"""A run that could not have shown a bug has no power, and is never called equivalent."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_gradients_that_are_zero_prove_nothing(
 
 
 class Elementwise(nn.Module):
-    """Nothing that autocast casts."""
+    """A model without an operator that autocast casts."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ def test_a_low_precision_that_never_ran_is_not_proven(
 
 
 @pytest.mark.parametrize("precision", SEMANTIC_CHECKS)
-def test_ranks_whose_samples_are_all_alike_prove_nothing(
+def test_ranks_with_equal_samples_prove_nothing(
     check_equivalence: Check,
     perceptron_workload: Build,
     points: Callable[[int], TensorDataset],

@@ -71,7 +71,7 @@ def reason(report: EquivalenceReport, check: str) -> str:
 
 
 class Dicts(nn.Module):
-    """Keywords in, a dict out."""
+    """Takes keyword arguments and returns a dict."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ class Dicts(nn.Module):
 
 
 class Tuples(nn.Module):
-    """Two arguments in, a nest out."""
+    """Takes two arguments and returns nested containers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -321,7 +321,7 @@ def test_a_counter_of_calls_is_another_one_under_a_pipeline_of_chunks(
 
 
 class Averaging(nn.Module):
-    """Keeps a moving average of its inputs, which is another one on each rank."""
+    """Keeps a moving average of its inputs, which differs between ranks."""
 
     average: Tensor
 
@@ -568,7 +568,7 @@ def test_a_sparse_embedding_is_refused_under_powersgd(check_equivalence: Check) 
 
 
 def mean_of_the_kept(outputs: Tensor, targets: Tensor) -> Tensor:
-    """The mean over the samples that are not of class 0, of which batches hold unequal numbers."""
+    """The mean over the samples that are not of class 0; batches hold unequal numbers of them."""
     kept = (targets > 0).to(outputs.dtype)
     losses = cross_entropy(outputs, targets, reduction="none")
     mean: Tensor = (losses * kept).sum() / kept.sum().clamp(min=1)
@@ -624,7 +624,7 @@ def test_split_layers_that_draw_random_numbers_are_held_to_nothing(
 
 
 class Masked(nn.Module):
-    """Attention over the six numbers, each of which sees those before it."""
+    """Causal attention over the six numbers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -701,7 +701,7 @@ def test_a_stage_without_anything_to_train_is_refused(check_equivalence: Check) 
 
 
 def test_an_optimizer_may_leave_parameters_alone(check_equivalence: Check) -> None:
-    """Fine-tuning the head: the other gradients are computed, reduced and never stepped by."""
+    """Fine-tuning the head: the other gradients are computed and reduced, but not used."""
     workload = make_workload(
         make_layers,
         build_optimizer=lambda parameters: torch.optim.SGD(list(parameters)[-2:], lr=0.1),
@@ -731,13 +731,13 @@ def test_a_counter_that_is_no_buffer_is_named(check_equivalence: Check) -> None:
 
     assert statuses(report)["T0"] == "mismatch"
     assert reason(report, "T0").endswith(
-        "; likeliest cause: the model's forward pass gives something else each time: it keeps a "
+        "; likeliest cause: the model's forward pass gives another result each time: it keeps a "
         "state that is no buffer, such as a counter"
     )
 
 
 class Growing(nn.Module):
-    """Keeps all that it has seen."""
+    """A buffer that grows with all inputs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -786,7 +786,7 @@ def test_a_loss_that_is_not_finite_is_named(check_equivalence: Check) -> None:
 
 
 class Sharpened(torch.optim.SGD):
-    """Keeps what it is told beside its defaults."""
+    """Has an option, `power`, that is not among its defaults."""
 
     def __init__(self, parameters: Any, lr: float, power: float) -> None:
         super().__init__(parameters, lr=lr)

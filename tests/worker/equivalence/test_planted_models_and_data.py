@@ -1,4 +1,4 @@
-"""A model or data that make a recipe another computation are a mismatch that says why."""
+"""A model or data that make a recipe another computation: a mismatch that says why."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_recomputing_with_other_random_numbers_is_found(
         recipe,
         "checkpointing",
         "the gradient of '0.0.weight' differs at step 1",
-        "random numbers: what is recomputed draws others than the forward pass did; is "
+        "random numbers: recomputation draws other numbers than the forward pass did; is "
         "preserve_rng_state off, or does the model draw from a generator of its own?",
     )
 
@@ -86,8 +86,8 @@ def test_recomputing_side_effects_is_found(
         Recipe(parallel=parallel, precision=precision, checkpointing="every-block"),
         "checkpointing",
         "the buffer of '0.1.running_mean' differs at step 1",
-        "side effects: the forward pass changes a buffer, as BatchNorm its statistics, and "
-        "recomputation changes it once more",
+        "side effects: the forward pass changes a buffer, as BatchNorm changes its statistics, "
+        "and recomputation changes it once more",
     )
 
 

@@ -6,21 +6,22 @@ from typing import Any
 import pytest
 import torch
 
-from perfsuite.records.equivalence import Finding, Planted, missed
-from perfsuite.worker.equivalence.comparison import Evidence, judge, measure_errors
+from perfsuite import Recipe
+from perfsuite.records.equivalence import EquivalenceRow
+from perfsuite.worker.equivalence.comparison import Discrepancy, judge, measure_errors
 from perfsuite.worker.equivalence.limits import BITWISE
-from perfsuite.worker.equivalence.planted_bugs import Bug
+from perfsuite.worker.equivalence.planted_bugs import Bug, missed
 from perfsuite.worker.equivalence.proof import Proof
 from perfsuite.worker.equivalence.tensors import Tensors
 
-FOUND = Planted(bug="a doubled gradient", is_flagged=True)
-MISSED = Planted(bug="a lost gradient", is_flagged=False)
-UNSEEN = Planted(bug="a shifted gradient", is_flagged=False)
+RECIPE = Recipe(parallel="ddp:2")
+FOUND = {"a doubled gradient": True}
+MISSED = {"a lost gradient": False, "a shifted gradient": False}
 
 
-def evidence(error: float, limit: float = 0.1, **fields: Any) -> Evidence:
+def evidence(error: float, limit: float = 0.1, **fields: Any) -> Discrepancy:
     defaults: dict[str, Any] = {"what": "gradient", "step": 1, "formula": "2 u"}
-    return Evidence(error=error, limit=limit, **{**defaults, **fields})
+    return Discrepancy(error=error, limit=limit, **{**defaults, **fields})
 
 
 def test_the_error_closest_to_its_limit_is_shown_where_all_are_within() -> None:
@@ -31,15 +32,19 @@ def test_the_error_closest_to_its_limit_is_shown_where_all_are_within() -> None:
             evidence(0.04, 0.1, step=3, what="loss"),
             evidence(0.02, 0.1, step=2),
         ],
-        planted=[FOUND, FOUND],
+        planted={**FOUND, "a lost gradient": True},
     )
 
-    assert proof.conclude() == Finding(
+    assert proof.conclude(RECIPE) == EquivalenceRow(
+        parallel="ddp:2",
+        precision="fp32",
+        checkpointing="none",
+        world_size=2,
         check="T0",
         status="equivalent",
         error=0.04,
         limit=0.1,
-        planted=(FOUND, FOUND),
+        power="2/2",
         reason="limit 1.0e-01 = 2 u",
     )
 
@@ -47,39 +52,40 @@ def test_the_error_closest_to_its_limit_is_shown_where_all_are_within() -> None:
 def test_equal_bits_are_said_to_be_equal() -> None:
     proof = Proof(check="checkpointing", evidence=[evidence(0.0, 0.0, formula="bit for bit")])
 
-    finding = proof.conclude()
+    finding = proof.conclude(RECIPE)
 
     assert (finding.status, finding.reason) == ("equivalent", "equal bit for bit")
     assert finding.power is None
 
 
-def test_a_mismatch_stands_before_no_power_and_before_equivalence() -> None:
+def test_a_mismatch_goes_before_no_power_and_before_equivalence() -> None:
     proof = Proof(
         check="T1",
         evidence=[evidence(0.05), evidence(0.3), evidence(0.0)],
-        planted=[MISSED],
+        planted=MISSED,
         vacuous=["all gradients are zero"],
     )
 
-    assert proof.conclude() == Finding(
-        check="T1",
-        status="mismatch",
+    assert proof.conclude(RECIPE) == EquivalenceRow.of(
+        RECIPE,
+        "T1",
+        "mismatch",
+        "the gradient differs at step 1 by 3.0e-01, over the limit of 1.0e-01 (2 u)",
         error=0.3,
         limit=0.1,
-        planted=(MISSED,),
-        reason="the gradient differs at step 1 by 3.0e-01, over the limit of 1.0e-01 (2 u)",
+        planted=MISSED,
     )
 
 
-def test_no_power_stands_before_equivalence_and_says_every_reason() -> None:
+def test_no_power_goes_before_equivalence_and_gives_every_reason() -> None:
     proof = Proof(
         check="T0",
         evidence=[evidence(0.05)],
-        planted=[FOUND, MISSED, UNSEEN],
+        planted=FOUND | MISSED,
         vacuous=["all gradients are zero", "two ranks saw the same data"],
     )
 
-    finding = proof.conclude()
+    finding = proof.conclude(RECIPE)
 
     assert finding.status == "no power"
     assert (finding.error, finding.limit, finding.power) == (0.05, 0.1, "1/3")
@@ -90,17 +96,17 @@ def test_no_power_stands_before_equivalence_and_says_every_reason() -> None:
 
 
 def test_nothing_to_compare_is_no_power() -> None:
-    assert Proof(check="T2").conclude() == Finding(
-        check="T2", status="no power", reason="there was nothing to compare"
+    assert Proof(check="T2").conclude(RECIPE) == EquivalenceRow.of(
+        RECIPE, "T2", "no power", "there was nothing to compare"
     )
 
 
-def test_notes_stand_at_the_end_of_any_reason() -> None:
+def test_notes_come_at_the_end_of_any_reason() -> None:
     passed = Proof(check="T1", evidence=[evidence(0.05)], notes=["float32 is the truth", "so"])
     failed = Proof(check="T1", evidence=[evidence(0.2)], notes=["float32 is the truth"])
 
-    assert passed.conclude().reason == "limit 1.0e-01 = 2 u; float32 is the truth; so"
-    assert failed.conclude().reason == (
+    assert passed.conclude(RECIPE).reason == "limit 1.0e-01 = 2 u; float32 is the truth; so"
+    assert failed.conclude(RECIPE).reason == (
         "the gradient differs at step 1 by 2.0e-01, over the limit of 1.0e-01 (2 u); "
         "float32 is the truth"
     )
@@ -112,7 +118,7 @@ def test_the_first_step_that_went_wrong_decides_and_not_the_worst() -> None:
         evidence=[evidence(9.0, step=3), evidence(0.2, step=2), evidence(0.01, step=1)],
     )
 
-    finding = proof.conclude()
+    finding = proof.conclude(RECIPE)
 
     assert finding.error == 0.2
     assert finding.reason.startswith("the gradient differs at step 2 by 2.0e-01")
@@ -121,12 +127,12 @@ def test_the_first_step_that_went_wrong_decides_and_not_the_worst() -> None:
 def test_the_worst_of_that_step_decides() -> None:
     proof = Proof(check="T1", evidence=[evidence(0.2), evidence(0.4, what="loss")])
 
-    assert proof.conclude().reason == (
+    assert proof.conclude(RECIPE).reason == (
         "the loss differs at step 1 by 4.0e-01, over the limit of 1.0e-01 (2 u)"
     )
 
 
-def test_a_named_tensor_tells_more_than_a_worse_total() -> None:
+def test_a_named_tensor_is_shown_instead_of_a_worse_total() -> None:
     proof = Proof(
         check="T0",
         evidence=[
@@ -137,7 +143,7 @@ def test_a_named_tensor_tells_more_than_a_worse_total() -> None:
         ],
     )
 
-    finding = proof.conclude()
+    finding = proof.conclude(RECIPE)
 
     assert (finding.error, finding.limit) == (0.2, 0.1)
     assert finding.reason == (
@@ -146,10 +152,10 @@ def test_a_named_tensor_tells_more_than_a_worse_total() -> None:
     )
 
 
-def test_a_named_tensor_of_a_later_step_does_not_stand_for_an_earlier_total() -> None:
+def test_a_named_tensor_of_a_later_step_does_not_replace_an_earlier_total() -> None:
     proof = Proof(check="T0", evidence=[evidence(0.2), evidence(0.9, step=2, name="later")])
 
-    assert proof.conclude().reason.startswith("the gradient differs at step 1")
+    assert proof.conclude(RECIPE).reason.startswith("the gradient differs at step 1")
 
 
 def test_the_rank_is_named_and_equal_bits_are_due() -> None:
@@ -158,23 +164,23 @@ def test_the_rank_is_named_and_equal_bits_are_due() -> None:
         evidence=[evidence(0.5, 0.0, formula="on all ranks", name="weight", rank=1, step=2)],
     )
 
-    assert proof.conclude().reason == (
+    assert proof.conclude(RECIPE).reason == (
         "the gradient of 'weight' differs at step 2 on rank 1 by 5.0e-01, where equal bits are due "
         "(on all ranks)"
     )
 
 
-def test_the_likeliest_cause_is_asked_of_the_evidence_that_is_shown() -> None:
-    asked: list[Evidence] = []
+def test_the_likeliest_cause_is_that_of_the_discrepancy_that_is_shown() -> None:
+    asked: list[Discrepancy] = []
 
-    def find_cause(shown: Evidence) -> str:
+    def find_cause(shown: Discrepancy) -> str:
         asked.append(shown)
         return "a hook"
 
     named = evidence(0.2, name="weight")
     proof = Proof(check="T0", evidence=[evidence(0.3), named], find_cause=find_cause)
 
-    finding = proof.conclude()
+    finding = proof.conclude(RECIPE)
 
     assert asked == [named]
     assert finding.reason == (
@@ -190,7 +196,7 @@ def test_the_cause_of_unequal_weights_is_that_of_weights() -> None:
         find_cause=lambda shown: "a hook",
     )
 
-    assert proof.conclude().reason == (
+    assert proof.conclude(RECIPE).reason == (
         "the parameter differs at step 1 on rank 1 by 2.0e-01, where equal bits are due "
         "(on all ranks); likeliest cause: no synchronisation: the ranks step by different "
         "gradients, or not together"
@@ -199,7 +205,7 @@ def test_the_cause_of_unequal_weights_is_that_of_weights() -> None:
 
 @pytest.mark.parametrize("error", [math.nan, math.inf])
 def test_what_is_not_finite_is_a_mismatch(error: float) -> None:
-    finding = Proof(check="T2", evidence=[evidence(0.05), evidence(error)]).conclude()
+    finding = Proof(check="T2", evidence=[evidence(0.05), evidence(error)]).conclude(RECIPE)
 
     assert finding.status == "mismatch"
     assert finding.error is not None
@@ -209,29 +215,25 @@ def test_what_is_not_finite_is_a_mismatch(error: float) -> None:
 def test_planted_bugs_are_flagged_by_the_comparison_of_the_check() -> None:
     expected = {"a": torch.ones(2)}
 
-    def compare(tested: Tensors) -> list[Evidence]:
+    def compare(tested: Tensors) -> list[Discrepancy]:
         return judge(measure_errors(tested, expected), "gradient", 1, BITWISE)
 
-    proof = Proof(check="T0", planted=[FOUND])
+    proof = Proof(check="T0", planted=dict(FOUND))
     proof.plant(
         [
-            Bug(name="doubled", cause="", gradients={"a": 2 * torch.ones(2)}),
-            Bug(name="rolled", cause="", gradients={"a": torch.ones(2).roll(1)}),
+            Bug("doubled", "", {"a": 2 * torch.ones(2)}),
+            Bug("rolled", "", {"a": torch.ones(2).roll(1)}),
         ],
         compare,
     )
 
-    assert proof.planted == [
-        FOUND,
-        Planted(bug="doubled", is_flagged=True),
-        Planted(bug="rolled", is_flagged=False),
-    ]
+    assert proof.planted == {**FOUND, "doubled": True, "rolled": False}
 
 
 def test_power_counts_what_was_flagged_of_what_was_planted() -> None:
-    finding = Finding(check="T0", status="no power", planted=(FOUND, MISSED, UNSEEN), reason="")
+    row = EquivalenceRow.of(RECIPE, "T0", "no power", "", planted=FOUND | MISSED)
 
-    assert finding.power == "1/3"
-    assert missed(finding.planted) == "a lost gradient; a shifted gradient"
-    assert missed([FOUND]) == ""
-    assert Finding(check="T0", status="equivalent", reason="").power is None
+    assert row.power == "1/3"
+    assert missed(FOUND | MISSED) == "a lost gradient; a shifted gradient"
+    assert missed(FOUND) == ""
+    assert EquivalenceRow.of(RECIPE, "T0", "equivalent", "").power is None

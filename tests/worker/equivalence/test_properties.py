@@ -60,7 +60,7 @@ SIDE = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Architecture:
-    """A chain of layers as wide as each other, and a classifier behind them."""
+    """A chain of layers of equal width, and a classifier after them."""
 
     is_convolutional: bool
     depth: int
@@ -205,7 +205,7 @@ def examples(**restrictions: Any) -> st.SearchStrategy[Example]:
 
 
 def scale_gradients(model: Classifier, recipe: Recipe) -> None:
-    """The smallest error of scale that is promised to be seen."""
+    """The smallest error of scale that a check must find."""
     model.gradient_scale = 1 + 1 / (8 * recipe.plan.world_size)
 
 
@@ -215,7 +215,7 @@ def lose_smallest_gradient(model: Classifier, recipe: Recipe) -> None:
 
 
 def forget_reduction(model: Classifier, recipe: Recipe) -> None:
-    """Take the last micro-batch for one that is not reduced, in this rank's own process."""
+    """Skip the reduction after the last micro-batch, in this rank's own process."""
     for strategy in (DDP, FSDP, HorovodLike):
         _never_reduce(strategy)
 

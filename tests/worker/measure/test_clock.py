@@ -1,4 +1,4 @@
-"""The clock of a profile: it waits for the device, and passes no time while it is held."""
+"""The clock of a profile: it waits for the device, and does not move while it is held."""
 
 from __future__ import annotations
 

@@ -219,14 +219,14 @@ def test_without_a_backward_pass_nothing_is_said_of_saved_activations():
     )
 
 
-def test_on_cuda_the_allocator_is_asked_after_a_reset_and_a_synchronisation(monkeypatch):
+def test_on_cuda_the_allocator_is_read_after_a_reset_and_a_synchronisation(monkeypatch):
     device = torch.device("cuda", 0)
     allocated_bytes = iter([100, 700])
     calls = []
 
     def fake(name, value=None):
-        def call(asked):
-            assert asked == device
+        def call(of_device):
+            assert of_device == device
             calls.append(name)
             return next(allocated_bytes) if name == "memory_allocated" else value
 

@@ -1,4 +1,4 @@
-"""Operators of profiled iterations: which are kept, what communication hides, what is silent."""
+"""Operators of profiled iterations: which are kept, and how much communication is hidden."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_the_tables_are_those_of_the_profiler():
     )
 
 
-def test_the_ten_costliest_stand_in_order_and_those_without_time_of_their_own_are_left_out():
+def test_the_ten_costliest_are_in_order_and_those_without_time_of_their_own_are_left_out():
     averages = [average(f"aten::op{number}", cpu_us=number) for number in range(12)]
 
     operators = costliest_operators(averages, CPU)
@@ -117,7 +117,7 @@ def test_on_a_cpu_background_work_is_exposed_where_no_operator_runs():
     )
 
 
-def test_on_a_gpu_kernels_of_nccl_stand_against_all_other_kernels():
+def test_on_a_gpu_kernels_of_nccl_are_compared_with_all_other_kernels():
     events = [
         event("ncclDevKernel_AllReduce_Sum_f32", 0, 4e6, device_type=DeviceType.CUDA),
         event("nccl:all_reduce", 0, 9e6, device_type=DeviceType.CPU),

@@ -1,4 +1,4 @@
-"""Intervals: what is covered, and what two kinds of work share."""
+"""Intervals of time: what they cover, and the overlap of two kinds of work."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from perfsuite.worker.measure.stages import StageClock
 
 
 class FakeHost:
-    """A clock that only moves when it is told to."""
+    """A clock that the test moves."""
 
     def __init__(self) -> None:
         self.now_s = 100.0

@@ -12,7 +12,7 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 
 class FakeHost:
-    """A clock that only moves when it is told to."""
+    """A clock that the test moves."""
 
     def __init__(self) -> None:
         self.now_s = 100.0
@@ -22,7 +22,7 @@ class FakeHost:
 
 
 class FakeDevice:
-    """A stream whose events remember when they were recorded, and how many were made."""
+    """A stream that counts its events, which remember when they were recorded."""
 
     def __init__(self) -> None:
         self.now_ms = 0.0

@@ -1,7 +1,6 @@
-"""Checkpointing: recomputing in backward changes nothing, random numbers included.
+"""Checkpointing: recomputing in the backward pass changes nothing, random numbers included.
 
-The twin is the same recipe on the same ranks without checkpointing. Must not know what is
-recomputed.
+The twin is a run of the same recipe on the same ranks without checkpointing.
 """
 
 from __future__ import annotations
@@ -13,9 +12,9 @@ import torch
 from perfsuite.records.recipe import Recipe
 from perfsuite.worker.equivalence.case import Case
 from perfsuite.worker.equivalence.comparison import (
-    Evidence,
+    Discrepancy,
     judge,
-    judge_loss,
+    judge_losses,
     measure_buffer_errors,
     measure_errors,
 )
@@ -26,8 +25,8 @@ from perfsuite.worker.equivalence.tensors import Tensors
 from perfsuite.worker.equivalence.trace.trace import Step
 
 
-def check_recomputation(case: Case) -> Proof | str:
-    """Return what the comparison with the run without checkpointing gathers."""
+def check_checkpointing(case: Case) -> Proof | str:
+    """Return what the comparison with the twin shows, or why there is none."""
     if case.twin is None:
         return "the recipe recomputes nothing"
     proof = Proof(check="checkpointing")
@@ -39,12 +38,10 @@ def check_recomputation(case: Case) -> Proof | str:
             break  # the runs may drift apart by more than the rounding of one step
         proof.evidence += _compare(step, twin, number, limit)
         if number == 1:
-            bugs = list(_bugs(twin.gradients, case.recipe, limit))
+            expected = twin.gradients
             proof.plant(
-                bugs,
-                lambda gradients, twin=twin: judge(  # type: ignore[misc]
-                    measure_errors(gradients, twin.gradients), "gradient", 1, limit
-                ),
+                _bugs(expected, case.recipe, limit),
+                lambda tested: judge(measure_errors(tested, expected), "gradient", 1, limit),  # noqa: B023
             )
     proof.find_cause = _explain
     if case.trace.work is None or case.twin.work is None:
@@ -58,10 +55,9 @@ def check_recomputation(case: Case) -> Proof | str:
 
 
 def _limit(case: Case) -> Limit:
-    """Equal bits, unless FSDP shards by segments and so sums three or more ranks otherwise."""
+    """Equal bits, unless FSDP shards by segments and so sums over the ranks in another order."""
     recipe = case.recipe
-    shards_otherwise = recipe.plan.properties.resizes_storages and recipe.num_segments is not None
-    if not shards_otherwise:
+    if not recipe.plan.properties.resizes_storages or recipe.num_segments is None:
         return BITWISE
     epsilon = max(
         (torch.finfo(gradient.dtype).eps for gradient in case.trace.steps[0].gradients.values()),
@@ -70,17 +66,13 @@ def _limit(case: Case) -> Limit:
     return reduction_limit(epsilon, recipe, case.device)
 
 
-def _compare(step: Step, twin: Step, number: int, limit: Limit) -> list[Evidence]:
-    losses = [
-        judge_loss(mine, its, number, limit, rank=rank if len(twin.losses) > 1 else None)
-        for rank, (mine, its) in enumerate(zip(step.losses, twin.losses, strict=True))
-    ]
+def _compare(step: Step, twin: Step, number: int, limit: Limit) -> list[Discrepancy]:
+    gradients = measure_errors(step.gradients, twin.gradients)
+    buffers = measure_buffer_errors(step.after.buffers, twin.after.buffers)
     return [
-        *losses,
-        *judge(measure_errors(step.gradients, twin.gradients), "gradient", number, limit),
-        *judge(
-            measure_buffer_errors(step.after.buffers, twin.after.buffers), "buffer", number, limit
-        ),
+        *judge_losses(step.losses, twin.losses, number, limit),
+        *judge(gradients, "gradient", number, limit),
+        *judge(buffers, "buffer", number, limit),
     ]
 
 
@@ -93,19 +85,19 @@ def _bugs(gradients: Tensors, recipe: Recipe, limit: Limit) -> Iterator[Bug]:
     nudged = gradients[name].clone().view(-1)
     nudged[nudged.abs().argmax()] *= 1 + torch.finfo(nudged.dtype).eps
     yield Bug(
-        name=f"one element of the gradient of {name!r} is off by one rounding",
-        cause="recomputation rounds otherwise",
-        gradients={**gradients, name: nudged.view_as(gradients[name])},
+        f"one element of the gradient of {name!r} is off by one rounding",
+        "recomputation rounds differently",
+        {**gradients, name: nudged.view_as(gradients[name])},
     )
 
 
-def _explain(evidence: Evidence) -> str:
-    if evidence.what == "buffer":
+def _explain(discrepancy: Discrepancy) -> str:
+    if discrepancy.what == "buffer":
         return (
-            "side effects: the forward pass changes a buffer, as BatchNorm its statistics, and "
-            "recomputation changes it once more"
+            "side effects: the forward pass changes a buffer, as BatchNorm changes its statistics, "
+            "and recomputation changes it once more"
         )
     return (
-        "random numbers: what is recomputed draws others than the forward pass did; is "
+        "random numbers: recomputation draws other numbers than the forward pass did; is "
         "preserve_rng_state off, or does the model draw from a generator of its own?"
     )

@@ -1,124 +1,86 @@
-"""Whether the ranks see the data that they should: each sample once, in a new order each epoch.
+"""Whether the ranks see the right data: each sample once, in a new order each epoch.
 
-Works on the indices that the samplers give, and loads only the first few batches. Must not know
-torch.distributed, nor what is trained on the data. Shapes: S batches of one epoch on one shard, B
-samples of a micro-batch.
+Compares the indices that the samplers draw, and only the first few batches themselves.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from perfsuite.records.equivalence import Finding, NumericsStatus, Planted, missed
-from perfsuite.records.recipe import Recipe
-from perfsuite.records.workload import Split, Workload
+from perfsuite.records.equivalence import EquivalenceRow, NumericsStatus
+from perfsuite.records.workload import Split
 from perfsuite.units import format_ratio
+from perfsuite.worker.equivalence.case import Case
 from perfsuite.worker.equivalence.checks.data_evidence import (
     DataEvidence,
     DataLoaders,
     gather_evidence,
 )
+from perfsuite.worker.equivalence.planted_bugs import missed
 from perfsuite.worker.equivalence.trace.batch_difference import find_differences
 from perfsuite.worker.equivalence.trace.random_state import read_random_state, restore_random_state
 from perfsuite.worker.training.batches import map_tensors
 
 
-def check_data(
-    workload: Workload,
-    recipe: Recipe,
-    *,
-    seed: int,
-    device: torch.device,
-    drawn: Sequence[Sequence[Sequence[int]]],
-    seen: Sequence[Sequence[Any]],
-) -> Finding:
+def check_data(case: Case) -> EquivalenceRow:
     """Return whether the ranks of a run saw the training data that they should have seen.
 
-    Biases that such a run has by design (samples left out or repeated, a smaller last batch) are
-    told with their size, and are no mismatch. Random numbers go on as if nothing had been loaded.
-
-    Args:
-        workload: Whose data.
-        recipe: Its loader fields, micro-batch size and number of shards.
-        seed: The run's.
-        device: Where the run computed.
-        drawn: Of each shard the dataset's indices of the first epoch's batches, as the samplers of
-            its ranks gave them.
-        seen: Of each shard the first micro-batches (inputs, target) that its ranks loaded without
-            loader workers, in order from the first epoch's first.
-
-    Returns:
-        A finding whose error is a number of wrong samples.
+    The error is a number of wrong samples. Biases that such a run has by design (samples left out
+    or repeated, a smaller last batch) are reported with their size, and are no mismatch. The
+    generators of random numbers are left as they were.
 
     Raises:
         DataLoadError: The dataset, or a worker of its loader, failed.
         WorkloadError: A split is no map-style dataset of pairs, or too small.
     """
-    state = read_random_state(device)
+    recipe, state = case.recipe, read_random_state(case.device)
     try:
-        loaders = DataLoaders(workload, recipe, seed, device)
-        evidence = gather_evidence(loaders, drawn, seen)
-        wrong = _find_wrong(evidence)
-        if wrong is not None:
-            return _finding("mismatch", wrong.text, num_wrong=wrong.num_samples)
-        planted = [
-            Planted(bug=bug, is_flagged=_find_wrong(changed) is not None)
-            for bug, changed in _plant_bugs(evidence)
-        ]
+        loaders = DataLoaders(case.workload, recipe, case.seed, case.device)
+        evidence = gather_evidence(loaders, case.trace.indices, case.trace.batches)
+        mismatch = next(_find_mismatches(evidence), None)
+        if mismatch is not None:
+            num_wrong, reason = mismatch
+            return EquivalenceRow.of(
+                recipe, "data", "mismatch", reason, error=float(num_wrong), limit=0.0
+            )
+        planted = {name: any(_find_mismatches(bug)) for name, bug in plant_bugs(evidence)}
         reason = "; ".join([*_describe(evidence), *_describe_biases(evidence, loaders)])
     finally:
-        restore_random_state(state, device)
+        restore_random_state(state, case.device)
     if missed(planted):
         reason = f"it does not find a planted bug: {missed(planted)}; {reason}"
-        return _finding("no power", reason, planted)
-    return _finding("equivalent", reason, planted)
+    status: NumericsStatus = "no power" if missed(planted) else "equivalent"
+    return EquivalenceRow.of(recipe, "data", status, reason, error=0.0, limit=0.0, planted=planted)
 
 
-def _finding(
-    status: NumericsStatus, reason: str, planted: Sequence[Planted] = (), *, num_wrong: int = 0
-) -> Finding:
-    return Finding(
-        check="data",
-        status=status,
-        error=float(num_wrong),
-        limit=0.0,
-        planted=tuple(planted),
-        reason=reason,
-    )
+# A number of wrong samples, and the reason to report.
+_Mismatch = tuple[int, str]
 
 
-@dataclass(frozen=True)
-class _Wrong:
-    num_samples: int
-    text: str
-
-
-def _find_wrong(evidence: DataEvidence) -> _Wrong | None:
-    """The first thing that is wrong with what was gathered, planted or not."""
+def _find_mismatches(evidence: DataEvidence) -> Iterator[_Mismatch]:
+    """Yield all mismatches; the first one is the one to report."""
     for epoch, shards in enumerate(evidence.epochs, start=1):
-        wrong = _find_repeated(epoch, shards) or _find_wrong_length(epoch, shards, evidence)
-        if wrong is not None:
-            return wrong
-    return (
-        _find_same_order(evidence)
-        or _find_wrong_batch(evidence)
-        or _find_wrong_draw(evidence)
-        or _find_wrong_load(evidence)
-    )
+        yield from _find_repeated(epoch, shards)
+        yield from _find_wrong_lengths(epoch, shards, evidence)
+    yield from _find_same_order(evidence)
+    if evidence.expected is not None:
+        yield from _find_wrong_batches(evidence, evidence.expected)
+    yield from _find_wrong_draws(evidence)
+    if evidence.expected is not None and evidence.by_workers is not None:
+        yield from _find_wrong_loads(evidence, evidence.by_workers, evidence.expected[0])
 
 
-def _find_repeated(epoch: int, shards: list[Tensor]) -> _Wrong | None:
+def _find_repeated(epoch: int, shards: list[Tensor]) -> Iterator[_Mismatch]:
     indices = torch.cat([shard.flatten() for shard in shards])
     times = torch.bincount(indices)
     num_repeated = indices.numel() - int(times.count_nonzero())
     if num_repeated == 0:
-        return None
+        return
     sample = int((times > 1).nonzero()[0])
     (first, batch), (second, later) = [
         (index, int(row) + 1)
@@ -131,7 +93,7 @@ def _find_repeated(epoch: int, shards: list[Tensor]) -> _Wrong | None:
         cause = "the sampler pads its shards instead of leaving samples out"
     else:
         cause = "the sampler does not know its rank"
-    return _Wrong(
+    yield (
         num_repeated,
         f"epoch {epoch} repeats {num_repeated} of its {indices.numel()} samples: index {sample} "
         f"is in batch {batch} of shard {first} and in batch {later} of shard {second}; "
@@ -139,43 +101,41 @@ def _find_repeated(epoch: int, shards: list[Tensor]) -> _Wrong | None:
     )
 
 
-def _find_wrong_length(epoch: int, shards: list[Tensor], evidence: DataEvidence) -> _Wrong | None:
+def _find_wrong_lengths(
+    epoch: int, shards: list[Tensor], evidence: DataEvidence
+) -> Iterator[_Mismatch]:
     size = evidence.batch_size
     num_batches = evidence.num_samples // len(shards) // size
     for index, shard in enumerate(shards):
         if len(shard) != num_batches:
             does = "leaves samples out" if len(shard) < num_batches else "adds samples"
-            return _Wrong(
+            yield (
                 abs(len(shard) - num_batches) * size,
                 f"epoch {epoch} loads {len(shard)} x {size} samples on shard {index}, and "
                 f"{evidence.num_samples} samples fill {num_batches} x {size} on each; "
                 f"likeliest cause: the sampler {does}",
             )
-    return None
 
 
-def _find_same_order(evidence: DataEvidence) -> _Wrong | None:
+def _find_same_order(evidence: DataEvidence) -> Iterator[_Mismatch]:
     first, *others = evidence.epochs
-    if not others or not all(all(map(torch.equal, first, shards)) for shards in others):
-        return None
-    return _Wrong(
-        sum(shard.numel() for shard in first),
-        "epoch 2 has the order of epoch 1, from batch 1 of shard 0 on; "
-        "likeliest cause: no set_epoch, so that the sampler never shuffles anew",
-    )
+    if others and all(all(map(torch.equal, first, shards)) for shards in others):
+        yield (
+            sum(shard.numel() for shard in first),
+            "epoch 2 has the order of epoch 1, from batch 1 of shard 0 on; "
+            "likeliest cause: no set_epoch, so that the sampler never shuffles anew",
+        )
 
 
-def _find_wrong_batch(evidence: DataEvidence) -> _Wrong | None:
-    if evidence.expected is None:
-        return None
-    seen, expected, size = evidence.seen, evidence.expected, evidence.batch_size
+def _find_wrong_batches(evidence: DataEvidence, expected: list[list[Any]]) -> Iterator[_Mismatch]:
+    seen, size = evidence.seen, evidence.batch_size
     found = [
         (shard, difference)
         for shard, (batches, theirs) in enumerate(zip(seen, expected, strict=True))
         for difference in find_differences(batches, theirs, size)
     ]
     if not found:
-        return None
+        return
     shard, first = found[0]
     batch = seen[shard][first.index]
     loaded_by = [
@@ -189,15 +149,15 @@ def _find_wrong_batch(evidence: DataEvidence) -> _Wrong | None:
         cause = "another order (another seed, no set_epoch) or another dataset on the rank"
     else:
         cause = "the dataset gives other samples each time, or the rank changed them"
-    return _Wrong(
+    yield (
         sum(difference.num_samples for _, difference in found),
         f"batch {first.index + 1} on the ranks of shard {shard}: {first.place} differs from what "
         f"one process loads, in {first.num_samples} of {size} samples; likeliest cause: {cause}",
     )
 
 
-def _find_wrong_draw(evidence: DataEvidence) -> _Wrong | None:
-    """What the samplers of the ranks drew, which shows even where samples are random."""
+def _find_wrong_draws(evidence: DataEvidence) -> Iterator[_Mismatch]:
+    """Compare what the ranks' samplers drew, which works even where samples are random."""
     shards = evidence.epochs[0]
     for index, (mine, its) in enumerate(zip(evidence.drawn, shards, strict=True)):
         if torch.equal(mine, its):
@@ -209,67 +169,63 @@ def _find_wrong_draw(evidence: DataEvidence) -> _Wrong | None:
             else f"the sampler does not know its rank, for these are the samples of shard {other}"
         )
         num_wrong = int((mine != its).sum()) if mine.shape == its.shape else its.numel()
-        return _Wrong(
+        yield (
             num_wrong,
             f"the ranks of shard {index} draw other samples than the shard has, {num_wrong} of "
             f"{its.numel()}; likeliest cause: {cause}",
         )
-    return None
 
 
-def _find_wrong_load(evidence: DataEvidence) -> _Wrong | None:
-    if evidence.expected is None or evidence.by_workers is None:
-        return None
+def _find_wrong_loads(
+    evidence: DataEvidence, by_workers: list[Any], expected: list[Any]
+) -> Iterator[_Mismatch]:
     size = evidence.batch_size
-    found = find_differences(evidence.by_workers, evidence.expected[0], size)
-    if not found:
-        return None
-    first = found[0]
-    return _Wrong(
-        sum(difference.num_samples for difference in found),
-        f"batch {first.index + 1} of shard 0 with num_workers={evidence.num_workers}: "
-        f"{first.place} differs from num_workers=0, in {first.num_samples} of {size} samples; "
-        "likeliest cause: random augmentation that depends on the loader worker",
-    )
-
-
-def _plant_bugs(evidence: DataEvidence) -> Iterator[tuple[str, DataEvidence]]:
-    """The evidence with one bug each, of those that this run can have."""
-    shards, *others = evidence.epochs
-    if len(shards) > 1:
-        yield "the same shard on every rank", _with_epoch(evidence, shards[:1] * len(shards))
+    found = find_differences(by_workers, expected, size)
+    if found:
+        first = found[0]
         yield (
-            "a sample lost to one of another shard",
-            _with_epoch(evidence, [_with_sample(shards[0], shards[1][0, 0]), *shards[1:]]),
+            sum(difference.num_samples for difference in found),
+            f"batch {first.index + 1} of shard 0 with num_workers={evidence.num_workers}: "
+            f"{first.place} differs from num_workers=0, in {first.num_samples} of {size} samples; "
+            "likeliest cause: random augmentation that depends on the loader worker",
         )
-    if shards[0].numel() > 1:
-        repeated = _with_sample(shards[0], shards[0][-1, -1])
-        yield "a sample repeated", _with_epoch(evidence, [repeated, *shards[1:]])
-    yield "a lost batch", _with_epoch(evidence, [shards[0][:-1], *shards[1:]])
+
+
+def plant_bugs(evidence: DataEvidence) -> Iterator[tuple[str, DataEvidence]]:
+    """Yield the evidence with each bug that this run can have, by the name of the bug."""
+    shards, *later_epochs = evidence.epochs
+    first, *others = shards
+
+    def with_epoch(shards: list[Tensor]) -> DataEvidence:
+        return replace(evidence, epochs=[shards, *later_epochs])
+
     if others:
-        repeated_epochs = [shards] * len(evidence.epochs)
-        yield "no set_epoch", dataclasses.replace(evidence, epochs=repeated_epochs)
-    if len(shards) > 1:
+        yield "the same shard on every rank", with_epoch([first] * len(shards))
+        lost = _with_sample(first, others[0][0, 0])
+        yield "a sample lost to one of another shard", with_epoch([lost, *others])
+    if first.numel() > 1:
+        repeated = _with_sample(first, first[-1, -1])
+        yield "a sample repeated", with_epoch([repeated, *others])
+    yield "a lost batch", with_epoch([first[:-1], *others])
+    if later_epochs:
+        yield "no set_epoch", replace(evidence, epochs=[shards] * len(evidence.epochs))
+    if others:
         drawn = [evidence.drawn[0], evidence.drawn[0], *evidence.drawn[2:]]
-        yield "a rank that draws another shard", dataclasses.replace(evidence, drawn=drawn)
+        yield "a rank that draws another shard", replace(evidence, drawn=drawn)
     if evidence.expected is None:
         return
-    if len(shards) > 1:
+    if others:
         seen = [evidence.seen[0], evidence.seen[0], *evidence.seen[2:]]
-        yield "a rank that sees another shard", dataclasses.replace(evidence, seen=seen)
+        yield "a rank that sees another shard", replace(evidence, seen=seen)
     seen = [_with_first_changed(evidence.seen[0]), *evidence.seen[1:]]
-    yield "one bit of a batch flipped", dataclasses.replace(evidence, seen=seen)
+    yield "one bit of a batch flipped", replace(evidence, seen=seen)
     if evidence.by_workers is not None:
         loads = _with_first_changed(evidence.by_workers)
-        yield "one bit flipped by a worker", dataclasses.replace(evidence, by_workers=loads)
-
-
-def _with_epoch(evidence: DataEvidence, shards: list[Tensor]) -> DataEvidence:
-    return dataclasses.replace(evidence, epochs=[shards, *evidence.epochs[1:]])
+        yield "one bit flipped by a worker", replace(evidence, by_workers=loads)
 
 
 def _with_sample(shard: Tensor, sample: Tensor) -> Tensor:
-    """The shard's epoch, its first sample replaced."""
+    """The shard's indices with the first one replaced."""
     shard = shard.clone()
     shard[0, 0] = sample
     return shard
@@ -280,7 +236,7 @@ def _with_first_changed(batches: Sequence[Any]) -> list[Any]:
 
 
 def _with_flipped_bit(batch: Any) -> Any:
-    """The batch, one bit of its first tensor flipped."""
+    """The batch with one bit of its first tensor flipped."""
     num_flipped = 0
 
     def flip(tensor: Tensor) -> Tensor:
@@ -296,16 +252,16 @@ def _with_flipped_bit(batch: Any) -> Any:
 
 
 def _describe(evidence: DataEvidence) -> Iterator[str]:
-    """What was found to be right, in words."""
+    """What was found to be right."""
     shards, *others = evidence.epochs
     size = f"{len(shards[0])} x {evidence.batch_size} samples"
-    order = "in a new order each epoch" if others else "of which there is only one order"
+    order = "in a new order each epoch" if others else "which have only one order"
     if len(shards) > 1:
         yield f"{len(shards)} disjoint shards of {size}, {order}"
     else:
         yield f"{size}, none twice, {order}"
     if evidence.expected is None:
-        yield "the dataset draws random numbers, so what it gives cannot be compared"
+        yield "the dataset draws random numbers, so its samples cannot be compared"
         return
     yield f"the ranks saw bit for bit what one process loads (batches: {len(evidence.seen[0])})"
     if evidence.by_workers is not None:
@@ -313,7 +269,7 @@ def _describe(evidence: DataEvidence) -> Iterator[str]:
 
 
 def _describe_biases(evidence: DataEvidence, loaders: DataLoaders) -> Iterator[str]:
-    """What the mean over an epoch, or over a split, leaves out or weighs too much."""
+    """What the mean over an epoch, or over a split, leaves out or gives too much weight."""
     shards, size = evidence.epochs[0], evidence.num_samples
     num_left_out = size - sum(map(torch.numel, shards))
     if num_left_out:

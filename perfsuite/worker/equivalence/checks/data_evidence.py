@@ -1,7 +1,7 @@
 """What the check of the data judges: the order of the samples, and the first few batches.
 
-Read in one process from the suite's own loaders. Must not know what would be wrong. Shapes: S
-batches of one epoch on one shard, B samples of a micro-batch.
+One process reads them from the suite's own loaders. Shapes: S batches of one epoch on one shard, B
+samples of a micro-batch.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from perfsuite.worker.equivalence.trace.random_state import read_random_state
 from perfsuite.worker.training.build import seed_random_numbers
 from perfsuite.worker.training.loaders import EpochBatches, build_batches
 
-# Epochs of a few samples may have the same order by chance, so as many are compared as it takes to
-# mistake a sampler that shuffles for one that does not at most once in 10 to the ninth.
+# Epochs of a few samples may have the same order by chance. So many epochs are compared that all of
+# a sampler that shuffles are equal with at most this probability.
 _LARGEST_CHANCE = 1e-9
-# A dataset whose samples depend on what it gave before shows that from its second batch on.
+# From its second batch on, a dataset with a state gives other samples when it is loaded again.
 _NUM_LOADED_AGAIN = 3
 
 
@@ -37,17 +37,14 @@ class DataEvidence:
     """What the check judges.
 
     Attributes:
-        epochs: Of each epoch, from the first, and each shard the dataset's indices (S, B); a single
-            epoch where all must have the same order.
-        drawn: Of each shard the indices of the first epoch (S, B) as its ranks drew them.
-        num_samples: Samples of the training data.
-        batch_size: B.
-        seen: Of each shard the batches that its ranks saw.
-        expected: The same and perhaps more as one process loads them; None where that depends on
+        epochs: For each epoch, from the first, and each shard the dataset's indices (S, B); a
+            single epoch where all have the same order.
+        drawn: For each shard, the indices of the first epoch (S, B) as its ranks drew them.
+        seen: For each shard, the first batches that its ranks saw.
+        expected: At least the same batches as one process loads them; None where they depend on
             random numbers.
-        num_workers: Of the recipe.
-        by_workers: Of shard 0 the first batches as loader workers load them; None where there are
-            no workers, or nothing to expect of them.
+        by_workers: The first batches of shard 0 as loader workers load them; None where there are
+            no workers, or nothing to compare with.
     """
 
     epochs: list[list[Tensor]]
@@ -61,15 +58,7 @@ class DataEvidence:
 
 
 class DataLoaders:
-    """The suite's own loaders, over datasets that are built once and under the run's seed.
-
-    Attributes:
-        num_workers: Of the recipe.
-        num_shards: Shards into which the data are divided.
-        batch_size: B.
-        seed: The run's.
-        build_dataset: (split) -> its dataset, the same one whenever it is asked for.
-    """
+    """The suite's own loaders, over datasets that are built once and under the run's seed."""
 
     def __init__(self, workload: Workload, recipe: Recipe, seed: int, device: torch.device) -> None:
         self.num_workers = recipe.num_workers
@@ -82,21 +71,12 @@ class DataLoaders:
         self._device = device
 
     def read_epoch(self, split: Split, epoch: int) -> list[list[list[int]]]:
-        """Return the dataset's indices of each batch of each shard; epochs count from 0."""
-        return [
-            self._open(split, shard_index, num_workers=0).indices(epoch)
-            for shard_index in range(self.num_shards)
-        ]
+        """Return for each shard the indices in each batch; epochs count from 0."""
+        return [self._open(split, shard).indices(epoch) for shard in range(self.num_shards)]
 
     def load(self, num_batches: int, *, shard_index: int, seed: int) -> tuple[list[Any], bool]:
-        """Return a shard's first training batches, and whether loading drew random numbers.
-
-        Args:
-            num_batches: How many.
-            shard_index: Which shard.
-            seed: Of the random numbers that the dataset may draw.
-        """
-        batches = self._open("train", shard_index, num_workers=0)
+        """Return a shard's first training batches, and whether the dataset drew random numbers."""
+        batches = self._open("train", shard_index)
         epochs = (batches.indices(epoch) for epoch in itertools.count())
         dataset = self.build_dataset("train")
         seed_random_numbers(seed)
@@ -109,12 +89,12 @@ class DataLoaders:
 
     def load_by_workers(self, num_batches: int) -> list[Any]:
         """Return shard 0's first training batches as the recipe's loader workers load them."""
-        # From another dataset, because one that has opened a file must not be forked.
+        # A new dataset, because one that has opened a file must not be forked.
         self.build_dataset.cache_clear()
         with self._open("train", 0, num_workers=self.num_workers) as batches:
             return [next(batches) for _ in range(num_batches)]
 
-    def _open(self, split: Split, shard_index: int, *, num_workers: int) -> EpochBatches:
+    def _open(self, split: Split, shard_index: int, *, num_workers: int = 0) -> EpochBatches:
         recipe = self._recipe
         if num_workers == 0:
             recipe = dataclasses.replace(
@@ -136,7 +116,7 @@ class DataLoaders:
 
 
 def _fetch(dataset: Any, indices: list[int]) -> list[Any]:
-    """The samples, straight from the dataset, so that no loader's mistake is on both sides."""
+    """The samples directly from the dataset, so that no mistake of a loader is on both sides."""
     fetch_all = getattr(dataset, "__getitems__", None)
     if fetch_all is not None:
         return list(fetch_all(indices))
@@ -148,22 +128,21 @@ def gather_evidence(
     drawn: Sequence[Sequence[Sequence[int]]],
     seen: Sequence[Sequence[Any]],
 ) -> DataEvidence:
-    """Return what the ranks saw and what they should have seen.
+    """Return what the ranks drew and saw, and what they should have; see `check_data`."""
 
-    Args:
-        loaders: Of the run.
-        drawn: Of each shard the indices of the first epoch's batches as its ranks drew them.
-        seen: Of each shard the first micro-batches that its ranks loaded without loader workers.
-    """
-    epochs = [_read_training_epoch(loaders, 0)]
+    def as_epoch(shards: Sequence[Sequence[Sequence[int]]]) -> list[Tensor]:
+        size = loaders.batch_size
+        return [torch.tensor(batches, dtype=torch.int64).view(-1, size) for batches in shards]
+
+    epochs = [as_epoch(loaders.read_epoch("train", 0))]
     num_samples = len(loaders.build_dataset("train"))
-    num_epochs = num_epochs_to_tell_apart(num_samples, sum(map(torch.numel, epochs[0])))
-    epochs += [_read_training_epoch(loaders, epoch) for epoch in range(1, num_epochs)]
+    num_epochs = num_epochs_to_compare(num_samples, sum(map(torch.numel, epochs[0])))
+    epochs += [as_epoch(loaders.read_epoch("train", epoch)) for epoch in range(1, num_epochs)]
     expected = _load_expected(loaders, seen)
     has_workers = expected is not None and loaders.num_workers > 0
     return DataEvidence(
         epochs=epochs,
-        drawn=[_as_epoch(batches, loaders) for batches in drawn],
+        drawn=as_epoch(drawn),
         num_samples=num_samples,
         batch_size=loaders.batch_size,
         seen=seen,
@@ -173,36 +152,26 @@ def gather_evidence(
     )
 
 
-def num_epochs_to_tell_apart(num_samples: int, num_loaded: int) -> int:
-    """Return how many epochs do not all have the same order by chance; 1 if they always have.
+def num_epochs_to_compare(num_samples: int, num_loaded: int) -> int:
+    """Return how many epochs do not all have the same order by chance; 1 if there is one order.
 
-    Args:
-        num_samples: Samples of the dataset.
-        num_loaded: How many of them an epoch loads, over all shards.
+    `num_loaded` of `num_samples` are loaded in an epoch, over all shards.
 
-    >>> num_epochs_to_tell_apart(1200, 1152), num_epochs_to_tell_apart(2, 2)
+    >>> num_epochs_to_compare(1200, 1152), num_epochs_to_compare(2, 2)
     (2, 31)
-    >>> num_epochs_to_tell_apart(1, 1)
+    >>> num_epochs_to_compare(1, 1)
     1
     """
     # num_samples! / num_left_out! orders, as a logarithm
     num_left_out = max(0, num_samples - num_loaded)
     log_num_orders = math.lgamma(num_samples + 1) - math.lgamma(num_left_out + 1)
-    if math.exp(min(log_num_orders, 1.0)) < 1.5:  # one order, but for rounding
+    if log_num_orders < math.log(1.5):  # a single order, with rounding
         return 1
     return 1 + math.ceil(-math.log(_LARGEST_CHANCE) / log_num_orders)
 
 
-def _read_training_epoch(loaders: DataLoaders, epoch: int) -> list[Tensor]:
-    return [_as_epoch(batches, loaders) for batches in loaders.read_epoch("train", epoch)]
-
-
-def _as_epoch(batches: Sequence[Sequence[int]], loaders: DataLoaders) -> Tensor:
-    return torch.tensor(batches, dtype=torch.int64).view(-1, loaders.batch_size)
-
-
 def _load_expected(loaders: DataLoaders, seen: Sequence[Sequence[Any]]) -> list[list[Any]] | None:
-    """What one process loads for each shard; None where that depends on random numbers."""
+    """What one process loads for each shard; None where it depends on random numbers."""
     expected = []
     for shard_index, batches in zip(range(loaders.num_shards), seen, strict=True):
         num_batches = max(len(batches), _NUM_LOADED_AGAIN)
@@ -210,6 +179,6 @@ def _load_expected(loaders: DataLoaders, seen: Sequence[Sequence[Any]]) -> list[
         if draws:
             return None
         expected.append(loaded)
-    # A generator of the dataset's own shows only when it is loaded again.
+    # A generator that the dataset owns is seen only in samples that are loaded again.
     again, draws = loaders.load(_NUM_LOADED_AGAIN, shard_index=0, seed=loaders.seed + 1)
     return None if draws or find_differences(again, expected[0], loaders.batch_size) else expected

@@ -1,10 +1,9 @@
 """Each step ends in the weights that the optimizer makes of the recorded gradients.
 
-One process steps the workload's own optimizer from the recorded weights by the recorded gradients,
-in plain torch: it unscales and clips them itself, and steps float32 weights where the run keeps
-master weights, so that no mistake of the training step is on both sides. Together with gradients
-that are right at every step this proves the whole run by induction. Must not know where the
-gradients came from.
+One process steps the workload's own optimizer from the recorded weights with the recorded
+gradients, in plain torch. It unscales and clips them itself, and steps float32 weights where the
+run keeps master weights, so that no mistake of the training step is on both sides. Together with
+gradients that are right at every step this proves the whole run by induction.
 """
 
 from __future__ import annotations
@@ -16,20 +15,18 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from perfsuite.records.equivalence import Planted
 from perfsuite.worker.equivalence.case import Case
-from perfsuite.worker.equivalence.comparison import Evidence, judge, measure_errors, total_norm
+from perfsuite.worker.equivalence.comparison import Discrepancy, judge, measure_errors, total_norm
 from perfsuite.worker.equivalence.limits import BITWISE, Limit
 from perfsuite.worker.equivalence.proof import Proof
 from perfsuite.worker.equivalence.references.single_process import Reference, plain_recipe
 from perfsuite.worker.equivalence.tensors import Tensors, in_double
-from perfsuite.worker.equivalence.trace.snapshots import read_weights
-from perfsuite.worker.equivalence.trace.trace import Step
+from perfsuite.worker.equivalence.trace.trace import Step, read_weights
 from perfsuite.worker.training.mixed_precision import precision_policy
 
 
-def check_updates(case: Case, proof: Proof) -> None:
-    """Add to a proof what the optimizer's steps prove, the weights before the first included."""
+def check_optimizer_steps(case: Case, proof: Proof) -> None:
+    """Add the discrepancies of the weights before the first step and after each one to a proof."""
     replay = _Replay(case, _clip)
     start = _rounded_like(case.trace.start.parameters, replay.weights())
     proof.evidence += judge(
@@ -42,52 +39,48 @@ def check_updates(case: Case, proof: Proof) -> None:
         limit = _limit(case, step, number, expected)
         proof.evidence.append(_judge(step.after.parameters, expected, step, number, limit))
         for mistake in mistakes:
-            evidence = _judge(mistake.replay.take_step(step), expected, step, number, limit)
-            mistake.differs |= evidence.error > 0
-            mistake.is_flagged |= not evidence.is_within
-    # Adam's step hardly depends on the length of a gradient: clipping that changes no bit cannot be
-    # wrong. Weights that do not move at all are another matter.
-    proof.planted += [
-        Planted(bug=mistake.name, is_flagged=mistake.is_flagged)
+            found = _judge(mistake.replay.take_step(step), expected, step, number, limit)
+            mistake.differs |= found.error > 0
+            mistake.is_flagged |= not found.is_within
+    # Adam's step hardly depends on the length of a gradient, and clipping that changes no bit
+    # cannot be wrong. Weights that do not move are wrong in any case.
+    proof.planted |= {
+        mistake.name: mistake.is_flagged
         for mistake in mistakes
         if mistake.differs or mistake.replay.finish is _keep_weights
-    ]
+    }
 
 
-# Brings the gradients from the scale of the loss to what is stepped by; False if nothing is.
+# (parameters, scale of the loss, max norm) -> whether to step; unscales and clips the gradients.
 Finish = Callable[[list[nn.Parameter], float, float | None], bool]
 
 
 class _Replay:
-    """The optimizer of one process, stepped by given gradients. It remembers its earlier steps.
-
-    Attributes:
-        finish: How gradients are unscaled and clipped.
-    """
+    """The optimizer of one process, stepped with given gradients; it keeps its state."""
 
     def __init__(self, case: Case, finish: Finish) -> None:
         self.finish = finish
         recipe = case.recipe
-        self._keeps_masters = precision_policy(recipe.precision).master_weights
+        self._has_master_weights = precision_policy(recipe.precision).master_weights
         self._max_norm = recipe.clip_grad_norm
         self._sparse = case.trace.sparse
         self._num_steps = 0
         self._reference = Reference(
             case.workload,
-            plain_recipe(recipe, **({"precision": "fp32"} if self._keeps_masters else {})),
+            plain_recipe(recipe, **({"precision": "fp32"} if self._has_master_weights else {})),
             device=case.device,
             seed=case.seed,
         )
 
     def weights(self) -> Tensors:
-        """The parameters as they are, masters in float32."""
+        """The present parameters, master weights in float32."""
         return read_weights(self._reference.trainer.module).parameters
 
     def take_step(self, step: Step) -> Tensors:
-        """The parameters after a step from the recorded weights, in their dtypes."""
+        """The parameters after a step from the recorded weights, in the recorded dtypes."""
         trainer = self._reference.trainer
-        # Masters begin as the rounded weights, and know more than those from the first step on.
-        if not self._keeps_masters or self._num_steps == 0:
+        # Master weights start as the rounded weights; from the first step on they are more precise.
+        if not self._has_master_weights or self._num_steps == 0:
             self._reference.load(step.before)
         self._num_steps += 1
         stepped = []
@@ -95,7 +88,7 @@ class _Replay:
             gradient = step.gradients.get(name)
             parameter.grad = None
             if gradient is not None:
-                # A copy, because unscaling and clipping change it in place.
+                # Copied, because unscaling and clipping change it in place.
                 gradient = gradient.to(parameter.device, parameter.dtype, copy=True)
                 parameter.grad = gradient.to_sparse(1) if name in self._sparse else gradient
                 stepped.append(parameter)
@@ -105,7 +98,7 @@ class _Replay:
 
 
 def _rounded_like(tested: Tensors, expected: Tensors) -> Tensors:
-    """The expected weights in the dtypes of the tested ones, which may be copies of masters."""
+    """The expected weights in the dtypes of the tested ones, which may round master weights."""
     return {
         name: tensor.to(tested[name].dtype) if name in tested else tensor
         for name, tensor in expected.items()
@@ -114,14 +107,7 @@ def _rounded_like(tested: Tensors, expected: Tensors) -> Tensors:
 
 @dataclass
 class _Mistake:
-    """A wrong way to step, tried beside the right one at every step.
-
-    Attributes:
-        name: What is wrong, in words.
-        replay: Its own optimizer.
-        differs: Whether it has changed anything yet.
-        is_flagged: Whether a comparison has found it yet.
-    """
+    """A wrong way to step, and whether it has changed any bit, and been found, at any step yet."""
 
     name: str
     replay: _Replay
@@ -143,19 +129,15 @@ def _unscale(stepped: list[nn.Parameter], scale: float) -> None:
         parameter.grad.mul_(1 / scale)
 
 
-def _judge(tested: Tensors, expected: Tensors, step: Step, number: int, limit: Limit) -> Evidence:
-    """The error in units of what the step moves, all parameters together."""
+def _judge(
+    tested: Tensors, expected: Tensors, step: Step, number: int, limit: Limit
+) -> Discrepancy:
+    """The error of all parameters together, in units of the distance that the step moves them."""
     off = measure_errors(tested, expected)
     moved = _moved(expected, step)
     error = off.total * off.size / (moved or 1.0) if 0 < off.total < math.inf else off.total
-    return Evidence(
-        what="parameter",
-        step=number,
-        error=error,
-        limit=limit.value,
-        formula=limit.formula,
-        name=next((name for name, error in off.by_name.items() if error), None),
-    )
+    name = next((name for name, error in off.by_name.items() if error), None)
+    return Discrepancy("parameter", number, error, limit.value, limit.formula, name)
 
 
 def _moved(expected: Tensors, step: Step) -> float:
@@ -165,12 +147,12 @@ def _moved(expected: Tensors, step: Step) -> float:
 
 
 def _limit(case: Case, step: Step, number: int, expected: Tensors) -> Limit:
-    """Equal bits, but where the ranks round otherwise than one process.
+    """Equal bits, except where the ranks round differently from one process.
 
-    A step D that is off by a share e of itself takes e |D| / (u |p|) of the elements p to the other
-    side of their rounding, by u |p| each; the root of the sum of their squares is at most
-    sqrt(e u |p| |D|), by Cauchy and Schwarz. Sparse gradients may hold a row several times, and
-    adding it piece by piece rounds every element of p once more.
+    If a step D is off by a share e of itself, e |D| / (u |p|) of the elements of p are rounded to
+    the other side, by u |p| each. The norm of that is at most sqrt(e u |p| |D|), by Cauchy and
+    Schwarz. A sparse gradient may hold a row several times, and adding it piece by piece rounds
+    every element of p once more.
     """
     epsilon = max(torch.finfo(parameter.dtype).eps for parameter in expected.values())
     share, formula = _share_of_rounding(case, number, epsilon)
@@ -186,12 +168,12 @@ def _limit(case: Case, step: Step, number: int, expected: Tensors) -> Limit:
 
 
 def _share_of_rounding(case: Case, number: int, epsilon: float) -> tuple[float, str]:
-    """How far the n-th step may be off by rounding, as a share of itself, and in a formula.
+    """How far rounding may change the n-th step, as a share of that step, and the formula.
 
-    Ranks add up the norm of what they clip, each from its own part. And where they step parts of a
-    parameter of 16 bits, a CPU rounds each operation in the last elements of a part, and once in
-    the others, which it computes in float32: it matters where a part ends. An optimizer's momentum
-    carries that from step to step.
+    Ranks that split parameters add up the norm for clipping from their parts. And where they step
+    parts of a parameter of 16 bits, it matters where a part ends: a CPU rounds after each operation
+    in the last elements of a part, and once in the others, which it computes in float32. The
+    optimizer's momentum carries that from step to step.
     """
     recipe = case.recipe
     policy = precision_policy(recipe.precision)

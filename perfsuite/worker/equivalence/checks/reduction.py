@@ -1,47 +1,42 @@
-"""T0: the ranks' gradients are the mean of what each of them computed by itself.
+"""T0: the ranks' gradients are the mean of what each rank computed by itself.
 
 The reference computes shard by shard in one process and averages in rank order, in the dtype that
-the ranks reduce in. So it proves the collective, the buckets, the hooks and the accumulation, and
-nothing else: a low precision or a BatchNorm is on both sides the same.
+the ranks reduce in. So T0 proves the collective, the buckets, the hooks and the accumulation and
+nothing else: a low precision or a BatchNorm is the same on both sides.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import torch
 
 from perfsuite.records.recipe import Recipe
+from perfsuite.worker.equivalence import planted_bugs
 from perfsuite.worker.equivalence.case import Case
 from perfsuite.worker.equivalence.comparison import (
-    Evidence,
+    Discrepancy,
     judge,
     judge_alignment,
-    judge_loss,
+    judge_losses,
     measure_buffer_errors,
     measure_errors,
 )
 from perfsuite.worker.equivalence.diagnosis import explain_gradients
 from perfsuite.worker.equivalence.limits import Limit, reduction_limit
-from perfsuite.worker.equivalence.planted_bugs import (
-    Bug,
-    gradient_bugs,
-    lost_micro_batch,
-    reduction_bugs,
-    wrong_scale,
-)
+from perfsuite.worker.equivalence.planted_bugs import Bug
 from perfsuite.worker.equivalence.proof import Proof
 from perfsuite.worker.equivalence.references.averaging import average
-from perfsuite.worker.equivalence.references.powersgd import PowerSGD
+from perfsuite.worker.equivalence.references.powersgd import NUM_PLAIN_STEPS, PowerSGD
 from perfsuite.worker.equivalence.references.single_process import Pass, Reference, plain_recipe
 from perfsuite.worker.equivalence.tensors import Tensors
 from perfsuite.worker.equivalence.trace.trace import Step
 from perfsuite.worker.training.parallel.pipeline import CHUNKS_PER_RANK
 
-# Uncompressed reductions of PowerSGD, as in `replicas`; and how many of its steps are compared,
-# because the errors that it feeds back grow with every step, and rounding with them.
-_NUM_PLAIN_STEPS = 2
+# PowerSGD feeds back the errors of its compression. They grow with every step, and rounding with
+# them, so only the first steps are compared.
 _NUM_POWERSGD_STEPS = 3
 _HOOK_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -56,7 +51,7 @@ def why_no_reduction(recipe: Recipe) -> str | None:
 
 
 def check_reduction(case: Case) -> Proof | str:
-    """Return what T0 gathers of a run, or why it does not apply."""
+    """Return what T0 shows, or why it does not apply."""
     if (reason := why_no_reduction(case.recipe)) is not None:
         return reason
     recipe = case.recipe
@@ -77,8 +72,8 @@ def check_reduction(case: Case) -> Proof | str:
         proof.evidence += _compare(step, number, passes, expected, limit)
         if number == 1:
             bugs = list(_bugs(reference, step, shares, expected, recipe))
-            proof.plant(bugs, lambda bug: _judge(bug, expected, 1, limit))  # noqa: B023
-            proof.find_cause = _explain(case, reference, passes, expected, bugs)
+            proof.plant(bugs, lambda tested: _judge(tested, expected, 1, limit))  # noqa: B023
+            proof.find_cause = partial(_find_cause, case, reference, passes, expected, bugs)
     if any(step.has_equal_shards for step in case.trace.steps):
         proof.vacuous.append(
             "two ranks saw the same data, so that a missing reduction would change nothing"
@@ -87,96 +82,85 @@ def check_reduction(case: Case) -> Proof | str:
 
 
 def _reduction(case: Case, reference: Reference) -> Callable[[Sequence[Tensors]], Tensors]:
-    """How the ranks average, over all steps: PowerSGD remembers earlier ones."""
-    if case.recipe.comm_hook != "powersgd":
-        return lambda shares: average(shares, case.recipe.comm_hook)
-    # The hook counts reductions: those of skipped steps too, and the one that a static graph is
-    # learned from.
+    """How the ranks average, for all steps: PowerSGD remembers the steps before."""
     recipe = case.recipe
+    if recipe.comm_hook != "powersgd":
+        return lambda shares: average(shares, recipe.comm_hook)
+    # The hook counts reductions, also those of skipped steps and one that learns a static graph.
     learns_graph = recipe.static_graph and recipe.grad_accumulation_steps > 1
     power = PowerSGD(
         dict(reference.trainer.module.named_parameters()),
-        num_plain_steps=max(0, _NUM_PLAIN_STEPS - case.trace.num_skipped - learns_graph),
+        num_plain_steps=max(0, NUM_PLAIN_STEPS - case.trace.num_skipped - learns_graph),
     )
     return lambda shares: power.average(shares, case.trace.bucket_layout)
 
 
-def _explain(
+def _find_cause(
     case: Case,
     reference: Reference,
     passes: Sequence[Pass],
     expected: Tensors,
     bugs: Sequence[Bug],
-) -> Callable[[Evidence], str | None]:
+    discrepancy: Discrepancy,
+) -> str | None:
+    """The likeliest cause of any discrepancy, from the first step."""
     step = case.trace.steps[0]
-    explain_by_bug = explain_gradients(step.gradients, expected, bugs)
-
-    def explain(evidence: Evidence) -> str | None:
-        again = _run_shards(reference, step, case.recipe)
-        if any(one.loss != other.loss for one, other in zip(passes, again, strict=True)):
-            return (
-                "the model's forward pass gives something else each time: it keeps a state that is "
-                "no buffer, such as a counter"
-            )
-        return explain_by_bug(evidence) or _unsynchronised(case)
-
-    return explain
-
-
-def _unsynchronised(case: Case) -> str | None:
-    """The cause where the ranks hold different gradients after the reduction."""
-    if not any(difference.quantity == "gradient" for difference in case.trace.differences):
-        return None
-    return (
-        "the gradients are not synchronised: was a micro-batch that is to be reduced inside "
-        "no_sync()?"
-    )
+    again = _run_shards(reference, step, case.recipe)
+    if any(one.loss != other.loss for one, other in zip(passes, again, strict=True)):
+        return (
+            "the model's forward pass gives another result each time: it keeps a state that is no "
+            "buffer, such as a counter"
+        )
+    cause = explain_gradients(step.gradients, expected, bugs)
+    if cause is None and any(one.what == "gradient" for one in case.trace.differences):
+        return (
+            "the gradients are not synchronised: was a micro-batch that is to be reduced inside "
+            "no_sync()?"
+        )
+    return cause
 
 
 def _run_shards(reference: Reference, step: Step, recipe: Recipe) -> list[Pass]:
+    num_chunks = CHUNKS_PER_RANK * recipe.plan.size if recipe.plan.mode == "pp" else 1
     passes = []
     for micro_batches in step.shards:
         reference.load(step.before)
-        passes.append(
-            reference.run(micro_batches, scale=step.scale, num_chunks=_num_chunks(recipe))
-        )
+        passes.append(reference.run(micro_batches, scale=step.scale, num_chunks=num_chunks))
     return passes
 
 
 def _compare(
     step: Step, number: int, passes: Sequence[Pass], expected: Tensors, limit: Limit
-) -> list[Evidence]:
-    losses = [
-        judge_loss(loss, one.loss, number, limit, rank=rank if len(passes) > 1 else None)
-        for rank, (loss, one) in enumerate(zip(step.losses, passes, strict=True))
-    ]
-    # Rank 0's, which saw the first shard; a rank without a buffer of its own is not asked for it.
+) -> list[Discrepancy]:
+    # Rank 0 saw the first shard. A buffer that a rank does not have is not compared.
     buffers = measure_buffer_errors(step.after.buffers, passes[0].buffers)
     return [
-        *losses,
+        *judge_losses(step.losses, [one.loss for one in passes], number, limit),
         *_judge(step.gradients, expected, number, limit),
         *judge(buffers, "buffer", number, limit),
     ]
 
 
-def _judge(tested: Tensors, expected: Tensors, number: int, limit: Limit) -> list[Evidence]:
-    evidence = judge(measure_errors(tested, expected), "gradient", number, limit)
-    return [*evidence, *judge_alignment(tested, expected, number, limit)]
+def _judge(tested: Tensors, expected: Tensors, number: int, limit: Limit) -> list[Discrepancy]:
+    return [
+        *judge(measure_errors(tested, expected), "gradient", number, limit),
+        *judge_alignment(tested, expected, number, limit),
+    ]
 
 
 def _bugs(
     reference: Reference, step: Step, shares: Sequence[Tensors], expected: Tensors, recipe: Recipe
 ) -> Iterator[Bug]:
     if len(shares) > 1:
-        yield from reduction_bugs(shares, recipe.comm_hook)
+        yield from planted_bugs.reduction_bugs(shares, recipe.comm_hook)
     if recipe.grad_accumulation_steps > 1:
         for which, kept in (("first", slice(1, None)), ("last", slice(None, -1))):
             shards = [micro_batches[kept] for micro_batches in step.shards]
             passes = _run_shards(reference, dataclasses.replace(step, shards=shards), recipe)
             lost = average([one.gradients for one in passes], recipe.comm_hook)
-            yield lost_micro_batch(lost, which)
-    yield wrong_scale(expected, recipe.plan.world_size)
-    yield from gradient_bugs(expected)
+            yield planted_bugs.lost_micro_batch(lost, which)
+    yield planted_bugs.wrong_scale(expected, recipe.plan.world_size)
+    yield from planted_bugs.gradient_bugs(expected)
 
 
 def _limit(gradients: Tensors, case: Case) -> Limit:
@@ -184,9 +168,4 @@ def _limit(gradients: Tensors, case: Case) -> Limit:
     if case.recipe.comm_hook in _HOOK_DTYPES:
         dtypes.add(_HOOK_DTYPES[case.recipe.comm_hook])
     epsilon = max((torch.finfo(dtype).eps for dtype in dtypes), default=0.0)
-    is_ordered = not case.trace.sparse
-    return reduction_limit(epsilon, case.recipe, case.device, is_ordered=is_ordered)
-
-
-def _num_chunks(recipe: Recipe) -> int:
-    return CHUNKS_PER_RANK * recipe.plan.size if recipe.plan.mode == "pp" else 1
+    return reduction_limit(epsilon, case.recipe, case.device, is_ordered=not case.trace.sparse)

@@ -1,51 +1,38 @@
-"""T1 and T2: the path computes what one process would from the whole batch, in full precision.
+"""T1 and T2: the path computes what one process would compute from the whole batch.
 
-The truth is one process, one batch of all ranks' samples, in float64. T1 holds paths of float32 and
-finer to it by the rounding of a sum; T2 holds low precisions to the error that plain training in
-the same precision has itself. Only here does it show that a BatchNorm, or a mean of means, makes a
-parallel path another computation.
+The truth is one process in float64 with the samples of all ranks in one batch. The limit of T1, for
+float32 and finer, is the rounding of a sum; that of T2, for low precisions, is the error of plain
+training in the same precision. Only these checks show that a BatchNorm, or a mean of means, makes
+a parallel path a different computation.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
+from perfsuite.worker.equivalence import limits, planted_bugs
 from perfsuite.worker.equivalence.case import Case
 from perfsuite.worker.equivalence.comparison import (
+    Discrepancy,
     Errors,
-    Evidence,
     judge,
-    judge_loss,
+    judge_losses,
     measure_buffer_errors,
     measure_errors,
 )
 from perfsuite.worker.equivalence.diagnosis import explain_gradients, has_batchnorm
-from perfsuite.worker.equivalence.limits import (
-    SMALLEST_SHARE,
-    WORST_PARAMETER_FACTOR,
-    Limit,
-    is_low_precision,
-    path_epsilon,
-    ratio_limit,
-    semantic_limit,
-)
-from perfsuite.worker.equivalence.planted_bugs import (
-    Bug,
-    gradient_bugs,
-    lost_micro_batch,
-    lost_samples,
-    mean_of_means,
-    scaled,
-    summed_loss,
-    wrong_scale,
-)
+from perfsuite.worker.equivalence.limits import Limit, is_low_precision
+from perfsuite.worker.equivalence.planted_bugs import Bug, scaled
 from perfsuite.worker.equivalence.proof import Proof
 from perfsuite.worker.equivalence.references.averaging import average
 from perfsuite.worker.equivalence.references.single_process import (
     Pass,
     Reference,
+    UnjoinableError,
     num_samples,
     one_batch,
     plain_recipe,
@@ -54,18 +41,17 @@ from perfsuite.worker.equivalence.references.single_process import (
 from perfsuite.worker.equivalence.tensors import Tensors
 from perfsuite.worker.equivalence.trace.trace import MicroBatch, Step
 
-# The parts of a batch whose unequal sizes a mean of means would get wrong: three quarters and one.
+# A mean of means is wrong for parts of unequal size: three quarters of the batch and the rest.
 _FIRST_PART, _NUM_PARTS = 3, 4
 
-# Low precision that really ran leaves errors far above those of float32: 2**13 times its epsilon in
-# float16. A path that silently stayed in float32 has the same error as float32, so 4 tells them
-# apart.
-_TRACE_OF_LOW_PRECISION = 4
+# The epsilon of float16 is 2**13 times that of float32, and so are its errors. A path that silently
+# stayed in float32 has the errors of float32, so a ratio of 4 separates the two.
+_LOW_PRECISION_RATIO = 4
 _NUM_SHOWN = 3
 
 
 def check_semantics(case: Case) -> Proof | str:
-    """Return what T1 or T2 gathers of a run, or why neither applies."""
+    """Return what T1 or T2 shows, or why neither applies."""
     recipe = case.recipe
     proof = Proof(check="T2" if is_low_precision(recipe) else "T1")
     losses: list[float] = []
@@ -73,22 +59,22 @@ def check_semantics(case: Case) -> Proof | str:
     for number, step in enumerate(case.trace.steps, start=1):
         case.on_step()
         try:
-            answer = references.ask(step)
-        except _NoOneBatchError as error:
+            expected = references.compute(step)
+        except UnjoinableError as error:
             return str(error)
-        if answer.truth.drew_random_numbers:
+        if expected.truth.drew_random_numbers:
             return "the model draws random numbers"
         if recipe.comm_hook != "none":
             compressed = step.gradients
             step = dataclasses.replace(step, gradients=references.average_uncompressed(step))
             losses.append(measure_errors(compressed, step.gradients).total)
-        proof.evidence += _judge_step(step, number, answer, case)
+        proof.evidence += _judge_step(step, number, expected, case)
         if number == 1:
-            bugs = list(_bugs(references, answer, case))
-            proof.plant(bugs, lambda bug: _judge(bug, answer, 1, case))  # noqa: B023
-            proof.find_cause = _explain(references, case.trace.steps, answer, bugs)
-            proof.vacuous += _why_vacuous(references, step, answer, case)
-            proof.notes += _describe_small(answer)
+            bugs = list(_bugs(references, expected, case))
+            proof.plant(bugs, lambda tested: _judge(tested, expected, 1, case))  # noqa: B023
+            proof.find_cause = partial(_find_cause, references, case.trace.steps, expected, bugs)
+            proof.vacuous += _why_vacuous(references, step, expected, case)
+            proof.notes += _describe_small(expected)
     proof.notes += references.notes
     if losses:
         proof.notes.append(
@@ -99,15 +85,11 @@ def check_semantics(case: Case) -> Proof | str:
 
 
 @dataclass(frozen=True)
-class _Answer:
-    """What the references say of one step.
+class _Expected:
+    """One step in one process: in float64 (truth), and in the precision of the path (plain).
 
-    Attributes:
-        batch: The samples of all ranks and micro-batches.
-        truth: One process in float64.
-        plain: One process in the precision of the path.
-        plain_gradients: Of it, not scaled.
-        plain_errors: Their errors against the truth.
+    `batch` holds the samples of all ranks and micro-batches. The plain gradients are unscaled, and
+    the plain errors are theirs against the truth.
     """
 
     batch: MicroBatch
@@ -127,32 +109,20 @@ class _References:
         self.plain = self.build(case.recipe.precision)
 
     def build(self, precision: str) -> Reference:
-        """Return one process that sees the whole batch at once."""
+        """Return one process without accumulation."""
         case = self._case
         recipe = plain_recipe(case.recipe, precision=precision, grad_accumulation_steps=1)
         return Reference(case.workload, recipe, device=case.device, seed=case.seed)
 
-    def ask(self, step: Step) -> _Answer:
-        """Return what the references say of a step.
-
-        Raises:
-            _NoOneBatchError: The batches of the ranks cannot be joined.
-        """
-        try:
-            batch = one_batch([micro_batch for shard in step.shards for micro_batch in shard])
-        except ValueError as error:
-            raise _NoOneBatchError(str(error)) from error
+    def compute(self, step: Step) -> _Expected:
+        """Return what both compute, or raise `UnjoinableError`."""
+        batch = one_batch([micro_batch for shard in step.shards for micro_batch in shard])
         self.plain.load(step.before)
         plain = self.plain.run([batch], scale=step.scale)
         plain_gradients = scaled(plain.gradients, 1 / step.scale)
         truth = self._find_truth(step, batch)
-        return _Answer(
-            batch=batch,
-            truth=truth,
-            plain=plain,
-            plain_gradients=plain_gradients,
-            plain_errors=measure_errors(plain_gradients, truth.gradients),
-        )
+        plain_errors = measure_errors(plain_gradients, truth.gradients)
+        return _Expected(batch, truth, plain, plain_gradients, plain_errors)
 
     def average_uncompressed(self, step: Step) -> Tensors:
         """The gradients of a step if nothing compressed their reduction, scaled as recorded."""
@@ -172,77 +142,78 @@ class _References:
             return self._find_truth(step, batch)
 
 
-class _NoOneBatchError(Exception):
-    """The batches of all ranks do not make one."""
-
-
-def _judge_step(step: Step, number: int, answer: _Answer, case: Case) -> list[Evidence]:
-    truth, plain = answer.truth, answer.plain
+def _judge_step(step: Step, number: int, expected: _Expected, case: Case) -> list[Discrepancy]:
+    truth, plain = expected.truth, expected.plain
     mean_loss = sum(step.losses) / len(step.losses)
     plain_loss = abs(plain.loss - truth.loss) / (abs(truth.loss) or 1.0)
     buffers = measure_buffer_errors(step.after.buffers, truth.buffers)
     plain_buffers = measure_buffer_errors(plain.buffers, truth.buffers)
     return [
-        judge_loss(mean_loss, truth.loss, number, _limit(case, plain_loss)),
-        *_judge(scaled(step.gradients, 1 / step.scale), answer, number, case),
+        *judge_losses([mean_loss], [truth.loss], number, _limit(case, plain_loss)),
+        *_judge(scaled(step.gradients, 1 / step.scale), expected, number, case),
         *judge(buffers, "buffer", number, _limit(case, plain_buffers.total)),
     ]
 
 
-def _judge(tested: Tensors, answer: _Answer, number: int, case: Case) -> list[Evidence]:
+def _judge(tested: Tensors, expected: _Expected, number: int, case: Case) -> list[Discrepancy]:
     return judge(
-        measure_errors(tested, answer.truth.gradients),
+        measure_errors(tested, expected.truth.gradients),
         "gradient",
         number,
-        _limit(case, answer.plain_errors.total),
-        parameter_limit=lambda name: _parameter_limit(case, answer.plain_errors, name),
+        _limit(case, expected.plain_errors.total),
+        parameter_limit=_parameter_limits(case, expected.plain_errors),
     )
 
 
 def _limit(case: Case, plain_error: float) -> Limit:
     if not is_low_precision(case.recipe):
-        return semantic_limit(case.recipe)
-    return ratio_limit(plain_error, path_epsilon(case.recipe))
+        return limits.semantic_limit(case.recipe)
+    return limits.ratio_limit(plain_error, limits.path_epsilon(case.recipe))
 
 
-def _parameter_limit(case: Case, plain_errors: Errors, name: str) -> float:
+def _parameter_limits(case: Case, plain_errors: Errors) -> Callable[[str], float] | None:
     if not is_low_precision(case.recipe):
-        return semantic_limit(case.recipe).worst_parameter
-    own_error = max(plain_errors.by_name.get(name, 0.0), plain_errors.total)
-    return ratio_limit(own_error, WORST_PARAMETER_FACTOR * path_epsilon(case.recipe)).value
+        return None
+    epsilon = limits.WORST_PARAMETER_FACTOR * limits.path_epsilon(case.recipe)
+
+    def limit_of(name: str) -> float:
+        own_error = max(plain_errors.by_name.get(name, 0.0), plain_errors.total)
+        return limits.ratio_limit(own_error, epsilon).value
+
+    return limit_of
 
 
-def _bugs(references: _References, answer: _Answer, case: Case) -> Iterator[Bug]:
-    gradients, errors = answer.plain_gradients, answer.plain_errors
-    size = num_samples(answer.batch)
+def _bugs(references: _References, expected: _Expected, case: Case) -> Iterator[Bug]:
+    gradients, errors = expected.plain_gradients, expected.plain_errors
+    size = num_samples(expected.batch)
     if size > 1:
-        yield lost_samples(_mean_of_parts(references.plain, answer, [size // 2]))
-    if is_low_precision(case.recipe):
-        # A parameter whose error in plain training is half of itself cannot be missed by a check
-        # of errors; the smallest of the others can.
-        seen = [n for n in errors.by_name if _parameter_limit(case, errors, n) < 1]
-        yield from gradient_bugs(gradients, seen)
+        yield planted_bugs.lost_samples(_mean_of_parts(references.plain, expected, [size // 2]))
+    limit_of = _parameter_limits(case, errors)
+    if limit_of is not None:
+        # A lost gradient has an error of 1, which no limit of 1 or more can find.
+        limited = [name for name in errors.by_name if limit_of(name) < 1]
+        yield from planted_bugs.gradient_bugs(gradients, limited)
         return
-    yield from gradient_bugs(gradients)
-    yield wrong_scale(gradients, case.recipe.plan.world_size)
+    yield from planted_bugs.gradient_bugs(gradients)
+    yield planted_bugs.wrong_scale(gradients, case.recipe.plan.world_size)
     if size > 2:
         first = _FIRST_PART * size // _NUM_PARTS
         parts = [first, size - first]
-        yield mean_of_means(_mean_of_parts(references.plain, answer, parts))
+        yield planted_bugs.mean_of_means(_mean_of_parts(references.plain, expected, parts))
 
 
-def _hypotheses(plain: Reference, step: Step, answer: _Answer) -> Iterator[Bug]:
-    """What may be wrong with the micro-batches of this step, and is right where they are alike."""
+def _hypotheses(plain: Reference, step: Step, expected: _Expected) -> Iterator[Bug]:
+    """Mistakes with the micro-batches of this step; no mistakes where all of them are equal."""
     num_parts = sum(map(len, step.shards))
-    yield summed_loss(scaled(answer.plain_gradients, 1 / num_parts))
+    yield planted_bugs.summed_loss(scaled(expected.plain_gradients, 1 / num_parts))
     parts = [[scaled(part, 1 / step.scale) for part in shard] for shard in _parts(plain, step)]
-    yield mean_of_means(average([part for shard in parts for part in shard], "none"))
+    yield planted_bugs.mean_of_means(average([part for shard in parts for part in shard], "none"))
     num_steps = len(step.shards[0])
     for which, kept in (("first", slice(1, None)), ("last", slice(None, -1))):
         left = [part for shard in parts for part in shard[kept]]
         if left:
             share = (num_steps - 1) / num_steps
-            yield lost_micro_batch(scaled(average(left, "none"), share), which)
+            yield planted_bugs.lost_micro_batch(scaled(average(left, "none"), share), which)
 
 
 def _parts(plain: Reference, step: Step) -> list[list[Tensors]]:
@@ -252,63 +223,63 @@ def _parts(plain: Reference, step: Step) -> list[list[Tensors]]:
     ]
 
 
-def _mean_of_parts(plain: Reference, answer: _Answer, sizes: list[int]) -> Tensors:
+def _mean_of_parts(plain: Reference, expected: _Expected, sizes: list[int]) -> Tensors:
     """The gradients of consecutive parts of the batch, averaged as if they were equally large."""
     begin, parts = 0, []
     for size in sizes:
-        part = slice_batch(answer.batch, begin, begin + size)
+        part = slice_batch(expected.batch, begin, begin + size)
         parts.append(plain.run([part]).gradients)
         begin += size
     return average(parts, "none")
 
 
-def _describe_small(answer: _Answer) -> Iterator[str]:
-    names = answer.plain_errors.too_small
+def _describe_small(expected: _Expected) -> Iterator[str]:
+    names = expected.plain_errors.too_small
     if names:
         shown = ", ".join(map(repr, names[:_NUM_SHOWN])) + ", ..." * (len(names) > _NUM_SHOWN)
-        yield (
-            f"not compared by themselves, because they are below {SMALLEST_SHARE:.0e} of all "
-            f"gradients: {shown}"
-        )
+        share = f"{limits.SMALLEST_SHARE:.0e} of all gradients"
+        yield f"not compared by themselves, because they are below {share}: {shown}"
 
 
-def _why_vacuous(references: _References, step: Step, answer: _Answer, case: Case) -> Iterator[str]:
-    if answer.plain_errors.size == 0:
+def _why_vacuous(
+    references: _References, step: Step, expected: _Expected, case: Case
+) -> Iterator[str]:
+    truth = expected.truth
+    if expected.plain_errors.size == 0:
         yield "all gradients are zero"
-    if not is_low_precision(case.recipe) or answer.truth.loss != answer.truth.loss:
+    if not is_low_precision(case.recipe) or math.isnan(truth.loss):
         return
-    exact = references.build("fp32")
-    exact.load(step.before)
-    fp32 = measure_errors(exact.run([answer.batch]).gradients, answer.truth.gradients).total
-    tested = scaled(step.gradients, 1 / step.scale)
-    error = measure_errors(tested, answer.truth.gradients).total
-    if error <= _TRACE_OF_LOW_PRECISION * fp32:
+    fp32 = references.build("fp32")
+    fp32.load(step.before)
+    fp32_error = measure_errors(fp32.run([expected.batch]).gradients, truth.gradients).total
+    error = measure_errors(scaled(step.gradients, 1 / step.scale), truth.gradients).total
+    if error <= _LOW_PRECISION_RATIO * fp32_error:
         yield (
-            f"low precision left no trace: the error is {error:.1e}, that of float32 {fp32:.1e}; "
-            "does the model use operators that autocast casts?"
+            f"low precision left no trace: the error is {error:.1e}, that of float32 "
+            f"{fp32_error:.1e}; does the model use operators that autocast casts?"
         )
 
 
-def _explain(
-    references: _References, steps: Sequence[Step], answer: _Answer, bugs: list[Bug]
-) -> Callable[[Evidence], str | None]:
-    def explain(evidence: Evidence) -> str | None:
-        if has_batchnorm(references.truth.trainer.module):
-            return (
-                "BatchNorm: each rank, micro-batch or chunk is normalised by its own statistics, "
-                "which is a different computation; use SyncBatchNorm or GroupNorm"
-            )
-        if evidence.what == "buffer":
-            return (
-                "the forward pass changes a buffer by the data that it sees, and no process sees "
-                "the whole batch"
-            )
-        wrong, its_answer, planted = steps[evidence.step - 1], answer, bugs
-        if evidence.step != 1:
-            its_answer, planted = references.ask(wrong), []
-        references.plain.load(wrong.before)
-        hypotheses = [*_hypotheses(references.plain, wrong, its_answer), *planted]
-        tested = scaled(wrong.gradients, 1 / wrong.scale)
-        return explain_gradients(tested, its_answer.plain_gradients, hypotheses)(evidence)
-
-    return explain
+def _find_cause(
+    references: _References,
+    steps: Sequence[Step],
+    expected_of_first: _Expected,
+    bugs: Sequence[Bug],
+    discrepancy: Discrepancy,
+) -> str | None:
+    if has_batchnorm(references.truth.trainer.module):
+        return (
+            "BatchNorm: each rank, micro-batch or chunk is normalised by its own statistics, "
+            "which is a different computation; use SyncBatchNorm or GroupNorm"
+        )
+    if discrepancy.what == "buffer":
+        return (
+            "the forward pass changes a buffer by the data that it sees, and no process sees "
+            "the whole batch"
+        )
+    step, is_first = steps[discrepancy.step - 1], discrepancy.step == 1
+    expected = expected_of_first if is_first else references.compute(step)
+    references.plain.load(step.before)
+    hypotheses = [*_hypotheses(references.plain, step, expected), *(bugs if is_first else ())]
+    tested = scaled(step.gradients, 1 / step.scale)
+    return explain_gradients(tested, expected.plain_gradients, hypotheses)

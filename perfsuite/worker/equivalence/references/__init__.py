@@ -1,1 +1,4 @@
-"""What one process computes, which the tested path is compared with."""
+"""What the recorded steps should have computed, computed anew without torch.distributed.
+
+`single_process` runs the passes; `averaging` and `powersgd` reduce the gradients of several ranks.
+"""

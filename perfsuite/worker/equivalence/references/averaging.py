@@ -1,7 +1,6 @@
-"""The average of the gradients of several ranks, rounded as DistributedDataParallel rounds it.
+"""The mean of the gradients of several ranks, rounded as DistributedDataParallel rounds it.
 
-Computed in one process from the gradients of each shard. Must not know torch.distributed, nor where
-the gradients came from. What PowerSGD makes of them, remembering earlier steps, is in `powersgd`.
+One process computes it from the gradients of each shard, without torch.distributed.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from perfsuite.worker.equivalence.tensors import Tensors
 
-# What a rank adds to the sum, which is in the share's dtype. Dividing before keeps the sum from
+# What a rank adds to the sum, in the dtype of the sum. Dividing first keeps the sum from
 # overflowing. The reducer multiplies dense gradients while it copies them into its bucket (torch's
 # reducer.cpp, mark_variable_ready_dense); the hooks divide the bucket (default_hooks.py), and so
 # does PowerSGD's in a step that it does not compress.
@@ -29,16 +28,9 @@ _SHARES: dict[str, Callable[[Tensor, int], Tensor]] = {
 def average(shards: Sequence[Tensors], comm_hook: str) -> Tensors:
     """Return the mean over the shards, summed in rank order in the dtype that the hook sends.
 
-    The bits are those of two ranks on a CPU. More ranks add in an order that depends on the backend
-    and on a gradient's place in its bucket.
-
-    Args:
-        shards: The gradients of each rank by parameter name, a parameter without one left out.
-        comm_hook: "none", "fp16", "bf16", or "powersgd" for a step that it does not compress.
-
-    Returns:
-        A gradient, in its own dtype, for each parameter that has one in any shard; where a shard
-        has none it counts as zero.
+    Two ranks on a CPU compute the same bits. More ranks add in an order that depends on the backend
+    and on a gradient's place in its bucket. A parameter without a gradient in a shard counts as
+    zero there. "powersgd" is for a step that the hook does not compress.
     """
     share = _SHARES[comm_hook]
     totals: Tensors = {}

@@ -1,13 +1,11 @@
-"""The average of the gradients of several ranks under PowerSGD, step after step, in one process.
+"""The mean of the gradients of several ranks under PowerSGD, step after step, in one process.
 
 Vogels et al. 2019, "PowerSGD: Practical Low-Rank Gradient Compression", with the choices of torch's
-`powerSGD_hook`. Written anew, because ranks prove nothing when they are held to their own code; but
-with its operators on its layout in memory, so that every rounding is the same. Must not know
-torch.distributed, nor where the gradients came from.
+`powerSGD_hook`. Written anew, because a comparison with the hook itself would prove nothing; but
+with the hook's operators on its layout in memory, so that every rounding is the same.
 
-Shapes: N numbers of one bucket; n rows and m columns of one parameter's gradient as a matrix,
-(1, n, m), approximated by p, (1, n, 1), times q transposed, q being (1, m, 1). The leading 1 is a
-batch of one.
+Shapes: N numbers of one bucket; the gradient of one parameter as a matrix of n rows and m columns,
+(1, n, m), which p, (1, n, 1), times the transpose of q, (1, m, 1), approximates.
 """
 
 from __future__ import annotations
@@ -22,36 +20,32 @@ from torch import Tensor
 from perfsuite.worker.equivalence.references.averaging import average
 from perfsuite.worker.equivalence.tensors import Tensors
 
-# The defaults of powerSGD_hook.PowerSGDState: a matrix is compressed, to rank one, where that makes
-# it less than half as large; what seeds the generator of seeds, and the seeds of the first q's.
+# The defaults of powerSGD_hook.PowerSGDState. A matrix is compressed, to rank one, where that makes
+# it less than half as large. A generator with this seed draws the seeds of the first q's.
 _MIN_COMPRESSION_RATE = 2
 _RANDOM_SEED = 0
 _NUM_SEEDS = 1_000_000_000
 
-# As many as replicas._POWERSGD_START_ITER.
-_NUM_PLAIN_STEPS = 2
+# Reductions that are not compressed; equal to data_parallel._POWERSGD_START_ITER.
+NUM_PLAIN_STEPS = 2
 
 
 class PowerSGD:
     """Averages gradients as DDP does under `powerSGD_hook`, with the memory that the ranks keep.
 
     Each rank adds to its gradients what compression lost of its earlier ones (error feedback), and
-    the approximation starts from the last step's q (warm start). The hook also counts as lost how
-    an uncompressed gradient differs from its mean. So what is summed grows with every step, and so
-    does the rounding by which more than two ranks differ from the sums in rank order.
+    the approximation starts from the last step's q (warm start). The hook also counts the
+    difference of an uncompressed gradient from its mean as lost. So the sums grow with every step,
+    and so does the rounding that depends on the order of more than two ranks.
+
+    Args:
+        parameters: The model's by name, for their shapes, strides and dtypes.
+        num_plain_steps: Calls of `average` before it compresses.
     """
 
     def __init__(
-        self, parameters: Mapping[str, Tensor], *, num_plain_steps: int = _NUM_PLAIN_STEPS
+        self, parameters: Mapping[str, Tensor], *, num_plain_steps: int = NUM_PLAIN_STEPS
     ) -> None:
-        """Start with nothing remembered.
-
-        Args:
-            parameters: The model's by name, for their shapes, strides and dtypes.
-            num_plain_steps: Calls of `average` before it compresses. The hook counts reductions:
-                also those of steps that a scaler skipped, and the one from which DDP learns a
-                static graph under accumulation.
-        """
         self._parameters = parameters
         self._num_plain_steps = num_plain_steps
         self._random = numpy.random.RandomState(_RANDOM_SEED)
@@ -60,18 +54,13 @@ class PowerSGD:
 
     @torch.no_grad()
     def average(self, shards: Sequence[Tensors], layout: Sequence[Sequence[str]]) -> Tensors:
-        """Return what every rank holds after the reduction of one optimizer step.
+        """Return the gradients that every rank holds after the reduction of one optimizer step.
 
-        The bits are those of two ranks on a CPU that compute with as many threads.
+        Two ranks on a CPU with as many threads compute the same bits. As under the hook, a
+        compressed matrix that is zero on all ranks becomes NaN, in this step and all later ones.
 
-        Args:
-            shards: The gradients of each rank by parameter name, a parameter without one left out.
-            layout: The names of the parameters in each bucket, in the order in which the buckets
-                are reduced; unused in a plain step, and the same in all others.
-
-        Returns:
-            A gradient for each parameter that has one in any shard. As under the hook it is NaN, in
-            this step and all later ones, for a compressed matrix that is zero on all ranks.
+        `layout` names the parameters of each bucket, in the order of reduction. It is unused in a
+        plain step, and must be the same in all others.
         """
         if self._num_plain_steps > 0:
             self._num_plain_steps -= 1
@@ -88,11 +77,11 @@ class PowerSGD:
         return {name: gradient for name, gradient in reduced.items() if name in present}
 
     def _reduce(self, index: int, buckets: Sequence[_Bucket]) -> None:
-        """Replace the gradients in each rank's bucket by what the ranks agree on."""
+        """Replace the gradients in each rank's bucket by their compressed mean."""
         if index in self._lost:
             for bucket, lost in zip(buckets, self._lost[index], strict=True):
                 bucket.memory.add_(lost)
-        wanted = [bucket.memory.clone() for bucket in buckets]
+        whole = [bucket.memory.clone() for bucket in buckets]
         if index not in self._q:
             self._q[index] = self._draw_q(buckets[0])
 
@@ -103,7 +92,7 @@ class PowerSGD:
                 gradient.copy_(mean)
 
         self._lost[index] = [
-            whole - bucket.memory for whole, bucket in zip(wanted, buckets, strict=True)
+            own - bucket.memory for own, bucket in zip(whole, buckets, strict=True)
         ]
 
     def _draw_q(self, bucket: _Bucket) -> Tensor:
@@ -117,14 +106,11 @@ class PowerSGD:
 
 @dataclass(frozen=True, kw_only=True)
 class _Bucket:
-    """One rank's gradients of a few parameters, side by side as DDP sends them.
+    """One rank's gradients of a few parameters, side by side in memory (N,) as DDP sends them.
 
-    Attributes:
-        memory: All of them, (N,); the others are views of it.
-        gradients: By parameter, with its shape and strides.
-        compressed: The large ones as matrices, (1, n, m), whatever strides; those of one shape one
-            after the other, as the hook lays out their p's and q's.
-        uncompressed: The others, each one-dimensional.
+    The other attributes are views of it: the gradients with the shapes and strides of their
+    parameters; the large ones as matrices, (1, n, m), those of one shape one after the other, as
+    the hook lays out their p's and q's; and the others, one-dimensional.
     """
 
     memory: Tensor
@@ -156,12 +142,7 @@ def _fill_bucket(parameters: Sequence[Tensor], gradients: Sequence[Tensor | None
 
 
 def _approximate(matrices_of_ranks: Sequence[list[Tensor]], q: Tensor) -> None:
-    """Replace the matrices of all ranks by the product of p and q: algorithm 1 of the paper.
-
-    Args:
-        matrices_of_ranks: The same matrices of each rank, (1, n, m).
-        q: Of the last step, one column after the other; becomes this step's.
-    """
+    """Replace the matrices by the product of p and q, and q by this step's: algorithm 1."""
     matrices = matrices_of_ranks[0]
     _normalize(_columns(q, matrices))
     p = _sum([_multiply(own, q) for own in matrices_of_ranks])
@@ -190,7 +171,7 @@ def _columns(vector: Tensor, matrices: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _normalize(columns: Sequence[Tensor]) -> None:
-    # To orthogonalize a matrix of one column is no more than this.
+    # Which orthogonalizes a matrix of one column.
     for column in columns:
         column /= torch.linalg.vector_norm(column, dim=1, keepdim=True)
 

@@ -1,10 +1,10 @@
 """What one process computes at given weights from given data: the references of all checks.
 
-Each step starts from the weights that the tested run had before it. So a limit has to hold for the
-rounding of one step, and not for what many steps of training make of it; that each step ends in
-the right weights is proven by `updates`, and both together prove the whole run.
+Each step starts from the weights that the tested run had before it, so a limit covers the rounding
+of one step and not what many steps of training make of it. `checks.optimizer_steps` proves that
+each step ends in the right weights; both together prove the whole run.
 
-Must run where torch.distributed is not initialised. Must not know what is compared.
+Must run where torch.distributed is not initialised.
 """
 
 from __future__ import annotations
@@ -21,8 +21,12 @@ from perfsuite.records.recipe import Recipe
 from perfsuite.records.workload import Workload
 from perfsuite.worker.equivalence.tensors import Tensors
 from perfsuite.worker.equivalence.trace.random_state import read_random_state, restore_random_state
-from perfsuite.worker.equivalence.trace.snapshots import read_gradients, read_weights
-from perfsuite.worker.equivalence.trace.trace import MicroBatch, Weights
+from perfsuite.worker.equivalence.trace.trace import (
+    MicroBatch,
+    Weights,
+    read_gradients,
+    read_weights,
+)
 from perfsuite.worker.measure.dispatch import tensors_in
 from perfsuite.worker.training.batches import call_model, map_tensors
 from perfsuite.worker.training.build import build_trainer
@@ -31,14 +35,7 @@ from perfsuite.worker.training.step import compute_loss, prepare_batch
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Pass:
-    """What forward and backward passes gave.
-
-    Attributes:
-        loss: The mean over the micro-batches.
-        gradients: By parameter, multiplied by the loss scale.
-        buffers: After the passes.
-        drew_random_numbers: Whether the model did.
-    """
+    """The mean loss over the micro-batches, the scaled gradients, and the buffers at the end."""
 
     loss: float
     gradients: Tensors
@@ -48,25 +45,12 @@ class Pass:
 
 def plain_recipe(recipe: Recipe, **changes: Any) -> Recipe:
     """The recipe in one process, without checkpointing and without compiling."""
-    return Recipe(
-        **{
-            "precision": recipe.precision,
-            "grad_accumulation_steps": recipe.grad_accumulation_steps,
-            "clip_grad_norm": recipe.clip_grad_norm,
-            **changes,
-        }
-    )
+    kept = ("precision", "grad_accumulation_steps", "clip_grad_norm")
+    return Recipe(**{name: getattr(recipe, name) for name in kept} | changes)
 
 
 class Reference:
-    """One process that computes gradients at whatever weights it is given.
-
-    Args:
-        workload: Whose model.
-        recipe: A plain one, see `plain_recipe`.
-        device: Where to compute.
-        seed: Of weights and random numbers.
-    """
+    """One process that computes gradients at given weights; its recipe is a `plain_recipe`."""
 
     def __init__(
         self, workload: Workload, recipe: Recipe, *, device: torch.device, seed: int
@@ -76,7 +60,7 @@ class Reference:
 
     @torch.no_grad()
     def load(self, weights: Weights) -> None:
-        """Take these weights, rounded to the precision; a name that is absent keeps its own."""
+        """Take these weights, rounded to the recipe's dtypes; the others stay as they are."""
         module = self.trainer.module
         for own, given in (
             (dict(module.named_parameters()), weights.parameters),
@@ -90,12 +74,10 @@ class Reference:
     def run(
         self, micro_batches: Sequence[MicroBatch], *, scale: float = 1.0, num_chunks: int = 1
     ) -> Pass:
-        """Return what the passes over all micro-batches give, from the weights as they are.
+        """Return the results of the passes over all micro-batches, at the present weights.
 
-        Args:
-            micro_batches: Each with the random numbers that its forward pass draws.
-            scale: Of the loss, where the precision scales it.
-            num_chunks: Parts into which each micro-batch is divided along its first dimension.
+        Each is run with its recorded random state, in chunks along its first dimension. `scale` is
+        the factor of the loss, where the precision scales it.
         """
         trainer, device = self.trainer, self.trainer.device
         trainer.module.zero_grad()
@@ -120,27 +102,27 @@ class Reference:
         trainer = self.trainer
 
         def part(tensor: Tensor) -> Tensor:
-            # A copy, because a model may change its inputs in place.
+            # Cloned, because a model may change its inputs in place.
             return tensor.chunk(num_chunks)[index].clone()
 
         inputs, target = prepare_batch(trainer, map_tensors(batch, part))
         loss = compute_loss(trainer, call_model(trainer.model, inputs), target)
         share = loss / (trainer.recipe.grad_accumulation_steps * num_chunks)
-        # A tensor as the scaler has one, because a number would not widen a loss in float16.
+        # A tensor, as the scaler has one: unlike a number, it widens a loss in float16.
         if trainer.scaler.is_enabled():
             share = share * torch.tensor(scale, device=trainer.device)
         share.backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 
 
-def one_batch(micro_batches: Sequence[MicroBatch]) -> MicroBatch:
-    """All samples of several micro-batches as one.
+class UnjoinableError(ValueError):
+    """Several micro-batches do not make one batch."""
 
-    Raises:
-        ValueError: Their shapes do not allow it; says which.
-    """
+
+def one_batch(micro_batches: Sequence[MicroBatch]) -> MicroBatch:
+    """All samples of several micro-batches as one, or raise `UnjoinableError`."""
     joined = _join([micro_batch.batch for micro_batch in micro_batches])
-    return MicroBatch(batch=joined, random_state=micro_batches[0].random_state)
+    return dataclasses.replace(micro_batches[0], batch=joined)
 
 
 def num_samples(micro_batch: MicroBatch) -> int:
@@ -157,27 +139,27 @@ def slice_batch(micro_batch: MicroBatch, begin: int, end: int) -> MicroBatch:
 def _join(parts: Sequence[Any]) -> Any:
     first = parts[0]
     if any(type(part) is not type(first) for part in parts):
-        raise ValueError("the batches are built differently, so they do not make one")
+        raise UnjoinableError("the batches are built differently, so they do not make one")
     if isinstance(first, Tensor):
         shapes = {tuple(part.shape[1:]) for part in parts}
         if len(shapes) > 1 or first.dim() == 0:
             found = ", ".join(str(tuple(part.shape)) for part in parts)
-            raise ValueError(f"batches of shapes {found} do not make one")
+            raise UnjoinableError(f"batches of shapes {found} do not make one")
         return torch.cat(list(parts))
     if isinstance(first, dict):
         if any(part.keys() != first.keys() for part in parts):
-            raise ValueError("the batches are dicts of other keys, so they do not make one")
+            raise UnjoinableError(
+                "the batches are dicts of different keys, so they do not make one"
+            )
         return {key: _join([part[key] for part in parts]) for key in first}
-    is_record = hasattr(first, "_fields")
-    if isinstance(first, list | tuple) and not is_record and _are_texts(first):
-        return type(first)(text for part in parts for text in part)
     if isinstance(first, list | tuple):
+        is_record = hasattr(first, "_fields")
+        if not is_record and all(isinstance(item, str) for item in first):
+            return type(first)(text for part in parts for text in part)
         if any(len(part) != len(first) for part in parts):
-            raise ValueError("the batches are lists of other lengths, so they do not make one")
+            raise UnjoinableError(
+                "the batches are lists of different lengths, so they do not make one"
+            )
         columns = [_join(column) for column in zip(*parts, strict=True)]
         return type(first)(*columns) if is_record else type(first)(columns)
     return first
-
-
-def _are_texts(items: Sequence[Any]) -> bool:
-    return all(isinstance(item, str) for item in items)

@@ -1,1 +1,1 @@
-"""What a training step did on its ranks, recorded for the comparison."""
+"""What a training run did on its ranks: recorded there, joined, and kept for the checks."""

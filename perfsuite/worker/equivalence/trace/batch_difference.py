@@ -1,7 +1,7 @@
 """Where two batches differ, bit for bit and sample by sample.
 
-A batch is a pair (inputs, target) of nests as `default_collate` makes them. Must not know where
-batches come from. Shapes: B samples of a batch.
+A batch is a pair (inputs, target) of nested containers, as `default_collate` makes them, of B
+samples.
 """
 
 from __future__ import annotations
@@ -16,13 +16,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class BatchDifference:
-    """How a batch differs from the expected one.
-
-    Attributes:
-        index: Which batch of several, from 0.
-        place: The first part that differs, such as "inputs['mask']".
-        num_samples: Samples that differ in any part.
-    """
+    """The batch at an index differs, first in a part such as "inputs['mask']", in some samples."""
 
     index: int
     place: str
@@ -32,15 +26,7 @@ class BatchDifference:
 def find_differences(
     batches: Sequence[Any], expected: Sequence[Any], batch_size: int
 ) -> list[BatchDifference]:
-    """Return how the batches differ from the expected ones, of which there may be more.
-
-    Lists and tuples are alike, and so are NaNs of the same bits.
-
-    Args:
-        batches: Pairs (inputs, target).
-        expected: The same.
-        batch_size: B.
-    """
+    """Return how the batches differ from as many expected ones; a list may equal a tuple."""
     differences = []
     for index, (batch, theirs) in enumerate(zip(batches, expected, strict=False)):
         wrong = _wrong_parts(batch, theirs, batch_size)
@@ -51,22 +37,21 @@ def find_differences(
 
 
 def _wrong_parts(batch: Any, expected: Any, batch_size: int) -> dict[str, Tensor]:
-    """Of each part that differs, which samples do (B,)."""
-    ours, theirs = dict(_parts_of_pair(batch)), dict(_parts_of_pair(expected))
+    """For each part that differs, which samples do (B,)."""
+    ours, theirs = _parts_of_pair(batch), _parts_of_pair(expected)
     if ours.keys() != theirs.keys():
         return {"the structure": torch.ones(batch_size, dtype=torch.bool)}
     wrong = {place: _wrong_samples(ours[place], theirs[place], batch_size) for place in theirs}
     return {place: samples for place, samples in wrong.items() if samples.any()}
 
 
-def _parts_of_pair(batch: Any) -> Iterator[tuple[str, Any]]:
+def _parts_of_pair(batch: Any) -> dict[str, Any]:
     inputs, target = batch
-    yield from _parts(inputs, "inputs")
-    yield from _parts(target, "target")
+    return dict([*_parts(inputs, "inputs"), *_parts(target, "target")])
 
 
 def _parts(value: Any, place: str) -> Iterator[tuple[str, Any]]:
-    """Each tensor, string and number of a nest, and where it is; lists and tuples are alike."""
+    """Each tensor, string and number in nested containers, with its place."""
     if isinstance(value, Mapping):
         for key, part in value.items():
             yield from _parts(part, f"{place}[{key!r}]")
@@ -78,9 +63,9 @@ def _parts(value: Any, place: str) -> Iterator[tuple[str, Any]]:
 
 
 def _wrong_samples(ours: Any, theirs: Any, batch_size: int) -> Tensor:
-    """Which samples differ (B,); all of them where that cannot be told apart."""
+    """Which samples differ (B,); all of them where the samples cannot be separated."""
     if not (isinstance(ours, Tensor) and isinstance(theirs, Tensor)):
-        # repr tells 0.0 from -0.0, and finds nan like nan.
+        # repr separates 0.0 from -0.0, and is the same for any nan.
         return torch.full(
             (batch_size,), type(ours) is not type(theirs) or repr(ours) != repr(theirs)
         )

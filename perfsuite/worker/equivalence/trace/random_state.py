@@ -1,7 +1,4 @@
-"""The state of every generator that a model may draw from, to draw the same numbers again.
-
-Must not know who draws.
-"""
+"""The state of every generator that a model may draw from, to draw the same numbers again."""
 
 from __future__ import annotations
 
@@ -16,14 +13,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class RandomState:
-    """One moment of the generators of this process.
-
-    Attributes:
-        python: Of `random`.
-        numpy: Of numpy's global generator.
-        torch: Of torch's generator of the CPU.
-        cuda: Of the generator of the device, None on a CPU.
-    """
+    """The states of the global generators at one moment; `cuda` is None on a CPU."""
 
     python: Any
     numpy: Any
@@ -31,7 +21,7 @@ class RandomState:
     cuda: Tensor | None
 
     def has_moved_from(self, other: RandomState) -> bool:
-        """Whether numbers were drawn between the other moment and this one."""
+        """Whether numbers were drawn between the other state and this one."""
         return (
             self.python != other.python
             or not numpy.array_equal(self.numpy[1], other.numpy[1])
@@ -46,7 +36,7 @@ class RandomState:
 
 
 def read_random_state(device: torch.device) -> RandomState:
-    """Return the state of all generators now."""
+    """Return the present state of all generators."""
     return RandomState(
         random.getstate(),
         numpy.random.get_state(),
@@ -56,7 +46,7 @@ def read_random_state(device: torch.device) -> RandomState:
 
 
 def restore_random_state(state: RandomState, device: torch.device) -> None:
-    """Let the generators go on from where they were when the state was read."""
+    """Set all generators to a state that was read before."""
     random.setstate(state.python)
     numpy.random.set_state(state.numpy)
     torch.set_rng_state(state.torch)

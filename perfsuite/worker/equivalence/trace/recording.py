@@ -1,9 +1,8 @@
-"""Record what a training run does on this rank, through the very step that is timed.
+"""Record what a training run does on this rank, through the same step that is timed.
 
-The trainer's strategy and batches are watched from outside, so nothing of the step is written a
-second time. Tensors are copied while the run goes on, and compared between ranks only after it, so
-that no collective of the recording can wait for one that the run forgot. Must not know what the
-run is compared with.
+The recorder wraps the trainer's strategy and batches, so no part of the step is written a second
+time. Tensors are copied during the run and compared between ranks only after it, so that no
+collective of the recording can wait for one that the run forgot.
 """
 
 from __future__ import annotations
@@ -18,19 +17,21 @@ from torch import Tensor
 from perfsuite.records.stages import Stage, untimed
 from perfsuite.worker.equivalence.tensors import Tensors
 from perfsuite.worker.equivalence.trace.random_state import read_random_state
-from perfsuite.worker.equivalence.trace.snapshots import (
+from perfsuite.worker.equivalence.trace.trace import (
+    MicroBatch,
+    RankStep,
+    RankTrace,
+    Work,
     read_gradients,
     read_weights,
-    sparse_gradients,
 )
-from perfsuite.worker.equivalence.trace.trace import MicroBatch, RankStep, RankTrace, Work
 from perfsuite.worker.measure.counters import count_iteration
 from perfsuite.worker.training.batches import map_tensors
 from perfsuite.worker.training.step import train_step
 from perfsuite.worker.training.trainer import Strategy, Trainer
 
-# A dynamic scale starts at 2**16 and each skipped step halves it; 2**8 is among the scales that
-# suffice (Micikevicius et al. 2018, section 4: 8 to 32000 for their networks).
+# A dynamic scale starts at 2**16 and each skipped step halves it; 2**8 is within the range of
+# scales that Micikevicius et al. 2018, section 4, needed (8 to 32000).
 _MAX_SKIPPED_STEPS = 8
 
 
@@ -45,16 +46,12 @@ def record_run(
 ) -> RankTrace:
     """Train until `num_steps` optimizer steps were taken, and return what this rank saw of them.
 
-    A collective where torch.distributed is initialised. Tensors of a DTensor's shards are still
-    this rank's; `sharing.share_trace` completes them.
+    A collective where torch.distributed is initialised. DTensors still hold this rank's shard;
+    `sharing.share_trace` completes them.
 
-    Args:
-        trainer: Freshly built.
-        batches: Gives (inputs, target) for ever.
-        indices: The dataset's, of each batch of the first epoch.
-        num_steps: Optimizer steps to record. Fewer are where the scaler skipped too many.
-        counts_work: Whether to take one further step to count what it runs.
-        on_step: Called before each step, to show progress.
+    The trainer is freshly built, and `batches` do not end. Fewer steps are recorded if the scaler
+    skips too many. `counts_work` takes one further step to count what it runs. `on_step` is called
+    before each step, to show progress.
     """
     strategy = trainer.strategy
     recorder = _Recorder(trainer, batches)
@@ -81,12 +78,21 @@ def record_run(
         else:
             num_skipped += 1
             before = read_weights(trainer.module)
-    counted = count_iteration(recorder.take_unrecorded_step) if counts_work else None
+    trainer.strategy = strategy  # the next step is not recorded
+
+    def take_step(stage: Stage) -> None:
+        train_step(trainer, batches, stage)
+
+    counted = count_iteration(take_step) if counts_work else None
     return RankTrace(
         indices=indices,
         batches=recorder.batches,
-        sparse=sparse_gradients(trainer.module),
-        shard_index=trainer.strategy.shard_index,
+        sparse=frozenset(
+            name
+            for name, parameter in trainer.module.named_parameters()
+            if parameter.grad is not None and parameter.grad.is_sparse
+        ),
+        shard_index=strategy.shard_index,
         start=start,
         steps=steps,
         num_skipped=num_skipped,
@@ -96,7 +102,7 @@ def record_run(
 
 
 class _Recorder:
-    """Takes steps of a trainer, and keeps what each of them saw."""
+    """Takes steps of a trainer, and keeps what the last one saw and all batches."""
 
     def __init__(self, trainer: Trainer, batches: Iterator[Any]) -> None:
         self.micro_batches: list[MicroBatch] = []
@@ -111,30 +117,24 @@ class _Recorder:
         self.micro_batches, self.gradients = [], {}
         return train_step(self._trainer, self._note_batches(), untimed)
 
-    def take_unrecorded_step(self, stage: Stage) -> None:
-        """Take a step of which nothing is kept."""
-        assert isinstance(self._trainer.strategy, _Watched)
-        self._trainer.strategy = self._trainer.strategy.inner
-        train_step(self._trainer, self._source, stage)
-
     def note_forward(self) -> None:
-        """Keep the batch that a forward pass is about to see, and the random numbers' state."""
+        """Keep the batch of the forward pass that begins, and the random state before it."""
         state = read_random_state(self._trainer.device)
         self.micro_batches.append(MicroBatch(batch=self.batches[-1], random_state=state))
 
     def note_gradients(self) -> None:
-        """Keep the gradients, which are reduced now."""
+        """Keep the gradients after their reduction."""
         self.gradients = read_gradients(self._trainer.module)
 
     def _note_batches(self) -> Iterator[Any]:
         for batch in self._source:
-            # A copy, because a model may change its inputs in place.
+            # Cloned, because a model may change its inputs in place.
             self.batches.append(map_tensors(batch, lambda tensor: tensor.cpu().clone()))
             yield batch
 
 
 class _Watched:
-    """A strategy as it is, its micro-batches and its reduced gradients noted."""
+    """A strategy that reports its micro-batches and its reduced gradients to a recorder."""
 
     def __init__(self, inner: Strategy, recorder: _Recorder) -> None:
         self.inner = inner
@@ -153,9 +153,9 @@ class _Watched:
 
 
 def _agree(trainer: Trainer, was_taken: bool) -> bool:
-    """Whether all ranks took the step, so that they go on together in any case."""
-    if not (trainer.scaler.is_enabled() and dist.is_initialized()):
-        return was_taken
-    votes = torch.tensor([was_taken], dtype=torch.int32, device=trainer.device)
-    dist.all_reduce(votes, op=dist.ReduceOp.MIN)
-    return bool(votes.item())
+    """Whether all ranks took the step, so that every rank records the same number of steps."""
+    if trainer.scaler.is_enabled() and dist.is_initialized():
+        votes = torch.tensor([was_taken], dtype=torch.int32, device=trainer.device)
+        dist.all_reduce(votes, op=dist.ReduceOp.MIN)
+        return bool(votes.item())
+    return was_taken

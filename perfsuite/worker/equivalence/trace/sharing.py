@@ -1,11 +1,9 @@
-"""Bring together what the ranks recorded: whole tensors, each once, and where ranks differ.
-
-Runs on the ranks when the run is over. Must not know how a run is recorded.
-"""
+"""Combine what the ranks recorded, when the run is over: whole tensors, and where ranks differ."""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Sequence
@@ -15,18 +13,15 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from perfsuite.worker.equivalence.comparison import Discrepancy
 from perfsuite.worker.equivalence.tensors import Quantity, Tensors, relative_error
-from perfsuite.worker.equivalence.trace.trace import RankDifference, RankStep, RankTrace, Weights
+from perfsuite.worker.equivalence.trace.trace import RankStep, RankTrace, Weights
 
 
 def share_trace(trace: RankTrace, device: torch.device) -> RankTrace:
-    """Return the trace with whole tensors that no earlier rank has, and where this one's differ.
+    """Return the trace with the whole tensors that no earlier rank has, and with differences.
 
-    A collective; without torch.distributed the trace itself.
-
-    Args:
-        trace: What this rank recorded.
-        device: On which the process group communicates.
+    A collective over `device`; without torch.distributed the trace itself.
     """
     if not dist.is_initialized():
         return trace
@@ -38,19 +33,20 @@ def share_trace(trace: RankTrace, device: torch.device) -> RankTrace:
     return dataclasses.replace(trace, start=start, steps=steps, differences=sharing.differences)
 
 
-Topology = tuple[tuple[int, ...], torch.dtype]
+# The shape and dtype of a tensor.
+_Layout = tuple[tuple[int, ...], torch.dtype]
 
 
 class _Sharing:
-    """Walks through a trace on all ranks at once, tensor by tensor in the same order."""
+    """Goes through a trace on all ranks at once; the first rank that has a tensor keeps it."""
 
     def __init__(self, device: torch.device) -> None:
-        self.differences: list[RankDifference] = []
+        self.differences: list[Discrepancy] = []
         self._device = device
         self._rank = dist.get_rank()
 
     def share_step(self, recorded: RankStep, step: int) -> RankStep:
-        """The step with whole tensors, each on the first rank that holds it."""
+        """The step with whole tensors."""
         before = recorded.before
         return dataclasses.replace(
             recorded,
@@ -60,7 +56,7 @@ class _Sharing:
         )
 
     def share_weights(self, weights: Weights, step: int) -> Weights:
-        """The weights with whole tensors, each on the first rank that holds it."""
+        """The weights with whole tensors."""
         return Weights(
             parameters=self._share(weights.parameters, "parameter", step),
             buffers=self._share(weights.buffers, "buffer", step),
@@ -68,7 +64,7 @@ class _Sharing:
 
     def _share(self, tensors: Tensors, quantity: Quantity, step: int) -> Tensors:
         mine = {name: _whole(tensor) for name, tensor in tensors.items()}
-        layouts: list[dict[str, Topology]] = [{} for _ in range(dist.get_world_size())]
+        layouts: list[dict[str, _Layout]] = [{} for _ in range(dist.get_world_size())]
         dist.all_gather_object(
             layouts, {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in mine.items()}
         )
@@ -85,13 +81,13 @@ class _Sharing:
             )
             if self._rank in holders[1:]:
                 for name, first in zip(names, firsts, strict=True):
-                    self._note_difference(mine[name], first, quantity, name, step)
+                    self._compare(mine[name], first, quantity, name, step)
         return kept
 
     def _broadcast(
-        self, tensors: Sequence[Tensor | None], layouts: Sequence[Topology], source: int
+        self, tensors: Sequence[Tensor | None], layouts: Sequence[_Layout], source: int
     ) -> list[Tensor]:
-        """The source's tensors on every rank, in one message of plain bytes."""
+        """The tensors of the source on every rank, sent as one message of bytes."""
         sizes = [math.prod(shape) * dtype.itemsize for shape, dtype in layouts]
         if self._rank == source:
             message = torch.cat([_as_bytes(tensor) for tensor in tensors if tensor is not None])
@@ -100,31 +96,27 @@ class _Sharing:
         message = message.to(self._device)
         dist.broadcast(message, src=source)
         return [
-            # Cloned, because a view of another dtype must begin at a multiple of its size.
+            # Cloned, because a view of another dtype must begin at a multiple of its item size.
             part.clone().view(dtype).reshape(shape)
             for part, (shape, dtype) in zip(torch.split(message.cpu(), sizes), layouts, strict=True)
         ]
 
-    def _note_difference(
+    def _compare(
         self, mine: Tensor, first: Tensor, quantity: Quantity, name: str, step: int
     ) -> None:
         if mine.shape == first.shape and torch.equal(_as_bytes(mine), _as_bytes(first)):
             return
-        error = relative_error(mine, first) if mine.shape == first.shape else math.inf
+        error = relative_error(mine, first)
         self.differences.append(
-            RankDifference(quantity=quantity, name=name, step=step, rank=self._rank, error=error)
+            Discrepancy(quantity, step, error, 0.0, "on all ranks", name, self._rank)
         )
 
 
-def _names_by_holders(layouts: Sequence[dict[str, Topology]]) -> dict[tuple[int, ...], list[str]]:
+def _names_by_holders(layouts: Sequence[dict[str, _Layout]]) -> dict[tuple[int, ...], list[str]]:
     """The names of all tensors by the ranks that hold them, in the same order on every rank."""
-    holders: dict[str, list[int]] = defaultdict(list)
-    for rank, names in enumerate(layouts):
-        for name in names:
-            holders[name].append(rank)
     groups: dict[tuple[int, ...], list[str]] = defaultdict(list)
-    for name, ranks in holders.items():
-        groups[tuple(ranks)].append(name)
+    for name in dict.fromkeys(itertools.chain.from_iterable(layouts)):
+        groups[tuple(rank for rank, names in enumerate(layouts) if name in names)].append(name)
     return groups
 
 

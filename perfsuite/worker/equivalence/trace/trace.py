@@ -1,7 +1,7 @@
 """What a training run did, step by step: the data it saw, its gradients, losses and weights.
 
-One `RankTrace` is what one rank leaves in a file; `join_traces` makes a `Trace` of all of them. All
-tensors lie on the CPU. Must not know how a run is recorded, nor what it is compared with.
+Each rank leaves a `RankTrace` in a file, and `join_traces` makes one `Trace` of them. All tensors
+are on the CPU.
 """
 
 from __future__ import annotations
@@ -14,20 +14,18 @@ from typing import Any
 
 import cloudpickle
 import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
-from perfsuite.worker.equivalence.tensors import Quantity, Tensors
+from perfsuite.worker.equivalence.comparison import Discrepancy
+from perfsuite.worker.equivalence.tensors import Tensors
 from perfsuite.worker.equivalence.trace.batch_difference import find_differences
 from perfsuite.worker.equivalence.trace.random_state import RandomState
 
 
 @dataclass(frozen=True, kw_only=True)
 class MicroBatch:
-    """What one forward pass was given.
-
-    Attributes:
-        batch: (inputs, target) as the loader gave them.
-        random_state: Just before the forward pass.
-    """
+    """One batch (inputs, target) from the loader, and the random state before its forward pass."""
 
     batch: Any
     random_state: RandomState
@@ -41,20 +39,43 @@ class Weights:
     buffers: Tensors
 
 
-@dataclass(frozen=True, kw_only=True)
-class Work:
-    """What one optimizer step runs.
+def read_weights(module: nn.Module) -> Weights:
+    """Return copies of the model's parameters and buffers."""
+    return Weights(
+        parameters={name: _copy(tensor) for name, tensor in module.named_parameters()},
+        buffers={name: _copy(tensor) for name, tensor in module.named_buffers()},
+    )
 
-    Attributes:
-        num_operators: Operators that the dispatcher ran.
-        flops: Of matrix products, convolutions and attention.
-    """
+
+def read_gradients(module: nn.Module) -> Tensors:
+    """Return copies of the gradients that exist; sparse ones become dense."""
+    return {
+        name: _copy(parameter.grad)
+        for name, parameter in module.named_parameters()
+        if parameter.grad is not None
+    }
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    """A copy on the CPU; a DTensor stays one, because making it whole is a collective."""
+    copied = tensor.detach()
+    if copied.layout is not torch.strided:
+        copied = copied.to_dense()
+    return copied.clone() if isinstance(copied, DTensor) else copied.to("cpu", copy=True)
+
+
+@dataclass(frozen=True)
+class Work:
+    """The operators that one optimizer step runs, and the flops that they have formulas for."""
 
     num_operators: int
     flops: int
 
+    def __add__(self, other: Work) -> Work:
+        return Work(self.num_operators + other.num_operators, self.flops + other.flops)
+
     def exceeds(self, other: Work) -> bool:
-        """Whether something is computed here that is not there."""
+        """Whether this step computes something that the other does not."""
         return self.flops > other.flops or self.num_operators > other.num_operators
 
     def __str__(self) -> str:
@@ -62,33 +83,15 @@ class Work:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankDifference:
-    """A tensor that is not the same on a rank as on the first rank that has it.
-
-    Attributes:
-        step: After which optimizer step, from 1; 0 before the first.
-        error: Norm of the difference over the norm of the first rank's.
-    """
-
-    quantity: Quantity
-    name: str
-    step: int
-    rank: int
-    error: float
-
-
-@dataclass(frozen=True, kw_only=True)
 class RankStep:
     """One optimizer step on one rank.
 
     Attributes:
-        micro_batches: In order.
         loss: The mean over this rank's micro-batches; None where another rank has it.
-        scale: By which the loss, and so the gradients, were multiplied.
-        gradients: By parameter, reduced over the ranks, before unscaling and clipping; a parameter
-            that got none is absent.
-        before: Weights before the step, where skipped ones came between; else None, because they
-            are those after the step before.
+        scale: The factor of the loss, and so of the gradients.
+        gradients: By parameter, after their reduction, before unscaling and clipping.
+        before: Weights before the step, where skipped steps came between; otherwise None, because
+            they are those after the step before.
         after: Weights after the step.
     """
 
@@ -105,14 +108,14 @@ class RankTrace:
     """What one rank saw and did. Tensors that an earlier rank has too are left out.
 
     Attributes:
-        shard_index: Which shard of the data it loaded.
+        shard_index: The shard of the data that it loaded.
         start: Weights before the first step.
-        indices: The dataset's indices of each batch that its sampler gives for the first epoch.
-        batches: All micro-batches that were loaded, those of skipped steps included.
-        steps: Steps that were taken; skipped ones are only counted.
-        num_skipped: Steps that the scaler skipped before the last of them.
-        sparse: The parameters whose gradients are sparse; they are recorded as dense ones.
-        work: Of one further step; None where it cannot be counted.
+        indices: The dataset's indices in each batch that its sampler draws for the first epoch.
+        batches: All micro-batches that were loaded, also those of skipped steps.
+        steps: The steps that were taken.
+        num_skipped: Steps that the scaler skipped before the last one that was taken.
+        sparse: The parameters with sparse gradients, which are recorded as dense ones.
+        work: That of one further step; None where it cannot be counted.
         bucket_layout: The parameters in each of DDP's buckets, where a hook depends on it.
         differences: Its tensors that differ from those of an earlier rank.
     """
@@ -126,7 +129,7 @@ class RankTrace:
     sparse: frozenset[str]
     work: Work | None
     bucket_layout: list[list[str]]
-    differences: list[RankDifference] = field(default_factory=list)
+    differences: list[Discrepancy] = field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,11 +138,8 @@ class Step:
 
     Attributes:
         shards: The micro-batches of each shard of the data.
-        losses: The mean loss of each shard; of pp and mp there is one.
-        scale: By which gradients are multiplied.
-        gradients: By parameter.
-        before: Weights that the step started from.
-        after: Weights that it ended with.
+        losses: The mean loss of each shard; pp and mp have one.
+        scale: The factor of the gradients.
     """
 
     shards: list[list[MicroBatch]]
@@ -151,13 +151,17 @@ class Step:
 
     @property
     def has_equal_shards(self) -> bool:
-        """Whether two shards of the data hold the same samples, so that a mean changes nothing."""
-        return any(_are_equal(a, b) for a, b in itertools.combinations(self.shards, 2))
+        """Whether two shards hold the same samples, so that their mean changes nothing."""
+        shards = [[micro_batch.batch for micro_batch in shard] for shard in self.shards]
+        return any(
+            len(one) == len(other) and not find_differences(one, other, 1)
+            for one, other in itertools.combinations(shards, 2)
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trace:
-    """A whole run; what `RankTrace` says, over all ranks, batches by shard."""
+    """A whole run: a `RankTrace` over all ranks, with indices and batches by shard."""
 
     start: Weights
     indices: list[list[list[int]]]
@@ -167,18 +171,18 @@ class Trace:
     sparse: frozenset[str]
     work: Work | None
     bucket_layout: list[list[str]]
-    differences: list[RankDifference]
+    differences: list[Discrepancy]
 
 
 def save_trace(trace: RankTrace, path: Path) -> None:
     """Write the trace for another process of the same verification."""
-    # cloudpickle, because a batch may be of a class that only the user's test file knows.
+    # cloudpickle, because only the user's test file may know the class of a batch.
     torch.save(trace, path, pickle_module=cloudpickle)
 
 
 def load_traces(paths: Sequence[Path]) -> Trace:
     """Return the run whose ranks wrote these files, in rank order."""
-    # Not untrusted: written a moment ago by our own ranks, in a folder of our own.
+    # Trusted: written a moment ago by our own ranks in a folder of our own.
     return join_traces([torch.load(path, weights_only=False, mmap=True) for path in paths])
 
 
@@ -196,7 +200,7 @@ def join_traces(ranks: Sequence[RankTrace]) -> Trace:
         before = _join(skipped_to) if skipped_to else before
         after = _join([part.after for part in parts])
         losses = [rank.steps[index].loss for rank in shards]
-        if None in losses:  # of a pipeline: the rank of its last stage has the only one
+        if None in losses:  # in a pipeline only the rank of the last stage has one
             losses = [part.loss for part in parts]
         steps.append(
             Step(
@@ -209,6 +213,7 @@ def join_traces(ranks: Sequence[RankTrace]) -> Trace:
             )
         )
         before = after
+    works = [rank.work for rank in ranks if rank.work is not None]
     return Trace(
         start=start,
         steps=steps,
@@ -216,15 +221,10 @@ def join_traces(ranks: Sequence[RankTrace]) -> Trace:
         batches=[rank.batches for rank in shards],
         num_skipped=ranks[0].num_skipped,
         sparse=frozenset().union(*(rank.sparse for rank in ranks)),
-        work=_sum([rank.work for rank in ranks]),
+        work=None if len(works) < len(ranks) else sum(works, start=Work(0, 0)),
         bucket_layout=ranks[0].bucket_layout,
         differences=[difference for rank in ranks for difference in rank.differences],
     )
-
-
-def _are_equal(one: Sequence[MicroBatch], other: Sequence[MicroBatch]) -> bool:
-    mine, its = ([micro_batch.batch for micro_batch in shard] for shard in (one, other))
-    return len(mine) == len(its) and not find_differences(mine, its, 1)
 
 
 def _join(parts: Sequence[Weights]) -> Weights:
@@ -236,13 +236,3 @@ def _join(parts: Sequence[Weights]) -> Weights:
 
 def _merge(parts: Sequence[Tensors]) -> Tensors:
     return {name: tensor for part in parts for name, tensor in part.items()}
-
-
-def _sum(works: Sequence[Work | None]) -> Work | None:
-    known = [work for work in works if work is not None]
-    if len(known) < len(works):
-        return None
-    return Work(
-        num_operators=sum(work.num_operators for work in known),
-        flops=sum(work.flops for work in known),
-    )

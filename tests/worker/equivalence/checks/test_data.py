@@ -17,8 +17,11 @@ from torch.utils.data import Dataset, DistributedSampler, TensorDataset, get_wor
 
 from perfsuite import Recipe, Workload
 from perfsuite.errors import WorkloadError
-from perfsuite.records.equivalence import Finding
-from perfsuite.worker.equivalence.checks.data import check_data
+from perfsuite.records.equivalence import EquivalenceRow
+from perfsuite.worker.equivalence.case import Case
+from perfsuite.worker.equivalence.checks.data import check_data, plant_bugs
+from perfsuite.worker.equivalence.checks.data_evidence import DataLoaders, gather_evidence
+from perfsuite.worker.equivalence.trace.trace import Trace, Weights
 from perfsuite.worker.training.build import seed_random_numbers
 from perfsuite.worker.training.loaders import build_batches
 
@@ -93,6 +96,33 @@ def draw_indices(workload: Workload, recipe: Recipe) -> list[list[list[int]]]:
     ]
 
 
+def check_trace(workload: Workload, recipe: Recipe, *, drawn: Any, seen: Any) -> EquivalenceRow:
+    """The row about a run whose ranks drew these indices and saw these batches."""
+    nothing = Weights(parameters={}, buffers={})
+    trace = Trace(
+        start=nothing,
+        indices=drawn,
+        batches=seen,
+        steps=[],
+        num_skipped=0,
+        sparse=frozenset(),
+        work=None,
+        bucket_layout=[],
+        differences=[],
+    )
+    case = Case(
+        workload=workload,
+        recipe=recipe,
+        device=CPU,
+        seed=SEED,
+        num_steps=0,
+        trace=trace,
+        twin=None,
+        on_step=lambda: None,
+    )
+    return check_data(case)
+
+
 def check(
     build: Any,
     parallel: str = "ddp:2",
@@ -101,18 +131,16 @@ def check(
     seen: Any = None,
     change: Callable[[Any], None] = lambda seen: None,
     **fields: Any,
-) -> Finding:
-    """The finding about what was seen; by default what correct ranks see, changed in place."""
+) -> EquivalenceRow:
+    """The row about what was seen; by default what correct ranks see, changed in place."""
     workload = make_workload(build, batch_size)
     recipe = Recipe(parallel=parallel, **fields)
     seen = load(workload, recipe) if seen is None else seen
     change(seen)
-    return check_data(
-        workload, recipe, seed=SEED, device=CPU, drawn=draw_indices(workload, recipe), seen=seen
-    )
+    return check_trace(workload, recipe, drawn=draw_indices(workload, recipe), seen=seen)
 
 
-def summary(finding: Finding) -> tuple[str, float | None, float | None, str | None]:
+def summary(finding: EquivalenceRow) -> tuple[str, float | None, float | None, str | None]:
     return finding.status, finding.error, finding.limit, finding.power
 
 
@@ -131,18 +159,16 @@ def test_correct_loaders_are_never_flagged(run: tuple[int, int, int], num_batche
     workload = make_workload({split: Numbers(size) for split in ("train", "test")}, batch_size)
     recipe = Recipe(parallel=f"ddp:{num_shards}")
 
-    finding = check_data(
+    finding = check_trace(
         workload,
         recipe,
-        seed=SEED,
-        device=CPU,
         drawn=draw_indices(workload, recipe),
         seen=load(workload, recipe, num_batches),
     )
 
     assert (finding.status, finding.error, finding.limit) == ("equivalent", 0.0, 0.0)
-    assert all(bug.is_flagged for bug in finding.planted)
-    assert len(finding.planted) >= 2
+    num_found, num_planted = map(int, (finding.power or "0/0").split("/"))
+    assert num_found == num_planted >= 2
 
 
 @pytest.mark.parametrize("draws", [False, True])
@@ -154,9 +180,7 @@ def test_a_rank_that_draws_another_shard_is_found_even_where_samples_are_random(
     drawn = draw_indices(workload, recipe)
     seen = load(workload, recipe)
 
-    finding = check_data(
-        workload, recipe, seed=SEED, device=CPU, drawn=[drawn[0], drawn[0]], seen=seen
-    )
+    finding = check_trace(workload, recipe, drawn=[drawn[0], drawn[0]], seen=seen)
 
     assert finding.status == "mismatch"
     assert finding.reason == (
@@ -170,11 +194,9 @@ def test_a_rank_with_other_data_is_found() -> None:
     recipe = Recipe(parallel="ddp:2")
     drawn = draw_indices(workload, recipe)
 
-    finding = check_data(
+    finding = check_trace(
         workload,
         recipe,
-        seed=SEED,
-        device=CPU,
         drawn=[drawn[0], drawn[1][:1]],
         seen=load(workload, recipe),
     )
@@ -184,21 +206,21 @@ def test_a_rank_with_other_data_is_found() -> None:
 
 
 class Unshuffled(DistributedSampler[T]):
-    """Does not know of epochs."""
+    """Ignores epochs."""
 
     def set_epoch(self, epoch: int) -> None:
         pass
 
 
 class Rankless(DistributedSampler[T]):
-    """Takes every rank for the first."""
+    """Treats every rank as the first."""
 
     def __init__(self, *args: Any, rank: int, **known: Any) -> None:
         super().__init__(*args, rank=0, **known)
 
 
 def scripted(*epochs: Sequence[Sequence[int]]) -> Any:
-    """A sampler that gives these indices to each shard in each epoch, the last ones for ever."""
+    """A sampler of these indices for each shard and epoch; the last epoch is repeated."""
 
     class Scripted(DistributedSampler[T]):
         def __iter__(self) -> Iterator[Any]:
@@ -302,15 +324,23 @@ def test_a_sample_changed_in_one_bit_is_always_flagged(
         ),
     ],
 )
-def test_what_was_compared_is_told(parallel: str, power: str, reason: str) -> None:
+def test_the_reason_says_what_was_compared(parallel: str, power: str, reason: str) -> None:
     finding = check(lambda: Numbers(26), parallel)
 
     assert summary(finding) == ("equivalent", 0.0, 0.0, power)
     assert finding.reason == reason
 
 
-def test_the_planted_bugs_are_told() -> None:
-    assert [bug.bug for bug in check(lambda: Numbers(24), num_workers=1).planted] == [
+def test_every_bug_that_a_run_can_have_is_planted() -> None:
+    workload = make_workload(lambda: Numbers(24))
+    recipe = Recipe(parallel="ddp:2", num_workers=1)
+    evidence = gather_evidence(
+        DataLoaders(workload, recipe, SEED, CPU),
+        draw_indices(workload, recipe),
+        load(workload, recipe),
+    )
+
+    assert [name for name, _ in plant_bugs(evidence)] == [
         "the same shard on every rank",
         "a sample lost to one of another shard",
         "a sample repeated",
@@ -321,6 +351,7 @@ def test_the_planted_bugs_are_told() -> None:
         "one bit of a batch flipped",
         "one bit flipped by a worker",
     ]
+    assert check(lambda: Numbers(24), num_workers=1).power == "9/9"
 
 
 def test_modes_that_share_a_batch_have_one_shard() -> None:
@@ -341,7 +372,7 @@ def test_the_recipes_batch_size_goes_before_the_workloads() -> None:
 
     drawn = draw_indices(workload, recipe)
 
-    finding = check_data(workload, recipe, seed=SEED, device=CPU, drawn=drawn, seen=seen)
+    finding = check_trace(workload, recipe, drawn=drawn, seen=seen)
 
     assert finding.reason == (
         "4 x 6 samples, none twice, in a new order each epoch; "
@@ -353,7 +384,7 @@ def test_pinned_memory_is_no_matter_here() -> None:
     assert check(lambda: Numbers(24), pin_memory=True).status == "equivalent"
 
 
-def test_biases_are_told_with_their_size() -> None:
+def test_biases_are_reported_with_their_size() -> None:
     splits = {"train": Numbers(40), "validation": Numbers(21), "test": Numbers(20)}
 
     finding = check(splits, "ddp:2")
@@ -422,7 +453,7 @@ def test_a_split_of_whole_batches_or_of_a_single_one_has_no_bias(split: str) -> 
         ),
     ],
 )
-def test_a_wrong_sampler_is_told(
+def test_a_wrong_sampler_is_named(
     monkeypatch: pytest.MonkeyPatch, epochs: Any, size: int, num_wrong: int, reason: str
 ) -> None:
     use_sampler(monkeypatch, scripted(*epochs))
@@ -502,7 +533,7 @@ def change_structure(seen: Any) -> None:
         ),
     ],
 )
-def test_ranks_that_saw_something_else_are_told(
+def test_ranks_that_saw_other_batches_are_named(
     change: Callable[[Any], None], num_wrong: int, reason: str
 ) -> None:
     finding = check(lambda: Numbers(24), change=change)
@@ -540,7 +571,7 @@ class Augmented(Numbers):
 
 
 class Flipping(Numbers):
-    """Draws, although mostly nothing comes of it."""
+    """Draws random numbers that rarely change a sample."""
 
     def __getitem__(self, index: int) -> Any:
         return (-1.0 if random.random() < 1e-9 else 1.0) * index, -index
@@ -574,7 +605,7 @@ def test_what_random_numbers_decide_is_not_compared(build: Any, num_workers: int
     assert summary(finding) == ("equivalent", 0.0, 0.0, "6/6")
     assert finding.reason == (
         "2 disjoint shards of 3 x 4 samples, in a new order each epoch; "
-        "the dataset draws random numbers, so what it gives cannot be compared"
+        "the dataset draws random numbers, so its samples cannot be compared"
     )
 
 
@@ -604,7 +635,7 @@ def test_a_dataset_that_is_drawn_when_it_is_built_is_the_same_under_the_runs_see
 
 
 class Nested(Numbers):
-    """Dict inputs with text, a number that is no number, and nests of tensors."""
+    """Dict inputs with text, a NaN, and nested tensors."""
 
     def __getitem__(self, index: int) -> Any:
         row = torch.tensor([index, math.nan])
@@ -656,7 +687,7 @@ def test_workers_are_compared_with_none_and_end(fields: Any) -> None:
 
 
 class OfWorker(Numbers):
-    """The second worker gives other numbers than the first and than no worker."""
+    """The second worker gives other numbers than the first, or than no worker."""
 
     def __getitem__(self, index: int) -> Any:
         worker = get_worker_info()
@@ -713,12 +744,12 @@ def test_ranks_that_saw_nothing_prove_nothing() -> None:
     )
 
 
-def test_an_epoch_of_a_single_order_is_told_and_no_order_is_planted() -> None:
+def test_an_epoch_of_a_single_order_is_reported_and_no_order_is_planted() -> None:
     finding = check(lambda: Numbers(1), "single", batch_size=1)
 
     assert summary(finding) == ("equivalent", 0.0, 0.0, "2/2")
     assert finding.reason == (
-        "1 x 1 samples, none twice, of which there is only one order; "
+        "1 x 1 samples, none twice, which have only one order; "
         "the ranks saw bit for bit what one process loads (batches: 3)"
     )
 
@@ -733,7 +764,7 @@ def test_random_numbers_go_on_as_if_nothing_had_been_loaded() -> None:
     expected = draw()
     seed_random_numbers(0)
 
-    check_data(workload, Recipe(), seed=SEED, device=CPU, drawn=drawn, seen=seen)
+    check_trace(workload, Recipe(), drawn=drawn, seen=seen)
 
     assert draw() == expected
 
@@ -766,7 +797,7 @@ def test_one_dataset_of_each_split_is_built() -> None:
     drawn = draw_indices(workload, recipe)
     built.clear()
 
-    check_data(workload, recipe, seed=SEED, device=CPU, drawn=drawn, seen=seen)
+    check_trace(workload, recipe, drawn=drawn, seen=seen)
 
     assert built == ["train", "validation", "test"]
 

@@ -38,7 +38,7 @@ def one_layer() -> nn.Module:
 
 
 class Words(nn.Module):
-    """An embedding with a sparse gradient, in which words occur more than once."""
+    """An embedding with a sparse gradient that holds words more than once."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -82,8 +82,8 @@ def reduce_on_rank(
 def relative_error(tested: Tensors, expected: Tensors) -> float:
     assert tested.keys() == expected.keys()
     differences = [dense(tested[name]) - dense(expected[name]) for name in expected]
-    wanted = [dense(tensor) for tensor in expected.values()]
-    return float(torch.cat(differences).norm() / torch.cat(wanted).norm())
+    parts = [dense(tensor) for tensor in expected.values()]
+    return float(torch.cat(differences).norm() / torch.cat(parts).norm())
 
 
 def dense(tensor: Tensor) -> Tensor:
@@ -91,7 +91,7 @@ def dense(tensor: Tensor) -> Tensor:
 
 
 def worst_error(ranks: list[Reductions], comm_hook: str) -> float:
-    """Of any step, of what the first rank holds against the average of what all computed."""
+    """The largest error of a step: what the first rank holds against the mean of all ranks."""
     return max(
         relative_error(steps[0][1], average([own for own, _ in steps], comm_hook))
         for steps in zip(*ranks, strict=True)

@@ -59,7 +59,7 @@ def alternating() -> nn.Module:
 
 
 def convolutions() -> nn.Module:
-    """In a memory format in which a weight's strides are not those of its matrix."""
+    """Weights in a memory format whose strides are not those of the matrix."""
     first, second = nn.Conv2d(1, 8, 3, padding=1), nn.Conv2d(8, 12, 3, padding=1)
     pool = nn.MaxPool2d(2)
     model = nn.Sequential(first, nn.ReLU(), second, pool, nn.Flatten(), nn.Linear(192, 10))
@@ -143,13 +143,13 @@ def emulate(ranks: list[Rank], num_plain_steps: int = 2) -> list[Tensors]:
 def relative_error(tested: Tensors, expected: Tensors) -> float:
     assert tested.keys() == expected.keys()
     differences = [(tested[name].double() - expected[name]).flatten() for name in expected]
-    wanted = [gradient.double().flatten() for gradient in expected.values()]
-    return float(torch.cat(differences).norm() / torch.cat(wanted).norm())
+    parts = [gradient.double().flatten() for gradient in expected.values()]
+    return float(torch.cat(differences).norm() / torch.cat(parts).norm())
 
 
 def errors_of_steps(ranks: list[Rank], expected: list[Tensors]) -> list[float]:
     steps = zip(ranks[0].reduced, expected, strict=True)
-    return [relative_error(tested, wanted) for tested, wanted in steps]
+    return [relative_error(tested, expected) for tested, expected in steps]
 
 
 @pytest.fixture(autouse=True)

@@ -267,17 +267,17 @@ def test_work_is_counted_of_a_step_that_is_not_recorded() -> None:
     assert trainer.strategy is strategy
 
 
-def test_progress_is_told_before_each_step_skipped_ones_included() -> None:
-    told = []
+def test_progress_is_shown_before_each_step_including_skipped_ones() -> None:
+    calls = []
 
     record(
         trainer_for(Recipe(precision="amp-fp16")),
         [OVERFLOWING, *GOOD],
         num_steps=2,
-        on_step=lambda: told.append("step"),
+        on_step=lambda: calls.append("step"),
     )
 
-    assert len(told) == 3
+    assert len(calls) == 3
 
 
 class Words(nn.Module):

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from perfsuite.worker.equivalence.comparison import Discrepancy
 from perfsuite.worker.equivalence.trace.random_state import read_random_state
 from perfsuite.worker.equivalence.trace.trace import (
     MicroBatch,
-    RankDifference,
     RankStep,
     RankTrace,
     Weights,
@@ -145,8 +145,8 @@ def test_work_that_one_rank_cannot_count_is_unknown() -> None:
 
 
 def test_differences_and_buckets_are_kept_in_rank_order() -> None:
-    def difference(rank: int) -> RankDifference:
-        return RankDifference(quantity="parameter", name="a", step=1, rank=rank, error=0.5)
+    def difference(rank: int) -> Discrepancy:
+        return Discrepancy("parameter", 1, 0.5, 0.0, "on all ranks", name="a", rank=rank)
 
     ranks = [
         rank_trace(bucket_layout=[["b", "a"]]),
@@ -193,7 +193,7 @@ def test_more_of_either_is_more_work(mine: tuple[int, int], is_more: bool) -> No
     )
 
 
-def test_work_is_told_in_words() -> None:
+def test_work_is_shown_as_text() -> None:
     assert str(Work(num_operators=3, flops=10)) == "3 operators with 10 flops"
 
 

@@ -12,23 +12,12 @@ from typing import Any
 import pytest
 
 from perfsuite.cli.doctor import Finding, examine
-from perfsuite.cli.doctor.examination import examine_timing_lock
+from perfsuite.cli.doctor.verb import examine_timing_lock
 from perfsuite.system.timing_lock import TimingLock
 
 
-def test_a_finding_is_plain_data() -> None:
-    finding = Finding("load", "warn", "9.00 on 2 cores", "end them")
-
-    assert finding.as_dict() == {
-        "subject": "load",
-        "status": "warn",
-        "text": "9.00 on 2 cores",
-        "advice": "end them",
-    }
-
-
 def test_the_examination_covers_every_subject_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("perfsuite.cli.doctor.examination.examine_torch", list)
+    monkeypatch.setattr("perfsuite.cli.doctor.verb.examine_torch", list)
 
     subjects = [finding.subject for finding in examine()]
 

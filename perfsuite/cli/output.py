@@ -1,0 +1,41 @@
+"""What the verbs have in common when they speak: lines, and `--json FILE`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from perfsuite.system.files import write_atomically
+from perfsuite.system.untrusted import printable_lines
+
+JsonFile = Annotated[
+    Path | None, typer.Option("--json", metavar="FILE", help="Write the result there.")
+]
+
+
+def say(text: str) -> None:
+    """Show lines of progress, beside what the verb prints as its result."""
+    typer.echo(printable_lines(text), err=True)
+
+
+def pick(value: object, keys: str, **fields: str) -> dict[str, Any]:
+    """Return attributes of a value by their keys in JSON; `fields` are those of other names.
+
+    >>> pick(3 + 4j, "real height", height="imag")
+    {'real': 3.0, 'height': 4.0}
+    """
+    return {key: getattr(value, fields.get(key, key)) for key in keys.split()}
+
+
+def write_json(path: Path | None, **result: Any) -> None:
+    """Write a verb's JSON where `--json` names a file; what is infinite is null.
+
+    Raises:
+        WriteError: The file cannot be written.
+    """
+    if path is not None:
+        document = msgspec.json.encode({"schema": 1, **result})
+        write_atomically(path, msgspec.json.format(document, indent=2))
