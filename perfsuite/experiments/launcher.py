@@ -48,7 +48,7 @@ class TorchrunLauncher:
             LostRankError: A rank did not join.
         """
         mine = read_place(lock.folder, gpus)
-        self._topology = Topology(tuple(peers.gather("place", mine)))
+        self._topology = Topology(tuple(peers.gather("topology", mine)))
         self.hardware = dataclasses.replace(
             hardware, num_gpus=self._topology.num_gpus, num_cores=self._topology.num_cores
         )

@@ -278,8 +278,8 @@ class RunChecked:
     """Reply to `CheckRun`.
 
     Attributes:
-        rows: The result of each check that applies.
-        inapplicable: Why the others do not apply, by check.
+        rows: One for each check that applies.
+        inapplicable: By name, why each of the other checks does not apply.
     """
 
     rows: tuple[EquivalenceRow, ...]
