@@ -66,6 +66,14 @@ def test_only_a_pipeline_has_a_schedule_and_1f1b_by_default() -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "num_chunks"),
+    [("pp:2", 4), ("pp:3:interleaved", 6), ("mp:3", 1), ("single", 1), ("ddp:2", 1)],
+)
+def test_only_a_pipeline_divides_a_batch_into_chunks(text: str, num_chunks: int) -> None:
+    assert parse_parallel(text).num_chunks == num_chunks
+
+
+@pytest.mark.parametrize(
     "text",
     [
         "",

@@ -35,7 +35,7 @@ class Strategy(Protocol):
 
     @property
     def splits_parameters(self) -> bool:
-        """Whether parameters differ between ranks, which then share infinities and norms."""
+        """Whether parameters differ between ranks, which must then agree on overflows and norms."""
 
     def split(self, model: nn.Module) -> nn.Module:
         """The rank's part of the model, on its device; the model itself where nothing is split."""

@@ -110,7 +110,7 @@ class ChunkSchedule:
             )
             for index in self._stages
         ]
-        # The loss is divided instead: scaling gradients would scale accumulated ones again.
+        # `_compute_loss` divides: scaling the gradients would scale accumulated ones again.
         options: dict[str, Any] = {"loss_fn": self._compute_loss, "scale_grads": False}
         if name == "interleaved":
             return ScheduleInterleaved1F1B(list(stages), len(self._chunks), **options)

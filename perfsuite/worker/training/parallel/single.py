@@ -19,7 +19,7 @@ from perfsuite.worker.training.trainer import Trainer
 
 
 class Single:
-    """The `Strategy` of "single"; its attributes are described there."""
+    """The `Strategy` of "single"."""
 
     shard_index = 0
     num_shards = 1
