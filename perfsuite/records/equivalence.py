@@ -92,10 +92,8 @@ class EquivalenceRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
 class EquivalenceReport(msgspec.Struct, frozen=True, kw_only=True):
     """The result of `check_equivalence`: whether a recipe computes the same as one process.
 
-    Attributes:
-        recipe: All of its fields.
-        rows: One for each check that applies, or one that says why none could be exercised.
-        inapplicable: Why the other checks do not apply to the recipe, by check.
+    There is a row for each check that applies, or one that says why none could be exercised, and
+    for each other check the reason why it does not apply.
     """
 
     workload: str
