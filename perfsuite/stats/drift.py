@@ -31,7 +31,7 @@ _TAIL: Final = 0.025
 
 @dataclass(frozen=True, kw_only=True)
 class Drift:
-    """The slope of a series in a unit of time, its 95 % bounds, and the p value of Kendall's test."""
+    """The slope of a series in a unit of time, its 95 % bounds, and Kendall's p value."""
 
     slope: float
     low: float
