@@ -9,10 +9,9 @@ from perfsuite.records.recipe import Recipe
 
 @dataclass(frozen=True, kw_only=True)
 class Hardware:
-    """The machine as far as it decides whether a cell can run.
+    """The machine as far as it decides whether a cell can run, on "cpu" or "cuda".
 
     Attributes:
-        device: "cpu" or "cuda".
         num_gpus: CUDA devices that the ranks see.
         compute_capability: Of the first of them, (9, 0) for an H100; None without one.
         has_horovod: Whether the package horovod can be imported.

@@ -31,11 +31,7 @@ _TAIL: Final = 0.025
 
 @dataclass(frozen=True, kw_only=True)
 class Drift:
-    """The slope of a series in a unit of time, and its bounds of 95 % confidence.
-
-    Attributes:
-        p_value: Probability of as many slopes of one sign without any drift (Kendall's test).
-    """
+    """The slope of a series in a unit of time, its 95 % bounds, and Kendall's p value."""
 
     slope: float
     low: float

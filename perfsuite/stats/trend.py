@@ -40,9 +40,8 @@ _LEAST_SPREAD: Final = 1e-9
 class LevelChange:
     """A change of level at a place, that of the first value of the new level.
 
-    Attributes:
-        ratio: New level over old, 1.08 = 8 % slower: the median over both segments' values.
-        low: Lower bound of the ratio, of 95 % confidence; `high` is the upper one.
+    The ratio is new level over old, 1.08 = 8 % slower: the median over both segments' values, with
+    bounds of 95 % confidence.
     """
 
     place: int

@@ -109,9 +109,8 @@ def _version_of(package: str) -> str | None:
 class Environment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Everything that a speed depends on beside the code: runs compare only where all is equal.
 
-    Attributes:
-        accelerators: Name, power limit and MIG state of each GPU, in order.
-        knobs: Settings that change speed: threads, TF32, cuDNN, allocator and NCCL variables.
+    `accelerators` are name, power limit and MIG state of each GPU, in order; `knobs` are settings
+    that change speed: threads, TF32, cuDNN, allocator and NCCL variables.
     """
 
     accelerators: tuple[str, ...]

@@ -20,13 +20,7 @@ _MOST_RUNS: Final = 100
 
 @dataclass(frozen=True, kw_only=True)
 class Durations:
-    """The known durations of tests.
-
-    Attributes:
-        seconds: Of each requested test; None where no run has it.
-        num_runs: Runs that had any of them.
-        refused: Files that hold no run, and why.
-    """
+    """The known durations of tests, None for a test that no run has; and how many runs had any."""
 
     seconds: dict[str, float | None]
     num_runs: int

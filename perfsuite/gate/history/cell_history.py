@@ -51,13 +51,7 @@ class DatedChange:
 
 @dataclass(frozen=True, kw_only=True)
 class DatedDrift:
-    """A drift over the whole history, with bounds of 95 % confidence.
-
-    Attributes:
-        total_ratio: The factor of the whole history.
-        since: The first run.
-        accepted: Why it was accepted; None where it was not.
-    """
+    """A drift over the whole history, since its first run, with bounds of 95 % confidence."""
 
     ratio_per_week: float
     interval: tuple[float, float]

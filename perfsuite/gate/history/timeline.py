@@ -17,10 +17,9 @@ _WEEK: Final = timedelta(weeks=1)
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """One stored run of a cell.
+    """One stored run of a cell, or of the host.
 
     Attributes:
-        commit: None outside of git.
         made_at: When its commit was made; outside of git, when the run was saved.
         time_s: Median of its rounds, per iteration.
         is_accepted: Whether only a reviewed exception let the cell through there.
