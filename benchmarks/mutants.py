@@ -78,7 +78,10 @@ LAYOUT: Final = {
     ),
     "screen": Module(
         files=("perfsuite/gate/baselines/screen.py",),
-        tests=("tests/gate/baselines/test_screen.py", "tests/gate/baselines/test_history.py"),
+        tests=(
+            "tests/gate/baselines/test_screen.py",
+            "tests/gate/baselines/test_stored_verdict.py",
+        ),
     ),
     "counts": Module(
         files=("perfsuite/gate/judge/counts.py",),
@@ -111,11 +114,11 @@ LAYOUT: Final = {
             "perfsuite/system/environment.py",
             "perfsuite/system/untrusted.py",
         ),
-        tests=("tests/records", "tests/gate/judge/test_judge.py"),
+        tests=("tests/records/test_cell.py", "tests/gate/judge/test_judge.py"),
     ),
     "accepted": Module(
         files=("perfsuite/gate/baselines/accepted.py", "perfsuite/records/cell.py"),
-        tests=("tests/gate/baselines/test_accepted.py", "tests/gate/baselines/test_excuses.py"),
+        tests=("tests/gate/baselines/test_accepted.py", "tests/gate/history/test_exceptions.py"),
     ),
     "overlay": Module(
         files=("perfsuite/gate/git/overlay.py",), tests=("tests/gate/git/test_overlay.py",)
