@@ -29,8 +29,8 @@ class Report:
         sections: Tables and charts of scaling, and of cells that differ in one thing only.
         sources: What was read or compared, one line each.
         remarks: Other facts about the sources, such as cells that the newest run does not have.
-        tolerance: The slowdown that is accepted, 0.02 = 2 %.
-        limit: The slowdown that must not pass.
+        tolerance: The slowdown that is accepted, 0.02 = 2 %, where a verdict names none.
+        limit: The slowdown that must not pass, likewise.
     """
 
     summary: Summary
@@ -47,13 +47,9 @@ class Report:
 def report_on_runs(
     runs: Sequence[Run], trainings: Sequence[Training] = (), *, tolerance: float, limit: float
 ) -> Report:
-    """Return the report on runs: each cell as the newest of them has it, the others as history.
+    """Return the report on at least one run, the newest last, with learning curves of trainings.
 
-    Args:
-        runs: At least one, the newest last.
-        trainings: Their learning curves are shown too.
-        tolerance: Drawn with verdicts that name none.
-        limit: Likewise.
+    Each cell is shown as the newest run has it; the others are its history.
     """
     rows = rows_of(runs)
     newest = runs[-1]
@@ -81,14 +77,9 @@ def report_on_verdicts(
     tolerance: float,
     limit: float,
 ) -> Report:
-    """Return the report on a gate.
+    """Return the report on a gate, with what differs between its arms as sources.
 
-    Args:
-        cells: The gate's verdicts.
-        refusal: Why nothing was compared at all; None where something was.
-        differs: What differs between the arms, for people.
-        tolerance: The slowdown that was accepted.
-        limit: The slowdown that must not pass.
+    `refusal` says why nothing was compared at all.
     """
     report = report_on_rows(
         [row_of_verdict(cell, reason_text(cell) or None) for cell in cells],

@@ -53,12 +53,8 @@ def summarize(rows: Sequence[Row]) -> Summary:
 def downgrade(summary: Summary, *, num_failed: int, gaps: Sequence[str]) -> Summary:
     """Return the verdict on a session with failed tests or gaps: its cells alone prove no PASS.
 
-    A session in which nothing was judged still has no verdict.
-
-    Args:
-        summary: Of the cells.
-        num_failed: Tests that failed by themselves, cells or not.
-        gaps: What is missing of the session, one line each.
+    A session in which nothing was judged still has no verdict. `num_failed` tests failed by
+    themselves, cells or not; `gaps` has a line for each missing part.
     """
     word = summary.word
     if word is not None and num_failed:

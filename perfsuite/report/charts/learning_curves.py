@@ -5,7 +5,6 @@ A file is untrusted: it ends in a valid `Profile`, or in one sentence that says 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,10 +97,8 @@ def _charts(group: Sequence[Training]) -> list[Picture]:
 
 def _labels(group: Sequence[Training]) -> list[str]:
     """The precisions, with the file's name where several trainings have one."""
-    precisions = Counter(training.recipe.precision for training in group)
+    names = [training.recipe.precision for training in group]
     return [
-        training.recipe.precision
-        if precisions[training.recipe.precision] == 1
-        else f"{training.recipe.precision}, {printable(training.path.name)}"
-        for training in group
+        name if names.count(name) == 1 else f"{name}, {printable(training.path.name)}"
+        for name, training in zip(names, group, strict=True)
     ]
