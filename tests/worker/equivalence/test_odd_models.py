@@ -189,7 +189,7 @@ def test_a_pipeline_that_would_tear_a_tied_weight_apart_is_refused(
 
     assert str(refusal.value) == (
         f"parallel {parallel!r} cannot cut the model of workload 'odd': two stages share the "
-        "weight 'embed.weight' (as 'head.weight'), whose gradients nobody would add up; do not "
+        "weight 'embed.weight' (as 'head.weight'), and no one would add up its gradients; do not "
         "tie it, or name blocks that keep its uses together"
     )
 
