@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_up_runs import benchmark, record, verdict, write_run
+from made_up_runs import benchmark, record, stamp, verdict, write_run
 
 from perfsuite.report.model import Report, report_on_runs
 from perfsuite.report.runs import Run, read_runs
@@ -31,19 +31,14 @@ def shard(
     **changes: Any,
 ) -> Path:
     """Write the run of one of three shards, whose cells all have one verdict."""
-    stamp = {"number": number, "num_shards": 3, "num_cells": 6, "partition": "cccccccccccc"}
+    part = {"number": number, "num_shards": 3, "num_cells": 6, "partition": "cccccccccccc"}
     made = record(given=verdict(word), fingerprint=fingerprint)
     return write_run(
         path / f"{number}-{minutes:g}.json",
         *(benchmark(cell, info=made) for cell in cells),
         datetime=(MORNING + timedelta(minutes=minutes)).isoformat(),
         commit_info={"id": commit, "dirty": is_dirty},
-        perfsuite={
-            "fingerprint": fingerprint,
-            "accepted": [],
-            "shard": {**stamp, **changes},
-            **(stamped or {}),
-        },
+        perfsuite=stamp(fingerprint=fingerprint, shard={**part, **changes}, **(stamped or {})),
     )
 
 

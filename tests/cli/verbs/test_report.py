@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from made_up_runs import benchmark, cell, record, report_on, verdict, write_run
+from made_up_runs import benchmark, cell, record, report_on, stamp, verdict, write_run
 
 from perfsuite.cli import app
 from perfsuite.report.formats.folder import write_folder
@@ -78,9 +78,9 @@ def test_scaling_is_printed_with_its_notes(verb: Verb, capsys: pytest.CaptureFix
 def test_a_session_whose_tests_failed_is_no_pass_in_any_format(
     verb: Verb, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    stamp = {"num_failed": 2, "verdicts": {"a": "PASS", "d": "INVALID", "e": "VANISHED"}}
+    verdicts = {"a": "PASS", "d": "INVALID", "e": "VANISHED"}
     judged = benchmark("a", info=record(given=verdict()))
-    write_run(Path("red.json"), judged, perfsuite=stamp)
+    write_run(Path("red.json"), judged, perfsuite=stamp(num_failed=2, verdicts=verdicts))
     said = "3 cells: 1 INVALID, 1 VANISHED, 1 PASS; 2 of its tests failed"
 
     assert verb("red.json", "--markdown=m.md", "--html=page", "--csv=t.csv", "--latex=t.tex") == 0
@@ -94,7 +94,7 @@ def test_a_session_whose_tests_failed_is_no_pass_in_any_format(
 def test_a_session_without_a_gate_names_its_failed_tests_and_judges_nothing(
     verb: Verb, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write_run(Path("plain.json"), benchmark("a"), perfsuite={"num_failed": 1})
+    write_run(Path("plain.json"), benchmark("a"), perfsuite=stamp(num_failed=1))
 
     assert verb("plain.json") == 0
 
