@@ -182,7 +182,7 @@ def test_both_arms_are_this_folder_and_differ_by_the_cell_alone(
     assert base.pytest_arguments == head.pytest_arguments
     assert json.loads(base.environment[CELL_VARIABLE])["recipe"] == A.recipe.as_dict()
     assert json.loads(head.environment[CELL_VARIABLE])["recipe"] == B.recipe.as_dict()
-    assert (judge.policies[0].tolerance, judge.demands[0].limit) == (0.02, 0.05)
+    assert (judge.policies[0].tolerance, judge.policies[0].limit) == (0.02, 0.05)
 
 
 def test_an_iteration_of_twice_the_samples_may_take_twice_as_long(
