@@ -157,7 +157,7 @@ VERBS: Final[tuple[tuple[tuple[str, ...], str], ...]] = (
     (("report", "list.json", "--limit", "0.1%"), "below the tolerance"),
     (("explain", "missing.json", "missing.json"), "missing.json: No such file or directory"),
     (("explain", "torn.json", "torn.json"), "is not JSON, or was cut off"),
-    (("init", "missing"), "missing is no folder"),
+    (("init", "missing"), "missing is not a folder"),
     (("baseline", "prune", "--yes"), "say with --keep N"),
     (("baseline", "prune", "--file", "torn.toml"), "torn.toml is not TOML"),
     (("baseline", "prune", "--file", "huge.toml"), "huge.toml is not TOML"),
