@@ -1,7 +1,6 @@
 """How a phase of a test (setup, call, teardown) ended, apart from what its subtests report before.
 
-pytest has a subtest reported as it has a test reported, while the test still runs. Must not know
-what becomes of a report.
+pytest has a subtest reported as it has a test reported, while the test still runs.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Cells that an earlier start of the same launch has finished, and that are not measured again.
 
 torchrun starts all ranks again when one has died; cells.jsonl holds what was finished until then.
-Must not know how cells are measured, nor who starts what.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A session that is one of several: which of the collected cells are its own.
 
 The cut depends on the cells and on the runs that say how long they took, and on nothing else, so
-that runners which agree on both measure each cell once. Must not know how a cell is measured.
+that runners which agree on both measure each cell once.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class Sharding:
         """Cells under test in all shards."""
         return len(self.cells) + len(self.others)
 
-    def tells(self, name: str) -> bool:
-        """Whether this shard speaks of a cell; of one that is nobody's, the first does."""
+    def owns(self, name: str) -> bool:
+        """Whether this shard reports a cell; one that is in no shard is the first one's."""
         return name in self.cells or (self.shard.number == 1 and name not in self.others)
 
     @property

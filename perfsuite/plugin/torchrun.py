@@ -1,7 +1,7 @@
 """The pytest sessions that torchrun started, one on each rank, as one session that rank 0 reports.
 
 All run the same tests in the same order, and a phase of a test (setup, call, teardown) ends for
-all alike. Must not know how cells are measured.
+all alike.
 """
 
 from __future__ import annotations
@@ -10,17 +10,18 @@ import hashlib
 import itertools
 import os
 import signal
-import sys
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
+from _pytest.junitxml import xml_key
 
 from perfsuite.errors import LostRankError, WriteError
-from perfsuite.plugin.fixtures import SUITE
+from perfsuite.plugin import recorder
+from perfsuite.plugin.fixtures import RUNNER
+from perfsuite.plugin.held_output import HeldOutput
 from perfsuite.plugin.phases import PhaseOutcome, end_of
 from perfsuite.plugin.resume import keep_finished
 from perfsuite.ranks.torchrun.membership import Membership
@@ -30,17 +31,6 @@ from perfsuite.records.cell import CellLine
 # What ends the session on one rank ends it on all, as the gravest of them: no usage error, no
 # interruption and no failed test is hidden by another rank's verdict.
 _FROM_GRAVEST = (3, 4, 2, 1, 10, 13, 12, 11, 5, 0)
-# Options of pytest and pytest-benchmark that write a file, and their value that writes none.
-_WRITING_OPTIONS: dict[str, Any] = {
-    "xmlpath": None,
-    "benchmark_json": None,
-    "benchmark_save": None,
-    "benchmark_autosave": False,
-    "benchmark_histogram": [],
-    "benchmark_cprofile_dump": None,
-    "benchmark_compare": None,
-    "benchmark_compare_fail": None,
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,13 +58,14 @@ class TorchrunSession:
             finished.
     """
 
-    def __init__(self, config: pytest.Config, membership: Membership, cells_file: Path) -> None:
-        """Silence this rank unless it is the first; nothing is started yet.
-
-        Args:
-            config: The session's.
-            membership: This rank's place.
-            cells_file: Where the first rank keeps what is finished.
+    def __init__(
+        self,
+        config: pytest.Config,
+        membership: Membership,
+        cells_file: Path,
+        output: HeldOutput | None,
+    ) -> None:
+        """Silence this rank unless it is the first, and begin to look for the others.
 
         Raises:
             pytest.UsageError: An option has no meaning with several ranks.
@@ -85,13 +76,13 @@ class TorchrunSession:
         self._config = config
         self._membership = membership
         self._cells_file = cells_file
-        self._peers: Peers | None = None
-        self._stderr = sys.stderr
+        self._output = output
         _refuse_process_pools(config)
         if not self.is_first:
-            _silence(config)
+            _silence(config, output)
+        self._peers = None if config.option.collectonly else Peers(membership)
 
-    def pytest_report_header(self) -> str:
+    def pytest_report_collectionfinish(self) -> str:
         """Say how many ranks there are, and where they meet."""
         membership = self._membership
         text = (
@@ -100,19 +91,14 @@ class TorchrunSession:
         )
         return text + (f", restart {membership.num_restarts}" if membership.num_restarts else "")
 
-    def pytest_sessionstart(self, session: pytest.Session) -> None:
-        """Begin to look for the other ranks."""
-        self._session = session
-        if not session.config.option.collectonly:
-            self._peers = Peers(self._membership)
-
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> Generator[None, object, object]:
         """Before the first test, agree on all of them, and on those that need no second run."""
+        self._session = session
         if self._peers is not None:
             try:
                 self._agree_on_tests(self._peers, [item.nodeid for item in session.items])
-                self._config.stash[SUITE].session.meet(self._peers)
+                self._config.stash[RUNNER]().session.meet(self._peers)
                 self._resume(self._peers)
             except LostRankError as error:
                 pytest.exit(f"perfsuite: {error}", returncode=pytest.ExitCode.TESTS_FAILED)
@@ -148,10 +134,7 @@ class TorchrunSession:
     ) -> None:
         """Have a phase of a test end here as it ended where it did not pass.
 
-        Args:
-            item: The test.
-            report: Of the phase; a failure of another rank makes it one, and so does a skip.
-            error: What was raised here.
+        A failure of another rank makes `report` one, and so does a skip; `error` was raised here.
         """
         if self._peers is None or self.has_lost:
             return
@@ -179,9 +162,9 @@ class TorchrunSession:
         report.longrepr = (path, (line_number or 0) + 1, text) if is_skip else text
 
     def pytest_internalerror(self, excrepr: object) -> None:
-        """Show what nobody else would see."""
-        if not self.is_first:
-            self._stderr.write(f"perfsuite: rank {self._membership.rank}: {excrepr}\n")
+        """Show what is printed on no other rank."""
+        if self._output is not None:
+            self._output.stderr.write(f"perfsuite: rank {self._membership.rank}: {excrepr}\n")
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None, object, object]:
@@ -259,10 +242,11 @@ def _refuse_process_pools(config: pytest.Config) -> None:
         )
 
 
-def _silence(config: pytest.Config) -> None:
+def _silence(config: pytest.Config, output: HeldOutput | None) -> None:
     """Write and print nothing, whatever the options say."""
-    for name, nothing in _WRITING_OPTIONS.items():
-        if hasattr(config.option, name):
-            setattr(config.option, name, nothing)
-    # pytest's reporter takes what stands here when it is made, after this.
-    sys.stdout = sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115
+    if output is not None:
+        output.drop()
+    recorder.write_nothing(config)
+    junit = config.stash.get(xml_key, None)
+    if junit is not None:
+        junit.logfile = os.devnull

@@ -29,6 +29,8 @@ SUITE = """
 """
 CELLS = [f"test_inner.py::test_cell[{letter}]" for letter in "abcde"]
 OTHER = "test_inner.py::test_other"
+# One of our settings, which makes the session of a plain suite ours.
+OURS = ("--perf-seed=0",)
 ALLOWED = "use I/N for the I-th of N shards, such as 2/4, with I from 1 to N and N up to 99999"
 
 
@@ -44,7 +46,7 @@ def project(pytester: pytest.Pytester) -> pytest.Pytester:
 
 
 def run(project: pytest.Pytester, *arguments: str) -> pytest.RunResult:
-    return project.runpytest_inprocess("-p", "no:cacheprovider", *arguments)
+    return project.runpytest_inprocess("-p", "no:cacheprovider", *OURS, *arguments)
 
 
 def collected(project: pytest.Pytester, *arguments: str) -> list[str]:

@@ -27,8 +27,8 @@ from bad_inputs import (
 from perfsuite import Recipe, Workload
 from perfsuite.cli import app
 from perfsuite.errors import PerfsuiteError, RecipeError, SettingError, WorkloadError
+from perfsuite.plugin.choices import resolve
 from perfsuite.plugin.markers import marker_arguments
-from perfsuite.plugin.options import resolve
 from perfsuite.records.workload import find_workload
 
 GIVEN = [(name, text) for name, (texts, _) in OPTIONS.items() for text in texts]

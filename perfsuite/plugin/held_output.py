@@ -1,0 +1,57 @@
+"""The output of a rank that may turn out to be silent, until that is known.
+
+Of the processes that torchrun starts, only the first prints, where their session is ours.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+
+class HeldStream:
+    """A stream that keeps what is written until it is shown or dropped."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self._held: list[str] | None = []
+
+    def write(self, text: str) -> int:
+        """Keep the text, or pass it on."""
+        if self._held is None:
+            self._stream.write(text)
+        else:
+            self._held.append(text)
+        return len(text)
+
+    def release(self, stream: Any | None = None) -> None:
+        """Write what was kept, and all that comes, to its own stream or to another one."""
+        self._stream = stream or self._stream
+        held, self._held = self._held, None
+        self._stream.write("".join(held or ()))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+class HeldOutput:
+    """Both streams of this process."""
+
+    def __init__(self) -> None:
+        self.stderr = sys.stderr
+        self._streams = HeldStream(sys.stdout), HeldStream(sys.stderr)
+        # pytest's reporter takes what stands here when it is made, after this.
+        sys.stdout, sys.stderr = self._streams
+
+    def show(self) -> None:
+        """Print what was held back, and all that comes."""
+        for stream in self._streams:
+            stream.release()
+
+    def drop(self) -> None:
+        """Print nothing from now on."""
+        nowhere = Path(os.devnull).open("w")  # noqa: SIM115
+        for stream in self._streams:
+            stream.release(nowhere)
