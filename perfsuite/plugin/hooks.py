@@ -145,6 +145,7 @@ class Ownership:
             self._choices = self._choices or self._resolve()
             self._measured = begin(self._config, self._choices, self, is_ours=self.is_ours)
         except pytest.UsageError as error:
+            recorder.write_nothing(self._config)  # nor say that there is nothing to write
             if hasattr(self._config, "workeroutput"):
                 self._config.workeroutput[_REFUSAL] = str(error)
             raise
