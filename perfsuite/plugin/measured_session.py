@@ -131,7 +131,7 @@ class MeasuredSession:
         if self._session is None:
             if self._torchrun is None:  # which ends all of its processes alike
                 self._signals.enter_context(ends_on_signals(_end_session))
-            self._session = Session(self._choices.settings, say=self._say)
+            self._session = Session(self._choices.settings, say=self.say)
         return self._session
 
     @property
@@ -139,7 +139,7 @@ class MeasuredSession:
         """Whether the gate compares, and not pytest-benchmark."""
         return self._gate is not None and self._gate.replaces_comparison
 
-    def _say(self, text: str) -> None:
+    def say(self, text: str) -> None:
         """Show a line at once, past whatever captures the output of a test."""
         plugins = self._config.pluginmanager
         reporter: Any = plugins.get_plugin("terminalreporter")
@@ -225,7 +225,7 @@ class MeasuredSession:
         """Have all cells judged before the first of them is measured here."""
         try:
             self.session.hold_machine()
-            gate.judge(items, self._sharding, self._say)
+            gate.judge(items, self._sharding, self.say)
         except SettingError as error:
             raise pytest.UsageError(str(error)) from error
         except PerfsuiteError as error:
@@ -253,7 +253,7 @@ class MeasuredSession:
         if self._torchrun is not None:
             self._torchrun.agree_on(item, report, error)
         if self._gate is not None and not report.passed:
-            self._gate.record_unmeasured(item, report, error, self._say)
+            self._gate.record_unmeasured(item, report, error, self.say)
         if report.when == "call" and report.passed and self._gate is not None:
             self._give_verdict(item, report, self._gate)
         if report.when == "call" and is_cell(item) and recorder.is_recorded(item):
@@ -268,7 +268,7 @@ class MeasuredSession:
         """Let a test that passed end in its verdict."""
         outcome = item.stash.get(OUTCOME, None)
         record = None if outcome is None else outcome.record
-        verdict = gate.verdict_of(item, record, self._say)
+        verdict = gate.verdict_of(item, record, self.say)
         if verdict is None:
             return
         if outcome is not None:
@@ -309,7 +309,7 @@ class MeasuredSession:
         """Show the line of a cell that ended."""
         text = _progress_of(report)
         if report.when == "call" and text is not None:
-            self._say(f"  {text}")
+            self.say(f"  {text}")
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_keyboard_interrupt(self) -> None:

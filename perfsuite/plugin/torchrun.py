@@ -10,7 +10,9 @@ import hashlib
 import itertools
 import os
 import signal
+import threading
 from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +30,8 @@ from perfsuite.ranks.torchrun.membership import Membership
 from perfsuite.ranks.torchrun.peers import Peers
 from perfsuite.records.cell import CellLine
 
+# A wait for other ranks that is longer is shown.
+_LATE_S = 2.0
 # What ends the session on one rank ends it on all, as the gravest of them: no usage error, no
 # interruption and no failed test is hidden by another rank's verdict.
 _FROM_GRAVEST = (3, 4, 2, 1, 10, 13, 12, 11, 5, 0)
@@ -97,12 +101,26 @@ class TorchrunSession:
         self._session = session
         if self._peers is not None:
             try:
-                self._agree_on_tests(self._peers, [item.nodeid for item in session.items])
+                with self._shown_wait():
+                    self._agree_on_tests(self._peers, [item.nodeid for item in session.items])
                 self._config.stash[RUNNER]().session.meet(self._peers)
                 self._resume(self._peers)
             except LostRankError as error:
                 pytest.exit(f"perfsuite: {error}", returncode=pytest.ExitCode.TESTS_FAILED)
         return (yield)
+
+    @contextmanager
+    def _shown_wait(self) -> Generator[None, None, None]:
+        """Say so where the other ranks come late."""
+        place = f"{self._membership.host}:{self._membership.port}"
+        text = f"perfsuite: waiting for the other ranks at {place}"
+        timer = threading.Timer(_LATE_S, self._config.stash[RUNNER]().say, (text,))
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
 
     def _agree_on_tests(self, peers: Peers, names: Sequence[str]) -> None:
         digest = hashlib.sha256("\n".join(names).encode()).hexdigest()
