@@ -159,7 +159,7 @@ def resolve(config: pytest.Config) -> Choices:
         require_gpus=value["require-gpus"],
         results=config.rootpath / value["report"],
         checks_numerics=value["numerics"] == "on",
-        # The launches of a gate have all cells, and are told which of them to run.
+        # The launches of a gate have all cells, and learn which of them to run.
         shard=value["shard"] if turns is None else Shard(number=1, num_shards=1),
         durations=value["durations"] or None,
         gate=_gate_choices(config, value),

@@ -31,9 +31,6 @@ Measure = Callable[..., "Outcome"]
 class Runner(Protocol):
     """What the fixtures need of the plugin."""
 
-    def say(self, text: str) -> None:
-        """Show a line at once."""
-
     @property
     def session(self) -> Session:
         """What runs cells."""

@@ -75,7 +75,14 @@ def _is_test_path(text: str) -> bool:
 class SessionGate:
     """The verdicts of one session's cells."""
 
-    def __init__(self, config: pytest.Config, choices: GateChoices, saver: RunSaver) -> None:
+    def __init__(
+        self,
+        config: pytest.Config,
+        choices: GateChoices,
+        saver: RunSaver,
+        say: Callable[[str], None],
+    ) -> None:
+        self._say = say
         self._first: GateResult | None = None
         self._judged: dict[str, CellVerdict] = {}
         self._verdicts: dict[str, CellVerdict] = {}
@@ -101,9 +108,7 @@ class SessionGate:
         cells = sorted(self._verdicts.values(), key=lambda cell: cell.name)
         return dataclasses.replace(self._first, cells=tuple(cells))
 
-    def judge(
-        self, items: Sequence[pytest.Item], sharding: Sharding, say: Callable[[str], None]
-    ) -> None:
+    def judge(self, items: Sequence[pytest.Item], sharding: Sharding) -> None:
         """Judge the cells that stored runs say too little about; the others wait for their test.
 
         Raises:
@@ -122,25 +127,23 @@ class SessionGate:
             probe=lambda: self._saver.probe_s,
         )
         for line in history.refused:
-            say(f"not compared with {line}")
+            self._say(f"not compared with {line}")
         at_once = [name for name in cells if not history.can_screen(name)]
         self._num_cells = sharding.num_cells
-        self._first = run_gate(self._request(at_once), say=say)
+        self._first = run_gate(self._request(at_once), say=self._say)
         self._judged = {cell.name: cell for cell in self._first.cells if sharding.owns(cell.name)}
         for cell in self._judged.values():
             self._record(cell)
 
-    def verdict_of(
-        self, item: Any, record: CellRecord | None, say: Callable[[str], None]
-    ) -> CellVerdict | None:
+    def verdict_of(self, item: Any, record: CellRecord | None) -> CellVerdict | None:
         """Return the verdict of a test that passed, None where it is no cell.
 
-        A plain benchmark has no record. Pairs may still be run, and `say` shows their lines.
+        A plain benchmark has no record. Pairs may still be run.
         """
         if self._first is None or self._history is None:
             return None
         if is_benchmark(item):
-            verdict = self._decide(item, record, self._first, self._history, say)
+            verdict = self._decide(item, record, self._first, self._history)
         elif self._was_timed(item):
             verdict = CellVerdict(name=item.nodeid, word="INVALID", by="collection", reason=HIDDEN)
         else:
@@ -150,11 +153,7 @@ class SessionGate:
         return verdict
 
     def record_unmeasured(
-        self,
-        item: Any,
-        report: pytest.TestReport,
-        error: BaseException | None,
-        say: Callable[[str], None],
+        self, item: Any, report: pytest.TestReport, error: BaseException | None
     ) -> None:
         """Give a cell that failed or was skipped here its verdict.
 
@@ -165,7 +164,7 @@ class SessionGate:
         if report.failed:
             verdict = _failed(item.nodeid, report, error)
         elif item.nodeid not in self._judged:  # only the pairs know whether the base has it
-            verdict = self._judge_alone(item.nodeid, self._first, say)
+            verdict = self._judge_alone(item.nodeid, self._first)
         else:
             return
         self._record(verdict)
@@ -195,12 +194,7 @@ class SessionGate:
         return any(one.fullname == item.nodeid for one in benchmarks_of(self._config))
 
     def _decide(
-        self,
-        item: Any,
-        record: CellRecord | None,
-        first: GateResult,
-        history: History,
-        say: Callable[[str], None],
+        self, item: Any, record: CellRecord | None, first: GateResult, history: History
     ) -> CellVerdict:
         """Counts first, then what pairs or the stored times say."""
         name: str = item.nodeid
@@ -211,7 +205,7 @@ class SessionGate:
             if stats is not None:
                 num_samples = samples_of_step(record.samples_per_s, stats.stats.median)
             counts = arguments.get("counts", {})
-            counted = history.judge_counts(name, record, num_samples, counts, say)
+            counted = history.judge_counts(name, record, num_samples, counts, self._say)
             if counted is not None:
                 return counted
         if name in self._judged or not history.can_screen(name) or stats is None:
@@ -225,15 +219,13 @@ class SessionGate:
                 tolerance=arguments.get("tolerance", self._choices.tolerance),
                 limit=arguments.get("limit", self._choices.limit),
             ),
-            say,
+            self._say,
         )
-        if screened is not None:
-            return screened
-        return self._judge_alone(name, first, say)
+        return screened or self._judge_alone(name, first)
 
-    def _judge_alone(self, name: str, first: GateResult, say: Callable[[str], None]) -> CellVerdict:
+    def _judge_alone(self, name: str, first: GateResult) -> CellVerdict:
         """Return what pairs say of a cell that was not among the first ones."""
-        result = run_gate(self._request([name]), say=say)
+        result = run_gate(self._request([name]), say=self._say)
         found = {cell.name: cell for cell in result.cells}
         return found.get(name) or _unknown(name, first.refusal)
 
@@ -243,7 +235,7 @@ class SessionGate:
         for flag, value in (("-k", option.keyword), ("-m", option.markexpr)):
             if value:
                 selected += [flag, value]
-        # Ours are not for an arm, whose perfsuite may be another.
+        # Ours are not for an arm, which may have another perfsuite.
         for plugin in option.plugins:
             selected += [] if plugin.startswith("perfsuite") else ["-p", plugin]
         for name in ("deselect", "ignore", "ignore_glob", "override_ini"):

@@ -14,13 +14,13 @@ import pytest
 
 from perfsuite.errors import SettingError
 from perfsuite.plugin import fixtures, options, recorder
-from perfsuite.plugin.held_output import HeldOutput
+from perfsuite.plugin.output import HeldOutput
 
 if TYPE_CHECKING:
     from perfsuite.plugin.choices import Choices
     from perfsuite.plugin.measured_session import MeasuredSession
 
-# Read by the gate in the launches of both arms, whose perfsuites may be older or newer than it.
+# Read by the gate in the launches of both arms, which may have another perfsuite than the gate.
 TAKES_TURNS = 2
 
 # Options that a gate's launch sets of every suite.

@@ -8,8 +8,9 @@ from __future__ import annotations
 import contextlib
 import signal
 from collections.abc import Callable, Generator, Mapping
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
 import pytest
@@ -27,6 +28,7 @@ from perfsuite.plugin import markers, phases, recorder, saving, sharding
 from perfsuite.plugin.choices import Choices
 from perfsuite.plugin.fixtures import OUTCOME, is_cell
 from perfsuite.plugin.gate import SessionGate, refuse_silent_passes
+from perfsuite.plugin.output import say
 from perfsuite.plugin.storage import STORAGE
 from perfsuite.plugin.torchrun import TorchrunSession
 from perfsuite.records.cell import CellLine, encode_line
@@ -56,7 +58,7 @@ _NO_GATE_UNDER_TORCHRUN = (
 def begin(
     config: pytest.Config, choices: Choices, ownership: Ownership, *, is_ours: bool
 ) -> MeasuredSession:
-    """Return the session that runs cells, whose hooks pytest calls from now on.
+    """Return the session that runs cells, and have pytest call its hooks from now on.
 
     Where it is not ours, it runs ranks for the fixtures and changes nothing else.
 
@@ -71,7 +73,7 @@ def begin(
             refuse_silent_passes(config)
             if choices.membership is not None:
                 raise pytest.UsageError(_NO_GATE_UNDER_TORCHRUN)
-            gate = SessionGate(config, choices.gate, saver)
+            gate = SessionGate(config, choices.gate, saver, partial(say, config))
     if choices.membership is not None:
         cells_file = choices.results / CELLS_FILE
         torchrun = TorchrunSession(config, choices.membership, cells_file, ownership.held_output)
@@ -131,25 +133,13 @@ class MeasuredSession:
         if self._session is None:
             if self._torchrun is None:  # which ends all of its processes alike
                 self._signals.enter_context(ends_on_signals(_end_session))
-            self._session = Session(self._choices.settings, say=self.say)
+            self._session = Session(self._choices.settings, say=partial(say, self._config))
         return self._session
 
     @property
     def is_gated(self) -> bool:
         """Whether the gate compares, and not pytest-benchmark."""
         return self._gate is not None and self._gate.replaces_comparison
-
-    def say(self, text: str) -> None:
-        """Show a line at once, past whatever captures the output of a test."""
-        plugins = self._config.pluginmanager
-        reporter: Any = plugins.get_plugin("terminalreporter")
-        capture: Any = plugins.get_plugin("capturemanager")
-        if reporter is None:
-            return
-        with capture.global_and_fixture_disabled() if capture else contextlib.nullcontext():
-            reporter.ensure_newline()
-            reporter.write_line(text)
-            reporter.flush()
 
     def choose_cells(self, items: list[pytest.Item]) -> None:
         """Check markers, choose the matrix and the shard, and give each cell its clock."""
@@ -225,7 +215,7 @@ class MeasuredSession:
         """Have all cells judged before the first of them is measured here."""
         try:
             self.session.hold_machine()
-            gate.judge(items, self._sharding, self.say)
+            gate.judge(items, self._sharding)
         except SettingError as error:
             raise pytest.UsageError(str(error)) from error
         except PerfsuiteError as error:
@@ -253,7 +243,7 @@ class MeasuredSession:
         if self._torchrun is not None:
             self._torchrun.agree_on(item, report, error)
         if self._gate is not None and not report.passed:
-            self._gate.record_unmeasured(item, report, error, self.say)
+            self._gate.record_unmeasured(item, report, error)
         if report.when == "call" and report.passed and self._gate is not None:
             self._give_verdict(item, report, self._gate)
         if report.when == "call" and is_cell(item) and recorder.is_recorded(item):
@@ -268,7 +258,7 @@ class MeasuredSession:
         """Let a test that passed end in its verdict."""
         outcome = item.stash.get(OUTCOME, None)
         record = None if outcome is None else outcome.record
-        verdict = gate.verdict_of(item, record, self.say)
+        verdict = gate.verdict_of(item, record)
         if verdict is None:
             return
         if outcome is not None:
@@ -309,7 +299,7 @@ class MeasuredSession:
         """Show the line of a cell that ended."""
         text = _progress_of(report)
         if report.when == "call" and text is not None:
-            self.say(f"  {text}")
+            say(self._config, f"  {text}")
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_keyboard_interrupt(self) -> None:

@@ -1,4 +1,4 @@
-"""The `--perf-*` options and their ini twins, as pytest is told of them.
+"""The `--perf-*` options and their ini twins, as pytest lists them.
 
 Every pytest session imports this; what a value may be is in `choices`, which only sessions of ours
 import.

@@ -40,7 +40,7 @@ class Given(NamedTuple):
 def withhold_storage(config: pytest.Config) -> Given:
     """Keep pytest-benchmark, which is configured next, from looking for runs or making a folder.
 
-    Until collection ends nobody knows whose the session is, and so where its runs are.
+    Where its runs are is known when collection ends.
     """
     given = Given(
         config.getoption("benchmark_compare", None), config.getoption("benchmark_storage", None)

@@ -23,7 +23,7 @@ from _pytest.junitxml import xml_key
 from perfsuite.errors import LostRankError, WriteError
 from perfsuite.plugin import recorder
 from perfsuite.plugin.fixtures import RUNNER
-from perfsuite.plugin.held_output import HeldOutput
+from perfsuite.plugin.output import HeldOutput, say
 from perfsuite.plugin.phases import PhaseOutcome, end_of
 from perfsuite.plugin.resume import keep_finished
 from perfsuite.ranks.torchrun.membership import Membership
@@ -114,7 +114,7 @@ class TorchrunSession:
         """Say so where the other ranks come late."""
         place = f"{self._membership.host}:{self._membership.port}"
         text = f"perfsuite: waiting for the other ranks at {place}"
-        timer = threading.Timer(_LATE_S, self._config.stash[RUNNER]().say, (text,))
+        timer = threading.Timer(_LATE_S, say, (self._config, text))
         timer.daemon = True
         timer.start()
         try:

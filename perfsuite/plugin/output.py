@@ -1,14 +1,29 @@
-"""The output of a rank that may turn out to be silent, until that is known.
+"""What reaches the terminal: lines past the capture, and the output of ranks that may be silent.
 
 Of the processes that torchrun starts, only the first prints, where their session is ours.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from pathlib import Path
 from typing import Any
+
+import pytest
+
+
+def say(config: pytest.Config, text: str) -> None:
+    """Show a line at once, past whatever captures the output of a test."""
+    reporter: Any = config.pluginmanager.get_plugin("terminalreporter")
+    capture: Any = config.pluginmanager.get_plugin("capturemanager")
+    if reporter is None:
+        return
+    with capture.global_and_fixture_disabled() if capture else contextlib.nullcontext():
+        reporter.ensure_newline()
+        reporter.write_line(text)
+        reporter.flush()
 
 
 class HeldStream:
@@ -42,7 +57,7 @@ class HeldOutput:
     def __init__(self) -> None:
         self.stderr = sys.stderr
         self._streams = HeldStream(sys.stdout), HeldStream(sys.stderr)
-        # pytest's reporter takes what stands here when it is made, after this.
+        # pytest's reporter takes these when it is made, after this.
         sys.stdout, sys.stderr = self._streams
 
     def show(self) -> None:
