@@ -7,7 +7,7 @@ or the environment.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -133,7 +133,7 @@ _PARSERS: dict[str, tuple[Callable[[str], Any], str]] = {
 }
 
 
-def resolve(config: pytest.Config) -> Choices:
+def resolve(config: pytest.Config, environ: Mapping[str, str] = os.environ) -> Choices:
     """Return the choices that command line, ini file and defaults make.
 
     Raises:
@@ -141,7 +141,7 @@ def resolve(config: pytest.Config) -> Choices:
     """
     value = {option.name: _value(config, option) for option in OPTIONS}
     names = set(given(config))
-    turns = _turn_channel()
+    turns = _turn_channel(environ)
     if turns is None:
         _refuse_unused_durations(config, names)
     return Choices(
@@ -164,7 +164,7 @@ def resolve(config: pytest.Config) -> Choices:
         durations=value["durations"] or None,
         gate=_gate_choices(config, value),
         # A launch of a gate is alone, though the shell may have the variables of some torchrun.
-        membership=read_membership(os.environ) if turns is None else None,
+        membership=read_membership(environ) if turns is None else None,
     )
 
 
@@ -226,13 +226,13 @@ def _gate_choices(config: pytest.Config, value: dict[str, Any]) -> GateChoices:
     )
 
 
-def _turn_channel() -> TurnChannel | None:
+def _turn_channel(environ: Mapping[str, str]) -> TurnChannel | None:
     """Where a gate gives turns to the launch of an arm that this session is."""
-    path = os.environ.get("PERFSUITE_ARM_CHANNEL")
+    path = environ.get("PERFSUITE_ARM_CHANNEL")
     if path is None:
         return None
-    planted = os.environ.get("PERFSUITE_ARM_PLANTED", "0")
-    channel = TurnChannel(path=path, arm=os.environ["PERFSUITE_ARM_NAME"])
+    planted = environ.get("PERFSUITE_ARM_PLANTED", "0")
+    channel = TurnChannel(path=path, arm=environ["PERFSUITE_ARM_NAME"])
     if planted in FAULTS:
         return replace(channel, planted_fault=planted)
     if "=" in planted:

@@ -100,7 +100,7 @@ class Ownership:
         from perfsuite.plugin.sharding import refuse_own_choices
 
         try:
-            choices = resolve(self._config)
+            choices = resolve(self._config, self.environ)
             refuse_own_choices(choices.shard, vars(self._config.option))
         except SettingError as error:
             raise pytest.UsageError(str(error)) from error
@@ -110,13 +110,11 @@ class Ownership:
     def pytest_sessionstart(self) -> None:
         """Decide in the process that starts xdist's workers, which collects nothing itself."""
         recorder.give_options_back(self._config, self._given)
-        if self._is_xdist_controller() and self._choices is not None:
+        option = self._config.option
+        is_xdist_controller = getattr(option, "dist", "no") != "no" and not option.collectonly
+        if is_xdist_controller and self._choices is not None:
             self.is_ours = True
             self._begin()
-
-    def _is_xdist_controller(self) -> bool:
-        option = self._config.option
-        return getattr(option, "dist", "no") != "no" and not hasattr(self._config, "workerinput")
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """Keep what could not be collected."""

@@ -185,6 +185,17 @@ def test_a_session_is_ours_where_a_collected_test_uses_a_fixture_of_ours(
     assert not (pytester.path / ".benchmarks").exists()
 
 
+@pytest.mark.parametrize("arguments", [(), ("--collect-only",)])
+def test_a_session_of_ours_that_compares_nothing_may_have_workers(
+    pytester: pytest.Pytester, arguments: tuple[str, ...]
+) -> None:
+    pytester.makepyfile(test_inner=FOREIGN)
+
+    result = run(pytester, "-p", "xdist", "-n2", "--perf-seed=1", *arguments)
+
+    assert result.ret == 0
+
+
 def test_workers_of_xdist_find_a_fixture_of_ours_and_the_session_is_refused(
     pytester: pytest.Pytester,
 ) -> None:
