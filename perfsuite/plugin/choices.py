@@ -7,7 +7,7 @@ or the environment.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -29,6 +29,8 @@ MATRICES = ("smoke", "default", "full")
 
 # What decides which cells there are, and what is run in them.
 _PASSED_TO_ARMS = ("device", "matrix", "rounds", "seed", "timeout", "collective-timeout")
+# Makes their sessions ours, as this one is; a pytest without perfsuite does not know the option.
+_OURS = "--override-ini=perf_gate=on"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,7 +142,7 @@ def resolve(config: pytest.Config, environ: Mapping[str, str] = os.environ) -> C
         SettingError: A value is not allowed; names the value, its source and what is.
     """
     value = {option.name: _value(config, option) for option in OPTIONS}
-    names = set(given(config))
+    names = given(config).keys()
     turns = _turn_channel(environ)
     if turns is None:
         _refuse_unused_durations(config, names)
@@ -183,7 +185,7 @@ def _value(config: pytest.Config, option: Option) -> Any:
         raise SettingError(f"{name} is {text!r} ({source}); use {allowed}") from error
 
 
-def _refuse_unused_durations(config: pytest.Config, names: set[str]) -> None:
+def _refuse_unused_durations(config: pytest.Config, names: Container[str]) -> None:
     """Refuse durations on the command line of a session that is no shard.
 
     An ini file may name them for those sessions that are.
@@ -219,8 +221,9 @@ def _gate_choices(config: pytest.Config, value: dict[str, Any]) -> GateChoices:
             max_s=value["max-minutes"],
             timeout_s=max(value["timeout"], LAUNCH_TIMEOUT_S),
         ),
-        pytest_arguments=tuple(
-            f"--perf-{name}={text}" for name, text in on_command_line.items() if text is not None
+        pytest_arguments=(
+            _OURS,
+            *(f"--perf-{name}={text}" for name, text in on_command_line.items() if text),
         ),
         outputs=(config.rootpath / value["report"],),
     )

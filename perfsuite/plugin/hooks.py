@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 # Read by the gate in the launches of both arms, which may have another perfsuite than the gate.
 TAKES_TURNS = 2
 
-# Options that a gate's launch sets of every suite.
+# Options that every launch of a gate has on its command line; `choices` gives it an ini value where
+# the session of the gate is ours.
 _SET_BY_ARMS = {"gate", "numerics", "report"}
 # Where a worker of xdist leaves why its session is refused.
 _REFUSAL = "perfsuite_refusal"
@@ -81,10 +82,9 @@ class Ownership:
 
     def _has_settings(self) -> bool:
         """Whether one of our settings is given; a gate that is switched off alone is none."""
-        given = set(options.given(self._config))
-        if "PERFSUITE_ARM_CHANNEL" in self.environ:
-            given -= _SET_BY_ARMS
-        return bool(given) and not (given == {"gate"} and options.is_gate_off(self._config))
+        is_arm = "PERFSUITE_ARM_CHANNEL" in self.environ
+        given = options.given(self._config, overridden=_SET_BY_ARMS if is_arm else ())
+        return given not in ({}, {"gate": "off"})
 
     def _is_later_rank(self) -> bool:
         """Whether torchrun has started this process, and the one that prints beside it."""
@@ -176,7 +176,8 @@ class Ownership:
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Say in one line how to gate, where --benchmark-compare was not the gate."""
-        if self._given.compare and not self.is_ours and not options.is_gate_off(self._config):
+        is_off = options.given(self._config).get("gate") == "off"
+        if self._given.compare and not self.is_ours and not is_off:
             terminalreporter.write_line(_ADVICE)
 
     def pytest_unconfigure(self) -> None:

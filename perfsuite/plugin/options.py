@@ -7,7 +7,7 @@ import.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Container
 from dataclasses import dataclass
 
 import pytest
@@ -89,14 +89,15 @@ def add_options(parser: pytest.Parser) -> None:
         parser.addini(option.ini, help=f"{option.help}; see {option.flag}", default=None)
 
 
-def given(config: pytest.Config) -> Iterator[str]:
-    """Yield the names of the options that the command line or an ini file gives a value."""
-    for option in OPTIONS:
-        if config.getoption(option.flag) is not None or config.getini(option.ini) is not None:
-            yield option.name
+def given(config: pytest.Config, *, overridden: Container[str] = ()) -> dict[str, str]:
+    """Return the values that options have from the command line or else an ini file.
 
-
-def is_gate_off(config: pytest.Config) -> bool:
-    """Whether the gate is switched off; the command line comes before an ini file."""
-    option = next(option for option in OPTIONS if option.name == "gate")
-    return bool((config.getoption(option.flag) or config.getini(option.ini)) == "off")
+    Of those that are `overridden`, something else than the user has set the command line's value.
+    """
+    found = {
+        option.name: config.getini(option.ini)
+        if option.name in overridden or config.getoption(option.flag) is None
+        else config.getoption(option.flag)
+        for option in OPTIONS
+    }
+    return {name: value for name, value in found.items() if value is not None}
