@@ -67,6 +67,7 @@ class Ownership:
 
     def __init__(self, config: pytest.Config) -> None:
         self.environ = dict(os.environ)
+        self._is_arm = "PERFSUITE_ARM_CHANNEL" in self.environ
         self.num_cores = len(os.sched_getaffinity(0))
         self.failed_collections: list[str] = []
         self.held_output: HeldOutput | None = None
@@ -82,18 +83,13 @@ class Ownership:
 
     def _has_settings(self) -> bool:
         """Whether one of our settings is given; a gate that is switched off alone is none."""
-        is_arm = "PERFSUITE_ARM_CHANNEL" in self.environ
-        given = options.given(self._config, overridden=_SET_BY_ARMS if is_arm else ())
+        given = options.given(self._config, overridden=_SET_BY_ARMS if self._is_arm else ())
         return given not in ({}, {"gate": "off"})
 
     def _is_later_rank(self) -> bool:
         """Whether torchrun has started this process, and the one that prints beside it."""
-        is_started = {"RANK", "WORLD_SIZE"} <= self.environ.keys()
-        return (
-            is_started
-            and self.environ["RANK"] != "0"
-            and "PERFSUITE_ARM_CHANNEL" not in self.environ
-        )
+        is_alone = not {"RANK", "WORLD_SIZE"} <= self.environ.keys()
+        return not is_alone and not self._is_arm and self.environ["RANK"] != "0"
 
     def _resolve(self) -> Choices:
         from perfsuite.plugin.choices import resolve

@@ -58,8 +58,7 @@ class TorchrunSession:
     Attributes:
         is_first: Whether this rank prints and writes.
         finished: The cells that were finished before torchrun started the ranks again.
-        has_lost: Whether another rank's pytest is gone, and so the test that was running is not
-            finished.
+        has_lost: Whether another rank's pytest is gone, and the running test not finished.
     """
 
     def __init__(
