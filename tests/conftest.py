@@ -17,6 +17,9 @@ from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import settings
 from shared_memory import orphaned_segments
 
+# Inner sessions in this process forget what they imported, and a module that is imported again is
+# another one: what a session of ours imports is loaded for all of them here.
+import perfsuite.plugin.measured_session  # noqa: F401
 from perfsuite.ranks import forkserver
 from perfsuite.system import urls
 from perfsuite.system.signals import SIGNALS

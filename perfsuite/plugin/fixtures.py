@@ -1,36 +1,34 @@
 """The fixtures of the plugin: what a test calls to measure, to prove, and to run ranks.
 
-Must not know options, hooks or reports.
+Every pytest session imports this, so that pytest can list the fixtures; what they need is imported
+when a test calls one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import ModuleType
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import pytest
 
 from perfsuite.errors import SettingError
-from perfsuite.experiments.rank_session import Session
 from perfsuite.plugin import recorder
-from perfsuite.plugin.resume import finished_outcome
-from perfsuite.records.cell import CellLine, Outcome, to_plain
-from perfsuite.records.equivalence import EquivalenceReport
-from perfsuite.records.recipe import Recipe
-from perfsuite.records.workload import Workload
 
-_MEASURING_FIXTURES = (
-    "train_benchmark",
-    "loader_benchmark",
-    "evaluation_benchmark",
-    "all_reduce_benchmark",
-)
+if TYPE_CHECKING:
+    from perfsuite.experiments.rank_session import Session
+    from perfsuite.records.cell import CellLine, Outcome
+    from perfsuite.records.equivalence import EquivalenceReport
+    from perfsuite.records.recipe import Recipe
+    from perfsuite.records.workload import Workload
 
-Measure = Callable[..., Outcome]
+_MEASURING = ("train_benchmark", "loader_benchmark", "evaluation_benchmark", "all_reduce_benchmark")
+_OTHERS = ("rank_group", "check_equivalence")
+
+Measure = Callable[..., "Outcome"]
 
 
-class HasSession(Protocol):
+class Runner(Protocol):
     """What the fixtures need of the plugin."""
 
     @property
@@ -46,14 +44,30 @@ class HasSession(Protocol):
         """Cells that need no second run, by node id."""
 
 
-SUITE = pytest.StashKey[HasSession]()
-OUTCOME = pytest.StashKey[Outcome]()
+# Returns the runner, which is made when the first test needs it.
+RUNNER: pytest.StashKey[Callable[[], Runner]] = pytest.StashKey()
+OUTCOME: pytest.StashKey[Outcome] = pytest.StashKey()
 
 
 def is_cell(item: pytest.Item) -> bool:
     """Whether a test measures through one of these fixtures."""
-    names = getattr(item, "fixturenames", ())
-    return any(name in names for name in _MEASURING_FIXTURES)
+    return any(_reaches_ours(item, name) for name in _MEASURING)
+
+
+def uses_ranks(item: pytest.Item) -> bool:
+    """Whether a test uses any of these fixtures."""
+    return is_cell(item) or any(_reaches_ours(item, name) for name in _OTHERS)
+
+
+def _reaches_ours(item: pytest.Item, name: str) -> bool:
+    """Whether a fixture is ours, or overrides ours and is built on it."""
+    found = getattr(getattr(item, "_fixtureinfo", None), "name2fixturedefs", {}).get(name, ())
+    for definition in reversed(found):
+        if definition.func.__module__ == __name__:
+            return True
+        if name not in definition.argnames:
+            return False
+    return False
 
 
 @pytest.fixture
@@ -63,7 +77,7 @@ def rank_group(request: pytest.FixtureRequest) -> Callable[..., list[Any]]:
     The default process group is initialised in each rank. Returns the results in rank order; raises
     RankFailureError for the first failing rank, with its exit code or signal and its message.
     """
-    session = request.config.stash[SUITE].session
+    session = request.config.stash[RUNNER]().session
     by_value = _modules_of(request)
 
     def run(num_ranks: int, function: Callable[..., Any], *args: Any) -> list[Any]:
@@ -79,7 +93,7 @@ def check_equivalence(request: pytest.FixtureRequest) -> Callable[..., Equivalen
     Returns an EquivalenceReport: assert its `is_equivalent`, or its `status`. Never skips: what
     this machine cannot exercise has the status "not exercised", with the reason.
     """
-    session = request.config.stash[SUITE].session
+    session = request.config.stash[RUNNER]().session
     by_value = _modules_of(request)
 
     def check(workload: str | Workload, recipe: Recipe, *, num_steps: int = 3) -> EquivalenceReport:
@@ -115,16 +129,17 @@ def evaluation_benchmark(request: pytest.FixtureRequest, benchmark: Any) -> Meas
 @pytest.fixture
 def all_reduce_benchmark(request: pytest.FixtureRequest, benchmark: Any) -> Measure:
     """Measure the sum over ranks: `all_reduce_benchmark(parallel, message_bytes)`."""
-    suite = request.config.stash[SUITE]
+    runner = request.config.stash[RUNNER]()
 
     def measure(parallel: str, message_bytes: int) -> Outcome:
-        _refuse_a_second_cell(request.node)
-        outcome = finished_outcome(suite.finished, request.node.nodeid)
-        if outcome is None:
-            is_timed = recorder.is_recorded(request.node)
-            outcome = suite.session.measure_all_reduce(parallel, message_bytes, is_timed=is_timed)
-        _record(request.node, benchmark, outcome)
-        return outcome
+        return _recorded(
+            request.node,
+            benchmark,
+            runner,
+            lambda is_timed: runner.session.measure_all_reduce(
+                parallel, message_bytes, is_timed=is_timed
+            ),
+        )
 
     return measure
 
@@ -132,8 +147,8 @@ def all_reduce_benchmark(request: pytest.FixtureRequest, benchmark: Any) -> Meas
 def _measuring(
     request: pytest.FixtureRequest, benchmark: Any, activity: Literal["train", "load", "evaluate"]
 ) -> Measure:
-    suite = request.config.stash[SUITE]
-    session = suite.session
+    runner = request.config.stash[RUNNER]()
+    session = runner.session
     by_value = _modules_of(request)
 
     def measure(
@@ -143,50 +158,52 @@ def _measuring(
         rounds: int | None = None,
         iterations: int | None = None,
     ) -> Outcome:
-        _refuse_a_second_cell(request.node)
-        outcome = finished_outcome(suite.finished, request.node.nodeid)
-        if outcome is not None:
-            _record(request.node, benchmark, outcome)
-            return outcome
-        numerics = None
-        if activity == "train" and suite.checks_numerics:
-            numerics = session.require_equivalence(workload, recipe, by_value=by_value).numerics
-        outcome = session.measure_cell(
-            workload,
-            recipe,
-            numerics=numerics,
-            activity=activity,
-            num_rounds=rounds,
-            num_iterations=iterations,
-            is_timed=recorder.is_recorded(request.node),
-            by_value=by_value,
-        )
-        _record(request.node, benchmark, outcome)
-        return outcome
+        def run(is_timed: bool) -> Outcome:
+            numerics = None
+            if activity == "train" and runner.checks_numerics:
+                numerics = session.require_equivalence(workload, recipe, by_value=by_value).numerics
+            return session.measure_cell(
+                workload,
+                recipe,
+                numerics=numerics,
+                activity=activity,
+                num_rounds=rounds,
+                num_iterations=iterations,
+                is_timed=is_timed,
+                by_value=by_value,
+            )
+
+        return _recorded(request.node, benchmark, runner, run)
 
     return measure
 
 
-def _refuse_a_second_cell(item: pytest.Item) -> None:
+def _recorded(
+    item: pytest.Item, benchmark: Any, runner: Runner, run: Callable[[bool], Outcome]
+) -> Outcome:
+    """Return what a cell came to, and have pytest-benchmark record it."""
+    from perfsuite.plugin.resume import finished_outcome
+    from perfsuite.records.cell import to_plain
+
     if OUTCOME in item.stash:
         raise SettingError(
             f"{item.nodeid} has measured a cell already, and a test has one place to store its "
             "times; parametrize the test, or write another"
         )
-
-
-def _record(item: pytest.Item, benchmark: Any, outcome: Outcome) -> None:
+    outcome = finished_outcome(runner.finished, item.nodeid)
+    if outcome is None:
+        outcome = run(recorder.is_recorded(item))
     benchmark.extra_info["perfsuite"] = to_plain(outcome.record)
     recorder.replay(benchmark, outcome.step_times_s, recorder.clock_of(item))
     item.stash[OUTCOME] = outcome
+    return outcome
 
 
 def _modules_of(request: pytest.FixtureRequest) -> list[ModuleType]:
     """Return the test's module and all conftest modules: ranks cannot import those by name."""
-    plugins = request.config.pluginmanager.get_plugins()
     conftests = [
         plugin
-        for plugin in plugins
+        for plugin in request.config.pluginmanager.get_plugins()
         if isinstance(plugin, ModuleType) and plugin.__name__.rpartition(".")[2] == "conftest"
     ]
     module: ModuleType | None = getattr(request, "module", None)

@@ -1,7 +1,7 @@
 """The gate of one pytest session: `pytest PATHS --benchmark-compare`.
 
 Refuses what would pass in silence, has the cells judged before the first test runs, and gives each
-test its verdict. Must not know how a verdict is reached, nor how tests are reported.
+test its verdict.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ from perfsuite.gate.judge.trial import draw_seed
 from perfsuite.gate.noise import read_noise
 from perfsuite.gate.request import GateRequest
 from perfsuite.gate.run_gate import ACCEPTED_FILE, HIDDEN, GateResult, run_gate
+from perfsuite.plugin.choices import GateChoices
 from perfsuite.plugin.markers import marker_arguments
-from perfsuite.plugin.options import GateChoices
-from perfsuite.plugin.recorder import is_benchmark
-from perfsuite.plugin.saving import STORAGE, RunSaver
+from perfsuite.plugin.recorder import benchmarks_of, is_benchmark
+from perfsuite.plugin.saving import RunSaver
 from perfsuite.plugin.sharding import Sharding
+from perfsuite.plugin.storage import STORAGE
 from perfsuite.records.cell import CellRecord, samples_of_step
 from perfsuite.records.verdict import CellVerdict
 
@@ -35,8 +36,6 @@ _NOT_FOUND = (
     "the judge found no such cell in head's tree: it calls pytest with the paths, -c, --rootdir, "
     "-k, -m, -o, -p, --deselect and --ignore of this session alone"
 )
-# A path that pytest-benchmark takes for the run to compare with is one of these.
-_SWALLOWED_SUFFIXES = (".py",)
 
 
 def refuse_silent_passes(config: pytest.Config) -> None:
@@ -51,7 +50,8 @@ def refuse_silent_passes(config: pytest.Config) -> None:
             f"--benchmark-compare takes {compare!r} for the run to compare with; "
             f"write: pytest {compare} --benchmark-compare"
         )
-    if config.getoption("numprocesses", None) or config.getoption("dist", "no") != "no":
+    is_worker = hasattr(config, "workerinput")
+    if is_worker or config.getoption("dist", "no") != "no" or config.getoption("numprocesses", 0):
         raise pytest.UsageError(
             "--benchmark-compare measures nothing beside xdist's -n; use -n0, or leave it out"
         )
@@ -69,23 +69,20 @@ def refuse_silent_passes(config: pytest.Config) -> None:
 
 def _is_test_path(text: str) -> bool:
     file = text.partition("::")[0]
-    return "::" in text or Path(file).is_dir() or file.endswith(_SWALLOWED_SUFFIXES)
+    return "::" in text or Path(file).is_dir() or file.endswith(".py")
 
 
-class Gatekeeper:
-    """What a session knows of its verdicts."""
+class SessionGate:
+    """The verdicts of one session's cells."""
 
-    def __init__(self, config: pytest.Config, choices: GateChoices, saver: RunSaver) -> None:
-        """Take over the comparison from pytest-benchmark.
-
-        Its own would compare with whatever file is newest; it stays where
-        --benchmark-compare-fail asks for it.
-
-        Args:
-            config: The session's.
-            choices: How cells are judged.
-            saver: Knows the host, and stamps the verdicts.
-        """
+    def __init__(
+        self,
+        config: pytest.Config,
+        choices: GateChoices,
+        saver: RunSaver,
+        say: Callable[[str], None],
+    ) -> None:
+        self._say = say
         self._first: GateResult | None = None
         self._judged: dict[str, CellVerdict] = {}
         self._verdicts: dict[str, CellVerdict] = {}
@@ -93,28 +90,26 @@ class Gatekeeper:
         self._config = config
         self._choices = choices
         self._saver = saver
-        self._selector = config.getoption("benchmark_compare")
         self._history: History | None = None
-        if not config.getoption("benchmark_compare_fail", None):
-            config.option.benchmark_compare = None
+
+    @property
+    def replaces_comparison(self) -> bool:
+        """Whether pytest-benchmark compares nothing itself, since it would take any newest file.
+
+        Where --benchmark-compare-fail asks for it, it compares too.
+        """
+        return not self._config.getoption("benchmark_compare_fail", None)
 
     @property
     def result(self) -> GateResult | None:
-        """What the gate came to so far; None before it was asked."""
+        """What the gate came to so far; None before the first cell was judged."""
         if self._first is None:
             return None
         cells = sorted(self._verdicts.values(), key=lambda cell: cell.name)
         return dataclasses.replace(self._first, cells=tuple(cells))
 
-    def judge(
-        self, items: Sequence[pytest.Item], sharding: Sharding, say: Callable[[str], None]
-    ) -> None:
-        """Have the cells judged of which too little is stored; the others wait for their turn.
-
-        Args:
-            items: The tests that will run.
-            sharding: Whose the cells of the session are.
-            say: Shows a line.
+    def judge(self, items: Sequence[pytest.Item], sharding: Sharding) -> None:
+        """Judge the cells that stored runs say too little about; the others wait for their test.
 
         Raises:
             SettingError: The base, a path, or the run to compare with is not there.
@@ -126,69 +121,56 @@ class Gatekeeper:
         history = self._history = read_history(
             self._config.rootpath,
             self._config.stash[STORAGE],
-            self._selector,
+            self._config.getoption("benchmark_compare"),
             self._saver.fingerprint,
             accepted=read_accepted(self._config.rootpath / ACCEPTED_FILE, datetime.date.today()),
             probe=lambda: self._saver.probe_s,
         )
         for line in history.refused:
-            say(f"not compared with {line}")
+            self._say(f"not compared with {line}")
         at_once = [name for name in cells if not history.can_screen(name)]
         self._num_cells = sharding.num_cells
-        self._first = run_gate(self._request(at_once), say=say)
-        self._judged = {cell.name: cell for cell in self._first.cells if sharding.tells(cell.name)}
+        self._first = run_gate(self._request(at_once), say=self._say)
+        self._judged = {cell.name: cell for cell in self._first.cells if sharding.owns(cell.name)}
         for cell in self._judged.values():
-            self._settle(cell)
+            self._record(cell)
 
-    def verdict_of(
-        self, item: Any, record: CellRecord | None, say: Callable[[str], None]
-    ) -> CellVerdict | None:
+    def verdict_of(self, item: Any, record: CellRecord | None) -> CellVerdict | None:
         """Return the verdict of a test that passed, None where it is no cell.
 
-        Args:
-            item: The test.
-            record: What perfsuite measured of it, None of a plain benchmark.
-            say: Shows a line, where pairs are still to be run.
+        A plain benchmark has no record. Pairs may still be run.
         """
         if self._first is None or self._history is None:
             return None
         if is_benchmark(item):
-            verdict = self._decide(item, record, self._first, self._history, say)
+            verdict = self._decide(item, record, self._first, self._history)
         elif self._was_timed(item):
             verdict = CellVerdict(name=item.nodeid, word="INVALID", by="collection", reason=HIDDEN)
         else:
             return None
-        self._settle(verdict, fails_test=verdict.word == "FAIL")
+        self._record(verdict, fails_test=verdict.word == "FAIL")
         _store_verdict(item, verdict)
         return verdict
 
-    def settle_untimed(
-        self,
-        item: Any,
-        report: pytest.TestReport,
-        error: BaseException | None,
-        say: Callable[[str], None],
+    def record_unmeasured(
+        self, item: Any, report: pytest.TestReport, error: BaseException | None
     ) -> None:
         """Give a cell that failed or was skipped here its verdict.
 
-        Args:
-            item: The test.
-            report: Of the phase in which it did not pass.
-            error: What it raised.
-            say: Shows a line, where pairs are still to be run.
+        `report` is of the phase in which it did not pass, and `error` what it raised.
         """
         if self._first is None or not is_benchmark(item):
             return
         if report.failed:
             verdict = _failed(item.nodeid, report, error)
         elif item.nodeid not in self._judged:  # only the pairs know whether the base has it
-            verdict = self._ask(item.nodeid, self._first, say)
+            verdict = self._judge_alone(item.nodeid, self._first)
         else:
             return
-        self._settle(verdict)
+        self._record(verdict)
         _store_verdict(item, verdict)
 
-    def _settle(self, verdict: CellVerdict, *, fails_test: bool = False) -> None:
+    def _record(self, verdict: CellVerdict, *, fails_test: bool = False) -> None:
         """Show a verdict in the table, and stamp it."""
         self._verdicts[verdict.name] = verdict
         self._saver.add_verdict(
@@ -209,50 +191,41 @@ class Gatekeeper:
 
     def _was_timed(self, item: pytest.Item) -> bool:
         """Whether pytest-benchmark has times of a test."""
-        session = getattr(self._config, "_benchmarksession", None)
-        return any(one.fullname == item.nodeid for one in getattr(session, "benchmarks", ()))
+        return any(one.fullname == item.nodeid for one in benchmarks_of(self._config))
 
     def _decide(
-        self,
-        item: Any,
-        record: CellRecord | None,
-        first: GateResult,
-        history: History,
-        say: Callable[[str], None],
+        self, item: Any, record: CellRecord | None, first: GateResult, history: History
     ) -> CellVerdict:
         """Counts first, then what pairs or the stored times say."""
         name: str = item.nodeid
-        asked = marker_arguments(item)
-        known = self._judged
+        arguments = marker_arguments(item)
         stats = getattr(item.funcargs.get("benchmark"), "stats", None)
         num_samples = None
         if record is not None:
             if stats is not None:
                 num_samples = samples_of_step(record.samples_per_s, stats.stats.median)
-            counts = asked.get("counts", {})
-            counted = history.judge_counts(name, record, num_samples, counts, say)
+            counts = arguments.get("counts", {})
+            counted = history.judge_counts(name, record, num_samples, counts, self._say)
             if counted is not None:
                 return counted
-        if name in known or not history.can_screen(name) or stats is None:
-            return known.get(name) or _unknown(name, first.refusal)
+        if name in self._judged or not history.can_screen(name) or stats is None:
+            return self._judged.get(name) or _unknown(name, first.refusal)
         screened = history.screen(
             Candidate(
                 fullname=name,
                 median_s=stats.stats.median,
                 fingerprint=None if record is None else record.fingerprint,
                 num_samples=num_samples,
-                tolerance=asked.get("tolerance", self._choices.tolerance),
-                limit=asked.get("limit", self._choices.limit),
+                tolerance=arguments.get("tolerance", self._choices.tolerance),
+                limit=arguments.get("limit", self._choices.limit),
             ),
-            say,
+            self._say,
         )
-        if screened is not None:
-            return screened
-        return self._ask(name, first, say)
+        return screened or self._judge_alone(name, first)
 
-    def _ask(self, name: str, first: GateResult, say: Callable[[str], None]) -> CellVerdict:
+    def _judge_alone(self, name: str, first: GateResult) -> CellVerdict:
         """Return what pairs say of a cell that was not among the first ones."""
-        result = run_gate(self._request([name]), say=say)
+        result = run_gate(self._request([name]), say=self._say)
         found = {cell.name: cell for cell in result.cells}
         return found.get(name) or _unknown(name, first.refusal)
 
@@ -262,7 +235,7 @@ class Gatekeeper:
         for flag, value in (("-k", option.keyword), ("-m", option.markexpr)):
             if value:
                 selected += [flag, value]
-        # Ours are not for an arm, whose perfsuite may be another.
+        # Ours are not for an arm, which may have another perfsuite.
         for plugin in option.plugins:
             selected += [] if plugin.startswith("perfsuite") else ["-p", plugin]
         for name in ("deselect", "ignore", "ignore_glob", "override_ini"):

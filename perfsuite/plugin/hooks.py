@@ -1,57 +1,36 @@
-"""The pytest plugin: options, hooks, terminal.
+"""The hooks of every pytest session: they find out whether it is ours, and change nothing else.
 
-Everything that knows pytest and nothing else: cells are run by `session`, recorded by `recorder`,
-shown by `report`. Costs nothing where unused, and never imports torch.
+A session is ours where one of our settings is given, or a collected test uses one of our measuring
+fixtures. What such a session needs is imported only then, or where a test uses another fixture.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
-from collections.abc import Callable, Generator, Mapping
-from pathlib import Path
-from typing import Any, NoReturn
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any
 
-import msgspec
 import pytest
 
-from perfsuite.errors import (
-    BusyMachineError,
-    ExitCode,
-    NotExercisedError,
-    PerfsuiteError,
-    SettingError,
-    StorageError,
-    WriteError,
-)
-from perfsuite.experiments.rank_session import Session
-from perfsuite.plugin import fixtures, markers, options, phases, recorder, saving, sharding
-from perfsuite.plugin import saving as saving_module
-from perfsuite.plugin.fixtures import OUTCOME, SUITE, is_cell
-from perfsuite.plugin.gate import Gatekeeper, refuse_silent_passes
-from perfsuite.plugin.options import Choices
-from perfsuite.plugin.torchrun import TorchrunSession
-from perfsuite.records.cell import CellLine, encode_line
-from perfsuite.records.verdict import VerdictWord, exit_code
-from perfsuite.report.rows import not_exercised_lines
-from perfsuite.report.summary import verdict_sentence
-from perfsuite.report.terminal.gate import verdict_lines
-from perfsuite.report.terminal.tables import progress_line, terminal_table
-from perfsuite.system.files import append_line, write_atomically
-from perfsuite.system.signals import ends_on_signals, ignores_ctrl_c, shell_exit_code
-from perfsuite.system.urls import locate
+from perfsuite.errors import SettingError
+from perfsuite.plugin import fixtures, options, recorder
+from perfsuite.plugin.output import HeldOutput
 
-# The environment was refused, or a file could not be written.
+if TYPE_CHECKING:
+    from perfsuite.plugin.choices import Choices
+    from perfsuite.plugin.measured_session import MeasuredSession
 
-# Read by the gate in the launches of both arms, whose perfsuites may be older or newer than it.
+# Read by the gate in the launches of both arms, which may have another perfsuite than the gate.
 TAKES_TURNS = 2
 
-_PROGRESS = "perfsuite"
-CELLS_FILE = "cells.jsonl"
-_NO_GATE_UNDER_TORCHRUN = (
-    "--benchmark-compare is the gate, which starts the ranks of both sides on one machine, and "
-    "torchrun has started this session; gate without torchrun, or add --perf-gate=off"
+# Options that every launch of a gate has on its command line; `choices` gives it an ini value where
+# the session of the gate is ours.
+_SET_BY_ARMS = {"gate", "numerics", "report"}
+# Where a worker of xdist leaves why its session is refused.
+_REFUSAL = "perfsuite_refusal"
+_ADVICE = (
+    "perfsuite: --benchmark-compare is pytest-benchmark's own here, one run beside another; "
+    "perf_gate = on in the ini file, or --perf-gate=on, makes it a gate"
 )
 
 
@@ -62,321 +41,155 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Resolve the options before pytest-benchmark reads its own."""
+    """Come before pytest-benchmark, which reads its own options next."""
     config.addinivalue_line(
         "markers",
         "perf(tolerance='2%', limit='5%', floor='50us', counts={...}, matrix='default'): "
         "how a cell is judged, and the smallest matrix that it belongs to.",
     )
-    try:
-        choices = options.resolve(config)
-        sharding.refuse_own_choices(choices.shard, vars(config.option))
-    except SettingError as error:
-        raise pytest.UsageError(str(error)) from error
-    saver = saving.RunSaver(config, os.environ)
-    gatekeeper = None
-    if recorder.is_comparing(config) and choices.gate.is_on:
-        refuse_silent_passes(config)
-        if choices.membership is not None:
-            raise pytest.UsageError(_NO_GATE_UNDER_TORCHRUN)
-        gatekeeper = Gatekeeper(config, choices.gate, saver)
-    torchrun = None
-    if choices.membership is not None:
-        torchrun = TorchrunSession(config, choices.membership, choices.results / CELLS_FILE)
-        config.pluginmanager.register(torchrun, "perfsuite-torchrun")
-    suite = Suite(config, choices, gatekeeper, torchrun, saver)
-    config.stash[SUITE] = suite
+    ownership = Ownership(config)
+    config.stash[fixtures.RUNNER] = ownership.runner
     config.pluginmanager.register(fixtures, "perfsuite-fixtures")
-    config.pluginmanager.register(phases, "perfsuite-phases")
-    config.pluginmanager.register(suite, "perfsuite-suite")
-    config.pluginmanager.register(saver, "perfsuite-saver")
-    saving_module.settle_storage(config)
-    saving.close_json(config)
+    config.pluginmanager.register(ownership, "perfsuite-ownership")
+    config.pluginmanager.register(Selection(ownership), "perfsuite-selection")
 
 
-class Suite:
-    """One pytest session's cells: what was asked for, what runs them, what became of them."""
+class Ownership:
+    """Whether a session is ours; decided once, when collection ends.
 
-    def __init__(
-        self,
-        config: pytest.Config,
-        choices: Choices,
-        gatekeeper: Gatekeeper | None,
-        torchrun: TorchrunSession | None,
-        saver: saving.RunSaver,
-    ) -> None:
+    Attributes:
+        environ: The environment before any conftest or test could change it.
+        num_cores: Cores of this process, likewise.
+        failed_collections: Node ids of what could not be collected.
+        held_output: Of a rank that may turn out to be silent; None elsewhere.
+        is_ours: What was decided; False until then.
+    """
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.environ = dict(os.environ)
+        self._is_arm = "PERFSUITE_ARM_CHANNEL" in self.environ
+        self.num_cores = len(os.sched_getaffinity(0))
+        self.failed_collections: list[str] = []
+        self.held_output: HeldOutput | None = None
         self._config = config
-        self._choices = choices
-        self._gatekeeper = gatekeeper
-        self._torchrun = torchrun
-        self._writes = torchrun is None or torchrun.is_first
-        self._saver = saver
-        self._sharding = sharding.UNCUT
-        self._words: list[VerdictWord] = []
-        self._num_verdicts_that_fail = 0
-        self._session: Session | None = None
-        self._signals = contextlib.ExitStack()
-        self._lines: list[CellLine] = []
-        self._write_error: WriteError | None = None
+        self._measured: MeasuredSession | None = None
+        self._choices: Choices | None = None
+        self.is_ours = False
+        if self._has_settings():
+            self._choices = self._resolve()
+        if self._is_later_rank():
+            self.held_output = HeldOutput()
+        self._given = recorder.withhold_storage(config)
 
-    @property
-    def checks_numerics(self) -> bool:
-        """Whether cells are checked before they are timed."""
-        return self._choices.checks_numerics
+    def _has_settings(self) -> bool:
+        """Whether one of our settings is given; a gate that is switched off alone is none."""
+        given = options.given(self._config, overridden=_SET_BY_ARMS if self._is_arm else ())
+        return given not in ({}, {"gate": "off"})
 
-    @property
-    def finished(self) -> Mapping[str, CellLine]:
-        """Cells that were measured before torchrun started the ranks again."""
-        return {} if self._torchrun is None else self._torchrun.finished
+    def _is_later_rank(self) -> bool:
+        """Whether torchrun has started this process, and the one that prints beside it."""
+        is_alone = not {"RANK", "WORLD_SIZE"} <= self.environ.keys()
+        return not is_alone and not self._is_arm and self.environ["RANK"] != "0"
 
-    @property
-    def _has_lost_a_rank(self) -> bool:
-        return self._torchrun is not None and self._torchrun.has_lost
+    def _resolve(self) -> Choices:
+        from perfsuite.plugin.choices import resolve
+        from perfsuite.plugin.sharding import refuse_own_choices
 
-    @property
-    def session(self) -> Session:
-        """The session, made when the first test needs it."""
-        if self._session is None:
-            if self._torchrun is None:  # which ends all of its processes alike
-                self._signals.enter_context(ends_on_signals(_end_session))
-            self._session = Session(self._choices.settings, say=self._say)
-        return self._session
+        try:
+            choices = resolve(self._config, self.environ)
+            refuse_own_choices(choices.shard, vars(self._config.option))
+        except SettingError as error:
+            raise pytest.UsageError(str(error)) from error
+        return choices
 
-    def _say(self, text: str) -> None:
-        reporter: Any = self._config.pluginmanager.get_plugin("terminalreporter")
-        if reporter is not None:
-            reporter.ensure_newline()
-            reporter.write_line(text)
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionstart(self) -> None:
+        """Decide in the process that starts xdist's workers, which collects nothing itself."""
+        recorder.give_options_back(self._config, self._given)
+        option = self._config.option
+        is_xdist_controller = getattr(option, "dist", "no") != "no" and not option.collectonly
+        if is_xdist_controller and self._choices is not None:
+            self.is_ours = True
+            self._begin()
 
-    def pytest_report_header(self) -> str:
-        """Say what the session measures with."""
-        settings = self._choices.settings
-        return (
-            f"perfsuite: device {settings.device}, matrix {self._choices.matrix}, "
-            f"{settings.num_rounds or 'as many as the gate wants'} rounds, seed {settings.seed}"
-        )
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """Keep what could not be collected."""
+        if report.failed:
+            self.failed_collections.append(report.nodeid)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_collection_modifyitems(
+        self, items: list[pytest.Item]
+    ) -> Generator[None, object, object]:
+        """Decide before any plugin deselects a test."""
+        self.is_ours = self._choices is not None or any(map(fixtures.is_cell, items))
+        if self.is_ours or any(map(fixtures.uses_ranks, items)):
+            self._begin()
+        return (yield)
+
+    def _begin(self) -> MeasuredSession:
+        """Make the session that measures; a refusal reaches a user from xdist's workers too.
+
+        Raises:
+            pytest.UsageError: What the options say cannot be done.
+        """
+        from perfsuite.plugin.measured_session import begin
+
+        try:
+            self._choices = self._choices or self._resolve()
+            self._measured = begin(self._config, self._choices, self, is_ours=self.is_ours)
+        except pytest.UsageError as error:
+            recorder.write_nothing(self._config)  # nor say that there is nothing to write
+            if hasattr(self._config, "workeroutput"):
+                self._config.workeroutput[_REFUSAL] = str(error)
+            raise
+        return self._measured
+
+    def runner(self) -> MeasuredSession:
+        """Return what the fixtures run cells with."""
+        return self._measured or self._begin()
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        """Refuse the session where a worker of xdist found that it is ours."""
+        refusal = getattr(node, "workeroutput", {}).get(_REFUSAL)
+        if refusal is not None:
+            self.is_ours = True
+            raise pytest.UsageError(refusal)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self) -> None:
+        """Let pytest-benchmark read and announce runs, where that is its own affair."""
+        if self.held_output is not None and not self.is_ours:
+            self.held_output.show()
+        if self._given.storage is None:
+            return
+        if not self.is_ours:
+            storage = recorder.open_storage(self._config, self._given.storage)
+            recorder.session_of(self._config).storage = storage
+        if not self.is_ours or (self._measured is not None and not self._measured.is_gated):
+            recorder.compare_with_stored(self._config, self._given.compare)
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Say in one line how to gate, where --benchmark-compare was not the gate."""
+        is_off = options.given(self._config).get("gate") == "off"
+        if self._given.compare and not self.is_ours and not is_off:
+            terminalreporter.write_line(_ADVICE)
+
+    def pytest_unconfigure(self) -> None:
+        """Show what was held back in a session that ended before anything was decided."""
+        if self.held_output is not None:
+            self.held_output.show()
+
+
+class Selection:
+    """What becomes of the tests that all other plugins have left."""
+
+    def __init__(self, ownership: Ownership) -> None:
+        self._ownership = ownership
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Check markers, choose the matrix and the shard, and give each cell its clock."""
-        matrix = self._choices.matrix
-        try:
-            for item in items:
-                markers.marker_arguments(item)
-            self._select(items, lambda item: markers.is_in_matrix(item, matrix))
-            cells = [item.nodeid for item in items if recorder.is_benchmark(item)]
-            self._sharding = sharding.cut(cells, self._choices.shard, self._duration_source)
-        except SettingError as error:
-            raise pytest.UsageError(str(error)) from error
-        except StorageError as error:
-            pytest.exit(f"perfsuite: {error}", returncode=ExitCode.REFUSED)
-        self._select(items, lambda item: self._sharding.tells(item.nodeid))
-        self._saver.shard = self._sharding.stamp
-        for item in items:
-            if is_cell(item):
-                recorder.use_rank_clock(item)
-
-    def _select(self, items: list[pytest.Item], is_ours: Callable[[pytest.Item], bool]) -> None:
-        """Leave out the others, and say so as pytest does."""
-        outside = [item for item in items if not is_ours(item)]
-        if outside:
-            self._config.hook.pytest_deselected(items=outside)
-            items[:] = [item for item in items if is_ours(item)]
-
-    def _duration_source(self) -> sharding.DurationSource:
-        named, root = self._choices.durations, self._config.rootpath
-        if named is None:
-            place = self._config.stash.get(saving_module.STORAGE, None)
-        else:
-            place = locate(named, "--perf-durations")
-        return sharding.DurationSource(
-            path=root / place if isinstance(place, Path) else place,
-            is_named=named is not None,
-            root=root,
-            commit=saving.commit_info(self._config).get("id"),
-        )
-
-    def pytest_report_collectionfinish(self) -> str | None:
-        """Say which of the cells are this shard's, and by what they were cut."""
-        described = self._sharding.described
-        return None if described is None else f"perfsuite: {described}"
-
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_runtestloop(self, session: pytest.Session) -> None:
-        """Refuse a machine without enough GPUs, and have cells judged, before the first test."""
-        if session.config.option.collectonly:
-            return
-        required = self._choices.require_gpus
-        found = self.session.hardware.num_gpus if required else 0
-        if found < required:
-            pytest.exit(
-                f"perfsuite: {required} GPUs are required (--perf-require-gpus), and {found} "
-                "are visible; run on another machine, or lower the number",
-                returncode=ExitCode.REFUSED,
-            )
-        is_whole = not session.testsfailed or session.config.option.continue_on_collection_errors
-        if self._gatekeeper is not None and is_whole:
-            self._judge(self._gatekeeper, session.items)
-
-    def _judge(self, gatekeeper: Gatekeeper, items: list[pytest.Item]) -> None:
-        """Have all cells judged before the first of them is measured here."""
-        try:
-            self.session.hold_machine()
-            gatekeeper.judge(items, self._sharding, self._say)
-        except SettingError as error:
-            raise pytest.UsageError(str(error)) from error
-        except PerfsuiteError as error:
-            pytest.exit(f"perfsuite: {error}", returncode=ExitCode.REFUSED)
-
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_runtest_makereport(
-        self, item: pytest.Item, call: pytest.CallInfo[None]
-    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        """Tell a user's mistake in one message, and keep the line of a cell that ended."""
-        report = yield
-        error = call.excinfo.value if call.excinfo is not None else None
-        if isinstance(error, BusyMachineError):
-            pytest.exit(f"perfsuite: {error}", returncode=ExitCode.REFUSED)
-        if isinstance(error, NotExercisedError):
-            path, line_number, _ = item.location
-            report.outcome = "skipped"
-            report.longrepr = (str(path), (line_number or 0) + 1, f"NOT EXERCISED: {error}")
-        elif isinstance(error, PerfsuiteError):
-            report.longrepr = f"{type(error).__name__}: {error}"
-        if isinstance(error, PerfsuiteError):
-            recorder.expect_no_record(item)
-        if not phases.is_over(item, report):
-            return report
-        if self._torchrun is not None:
-            self._torchrun.agree_on(item, report, error)
-        if self._gatekeeper is not None and not report.passed:
-            self._gatekeeper.settle_untimed(item, report, error, self._say)
-        if report.when == "call" and report.passed and self._gatekeeper is not None:
-            self._give_verdict(item, report, self._gatekeeper)
-        if report.when == "call" and is_cell(item) and recorder.is_recorded(item):
-            line = self.finished.get(item.nodeid) or phases.line_of(item, report, error)
-            self._keep(line)
-            report.user_properties.append((_PROGRESS, progress_line(line)))
-        return report
-
-    def _give_verdict(
-        self, item: pytest.Item, report: pytest.TestReport, gatekeeper: Gatekeeper
-    ) -> None:
-        """Let a test that passed end in its verdict."""
-        outcome = item.stash.get(OUTCOME, None)
-        record = None if outcome is None else outcome.record
-        verdict = gatekeeper.verdict_of(item, record, self._say)
-        if verdict is None:
-            return
-        if outcome is not None:
-            record = msgspec.structs.replace(outcome.record, verdict=verdict.as_record())
-            item.stash[OUTCOME] = msgspec.structs.replace(outcome, record=record)
-        report.user_properties.append(("verdict", verdict.word))
-        text = verdict_sentence(verdict)
-        report.sections.append(("verdict", text))
-        self._words.append(verdict.word)
-        if verdict.word == "FAIL":
-            self._num_verdicts_that_fail += 1
-            report.outcome = "failed"
-            report.longrepr = text
-
-    def _keep(self, line: CellLine) -> None:
-        """Append a cell that ended to cells.jsonl, which each session begins anew."""
-        is_first = not self._lines and not self.finished
-        self._lines.append(line)
-        if not self._writes or line.fullname in self.finished or self._has_lost_a_rank:
-            return
-        path = self._choices.results / CELLS_FILE
-        try:
-            if is_first:
-                write_atomically(path, encode_line(line) + b"\n")
-            else:
-                append_line(path, encode_line(line))
-        except WriteError as error:
-            self._write_error = error
-
-    def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
-        """Show no dot for a measured cell: it gets a line."""
-        if report.when == "call" and report.passed and _progress_of(report) is not None:
-            return "passed", "", "MEASURED"
-        return None
-
-    @pytest.hookimpl(trylast=True)
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Show the line of a cell that ended."""
-        text = _progress_of(report)
-        if report.when == "call" and text is not None:
-            self._say(f"  {text}")
-
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_keyboard_interrupt(self) -> None:
-        """Keep a second Ctrl-C from cutting off the writing of what was measured."""
-        if self._session is not None:
-            self._signals.enter_context(ignores_ctrl_c())
-
-    def pytest_unconfigure(self) -> None:
-        """Leave signals as they were."""
-        self._signals.close()
-
-    def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Write the run; what could not be written or judged is not a success."""
-        if self._session is not None:
-            self._session.close()
-        if self._writes and any(line.perfsuite is not None for line in self._lines):
-            self._write_run(self._choices.results / "run.json")
-        if session.exitstatus == pytest.ExitCode.OK and self._write_error is not None:
-            session.exitstatus = ExitCode.REFUSED
-        elif self._gatekeeper is not None and not session.config.option.collectonly:
-            session.exitstatus = self._gated_exit(session)
-
-    def _write_run(self, path: Path) -> None:
-        gate = self._choices.gate
-        try:
-            saving.write_run(self._config, path)
-        except WriteError as error:
-            self._write_error = error
-            return
-        self._config.stash[saving.WRITTEN_RUN] = saving.WrittenRun(
-            path=path, tolerance=gate.tolerance, limit=gate.limit
-        )
-
-    def _gated_exit(self, session: pytest.Session) -> int:
-        """Pytest's own exit code where it says more than the verdicts, else theirs."""
-        assert self._gatekeeper is not None
-        own = int(session.exitstatus)
-        has_failed_tests = session.testsfailed > self._num_verdicts_that_fail
-        if own not in (0, 1, 5) or (own == 1 and has_failed_tests):
-            return own
-        result = self._gatekeeper.result
-        # Also of cells that vanished, or were not reached, or skipped this time alone.
-        judged = [cell.word for cell in result.cells] if result is not None else []
-        return exit_code([*self._words, *judged])
-
-    @pytest.hookimpl(trylast=True)
-    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Show the table of the cells that were measured."""
-        if any(line.perfsuite is not None for line in self._lines):
-            terminalreporter.section("perfsuite", sep="=")
-            terminalreporter.write_line(terminal_table(self._lines))
-            for text in not_exercised_lines(self._lines):
-                terminalreporter.write_line(text)
-            terminalreporter.write_line(f"written to {self._choices.results}")
-        if self._gatekeeper is not None and self._gatekeeper.result is not None:
-            terminalreporter.section("perfsuite gate", sep="=")
-            result = self._gatekeeper.result
-            for text in verdict_lines(result.cells, result.refusal, result.differs):
-                terminalreporter.write_line(text)
-        if self._sharding.why_empty is not None:
-            terminalreporter.write_line(f"perfsuite: {self._sharding.why_empty}")
-        if self._write_error is not None:
-            terminalreporter.write_line(f"perfsuite: {self._write_error}", red=True)
-
-
-def _end_session(number: int) -> NoReturn:
-    """End pytest in good order, so that what was measured is written, where a CI cancels."""
-    name = signal.Signals(number).name
-    pytest.exit(f"perfsuite: ended by {name}", returncode=shell_exit_code(number))
-
-
-def _progress_of(report: pytest.TestReport) -> str | None:
-    return next((str(text) for name, text in report.user_properties if name == _PROGRESS), None)
+        """Choose the cells of a session that is ours."""
+        if self._ownership.is_ours:
+            self._ownership.runner().choose_cells(items)

@@ -1,14 +1,16 @@
-"""What the `perf` markers of a test say, parsed. Must not know what is done with it."""
+"""What the `perf` markers of a test say, parsed; another plugin may have a marker of that name."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
 
 from perfsuite.errors import SettingError
-from perfsuite.plugin.options import MATRICES, one_of
+from perfsuite.plugin.choices import MATRICES, one_of
+from perfsuite.plugin.fixtures import is_cell
+from perfsuite.plugin.recorder import is_benchmark
 from perfsuite.units import parse_ratio, parse_seconds
 
 _MARKER_PARSERS: dict[str, tuple[Callable[[Any], Any], str]] = {
@@ -18,22 +20,29 @@ _MARKER_PARSERS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "counts": (dict, "a dict such as {'flops': 'exact'}"),
     "matrix": (one_of(*MATRICES), f"one of {', '.join(MATRICES)}"),
 }
+# Nothing is counted in a plain benchmark.
+_OF_PLAIN_BENCHMARKS = frozenset(_MARKER_PARSERS) - {"counts"}
 
 
 def marker_arguments(item: pytest.Item) -> dict[str, Any]:
     """Return the parsed arguments of a test's `perf` markers, the closest one first.
 
+    Of a plain benchmark these are the arguments that it can use: others are another plugin's.
+
     Raises:
-        SettingError: An argument is unknown, positional, or has a value that is not allowed.
+        SettingError: An argument is not known, is positional, or has a value that is not allowed.
     """
+    is_ours = is_cell(item)
     arguments: dict[str, Any] = {}
-    for marker in item.iter_markers("perf"):
-        if marker.args:
+    for marker in _own_markers(item):
+        if is_ours and marker.args:
             raise SettingError(
                 f"{item.nodeid}: the perf marker has the positional argument {marker.args[0]!r}; "
                 f"use {', '.join(f'{name}=' for name in _MARKER_PARSERS)}"
             )
         for name, value in marker.kwargs.items():
+            if not is_ours and name not in _OF_PLAIN_BENCHMARKS:
+                continue
             if name not in _MARKER_PARSERS:
                 raise SettingError(
                     f"{item.nodeid}: the perf marker has no argument {name!r}; "
@@ -49,11 +58,41 @@ def marker_arguments(item: pytest.Item) -> dict[str, Any]:
     return arguments
 
 
+def describe_foreign(items: Sequence[pytest.Item]) -> str | None:
+    """Return one line on the markers that are another plugin's; None where there is none."""
+    foreign = [(item, marker) for item in items if (marker := _foreign_marker(item)) is not None]
+    if not foreign:
+        return None
+    item, marker = foreign[0]
+    values = (*map(repr, marker.args), *(f"{k}={v!r}" for k, v in marker.kwargs.items()))
+    of_tests = "1 test" if len(foreign) == 1 else f"{len(foreign)} tests"
+    return (
+        f"the perf markers of {of_tests} have arguments that are not perfsuite's and were not "
+        f"read; the first: {item.nodeid} has perf({', '.join(values)})"
+    )
+
+
+def _foreign_marker(item: pytest.Item) -> pytest.Mark | None:
+    found = () if is_cell(item) else item.iter_markers("perf")
+    return next((marker for marker in found if _is_foreign(marker)), None)
+
+
+def _is_foreign(marker: pytest.Mark) -> bool:
+    return bool(marker.args) or not marker.kwargs.keys() <= _MARKER_PARSERS.keys()
+
+
+def _own_markers(item: pytest.Item) -> Iterator[pytest.Mark]:
+    """The closest one first; of a test that measures nothing those without foreign arguments."""
+    for marker in item.iter_markers("perf"):
+        if is_benchmark(item) or not _is_foreign(marker):
+            yield marker
+
+
 def is_in_matrix(item: pytest.Item, matrix: str) -> bool:
     """Whether a test belongs to a matrix: the largest `matrix` of its perf markers decides."""
     sizes = [
         MATRICES.index(marker.kwargs["matrix"])
-        for marker in item.iter_markers("perf")
+        for marker in _own_markers(item)
         if "matrix" in marker.kwargs
     ]
     return max(sizes, default=0) <= MATRICES.index(matrix)

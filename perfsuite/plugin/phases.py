@@ -1,7 +1,6 @@
 """How a phase of a test (setup, call, teardown) ended, apart from what its subtests report before.
 
-pytest has a subtest reported as it has a test reported, while the test still runs. Must not know
-what becomes of a report.
+pytest has a subtest reported as it has a test reported, while the test still runs.
 """
 
 from __future__ import annotations
@@ -50,13 +49,7 @@ def end_of(item: pytest.Item, report: pytest.TestReport) -> tuple[PhaseOutcome, 
 
 
 def line_of(item: pytest.Item, report: pytest.TestReport, error: BaseException | None) -> CellLine:
-    """Return what is kept of a cell whose call ended.
-
-    Args:
-        item: The cell's test.
-        report: Of its call.
-        error: What it raised.
-    """
+    """Return what is kept of a cell that ended: `report` is of its call, which raised `error`."""
     measured = item.stash.get(OUTCOME, None)
     outcome, text = end_of(item, report)
     reason = None

@@ -1,17 +1,120 @@
-"""pytest-benchmark as the recorder of what ranks measured.
+"""pytest-benchmark as the recorder of what ranks measured, and what perfsuite changes in it.
 
-Its own fixture, table, JSON and storage stay in use; only its clock is replaced, by one that hands
-out the durations that the ranks reported. Must not know how they were measured.
+Its own fixture, table, JSON and storage stay in use. It has no hooks for what is changed here (its
+clock, when it looks for stored runs, where and how it stores its own), so attributes of its session
+and of its fixture are set. Checked against pytest-benchmark 5.1 to 5.3. What a gate's launches
+change is in `gate/arms/arm_plugin.py`, which can import nothing of this.
+
+Every pytest session imports this.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 
 _PLUGIN_NAME = "pytest-benchmark"
+# pytest-benchmark makes the folder that it is given: this one is there, and holds nothing of its.
+_NO_STORAGE = "file://."
+# Attributes of its session that have it write or compare, and what has it do neither.
+_WRITING = {
+    "json": None,
+    "save": None,
+    "autosave": False,
+    "histogram": False,
+    "cprofile_dump": False,
+    "compare_fail": None,
+}
+
+
+class Given(NamedTuple):
+    """What the options say of stored runs; None where pytest-benchmark is not loaded."""
+
+    compare: Any
+    storage: str | None
+
+
+def withhold_storage(config: pytest.Config) -> Given:
+    """Keep pytest-benchmark, which is configured next, from looking for runs or making a folder.
+
+    Where its runs are is known when collection ends.
+    """
+    given = Given(
+        config.getoption("benchmark_compare", None), config.getoption("benchmark_storage", None)
+    )
+    if given.storage is not None:
+        config.option.benchmark_compare, config.option.benchmark_storage = None, _NO_STORAGE
+    return given
+
+
+def give_options_back(config: pytest.Config, given: Given) -> None:
+    """Show the options as they were given, now that pytest-benchmark has read them."""
+    if given.storage is not None:
+        config.option.benchmark_compare = given.compare
+        config.option.benchmark_storage = given.storage
+
+
+def session_of(config: pytest.Config) -> Any:
+    """Return pytest-benchmark's own session; None where it is not loaded."""
+    return config.pluginmanager.get_plugin(_PLUGIN_NAME)
+
+
+def open_storage(config: pytest.Config, storage: str) -> Any:
+    """Return the storage that pytest-benchmark makes of an option's value.
+
+    Raises:
+        pytest.UsageError: The value is none that it knows.
+    """
+    from argparse import ArgumentTypeError
+
+    from pytest_benchmark.utils import load_storage
+
+    session = session_of(config)
+    try:
+        return load_storage(  # type: ignore[no-untyped-call]
+            storage,
+            logger=session.logger,
+            default_machine_id=session.machine_id,
+            netrc=config.getoption("benchmark_netrc"),
+        )
+    except ArgumentTypeError as error:
+        raise pytest.UsageError(str(error)) from error
+
+
+def compare_with_stored(config: pytest.Config, compare: Any) -> None:
+    """Let pytest-benchmark look for the runs to compare with, and say which they are."""
+    session = session_of(config)
+    session.compare = compare
+    session.handle_loading()
+
+
+def replace_json_writer(config: pytest.Config, write: Callable[[Path, Any], bool]) -> None:
+    """Have --benchmark-json written by `write(path, document)`, which returns whether it was."""
+    session = session_of(config)
+    if hasattr(session.json, "close"):  # 5.2 opens the file while it reads its options
+        session.json.close()
+        session.json = config.option.benchmark_json = Path(session.json.name)
+
+    def save_json(output_json: Any) -> None:
+        if write(Path(session.json), output_json):
+            session.logger.info(f"Wrote benchmark data in: {session.json}", purple=True)
+
+    session.save_json = save_json
+
+
+def write_nothing(config: pytest.Config) -> None:
+    """Have pytest-benchmark write no file, whatever the options say."""
+    session = session_of(config)
+    for name, nothing in _WRITING.items() if session is not None else ():
+        setattr(session, name, nothing)
+
+
+def benchmarks_of(config: pytest.Config) -> Sequence[Any]:
+    """Return what pytest-benchmark has timed so far."""
+    return getattr(session_of(config), "benchmarks", ())
 
 
 class RankClock:
@@ -50,10 +153,7 @@ def use_rank_clock(item: pytest.Item) -> None:
 def replay(benchmark: Any, step_times_s: Sequence[float], clock: RankClock) -> None:
     """Have pytest-benchmark record exactly `step_times_s` (seconds), one round each.
 
-    Args:
-        benchmark: Its `benchmark` fixture, made with `clock`.
-        step_times_s: What to record.
-        clock: The clock of that fixture.
+    `benchmark` is its fixture, made with `clock`.
     """
     remaining = iter(step_times_s)
 
@@ -78,8 +178,8 @@ def is_benchmark(item: pytest.Item) -> bool:
 
 
 def is_recorded(item: pytest.Item) -> bool:
-    """Whether pytest-benchmark keeps what it is told: not with xdist or --benchmark-disable."""
-    session: Any = item.config.pluginmanager.get_plugin(_PLUGIN_NAME)
+    """Whether pytest-benchmark keeps times: not with xdist or --benchmark-disable."""
+    session = session_of(item.config)
     return session is not None and not session.disabled and not session.skip
 
 
@@ -88,8 +188,3 @@ def expect_no_record(item: pytest.Item) -> None:
     benchmark: Any = getattr(item, "funcargs", {}).get("benchmark")
     if benchmark is not None:
         benchmark.skipped = True
-
-
-def is_comparing(config: pytest.Config) -> bool:
-    """Whether --benchmark-compare was given."""
-    return bool(config.getoption("benchmark_compare", None))

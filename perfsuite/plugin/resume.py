@@ -1,7 +1,6 @@
 """Cells that an earlier start of the same launch has finished, and that are not measured again.
 
 torchrun starts all ranks again when one has died; cells.jsonl holds what was finished until then.
-Must not know how cells are measured, nor who starts what.
 """
 
 from __future__ import annotations
@@ -17,12 +16,8 @@ from perfsuite.system.files import write_atomically
 def keep_finished(path: Path, *, since_s: float) -> dict[str, CellLine]:
     """Return the finished cells by node id, and leave them, and nothing else, in the file.
 
-    Skipped cells cost nothing and are not kept, nor is a line that was cut off.
-
-    Args:
-        path: Of cells.jsonl.
-        since_s: When the launch began, in seconds of the system's clock. An older file is another
-            launch's.
+    Skipped cells cost nothing and are not kept, nor is a line that was cut off. A file that is
+    older than the launch, which began at `since_s` by the system's clock, is another launch's.
 
     Raises:
         WriteError: The file cannot be written.
@@ -55,8 +50,5 @@ def finished_outcome(finished: Mapping[str, CellLine], name: str) -> Outcome | N
             f"failed before torchrun started the ranks again, and is not run twice: {line.reason}"
         )
     return Outcome(
-        step_times_s=line.step_times_s,
-        num_iterations=None,
-        record=line.perfsuite,
-        missing={},
+        step_times_s=line.step_times_s, num_iterations=None, record=line.perfsuite, missing={}
     )

@@ -1,37 +1,32 @@
 """What pytest-benchmark stores of a session: whole files, stamped, and none over another.
 
 Its JSON and its saves stay its own; only how they reach the disk is replaced, and whether they may
-serve as a baseline is added. Must not know how cells are measured or judged.
+serve as a baseline is added.
 """
 
 from __future__ import annotations
 
-import json
-import os
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 import pytest
-from pytest_benchmark.storage.file import FileStorage
 
-from perfsuite.errors import DeviceError, ExitCode, SettingError, StorageError, WriteError
-from perfsuite.gate.baselines.select import find_runs, save_run
-from perfsuite.records.run_file import STAMP_KEY, RunStamp, Unusable, read_run
+from perfsuite.errors import DeviceError, ExitCode, WriteError
+from perfsuite.plugin import recorder
+from perfsuite.plugin.storage import encode_run, use_storage
+from perfsuite.records.run_file import STAMP_KEY, RunStamp
 from perfsuite.records.shard import ShardStamp
 from perfsuite.records.verdict import VerdictWord
 from perfsuite.system.environment import describe_host, is_pull_request
 from perfsuite.system.files import write_atomically
 from perfsuite.system.host_probe import probe_host
-from perfsuite.system.json_files import read_json
-from perfsuite.system.urls import AnyPath, RemotePath, locate
 
-_PLUGIN_NAME = "pytest-benchmark"
-# A file that could not be written ends the session in 12, unless it ends in something graver:
+# A file that could not be written ends the session in 12, unless it ends in something more severe:
 # 11 is an inconclusive cell, 5 that no test was found.
 _LESSER_EXITS: Final = (ExitCode.OK, ExitCode.INCONCLUSIVE, pytest.ExitCode.NO_TESTS_COLLECTED)
 
@@ -53,23 +48,19 @@ class RunSaver:
     """The plugin of one session that stamps its run and makes each file of it whole or absent.
 
     Attributes:
-        write_errors: The files that could not be written, and why; told at the end.
+        write_errors: The files that could not be written, and why; shown at the end.
         shard: Which part of a session this is; None of a whole one.
+        failed: What failed by itself, tests and files that could not be collected.
     """
 
-    def __init__(self, config: pytest.Config, environ: Mapping[str, str]) -> None:
-        """Look at the machine before any test can change what this process sees of it.
-
-        Args:
-            config: The session's.
-            environ: The environment variables.
-        """
+    def __init__(self, config: pytest.Config, environ: Mapping[str, str], num_cores: int) -> None:
+        """Take the machine as it was before any test could change what this process sees of it."""
         self.write_errors: list[WriteError] = []
         self.shard: ShardStamp | None = None
+        self.failed: set[str] = set()
         self._config = config
         self._environ = dict(environ)
-        self._num_cores = len(os.sched_getaffinity(0))
-        self._failed: set[str] = set()
+        self._num_cores = num_cores
         self._failed_by_verdict: set[str] = set()
         self._verdicts: dict[str, VerdictWord] = {}
         self._accepted: set[str] = set()
@@ -85,11 +76,8 @@ class RunSaver:
     ) -> None:
         """Keep what the gate decided of a cell, before the report of its test is logged.
 
-        Args:
-            fullname: The cell's node id, whether or not the session has such a test.
-            word: The verdict.
-            is_accepted: Only a reviewed exception let the cell through.
-            fails_test: The cell's own test passed, and the verdict alone fails it.
+        `is_accepted`: only a reviewed exception let the cell through. `fails_test`: the cell's own
+        test passed, and the verdict alone fails it.
         """
         self._verdicts[fullname] = word
         if is_accepted:
@@ -104,15 +92,8 @@ class RunSaver:
 
     @cached_property
     def probe_s(self) -> dict[str, float]:
-        """Seconds of each host probe, which run when they are first asked for.
-
-        All sessions are to ask at the same point, which is when their cells are measured.
-        """
+        """Seconds of each host probe, which run when the first cell is measured, or at the end."""
         return probe_host()
-
-    def pytest_sessionstart(self) -> None:
-        """Make pytest-benchmark's own files whole or absent."""
-        self._replace_writers()
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_benchmark_update_machine_info(self, machine_info: dict[str, Any]) -> None:
@@ -130,20 +111,15 @@ class RunSaver:
         self._durations_s[report.nodeid] += report.duration
         is_verdicts = report.when == "call" and report.nodeid in self._failed_by_verdict
         if report.failed and not hasattr(report, "wasxfail") and not is_verdicts:
-            self._failed.add(report.nodeid)
-
-    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """Count a file whose tests could not be collected."""
-        if report.failed:
-            self._failed.add(report.nodeid)
+            self.failed.add(report.nodeid)
 
     def pytest_keyboard_interrupt(self) -> None:
         """Count a session that was cut off: what it was at has no report, but may have times."""
-        self._failed.add("the test that was interrupted")
+        self.failed.add("the test that was interrupted")
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """End in 12 where a file could not be written, and nothing graver happened."""
+        """End in 12 where a file could not be written, and nothing more severe happened."""
         if self.write_errors and session.exitstatus in _LESSER_EXITS:
             session.exitstatus = ExitCode.REFUSED
 
@@ -161,7 +137,7 @@ class RunSaver:
         return RunStamp(
             fingerprint=fingerprint,
             probe_s=self.probe_s if _is_stored(self._config) else None,
-            num_failed=len(self._failed),
+            num_failed=len(self.failed),
             is_pull_request=is_pull_request(self._environ),
             verdicts=self._verdicts,
             accepted=tuple(sorted(self._accepted)),
@@ -169,44 +145,19 @@ class RunSaver:
             shard=self.shard,
         )
 
-    def _replace_writers(self) -> None:
-        # pytest-benchmark offers no hook for the writing itself, so the two methods that write are
-        # replaced on the session's own objects.
-        session: Any = self._config.pluginmanager.get_plugin(_PLUGIN_NAME)
-        if session is None:
-            return
+    def replace_writers(self) -> None:
+        """Make pytest-benchmark's own files whole or absent."""
+        if recorder.session_of(self._config) is not None:
+            recorder.replace_json_writer(self._config, self._write_json)
+            use_storage(self._config, self.write_errors.append)
 
-        def save_json(output_json: Any) -> None:
-            try:
-                write_atomically(Path(session.json), _encode(output_json))
-            except WriteError as error:
-                self.write_errors.append(error)
-                return
-            session.logger.info(f"Wrote benchmark data in: {session.json}", purple=True)
-
-        session.save_json = save_json
-        attach_storage(self._config, session)
-        if not isinstance(session.storage, FileStorage | UrlStorage):
-            return  # Elasticsearch writes whole documents
-        storage: Any = session.storage
-
-        def save(output_json: Any, name: str) -> None:
-            try:
-                path = save_run(storage.get(name).parent, name, _encode(output_json))
-            except WriteError as error:
-                self.write_errors.append(error)
-                return
-            session.logger.info(f"Saved benchmark data in: {path}")
-
-        storage.save = save
-
-
-def close_json(config: pytest.Config) -> None:
-    """Keep the path alone of a file that pytest-benchmark 5.2 opens while it reads its options."""
-    opened: Any = config.getoption("benchmark_json", None)
-    if hasattr(opened, "close"):
-        opened.close()
-        config.option.benchmark_json = Path(opened.name)
+    def _write_json(self, path: Path, output_json: Any) -> bool:
+        try:
+            write_atomically(path, encode_run(output_json))
+        except WriteError as error:
+            self.write_errors.append(error)
+            return False
+        return True
 
 
 def commit_info(config: pytest.Config) -> dict[str, Any]:
@@ -222,7 +173,7 @@ def write_run(config: pytest.Config, path: Path) -> None:
     Raises:
         WriteError: The file cannot be written.
     """
-    session: Any = config.pluginmanager.get_plugin(_PLUGIN_NAME)
+    session = recorder.session_of(config)
     output = config.hook.pytest_benchmark_generate_json(
         config=config,
         benchmarks=session.benchmarks,
@@ -233,7 +184,7 @@ def write_run(config: pytest.Config, path: Path) -> None:
     config.hook.pytest_benchmark_update_json(
         config=config, benchmarks=session.benchmarks, output_json=output
     )
-    write_atomically(path, _encode(output))
+    write_atomically(path, encode_run(output))
 
 
 def drop_volatile_facts(machine_info: dict[str, Any]) -> None:
@@ -246,101 +197,6 @@ def drop_volatile_facts(machine_info: dict[str, Any]) -> None:
 def _is_stored(config: pytest.Config) -> bool:
     """Whether the user keeps the run; half a second of probing is not spent on one that is not."""
     return any(config.getoption(f"benchmark_{name}") for name in ("save", "autosave", "json"))
-
-
-def _encode(output: Any) -> bytes:
-    # pytest-benchmark's own form, with what JSON cannot hold as its text.
-    return json.dumps(output, ensure_ascii=True, indent=4, default=str).encode()
-
-
-# Where runs are stored; None where that is no place for files.
-STORAGE = pytest.StashKey[AnyPath | None]()
-# What pytest-benchmark is to compare with once it has the storage.
-_COMPARED = pytest.StashKey[Any]()
-
-_STORAGE_OF_PYTEST_BENCHMARK = "file://./.benchmarks"
-_STORAGE = "file://./baselines"
-# The one other kind of URL that pytest-benchmark knows; it stays its own affair.
-_ELASTICSEARCH = "elasticsearch+"
-# How pytest-benchmark asks for every run of this machine.
-_NUMBERED = "[0-9][0-9][0-9][0-9]_"
-
-
-def settle_storage(config: pytest.Config) -> None:
-    """Store under `baselines/`, where people review what they commit; an explicit place stays.
-
-    Raises:
-        pytest.UsageError: It is a URL that nothing can be stored at.
-    """
-    given = config.getoption("benchmark_storage", None)
-    if given is None:
-        return
-    if given == _STORAGE_OF_PYTEST_BENCHMARK:
-        given = config.option.benchmark_storage = _STORAGE
-    if given.startswith(_ELASTICSEARCH):
-        config.stash[STORAGE] = None
-        return
-    try:
-        place = locate(given, "--benchmark-storage")
-    except SettingError as error:
-        raise pytest.UsageError(str(error)) from error
-    if isinstance(place, RemotePath):
-        # A folder that is there already, since pytest-benchmark makes the one that it is given, and
-        # nothing to look for in it.
-        config.option.benchmark_storage = f"file://{config.rootpath}"
-        config.stash[_COMPARED] = config.option.benchmark_compare
-        config.option.benchmark_compare = None
-    else:
-        place = config.invocation_params.dir / place
-    config.stash[STORAGE] = place
-
-
-def attach_storage(config: pytest.Config, session: Any) -> None:
-    """Give the session of pytest-benchmark the storage that a URL names, where one does."""
-    place = config.stash.get(STORAGE, None)
-    if isinstance(place, RemotePath):
-        session.storage = UrlStorage(place, session)
-        session.compare = config.stash[_COMPARED]
-        session.handle_loading()
-
-
-class UrlStorage:
-    """What pytest-benchmark's session asks of a storage, of one that a URL names."""
-
-    def __init__(self, place: RemotePath, session: Any) -> None:
-        """Stand in for the storage of a session of pytest-benchmark."""
-        self._place = place
-        self._machine: str = session.machine_id
-        self._logger = session.logger
-
-    def __str__(self) -> str:
-        return str(self._place)
-
-    @property
-    def location(self) -> str:
-        """The place, for people."""
-        return str(self._place)
-
-    def get(self, name: str) -> RemotePath:
-        """Return the path of a run of this machine."""
-        return self._place / self._machine / name
-
-    def load(self, selector: str | None = None) -> Iterator[tuple[PurePosixPath, Any]]:
-        """Yield the runs that a selector names, the newest last; that one alone without any."""
-        try:
-            found = find_runs(self._place, selector or _NUMBERED)
-        except StorageError as error:
-            pytest.exit(f"perfsuite: {error}", returncode=ExitCode.REFUSED)
-        except SettingError as error:
-            raise pytest.UsageError(str(error)) from error
-        for path in found if selector else reversed(found):
-            run = read_run(path)
-            if isinstance(run, Unusable):
-                self._logger.warning(f"Failed to load {run}")
-                continue
-            yield PurePosixPath(path.parent.name, path.name), read_json(path)
-            if selector is None:
-                return
 
 
 def put_stamp(output_json: dict[str, Any], stamp: RunStamp) -> None:

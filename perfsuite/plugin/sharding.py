@@ -1,7 +1,7 @@
 """A session that is one of several: which of the collected cells are its own.
 
 The cut depends on the cells and on the runs that say how long they took, and on nothing else, so
-that runners which agree on both measure each cell once. Must not know how a cell is measured.
+that runners which agree on both measure each cell once.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class DurationSource:
         path: A stored run, or a folder of them; None where runs are stored elsewhere.
         is_named: Whether the user named it, and not only the place where runs are stored.
         root: pytest's rootdir.
-        commit: What is measured now; None where nobody knows.
+        commit: What is measured now; None where that is not known.
     """
 
     path: AnyPath | None
@@ -44,13 +44,13 @@ class DurationSource:
 
 @dataclass(frozen=True, kw_only=True)
 class Sharding:
-    """Whose a session's cells are.
+    """Which of a session's cells are its own.
 
     Attributes:
         cells: Its own, by node id.
         others: Those of the other shards.
-        stamp: What the session's files say of it; None of one that is not cut.
-        described: One line for people; None of a session that is not cut.
+        stamp: What the session's files say of it; None where the session is whole.
+        described: One line for people; None where the session is whole.
     """
 
     shard: Shard
@@ -64,8 +64,8 @@ class Sharding:
         """Cells under test in all shards."""
         return len(self.cells) + len(self.others)
 
-    def tells(self, name: str) -> bool:
-        """Whether this shard speaks of a cell; of one that is nobody's, the first does."""
+    def owns(self, name: str) -> bool:
+        """Whether this shard reports a cell; one that is in no shard is the first one's."""
         return name in self.cells or (self.shard.number == 1 and name not in self.others)
 
     @property
@@ -84,16 +84,11 @@ class Sharding:
 # Options of pytest whose choice depends on the runner's own cache.
 _CHOSEN_BY_CACHE: Final = {"lf": "--last-failed", "stepwise": "--stepwise"}
 
-# What there is to say as long as nothing was collected.
 UNCUT: Final = Sharding(shard=Shard(number=1, num_shards=1), cells=frozenset(), others=frozenset())
 
 
 def refuse_own_choices(shard: Shard, options: Mapping[str, object]) -> None:
-    """Refuse options by which each runner would choose other cells, before any is cut.
-
-    Args:
-        shard: The one that the session is.
-        options: pytest's, by the name of their attribute.
+    """Refuse options of pytest that choose other cells on each runner, before any is cut.
 
     Raises:
         SettingError: Names the option and what to do.
@@ -107,15 +102,10 @@ def refuse_own_choices(shard: Shard, options: Mapping[str, object]) -> None:
 
 
 def cut(names: Sequence[str], shard: Shard, find_source: Callable[[], DurationSource]) -> Sharding:
-    """Return whose the cells of a session are.
-
-    Args:
-        names: Those that were collected and selected, by node id.
-        shard: The one that this session is.
-        find_source: Returns what tells how long they took; asked only where something is cut.
+    """Return which of the cells, by node id, are this shard's; `find_source` only where it is one.
 
     Raises:
-        SettingError: The source was named, and tells of no cell how long it took.
+        SettingError: The source was named, and has a duration of no cell.
         StorageError: The source cannot be looked into.
     """
     if shard.is_whole:
@@ -125,7 +115,12 @@ def cut(names: Sequence[str], shard: Shard, find_source: Callable[[], DurationSo
     but_of = None if source.is_named else source.commit
     durations = read_durations(source.path, names, but_of=but_of)
     if source.is_named and names and not durations.num_known:
-        raise _tells_nothing(source, durations)
+        why = f" ({durations.refused[0].reason})" if durations.refused else ""
+        raise SettingError(
+            f"--perf-durations is {str(source)!r}, which has a duration of none of the "
+            f"{_counted(len(names))}{why}; name a run that perfsuite wrote, such as "
+            "results/run.json, or a folder of them"
+        )
     assigned = assign(durations.seconds, shard.num_shards)
     cells = frozenset(name for name, number in assigned.items() if number == shard.number)
     stamp = ShardStamp(
@@ -139,34 +134,22 @@ def cut(names: Sequence[str], shard: Shard, find_source: Callable[[], DurationSo
         cells=cells,
         others=frozenset(assigned) - cells,
         stamp=stamp,
-        described=_described(cells, stamp, durations, source),
+        described=_describe(cells, stamp, durations, source),
     )
 
 
-def _tells_nothing(source: DurationSource, durations: Durations) -> SettingError:
-    why = f" ({durations.refused[0].reason})" if durations.refused else ""
-    return SettingError(
-        f"--perf-durations is {str(source)!r}, which tells of none of the "
-        f"{_counted(len(durations.seconds))} how long it took{why}; name a run that perfsuite "
-        "wrote, such as results/run.json, or a folder of them"
-    )
-
-
-def _described(
+def _describe(
     cells: frozenset[str], stamp: ShardStamp, durations: Durations, source: DurationSource
 ) -> str:
-    text = (
-        f"shard {stamp.shard}: {len(cells)} of {_counted(stamp.num_cells)}, "
-        f"partition {stamp.partition}"
+    own_s, all_s = (
+        format_seconds(sum(durations.seconds[name] or 0 for name in names))
+        for names in (cells, durations.seconds)
     )
-    if not durations.num_known:
-        return f"{text}, by number, since {source} tells of none how long it took"
-    own = [seconds for name in cells if (seconds := durations.seconds[name]) is not None]
-    all_s = sum(filter(None, durations.seconds.values()))
-    runs = "1 run" if durations.num_runs == 1 else f"{durations.num_runs} runs"
-    text += f", {format_seconds(sum(own))} of {format_seconds(all_s)} by {runs} of {source}"
-    num_unknown = stamp.num_cells - durations.num_known
-    return f"{text}, with {num_unknown} unknown as the median" if num_unknown else text
+    return (
+        f"shard {stamp.shard}: {len(cells)} of {_counted(stamp.num_cells)}, partition "
+        f"{stamp.partition}, {own_s} of {all_s} by {durations.num_known} known durations from "
+        f"{source}"
+    )
 
 
 def _counted(num_cells: int) -> str:

@@ -1,7 +1,7 @@
 """The pytest sessions that torchrun started, one on each rank, as one session that rank 0 reports.
 
 All run the same tests in the same order, and a phase of a test (setup, call, teardown) ends for
-all alike. Must not know how cells are measured.
+all alike.
 """
 
 from __future__ import annotations
@@ -10,35 +10,29 @@ import hashlib
 import itertools
 import os
 import signal
-import sys
+import threading
 from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
+from _pytest.junitxml import xml_key
 
 from perfsuite.errors import ExitCode, LostRankError, WriteError
-from perfsuite.plugin.fixtures import SUITE
+from perfsuite.plugin import recorder
+from perfsuite.plugin.fixtures import RUNNER
+from perfsuite.plugin.output import HeldOutput, say
 from perfsuite.plugin.phases import PhaseOutcome, end_of
 from perfsuite.plugin.resume import keep_finished
 from perfsuite.ranks.torchrun.membership import Membership
 from perfsuite.ranks.torchrun.peers import Peers
 from perfsuite.records.cell import CellLine
-from perfsuite.records.verdict import gravest
+from perfsuite.records.verdict import most_severe
 
-# Options of pytest and pytest-benchmark that write a file, and their value that writes none.
-_WRITING_OPTIONS: dict[str, Any] = {
-    "xmlpath": None,
-    "benchmark_json": None,
-    "benchmark_save": None,
-    "benchmark_autosave": False,
-    "benchmark_histogram": [],
-    "benchmark_cprofile_dump": None,
-    "benchmark_compare": None,
-    "benchmark_compare_fail": None,
-}
+# A wait for other ranks that is longer is shown.
+_LATE_S = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,17 +56,17 @@ class TorchrunSession:
     Attributes:
         is_first: Whether this rank prints and writes.
         finished: The cells that were finished before torchrun started the ranks again.
-        has_lost: Whether another rank's pytest is gone, and so the test that was running is not
-            finished.
+        has_lost: Whether another rank's pytest is gone, and the running test not finished.
     """
 
-    def __init__(self, config: pytest.Config, membership: Membership, cells_file: Path) -> None:
-        """Silence this rank unless it is the first; nothing is started yet.
-
-        Args:
-            config: The session's.
-            membership: This rank's place.
-            cells_file: Where the first rank keeps what is finished.
+    def __init__(
+        self,
+        config: pytest.Config,
+        membership: Membership,
+        cells_file: Path,
+        output: HeldOutput | None,
+    ) -> None:
+        """Silence this rank unless it is the first, and begin to look for the others.
 
         Raises:
             pytest.UsageError: An option has no meaning with several ranks.
@@ -83,13 +77,13 @@ class TorchrunSession:
         self._config = config
         self._membership = membership
         self._cells_file = cells_file
-        self._peers: Peers | None = None
-        self._stderr = sys.stderr
+        self._output = output
         _refuse_process_pools(config)
         if not self.is_first:
-            _silence(config)
+            _silence(config, output)
+        self._peers = None if config.option.collectonly else Peers(membership)
 
-    def pytest_report_header(self) -> str:
+    def pytest_report_collectionfinish(self) -> str:
         """Say how many ranks there are, and where they meet."""
         membership = self._membership
         text = (
@@ -98,23 +92,32 @@ class TorchrunSession:
         )
         return text + (f", restart {membership.num_restarts}" if membership.num_restarts else "")
 
-    def pytest_sessionstart(self, session: pytest.Session) -> None:
-        """Begin to look for the other ranks."""
-        self._session = session
-        if not session.config.option.collectonly:
-            self._peers = Peers(self._membership)
-
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> Generator[None, object, object]:
         """Before the first test, agree on all of them, and on those that need no second run."""
+        self._session = session
         if self._peers is not None:
             try:
-                self._agree_on_tests(self._peers, [item.nodeid for item in session.items])
-                self._config.stash[SUITE].session.join(self._peers)
+                with self._shown_wait():
+                    self._agree_on_tests(self._peers, [item.nodeid for item in session.items])
+                self._config.stash[RUNNER]().session.join(self._peers)
                 self._resume(self._peers)
             except LostRankError as error:
                 pytest.exit(f"perfsuite: {error}", returncode=pytest.ExitCode.TESTS_FAILED)
         return (yield)
+
+    @contextmanager
+    def _shown_wait(self) -> Generator[None, None, None]:
+        """Say so where the other ranks come late."""
+        place = f"{self._membership.host}:{self._membership.port}"
+        text = f"perfsuite: waiting for the other ranks at {place}"
+        timer = threading.Timer(_LATE_S, say, (self._config, text))
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
 
     def _agree_on_tests(self, peers: Peers, names: Sequence[str]) -> None:
         digest = hashlib.sha256("\n".join(names).encode()).hexdigest()
@@ -146,10 +149,7 @@ class TorchrunSession:
     ) -> None:
         """Have a phase of a test end here as it ended where it did not pass.
 
-        Args:
-            item: The test.
-            report: Of the phase; a failure of another rank makes it one, and so does a skip.
-            error: What was raised here.
+        A failure of another rank makes `report` one, and so does a skip; `error` was raised here.
         """
         if self._peers is None or self.has_lost:
             return
@@ -177,9 +177,9 @@ class TorchrunSession:
         report.longrepr = (path, (line_number or 0) + 1, text) if is_skip else text
 
     def pytest_internalerror(self, excrepr: object) -> None:
-        """Show what nobody else would see."""
-        if not self.is_first:
-            self._stderr.write(f"perfsuite: rank {self._membership.rank}: {excrepr}\n")
+        """Show what is printed on no other rank."""
+        if self._output is not None:
+            self._output.stderr.write(f"perfsuite: rank {self._membership.rank}: {excrepr}\n")
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None, object, object]:
@@ -193,7 +193,7 @@ class TorchrunSession:
                 codes += self._peers.leave(codes[0])
             except LostRankError:
                 codes.append(pytest.ExitCode.TESTS_FAILED)
-            session.exitstatus = gravest(codes)
+            session.exitstatus = most_severe(codes)
             self._peers.close()
         return result
 
@@ -248,10 +248,11 @@ def _refuse_process_pools(config: pytest.Config) -> None:
         )
 
 
-def _silence(config: pytest.Config) -> None:
+def _silence(config: pytest.Config, output: HeldOutput | None) -> None:
     """Write and print nothing, whatever the options say."""
-    for name, nothing in _WRITING_OPTIONS.items():
-        if hasattr(config.option, name):
-            setattr(config.option, name, nothing)
-    # pytest's reporter takes what stands here when it is made, after this.
-    sys.stdout = sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115
+    if output is not None:
+        output.drop()
+    recorder.write_nothing(config)
+    junit = config.stash.get(xml_key, None)
+    if junit is not None:
+        junit.logfile = os.devnull

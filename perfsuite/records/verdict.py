@@ -1,4 +1,4 @@
-"""What a gate says of a cell, and how grave that is: the exit code of a session."""
+"""What a gate says of a cell, and how severe that is: the exit code of a session."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ VerdictWord = Literal[
     "SKIPPED",
 ]
 
-# From the gravest on: a failing test says more than a slow cell, and that more than a missing one.
+# The most severe first: a failing test says more than a slow cell, and that more than a missing
+# one.
 SEVERITY: Final[Mapping[VerdictWord, ExitCode]] = {
     "ERROR": ExitCode.FAILED,
     "FAIL": ExitCode.REGRESSION,
@@ -41,7 +42,7 @@ SEVERITY: Final[Mapping[VerdictWord, ExitCode]] = {
 }
 _PYTEST_INTERNAL_ERROR, _PYTEST_NO_TESTS = 3, 5
 # No usage error, interruption or failed test is hidden by a verdict.
-_CODES_FROM_GRAVEST: Final = (
+_CODES_FROM_MOST_SEVERE: Final = (
     _PYTEST_INTERNAL_ERROR,
     ExitCode.PYTEST_USAGE,
     ExitCode.USAGE,
@@ -52,7 +53,7 @@ _CODES_FROM_GRAVEST: Final = (
 
 
 def exit_code(words: Iterable[VerdictWord]) -> ExitCode:
-    """Return the exit code of the gravest verdict; a cell that was not compared adds nothing.
+    """Return the exit code of the most severe verdict; a cell that was not compared adds nothing.
 
     >>> exit_code(["PASS", "NEW"]).name, exit_code(["FAIL", "INVALID"]).name
     ('OK', 'REGRESSION')
@@ -60,16 +61,16 @@ def exit_code(words: Iterable[VerdictWord]) -> ExitCode:
     'NOTHING_COMPARED'
     """
     codes = {SEVERITY[word] for word in words} - {ExitCode.NOTHING_COMPARED}
-    return gravest(codes) if codes else ExitCode.NOTHING_COMPARED
+    return most_severe(codes) if codes else ExitCode.NOTHING_COMPARED
 
 
-def gravest(codes: Iterable[_Code]) -> _Code:
-    """Return the exit code that represents all; an unknown one is graver than any other.
+def most_severe(codes: Iterable[_Code]) -> _Code:
+    """Return the exit code that represents all; an unknown one is more severe than any other.
 
-    >>> gravest([0, 12, 1]), gravest([0, 0]), gravest([1, 99])
+    >>> most_severe([0, 12, 1]), most_severe([0, 0]), most_severe([1, 99])
     (1, 0, 99)
     """
-    order = _CODES_FROM_GRAVEST
+    order = _CODES_FROM_MOST_SEVERE
     return min(codes, key=lambda code: order.index(code) if code in order else -1)
 
 

@@ -1,6 +1,6 @@
 """One timing session per machine and user: two at once would measure each other.
 
-The lock is the kernel's (flock), so it never outlives its process. Must not know what is timed.
+The lock is the kernel's (flock), so it never outlives its process.
 """
 
 from __future__ import annotations
@@ -31,12 +31,9 @@ class TimingLock:
     def __init__(
         self, *, wait_s: float, say: Callable[[str], None], folder: Path = _FOLDER
     ) -> None:
-        """Prepare the lock without taking it.
+        """Prepare the lock without taking it; a `wait_s` of 0 refuses where it is taken.
 
-        Args:
-            wait_s: How long to wait for another session; 0 refuses at once.
-            say: Shows a line to the user.
-            folder: Where the lock file lies.
+        `say` shows a line at once: it is called before the wait begins.
         """
         self.folder = folder
         self._wait_s = wait_s
@@ -80,7 +77,7 @@ class TimingLock:
 
     def _wait(self) -> None:
         holder = self._holder.read_text(errors="replace") if self._holder.exists() else ""
-        if not holder.isdigit():  # anybody may write there
+        if not holder.isdigit():  # every process of the machine may write there
             holder = "unknown"
         busy = f"another timing session (process {holder}) holds this machine"
         if self._wait_s == 0:

@@ -47,7 +47,9 @@ def test_what_was_measured_before_is_saved_and_is_no_baseline(
     monkeypatch.setattr(saving, "probe_host", lambda: {"interpreter": 0.03})
     pytester.makepyfile("def test_sum(benchmark): benchmark.pedantic(sum, args=([1],))")
 
-    result = pytester.runpytest_inprocess("-p", "no:cacheprovider", "--benchmark-save=run")
+    result = pytester.runpytest_inprocess(
+        "-p", "no:cacheprovider", "--perf-gate=on", "--benchmark-save=run"
+    )
 
     assert result.ret == 0
     (path,) = pytester.path.glob("baselines/*/0001_run.json")

@@ -51,8 +51,8 @@ def words(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
 def gated(pytester: pytest.Pytester, other: str = "benchmark(int)") -> pytest.RunResult:
     pytester.makepyfile(test_inner=SUITE.format(other=other))
-    arguments = (".", "--benchmark-compare", "--benchmark-json=run.json", "-p", "no:cacheprovider")
-    return pytester.runpytest_inprocess(*arguments)
+    arguments = (".", "--benchmark-compare", "--benchmark-json=run.json", "--perf-gate=on")
+    return pytester.runpytest_inprocess(*arguments, "-p", "no:cacheprovider")
 
 
 def table(result: pytest.RunResult) -> dict[str, str]:

@@ -672,7 +672,7 @@ def test_a_wrong_marker_argument_ends_before_any_test(
         import pytest
 
         @pytest.mark.perf({marker})
-        def test_anything(): pass
+        def test_anything(loader_benchmark): pass
     """
 
     result = run(project, test)

@@ -17,6 +17,8 @@ from perfsuite.plugin import saving
 from perfsuite.plugin.saving import RunSaver, drop_volatile_facts
 from perfsuite.system import environment
 
+# A plain suite is perfsuite's to stamp and to store where one of its settings is given.
+OURS = ("--perf-gate=on",)
 PROBE_S = {"interpreter": 0.03, "memory": 0.04}
 # A suite of somebody else: no fixture of ours, no torch.
 PLAIN = """
@@ -39,7 +41,7 @@ def _on_a_branch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def run(pytester: pytest.Pytester, test: str, *arguments: str) -> pytest.RunResult:
     pytester.makepyfile(test_inner=test)
-    return pytester.runpytest_inprocess("-p", "no:cacheprovider", *arguments)
+    return pytester.runpytest_inprocess("-p", "no:cacheprovider", *OURS, *arguments)
 
 
 NOT_OPENED = pytest.mark.skipif(
@@ -274,7 +276,7 @@ def test_a_verdict_is_in_the_stamp_and_its_failure_is_not_counted_as_the_tests(
 def test_a_verdict_does_not_hide_that_the_test_itself_failed(
     pytester: pytest.Pytester, request: pytest.FixtureRequest
 ) -> None:
-    saver = RunSaver(request.config, {})
+    saver = RunSaver(request.config, {}, num_cores=1)
     report = pytest.TestReport(
         nodeid="a", location=("a", 0, "a"), keywords={}, outcome="failed", longrepr="", when="call"
     )
@@ -302,7 +304,8 @@ def test_a_machine_is_probed_once_and_only_for_a_run_that_is_kept(
 
 def test_sessions_that_save_at_the_same_time_are_all_kept(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_inner=PLAIN)
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--benchmark-save=run"]
+    command = [sys.executable, "-m", "pytest", *OURS, "-p", "no:cacheprovider"]
+    command.append("--benchmark-save=run")
 
     sessions = [
         subprocess.Popen(command, cwd=pytester.path, stdout=subprocess.PIPE, text=True)
@@ -415,7 +418,7 @@ def test_saving_a_plain_suite_imports_no_torch(pytester: pytest.Pytester) -> Non
             assert not {"torch", "numpy"} & set(sys.modules)
     """)
 
-    result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "--benchmark-save=base")
+    result = pytester.runpytest_subprocess(*OURS, "-p", "no:cacheprovider", "--benchmark-save=base")
 
     assert result.ret == 0
 

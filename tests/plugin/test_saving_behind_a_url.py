@@ -12,9 +12,9 @@ from pytest_benchmark.logger import PytestBenchmarkWarning
 from pytest_benchmark.utils import get_machine_id
 
 from perfsuite.gate.baselines.select import choose_runs
-from perfsuite.plugin import saving
-from perfsuite.plugin.saving import STORAGE as STORAGE_KEY
-from perfsuite.plugin.saving import settle_storage
+from perfsuite.plugin import recorder, saving
+from perfsuite.plugin.storage import STORAGE as STORAGE_KEY
+from perfsuite.plugin.storage import use_storage
 from perfsuite.system import environment, urls
 from perfsuite.system.urls import RemotePath
 
@@ -23,7 +23,9 @@ pytestmark = pytest.mark.usefixtures("empty_memory")
 STORAGE = RemotePath("memory", "bucket/runs")
 FOLDER = STORAGE / get_machine_id()
 AT_URL = f"--benchmark-storage={STORAGE}"
-# A suite of somebody else: no fixture of ours, no torch.
+# One of our settings, which makes the session of a plain suite ours.
+OURS = ("--perf-seed=0",)
+# A plain suite: no fixture of ours, no torch.
 PLAIN = """
     def test_sum(benchmark):
         assert benchmark.pedantic(sum, args=([1, 2],), rounds=3) == 3
@@ -40,7 +42,7 @@ def _on_a_branch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def run(pytester: pytest.Pytester, *arguments: str) -> pytest.RunResult:
     pytester.makepyfile(test_inner=PLAIN)
-    return pytester.runpytest_inprocess("-p", "no:cacheprovider", *arguments)
+    return pytester.runpytest_inprocess("-p", "no:cacheprovider", *OURS, *arguments)
 
 
 def stored() -> dict[str, Any]:
@@ -193,13 +195,17 @@ def test_a_url_whose_package_is_missing_is_a_usage_error(
     )
 
 
-def test_elasticsearch_stays_pytest_benchmarks_own() -> None:
+def test_elasticsearch_stays_pytest_benchmarks_own(monkeypatch: pytest.MonkeyPatch) -> None:
     url = "elasticsearch+http://me:secret@localhost/a/b"
     option = SimpleNamespace(benchmark_storage=url)
+    session = SimpleNamespace(storage=None)
     config: Any = SimpleNamespace(
-        option=option, getoption=lambda name, _: vars(option)[name], stash=pytest.Stash()
+        option=option, getoption=lambda name: vars(option)[name], stash=pytest.Stash()
     )
+    monkeypatch.setattr(recorder, "session_of", lambda _: session)
+    monkeypatch.setattr(recorder, "open_storage", lambda _, storage: f"its own of {storage}")
 
-    settle_storage(config)
+    use_storage(config, pytest.fail)
 
+    assert session.storage == f"its own of {url}"
     assert (option.benchmark_storage, config.stash[STORAGE_KEY]) == (url, None)

@@ -29,6 +29,8 @@ SUITE = """
 """
 CELLS = [f"test_inner.py::test_cell[{letter}]" for letter in "abcde"]
 OTHER = "test_inner.py::test_other"
+# One of our settings, which makes the session of a plain suite ours.
+OURS = ("--perf-seed=0",)
 ALLOWED = "use I/N for the I-th of N shards, such as 2/4, with I from 1 to N and N up to 99999"
 
 
@@ -44,7 +46,7 @@ def project(pytester: pytest.Pytester) -> pytest.Pytester:
 
 
 def run(project: pytest.Pytester, *arguments: str) -> pytest.RunResult:
-    return project.runpytest_inprocess("-p", "no:cacheprovider", *arguments)
+    return project.runpytest_inprocess("-p", "no:cacheprovider", *OURS, *arguments)
 
 
 def collected(project: pytest.Pytester, *arguments: str) -> list[str]:
@@ -79,8 +81,8 @@ def test_cells_of_other_shards_are_deselected_and_the_cut_is_told(
     result.assert_outcomes(passed=2, deselected=4)
     result.stdout.fnmatch_lines(
         [
-            "perfsuite: shard 2/3: 2 of 5 cells, partition ????????????, by number, since "
-            "baselines tells of none how long it took"
+            "perfsuite: shard 2/3: 2 of 5 cells, partition ????????????, * of * by 0 known "
+            "durations from baselines"
         ]
     )
 
@@ -94,8 +96,8 @@ def test_shards_are_balanced_by_the_durations_of_stored_runs(project: pytest.Pyt
     assert collected(project, "--perf-shard=2/2") == [CELLS[0], CELLS[1], CELLS[3], CELLS[4]]
     run(project, "--perf-shard=2/2").stdout.fnmatch_lines(
         [
-            "perfsuite: shard 2/2: 4 of 5 cells, partition ????????????, 3.00 s of 7.00 s by 1 "
-            "run of baselines, with 1 unknown as the median"
+            "perfsuite: shard 2/2: 4 of 5 cells, partition ????????????, 3.00 s of 7.00 s by 4 "
+            "known durations from baselines"
         ]
     )
 
@@ -109,7 +111,7 @@ def test_shards_of_one_commit_are_not_cut_by_what_the_first_of_them_stored(
     store_durations(project, [1.0, 1.0, 4.0, 1.0, 1.0])
 
     run(project, "--perf-shard=1/2").stdout.fnmatch_lines(
-        ["perfsuite: shard 1/2: 3 of 5 cells, *, by number, since baselines tells of none *"]
+        ["perfsuite: shard 1/2: 3 of 5 cells, *, * of * by 0 known durations from baselines"]
     )
 
 
@@ -182,9 +184,8 @@ def test_durations_that_are_none_are_a_usage_error(
 
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     assert result.errlines[0] == (
-        f"ERROR: --perf-durations is '{name}', which tells of none of the 5 cells how long it "
-        f"took{reason}; name a run that perfsuite wrote, such as results/run.json, or a folder of "
-        "them"
+        f"ERROR: --perf-durations is '{name}', which has a duration of none of the 5 cells"
+        f"{reason}; name a run that perfsuite wrote, such as results/run.json, or a folder of them"
     )
 
 

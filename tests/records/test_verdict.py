@@ -16,7 +16,6 @@ from perfsuite.records.verdict import (
     Verdict,
     VerdictWord,
     exit_code,
-    gravest,
 )
 
 CODES = {
@@ -32,7 +31,7 @@ CODES = {
 NOTHING = ("NEW", "SKIPPED")
 FROM_GRAVEST = (1, 10, 12, 11, 0)
 # A signal, then pytest's own, then the verdicts'.
-EXIT_CODES_FROM_GRAVEST = (143, 3, 4, 2, 1, 10, 12, 11, 13, 5, 0)
+EXIT_CODES_FROM_MOST_SEVERE = (143, 3, 4, 2, 1, 10, 12, 11, 13, 5, 0)
 
 words = st.lists(st.sampled_from([*CODES, *NOTHING]))
 
@@ -62,7 +61,7 @@ def test_where_nothing_was_compared_the_code_is_13(found: list[str]) -> None:
         (["VANISHED", "NEW"], 12),
     ],
 )
-def test_of_several_verdicts_the_gravest_decides(found: list[str], code: int) -> None:
+def test_of_several_verdicts_the_most_severe_decides(found: list[str], code: int) -> None:
     assert exit_code(found) == code
 
 
@@ -77,9 +76,11 @@ def test_new_and_skipped_cells_never_change_what_the_others_end_in(found: list[s
     assert exit_code(word for word in found) == expected
 
 
-@pytest.mark.parametrize(("graver", "code"), list(pairwise(EXIT_CODES_FROM_GRAVEST)))
-def test_of_the_ranks_of_a_session_the_gravest_code_decides(graver: int, code: int) -> None:
-    assert gravest([graver, code]) == gravest([code, graver]) == graver
+@pytest.mark.parametrize(("more_severe", "code"), list(pairwise(EXIT_CODES_FROM_MOST_SEVERE)))
+def test_of_the_ranks_of_a_session_the_most_severe_code_decides(
+    more_severe: int, code: int
+) -> None:
+    assert most_severe([more_severe, code]) == most_severe([code, more_severe]) == more_severe
 
 
 def test_a_record_keeps_the_numbers_of_a_verdict() -> None:

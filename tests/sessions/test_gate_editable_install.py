@@ -41,7 +41,7 @@ def make_installed_shop(path: Path, python: Path, *, sources: str) -> Repository
         '[project]\nname = "shop"\nversion = "1"\n'
         f'[tool.setuptools]\npackage-dir = {{"" = "{sources}"}}\npy-modules = ["shop"]\n'
     )
-    (path / "pytest.ini").write_text("[pytest]\n")
+    (path / "pytest.ini").write_text("[pytest]\nperf_gate = on\n")
     shop.git("init", "--quiet", "--initial-branch=main")
     shop.commit()
     pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet"]

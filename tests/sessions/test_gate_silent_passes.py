@@ -224,7 +224,9 @@ def test_a_deselected_cell_has_not_vanished(shop: Repository) -> None:
 
 
 def test_the_judge_uses_the_configuration_of_the_session(shop: Repository) -> None:
-    (shop.path / "other.ini").write_text("[pytest]\npythonpath = .\npython_files = *_cells.py\n")
+    (shop.path / "other.ini").write_text(
+        "[pytest]\npythonpath = .\nperf_gate = on\npython_files = *_cells.py\n"
+    )
     shop.write(benchmarks__more_cells=ONE_CELL)
     shop.commit()
     shop.write(benchmarks__more_cells=TWO_CELLS)

@@ -426,6 +426,25 @@ def test_ranks_that_collect_different_tests_name_the_first_and_end_in_4(tmp_path
     assert ended.outputs[1] == ""
 
 
+def test_a_rank_that_waits_for_the_others_says_so(tmp_path: Path) -> None:
+    write_project(tmp_path, "def test_nothing(): pass")
+    port = str(free_port())
+    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    first = start(tmp_path, ["pytest"], RANK="0", **place)
+    assert first.stdout is not None
+    said = first.stdout.readline()
+    while not said.endswith(f"perfsuite: waiting for the other ranks at 127.0.0.1:{port}\n"):
+        line = first.stdout.readline()
+        assert line, said
+        said += line
+
+    # Only now is there a rank that the first one can meet.
+    ended = wait_for(tmp_path, [first, start(tmp_path, ["pytest"], RANK="1", **place)])
+
+    assert ended.exits == [0, 0]
+    assert "1 passed" in ended.outputs[0]
+
+
 def test_the_first_difference_over_all_ranks_is_named() -> None:
     text = first_difference([("a", "b"), ("a", "b", "c"), ("a", "d")])
 
@@ -459,7 +478,7 @@ def test_what_has_no_meaning_with_several_ranks_is_refused(
     for name, value in place.items():
         monkeypatch.setenv(name, value)
 
-    result = pytester.runpytest_inprocess(argument)
+    result = pytester.runpytest_inprocess(argument, "--perf-gate=on")
 
     assert result.ret == 4
     assert result.stderr.lines == [f"ERROR: {message}", ""]
@@ -473,12 +492,31 @@ def test_a_launch_of_a_gate_is_alone_whatever_a_torchrun_left_in_the_shell(
     arm = {"PERFSUITE_ARM_CHANNEL": "nowhere", "PERFSUITE_ARM_NAME": "base"}
     for name, value in place.items():
         monkeypatch.setenv(name, value)
-    in_torchrun = pytester.runpytest_inprocess("--collect-only")
+    in_torchrun = pytester.runpytest_inprocess("--collect-only", "--perf-seed=1")
     for name, value in arm.items():
         monkeypatch.setenv(name, value)
 
-    in_launch = pytester.runpytest_inprocess("--collect-only")
+    in_launch = pytester.runpytest_inprocess("--collect-only", "--perf-seed=1")
 
     in_torchrun.stdout.fnmatch_lines(["torchrun: 1 ranks, meeting at here:29500"])
     in_launch.stdout.no_fnmatch_line("torchrun:*")
     assert in_launch.ret == 0
+
+
+def test_under_torchrun_a_session_that_is_not_ours_prints_and_writes_on_every_rank(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytester.makepyfile("def test_nothing(): pass")
+    place = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "here", "MASTER_PORT": "29500"}
+    for name, value in place.items():
+        monkeypatch.setenv(name, value)
+
+    plain = pytester.runpytest_subprocess("--junitxml=plain.xml")
+    ours = pytester.runpytest_subprocess("--junitxml=ours.xml", "--perf-seed=1", "--collect-only")
+
+    assert [plain.ret, ours.ret] == [0, 0]
+    plain.stdout.fnmatch_lines(["=* test session starts *=", "collected 1 item", "=* 1 passed *="])
+    plain.stdout.no_fnmatch_line("torchrun:*")
+    assert (ours.outlines, ours.errlines) == ([], [])
+    assert (pytester.path / "plain.xml").exists()
+    assert not (pytester.path / "ours.xml").exists()

@@ -166,7 +166,7 @@ def make_shop(path: Path) -> Repository:
     """Return a repository whose first commit has one cell, and whose second changes nothing."""
     repository = Repository(path)
     repository.write(shop=SHOP, benchmarks__work_clock=CLOCK, benchmarks__test_steps=ONE_CELL)
-    (path / "pytest.ini").write_text("[pytest]\npythonpath = .\n")
+    (path / "pytest.ini").write_text("[pytest]\npythonpath = .\nperf_gate = on\n")
     repository.git("init", "--quiet", "--initial-branch=main")
     repository.commit()
     repository.commit()

@@ -27,8 +27,9 @@ from bad_inputs import (
 from perfsuite import Recipe, Workload
 from perfsuite.cli import app
 from perfsuite.errors import PerfsuiteError, RecipeError, SettingError, WorkloadError
+from perfsuite.plugin import markers
+from perfsuite.plugin.choices import resolve
 from perfsuite.plugin.markers import marker_arguments
-from perfsuite.plugin.options import resolve
 from perfsuite.records.workload import find_workload
 
 GIVEN = [(name, text) for name, (texts, _) in OPTIONS.items() for text in texts]
@@ -103,10 +104,13 @@ def test_a_bad_option_ends_pytest_in_4_with_one_line(pytester: pytest.Pytester, 
 
 @pytest.mark.parametrize(("args", "kwargs", "allowed"), MARKERS)
 def test_a_bad_marker_names_its_test_and_what_is_allowed(
-    args: tuple[Any, ...], kwargs: dict[str, Any], allowed: str
+    args: tuple[Any, ...], kwargs: dict[str, Any], allowed: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(markers, "is_cell", lambda item: True)  # of others less is read
     marker = SimpleNamespace(args=args, kwargs=kwargs)
-    item: Any = SimpleNamespace(nodeid="test_a.py::test_a", iter_markers=lambda name: [marker])
+    item: Any = SimpleNamespace(
+        nodeid="test_a.py::test_a", iter_markers=lambda name: [marker], fixturenames=["benchmark"]
+    )
 
     with pytest.raises(SettingError) as refused:
         marker_arguments(item)

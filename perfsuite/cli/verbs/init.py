@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import tomllib
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated
@@ -17,12 +19,23 @@ _STARTERS = {
     Path("benchmarks/test_training_step.py"): "test_training_step.py",
     Path(".github/workflows/performance.yml"): "performance.yml",
 }
-# What pytest takes its configuration from (its documentation, "Configuration file formats").
-_PYTEST_FILES = ("pytest.ini", ".pytest.ini", "pyproject.toml", "tox.ini", "setup.cfg")
+# What pytest takes its configuration from: the first file that has one of these sections (its
+# documentation, "Configuration file formats").
+_PYTEST_SECTIONS = {
+    "pytest.toml": ("pytest",),
+    ".pytest.toml": ("pytest",),
+    "pytest.ini": ("pytest",),
+    ".pytest.ini": ("pytest",),
+    "pyproject.toml": ("tool.pytest", "tool.pytest.ini_options"),
+    "tox.ini": ("pytest",),
+    "setup.cfg": ("tool:pytest",),
+}
 _CONFIGURATION = """\
 [pytest]
 testpaths = benchmarks
 pythonpath = {pythonpath}
+# --benchmark-compare is the gate.
+perf_gate = on
 # What the gate accepts, and what it must not let pass; a test's own perf marker goes before.
 perf_tolerance = 2%
 perf_limit = 5%
@@ -37,7 +50,8 @@ def init(
 ) -> None:
     """Write a starter benchmark, a configuration and a workflow into a repository.
 
-    A file that is there already stays as it is, and is named.
+    A file that is there already stays as it is, and is named; what configures pytest already is
+    given the line that makes --benchmark-compare the gate.
     """
     if not folder.is_dir():
         raise SettingError(f"{folder} is not a folder; name the root of a repository")
@@ -56,7 +70,10 @@ def write_starters(folder: Path) -> tuple[list[str], list[str]]:
 
     Raises:
         WriteError: A file cannot be written.
+        SettingError: What configures pytest cannot be given another line.
     """
+    configured = _pytest_configuration(folder)
+    configuration = None if configured is None else _with_gate(folder / configured)
     written, kept = [], []
     for path, name in _STARTERS.items():
         if (folder / path).exists():
@@ -64,13 +81,15 @@ def write_starters(folder: Path) -> tuple[list[str], list[str]]:
             continue
         write_atomically(folder / path, (files("perfsuite.cli.starter") / name).read_bytes())
         written.append(str(path))
-    configured = next((name for name in _PYTEST_FILES if (folder / name).exists()), None)
     if configured is None:
         # The gate's arms import from these in any case (`import_roots`); so do other sessions.
         pythonpath = "src ." if (folder / "src").is_dir() else "."
         text = _CONFIGURATION.format(pythonpath=pythonpath)
         write_atomically(folder / "pytest.ini", text.encode())
         written.append("pytest.ini")
+    elif configuration is not None:
+        write_atomically(folder / configured, configuration.encode(errors="surrogateescape"))
+        written.append(configured)
     else:
         kept.append(configured)
     git_ignore = folder / _GIT_IGNORE
@@ -79,3 +98,52 @@ def write_starters(folder: Path) -> tuple[list[str], list[str]]:
         append_line(git_ignore, "\n".join(missing).encode())
         written.append(str(_GIT_IGNORE))
     return written, kept
+
+
+def _pytest_configuration(folder: Path) -> str | None:
+    """The file that configures pytest, or may; None where there is none."""
+    there = [name for name in _PYTEST_SECTIONS if (folder / name).is_file()]
+    for name in there:
+        if _pytest_section(name, _text(folder / name)) is not None:
+            return name
+    return next((name for name in there if name not in ("tox.ini", "setup.cfg")), None)
+
+
+def _pytest_section(name: str, text: str) -> re.Match[str] | None:
+    names = "|".join(map(re.escape, _PYTEST_SECTIONS[name]))
+    return re.search(rf"^[ \t]*\[(?:{names})\].*(?:\n|\Z)", text, re.MULTILINE)
+
+
+def _with_gate(path: Path) -> str | None:
+    """What configures pytest, with the gate switched on; None where it says already on or off.
+
+    Raises:
+        SettingError: It is written in a way that a line cannot be added to.
+    """
+    text = _text(path)
+    if re.search(r"^[ \t]*perf_gate[ \t]*=", text, re.MULTILINE):
+        return None
+    is_toml = path.suffix == ".toml"
+    line = 'perf_gate = "on"\n' if is_toml else "perf_gate = on\n"
+    section = _pytest_section(path.name, text)
+    if section is None:
+        before, after = f"{text.rstrip()}\n\n[{_PYTEST_SECTIONS[path.name][-1]}]\n".lstrip(), ""
+    else:
+        before, after = text[: section.end()], text[section.end() :]
+        before += "" if before.endswith("\n") else "\n"
+    try:
+        tomllib.loads(before + line + after if is_toml else "")
+    except tomllib.TOMLDecodeError as error:
+        raise SettingError(
+            f'{path} cannot be given another line: {error}; write perf_gate = "on" where it '
+            "configures pytest"
+        ) from error
+    return before + line + after
+
+
+def _text(path: Path) -> str:
+    return path.read_bytes().decode(errors="surrogateescape")
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text(errors="replace").splitlines() if path.is_file() else []

@@ -190,7 +190,9 @@ def test_a_run_that_was_just_saved_is_listed_as_usable(
 ) -> None:
     monkeypatch.setattr(saving, "is_pull_request", lambda environ: False)
     pytester.makepyfile(test_sum="def test_sum(benchmark): benchmark.pedantic(sum, args=([1],))")
-    pytester.runpytest_inprocess("-p", "no:cacheprovider", "--benchmark-save=base")
+    pytester.runpytest_inprocess(
+        "-p", "no:cacheprovider", "--perf-gate=on", "--benchmark-save=base"
+    )
     capsys.readouterr()
     monkeypatch.setattr(sys, "argv", ["perfsuite", "baseline", "list"])
 

@@ -47,9 +47,85 @@ def test_what_is_there_stays_and_a_second_time_changes_nothing(tmp_path: Path) -
 
     assert written == []
     assert kept == [*WRITTEN[:2], "pyproject.toml"]
+    assert (tmp_path / "pyproject.toml").read_text() == (
+        '[project]\n\n[tool.pytest.ini_options]\nperf_gate = "on"\n'
+    )
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
     assert (tmp_path / ".gitignore").read_text() == "*.pyc\nresults/\n__pycache__/\n"
     assert not (tmp_path / "pytest.ini").exists()
+
+
+CONFIGURATIONS = {
+    "pytest.ini": ("", "[pytest]\nperf_gate = on\n"),
+    ".pytest.ini": ("# ours\n[pytest]", "# ours\n[pytest]\nperf_gate = on\n"),
+    "pyproject.toml": (
+        "[tool.pytest.ini_options] # tests\naddopts = '-q'\n[tool.other]\n",
+        "[tool.pytest.ini_options] # tests\nperf_gate = \"on\"\naddopts = '-q'\n[tool.other]\n",
+    ),
+    "tox.ini": (
+        "[tox]\n[pytest]\naddopts = -q\n",
+        "[tox]\n[pytest]\nperf_gate = on\naddopts = -q\n",
+    ),
+    "setup.cfg": ("[tool:pytest]\r\na = 1\r\n", "[tool:pytest]\r\nperf_gate = on\na = 1\r\n"),
+}
+
+
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+def test_whatever_configures_pytest_is_told_that_comparing_is_the_gate(
+    tmp_path: Path, name: str
+) -> None:
+    before, after = CONFIGURATIONS[name]
+    (tmp_path / name).write_bytes(before.encode())
+
+    written, kept = write_starters(tmp_path)
+    again, kept_then = write_starters(tmp_path)
+
+    assert (name in written, name in kept) == (True, False)
+    assert (again, kept_then) == ([], [*WRITTEN[:2], name])
+    assert (tmp_path / name).read_bytes().decode() == after
+    asked = (
+        "import pytest, sys; sys.exit(pytest.main(['-q', '-p', 'probe', '--collect-only', '.']))"
+    )
+    (tmp_path / "probe.py").write_text(
+        "def pytest_configure(config):\n    assert config.getini('perf_gate') == 'on'\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", asked], cwd=tmp_path, capture_output=True)
+    assert b"AssertionError" not in ended.stdout + ended.stderr
+    assert ended.returncode in (0, 5), ended.stdout
+
+
+def test_a_configuration_that_no_line_can_be_added_to_is_refused_before_anything_is_written(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "pyproject.toml").write_text("[tool]\npytest = {ini_options = {}}\n")
+
+    with pytest.raises(SettingError) as refused:
+        write_starters(tmp_path)
+
+    assert str(refused.value).startswith(
+        f"{tmp_path / 'pyproject.toml'} cannot be given another line: "
+    )
+    assert str(refused.value).endswith('; write perf_gate = "on" where it configures pytest')
+    assert [path.name for path in tmp_path.iterdir()] == ["pyproject.toml"]
+
+
+def test_a_gate_that_is_switched_off_stays_so(tmp_path: Path) -> None:
+    (tmp_path / "tox.ini").write_text("[pytest]\nperf_gate = off\n")
+
+    written, kept = write_starters(tmp_path)
+
+    assert "tox.ini" in kept
+    assert "pytest.ini" not in written
+    assert (tmp_path / "tox.ini").read_text() == "[pytest]\nperf_gate = off\n"
+
+
+def test_a_file_that_does_not_configure_pytest_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "tox.ini").write_text("[tox]\n")
+
+    written, _ = write_starters(tmp_path)
+
+    assert "pytest.ini" in written
+    assert (tmp_path / "tox.ini").read_text() == "[tox]\n"
 
 
 @pytest.mark.slow

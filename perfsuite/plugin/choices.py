@@ -1,0 +1,243 @@
+"""Options and ini values, resolved once: command line before ini file before default.
+
+Every message says where a value came from. Below this module nothing reads an option, an ini value
+or the environment.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Container, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from perfsuite.errors import SettingError
+from perfsuite.experiments.settings import DEVICES, MAX_SEED, Device, Settings
+from perfsuite.gate.judge.trial import LAUNCH_TIMEOUT_S, Budget
+from perfsuite.plugin.options import OPTIONS, Option, given
+from perfsuite.ranks.messages import INJECTABLE_FAULTS, TurnChannel
+from perfsuite.ranks.torchrun.membership import Membership, read_membership
+from perfsuite.records.shard import Shard, parse_shard
+from perfsuite.stats.sequential import FIRST_LOOK
+from perfsuite.system.urls import mask
+from perfsuite.units import parse_ratio, parse_seconds
+
+MATRICES = ("smoke", "default", "full")
+
+# What decides which cells there are, and what is run in them.
+_PASSED_TO_ARMS = ("device", "matrix", "rounds", "seed", "timeout", "collective-timeout")
+# Makes their sessions ours, as this one is; a pytest without perfsuite does not know the option.
+_OURS = "--override-ini=perf_gate=on"
+
+
+@dataclass(frozen=True, kw_only=True)
+class GateChoices:
+    """How cells are judged; as in `GateRequest`, unless a marker says otherwise.
+
+    Attributes:
+        is_on: Whether `--benchmark-compare` is the gate.
+        pytest_arguments: What both arms are called with beside paths and selection.
+    """
+
+    is_on: bool
+    tolerance: float
+    limit: float
+    base: str | None
+    base_dir: Path | None
+    budget: Budget
+    pytest_arguments: tuple[str, ...]
+    outputs: tuple[Path, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choices:
+    """Everything that the options say.
+
+    Attributes:
+        settings: What the session runs cells with.
+        matrix: The size of the matrix, one of `MATRICES`.
+        require_gpus: GPUs without which nothing runs.
+        results: Folder of run.json and cells.jsonl.
+        checks_numerics: Whether cells are checked before they are timed.
+        shard: The part of the cells that is measured.
+        durations: Where it is written how long cells took; None for the stored runs.
+        gate: How cells are judged.
+        membership: This process's place among those that torchrun started; None where it is alone.
+    """
+
+    settings: Settings
+    matrix: str
+    require_gpus: int
+    results: Path
+    checks_numerics: bool
+    shard: Shard
+    durations: str | None
+    gate: GateChoices
+    membership: Membership | None
+
+
+def one_of(*allowed: str) -> Callable[[str], str]:
+    """Return what parses one of these words, and raises ValueError for any other."""
+
+    def parse(text: str) -> str:
+        if text not in allowed:
+            raise ValueError(text)
+        return text
+
+    return parse
+
+
+def _whole_number(smallest: int, largest: int | None = None) -> tuple[Callable[[str], int], str]:
+    def parse(text: str) -> int:
+        value = int(text)
+        if value < smallest or (largest is not None and value > largest):
+            raise ValueError(text)
+        return value
+
+    up_to = "" if largest is None else f" to {largest}"
+    return parse, f"a whole number from {smallest}{up_to}"
+
+
+def _positive_seconds(text: str) -> float:
+    if (value := parse_seconds(text)) <= 0:
+        raise ValueError(text)
+    return value
+
+
+_ON_OFF = one_of("on", "off"), "on or off"
+# What parses each option and raises ValueError, and what a value may be.
+_PARSERS: dict[str, tuple[Callable[[str], Any], str]] = {
+    "device": (one_of(*DEVICES), f"one of {', '.join(DEVICES)}"),
+    "require-gpus": _whole_number(0),
+    "rounds": _whole_number(1),
+    "matrix": (one_of(*MATRICES), f"one of {', '.join(MATRICES)}"),
+    "numerics": _ON_OFF,
+    "gate": _ON_OFF,
+    "tolerance": (parse_ratio, "a ratio such as 2%"),
+    "limit": (parse_ratio, "a ratio such as 5%"),
+    "base": (str, "a revision"),
+    "base-dir": (str, "a folder"),
+    "max-pairs": _whole_number(FIRST_LOOK),
+    "max-minutes": (parse_seconds, "a duration such as 30min"),
+    "seed": _whole_number(0, MAX_SEED),
+    "timeout": (_positive_seconds, "a duration above 0, such as 120 or 2min"),
+    "collective-timeout": (_positive_seconds, "a duration above 0, such as 30 or 500ms"),
+    "wait": (parse_seconds, "a duration from 0"),
+    "report": (str, "a folder"),
+    "shard": (
+        parse_shard,
+        "I/N for the I-th of N shards, such as 2/4, with I from 1 to N and N up to 99999",
+    ),
+    "durations": (str, "a file, a folder or a URL"),
+}
+
+
+def resolve(config: pytest.Config, environ: Mapping[str, str] = os.environ) -> Choices:
+    """Return the choices that command line, ini file and defaults make.
+
+    Raises:
+        SettingError: A value is not allowed; names the value, its source and what is.
+    """
+    value = {option.name: _value(config, option) for option in OPTIONS}
+    names = given(config).keys()
+    turns = _turn_channel(environ)
+    if turns is None:
+        _refuse_unused_durations(config, names)
+    return Choices(
+        settings=Settings(
+            device=cast(Device, value["device"]),
+            num_rounds=None if turns and "rounds" not in names else value["rounds"],
+            seed=value["seed"],
+            timeout_s=value["timeout"],
+            collective_timeout_s=value["collective-timeout"],
+            wait_s=value["wait"],
+            import_roots=(Path.cwd(), config.rootpath),
+            turns=turns,
+        ),
+        matrix=value["matrix"],
+        require_gpus=value["require-gpus"],
+        results=config.rootpath / value["report"],
+        checks_numerics=value["numerics"] == "on",
+        # The launches of a gate have all cells, and learn which of them to run.
+        shard=value["shard"] if turns is None else Shard(number=1, num_shards=1),
+        durations=value["durations"] or None,
+        gate=_gate_choices(config, value),
+        # A launch of a gate is alone, though the shell may have the variables of some torchrun.
+        membership=read_membership(environ) if turns is None else None,
+    )
+
+
+def _value(config: pytest.Config, option: Option) -> Any:
+    text: str | None = config.getoption(option.flag)
+    source, name = "command line", option.flag
+    if text is None:
+        text = config.getini(option.ini)
+        source, name = f"ini file {config.inipath}", option.ini
+    if text is None:
+        text, source = option.default, "default"
+    parse, allowed = _PARSERS[option.name]
+    try:
+        return parse(str(text))
+    except ValueError as error:
+        raise SettingError(f"{name} is {text!r} ({source}); use {allowed}") from error
+
+
+def _refuse_unused_durations(config: pytest.Config, names: Container[str]) -> None:
+    """Refuse durations on the command line of a session that is no shard.
+
+    An ini file may name them for those sessions that are.
+
+    Raises:
+        SettingError: They are named there.
+    """
+    named = config.getoption("--perf-durations")
+    if named is not None and "shard" not in names:
+        raise SettingError(
+            f"--perf-durations is {mask(named)!r}, and only --perf-shard=I/N looks at it; add "
+            "--perf-shard, or leave it out"
+        )
+
+
+def _gate_choices(config: pytest.Config, value: dict[str, Any]) -> GateChoices:
+    if value["tolerance"] >= 1:
+        raise SettingError(f"--perf-tolerance is {value['tolerance']:.3g}; use less than 1 (100%)")
+    if value["limit"] < value["tolerance"]:
+        raise SettingError(
+            f"--perf-limit is {value['limit']:.3g}, below the tolerance of "
+            f"{value['tolerance']:.3g} (--perf-tolerance); use a larger limit"
+        )
+    on_command_line = {name: config.getoption(f"--perf-{name}") for name in _PASSED_TO_ARMS}
+    return GateChoices(
+        is_on=value["gate"] == "on",
+        tolerance=value["tolerance"],
+        limit=value["limit"],
+        base=value["base"] or None,
+        base_dir=Path(value["base-dir"]) if value["base-dir"] else None,
+        budget=Budget(
+            max_pairs=value["max-pairs"],
+            max_s=value["max-minutes"],
+            timeout_s=max(value["timeout"], LAUNCH_TIMEOUT_S),
+        ),
+        pytest_arguments=(
+            _OURS,
+            *(f"--perf-{name}={text}" for name, text in on_command_line.items() if text),
+        ),
+        outputs=(config.rootpath / value["report"],),
+    )
+
+
+def _turn_channel(environ: Mapping[str, str]) -> TurnChannel | None:
+    """Where a gate gives turns to the launch of an arm that this session is."""
+    path = environ.get("PERFSUITE_ARM_CHANNEL")
+    if path is None:
+        return None
+    planted = environ.get("PERFSUITE_ARM_PLANTED", "0")
+    channel = TurnChannel(path=path, arm=environ["PERFSUITE_ARM_NAME"])
+    if planted in INJECTABLE_FAULTS:
+        return replace(channel, planted_fault=planted)
+    if "=" in planted:
+        return replace(channel, planted_recipe=(planted,))
+    return replace(channel, planted_ratio=float(planted))

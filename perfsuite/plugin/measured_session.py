@@ -1,0 +1,376 @@
+"""A pytest session that is ours, or that runs ranks: its cells, and what became of them.
+
+Made by `hooks` when a session turns out to be one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Callable, Generator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+import msgspec
+import pytest
+
+from perfsuite.errors import (
+    BusyMachineError,
+    ExitCode,
+    NotExercisedError,
+    PerfsuiteError,
+    SettingError,
+    StorageError,
+    WriteError,
+)
+from perfsuite.experiments.rank_session import Session
+from perfsuite.plugin import markers, phases, recorder, saving, sharding
+from perfsuite.plugin.choices import Choices
+from perfsuite.plugin.fixtures import OUTCOME, is_cell
+from perfsuite.plugin.gate import SessionGate, refuse_silent_passes
+from perfsuite.plugin.output import say
+from perfsuite.plugin.storage import STORAGE
+from perfsuite.plugin.torchrun import TorchrunSession
+from perfsuite.records.cell import CellLine, encode_line
+from perfsuite.records.verdict import VerdictWord, exit_code
+from perfsuite.report.rows import not_exercised_lines
+from perfsuite.report.summary import verdict_sentence
+from perfsuite.report.terminal.gate import verdict_lines
+from perfsuite.report.terminal.tables import progress_line, terminal_table
+from perfsuite.system.files import append_line, write_atomically
+from perfsuite.system.signals import ends_on_signals, ignores_ctrl_c, shell_exit_code
+from perfsuite.system.urls import locate
+
+if TYPE_CHECKING:
+    from perfsuite.plugin.hooks import Ownership
+
+
+_PROGRESS = "perfsuite"
+CELLS_FILE = "cells.jsonl"
+_NO_GATE_UNDER_TORCHRUN = (
+    "--benchmark-compare is the gate, which starts the ranks of both sides on one machine, and "
+    "torchrun has started this session; gate without torchrun, or add --perf-gate=off"
+)
+
+
+def begin(
+    config: pytest.Config, choices: Choices, ownership: Ownership, *, is_ours: bool
+) -> MeasuredSession:
+    """Return the session that runs cells, and have pytest call its hooks from now on.
+
+    Where it is not ours, it runs ranks for the fixtures and changes nothing else.
+
+    Raises:
+        pytest.UsageError: What the options say cannot be done.
+    """
+    saver = gate = torchrun = None
+    if is_ours:
+        saver = saving.RunSaver(config, ownership.environ, ownership.num_cores)
+        saver.failed |= set(ownership.failed_collections)
+        if choices.gate.is_on and config.getoption("benchmark_compare", None):
+            refuse_silent_passes(config)
+            if choices.membership is not None:
+                raise pytest.UsageError(_NO_GATE_UNDER_TORCHRUN)
+            gate = SessionGate(config, choices.gate, saver, partial(say, config))
+    if choices.membership is not None:
+        cells_file = choices.results / CELLS_FILE
+        torchrun = TorchrunSession(config, choices.membership, cells_file, ownership.held_output)
+        config.pluginmanager.register(torchrun, "perfsuite-torchrun")
+    session = MeasuredSession(config, choices, gate, torchrun, saver)
+    config.pluginmanager.register(phases, "perfsuite-phases")
+    config.pluginmanager.register(session, "perfsuite-session")
+    if saver is not None:
+        config.pluginmanager.register(saver, "perfsuite-saver")
+        saver.replace_writers()
+    return session
+
+
+class MeasuredSession:
+    """One pytest session's cells: the choices for them, what runs them, what became of them."""
+
+    def __init__(
+        self,
+        config: pytest.Config,
+        choices: Choices,
+        gate: SessionGate | None,
+        torchrun: TorchrunSession | None,
+        saver: saving.RunSaver | None,
+    ) -> None:
+        self._config = config
+        self._choices = choices
+        self._gate = gate
+        self._torchrun = torchrun
+        self._writes = torchrun is None or torchrun.is_first
+        self._saver = saver
+        self._sharding = sharding.UNCUT
+        self._foreign_markers: str | None = None
+        self._words: list[VerdictWord] = []
+        self._num_verdicts_that_fail = 0
+        self._session: Session | None = None
+        self._signals = contextlib.ExitStack()
+        self._lines: list[CellLine] = []
+        self._write_error: WriteError | None = None
+
+    @property
+    def checks_numerics(self) -> bool:
+        """Whether cells are checked before they are timed."""
+        return self._choices.checks_numerics
+
+    @property
+    def finished(self) -> Mapping[str, CellLine]:
+        """Cells that were measured before torchrun started the ranks again."""
+        return {} if self._torchrun is None else self._torchrun.finished
+
+    @property
+    def _has_lost_a_rank(self) -> bool:
+        return self._torchrun is not None and self._torchrun.has_lost
+
+    @property
+    def session(self) -> Session:
+        """The session, made when the first test needs it."""
+        if self._session is None:
+            if self._torchrun is None:  # which ends all of its processes alike
+                self._signals.enter_context(ends_on_signals(_end_session))
+            self._session = Session(self._choices.settings, say=partial(say, self._config))
+        return self._session
+
+    @property
+    def is_gated(self) -> bool:
+        """Whether the gate compares, and not pytest-benchmark."""
+        return self._gate is not None and self._gate.replaces_comparison
+
+    def choose_cells(self, items: list[pytest.Item]) -> None:
+        """Check markers, choose the matrix and the shard, and give each cell its clock."""
+        assert self._saver is not None
+        matrix = self._choices.matrix
+        try:
+            for item in items:
+                markers.marker_arguments(item)
+            self._foreign_markers = markers.describe_foreign(items)
+            self._select(items, lambda item: markers.is_in_matrix(item, matrix))
+            cells = [item.nodeid for item in items if recorder.is_benchmark(item)]
+            self._sharding = sharding.cut(cells, self._choices.shard, self._duration_source)
+        except SettingError as error:
+            raise pytest.UsageError(str(error)) from error
+        except StorageError as error:
+            pytest.exit(f"perfsuite: {error}", returncode=ExitCode.REFUSED)
+        self._select(items, lambda item: self._sharding.owns(item.nodeid))
+        self._saver.shard = self._sharding.stamp
+        for item in items:
+            if is_cell(item):
+                recorder.use_rank_clock(item)
+
+    def _select(self, items: list[pytest.Item], is_ours: Callable[[pytest.Item], bool]) -> None:
+        """Leave out the others, and say so as pytest does."""
+        outside = [item for item in items if not is_ours(item)]
+        if outside:
+            self._config.hook.pytest_deselected(items=outside)
+            items[:] = [item for item in items if is_ours(item)]
+
+    def _duration_source(self) -> sharding.DurationSource:
+        named, root = self._choices.durations, self._config.rootpath
+        if named is None:
+            place = self._config.stash.get(STORAGE, None)
+        else:
+            place = locate(named, "--perf-durations")
+        return sharding.DurationSource(
+            path=root / place if isinstance(place, Path) else place,
+            is_named=named is not None,
+            root=root,
+            commit=saving.commit_info(self._config).get("id"),
+        )
+
+    def pytest_report_collectionfinish(self) -> list[str]:
+        """Say what the session measures with, and which of the cells are its shard's."""
+        settings = self._choices.settings
+        lines = [
+            f"perfsuite: device {settings.device}, matrix {self._choices.matrix}, "
+            f"{settings.num_rounds or 'as many as the gate wants'} rounds, seed {settings.seed}"
+        ]
+        if self._sharding.described is not None:
+            lines.append(f"perfsuite: {self._sharding.described}")
+        is_shown = self._saver is not None and self._config.option.verbose >= 0
+        return lines if is_shown else lines[1:]
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> None:
+        """Refuse a machine without enough GPUs, and have cells judged, before the first test."""
+        if session.config.option.collectonly:
+            return
+        required = self._choices.require_gpus
+        found = self.session.hardware.num_gpus if required else 0
+        if found < required:
+            pytest.exit(
+                f"perfsuite: {required} GPUs are required (--perf-require-gpus), and {found} "
+                "are visible; run on another machine, or lower the number",
+                returncode=ExitCode.REFUSED,
+            )
+        is_whole = not session.testsfailed or session.config.option.continue_on_collection_errors
+        if self._gate is not None and is_whole:
+            self._judge(self._gate, session.items)
+
+    def _judge(self, gate: SessionGate, items: list[pytest.Item]) -> None:
+        """Have all cells judged before the first of them is measured here."""
+        try:
+            self.session.hold_machine()
+            gate.judge(items, self._sharding)
+        except SettingError as error:
+            raise pytest.UsageError(str(error)) from error
+        except PerfsuiteError as error:
+            pytest.exit(f"perfsuite: {error}", returncode=ExitCode.REFUSED)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        """Show a user's mistake in one message, and keep the line of a cell that ended."""
+        report = yield
+        error = call.excinfo.value if call.excinfo is not None else None
+        if isinstance(error, BusyMachineError):
+            pytest.exit(f"perfsuite: {error}", returncode=ExitCode.REFUSED)
+        if isinstance(error, NotExercisedError):
+            path, line_number, _ = item.location
+            report.outcome = "skipped"
+            report.longrepr = (str(path), (line_number or 0) + 1, f"NOT EXERCISED: {error}")
+        elif isinstance(error, PerfsuiteError):
+            report.longrepr = f"{type(error).__name__}: {error}"
+        if isinstance(error, PerfsuiteError):
+            recorder.expect_no_record(item)
+        if not phases.is_over(item, report):
+            return report
+        if self._torchrun is not None:
+            self._torchrun.agree_on(item, report, error)
+        if self._gate is not None and not report.passed:
+            self._gate.record_unmeasured(item, report, error)
+        if report.when == "call" and report.passed and self._gate is not None:
+            self._give_verdict(item, report, self._gate)
+        if report.when == "call" and is_cell(item) and recorder.is_recorded(item):
+            line = self.finished.get(item.nodeid) or phases.line_of(item, report, error)
+            self._keep(line)
+            report.user_properties.append((_PROGRESS, progress_line(line)))
+        return report
+
+    def _give_verdict(
+        self, item: pytest.Item, report: pytest.TestReport, gate: SessionGate
+    ) -> None:
+        """Let a test that passed end in its verdict."""
+        outcome = item.stash.get(OUTCOME, None)
+        record = None if outcome is None else outcome.record
+        verdict = gate.verdict_of(item, record)
+        if verdict is None:
+            return
+        if outcome is not None:
+            record = msgspec.structs.replace(outcome.record, verdict=verdict.as_record())
+            item.stash[OUTCOME] = msgspec.structs.replace(outcome, record=record)
+        report.user_properties.append(("verdict", verdict.word))
+        text = verdict_sentence(verdict)
+        report.sections.append(("verdict", text))
+        self._words.append(verdict.word)
+        if verdict.word == "FAIL":
+            self._num_verdicts_that_fail += 1
+            report.outcome = "failed"
+            report.longrepr = text
+
+    def _keep(self, line: CellLine) -> None:
+        """Append a cell that ended to cells.jsonl, which each session begins anew."""
+        is_first = not self._lines and not self.finished
+        self._lines.append(line)
+        if not self._writes or line.fullname in self.finished or self._has_lost_a_rank:
+            return
+        path = self._choices.results / CELLS_FILE
+        try:
+            if is_first:
+                write_atomically(path, encode_line(line) + b"\n")
+            else:
+                append_line(path, encode_line(line))
+        except WriteError as error:
+            self._write_error = error
+
+    def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
+        """Show no dot for a measured cell: it gets a line."""
+        if report.when == "call" and report.passed and _progress_of(report) is not None:
+            return "passed", "", "MEASURED"
+        return None
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Show the line of a cell that ended."""
+        text = _progress_of(report)
+        if report.when == "call" and text is not None:
+            say(self._config, f"  {text}")
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_keyboard_interrupt(self) -> None:
+        """Keep a second Ctrl-C from cutting off the writing of what was measured."""
+        if self._session is not None:
+            self._signals.enter_context(ignores_ctrl_c())
+
+    def pytest_unconfigure(self) -> None:
+        """Leave signals as they were."""
+        self._signals.close()
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """Write the run; what could not be written or judged is not a success."""
+        if self._session is not None:
+            self._session.close()
+        if self._writes and any(line.perfsuite is not None for line in self._lines):
+            self._write_run(self._choices.results / "run.json")
+        if session.exitstatus == pytest.ExitCode.OK and self._write_error is not None:
+            session.exitstatus = ExitCode.REFUSED
+        elif self._gate is not None and not session.config.option.collectonly:
+            session.exitstatus = self._gated_exit(session)
+
+    def _write_run(self, path: Path) -> None:
+        gate = self._choices.gate
+        try:
+            saving.write_run(self._config, path)
+        except WriteError as error:
+            self._write_error = error
+            return
+        self._config.stash[saving.WRITTEN_RUN] = saving.WrittenRun(
+            path=path, tolerance=gate.tolerance, limit=gate.limit
+        )
+
+    def _gated_exit(self, session: pytest.Session) -> int:
+        """Pytest's own exit code where it says more than the verdicts, else theirs."""
+        assert self._gate is not None
+        own = int(session.exitstatus)
+        has_failed_tests = session.testsfailed > self._num_verdicts_that_fail
+        if own not in (0, 1, 5) or (own == 1 and has_failed_tests):
+            return own
+        result = self._gate.result
+        # Also of cells that vanished, or were not reached, or skipped this time alone.
+        judged = [cell.word for cell in result.cells] if result is not None else []
+        return exit_code([*self._words, *judged])
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Show the table of the cells that were measured."""
+        if any(line.perfsuite is not None for line in self._lines):
+            terminalreporter.section("perfsuite", sep="=")
+            terminalreporter.write_line(terminal_table(self._lines))
+            for text in not_exercised_lines(self._lines):
+                terminalreporter.write_line(text)
+            terminalreporter.write_line(f"written to {self._choices.results}")
+        if self._gate is not None and self._gate.result is not None:
+            terminalreporter.section("perfsuite gate", sep="=")
+            result = self._gate.result
+            for text in verdict_lines(result.cells, result.refusal, result.differs):
+                terminalreporter.write_line(text)
+        if self._foreign_markers is not None:
+            terminalreporter.write_line(f"perfsuite: {self._foreign_markers}")
+        if self._sharding.why_empty is not None:
+            terminalreporter.write_line(f"perfsuite: {self._sharding.why_empty}")
+        if self._write_error is not None:
+            terminalreporter.write_line(f"perfsuite: {self._write_error}", red=True)
+
+
+def _end_session(number: int) -> NoReturn:
+    """End pytest in good order, so that what was measured is written, where a CI cancels."""
+    name = signal.Signals(number).name
+    pytest.exit(f"perfsuite: ended by {name}", returncode=shell_exit_code(number))
+
+
+def _progress_of(report: pytest.TestReport) -> str | None:
+    return next((str(text) for name, text in report.user_properties if name == _PROGRESS), None)

@@ -1,0 +1,72 @@
+"""What reaches the terminal: lines past the capture, and the output of ranks that may be silent.
+
+Of the processes that torchrun starts, only the first prints, where their session is ours.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+def say(config: pytest.Config, text: str) -> None:
+    """Show a line at once, past whatever captures the output of a test."""
+    reporter: Any = config.pluginmanager.get_plugin("terminalreporter")
+    capture: Any = config.pluginmanager.get_plugin("capturemanager")
+    if reporter is None:
+        return
+    with capture.global_and_fixture_disabled() if capture else contextlib.nullcontext():
+        reporter.ensure_newline()
+        reporter.write_line(text)
+        reporter.flush()
+
+
+class HeldStream:
+    """A stream that keeps what is written until it is shown or dropped."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self._held: list[str] | None = []
+
+    def write(self, text: str) -> int:
+        """Keep the text, or pass it on."""
+        if self._held is None:
+            self._stream.write(text)
+        else:
+            self._held.append(text)
+        return len(text)
+
+    def release(self, stream: Any | None = None) -> None:
+        """Write what was kept, and all that comes, to its own stream or to another one."""
+        self._stream = stream or self._stream
+        held, self._held = self._held, None
+        self._stream.write("".join(held or ()))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+class HeldOutput:
+    """Both streams of this process."""
+
+    def __init__(self) -> None:
+        self.stderr = sys.stderr
+        self._streams = HeldStream(sys.stdout), HeldStream(sys.stderr)
+        # pytest's reporter takes these when it is made, after this.
+        sys.stdout, sys.stderr = self._streams
+
+    def show(self) -> None:
+        """Print what was held back, and all that comes."""
+        for stream in self._streams:
+            stream.release()
+
+    def drop(self) -> None:
+        """Print nothing from now on."""
+        nowhere = Path(os.devnull).open("w")  # noqa: SIM115
+        for stream in self._streams:
+            stream.release(nowhere)

@@ -1,0 +1,110 @@
+"""A session that waits says so before it waits, however its output is captured."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+# A lock beside the machine's own, which other sessions may hold meanwhile.
+CONFTEST = """
+    from pathlib import Path
+
+    from perfsuite.system.timing_lock import TimingLock
+
+    TimingLock.__init__.__kwdefaults__["folder"] = Path(__file__).parent
+"""
+HOLDER = """
+import conftest
+from perfsuite.system.timing_lock import TimingLock
+
+lock = TimingLock(wait_s=0, say=print)
+lock.acquire()
+print("held", flush=True)
+input()
+"""
+# What a timed cell does first, without the ranks that it starts then.
+WAITING = """
+    from perfsuite.plugin.fixtures import RUNNER
+
+    def test_cell(request, capsys):
+        request.config.stash[RUNNER]().session.hold_machine()
+
+    def test_next():
+        pass
+"""
+CELL = """
+    def test_cell(all_reduce_benchmark):
+        all_reduce_benchmark("ddp:2", 1024)
+"""
+
+
+@pytest.fixture
+def holder(pytester: pytest.Pytester) -> Iterator[subprocess.Popen[str]]:
+    """A session that holds the machine until it is told to end."""
+    pytester.makeconftest(CONFTEST)
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLDER],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=pytester.path,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "held\n"
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def wait_until_seen(
+    pytester: pytest.Pytester, holder: subprocess.Popen[str], *arguments: str
+) -> str:
+    """Return what a session says that begins while the machine is held.
+
+    The machine is free only once the session's line was seen: without the line it gives up, in 12.
+    """
+    second = subprocess.Popen(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--perf-wait=60", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=pytester.path,
+    )
+    assert second.stdout is not None
+    said = ""
+    expected = (
+        f"perfsuite: another timing session (process {holder.pid}) holds this machine; waiting for "
+        "it (--perf-wait=0 would not)\n"
+    )
+    while not said.endswith(expected):
+        line = second.stdout.readline()
+        assert line, said
+        said += line
+    holder.communicate("\n")
+    said += second.communicate()[0]
+    assert second.returncode == 0, said
+    assert said.count(expected) == 1
+    return said
+
+
+@pytest.mark.parametrize("capture", ["--capture=fd", "--capture=sys", "--capture=no"])
+@pytest.mark.parametrize("verbosity", ["-v", "--color=no", "-q", "-qq"])
+def test_a_session_that_waits_for_the_machine_says_so_before_it_waits(
+    pytester: pytest.Pytester, holder: subprocess.Popen[str], verbosity: str, capture: str
+) -> None:
+    pytester.makepyfile(test_inner=WAITING)
+
+    wait_until_seen(pytester, holder, verbosity, capture, "-p", "no:hypothesispytest")
+
+
+def test_a_timed_cell_waits_and_says_so(
+    pytester: pytest.Pytester, holder: subprocess.Popen[str]
+) -> None:
+    pytester.makepyfile(test_inner=CELL)
+
+    said = wait_until_seen(pytester, holder, "-q", "--perf-device=cpu", "--perf-rounds=1")
+
+    assert "1 passed" in said
