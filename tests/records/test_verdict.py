@@ -16,6 +16,7 @@ from perfsuite.records.verdict import (
     Verdict,
     VerdictWord,
     exit_code,
+    most_severe,
 )
 
 CODES = {
