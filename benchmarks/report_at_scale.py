@@ -17,13 +17,13 @@ import time
 from collections.abc import Iterator
 from itertools import count, islice, product
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from perfsuite.records.recipe import Recipe
 from perfsuite.report.formats.folder import write_folder
 from perfsuite.report.model import report_on_runs
 from perfsuite.report.runs import read_runs
-from perfsuite.stats.intervals import median
 
 # In a browser: from a keystroke or a click to the second frame after it.
 WAIT = """([selector, value]) => new Promise(resolve => {

@@ -35,7 +35,7 @@ from report_at_scale import make_record, recipes
 from perfsuite.gate.baselines.accepted import read_accepted
 from perfsuite.gate.baselines.screen import MAX_SESSIONS, Candidate
 from perfsuite.gate.baselines.stored_verdict import read_history
-from perfsuite.plugin.saving import put_stamp
+from perfsuite.plugin.session.saving import put_stamp
 from perfsuite.records.cell import CellRecord
 from perfsuite.records.run_file import RunStamp
 

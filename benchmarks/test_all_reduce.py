@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import statistics
 from typing import Any
 
 import pytest
-
-from perfsuite.stats import intervals
 
 in_default = pytest.mark.perf(matrix="default")
 in_full = pytest.mark.perf(matrix="full")
@@ -33,7 +32,7 @@ def test_all_reduce(
 
     # Each byte crosses the slowest link 2 (n - 1) / n times (nccl-tests, doc/PERFORMANCE.md).
     bus_bytes = message_bytes * 2 * (world_size - 1) / world_size
-    bandwidth_bytes_per_s = bus_bytes / intervals.median(outcome.step_times_s)
+    bandwidth_bytes_per_s = bus_bytes / statistics.median(outcome.step_times_s)
     benchmark.extra_info["bus_bandwidth_bytes_per_s"] = bandwidth_bytes_per_s
     assert outcome.record.counts.collectives == 1
     assert outcome.record.counts.collective_bytes == message_bytes

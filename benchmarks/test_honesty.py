@@ -6,12 +6,12 @@ takes a hundredth of it or less.
 
 from __future__ import annotations
 
+import statistics
 from typing import Any
 
 import pytest
 
 from perfsuite import Recipe, Workload
-from perfsuite.stats import intervals
 
 DELAY_S = 0.2
 BATCH_SIZE = 4
@@ -110,7 +110,7 @@ def test_a_delay_is_found_in_its_stage(train_benchmark: Any, stage: str) -> None
     outcome = train_benchmark(delayed(stage), Recipe(), rounds=3, iterations=2)
 
     times = outcome.record.stages_s
-    assert intervals.median(outcome.step_times_s) == pytest.approx(DELAY_S, rel=ALLOWED_RATIO)
+    assert statistics.median(outcome.step_times_s) == pytest.approx(DELAY_S, rel=ALLOWED_RATIO)
     assert getattr(times, stage) == pytest.approx(DELAY_S, rel=ALLOWED_RATIO)
     for other in {"load", "forward", "backward", "optimizer", "other"} - {stage}:
         assert getattr(times, other) < ALLOWED_RATIO * DELAY_S
@@ -121,5 +121,5 @@ def test_the_slowest_rank_is_the_cells_time(train_benchmark: Any) -> None:
 
     outcome = train_benchmark(workload, Recipe(parallel="ddp:2"), rounds=3, iterations=2)
 
-    assert intervals.median(outcome.step_times_s) == pytest.approx(DELAY_S, rel=ALLOWED_RATIO)
+    assert statistics.median(outcome.step_times_s) == pytest.approx(DELAY_S, rel=ALLOWED_RATIO)
     assert outcome.record.stages_s.forward == pytest.approx(DELAY_S, rel=ALLOWED_RATIO)

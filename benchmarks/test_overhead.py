@@ -6,6 +6,7 @@ Both sides alternate in one run, so the machine's drift meets both; the ratios a
 from __future__ import annotations
 
 import itertools
+import statistics
 import subprocess
 import sys
 import time
@@ -13,8 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from perfsuite.stats import intervals
 
 # Short rounds, many pairs: what else runs on the machine then meets both sides of a pair alike.
 NUM_PAIRS = 600
@@ -87,10 +86,10 @@ def test_against_a_hand_written_loop(rank_group: Any, capsys: Any) -> None:
     ratios = [ours / by_hand for ours, by_hand in pairs]
     with capsys.disabled():
         print(
-            f"\n  lenet-digits, ours / hand-written: median {intervals.median(ratios):.4f}, "
+            f"\n  lenet-digits, ours / hand-written: median {statistics.median(ratios):.4f}, "
             f"from {min(ratios):.3f} to {max(ratios):.3f} over {len(ratios)} pairs"
         )
-    assert 0.99 <= intervals.median(ratios) <= 1.02
+    assert 0.99 <= statistics.median(ratios) <= 1.02
 
 
 TORCHRUN_SCRIPT = """
@@ -128,10 +127,10 @@ def test_against_torchrun(rank_group: Any, tmp_path: Path, capsys: Any) -> None:
         subprocess.run([*torchrun, "--nproc-per-node=2", str(script)], check=True)
         torchrun_s.append(time.perf_counter() - began_s)
 
-    ratio = intervals.median(torchrun_s) / intervals.median(ours_s)
+    ratio = statistics.median(torchrun_s) / statistics.median(ours_s)
     with capsys.disabled():
         print(
-            f"\n  2 ranks and one all_reduce: {intervals.median(ours_s):.3f} s, by torchrun "
-            f"{intervals.median(torchrun_s):.2f} s, {ratio:.0f} times as long"
+            f"\n  2 ranks and one all_reduce: {statistics.median(ours_s):.3f} s, by torchrun "
+            f"{statistics.median(torchrun_s):.2f} s, {ratio:.0f} times as long"
         )
     assert ratio >= 20

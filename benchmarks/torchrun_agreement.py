@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -34,7 +35,6 @@ from perfsuite.experiments.settings import Settings
 from perfsuite.ranks.torchrun.membership import read_membership
 from perfsuite.ranks.torchrun.peers import Peers
 from perfsuite.records.cell import Outcome
-from perfsuite.stats import intervals
 from perfsuite.units import format_seconds
 
 _MAX_DIFFERENCE_RATIO = 0.03
@@ -132,13 +132,13 @@ def _show(cell: str, pairs: list[tuple[Outcome, Outcome]]) -> list[str]:
     # Other load only ever adds time: the fastest round of a measurement has the least of it.
     fastest = [tuple(min(one.step_times_s) for one in pair) for pair in pairs]
     ratios = [together / alone for alone, together in fastest]
-    ratio = intervals.median(ratios)
+    ratio = statistics.median(ratios)
     spread = intervals.robust_sd([math.log(one) for one in ratios])
     error = math.sqrt(math.pi / 2 / len(ratios)) * spread  # of a median of normal samples
     counts = {outcome.record.counts for pair in pairs for outcome in pair}
     typer.echo(
-        f"{cell}: {format_seconds(intervals.median([alone for alone, _ in fastest]))} alone, "
-        f"{format_seconds(intervals.median([both for _, both in fastest]))} under torchrun; "
+        f"{cell}: {format_seconds(statistics.median([alone for alone, _ in fastest]))} alone, "
+        f"{format_seconds(statistics.median([both for _, both in fastest]))} under torchrun; "
         f"ratio {ratio:.4f} +- {error:.4f} of {len(pairs)} pairs, "
         f"{'equal counts' if len(counts) == 1 else 'counts differ'}"
     )

@@ -19,7 +19,7 @@ from shared_memory import orphaned_segments
 
 # Inner sessions in this process forget what they imported, and a module that is imported again is
 # another one: what a session of ours imports is loaded for all of them here.
-import perfsuite.plugin.measured_session  # noqa: F401
+import perfsuite.plugin.session.measured_session  # noqa: F401
 from perfsuite.ranks import forkserver
 from perfsuite.system import urls
 from perfsuite.system.signals import SIGNALS

@@ -6,7 +6,7 @@ when a test calls one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -17,7 +17,7 @@ from perfsuite.plugin import recorder
 
 if TYPE_CHECKING:
     from perfsuite.experiments.rank_session import Session
-    from perfsuite.records.cell import CellLine, Outcome
+    from perfsuite.records.cell import Outcome
     from perfsuite.records.equivalence import EquivalenceReport
     from perfsuite.records.recipe import Recipe
     from perfsuite.records.workload import Workload
@@ -39,9 +39,8 @@ class Runner(Protocol):
     def checks_numerics(self) -> bool:
         """Whether cells are checked before they are timed."""
 
-    @property
-    def finished(self) -> Mapping[str, CellLine]:
-        """Cells that need no second run, by node id."""
+    def finished_outcome(self, name: str) -> Outcome | None:
+        """Return what was measured of a cell that needs no second run; None of any other."""
 
 
 # Returns the runner, which is made when the first test needs it.
@@ -182,7 +181,6 @@ def _recorded(
     item: pytest.Item, benchmark: Any, runner: Runner, run: Callable[[bool], Outcome]
 ) -> Outcome:
     """Return what a cell came to, and have pytest-benchmark record it."""
-    from perfsuite.plugin.resume import finished_outcome
     from perfsuite.records.cell import to_plain
 
     if OUTCOME in item.stash:
@@ -190,7 +188,7 @@ def _recorded(
             f"{item.nodeid} has measured a cell already, and a test has one place to store its "
             "times; parametrize the test, or write another"
         )
-    outcome = finished_outcome(runner.finished, item.nodeid)
+    outcome = runner.finished_outcome(item.nodeid)
     if outcome is None:
         outcome = run(recorder.is_recorded(item))
     benchmark.extra_info["perfsuite"] = to_plain(outcome.record)

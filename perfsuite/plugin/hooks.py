@@ -17,8 +17,8 @@ from perfsuite.plugin import fixtures, options, recorder
 from perfsuite.plugin.output import HeldOutput
 
 if TYPE_CHECKING:
-    from perfsuite.plugin.choices import Choices
-    from perfsuite.plugin.measured_session import MeasuredSession
+    from perfsuite.plugin.session.choices import Choices
+    from perfsuite.plugin.session.measured_session import MeasuredSession
 
 # Read by the gate in the launches of both arms, which may have another perfsuite than the gate.
 TAKES_TURNS = 2
@@ -92,8 +92,8 @@ class Ownership:
         return not is_alone and not self._is_arm and self.environ["RANK"] != "0"
 
     def _resolve(self) -> Choices:
-        from perfsuite.plugin.choices import resolve
-        from perfsuite.plugin.sharding import refuse_own_choices
+        from perfsuite.plugin.session.choices import resolve
+        from perfsuite.plugin.session.sharding import refuse_own_choices
 
         try:
             choices = resolve(self._config, self.environ)
@@ -133,7 +133,7 @@ class Ownership:
         Raises:
             pytest.UsageError: What the options say cannot be done.
         """
-        from perfsuite.plugin.measured_session import begin
+        from perfsuite.plugin.session.measured_session import begin
 
         try:
             self._choices = self._choices or self._resolve()

@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-from perfsuite.plugin.saving import WRITTEN_RUN
+from perfsuite.plugin.session.saving import WRITTEN_RUN
 from perfsuite.report.formats.folder import PAGE
 
 _COMMAND = (sys.executable, "-c", "from perfsuite.cli.app import main; main()", "report")

@@ -23,7 +23,7 @@ from perfsuite.errors import WriteError
 from perfsuite.experiments.rank_session import Session
 from perfsuite.gate.baselines.accepted import Removal, append_entry, prune, read_accepted
 from perfsuite.gate.baselines.select import save_run
-from perfsuite.plugin import saving
+from perfsuite.plugin.session import saving
 from perfsuite.records.cell import decode_line
 from perfsuite.system.files import append_line, write_atomically
 from perfsuite.system.timing_lock import TimingLock

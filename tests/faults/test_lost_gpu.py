@@ -10,7 +10,7 @@ import pytest
 from perfsuite.errors import DeviceError
 from perfsuite.experiments import rank_session
 from perfsuite.gate.baselines.select import choose_runs
-from perfsuite.plugin import saving
+from perfsuite.plugin.session import saving
 
 LOST = "a GPU does not answer: GPU is lost (NVML); look for Xid in the kernel's log (dmesg)"
 

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from perfsuite.plugin.saving import put_stamp
+from perfsuite.plugin.session.saving import put_stamp
 from perfsuite.records.cell import Counts, Memory, Operator, StageTimes
 from perfsuite.records.run_file import (
     RunHead,

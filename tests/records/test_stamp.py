@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from perfsuite.plugin.saving import put_stamp
+from perfsuite.plugin.session.saving import put_stamp
 from perfsuite.records.run_file import RunStamp
 from perfsuite.records.shard import ShardStamp
 from perfsuite.system.environment import is_pull_request

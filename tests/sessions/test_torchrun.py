@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from perfsuite.plugin.torchrun import first_difference
+from perfsuite.plugin.session.torchrun import first_difference
 from perfsuite.records.cell import CellLine, decode_line
 
 ROOT = Path(__file__).parent.parent.parent

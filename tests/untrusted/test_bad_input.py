@@ -27,9 +27,9 @@ from bad_inputs import (
 from perfsuite import Recipe, Workload
 from perfsuite.cli import app
 from perfsuite.errors import PerfsuiteError, RecipeError, SettingError, WorkloadError
-from perfsuite.plugin import markers
-from perfsuite.plugin.choices import resolve
-from perfsuite.plugin.markers import marker_arguments
+from perfsuite.plugin.session import markers
+from perfsuite.plugin.session.choices import resolve
+from perfsuite.plugin.session.markers import marker_arguments
 from perfsuite.records.workload import find_workload
 
 GIVEN = [(name, text) for name, (texts, _) in OPTIONS.items() for text in texts]

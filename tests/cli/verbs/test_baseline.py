@@ -16,7 +16,7 @@ from pytest_benchmark.utils import get_machine_id
 from perfsuite.cli import app
 from perfsuite.cli.verbs import baseline
 from perfsuite.gate.baselines.accepted import Increase, Removal, Rename, Slowdown, read_accepted
-from perfsuite.plugin import saving
+from perfsuite.plugin.session import saving
 
 HERE = "0123456789ab"
 ELSEWHERE = "ba9876543210"

@@ -177,7 +177,7 @@ def test_a_mistake_is_one_line(
 # --- perfsuite run ---
 
 A_SESSION_THAT_WROTE = """
-    from perfsuite.plugin.saving import WRITTEN_RUN, WrittenRun
+    from perfsuite.plugin.session.saving import WRITTEN_RUN, WrittenRun
 
     def pytest_sessionfinish(session):
         path = session.config.rootpath / "results" / "run.json"

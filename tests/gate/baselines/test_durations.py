@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from perfsuite.gate.baselines.durations import read_durations
-from perfsuite.plugin.saving import put_stamp
+from perfsuite.plugin.session.saving import put_stamp
 from perfsuite.records.run_file import RunStamp
 
 OLD, NEW = "a" * 40, "b" * 40

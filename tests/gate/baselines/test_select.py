@@ -13,7 +13,7 @@ from pytest_benchmark.utils import get_machine_id
 
 from perfsuite.errors import SettingError, WriteError
 from perfsuite.gate.baselines.select import Choice, choose_runs, save_run
-from perfsuite.plugin.saving import put_stamp
+from perfsuite.plugin.session.saving import put_stamp
 from perfsuite.records.run_file import RunStamp
 from perfsuite.records.shard import ShardStamp
 

@@ -12,7 +12,7 @@ from typing import Any
 from perfsuite.gate.baselines.accepted import Accepted, read_accepted
 from perfsuite.gate.baselines.screen import Candidate
 from perfsuite.gate.baselines.stored_verdict import History, read_history
-from perfsuite.plugin.saving import put_stamp
+from perfsuite.plugin.session.saving import put_stamp
 from perfsuite.records.cell import Counts
 from perfsuite.records.run_file import RunStamp, StoredCell, StoredRun
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from perfsuite.errors import SettingError
-from perfsuite.plugin.choices import MATRICES, one_of
 from perfsuite.plugin.fixtures import is_cell
 from perfsuite.plugin.recorder import is_benchmark
+from perfsuite.plugin.session.choices import MATRICES, one_of
 from perfsuite.units import parse_ratio, parse_seconds
 
 _MARKER_PARSERS: dict[str, tuple[Callable[[Any], Any], str]] = {

@@ -12,7 +12,7 @@ from gated_repository import SLOW_SHOP, TWO_CELLS, make_shop
 
 from perfsuite.gate.request import GateRequest
 from perfsuite.gate.run_gate import GateResult
-from perfsuite.plugin import gate, saving
+from perfsuite.plugin.session import gate, saving
 from perfsuite.records.verdict import CellVerdict
 from perfsuite.report.runs import read_runs
 from perfsuite.report.shards import merge_shards

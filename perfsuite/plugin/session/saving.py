@@ -18,7 +18,7 @@ import pytest
 
 from perfsuite.errors import DeviceError, ExitCode, WriteError
 from perfsuite.plugin import recorder
-from perfsuite.plugin.storage import encode_run, use_storage
+from perfsuite.plugin.session.storage import encode_run, use_storage
 from perfsuite.records.run_file import STAMP_KEY, RunStamp
 from perfsuite.records.shard import ShardStamp
 from perfsuite.records.verdict import VerdictWord

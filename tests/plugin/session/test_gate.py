@@ -11,7 +11,7 @@ import pytest
 from perfsuite.gate.baselines.stored_verdict import History
 from perfsuite.gate.request import GateRequest
 from perfsuite.gate.run_gate import GateResult
-from perfsuite.plugin import gate, saving
+from perfsuite.plugin.session import gate, saving
 from perfsuite.records.verdict import CellVerdict
 from perfsuite.report.model import report_on_runs
 from perfsuite.report.runs import read_runs

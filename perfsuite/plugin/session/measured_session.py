@@ -25,14 +25,16 @@ from perfsuite.errors import (
     WriteError,
 )
 from perfsuite.experiments.rank_session import Session
-from perfsuite.plugin import markers, phases, recorder, saving, sharding
-from perfsuite.plugin.choices import Choices
+from perfsuite.plugin import recorder
 from perfsuite.plugin.fixtures import OUTCOME, is_cell
-from perfsuite.plugin.gate import SessionGate, refuse_silent_passes
 from perfsuite.plugin.output import say
-from perfsuite.plugin.storage import STORAGE
-from perfsuite.plugin.torchrun import TorchrunSession
-from perfsuite.records.cell import CellLine, encode_line
+from perfsuite.plugin.session import markers, phases, saving, sharding
+from perfsuite.plugin.session.choices import Choices
+from perfsuite.plugin.session.gate import SessionGate, refuse_silent_passes
+from perfsuite.plugin.session.resume import finished_outcome
+from perfsuite.plugin.session.storage import STORAGE
+from perfsuite.plugin.session.torchrun import TorchrunSession
+from perfsuite.records.cell import CellLine, Outcome, encode_line
 from perfsuite.records.verdict import VerdictWord, exit_code
 from perfsuite.report.rows import not_exercised_lines
 from perfsuite.report.summary import verdict_sentence
@@ -121,6 +123,14 @@ class MeasuredSession:
     def finished(self) -> Mapping[str, CellLine]:
         """Cells that were measured before torchrun started the ranks again."""
         return {} if self._torchrun is None else self._torchrun.finished
+
+    def finished_outcome(self, name: str) -> Outcome | None:
+        """Return what was measured of a cell before torchrun started the ranks again, if it was.
+
+        Raises:
+            PerfsuiteError: The cell failed then.
+        """
+        return finished_outcome(self.finished, name)
 
     @property
     def _has_lost_a_rank(self) -> bool:

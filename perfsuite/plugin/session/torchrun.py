@@ -24,8 +24,8 @@ from perfsuite.errors import ExitCode, LostRankError, WriteError
 from perfsuite.plugin import recorder
 from perfsuite.plugin.fixtures import RUNNER
 from perfsuite.plugin.output import HeldOutput, say
-from perfsuite.plugin.phases import PhaseOutcome, end_of
-from perfsuite.plugin.resume import keep_finished
+from perfsuite.plugin.session.phases import PhaseOutcome, end_of
+from perfsuite.plugin.session.resume import keep_finished
 from perfsuite.ranks.torchrun.membership import Membership
 from perfsuite.ranks.torchrun.peers import Peers
 from perfsuite.records.cell import CellLine

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from perfsuite.gate.baselines.select import choose_runs
-from perfsuite.plugin import saving
-from perfsuite.plugin.saving import RunSaver, drop_volatile_facts
+from perfsuite.plugin.session import saving
+from perfsuite.plugin.session.saving import RunSaver, drop_volatile_facts
 from perfsuite.system import environment
 
 # A plain suite is perfsuite's to stamp and to store where one of its settings is given.

@@ -23,12 +23,12 @@ from perfsuite.gate.judge.trial import draw_seed
 from perfsuite.gate.noise import read_noise
 from perfsuite.gate.request import GateRequest
 from perfsuite.gate.run_gate import ACCEPTED_FILE, HIDDEN, GateResult, run_gate
-from perfsuite.plugin.choices import GateChoices
-from perfsuite.plugin.markers import marker_arguments
 from perfsuite.plugin.recorder import benchmarks_of, is_benchmark
-from perfsuite.plugin.saving import RunSaver
-from perfsuite.plugin.sharding import Sharding
-from perfsuite.plugin.storage import STORAGE
+from perfsuite.plugin.session.choices import GateChoices
+from perfsuite.plugin.session.markers import marker_arguments
+from perfsuite.plugin.session.saving import RunSaver
+from perfsuite.plugin.session.sharding import Sharding
+from perfsuite.plugin.session.storage import STORAGE
 from perfsuite.records.cell import CellRecord, samples_of_step
 from perfsuite.records.verdict import CellVerdict
 
