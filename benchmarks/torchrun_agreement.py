@@ -35,6 +35,7 @@ from perfsuite.experiments.settings import Settings
 from perfsuite.ranks.torchrun.membership import read_membership
 from perfsuite.ranks.torchrun.peers import Peers
 from perfsuite.records.cell import Outcome
+from perfsuite.stats.intervals import robust_sd
 from perfsuite.units import format_seconds
 
 _MAX_DIFFERENCE_RATIO = 0.03
@@ -133,7 +134,7 @@ def _show(cell: str, pairs: list[tuple[Outcome, Outcome]]) -> list[str]:
     fastest = [tuple(min(one.step_times_s) for one in pair) for pair in pairs]
     ratios = [together / alone for alone, together in fastest]
     ratio = statistics.median(ratios)
-    spread = intervals.robust_sd([math.log(one) for one in ratios])
+    spread = robust_sd([math.log(one) for one in ratios])
     error = math.sqrt(math.pi / 2 / len(ratios)) * spread  # of a median of normal samples
     counts = {outcome.record.counts for pair in pairs for outcome in pair}
     typer.echo(
