@@ -49,11 +49,7 @@ class Board:
     """The slots of all ranks of one group, in one mapped file."""
 
     def __init__(self, path: Path, world_size: int) -> None:
-        """Map the file; it is created where it does not exist.
-
-        Raises:
-            WriteError: There is no room for it; names its path and the reason.
-        """
+        """Map the file, made where it does not exist; raises a WriteError where no room is left."""
         size = world_size * _SLOT_BYTES
         try:
             with path.open("a+b") as file:

@@ -14,7 +14,6 @@ class Hardware:
     Attributes:
         num_gpus: CUDA devices that the ranks see.
         compute_capability: Of the first of them, (9, 0) for an H100; None without one.
-        has_horovod: Whether the package horovod can be imported.
         num_cores: Processors that the ranks may use; None if unknown.
     """
 

@@ -32,14 +32,10 @@ class ProfileStages(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
     def as_rows(self) -> list[tuple[str, float]]:
         """Return the stages that are not None by their names in reports, in a step's order."""
-        rows = {
-            "load": self.load,
-            "forward": self.forward,
-            "loss + backward": self.loss_backward,
-            "evaluation": self.evaluation,
-            "other": self.other,
-        }
-        return [(name, seconds) for name, seconds in rows.items() if seconds is not None]
+        stages = (
+            (name.replace("_", " + "), getattr(self, name)) for name in self.__struct_fields__
+        )
+        return [(name, seconds) for name, seconds in stages if seconds is not None]
 
 
 class Epoch(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -63,8 +59,7 @@ class NonFinite(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     """The first step with a loss, or with a gradient, that was NaN or infinite on any rank.
 
     Attributes:
-        epoch: Counted from 1.
-        step: Its number in that epoch, from 1.
+        step: Its number in that epoch; both count from 1.
     """
 
     what: Literal["loss", "gradient"]

@@ -34,13 +34,7 @@ _MEMORY_MOVED: Final = 0.02
 
 @dataclass(frozen=True, kw_only=True)
 class Advice:
-    """One finding.
-
-    Attributes:
-        evidence: The numbers that it follows from.
-        rule: The condition, in words.
-        cells: Names of the cells that it is about.
-    """
+    """One finding, the numbers that it follows from, the rule in words, and its cells' names."""
 
     text: str
     evidence: str
@@ -80,7 +74,7 @@ def is_slower(slow: Row, fast: Row) -> bool:
 
 
 def _standard_error(row: Row) -> float:
-    """The standard error of the median of the rounds, in seconds."""
+    """The standard error of the median of the rounds."""
     return _MEDIAN_OVER_MEAN * intervals.robust_sd(row.rounds_s) / math.sqrt(len(row.rounds_s))
 
 

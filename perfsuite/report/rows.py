@@ -10,7 +10,7 @@ import dataclasses
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any, Final, Generic, TypeVar
 
 from perfsuite import units
@@ -31,10 +31,7 @@ class HistoryPoint:
 
     Attributes:
         when: When the run was saved, for people.
-        commit: All digits of its commit, None where the file names none.
-        step_time_s: Median of the rounds.
         is_accepted: Only a reviewed exception let the cell through there.
-        is_dirty: Whether the tree had uncommitted changes.
     """
 
     when: str
@@ -109,12 +106,7 @@ class Row:
 
 
 def recipe_of(record: CellRecord) -> Recipe:
-    """Return how a recorded cell was trained.
-
-    Raises:
-        RecipeError: A value is not allowed.
-        TypeError: A recipe has no such field.
-    """
+    """Return how a cell was trained; RecipeError for a bad value, TypeError for a bad field."""
     fields: dict[str, Any] = {**record.recipe}
     return Recipe(**fields)
 
@@ -221,6 +213,7 @@ COLUMNS: Final[tuple[Column[Row], ...]] = (
     Column("collectives", "collectives", _attribute("record.counts.collectives")),
 )
 _BY_KEY: Final = {column.key: column for column in COLUMNS}
+RECIPE_FIELDS: Final = tuple(field.name for field in dataclasses.fields(Recipe))
 
 
 def columns_of(*keys: str) -> tuple[Column[Row], ...]:
@@ -231,12 +224,6 @@ def columns_of(*keys: str) -> tuple[Column[Row], ...]:
 def filled(columns: Sequence[Column[T]], rows: Sequence[T]) -> tuple[Column[T], ...]:
     """Return the columns in which any row has a value."""
     return tuple(column for column in columns if any(column.value(row) is not None for row in rows))
-
-
-@cache
-def recipe_fields() -> tuple[str, ...]:
-    """Return the names of a recipe's fields, in order."""
-    return tuple(field.name for field in dataclasses.fields(Recipe))
 
 
 def not_exercised_lines(lines: Sequence[CellLine]) -> list[str]:

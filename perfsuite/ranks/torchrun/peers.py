@@ -47,7 +47,7 @@ class MessengerStart:
     Attributes:
         membership: The place of its controller.
         controller: Process id of its controller.
-        folder: Temporary folder of its own, for its log.
+        folder: Of its log.
         arrival_s: How long another messenger may take to come.
         silence_s: How long one that has come may be silent before it counts as lost.
     """
@@ -61,11 +61,7 @@ class MessengerStart:
 
 @dataclass(frozen=True)
 class SessionBroken:
-    """A messenger's last message, after the pickled broadcasts: no further one will come.
-
-    Attributes:
-        reason: Which rank is gone, or that the store is.
-    """
+    """A messenger's last message after the broadcasts: which rank is gone, or that the store is."""
 
     reason: str
 
@@ -75,11 +71,7 @@ class Peers:
 
     They go through phases together; broadcasts of one phase are forgotten in the next. Every method
     that waits for others, and `receive`, raises LostRankError when a rank, its value or the store
-    will never come.
-
-    Attributes:
-        membership: This one's place among them.
-        phase: How many phases all have ended.
+    will never come. `phase` counts those that all have ended.
     """
 
     def __init__(self, membership: Membership, *, silence_s: float = _SILENCE_S) -> None:

@@ -42,11 +42,7 @@ class Training:
 
 
 def read_trainings(paths: Sequence[Path]) -> tuple[Training, ...]:
-    """Return the trainings that files hold.
-
-    Raises:
-        SettingError: A file holds no valid profile; names the file and the reason.
-    """
+    """Return the trainings of files; raises a SettingError for one without a valid profile."""
     return tuple(map(_read_training, paths))
 
 

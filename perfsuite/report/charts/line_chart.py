@@ -77,19 +77,10 @@ def draw_lines(
     x_axis: Axis | None = None,
     y_axis: Axis | None = None,
 ) -> Picture:
-    """Return a chart.
+    """Return a chart of at least one point; `kind` is for its label, `axes` names x and y.
 
-    Args:
-        lines: At least one point in all.
-        kind: What sort of chart it is, for the label.
-        title: What it is about.
-        axes: Names of x and y.
-        write_y: Value on the y axis -> text.
-        write_x: Value on the x axis -> text; without it x counts something.
-        x_axis: From 0 unless given.
-        y_axis: From 0 unless given.
+    Both axes begin at 0 unless given. Without `write_x`, x counts something.
     """
-    # Without a unit it counts something: devices, workers, steps, epochs.
     least_step = 0.0 if write_x else 1.0
     write_x = write_x or write_number
     across = x_axis or linear(max(x for line in lines for x, _ in line.points), 1.0, least_step)

@@ -36,12 +36,7 @@ _LEAST_SIZE_RATIO: Final = 4
 
 @dataclass(frozen=True, kw_only=True)
 class AllReduce:
-    """One measured all_reduce.
-
-    Attributes:
-        num_bytes: Of each rank.
-        time_s: Of the slowest rank.
-    """
+    """One measured all_reduce: the bytes of each rank, and the time of the slowest."""
 
     world_size: int
     num_bytes: int
@@ -79,13 +74,10 @@ class NoModel:
 
 @dataclass(frozen=True, kw_only=True)
 class HeldOut:
-    """What the parameters from all other measurements say of those that were left out.
+    """What the parameters from all other measurements say of those that share a value of an axis.
 
-    Attributes:
-        axis: What those left out have in common.
-        value: World size, or bytes.
-        ratios: Predicted over measured time of each; empty where the others give no parameters.
-        reason: Why they give none.
+    `ratios` are the predicted over the measured time of each; empty where the others give no
+    parameters, for this `reason`.
     """
 
     axis: Literal["world_size", "num_bytes"]

@@ -115,7 +115,7 @@ class ScalingPoint:
     """One cell of a series, against the base of the series.
 
     Attributes:
-        efficiency: Its samples per second and device over those of the base; None of the base.
+        efficiency: Samples per second and device over the base's; None of the base.
         forward_ratio: Seconds of forward for a sample of a device, over the base's; None where
             forward communicates, or was not measured.
         exposed_ratio: The part of the step that waits for communication; None where the stages do

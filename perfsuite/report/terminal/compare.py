@@ -31,11 +31,7 @@ def comparison_table(
 ) -> str:
     """Return the table of two records as text; each argument has the keys "a" and "b".
 
-    Args:
-        names: What is different in each.
-        step_times_s: Seconds of an iteration.
-        num_samples: Of an iteration.
-        records: The measured cells.
+    Times and samples are those of an iteration, and names say what is different in each.
     """
     columns = [("", False), *((f"{side}: {names[side]}", True) for side in ("a", "b"))]
     rows = [
