@@ -148,7 +148,6 @@ class RankGroup:
         return list(received.values())
 
     def _reply_of(self, rank: int) -> Reply | Died:
-        """Return the reply of a rank; its pipe or its sentinel is ready."""
         try:
             if self._pipes[rank].poll():
                 reply: Reply = self._pipes[rank].recv()
@@ -258,7 +257,9 @@ class RankGroup:
         left = [one for rank in self._running.values() for one in (rank, *_descendants(rank))]
         for pipe in self._pipes.values():
             pipe.close()  # a rank that has replied waits for this, and leaves
-        deadline_s = time.monotonic() + (_GRACE_S if self._all_replied() else 0.0)
+        board = self._board
+        have_replied = all(board.read(rank).phase == "finish" for rank in self._ranks)
+        deadline_s = time.monotonic() + (_GRACE_S if have_replied else 0.0)
         for process in self._processes.values():
             process.join(max(0.0, deadline_s - time.monotonic()))
             if process.exitcode is None:
@@ -269,11 +270,6 @@ class RankGroup:
         psutil.wait_procs(left, timeout=_REAPED_S)
         for process in self._processes.values():
             process.join()
-
-    def _all_replied(self) -> bool:
-        return bool(self._processes) and all(
-            self._board.read(rank).phase == "finish" for rank in self._ranks
-        )
 
 
 def _descendants(process: psutil.Process) -> list[psutil.Process]:

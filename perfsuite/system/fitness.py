@@ -106,7 +106,6 @@ def _foreign_cpu_s() -> dict[tuple[int, float], float]:
 
 
 def _read_gpus() -> tuple[dict[str, float], tuple[int, ...]]:
-    """Return how long each visible GPU was throttled, and the processes that use any of them."""
     throttled_s: dict[str, float] = {}
     users: set[int] = set()
     with visible_handles() as handles:
