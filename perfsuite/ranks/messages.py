@@ -145,9 +145,7 @@ class MeasurePlan:
 class RunCell:
     """Job: build a cell, warm it up, measure it, count it.
 
-    Attributes:
-        workload: None where the activity has none.
-        message_bytes: Size of the tensor that "all_reduce" reduces; None for other activities.
+    `message_bytes` is the size of the tensor that "all_reduce" reduces; others have none.
     """
 
     workload: bytes | None
@@ -242,8 +240,7 @@ class CellMeasured:
     Attributes:
         losses: Losses of the first optimizer steps; None on a rank that holds no loss.
         global_batch_size: Samples of one iteration over all ranks; None if it has no samples.
-        peak: Memory of one iteration on this rank; None where nothing was counted.
-        operators: The costliest of one iteration on this rank; None where nothing was counted.
+        peak: Of one iteration, as `operators`; None where nothing was counted.
         missing: Why a number is None, by its name in the record.
     """
 
@@ -300,7 +297,6 @@ class ProfileTaken:
     """Reply to `RunProfile`: what one rank saw of its training.
 
     Attributes:
-        evaluated_split: None where nothing was evaluated.
         output: None on every rank but the first.
         missing: Why a field of the profile is None, by its name.
     """

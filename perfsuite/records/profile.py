@@ -70,10 +70,7 @@ class NonFinite(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 class Communication(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Seconds with a collective of rank 0 under way in the profiled steps.
 
-    Attributes:
-        total_s: Seconds with at least one collective under way.
-        exposed_s: The part of `total_s` without an operator that computed.
-        overlapped_s: The rest of `total_s`.
+    `exposed_s` is the part of `total_s` without an operator that computed.
     """
 
     total_s: float
@@ -133,7 +130,6 @@ class ProfilerOutput(msgspec.Struct, frozen=True, kw_only=True):
     """What `torch.profiler` saw of some steps on rank 0.
 
     Attributes:
-        operators: The costliest of them.
         communication: None where it cannot be measured.
         trace: A Chrome trace of the steps, JSON.
         operator_table: All operators as `torch.profiler` prints them.

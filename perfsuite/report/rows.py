@@ -50,7 +50,6 @@ class Row:
         step_time_s: Median of the rounds in seconds per iteration; None where none was measured.
         rounds_s: Each round; empty where the file keeps none.
         record: What perfsuite knows beside the time; None for a plain benchmark.
-        verdict: What the gate decided; None where no gate ran.
         note: What numbers do not say: why, or what moved.
         history: The runs of the same environment that measured the cell, oldest first.
         is_from_older_run: Whether the newest run has no such cell.
@@ -143,8 +142,6 @@ class Column(Generic[T]):
     Attributes:
         key: Its name in code, CSV and JSON, with its unit.
         title: Its name for people.
-        value: The raw value, None where it is not available.
-        write: Raw value -> text.
         is_number: Whether it is aligned to the right, and sorted by size.
         missing: What people read where there is no value.
     """

@@ -31,7 +31,6 @@ class Reading:
     """The sensors at one moment; counters, to be subtracted from each other.
 
     Attributes:
-        at_s: By the monotonic clock.
         cpu_s: Processor seconds of every foreign process, by process id and start.
         total_s: Processor seconds that the machine had to give.
         stolen_s: The part of them that the hypervisor gave to other machines.

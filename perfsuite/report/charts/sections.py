@@ -44,12 +44,7 @@ class Picture:
 
 @dataclass(frozen=True, kw_only=True)
 class Grid:
-    """A table whose cells are text already.
-
-    Attributes:
-        columns: Title of each column, and whether it holds numbers.
-        rows: As many texts each as there are columns.
-    """
+    """A table of texts; each column has a title, and says whether it holds numbers."""
 
     title: str
     columns: tuple[tuple[str, bool], ...]
@@ -58,13 +53,7 @@ class Grid:
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """Charts, tables and notes on one subject.
-
-    Attributes:
-        charts: The first of them.
-        num_left_out: How many there are beside those.
-        notes: What numbers alone do not say, a sentence each.
-    """
+    """Charts, tables and notes on one subject; `num_left_out` further charts are not drawn."""
 
     title: str
     charts: tuple[Picture, ...]

@@ -17,9 +17,12 @@ import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Final, Literal
 
 from perfsuite.units import format_bytes, format_seconds
+
+Axis = Literal["world_size", "num_bytes"]
 
 FORMULA: Final = "t(p, n) = 2 (p - 1) alpha + 2 (p - 1) / p n beta"
 SOURCE: Final = "a ring, Thakur, Rabenseifner and Gropp 2005"
@@ -80,7 +83,7 @@ class HeldOut:
     parameters, for this `reason`.
     """
 
-    axis: Literal["world_size", "num_bytes"]
+    axis: Axis
     value: int
     ratios: tuple[float, ...]
     reason: str | None = None
@@ -133,10 +136,7 @@ def hold_out(measured: Sequence[AllReduce]) -> tuple[HeldOut, ...]:
     A value that all measurements share cannot be left out, so it is not among them.
     """
     usable = list(filter(is_usable, measured))
-    return (
-        *_leave_out(usable, "world_size", lambda one: one.world_size),
-        *_leave_out(usable, "num_bytes", lambda one: one.num_bytes),
-    )
+    return (*_leave_out(usable, "world_size"), *_leave_out(usable, "num_bytes"))
 
 
 def prediction_ratios(model: RingModel, measured: Sequence[AllReduce]) -> tuple[float, ...]:
@@ -200,11 +200,8 @@ def describe(model: RingModel) -> str:
     )
 
 
-def _leave_out(
-    measured: Sequence[AllReduce],
-    axis: Literal["world_size", "num_bytes"],
-    value_of: Callable[[AllReduce], int],
-) -> Iterator[HeldOut]:
+def _leave_out(measured: Sequence[AllReduce], axis: Axis) -> Iterator[HeldOut]:
+    value_of: Callable[[AllReduce], int] = attrgetter(axis)
     values = sorted(set(map(value_of, measured)))
     for value in values if len(values) > 1 else ():
         fitted = fit_ring([one for one in measured if value_of(one) != value])
