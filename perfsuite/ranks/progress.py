@@ -27,13 +27,7 @@ _SLOT_BYTES = 64
 
 @dataclass(frozen=True, kw_only=True)
 class Position:
-    """Where a rank was at its last mark.
-
-    Attributes:
-        num_marks: Grows with every mark; equal twice means no progress between.
-        stage: None outside of a step.
-        step: Optimizer steps begun so far.
-    """
+    """Where a rank was at its last mark; `step` counts the optimizer steps that it has begun."""
 
     num_marks: int
     phase: str

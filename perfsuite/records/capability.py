@@ -12,7 +12,6 @@ class Hardware:
     """The machine as far as it decides whether a cell can run, on "cpu" or "cuda".
 
     Attributes:
-        num_gpus: CUDA devices that the ranks see.
         compute_capability: Of the first of them, (9, 0) for an H100; None without one.
         num_cores: Processors that the ranks may use; None if unknown.
     """

@@ -44,8 +44,7 @@ class Epoch(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     Attributes:
         loss: Mean over its steps and over data-parallel ranks; None where one is not finite.
         duration_s: Its evaluation included.
-        accuracy: After the epoch, None where there is none.
-        metrics: After the epoch, as `Profile.metrics`.
+        accuracy: After the epoch, as the metrics.
     """
 
     loss: float | None
@@ -130,7 +129,6 @@ class ProfilerOutput(msgspec.Struct, frozen=True, kw_only=True):
     """What `torch.profiler` saw of some steps on rank 0.
 
     Attributes:
-        communication: None where it cannot be measured.
         trace: A Chrome trace of the steps, JSON.
         operator_table: All operators as `torch.profiler` prints them.
         memory_summary: That of the allocator on CUDA, the operators' allocations on a CPU.

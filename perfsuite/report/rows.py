@@ -27,12 +27,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class HistoryPoint:
-    """What one of several runs measured of a cell.
-
-    Attributes:
-        when: When the run was saved, for people.
-        is_accepted: Only a reviewed exception let the cell through there.
-    """
+    """What one of several runs measured of a cell; `is_accepted` by a reviewed exception alone."""
 
     when: str
     commit: str | None

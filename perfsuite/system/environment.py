@@ -44,10 +44,8 @@ _OWN_VARIABLES: Final = {"GLOO_SOCKET_IFNAME": "lo"}
 def describe_host(environ: Mapping[str, str], num_cores: int) -> Environment:
     """Return the environment of a whole session, whatever its tests measure.
 
-    It holds the GPUs that the session sees and their driver; the CPU's model and the cores that the
-    session may use; Python's minor version; the versions of torch and numpy; and the variables that
-    change their speed. CUDA's libraries and torch's settings, which only a rank knows, are in the
-    fingerprint of each cell.
+    CUDA's libraries and torch's settings, which only a rank knows, are in the fingerprint of each
+    cell.
     """
     return Environment(
         accelerators=tuple(map(describe_gpu, visible_gpus(environ))),

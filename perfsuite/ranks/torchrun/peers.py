@@ -42,14 +42,9 @@ _SESSION = -1
 
 @dataclass(frozen=True, kw_only=True)
 class MessengerStart:
-    """What a messenger is started with.
+    """What a messenger is started with: its controller's place and process, and a log's folder.
 
-    Attributes:
-        membership: The place of its controller.
-        controller: Process id of its controller.
-        folder: Of its log.
-        arrival_s: How long another messenger may take to come.
-        silence_s: How long one that has come may be silent before it counts as lost.
+    Another one may take `arrival_s` to come, and is lost when it is silent for `silence_s`.
     """
 
     membership: Membership

@@ -27,13 +27,7 @@ class Text:
 
 @dataclass(frozen=True, kw_only=True)
 class Picture:
-    """A picture.
-
-    Attributes:
-        label: What it shows, for those who cannot see it.
-        paths: Style class and outline of each path, drawn in order.
-        texts: Drawn last.
-    """
+    """Paths of a style class and an outline, texts over them, and a label that says it in words."""
 
     label: str
     width: float

@@ -35,12 +35,7 @@ _MOST_WORKERS: Final = 10**6
 
 @dataclass(frozen=True, kw_only=True)
 class ScaledCell:
-    """One recipe over one batch, however often it was launched.
-
-    Attributes:
-        rows: Its launches in one session, or in several tests of it; the first is shown.
-        global_batch_size: Samples of one step over all devices.
-    """
+    """One recipe over one batch of all devices, with a row for each launch; the first is shown."""
 
     rows: tuple[Row, ...]
     global_batch_size: int
