@@ -52,10 +52,7 @@ class LevelChange:
 
 @dataclass(frozen=True, kw_only=True)
 class Trend:
-    """Steps of a series, and a drift of its logarithm a week beside them, or None.
-
-    `detrended` are the logarithms of the values, without the drift.
-    """
+    """Steps of a series, a drift of its logarithm a week, and the logarithms without the drift."""
 
     steps: tuple[LevelChange, ...]
     drift: Drift | None

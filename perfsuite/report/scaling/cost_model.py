@@ -86,9 +86,7 @@ class Scaling:
 
     def expect(self, series: ScalingSeries, point: ScalingPoint) -> Estimate | None:
         """What the model says of a cell that was measured; None of the base."""
-        if point is series.base:
-            return None
-        return self.predict(series, point.cell.num_devices)
+        return None if point is series.base else self.predict(series, point.cell.num_devices)
 
     def predict(self, series: ScalingSeries, num_devices: int) -> Estimate | None:
         """What the model of the series' environment says; None where there is none."""
