@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copyreg
 import enum
+from dataclasses import KW_ONLY, dataclass
 
 
 class ExitCode(enum.IntEnum):
@@ -77,6 +78,7 @@ class WriteError(PerfsuiteError):
     """A file could not be written; nothing half-written stays."""
 
 
+@dataclass(eq=False, repr=False)
 class RankFailureError(PerfsuiteError):
     """One rank of a group failed; the others were ended because of it.
 
@@ -90,26 +92,18 @@ class RankFailureError(PerfsuiteError):
         lost_peer: Whether it only reports that another rank is gone or late.
     """
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        rank: int,
-        exit_code: int | None = None,
-        signal_name: str | None = None,
-        phase: str | None = None,
-        stage: str | None = None,
-        log_lines: tuple[str, ...] = (),
-        lost_peer: bool = False,
-    ) -> None:
-        super().__init__(message)
-        self.rank = rank
-        self.exit_code = exit_code
-        self.signal_name = signal_name
-        self.phase = phase
-        self.stage = stage
-        self.log_lines = log_lines
-        self.lost_peer = lost_peer
+    message: str
+    _: KW_ONLY
+    rank: int
+    exit_code: int | None = None
+    signal_name: str | None = None
+    phase: str | None = None
+    stage: str | None = None
+    log_lines: tuple[str, ...] = ()
+    lost_peer: bool = False
+
+    def __post_init__(self) -> None:
+        super().__init__(self.message)
 
     def __reduce__(self) -> tuple[object, ...]:
         # As any object's: an exception's own calls __init__ with `args`, where no keyword is.

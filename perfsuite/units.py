@@ -72,9 +72,7 @@ def option_bounds(tolerance: str, limit: str) -> tuple[float, float]:
 
 
 def parse_seconds(text: str) -> float:
-    """Return "50us", "1.5 ms" or "3" (seconds) as seconds; raises ValueError for any other text.
-
-    So it does for a time that is too long for any clock.
+    """Return "50us", "1.5 ms" or "3" as seconds; raises ValueError for other and too long ones.
 
     >>> parse_seconds("50us"), parse_seconds("3"), parse_seconds("1.5 ms")
     (5e-05, 3.0, 0.0015)

@@ -15,7 +15,6 @@ class Rendezvous:
 
     Attributes:
         host: The host of the TCP store that torchrun or rank 0 keeps.
-        port: The store's port.
         prefix: Begins every key of this group in the store, and no key of another group.
         is_on_one_machine: Whether all ranks share one loopback interface.
     """

@@ -79,7 +79,6 @@ class _RunningChain(Generic[T]):
         self._group: RankGroup | None = None
 
     def begin(self) -> None:
-        """Start the first group."""
         self._advance(functools.partial(next, self._chain))
 
     def sources(self) -> Collection[Connection | int]:
@@ -87,7 +86,6 @@ class _RunningChain(Generic[T]):
         return () if self._group is None else self._group.sources()
 
     def poll(self) -> None:
-        """Give the chain its replies when all are there."""
         if self._group is None:
             return
         try:
@@ -99,7 +97,6 @@ class _RunningChain(Generic[T]):
             self._advance(functools.partial(self._chain.send, replies))
 
     def close(self) -> None:
-        """End the group and the chain wherever they are."""
         self._end_group()
         self._chain.close()
 

@@ -18,13 +18,7 @@ from typing import cast
 import psutil
 
 from perfsuite import errors
-from perfsuite.errors import (
-    DataLoadError,
-    NonFiniteError,
-    NotExercisedError,
-    PerfsuiteError,
-    RankFailureError,
-)
+from perfsuite.errors import PerfsuiteError, RankFailureError
 from perfsuite.ranks import bootstrap, failures
 from perfsuite.ranks.assignments import Assignment, all_assignments
 from perfsuite.ranks.failures import Died
@@ -126,11 +120,7 @@ class RankGroup:
         return sources
 
     def poll(self, timeout_s: float) -> list[Reply] | None:
-        """Return every rank's reply in rank order, or None if some are still to come by then.
-
-        Raises:
-            PerfsuiteError: As `run_group` says.
-        """
+        """Return all replies in rank order, None if some are still to come; see `run_group`."""
         received = self._receive(timeout_s)
         if any(isinstance(reply, Failed | Died) for reply in received):
             self._receive_cascade()
@@ -158,7 +148,6 @@ class RankGroup:
         return list(received.values())
 
     def _reply_of(self, rank: int) -> Reply | Died:
-        """Return the reply of a rank; its pipe or its sentinel is ready."""
         try:
             if self._pipes[rank].poll():
                 reply: Reply = self._pipes[rank].recv()
@@ -182,7 +171,7 @@ class RankGroup:
     def _raise_first_failure(self) -> None:
         for reply in self._replies.values():
             if isinstance(reply, Skipped):
-                raise NotExercisedError(reply.reason)
+                raise errors.NotExercisedError(reply.reason)
         failed = {
             rank: reply for rank, reply in self._replies.items() if isinstance(reply, Failed | Died)
         }
@@ -202,7 +191,9 @@ class RankGroup:
         if isinstance(failure, Failed) and failure.is_ours:
             kind: type[PerfsuiteError] = getattr(errors, failure.error)
             # An impossible recipe or workload is the same on every rank; a batch or a loss is not.
-            is_one_ranks = kind in (NonFiniteError, DataLoadError) and self._world_size > 1
+            is_one_ranks = (
+                kind in (errors.NonFiniteError, errors.DataLoadError) and self._world_size > 1
+            )
             where = f" (rank {rank} of {self._world_size})" if is_one_ranks else ""
             raise kind(failure.message + where)
         raise failures.rank_error(
@@ -266,7 +257,9 @@ class RankGroup:
         left = [one for rank in self._running.values() for one in (rank, *_descendants(rank))]
         for pipe in self._pipes.values():
             pipe.close()  # a rank that has replied waits for this, and leaves
-        deadline_s = time.monotonic() + (_GRACE_S if self._all_replied() else 0.0)
+        board = self._board
+        have_replied = all(board.read(rank).phase == "finish" for rank in self._ranks)
+        deadline_s = time.monotonic() + (_GRACE_S if have_replied else 0.0)
         for process in self._processes.values():
             process.join(max(0.0, deadline_s - time.monotonic()))
             if process.exitcode is None:
@@ -277,11 +270,6 @@ class RankGroup:
         psutil.wait_procs(left, timeout=_REAPED_S)
         for process in self._processes.values():
             process.join()
-
-    def _all_replied(self) -> bool:
-        return bool(self._processes) and all(
-            self._board.read(rank).phase == "finish" for rank in self._ranks
-        )
 
 
 def _descendants(process: psutil.Process) -> list[psutil.Process]:

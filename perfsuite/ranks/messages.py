@@ -30,10 +30,9 @@ class TurnChannel:
 
     Attributes:
         path: The gate's Unix socket.
-        arm: The name of the arm.
         planted_ratio: Slowdown of each iteration, 0.05 = 5 %.
         planted_recipe: Changed fields of each recipe: ("precision=fp32",).
-        planted_fault: One of INJECTABLE_FAULTS, in each iteration, else None.
+        planted_fault: One of INJECTABLE_FAULTS, in each iteration.
     """
 
     path: str
@@ -52,13 +51,11 @@ class GroupPolicy:
     """How the ranks of a group are started, and how long their controller waits for them.
 
     Attributes:
-        device: "cpu" or "cuda".
         num_gpus: GPUs that the ranks see; with fewer than ranks they share them through gloo.
         timeout_s: A group without progress for so long is stuck.
         collective_timeout_s: A collective that waits for so long has lost its peer.
         num_threads: Intra-operator threads of a rank. One: two are bimodal by 22 % on small
             machines, and with a fixed number the losses repeat exactly.
-        seed: Seed of each rank before its job.
         import_roots: Folders that come first on the ranks' module path.
         shows_output: Print what the ranks printed when all went well.
         pins_ranks: Give each rank a processor of its own, on a CPU where there are enough.
@@ -82,11 +79,7 @@ class GroupPolicy:
 
 @dataclass(frozen=True, kw_only=True)
 class GroupRequest:
-    """A job, and the fresh group of ranks that is to do it.
-
-    Attributes:
-        needs_group: Whether torch.distributed is to be initialised in the ranks.
-    """
+    """A job for fresh ranks; `needs_group` says whether they initialise torch.distributed."""
 
     job: Job
     world_size: int
@@ -152,9 +145,7 @@ class MeasurePlan:
 class RunCell:
     """Job: build a cell, warm it up, measure it, count it.
 
-    Attributes:
-        workload: None where the activity has none.
-        message_bytes: Size of the tensor that "all_reduce" reduces; None for other activities.
+    `message_bytes` is the size of the tensor that "all_reduce" reduces; others have none.
     """
 
     workload: bytes | None
@@ -171,7 +162,6 @@ class RecordRun:
     Attributes:
         folder: The verification's temporary folder.
         name: "tested", or "twin" for the same run without checkpointing.
-        num_steps: Optimizer steps to record.
         counts_work: Whether to count what one further step runs.
     """
 
@@ -218,11 +208,9 @@ class FunctionReturned:
 
 @dataclass(frozen=True, kw_only=True)
 class RoundTimes:
-    """One rank's own times of one round.
+    """One rank's own times of one round, from the common start to the last synchronisation.
 
-    Attributes:
-        duration_s: From the common start to the last device synchronisation.
-        stages_s: Seconds of the whole round in each stage that was entered.
+    `stages_s` are seconds of the whole round in each stage that was entered.
     """
 
     duration_s: float
@@ -252,8 +240,7 @@ class CellMeasured:
     Attributes:
         losses: Losses of the first optimizer steps; None on a rank that holds no loss.
         global_batch_size: Samples of one iteration over all ranks; None if it has no samples.
-        peak: Memory of one iteration on this rank; None where nothing was counted.
-        operators: The costliest of one iteration on this rank; None where nothing was counted.
+        peak: Of one iteration, as `operators`; None where nothing was counted.
         missing: Why a number is None, by its name in the record.
     """
 
@@ -275,12 +262,7 @@ class RunRecorded:
 
 @dataclass(frozen=True, kw_only=True)
 class RunChecked:
-    """Reply to `CheckRun`.
-
-    Attributes:
-        rows: One for each check that applies.
-        inapplicable: By name, why each of the other checks does not apply.
-    """
+    """Reply to `CheckRun`: the checks that apply, and by name why each other one does not."""
 
     rows: tuple[EquivalenceRow, ...]
     inapplicable: dict[str, str]
@@ -297,8 +279,7 @@ class RankEpoch:
         first_bad_gradient: The first step, from 1, with a gradient that is not finite, else None.
         num_right: Right answers by class, on this rank's share; None where nothing was counted.
         num_there: Samples by class.
-        metric_sums: The workload's own metric by name, summed over this rank's samples.
-        num_scored: The number of those samples.
+        metric_sums: The workload's own metric by name, summed over `num_scored` samples.
     """
 
     duration_s: float
@@ -316,7 +297,6 @@ class ProfileTaken:
     """Reply to `RunProfile`: what one rank saw of its training.
 
     Attributes:
-        evaluated_split: None where nothing was evaluated.
         output: None on every rank but the first.
         missing: Why a field of the profile is None, by its name.
     """
@@ -341,7 +321,7 @@ class Failed:
 
     Attributes:
         error: Name of the exception's class.
-        is_ours: Whether it is one of `perfsuite.errors`; those need no traceback.
+        is_ours: Whether it is one of `perfsuite.errors`, without a traceback.
         lost_peer: Whether it only says that another rank is gone or late.
         at_s: When it was raised, on the machine's monotonic clock.
         lines: The traceback without frames of ours.

@@ -31,10 +31,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 def pack(value: Any, *, by_value: Sequence[ModuleType] = ()) -> bytes:
     """Return `value` as bytes for `unpack` in another process.
 
-    Modules that the other process cannot import, such as a test's own, are sent `by_value`.
-
-    Raises:
-        WorkloadError: It holds something that cannot be pickled.
+    Modules that the other process cannot import, such as a test's own, are sent `by_value`. Raises
+    a WorkloadError where it holds something that cannot be pickled.
     """
     buffer = io.BytesIO()
     with _pickled_by_value(by_value):

@@ -27,13 +27,7 @@ _SLOT_BYTES = 64
 
 @dataclass(frozen=True, kw_only=True)
 class Position:
-    """Where a rank was at its last mark.
-
-    Attributes:
-        num_marks: Grows with every mark; equal twice means no progress between.
-        stage: None outside of a step.
-        step: Optimizer steps begun so far.
-    """
+    """Where a rank was at its last mark; `step` counts the optimizer steps that it has begun."""
 
     num_marks: int
     phase: str
@@ -49,11 +43,7 @@ class Board:
     """The slots of all ranks of one group, in one mapped file."""
 
     def __init__(self, path: Path, world_size: int) -> None:
-        """Map the file; it is created where it does not exist.
-
-        Raises:
-            WriteError: There is no room for it; names its path and the reason.
-        """
+        """Map the file, made where it does not exist; raises a WriteError where no room is left."""
         size = world_size * _SLOT_BYTES
         try:
             with path.open("a+b") as file:

@@ -12,9 +12,7 @@ class Hardware:
     """The machine as far as it decides whether a cell can run, on "cpu" or "cuda".
 
     Attributes:
-        num_gpus: CUDA devices that the ranks see.
         compute_capability: Of the first of them, (9, 0) for an H100; None without one.
-        has_horovod: Whether the package horovod can be imported.
         num_cores: Processors that the ranks may use; None if unknown.
     """
 
@@ -56,27 +54,27 @@ def why_not_exercised(recipe: Recipe, hardware: Hardware) -> str | None:
             f"parallel {recipe.parallel!r}: nn.DataParallel silently runs the plain module on cpu; "
             "it needs a CUDA device"
         )
-    if mode.runs_threads and 1 < hardware.num_gpus < plan.size:
-        return (
-            f"parallel {recipe.parallel!r} needs {plan.size} GPUs, and {hardware.num_gpus} are here"
+    num_gpus, num_cores = hardware.num_gpus, hardware.num_cores
+    needs = ""
+    if mode.runs_threads and 1 < num_gpus < plan.size:
+        needs = f"{plan.size} GPUs, and {num_gpus} are here"
+    elif on_cuda and plan.world_size > num_gpus:
+        needs = (
+            f"{plan.world_size} {'GPU' if plan.world_size == 1 else 'GPUs'}, and {num_gpus} "
+            f"{'is' if num_gpus == 1 else 'are'} here"
         )
-    if on_cuda and plan.world_size > hardware.num_gpus:
-        return (
-            f"parallel {recipe.parallel!r} needs {plan.world_size} "
-            f"{'GPU' if plan.world_size == 1 else 'GPUs'}, and {hardware.num_gpus} "
-            f"{'is' if hardware.num_gpus == 1 else 'are'} here"
+    elif not on_cuda and num_cores and plan.world_size > (most := _MAX_RANKS_PER_CORE * num_cores):
+        needs = (
+            f"{plan.world_size} ranks, and {num_cores} cores take at most {most}, "
+            f"{_MAX_RANKS_PER_CORE} each"
         )
-    most = None if hardware.num_cores is None else _MAX_RANKS_PER_CORE * hardware.num_cores
-    if not on_cuda and most is not None and plan.world_size > most:
-        return (
-            f"parallel {recipe.parallel!r} needs {plan.world_size} ranks, and {hardware.num_cores} "
-            f"cores take at most {most}, {_MAX_RANKS_PER_CORE} each"
-        )
-    if mode.needs_horovod and not hardware.has_horovod:
-        return (
-            f"parallel {recipe.parallel!r} needs the package horovod, which cannot be imported; "
+    elif mode.needs_horovod and not hardware.has_horovod:
+        needs = (
+            "the package horovod, which cannot be imported; "
             f"horovod-like:{plan.size} does the same with torch.distributed"
         )
+    if needs:
+        return f"parallel {recipe.parallel!r} needs {needs}"
     if recipe.precision == "tf32":
         capability = hardware.compute_capability
         if not on_cuda or capability is None or capability < _TF32_CAPABILITY:

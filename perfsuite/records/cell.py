@@ -13,12 +13,7 @@ import msgspec
 
 from perfsuite.records.equivalence import Numerics
 from perfsuite.records.verdict import Verdict
-from perfsuite.system.untrusted import (
-    MOST,
-    Amount,
-    Count,
-    Label,
-)
+from perfsuite.system.untrusted import MOST, Amount, Count, Label
 
 SCHEMA: Final = 1
 RecipeValue = Annotated[int, msgspec.Meta(ge=-MOST, le=MOST)] | float | str | bool | None

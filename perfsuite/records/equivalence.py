@@ -77,8 +77,6 @@ class EquivalenceReport(msgspec.Struct, frozen=True, kw_only=True):
     """The result of `check_equivalence`: whether a recipe computes the same as one process.
 
     Attributes:
-        workload: Name of what was trained.
-        recipe: All fields of the recipe.
         rows: One for each check that applies, or one that says why none could be exercised.
         inapplicable: By name, why each of the other checks does not apply to the recipe.
     """

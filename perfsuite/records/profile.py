@@ -32,14 +32,10 @@ class ProfileStages(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
     def as_rows(self) -> list[tuple[str, float]]:
         """Return the stages that are not None by their names in reports, in a step's order."""
-        rows = {
-            "load": self.load,
-            "forward": self.forward,
-            "loss + backward": self.loss_backward,
-            "evaluation": self.evaluation,
-            "other": self.other,
-        }
-        return [(name, seconds) for name, seconds in rows.items() if seconds is not None]
+        stages = (
+            (name.replace("_", " + "), getattr(self, name)) for name in self.__struct_fields__
+        )
+        return [(name, seconds) for name, seconds in stages if seconds is not None]
 
 
 class Epoch(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -48,8 +44,7 @@ class Epoch(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     Attributes:
         loss: Mean over its steps and over data-parallel ranks; None where one is not finite.
         duration_s: Its evaluation included.
-        accuracy: After the epoch, None where there is none.
-        metrics: After the epoch, as `Profile.metrics`.
+        accuracy: After the epoch, as the metrics.
     """
 
     loss: float | None
@@ -63,8 +58,7 @@ class NonFinite(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     """The first step with a loss, or with a gradient, that was NaN or infinite on any rank.
 
     Attributes:
-        epoch: Counted from 1.
-        step: Its number in that epoch, from 1.
+        step: Its number in that epoch; both count from 1.
     """
 
     what: Literal["loss", "gradient"]
@@ -75,10 +69,7 @@ class NonFinite(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 class Communication(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Seconds with a collective of rank 0 under way in the profiled steps.
 
-    Attributes:
-        total_s: Seconds with at least one collective under way.
-        exposed_s: The part of `total_s` without an operator that computed.
-        overlapped_s: The rest of `total_s`.
+    `exposed_s` is the part of `total_s` without an operator that computed.
     """
 
     total_s: float
@@ -138,8 +129,6 @@ class ProfilerOutput(msgspec.Struct, frozen=True, kw_only=True):
     """What `torch.profiler` saw of some steps on rank 0.
 
     Attributes:
-        operators: The costliest of them.
-        communication: None where it cannot be measured.
         trace: A Chrome trace of the steps, JSON.
         operator_table: All operators as `torch.profiler` prints them.
         memory_summary: That of the allocator on CUDA, the operators' allocations on a CPU.

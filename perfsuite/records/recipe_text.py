@@ -44,12 +44,8 @@ def fields_of(kind: type[Recipe]) -> dict[str, RecipeField]:
 def parse_recipe(option: str, pairs: Sequence[str], *, of: Recipe | None = None) -> Recipe:
     """Return the recipe that `FIELD=VALUE` texts describe; `option` is for messages.
 
-    `of` has the fields that are not named; the default recipe unless given.
-
-    Raises:
-        SettingError: A text is not a pair, names an unknown field or one field twice, or has a
-            value of another type.
-        RecipeError: A value, or a combination, is not allowed.
+    `of` has the fields that are not named; the default recipe unless given. Raises a SettingError
+    for a text that is no such pair, and a RecipeError for a recipe that is not allowed.
 
     >>> recipe = parse_recipe("--a", ["num_workers=2", "persistent_workers=true"])
     >>> recipe.num_workers, recipe.persistent_workers, recipe.precision

@@ -124,7 +124,6 @@ class RunHead:
     Attributes:
         saved_at: In UTC.
         commit: Hexadecimal digits, None where the file names no commit.
-        is_dirty: Whether the tree had uncommitted changes.
     """
 
     path: AnyPath

@@ -79,9 +79,7 @@ class Verdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
     Attributes:
         by: What decided: "pairs", "counts", "screen", "collection" or "test".
-        ratio: head / base; None where nothing was compared.
-        interval: Its bounds.
-        num_pairs: Pairs that it rests on.
+        ratio: head / base, with its bounds, the interval; None where nothing was compared.
         detectable: The smallest slowdown that would have been seen, 0.034 = 3.4 %.
         tolerance: The slowdown that was accepted of this very cell, 0.02 = 2 %: its marker's if it
             has one, a reviewed exception included. None where its time was not to be judged, and
@@ -122,9 +120,7 @@ class CellVerdict(Verdict, frozen=True, kw_only=True):
     """The verdict of one cell with all that it rests on; encoded, a cell of `gate --json`.
 
     Attributes:
-        name: The test's node id.
         reason: Why, where numbers do not say it.
-        explanation: What moved; None where nothing did.
         raw: Seconds an iteration of both launches of each pair, base first.
         firsts: The arm that ran first in each pair.
         rule: The arguments of the rule, with which `raw` gives the verdict again.

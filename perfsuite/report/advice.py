@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from perfsuite.records.cell import Memory
 from perfsuite.report.families import Family, Member, RecipeField, families
 from perfsuite.report.rows import Row
 from perfsuite.stats import intervals
@@ -34,13 +35,7 @@ _MEMORY_MOVED: Final = 0.02
 
 @dataclass(frozen=True, kw_only=True)
 class Advice:
-    """One finding.
-
-    Attributes:
-        evidence: The numbers that it follows from.
-        rule: The condition, in words.
-        cells: Names of the cells that it is about.
-    """
+    """One finding, the numbers that it follows from, the rule in words, and its cells' names."""
 
     text: str
     evidence: str
@@ -80,7 +75,7 @@ def is_slower(slow: Row, fast: Row) -> bool:
 
 
 def _standard_error(row: Row) -> float:
-    """The standard error of the median of the rounds, in seconds."""
+    """The standard error of the median of the rounds."""
     return _MEDIAN_OVER_MEAN * intervals.robust_sd(row.rounds_s) / math.sqrt(len(row.rounds_s))
 
 
@@ -193,22 +188,22 @@ def _noise(rows: Sequence[Row]) -> Iterator[Advice]:
         )
 
 
+def _memory(row: Row) -> Memory | None:
+    return None if row.record is None else row.record.memory
+
+
 def _memory_ratio(row: Row, base: Row) -> float | None:
-    mine = None if row.record is None else row.record.memory
-    its = None if base.record is None else base.record.memory
+    mine, its = _memory(row), _memory(base)
     if mine is None or its is None or mine.metric != its.metric or not its.peak_bytes:
         return None
     return mine.peak_bytes / its.peak_bytes
 
 
 def _memory_change(row: Row, base: Row) -> str:
-    ratio = _memory_ratio(row, base)
-    if ratio is None:
+    ratio, memory = _memory_ratio(row, base), _memory(row)
+    if ratio is None or memory is None:
         return ""
-    assert row.record is not None
-    assert row.record.memory is not None
-    peak = format_bytes(row.record.memory.peak_bytes)
-    return f", with {format_change(ratio)} peak memory ({peak})"
+    return f", with {format_change(ratio)} peak memory ({format_bytes(memory.peak_bytes)})"
 
 
 def _two_steps(member: Member, base: Member) -> str:

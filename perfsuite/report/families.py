@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from perfsuite.records.parallel import ParallelPlan
-from perfsuite.report.rows import Row, recipe_fields
+from perfsuite.report.rows import RECIPE_FIELDS, Row
 
 RecipeField = Literal["num_workers", "checkpointing", "precision", "parallel"]
 # The values that the others of their field are measured against.
@@ -61,18 +61,20 @@ def families(rows: Sequence[Row], field: RecipeField) -> tuple[Family, ...]:
         # A cell without samples, such as a bare collective, has more to it than its recipe says.
         if row.record is not None and row.record.samples_per_s is not None:
             groups.setdefault(shared_fields(row, field), []).append(row)
-    found = (
-        family
-        for group in groups.values()
-        for family in (_by_mode(group) if field == "parallel" else (_by_value(group, field),))
-    )
+    found: list[Family] = []
+    for group in groups.values():
+        if field == "parallel":
+            found += _by_mode(group)
+        else:
+            members = [_member(getattr(row.recipe, field), row) for row in group]
+            found.append(_family(field, members, shared_name(group[0], field)))
     return tuple(family for family in found if len(family.members) > 1)
 
 
 def shared_fields(row: Row, *fields: str) -> tuple[Any, ...]:
     """Return what cells of ours must share to differ in nothing but some fields of the recipe."""
     assert row.record is not None
-    values = (getattr(row.recipe, name) for name in recipe_fields() if name not in fields)
+    values = (getattr(row.recipe, name) for name in RECIPE_FIELDS if name not in fields)
     return row.subject, row.record.device, row.record.fingerprint, *values
 
 
@@ -98,11 +100,6 @@ def shared_name(row: Row, field: RecipeField) -> str:
     }
     del names[field]
     return ", ".join(filter(None, [row.subject, *names.values()]))
-
-
-def _by_value(group: Sequence[Row], field: RecipeField) -> Family:
-    members = [_member(getattr(row.recipe, field), row) for row in group]
-    return _family(field, members, shared_name(group[0], field))
 
 
 def _by_mode(group: Sequence[Row]) -> Iterable[Family]:

@@ -24,9 +24,8 @@ class Report:
     """A report.
 
     Attributes:
-        summary: The verdict over all cells.
         rows: The most severe verdicts first.
-        sections: Tables and charts of scaling, and of cells that differ in one thing only.
+        sections: Of scaling, and of cells that differ in one thing only.
         sources: What was read or compared, one line each.
         remarks: Other facts about the sources, such as cells that the newest run does not have.
         tolerance: The slowdown that is accepted, 0.02 = 2 %, where a verdict names none.

@@ -10,7 +10,7 @@ import dataclasses
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any, Final, Generic, TypeVar
 
 from perfsuite import units
@@ -27,15 +27,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class HistoryPoint:
-    """What one of several runs measured of a cell.
-
-    Attributes:
-        when: When the run was saved, for people.
-        commit: All digits of its commit, None where the file names none.
-        step_time_s: Median of the rounds.
-        is_accepted: Only a reviewed exception let the cell through there.
-        is_dirty: Whether the tree had uncommitted changes.
-    """
+    """What one of several runs measured of a cell; `is_accepted` by a reviewed exception alone."""
 
     when: str
     commit: str | None
@@ -53,7 +45,6 @@ class Row:
         step_time_s: Median of the rounds in seconds per iteration; None where none was measured.
         rounds_s: Each round; empty where the file keeps none.
         record: What perfsuite knows beside the time; None for a plain benchmark.
-        verdict: What the gate decided; None where no gate ran.
         note: What numbers do not say: why, or what moved.
         history: The runs of the same environment that measured the cell, oldest first.
         is_from_older_run: Whether the newest run has no such cell.
@@ -109,12 +100,7 @@ class Row:
 
 
 def recipe_of(record: CellRecord) -> Recipe:
-    """Return how a recorded cell was trained.
-
-    Raises:
-        RecipeError: A value is not allowed.
-        TypeError: A recipe has no such field.
-    """
+    """Return how a cell was trained; RecipeError for a bad value, TypeError for a bad field."""
     fields: dict[str, Any] = {**record.recipe}
     return Recipe(**fields)
 
@@ -151,8 +137,6 @@ class Column(Generic[T]):
     Attributes:
         key: Its name in code, CSV and JSON, with its unit.
         title: Its name for people.
-        value: The raw value, None where it is not available.
-        write: Raw value -> text.
         is_number: Whether it is aligned to the right, and sorted by size.
         missing: What people read where there is no value.
     """
@@ -221,6 +205,7 @@ COLUMNS: Final[tuple[Column[Row], ...]] = (
     Column("collectives", "collectives", _attribute("record.counts.collectives")),
 )
 _BY_KEY: Final = {column.key: column for column in COLUMNS}
+RECIPE_FIELDS: Final = tuple(field.name for field in dataclasses.fields(Recipe))
 
 
 def columns_of(*keys: str) -> tuple[Column[Row], ...]:
@@ -231,12 +216,6 @@ def columns_of(*keys: str) -> tuple[Column[Row], ...]:
 def filled(columns: Sequence[Column[T]], rows: Sequence[T]) -> tuple[Column[T], ...]:
     """Return the columns in which any row has a value."""
     return tuple(column for column in columns if any(column.value(row) is not None for row in rows))
-
-
-@cache
-def recipe_fields() -> tuple[str, ...]:
-    """Return the names of a recipe's fields, in order."""
-    return tuple(field.name for field in dataclasses.fields(Recipe))
 
 
 def not_exercised_lines(lines: Sequence[CellLine]) -> list[str]:

@@ -31,7 +31,6 @@ class Run:
     """One session of benchmarks.
 
     Attributes:
-        commit: All of its digits, None where the file names none.
         machine: What it ran on, for people; None where the file does not say.
         accepted: Names of the cells that only a reviewed exception let through.
         rows: Its cells, in the file's order, then those that were judged and not measured.

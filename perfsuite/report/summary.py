@@ -26,12 +26,7 @@ _WORDS: Final = {
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """The verdict over all cells.
-
-    Attributes:
-        word: As of a session; None where no cell was judged.
-        text: How many cells have which verdict.
-    """
+    """The verdict over all cells, None where none was judged, and how many have which."""
 
     word: str | None
     text: str

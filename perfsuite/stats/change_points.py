@@ -28,9 +28,8 @@ from perfsuite.stats.autocorrelation import find_correlation, shuffle
 
 if TYPE_CHECKING:
     import numpy as np
-    from numpy.typing import NDArray
 
-    Floats = NDArray[np.float64]
+    from perfsuite.stats.autocorrelation import Floats
 
 
 # A shorter part is an outlier or two; the next runs will show whether it is a change.

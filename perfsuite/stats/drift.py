@@ -17,10 +17,7 @@ from typing import TYPE_CHECKING, Final
 from perfsuite.stats.autocorrelation import find_correlation, inflation
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    Floats = NDArray[np.float64]
+    from perfsuite.stats.autocorrelation import Floats
 
 
 # The probability of a false drift in a series without one, whatever its distribution.

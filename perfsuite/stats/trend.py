@@ -52,10 +52,7 @@ class LevelChange:
 
 @dataclass(frozen=True, kw_only=True)
 class Trend:
-    """Steps of a series, and a drift of its logarithm a week beside them, or None.
-
-    `detrended` are the logarithms of the values, without the drift.
-    """
+    """Steps of a series, a drift of its logarithm a week, and the logarithms without the drift."""
 
     steps: tuple[LevelChange, ...]
     drift: Drift | None
@@ -68,8 +65,7 @@ class Trend:
         """
         bounds = (0, *(step.place for step in self.steps), len(self.detrended))
         old, new = (self.detrended[bounds[level] : bounds[level + 1]] for level in (before, after))
-        ratio, low, high = map(as_ratio, locate_shift(old, new))
-        return ratio, low, high
+        return _locate_ratio(old, new)
 
     def is_recovered(self, level: int, *, smallest: float) -> bool:
         """Whether the slowdown at the step to a level was undone, but for less than `smallest`.
@@ -91,20 +87,11 @@ class _Fit:
     bounds: tuple[int, ...]
     detrended: tuple[float, ...]
 
-    def centres(self) -> list[float]:
-        """Return the level of each value, without the drift."""
-        return [
-            centre
-            for start, end in pairwise(self.bounds)
-            for centre in [statistics.median(self.detrended[start:end])] * (end - start)
-        ]
-
     def information(self) -> float:
         """Return the cost (Schwarz 1978), Laplace's errors; a step costs its place and its size."""
-        errors = [
-            abs(value - centre)
-            for value, centre in zip(self.detrended, self.centres(), strict=True)
-        ]
+        segments = [self.detrended[start:end] for start, end in pairwise(self.bounds)]
+        centred = ((segment, statistics.median(segment)) for segment in segments)
+        errors = [abs(value - centre) for segment, centre in centred for value in segment]
         num_parameters = 2 * (len(self.bounds) - 2) + (self.drift is not None)
         spread = max(statistics.fmean(errors), _LEAST_SPREAD)
         return 2 * len(errors) * math.log(spread) + num_parameters * math.log(len(errors))
@@ -176,8 +163,7 @@ def _without_small(fit: _Fit, weeks: Sequence[float], logs: Sequence[float], lea
 def _steps_of(fit: _Fit) -> list[LevelChange]:
     steps = []
     for start, place, end in zip(fit.bounds, fit.bounds[1:], fit.bounds[2:], strict=False):
-        shift = locate_shift(fit.detrended[start:place], fit.detrended[place:end])
-        ratio, low, high = map(as_ratio, shift)
+        ratio, low, high = _locate_ratio(fit.detrended[start:place], fit.detrended[place:end])
         steps.append(LevelChange(place=place, ratio=ratio, low=low, high=high))
     return steps
 
@@ -195,6 +181,11 @@ def as_ratio(difference: float) -> float:
     (1.0, True)
     """
     return math.exp(max(-_MAX_DIFFERENCE, min(_MAX_DIFFERENCE, difference)))
+
+
+def _locate_ratio(before: Sequence[float], after: Sequence[float]) -> tuple[float, float, float]:
+    shift, low, high = locate_shift(before, after)
+    return as_ratio(shift), as_ratio(low), as_ratio(high)
 
 
 def locate_shift(before: Sequence[float], after: Sequence[float]) -> tuple[float, float, float]:

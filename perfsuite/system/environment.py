@@ -39,29 +39,25 @@ _IDLE_VARIABLES: Final = ("KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK")
 # Set by ranks that share a machine themselves. A cell of one process does not set it, and must
 # still have the environment of the cells that it is compared with.
 _OWN_VARIABLES: Final = {"GLOO_SOCKET_IFNAME": "lo"}
-_NOT_INSTALLED = "not installed"
 
 
 def describe_host(environ: Mapping[str, str], num_cores: int) -> Environment:
     """Return the environment of a whole session, whatever its tests measure.
 
-    It holds the GPUs that the session sees and their driver; the CPU's model and the cores that the
-    session may use; Python's minor version; the versions of torch and numpy; and the variables that
-    change their speed. CUDA's libraries and torch's settings, which only a rank knows, are in the
-    fingerprint of each cell.
+    CUDA's libraries and torch's settings, which only a rank knows, are in the fingerprint of each
+    cell.
     """
-    numpy = _version_of("numpy")
     return Environment(
         accelerators=tuple(map(describe_gpu, visible_gpus(environ))),
         driver=driver_version(),
         cuda=None,
         cudnn=None,
         nccl=None,
-        torch=_version_of("torch") or _NOT_INSTALLED,
+        torch=_version_of("torch"),
         cpu=cpu_model(),
         num_cores=num_cores,
         python=f"{sys.version_info.major}.{sys.version_info.minor}",
-        knobs={"numpy": numpy or _NOT_INSTALLED} | speed_variables(environ),
+        knobs={"numpy": _version_of("numpy")} | speed_variables(environ),
     )
 
 
@@ -99,11 +95,11 @@ def speed_variables(environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def _version_of(package: str) -> str | None:
+def _version_of(package: str) -> str:
     try:
         return version(package)
     except PackageNotFoundError:
-        return None
+        return "not installed"
 
 
 class Environment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -157,10 +153,7 @@ def is_pull_request(environ: Mapping[str, str]) -> bool:
     >>> is_pull_request({"GITHUB_EVENT_NAME": "push"}), is_pull_request({"CHANGE_ID": ""})
     (False, False)
     """
-    for name, values in _PULL_REQUEST_VARIABLES:
-        value = environ.get(name, "")
-        if value in ("", "false"):
-            continue
-        if values is None or value in values:
-            return True
-    return False
+    said = ((environ.get(name, ""), values) for name, values in _PULL_REQUEST_VARIABLES)
+    return any(
+        value not in ("", "false") and (values is None or value in values) for value, values in said
+    )

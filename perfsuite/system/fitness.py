@@ -31,7 +31,6 @@ class Reading:
     """The sensors at one moment; counters, to be subtracted from each other.
 
     Attributes:
-        at_s: By the monotonic clock.
         cpu_s: Processor seconds of every foreign process, by process id and start.
         total_s: Processor seconds that the machine had to give.
         stolen_s: The part of them that the hypervisor gave to other machines.
@@ -106,7 +105,6 @@ def _foreign_cpu_s() -> dict[tuple[int, float], float]:
 
 
 def _read_gpus() -> tuple[dict[str, float], tuple[int, ...]]:
-    """Return how long each visible GPU was throttled, and the processes that use any of them."""
     throttled_s: dict[str, float] = {}
     users: set[int] = set()
     with visible_handles() as handles:

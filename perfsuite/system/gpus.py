@@ -18,7 +18,6 @@ class GpuFacts:
     """One GPU, or one MIG instance of a GPU.
 
     Attributes:
-        name: The product name, such as "NVIDIA H200".
         uuid: "GPU-..." or "MIG-...".
         compute_capability: (9, 0) for an H100.
         power_limit_w: The limit that is enforced now; None where the GPU has none.

@@ -68,12 +68,7 @@ def _read_text(path: AnyPath) -> str:
 
 
 def read_bytes(path: AnyPath) -> bytes:
-    """Return all bytes of a file.
-
-    Raises:
-        OSError: The file cannot be read.
-        ValueError: It is no regular file, or too large; the message says which.
-    """
+    """Return all bytes of a file; raises OSError, or ValueError for a special or large one."""
     if not isinstance(path, RemotePath):
         return read_untrusted(path, max_bytes=MAX_JSON_BYTES)
     return path.read_bytes(_allowed_size(path))

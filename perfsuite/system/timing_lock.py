@@ -22,11 +22,7 @@ WAIT_S: Final = 86_400.0
 
 
 class TimingLock:
-    """Holds the machine from the first timed cell to the end of the session.
-
-    Attributes:
-        folder: Where the lock file lies.
-    """
+    """Holds the machine from the first timed cell to the end of the session."""
 
     def __init__(
         self, *, wait_s: float, say: Callable[[str], None], folder: Path = _FOLDER
@@ -51,9 +47,7 @@ class TimingLock:
     def acquire(self) -> None:
         """Return when this session holds the machine; at once if it does already.
 
-        Raises:
-            BusyMachineError: Another session held it for all of the waiting time.
-            WriteError: The lock cannot be made; names its path and the reason.
+        Raises a BusyMachineError when the waiting time is over, a WriteError without a lock file.
         """
         if self._lock.is_locked:
             return

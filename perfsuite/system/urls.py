@@ -265,7 +265,6 @@ def _plain(error: Exception) -> OSError:
 
 
 def _answer_of(error: BaseException) -> str | None:
-    """Return the server's own name of the error, where it has one."""
     response = getattr(error.__cause__ or error, "response", None)
     details = response.get("Error") if isinstance(response, dict) else None
     return details.get("Code") if isinstance(details, dict) else None

@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol
 
 import msgspec
 import psutil
@@ -17,16 +16,6 @@ from perfsuite.system.gpus import nvml
 # NVML's utilisation is of the last sixth of a second up to a second, by product (NVML API
 # reference, nvmlUtilization_t); looking more often would show the same value again.
 PERIOD_S = 0.2
-
-
-class Meter(Protocol):
-    """What a device reports."""
-
-    def utilization_ratio(self) -> float | None:
-        """Return the busy share since the last call, None where the device does not report it."""
-
-    def memory_bytes(self) -> int:
-        """Return what is in use now."""
 
 
 class CpuMeter:
@@ -62,6 +51,9 @@ class GpuMeter:
     def memory_bytes(self) -> int:
         """Return what all processes together use of it."""
         return int(pynvml.nvmlDeviceGetMemoryInfo(self._handle).used)
+
+
+Meter = CpuMeter | GpuMeter
 
 
 class UsageLog:

@@ -15,10 +15,11 @@ from perfsuite.experiments.claims import Bench
 from perfsuite.experiments.claims.catalogue import Tested, choose_claims, try_claims
 from perfsuite.experiments.interleave import ROUND_S
 from perfsuite.records.cell import encode_line
-from perfsuite.report.terminal.claims import ClaimRow, claim_lines, claims_table
+from perfsuite.report.terminal.tables import text_table
 from perfsuite.system.files import check_writable, write_atomically
 
 RECORDS_FILE = Path("results") / "claims.jsonl"
+_COLUMNS = ("", "status", "figures here", "quoted", "source")
 
 
 def claims(
@@ -41,8 +42,12 @@ def claims(
     # Ranks that warn of many workers would bury the findings.
     with closing(open_session(device, shows_output=False, round_s=ROUND_S)) as session:
         bench = Bench(session=session, seed=seed, say=say)
-        results = try_claims(chosen, bench, show=lambda one: typer.echo(claim_lines(_row(one))))
-    typer.echo(claims_table([_row(one) for one in results]))
+        results = try_claims(chosen, bench, show=lambda one: typer.echo(_lines(one)))
+    rows = (
+        (one.claim.id, one.finding.status, one.finding.here, one.claim.quoted, one.claim.source)
+        for one in results
+    )
+    typer.echo(text_table([(title, False) for title in _COLUMNS], rows))
     typer.echo(f"seed {seed}")
     if bench.lines:
         records = b"".join(encode_line(line) + b"\n" for line in bench.lines)
@@ -61,6 +66,5 @@ def _figures(one: Tested) -> dict[str, Any]:
     }
 
 
-def _row(one: Tested) -> ClaimRow:
-    about = pick(one.claim, "id text quoted source")
-    return ClaimRow(**about, **pick(one.finding, "status here reason"))
+def _lines(one: Tested) -> str:
+    return f"{one.claim.id} {one.finding.status}: {one.claim.text}\n    {one.finding.reason}"

@@ -26,12 +26,9 @@ _ANSWER_S = 10.0
 
 @dataclass(frozen=True, kw_only=True)
 class RankEnd:
-    """How a controller's rank ended.
+    """How a controller's rank ended: its reply or failure, and where it was.
 
-    Attributes:
-        result: Its reply, or its failure; None if it still ran when another rank had failed.
-        position: Where it was.
-        lines: The stack of a rank that still ran.
+    A rank that still ran when another had failed has no result, and `lines` are its stack.
     """
 
     result: Reply | PerfsuiteError | None
@@ -51,12 +48,8 @@ class MultiHostGroups:
     def run(self, request: GroupRequest) -> list[Reply]:
         """Run a job on the first ranks and return their replies in every controller.
 
-        Every controller has to call this, in the same order.
-
-        Raises:
-            NotExercisedError: torchrun started fewer ranks.
-            LostRankError: A controller is gone, or took no part.
-            PerfsuiteError: As `run_group`.
+        Every controller has to call this, in the same order. Raises a NotExercisedError where
+        torchrun started fewer ranks, a LostRankError without a controller, else as `run_group`.
         """
         membership = self._peers.membership
         if request.world_size > membership.world_size:
@@ -175,13 +168,9 @@ class _JobOutcome:
             self._peers.broadcast(self._stop, None)
             self._answer_by_s = time.monotonic() + _ANSWER_S
         elif is_whole or time.monotonic() > self._answer_by_s:
-            self._decide(
-                error_of(
-                    ended,
-                    world_size=self._world_size,
-                    collective_timeout_s=self._collective_timeout_s,
-                )
-            )
+            timeout_s = self._collective_timeout_s
+            error = error_of(ended, world_size=self._world_size, collective_timeout_s=timeout_s)
+            self._decide(error)
 
     def _decide(self, decision: object) -> None:
         self._has_decided = True

@@ -20,9 +20,7 @@ class Membership:
     """One of several pytest processes that are one session.
 
     Attributes:
-        rank: This process's number; 0 prints and writes.
         host: The host of the TCP store where they meet.
-        port: The store's port.
         hosts_store: Whether this process has to keep the store, because no agent of torchrun does.
         num_restarts: How often torchrun has started all of them again.
     """

@@ -42,14 +42,9 @@ _SESSION = -1
 
 @dataclass(frozen=True, kw_only=True)
 class MessengerStart:
-    """What a messenger is started with.
+    """What a messenger is started with: its controller's place and process, and a log's folder.
 
-    Attributes:
-        membership: The place of its controller.
-        controller: Process id of its controller.
-        folder: Temporary folder of its own, for its log.
-        arrival_s: How long another messenger may take to come.
-        silence_s: How long one that has come may be silent before it counts as lost.
+    Another one may take `arrival_s` to come, and is lost when it is silent for `silence_s`.
     """
 
     membership: Membership
@@ -61,11 +56,7 @@ class MessengerStart:
 
 @dataclass(frozen=True)
 class SessionBroken:
-    """A messenger's last message, after the pickled broadcasts: no further one will come.
-
-    Attributes:
-        reason: Which rank is gone, or that the store is.
-    """
+    """A messenger's last message after the broadcasts: which rank is gone, or that the store is."""
 
     reason: str
 
@@ -75,11 +66,7 @@ class Peers:
 
     They go through phases together; broadcasts of one phase are forgotten in the next. Every method
     that waits for others, and `receive`, raises LostRankError when a rank, its value or the store
-    will never come.
-
-    Attributes:
-        membership: This one's place among them.
-        phase: How many phases all have ended.
+    will never come. `phase` counts those that all have ended.
     """
 
     def __init__(self, membership: Membership, *, silence_s: float = _SILENCE_S) -> None:

@@ -18,14 +18,9 @@ _NETWORK = Path("/proc/self/ns/net")
 
 @dataclass(frozen=True, kw_only=True)
 class RankPlace:
-    """Where one rank is.
+    """Identities of a rank's kernel, network namespace, folder of its lock, processors and GPUs.
 
-    Attributes:
-        machine: Identity of the kernel that it runs on.
-        network: Identity of its network namespace: containers of one machine may have their own.
-        lock: Identity of the folder of its timing lock, for the same reason.
-        cores: Processors that it may use.
-        gpus: UUIDs of the GPUs that it sees.
+    Containers of one machine may have network namespaces and folders of their own.
     """
 
     machine: str

@@ -6,12 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from perfsuite.report.charts.line_chart import (
-    PlotLine,
-    draw_lines,
-    line_of_values,
-    write_number,
-)
+from perfsuite.report.charts.line_chart import PlotLine, draw_lines, line_of_values, write_number
 from perfsuite.report.charts.sections import Picture, Section, draw_each
 from perfsuite.report.families import Family, Member, families
 from perfsuite.report.rows import Row

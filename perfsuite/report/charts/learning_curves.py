@@ -42,11 +42,7 @@ class Training:
 
 
 def read_trainings(paths: Sequence[Path]) -> tuple[Training, ...]:
-    """Return the trainings that files hold.
-
-    Raises:
-        SettingError: A file holds no valid profile; names the file and the reason.
-    """
+    """Return the trainings of files; raises a SettingError for one without a valid profile."""
     return tuple(map(_read_training, paths))
 
 
@@ -66,12 +62,10 @@ def _read_training(path: Path) -> Training:
     try:
         profile = read_json_as(path, Profile)
         return Training(path=path, profile=profile, recipe=Recipe(**profile.recipe))
-    except (msgspec.ValidationError, RecipeError, TypeError) as error:
-        reason = printable(f"{path} is no profile: {error}")
-        raise SettingError(f"{reason}; {_WHAT_TO_DO}") from error
-    except (OSError, ValueError) as error:
-        reason = printable(f"{path}: {why_unreadable(error)}")
-        raise SettingError(f"{reason}; {_WHAT_TO_DO}") from error
+    except (OSError, TypeError, ValueError) as error:
+        is_another = isinstance(error, msgspec.ValidationError | RecipeError | TypeError)
+        reason = f" is no profile: {error}" if is_another else f": {why_unreadable(error)}"
+        raise SettingError(f"{printable(f'{path}{reason}')}; {_WHAT_TO_DO}") from error
 
 
 def _charts(group: Sequence[Training]) -> list[Picture]:

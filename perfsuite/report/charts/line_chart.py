@@ -52,12 +52,9 @@ class Axis:
 
 @dataclass(frozen=True, kw_only=True)
 class PlotLine:
-    """One line of a chart.
+    """One line of a chart; `error_bars` has both ends of each point's, or is empty.
 
-    Attributes:
-        points: x and y.
-        error_bars: The lower and the upper end of each point's; empty draws none.
-        is_reference: Drawn thin and without marks.
+    A reference is drawn thin and without marks.
     """
 
     name: str
@@ -77,19 +74,10 @@ def draw_lines(
     x_axis: Axis | None = None,
     y_axis: Axis | None = None,
 ) -> Picture:
-    """Return a chart.
+    """Return a chart of at least one point; `kind` is for its label, `axes` names x and y.
 
-    Args:
-        lines: At least one point in all.
-        kind: What sort of chart it is, for the label.
-        title: What it is about.
-        axes: Names of x and y.
-        write_y: Value on the y axis -> text.
-        write_x: Value on the x axis -> text; without it x counts something.
-        x_axis: From 0 unless given.
-        y_axis: From 0 unless given.
+    Both axes begin at 0 unless given. Without `write_x`, x counts something.
     """
-    # Without a unit it counts something: devices, workers, steps, epochs.
     least_step = 0.0 if write_x else 1.0
     write_x = write_x or write_number
     across = x_axis or linear(max(x for line in lines for x, _ in line.points), 1.0, least_step)
@@ -116,8 +104,13 @@ def draw_lines(
         y = _LEGEND_Y + number * _LINE_HEIGHT
         paths.append((style, f"M{_LEFT:g} {y - 4:g}h28"))
         texts.append(Text(x=_LEFT + 36, y=y, anchor="start", content=line.name))
+    in_words = (
+        f"{line.name}: "
+        + ", ".join(f"{write_y(y)} at {axes[0]} {write_x(x)}" for x, y in line.points)
+        for line in lines
+    )
     return Picture(
-        label=f"{kind}, {title}. {_in_words(lines, axes[0], write_x, write_y)}",
+        label=f"{kind}, {title}. {'; '.join(in_words)}",
         width=_WIDTH,
         height=_LEGEND_Y + (len(lines) - 1) * _LINE_HEIGHT + 8,
         paths=tuple(paths),
@@ -186,19 +179,6 @@ def _y_axis(lines: Sequence[PlotLine], *, is_binary: bool) -> Axis:
     # The largest power of 1024 up to the value, so that ticks in it are round numbers.
     is_large = is_binary and largest >= 1
     return linear(largest, float(1024 ** int(math.log(largest, 1024))) if is_large else 1.0)
-
-
-def _in_words(
-    lines: Sequence[PlotLine],
-    x_name: str,
-    write_x: Callable[[float], str],
-    write_y: Callable[[float], str],
-) -> str:
-    return "; ".join(
-        f"{line.name}: "
-        + ", ".join(f"{write_y(y)} at {x_name} {write_x(x)}" for x, y in line.points)
-        for line in lines
-    )
 
 
 def _line_paths(

@@ -27,13 +27,7 @@ class Text:
 
 @dataclass(frozen=True, kw_only=True)
 class Picture:
-    """A picture.
-
-    Attributes:
-        label: What it shows, for those who cannot see it.
-        paths: Style class and outline of each path, drawn in order.
-        texts: Drawn last.
-    """
+    """Paths of a style class and an outline, texts over them, and a label that says it in words."""
 
     label: str
     width: float
@@ -44,12 +38,7 @@ class Picture:
 
 @dataclass(frozen=True, kw_only=True)
 class Grid:
-    """A table whose cells are text already.
-
-    Attributes:
-        columns: Title of each column, and whether it holds numbers.
-        rows: As many texts each as there are columns.
-    """
+    """A table of texts; each column has a title, and says whether it holds numbers."""
 
     title: str
     columns: tuple[tuple[str, bool], ...]
@@ -58,13 +47,7 @@ class Grid:
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """Charts, tables and notes on one subject.
-
-    Attributes:
-        charts: The first of them.
-        num_left_out: How many there are beside those.
-        notes: What numbers alone do not say, a sentence each.
-    """
+    """Charts, tables and notes on one subject; `num_left_out` further charts are not drawn."""
 
     title: str
     charts: tuple[Picture, ...]

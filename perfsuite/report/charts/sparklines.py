@@ -52,13 +52,7 @@ def draw_stages(row: Row) -> Picture | None:
 
 
 def draw_verdict(verdict: Verdict, tolerance: float, limit: float) -> Picture | None:
-    """Return the interval of a verdict against no change, the tolerance and the limit.
-
-    Args:
-        verdict: Its own tolerance and limit are drawn, where it has them.
-        tolerance: The slowdown that is accepted, 0.02 = 2 %, where the verdict names none.
-        limit: The slowdown that must not pass, likewise.
-    """
+    """Return the interval of a verdict against no change, and its tolerance and limit, or these."""
     if verdict.interval is None or verdict.ratio is None:
         return None
     tolerance = tolerance if verdict.tolerance is None else verdict.tolerance

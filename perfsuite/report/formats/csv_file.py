@@ -12,28 +12,28 @@ from typing import Final
 
 from perfsuite.records.profile import Profile
 from perfsuite.report.model import Report
-from perfsuite.report.rows import COLUMNS, Row, recipe_fields
+from perfsuite.report.rows import COLUMNS, RECIPE_FIELDS, Row
 
 # What makes a spreadsheet calculate (OWASP, "CSV Injection").
 _FORMULA_STARTS: Final = ("=", "+", "-", "@", "\t", "\r", "\n")
 _STAGES: Final = ("load", "forward", "backward", "optimizer", "evaluation", "other")
 _BOUNDS: Final = ("interval_low_ratio", "interval_high_ratio", "tolerance_ratio", "limit_ratio")
 # Each bound gets a column of its own, and a recipe's fields come with the others of the recipe.
-_ELSEWHERE: Final = ("interval", *recipe_fields())
+_ELSEWHERE: Final = ("interval", *RECIPE_FIELDS)
 
 
 def to_csv(report: Report) -> str:
     """Return a line for each cell; an empty field is a number that is not available."""
     columns = [column for column in COLUMNS if column.key not in _ELSEWHERE]
     keys = (column.key for column in columns)
-    header = [*keys, *_BOUNDS, "rounds", *(f"{stage}_s" for stage in _STAGES), *recipe_fields()]
+    header = [*keys, *_BOUNDS, "rounds", *(f"{stage}_s" for stage in _STAGES), *RECIPE_FIELDS]
     lines = (
         [
             *(column.value(row) for column in columns),
             *_bounds(row),
             len(row.rounds_s) or None,
             *(row.stages_s.get(stage) for stage in _STAGES),
-            *(getattr(row.recipe, name, None) for name in recipe_fields()),
+            *(getattr(row.recipe, name, None) for name in RECIPE_FIELDS),
         ]
         for row in report.rows
     )

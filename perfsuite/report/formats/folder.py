@@ -21,10 +21,7 @@ def write_folder(report: Report, folder: Path) -> None:
     """Write index.html, report.md, table.tex, cells.csv, and each chart as chart-N.svg.
 
     Where cells say anything of scaling, scaling.json too. The charts and scaling.json of an earlier
-    report there are removed if this one has no such file.
-
-    Raises:
-        WriteError: A file cannot be written; names the path and the reason.
+    report there are removed if this one has no such file. Raises a WriteError.
     """
     files = {
         PAGE: html_page(report),

@@ -14,13 +14,8 @@ from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Final
 
+from perfsuite.report.charts import sparklines
 from perfsuite.report.charts.sections import Picture
-from perfsuite.report.charts.sparklines import (
-    draw_history,
-    draw_rounds,
-    draw_stages,
-    draw_verdict,
-)
 from perfsuite.report.model import Report
 from perfsuite.report.rows import COLUMNS, Column, Row, filled
 
@@ -99,19 +94,21 @@ def _columns() -> Iterator[Column[Row]]:
     for column in COLUMNS:
         yield column
         if column.key == _LAST_BEFORE_PICTURES:
-            yield Column("stages", "stages", draw_stages, is_number=False)
-            yield Column(
-                "history", "history", lambda row: draw_history(row.history), is_number=False
-            )
+            yield Column("stages", "stages", sparklines.draw_stages, is_number=False)
+            yield Column("history", "history", _draw_history, is_number=False)
+
+
+def _draw_history(row: Row) -> Picture | None:
+    return sparklines.draw_history(row.history)
 
 
 def _cell(column: Column[Row], row: Row, report: Report) -> _Cell:
     value = column.value(row)
     picture = value if isinstance(value, Picture) else None
     if column.key == "spread_ratio":
-        picture = draw_rounds(row)
+        picture = sparklines.draw_rounds(row)
     elif column.key == "interval" and row.verdict is not None:
-        picture = draw_verdict(row.verdict, report.tolerance, report.limit)
+        picture = sparklines.draw_verdict(row.verdict, report.tolerance, report.limit)
     return _Cell(
         text="" if isinstance(value, Picture) else column.text(row),
         order=value if isinstance(value, int | float) else None,

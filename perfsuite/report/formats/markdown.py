@@ -32,7 +32,8 @@ _MARKUP: Final = re.compile(r"[!\"#$&*:<>?@\[\\\]^_`{|}~]|(?<=www)\.|^[-+]")
 def to_markdown(report: Report) -> str:
     """Return the report as GitHub-flavoured Markdown."""
     columns = filled(_COLUMNS, report.rows)
-    head = [f"{_headline(report)}\n"]
+    word = "" if report.summary.word is None else f"**{report.summary.word}**: "
+    head = [f"{word}{escape(report.summary.text)}\n"]
     if report.rows:
         head += [
             _table_line(column.title for column in columns),
@@ -45,11 +46,6 @@ def to_markdown(report: Report) -> str:
     if len(body) < len(report.rows):
         body.append(f"\n{len(report.rows) - len(body)} more cells are in the other formats.")
     return "\n".join([*head, *body, *tail]) + "\n"
-
-
-def _headline(report: Report) -> str:
-    word = report.summary.word
-    return f"{'' if word is None else f'**{word}**: '}{escape(report.summary.text)}"
 
 
 def _value(column: Column[Row], row: Row) -> str:

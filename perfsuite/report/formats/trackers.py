@@ -32,9 +32,7 @@ _MOST_NAME_CHARACTERS: Final = 120
 def log_to_tensorboard(runs: Sequence[Run], folder: Path) -> None:
     """Write one event file for each cell of each run, in `folder`/run/cell.
 
-    Raises:
-        SettingError: tensorboard is not installed.
-        WriteError: The folder cannot be written.
+    Raises a SettingError without tensorboard, and a WriteError.
     """
     writers = _import("tensorboard.summary.writer.event_file_writer", "tensorboard")
     hparams = _import("tensorboard.plugins.hparams.summary_v2", "tensorboard")
@@ -57,11 +55,8 @@ def log_to_tensorboard(runs: Sequence[Run], folder: Path) -> None:
 def log_to_wandb(runs: Sequence[Run], report: Report) -> None:
     """Log one run for each cell of each run, and one with the files and the report.
 
-    The client's own environment variables decide whether it sends anything.
-
-    Raises:
-        SettingError: wandb is not installed, or its client refuses; says why.
-        WriteError: The report cannot be written.
+    The client's own environment variables decide whether it sends anything. Raises a SettingError
+    where wandb is not installed, or its client refuses, and a WriteError.
     """
     wandb = _import("wandb", "wandb")
     try:

@@ -10,21 +10,13 @@ backward pass, since no gradient is there before it begins.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from perfsuite.report.rows import Row
-from perfsuite.report.scaling.ring import (
-    MOST_BYTES,
-    AllReduce,
-    HeldOut,
-    NoModel,
-    RingModel,
-    fit_ring,
-    hold_out,
-    is_usable,
-)
+from perfsuite.report.scaling import ring
+from perfsuite.report.scaling.ring import AllReduce, HeldOut, NoModel, RingModel
 from perfsuite.report.scaling.series import (
     ScalingPoint,
     ScalingSeries,
@@ -47,10 +39,8 @@ class Links:
     """The links of one environment; the names of the fields are those of scaling.json.
 
     Attributes:
-        device: "cpu" or "cuda".
         num_cores: Of the machine; None where it is not known.
-        model: None where the measurements give none.
-        reason: Why they give none.
+        reason: Why the measurements give no model.
         all_reduces: What the model is fitted to, one for each launch.
         all_reduces_sharing_cores: Those of more ranks than cores, in no fit.
         held_out: Predictions of measurements that were left out in turn.
@@ -96,9 +86,7 @@ class Scaling:
 
     def expect(self, series: ScalingSeries, point: ScalingPoint) -> Estimate | None:
         """What the model says of a cell that was measured; None of the base."""
-        if point is series.base:
-            return None
-        return self.predict(series, point.cell.num_devices)
+        return None if point is series.base else self.predict(series, point.cell.num_devices)
 
     def predict(self, series: ScalingSeries, num_devices: int) -> Estimate | None:
         """What the model of the series' environment says; None where there is none."""
@@ -151,10 +139,17 @@ def _links(key: EnvironmentKey, rows: Sequence[Row]) -> Links:
     measured: list[AllReduce] = []
     sharing: list[AllReduce] = []
     for row in rows:
+        assert row.record is not None
         assert row.recipe is not None
-        shares_cores = is_oversubscribed(row, row.recipe.plan.world_size)
-        (sharing if shares_cores else measured).extend(filter(is_usable, _all_reduces(row)))
-    fitted = fit_ring(measured)
+        num_bytes, world_size = row.record.counts.collective_bytes, row.recipe.plan.world_size
+        assert num_bytes is not None
+        launches = (
+            AllReduce(world_size=world_size, num_bytes=num_bytes, time_s=seconds)
+            for seconds in launches_of(row)
+        )
+        shares_cores = is_oversubscribed(row, world_size)
+        (sharing if shares_cores else measured).extend(filter(ring.is_usable, launches))
+    fitted = ring.fit_ring(measured)
     if sharing and not measured:
         fitted = NoModel(
             reason=f"every all_reduce has more ranks than the machine's {rows[0].num_cores} "
@@ -168,18 +163,8 @@ def _links(key: EnvironmentKey, rows: Sequence[Row]) -> Links:
         reason=fitted.reason if isinstance(fitted, NoModel) else None,
         all_reduces=tuple(measured),
         all_reduces_sharing_cores=tuple(sharing),
-        held_out=hold_out(measured),
+        held_out=ring.hold_out(measured),
     )
-
-
-def _all_reduces(row: Row) -> Iterator[AllReduce]:
-    """One for each launch of a cell."""
-    assert row.record is not None
-    assert row.recipe is not None
-    num_bytes = row.record.counts.collective_bytes
-    assert num_bytes is not None
-    for seconds in launches_of(row):
-        yield AllReduce(world_size=row.recipe.plan.world_size, num_bytes=num_bytes, time_s=seconds)
 
 
 def _estimate(series: ScalingSeries, model: RingModel, num_devices: int) -> Estimate | None:
@@ -218,5 +203,5 @@ def _collectives_of(points: tuple[ScalingPoint, ...]) -> tuple[int, int] | None:
     num_collectives, num_bytes = record.counts.collectives, record.counts.collective_bytes
     if num_collectives is None or num_bytes is None:
         return None
-    is_possible = 0 < num_collectives <= MOST_BYTES and 0 <= num_bytes <= MOST_BYTES
+    is_possible = 0 < num_collectives <= ring.MOST_BYTES and 0 <= num_bytes <= ring.MOST_BYTES
     return (num_collectives, num_bytes) if is_possible else None

@@ -17,9 +17,12 @@ import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Final, Literal
 
 from perfsuite.units import format_bytes, format_seconds
+
+Axis = Literal["world_size", "num_bytes"]
 
 FORMULA: Final = "t(p, n) = 2 (p - 1) alpha + 2 (p - 1) / p n beta"
 SOURCE: Final = "a ring, Thakur, Rabenseifner and Gropp 2005"
@@ -36,12 +39,7 @@ _LEAST_SIZE_RATIO: Final = 4
 
 @dataclass(frozen=True, kw_only=True)
 class AllReduce:
-    """One measured all_reduce.
-
-    Attributes:
-        num_bytes: Of each rank.
-        time_s: Of the slowest rank.
-    """
+    """One measured all_reduce: the bytes of each rank, and the time of the slowest."""
 
     world_size: int
     num_bytes: int
@@ -79,16 +77,13 @@ class NoModel:
 
 @dataclass(frozen=True, kw_only=True)
 class HeldOut:
-    """What the parameters from all other measurements say of those that were left out.
+    """What the parameters from all other measurements say of those that share a value of an axis.
 
-    Attributes:
-        axis: What those left out have in common.
-        value: World size, or bytes.
-        ratios: Predicted over measured time of each; empty where the others give no parameters.
-        reason: Why they give none.
+    `ratios` are the predicted over the measured time of each; empty where the others give no
+    parameters, for this `reason`.
     """
 
-    axis: Literal["world_size", "num_bytes"]
+    axis: Axis
     value: int
     ratios: tuple[float, ...]
     reason: str | None = None
@@ -141,10 +136,7 @@ def hold_out(measured: Sequence[AllReduce]) -> tuple[HeldOut, ...]:
     A value that all measurements share cannot be left out, so it is not among them.
     """
     usable = list(filter(is_usable, measured))
-    return (
-        *_leave_out(usable, "world_size", lambda one: one.world_size),
-        *_leave_out(usable, "num_bytes", lambda one: one.num_bytes),
-    )
+    return (*_leave_out(usable, "world_size"), *_leave_out(usable, "num_bytes"))
 
 
 def prediction_ratios(model: RingModel, measured: Sequence[AllReduce]) -> tuple[float, ...]:
@@ -208,11 +200,8 @@ def describe(model: RingModel) -> str:
     )
 
 
-def _leave_out(
-    measured: Sequence[AllReduce],
-    axis: Literal["world_size", "num_bytes"],
-    value_of: Callable[[AllReduce], int],
-) -> Iterator[HeldOut]:
+def _leave_out(measured: Sequence[AllReduce], axis: Axis) -> Iterator[HeldOut]:
+    value_of: Callable[[AllReduce], int] = attrgetter(axis)
     values = sorted(set(map(value_of, measured)))
     for value in values if len(values) > 1 else ():
         fitted = fit_ring([one for one in measured if value_of(one) != value])

@@ -35,12 +35,7 @@ _MOST_WORKERS: Final = 10**6
 
 @dataclass(frozen=True, kw_only=True)
 class ScaledCell:
-    """One recipe over one batch, however often it was launched.
-
-    Attributes:
-        rows: Its launches in one session, or in several tests of it; the first is shown.
-        global_batch_size: Samples of one step over all devices.
-    """
+    """One recipe over one batch of all devices, with a row for each launch; the first is shown."""
 
     rows: tuple[Row, ...]
     global_batch_size: int
@@ -115,7 +110,7 @@ class ScalingPoint:
     """One cell of a series, against the base of the series.
 
     Attributes:
-        efficiency: Its samples per second and device over those of the base; None of the base.
+        efficiency: Samples per second and device over the base's; None of the base.
         forward_ratio: Seconds of forward for a sample of a device, over the base's; None where
             forward communicates, or was not measured.
         exposed_ratio: The part of the step that waits for communication; None where the stages do

@@ -11,15 +11,8 @@ from typing import Any, Final
 
 from perfsuite.report.charts.sections import Grid
 from perfsuite.report.rows import NOT_AVAILABLE, Column
+from perfsuite.report.scaling import ring
 from perfsuite.report.scaling.cost_model import NUM_DEVICES, Estimate, Links, Scaling
-from perfsuite.report.scaling.ring import (
-    FORMULA,
-    SOURCE,
-    describe,
-    median_error_factor,
-    prediction_ratios,
-    worst_ratio,
-)
 from perfsuite.report.scaling.series import ScaledCell, ScalingPoint, ScalingSeries
 from perfsuite.units import format_bytes, format_change, format_count, format_ratio, format_seconds
 
@@ -57,7 +50,7 @@ def _size(cell: ScaledCell) -> tuple[int, int | None]:
     return cell.num_processes, cell.rows[0].num_cores
 
 
-def _write_bounds(bounds: tuple[float, float]) -> str:
+def _write_interval(bounds: tuple[float, float]) -> str:
     return " and ".join(map(format_ratio, bounds))
 
 
@@ -81,7 +74,7 @@ _MEASURED: Final[tuple[Column[_Measured], ...]] = (
         format_ratio,
         missing="base",
     ),
-    Column("interval_ratio", "between", lambda one: one.point.bounds, _write_bounds),
+    Column("interval_ratio", "between", lambda one: one.point.bounds, _write_interval),
     Column("interval_over", "interval over", lambda one: one.basis, is_number=False),
     Column("exposed_ratio", "exposed", lambda one: one.point.exposed_ratio, format_ratio),
     Column("forward_ratio", "forward", lambda one: one.point.forward_ratio, "{:.2f}x".format),
@@ -145,8 +138,8 @@ def scaling_document(scaling: Scaling) -> dict[str, Any]:
     """
     return {
         "schema": SCHEMA,
-        "formula": FORMULA,
-        "source": SOURCE,
+        "formula": ring.FORMULA,
+        "source": ring.SOURCE,
         "links": [asdict(links) for links in scaling.links.values()],
         "series": [_series_document(scaling, series) for series in scaling.series],
     }
@@ -183,15 +176,15 @@ def _predicted(links: Links) -> Iterator[tuple[str, ...]]:
         sharing = links.all_reduces_sharing_cores
         for world_size in sorted({one.world_size for one in sharing}):
             measured = [one for one in sharing if one.world_size == world_size]
-            ratios = prediction_ratios(links.model, measured)
+            ratios = ring.prediction_ratios(links.model, measured)
             left_out = f"{world_size} ranks on {links.num_cores} cores, in no fit"
             yield links.device, left_out, *_errors(ratios), ""
 
 
 def _errors(ratios: Sequence[float]) -> tuple[str, str, str]:
-    """How many predictions there are, by how much half of them err, and the worst of them."""
-    typical = format_ratio(median_error_factor(ratios) - 1)
-    return str(len(ratios)), typical, format_change(worst_ratio(ratios))
+    """The number of predictions, by how much half of them err, and the worst."""
+    typical = format_ratio(ring.median_error_factor(ratios) - 1)
+    return str(len(ratios)), typical, format_change(ring.worst_ratio(ratios))
 
 
 def _estimated(scaling: Scaling) -> Iterator[tuple[str, ...]]:
@@ -284,9 +277,9 @@ def _link_note(links: Links) -> str:
     sizes = [one.num_bytes for one in links.all_reduces]
     ranks = " and ".join(map(str, links.world_sizes))
     note = (
-        f"Cost model for {links.device}: {FORMULA} ({SOURCE}; beta includes the additions) with "
-        f"{describe(links.model)}, from {len(sizes)} launches of all_reduce over {ranks} ranks, "
-        f"{format_bytes(min(sizes))} to {format_bytes(max(sizes))}."
+        f"Cost model for {links.device}: {ring.FORMULA} ({ring.SOURCE}; beta includes the "
+        f"additions) with {ring.describe(links.model)}, from {len(sizes)} launches of all_reduce "
+        f"over {ranks} ranks, {format_bytes(min(sizes))} to {format_bytes(max(sizes))}."
     )
     ratios = [ratio for held_out in links.held_out for ratio in held_out.ratios]
     if ratios:

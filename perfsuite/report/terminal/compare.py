@@ -6,13 +6,12 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
-from perfsuite.records.cell import CellRecord
+from perfsuite.records.cell import CellRecord, StageTimes
 from perfsuite.records.equivalence import Numerics
 from perfsuite.report.rows import NOT_AVAILABLE
 from perfsuite.report.terminal.tables import text_table
 from perfsuite.units import format_bytes, format_change, format_count, format_ratio, format_seconds
 
-_STAGES: Final = ("load", "forward", "backward", "optimizer", "evaluation", "other")
 _COUNTS: Final[dict[str, Callable[[float], str]]] = {
     "flops": format_count,
     "ops": format_count,
@@ -31,11 +30,7 @@ def comparison_table(
 ) -> str:
     """Return the table of two records as text; each argument has the keys "a" and "b".
 
-    Args:
-        names: What is different in each.
-        step_times_s: Seconds of an iteration.
-        num_samples: Of an iteration.
-        records: The measured cells.
+    Times and samples are those of an iteration, and names say what is different in each.
     """
     columns = [("", False), *((f"{side}: {names[side]}", True) for side in ("a", "b"))]
     rows = [
@@ -81,7 +76,7 @@ def _rows(
     yield "time per step", step_times_s["a"], step_times_s["b"], format_seconds
     a_s, b_s = (step_times_s[side] / num_samples[side] for side in ("a", "b"))
     yield "time per sample", a_s, b_s, format_seconds
-    for stage in _STAGES:
+    for stage in StageTimes.__struct_fields__:
         yield f"  {stage}", getattr(a.stages_s, stage), getattr(b.stages_s, stage), format_seconds
     a_bytes, b_bytes = (one.memory.peak_bytes if one.memory else None for one in (a, b))
     yield "peak memory", a_bytes, b_bytes, format_bytes

@@ -62,12 +62,7 @@ def grid_table(grid: Grid) -> str:
 
 
 def text_table(columns: Sequence[tuple[str, bool]], rows: Iterable[Iterable[str]]) -> str:
-    """Return texts as a table.
-
-    Args:
-        columns: Title of each, and whether it holds numbers, which are aligned to the right.
-        rows: As many texts each as there are columns.
-    """
+    """Return texts as a table; a column of numbers (True) is aligned to the right."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for title, is_number in columns:
         table.add_column(title, justify="right" if is_number else "left", no_wrap=True)
