@@ -143,7 +143,3 @@ def _with_gate(path: Path) -> str | None:
 
 def _text(path: Path) -> str:
     return path.read_bytes().decode(errors="surrogateescape")
-
-
-def _lines(path: Path) -> list[str]:
-    return path.read_text(errors="replace").splitlines() if path.is_file() else []

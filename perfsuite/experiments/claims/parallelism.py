@@ -142,7 +142,7 @@ def _attribute(workers: Interval, ddp: Sequence[Interval]) -> tuple[Status, str]
         return "does not hold", "4 workers cost time here, so there is no gain to attribute"
     if workers.high < min(1.0, *(factor.low for factor in ddp)):
         return "holds", "the workers gain time, and DDP at equal num_workers gains none"
-    return "cannot be tested here", "the noise is too large to say whose a gain is"
+    return "cannot be tested here", "the noise is too large to say where a gain comes from"
 
 
 def try_usage(bench: Bench) -> ClaimFinding:
@@ -175,7 +175,7 @@ def mean_usage(samples: Sequence[UsageSample]) -> float:
     """
     shares = [one.utilization_ratio for one in samples if one.utilization_ratio is not None]
     if not shares:
-        raise NotExercisedError("the GPUs do not tell how busy they are (MIG instances do not)")
+        raise NotExercisedError("a GPU does not report how busy it is (MIG instances never do)")
     return sum(shares) / len(shares)
 
 
