@@ -15,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-from perfsuite.cli.doctor import doctor
+from perfsuite.cli.doctor.verb import doctor
 from perfsuite.cli.verbs.baseline import app as baseline
 from perfsuite.cli.verbs.bisect import bisect_commits
 from perfsuite.cli.verbs.calibrate import calibrate_machine

@@ -12,7 +12,7 @@ import msgspec
 import typer
 
 from perfsuite.cli import options
-from perfsuite.cli.output import JsonFile, pick, say, write_json
+from perfsuite.cli.output import JsonFile, say, write_json
 from perfsuite.errors import ExitCode, SettingError
 from perfsuite.gate.judge.explain import explain_stored
 from perfsuite.gate.judge.trial import Budget
@@ -128,10 +128,8 @@ def end_code(result: GateResult) -> ExitCode:
 
 def _document(result: GateResult) -> dict[str, Any]:
     """The verb's JSON, with all that it takes to compute a verdict again."""
-    keys = "id word by ratio interval pairs detectable reason explanation raw first asked"
-    names = {"id": "name", "pairs": "num_pairs", "first": "firsts"}
     return {
-        "cells": [pick(cell, keys, **names) for cell in result.cells],
+        "cells": result.cells,
         "seed": result.seed,
         "arms": result.differs,
         "refusal": result.refusal,

@@ -8,7 +8,7 @@ import pytest
 from made_up_cells import MadeUpSession, make_outcome
 
 from perfsuite.errors import NotExercisedError, WorkloadError
-from perfsuite.experiments.claims import Bench, ClaimFinding
+from perfsuite.experiments.claims.claim import Bench, ClaimFinding
 from perfsuite.experiments.claims.loading import (
     find_images,
     try_augmentation,
@@ -66,8 +66,8 @@ def test_the_quoted_runs_images_are_taken_where_they_are_there() -> None:
     def answer(workload: str, recipe: Recipe, activity: str) -> Any:
         return make_outcome([0.001])
 
-    assert find_images(bench_of(answer, has_mnist=True)[0]).augmented == "lenet-mnist-affine"
-    assert find_images(bench_of(answer)[0]).augmented == "lenet-digits-affine"
+    assert find_images(bench_of(answer, has_mnist=True)[0]) == "lenet-mnist-affine"
+    assert find_images(bench_of(answer)[0]) == "lenet-digits-affine"
 
 
 # --- C1 ---
