@@ -72,7 +72,6 @@ class Comparison:
         raw: Seconds per sample of both launches of each pair, a first.
         num_samples: Of an iteration, by "a" and "b".
         records: Of the last launches, by "a" and "b".
-        wall_s: What the pairs took.
     """
 
     word: Word
@@ -113,9 +112,10 @@ def compare(
     Raises:
         WorkloadError: One of the cells cannot be measured.
     """
-    a, b = (_Side(cell, _count_samples(session, cell)) for cell in (request.a, request.b))
+    cells = request.a, request.b
+    num_samples = _count_samples(session, request.a), _count_samples(session, request.b)
     session.hold_machine()
-    trial, forward, wall_s = _judge(session, request, a, b, say)
+    trial, forward, wall_s = _judge(session, request, cells, num_samples, say)
     raw, backward = list(trial.raw), None
     if forward.word == "PASS":
         max_pairs = request.budget.max_pairs
@@ -125,7 +125,9 @@ def compare(
         backward = decide([math.log(a_s / b_s) for a_s, b_s in raw], rule)
         if backward.word is None:
             say("b is not slower; is it faster?")
-            reverse, backward, reverse_s = _judge(session, request, b, a, say)
+            reverse, backward, reverse_s = _judge(
+                session, request, cells[::-1], num_samples[::-1], say
+            )
             raw += [(a_s, b_s) for b_s, a_s in reverse.raw]
             wall_s += reverse_s
     word, interval = weigh(forward, backward)
@@ -134,7 +136,7 @@ def compare(
         ratio=intervals.geometric_interval([b_s / a_s for a_s, b_s in raw]).centre,
         interval=interval,
         raw=tuple(raw),
-        num_samples={"a": a.num_samples, "b": b.num_samples},
+        num_samples=dict(zip(("a", "b"), num_samples, strict=True)),
         records={
             name: msgspec.convert(trial.last[arm].record, CellRecord)
             for name, arm in (("a", "base"), ("b", "head"))
@@ -159,12 +161,6 @@ def weigh(forward: Decision, backward: Decision | None) -> tuple[Word, tuple[flo
     return word, (1 / back_high, forward.interval[1])
 
 
-@dataclass(frozen=True)
-class _Side:
-    cell: Cell
-    num_samples: int
-
-
 def _count_samples(session: Session, cell: Cell) -> int:
     """Return the samples of an iteration, from an untimed one, which also finds mistakes."""
     outcome = session.measure_cell(
@@ -178,21 +174,22 @@ def _count_samples(session: Session, cell: Cell) -> int:
 def _judge(
     session: Session,
     request: ComparisonRequest,
-    base: _Side,
-    head: _Side,
+    cells: tuple[Cell, Cell],
+    num_samples: tuple[int, int],
     say: Callable[[str], None],
 ) -> tuple[Trial, Decision, float]:
-    """Return head's trial against base, its decision, and the seconds that it took."""
+    """Return the trial of the second cell against the first, its decision, and its duration."""
+    base, head = cells
     policy = CellPolicy(
         tolerance=request.tolerance,
         limit=request.limit,
         floor_s=0.0,  # the user asked for every difference
-        num_samples=(base.num_samples, head.num_samples),
+        num_samples=num_samples,
     )
     judgement = judge(
-        _arm("base", base.cell, session.hardware.device),
-        _arm("head", head.cell, session.hardware.device),
-        {f"{_FILE.name}::{_TESTS[base.cell.activity]}": policy},
+        _arm("base", base, session.hardware.device),
+        _arm("head", head, session.hardware.device),
+        {f"{_FILE.name}::{_TESTS[base.activity]}": policy},
         budget=request.budget,
         seed=request.seed,
         priors={},
@@ -201,8 +198,8 @@ def _judge(
     (trial,) = judgement.trials
     if trial.word in _UNMEASURED or trial.decision is None:
         raise WorkloadError(
-            f"{base.cell.workload} under {describe_recipe(base.cell.recipe)} (base) and "
-            f"{head.cell.workload} under {describe_recipe(head.cell.recipe)} (head) cannot be "
+            f"{base.workload} under {describe_recipe(base.recipe)} (base) and "
+            f"{head.workload} under {describe_recipe(head.recipe)} (head) cannot be "
             f"compared: {trial.reason}"
         )
     return trial, trial.decision, judgement.wall_s

@@ -81,18 +81,13 @@ class Session:
         return self._launcher.hardware
 
     def join(self, peers: Peers) -> None:
-        """From now on run every group together with the other processes of this session.
-
-        Raises:
-            LostRankError: A rank did not join.
-        """
+        """From now on run every group with these peers; raises LostRankError without one."""
         self._launcher = TorchrunLauncher(self.hardware, self._lock, peers, self._gpus)
 
     def hold_machine(self) -> None:
         """Wait for other timing sessions, then hold the machine until `close`.
 
-        Raises:
-            BusyMachineError: Another session held it for all of the waiting time.
+        Where another one holds it for all of the waiting time, this raises a BusyMachineError.
         """
         self._launcher.hold_machine()
 

@@ -24,11 +24,7 @@ EXIT_CODES: dict[NumericsStatus, ExitCode] = {
 def verify_one(
     session: Session, workload: str, recipe: Recipe, num_steps: int
 ) -> EquivalenceReport:
-    """Return the report of one recipe.
-
-    Raises:
-        PerfsuiteError: The recipe or the workload is at fault.
-    """
+    """Return the report of one recipe; raises a PerfsuiteError where the recipe is at fault."""
     try:
         return session.verify(workload, recipe, num_steps=num_steps)
     except RankFailureError as error:

@@ -41,11 +41,9 @@ _NOTHING = "-"
 
 @dataclass(frozen=True, kw_only=True)
 class ListedRun:
-    """A stored run as `list` shows it; only path and reason are known where the file holds none.
+    """A stored run as `list` shows it, and the reason why no comparison uses it.
 
-    Attributes:
-        fingerprint: Of its environment.
-        reason: Why no comparison uses it; None where one does.
+    Only path and reason are known where the file holds no run.
     """
 
     path: AnyPath

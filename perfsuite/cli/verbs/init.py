@@ -66,12 +66,7 @@ def init(
 
 
 def write_starters(folder: Path) -> tuple[list[str], list[str]]:
-    """Return which files were written, and which were there already, from the folder.
-
-    Raises:
-        WriteError: A file cannot be written.
-        SettingError: What configures pytest cannot be given another line.
-    """
+    """Return which files were written, and which were there already, from the folder."""
     configured = _pytest_configuration(folder)
     configuration = None if configured is None else _with_gate(folder / configured)
     written, kept = [], []

@@ -168,11 +168,7 @@ def try_usage(bench: Bench) -> ClaimFinding:
 
 
 def mean_usage(samples: Sequence[UsageSample]) -> float:
-    """Return the mean busy share of a GPU over the samples that have one.
-
-    Raises:
-        NotExercisedError: No sample has one.
-    """
+    """Return the mean busy share of a GPU over the samples that have one."""
     shares = [one.utilization_ratio for one in samples if one.utilization_ratio is not None]
     if not shares:
         raise NotExercisedError("a GPU does not report how busy it is (MIG instances never do)")
