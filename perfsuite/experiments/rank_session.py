@@ -81,7 +81,7 @@ class Session:
         return self._launcher.hardware
 
     def join(self, peers: Peers) -> None:
-        """From now on run every group with these peers; raises LostRankError without one."""
+        """From now on run groups with these peers; raises LostRankError where one is missing."""
         self._launcher = TorchrunLauncher(self.hardware, self._lock, peers, self._gpus)
 
     def hold_machine(self) -> None:
