@@ -15,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-from perfsuite.cli.doctor import doctor
+from perfsuite.cli.doctor.verb import doctor
 from perfsuite.cli.verbs.baseline import app as baseline
 from perfsuite.cli.verbs.bisect import bisect_commits
 from perfsuite.cli.verbs.calibrate import calibrate_machine
@@ -42,7 +42,6 @@ app = typer.Typer(
 app.add_typer(baseline)
 # What typer makes of Ctrl-C, without a word.
 _EXIT_INTERRUPTED = shell_exit_code(signal.SIGINT)
-_WITH_REPORT = ("-p", "perfsuite.plugin.report")
 
 
 def main() -> None:
@@ -87,14 +86,11 @@ def _options(
 def run(context: typer.Context) -> None:
     """Run the benchmarks and report: `pytest PATHS` with any pytest options and its exit code."""
     # pytest replaces this process, so signals, terminal and exit code are its own.
-    arguments = context.args if _names_a_path(context.args) else ["benchmarks", *context.args]
-    os.execv(sys.executable, [sys.executable, "-m", "pytest", *_WITH_REPORT, *arguments])
-
-
-def _names_a_path(arguments: list[str]) -> bool:
-    """Whether pytest is given a path; without one it would run all tests of the project."""
-    paths = [argument.partition("::")[0] for argument in arguments]
-    return any(path and Path(path).exists() for path in paths)
+    command = [sys.executable, "-m", "pytest", "-p", "perfsuite.plugin.report"]
+    paths = [argument.partition("::")[0] for argument in context.args]
+    if not any(path and Path(path).exists() for path in paths):
+        command.append("benchmarks")  # without a path it would run all tests of the project
+    os.execv(sys.executable, [*command, *context.args])
 
 
 _VERBS: dict[str, tuple[Callable[..., None], str]] = {

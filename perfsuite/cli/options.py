@@ -84,14 +84,10 @@ _HELP = {
 def takes_recipe(
     verb: Callable[..., None], *, fixed: Mapping[str, Any] = MappingProxyType({})
 ) -> Callable[..., None]:
-    """Give a verb's command line an option for each field of `Recipe`.
+    """Return a verb that takes a `recipe`, with an option for each field in its place.
 
-    Args:
-        verb: Takes a keyword argument `recipe`, which the options replace on the command line.
-        fixed: Fields that get no option, as the verb sets them itself, with values to begin with.
-
-    Returns:
-        The verb as typer should see it; it raises `RecipeError` where the options make no recipe.
+    `fixed` fields get no option: the verb sets them itself, and begins with these values. The verb
+    raises `RecipeError` where the options make no recipe.
     """
     options = {name: option for name, option in _recipe_options().items() if name not in fixed}
 
@@ -134,8 +130,7 @@ def open_session(
 ) -> Session:
     """Return a session that finds workloads in the current directory; the rest as in `Settings`.
 
-    Raises:
-        SettingError: There is no such device.
+    An unknown device raises a SettingError.
     """
     chosen = next((known for known in DEVICES if known == device), None)
     if chosen is None:

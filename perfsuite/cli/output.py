@@ -31,11 +31,7 @@ def pick(value: object, keys: str, **fields: str) -> dict[str, Any]:
 
 
 def write_json(path: Path | None, **result: Any) -> None:
-    """Write a verb's JSON where `--json` names a file; what is infinite is null.
-
-    Raises:
-        WriteError: The file cannot be written.
-    """
+    """Write a verb's JSON where `--json` names a file; what is infinite is null."""
     if path is not None:
         document = msgspec.json.encode({"schema": 1, **result})
         write_atomically(path, msgspec.json.format(document, indent=2))

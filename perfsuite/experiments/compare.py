@@ -10,12 +10,11 @@ and once with a against b, on the same pairs where they suffice, on further ones
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import os
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -26,9 +25,9 @@ from perfsuite.errors import NotExercisedError, WorkloadError
 from perfsuite.experiments import compared_cell
 from perfsuite.experiments.interleave import Cell
 from perfsuite.experiments.rank_session import Session
-from perfsuite.gate.arms.arm import Arm, CellRun
+from perfsuite.gate.arms.arm import Arm
 from perfsuite.gate.judge.judge import judge
-from perfsuite.gate.judge.trial import Budget, CellPolicy
+from perfsuite.gate.judge.trial import Budget, CellPolicy, Trial
 from perfsuite.records.cell import CellRecord, samples_of_step
 from perfsuite.records.equivalence import EquivalenceReport
 from perfsuite.records.recipe_text import describe_recipe
@@ -73,7 +72,6 @@ class Comparison:
         raw: Seconds per sample of both launches of each pair, a first.
         num_samples: Of an iteration, by "a" and "b".
         records: Of the last launches, by "a" and "b".
-        wall_s: What the pairs took.
     """
 
     word: Word
@@ -114,11 +112,12 @@ def compare(
     Raises:
         WorkloadError: One of the cells cannot be measured.
     """
-    a, b = (_Side(cell, _count_samples(session, cell)) for cell in (request.a, request.b))
+    cells = request.a, request.b
+    num_samples = _count_samples(session, request.a), _count_samples(session, request.b)
     session.hold_machine()
-    forward = _judge(session, request, a, b, say)
-    raw, wall_s, backward = list(forward.raw), forward.wall_s, None
-    if forward.decision.word == "PASS":
+    trial, forward, wall_s = _judge(session, request, cells, num_samples, say)
+    raw, backward = list(trial.raw), None
+    if forward.word == "PASS":
         max_pairs = request.budget.max_pairs
         rule = Rule(
             tolerance=request.tolerance, limit=request.limit, num_cells=1, max_pairs=max_pairs
@@ -126,19 +125,20 @@ def compare(
         backward = decide([math.log(a_s / b_s) for a_s, b_s in raw], rule)
         if backward.word is None:
             say("b is not slower; is it faster?")
-            reverse = _judge(session, request, b, a, say)
-            backward = reverse.decision
+            reverse, backward, reverse_s = _judge(
+                session, request, cells[::-1], num_samples[::-1], say
+            )
             raw += [(a_s, b_s) for b_s, a_s in reverse.raw]
-            wall_s += reverse.wall_s
-    word, interval = weigh(forward.decision, backward)
+            wall_s += reverse_s
+    word, interval = weigh(forward, backward)
     return Comparison(
         word=word,
         ratio=intervals.geometric_interval([b_s / a_s for a_s, b_s in raw]).centre,
         interval=interval,
         raw=tuple(raw),
-        num_samples={"a": a.num_samples, "b": b.num_samples},
+        num_samples=dict(zip(("a", "b"), num_samples, strict=True)),
         records={
-            name: msgspec.convert(forward.last[arm].record, CellRecord)
+            name: msgspec.convert(trial.last[arm].record, CellRecord)
             for name, arm in (("a", "base"), ("b", "head"))
         },
         wall_s=wall_s,
@@ -161,22 +161,6 @@ def weigh(forward: Decision, backward: Decision | None) -> tuple[Word, tuple[flo
     return word, (1 / back_high, forward.interval[1])
 
 
-@dataclass(frozen=True)
-class _Side:
-    cell: Cell
-    num_samples: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Judged:
-    """What a judgement found of head against base, per sample."""
-
-    decision: Decision
-    raw: Sequence[tuple[float, float]]
-    last: Mapping[str, CellRun]
-    wall_s: float
-
-
 def _count_samples(session: Session, cell: Cell) -> int:
     """Return the samples of an iteration, from an untimed one, which also finds mistakes."""
     outcome = session.measure_cell(
@@ -190,25 +174,22 @@ def _count_samples(session: Session, cell: Cell) -> int:
 def _judge(
     session: Session,
     request: ComparisonRequest,
-    base: _Side,
-    head: _Side,
+    cells: tuple[Cell, Cell],
+    num_samples: tuple[int, int],
     say: Callable[[str], None],
-) -> _Judged:
-    """Judge head's time per sample against base's."""
-    name = f"{_FILE.name}::{_TESTS[base.cell.activity]}"
-    # The judge compares iterations, and one of more samples may take longer by as much. There is no
-    # floor: the user asked for every difference.
-    samples_ratio = head.num_samples / base.num_samples
+) -> tuple[Trial, Decision, float]:
+    """Return the trial of the second cell against the first, its decision, and its duration."""
+    base, head = cells
     policy = CellPolicy(
         tolerance=request.tolerance,
         limit=request.limit,
-        floor_s=0.0,
-        accepted_slowdown=samples_ratio,
+        floor_s=0.0,  # the user asked for every difference
+        num_samples=num_samples,
     )
     judgement = judge(
-        _arm("base", base.cell, session.hardware.device),
-        _arm("head", head.cell, session.hardware.device),
-        {name: policy},
+        _arm("base", base, session.hardware.device),
+        _arm("head", head, session.hardware.device),
+        {f"{_FILE.name}::{_TESTS[base.activity]}": policy},
         budget=request.budget,
         seed=request.seed,
         priors={},
@@ -217,18 +198,11 @@ def _judge(
     (trial,) = judgement.trials
     if trial.word in _UNMEASURED or trial.decision is None:
         raise WorkloadError(
-            f"{base.cell.workload} under {describe_recipe(base.cell.recipe)} (base) and "
-            f"{head.cell.workload} under {describe_recipe(head.cell.recipe)} (head) cannot be "
+            f"{base.workload} under {describe_recipe(base.recipe)} (base) and "
+            f"{head.workload} under {describe_recipe(head.recipe)} (head) cannot be "
             f"compared: {trial.reason}"
         )
-    low, high = trial.decision.interval
-    decision = dataclasses.replace(
-        trial.decision,
-        ratio=trial.decision.ratio / samples_ratio,
-        interval=(low / samples_ratio, high / samples_ratio),
-    )
-    raw = [(base_s / base.num_samples, head_s / head.num_samples) for base_s, head_s in trial.raw]
-    return _Judged(decision=decision, raw=raw, last=trial.last, wall_s=judgement.wall_s)
+    return trial, trial.decision, judgement.wall_s
 
 
 def _arm(name: str, cell: Cell, device: str) -> Arm:

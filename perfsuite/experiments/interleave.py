@@ -24,7 +24,6 @@ Key = TypeVar("Key")
 # Launches are what varies, so each has a single round: long enough for what loader workers had
 # ready before it to be a small part. It may take twice this: its iterations are a power of two.
 ROUND_S = 0.3
-_NUM_ROUNDS = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +68,7 @@ def measure_interleaved(
         for key in keys:
             cell = cells[key]
             outcome = session.measure_cell(
-                cell.workload, cell.recipe, activity=cell.activity, num_rounds=_NUM_ROUNDS
+                cell.workload, cell.recipe, activity=cell.activity, num_rounds=1
             )
             outcomes[key].append(outcome)
             duration = format_seconds(statistics.median(outcome.step_times_s))

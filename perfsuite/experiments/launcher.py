@@ -42,11 +42,7 @@ class TorchrunLauncher:
     def __init__(
         self, hardware: Hardware, lock: TimingLock, peers: Peers, gpus: Sequence[str]
     ) -> None:
-        """Gather the places of all peers; `gpus` are the UUIDs of those that this process sees.
-
-        Raises:
-            LostRankError: A rank did not join.
-        """
+        """Gather the places of all peers; `gpus` are the UUIDs of those that this process sees."""
         mine = read_place(lock.folder, gpus)
         self._topology = Topology(tuple(peers.gather("topology", mine)))
         self.hardware = dataclasses.replace(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
 
 import msgspec
@@ -100,31 +100,25 @@ def _mean_losses(ranks: Sequence[RankEpoch]) -> list[float]:
 
 def _first_non_finite(by_epoch: Sequence[Sequence[RankEpoch]]) -> Iterator[NonFinite]:
     """Yield the first bad loss and the first bad gradient of any rank."""
-    first_bad: dict[Literal["loss", "gradient"], Callable[[RankEpoch], int | None]] = {
-        "loss": _first_bad_loss,
-        "gradient": lambda rank: rank.first_bad_gradient,
-    }
-    for what, find in first_bad.items():
+    kinds: tuple[Literal["loss", "gradient"], ...] = ("loss", "gradient")
+    for what in kinds:
         for epoch, ranks in enumerate(by_epoch, start=1):
-            steps = [step for rank in ranks if (step := find(rank)) is not None]
-            if steps:
+            if steps := [step for rank in ranks for step in _bad_steps(rank, what)]:
                 yield NonFinite(what=what, epoch=epoch, step=min(steps))
                 break
 
 
-def _first_bad_loss(rank: RankEpoch) -> int | None:
-    bad = (step for step, loss in enumerate(rank.losses, 1) if not math.isfinite(loss))
-    return next(bad, None)
+def _bad_steps(rank: RankEpoch, what: str) -> list[int]:
+    if what == "gradient":
+        return [] if rank.first_bad_gradient is None else [rank.first_bad_gradient]
+    return [step for step, loss in enumerate(rank.losses, 1) if not math.isfinite(loss)]
 
 
 def _counts(ranks: Sequence[RankEpoch]) -> list[tuple[int, int]]:
     """Return right answers and samples of each class, over all ranks that counted."""
-    right = [rank.num_right for rank in ranks if rank.num_right is not None]
-    there = [rank.num_there for rank in ranks if rank.num_there is not None]
-    return [
-        (sum(rights), sum(theres))
-        for rights, theres in zip(zip(*right, strict=True), zip(*there, strict=True), strict=True)
-    ]
+    right = zip(*(rank.num_right for rank in ranks if rank.num_right is not None), strict=True)
+    there = zip(*(rank.num_there for rank in ranks if rank.num_there is not None), strict=True)
+    return list(zip(map(sum, right), map(sum, there), strict=True))
 
 
 def _accuracy(ranks: Sequence[RankEpoch]) -> float | None:

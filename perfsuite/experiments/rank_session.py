@@ -81,18 +81,13 @@ class Session:
         return self._launcher.hardware
 
     def join(self, peers: Peers) -> None:
-        """From now on run every group together with the other processes of this session.
-
-        Raises:
-            LostRankError: A rank did not join.
-        """
+        """From now on run groups with these peers; raises LostRankError where one is missing."""
         self._launcher = TorchrunLauncher(self.hardware, self._lock, peers, self._gpus)
 
     def hold_machine(self) -> None:
         """Wait for other timing sessions, then hold the machine until `close`.
 
-        Raises:
-            BusyMachineError: Another session held it for all of the waiting time.
+        Where another one holds it for all of the waiting time, this raises a BusyMachineError.
         """
         self._launcher.hold_machine()
 
@@ -134,17 +129,11 @@ class Session:
         numerics: Numerics | None = None,
         by_value: Sequence[ModuleType] = (),
     ) -> Outcome:
-        """Measure one activity of a workload under a recipe.
+        """Measure one activity of a workload, which may be named "module:attribute".
 
-        Args:
-            workload: A name, an object, or "module:attribute".
-            recipe: How it is trained.
-            activity: What an iteration does.
-            num_rounds: Timed rounds; None is the session's.
-            num_iterations: Iterations of a round; None lets the ranks choose after warming up.
-            is_timed: Whether times are kept; if not, one iteration runs beside whatever else does.
-            numerics: What a check of the recipe found, for the record.
-            by_value: As in `run_function`.
+        None is the session's number of rounds, and as many iterations of a round as the ranks
+        choose after warming up. What is not timed is one iteration beside whatever else runs.
+        `numerics` goes into the record; `by_value` is as in `run_function`.
 
         Raises:
             NotExercisedError: This machine would measure something else.
@@ -231,9 +220,8 @@ class Session:
         # The timed run of the same steps will print what they print.
         policy = dataclasses.replace(self._policy, shows_output=False, pins_ranks=False)
         try:
-            has_twin = recipe.checkpointing != "none"
             runs = {"tested": recipe}
-            if has_twin:
+            if has_twin := recipe.checkpointing != "none":
                 runs["twin"] = dataclasses.replace(recipe, checkpointing="none")
             for name, run in runs.items():
                 job = messages.RecordRun(
@@ -245,12 +233,7 @@ class Session:
                     num_steps=num_steps,
                     counts_work=has_twin and not recipe.compile,
                 )
-                yield GroupRequest(
-                    job=job,
-                    world_size=run.plan.world_size,
-                    policy=policy,
-                    needs_group=run.plan.needs_group,
-                )
+                yield _request(job, run, policy)
             check = messages.CheckRun(
                 workload=workload,
                 recipe=recipe,
@@ -327,15 +310,7 @@ class Session:
         self._prepare(job.recipe)
         if is_timed and self._settings.turns is None:
             self.hold_machine()
-        plan = job.recipe.plan
-        return self._launcher.run(
-            GroupRequest(
-                job=job,
-                world_size=plan.world_size,
-                policy=self._policy,
-                needs_group=plan.needs_group,
-            )
-        )
+        return self._launcher.run(_request(job, job.recipe, self._policy))
 
     def _prepare(self, recipe: Recipe) -> None:
         if (reason := self._launcher.why_not_exercised(recipe)) is not None:
@@ -346,6 +321,13 @@ class Session:
         if not self._has_swept:
             sweep_stale_folders()
             self._has_swept = True
+
+
+def _request(job: messages.Job, recipe: Recipe, policy: GroupPolicy) -> GroupRequest:
+    plan = recipe.plan
+    return GroupRequest(
+        job=job, world_size=plan.world_size, policy=policy, needs_group=plan.needs_group
+    )
 
 
 def _name(workload: str | Workload) -> str:

@@ -11,6 +11,10 @@ from perfsuite.records.cell import CellRecord, Counts, Memory, Outcome, StageTim
 from perfsuite.records.equivalence import Check, EquivalenceReport, EquivalenceRow, Numerics
 from perfsuite.records.recipe import Recipe
 
+# Those that compute in float32 or finer.
+_FULL_PRECISIONS = ("fp64", "fp32", "O0")
+_OF_LOADER = ("num_workers", "persistent_workers", "pin_memory", "prefetch_factor", "non_blocking")
+
 
 def combine(
     job: RunCell, name: str, device: str, ranks: Sequence[CellMeasured], numerics: Numerics | None
@@ -114,10 +118,6 @@ def _mean_stages(rounds: Sequence[RoundTimes], num_iterations: int) -> dict[str,
     return {name: total / (len(rounds) * num_iterations) for name, total in totals.items()}
 
 
-# Those that compute in float32 or finer.
-_FULL_PRECISIONS = ("fp64", "fp32", "O0")
-
-
 def report(workload: str, recipe: Recipe, checked: RunChecked) -> EquivalenceReport:
     """Return the report of a recipe whose run was checked."""
     return EquivalenceReport(
@@ -132,18 +132,11 @@ def not_exercised(workload: str, recipe: Recipe, reason: str) -> EquivalenceRepo
     """Return the report of a recipe that could not be exercised."""
     alone: Check = "T1" if recipe.precision in _FULL_PRECISIONS else "T2"
     check: Check = "T0" if recipe.plan.world_size > 1 else alone
-    return EquivalenceReport(
-        workload=workload,
-        recipe=recipe.as_dict(),
-        rows=(EquivalenceRow.of(recipe, check, "not exercised", reason),),
-        inapplicable={},
-    )
+    row = EquivalenceRow.of(recipe, check, "not exercised", reason)
+    return report(workload, recipe, RunChecked(rows=(row,), inapplicable={}))
 
 
 def without_loader(recipe: Recipe) -> Recipe:
     """The recipe with the default loader, as no loader changes a number."""
     defaults = Recipe()
     return dataclasses.replace(recipe, **{name: getattr(defaults, name) for name in _OF_LOADER})
-
-
-_OF_LOADER = ("num_workers", "persistent_workers", "pin_memory", "prefetch_factor", "non_blocking")

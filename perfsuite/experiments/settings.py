@@ -22,7 +22,6 @@ class Settings:
     Attributes:
         device: Where cells run; "auto" is CUDA where a GPU is visible.
         num_rounds: Timed rounds of a cell that names no number; None where a gate chooses.
-        seed: Seed of weights, data order and random numbers.
         timeout_s: A cell without progress for so long fails.
         collective_timeout_s: A collective that waits for so long fails.
         wait_s: How long to wait for another timing session.

@@ -24,11 +24,7 @@ EXIT_CODES: dict[NumericsStatus, ExitCode] = {
 def verify_one(
     session: Session, workload: str, recipe: Recipe, num_steps: int
 ) -> EquivalenceReport:
-    """Return the report of one recipe.
-
-    Raises:
-        PerfsuiteError: The recipe or the workload is at fault.
-    """
+    """Return the report of one recipe; raises a PerfsuiteError where the recipe is at fault."""
     try:
         return session.verify(workload, recipe, num_steps=num_steps)
     except RankFailureError as error:
@@ -82,11 +78,10 @@ _DDP_OPTIONS: tuple[dict[str, Any], ...] = (
 
 def every_recipe() -> list[Recipe]:
     """Return all recipes of the table in its order, none twice."""
-    rows = (_parallel(), _ddp_options(), _precisions(), _checkpointings(), _steps())
-    return list(dict.fromkeys(itertools.chain.from_iterable(rows)))
+    return list(dict.fromkeys(_rows()))
 
 
-def _parallel() -> Iterator[Recipe]:
+def _rows() -> Iterator[Recipe]:
     yield Recipe()
     yield Recipe(parallel="dp:2")
     for size in _WORLD_SIZES:
@@ -97,34 +92,20 @@ def _parallel() -> Iterator[Recipe]:
             yield Recipe(parallel=f"pp:{size}:{schedule}", micro_batch_size=_PIPELINE_BATCH_SIZE)
     for mesh in ("1x2", "2x2"):
         yield Recipe(parallel=f"hsdp:{mesh}")
-
-
-def _ddp_options() -> Iterator[Recipe]:
-    for size in _WORLD_SIZES:
-        for option in _DDP_OPTIONS:
-            yield Recipe(parallel=f"ddp:{size}", **option)
-
-
-def _precisions() -> Iterator[Recipe]:
-    for precision in PRECISIONS:
-        for parallel in ("single", "ddp:2", "ddp:3"):
-            yield Recipe(parallel=parallel, precision=precision)
+    for size, option in itertools.product(_WORLD_SIZES, _DDP_OPTIONS):
+        yield Recipe(parallel=f"ddp:{size}", **option)
+    for precision, parallel in itertools.product(PRECISIONS, ("single", "ddp:2", "ddp:3")):
+        yield Recipe(parallel=parallel, precision=precision)
     for parallel in ("fsdp:2", "tp:2", "pp:2:1f1b"):
         yield Recipe(parallel=parallel, precision="amp-bf16", micro_batch_size=_PIPELINE_BATCH_SIZE)
-
-
-def _checkpointings() -> Iterator[Recipe]:
     for checkpointing in _CHECKPOINTINGS:
-        for parallel in ("single", "ddp:2"):
-            for precision in ("fp32", "amp-bf16"):
-                yield Recipe(parallel=parallel, precision=precision, checkpointing=checkpointing)
+        for parallel, precision in itertools.product(("single", "ddp:2"), ("fp32", "amp-bf16")):
+            yield Recipe(parallel=parallel, precision=precision, checkpointing=checkpointing)
         yield Recipe(parallel="fsdp:2", checkpointing=checkpointing)
-
-
-def _steps() -> Iterator[Recipe]:
-    """Accumulation, with the micro-batch that makes the batch of one step no larger; clipping."""
+    # Accumulation makes the batch of one step no larger than the usual one.
     for parallel in ("single", "ddp:2", "ddp:3", "fsdp:2"):
         yield Recipe(parallel=parallel, micro_batch_size=8, grad_accumulation_steps=3)
-    for parallel in ("single", "ddp:2", "fsdp:2"):
-        for precision in ("fp32", "amp-fp16"):
-            yield Recipe(parallel=parallel, precision=precision, clip_grad_norm=0.1)
+    for parallel, precision in itertools.product(
+        ("single", "ddp:2", "fsdp:2"), ("fp32", "amp-fp16")
+    ):
+        yield Recipe(parallel=parallel, precision=precision, clip_grad_norm=0.1)

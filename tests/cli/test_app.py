@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from perfsuite.cli import app
-from perfsuite.cli.doctor import Finding
+from perfsuite.cli.doctor.findings import Finding
 from perfsuite.errors import SettingError
 
 FIT = [Finding("cores", "ok", "2"), Finding("load", "warn", "2.00 [busy]", "end them (see top)")]

@@ -57,22 +57,15 @@ class MadeUpJudge:
         self.policies.append(asked)
         cells = [json.loads(arm.environment[CELL_VARIABLE]) for arm in (base, head)]
         trial = Trial(name=name, policy=asked)
-        trial.raw = [(0.002, 0.002 * ratio) for ratio in self._ratios(*cells)]
-        shift = math.log(asked.accepted_slowdown)
+        base_samples, head_samples = asked.num_samples
+        trial.raw = [
+            (0.002 / base_samples, 0.002 * ratio / head_samples) for ratio in self._ratios(*cells)
+        ]
         rule = Rule(
             tolerance=asked.tolerance, limit=asked.limit, num_cells=1, max_pairs=budget.max_pairs
         )
-        found = decide([ratio - shift for ratio in trial.log_ratios], rule)
-        low, high = found.interval
-        accepted = asked.accepted_slowdown
-        trial.decision = Decision(
-            word=found.word,
-            ratio=found.ratio * accepted,
-            interval=(low * accepted, high * accepted),
-            num_pairs=found.num_pairs,
-            detectable=found.detectable,
-        )
-        trial.word = self.word or found.word or "INCONCLUSIVE"
+        trial.decision = decide(trial.log_ratios, rule)
+        trial.word = self.word or trial.decision.word or "INCONCLUSIVE"
         trial.reason = "the arm broke" if self.word else None
         for arm in ("base", "head"):
             trial.last[arm] = CellRun(
@@ -196,6 +189,8 @@ def test_an_iteration_of_twice_the_samples_may_take_twice_as_long(
     assert found.word == "same"
     assert found.ratio == pytest.approx(1.0, abs=1e-3)
     assert found.raw[0] == pytest.approx((0.002 / 32, 0.004004 / 64))
+    assert judge.policies[0].num_samples == (32, 64)
+    assert judge.policies[0].accepted_slowdown == 1.0
     assert found.num_samples == {"a": 32, "b": 64}
 
 

@@ -15,11 +15,8 @@ NOT_READABLE = "not readable here"
 class Finding:
     """One line of the doctor's report, and of its JSON.
 
-    Attributes:
-        subject: What was looked at.
-        status: "ok", "warn" (timings suffer), or "fail" (cells cannot run).
-        text: The value that was found, and what is wrong with it.
-        advice: What to do; None where there is nothing to do.
+    With a "warn" timings suffer, with a "fail" cells cannot run. The text is the value that was
+    found, and what is wrong with it; the advice says what to do, where there is something to do.
     """
 
     subject: str

@@ -1,4 +1,4 @@
-"""Processors, clocks and memory: what a time on the CPU depends on.
+"""Processors, clocks, memory and disks: what a time on the CPU depends on, and room to write.
 
 The functions over plain values decide; the others only read the machine for them. A control group
 (cgroups(7), version 1 or 2) may limit the process on any level above it, and a container shows its
@@ -8,13 +8,15 @@ own group as the root of the mount, so all folders from the group up to the root
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import psutil
 
-from perfsuite.cli.doctor.findings import NOT_READABLE, Finding
+from perfsuite.cli.doctor.findings import NOT_READABLE, Finding, Status
 from perfsuite.units import format_bytes, format_ratio
 
 _CPU = Path("/sys/devices/system/cpu")
@@ -30,10 +32,15 @@ _STEAL_WINDOW_S = 0.2
 # resnet18 under DistributedDataParallel, torch 2.15 on a CPU); rounded up.
 _ONE_RANK_BYTES = 2**30
 _TWO_RANKS_BYTES = 3 * 2**29
+# Docker's default for all of /dev/shm. Measured: two workers with batches of 9.6 MB pass at 64 MiB
+# and fail at 4 MiB with "No space left on device".
+_SHARED_MEMORY_BYTES = 64 * 2**20
+# MNIST takes 66 MB on disk, downloaded and unpacked, and a trace of torch.profiler tens of MB.
+_LITTLE_DISK_BYTES = 256 * 2**20
 
 
 def examine_host() -> list[Finding]:
-    """Return what is found about processors, clocks, load and memory."""
+    """Return what is found about processors, clocks, load, memory and free room."""
     num_allowed = len(os.sched_getaffinity(0))
     governors = [read_text(path) for path in _CPU.glob("cpu[0-9]*/cpufreq/scaling_governor")]
     left = memory_left_bytes()
@@ -48,6 +55,9 @@ def examine_host() -> list[Finding]:
         load_finding(os.getloadavg()[0], num_allowed),
         _examine_steal(),
         memory_finding(available if left is None else min(available, left)),
+        examine_folder("shared memory", lambda: Path("/dev/shm"), shared_memory_finding),
+        examine_folder("temporary folder", lambda: Path(tempfile.gettempdir()), disk_finding),
+        examine_folder("current directory", Path.cwd, disk_finding),
     ]
 
 
@@ -123,6 +133,41 @@ def memory_finding(available_bytes: int) -> Finding:
     if available_bytes < _TWO_RANKS_BYTES:
         return Finding("memory", "warn", f"{text}: not enough for two ranks", advice)
     return Finding("memory", "ok", text)
+
+
+def examine_folder(
+    subject: str, find: Callable[[], Path], judge: Callable[[str, Path, int], Finding]
+) -> Finding:
+    """Return `judge(subject, folder, free bytes)` of the folder found, which can be written."""
+    try:
+        folder = find()
+        free_bytes = shutil.disk_usage(folder).free
+    except OSError as error:
+        return Finding(subject, "fail", str(error), "make the folder, or work in another one")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        text = f"{folder} cannot be written by user {os.getuid()}"
+        return Finding(subject, "fail", text, "change its permissions, or work in another folder")
+    return judge(subject, folder, free_bytes)
+
+
+def shared_memory_finding(subject: str, folder: Path, free_bytes: int) -> Finding:
+    """Judge the free part of the shared memory."""
+    text = f"{format_bytes(free_bytes)} free in {folder}"
+    if free_bytes >= _SHARED_MEMORY_BYTES:
+        return Finding(subject, "ok", text)
+    text += ": loader workers pass their batches through it, and need "
+    text += format_bytes(_SHARED_MEMORY_BYTES)
+    return Finding(subject, "fail", text, "docker run --shm-size=1g, or remove what fills it")
+
+
+def disk_finding(subject: str, folder: Path, free_bytes: int) -> Finding:
+    """Judge the free part of the disk under a folder."""
+    text = f"{format_bytes(free_bytes)} free in {folder}"
+    if free_bytes >= _LITTLE_DISK_BYTES:
+        return Finding(subject, "ok", text)
+    status: Status = "warn" if free_bytes else "fail"
+    text += f": data sets and traces may need {format_bytes(_LITTLE_DISK_BYTES)}"
+    return Finding(subject, status, text, "make room")
 
 
 def _examine_steal() -> Finding:

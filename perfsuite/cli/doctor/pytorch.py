@@ -29,19 +29,14 @@ _SETTINGS = Settings(device="cpu", timeout_s=20.0, collective_timeout_s=5.0)
 
 @dataclass(frozen=True, kw_only=True)
 class TorchFacts:
-    """The torch that a rank imported, and the versions that it was built with, None without.
-
-    Attributes:
-        num_gpus: GPUs that it can use.
-        num_threads: Intra-operator threads of the rank.
-    """
+    """The torch that a rank imported, and the versions that it was built with, None without."""
 
     version: str
     cuda: str | None
     cudnn: str | None
     nccl: str | None
     num_gpus: int
-    num_threads: int
+    num_threads: int  # within one operator
 
 
 def examine_torch(environ: Mapping[str, str] = os.environ) -> list[Finding]:

@@ -12,7 +12,6 @@ from perfsuite.cli.doctor.findings import Finding, Status
 from perfsuite.cli.doctor.gpus import examine_gpus
 from perfsuite.cli.doctor.host import examine_host
 from perfsuite.cli.doctor.pytorch import examine_torch
-from perfsuite.cli.doctor.storage import examine_storage
 from perfsuite.cli.output import JsonFile, write_json
 from perfsuite.errors import BusyMachineError, ExitCode, WriteError
 from perfsuite.system.files import check_writable
@@ -42,7 +41,6 @@ def examine() -> list[Finding]:
     return [
         Finding("perfsuite", "ok", f"{version('perfsuite')} on Python {platform.python_version()}"),
         *examine_host(),
-        *examine_storage(),
         examine_timing_lock(TimingLock(wait_s=0, say=print)),
         *examine_gpus(),
         *examine_torch(),

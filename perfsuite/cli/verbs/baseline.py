@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich import box
-from rich.table import Table
 
 from perfsuite.cli.options import ACCEPTED, STORAGE, AcceptedFile, Storage, fingerprint_here
 from perfsuite.cli.output import JsonFile, pick, write_json
@@ -26,7 +24,7 @@ from perfsuite.gate.baselines.accepted import prune as prune_entries
 from perfsuite.gate.baselines.screen import MAX_SESSIONS
 from perfsuite.gate.baselines.select import remove_run, sift_runs, trunk_rules
 from perfsuite.records.run_file import StoredRun, Unusable, read_run
-from perfsuite.report.terminal.tables import render
+from perfsuite.report.terminal.tables import text_table
 from perfsuite.system.files import check_writable
 from perfsuite.system.untrusted import printable
 from perfsuite.system.urls import AnyPath, locate
@@ -43,11 +41,9 @@ _NOTHING = "-"
 
 @dataclass(frozen=True, kw_only=True)
 class ListedRun:
-    """A stored run as `list` shows it; only path and reason are known where the file holds none.
+    """A stored run as `list` shows it, and the reason why no comparison uses it.
 
-    Attributes:
-        fingerprint: Of its environment.
-        reason: Why no comparison uses it; None where one does.
+    Only path and reason are known where the file holds no run.
     """
 
     path: AnyPath
@@ -187,8 +183,9 @@ def _list(storage: AnyPath, fingerprint: str) -> list[ListedRun]:
 
 def _listed(found: StoredRun | Unusable) -> ListedRun:
     """Return what is shown of a run, and no more of it: a store holds very many."""
-    run = read_run(found.path) if isinstance(found, Unusable) else found
-    reason = found.reason if isinstance(found, Unusable) else None
+    run, reason = found, None
+    if isinstance(found, Unusable):
+        run, reason = read_run(found.path), found.reason
     if isinstance(run, Unusable):
         return ListedRun(path=run.path, reason=reason)
     facts = pick(run, "path saved_at commit fingerprint")
@@ -196,9 +193,8 @@ def _listed(found: StoredRun | Unusable) -> ListedRun:
 
 
 def _table(storage: AnyPath, runs: list[ListedRun], fingerprint: str) -> str:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for title in ("run", "saved (UTC)", "commit", "environment", "cells", "use"):
-        table.add_column(title, justify="right" if title == "cells" else "left", no_wrap=True)
+    titles = ("run", "saved (UTC)", "commit", "environment", "cells", "use")
+    rows = []
     for one in runs:
         facts = [_NOTHING] * 4
         if one.saved_at is not None:
@@ -210,8 +206,8 @@ def _table(storage: AnyPath, runs: list[ListedRun], fingerprint: str) -> str:
                 str(one.num_cells),
             ]
         use = one.reason or "usable"
-        table.add_row(*map(printable, (str(one.path).removeprefix(f"{storage}/"), *facts, use)))
-    return render(table)
+        rows.append(map(printable, (str(one.path).removeprefix(f"{storage}/"), *facts, use)))
+    return text_table([(title, title == "cells") for title in titles], rows)
 
 
 def _in_words(entry: Entry) -> str:

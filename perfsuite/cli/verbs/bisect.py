@@ -129,12 +129,11 @@ def end_code(result: BisectResult) -> ExitCode:
 
 def _document(result: BisectResult) -> dict[str, Any]:
     return {
-        "cell": result.cell,
+        **pick(result, "cell refusal"),
         "first_bad": None if result.first_bad is None else _step(result.first_bad),
         "possible": [{"commit": commit, "subject": subject} for commit, subject in result.possible],
         "ends": [_step(step) for step in result.ends],
         "steps": [_step(step) for step in result.steps],
-        "refusal": result.refusal,
         "tolerance": result.bounds[0],
         "limit": result.bounds[1],
     }

@@ -7,16 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from perfsuite.cli.options import (
-    DrawnSeed,
-    Limit,
-    MaxPairs,
-    Paths,
-    Selection,
-    Tolerance,
-    fingerprint_here,
-    wait_for_machine,
-)
+from perfsuite.cli import options
 from perfsuite.cli.output import JsonFile, pick, say, write_json
 from perfsuite.gate.calibrate import CalibrationResult, Plant, PlantedResult, calibrate
 from perfsuite.gate.judge.trial import Budget
@@ -36,7 +27,7 @@ from perfsuite.units import format_ratio, option_bounds, option_ratio
 
 
 def calibrate_machine(
-    paths: Paths = None,
+    paths: options.Paths = None,
     num_sessions: Annotated[int, typer.Option("--sessions", min=0, help="Of each slowdown.")] = 20,
     num_identical: Annotated[
         int | None,
@@ -49,12 +40,12 @@ def calibrate_machine(
             "(of 17 MiB) or a synchronization; may be given several times."
         ),
     ] = None,
-    select: Selection = None,
-    tolerance: Tolerance = "2%",
-    limit: Limit = "5%",
-    max_pairs: MaxPairs = 16,
+    select: options.Selection = None,
+    tolerance: options.Tolerance = "2%",
+    limit: options.Limit = "5%",
+    max_pairs: options.MaxPairs = 16,
     *,
-    seed: DrawnSeed,
+    seed: options.DrawnSeed,
     json_file: JsonFile = None,
 ) -> None:
     """Measure the gate's error rates here: false alarms of identical code, power over slowdowns.
@@ -80,9 +71,9 @@ def calibrate_machine(
         num_sessions=num_sessions,
         plants=plants,
         say=say,
-        machine=wait_for_machine(),
+        machine=options.wait_for_machine(),
     )
-    found = Calibration(fingerprint=fingerprint_here(), cells=result.noise)
+    found = Calibration(fingerprint=options.fingerprint_here(), cells=result.noise)
     write_calibration(CALIBRATION_FILE, found)
     for line in describe(result):
         typer.echo(line)

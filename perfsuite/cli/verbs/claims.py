@@ -11,8 +11,8 @@ import typer
 from perfsuite.cli.options import DeviceName, DrawnSeed, open_session
 from perfsuite.cli.output import JsonFile, pick, say, write_json
 from perfsuite.errors import ExitCode
-from perfsuite.experiments.claims import Bench
 from perfsuite.experiments.claims.catalogue import Tested, choose_claims, try_claims
+from perfsuite.experiments.claims.claim import Bench
 from perfsuite.experiments.interleave import ROUND_S
 from perfsuite.records.cell import encode_line
 from perfsuite.report.terminal.tables import text_table

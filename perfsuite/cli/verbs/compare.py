@@ -9,14 +9,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from perfsuite.cli.options import (
-    DeviceName,
-    DrawnSeed,
-    MaxMinutes,
-    MaxPairs,
-    WorkloadName,
-    open_session,
-)
+from perfsuite.cli import options
 from perfsuite.cli.output import JsonFile, pick, say, write_json
 from perfsuite.errors import SettingError
 from perfsuite.experiments.compare import Comparison, ComparisonRequest, check_numerics, compare
@@ -29,7 +22,7 @@ from perfsuite.units import option_bounds
 
 
 def compare_recipes(
-    workload: WorkloadName,
+    workload: options.WorkloadName,
     a: Annotated[
         list[str] | None,
         typer.Option("--a", metavar="FIELD=VALUE", help="Of a's recipe; several may be given."),
@@ -40,11 +33,11 @@ def compare_recipes(
     ] = None,
     tolerance: Annotated[str, typer.Option(help="A difference up to this is none.")] = "2%",
     limit: Annotated[str, typer.Option(help='"The same" means within this.')] = "5%",
-    max_pairs: MaxPairs = 16,
-    max_minutes: MaxMinutes = 30.0,
-    device: DeviceName = "auto",
+    max_pairs: options.MaxPairs = 16,
+    max_minutes: options.MaxMinutes = 30.0,
+    device: options.DeviceName = "auto",
     *,
-    seed: DrawnSeed,
+    seed: options.DrawnSeed,
     json_file: JsonFile = None,
 ) -> None:
     """Say which of two recipes trains a workload faster: launches in pairs, round by round."""
@@ -65,7 +58,7 @@ def compare_recipes(
         budget=Budget(max_pairs=max_pairs, max_s=60 * max_minutes),
         seed=seed,
     )
-    with closing(open_session(device)) as session:
+    with closing(options.open_session(device)) as session:
         numerics = {name: check_numerics(session, cell).numerics for name, cell in cells.items()}
         comparison = compare(session, request, say=say)
     records = {

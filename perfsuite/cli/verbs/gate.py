@@ -11,16 +11,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from perfsuite.cli.options import (
-    DrawnSeed,
-    Limit,
-    MaxMinutes,
-    MaxPairs,
-    Paths,
-    Selection,
-    Tolerance,
-    wait_for_machine,
-)
+from perfsuite.cli import options
 from perfsuite.cli.output import JsonFile, say, write_json
 from perfsuite.errors import ExitCode, SettingError
 from perfsuite.gate.judge.explain import explain_stored
@@ -41,7 +32,7 @@ from perfsuite.units import format_change, option_bounds
 
 
 def gate(
-    paths: Paths = None,
+    paths: options.Paths = None,
     base: Annotated[
         str | None, typer.Option(help="Revision to compare with; the merge base unless given.")
     ] = None,
@@ -54,13 +45,13 @@ def gate(
     base_env: Annotated[
         list[str] | None, typer.Option(metavar="KEY=VALUE", help="Variable of the base alone.")
     ] = None,
-    select: Selection = None,
-    tolerance: Tolerance = "2%",
-    limit: Limit = "5%",
-    max_pairs: MaxPairs = 16,
-    max_minutes: MaxMinutes = 30.0,
+    select: options.Selection = None,
+    tolerance: options.Tolerance = "2%",
+    limit: options.Limit = "5%",
+    max_pairs: options.MaxPairs = 16,
+    max_minutes: options.MaxMinutes = 30.0,
     *,
-    seed: DrawnSeed,
+    seed: options.DrawnSeed,
     json_file: JsonFile = None,
     markdown: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write a summary for a pull request.")
@@ -91,7 +82,7 @@ def gate(
         outputs=tuple(path for path in (json_file, markdown) if path is not None),
     )
     check_writable(*request.outputs)
-    result = run_gate(request, say=say, machine=wait_for_machine())
+    result = run_gate(request, say=say, machine=options.wait_for_machine())
     for text in verdict_lines(result.cells, result.refusal, result.differs):
         typer.echo(text)
     if (judged := result.judgement) is not None:

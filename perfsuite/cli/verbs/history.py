@@ -11,9 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from perfsuite.cli.options import ACCEPTED, STORAGE, AcceptedFile, Storage, fingerprint_here
 from perfsuite.cli.output import JsonFile, pick, write_json
@@ -27,7 +25,7 @@ from perfsuite.gate.history.cell_history import (
     read_history,
 )
 from perfsuite.gate.history.timeline import Point
-from perfsuite.report.terminal.tables import render
+from perfsuite.report.terminal.tables import text_table
 from perfsuite.stats.trend import MIN_VALUES
 from perfsuite.system.files import check_writable
 from perfsuite.system.untrusted import printable
@@ -92,12 +90,20 @@ def history(
     if cell is None:
         found = _follow_all(stored, least)
         typer.echo(_table(found))
-        typer.echo(_odds(found))
+        num_changed = sum(bool(one.changes or one.drift) for one in found)
+        typer.echo(
+            f"{num_changed} of {len(found)} cells changed; of cells that never do, at most 1 in "
+            "100 is said to"
+        )
     else:
         found = [stored.follow(_known(cell, stored), smallest=least)]
         host = stored.follow_host(smallest=least)
         one = found[0]
-        for line in [*_overview(one), *describe(one), *_describe_host(host), *_advise(one)]:
+        lines = [*_overview(one), *describe(one)]
+        if host.changes or host.drift is not None:
+            # A change of a cell beside one of these is the host's.
+            lines += [f"the host itself, by its own probes: {text}" for text in describe(host)]
+        for line in [*lines, *_advise(one)]:
             typer.echo(printable(line))
     refused = [{"path": str(one.path), "reason": one.reason} for one in stored.refused]
     write_json(json_file, cells=[_cell(one) for one in found], refused=refused)
@@ -186,11 +192,9 @@ def _describe_change(change: DatedChange) -> str:
 
 def _where(change: DatedChange) -> str:
     before, after = change.before, change.after
-    text = f"between {_named(before)} and {_named(after)}"
-    if change.num_commits is None:
-        return text
-    if change.num_commits == 0:
-        return f"{text}, so not by a commit"
+    if not change.num_commits:
+        text = f"between {_named(before)} and {_named(after)}"
+        return text if change.num_commits is None else f"{text}, so not by a commit"
     return (
         f"between {_name(before)} and {_name(after)} ({after.made_at:%Y-%m-%d}, "
         f"{change.num_commits} commit{'s' * (change.num_commits > 1)})"
@@ -204,13 +208,6 @@ def _describe_drift(drift: DatedDrift) -> str:
         f"drifts by {_rate(drift.ratio_per_week)} a week ({_rate(low)} to {_rate(high)}), "
         f"{format_change(drift.total_ratio)} since {_named(drift.since)}{accepted}"
     )
-
-
-def _describe_host(host: CellHistory) -> list[str]:
-    """What its probes say of the machine: a change of a cell beside one of these is the host's."""
-    if not host.changes and host.drift is None:
-        return []
-    return [f"the host itself, by its own probes: {sentence}" for sentence in describe(host)]
 
 
 def _advise(one: CellHistory) -> list[str]:
@@ -239,14 +236,13 @@ def _rate(ratio: float) -> str:
 
 
 def _table(found: list[CellHistory]) -> str:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for title in ("cell", "runs", "times", "what became of it"):
-        table.add_column(title, justify="right" if title == "runs" else "left", no_wrap=True)
+    titles = ("cell", "runs", "times", "what became of it")
+    rows = []
     for one in found:
-        points = one.timeline.points
-        line = _sparkline(one.timeline.times_s())
-        table.add_row(printable(one.timeline.cell), str(len(points)), line, _in_short(one))
-    return render(table)
+        line = one.timeline
+        times = _sparkline(line.times_s())
+        rows.append((printable(line.cell), str(len(line.points)), times, _in_short(one)))
+    return text_table([(title, title == "runs") for title in titles], rows)
 
 
 def _in_short(one: CellHistory) -> str:
@@ -267,14 +263,6 @@ def _in_short(one: CellHistory) -> str:
     return "; ".join(texts) or "-"
 
 
-def _odds(found: list[CellHistory]) -> str:
-    num_changed = sum(bool(one.changes or one.drift) for one in found)
-    return (
-        f"{num_changed} of {len(found)} cells changed; of cells that never do, at most 1 in 100 is "
-        "said to"
-    )
-
-
 def _cell(one: CellHistory) -> dict[str, Any]:
     drift = one.drift
     return {
@@ -282,23 +270,14 @@ def _cell(one: CellHistory) -> dict[str, Any]:
         "runs": [_point(point) for point in one.timeline.points],
         "is_long_enough": one.trend is not None,
         "changes": [
-            {
-                **pick(
-                    change,
-                    "ratio interval num_commits is_mended accepted",
-                    is_mended="is_recovered",
-                ),
-                "before": _point(change.before),
-                "after": _point(change.after),
-            }
+            pick(change, "ratio interval num_commits is_mended accepted", is_mended="is_recovered")
+            | {"before": _point(change.before), "after": _point(change.after)}
             for change in one.changes
         ],
         "drift": None
         if drift is None
-        else {
-            **pick(drift, "ratio_per_week interval total_ratio accepted"),
-            "since": _point(drift.since),
-        },
+        else pick(drift, "ratio_per_week interval total_ratio accepted")
+        | {"since": _point(drift.since)},
     }
 
 

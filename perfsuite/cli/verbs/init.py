@@ -66,12 +66,7 @@ def init(
 
 
 def write_starters(folder: Path) -> tuple[list[str], list[str]]:
-    """Return which files were written, and which were there already, from the folder.
-
-    Raises:
-        WriteError: A file cannot be written.
-        SettingError: What configures pytest cannot be given another line.
-    """
+    """Return which files were written, and which were there already, from the folder."""
     configured = _pytest_configuration(folder)
     configuration = None if configured is None else _with_gate(folder / configured)
     written, kept = [], []
@@ -143,7 +138,3 @@ def _with_gate(path: Path) -> str | None:
 
 def _text(path: Path) -> str:
     return path.read_bytes().decode(errors="surrogateescape")
-
-
-def _lines(path: Path) -> list[str]:
-    return path.read_text(errors="replace").splitlines() if path.is_file() else []

@@ -123,8 +123,7 @@ class Tested:
 def choose_claims(only: Sequence[str], claims: Sequence[Claim] = CLAIMS) -> list[Claim]:
     """Return the claims of ids such as "C5" or "c8,C9", in their usual order; all without any.
 
-    Raises:
-        SettingError: There is no such claim.
+    An unknown id raises a SettingError.
     """
     chosen = {name.strip().upper() for text in only for name in text.split(",")}
     known = [claim.id for claim in claims]

@@ -33,7 +33,6 @@ class ClaimFinding:
     Attributes:
         figures: Everything that was measured and decides, as JSON has it.
         here: The figures that are shown beside the quoted ones, in words.
-        reason: Why the status is what it is.
     """
 
     status: Status

@@ -7,7 +7,6 @@ MNIST's where they lie on the disk, else scikit-learn's digits at the same size.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from perfsuite.errors import WorkloadError
 from perfsuite.experiments.claims.claim import (
@@ -25,18 +24,10 @@ from perfsuite.records.recipe import Recipe
 from perfsuite.stats.intervals import Interval, geometric_interval
 from perfsuite.units import format_ratio, format_seconds
 
-
-@dataclass(frozen=True, kw_only=True)
-class Images:
-    """Two workloads that differ by the augmentation alone."""
-
-    augmented: str
-    plain: str
-
-
-MNIST = Images(augmented="lenet-mnist-affine", plain="lenet-mnist")
-DIGITS = Images(augmented="lenet-digits-affine", plain="lenet-digits")
-
+# A workload with the augmentation has the plain one's name and this.
+_AUGMENTED = "-affine"
+MNIST = f"lenet-mnist{_AUGMENTED}"
+DIGITS = f"lenet-digits{_AUGMENTED}"
 # Where the quoted curve falls, is at its best, and has risen again, with its end.
 _SWEPT = (0, 1, 2, 4, 7, 10)
 _QUOTED_BEST = 2
@@ -46,19 +37,19 @@ _NUM_REPETITIONS = 4
 _ABOUT_HALF = (0.375, 0.625)
 
 
-def find_images(bench: Bench) -> Images:
+def find_images(bench: Bench) -> str:
     """Return the quoted runs' images where this machine has them, else those that it always has."""
     try:
-        bench.count(MNIST.augmented, Recipe())
+        bench.count(MNIST, Recipe())
     except WorkloadError as error:
-        bench.say(f"with {DIGITS.augmented}: {error}")
+        bench.say(f"with {DIGITS}: {error}")
         return DIGITS
     return MNIST
 
 
 def try_workers(bench: Bench) -> ClaimFinding:
     """C1: whether loading is fastest with 2 workers, slower with fewer and with many."""
-    workload = find_images(bench).augmented
+    workload = find_images(bench)
     cells = {
         count: Cell(workload=workload, recipe=Recipe(num_workers=count), activity="load")
         for count in _SWEPT
@@ -88,7 +79,7 @@ def weigh_workers(times_s: Mapping[int, Sequence[float]]) -> ClaimFinding:
 
 def try_bound(bench: Bench) -> ClaimFinding:
     """C2: whether small-batch LeNet waits for its data longer than it computes."""
-    workload = find_images(bench).augmented
+    workload = find_images(bench)
     cells = {
         count: Cell(workload=workload, recipe=Recipe(num_workers=count))
         for count in _QUOTED_WORKERS
@@ -131,14 +122,13 @@ def weigh_bound(times_s: Mapping[int, Sequence[tuple[float, float]]]) -> ClaimFi
 
 def try_augmentation(bench: Bench) -> ClaimFinding:
     """C3: whether the random affine augmentation is about half of the time of loading."""
-    images = find_images(bench)
+    augmented = find_images(bench)
     cells = {
         workload: Cell(workload=workload, recipe=Recipe(), activity="load")
-        for workload in (images.augmented, images.plain)
+        for workload in (augmented, augmented.removesuffix(_AUGMENTED))
     }
     times_s = bench.measure_times_s(cells, num_repetitions=_NUM_REPETITIONS)
-    finding = weigh_augmentation(times_s[images.augmented], times_s[images.plain])
-    return finding.on(images.augmented)
+    return weigh_augmentation(*times_s.values()).on(augmented)
 
 
 def weigh_augmentation(augmented_s: Sequence[float], plain_s: Sequence[float]) -> ClaimFinding:

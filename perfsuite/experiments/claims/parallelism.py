@@ -55,14 +55,14 @@ def try_modes(bench: Bench) -> ClaimFinding:
     hardware = bench.session.hardware
     finding = too_few_gpus(
         hardware,
-        f"`perfsuite compare {MNIST.augmented} --b parallel=dp:{NUM_QUOTED_GPUS}` and "
-        f"`perfsuite compare {MNIST.augmented} --b parallel=ddp:{NUM_QUOTED_GPUS} "
+        f"`perfsuite compare {MNIST} --b parallel=dp:{NUM_QUOTED_GPUS}` and "
+        f"`perfsuite compare {MNIST} --b parallel=ddp:{NUM_QUOTED_GPUS} "
         f"--b num_workers={_NUM_WORKERS}`",
     )
     if finding is not None:
         return finding
     size = min(hardware.num_gpus, NUM_QUOTED_GPUS)
-    workload = find_images(bench).augmented
+    workload = find_images(bench)
     cells = {
         "single": Cell(workload=workload, recipe=Recipe()),
         "dp": Cell(workload=workload, recipe=Recipe(parallel=f"dp:{size}")),
@@ -92,7 +92,7 @@ def weigh_modes(times_s: Mapping[str, Sequence[float]]) -> ClaimFinding:
 
 def try_attribution(bench: Bench) -> ClaimFinding:
     """C5: whether DDP's gain comes from its 4 loader workers: both factors, one at a time."""
-    workload = find_images(bench).augmented
+    workload = find_images(bench)
     cells = {
         (parallel, num_workers): Cell(
             workload=workload, recipe=Recipe(parallel=parallel, num_workers=num_workers)
@@ -142,19 +142,19 @@ def _attribute(workers: Interval, ddp: Sequence[Interval]) -> tuple[Status, str]
         return "does not hold", "4 workers cost time here, so there is no gain to attribute"
     if workers.high < min(1.0, *(factor.low for factor in ddp)):
         return "holds", "the workers gain time, and DDP at equal num_workers gains none"
-    return "cannot be tested here", "the noise is too large to say whose a gain is"
+    return "cannot be tested here", "the noise is too large to say where a gain comes from"
 
 
 def try_usage(bench: Bench) -> ClaimFinding:
     """C6: whether DP leaves all GPUs but the first idle, and DDP keeps all busy."""
     finding = too_few_gpus(
         bench.session.hardware,
-        f"{MNIST.augmented} under dp:{NUM_QUOTED_GPUS} and ddp:{NUM_QUOTED_GPUS}, and asks "
+        f"{MNIST} under dp:{NUM_QUOTED_GPUS} and ddp:{NUM_QUOTED_GPUS}, and asks "
         "NVML how busy each GPU is",
     )
     if finding is not None:
         return finding
-    workload = find_images(bench).augmented
+    workload = find_images(bench)
     gpus = visible_gpus()[:NUM_QUOTED_GPUS]
     usage = {}
     for mode in ("dp", "ddp"):
@@ -168,14 +168,10 @@ def try_usage(bench: Bench) -> ClaimFinding:
 
 
 def mean_usage(samples: Sequence[UsageSample]) -> float:
-    """Return the mean busy share of a GPU over the samples that have one.
-
-    Raises:
-        NotExercisedError: No sample has one.
-    """
+    """Return the mean busy share of a GPU over the samples that have one."""
     shares = [one.utilization_ratio for one in samples if one.utilization_ratio is not None]
     if not shares:
-        raise NotExercisedError("the GPUs do not tell how busy they are (MIG instances do not)")
+        raise NotExercisedError("a GPU does not report how busy it is (MIG instances never do)")
     return sum(shares) / len(shares)
 
 

@@ -76,12 +76,13 @@ def try_mixed_precision(bench: Bench) -> ClaimFinding:
         seed=bench.seed,
     )
     compared = compare(bench.session, request, say=bench.say)
-    word, ratio, interval = compared.word, compared.ratio, compared.interval
-    full, mixed = curves["fp32"], curves[low]
-    finding = weigh_precisions(
-        full, mixed, word=word, ratio=ratio, interval=interval, precision=low
-    )
-    return finding.on(_IMAGES)
+    return weigh_precisions(
+        *curves.values(),
+        word=compared.word,
+        ratio=compared.ratio,
+        interval=compared.interval,
+        precision=low,
+    ).on(_IMAGES)
 
 
 def weigh_precisions(

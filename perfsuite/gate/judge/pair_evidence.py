@@ -48,7 +48,9 @@ def add_pair(trial: Trial, launches: Mapping[str, Launch], first: str, launch_s:
         return
     base_s = statistics.median(base.rounds_s)
     log_ratio, error = locate_log_ratio(base.rounds_s, head.rounds_s)
-    trial.raw.append((base_s, base_s * math.exp(log_ratio)))
+    base_samples, head_samples = trial.policy.num_samples
+    head_s = base_s * math.exp(log_ratio)
+    trial.raw.append((base_s / base_samples, head_s / head_samples))
     trial.firsts.append(first)
     num_rounds = min(len(base.rounds_s), len(head.rounds_s))
     if head.alternated_s > 0 and math.isfinite(error):

@@ -27,6 +27,7 @@ class CellPolicy:
         slacks: Of counts, in place of the usual ones, by name; the value None switches a count
             off. None where the counts of the arms are not compared at all.
         accepted_increase: How many times the base's a reviewed exception lets a count be.
+        num_samples: Of an iteration of base and of head, where times are compared per sample.
     """
 
     tolerance: float
@@ -35,6 +36,7 @@ class CellPolicy:
     accepted_slowdown: float = 1.0
     slacks: Mapping[str, Slack | None] | None = None
     accepted_increase: Callable[[str], float] = lambda count: 1.0
+    num_samples: tuple[int, int] = (1, 1)
 
     @property
     def bounds(self) -> tuple[float, float]:
@@ -69,7 +71,8 @@ class Trial:
 
     Attributes:
         raw: Seconds an iteration of both launches of each pair, base first: the median of the base,
-            and that times the location of head's rounds over the base's beside them.
+            and that times the location of head's rounds over the base's beside them. Seconds a
+            sample where the policy says how many samples an iteration has.
         word: The verdict; None while there is none.
         by: What decided: "pairs" or "counts".
         reason: What a reader should know beside the numbers.

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pynvml
 import pytest
 
-from perfsuite.cli.doctor import Finding
+from perfsuite.cli.doctor.findings import Finding
 from perfsuite.cli.doctor.gpus import GpuState, examine_gpus, gpu_finding
 from perfsuite.system.gpus import GpuFacts
 

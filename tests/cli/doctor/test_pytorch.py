@@ -8,7 +8,7 @@ from typing import Any
 import pynvml
 import pytest
 
-from perfsuite.cli.doctor import Finding
+from perfsuite.cli.doctor.findings import Finding
 from perfsuite.cli.doctor.pytorch import (
     TorchFacts,
     examine_torch,

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from perfsuite.cli.doctor import Finding, examine
-from perfsuite.cli.doctor.verb import examine_timing_lock
+from perfsuite.cli.doctor.findings import Finding
+from perfsuite.cli.doctor.verb import examine, examine_timing_lock
 from perfsuite.system.timing_lock import TimingLock
 
 

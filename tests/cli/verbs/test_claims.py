@@ -12,7 +12,7 @@ from made_up_cells import make_outcome
 from perfsuite.cli import app
 from perfsuite.cli.verbs import claims as claims_module
 from perfsuite.errors import WorkloadError
-from perfsuite.experiments.claims import Bench, Claim, ClaimFinding
+from perfsuite.experiments.claims.claim import Bench, Claim, ClaimFinding
 from perfsuite.records.cell import decode_line
 
 HOLDS = ClaimFinding(status="holds", figures={"ratio": 0.5}, here="ratio 0.5", reason="counted")

@@ -8,8 +8,8 @@ import pytest
 from made_up_cells import MadeUpSession
 
 from perfsuite.errors import NotExercisedError, SettingError, WorkloadError
-from perfsuite.experiments.claims import CLAIMS, Bench, Claim, ClaimFinding
-from perfsuite.experiments.claims.catalogue import choose_claims, try_claims
+from perfsuite.experiments.claims.catalogue import CLAIMS, choose_claims, try_claims
+from perfsuite.experiments.claims.claim import Bench, Claim, ClaimFinding
 
 HOLDS = ClaimFinding(status="holds", figures={"ratio": 0.5}, here="0.5", reason="counted")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from perfsuite.experiments.claims import Bench
+from perfsuite.experiments.claims.claim import Bench
 from perfsuite.experiments.claims.exact import (
     ChainCounts,
     try_accumulation,

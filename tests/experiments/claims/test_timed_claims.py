@@ -8,7 +8,7 @@ import pytest
 from made_up_cells import MadeUpSession, make_outcome
 
 from perfsuite.errors import NotExercisedError, WorkloadError
-from perfsuite.experiments.claims import Bench, ClaimFinding
+from perfsuite.experiments.claims.claim import Bench, ClaimFinding
 from perfsuite.experiments.claims.loading import (
     find_images,
     try_augmentation,
@@ -66,8 +66,8 @@ def test_the_quoted_runs_images_are_taken_where_they_are_there() -> None:
     def answer(workload: str, recipe: Recipe, activity: str) -> Any:
         return make_outcome([0.001])
 
-    assert find_images(bench_of(answer, has_mnist=True)[0]).augmented == "lenet-mnist-affine"
-    assert find_images(bench_of(answer)[0]).augmented == "lenet-digits-affine"
+    assert find_images(bench_of(answer, has_mnist=True)[0]) == "lenet-mnist-affine"
+    assert find_images(bench_of(answer)[0]) == "lenet-digits-affine"
 
 
 # --- C1 ---
@@ -226,7 +226,7 @@ def test_c6_takes_the_mean_of_the_samples_that_a_gpu_gave() -> None:
     assert mean_usage(samples) == pytest.approx(0.4)
     with pytest.raises(NotExercisedError) as refused:
         mean_usage(samples[1:2])
-    assert str(refused.value) == "the GPUs do not tell how busy they are (MIG instances do not)"
+    assert str(refused.value) == "a GPU does not report how busy it is (MIG instances never do)"
 
 
 # --- C5 ---
@@ -287,7 +287,7 @@ def test_c5_is_not_tested_where_noise_hides_where_the_gain_comes_from() -> None:
     )
 
     assert finding.status == "cannot be tested here"
-    assert finding.reason.startswith("the noise is too large to say whose a gain is: total x")
+    assert finding.reason.startswith("the noise is too large to say where a gain comes from: total")
 
 
 def test_c5_trains_all_four_combinations_at_equal_conditions() -> None:

@@ -149,6 +149,22 @@ def test_an_accepted_slowdown_is_not_a_regression_and_a_larger_one_is(run: Run) 
     assert accepted.decision.ratio == pytest.approx(3.0, rel=0.01)
 
 
+def test_times_are_compared_per_sample_where_iterations_differ_in_samples(run: Run) -> None:
+    machine = slower_by(same=math.log(2.0), slower=math.log(2.2))
+    policy = dataclasses.replace(USUAL, num_samples=(32, 64))
+
+    judgement = run(
+        machine, ["same", "slower"], max_pairs=3, policies={"same": policy, "slower": policy}
+    )
+
+    assert words(judgement) == {"same": "PASS", "slower": "FAIL"}
+    same = judgement.trials[0]
+    assert same.reason is None
+    assert same.decision is not None
+    assert same.decision.ratio == pytest.approx(1.0, rel=0.01)
+    assert [head_s / base_s for base_s, head_s in same.raw] == pytest.approx([1.0] * 3, rel=0.01)
+
+
 def test_at_the_last_pair_what_is_not_decided_is_inconclusive(run: Run) -> None:
     machine = Machine(
         lambda name, arm, number: timed(0.001 if arm == "base" or number % 2 else 0.0012)
