@@ -28,16 +28,8 @@ def record_rank(
     workload = load_workload(unpack(job.workload))
     trainer = build_trainer(workload, job.recipe, device=device, seed=job.seed)
     board.enter_phase("record")
-    with open_batches(
-        workload,
-        job.recipe,
-        "train",
-        shard_index=trainer.strategy.shard_index,
-        num_shards=trainer.strategy.num_shards,
-        seed=job.seed,
-        device=device,
-        start=start,
-    ) as batches:
+    shard = trainer.strategy.shard
+    with open_batches(workload, job.recipe, shard, job.seed, device, start, "train") as batches:
         trace = record_run(
             trainer,
             batches,

@@ -59,15 +59,9 @@ def build_batches(
     Workers are forked, whatever Python's default (forkserver from 3.14 on): their first batch comes
     in 0.2 s instead of 1.8 s. There is no timeout here, because the controller watches progress.
 
-    Args:
-        workload: Has the dataset.
-        recipe: Has the loader's fields and the micro-batch size.
-        split: "train", "validation" or "test".
-        shard_index: The shard of the split that this rank loads, from 0.
-        num_shards: Shards of the split.
-        seed: Of the order and of the workers, the same on every rank.
-        device: The batches' destination.
-        on_worker_start: Called first in each loader worker.
+    This rank loads the shard `shard_index`, from 0, of `num_shards`. `seed` is that of the order and
+    of the workers, the same on every rank; `device` is where the batches go. `on_worker_start` is
+    called first in each loader worker.
 
     Raises:
         NotExercisedError: The recipe pins memory, and the device needs none.
@@ -116,6 +110,7 @@ class EpochBatches(Iterator[Any]):
     Attributes:
         epoch: The epoch of the last batch, from 0.
         steps_per_epoch: Batches in each epoch.
+        step_size: Samples of one batch over all shards.
         repeats_last: Whether the last sample of an epoch repeats another shard's first one, only
             to make the shards equally long.
     """
@@ -129,6 +124,7 @@ class EpochBatches(Iterator[Any]):
     ) -> None:
         self.epoch = 0
         self.steps_per_epoch = len(loader)
+        self.step_size = (loader.batch_size or 1) * sampler.num_replicas
         last_place = (len(sampler) - 1) * sampler.num_replicas + sampler.rank
         self.repeats_last = not sampler.drop_last and last_place >= num_samples
         self._loader = loader

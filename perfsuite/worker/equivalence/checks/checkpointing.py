@@ -10,14 +10,8 @@ from collections.abc import Iterator
 import torch
 
 from perfsuite.records.recipe import Recipe
+from perfsuite.worker.equivalence import comparison
 from perfsuite.worker.equivalence.case import Case
-from perfsuite.worker.equivalence.comparison import (
-    Discrepancy,
-    judge,
-    judge_losses,
-    measure_buffer_errors,
-    measure_errors,
-)
 from perfsuite.worker.equivalence.limits import BITWISE, Limit, reduction_limit
 from perfsuite.worker.equivalence.planted_bugs import Bug, gradient_bugs, wrong_scale
 from perfsuite.worker.equivalence.proof import Proof
@@ -41,7 +35,9 @@ def check_checkpointing(case: Case) -> Proof | str:
             expected = twin.gradients
             proof.plant(
                 _bugs(expected, case.recipe, limit),
-                lambda tested: judge(measure_errors(tested, expected), "gradient", 1, limit),  # noqa: B023
+                lambda tested: comparison.judge(
+                    comparison.measure_errors(tested, expected), "gradient", 1, limit
+                ),  # noqa: B023
             )
     proof.find_cause = _explain
     if case.trace.work is None or case.twin.work is None:
@@ -66,13 +62,13 @@ def _limit(case: Case) -> Limit:
     return reduction_limit(epsilon, recipe, case.device)
 
 
-def _compare(step: Step, twin: Step, number: int, limit: Limit) -> list[Discrepancy]:
-    gradients = measure_errors(step.gradients, twin.gradients)
-    buffers = measure_buffer_errors(step.after.buffers, twin.after.buffers)
+def _compare(step: Step, twin: Step, number: int, limit: Limit) -> list[comparison.Discrepancy]:
+    gradients = comparison.measure_errors(step.gradients, twin.gradients)
+    buffers = comparison.measure_buffer_errors(step.after.buffers, twin.after.buffers)
     return [
-        *judge_losses(step.losses, twin.losses, number, limit),
-        *judge(gradients, "gradient", number, limit),
-        *judge(buffers, "buffer", number, limit),
+        *comparison.judge_losses(step.losses, twin.losses, number, limit),
+        *comparison.judge(gradients, "gradient", number, limit),
+        *comparison.judge(buffers, "buffer", number, limit),
     ]
 
 
@@ -91,7 +87,7 @@ def _bugs(gradients: Tensors, recipe: Recipe, limit: Limit) -> Iterator[Bug]:
     )
 
 
-def _explain(discrepancy: Discrepancy) -> str:
+def _explain(discrepancy: comparison.Discrepancy) -> str:
     if discrepancy.what == "buffer":
         return (
             "side effects: the forward pass changes a buffer, as BatchNorm changes its statistics, "

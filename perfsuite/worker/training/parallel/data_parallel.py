@@ -19,7 +19,11 @@ from perfsuite.records.capability import Hardware, why_not_exercised
 from perfsuite.records.recipe import Recipe
 from perfsuite.records.stages import Stage
 from perfsuite.records.workload import Workload
-from perfsuite.worker.training.parallel.single import DataSharded, Single, refuse_sparse_gradients
+from perfsuite.worker.training.parallel.strategy import (
+    DataSharded,
+    Strategy,
+    refuse_sparse_gradients,
+)
 from perfsuite.worker.training.step import forward_backward
 from perfsuite.worker.training.trainer import Trainer
 
@@ -28,7 +32,7 @@ from perfsuite.worker.training.trainer import Trainer
 _POWERSGD_START_ITER = 2
 
 
-class DP(Single):
+class DP(Strategy):
     """The `Strategy` of "dp": nn.DataParallel, one process with a thread for each replica."""
 
     def __init__(self, workload: Workload, recipe: Recipe, device: torch.device) -> None:

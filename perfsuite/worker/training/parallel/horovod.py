@@ -22,7 +22,7 @@ from perfsuite.records.capability import Hardware, why_not_exercised
 from perfsuite.records.recipe import Recipe
 from perfsuite.records.stages import Stage
 from perfsuite.records.workload import Workload
-from perfsuite.worker.training.parallel.single import DataSharded, refuse_sparse_gradients
+from perfsuite.worker.training.parallel.strategy import DataSharded, refuse_sparse_gradients
 from perfsuite.worker.training.step import forward_backward
 from perfsuite.worker.training.trainer import Trainer
 

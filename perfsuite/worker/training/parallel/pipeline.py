@@ -23,7 +23,7 @@ from perfsuite.worker.training.batches import map_tensors, tensors_in
 from perfsuite.worker.training.checkpointing import checkpoint_units
 from perfsuite.worker.training.parallel.partition import ModelStage, bind_inputs, partition_model
 from perfsuite.worker.training.parallel.schedules import Chunk, ChunkSchedule
-from perfsuite.worker.training.parallel.single import Single
+from perfsuite.worker.training.parallel.strategy import Strategy
 from perfsuite.worker.training.step import eval_mode
 from perfsuite.worker.training.trainer import Trainer
 
@@ -32,7 +32,7 @@ from perfsuite.worker.training.trainer import Trainer
 INTERLEAVED_STAGES_PER_RANK = 2
 
 
-class Pipeline(Single):
+class Pipeline(Strategy):
     """The `Strategy` of "pp" and "mp": each rank has the whole batch and computes its stages of it.
 
     "pp" divides each micro-batch into chunks: the loss is their mean, and BatchNorm sees one at a

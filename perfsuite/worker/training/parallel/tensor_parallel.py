@@ -24,7 +24,7 @@ from torch.optim import Optimizer
 from perfsuite.errors import RecipeError
 from perfsuite.records.recipe import Recipe
 from perfsuite.records.workload import Workload
-from perfsuite.worker.training.parallel.single import Single
+from perfsuite.worker.training.parallel.strategy import Strategy
 
 # Activations that compute each element from itself alone, without parameters or random numbers, so
 # that a shard's result is the result's shard.
@@ -45,7 +45,7 @@ _ELEMENTWISE = (
 )
 
 
-class TensorParallel(Single):
+class TensorParallel(Strategy):
     """The `Strategy` of "tp": every rank computes the same batch with its part of each layer."""
 
     def split(self, model: nn.Module) -> nn.Module:
