@@ -134,11 +134,7 @@ class _Heartbeats:
         self._is_stopped = False
 
     def check(self) -> str | None:
-        """Return why the session cannot go on, None if it can; works once a second at most.
-
-        Raises:
-            StoreError: The store is gone.
-        """
+        """Return why the session cannot go on, None if it can; works once a second at most."""
         if time.monotonic() - self._beaten_s < _BEAT_S:
             return None
         self._beaten_s = time.monotonic()

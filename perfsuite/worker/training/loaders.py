@@ -59,9 +59,8 @@ def build_batches(
     Workers are forked, whatever Python's default (forkserver from 3.14 on): their first batch comes
     in 0.2 s instead of 1.8 s. There is no timeout here, because the controller watches progress.
 
-    This rank loads the shard `shard_index`, from 0, of `num_shards`. `seed` is that of the order and
-    of the workers, the same on every rank; `device` is where the batches go. `on_worker_start` is
-    called first in each loader worker.
+    This rank loads the shard `shard_index`, from 0. `seed` is that of the order and of the workers,
+    the same on every rank. `on_worker_start` is called first in each loader worker.
 
     Raises:
         NotExercisedError: The recipe pins memory, and the device needs none.

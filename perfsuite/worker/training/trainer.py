@@ -48,8 +48,6 @@ class Trainer:
 def choose_strategy(workload: Workload, recipe: Recipe, *, device: torch.device) -> Strategy:
     """Return the strategy of the recipe's parallel mode.
 
-    The default process group must be initialised for every mode that needs one.
-
     Raises:
         NotExercisedError: The process group has another size, or the device cannot run the mode.
         RecipeError: The mode cannot train this workload with this recipe, whatever the model.

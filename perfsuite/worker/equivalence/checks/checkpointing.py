@@ -6,6 +6,7 @@ The twin is a run of the same recipe on the same ranks without checkpointing.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 
@@ -32,13 +33,8 @@ def check_checkpointing(case: Case) -> Proof | str:
             break  # the runs may drift apart by more than the rounding of one step
         proof.evidence += _compare(step, twin, number, limit)
         if number == 1:
-            expected = twin.gradients
-            proof.plant(
-                _bugs(expected, case.recipe, limit),
-                lambda tested: comparison.judge(
-                    comparison.measure_errors(tested, expected), "gradient", 1, limit
-                ),  # noqa: B023
-            )
+            bugs = _bugs(twin.gradients, case.recipe, limit)
+            proof.plant(bugs, partial(_judge, twin.gradients, 1, limit))
     proof.find_cause = _explain
     if case.trace.work is None or case.twin.work is None:
         proof.notes.append("whether anything was recomputed cannot be seen in a compiled model")
@@ -63,13 +59,19 @@ def _limit(case: Case) -> Limit:
 
 
 def _compare(step: Step, twin: Step, number: int, limit: Limit) -> list[comparison.Discrepancy]:
-    gradients = comparison.measure_errors(step.gradients, twin.gradients)
     buffers = comparison.measure_buffer_errors(step.after.buffers, twin.after.buffers)
     return [
         *comparison.judge_losses(step.losses, twin.losses, number, limit),
-        *comparison.judge(gradients, "gradient", number, limit),
+        *_judge(twin.gradients, number, limit, step.gradients),
         *comparison.judge(buffers, "buffer", number, limit),
     ]
+
+
+def _judge(
+    expected: Tensors, number: int, limit: Limit, tested: Tensors
+) -> list[comparison.Discrepancy]:
+    errors = comparison.measure_errors(tested, expected)
+    return comparison.judge(errors, "gradient", number, limit)
 
 
 def _bugs(gradients: Tensors, recipe: Recipe, limit: Limit) -> Iterator[Bug]:

@@ -33,10 +33,6 @@ def check_data(case: Case) -> EquivalenceRow:
     The error is a number of wrong samples. Biases that such a run has by design (samples left out
     or repeated, a smaller last batch) are reported with their size, and are no mismatch. The
     generators of random numbers are left as they were.
-
-    Raises:
-        DataLoadError: The dataset, or a worker of its loader, failed.
-        WorkloadError: A split is no map-style dataset of pairs, or too small.
     """
     recipe, state = case.recipe, read_random_state(case.device)
     try:
