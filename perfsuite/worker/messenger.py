@@ -189,7 +189,6 @@ def _connect(start: MessengerStart, *, is_host: bool) -> Store:
 
 
 def _post(store: Store, content: bytes) -> None:
-    """Put a letter at the end of the list."""
     pages = [content[at : at + _PAGE_BYTES] for at in range(0, len(content), _PAGE_BYTES)]
     key = _key(store.add("posted", 1) - 1)
     for number, page in enumerate(pages):

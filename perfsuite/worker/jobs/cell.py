@@ -141,7 +141,6 @@ class _Measurement:
 
     @contextmanager
     def _take_turn(self) -> Iterator[None]:
-        """Hold the turn: inside, only this arm's ranks run."""
         if not self._has_turns:
             yield
             return

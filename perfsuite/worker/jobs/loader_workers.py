@@ -32,10 +32,7 @@ def open_batches(
     start: RankStart,
     split: Split,
 ) -> Iterator[EpochBatches]:
-    """Yield this rank's batches of a split; their loader workers end with the context.
-
-    `shard` is the index of this rank's shard, and how many there are.
-    """
+    """Yield this rank's batches of a split; their loader workers end with the context."""
     # The dataset is the same on every rank; what it and the model draw later is not.
     seed_random_numbers(seed)
     with build_batches(

@@ -47,7 +47,6 @@ def record_rank(
 def _copy_to_first(
     job: RecordRun, start: RankStart, device: torch.device, board: BoardWriter
 ) -> None:
-    """Copy the file of every rank to the first one's host, one after the other."""
     for rank in range(1, start.request.world_size):
         board.begin_step()
         path = _trace_path(job.folder, job.name, rank)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sized
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -136,9 +135,8 @@ class EpochBatches(Iterator[Any]):
         """Return the next batch; after an epoch's last one, the first of the next epoch.
 
         Raises:
-            DataLoadError: The dataset or a loader worker failed. The iterator is then closed.
-            WorkloadError: A batch is not (inputs, target). The iterator is then closed.
-            StopIteration: The iterator was closed.
+            DataLoadError: The dataset or a loader worker failed.
+            WorkloadError: A batch is not (inputs, target).
         """
         if self._is_closed:
             raise StopIteration
@@ -195,7 +193,7 @@ class EpochBatches(Iterator[Any]):
 
     def _checked(self, batch: Any) -> Any:
         if isinstance(batch, _Failure):
-            raise DataLoadError(f"{self._origin} {batch.text}")
+            raise DataLoadError(f"{self._origin} {batch}")
         if not isinstance(batch, list | tuple) or len(batch) != 2:
             size = f" of {len(batch)}" if isinstance(batch, Sized) else ""
             raise WorkloadError(
@@ -205,11 +203,8 @@ class EpochBatches(Iterator[Any]):
         return batch
 
 
-@dataclass(frozen=True)
-class _Failure:
-    """Comes from a worker process instead of a batch."""
-
-    text: str
+class _Failure(str):
+    """What an error of the dataset says; comes from a worker process instead of a batch."""
 
 
 class _Fetching(Dataset[Any]):

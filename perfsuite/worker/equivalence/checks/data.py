@@ -221,7 +221,6 @@ def plant_bugs(evidence: DataEvidence) -> Iterator[tuple[str, DataEvidence]]:
 
 
 def _with_sample(shard: Tensor, sample: Tensor) -> Tensor:
-    """The shard's indices with the first one replaced."""
     shard = shard.clone()
     shard[0, 0] = sample
     return shard
@@ -232,7 +231,6 @@ def _with_first_changed(batches: Sequence[Any]) -> list[Any]:
 
 
 def _with_flipped_bit(batch: Any) -> Any:
-    """The batch with one bit of its first tensor flipped."""
     num_flipped = 0
 
     def flip(tensor: Tensor) -> Tensor:
@@ -248,7 +246,6 @@ def _with_flipped_bit(batch: Any) -> Any:
 
 
 def _describe(evidence: DataEvidence) -> Iterator[str]:
-    """What was found to be right."""
     shards, *others = evidence.epochs
     size = f"{len(shards[0])} x {evidence.batch_size} samples"
     order = "in a new order each epoch" if others else "which have only one order"

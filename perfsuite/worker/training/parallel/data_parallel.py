@@ -153,7 +153,6 @@ class ZeRO1(DDP):
 
 
 def _refuse_lost(optimizer: Optimizer, rebuilt: Optimizer) -> None:
-    """Refuse an optimizer if one made again from its defaults would lack something."""
     lost = [
         name
         for name, value in vars(optimizer).items()

@@ -115,7 +115,6 @@ class ChunkSchedule:
             return scale_loss(self._trainer, loss) / len(self._chunks)
 
     def _activations(self) -> list[tuple[Tensor, ...]]:
-        """The activations that enter each stage, as meta tensors."""
         entering: list[tuple[Tensor, ...]] = [()]
         for index in range(self._num_stages - 1):
             shapes: list[Any] = [None]
