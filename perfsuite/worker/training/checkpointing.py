@@ -21,8 +21,7 @@ from torch.utils.checkpoint import (
 from perfsuite.errors import RecipeError, WorkloadError
 from perfsuite.records.recipe import Recipe
 from perfsuite.records.workload import Workload
-from perfsuite.worker.training.forwards import wrap_forward
-from perfsuite.worker.training.segments import run_as_one
+from perfsuite.worker.training.forwards import run_as_one, wrap_forward
 
 _aten = torch.ops.aten
 

@@ -72,8 +72,7 @@ def build_batches(
     origin = f"workload {workload.name!r}: its {split} dataset"
     trains = split == "train"
     batch_size = recipe.micro_batch_size or workload.micro_batch_size
-    dataset = _checked_dataset(workload, split, origin)
-    _check_size(len(dataset), batch_size, num_shards, origin, drops_last=trains)
+    dataset = _checked_dataset(workload, split, batch_size, num_shards, origin)
     sampler = DistributedSampler[Any](
         cast("Dataset[Any]", dataset),
         num_replicas=num_shards,
@@ -224,7 +223,9 @@ class _Fetching(Dataset[Any]):
             return _Failure(_describe(error))
 
 
-def _checked_dataset(workload: Workload, split: Split, origin: str) -> Any:
+def _checked_dataset(
+    workload: Workload, split: Split, batch_size: int, num_shards: int, origin: str
+) -> Any:
     dataset: Any = workload.build_dataset(split)
     if dataset is None:
         raise WorkloadError(
@@ -236,21 +237,16 @@ def _checked_dataset(workload: Workload, split: Split, origin: str) -> Any:
             f"{origin} is a {type(dataset).__name__} without a length; "
             "use a map-style dataset with __len__ and __getitem__"
         )
-    return dataset
-
-
-def _check_size(
-    num_samples: int, batch_size: int, num_shards: int, origin: str, *, drops_last: bool
-) -> None:
-    if num_samples == 0:
+    if len(dataset) == 0:
         raise WorkloadError(f"{origin} is empty; it needs at least one sample")
-    if drops_last and num_samples // num_shards < batch_size:
-        fits = num_samples // num_shards
+    fits = len(dataset) // num_shards
+    if split == "train" and fits < batch_size:
         advice = f"use micro_batch_size={fits} or less, or more data" if fits else "use more data"
         raise WorkloadError(
-            f"{origin} has {num_samples} samples, too few for one batch of {batch_size} on each of "
-            f"{num_shards} shards; {advice}"
+            f"{origin} has {len(dataset)} samples, too few for one batch of {batch_size} on each "
+            f"of {num_shards} shards; {advice}"
         )
+    return dataset
 
 
 def _describe(error: Exception) -> str:

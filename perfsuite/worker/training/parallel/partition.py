@@ -3,11 +3,10 @@
 torch.fx records the code between the blocks, with every module that contains no block as one call;
 the modules themselves stay the user's, with their names, their hooks and their mode.
 
-Two other ways were tried first. `torch.distributed.pipelining.pipeline` exports the whole model
-with torch.export: it cut LeNet, ResNet-18 and a transformer with dropout, but then an interpreted
-graph of operators runs instead of the modules, fixed to one batch shape and to train mode, without
-the checkpointing of blocks and autocast. Cutting an nn.Sequential needs models that are one.
-Recording between the blocks only needs a forward that does not branch on computed values.
+Recording between the blocks only needs a forward that does not branch on computed values. With
+`torch.distributed.pipelining.pipeline`, which exports the whole model, an interpreted graph of
+operators would run instead of the modules, fixed to one batch shape and to train mode, without the
+checkpointing of blocks and autocast. Cutting an nn.Sequential needs models that are one.
 """
 
 from __future__ import annotations
