@@ -85,7 +85,7 @@ _HOROVOD_LIKE: Final = ParallelMode(
 PARALLEL_MODES: Final[dict[str, ParallelMode]] = {
     "single": ParallelMode(
         form="single",
-        strategy="single:Single",
+        strategy="strategy:Strategy",
         is_one_process=True,
         why_no_reduction="one process reduces nothing",
     ),

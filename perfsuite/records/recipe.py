@@ -65,9 +65,7 @@ class Recipe:
             value = getattr(self, name)
             if not is_allowed(value):
                 raise RecipeError(f"{name} is {value!r}; use {allowed}")
-        self._check_combinations(parse_parallel(self.parallel))
-
-    def _check_combinations(self, plan: ParallelPlan) -> None:
+        properties = self.plan.properties
         for name in ("persistent_workers", "prefetch_factor"):
             if self.num_workers == 0 and getattr(self, name):
                 raise RecipeError(
@@ -76,13 +74,13 @@ class Recipe:
                 )
         defaults = {field.name: field.default for field in dataclasses.fields(self)}
         changed = [name for name in _DDP_OPTIONS if getattr(self, name) != defaults[name]]
-        if changed and not plan.properties.takes_ddp_options:
+        if changed and not properties.takes_ddp_options:
             raise RecipeError(
                 f"{changed[0]}={getattr(self, changed[0])!r} is an option of "
                 f"DistributedDataParallel, and parallel is {self.parallel!r}; "
                 f"use parallel='ddp:2' or leave {changed[0]} out"
             )
-        if plan.properties.cuts_model and self.compile:
+        if properties.cuts_model and self.compile:
             raise RecipeError(
                 f"compile=True cannot be combined with parallel {self.parallel!r}: the model is "
                 "cut into stages; use compile=False"

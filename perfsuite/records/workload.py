@@ -140,7 +140,8 @@ def find_workload(reference: str | Workload) -> Workload | WorkloadFactory | str
         return _REGISTERED[reference]
     if reference in _BUILT_IN:
         return _BUILT_IN[reference]
-    if _is_import_reference(reference):
+    module, _, attribute = reference.partition(":")
+    if all(name.isidentifier() for name in (*module.split("."), *attribute.split("."))):
         return reference
     raise WorkloadError(
         f"workload {reference!r} is not known; use one of {', '.join(workload_names())}, "
@@ -160,7 +161,13 @@ def load_workload(found: Workload | WorkloadFactory | str) -> Workload:
         source = repr(found)
         value = _import_reference(found)
     if callable(value) and not isinstance(value, Workload):
-        _refuse_arguments(value, source)
+        try:
+            inspect.signature(value).bind()
+        except (TypeError, ValueError) as error:
+            raise WorkloadError(
+                f"{source} cannot be called without arguments ({error}); name a perfsuite.Workload "
+                "or a function without arguments that returns one"
+            ) from error
         value = value()
     if not isinstance(value, Workload):
         raise WorkloadError(
@@ -168,22 +175,6 @@ def load_workload(found: Workload | WorkloadFactory | str) -> Workload:
             "without arguments that returns one"
         )
     return value
-
-
-def _refuse_arguments(factory: Any, source: str) -> None:
-    try:
-        inspect.signature(factory).bind()
-    except (TypeError, ValueError) as error:
-        raise WorkloadError(
-            f"{source} cannot be called without arguments ({error}); name a perfsuite.Workload or "
-            "a function without arguments that returns one"
-        ) from error
-
-
-def _is_import_reference(text: str) -> bool:
-    module, colon, attribute = text.partition(":")
-    names = [*module.split("."), *attribute.split(".")]
-    return bool(colon) and all(name.isidentifier() for name in names)
 
 
 def _import_reference(reference: str) -> Any:

@@ -24,20 +24,9 @@ import torch.distributed as dist
 
 from perfsuite import errors
 from perfsuite.errors import NotExercisedError, PerfsuiteError
+from perfsuite.ranks import messages
 from perfsuite.ranks.assignments import Rendezvous
 from perfsuite.ranks.failures import says_lost_peer
-from perfsuite.ranks.messages import (
-    CheckRun,
-    Failed,
-    FunctionReturned,
-    Job,
-    RankStart,
-    RecordRun,
-    Reply,
-    RunCell,
-    RunProfile,
-    Skipped,
-)
 from perfsuite.ranks.pickling import pack, unpack
 from perfsuite.ranks.progress import Board, BoardWriter
 from perfsuite.worker.jobs.cell import run_cell
@@ -48,7 +37,7 @@ from perfsuite.worker.store import Store, open_store
 _NOT_THE_USERS = (str(Path(__file__).parent.parent), str(Path(torch.__file__).parent))
 
 
-def serve(start: RankStart, pipe: Connection) -> None:
+def serve(start: messages.RankStart, pipe: Connection) -> None:
     """Do the job, send the reply, and leave when the controller has it."""
     # What the server has loaded stays: a collection that walks it takes 0.2 s, and copies it.
     gc.freeze()
@@ -60,7 +49,7 @@ def serve(start: RankStart, pipe: Connection) -> None:
             board.enter_phase("finish")
             _send(pipe, reply)
     except NotExercisedError as error:
-        _send(pipe, Skipped(reason=str(error)))
+        _send(pipe, messages.Skipped(reason=str(error)))
     except Exception as error:  # noqa: BLE001  # the controller raises it
         _send(pipe, _failed(error))
     else:
@@ -69,7 +58,7 @@ def serve(start: RankStart, pipe: Connection) -> None:
     os._exit(0)
 
 
-def _send(pipe: Connection, reply: Reply) -> None:
+def _send(pipe: Connection, reply: messages.Reply) -> None:
     """Send the reply, and return when the controller has closed its end: it has all replies."""
     sys.stdout.flush()
     sys.stderr.flush()
@@ -78,14 +67,14 @@ def _send(pipe: Connection, reply: Reply) -> None:
         pipe.recv()
 
 
-def _failed(error: Exception) -> Failed:
+def _failed(error: Exception) -> messages.Failed:
     message = str(error)
     frames = traceback.extract_tb(error.__traceback__)
     # The user's frames, and the one that raised.
     shown = [frame for frame in frames if not frame.filename.startswith(_NOT_THE_USERS)]
     if frames[-1] not in shown:
         shown.append(frames[-1])
-    return Failed(
+    return messages.Failed(
         error=type(error).__name__,
         is_ours=isinstance(error, PerfsuiteError) and type(error).__module__ == errors.__name__,
         message=message,
@@ -95,7 +84,7 @@ def _failed(error: Exception) -> Failed:
     )
 
 
-def _set_up_torch(start: RankStart) -> torch.device:
+def _set_up_torch(start: messages.RankStart) -> torch.device:
     """Return the rank's device, which is also torch's current one."""
     policy = start.request.policy
     torch.set_num_threads(policy.num_threads)
@@ -109,18 +98,15 @@ def _set_up_torch(start: RankStart) -> torch.device:
 
 
 @contextlib.contextmanager
-def _process_group(start: RankStart, device: torch.device) -> Iterator[None]:
+def _process_group(start: messages.RankStart, device: torch.device) -> Iterator[None]:
     """Initialise the default process group over a store of this group alone."""
     if not start.request.needs_group:
         yield
         return
     backend, rendezvous = start.assignment.backend, start.assignment.rendezvous
     shares_machine = rendezvous is None or rendezvous.is_on_one_machine
-    if (
-        backend == "gloo"
-        and shares_machine
-        and any(name == "lo" for _, name in socket.if_nameindex())
-    ):
+    has_loopback = any(name == "lo" for _, name in socket.if_nameindex())
+    if backend == "gloo" and shares_machine and has_loopback:
         # The ranks share this machine; the host's name may lead nowhere.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group(
@@ -136,7 +122,7 @@ def _process_group(start: RankStart, device: torch.device) -> Iterator[None]:
     dist.destroy_process_group()
 
 
-def _store(start: RankStart, rendezvous: Rendezvous | None) -> Store:
+def _store(start: messages.RankStart, rendezvous: Rendezvous | None) -> Store:
     if rendezvous is None:
         return dist.FileStore(  # type: ignore[attr-defined]  # documented, missing in __all__
             str(Path(start.folder) / "store"), start.request.world_size
@@ -149,15 +135,17 @@ def _store(start: RankStart, rendezvous: Rendezvous | None) -> Store:
     )
 
 
-def _run(job: Job, start: RankStart, device: torch.device, board: BoardWriter) -> Reply:
-    if isinstance(job, RunCell):
+def _run(
+    job: messages.Job, start: messages.RankStart, device: torch.device, board: BoardWriter
+) -> messages.Reply:
+    if isinstance(job, messages.RunCell):
         return run_cell(job, start, device, board)
-    if isinstance(job, RecordRun):
+    if isinstance(job, messages.RecordRun):
         return record_rank(job, start, device, board)
-    if isinstance(job, RunProfile):
+    if isinstance(job, messages.RunProfile):
         return take_profile(job, start, device, board)
-    if isinstance(job, CheckRun):
+    if isinstance(job, messages.CheckRun):
         return check_recorded(job, device, board)
     board.enter_phase("call")
     function, args = unpack(job.call)
-    return FunctionReturned(value=pack(function(*args)))
+    return messages.FunctionReturned(value=pack(function(*args)))

@@ -134,11 +134,7 @@ class _Heartbeats:
         self._is_stopped = False
 
     def check(self) -> str | None:
-        """Return why the session cannot go on, None if it can; works once a second at most.
-
-        Raises:
-            StoreError: The store is gone.
-        """
+        """Return why the session cannot go on, None if it can; works once a second at most."""
         if time.monotonic() - self._beaten_s < _BEAT_S:
             return None
         self._beaten_s = time.monotonic()
@@ -193,7 +189,6 @@ def _connect(start: MessengerStart, *, is_host: bool) -> Store:
 
 
 def _post(store: Store, content: bytes) -> None:
-    """Put a letter at the end of the list."""
     pages = [content[at : at + _PAGE_BYTES] for at in range(0, len(content), _PAGE_BYTES)]
     key = _key(store.add("posted", 1) - 1)
     for number, page in enumerate(pages):

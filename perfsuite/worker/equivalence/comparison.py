@@ -23,10 +23,8 @@ class Discrepancy:
     """The relative error that one comparison found, and the one that rounding explains.
 
     Attributes:
-        what: The kind of tensor that was compared.
         step: The optimizer step, from 1; 0 is before the first.
         error: At most `limit` in correct code.
-        limit: The error that rounding explains.
         formula: How the limit is derived.
         name: The parameter or buffer, None for all together.
         rank: The rank that differs, None where no single one does.
@@ -170,15 +168,9 @@ def judge_losses(
     tested: Sequence[float], expected: Sequence[float], step: int, limit: Limit
 ) -> list[Discrepancy]:
     """Return the discrepancy of each loss; of several losses each is that of one rank."""
-    is_one = len(expected) == 1
+    errors = [ratio(abs(mine - its), abs(its)) for mine, its in zip(tested, expected, strict=True)]
+    ranks: Sequence[int | None] = [None] if len(errors) == 1 else range(len(errors))
     return [
-        Discrepancy(
-            "loss",
-            step,
-            ratio(abs(mine - its), abs(its)),
-            limit.value,
-            limit.formula,
-            rank=None if is_one else rank,
-        )
-        for rank, (mine, its) in enumerate(zip(tested, expected, strict=True))
+        Discrepancy("loss", step, error, limit.value, limit.formula, rank=rank)
+        for rank, error in zip(ranks, errors, strict=True)
     ]

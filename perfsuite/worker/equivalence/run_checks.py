@@ -26,7 +26,12 @@ def check_run(case: Case) -> tuple[tuple[EquivalenceRow, ...], dict[str, str]]:
     recipe = case.recipe
     semantics: Check = "T2" if is_low_precision(recipe) else "T1"
     if len(case.trace.steps) < case.num_steps:
-        return (EquivalenceRow.of(recipe, semantics, "no power", _too_few_steps(case)),), {}
+        reason = (
+            f"the scaler skipped {case.trace.num_skipped} steps, because their gradients were not "
+            f"finite, and {len(case.trace.steps)} of {case.num_steps} were taken; use a smaller "
+            "loss, or a precision with more range"
+        )
+        return (EquivalenceRow.of(recipe, semantics, "no power", reason),), {}
     checks = {
         "T0": check_reduction,
         semantics: check_semantics,
@@ -43,7 +48,11 @@ def check_run(case: Case) -> tuple[tuple[EquivalenceRow, ...], dict[str, str]]:
     if proofs:
         check_optimizer_steps(case, proofs[0])
         proofs[0].evidence += [one for one in case.trace.differences if one.what != "buffer"]
-    _add_buffers(case, proofs, semantics)
+    # Buffers that differ between ranks are T1's or T2's; T0 allows them.
+    if unequal := [one for one in case.trace.differences if one.what == "buffer"]:
+        if not any(proof.check == semantics for proof in proofs):
+            proofs.append(Proof(check=semantics))
+        next(proof for proof in proofs if proof.check == semantics).evidence += unequal
     rows = [proof.conclude(recipe) for proof in proofs]
     if not _has_reference(case, proofs):
         reason = "; ".join(f"{name} does not apply: {why}" for name, why in inapplicable.items())
@@ -60,23 +69,3 @@ def _has_reference(case: Case, proofs: list[Proof]) -> bool:
     """
     found = {proof.check for proof in proofs}
     return bool(found - {"checkpointing"}) or (bool(found) and case.recipe.plan.mode == "single")
-
-
-def _add_buffers(case: Case, proofs: list[Proof], semantics: Check) -> None:
-    """Add buffers that differ between ranks to T1 or T2; T0 allows them."""
-    unequal = [one for one in case.trace.differences if one.what == "buffer"]
-    if not unequal:
-        return
-    proof = next((one for one in proofs if one.check == semantics), None)
-    if proof is None:
-        proof = Proof(check=semantics)
-        proofs.append(proof)
-    proof.evidence += unequal
-
-
-def _too_few_steps(case: Case) -> str:
-    return (
-        f"the scaler skipped {case.trace.num_skipped} steps, because their gradients were not "
-        f"finite, and {len(case.trace.steps)} of {case.num_steps} were taken; use a smaller loss, "
-        "or a precision with more range"
-    )

@@ -71,7 +71,7 @@ def start_activity(job: RunCell, start: RankStart, device: torch.device) -> Iter
     """Build the job's activity; its loader workers are gone afterwards."""
     if job.activity == "all_reduce":
         assert job.message_bytes is not None
-        yield AllReduce(job.message_bytes, device)
+        yield _AllReduce(job.message_bytes, device)
         return
     assert job.workload is not None
     workload = load_workload(unpack(job.workload))
@@ -79,23 +79,18 @@ def start_activity(job: RunCell, start: RankStart, device: torch.device) -> Iter
     if job.activity != "load":
         trainer = build_trainer(workload, job.recipe, device=device, seed=job.plan.seed)
     split: Split = _evaluated_split(workload) if job.activity == "evaluate" else "train"
-    shard_index, num_shards = _shard(trainer, job.recipe, start)
-    with open_batches(
-        workload,
-        job.recipe,
-        split,
-        shard_index=shard_index,
-        num_shards=num_shards,
-        seed=job.plan.seed,
-        device=device,
-        start=start,
-    ) as batches:
+    num_shards = job.recipe.plan.data_parallel_size
+    shard = (start.rank if num_shards > 1 else 0, num_shards)
+    if trainer is not None:
+        shard = trainer.strategy.shard
+    seed = job.plan.seed
+    with open_batches(workload, job.recipe, shard, seed, device, start, split) as batches:
         if trainer is None:
-            yield Load(batches, _micro_batch_size(workload, job.recipe) * num_shards)
+            yield _Load(batches)
         elif job.activity == "train":
-            yield Train(trainer, batches)
+            yield _Train(trainer, batches)
         else:
-            yield Evaluate(trainer, batches)
+            yield _Evaluate(trainer, batches)
 
 
 class _OnModel(Activity):
@@ -106,17 +101,14 @@ class _OnModel(Activity):
         self.batches = batches
         self.losses: list[Tensor] = []
         self.steps_per_epoch = max(1, batches.steps_per_epoch // num_micro_batches)
-        micro_batch_size = _micro_batch_size(trainer.workload, trainer.recipe)
-        self.global_batch_size = micro_batch_size * num_micro_batches * trainer.strategy.num_shards
+        self.global_batch_size = batches.step_size * num_micro_batches
         self.has_resized_storages = trainer.recipe.plan.properties.resizes_storages
         self.missing = _uncountable(trainer.recipe)
 
     def first_losses(self) -> tuple[float, ...] | None:
-        """Return the losses of the first ten iterations, on this rank's data."""
         return tuple(float(loss) for loss in self.losses) or None
 
     def held_tensors(self) -> Iterator[Tensor]:
-        """Return parameters, gradients, buffers, master weights and optimizer state."""
         for parameter in self.trainer.module.parameters():
             yield from tensors_in(parameter, parameter.grad)
         yield from tensors_in(list(self.trainer.module.buffers()))
@@ -125,7 +117,7 @@ class _OnModel(Activity):
         yield from tensors_in(list(optimizer.state.values()))
 
 
-class Train(_OnModel):
+class _Train(_OnModel):
     """An optimizer step, loading included."""
 
     def __init__(self, trainer: Trainer, batches: EpochBatches) -> None:
@@ -134,20 +126,18 @@ class Train(_OnModel):
         self._num_checked = 0
 
     def iterate(self, stage: Stage) -> None:
-        """Do one optimizer step."""
         loss = train_step(self.trainer, self.batches, stage)
         if loss is not None:
             self._unchecked.append(loss)
 
     def check(self) -> None:
-        """Raise NonFiniteError if a loss since the last check is NaN or infinite."""
         check_finite(self.trainer, self._unchecked, first_step=self._num_checked + 1)
         self._num_checked += len(self._unchecked)
         self.losses.extend(self._unchecked[: _NUM_RECORDED_LOSSES - len(self.losses)])
         self._unchecked.clear()
 
 
-class Evaluate(_OnModel):
+class _Evaluate(_OnModel):
     """A batch of the test split (validation where there is none) through the model."""
 
     def __init__(self, trainer: Trainer, batches: EpochBatches) -> None:
@@ -155,34 +145,31 @@ class Evaluate(_OnModel):
         self.missing["saved_activation_bytes"] = "an evaluation has no backward pass"
 
     def iterate(self, stage: Stage) -> None:
-        """Evaluate one batch."""
         loss = evaluate_batch(self.trainer, self.batches, stage)
         if loss is not None and len(self.losses) < _NUM_RECORDED_LOSSES:
             self.losses.append(loss)
 
     def check(self) -> None:
-        """Raise NonFiniteError if one of the first losses is NaN or infinite."""
         check_finite(self.trainer, self.losses, first_step=1)
 
 
-class Load(Activity):
+class _Load(Activity):
     """A batch out of the loader, and nothing done with it; a failing loader raises by itself."""
 
     is_counted = False
 
-    def __init__(self, batches: EpochBatches, global_batch_size: int) -> None:
+    def __init__(self, batches: EpochBatches) -> None:
         self._batches = batches
         self.steps_per_epoch = batches.steps_per_epoch
-        self.global_batch_size = global_batch_size
+        self.global_batch_size = batches.step_size
         self.missing = dict.fromkeys(_ALL_COUNTS, "loading alone runs no training step")
 
     def iterate(self, stage: Stage) -> None:
-        """Load one batch."""
         with stage("load"):
             next(self._batches)
 
 
-class AllReduce(Activity):
+class _AllReduce(Activity):
     """One sum over all ranks of a float32 tensor of a given size, proven once at the start."""
 
     def __init__(self, message_bytes: int, device: torch.device) -> None:
@@ -202,12 +189,10 @@ class AllReduce(Activity):
         self._tensor.zero_()  # sums stay finite however often they are repeated
 
     def iterate(self, stage: Stage) -> None:
-        """Reduce once."""
         del stage
         dist.all_reduce(self._tensor)
 
     def held_tensors(self) -> Iterator[Tensor]:
-        """Return the tensor that is reduced."""
         return iter((self._tensor,))
 
 
@@ -227,14 +212,3 @@ def _uncountable(recipe: Recipe) -> dict[str, str]:
 
 def _evaluated_split(workload: Workload) -> Split:
     return "test" if workload.build_dataset("test") is not None else "validation"
-
-
-def _micro_batch_size(workload: Workload, recipe: Recipe) -> int:
-    return recipe.micro_batch_size or workload.micro_batch_size
-
-
-def _shard(trainer: Trainer | None, recipe: Recipe, start: RankStart) -> tuple[int, int]:
-    if trainer is not None:
-        return trainer.strategy.shard_index, trainer.strategy.num_shards
-    num_shards = recipe.plan.data_parallel_size
-    return (start.rank, num_shards) if num_shards > 1 else (0, 1)

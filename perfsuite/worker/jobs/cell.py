@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -9,14 +10,7 @@ from contextlib import contextmanager, nullcontext
 import torch
 import torch.distributed as dist
 
-from perfsuite.ranks.messages import (
-    CellMeasured,
-    MeasurePlan,
-    PeakMemory,
-    RankStart,
-    RoundTimes,
-    RunCell,
-)
+from perfsuite.ranks import messages
 from perfsuite.ranks.progress import BoardWriter
 from perfsuite.records.cell import Counts, Operator
 from perfsuite.records.stages import Stage
@@ -25,6 +19,7 @@ from perfsuite.worker.jobs.activities import Activity, start_activity
 from perfsuite.worker.jobs.faults import inject_fault
 from perfsuite.worker.jobs.loader_workers import resume_loader_workers, stop_loader_workers
 from perfsuite.worker.jobs.turns import Turns
+from perfsuite.worker.measure.clock import start_together
 from perfsuite.worker.measure.counters import count_iteration, count_kernel_launches
 from perfsuite.worker.measure.environment import describe_environment
 from perfsuite.worker.measure.memory import measure_peak
@@ -42,8 +37,8 @@ _TURN_S = 0.010
 
 
 def run_cell(
-    job: RunCell, start: RankStart, device: torch.device, board: BoardWriter
-) -> CellMeasured:
+    job: messages.RunCell, start: messages.RankStart, device: torch.device, board: BoardWriter
+) -> messages.CellMeasured:
     """Return what this rank measured of the cell."""
     board.enter_phase("build")
     # Before the recipe's precision changes settings that the fingerprint holds.
@@ -60,7 +55,7 @@ def run_cell(
             resume_loader_workers()  # a stopped one could not be ended
         board.enter_phase("count")
         counts, peak, operators, missing = measurement.count()
-        return CellMeasured(
+        return messages.CellMeasured(
             rounds=rounds,
             num_iterations=num_iterations,
             losses=activity.first_losses(),
@@ -77,7 +72,11 @@ class _Measurement:
     """One activity on its way through warm-up, rounds and counting."""
 
     def __init__(
-        self, activity: Activity, device: torch.device, board: BoardWriter, start: RankStart
+        self,
+        activity: Activity,
+        device: torch.device,
+        board: BoardWriter,
+        start: messages.RankStart,
     ) -> None:
         self._activity = activity
         self._device = device
@@ -101,7 +100,7 @@ class _Measurement:
         self._stages.collect()
         return shortest_s
 
-    def agree(self, iteration_s: float, plan: MeasurePlan) -> tuple[int, int]:
+    def agree(self, iteration_s: float, plan: messages.MeasurePlan) -> tuple[int, int]:
         """Return the rounds, and iterations of each, that all ranks of both arms run."""
         stop_loader_workers()  # the other arm may be long in coming
         if dist.is_initialized():
@@ -124,7 +123,7 @@ class _Measurement:
         assert plan.num_rounds is not None  # only a gate chooses rounds
         return plan.num_rounds, num_iterations
 
-    def measure(self, num_rounds: int, num_iterations: int) -> tuple[RoundTimes, ...]:
+    def measure(self, num_rounds: int, num_iterations: int) -> tuple[messages.RoundTimes, ...]:
         """Return the timed rounds; losses are checked between them, outside of the time."""
         rounds = measure_rounds(
             self._iterate_once,
@@ -142,19 +141,18 @@ class _Measurement:
 
     @contextmanager
     def _take_turn(self) -> Iterator[None]:
-        """Hold the turn: inside, only this arm's ranks run."""
         if not self._has_turns:
             yield
             return
         with nullcontext() if self._turns is None else self._turns.take():
             # No rank is at work before the first has the turn, or after the other arm may begin.
-            _start_together()
+            start_together()
             yield
-            _start_together()
+            start_together()
 
     def _start_with_workers(self) -> None:
         """Begin a round on all ranks; between rounds loader workers would fill their queues."""
-        _start_together()
+        start_together()
         resume_loader_workers()
 
     def _end_round(self, _: int) -> None:
@@ -163,7 +161,7 @@ class _Measurement:
 
     def count(
         self,
-    ) -> tuple[Counts, PeakMemory | None, tuple[Operator, ...] | None, dict[str, str]]:
+    ) -> tuple[Counts, messages.PeakMemory | None, tuple[Operator, ...] | None, dict[str, str]]:
         """Return counts, memory, the costliest operators, and why any of them is missing."""
         missing = dict(self._activity.missing)
         if not self._activity.is_counted:
@@ -178,11 +176,7 @@ class _Measurement:
         launches = count_kernel_launches(self._iterate, self._device)
         if launches is None:
             missing["kernel_launches"] = "kernels are launched on CUDA devices only"
-        found = {
-            "flops": counted.flops,
-            "ops": counted.ops,
-            "collectives": counted.collectives,
-            "collective_bytes": counted.collective_bytes,
+        found = dataclasses.asdict(counted) | {
             "saved_activation_bytes": peak.saved_activation_bytes,
             "kernel_launches": launches,
         }
@@ -198,8 +192,3 @@ class _Measurement:
     def _synchronize(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-
-
-def _start_together() -> None:
-    if dist.is_initialized():
-        dist.barrier()

@@ -22,11 +22,7 @@ Iterate = Callable[[Stage], None]
 
 
 def inject_fault(iterate: Iterate, channel: TurnChannel | None, device: torch.device) -> Iterate:
-    """Return the iteration with the fault that the arm's channel names, itself without one.
-
-    Raises:
-        WorkloadError: There is nothing to synchronise with.
-    """
+    """Return the iteration with the fault that the arm's channel names, itself without one."""
     if channel is None:
         return iterate
     if channel.planted_ratio:

@@ -26,13 +26,11 @@ from perfsuite.worker.training.loaders import EpochBatches, build_batches
 def open_batches(
     workload: Workload,
     recipe: Recipe,
-    split: Split,
-    *,
-    shard_index: int,
-    num_shards: int,
+    shard: tuple[int, int],
     seed: int,
     device: torch.device,
     start: RankStart,
+    split: Split,
 ) -> Iterator[EpochBatches]:
     """Yield this rank's batches of a split; their loader workers end with the context."""
     # The dataset is the same on every rank; what it and the model draw later is not.
@@ -41,18 +39,18 @@ def open_batches(
         workload,
         recipe,
         split,
-        shard_index=shard_index,
-        num_shards=num_shards,
+        shard_index=shard[0],
+        num_shards=shard[1],
         seed=seed,
         device=device,
         on_worker_start=loader_worker_entry(start.folder, start.cores),
     ) as batches:
-        seed_random_numbers(seed + shard_index)
+        seed_random_numbers(seed + shard[0])
         yield batches
 
 
 def stop_loader_workers() -> None:
-    """Stop every process that this one has started with multiprocessing, wherever it is."""
+    """Stop every process that this one has started with multiprocessing."""
     _signal_children(signal.SIGSTOP)
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from perfsuite.ranks.messages import ProfileTaken, RankEpoch, RankStart, RunProfile
@@ -19,15 +18,8 @@ from perfsuite.records.stages import Stage
 from perfsuite.records.workload import load_workload
 from perfsuite.system.usage import UsageLog, open_meter
 from perfsuite.worker.jobs.loader_workers import open_batches
-from perfsuite.worker.measure.clock import DeviceClock
-from perfsuite.worker.measure.operators import (
-    costliest_operators,
-    describe_memory,
-    describe_operators,
-    measure_communication,
-    profile_iterations,
-    read_trace,
-)
+from perfsuite.worker.measure import operators
+from perfsuite.worker.measure.clock import DeviceClock, start_together
 from perfsuite.worker.measure.stages import StageClock
 from perfsuite.worker.training.build import build_trainer
 from perfsuite.worker.training.evaluation import MetricSums, Tally, evaluate_split
@@ -57,16 +49,8 @@ def take_profile(
     workload = load_workload(unpack(job.workload))
     trainer = build_trainer(workload, job.recipe, device=device, seed=job.seed)
     split, why_not = _evaluated_split(trainer)
-    batches_of = partial(
-        open_batches,
-        workload,
-        job.recipe,
-        shard_index=trainer.strategy.shard_index,
-        num_shards=trainer.strategy.num_shards,
-        seed=job.seed,
-        device=device,
-        start=start,
-    )
+    shard = trainer.strategy.shard
+    batches_of = partial(open_batches, workload, job.recipe, shard, job.seed, device, start)
     with ExitStack() as stack:
         training = stack.enter_context(batches_of("train"))
         evaluated = None if split is None else stack.enter_context(batches_of(split))
@@ -76,7 +60,7 @@ def take_profile(
             profiled.missing |= dict.fromkeys(of_evaluation, why_not)
         meter = stack.enter_context(open_meter(_gpu_uuid(device)))
         board.enter_phase("measure")
-        _start_together()
+        start_together()
         usage = None if meter is None else UsageLog(meter)
         epochs = profiled.run(job.num_epochs)
         samples = () if usage is None else usage.stop()
@@ -118,7 +102,6 @@ class _ProfiledTraining:
         self._num_steps = max(1, training.steps_per_epoch // trainer.recipe.grad_accumulation_steps)
 
     def run(self, num_epochs: int) -> tuple[RankEpoch, ...]:
-        """Train and evaluate, epoch after epoch."""
         began_s = self._clock()
         epochs = []
         for _ in range(num_epochs):
@@ -148,8 +131,7 @@ class _ProfiledTraining:
         return tuple(epochs)
 
     def profile_steps(self) -> torch.profiler.profile:
-        """Run a few more steps under `torch.profiler`."""
-        return profile_iterations(
+        return operators.profile_iterations(
             self._step, self._trainer.device, num_iterations=_NUM_PROFILED_STEPS, with_memory=True
         )
 
@@ -158,12 +140,12 @@ class _ProfiledTraining:
         device = self._trainer.device
         averages = profiler.key_averages()
         return ProfilerOutput(
-            operators=costliest_operators(averages, device),
+            operators=operators.costliest_operators(averages, device),
             num_steps=_NUM_PROFILED_STEPS,
             communication=self._communication(profiler),
-            trace=read_trace(profiler, folder),
-            operator_table=describe_operators(averages, device),
-            memory_summary=describe_memory(averages, device),
+            trace=operators.read_trace(profiler, folder),
+            operator_table=operators.describe_operators(averages, device),
+            memory_summary=operators.describe_memory(averages, device),
         )
 
     def _communication(self, profiler: torch.profiler.profile) -> Communication | None:
@@ -179,7 +161,7 @@ class _ProfiledTraining:
             )
             return None
         events = profiler.events() or ()  # type: ignore[no-untyped-call]
-        found = measure_communication(events, self._trainer.device)
+        found = operators.measure_communication(events, self._trainer.device)
         if found is None:
             self.missing["communication"] = "no collective was seen"
         return found
@@ -227,7 +209,6 @@ def _start_score(trainer: Trainer) -> Tally | MetricSums | None:
 
 
 def _evaluated_split(trainer: Trainer) -> tuple[EvaluatedSplit | None, str | None]:
-    """Return the split to evaluate, or why there is none."""
     if (reason := trainer.strategy.why_not_evaluated) is not None:
         return None, reason
     splits: tuple[EvaluatedSplit, ...] = ("validation", "test")
@@ -242,8 +223,3 @@ def _gpu_uuid(device: torch.device) -> str | None:
     if device.type != "cuda":
         return None
     return f"GPU-{torch.cuda.get_device_properties(device).uuid}"
-
-
-def _start_together() -> None:
-    if dist.is_initialized():
-        dist.barrier()

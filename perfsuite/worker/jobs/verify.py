@@ -28,16 +28,8 @@ def record_rank(
     workload = load_workload(unpack(job.workload))
     trainer = build_trainer(workload, job.recipe, device=device, seed=job.seed)
     board.enter_phase("record")
-    with open_batches(
-        workload,
-        job.recipe,
-        "train",
-        shard_index=trainer.strategy.shard_index,
-        num_shards=trainer.strategy.num_shards,
-        seed=job.seed,
-        device=device,
-        start=start,
-    ) as batches:
+    shard = trainer.strategy.shard
+    with open_batches(workload, job.recipe, shard, job.seed, device, start, "train") as batches:
         trace = record_run(
             trainer,
             batches,
@@ -55,7 +47,6 @@ def record_rank(
 def _copy_to_first(
     job: RecordRun, start: RankStart, device: torch.device, board: BoardWriter
 ) -> None:
-    """Copy the file of every rank to the first one's host, one after the other."""
     for rank in range(1, start.request.world_size):
         board.begin_step()
         path = _trace_path(job.folder, job.name, rank)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
+import torch.distributed as dist
 
 
 class DeviceClock:
@@ -35,6 +36,12 @@ class DeviceClock:
         before_s = self()
         yield
         self._held_s += self() - before_s
+
+
+def start_together() -> None:
+    """Return when all ranks of the process group, if there is one, have called this."""
+    if dist.is_initialized():
+        dist.barrier()
 
 
 @contextmanager

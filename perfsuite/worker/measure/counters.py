@@ -40,7 +40,7 @@ class IterationCounts:
     collective_bytes: int
 
 
-def count_iteration(iterate: Callable[[Stage], None]) -> IterationCounts:
+def count_iteration(iterate: Callable[[Stage], object]) -> IterationCounts:
     """Return the counts of one iteration on this rank; every rank must run it.
 
     - `ops`: operators of any namespace that reach a dispatch mode after composite ones were taken

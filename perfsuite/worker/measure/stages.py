@@ -60,11 +60,7 @@ class StageClock:
         }
 
     def __call__(self, name: str) -> AbstractContextManager[None]:
-        """Return the context manager that times this stage, the same one at every call.
-
-        Raises:
-            PerfsuiteError: The stage is unknown or, on entering, another stage is open.
-        """
+        """Return the context manager that times this stage, the same one at every call."""
         try:
             return self._spans[name]
         except KeyError:

@@ -23,7 +23,8 @@ from perfsuite.worker.training.mixed_precision import (
     precision_policy,
     set_tf32,
 )
-from perfsuite.worker.training.trainer import Strategy, Trainer, choose_strategy
+from perfsuite.worker.training.parallel.strategy import Strategy
+from perfsuite.worker.training.trainer import Trainer, choose_strategy
 
 # numpy.random.seed takes 32 bits.
 _NUMPY_SEEDS = 2**32

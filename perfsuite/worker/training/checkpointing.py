@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,8 +21,7 @@ from torch.utils.checkpoint import (
 from perfsuite.errors import RecipeError, WorkloadError
 from perfsuite.records.recipe import Recipe
 from perfsuite.records.workload import Workload
-from perfsuite.worker.training.forwards import wrap_forward
-from perfsuite.worker.training.segments import run_as_one
+from perfsuite.worker.training.forwards import run_as_one, wrap_forward
 
 _aten = torch.ops.aten
 
@@ -67,9 +65,17 @@ def checkpoint_blocks(workload: Workload, recipe: Recipe, blocks: list[nn.Module
             f"{workload.name!r}, which names none; add blocks=lambda model: [...] with the modules "
             "to recompute to its Workload, or use checkpointing='none'"
         )
-    context = _keep_products if recipe.checkpointing == "selective" else None
+    options: dict[str, Any] = {"use_reentrant": False}
+    if recipe.checkpointing == "selective":
+        options["context_fn"] = functools.partial(create_selective_checkpoint_contexts, _keeps)
+        if _HOOKS_OPTION in inspect.signature(checkpoint).parameters:
+            options[_HOOKS_OPTION] = True
+    recompute = functools.partial(checkpoint, **options)
     for unit in checkpoint_units(recipe, blocks):
-        _checkpoint_unit(unit, context)
+        if len(unit) == 1:
+            wrap_forward(unit[0], recompute)
+        else:
+            run_as_one(unit, recompute)
 
 
 def checkpoint_units(recipe: Recipe, blocks: list[nn.Module]) -> list[list[nn.Module]]:
@@ -77,9 +83,7 @@ def checkpoint_units(recipe: Recipe, blocks: list[nn.Module]) -> list[list[nn.Mo
 
     "segments:C" gives C runs; their lengths differ by one at most. All else gives one per block.
 
-    Raises:
-        RecipeError: There are more segments than blocks.
-        WorkloadError: A block is named twice.
+    Raises a RecipeError for more segments than blocks, a WorkloadError for a block named twice.
     """
     if len({id(block) for block in blocks}) < len(blocks):
         raise WorkloadError(
@@ -94,23 +98,6 @@ def checkpoint_units(recipe: Recipe, blocks: list[nn.Module]) -> list[list[nn.Mo
         )
     bounds = [index * len(blocks) // num_units for index in range(num_units + 1)]
     return [blocks[start:end] for start, end in itertools.pairwise(bounds)]
-
-
-def _checkpoint_unit(unit: list[nn.Module], context: Callable[[], Any] | None) -> None:
-    options: dict[str, Any] = {"use_reentrant": False}
-    if context is not None:
-        options["context_fn"] = context
-        if _HOOKS_OPTION in inspect.signature(checkpoint).parameters:
-            options[_HOOKS_OPTION] = True
-    recompute = functools.partial(checkpoint, **options)
-    if len(unit) == 1:
-        wrap_forward(unit[0], recompute)
-    else:
-        run_as_one(unit, recompute)
-
-
-def _keep_products() -> Any:
-    return create_selective_checkpoint_contexts(_keeps)  # type: ignore[no-untyped-call]
 
 
 def _keeps(context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:

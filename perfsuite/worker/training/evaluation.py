@@ -63,11 +63,7 @@ class MetricSums:
         self._num_samples = 0
 
     def add(self, outputs: Any, target: Any) -> None:
-        """Take in one batch.
-
-        Raises:
-            WorkloadError: The metric did not return numbers by name.
-        """
+        """Take in one batch."""
         found: object = self._metric(outputs, target)
         size = num_samples((target, outputs))
         if not isinstance(found, Mapping):

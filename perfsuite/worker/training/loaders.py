@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sized
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -59,15 +58,8 @@ def build_batches(
     Workers are forked, whatever Python's default (forkserver from 3.14 on): their first batch comes
     in 0.2 s instead of 1.8 s. There is no timeout here, because the controller watches progress.
 
-    Args:
-        workload: Has the dataset.
-        recipe: Has the loader's fields and the micro-batch size.
-        split: "train", "validation" or "test".
-        shard_index: The shard of the split that this rank loads, from 0.
-        num_shards: Shards of the split.
-        seed: Of the order and of the workers, the same on every rank.
-        device: The batches' destination.
-        on_worker_start: Called first in each loader worker.
+    This rank loads the shard `shard_index`, from 0. `seed` is that of the order and of the workers,
+    the same on every rank. `on_worker_start` is called first in each loader worker.
 
     Raises:
         NotExercisedError: The recipe pins memory, and the device needs none.
@@ -80,8 +72,7 @@ def build_batches(
     origin = f"workload {workload.name!r}: its {split} dataset"
     trains = split == "train"
     batch_size = recipe.micro_batch_size or workload.micro_batch_size
-    dataset = _checked_dataset(workload, split, origin)
-    _check_size(len(dataset), batch_size, num_shards, origin, drops_last=trains)
+    dataset = _checked_dataset(workload, split, batch_size, num_shards, origin)
     sampler = DistributedSampler[Any](
         cast("Dataset[Any]", dataset),
         num_replicas=num_shards,
@@ -116,6 +107,7 @@ class EpochBatches(Iterator[Any]):
     Attributes:
         epoch: The epoch of the last batch, from 0.
         steps_per_epoch: Batches in each epoch.
+        step_size: Samples of one batch over all shards.
         repeats_last: Whether the last sample of an epoch repeats another shard's first one, only
             to make the shards equally long.
     """
@@ -129,6 +121,7 @@ class EpochBatches(Iterator[Any]):
     ) -> None:
         self.epoch = 0
         self.steps_per_epoch = len(loader)
+        self.step_size = (loader.batch_size or 1) * sampler.num_replicas
         last_place = (len(sampler) - 1) * sampler.num_replicas + sampler.rank
         self.repeats_last = not sampler.drop_last and last_place >= num_samples
         self._loader = loader
@@ -141,9 +134,8 @@ class EpochBatches(Iterator[Any]):
         """Return the next batch; after an epoch's last one, the first of the next epoch.
 
         Raises:
-            DataLoadError: The dataset or a loader worker failed. The iterator is then closed.
-            WorkloadError: A batch is not (inputs, target). The iterator is then closed.
-            StopIteration: The iterator was closed.
+            DataLoadError: The dataset or a loader worker failed.
+            WorkloadError: A batch is not (inputs, target).
         """
         if self._is_closed:
             raise StopIteration
@@ -200,7 +192,7 @@ class EpochBatches(Iterator[Any]):
 
     def _checked(self, batch: Any) -> Any:
         if isinstance(batch, _Failure):
-            raise DataLoadError(f"{self._origin} {batch.text}")
+            raise DataLoadError(f"{self._origin} {batch}")
         if not isinstance(batch, list | tuple) or len(batch) != 2:
             size = f" of {len(batch)}" if isinstance(batch, Sized) else ""
             raise WorkloadError(
@@ -210,11 +202,8 @@ class EpochBatches(Iterator[Any]):
         return batch
 
 
-@dataclass(frozen=True)
-class _Failure:
-    """Comes from a worker process instead of a batch."""
-
-    text: str
+class _Failure(str):
+    """What an error of the dataset says; comes from a worker process instead of a batch."""
 
 
 class _Fetching(Dataset[Any]):
@@ -234,7 +223,9 @@ class _Fetching(Dataset[Any]):
             return _Failure(_describe(error))
 
 
-def _checked_dataset(workload: Workload, split: Split, origin: str) -> Any:
+def _checked_dataset(
+    workload: Workload, split: Split, batch_size: int, num_shards: int, origin: str
+) -> Any:
     dataset: Any = workload.build_dataset(split)
     if dataset is None:
         raise WorkloadError(
@@ -246,21 +237,16 @@ def _checked_dataset(workload: Workload, split: Split, origin: str) -> Any:
             f"{origin} is a {type(dataset).__name__} without a length; "
             "use a map-style dataset with __len__ and __getitem__"
         )
-    return dataset
-
-
-def _check_size(
-    num_samples: int, batch_size: int, num_shards: int, origin: str, *, drops_last: bool
-) -> None:
-    if num_samples == 0:
+    if len(dataset) == 0:
         raise WorkloadError(f"{origin} is empty; it needs at least one sample")
-    if drops_last and num_samples // num_shards < batch_size:
-        fits = num_samples // num_shards
+    fits = len(dataset) // num_shards
+    if split == "train" and fits < batch_size:
         advice = f"use micro_batch_size={fits} or less, or more data" if fits else "use more data"
         raise WorkloadError(
-            f"{origin} has {num_samples} samples, too few for one batch of {batch_size} on each of "
-            f"{num_shards} shards; {advice}"
+            f"{origin} has {len(dataset)} samples, too few for one batch of {batch_size} on each "
+            f"of {num_shards} shards; {advice}"
         )
+    return dataset
 
 
 def _describe(error: Exception) -> str:

@@ -34,7 +34,6 @@ class PrecisionPolicy:
     """What one precision means.
 
     Attributes:
-        name: Its name in a recipe.
         parameter_dtype: The dtype of parameters, floating buffers and floating inputs.
         keeps_batchnorm_fp32: Affine BatchNorm layers stay in float32.
         autocast_dtype: The dtype of the operations that autocast chooses; None without autocast.
@@ -57,11 +56,6 @@ class PrecisionPolicy:
     def is_plain(self) -> bool:
         """Whether tensors and operations are what the user wrote: float32, nothing cast."""
         return self.parameter_dtype == torch.float32 and self.autocast_dtype is None
-
-    @property
-    def loss_dtype(self) -> torch.dtype:
-        """The dtype of the loss, unless autocast chooses."""
-        return torch.float64 if self.parameter_dtype == torch.float64 else torch.float32
 
 
 _POLICIES = (
@@ -92,11 +86,7 @@ PRECISION_POLICIES = {policy.name: policy for policy in _POLICIES}
 
 
 def precision_policy(name: str) -> PrecisionPolicy:
-    """Return what the recipe's precision means.
-
-    Raises:
-        RecipeError: There is no such precision.
-    """
+    """Return what a precision means, or raise a RecipeError for an unknown one."""
     if name not in PRECISION_POLICIES:
         raise RecipeError(f"precision is {name!r}; use one of {', '.join(PRECISION_POLICIES)}")
     return PRECISION_POLICIES[name]
@@ -160,13 +150,14 @@ def cast_inputs(inputs: Any, policy: PrecisionPolicy) -> Any:
 
 
 def cast_for_loss(value: Any, policy: PrecisionPolicy) -> Any:
-    """Outputs or a target with floating tensors in the dtype of the loss.
+    """Outputs or a target with floating tensors in the dtype of the loss: float32, or finer.
 
     Nothing is cast where the model is in float32, under autocast or not.
     """
     if policy.parameter_dtype == torch.float32:
         return value
-    return cast_floating(value, policy.loss_dtype)
+    is_double = policy.parameter_dtype == torch.float64
+    return cast_floating(value, torch.float64 if is_double else torch.float32)
 
 
 class LossScaler(GradScaler):
@@ -231,16 +222,10 @@ class MasterWeights(Optimizer):
         build_optimizer: Callable[[list[nn.Parameter]], Optimizer],
     ) -> None:
         master_weights = [
-            parameter
-            if parameter.dtype == torch.float32
-            else nn.Parameter(parameter.detach().float())
-            for parameter in parameters
+            p if p.dtype == torch.float32 else nn.Parameter(p.detach().float()) for p in parameters
         ]
-        self._copied = [
-            (parameter, master)
-            for parameter, master in zip(parameters, master_weights, strict=True)
-            if parameter is not master
-        ]
+        pairs = zip(parameters, master_weights, strict=True)
+        self._copied = [(p, master) for p, master in pairs if p is not master]
         self.inner = build_optimizer(master_weights)
         # The groups are the same dicts, so a learning rate set on either holds for both.
         super().__init__(self.inner.param_groups, self.inner.defaults)

@@ -47,11 +47,7 @@ def check_finite(trainer: Trainer, losses: Sequence[Tensor], first_step: int) ->
 
 
 def first_non_finite(trainer: Trainer) -> str | None:
-    """Return the first parameter with a NaN or infinite gradient or value, by the user's name.
-
-    Returns:
-        Such as "'fc1.weight' (gradient)"; None where all are finite.
-    """
+    """Return the first parameter with a NaN or infinity, such as "'fc1.weight' (gradient)"."""
     for name, parameter in trainer.module.named_parameters():
         if parameter.grad is not None and not _finite(parameter.grad):
             return f"{name!r} (gradient)"
@@ -61,18 +57,13 @@ def first_non_finite(trainer: Trainer) -> str | None:
 
 
 def gradients_are_finite(trainer: Trainer) -> Tensor:
-    """Return whether every gradient of the optimizer is finite, without waiting.
+    """Return whether every gradient of the optimizer is finite, as a scalar on the device.
 
-    Returns:
-        A boolean scalar on the device; of split gradients only this rank's part is seen.
+    Nothing waits for it. Of split gradients only this rank's part is seen.
     """
-    gradients = [
-        _dense(local_tensor(parameter.grad))
-        for group in trainer.optimizer.param_groups
-        for parameter in group["params"]
-        if parameter.grad is not None
-    ]
-    gradients = [gradient for gradient in gradients if gradient.numel()]
+    parameters = [p for group in trainer.optimizer.param_groups for p in group["params"]]
+    local = [_dense(local_tensor(p.grad)) for p in parameters if p.grad is not None]
+    gradients = [gradient for gradient in local if gradient.numel()]
     if not gradients:
         return torch.ones((), dtype=torch.bool, device=trainer.device)
     # The largest magnitude is infinite or NaN where any is, and cannot overflow as a sum might.
@@ -84,16 +75,12 @@ _ADVICE = "lower the learning rate, clip gradients, or use a precision with more
 
 
 def _first_with_bad_value(trainer: Trainer) -> str | None:
-    named = [
-        (name, parameter)
-        for name, parameter in trainer.module.named_parameters()
-        if parameter.requires_grad
-    ]
-    if not named:
+    finite = {n: _finite(p) for n, p in trainer.module.named_parameters() if p.requires_grad}
+    if not finite:
         return None
     # One tensor for all, so that the host waits once.
-    finite = torch.stack([_finite(parameter) for _, parameter in named]).tolist()
-    return next((name for (name, _), fine in zip(named, finite, strict=True) if not fine), None)
+    are_finite = torch.stack([*finite.values()]).tolist()
+    return next((name for name, fine in zip(finite, are_finite, strict=True) if not fine), None)
 
 
 def _dense(gradient: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ depth and by how much. Shapes: B samples of a batch, D features, C classes.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -26,19 +27,11 @@ SPLIT_SIZES: dict[Split, int] = {"train": 2048, "validation": 256, "test": 256}
 _DATA_SEED = 20
 # Largest of 0.02, 0.05 and 0.1 at which the loss still falls without setbacks over three epochs.
 _LEARNING_RATE = 0.02
-_CHAIN_LEARNING_RATE = 0.02
 
 
 def toy_mlp() -> Workload:
     """The workload "toy-mlp": four equal blocks and a linear classifier, about 0.07 M weights."""
-    return Workload(
-        name="toy-mlp",
-        build_model=build_mlp,
-        build_dataset=teacher_data,
-        loss=F.cross_entropy,
-        build_optimizer=partial(SGD, lr=_LEARNING_RATE, momentum=0.9),
-        blocks=_all_but_classifier,
-    )
+    return _teacher_workload("toy-mlp", build_mlp, momentum=0.9)
 
 
 def chain(num_blocks: int) -> Workload:
@@ -48,14 +41,7 @@ def chain(num_blocks: int) -> Workload:
     ends with its only product, and nothing in the block needs the output of that: a checkpoint
     recomputes all products of its segment but the last.
     """
-    return Workload(
-        name=f"chain-{num_blocks}",
-        build_model=partial(_build_chain, num_blocks),
-        build_dataset=teacher_data,
-        loss=F.cross_entropy,
-        build_optimizer=partial(SGD, lr=_CHAIN_LEARNING_RATE),
-        blocks=_all_but_classifier,
-    )
+    return _teacher_workload(f"chain-{num_blocks}", partial(_build_chain, num_blocks), momentum=0)
 
 
 # A claim names them as "perfsuite.worker.workloads.mlp:chain_of_8".
@@ -79,6 +65,19 @@ def build_mlp() -> nn.Sequential:
 def _build_chain(num_blocks: int) -> nn.Sequential:
     blocks = [nn.Sequential(nn.GELU(), nn.Linear(WIDTH, WIDTH)) for _ in range(num_blocks)]
     return nn.Sequential(*blocks, nn.Linear(WIDTH, NUM_CLASSES))
+
+
+def _teacher_workload(
+    name: str, build_model: Callable[[], nn.Module], *, momentum: float
+) -> Workload:
+    return Workload(
+        name=name,
+        build_model=build_model,
+        build_dataset=teacher_data,
+        loss=F.cross_entropy,
+        build_optimizer=partial(SGD, lr=_LEARNING_RATE, momentum=momentum),
+        blocks=_all_but_classifier,
+    )
 
 
 def _all_but_classifier(model: nn.Module) -> list[nn.Module]:

@@ -42,8 +42,7 @@ def mnist(split: Split) -> TensorDataset:
     by default data/ in the current directory. They are downloaded only if `PERFSUITE_DOWNLOAD` is
     "1". The last twelfth of the training file (5000 of 60000 images) is for validation.
 
-    Returns:
-        Pairs of a (1, 28, 28) float32 image, 0 for paper to 1 for ink, and its class from 0 to 9.
+    Images are (1, 28, 28) float32 from 0 for paper to 1 for ink, classes 0 to 9.
 
     Raises:
         WorkloadError: A file is absent, could not be downloaded, or is damaged.
@@ -106,9 +105,6 @@ def _read_idx(path: Path, *, num_dimensions: int) -> Tensor:
     """Return the uint8 tensor of an IDX file (LeCun, Cortes and Burges, "The MNIST database").
 
     torchvision's reader raises AssertionError for a damaged file, or accepts it.
-
-    Raises:
-        WorkloadError: The file cannot be read, or its length differs from its header's.
     """
     try:
         content = np.fromfile(path, dtype=np.uint8)

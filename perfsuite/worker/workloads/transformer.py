@@ -56,21 +56,6 @@ _LEARNING_RATE = 5e-4
 _LORA_LEARNING_RATE = 3e-3
 
 
-def transformer_tiny() -> Workload:
-    """The workload "transformer-tiny": all 0.84 M weights are trained."""
-    return _transformer_workload("transformer-tiny", build_transformer, _LEARNING_RATE)
-
-
-def transformer_tiny_lora() -> Workload:
-    """The workload "transformer-tiny-lora": only the LoRA weights and the head are trained.
-
-    At the same seed its base and its first output are those of "transformer-tiny".
-    """
-    return _transformer_workload(
-        "transformer-tiny-lora", build_transformer_with_lora, _LORA_LEARNING_RATE
-    )
-
-
 def build_transformer() -> nn.Sequential:
     """Return the chain of embeddings, `NUM_LAYERS` equal layers and head."""
     return build_encoder(
@@ -90,20 +75,6 @@ def build_transformer_with_lora() -> nn.Sequential:
     add_lora(model, names=LORA_NAMES, rank=LORA_RANK, alpha=LORA_ALPHA)
     model.get_submodule("head").requires_grad_(True)
     return model
-
-
-def _transformer_workload(
-    name: str, build_model: Callable[[], nn.Module], learning_rate: float
-) -> Workload:
-    return Workload(
-        name=name,
-        build_model=build_model,
-        build_dataset=sentence_pairs,
-        loss=F.cross_entropy,
-        build_optimizer=partial(AdamW, lr=learning_rate),
-        blocks=encoder_layers,
-        micro_batch_size=_MICRO_BATCH_SIZE,
-    )
 
 
 def sentence_pairs(split: Split) -> TensorDataset:
@@ -133,3 +104,28 @@ def _sentences(topics: Tensor, generator: torch.Generator) -> Tensor:
     any_topic = torch.randint(NUM_TOPICS, shape, generator=generator)
     word = torch.randint(WORDS_PER_TOPIC, shape, generator=generator)
     return FIRST_WORD + WORDS_PER_TOPIC * torch.where(on_topic, topics, any_topic) + word
+
+
+def _transformer_workload(
+    name: str, build_model: Callable[[], nn.Module], learning_rate: float
+) -> Workload:
+    return Workload(
+        name=name,
+        build_model=build_model,
+        build_dataset=sentence_pairs,
+        loss=F.cross_entropy,
+        build_optimizer=partial(AdamW, lr=learning_rate),
+        blocks=encoder_layers,
+        micro_batch_size=_MICRO_BATCH_SIZE,
+    )
+
+
+# All 0.84 M weights are trained.
+transformer_tiny = partial(
+    _transformer_workload, "transformer-tiny", build_transformer, _LEARNING_RATE
+)
+# Only the LoRA weights and the head are trained. At the same seed its base and its first output are
+# those of "transformer-tiny".
+transformer_tiny_lora = partial(
+    _transformer_workload, "transformer-tiny-lora", build_transformer_with_lora, _LORA_LEARNING_RATE
+)

@@ -6,18 +6,13 @@ The twin is a run of the same recipe on the same ranks without checkpointing.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 
 from perfsuite.records.recipe import Recipe
+from perfsuite.worker.equivalence import comparison
 from perfsuite.worker.equivalence.case import Case
-from perfsuite.worker.equivalence.comparison import (
-    Discrepancy,
-    judge,
-    judge_losses,
-    measure_buffer_errors,
-    measure_errors,
-)
 from perfsuite.worker.equivalence.limits import BITWISE, Limit, reduction_limit
 from perfsuite.worker.equivalence.planted_bugs import Bug, gradient_bugs, wrong_scale
 from perfsuite.worker.equivalence.proof import Proof
@@ -38,11 +33,8 @@ def check_checkpointing(case: Case) -> Proof | str:
             break  # the runs may drift apart by more than the rounding of one step
         proof.evidence += _compare(step, twin, number, limit)
         if number == 1:
-            expected = twin.gradients
-            proof.plant(
-                _bugs(expected, case.recipe, limit),
-                lambda tested: judge(measure_errors(tested, expected), "gradient", 1, limit),  # noqa: B023
-            )
+            bugs = _bugs(twin.gradients, case.recipe, limit)
+            proof.plant(bugs, partial(_judge, twin.gradients, 1, limit))
     proof.find_cause = _explain
     if case.trace.work is None or case.twin.work is None:
         proof.notes.append("whether anything was recomputed cannot be seen in a compiled model")
@@ -66,14 +58,20 @@ def _limit(case: Case) -> Limit:
     return reduction_limit(epsilon, recipe, case.device)
 
 
-def _compare(step: Step, twin: Step, number: int, limit: Limit) -> list[Discrepancy]:
-    gradients = measure_errors(step.gradients, twin.gradients)
-    buffers = measure_buffer_errors(step.after.buffers, twin.after.buffers)
+def _compare(step: Step, twin: Step, number: int, limit: Limit) -> list[comparison.Discrepancy]:
+    buffers = comparison.measure_buffer_errors(step.after.buffers, twin.after.buffers)
     return [
-        *judge_losses(step.losses, twin.losses, number, limit),
-        *judge(gradients, "gradient", number, limit),
-        *judge(buffers, "buffer", number, limit),
+        *comparison.judge_losses(step.losses, twin.losses, number, limit),
+        *_judge(twin.gradients, number, limit, step.gradients),
+        *comparison.judge(buffers, "buffer", number, limit),
     ]
+
+
+def _judge(
+    expected: Tensors, number: int, limit: Limit, tested: Tensors
+) -> list[comparison.Discrepancy]:
+    errors = comparison.measure_errors(tested, expected)
+    return comparison.judge(errors, "gradient", number, limit)
 
 
 def _bugs(gradients: Tensors, recipe: Recipe, limit: Limit) -> Iterator[Bug]:
@@ -91,7 +89,7 @@ def _bugs(gradients: Tensors, recipe: Recipe, limit: Limit) -> Iterator[Bug]:
     )
 
 
-def _explain(discrepancy: Discrepancy) -> str:
+def _explain(discrepancy: comparison.Discrepancy) -> str:
     if discrepancy.what == "buffer":
         return (
             "side effects: the forward pass changes a buffer, as BatchNorm changes its statistics, "

@@ -33,10 +33,6 @@ def check_data(case: Case) -> EquivalenceRow:
     The error is a number of wrong samples. Biases that such a run has by design (samples left out
     or repeated, a smaller last batch) are reported with their size, and are no mismatch. The
     generators of random numbers are left as they were.
-
-    Raises:
-        DataLoadError: The dataset, or a worker of its loader, failed.
-        WorkloadError: A split is no map-style dataset of pairs, or too small.
     """
     recipe, state = case.recipe, read_random_state(case.device)
     try:
@@ -225,7 +221,6 @@ def plant_bugs(evidence: DataEvidence) -> Iterator[tuple[str, DataEvidence]]:
 
 
 def _with_sample(shard: Tensor, sample: Tensor) -> Tensor:
-    """The shard's indices with the first one replaced."""
     shard = shard.clone()
     shard[0, 0] = sample
     return shard
@@ -236,7 +231,6 @@ def _with_first_changed(batches: Sequence[Any]) -> list[Any]:
 
 
 def _with_flipped_bit(batch: Any) -> Any:
-    """The batch with one bit of its first tensor flipped."""
     num_flipped = 0
 
     def flip(tensor: Tensor) -> Tensor:
@@ -252,7 +246,6 @@ def _with_flipped_bit(batch: Any) -> Any:
 
 
 def _describe(evidence: DataEvidence) -> Iterator[str]:
-    """What was found to be right."""
     shards, *others = evidence.epochs
     size = f"{len(shards[0])} x {evidence.batch_size} samples"
     order = "in a new order each epoch" if others else "which have only one order"

@@ -14,16 +14,8 @@ from functools import partial
 import torch
 
 from perfsuite.records.recipe import Recipe
-from perfsuite.worker.equivalence import planted_bugs
+from perfsuite.worker.equivalence import comparison, planted_bugs
 from perfsuite.worker.equivalence.case import Case
-from perfsuite.worker.equivalence.comparison import (
-    Discrepancy,
-    judge,
-    judge_alignment,
-    judge_losses,
-    measure_buffer_errors,
-    measure_errors,
-)
 from perfsuite.worker.equivalence.diagnosis import explain_gradients
 from perfsuite.worker.equivalence.limits import Limit, reduction_limit
 from perfsuite.worker.equivalence.planted_bugs import Bug
@@ -100,7 +92,7 @@ def _find_cause(
     passes: Sequence[Pass],
     expected: Tensors,
     bugs: Sequence[Bug],
-    discrepancy: Discrepancy,
+    discrepancy: comparison.Discrepancy,
 ) -> str | None:
     """The likeliest cause of any discrepancy, from the first step."""
     step = case.trace.steps[0]
@@ -131,20 +123,22 @@ def _run_shards(reference: Reference, step: Step, recipe: Recipe) -> list[Pass]:
 
 def _compare(
     step: Step, number: int, passes: Sequence[Pass], expected: Tensors, limit: Limit
-) -> list[Discrepancy]:
+) -> list[comparison.Discrepancy]:
     # Rank 0 saw the first shard. A buffer that a rank does not have is not compared.
-    buffers = measure_buffer_errors(step.after.buffers, passes[0].buffers)
+    buffers = comparison.measure_buffer_errors(step.after.buffers, passes[0].buffers)
     return [
-        *judge_losses(step.losses, [one.loss for one in passes], number, limit),
+        *comparison.judge_losses(step.losses, [one.loss for one in passes], number, limit),
         *_judge(step.gradients, expected, number, limit),
-        *judge(buffers, "buffer", number, limit),
+        *comparison.judge(buffers, "buffer", number, limit),
     ]
 
 
-def _judge(tested: Tensors, expected: Tensors, number: int, limit: Limit) -> list[Discrepancy]:
+def _judge(
+    tested: Tensors, expected: Tensors, number: int, limit: Limit
+) -> list[comparison.Discrepancy]:
     return [
-        *judge(measure_errors(tested, expected), "gradient", number, limit),
-        *judge_alignment(tested, expected, number, limit),
+        *comparison.judge(comparison.measure_errors(tested, expected), "gradient", number, limit),
+        *comparison.judge_alignment(tested, expected, number, limit),
     ]
 
 

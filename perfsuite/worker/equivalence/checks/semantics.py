@@ -14,16 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from perfsuite.worker.equivalence import limits, planted_bugs
+from perfsuite.worker.equivalence import comparison, limits, planted_bugs
 from perfsuite.worker.equivalence.case import Case
-from perfsuite.worker.equivalence.comparison import (
-    Discrepancy,
-    Errors,
-    judge,
-    judge_losses,
-    measure_buffer_errors,
-    measure_errors,
-)
 from perfsuite.worker.equivalence.diagnosis import explain_gradients, has_batchnorm
 from perfsuite.worker.equivalence.limits import Limit, is_low_precision
 from perfsuite.worker.equivalence.planted_bugs import Bug, scaled
@@ -67,7 +59,7 @@ def check_semantics(case: Case) -> Proof | str:
         if recipe.comm_hook != "none":
             compressed = step.gradients
             step = dataclasses.replace(step, gradients=references.average_uncompressed(step))
-            losses.append(measure_errors(compressed, step.gradients).total)
+            losses.append(comparison.measure_errors(compressed, step.gradients).total)
         proof.evidence += _judge_step(step, number, expected, case)
         if number == 1:
             bugs = list(_bugs(references, expected, case))
@@ -96,7 +88,7 @@ class _Expected:
     truth: Pass
     plain: Pass
     plain_gradients: Tensors
-    plain_errors: Errors
+    plain_errors: comparison.Errors
 
 
 class _References:
@@ -121,7 +113,7 @@ class _References:
         plain = self.plain.run([batch], scale=step.scale)
         plain_gradients = scaled(plain.gradients, 1 / step.scale)
         truth = self._find_truth(step, batch)
-        plain_errors = measure_errors(plain_gradients, truth.gradients)
+        plain_errors = comparison.measure_errors(plain_gradients, truth.gradients)
         return _Expected(batch, truth, plain, plain_gradients, plain_errors)
 
     def average_uncompressed(self, step: Step) -> Tensors:
@@ -142,22 +134,26 @@ class _References:
             return self._find_truth(step, batch)
 
 
-def _judge_step(step: Step, number: int, expected: _Expected, case: Case) -> list[Discrepancy]:
+def _judge_step(
+    step: Step, number: int, expected: _Expected, case: Case
+) -> list[comparison.Discrepancy]:
     truth, plain = expected.truth, expected.plain
     mean_loss = sum(step.losses) / len(step.losses)
     plain_loss = abs(plain.loss - truth.loss) / (abs(truth.loss) or 1.0)
-    buffers = measure_buffer_errors(step.after.buffers, truth.buffers)
-    plain_buffers = measure_buffer_errors(plain.buffers, truth.buffers)
+    buffers = comparison.measure_buffer_errors(step.after.buffers, truth.buffers)
+    plain_buffers = comparison.measure_buffer_errors(plain.buffers, truth.buffers)
     return [
-        *judge_losses([mean_loss], [truth.loss], number, _limit(case, plain_loss)),
+        *comparison.judge_losses([mean_loss], [truth.loss], number, _limit(case, plain_loss)),
         *_judge(scaled(step.gradients, 1 / step.scale), expected, number, case),
-        *judge(buffers, "buffer", number, _limit(case, plain_buffers.total)),
+        *comparison.judge(buffers, "buffer", number, _limit(case, plain_buffers.total)),
     ]
 
 
-def _judge(tested: Tensors, expected: _Expected, number: int, case: Case) -> list[Discrepancy]:
-    return judge(
-        measure_errors(tested, expected.truth.gradients),
+def _judge(
+    tested: Tensors, expected: _Expected, number: int, case: Case
+) -> list[comparison.Discrepancy]:
+    return comparison.judge(
+        comparison.measure_errors(tested, expected.truth.gradients),
         "gradient",
         number,
         _limit(case, expected.plain_errors.total),
@@ -171,7 +167,7 @@ def _limit(case: Case, plain_error: float) -> Limit:
     return limits.ratio_limit(plain_error, limits.path_epsilon(case.recipe))
 
 
-def _parameter_limits(case: Case, plain_errors: Errors) -> Callable[[str], float] | None:
+def _parameter_limits(case: Case, plain_errors: comparison.Errors) -> Callable[[str], float] | None:
     if not is_low_precision(case.recipe):
         return None
     epsilon = limits.WORST_PARAMETER_FACTOR * limits.path_epsilon(case.recipe)
@@ -251,8 +247,10 @@ def _why_vacuous(
         return
     fp32 = references.build("fp32")
     fp32.load(step.before)
-    fp32_error = measure_errors(fp32.run([expected.batch]).gradients, truth.gradients).total
-    error = measure_errors(scaled(step.gradients, 1 / step.scale), truth.gradients).total
+    fp32_error = comparison.measure_errors(
+        fp32.run([expected.batch]).gradients, truth.gradients
+    ).total
+    error = comparison.measure_errors(scaled(step.gradients, 1 / step.scale), truth.gradients).total
     if error <= _LOW_PRECISION_RATIO * fp32_error:
         yield (
             f"low precision left no trace: the error is {error:.1e}, that of float32 "
@@ -265,7 +263,7 @@ def _find_cause(
     steps: Sequence[Step],
     expected_of_first: _Expected,
     bugs: Sequence[Bug],
-    discrepancy: Discrepancy,
+    discrepancy: comparison.Discrepancy,
 ) -> str | None:
     if has_batchnorm(references.truth.trainer.module):
         return (

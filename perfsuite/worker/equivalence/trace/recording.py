@@ -8,27 +8,22 @@ collective of the recording can wait for one that the run forgot.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from perfsuite.records.stages import Stage, untimed
+from perfsuite.records.stages import untimed
 from perfsuite.worker.equivalence.tensors import Tensors
+from perfsuite.worker.equivalence.trace import trace
 from perfsuite.worker.equivalence.trace.random_state import read_random_state
-from perfsuite.worker.equivalence.trace.trace import (
-    MicroBatch,
-    RankStep,
-    RankTrace,
-    Work,
-    read_gradients,
-    read_weights,
-)
 from perfsuite.worker.measure.counters import count_iteration
 from perfsuite.worker.training.batches import map_tensors
+from perfsuite.worker.training.parallel.strategy import Strategy
 from perfsuite.worker.training.step import train_step
-from perfsuite.worker.training.trainer import Strategy, Trainer
+from perfsuite.worker.training.trainer import Trainer
 
 # A dynamic scale starts at 2**16 and each skipped step halves it; 2**8 is within the range of
 # scales that Micikevicius et al. 2018, section 4, needed (8 to 32000).
@@ -43,7 +38,7 @@ def record_run(
     num_steps: int,
     counts_work: bool,
     on_step: Callable[[], None],
-) -> RankTrace:
+) -> trace.RankTrace:
     """Train until `num_steps` optimizer steps were taken, and return what this rank saw of them.
 
     A collective where torch.distributed is initialised. DTensors still hold this rank's shard;
@@ -56,8 +51,8 @@ def record_run(
     strategy = trainer.strategy
     recorder = _Recorder(trainer, strategy)
     trainer.strategy = cast(Strategy, recorder)
-    start = read_weights(trainer.module)
-    steps: list[RankStep] = []
+    start = trace.read_weights(trainer.module)
+    steps: list[trace.RankStep] = []
     num_skipped = 0
     before = None
     while len(steps) < num_steps and num_skipped < _MAX_SKIPPED_STEPS:
@@ -66,22 +61,25 @@ def record_run(
         loss = recorder.take_step(batches)
         if _agree(trainer, trainer.scaler.get_scale() >= scale):
             steps.append(
-                RankStep(
+                trace.RankStep(
                     micro_batches=recorder.micro_batches,
                     loss=None if loss is None else float(loss),
                     scale=scale,
                     gradients=recorder.gradients,
                     before=before,
-                    after=read_weights(trainer.module),
+                    after=trace.read_weights(trainer.module),
                 )
             )
             before = None
         else:
             num_skipped += 1
-            before = read_weights(trainer.module)
+            before = trace.read_weights(trainer.module)
     trainer.strategy = strategy  # the next step is not recorded
-    work = _count_work(trainer, batches) if counts_work else None
-    return RankTrace(
+    work = None
+    if counts_work:
+        counts = count_iteration(partial(train_step, trainer, batches))
+        work = trace.Work(counts.ops, counts.flops)
+    return trace.RankTrace(
         indices=indices,
         batches=recorder.batches,
         sparse=_sparse_parameters(trainer.module),
@@ -98,7 +96,7 @@ class _Recorder:
     """The trainer's strategy, which also keeps what the last step saw, and all batches."""
 
     def __init__(self, trainer: Trainer, inner: Strategy) -> None:
-        self.micro_batches: list[MicroBatch] = []
+        self.micro_batches: list[trace.MicroBatch] = []
         self.gradients: Tensors = {}
         self.batches: list[Any] = []
         self._trainer = trainer
@@ -115,27 +113,19 @@ class _Recorder:
     def run_micro_batch(self, *args: Any, **kwargs: Any) -> Tensor | None:
         """Keep the batch, and the random state before its forward pass."""
         state = read_random_state(self._trainer.device)
-        self.micro_batches.append(MicroBatch(batch=self.batches[-1], random_state=state))
+        self.micro_batches.append(trace.MicroBatch(batch=self.batches[-1], random_state=state))
         return self._inner.run_micro_batch(*args, **kwargs)
 
     def finish_gradients(self) -> None:
         """Keep the gradients after their reduction."""
         self._inner.finish_gradients()
-        self.gradients = read_gradients(self._trainer.module)
+        self.gradients = trace.read_gradients(self._trainer.module)
 
     def _keep(self, batches: Iterator[Any]) -> Iterator[Any]:
         for batch in batches:
             # Cloned, because a model may change its inputs in place.
             self.batches.append(map_tensors(batch, lambda tensor: tensor.cpu().clone()))
             yield batch
-
-
-def _count_work(trainer: Trainer, batches: Iterator[Any]) -> Work:
-    def take_step(stage: Stage) -> None:
-        train_step(trainer, batches, stage)
-
-    counts = count_iteration(take_step)
-    return Work(counts.ops, counts.flops)
 
 
 def _sparse_parameters(module: nn.Module) -> frozenset[str]:

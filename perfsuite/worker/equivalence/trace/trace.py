@@ -109,10 +109,8 @@ class RankTrace:
 
     Attributes:
         shard_index: The shard of the data that it loaded.
-        start: Weights before the first step.
         indices: The dataset's indices in each batch that its sampler draws for the first epoch.
         batches: All micro-batches that were loaded, also those of skipped steps.
-        steps: The steps that were taken.
         num_skipped: Steps that the scaler skipped before the last one that was taken.
         sparse: The parameters with sparse gradients, which are recorded as dense ones.
         work: That of one further step; None where it cannot be counted.

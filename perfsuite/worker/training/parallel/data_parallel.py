@@ -19,7 +19,11 @@ from perfsuite.records.capability import Hardware, why_not_exercised
 from perfsuite.records.recipe import Recipe
 from perfsuite.records.stages import Stage
 from perfsuite.records.workload import Workload
-from perfsuite.worker.training.parallel.single import DataSharded, Single, refuse_sparse_gradients
+from perfsuite.worker.training.parallel.strategy import (
+    DataSharded,
+    Strategy,
+    refuse_sparse_gradients,
+)
 from perfsuite.worker.training.step import forward_backward
 from perfsuite.worker.training.trainer import Trainer
 
@@ -28,7 +32,7 @@ from perfsuite.worker.training.trainer import Trainer
 _POWERSGD_START_ITER = 2
 
 
-class DP(Single):
+class DP(Strategy):
     """The `Strategy` of "dp": nn.DataParallel, one process with a thread for each replica."""
 
     def __init__(self, workload: Workload, recipe: Recipe, device: torch.device) -> None:
@@ -47,11 +51,7 @@ class DP(Single):
     def run_micro_batch(
         self, trainer: Trainer, inputs: Any, target: Any, *, is_last: bool, stage: Stage
     ) -> Tensor | None:
-        """The loss of the whole batch; each replica computed a part of it.
-
-        Raises:
-            NotExercisedError: Fewer replicas ran than the recipe names.
-        """
+        """The loss of the whole batch; each replica computed a part of it."""
         loss = forward_backward(trainer, inputs, target, stage)
         if self._count is not None:
             self._count.check(self.recipe)
@@ -80,11 +80,7 @@ class ReplicaCount:
         self._hook = model.register_forward_hook(lambda *_: self._calls.append(None))
 
     def check(self, recipe: Recipe) -> None:
-        """Stop counting, after one forward pass.
-
-        Raises:
-            NotExercisedError: Fewer replicas ran than the recipe names.
-        """
+        """Stop counting after one forward pass, and refuse fewer replicas than the recipe's."""
         self._hook.remove()
         size = recipe.plan.size
         if len(self._calls) != size:
@@ -147,11 +143,7 @@ class ZeRO1(DDP):
     """
 
     def build_optimizer(self, parameters: list[nn.Parameter]) -> Optimizer:
-        """The workload's optimizer, its state divided over the ranks.
-
-        Raises:
-            RecipeError: The optimizer cannot be made again from its defaults.
-        """
+        """The workload's optimizer, made again from its defaults on a share of the parameters."""
         whole = super().build_optimizer(parameters)
         # `defaults` also holds options that a class passes to its base (AdamW to Adam) and refuses.
         accepted = inspect.signature(type(whole)).parameters
@@ -161,7 +153,6 @@ class ZeRO1(DDP):
 
 
 def _refuse_lost(optimizer: Optimizer, rebuilt: Optimizer) -> None:
-    """Refuse an optimizer if one made again from its defaults would lack something."""
     lost = [
         name
         for name, value in vars(optimizer).items()
@@ -179,10 +170,8 @@ def _refuse_lost(optimizer: Optimizer, rebuilt: Optimizer) -> None:
 
 
 def _register_comm_hook(model: DistributedDataParallel, name: str, layout: list[list[str]]) -> None:
-    if name == "fp16":
-        model.register_comm_hook(None, default_hooks.fp16_compress_hook)
-    elif name == "bf16":
-        model.register_comm_hook(None, default_hooks.bf16_compress_hook)
+    if name in ("fp16", "bf16"):
+        model.register_comm_hook(None, getattr(default_hooks, f"{name}_compress_hook"))
     elif name == "powersgd":
         state = powerSGD_hook.PowerSGDState(
             process_group=None, start_powerSGD_iter=_POWERSGD_START_ITER
@@ -203,16 +192,10 @@ def _reduce_to_low_rank(
     """PowerSGD of one bucket; notes its parameters as long as DDP may still move them."""
     if state.iter <= _POWERSGD_START_ITER:
         layout[bucket.index() :] = [[names[parameter] for parameter in bucket.parameters()]]
-    return _in_order(powerSGD_hook.powerSGD_hook(state, bucket))
-
-
-def _in_order(reduced: torch.futures.Future[Tensor]) -> torch.futures.Future[Tensor]:
-    """The same future, under gloo once it is done.
-
-    The end of PowerSGD's earlier collectives starts its later ones. Under gloo that happens in a
-    thread: two unfinished buckets would start theirs in different orders on different ranks, which
-    then wait for each other. NCCL's are started at once, in the order of the buckets.
-    """
+    reduced = powerSGD_hook.powerSGD_hook(state, bucket)
+    # The end of PowerSGD's earlier collectives starts its later ones. Under gloo that happens in a
+    # thread: two unfinished buckets would start theirs in different orders on different ranks,
+    # which then wait for each other. NCCL's are started at once, in the order of the buckets.
     if dist.get_backend() == "gloo":
         reduced.wait()
     return reduced

@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 
 from perfsuite.records.stages import Stage
 from perfsuite.worker.training.checkpointing import checkpoint_units
-from perfsuite.worker.training.parallel.single import DataSharded, refuse_sparse_gradients
+from perfsuite.worker.training.parallel.strategy import DataSharded, refuse_sparse_gradients
 from perfsuite.worker.training.step import forward_backward
 from perfsuite.worker.training.trainer import Trainer
 

@@ -22,7 +22,7 @@ from perfsuite.records.capability import Hardware, why_not_exercised
 from perfsuite.records.recipe import Recipe
 from perfsuite.records.stages import Stage
 from perfsuite.records.workload import Workload
-from perfsuite.worker.training.parallel.single import DataSharded, refuse_sparse_gradients
+from perfsuite.worker.training.parallel.strategy import DataSharded, refuse_sparse_gradients
 from perfsuite.worker.training.step import forward_backward
 from perfsuite.worker.training.trainer import Trainer
 
@@ -102,11 +102,7 @@ class Horovod(DataSharded):
         return model
 
     def build_optimizer(self, parameters: list[nn.Parameter]) -> Optimizer:
-        """The workload's optimizer in Horovod's.
-
-        Raises:
-            RecipeError: The parameters are master weights; no hook sees their gradients.
-        """
+        """The workload's optimizer in Horovod's."""
         names = {parameter: name for name, parameter in self._model.named_parameters()}
         if any(parameter not in names for parameter in parameters):
             raise RecipeError(
@@ -136,9 +132,6 @@ def _initialise(horovod: ModuleType, recipe: Recipe) -> None:
     Horovod reads its ranks and its rendezvous from the environment alone. `horovodrun` sets them
     there; these ranks were started otherwise, so this function does
     (create_run_envs and create_slot_env_vars of horovod/runner/gloo_run.py).
-
-    Raises:
-        NotExercisedError: Horovod sees another number of ranks.
     """
     rank, num_ranks = dist.get_rank(), dist.get_world_size()
     port: list[Any] = [None]

@@ -3,21 +3,20 @@
 torch.fx records the code between the blocks, with every module that contains no block as one call;
 the modules themselves stay the user's, with their names, their hooks and their mode.
 
-Two other ways were tried first. `torch.distributed.pipelining.pipeline` exports the whole model
-with torch.export: it cut LeNet, ResNet-18 and a transformer with dropout, but then an interpreted
-graph of operators runs instead of the modules, fixed to one batch shape and to train mode, without
-the checkpointing of blocks and autocast. Cutting an nn.Sequential needs models that are one.
-Recording between the blocks only needs a forward that does not branch on computed values.
+Recording between the blocks only needs a forward that does not branch on computed values. With
+`torch.distributed.pipelining.pipeline`, which exports the whole model, an interpreted graph of
+operators would run instead of the modules, fixed to one batch shape and to train mode, without the
+checkpointing of blocks and autocast. Cutting an nn.Sequential needs models that are one.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor, fx, nn
+from torch import fx, nn
 
 from perfsuite.errors import RecipeError, WorkloadError
 from perfsuite.worker.training.batches import call_model
@@ -49,17 +48,11 @@ def partition_model(
     last block. Values made of the model's inputs without any weight, such as a mask, are computed
     anew in each stage that needs them; all others go from stage to stage. No module is copied.
 
-    Args:
-        model: The whole model.
-        blocks: Its blocks, in the order of the calls.
-        num_stages: How many stages.
-        given: Parameters of the model's forward that calls will name. The others keep their
-            defaults, and the recording holds for these alone.
+    `blocks` are in the order of the calls. `given` are the parameters of the model's forward that
+    calls will name; the others keep their defaults, and the recording holds for these alone.
 
     Raises:
-        RecipeError: There are fewer blocks than stages, the model does not call each block once and
-            in order, two stages share a weight, or the forward between the blocks cannot be
-            recorded.
+        RecipeError: The model cannot be cut so.
         WorkloadError: A block is not part of the model.
     """
     if len(blocks) < num_stages:
@@ -116,7 +109,13 @@ def _record(model: nn.Module, block_names: list[str], given: Collection[str]) ->
             "the model's forward has code between its blocks that cannot be recorded "
             f"({type(error).__name__}: {first_line}); move that code into a submodule"
         ) from error
-    _refuse_assigned_buffers(model, buffers)
+    # A stage would not see the new tensor.
+    for name, buffer in model.named_buffers():
+        if buffer is not buffers.get(name):
+            raise RecipeError(
+                f"the model's forward assigns the buffer {name!r} between its blocks; change it in "
+                "place, or move that code into a submodule"
+            )
     called = [node.target for node in graph.nodes if node.target in block_names]
     if called != block_names:
         raise RecipeError(
@@ -124,16 +123,6 @@ def _record(model: nn.Module, block_names: list[str], given: Collection[str]) ->
             f"blocks names {', '.join(block_names)}; name each once, in the order of the calls"
         )
     return graph
-
-
-def _refuse_assigned_buffers(model: nn.Module, before: Mapping[str, Tensor]) -> None:
-    """Refuse a forward that assigns another tensor to a buffer: a stage would not see it."""
-    for name, buffer in dict(model.named_buffers()).items():
-        if buffer is not before.get(name):
-            raise RecipeError(
-                f"the model's forward assigns the buffer {name!r} between its blocks; change it in "
-                "place, or move that code into a submodule"
-            )
 
 
 def _derived_from_inputs(graph: fx.Graph) -> set[fx.Node]:

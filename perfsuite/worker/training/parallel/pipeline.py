@@ -23,7 +23,7 @@ from perfsuite.worker.training.batches import map_tensors, tensors_in
 from perfsuite.worker.training.checkpointing import checkpoint_units
 from perfsuite.worker.training.parallel.partition import ModelStage, bind_inputs, partition_model
 from perfsuite.worker.training.parallel.schedules import Chunk, ChunkSchedule
-from perfsuite.worker.training.parallel.single import Single
+from perfsuite.worker.training.parallel.strategy import Strategy
 from perfsuite.worker.training.step import eval_mode
 from perfsuite.worker.training.trainer import Trainer
 
@@ -32,7 +32,7 @@ from perfsuite.worker.training.trainer import Trainer
 INTERLEAVED_STAGES_PER_RANK = 2
 
 
-class Pipeline(Single):
+class Pipeline(Strategy):
     """The `Strategy` of "pp" and "mp": each rank has the whole batch and computes its stages of it.
 
     "pp" divides each micro-batch into chunks: the loss is their mean, and BatchNorm sees one at a
@@ -46,17 +46,17 @@ class Pipeline(Single):
         stages_per_rank = INTERLEAVED_STAGES_PER_RANK if plan.schedule == "interleaved" else 1
         self._num_stages = plan.size * stages_per_rank
         self._num_chunks = plan.num_chunks
-        self._check_batch_size()
+        size = recipe.micro_batch_size or workload.micro_batch_size
+        if size % plan.num_chunks:
+            raise RecipeError(
+                f"parallel {recipe.parallel!r} divides each batch into {plan.num_chunks} chunks, "
+                f"and micro_batch_size is {size}; "
+                f"use micro_batch_size={-(-size // plan.num_chunks) * plan.num_chunks}"
+            )
         self._schedules: dict[tuple[torch.Size, ...], ChunkSchedule] = {}
 
     def split(self, model: nn.Module) -> nn.Module:
-        """The same module without the other ranks' parts; its forward is not called any more.
-
-        Raises:
-            RecipeError: The workload names no blocks, the model cannot be cut between them, or a
-                segment of checkpointing would run over two stages.
-            WorkloadError: The workload has no training data, or names blocks of another model.
-        """
+        """The same module without the other ranks' parts; its forward is not called any more."""
         if self.workload.blocks is None:
             raise RecipeError(
                 f"parallel {self.recipe.parallel!r} needs the blocks of workload "
@@ -75,7 +75,9 @@ class Pipeline(Single):
         self._stages = self._own(stages)
         self._evaluated_stages = self._own(self._partition_for_evaluation(model, blocks))
         self.speaks_for_shard = self._num_stages - 1 in self._stages
-        _drop(model, set(_called(stages)) - set(_called(self._stages.values())))
+        for name in _called(stages) - _called(self._stages.values()):
+            path, _, attribute = name.rpartition(".")
+            delattr(model.get_submodule(path), attribute)
         local = {module for stage in self._stages.values() for module in stage.module.modules()}
         self._local_blocks = [block for block in blocks if block in local]
         self._check_segments()
@@ -137,15 +139,6 @@ class Pipeline(Single):
     def _part(self, value: Any, index: int) -> Any:
         return map_tensors(value, lambda tensor: tensor.chunk(self._num_chunks)[index])
 
-    def _check_batch_size(self) -> None:
-        size = self.recipe.micro_batch_size or self.workload.micro_batch_size
-        if size % self._num_chunks:
-            raise RecipeError(
-                f"parallel {self.recipe.parallel!r} divides each batch into {self._num_chunks} "
-                f"chunks, and micro_batch_size is {size}; "
-                f"use micro_batch_size={-(-size // self._num_chunks) * self._num_chunks}"
-            )
-
     def _check_segments(self) -> None:
         if self.recipe.num_segments is None:
             return
@@ -172,20 +165,14 @@ class Pipeline(Single):
         return set(bind_inputs(self._signature, dataset[0][0]))
 
 
-def _called(stages: Iterable[ModelStage]) -> list[str]:
+def _called(stages: Iterable[ModelStage]) -> set[str]:
     """The names of all modules and weights that the stages compute with."""
-    return [
+    return {
         str(node.target)
         for stage in stages
         for node in stage.module.graph.nodes
         if node.op in ("call_module", "get_attr")
-    ]
-
-
-def _drop(model: nn.Module, names: Iterable[str]) -> None:
-    for name in names:
-        path, _, attribute = name.rpartition(".")
-        delattr(model.get_submodule(path), attribute)
+    }
 
 
 def run_stages(

@@ -41,17 +41,10 @@ class Chunk:
 
 
 class ChunkSchedule:
-    """Runs batches of one shape through the stages of all ranks.
+    """Runs batches of one shape through the stages of all ranks, by "gpipe", "1f1b", "interleaved".
 
-    Args:
-        name: "gpipe", "1f1b" or "interleaved".
-        trainer: Computes the loss.
-        stages: This rank's, by number; rank r has r, r + world_size, ...
-        num_stages: Of all ranks together.
-        chunks: A first batch, for its shapes; every rank has the same.
-
-    Raises:
-        RecipeError: A stage would pass on something other than floating tensors.
+    `stages` are this rank's, by number; rank r has r, r + world_size, ... of `num_stages`. `chunks`
+    are a first batch, for its shapes, and the same on every rank.
     """
 
     def __init__(
@@ -72,11 +65,7 @@ class ChunkSchedule:
         self._schedule = self._build(name)
 
     def run(self, chunks: Sequence[Chunk], stage: Stage) -> Tensor | None:
-        """Run forward and backward of all chunks.
-
-        Returns:
-            Their detached mean loss on the rank of the last stage, None on the others.
-        """
+        """Run all chunks; the detached mean loss on the rank of the last stage, else None."""
         self._chunks, self._losses, self._mark = chunks, [], stage
         numbers = torch.arange(len(chunks))
         self._schedule.step(target=numbers, number=numbers, return_outputs=False)
@@ -126,7 +115,6 @@ class ChunkSchedule:
             return scale_loss(self._trainer, loss) / len(self._chunks)
 
     def _activations(self) -> list[tuple[Tensor, ...]]:
-        """The activations that enter each stage, as meta tensors."""
         entering: list[tuple[Tensor, ...]] = [()]
         for index in range(self._num_stages - 1):
             shapes: list[Any] = [None]

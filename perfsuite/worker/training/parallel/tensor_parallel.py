@@ -24,7 +24,7 @@ from torch.optim import Optimizer
 from perfsuite.errors import RecipeError
 from perfsuite.records.recipe import Recipe
 from perfsuite.records.workload import Workload
-from perfsuite.worker.training.parallel.single import Single
+from perfsuite.worker.training.parallel.strategy import Strategy
 
 # Activations that compute each element from itself alone, without parameters or random numbers, so
 # that a shard's result is the result's shard.
@@ -45,21 +45,21 @@ _ELEMENTWISE = (
 )
 
 
-class TensorParallel(Single):
+class TensorParallel(Strategy):
     """The `Strategy` of "tp": every rank computes the same batch with its part of each layer."""
 
     def split(self, model: nn.Module) -> nn.Module:
-        """The same module with DTensors as weights of its split layers.
-
-        Raises:
-            RecipeError: No layer has a width divisible by the number of ranks, or segments of
-                checkpointing would run through a split layer.
-        """
+        """The same module with DTensors as weights of its split layers."""
         size = self.recipe.plan.size
         plan = plan_layers(model, size)
         if not plan:
             raise _nothing_to_split(self.workload, self.recipe, model)
-        _check_segments(self.recipe, [plan.get(block) for block in self.local_blocks(model)])
+        if self.recipe.num_segments and any(block in plan for block in self.local_blocks(model)):
+            raise RecipeError(
+                f"checkpointing {self.recipe.checkpointing!r} cannot be combined with parallel "
+                f"{self.recipe.parallel!r} where a block is itself a split nn.Linear; "
+                "use checkpointing='every-block'"
+            )
         mesh = init_device_mesh(self.device.type, (size,), mesh_dim_names=("tensor",))
         for layer, style in plan.items():
             parallelize_module(layer, mesh, style)
@@ -125,12 +125,3 @@ def _nothing_to_split(workload: Workload, recipe: Recipe, model: nn.Module) -> R
         f"{size} and whose weight no other module shares; workload {workload.name!r} {found}; "
         f"{advice}"
     )
-
-
-def _check_segments(recipe: Recipe, styles: list[ParallelStyle | None]) -> None:
-    if recipe.num_segments is not None and any(style is not None for style in styles):
-        raise RecipeError(
-            f"checkpointing {recipe.checkpointing!r} cannot be combined with parallel "
-            f"{recipe.parallel!r} where a block is itself a split nn.Linear; "
-            "use checkpointing='every-block'"
-        )

@@ -1,4 +1,4 @@
-"""The whole model on one device; every other mode derives from it and overrides what differs."""
+"""The base of all parallel modes, which is the mode "single": the whole model on one device."""
 
 from __future__ import annotations
 
@@ -18,8 +18,15 @@ from perfsuite.worker.training.step import forward_backward
 from perfsuite.worker.training.trainer import Trainer
 
 
-class Single:
-    """The `Strategy` of "single"."""
+class Strategy:
+    """What a mode does at each place where it may differ from "single", as which it stands here.
+
+    Attributes:
+        shard_index: The shard of the training data that this rank loads, from 0.
+        num_shards: Shards of the training data.
+        speaks_for_shard: True on one rank of those that share a shard, which has the outputs.
+        why_not_evaluated: Why the model cannot be evaluated; None where it can.
+    """
 
     shard_index = 0
     num_shards = 1
@@ -32,45 +39,54 @@ class Single:
         self.device = device
 
     @property
+    def shard(self) -> tuple[int, int]:
+        """The index and the number of the shards of the training data."""
+        return self.shard_index, self.num_shards
+
+    @property
     def splits_parameters(self) -> bool:
-        """Whether parameters differ between ranks."""
+        """Whether parameters differ between ranks, which must then agree on overflows and norms."""
         return self.recipe.plan.properties.splits_parameters
 
     def split(self, model: nn.Module) -> nn.Module:
-        """The model itself."""
+        """The rank's part of the model, on its device; the model itself where nothing is split."""
         return model
 
     def local_blocks(self, model: nn.Module) -> list[nn.Module]:
-        """All of the workload's blocks; none if it names none."""
+        """The workload's blocks on this rank after `split`; none if the workload names none."""
         return [] if self.workload.blocks is None else list(self.workload.blocks(model))
 
     def entry_modules(self, model: nn.Module) -> list[nn.Module]:
-        """The model alone."""
+        """The modules that this rank calls after `split`: its stages, or the model alone."""
         return [model]
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        """The model itself."""
+        """The data-parallel wrapper; the model itself where there is none."""
         return model
 
     def build_optimizer(self, parameters: list[nn.Parameter]) -> Optimizer:
-        """The workload's optimizer."""
+        """The workload's optimizer of the parameters, or of their master weights."""
         return self.workload.build_optimizer(iter(parameters))
 
     def run_micro_batch(
         self, trainer: Trainer, inputs: Any, target: Any, *, is_last: bool, stage: Stage
     ) -> Tensor | None:
-        """The loss after forward and backward through the whole model."""
+        """The detached loss after forward and backward; None where another rank has the loss.
+
+        `inputs` and `target` are on the device, inputs in the precision's dtype. `is_last`: no
+        micro-batch of this optimizer step follows.
+        """
         return forward_backward(trainer, inputs, target, stage)
 
     def evaluate(self, trainer: Trainer, inputs: Any) -> Any | None:
-        """The outputs of the whole model."""
+        """The model's outputs, in whatever mode it is; None where another rank has them."""
         return call_model(trainer.model, inputs)
 
     def finish_gradients(self) -> None:
-        """Nothing to wait for."""
+        """Wait until the gradients of the model's own parameters are reduced over the ranks."""
 
 
-class DataSharded(Single):
+class DataSharded(Strategy):
     """The base of the modes where each rank loads its own shard of the data."""
 
     def __init__(self, workload: Workload, recipe: Recipe, device: torch.device) -> None:
@@ -80,11 +96,7 @@ class DataSharded(Single):
 
 
 def refuse_sparse_gradients(model: nn.Module, recipe: Recipe) -> None:
-    """Refuse a model with sparse gradients, which DDP alone reduces, and not under PowerSGD.
-
-    Raises:
-        RecipeError: A layer has sparse gradients.
-    """
+    """Refuse a model with sparse gradients, which DDP alone reduces, and not under PowerSGD."""
     reducer, instead = f"parallel {recipe.parallel!r}", f"parallel='ddp:{recipe.plan.size}'"
     if recipe.comm_hook != "none":
         reducer, instead = f"comm_hook {recipe.comm_hook!r}", "comm_hook='none'"
