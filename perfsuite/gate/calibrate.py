@@ -95,10 +95,8 @@ def calibrate(
     """Run sessions of identical code first, and judge planted slowdowns with the noise they show.
 
     The base of the request is not used. There are `num_sessions` of each plant. The machine is
-    entered once the cells are known: it may wait for another session.
-
-    Raises:
-        WorkloadError: There is no cell, or one cannot be measured.
+    entered once the cells are known: it may wait for another session. Raises a WorkloadError where
+    there is no cell, or one cannot be measured.
     """
     head, policies = _collect_cells(request, plants)
     seeds = random.Random(request.seed)
@@ -117,7 +115,9 @@ def calibrate(
                 priors=request.priors,
                 say=lambda _: None,
             )
-            _refuse_broken(judgement)
+            for trial in judgement.trials:
+                if trial.word in ("ERROR", "NO-BASELINE", "INVALID"):
+                    raise WorkloadError(f"{trial.name} cannot be calibrated with: {trial.reason}")
             judgements.append(judgement)
         return judgements
 
@@ -163,12 +163,6 @@ def _with_plant(head: Arm, plant: Plant) -> Arm:
         return head
     text = plant.recipe or plant.fault or repr(plant.ratio)
     return dataclasses.replace(head, environment={"PERFSUITE_ARM_PLANTED": text})
-
-
-def _refuse_broken(judgement: Judgement) -> None:
-    for trial in judgement.trials:
-        if trial.word in ("ERROR", "NO-BASELINE", "INVALID"):
-            raise WorkloadError(f"{trial.name} cannot be calibrated with: {trial.reason}")
 
 
 def _noise_of(judgements: Sequence[Judgement]) -> dict[str, CellNoise]:

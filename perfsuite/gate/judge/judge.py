@@ -226,17 +226,14 @@ def _judge_counts(trial: Trial) -> None:
     slacks = trial.policy.slacks
     if slacks is None or trial.word not in _WORDS_OF_PAIRS or trial.last.keys() != {"base", "head"}:
         return
-    compared = compare_run_counts(
-        trial.last["base"],
-        trial.last["head"],
-        slacks=slacks,
-        accepted_ratio=trial.policy.accepted_increase,
-    )
+    base, head = trial.last["base"], trial.last["head"]
+    accepted_ratio = trial.policy.accepted_increase
+    compared = compare_run_counts(base, head, slacks=slacks, accepted_ratio=accepted_ratio)
     if compared.increases and trial.word != "FAIL":
         trial.word, trial.by, trial.reason = "FAIL", "counts", None
     for one in (*compared.increases, *compared.unavailable):
         trial.add_reason(str(one))
-    if (changes := describe_changes(trial.last["base"], trial.last["head"])) is not None:
+    if (changes := describe_changes(base, head)) is not None:
         trial.add_reason(changes)
 
 
