@@ -102,13 +102,15 @@ def calibrate(
     seeds = random.Random(request.seed)
 
     def run(plant: Plant, num: int) -> list[Judgement]:
+        text = plant.recipe or plant.fault or repr(plant.ratio)
+        planted = dataclasses.replace(head, environment={"PERFSUITE_ARM_PLANTED": text})
         judgements = []
         for number in range(num):
             what = "identical code" if plant == NOTHING else f"{plant} planted"
             say(f"session {number + 1} of {num}, {what}")
             judgement = judge(
                 dataclasses.replace(head, name="base"),
-                _with_plant(head, plant),
+                head if plant == NOTHING else planted,
                 policies,
                 budget=request.budget,
                 seed=seeds.randrange(2**32),
@@ -156,13 +158,6 @@ def _collect_cells(
             )
     policies = {name: policy_of(request, collected.suite, name) for name in cells}
     return head_arm(request, collected.suite), policies
-
-
-def _with_plant(head: Arm, plant: Plant) -> Arm:
-    if plant == NOTHING:
-        return head
-    text = plant.recipe or plant.fault or repr(plant.ratio)
-    return dataclasses.replace(head, environment={"PERFSUITE_ARM_PLANTED": text})
 
 
 def _noise_of(judgements: Sequence[Judgement]) -> dict[str, CellNoise]:

@@ -17,7 +17,7 @@ from perfsuite.gate.baselines.accepted import Accepted, Rename, Slowdown
 from perfsuite.gate.baselines.select import choose_runs, trunk_rules
 from perfsuite.gate.git.repository import count_commits, find_top, find_trunk, read_log
 from perfsuite.records.run_file import StoredRun, Unusable
-from perfsuite.stats.trend import LevelChange, Trend, as_ratio, find_trend
+from perfsuite.stats.trend import Trend, as_ratio, find_trend
 from perfsuite.system.urls import AnyPath
 
 _WEEK: Final = timedelta(weeks=1)
@@ -209,17 +209,24 @@ class StoredHistory:
         if trend is None:
             return CellHistory(timeline=timeline, trend=None)
         reasons = find_reasons(timeline, trend, self.accepted)
-        changes = tuple(
-            self._date(
-                timeline,
-                step,
-                accepted=reason,
-                is_recovered=step.ratio > 1 and trend.is_recovered(level, smallest=smallest),
+        changes = []
+        for number, (step, reason) in enumerate(zip(trend.steps, reasons.steps, strict=True)):
+            before, after = timeline.points[step.place - 1], timeline.points[step.place]
+            num_commits = None
+            if self.root is not None and before.commit is not None and after.commit is not None:
+                num_commits = count_commits(self.root, before.commit, after.commit)
+            is_recovered = step.ratio > 1 and trend.is_recovered(number + 1, smallest=smallest)
+            changes.append(
+                DatedChange(
+                    ratio=step.ratio,
+                    interval=(step.low, step.high),
+                    before=before,
+                    after=after,
+                    num_commits=num_commits,
+                    accepted=reason,
+                    is_recovered=is_recovered,
+                )
             )
-            for level, (step, reason) in enumerate(
-                zip(trend.steps, reasons.steps, strict=True), start=1
-            )
-        )
         drift, weeks = None, timeline.weeks()
         if (found := trend.drift) is not None:
             drift = DatedDrift(
@@ -229,24 +236,7 @@ class StoredHistory:
                 since=timeline.points[0],
                 accepted=reasons.drift,
             )
-        return CellHistory(timeline=timeline, trend=trend, changes=changes, drift=drift)
-
-    def _date(
-        self, timeline: Timeline, step: LevelChange, *, accepted: str | None, is_recovered: bool
-    ) -> DatedChange:
-        before, after = timeline.points[step.place - 1], timeline.points[step.place]
-        num_commits = None
-        if self.root is not None and before.commit is not None and after.commit is not None:
-            num_commits = count_commits(self.root, before.commit, after.commit)
-        return DatedChange(
-            ratio=step.ratio,
-            interval=(step.low, step.high),
-            before=before,
-            after=after,
-            num_commits=num_commits,
-            accepted=accepted,
-            is_recovered=is_recovered,
-        )
+        return CellHistory(timeline=timeline, trend=trend, changes=tuple(changes), drift=drift)
 
 
 @dataclass(frozen=True, kw_only=True)

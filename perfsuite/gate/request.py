@@ -47,7 +47,6 @@ class GateRequest:
         base: A revision; None finds the merge base.
         base_dir: A folder instead of a revision.
         base_python: The base arm's interpreter; None is this one.
-        base_environment: Variables of the base arm alone.
         tolerance: The slowdown that is accepted unless a marker says otherwise.
         limit: The slowdown that must not pass.
         floor_s: None is 50 us for cells of perfsuite, 0 for any others.
@@ -92,11 +91,12 @@ def head_arm(request: GateRequest, suite: Suite | None) -> Arm:
         paths = relative_paths(request, suite)
     configuration = [] if inifile is None else ["-c", str(inifile)]
     configuration += [] if rootdir is None else [f"--rootdir={rootdir}"]
+    configuration += [*ignore_trees_in(root), *_SHORT_LAUNCHES]
     return Arm(
         name="head",
         tree=root,
         import_roots=import_roots(root, []) if suite is None else _import_roots(root, suite),
-        pytest_arguments=_arguments(request, [*configuration, *ignore_trees_in(root)], paths),
+        pytest_arguments=(*configuration, *request.pytest_arguments, *paths),
     )
 
 
@@ -148,11 +148,12 @@ class BaseSide:
         return self._arm(tree, ["-c", str(inifile)], relative_paths(self.request, self.suite))
 
     def _arm(self, tree: Path, configuration: Sequence[str], paths: Sequence[str]) -> Arm:
+        configuration = [f"--rootdir={tree}", *configuration, *_SHORT_LAUNCHES]
         return Arm(
             name="base",
             tree=tree,
             import_roots=_import_roots(tree, self.suite),
-            pytest_arguments=_arguments(self.request, [f"--rootdir={tree}", *configuration], paths),
+            pytest_arguments=(*configuration, *self.request.pytest_arguments, *paths),
             python=self.request.base_python or sys.executable,
             environment=dict(self.request.base_environment),
         )
@@ -165,12 +166,6 @@ class BaseSide:
 
 def _import_roots(tree: Path, suite: Suite) -> tuple[Path, ...]:
     return import_roots(tree, [os.path.relpath(path, suite.root) for path in suite.pythonpath])
-
-
-def _arguments(
-    request: GateRequest, configuration: Sequence[str], paths: Sequence[str]
-) -> tuple[str, ...]:
-    return (*configuration, *_SHORT_LAUNCHES, *request.pytest_arguments, *paths)
 
 
 def relative_paths(request: GateRequest, suite: Suite) -> list[str]:

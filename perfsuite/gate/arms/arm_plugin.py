@@ -85,8 +85,7 @@ class TurnClock:
             planted_s = now + self._planted_ratio * (now - self._started_s)
             while now < planted_s:
                 now = self._clock()
-            self._is_running = False
-            self._channel.send(kind="done")
+            self.end()
             return now
         if not self._has_run:
             self._has_run = True
@@ -97,7 +96,7 @@ class TurnClock:
         return self._started_s
 
     def end(self) -> None:
-        """Give a turn back that was never ended: what was timed raised."""
+        """End the turn, also one in which what was timed has raised."""
         if self._is_running:
             self._is_running = False
             self._channel.send(kind="done")

@@ -62,10 +62,8 @@ class Server:
         self._ended_s = 0.0
         self._finished: set[str] = set()
 
-    def __enter__(self) -> Server:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Close all connections."""
         for key in list(self._selector.get_map().values()):
             key.fileobj.close()  # type: ignore[union-attr]  # sockets, all of them
         self._selector.close()

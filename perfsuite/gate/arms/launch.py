@@ -65,7 +65,7 @@ def run_pair(
     with (
         contextlib.ExitStack() as processes,
         # Closed before they are ended: an arm that waits for an answer then goes by itself.
-        Server(arms, plan, choose, scratch / "channel") as server,
+        contextlib.closing(Server(arms, plan, choose, scratch / "channel")) as server,
     ):
         for arm in arms:
             server.watch(arm.name, processes.enter_context(_process(arm, plan, scratch)))
