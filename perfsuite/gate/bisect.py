@@ -78,9 +78,8 @@ class BisectStep:
     verdict: CellVerdict
 
     def __str__(self) -> str:
-        return (
-            f"{short_commit(self.commit)} {self.subject!r}: {_figures(self.verdict)}: {self.mark}"
-        )
+        commit = f"{short_commit(self.commit)} {self.subject!r}"
+        return f"{commit}: {_figures(self.verdict)}: {self.mark}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -278,16 +277,13 @@ def bounds_of(bad: CellVerdict) -> tuple[float, float]:
 
 
 def _why_not_bad(bad: BisectStep) -> str:
+    name, figures = short_commit(bad.commit), _figures(bad.verdict)
     if bad.mark == "good":
         return (
-            f"{short_commit(bad.commit)} is not slower than the good commit "
-            f"({_figures(bad.verdict)}), so there is nothing to find; name another --bad or "
-            "--good, or a smaller --tolerance"
+            f"{name} is not slower than the good commit ({figures}), so there is nothing to find; "
+            "name another --bad or --good, or a smaller --tolerance"
         )
-    return (
-        f"it is not known whether {short_commit(bad.commit)} is slower than the good commit: "
-        f"{_figures(bad.verdict)}"
-    )
+    return f"it is not known whether {name} is slower than the good commit: {figures}"
 
 
 def _figures(verdict: CellVerdict) -> str:

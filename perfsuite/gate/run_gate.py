@@ -158,7 +158,10 @@ class _Session:
                 if has_changed_files:
                     self._look_for_skipped(judgement)
                 for trial in judgement.trials:
-                    self._allow_removal(trial)
+                    if trial.word == "VANISHED" and self._accepted.is_removed(trial.name):
+                        trial.word = "SKIPPED"  # it may be gone
+                    elif trial.word == "VANISHED":
+                        trial.add_reason(_HOW_TO_ACCEPT)
                 explanations = self._explain(arms, judgement)
                 cells += [
                     _verdict(trial, explanations.get(trial.name)) for trial in judgement.trials
@@ -219,13 +222,6 @@ class _Session:
             if run is not None and run.rounds_s:
                 trial.word = "VANISHED"
                 trial.reason = f"head skips what the base measures: {trial.last['head'].reason}"
-
-    def _allow_removal(self, trial: Trial) -> None:
-        """A cell that head skips may be gone if a reviewed exception removes it."""
-        if trial.word == "VANISHED" and self._accepted.is_removed(trial.name):
-            trial.word = "SKIPPED"
-        elif trial.word == "VANISHED":
-            trial.add_reason(_HOW_TO_ACCEPT)
 
     def _explain(self, arms: Sequence[Arm], judgement: Judgement) -> dict[str, Explanation]:
         """What moved in each cell that failed or improved, from one more pair that is profiled."""
