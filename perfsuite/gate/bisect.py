@@ -7,26 +7,28 @@ configuration of the working tree: a benchmark may be younger than what it measu
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
-from perfsuite.errors import SettingError
+from perfsuite.errors import PerfsuiteError, SettingError
 from perfsuite.gate.arms.arm import Suite
-from perfsuite.gate.git.bisection import Mark, bisection, most_steps
-from perfsuite.gate.git.command import find_commit
-from perfsuite.gate.git.log import count_commits, subject_of
+from perfsuite.gate.git import repository
+from perfsuite.gate.git.command import complaint_of, find_commit, output, run_git
 from perfsuite.gate.git.overlay import lay_configuration
-from perfsuite.gate.git.repository import Base, find_top, is_in_history
-from perfsuite.gate.git.worktree import base_tree
+from perfsuite.gate.git.worktree import base_tree, empty_worktree
 from perfsuite.gate.judge.trial import Budget
 from perfsuite.gate.request import GateRequest, collect, head_arm
 from perfsuite.gate.run_gate import HELD, run_gate
 from perfsuite.records.verdict import CellVerdict, VerdictWord
 from perfsuite.stats.sequential import Prior
 from perfsuite.units import format_change, format_ratio, short_commit
+
+Mark = Literal["good", "bad", "skip"]
 
 _MARKS: Final[Mapping[VerdictWord, Mark]] = {"FAIL": "bad", "PASS": "good", "IMPROVED": "good"}
 # The gate's own tolerance and limit.
@@ -35,6 +37,11 @@ _LEAST_BOUNDS: Final = (0.02, 0.05)
 # slow as the other: few pairs show which, where many would be spent on what else it cost.
 _SHARES: Final = (0.25, 0.75)
 _MOST_LISTED: Final = 3
+# The lines in git's log of a bisection that has ended.
+_FIRST_BAD: Final = re.compile(r"^# first bad commit: \[(\w+)\]", re.MULTILINE)
+_POSSIBLE: Final = re.compile(r"^# possible first bad commit: \[(\w+)\]", re.MULTILINE)
+# The exit code of `git bisect` where only skipped commits are left.
+_ONLY_SKIPPED: Final = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,9 +78,8 @@ class BisectStep:
     verdict: CellVerdict
 
     def __str__(self) -> str:
-        return (
-            f"{short_commit(self.commit)} {self.subject!r}: {_figures(self.verdict)}: {self.mark}"
-        )
+        commit = f"{short_commit(self.commit)} {self.subject!r}"
+        return f"{commit}: {_figures(self.verdict)}: {self.mark}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,11 +115,8 @@ def bisect(
 
     The tree, the index and the stash of the user are not touched, nor is a bisection of theirs;
     what is made is gone afterwards, however it ends. The machine is entered once the revisions and
-    the cell are known: it may wait for another session.
-
-    Raises:
-        SettingError: A revision is no commit, they are in the wrong order, or the cell is not one.
-        WriteError: A tree cannot be made.
+    the cell are known: it may wait for another session. Raises a SettingError where a revision is
+    no commit, they are in the wrong order or the cell is not one, and WriteError for a tree.
     """
     good, bad = _find_ends(request)
     suite, cell = _collect(request)
@@ -135,8 +138,8 @@ class _Search:
     def run(self, good_commit: str, bad_commit: str) -> BisectResult:
         """Judge both ends, and then what lies between."""
         root, request = self.suite.root, self.request
-        num_commits = count_commits(root, good_commit, bad_commit)
-        most = most_steps(num_commits)
+        num_commits = repository.count_commits(root, good_commit, bad_commit)
+        most = _most_steps(num_commits)
         self.say(
             f"{num_commits} commits after {short_commit(good_commit)} up to "
             f"{short_commit(bad_commit)}: both ends are judged first, then {most} of them, and "
@@ -165,7 +168,8 @@ class _Search:
             )
             return replace(found, refusal=reason)
         steps: list[BisectStep] = []
-        with bisection(root, good=good_commit, bad=bad_commit) as session:
+        with empty_worktree(root, _base_of(good_commit)) as folder:
+            session = _Bisection(folder, good=good_commit, bad=bad_commit)
             while (end := session.find_end()) is None:
                 step = self._judge(session.candidate(), bounds)
                 session.mark(step.mark)
@@ -176,8 +180,8 @@ class _Search:
         return replace(
             found,
             steps=tuple(steps),
-            first_bad=None if end.first_bad is None else judged[end.first_bad],
-            possible=tuple((commit, subject_of(root, commit)) for commit in end.possible),
+            first_bad=None if end[0] is None else judged[end[0]],
+            possible=tuple((commit, repository.subject_of(root, commit)) for commit in end[1]),
         )
 
     def _judge(self, commit: str, bounds: tuple[float, float]) -> BisectStep:
@@ -206,10 +210,56 @@ class _Search:
         verdict = next((found for found in result.cells if found.name == cell), missing)
         return BisectStep(
             commit=commit,
-            subject=subject_of(self.suite.root, commit),
+            subject=repository.subject_of(self.suite.root, commit),
             mark=_MARKS.get(verdict.word, "skip"),
             verdict=verdict,
         )
+
+
+class _Bisection:
+    """`git bisect` in a worktree of its own, which has its state.
+
+    That is the refs `refs/bisect` and the files BISECT_* (git-worktree(1), "Refs"): a bisection
+    that the user has begun goes on undisturbed. Git checks nothing out; it only names the next
+    commit.
+    """
+
+    def __init__(self, folder: Path, *, good: str, bad: str) -> None:
+        self._folder = folder
+        self._bisect("start", "--no-checkout", bad, good, "--")
+
+    def find_end(self) -> tuple[str | None, list[str]] | None:
+        """The first bad commit, or those that it may be; None while there is one to judge."""
+        log = output(self._folder, "bisect", "log").decode(errors="replace")
+        if found := _FIRST_BAD.search(log):
+            return found[1], []
+        possible = _POSSIBLE.findall(log)
+        return (None, possible) if possible else None
+
+    def candidate(self) -> str:
+        found = find_commit(self._folder, "BISECT_HEAD")
+        if found is None:
+            raise PerfsuiteError(
+                "'git bisect' names no next commit; see what 'git bisect log' says"
+            )
+        return found
+
+    def mark(self, mark: Mark) -> None:
+        self._bisect(mark)
+
+    def _bisect(self, *arguments: str) -> None:
+        ended = run_git(self._folder, "bisect", *arguments)
+        if ended.returncode not in (0, _ONLY_SKIPPED):
+            raise PerfsuiteError(f"'git bisect {arguments[0]}' failed: {complaint_of(ended)}")
+
+
+def _most_steps(num_commits: int) -> int:
+    """How many of the commits that may be the first bad one must be judged at most.
+
+    >>> [_most_steps(number) for number in (1, 2, 8, 9)]
+    [0, 1, 3, 4]
+    """
+    return math.ceil(math.log2(num_commits))
 
 
 def bounds_of(bad: CellVerdict) -> tuple[float, float]:
@@ -227,16 +277,13 @@ def bounds_of(bad: CellVerdict) -> tuple[float, float]:
 
 
 def _why_not_bad(bad: BisectStep) -> str:
+    name, figures = short_commit(bad.commit), _figures(bad.verdict)
     if bad.mark == "good":
         return (
-            f"{short_commit(bad.commit)} is not slower than the good commit "
-            f"({_figures(bad.verdict)}), so there is nothing to find; name another --bad or "
-            "--good, or a smaller --tolerance"
+            f"{name} is not slower than the good commit ({figures}), so there is nothing to find; "
+            "name another --bad or --good, or a smaller --tolerance"
         )
-    return (
-        f"it is not known whether {short_commit(bad.commit)} is slower than the good commit: "
-        f"{_figures(bad.verdict)}"
-    )
+    return f"it is not known whether {name} is slower than the good commit: {figures}"
 
 
 def _figures(verdict: CellVerdict) -> str:
@@ -249,34 +296,32 @@ def _figures(verdict: CellVerdict) -> str:
 
 def _find_ends(request: BisectRequest) -> tuple[str, str]:
     """The good commit and the bad one, by their full names."""
-    if find_top(request.folder) is None:
+    if repository.find_top(request.folder) is None:
         raise SettingError(
             f"{request.folder} is not in a git checkout, so it has no commits to search"
         )
-    good = _resolve(request.folder, "--good", request.good)
-    bad = _resolve(request.folder, "--bad", request.bad)
+    ends = []
+    for option, revision in (("--good", request.good), ("--bad", request.bad)):
+        commit = find_commit(request.folder, revision)
+        if commit is None:
+            raise SettingError(
+                f"{option} is {revision!r}, which is no commit of the repository {request.folder}; "
+                f"use a branch, a tag or a commit that 'git log -1 {revision}' shows"
+            )
+        ends.append(commit)
+    good, bad = ends
     if good == bad:
         raise SettingError(
             f"--good {request.good} and --bad {request.bad} are the same commit, "
             f"{short_commit(good)}; name an older one that was not slower yet"
         )
-    if not is_in_history(request.folder, good, bad):
+    if not repository.is_in_history(request.folder, good, bad):
         raise SettingError(
             f"--good {request.good} is no ancestor of --bad {request.bad}; name a commit from "
             f"which the bad one was made, such as the one that 'git merge-base {request.good} "
             f"{request.bad}' shows"
         )
     return good, bad
-
-
-def _resolve(folder: Path, option: str, revision: str) -> str:
-    found = find_commit(folder, revision)
-    if found is None:
-        raise SettingError(
-            f"{option} is {revision!r}, which is no commit of the repository {folder}; use a "
-            f"branch, a tag or a commit that 'git log -1 {revision}' shows"
-        )
-    return found
 
 
 def _collect(request: BisectRequest) -> tuple[Suite, str]:
@@ -296,10 +341,13 @@ def _collect(request: BisectRequest) -> tuple[Suite, str]:
     return launch.suite, cells[0]
 
 
+def _base_of(commit: str) -> repository.Base:
+    return repository.Base(revision=commit, described=short_commit(commit))
+
+
 @contextmanager
 def _tree_of(suite: Suite, cell: str, commit: str) -> Iterator[tuple[Path, Path]]:
     """A commit's tree with the benchmarks of today, and today's configuration in it."""
-    base = Base(revision=commit, described=short_commit(commit))
-    file = suite.root / cell.partition("::")[0]
-    with base_tree(suite.root, base, [file], python_files=suite.python_files) as tree:
+    file, patterns = suite.root / cell.partition("::")[0], suite.python_files
+    with base_tree(suite.root, _base_of(commit), [file], python_files=patterns) as tree:
         yield tree, lay_configuration(tree, suite.root, suite.inifile)

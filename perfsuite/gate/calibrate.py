@@ -95,29 +95,31 @@ def calibrate(
     """Run sessions of identical code first, and judge planted slowdowns with the noise they show.
 
     The base of the request is not used. There are `num_sessions` of each plant. The machine is
-    entered once the cells are known: it may wait for another session.
-
-    Raises:
-        WorkloadError: There is no cell, or one cannot be measured.
+    entered once the cells are known: it may wait for another session. Raises a WorkloadError where
+    there is no cell, or one cannot be measured.
     """
     head, policies = _collect_cells(request, plants)
     seeds = random.Random(request.seed)
 
     def run(plant: Plant, num: int) -> list[Judgement]:
+        text = plant.recipe or plant.fault or repr(plant.ratio)
+        planted = dataclasses.replace(head, environment={"PERFSUITE_ARM_PLANTED": text})
         judgements = []
         for number in range(num):
             what = "identical code" if plant == NOTHING else f"{plant} planted"
             say(f"session {number + 1} of {num}, {what}")
             judgement = judge(
                 dataclasses.replace(head, name="base"),
-                _with_plant(head, plant),
+                head if plant == NOTHING else planted,
                 policies,
                 budget=request.budget,
                 seed=seeds.randrange(2**32),
                 priors=request.priors,
                 say=lambda _: None,
             )
-            _refuse_broken(judgement)
+            for trial in judgement.trials:
+                if trial.word in ("ERROR", "NO-BASELINE", "INVALID"):
+                    raise WorkloadError(f"{trial.name} cannot be calibrated with: {trial.reason}")
             judgements.append(judgement)
         return judgements
 
@@ -156,19 +158,6 @@ def _collect_cells(
             )
     policies = {name: policy_of(request, collected.suite, name) for name in cells}
     return head_arm(request, collected.suite), policies
-
-
-def _with_plant(head: Arm, plant: Plant) -> Arm:
-    if plant == NOTHING:
-        return head
-    text = plant.recipe or plant.fault or repr(plant.ratio)
-    return dataclasses.replace(head, environment={"PERFSUITE_ARM_PLANTED": text})
-
-
-def _refuse_broken(judgement: Judgement) -> None:
-    for trial in judgement.trials:
-        if trial.word in ("ERROR", "NO-BASELINE", "INVALID"):
-            raise WorkloadError(f"{trial.name} cannot be calibrated with: {trial.reason}")
 
 
 def _noise_of(judgements: Sequence[Judgement]) -> dict[str, CellNoise]:

@@ -141,8 +141,7 @@ def write_calibration(path: Path, calibration: Calibration) -> None:
 def read_priors(path: Path, fingerprint: str) -> dict[str, Prior]:
     """Return what the rule may know beforehand, by cell: nothing without a file of this machine.
 
-    Raises:
-        WorkloadError: The file is no calibration.
+    Raises a WorkloadError where the file is no calibration.
     """
     try:
         data = read_untrusted(path, max_bytes=_MAX_FILE_BYTES)
@@ -165,9 +164,5 @@ def typical_sd(cells: Mapping[str, CellNoise]) -> float | None:
 
 
 def read_noise(folder: Path, environ: Mapping[str, str]) -> dict[str, Prior]:
-    """Return what a calibration of this machine, in this folder, knows of the noise of each cell.
-
-    Raises:
-        WorkloadError: Its file is no calibration.
-    """
+    """Return the priors of the folder's calibration, if it is of this machine."""
     return read_priors(folder / CALIBRATION_FILE, host_fingerprint(environ))

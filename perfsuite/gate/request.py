@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from perfsuite.errors import SettingError
 from perfsuite.gate.arms.arm import Arm, Launch, PairPlan, Suite
@@ -46,7 +47,6 @@ class GateRequest:
         base: A revision; None finds the merge base.
         base_dir: A folder instead of a revision.
         base_python: The base arm's interpreter; None is this one.
-        base_environment: Variables of the base arm alone.
         tolerance: The slowdown that is accepted unless a marker says otherwise.
         limit: The slowdown that must not pass.
         floor_s: None is 50 us for cells of perfsuite, 0 for any others.
@@ -76,77 +76,10 @@ class GateRequest:
     heeds_exceptions: bool = True
 
 
-def make_tree(
-    request: GateRequest, suite: Suite, base: Base | None, *, overlay: Sequence[Path]
-) -> AbstractContextManager[Path]:
-    """Return the base's counterpart of head's root, made when it is entered.
-
-    Raises:
-        SettingError: The base is no folder, or a path is not there.
-        WriteError: The tree cannot be made.
-    """
-    if base is not None:
-        return base_tree(suite.root, base, overlay, python_files=suite.python_files)
-    assert request.base_dir is not None
-    return directory_tree(suite.root, request.base_dir, overlay, python_files=suite.python_files)
-
-
-def overlay_of(request: GateRequest) -> list[Path]:
-    """Return the benchmark files and folders of head, without what names a test in one."""
-    paths = [request.folder / path.partition("::")[0] for path in request.paths]
-    return paths or [request.folder]
-
-
 def collect(arm: Arm) -> Launch:
     """Return a launch that has collected an arm's cells, and run none."""
     plan = PairPlan(number=0, first=arm.name, hash_seed=0, core=0, timeout_s=120.0)
     return launch_pair([arm], plan, [])[arm.name]
-
-
-def collect_base(request: GateRequest, tree: Path, suite: Suite) -> Launch:
-    """Return the same of the base by itself, from those paths that it has."""
-    arm = base_own_arm(request, tree, suite)
-    if request.paths and not _paths_in(request, tree, suite):
-        nothing = Suite(cells={}, root=tree, inifile=None, pythonpath=(), python_files=())
-        return Launch(arm=arm, suite=nothing)
-    return collect(arm)
-
-
-def base_own_arm(request: GateRequest, tree: Path, suite: Suite) -> Arm:
-    """Return the base's arm by itself: its own configuration, and those paths that it has."""
-    # With TMPDIR in head's tree, the folders above are head's.
-    configuration = [f"--confcutdir={tree}"]
-    if request.inifile is not None:
-        counterpart = tree / os.path.relpath(request.inifile, suite.root)
-        configuration += ["-c", str(counterpart)] if counterpart.exists() else []
-    return _make_base_arm(request, tree, suite, configuration, _paths_in(request, tree, suite))
-
-
-def base_arm(request: GateRequest, tree: Path, suite: Suite) -> Arm:
-    """Return the base's arm, with head's configuration laid over its tree.
-
-    Raises:
-        WriteError: The configuration cannot be written.
-    """
-    configuration = ["-c", str(lay_configuration(tree, suite.root, suite.inifile))]
-    return _make_base_arm(request, tree, suite, configuration, relative_paths(request, suite))
-
-
-def _make_base_arm(
-    request: GateRequest,
-    tree: Path,
-    suite: Suite,
-    configuration: Sequence[str],
-    paths: Sequence[str],
-) -> Arm:
-    return Arm(
-        name="base",
-        tree=tree,
-        import_roots=_import_roots(tree, suite),
-        pytest_arguments=_arguments(request, [f"--rootdir={tree}", *configuration], paths),
-        python=request.base_python or sys.executable,
-        environment=dict(request.base_environment),
-    )
 
 
 def head_arm(request: GateRequest, suite: Suite | None) -> Arm:
@@ -158,27 +91,81 @@ def head_arm(request: GateRequest, suite: Suite | None) -> Arm:
         paths = relative_paths(request, suite)
     configuration = [] if inifile is None else ["-c", str(inifile)]
     configuration += [] if rootdir is None else [f"--rootdir={rootdir}"]
+    configuration += [*ignore_trees_in(root), *_SHORT_LAUNCHES]
     return Arm(
         name="head",
         tree=root,
         import_roots=import_roots(root, []) if suite is None else _import_roots(root, suite),
-        pytest_arguments=_arguments(request, [*configuration, *ignore_trees_in(root)], paths),
+        pytest_arguments=(*configuration, *request.pytest_arguments, *paths),
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class BaseSide:
+    """The base of a gate session as a counterpart of head's suite; `base` is None for a folder."""
+
+    request: GateRequest
+    suite: Suite
+    base: Base | None
+
+    def tree(self, *, is_overlaid: bool) -> AbstractContextManager[Path]:
+        """Return the counterpart of head's root, with head's benchmarks over it or its own.
+
+        It is made when it is entered: a SettingError where a path is not there, a WriteError where
+        the tree cannot be made.
+        """
+        request, suite = self.request, self.suite
+        overlay: list[Path] = []
+        if is_overlaid:  # by files and folders, without what names a test in one
+            overlay = [request.folder / path.partition("::")[0] for path in request.paths]
+            overlay = overlay or [request.folder]
+        if self.base is not None:
+            return base_tree(suite.root, self.base, overlay, python_files=suite.python_files)
+        assert request.base_dir is not None
+        return directory_tree(
+            suite.root, request.base_dir, overlay, python_files=suite.python_files
+        )
+
+    def collect(self, tree: Path) -> Launch:
+        """Return a launch that has collected the base's own cells, from those paths it has."""
+        if self.request.paths and not self._own_paths(tree):
+            nothing = Suite(cells={}, root=tree, inifile=None, pythonpath=(), python_files=())
+            return Launch(arm=self.own_arm(tree), suite=nothing)
+        return collect(self.own_arm(tree))
+
+    def own_arm(self, tree: Path) -> Arm:
+        """Return the base's arm by itself: its own configuration, and those paths that it has."""
+        # With TMPDIR in head's tree, the folders above are head's.
+        configuration = [f"--confcutdir={tree}"]
+        if self.request.inifile is not None:
+            counterpart = tree / os.path.relpath(self.request.inifile, self.suite.root)
+            configuration += ["-c", str(counterpart)] if counterpart.exists() else []
+        return self._arm(tree, configuration, self._own_paths(tree))
+
+    def arm(self, tree: Path) -> Arm:
+        """Return the base's arm, with head's configuration laid over its tree."""
+        inifile = lay_configuration(tree, self.suite.root, self.suite.inifile)
+        return self._arm(tree, ["-c", str(inifile)], relative_paths(self.request, self.suite))
+
+    def _arm(self, tree: Path, configuration: Sequence[str], paths: Sequence[str]) -> Arm:
+        configuration = [f"--rootdir={tree}", *configuration, *_SHORT_LAUNCHES]
+        return Arm(
+            name="base",
+            tree=tree,
+            import_roots=_import_roots(tree, self.suite),
+            pytest_arguments=(*configuration, *self.request.pytest_arguments, *paths),
+            python=self.request.base_python or sys.executable,
+            environment=dict(self.request.base_environment),
+        )
+
+    def _own_paths(self, tree: Path) -> list[str]:
+        paths = relative_paths(self.request, self.suite)
+        files = dict.fromkeys(path.partition("::")[0] for path in paths)
+        return [file for file in files if (tree / file).exists()]
 
 
 def _import_roots(tree: Path, suite: Suite) -> tuple[Path, ...]:
     return import_roots(tree, [os.path.relpath(path, suite.root) for path in suite.pythonpath])
-
-
-def _arguments(
-    request: GateRequest, configuration: Sequence[str], paths: Sequence[str]
-) -> tuple[str, ...]:
-    return (*configuration, *_SHORT_LAUNCHES, *request.pytest_arguments, *paths)
-
-
-def _paths_in(request: GateRequest, tree: Path, suite: Suite) -> list[str]:
-    files = dict.fromkeys(path.partition("::")[0] for path in relative_paths(request, suite))
-    return [file for file in files if (tree / file).exists()]
 
 
 def relative_paths(request: GateRequest, suite: Suite) -> list[str]:
@@ -193,20 +180,21 @@ def relative_paths(request: GateRequest, suite: Suite) -> list[str]:
 def policy_of(request: GateRequest, suite: Suite, name: str) -> CellPolicy:
     """Return how a cell is judged: by its markers, else by the request.
 
-    Raises:
-        SettingError: A marker has a value that is not allowed.
+    Raises a SettingError where a marker has a value that is not allowed.
     """
     markers = suite.cells[name]
     floor_s = request.floor_s
     if floor_s is None:
         floor_s = _TRAIN_FLOOR_S if markers.get("is_train") else 0.0
+
+    def parsed(marker: str, parse: Callable[[Any], float], default: float) -> float:
+        return parse(markers[marker]) if marker in markers else default
+
     try:
         policy = CellPolicy(
-            tolerance=parse_ratio(markers["tolerance"])
-            if "tolerance" in markers
-            else request.tolerance,
-            limit=parse_ratio(markers["limit"]) if "limit" in markers else request.limit,
-            floor_s=parse_seconds(markers["floor"]) if "floor" in markers else floor_s,
+            tolerance=parsed("tolerance", parse_ratio, request.tolerance),
+            limit=parsed("limit", parse_ratio, request.limit),
+            floor_s=parsed("floor", parse_seconds, floor_s),
             slacks=parse_slacks(dict(markers.get("counts", {})), "perf marker"),
         )
     except (TypeError, ValueError) as error:

@@ -11,17 +11,15 @@ import dataclasses
 import datetime
 import functools
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-import msgspec
-
-from perfsuite.gate.arms.arm import Arm, Launch, PairPlan, Suite
+from perfsuite.gate.arms.arm import Arm, PairPlan, Suite
 from perfsuite.gate.arms.launch import launch_pair
 from perfsuite.gate.baselines.accepted import Accepted, read_accepted
-from perfsuite.gate.collection import HOW_TO_ACCEPT, find_common, is_named
 from perfsuite.gate.git.overlay import python_digests
 from perfsuite.gate.git.repository import Base, NoBase, describe_head, find_base
 from perfsuite.gate.git.worktree import check_base_dir, sweep_stale_trees, what_is_missing
@@ -29,14 +27,10 @@ from perfsuite.gate.judge.explain import explain
 from perfsuite.gate.judge.judge import judge
 from perfsuite.gate.judge.trial import CellPolicy, Judgement, Trial
 from perfsuite.gate.request import (
+    BaseSide,
     GateRequest,
-    base_arm,
-    base_own_arm,
     collect,
-    collect_base,
     head_arm,
-    make_tree,
-    overlay_of,
     policy_of,
     relative_paths,
 )
@@ -46,6 +40,7 @@ from perfsuite.system.signals import ends_on_signals
 # Files that a line names.
 _MOST_LISTED = 3
 _HAS_THEM = "where a cell needs them, name a checkout that has them with --base-dir"
+_HOW_TO_ACCEPT = "if that is meant, say so with 'perfsuite baseline accept'"
 # Why a test is timed by pytest-benchmark and not compared.
 HIDDEN = (
     "it takes 'benchmark' from request.getfixturevalue, which cannot be seen before it runs, so it "
@@ -68,10 +63,10 @@ class GateResult:
         judgement: None where no pair was run.
     """
 
-    cells: tuple[CellVerdict, ...]
-    refusal: str | None
+    cells: tuple[CellVerdict, ...] = ()
+    refusal: str | None = None
     differs: dict[str, str]
-    judgement: Judgement | None
+    judgement: Judgement | None = None
     seed: int
 
 
@@ -85,41 +80,32 @@ def run_gate(
     """Return the verdict of every cell.
 
     The machine is entered before anything is timed, and after the request was found to be one that
-    can be answered: it may wait for another session.
-
-    Raises:
-        SettingError: The base is not known, or a path is not there.
-        WriteError: A tree cannot be made.
+    can be answered: it may wait for another session. Raises a SettingError where the base is not
+    known or a path is not there, a WriteError where a tree cannot be made.
     """
     sweep_stale_trees(request.folder)
     differs = {"head": describe_head(request.folder)}
-    base = _find_base(request)
+    base: Base | NoBase | None = None
+    if request.base_dir is None:
+        base = find_base(request.folder, request.base, outputs=request.outputs)
+    else:
+        check_base_dir(request.base_dir)
     if isinstance(base, NoBase):
-        return _result(request, differs, refusal=base.reason)
-    differs |= _describe_base(request, base)
+        return GateResult(refusal=base.reason, differs=differs, seed=request.seed)
+    differs["base"] = str(request.base_dir) if base is None else base.described
+    if request.base_python is not None:
+        differs["base interpreter"] = request.base_python
+    differs |= {f"base {name}": value for name, value in request.base_environment.items()}
     head = collect(head_arm(request, None))
     if head.suite is None or head.failure is not None:
         refusal = f"head's tests cannot be collected: {head.failure}"
-        return _result(request, differs, refusal=refusal)
+        return GateResult(refusal=refusal, differs=differs, seed=request.seed)
     _announce(request, head.suite, differs["base"], say)
-    session = _Session(request=request, suite=head.suite, base=base, differs=differs, say=say)
+    side = BaseSide(request=request, suite=head.suite, base=base)
     with machine:
-        return session.compare()
-
-
-def _find_base(request: GateRequest) -> Base | NoBase | None:
-    """The commit to compare with; None where a folder is named instead."""
-    if request.base_dir is None:
-        return find_base(request.folder, request.base, outputs=request.outputs)
-    check_base_dir(request.base_dir)
-    return None
-
-
-def _describe_base(request: GateRequest, base: Base | None) -> dict[str, str]:
-    differs = {"base": str(request.base_dir) if base is None else base.described}
-    if request.base_python is not None:
-        differs["base interpreter"] = request.base_python
-    return differs | {f"base {name}": value for name, value in request.base_environment.items()}
+        cells, judgement = _Session(side=side, differs=differs, say=say).compare()
+    cells.sort(key=lambda cell: cell.name)
+    return GateResult(cells=tuple(cells), differs=differs, judgement=judgement, seed=request.seed)
 
 
 def _announce(request: GateRequest, suite: Suite, base: str, say: Callable[[str], None]) -> None:
@@ -136,35 +122,30 @@ def _announce(request: GateRequest, suite: Suite, base: str, say: Callable[[str]
 
 @dataclass(frozen=True, kw_only=True)
 class _Session:
-    """Head's suite against a base.
+    """Head's suite against a base; to `differs` the comparison adds what it finds."""
 
-    Attributes:
-        base: None where a folder is.
-        differs: What differs between the arms; the comparison adds what it finds.
-    """
-
-    request: GateRequest
-    suite: Suite
-    base: Base | None
+    side: BaseSide
     differs: dict[str, str]
     say: Callable[[str], None]
 
-    def compare(self) -> GateResult:
+    def compare(self) -> tuple[list[CellVerdict], Judgement | None]:
         """Judge what both sides have, and say why the rest is not compared."""
-        request, suite = self.request, self.suite
-        with make_tree(request, suite, self.base, overlay=()) as plain:
-            own = collect_base(request, plain, suite)
+        request, suite = self.side.request, self.side.suite
+        with self.side.tree(is_overlaid=False) as plain:
+            own = self.side.collect(plain)
             digests = python_digests(plain)
-        with make_tree(request, suite, self.base, overlay=overlay_of(request)) as tree:
+        with self.side.tree(is_overlaid=True) as tree:
             has_changed_files = self._describe_tree(tree, digests)
-            if (refusal := _why_no_cells(own)) is not None:
-                cells = _not_compared("NO-BASELINE", suite.cells, refusal)
-                return _result(request, self.differs, cells)
+            refusal = None if own.takes_turns else "the base's perfsuite is too old to take turns"
+            if own.failure is not None:
+                refusal = f"the base's tests cannot be collected: {own.failure}"
+            if refusal is not None:
+                return _not_compared("NO-BASELINE", suite.cells, refusal), None
             assert own.suite is not None
             policies, cells = self._choose_cells(own.suite)
             judgement = None
             if policies:
-                arms = base_arm(request, tree, suite), head_arm(request, suite)
+                arms = self.side.arm(tree), head_arm(request, suite)
                 judgement = judge(
                     *arms,
                     policies,
@@ -177,22 +158,25 @@ class _Session:
                 if has_changed_files:
                     self._look_for_skipped(judgement)
                 for trial in judgement.trials:
-                    self._allow_removal(trial)
+                    if trial.word == "VANISHED" and self._accepted.is_removed(trial.name):
+                        trial.word = "SKIPPED"  # it may be gone
+                    elif trial.word == "VANISHED":
+                        trial.add_reason(_HOW_TO_ACCEPT)
                 explanations = self._explain(arms, judgement)
                 cells += [
                     _verdict(trial, explanations.get(trial.name)) for trial in judgement.trials
                 ]
-            return _result(request, self.differs, cells, judgement)
+            return cells, judgement
 
     @functools.cached_property
     def _accepted(self) -> Accepted:
-        if not self.request.heeds_exceptions:
+        if not self.side.request.heeds_exceptions:
             return Accepted()
-        return read_accepted(self.suite.root / ACCEPTED_FILE, datetime.date.today())
+        return read_accepted(self.side.suite.root / ACCEPTED_FILE, datetime.date.today())
 
     def _describe_tree(self, tree: Path, digests: Mapping[Path, bytes]) -> bool:
         """Say what the base's tree lacks; return whether its own benchmark files differ."""
-        if self.base is not None and (missing := what_is_missing(tree)):
+        if self.side.base is not None and (missing := what_is_missing(tree)):
             self.differs["base's tree"] = f"{'; '.join(missing)}; {_HAS_THEM}"
             self.say(self.differs["base's tree"])
         files = python_digests(tree)
@@ -204,10 +188,10 @@ class _Session:
 
     def _choose_cells(self, own: Suite) -> tuple[dict[str, CellPolicy], list[CellVerdict]]:
         """The cells to judge and how, and the verdicts of the others."""
-        request, suite, accepted = self.request, self.suite, self._accepted
+        request, suite, accepted = self.side.request, self.side.suite, self._accepted
         paths = relative_paths(request, suite)
-        theirs = [name for name in own.cells if is_named(name, paths)]
-        common, cells = find_common(list(suite.cells), theirs, accepted)
+        theirs = {name for name in own.cells if _is_named(name, paths)}
+        common, cells = _find_common(suite.cells, theirs, accepted)
         policies = {
             name: dataclasses.replace(
                 policy_of(request, suite, name),
@@ -229,8 +213,8 @@ class _Session:
         if not skipped:
             return
         self.say(f"looking whether the base measures what is skipped now: {len(skipped)} cells")
-        with make_tree(self.request, self.suite, self.base, overlay=()) as plain:
-            own = base_own_arm(self.request, plain, self.suite)
+        with self.side.tree(is_overlaid=False) as plain:
+            own = self.side.own_arm(plain)
             plan = self._further_pair(judgement)
             launches = launch_pair((own, dataclasses.replace(own, name="head")), plan, [*skipped])
         for name, trial in skipped.items():
@@ -238,13 +222,6 @@ class _Session:
             if run is not None and run.rounds_s:
                 trial.word = "VANISHED"
                 trial.reason = f"head skips what the base measures: {trial.last['head'].reason}"
-
-    def _allow_removal(self, trial: Trial) -> None:
-        """A cell that head skips may be gone if a reviewed exception removes it."""
-        if trial.word == "VANISHED" and self._accepted.is_removed(trial.name):
-            trial.word = "SKIPPED"
-        elif trial.word == "VANISHED":
-            trial.add_reason(HOW_TO_ACCEPT)
 
     def _explain(self, arms: Sequence[Arm], judgement: Judgement) -> dict[str, Explanation]:
         """What moved in each cell that failed or improved, from one more pair that is profiled."""
@@ -263,24 +240,63 @@ class _Session:
         return PairPlan(
             number=judgement.num_pairs + 1,
             first="base",
-            hash_seed=self.request.seed % 2**32,
+            hash_seed=self.side.request.seed % 2**32,
             core=max(os.sched_getaffinity(0)),
-            timeout_s=self.request.budget.timeout_s,
+            timeout_s=self.side.request.budget.timeout_s,
             profiles=profiles,
             one_by_one=frozenset(one.name for one in judgement.trials if one.is_one_by_one),
         )
 
 
-def _why_no_cells(own: Launch) -> str | None:
-    if own.failure is not None:
-        return f"the base's tests cannot be collected: {own.failure}"
-    if not own.takes_turns:
-        return "the base's perfsuite is too old to take turns"
-    return None
+def _is_named(name: str, paths: Sequence[str]) -> bool:
+    """Return whether pytest's paths, from its root, name a test: no path names them all.
+
+    >>> _is_named("benchmarks/test_a.py::test_b", ["benchmarks/test_a.py::test_c", "benchmarks"])
+    True
+    >>> _is_named("test_a.py::test_b[1]", ["test_a.py::test_b"])
+    True
+    >>> _is_named("test_a.py::test_bc", ["test_a.py::test_b"])
+    False
+    """
+    return not paths or any(_covers(path, name) for path in paths)
 
 
-def _not_compared(word: VerdictWord, names: Iterable[str], reason: str | None) -> list[CellVerdict]:
+def _covers(path: str, name: str) -> bool:
+    if "::" in path:
+        return name == path or name.startswith((f"{path}::", f"{path}["))
+    return Path(name.partition("::")[0]).is_relative_to(path)
+
+
+def _find_common(
+    ours: Collection[str], theirs: Collection[str], accepted: Accepted
+) -> tuple[list[str], list[CellVerdict]]:
+    """Return the cells to judge, by head's names, and the verdicts of the others.
+
+    `ours` are head's cells, whether or not they will run; `theirs` are those of the base's own
+    benchmark files. A cell that a reviewed exception renames is judged under its new name: both
+    arms run head's benchmark files, so both have it. One that an exception removes has no verdict.
+    """
+    common = [name for name in ours if (accepted.renamed_from(name) or name) in theirs]
+    verdicts = _not_compared("NEW", sorted({*ours} - {*common}), "the base has no such cell")
+    for name in sorted({*theirs} - {*ours}):
+        if not accepted.is_removed(name) and accepted.renamed_to(name) not in ours:
+            verdicts += _not_compared("VANISHED", [name], _why(name, accepted))
+    return common, verdicts
+
+
+def _not_compared(word: VerdictWord, names: Iterable[str], reason: str) -> list[CellVerdict]:
+    """Return the same verdict for cells that are not compared."""
     return [CellVerdict(name=name, word=word, by="collection", reason=reason) for name in names]
+
+
+def _why(name: str, accepted: Accepted) -> str:
+    reason = "head has no such cell"
+    if target := accepted.renamed_to(name):
+        return f"{reason}, and none called {target!r}, which its accepted new name is"
+    for entry in accepted.expired:
+        if entry.cell == name:
+            return f"{reason}, and what was accepted of it expired on {entry.expires}"
+    return f"{reason}; {_HOW_TO_ACCEPT}"
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -295,7 +311,11 @@ def _listed(names: Sequence[str]) -> str:
 
 def _verdict(trial: Trial, explanation: Explanation | None) -> CellVerdict:
     tolerance, limit = trial.policy.bounds
-    verdict = CellVerdict(
+    proven: dict[str, Any] = {}
+    if trial.decision is not None:
+        proven = dataclasses.asdict(trial.decision)
+        del proven["word"]  # counts may have another
+    return CellVerdict(
         name=trial.name,
         word=trial.word or "INCONCLUSIVE",
         by=trial.by,
@@ -306,29 +326,5 @@ def _verdict(trial: Trial, explanation: Explanation | None) -> CellVerdict:
         raw=tuple(trial.raw),
         firsts=tuple(trial.firsts),
         rule=trial.rule,
-    )
-    if (decision := trial.decision) is None:
-        return verdict
-    return msgspec.structs.replace(
-        verdict,
-        ratio=decision.ratio,
-        interval=decision.interval,
-        num_pairs=decision.num_pairs,
-        detectable=decision.detectable,
-    )
-
-
-def _result(
-    request: GateRequest,
-    differs: dict[str, str],
-    cells: Sequence[CellVerdict] = (),
-    judgement: Judgement | None = None,
-    refusal: str | None = None,
-) -> GateResult:
-    return GateResult(
-        cells=tuple(sorted(cells, key=lambda cell: cell.name)),
-        refusal=refusal,
-        differs=differs,
-        judgement=judgement,
-        seed=request.seed,
+        **proven,
     )

@@ -17,14 +17,14 @@ from perfsuite.cli.options import ACCEPTED, STORAGE, AcceptedFile, Storage, fing
 from perfsuite.cli.output import JsonFile, pick, write_json
 from perfsuite.errors import ExitCode, SettingError
 from perfsuite.gate.baselines.accepted import read_accepted
-from perfsuite.gate.history.cell_history import (
+from perfsuite.gate.history import (
     CellHistory,
     DatedChange,
     DatedDrift,
+    Point,
     StoredHistory,
     read_history,
 )
-from perfsuite.gate.history.timeline import Point
 from perfsuite.report.terminal.tables import text_table
 from perfsuite.stats.trend import MIN_VALUES
 from perfsuite.system.files import check_writable

@@ -7,6 +7,7 @@ ours. The other end of its socket is `perfsuite.gate.arms.channel`, which docume
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import json
@@ -19,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from perfsuite_imported_files import imported_files  # type: ignore[import-not-found]
 
 _PLUGIN_NAME = "pytest-benchmark"
 # The name of the clock of a cell whose ranks are timed, and take turns, by themselves.
@@ -70,7 +70,9 @@ class TurnClock:
         self._clock = clock
         self._channel = channel
         self._core = core
-        self._planted_ratio = _planted_ratio(os.environ.get("PERFSUITE_ARM_PLANTED", "0"))
+        self._planted_ratio = 0.0
+        with contextlib.suppress(ValueError):  # the session of an arm plants what is no slowdown
+            self._planted_ratio = float(os.environ.get("PERFSUITE_ARM_PLANTED", "0"))
         self._started_s = 0.0
         self._is_running = False
         self._has_run = False
@@ -83,8 +85,7 @@ class TurnClock:
             planted_s = now + self._planted_ratio * (now - self._started_s)
             while now < planted_s:
                 now = self._clock()
-            self._is_running = False
-            self._channel.send(kind="done")
+            self.end()
             return now
         if not self._has_run:
             self._has_run = True
@@ -95,7 +96,7 @@ class TurnClock:
         return self._started_s
 
     def end(self) -> None:
-        """Give a turn back that was never ended: what was timed raised."""
+        """End the turn, also one in which what was timed has raised."""
         if self._is_running:
             self._is_running = False
             self._channel.send(kind="done")
@@ -105,6 +106,10 @@ class ArmPlugin:
     """Runs the cells that the gate names, in its order, and sends the outcome of each."""
 
     def __init__(self, channel: Channel) -> None:
+        # Here, because only an arm has the copy.
+        from perfsuite_imported_files import imported_files  # type: ignore[import-not-found]
+
+        self._imported_files = imported_files
         self._channel = channel
         self._core = int(os.environ["PERFSUITE_ARM_CORE"])
         self._clocks: dict[str, TurnClock] = {}
@@ -233,9 +238,9 @@ class ArmPlugin:
 
     def pytest_sessionfinish(self) -> None:
         """Send where everything was imported from."""
-        modules = imported_files()
+        modules = self._imported_files()
         # Both arms are given these files, wherever temporary files go.
-        for name in (__name__, imported_files.__module__):
+        for name in (__name__, self._imported_files.__module__):
             modules.pop(name, None)
         self._channel.send(kind="finished", modules=modules)
 
@@ -259,14 +264,6 @@ def _hides_benchmark(item: Any) -> bool:
         if code and "getfixturevalue" in code.co_names and "benchmark" in code.co_consts:
             return True
     return False
-
-
-def _planted_ratio(text: str) -> float:
-    """The slowdown that a calibration plants; the session of an arm plants anything else."""
-    try:
-        return float(text)
-    except ValueError:
-        return 0.0
 
 
 def _profile(stats: Any) -> list[tuple[str, float, float]]:
@@ -356,17 +353,10 @@ def _reason(report: pytest.TestReport | pytest.CollectReport) -> str:
 _ALL_CORES = os.sched_getaffinity(0)
 
 
-def _die_with_gate() -> None:
-    """Have the kernel end this process with the one that started it.
-
-    The gate does not do so between fork and exec: Python would run handlers of its own around such
-    a fork, in which a Ctrl-C is lost.
-    """
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-
-
 def pytest_addoption(pluginmanager: pytest.PytestPluginManager) -> None:
     """Connect to the gate, and register the hooks, which need the connection."""
-    _die_with_gate()
+    # The kernel ends this process with the gate. The gate does not ask for that between fork and
+    # exec: Python would run handlers of its own around such a fork, in which a Ctrl-C is lost.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     channel = Channel(os.environ["PERFSUITE_ARM_CHANNEL"], os.environ["PERFSUITE_ARM_NAME"])
     pluginmanager.register(ArmPlugin(channel), "perfsuite-arm-hooks")

@@ -30,6 +30,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from perfsuite.gate.arms.arm import OTHER_ENDED, Arm, CellRun, Choose, Launch, PairPlan, Suite
 from perfsuite.gate.arms.num_rounds import agree_on_iterations, first_num_rounds
 from perfsuite.gate.arms.turns import Scheduler
@@ -60,10 +62,8 @@ class Server:
         self._ended_s = 0.0
         self._finished: set[str] = set()
 
-    def __enter__(self) -> Server:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Close all connections."""
         for key in list(self._selector.get_map().values()):
             key.fileobj.close()  # type: ignore[union-attr]  # sockets, all of them
         self._selector.close()
@@ -156,15 +156,7 @@ class Server:
         """Keep what an arm has collected; once both have, choose the cells."""
         launch = self.launches[arm]
         launch.takes_turns = message["takes_turns"]
-        launch.suite = Suite(
-            cells=message["cells"],
-            root=Path(message["root"]),
-            inifile=None if message["inifile"] is None else Path(message["inifile"]),
-            pythonpath=tuple(map(Path, message["pythonpath"])),
-            python_files=tuple(message["python_files"]),
-            broken=tuple(message["broken"]),
-            hidden=tuple(message["hidden"]),
-        )
+        launch.suite = msgspec.convert(message, Suite, dec_hook=lambda kind, text: kind(text))
         launch.failure = "; ".join(launch.suite.broken) or None
         suites = {name: one.suite for name, one in self.launches.items() if one.suite is not None}
         if len(suites) == len(self.launches):

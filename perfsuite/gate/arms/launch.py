@@ -35,11 +35,7 @@ _LONGEST_TEMPORARY_PATH = 40
 
 
 def launch_pair(arms: Sequence[Arm], plan: PairPlan, names: Sequence[str]) -> dict[str, Launch]:
-    """Run one pair over the named cells, in that order.
-
-    Raises:
-        WriteError: Its temporary files cannot be written.
-    """
+    """Run one pair over the named cells, in order; a WriteError if it cannot write its files."""
     # The path of a Unix socket, of the ranks' too, has 108 characters at most (unix(7)).
     is_short = len(tempfile.gettempdir()) <= _LONGEST_TEMPORARY_PATH
     try:
@@ -69,7 +65,7 @@ def run_pair(
     with (
         contextlib.ExitStack() as processes,
         # Closed before they are ended: an arm that waits for an answer then goes by itself.
-        Server(arms, plan, choose, scratch / "channel") as server,
+        contextlib.closing(Server(arms, plan, choose, scratch / "channel")) as server,
     ):
         for arm in arms:
             server.watch(arm.name, processes.enter_context(_process(arm, plan, scratch)))

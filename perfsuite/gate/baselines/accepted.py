@@ -151,9 +151,8 @@ def read_accepted(path: Path, today: datetime.date) -> Accepted:
 def append_entry(path: Path, entry: Entry) -> None:
     """Add an exception to a file; comments and formatting stay as people wrote them.
 
-    Raises:
-        SettingError: The file is not a list of exceptions, or the entry cannot be written as text.
-        WriteError: The file cannot be written.
+    Raises a SettingError where the file is not a list of exceptions or the entry cannot be written
+    as text, a WriteError where the file cannot be written.
     """
     import tomlkit  # here, because sessions only read
     from tomlkit.items import Array

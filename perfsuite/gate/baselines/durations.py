@@ -44,7 +44,11 @@ def read_durations(
     unknown = set(seconds)
     num_runs = 0
     refused = []
-    for path in _newest_first(source)[:_MOST_RUNS]:
+    newest_first: list[AnyPath] = []
+    if source is not None:
+        is_run = not source.is_dir() if isinstance(source, Path) else source.name.endswith(".json")
+        newest_first = [source] if is_run else find_runs(source)[::-1]
+    for path in newest_first[:_MOST_RUNS]:
         if not unknown:
             break
         head = read_head(path)
@@ -56,10 +60,3 @@ def read_durations(
             unknown -= found
             num_runs += bool(found)
     return Durations(seconds=seconds, num_runs=num_runs, refused=tuple(refused))
-
-
-def _newest_first(source: AnyPath | None) -> list[AnyPath]:
-    if source is None:
-        return []
-    is_run = not source.is_dir() if isinstance(source, Path) else source.name.endswith(".json")
-    return [source] if is_run else find_runs(source)[::-1]

@@ -17,15 +17,8 @@ from pytest_benchmark.utils import get_machine_id
 
 from perfsuite.errors import SettingError, StorageError, WriteError
 from perfsuite.gate.git.repository import changed_files, find_top, find_trunk, is_in_history
-from perfsuite.records.run_file import (
-    RunHead,
-    StoredRun,
-    Unusable,
-    read_head,
-    read_moment,
-    read_moments,
-    read_run,
-)
+from perfsuite.records import run_file
+from perfsuite.records.run_file import RunHead, StoredRun, Unusable
 from perfsuite.system.files import sync_folder, written_beside
 from perfsuite.system.untrusted import printable
 from perfsuite.system.urls import AnyPath, RemotePath, locate
@@ -113,25 +106,18 @@ def sift_runs(
 ) -> Iterator[StoredRun | Unusable]:
     """Yield each stored run to compare with, or why it is refused: the newest first, read lazily.
 
-    Files that hold no run come before all others.
-
-    Args:
-        storage: The place of `--benchmark-storage`.
-        selector: The value of `--benchmark-compare`: True for every run, else a number, a glob or
-            a path, as pytest-benchmark understands them, or a file's URL.
-        fingerprint: The environment of this session.
-        rules: Those of `trunk_rules`; outside of git none.
-
-    Raises:
-        SettingError: The selector is invalid.
-        StorageError: The storage cannot be listed.
+    Files that hold no run come before all others. `storage` is that of `--benchmark-storage`, and
+    `selector` the value of `--benchmark-compare`: True for every run, else a number, a glob or a
+    path, as pytest-benchmark understands them, or a file's URL. `fingerprint` is the environment of
+    this session; `rules` are those of `trunk_rules`, outside of git none. Raises a SettingError for
+    an invalid selector, a StorageError where the storage cannot be listed.
     """
     files = find_runs(storage, selector)
     if not files:
         yield _nothing_found(storage, selector)
     moments: list[tuple[datetime, AnyPath]] = []
     if isinstance(storage, RemotePath):
-        read = read_moments(files)
+        read = run_file.read_moments(files)
     else:
         read = [_look_within(storage, path, selector) for path in files]
     for path, moment in zip(files, read, strict=True):
@@ -144,7 +130,7 @@ def sift_runs(
     is_proposed = rules.get("is_proposed")
     used: dict[tuple[datetime, str | None], str] = {}
     for _, path in sorted(moments, key=lambda one: one[0], reverse=True):
-        head = read_head(path)
+        head = run_file.read_head(path)
         if isinstance(head, Unusable):
             yield head
             continue
@@ -158,8 +144,11 @@ def sift_runs(
         if reason is not None:
             yield Unusable(path=path, reason=printable(reason))
             continue
-        run = _read_good(path, fingerprint, is_known)
-        if not isinstance(run, Unusable):
+        run = run_file.read_run(path)
+        # A second stamp may come behind the benchmarks.
+        if isinstance(run, StoredRun) and (why := _why_refused(run, fingerprint, is_known)):
+            run = Unusable(path=path, reason=printable(why))
+        if isinstance(run, StoredRun):
             used[session] = path.name
         yield run
 
@@ -169,22 +158,11 @@ def _look_within(
 ) -> datetime | Unusable:
     # A file that the user named may lie anywhere; one that was found must lie in the storage.
     if isinstance(path, RemotePath):
-        return read_moment(path)
+        return run_file.read_moment(path)
     is_named = selector is not True and path == Path(selector)
     if not is_named and not path.resolve().is_relative_to(storage.resolve()):
         return Unusable(path=path, reason="is a link that leads out of the storage")
-    return read_moment(path)
-
-
-def _read_good(
-    path: AnyPath, fingerprint: str, is_in_history: Callable[[str], bool] | None
-) -> StoredRun | Unusable:
-    """Read a run whose head is good; a second stamp behind the benchmarks is checked as well."""
-    run = read_run(path)
-    if isinstance(run, Unusable):
-        return run
-    reason = _why_refused(run, fingerprint, is_in_history)
-    return run if reason is None else Unusable(path=path, reason=printable(reason))
+    return run_file.read_moment(path)
 
 
 def find_runs(storage: AnyPath, selector: str | Literal[True] = True) -> list[AnyPath]:

@@ -84,9 +84,8 @@ class Overlay:
 def plan_overlay(head: Head, paths: Sequence[Path]) -> Overlay:
     """Return the files of head that are laid over, by the rules above, for the paths of the user.
 
-    Raises:
-        SettingError: A path does not exist, is outside head's tree, or holds no file that git
-            tracks or would add.
+    Raises a SettingError where a path does not exist, is outside head's tree, or holds no file that
+    git tracks or would add.
     """
     overlay = Overlay()
     for path in paths:
@@ -105,10 +104,8 @@ def plan_overlay(head: Head, paths: Sequence[Path]) -> Overlay:
 def lay_over(tree: Path, head: Head, overlay: Overlay) -> None:
     """Put head's benchmark files into the base's tree, in the place of its own.
 
-    `tree` is the counterpart of `head.top`, without symbolic links in its own path.
-
-    Raises:
-        OSError: A file cannot be copied.
+    `tree` is the counterpart of `head.top`, without symbolic links in its own path. Raises an
+    OSError where a file cannot be copied.
     """
     for folder in overlay.searched:
         for file in source_files(tree / folder):
@@ -128,22 +125,14 @@ def lay_over(tree: Path, head: Head, overlay: Overlay) -> None:
 
 
 def lay_configuration(tree: Path, head: Path, inifile: Path | None) -> Path:
-    """Put head's pytest configuration into the base's tree; return the file for `pytest -c`.
+    """Put head's pytest configuration into the base's root; return the file for `pytest -c`.
 
-    The base keeps its own pyproject.toml, tox.ini and setup.cfg, which also describe its package:
-    a copy of head's is laid beside it under another name. Head's cannot be read in its place,
-    because its paths, such as `pythonpath`, count from its folder and would lead the base's arm to
-    head's code. A file that is pytest's alone replaces the base's. Where head has none, an empty
-    one keeps pytest from reading the base's.
-
-    Args:
-        tree: The base's root.
-        head: Head's root.
-        inifile: The file that pytest read in head (`config.inipath`). One outside of `head` is
-            returned as it is.
-
-    Raises:
-        WriteError: It cannot be written; names the tree and the reason.
+    `inifile` is what pytest read in head's root (`config.inipath`); one from elsewhere is returned
+    as it is. The base keeps its own pyproject.toml, tox.ini and setup.cfg, which also describe its
+    package: a copy of head's is laid beside it under another name. Head's cannot be read in its
+    place, because its paths, such as `pythonpath`, count from its folder and would lead the base's
+    arm to head's code. A file that is pytest's alone replaces the base's. Where head has none, an
+    empty one keeps pytest from reading the base's. Raises a WriteError with the tree and reason.
     """
     place = Path(f"{_CONFIGURATION_COPY}.ini")
     if inifile is not None:

@@ -1,4 +1,4 @@
-"""Questions to git: which commit is the base, is the tree dirty, which files does it hold.
+"""Questions to git: which commit is the base, what led to it, is the tree dirty, what is in it.
 
 Only `add_worktree` writes, and only in the folder it is given and in git's record of it.
 """
@@ -9,10 +9,13 @@ import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Final
 
 from perfsuite.errors import SettingError, WriteError
 from perfsuite.gate.git.command import answer, complaint_of, find_commit, output, run_git
+from perfsuite.system.untrusted import printable
 from perfsuite.units import format_bytes, short_commit
 
 # git-lfs would fetch its files over the network; without its filters they stay pointers.
@@ -38,6 +41,9 @@ _LEFT_IN_ROOT = ("results", "baselines", ".benchmarks")
 
 # The mode of a submodule's entry in an index (gitformat-index(5)).
 _SUBMODULE_MODE = b"160000"
+
+# The time of a commit where no commit has one.
+_EPOCH: Final = datetime.fromtimestamp(0, UTC)
 
 USE_FOLDER = "use --base-dir=DIR (pytest: --perf-base-dir)"
 _NAME_ONE = "name a base with --base or --base-dir (pytest: --perf-base, --perf-base-dir)"
@@ -191,6 +197,39 @@ def add_worktree(root: Path, base: Base, folder: Path, *, has_files: bool = True
             f"cannot check out the base, {short_commit(base.revision)}, in {folder} "
             f"({free} free there): {complaint_of(made)}"
         )
+
+
+def read_log(root: Path, revision: str) -> dict[str, datetime]:
+    """Return when each commit up to a revision was made, parents before their children.
+
+    A commit without a time counts as made with the one before it in this order, and at the
+    beginning with the one after it.
+    """
+    options = ("--topo-order", "--reverse", "--no-show-signature", "--format=%H %ct")
+    lines = output(root, "log", *options, revision).decode().splitlines()
+    commits = [line.partition(" ") for line in lines]
+    made_at = {name: _moment_of(seconds) for name, _, seconds in commits}
+    latest = next(filter(None, made_at.values()), _EPOCH)
+    return {name: (latest := moment or latest) for name, moment in made_at.items()}
+
+
+def _moment_of(seconds: str) -> datetime | None:
+    """Return the time that git read in a commit; None for none, or one that no calendar has."""
+    try:
+        return datetime.fromtimestamp(int(seconds), UTC)
+    except (ValueError, OverflowError, OSError):
+        return None
+
+
+def count_commits(root: Path, old: str, new: str) -> int:
+    """Return how many commits `new` has that `old` has not."""
+    return int(output(root, "rev-list", "--count", f"{old}..{new}"))
+
+
+def subject_of(root: Path, commit: str) -> str:
+    """Return the first line of a commit's message, without control characters."""
+    subject = output(root, "log", "-1", "--no-show-signature", "--format=%s", commit)
+    return printable(os.fsdecode(subject).removesuffix("\n"))
 
 
 def working_files(folder: Path) -> list[Path]:

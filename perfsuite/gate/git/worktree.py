@@ -51,12 +51,9 @@ def base_tree(
     """Give the base's counterpart of `root`, in a git worktree that is gone after the context.
 
     `overlay` are head's benchmark files and folders, laid over by the rules of that module;
-    `python_files` are patterns of the names of test files, pytest's ini value.
-
-    Raises:
-        SettingError: `root` is not in a git checkout; or a path does not exist, is outside of it,
-            or holds no file that git tracks or would add.
-        WriteError: The tree cannot be made; names the folder and the reason. Nothing stays.
+    `python_files` are patterns of the names of test files, pytest's ini value. Raises a
+    SettingError as `plan_overlay` and where `root` is not in a git checkout, and a WriteError with
+    the folder and the reason where the tree cannot be made: nothing stays.
     """
     top = repository.find_top(root)
     if top is None:

@@ -17,7 +17,7 @@ from perfsuite.gate.git.repository import find_top
 _INSTALLED = {"site-packages", "dist-packages"}
 # Names that a tree has beside its code, and that other packages have too.
 _NEVER_UNDER_TEST = {"setup", "conftest", "noxfile", "tests", "test", "benchmarks"}
-# On the path of both arms in any case (`trees.import_roots`).
+# On the path of both arms in any case (`worktree.import_roots`).
 _IMPORT_ROOTS = {Path(), Path("src")}
 _OTHER = {"base": "head", "head": "base"}
 _MODULE_SUFFIXES = {".py", ".pyx"}
@@ -67,7 +67,7 @@ def _find_installed(base: Launch, head: Launch, trees: dict[str, Path]) -> str |
     for name in sorted(both):
         file = head.modules[name]
         place = ours[name]
-        if base.modules[name] == file and is_code_of(
+        if base.modules[name] == file and _is_code_of(
             trees["head"], name, Path(file), trees["head"] / place
         ):
             folder = place.parents[name.count(".") + (place.stem == "__init__")]
@@ -131,26 +131,19 @@ _PROJECT_FILES = {
 }
 
 
-def is_code_of(tree: Path, name: str, file: Path, source: Path) -> bool:
-    """Return whether an installed module is code of the tree, which has one of the same name.
+def _is_code_of(tree: Path, name: str, file: Path, source: Path) -> bool:
+    """Whether an installed module's file is code of the tree, where `source` has the same name.
 
-    The record of its installation decides: a project of the tree installed it, or another one, of
-    which the tree has a copy or a script with the same name. A file without a record, as in a
-    folder on PYTHONPATH, is the tree's. Where no project of the tree says its name, equal contents
-    decide.
-
-    Args:
-        tree: The tree.
-        name: The module's, with dots.
-        file: What was imported.
-        source: The tree's file of that name.
+    The record of its installation decides: a project of the tree installed it, or another project,
+    and the tree has a copy or a script with the same name. A file without a record, as in a folder
+    on PYTHONPATH, is the tree's. Where no project of the tree says its name, equal contents decide.
     """
     owners = _owners(name, file)
     if not owners:
         return True
     if projects := _project_names(tree):
         return not owners.isdisjoint(projects)
-    return file.is_file() and read_source(file) == read_source(source)
+    return _are_alike(file, source)
 
 
 def _owners(name: str, file: Path) -> set[str]:

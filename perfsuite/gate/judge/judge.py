@@ -143,22 +143,7 @@ class _Session:
         """Run the next pair over the cells, in random order."""
         self.num_pairs += 1
         began_s = time.monotonic()
-        plan = self._plan(trials)
-        names = [trial.name for trial in trials]
-        self.random_numbers.shuffle(names)
-        before = read_sensors()
-        launches = launch_pair(self.arms, plan, names)
-        unfit = why_unfit(before, read_sensors(), len(os.sched_getaffinity(0)))
-        wall_s = time.monotonic() - began_s
-        self.longest_s = max(self.longest_s, wall_s)
-        invalid = find_wrong_import(**launches)
-        self.num_unfit += unfit is not None
-        return _Pair(
-            plan=plan, names=names, launches=launches, wall_s=wall_s, unfit=unfit, invalid=invalid
-        )
-
-    def _plan(self, trials: Sequence[Trial]) -> PairPlan:
-        return PairPlan(
+        plan = PairPlan(
             number=self.num_pairs,
             first=self.random_numbers.choice(("base", "head")),
             hash_seed=self.random_numbers.randint(0, _MAX_HASH_SEED),
@@ -172,6 +157,18 @@ class _Session:
                 if trial.costs
             },
             one_by_one=frozenset(trial.name for trial in trials if trial.is_one_by_one),
+        )
+        names = [trial.name for trial in trials]
+        self.random_numbers.shuffle(names)
+        before = read_sensors()
+        launches = launch_pair(self.arms, plan, names)
+        unfit = why_unfit(before, read_sensors(), len(os.sched_getaffinity(0)))
+        wall_s = time.monotonic() - began_s
+        self.longest_s = max(self.longest_s, wall_s)
+        invalid = find_wrong_import(**launches)
+        self.num_unfit += unfit is not None
+        return _Pair(
+            plan=plan, names=names, launches=launches, wall_s=wall_s, unfit=unfit, invalid=invalid
         )
 
 
@@ -226,17 +223,14 @@ def _judge_counts(trial: Trial) -> None:
     slacks = trial.policy.slacks
     if slacks is None or trial.word not in _WORDS_OF_PAIRS or trial.last.keys() != {"base", "head"}:
         return
-    compared = compare_run_counts(
-        trial.last["base"],
-        trial.last["head"],
-        slacks=slacks,
-        accepted_ratio=trial.policy.accepted_increase,
-    )
+    base, head = trial.last["base"], trial.last["head"]
+    accepted_ratio = trial.policy.accepted_increase
+    compared = compare_run_counts(base, head, slacks=slacks, accepted_ratio=accepted_ratio)
     if compared.increases and trial.word != "FAIL":
         trial.word, trial.by, trial.reason = "FAIL", "counts", None
     for one in (*compared.increases, *compared.unavailable):
         trial.add_reason(str(one))
-    if (changes := describe_changes(trial.last["base"], trial.last["head"])) is not None:
+    if (changes := describe_changes(base, head)) is not None:
         trial.add_reason(changes)
 
 

@@ -13,8 +13,7 @@ import pytest
 
 from perfsuite.cli import app
 from perfsuite.cli.verbs import bisect as bisect_module
-from perfsuite.gate.bisect import BisectRequest, BisectResult, BisectStep
-from perfsuite.gate.git.bisection import Mark
+from perfsuite.gate.bisect import BisectRequest, BisectResult, BisectStep, Mark
 from perfsuite.records.verdict import CellVerdict, Explanation
 from perfsuite.system.timing_lock import TimingLock
 

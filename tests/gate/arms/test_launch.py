@@ -402,3 +402,14 @@ def test_what_a_plugin_leaves_out_at_the_very_last_is_no_cell(tmp_path: Path) ->
         assert launch.suite is not None
         assert [*launch.suite.cells] == ["test_cells.py::test_a"]
         assert outcomes(launch) == {"test_a": "passed"}
+
+
+def test_the_plugin_of_an_arm_can_be_imported_outside_of_one() -> None:
+    script = (
+        "import sys, perfsuite.gate.arms.arm_plugin as plugin; "
+        "print(plugin.pytest_addoption.__name__, 'perfsuite_imported_files' in sys.modules)"
+    )
+
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+
+    assert (ended.stdout, ended.stderr) == ("pytest_addoption False\n", "")

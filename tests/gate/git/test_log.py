@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from perfsuite.errors import PerfsuiteError
-from perfsuite.gate.git.log import count_commits, read_log, subject_of
+from perfsuite.gate.git.repository import count_commits, read_log, subject_of
 
 STREAM = """\
 commit refs/heads/main

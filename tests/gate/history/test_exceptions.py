@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from perfsuite.gate.baselines.accepted import Accepted, Removal, Rename, Slowdown
-from perfsuite.gate.history.exceptions import Reasons, find_reasons
-from perfsuite.gate.history.timeline import Point, Timeline
+from perfsuite.gate.history import Point, Reasons, Timeline, find_reasons
 from perfsuite.stats.trend import find_trend
 
 CELL = "b.py::test"

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from perfsuite.gate.baselines.accepted import Accepted, Rename
-from perfsuite.gate.history.timeline import names_of, order_runs, probe_timeline, timeline_of
+from perfsuite.gate.history import names_of, order_runs, probe_timeline, timeline_of
 from perfsuite.records.run_file import RunStamp, StoredCell, StoredRun
 
 CELL = "b.py::test"

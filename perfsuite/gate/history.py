@@ -1,0 +1,302 @@
+"""The history of each cell over the stored runs: dated changes and drift, and who accepted them.
+
+The runs of a cell are in the order of their commits, as far as they can be compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date, datetime, timedelta
+from itertools import pairwise
+from pathlib import Path
+from statistics import geometric_mean
+from typing import Final
+
+from perfsuite.gate.baselines.accepted import Accepted, Rename, Slowdown
+from perfsuite.gate.baselines.select import choose_runs, trunk_rules
+from perfsuite.gate.git.repository import count_commits, find_top, find_trunk, read_log
+from perfsuite.records.run_file import StoredRun, Unusable
+from perfsuite.stats.trend import Trend, as_ratio, find_trend
+from perfsuite.system.urls import AnyPath
+
+_WEEK: Final = timedelta(weeks=1)
+_UNLISTED: Final = "by an exception that is no longer listed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """One stored run of a cell, or of the host.
+
+    Attributes:
+        made_at: When its commit was made; outside of git, when the run was saved.
+        time_s: Median of its rounds, per iteration.
+        is_accepted: Whether only a reviewed exception let the cell through there.
+    """
+
+    path: AnyPath
+    commit: str | None
+    made_at: datetime
+    time_s: float
+    is_accepted: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timeline:
+    """The runs of a cell, by its newest name, in the order of `order_runs`.
+
+    `num_elsewhere` counts further runs, in which its ranks found another environment.
+    """
+
+    cell: str
+    points: tuple[Point, ...]
+    num_elsewhere: int = 0
+
+    def weeks(self) -> list[float]:
+        """Return when each point was made, in weeks from the first."""
+        return [(point.made_at - self.points[0].made_at) / _WEEK for point in self.points]
+
+    def times_s(self) -> list[float]:
+        """Return the seconds of each point."""
+        return [point.time_s for point in self.points]
+
+
+def order_runs(
+    runs: Iterable[StoredRun], log: Mapping[str, datetime]
+) -> list[tuple[datetime, StoredRun]]:
+    """Return runs in the order of their commits, each with when its commit was made.
+
+    `log` is that of `read_log`, and empty outside of git.
+    """
+    places = {commit: place for place, commit in enumerate(log)}
+    ordered = sorted(runs, key=lambda run: (places.get(run.commit or "", -1), run.saved_at))
+    return [(log.get(run.commit or "", run.saved_at), run) for run in ordered]
+
+
+def timeline_of(
+    cell: str, runs: Sequence[tuple[datetime, StoredRun]], accepted: Accepted
+) -> Timeline:
+    """Return the runs of a cell under the name of today and its former names.
+
+    A run counts where its ranks found the same environment as in the newest run.
+    """
+    names = names_of(cell, accepted)
+    found: list[tuple[Point, str | None]] = []
+    for made_at, run in runs:
+        name = next((name for name in names if name in run.cells), None)
+        if name is not None:
+            is_accepted = run.stamp is not None and name in run.stamp.accepted
+            point = _point(made_at, run, run.cells[name].median_s, is_accepted)
+            found.append((point, run.cells[name].fingerprint))
+    return _timeline(cell, found)
+
+
+def probe_timeline(runs: Sequence[tuple[datetime, StoredRun]]) -> Timeline:
+    """Return how long the host itself took in the runs: the geometric mean of its probes."""
+    found = [
+        (_point(made_at, run, geometric_mean(run.probe_s.values()), False), sorted(run.probe_s))
+        for made_at, run in runs
+        if run.probe_s
+    ]
+    return _timeline("the host", found)
+
+
+def _point(made_at: datetime, run: StoredRun, time_s: float, is_accepted: bool) -> Point:
+    return Point(
+        path=run.path, commit=run.commit, made_at=made_at, time_s=time_s, is_accepted=is_accepted
+    )
+
+
+def _timeline(cell: str, found: Sequence[tuple[Point, object]]) -> Timeline:
+    """Return the points with the environment of the newest one."""
+    points = tuple(point for point, environment in found if environment == found[-1][1])
+    return Timeline(cell=cell, points=points, num_elsewhere=len(found) - len(points))
+
+
+def names_of(cell: str, accepted: Accepted) -> list[str]:
+    """Return the names that a cell has had, from that of today back, by renames old and new."""
+    renames = [e for e in (*accepted.entries, *accepted.expired) if isinstance(e, Rename)]
+    names = [cell]
+    for name in names:
+        names += [entry.cell for entry in renames if entry.to == name and entry.cell not in names]
+    return names
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatedChange:
+    """A change of level between the runs `before` and `after`; ratios have 95 % bounds.
+
+    Attributes:
+        num_commits: Commits that the second has and the first has not; None outside of git.
+        accepted: Why it was accepted; None where it was not.
+        is_recovered: Whether it is a slowdown that was undone later.
+    """
+
+    ratio: float
+    interval: tuple[float, float]
+    before: Point
+    after: Point
+    num_commits: int | None
+    accepted: str | None
+    is_recovered: bool
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it is a slowdown that is still there and was not accepted."""
+        return self.ratio > 1 and self.accepted is None and not self.is_recovered
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatedDrift:
+    """A drift over the whole history, since its first run, with bounds of 95 % confidence."""
+
+    ratio_per_week: float
+    interval: tuple[float, float]
+    total_ratio: float
+    since: Point
+    accepted: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CellHistory:
+    """The changes of one cell, the oldest first, and its drift beside them.
+
+    `trend` is both without commits and dates; None where too few runs hold the cell.
+    """
+
+    timeline: Timeline
+    trend: Trend | None
+    changes: tuple[DatedChange, ...] = ()
+    drift: DatedDrift | None = None
+
+    @property
+    def is_slower(self) -> bool:
+        """Whether the cell became slower, still is, and that was not accepted."""
+        drift = self.drift
+        is_drifting = drift is not None and drift.total_ratio > 1 and drift.accepted is None
+        return is_drifting or any(change.is_open for change in self.changes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredHistory:
+    """All stored runs of one environment, and why each other run was refused.
+
+    Runs are in the order of their commits, each with when its commit was made. `root` is None
+    outside of git.
+    """
+
+    root: Path | None
+    runs: Sequence[tuple[datetime, StoredRun]]
+    refused: Sequence[Unusable]
+    accepted: Accepted
+
+    def cells(self) -> list[str]:
+        """Return the names of all cells that any run holds; of a renamed cell, that of today."""
+        names = {name for _, run in self.runs for name in run.cells}
+        former = (names_of(name, self.accepted)[1:] for name in names)
+        return sorted(names.difference(*former))
+
+    def follow(self, cell: str, *, smallest: float) -> CellHistory:
+        """Return what became of a cell, without changes below `smallest`, 0.01 = 1 %."""
+        return self._follow(timeline_of(cell, self.runs, self.accepted), smallest)
+
+    def follow_host(self, *, smallest: float) -> CellHistory:
+        """Return what became of the host itself, by its own probes."""
+        return self._follow(probe_timeline(self.runs), smallest)
+
+    def _follow(self, timeline: Timeline, smallest: float) -> CellHistory:
+        trend = find_trend(timeline.weeks(), timeline.times_s(), smallest=smallest)
+        if trend is None:
+            return CellHistory(timeline=timeline, trend=None)
+        reasons = find_reasons(timeline, trend, self.accepted)
+        changes = []
+        for number, (step, reason) in enumerate(zip(trend.steps, reasons.steps, strict=True)):
+            before, after = timeline.points[step.place - 1], timeline.points[step.place]
+            num_commits = None
+            if self.root is not None and before.commit is not None and after.commit is not None:
+                num_commits = count_commits(self.root, before.commit, after.commit)
+            is_recovered = step.ratio > 1 and trend.is_recovered(number + 1, smallest=smallest)
+            changes.append(
+                DatedChange(
+                    ratio=step.ratio,
+                    interval=(step.low, step.high),
+                    before=before,
+                    after=after,
+                    num_commits=num_commits,
+                    accepted=reason,
+                    is_recovered=is_recovered,
+                )
+            )
+        drift, weeks = None, timeline.weeks()
+        if (found := trend.drift) is not None:
+            drift = DatedDrift(
+                ratio_per_week=as_ratio(found.slope),
+                interval=(as_ratio(found.low), as_ratio(found.high)),
+                total_ratio=as_ratio(found.slope * (max(weeks) - min(weeks))),
+                since=timeline.points[0],
+                accepted=reasons.drift,
+            )
+        return CellHistory(timeline=timeline, trend=trend, changes=tuple(changes), drift=drift)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reasons:
+    """Why the slowdowns of a cell were accepted: of each step, and of the drift; None if not."""
+
+    steps: tuple[str | None, ...]
+    drift: str | None
+
+
+def find_reasons(timeline: Timeline, trend: Trend, accepted: Accepted) -> Reasons:
+    """Return why each slowdown of a cell was accepted, by expired exceptions too.
+
+    An exception accepts a slowdown that began by the day it expired, where the lower bound of the
+    slowdown is within its ratio. A drift goes on until the newest run.
+    """
+    names = names_of(timeline.cell, accepted)
+    entries = [
+        entry
+        for entry in (*accepted.entries, *accepted.expired)
+        if isinstance(entry, Slowdown) and entry.cell in names
+    ]
+    # Of several, the one that fits most closely gives the reason.
+    entries.sort(key=lambda entry: (entry.expires, entry.ratio))
+    ends = [*(step.place for step in trend.steps), len(timeline.points)]
+    steps: list[str | None] = []
+    for step, (start, end) in zip(trend.steps, pairwise(ends), strict=True):
+        day = timeline.points[start].made_at.date()
+        reason = _reason(entries, day, step.low) if step.ratio > 1 else None
+        is_in_force = any(day <= entry.expires for entry in entries)
+        if step.ratio > 1 and not is_in_force:
+            # A gate let a run through by an exception that was removed since.
+            was_accepted = any(point.is_accepted for point in timeline.points[start:end])
+            reason = _UNLISTED if was_accepted else None
+        steps.append(reason)
+    drift = None
+    if trend.drift is not None and trend.drift.slope > 0:
+        weeks = timeline.weeks()
+        least = as_ratio(trend.drift.low * (max(weeks) - min(weeks)))
+        drift = _reason(entries, timeline.points[-1].made_at.date(), least)
+    return Reasons(steps=tuple(steps), drift=drift)
+
+
+def _reason(entries: list[Slowdown], day: date, least_ratio: float) -> str | None:
+    return next(
+        (one.reason for one in entries if day <= one.expires and least_ratio <= one.ratio), None
+    )
+
+
+def read_history(
+    folder: Path, storage: AnyPath, fingerprint: str, accepted: Accepted, *, num_runs: int
+) -> StoredHistory:
+    """Return the newest stored runs of an environment, `num_runs` at most, by `trunk_rules`."""
+    root = find_top(folder)
+    trunk = None if root is None else find_trunk(root)
+    log = {} if root is None or trunk is None else read_log(root, trunk)
+    choice = choose_runs(storage, True, fingerprint, **trunk_rules(folder, storage, log))
+    return StoredHistory(
+        root=root,
+        runs=order_runs(choice.usable, log)[-num_runs:],
+        refused=choice.refused,
+        accepted=accepted,
+    )

@@ -1,1 +1,0 @@
-"""The stored times of one cell along its commits."""
