@@ -118,7 +118,7 @@ LAYOUT: Final = {
     ),
     "accepted": Module(
         files=("perfsuite/gate/baselines/accepted.py", "perfsuite/records/cell.py"),
-        tests=("tests/gate/baselines/test_accepted.py", "tests/gate/history/test_exceptions.py"),
+        tests=("tests/gate/baselines/test_accepted.py", "tests/gate/test_history_exceptions.py"),
     ),
     "overlay": Module(
         files=("perfsuite/gate/git/overlay.py",), tests=("tests/gate/git/test_overlay.py",)
