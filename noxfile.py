@@ -23,7 +23,11 @@ MINORS = {
 }
 # What records, stores and compares through pytest-benchmark.
 PLUGIN_TESTS = (
-    *("tests/plugin/test_hooks.py", "tests/plugin/test_recorder.py", "tests/plugin/session/test_saving.py"),
+    *(
+        "tests/plugin/test_hooks.py",
+        "tests/plugin/test_recorder.py",
+        "tests/plugin/session/test_saving.py",
+    ),
     *("tests/sessions/test_run_gate.py", "tests/sessions/test_gate_silent_passes.py"),
     *("tests/sessions/test_gate_stored_sessions.py", "tests/gate/baselines/test_select.py"),
 )
