@@ -105,6 +105,7 @@ LAYOUT: Final = {
             "tests/worker/equivalence/test_diagnosis.py",
             "tests/worker/equivalence/test_proof.py",
         ),
+        names={"Evidence": "Discrepancy"},
     ),
     "records": Module(
         files=(
