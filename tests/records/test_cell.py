@@ -419,3 +419,27 @@ def test_a_row_of_another_status_is_refused() -> None:
         msgspec.convert(document, type=EquivalenceRow)
 
     assert str(refused.value) == "Invalid enum value 'fine' - at `$.status`"
+
+
+@pytest.mark.parametrize(
+    ("kept", "field"),
+    [
+        (RECORD, "losses"),
+        (RECORD.stages_s, "forward"),
+        (LINE, "outcome"),
+        (Operator(name="aten::mm", calls=1, self_s=0.1), "calls"),
+        (row_with("equivalent"), "status"),
+        (report_of(row_with("equivalent")), "rows"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_was_measured_cannot_be_changed(kept: Any, field: str) -> None:
+    with pytest.raises(AttributeError):
+        setattr(kept, field, None)
+
+
+def test_a_row_with_an_unknown_field_is_refused() -> None:
+    plain = msgspec.to_builtins(row_with("equivalent")) | {"planted": 5}
+
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert(plain, EquivalenceRow)

@@ -291,6 +291,10 @@ def test_pairs_that_are_no_numbers_are_refused(log_ratios: list[float], message:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
+        (
+            {"tolerance": 1.5, "limit": 2.0},
+            "the tolerance is 1.5; it must be in [0, 1)",
+        ),
         ({"tolerance": -0.01}, "the tolerance is -0.01; it must be in [0, 1)"),
         ({"tolerance": math.nan}, "the tolerance is nan; it must be in [0, 1)"),
         (
