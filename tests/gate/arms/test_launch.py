@@ -413,3 +413,12 @@ def test_the_plugin_of_an_arm_can_be_imported_outside_of_one() -> None:
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
 
     assert (ended.stdout, ended.stderr) == ("pytest_addoption False\n", "")
+
+
+def test_arms_without_pytests_cache_run_under_a_strict_configuration(tmp_path: Path) -> None:
+    suite = "def test_cell(benchmark): benchmark.pedantic(int, rounds=2)\n"
+    ini = "[pytest]\naddopts = --strict-config\n"
+    arms = make_arms(tmp_path, suite, "-p", "no:cacheprovider", ini=ini)
+
+    for launch in pair(arms).values():
+        assert (launch.failure, outcomes(launch)) == (None, {"test_cell": "passed"})
