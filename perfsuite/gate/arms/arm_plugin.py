@@ -353,8 +353,11 @@ def _reason(report: pytest.TestReport | pytest.CollectReport) -> str:
 _ALL_CORES = os.sched_getaffinity(0)
 
 
-def pytest_addoption(pluginmanager: pytest.PytestPluginManager) -> None:
+def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
     """Connect to the gate, and register the hooks, which need the connection."""
+    # The launcher sets it. Where a suite has switched pytest's cache off, --strict-config would
+    # refuse it as unknown.
+    parser.addini("cache_dir", "Cache directory path", default=".pytest_cache")
     # The kernel ends this process with the gate. The gate does not ask for that between fork and
     # exec: Python would run handlers of its own around such a fork, in which a Ctrl-C is lost.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

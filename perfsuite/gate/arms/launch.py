@@ -95,9 +95,7 @@ def _process(arm: Arm, plan: PairPlan, scratch: Path) -> Iterator[subprocess.Pop
         **({"PERFSUITE_ARM_PROFILES": "1"} if plan.profiles else {}),
     }
     command = [arm.python, "-m", "pytest", "-p", _PLUGIN_NAME, *arm.pytest_arguments]
-    # Without its plugin the option is unknown, which --strict-config makes an error.
-    if "no:cacheprovider" not in " ".join([*command, variables.get("PYTEST_ADDOPTS", "")]):
-        command += ["-o", f"cache_dir={temporary / 'cache'}"]
+    command += ["-o", f"cache_dir={temporary / 'cache'}"]
     with (scratch / f"{arm.name}.log").open("wb") as log:
         process = subprocess.Popen(
             command,

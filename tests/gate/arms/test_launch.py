@@ -415,10 +415,14 @@ def test_the_plugin_of_an_arm_can_be_imported_outside_of_one() -> None:
     assert (ended.stdout, ended.stderr) == ("pytest_addoption False\n", "")
 
 
-def test_arms_without_pytests_cache_run_under_a_strict_configuration(tmp_path: Path) -> None:
+@pytest.mark.parametrize("in_ini", [False, True])
+def test_arms_without_pytests_cache_run_under_a_strict_configuration(
+    tmp_path: Path, in_ini: bool
+) -> None:
+    without = ("-p", "no:cacheprovider")
     suite = "def test_cell(benchmark): benchmark.pedantic(int, rounds=2)\n"
-    ini = "[pytest]\naddopts = --strict-config\n"
-    arms = make_arms(tmp_path, suite, "-p", "no:cacheprovider", ini=ini)
+    ini = f"[pytest]\naddopts = --strict-config {' '.join(without if in_ini else ())}\n"
+    arms = make_arms(tmp_path, suite, *(() if in_ini else without), ini=ini)
 
     for launch in pair(arms).values():
         assert (launch.failure, outcomes(launch)) == (None, {"test_cell": "passed"})
