@@ -160,12 +160,29 @@ def source_files(folder: Path, *, leave_out: Path | None = None) -> Iterator[Pat
         folders[:] = [
             name
             for name in folders
-            if name not in links and here / name != leave_out and not _is_left_out(here / name)
+            if name not in links and here / name != leave_out and not is_left_out(here / name)
         ]
         for name in (*files, *links):
             # Neither a socket nor a named pipe: copying would wait for its other end.
             if (here / name).is_symlink() or (here / name).is_file():
                 yield (here / name).relative_to(folder)
+
+
+def tree_files(folder: Path) -> list[Path]:
+    """Return the files of a source tree that git tracks or would add; outside of git, all.
+
+    Relative to it; no .git, virtual environment or cache.
+    """
+    if repository.find_top(folder) is None:
+        return list(source_files(folder))
+
+    @functools.cache
+    def is_inside(path: Path) -> bool:
+        return path.parts != () and (is_left_out(folder / path) or is_inside(path.parent))
+
+    # Where nothing is ignored, git lists virtual environments and caches as well.
+    inner = repository.working_files(folder)
+    return [path for path in inner if not is_inside(path.parent)]
 
 
 def read_source(file: Path) -> bytes:
@@ -290,19 +307,11 @@ def _is_test_file(head: Head, path: Path) -> bool:
 
 def _files_of(head: Head, folder: Path) -> list[Path]:
     """Return head's files in `folder`, relative to the top."""
-    here = head.top / folder
-    in_git = repository.find_top(here) is not None
-    inner = repository.working_files(here) if in_git else source_files(here)
-
-    @functools.cache
-    def is_left_out(path: Path) -> bool:
-        return path.parts != () and (_is_left_out(here / path) or is_left_out(path.parent))
-
-    # Where nothing is ignored, git lists virtual environments and caches as well.
-    return [folder / path for path in inner if not is_left_out(path.parent)]
+    return [folder / path for path in tree_files(head.top / folder)]
 
 
-def _is_left_out(folder: Path) -> bool:
+def is_left_out(folder: Path) -> bool:
+    """Whether a folder is a virtual environment, a cache, or git's own."""
     return folder.name in _LEFT_OUT_NAMES or any(
         (folder / mark).exists() for mark in _LEFT_OUT_MARKS
     )

@@ -1,0 +1,196 @@
+"""Whether what head loads from its own tree, the base loads from its own or has not."""
+
+from __future__ import annotations
+
+import functools
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from perfsuite.gate.arms.arm import Launch
+from perfsuite.gate.git import repository
+from perfsuite.gate.git.overlay import is_left_out, read_source
+from perfsuite.gate.git.repository import find_top
+from perfsuite.gate.judge.installed import SITE, installed_by_projects, is_any_installed
+
+_BUILD = "build it in the base's tree with --base-build CMD (pytest: --perf-base-build)"
+_PYTHON = "give the base an interpreter of its own with --base-python (pytest: --perf-base-python)"
+_SHARE = "name it in pytest's perf_share where both may use head's"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loading:
+    """What one arm loaded and started, and where its checkout is."""
+
+    name: str
+    top: Path
+    roots: tuple[Path, ...]
+    files: frozenset[str]
+
+    @functools.cached_property
+    def own_files(self) -> tuple[Path, ...]:
+        """What came from its checkout, relative to that."""
+        paths = (Path(file) for file in sorted(self.files) if file.startswith(f"{self.top}/"))
+        return tuple(
+            path.relative_to(self.top) for path in paths if not _is_environment(path, self.top)
+        )
+
+
+def loadings_of(base: Launch, head: Launch) -> tuple[Loading, Loading]:
+    """Return what the launches loaded and started."""
+    base_tree, head_tree = base.arm.tree.resolve(), head.arm.tree.resolve()
+    tops = base_tree, head_tree
+    if (head_top := find_top(head_tree)) is not None:
+        root = head_tree.relative_to(head_top)
+        base_top = base_tree.parents[len(root.parts) - 1] if root.parts else base_tree
+        if (base_top / ".git").exists():  # else it is a copy of a folder
+            tops = base_top, head_top
+    return _loading(base, tops[0]), _loading(head, tops[1])
+
+
+def _loading(launch: Launch, top: Path) -> Loading:
+    return Loading(
+        name=launch.arm.name,
+        top=top,
+        roots=tuple(root.resolve() for root in launch.arm.import_roots),
+        files=launch.loaded.files | launch.loaded.programs,
+    )
+
+
+def _is_environment(file: Path, top: Path) -> bool:
+    """Whether a file of a checkout belongs to an interpreter, or to packages, that lie in it."""
+    folders = file.relative_to(top).parents
+    return SITE.search(str(file)) is not None or any(
+        _is_left_out(top / folder) for folder in folders if folder.parts
+    )
+
+
+_is_left_out = functools.cache(is_left_out)
+
+
+def find_asymmetry(base: Loading, head: Loading) -> str | None:
+    """Return what one arm loads from its own tree, and the other does not, with what to do.
+
+    What is new in head is none: git tracks it, or would add it, and the base's commit has none.
+    """
+    return (
+        _find_foreign(base, head)
+        or _find_foreign(head, base)
+        or _find_installed_instead(base, head)
+        or _find_missing(base, head)
+        or _find_shared(base, head)
+    )
+
+
+def find_silent(base: Launch, head: Loading) -> str | None:
+    """Return why the base may have run head's code where it could not say what it loads."""
+    project = is_any_installed(head.top, base.loaded.files)
+    if not base.loaded.silent or project is None:
+        return None
+    command = min(base.loaded.silent)
+    return (
+        f"the base arm started '{command}', which cannot say what it loads, and {project} is "
+        "installed where it runs; start it with the environment of the test and without -I, -E "
+        f"and -S, uninstall {project}, or {_PYTHON}"
+    )
+
+
+def _find_foreign(arm: Loading, other: Loading) -> str | None:
+    """Why an arm loaded a file of the other's checkout, unless its own is the same."""
+    for file in sorted(arm.files):
+        path = Path(os.path.realpath(file))
+        if Path(file).is_relative_to(arm.top) and path.suffix in ("", ".py"):
+            continue  # its own, or what it is meant to share with the other
+        is_theirs = path.is_relative_to(other.top) and not path.is_relative_to(arm.top)
+        if not is_theirs or _is_environment(path, other.top):
+            continue
+        if not _are_alike(path, arm.top / path.relative_to(other.top)):
+            return (
+                f"the {arm.name} arm loaded {path}, which is {other.name}'s; have the code find it "
+                f"beside itself and {_BUILD}, or name its folder in pytest's pythonpath"
+            )
+    return None
+
+
+def _are_alike(file: Path, other: Path) -> bool:
+    if not (file.is_file() and other.is_file()):  # a file may be gone, or in an archive
+        return False
+    return read_source(file) == read_source(other)
+
+
+def _find_installed_instead(base: Loading, head: Loading) -> str | None:
+    """Why the base loaded an installed copy of what head loads from its own tree."""
+    installed = {SITE.split(file)[-1]: file for file in base.files if SITE.search(file)}
+    for root in head.roots:
+        for path in head.own_files:
+            own = head.top / path
+            name = str(own.relative_to(root)) if own.is_relative_to(root) else None
+            if name in installed and ((base.top / path).exists() or _is_lacked(base.top, path)):
+                return (
+                    f"the head arm loaded {path} from its tree, and the base arm {installed[name]}, "
+                    f"although its commit has {path}; uninstall that copy, or {_PYTHON}"
+                )
+    return None
+
+
+def _find_missing(base: Loading, head: Loading) -> str | None:
+    """Why the base's tree lacks what head loads from its own, if that is no part of head's change.
+
+    Nothing else would say so where the code can do without, such as a module in Python.
+    """
+    missing = [path for path in head.own_files if not (base.top / path).exists()]
+    if not missing:
+        return None
+    for path in missing:
+        if (lacked := _is_lacked(base.top, path)) is not None:
+            return (
+                f"the head arm loaded {path}, and the base's tree lacks the submodule {lacked} at "
+                "its commit; run 'git submodule update --init' at the base's commit in a checkout "
+                "of its own and name that with --base-dir (pytest: --perf-base-dir)"
+            )
+    tracked = _tracked(head.top, missing)
+    for path in missing:
+        is_built = _is_compiled(head.top / path)
+        if path not in tracked and (is_built or repository.is_ignored(head.top, path)):
+            return (
+                f"the head arm loaded {path}, which git does not track and the base's tree does not "
+                f"have; {_BUILD}" + ("" if is_built else f", or {_SHARE}")
+            )
+    return None
+
+
+def _tracked(top: Path, paths: list[Path]) -> set[Path]:
+    return set() if find_top(top) is None else repository.tracked_files(top, paths)
+
+
+def _is_lacked(top: Path, path: Path) -> Path | None:
+    """The submodule of the base's commit, empty in its tree, that a path is in."""
+    return next((one for one in _empty_submodules(top) if path.is_relative_to(one)), None)
+
+
+@functools.cache
+def _empty_submodules(top: Path) -> tuple[Path, ...]:
+    if find_top(top) is None:
+        return ()
+    return tuple(path for path in repository.submodules(top) if not any((top / path).glob("*")))
+
+
+def _find_shared(base: Loading, head: Loading) -> str | None:
+    """Why both arms loaded one file that a project of the tree has installed."""
+    both = {os.path.realpath(file) for file in base.files & head.files}
+    installed = installed_by_projects(head.top, both)
+    for file in sorted(both & installed.keys()):
+        if Path(file).suffix == ".py" or _is_compiled(Path(file)):  # a script says where it leads
+            return (
+                f"both arms loaded {file}, which {installed[file]} has installed; {_BUILD}, or "
+                f"{_PYTHON}"
+            )
+    return None
+
+
+def _is_compiled(file: Path) -> bool:
+    """Whether a file is neither a Python module nor a script."""
+    if file.suffix == ".py" or not file.is_file():
+        return False
+    with file.open("rb") as opened:
+        return opened.read(2) != b"#!"
