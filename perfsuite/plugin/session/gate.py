@@ -251,6 +251,7 @@ class SessionGate:
             inifile=self._config.inipath if option.inifilename else None,
             root=self._config.rootpath if option.inifilename or option.rootdir else None,
             base=choices.base,
+            target=choices.target,
             base_dir=choices.base_dir,
             tolerance=choices.tolerance,
             limit=choices.limit,
