@@ -44,10 +44,12 @@ _CONFTEST = "conftest.py"
 
 # The names of files that hold nothing but pytest's configuration.
 _PYTEST_FILES = frozenset({"pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml"})
+# Where the base's build may install, in the base's tree.
+SITE_FOLDER = ".perfsuite-site"
 _CONFIGURATION_COPY = ".perfsuite-head"
 
 # Not part of a source tree.
-_LEFT_OUT_NAMES = frozenset({".git", "__pycache__"})
+_LEFT_OUT_NAMES = frozenset({".git", "__pycache__", SITE_FOLDER})
 
 
 @dataclass(frozen=True, kw_only=True)

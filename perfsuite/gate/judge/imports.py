@@ -10,6 +10,7 @@ from pathlib import Path
 from perfsuite.gate.arms.arm import Launch
 from perfsuite.gate.git.overlay import read_source, tree_files
 from perfsuite.gate.git.repository import find_top
+from perfsuite.gate.judge.dependencies import find_changed_dependency
 from perfsuite.gate.judge.installed import owners_of_module, project_names
 from perfsuite.gate.judge.symmetry import find_asymmetry, find_silent, loadings_of
 
@@ -43,7 +44,14 @@ def find_wrong_import(base: Launch, head: Launch) -> str | None:
         or _find_installed(base, head, trees)
         or find_asymmetry(before, after)
         or find_silent(base, after)
+        or _find_dependency(base, head, (before.top, after.top))
     )
+
+
+def _find_dependency(base: Launch, head: Launch, tops: tuple[Path, Path]) -> str | None:
+    if base.arm.python != head.arm.python:
+        return None
+    return find_changed_dependency(*tops, base.loaded.files)
 
 
 def _find_beside(base: Launch, head: Launch, trees: dict[str, Path]) -> str | None:

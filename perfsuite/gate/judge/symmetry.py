@@ -9,7 +9,8 @@ from pathlib import Path
 
 from perfsuite.gate.arms.arm import Launch
 from perfsuite.gate.git import repository
-from perfsuite.gate.git.overlay import is_left_out, read_source
+from perfsuite.gate.git.fill_tree import missing_files
+from perfsuite.gate.git.overlay import SITE_FOLDER, is_left_out, read_source
 from perfsuite.gate.git.repository import find_top
 from perfsuite.gate.judge.installed import SITE, installed_by_projects, is_any_installed
 
@@ -25,6 +26,7 @@ class Loading:
     name: str
     top: Path
     roots: tuple[Path, ...]
+    site: Path
     files: frozenset[str]
 
     @functools.cached_property
@@ -53,6 +55,7 @@ def _loading(launch: Launch, top: Path) -> Loading:
         name=launch.arm.name,
         top=top,
         roots=tuple(root.resolve() for root in launch.arm.import_roots),
+        site=launch.arm.tree.resolve() / SITE_FOLDER,
         files=launch.loaded.files | launch.loaded.programs,
     )
 
@@ -127,8 +130,8 @@ def _find_installed_instead(base: Loading, head: Loading) -> str | None:
             name = str(own.relative_to(root)) if own.is_relative_to(root) else None
             if name in installed and ((base.top / path).exists() or _is_lacked(base.top, path)):
                 return (
-                    f"the head arm loaded {path} from its tree, and the base arm {installed[name]}, "
-                    f"although its commit has {path}; uninstall that copy, or {_PYTHON}"
+                    f"the base arm loaded {installed[name]}, although its commit has {path}, which "
+                    f"the head arm loaded; uninstall that copy, or {_PYTHON}"
                 )
     return None
 
@@ -138,25 +141,32 @@ def _find_missing(base: Loading, head: Loading) -> str | None:
 
     Nothing else would say so where the code can do without, such as a module in Python.
     """
-    missing = [path for path in head.own_files if not (base.top / path).exists()]
-    if not missing:
-        return None
-    for path in missing:
+    for path in (*head.own_files, *base.own_files):
         if (lacked := _is_lacked(base.top, path)) is not None:
             return (
-                f"the head arm loaded {path}, and the base's tree lacks the submodule {lacked} at "
-                "its commit; run 'git submodule update --init' at the base's commit in a checkout "
-                "of its own and name that with --base-dir (pytest: --perf-base-dir)"
+                f"{path} was loaded, and the base's tree has not got {lacked}, which is another at "
+                "its commit than in head, or changed in head; name a checkout of the base that has "
+                "it with --base-dir (pytest: --perf-base-dir)"
             )
+    missing = [path for path in head.own_files if not _has(base, head, path)]
+    if not missing:
+        return None
     tracked = _tracked(head.top, missing)
     for path in missing:
         is_built = _is_compiled(head.top / path)
         if path not in tracked and (is_built or repository.is_ignored(head.top, path)):
             return (
-                f"the head arm loaded {path}, which git does not track and the base's tree does not "
-                f"have; {_BUILD}" + ("" if is_built else f", or {_SHARE}")
+                f"the head arm loaded {path}, which git does not track and the base's tree does "
+                f"not have; {_BUILD}" + ("" if is_built else f", or {_SHARE}")
             )
     return None
+
+
+def _has(base: Loading, head: Loading, path: Path) -> bool:
+    """Whether the base has its own of a file of head, in place or installed by its build."""
+    file = head.top / path
+    names = [file.relative_to(root) for root in head.roots if file.is_relative_to(root)]
+    return any(one.exists() for one in (base.top / path, *(base.site / name for name in names)))
 
 
 def _tracked(top: Path, paths: list[Path]) -> set[Path]:
@@ -164,15 +174,13 @@ def _tracked(top: Path, paths: list[Path]) -> set[Path]:
 
 
 def _is_lacked(top: Path, path: Path) -> Path | None:
-    """The submodule of the base's commit, empty in its tree, that a path is in."""
-    return next((one for one in _empty_submodules(top) if path.is_relative_to(one)), None)
+    """The submodule or git-lfs file that a path is in, and that the base's tree lacks."""
+    return next((one for one in _lacks(top) if path.is_relative_to(one)), None)
 
 
 @functools.cache
-def _empty_submodules(top: Path) -> tuple[Path, ...]:
-    if find_top(top) is None:
-        return ()
-    return tuple(path for path in repository.submodules(top) if not any((top / path).glob("*")))
+def _lacks(top: Path) -> tuple[Path, ...]:
+    return () if find_top(top) is None else tuple(missing_files(top))
 
 
 def _find_shared(base: Loading, head: Loading) -> str | None:
