@@ -5,6 +5,7 @@ Nothing is fetched: head's files serve where both commits have the same.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -26,12 +27,14 @@ def copy_same_files(head: Path, tree: Path) -> None:
         files = repository.files_of_commit(head / path, commit) if path in ours else None
         for file in files or ():
             copy_file(head, tree, path / file)
-    if pointers := lfs_pointers(tree):
-        changed = repository.unstaged_files(head)
-        for path in pointers:
-            is_same = repository.staged_content(head, path) == (tree / path).read_bytes()
-            if is_same and path not in changed and not is_lfs_pointer(head / path):
-                copy_file(head, tree, path)
+    for path in lfs_pointers(tree):
+        if (head / path).is_file() and _digest(head / path) in (tree / path).read_bytes():
+            copy_file(head, tree, path)
+
+
+def _digest(file: Path) -> bytes:
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest().encode()
 
 
 def lfs_pointers(tree: Path) -> list[Path]:

@@ -6,7 +6,9 @@ Whatever paths the user named, these files of head are laid over:
    name is in `_BENCHMARK_WORDS`): the outermost such folder as a whole, because tests import what
    lies beside them. A folder that holds code is none: the root and what it is in, a folder with a
    pyproject.toml or setup.py, a folder directly in `src`, the package that the project is named
-   after, or a folder of a package that has modules beside its tests (`acme/perf/engine.py`).
+   after, a folder of a package that has modules beside its tests (`acme/perf/engine.py`), a folder
+   that a file imports which is no test, or one that any file outside of it imports, unless its
+   name is a usual one (`_USUAL`), as tests share what they need.
 2. For any other folder: the test files in it (by pytest's `python_files`) and every conftest.py,
    each by rule 1 or else alone; of such files, those that only the base has go. All other files in
    it stay the base's, helper modules too: laying code under test over the base would compare head
@@ -36,10 +38,12 @@ from pathlib import Path
 from perfsuite.errors import SettingError, WriteError
 from perfsuite.gate.git import repository
 from perfsuite.gate.git.changes import LEFT_OUT_MARKS
+from perfsuite.gate.git.importers import importers
 
 _BENCHMARK_WORDS = frozenset(
     {"bench", "benches", "benchmark", "benchmarks", "perf", "test", "tests"}
 )
+_USUAL = _BENCHMARK_WORDS - {"perf"}
 _CONFTEST = "conftest.py"
 
 # The names of files that hold nothing but pytest's configuration.
@@ -283,7 +287,21 @@ def _holds_code(head: Head, folder: Path) -> bool:
             (here.parent / "__init__.py").is_file()
             and any(not _is_test_file(head, folder / path.name) for path in _modules(here))
         )
+        or any(
+            folder.name.lower() not in _USUAL or not _is_for_tests(head, importer)
+            for importer in importers(head.top, _all_files(head.top), folder)
+        )
     )
+
+
+def _is_for_tests(head: Head, path: Path) -> bool:
+    folders = {folder.name.lower() for folder in path.parents}
+    return _is_test_file(head, path) or not _USUAL.isdisjoint(folders)
+
+
+@functools.cache
+def _all_files(top: Path) -> frozenset[Path]:
+    return frozenset(tree_files(top))
 
 
 def _modules(folder: Path) -> Iterator[Path]:

@@ -192,18 +192,6 @@ def files_of_commit(checkout: Path, commit: str) -> list[Path] | None:
     return [Path(os.fsdecode(name)) for name in listed.split(b"\0") if name]
 
 
-def unstaged_files(top: Path) -> set[Path]:
-    """Return the tracked files that are not on the disk as git's index has them."""
-    listed = output(top, "diff", "--name-only", "-z", "--no-renames", "--no-ext-diff")
-    return {Path(os.fsdecode(name)) for name in listed.split(b"\0") if name}
-
-
-def staged_content(top: Path, path: Path) -> bytes | None:
-    """Return what git's index has of a file, None if nothing."""
-    shown = run_git(top, "cat-file", "blob", f":{path}")
-    return shown.stdout if shown.returncode == 0 else None
-
-
 def lfs_files(tree: Path) -> list[Path]:
     """Return the tracked files that git-lfs stores, relative to `tree`."""
     names = output(tree, "ls-files", "-z", "--", ":(attr:filter=lfs)").split(b"\0")

@@ -290,27 +290,24 @@ def test_git_lfs_is_not_run_and_its_pointers_are_told(repository: Path, tmp_path
     assert missing == ("git-lfs files are pointers in the base's tree: 1, a.bin for one",)
 
 
-def test_git_lfs_files_that_head_has_unchanged_are_copied(repository: Path) -> None:
+def test_git_lfs_files_that_head_has_are_copied(repository: Path) -> None:
     git(repository, "stash", "--include-untracked")
-    pointer = "version https://git-lfs.github.com/spec/v1\noid x\n"
     (repository / ".gitattributes").write_text("*.bin filter=lfs\n")
-    git(repository, "config", "filter.lfs.clean", f"printf '{pointer}'")
-    for name in ("same.bin", "changed.bin"):
-        (repository / name).write_text("content")
+    digest = hashlib.sha256(b"content").hexdigest()
+    pointer = f"version https://git-lfs.github.com/spec/v1\noid sha256:{digest}\n"
+    for name in ("same.bin", "changed.bin", "pointer.bin"):
+        (repository / name).write_text(pointer)
     commit_all(repository)
+    (repository / "same.bin").write_text("content")
+    (repository / "changed.bin").write_text("more content")
     base = find_base(repository, "HEAD")
     assert isinstance(base, Base)
-    git(repository, "config", "filter.lfs.clean", "cat")
-    (repository / "changed.bin").write_text("more content")
-    git(repository, "add", "changed.bin")
-    git(repository, "commit", "--quiet", "--message", "more")
-    git(repository, "config", "filter.lfs.clean", f"printf '{pointer}'")
 
     with base_tree(repository, base, []) as tree:
         missing = what_is_missing(tree)
         assert (tree / "same.bin").read_text() == "content"
 
-    assert missing == ("git-lfs files are pointers in the base's tree: 1, changed.bin for one",)
+    assert missing == ("git-lfs files are pointers in the base's tree: 2, changed.bin for one",)
 
 
 def test_a_submodule_of_the_same_commit_is_copied_and_another_is_not_fetched(
