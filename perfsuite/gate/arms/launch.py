@@ -18,13 +18,15 @@ from pathlib import Path
 from perfsuite.errors import WriteError
 from perfsuite.gate.arms.arm import Arm, Choose, Launch, PairPlan
 from perfsuite.gate.arms.channel import Server
-from perfsuite.system import imported_files
+from perfsuite.system import background, imported_files
 from perfsuite.units import format_bytes
 
 _PLUGIN_NAME = "perfsuite_arm"
 # What a launch is given, under names that no package has: it may have another perfsuite, or none.
 _COPIED = {
     _PLUGIN_NAME: Path(__file__).with_name("arm_plugin.py"),
+    "perfsuite_background": Path(background.__file__),
+    "perfsuite_turn_clock": Path(__file__).with_name("turn_clock.py"),
     "perfsuite_imported_files": Path(imported_files.__file__),
 }
 _GRACE_S = 3.0
