@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from perfsuite.gate.arms.loaded import NOTHING, Loaded
+
 
 @dataclass(frozen=True, kw_only=True)
 class Arm:
@@ -47,6 +49,7 @@ class CellRun:
         turns_s: Duration of its turns, where the arm's own clock took them.
         background_s: Processor seconds that its threads used in the other arm's turns.
         outgrew_core: Whether it was pinned to the shared core, and then used more than a thread.
+        loaded: By the launch up to the end of the cell.
     """
 
     outcome: str
@@ -58,6 +61,7 @@ class CellRun:
     turns_s: float = 0.0
     background_s: float = 0.0
     outgrew_core: bool = False
+    loaded: Loaded = NOTHING
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +93,7 @@ class Launch:
         takes_turns: Whether the arm's perfsuite, if it has one, can take turns.
         cells: Those that were run.
         modules: The file of each top-level module.
+        loaded: By all its processes.
         failure: Why something is missing; None of a whole launch.
     """
 
@@ -97,6 +102,7 @@ class Launch:
     takes_turns: bool = True
     cells: dict[str, CellRun] = field(default_factory=dict)
     modules: dict[str, str] = field(default_factory=dict)
+    loaded: Loaded = NOTHING
     failure: str | None = None
 
 

@@ -35,6 +35,7 @@ from typing import Any
 import msgspec
 
 from perfsuite.gate.arms.arm import OTHER_ENDED, Arm, CellRun, Choose, Launch, PairPlan, Suite
+from perfsuite.gate.arms.loaded import Loaded, LoadLogReader
 from perfsuite.gate.arms.num_rounds import agree_on_iterations, first_num_rounds
 from perfsuite.gate.arms.turns import Scheduler
 
@@ -53,6 +54,7 @@ class Server:
         self._selector = selectors.DefaultSelector()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(str(path))
+        self._logs = {arm.name: LoadLogReader(path.with_name(f"{arm.name}.loaded")) for arm in arms}
         self._listener.listen()
         self._selector.register(self._listener, selectors.EVENT_READ, None)
         # Where the answer goes, by arm and kind of message.
@@ -149,6 +151,7 @@ class Server:
                 self.launches[arm].modules |= message["modules"]
             case "finished":
                 self.launches[arm].modules |= message["modules"]
+                self._read_loaded(arm)
                 if self.launches[arm].suite is None:
                     reason = "its pytest ended before it had collected anything"
                     self.launches[arm].failure = reason
@@ -166,6 +169,11 @@ class Server:
             answer = {"run": self._chosen, "unpinned": sorted(self._plan.unpinned)}
             self._answer("collected", suites, answer)
 
+    def _read_loaded(self, arm: str) -> Loaded:
+        """Read what an arm has loaded by now; it waits meanwhile, so its processes live."""
+        loaded = self.launches[arm].loaded = self._logs[arm].read()
+        return loaded
+
     def _take_cell(self, arm: str, message: dict[str, Any]) -> None:
         self.launches[arm].cells[message["cell"]] = CellRun(
             outcome=message["outcome"],
@@ -177,6 +185,7 @@ class Server:
             turns_s=message.get("turns_s", 0.0),
             background_s=message.get("background_s", 0.0),
             outgrew_core=message.get("outgrew_core", False),
+            loaded=self._read_loaded(arm),
         )
         self._answer("turn", self._scheduler.leave(arm))
         self._advance()

@@ -16,9 +16,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from perfsuite.errors import WriteError
+from perfsuite.gate.arms import background, load_log, turn_clock
 from perfsuite.gate.arms.arm import Arm, Choose, Launch, PairPlan
 from perfsuite.gate.arms.channel import Server
-from perfsuite.system import background, imported_files
+from perfsuite.system import imported_files
 from perfsuite.units import format_bytes
 
 _PLUGIN_NAME = "perfsuite_arm"
@@ -26,8 +27,9 @@ _PLUGIN_NAME = "perfsuite_arm"
 _COPIED = {
     _PLUGIN_NAME: Path(__file__).with_name("arm_plugin.py"),
     "perfsuite_background": Path(background.__file__),
-    "perfsuite_turn_clock": Path(__file__).with_name("turn_clock.py"),
+    "perfsuite_turn_clock": Path(turn_clock.__file__),
     "perfsuite_imported_files": Path(imported_files.__file__),
+    "sitecustomize": Path(load_log.__file__),
 }
 _GRACE_S = 3.0
 _NUM_LOG_LINES = 20
@@ -92,6 +94,7 @@ def _process(arm: Arm, plan: PairPlan, scratch: Path) -> Iterator[subprocess.Pop
         "PYTHONDONTWRITEBYTECODE": "1",
         "TMPDIR": str(temporary),
         "PERFSUITE_ARM_CHANNEL": str(scratch / "channel"),
+        load_log.LOG: str(scratch / f"{arm.name}.loaded"),
         "PERFSUITE_ARM_NAME": arm.name,
         "PERFSUITE_ARM_CORE": str(plan.core),
         **({"PERFSUITE_ARM_PROFILES": "1"} if plan.profiles else {}),

@@ -16,7 +16,7 @@ import pytest
 # Starts a process in a session of its own and one whose parent has ended; says what it sees.
 LAUNCH = """
 import json, os, subprocess, sys, threading, time
-from perfsuite.system.background import Background
+from perfsuite.gate.arms.background import Background
 
 background = Background()
 assert background.processes(looks=True) == {} and background.threads() == []
