@@ -13,10 +13,9 @@ from perfsuite.gate.git.fill_tree import missing_files
 from perfsuite.gate.git.overlay import SITE_FOLDER, is_left_out, read_source
 from perfsuite.gate.git.repository import find_top
 from perfsuite.gate.judge.installed import SITE, installed_by_projects, is_any_installed
+from perfsuite.gate.judge.untracked import BUILD, SHARE
 
-_BUILD = "build it in the base's tree with --base-build CMD (pytest: --perf-base-build)"
 _PYTHON = "give the base an interpreter of its own with --base-python (pytest: --perf-base-python)"
-_SHARE = "name it in pytest's perf_share where both may use head's"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +109,7 @@ def _find_foreign(arm: Loading, other: Loading) -> str | None:
         if not _are_alike(path, arm.top / path.relative_to(other.top)):
             return (
                 f"the {arm.name} arm loaded {path}, which is {other.name}'s; have the code find it "
-                f"beside itself and {_BUILD}, or name its folder in pytest's pythonpath"
+                f"beside itself and {BUILD}, or name its folder in pytest's pythonpath"
             )
     return None
 
@@ -157,7 +156,7 @@ def _find_missing(base: Loading, head: Loading) -> str | None:
         if path not in tracked and (is_built or repository.is_ignored(head.top, path)):
             return (
                 f"the head arm loaded {path}, which git does not track and the base's tree does "
-                f"not have; {_BUILD}" + ("" if is_built else f", or {_SHARE}")
+                f"not have; {BUILD}" + ("" if is_built else f", or {SHARE}")
             )
     return None
 
@@ -190,7 +189,7 @@ def _find_shared(base: Loading, head: Loading) -> str | None:
     for file in sorted(both & installed.keys()):
         if Path(file).suffix == ".py" or _is_compiled(Path(file)):  # a script says where it leads
             return (
-                f"both arms loaded {file}, which {installed[file]} has installed; {_BUILD}, or "
+                f"both arms loaded {file}, which {installed[file]} has installed; {BUILD}, or "
                 f"{_PYTHON}"
             )
     return None
