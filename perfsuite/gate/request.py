@@ -56,6 +56,7 @@ class GateRequest:
         base_dir: A folder instead of a revision.
         found: The base, where it is known already.
         base_python: The base arm's interpreter; None is this one.
+        base_build: Builds the base in its tree; a command of the shell.
         tolerance: The slowdown that is accepted unless a marker says otherwise.
         limit: The slowdown that must not pass.
         floor_s: None is 50 us for cells of perfsuite, 0 for any others.
@@ -76,6 +77,7 @@ class GateRequest:
     base_dir: Path | None = None
     found: Base | NoBase | None = None
     base_python: str | None = None
+    base_build: str | None = None
     base_environment: Mapping[str, str] = field(default_factory=dict)
     tolerance: float = 0.02
     limit: float = 0.05

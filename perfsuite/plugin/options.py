@@ -55,6 +55,8 @@ OPTIONS = (
     Option(
         "base-dir", "DIR", "", "a folder to compare with, instead of a revision", is_hidden=True
     ),
+    Option("base-python", "PY", "", "interpreter of the base's launches; this one unless given"),
+    Option("base-build", "CMD", "", "builds the base in its tree, or into $PERFSUITE_SITE"),
     Option("max-pairs", "N", "16", "launches of each side, at most", is_hidden=True),
     Option("max-minutes", "TIME", "30min", "no pair of launches begins that would end later"),
     Option("seed", "N", "0", "seed of weights, data order and random numbers", is_hidden=True),
@@ -87,6 +89,12 @@ def add_options(parser: pytest.Parser) -> None:
         shown = argparse.SUPPRESS if option.is_hidden else text
         group.addoption(option.flag, metavar=option.metavar, default=None, help=shown)
         parser.addini(option.ini, help=f"{option.help}; see {option.flag}", default=None)
+    parser.addini(
+        "perf_share",
+        help="files that git ignores, and both arms of a gate may use; from the rootdir",
+        type="args",
+        default=[],
+    )
 
 
 def given(config: pytest.Config, *, overridden: Container[str] = ()) -> dict[str, str]:

@@ -1,9 +1,10 @@
-"""Builds the base in its own tree with the user's command, before anything of it is imported."""
+"""The base's own interpreter and its own build, which is made before anything is imported."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sysconfig
@@ -11,6 +12,18 @@ from collections.abc import Mapping
 from pathlib import Path
 
 _NUM_LOG_LINES = 20
+
+
+def find_interpreter(name: str) -> str:
+    """Return the absolute path of a program, as it is started in another folder.
+
+    Raises a ValueError where there is no such program. A link stays one: an environment's
+    interpreter is known by its own path.
+    """
+    found = shutil.which(name)
+    if found is None:
+        raise ValueError(name)
+    return str(Path(found).absolute())
 
 
 def build_base(

@@ -253,6 +253,8 @@ class SessionGate:
             base=choices.base,
             target=choices.target,
             base_dir=choices.base_dir,
+            base_python=choices.base_python,
+            base_build=choices.base_build,
             tolerance=choices.tolerance,
             limit=choices.limit,
             budget=choices.budget,
