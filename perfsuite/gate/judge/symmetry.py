@@ -20,21 +20,37 @@ _PYTHON = "give the base an interpreter of its own with --base-python (pytest: -
 
 @dataclass(frozen=True, kw_only=True)
 class Loading:
-    """What one arm loaded and started, and where its checkout is."""
+    """What one arm loaded and started.
+
+    Attributes:
+        top: Of its checkout.
+        roots: Folders that come first on its path.
+        site: Where the base's build installs.
+        prefix: Of its interpreter.
+        files: With links followed, but not those of its checkout.
+    """
 
     name: str
     top: Path
     roots: tuple[Path, ...]
     site: Path
+    prefix: Path
     files: frozenset[str]
 
     @functools.cached_property
     def own_files(self) -> tuple[Path, ...]:
         """What came from its checkout, relative to that."""
         paths = (Path(file) for file in sorted(self.files) if file.startswith(f"{self.top}/"))
-        return tuple(
-            path.relative_to(self.top) for path in paths if not _is_environment(path, self.top)
-        )
+        return tuple(path.relative_to(self.top) for path in paths if self.is_code(path))
+
+    def is_code(self, file: Path) -> bool:
+        """Whether a file of its checkout is of no interpreter, and no package, that lie in it."""
+        if SITE.search(str(file)) or (
+            file.is_relative_to(self.prefix) and not self.top.is_relative_to(self.prefix)
+        ):
+            return False
+        folders = file.relative_to(self.top).parents
+        return not any(_is_left_out(self.top / folder) for folder in folders if folder.parts)
 
 
 def loadings_of(base: Launch, head: Launch) -> tuple[Loading, Loading]:
@@ -55,19 +71,16 @@ def _loading(launch: Launch, top: Path) -> Loading:
         top=top,
         roots=tuple(root.resolve() for root in launch.arm.import_roots),
         site=launch.arm.tree.resolve() / SITE_FOLDER,
-        files=launch.loaded.files | launch.loaded.programs,
-    )
-
-
-def _is_environment(file: Path, top: Path) -> bool:
-    """Whether a file of a checkout belongs to an interpreter, or to packages, that lie in it."""
-    folders = file.relative_to(top).parents
-    return SITE.search(str(file)) is not None or any(
-        _is_left_out(top / folder) for folder in folders if folder.parts
+        prefix=Path(_real_path(launch.arm.python)).parent.parent,
+        files=frozenset(
+            file if file.startswith(f"{top}/") else _real_path(file)
+            for file in launch.loaded.files | launch.loaded.programs
+        ),
     )
 
 
 _is_left_out = functools.cache(is_left_out)
+_real_path = functools.cache(os.path.realpath)
 
 
 def find_asymmetry(base: Loading, head: Loading) -> str | None:
@@ -100,11 +113,11 @@ def find_silent(base: Launch, head: Loading) -> str | None:
 def _find_foreign(arm: Loading, other: Loading) -> str | None:
     """Why an arm loaded a file of the other's checkout, unless its own is the same."""
     for file in sorted(arm.files):
-        path = Path(os.path.realpath(file))
-        if Path(file).is_relative_to(arm.top) and path.suffix in ("", ".py"):
-            continue  # its own, or what it is meant to share with the other
-        is_theirs = path.is_relative_to(other.top) and not path.is_relative_to(arm.top)
-        if not is_theirs or _is_environment(path, other.top):
+        # A link in its own tree may be what it is meant to share; a map has a library's own path.
+        if file.startswith(f"{arm.top}/") or not file.startswith(f"{other.top}/"):
+            continue
+        path = Path(file)
+        if not other.is_code(path):
             continue
         if not _are_alike(path, arm.top / path.relative_to(other.top)):
             return (
@@ -184,7 +197,7 @@ def _lacks(top: Path) -> tuple[Path, ...]:
 
 def _find_shared(base: Loading, head: Loading) -> str | None:
     """Why both arms loaded one file that a project of the tree has installed."""
-    both = {os.path.realpath(file) for file in base.files & head.files}
+    both = base.files & head.files
     installed = installed_by_projects(head.top, both)
     for file in sorted(both & installed.keys()):
         if Path(file).suffix == ".py" or _is_compiled(Path(file)):  # a script says where it leads

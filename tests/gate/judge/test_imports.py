@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from perfsuite.gate.arms.arm import Arm, Launch
+from perfsuite.gate.arms.loaded import Loaded
 from perfsuite.gate.judge.imports import find_wrong_import
 
 PLACES = {
@@ -63,7 +64,8 @@ def compare(
     for name, tree, modules in zip(("base", "head"), trees, (base, head), strict=True):
         arm = Arm(name=name, tree=folder / tree, import_roots=(), pytest_arguments=())
         files = {module: str(folder / file) for module, file in modules.items()}
-        launches.append(Launch(arm=arm, modules=files))
+        loaded = Loaded(files=frozenset(files.values()))
+        launches.append(Launch(arm=arm, modules=files, loaded=loaded))
     return find_wrong_import(*launches)
 
 
