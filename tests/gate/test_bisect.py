@@ -238,7 +238,7 @@ def test_both_arms_are_configured_as_the_working_tree(shop: Shop) -> None:
     (request, _) = shop.requests
     assert request.root == request.folder
     assert request.inifile == request.folder / "pytest.ini"
-    assert (request.paths, request.cells) == ((CELL,), frozenset({CELL}))
+    assert (request.command.arguments[-1], request.cells) == (CELL, frozenset({CELL}))
     assert request.floor_s is None
 
 

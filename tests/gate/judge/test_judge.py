@@ -44,7 +44,7 @@ class Machine:
         self._cells = cells
         self.modules: dict[str, dict[str, str]] = {"base": {}, "head": {}}
         self.failure: str | None = None
-        self.broken: dict[str, tuple[str, ...]] = {}
+        self.broken: dict[str, dict[str, str]] = {}
         self.unfit: list[str | None] = []
         self.plans: list[PairPlan] = []
         self.names: list[list[str]] = []
@@ -58,12 +58,12 @@ class Machine:
         for arm in arms:
             runs = {name: self._cells(name, arm.name, plan.number) for name in names}
             suite = Suite(
-                cells={},
+                cells=dict.fromkeys(names, {}),
                 root=arm.tree,
                 inifile=None,
                 pythonpath=(),
                 python_files=(),
-                broken=self.broken.get(arm.name, ()),
+                broken=self.broken.get(arm.name, {}),
             )
             launches[arm.name] = Launch(
                 arm=arm,
