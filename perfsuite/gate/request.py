@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,10 +15,12 @@ from perfsuite.errors import SettingError, WriteError
 from perfsuite.gate.arms.arm import Arm, Launch, PairPlan, Suite
 from perfsuite.gate.arms.command import Command
 from perfsuite.gate.arms.launch import launch_pair, scratch_folder
+from perfsuite.gate.git.find_base import find_base
 from perfsuite.gate.git.overlay import lay_configuration
-from perfsuite.gate.git.repository import Base, find_top
+from perfsuite.gate.git.repository import Base, NoBase, find_top
 from perfsuite.gate.git.worktree import (
     base_tree,
+    check_base_dir,
     directory_tree,
     ignore_trees_in,
     import_roots,
@@ -49,7 +51,9 @@ class GateRequest:
         cells: Those of head's that are judged; None is all.
         num_cells: That share the error rate, in whichever session; None is those that are judged.
         base: A revision; None finds the merge base.
+        target: The branch that a continuous integration says the change goes to.
         base_dir: A folder instead of a revision.
+        found: The base, where it is known already.
         base_python: The base arm's interpreter; None is this one.
         base_environment: Variables that the base arm alone has.
         tolerance: The slowdown that is accepted unless a marker says otherwise.
@@ -64,7 +68,9 @@ class GateRequest:
     cells: frozenset[str] | None = None
     num_cells: int | None = None
     base: str | None = None
+    target: str | None = None
     base_dir: Path | None = None
+    found: Base | NoBase | None = None
     base_python: str | None = None
     base_environment: Mapping[str, str] = field(default_factory=dict)
     tolerance: float = 0.02
@@ -93,6 +99,24 @@ def session_caches() -> Iterator[Path]:
                 f"cannot make a temporary folder for the session: {error.strerror or error}"
             ) from error
         yield folder
+
+
+def base_of(request: GateRequest, folders: Sequence[Path]) -> Base | NoBase | None:
+    """Return the commit to compare with, None for a folder.
+
+    `folders` are searched for modules that git does not know, beside the request's own. Raises a
+    SettingError where the base is not known.
+    """
+    if request.base_dir is not None:
+        check_base_dir(request.base_dir)
+        return None
+    return request.found or find_base(
+        request.folder,
+        request.base,
+        target=request.target,
+        outputs=request.outputs,
+        folders=folders,
+    )
 
 
 def collect(arm: Arm) -> Launch:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from gated_repository import CLOCK, ONE_CELL, SHOP, SLOW_SHOP, TWO_CELLS, Repository, make_shop
+from gated_repository import ONE_CELL, SHOP, SLOW_SHOP, TWO_CELLS, Repository, make_shop
 
 PRICE = "benchmarks/test_steps.py::test_price"
 STOCK = "benchmarks/test_steps.py::test_stock"

@@ -18,6 +18,7 @@ from gated_repository import (
     make_shop,
 )
 
+from perfsuite.records.cell import Counts
 from perfsuite.report.runs import read_runs
 
 PRICE = "benchmarks/test_steps.py::test_price"
@@ -241,33 +242,29 @@ def test_the_judge_uses_the_configuration_of_the_session(shop: Repository) -> No
     assert "test_steps" not in gated.output
 
 
-def test_a_cell_that_the_judge_cannot_find_is_invalid(shop: Repository) -> None:
-    shop.write(
-        conftest="""
-        def pytest_addoption(parser):
-            parser.addoption("--size", default="1")
-
-        def pytest_generate_tests(metafunc):
-            metafunc.parametrize("size", [metafunc.config.getoption("--size")])
-        """,
-        benchmarks__test_steps=ONE_CELL.replace("(benchmark)", "(benchmark, size)"),
-    )
-
-    gated = shop.gate("--size=2")
-
-    gated.expect(
-        12,
-        f"{PRICE}[2] INVALID",
-        f"{PRICE}[2]: the judge found no such cell in head's tree: it calls pytest with the "
-        "paths, -c, --rootdir, -k, -m, -o, -p, --deselect and --ignore of this session alone",
-    )
-
-
 def test_collecting_alone_judges_nothing(shop: Repository) -> None:
     gated = shop.gate("--collect-only", "-q")
 
     gated.expect(0, PRICE)
     assert "perfsuite gate" not in gated.output
+
+
+# Counts.
+
+
+def test_a_change_that_moves_the_environment_hides_no_count(shop: Repository) -> None:
+    counts = dict.fromkeys(Counts.__struct_fields__)
+    counted = (
+        f"benchmark.extra_info['perfsuite'] = shop.KNOBS | {{'counts': {counts} | shop.FLOPS}}"
+    )
+    shop.write(benchmarks__test_steps=f"{ONE_CELL}        {counted}")
+    shop.write(shop=f"{SHOP}\n    KNOBS = {{'fingerprint': 'a'}}\n    FLOPS = {{'flops': 100}}")
+    shop.commit()
+    shop.write(shop=f"{SHOP}\n    KNOBS = {{'fingerprint': 'b'}}\n    FLOPS = {{'flops': 200}}")
+
+    gated = shop.gate()
+
+    gated.expect(10, f"{PRICE} FAIL *", f"{PRICE}: flops 100 -> 200 (+100.0 %), allowed 0 %*")
 
 
 # The base.

@@ -332,8 +332,8 @@ def test_where_heads_tests_cannot_be_collected_nothing_is_compared(tmp_path: Pat
 def test_where_the_bases_tests_cannot_be_collected_no_cell_passes(tmp_path: Path) -> None:
     folder = make_project(
         tmp_path,
-        {"bench/test_a.py": "import no_such_module\n"},
-        {"pkg/code.py": CODE.format(slow=1), "bench/test_a.py": BENCH},
+        {"pkg/code.py": CODE.format(slow=1), "bench/test_a.py": BENCH, "bench/conftest.py": "1/0"},
+        {"bench/conftest.py": ""},
     )
 
     result = gate(folder)
@@ -342,7 +342,35 @@ def test_where_the_bases_tests_cannot_be_collected_no_cell_passes(tmp_path: Path
     reason = cell(result, "test_same").reason
     assert reason is not None
     assert reason.startswith("the base's tests cannot be collected: ")
-    assert "No module named 'no_such_module'" in reason
+    assert "ZeroDivisionError" in reason
+
+
+def test_a_change_that_repairs_a_benchmark_of_the_base_is_judged(tmp_path: Path) -> None:
+    folder = make_project(
+        tmp_path,
+        {"pkg/code.py": CODE.format(slow=50_000), "bench/test_a.py": "import no_such_module\n"},
+        {"pkg/code.py": CODE.format(slow=100_000), "bench/test_a.py": BENCH},
+    )
+
+    result = gate(folder)
+
+    assert words(result) == {"test_same": "PASS", "test_slow": "FAIL"}
+
+
+def test_options_that_the_bases_pytest_refuses_are_left_out(tmp_path: Path) -> None:
+    folder = make_project(
+        tmp_path,
+        {
+            "pkg/code.py": CODE.format(slow=1),
+            "bench/test_a.py": BENCH,
+            "pytest.ini": "[pytest]\naddopts = --option-of-a-plugin-that-is-gone\n",
+        },
+        {"pytest.ini": INI, "bench/test_a.py": BENCH.partition("def test_slow")[0]},
+    )
+
+    result = gate(folder)
+
+    assert words(result) == {"test_same": "PASS", "test_slow": "VANISHED"}
 
 
 def test_a_base_that_heads_benchmarks_cannot_import_is_no_baseline(tmp_path: Path) -> None:

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from perfsuite.gate.arms.loaded import NOTHING, Loaded
+
 
 @dataclass(frozen=True, kw_only=True)
 class Arm:
@@ -53,6 +55,7 @@ class CellRun:
         alternated_s: Seconds from the first to the last turn, those of the other arm included; 0
             where the rounds were not the gate's to choose.
         profile: (function, calls, own seconds) of an iteration, where the plan profiles.
+        loaded: By the launch up to the end of the cell.
     """
 
     outcome: str
@@ -61,6 +64,7 @@ class CellRun:
     record: dict[str, Any] | None
     alternated_s: float = 0.0
     profile: tuple[tuple[str, float, float], ...] = ()
+    loaded: Loaded = NOTHING
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,6 +111,7 @@ class Launch:
         takes_turns: Whether the arm's perfsuite, if it has one, can take turns.
         cells: Those that were run.
         modules: The file of each top-level module.
+        loaded: By all its processes.
         failure: Why something is missing; None of a whole launch.
     """
 
@@ -115,6 +120,7 @@ class Launch:
     takes_turns: bool = True
     cells: dict[str, CellRun] = field(default_factory=dict)
     modules: dict[str, str] = field(default_factory=dict)
+    loaded: Loaded = NOTHING
     failure: str | None = None
 
     @property

@@ -33,6 +33,7 @@ from typing import Any
 import msgspec
 
 from perfsuite.gate.arms.arm import OTHER_ENDED, Arm, CellRun, Choose, Launch, PairPlan, Suite
+from perfsuite.gate.arms.loaded import Loaded, LoadLogReader
 from perfsuite.gate.arms.num_rounds import agree_on_iterations, first_num_rounds
 from perfsuite.gate.arms.turns import Scheduler
 
@@ -51,6 +52,7 @@ class Server:
         self._selector = selectors.DefaultSelector()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(str(path))
+        self._logs = {arm.name: LoadLogReader(path.with_name(f"{arm.name}.loaded")) for arm in arms}
         self._listener.listen()
         self._selector.register(self._listener, selectors.EVENT_READ, None)
         # Where the answer goes, by arm and kind of message.
@@ -147,6 +149,7 @@ class Server:
                 self.launches[arm].modules |= message["modules"]
             case "finished":
                 self.launches[arm].modules |= message["modules"]
+                self._read_loaded(arm)
                 if self.launches[arm].suite is None:
                     reason = "its pytest ended before it had collected anything"
                     self.launches[arm].failure = reason
@@ -162,6 +165,11 @@ class Server:
             self._chosen = list(self._choose(suites))
             self._answer("collected", suites, {"run": self._chosen})
 
+    def _read_loaded(self, arm: str) -> Loaded:
+        """Read what an arm has loaded by now; it waits meanwhile, so its processes live."""
+        loaded = self.launches[arm].loaded = self._logs[arm].read()
+        return loaded
+
     def _take_cell(self, arm: str, message: dict[str, Any]) -> None:
         self.launches[arm].cells[message["cell"]] = CellRun(
             outcome=message["outcome"],
@@ -170,6 +178,7 @@ class Server:
             record=message["record"],
             alternated_s=0.0 if self._agreed_s is None else self._ended_s - self._agreed_s,
             profile=tuple(map(tuple, message["profile"])),
+            loaded=self._read_loaded(arm),
         )
         self._answer("turn", self._scheduler.leave(arm))
         self._advance()

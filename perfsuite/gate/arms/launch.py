@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from perfsuite.errors import WriteError
+from perfsuite.gate.arms import load_log
 from perfsuite.gate.arms.arm import Arm, Choose, Launch, PairPlan, Suite
 from perfsuite.gate.arms.channel import Server
 from perfsuite.system import imported_files
@@ -27,6 +28,7 @@ _PLUGIN_NAME = "perfsuite_arm"
 _COPIED = {
     _PLUGIN_NAME: Path(__file__).with_name("arm_plugin.py"),
     "perfsuite_imported_files": Path(imported_files.__file__),
+    "sitecustomize": Path(load_log.__file__),
 }
 # Of the files that a launch collects, one a line; the arm's plugin reads it.
 _FILES = "files"
@@ -120,6 +122,7 @@ def _process(arm: Arm, plan: PairPlan, scratch: Path) -> Iterator[subprocess.Pop
         "PYTHONHASHSEED": str(plan.hash_seed),
         "TMPDIR": str(temporary),
         "PERFSUITE_ARM_CHANNEL": str(scratch / "channel"),
+        load_log.LOG: str(scratch / f"{arm.name}.loaded"),
         "PERFSUITE_ARM_NAME": arm.name,
         "PERFSUITE_ARM_CORE": str(plan.core),
         **({"PERFSUITE_ARM_PROFILES": "1"} if plan.profiles else {}),

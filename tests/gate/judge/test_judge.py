@@ -58,7 +58,7 @@ class Machine:
         for arm in arms:
             runs = {name: self._cells(name, arm.name, plan.number) for name in names}
             suite = Suite(
-                cells=dict.fromkeys(names, {}),
+                cells={name: {} for name in names},
                 root=arm.tree,
                 inifile=None,
                 pythonpath=(),
@@ -335,14 +335,18 @@ def test_what_is_no_time_is_never_judged(
 def test_tests_that_cannot_be_collected_are_distinguished_from_a_launch_that_broke(
     run: Run, arm: str, word: str
 ) -> None:
-    broken = "test_a.py: ImportError: cannot import name 'b'"
-    machine = Machine(lambda name, asked, number: None if asked == arm else timed(1.0))
-    machine.broken[arm] = (broken,)
-    machine.failure = broken
+    why = "ImportError: cannot import name 'b'"
+    cells = ["test_a.py::test_b", "test_c.py::test_d"]
+    machine = Machine(
+        lambda name, asked, number: None if asked == arm and name == cells[0] else timed(1.0)
+    )
+    machine.broken[arm] = {"test_a.py": why}
 
-    (trial,) = run(machine, ["a"]).trials
+    broken, whole = run(machine, cells, max_pairs=3).trials
 
-    assert (trial.word, trial.reason) == (word, f"the {arm} launch did not measure it: {broken}")
+    reason = f"the {arm} launch did not measure it: test_a.py: {why}"
+    assert (broken.word, broken.reason) == (word, reason)
+    assert whole.word == "PASS"
 
 
 def test_a_cell_that_a_whole_launch_left_out_is_invalid(run: Run) -> None:
@@ -715,24 +719,45 @@ def test_counts_explain_a_cell_that_times_have_failed(run: Run) -> None:
 @pytest.mark.parametrize(
     ("head", "why"),
     [
-        ({"fingerprint": "bbbb"}, "the base ran in the environment aaaa, head in bbbb"),
-        ({"counts": {"flops": "many"}}, "a record has another form: "),
+        ({"memory": None}, "memory is not available of head, so it is not compared"),
+        (
+            {"counts": {"flops": "many"}},
+            "counts and memory are not compared: a record has another form: ",
+        ),
     ],
-    ids=["environment", "form"],
+    ids=["absent", "form"],
 )
 def test_counts_that_cannot_be_compared_are_named(run: Run, head: dict[str, Any], why: str) -> None:
-    def other(name: str, arm: str, number: int) -> CellRun:
-        run_of_arm = counted(arm, **head)
-        assert run_of_arm.record is not None
-        record = {"fingerprint": "aaaa", **run_of_arm.record}
-        return dataclasses.replace(run_of_arm, record=record)
-
-    trial = run(Machine(other), ["a"], max_pairs=3, policies={"a": EXACTLY}).trials[0]
+    trial = judge_counts(run, EXACTLY, **head)
 
     assert (trial.word, trial.by) == ("PASS", "pairs")
     assert trial.reason is not None
-    assert trial.reason.startswith("counts and memory are not compared: ")
-    assert why in trial.reason
+    assert trial.reason.startswith(why)
+
+
+def test_a_change_of_the_environment_hides_no_count(run: Run) -> None:
+    def elsewhere(name: str, arm: str, number: int) -> CellRun:
+        counts = counted(arm, flops=1100)
+        assert counts.record is not None
+        return dataclasses.replace(counts, record={**counts.record, "fingerprint": arm})
+
+    trial = run(Machine(elsewhere), ["a"], max_pairs=3, policies={"a": EXACTLY}).trials[0]
+
+    assert (trial.word, trial.by) == ("FAIL", "counts")
+
+
+@pytest.mark.parametrize(
+    ("flops", "word"), [((1100, 1000, 1100), "PASS"), ((1100, 1050, 1200), "FAIL")]
+)
+def test_an_increase_must_stand_in_every_launch(run: Run, flops: Sequence[int], word: str) -> None:
+    machine = Machine(lambda name, arm, number: counted(arm, flops=flops[number - 1]))
+
+    trial = run(machine, ["a"], max_pairs=3, policies={"a": EXACTLY}).trials[0]
+
+    assert trial.word == word
+    assert trial.reason == (
+        None if word == "PASS" else "flops 1.00 k -> 1.05 k (+5.0 %), allowed 0 %"
+    )
 
 
 # --- memory ---

@@ -155,6 +155,17 @@ def test_a_cell_left_to_the_screen_and_then_skipped_goes_to_the_pairs(
     assert table(result)[OTHER] == "VANISHED"
 
 
+def test_a_cell_that_no_launch_has_is_invalid(
+    pytester: pytest.Pytester, words: dict[str, str]
+) -> None:
+    result = gated(pytester)
+
+    assert result.ret == 12
+    assert table(result) == {FINE: "PASS", OTHER: "INVALID"}
+    reason = f"{OTHER}: a launch of head with the same command line has no such cell"
+    assert reason in result.outlines
+
+
 def test_a_test_that_is_no_cell_keeps_its_failure_to_itself(
     pytester: pytest.Pytester, words: dict[str, str]
 ) -> None:
@@ -166,3 +177,34 @@ def test_a_test_that_is_no_cell_keeps_its_failure_to_itself(
     assert result.ret == 1
     assert table(result) == {FINE: "PASS", OTHER: "PASS"}
     assert said(pytester.path) == ("ERROR", "2 cells: 2 PASS; 1 of its tests failed")
+
+
+@pytest.mark.parametrize(("word", "code"), [("PASS", 0), ("FAIL", 10)])
+def test_a_count_above_the_newest_stored_run_is_for_the_pairs_to_confirm(
+    pytester: pytest.Pytester,
+    words: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    word: str,
+    code: int,
+) -> None:
+    words[OTHER] = word
+    monkeypatch.setattr(History, "can_screen", lambda self, name: name == OTHER)
+    monkeypatch.setattr(History, "find_increases", lambda *arguments: "flops 100 -> 120")
+    pytester.makepyfile(
+        test_inner="""
+        from perfsuite import Recipe
+
+        def test_other(train_benchmark):
+            train_benchmark("toy-mlp", Recipe(), rounds=2, iterations=1)
+        """
+    )
+
+    result = pytester.runpytest_inprocess(
+        ".", "--benchmark-compare", "--perf-numerics=off", "-p", "no:cacheprovider"
+    )
+
+    assert result.ret == code
+    assert table(result) == {OTHER: word}
+    result.stdout.fnmatch_lines(
+        [f"*{OTHER} goes to the judge: flops 100 -> 120 since the newest stored run"]
+    )

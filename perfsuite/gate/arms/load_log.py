@@ -1,0 +1,159 @@
+"""Logs what a process of a launch loads and starts, as it happens.
+
+Copied into the launches as `sitecustomize`, which every Python process imports that inherits their
+environment: the standard library alone, and little of it, because each process pays for it. The
+gate's end is `perfsuite.gate.arms.loaded`. A line has a process id, a kind and a text in quotes:
+
+    process  that has this log
+    file     source or library that it loads, or that it opens and the gate watches
+    program  that it starts
+    silent   command that may run Python in a process that cannot have this log
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from importlib.machinery import PathFinder
+from importlib.util import module_from_spec
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from typing import Any
+
+# The file to log to, and the files and folders to watch.
+LOG = "PERFSUITE_ARM_LOADED"
+WATCHED = "PERFSUITE_ARM_WATCHED"
+_FOLDER = os.path.dirname(__file__)
+_CODE = (".py", ".pyc", ".so")
+_SHELLS = frozenset({"sh", "ash", "bash", "dash", "zsh", "env", "nice", "nohup", "timeout"})
+_MOST_CHARACTERS = 200
+
+
+class LoadLog:
+    """An audit hook: the code under test meets no changed function."""
+
+    def __init__(self, path: str, watched: Iterable[str]) -> None:
+        self._path = path
+        self._watched = tuple(watched)
+        self._seen: set[str] = set()
+
+    def __call__(self, event: str, arguments: tuple[Any, ...]) -> None:
+        """Log an event of the interpreter, if it is one of those above."""
+        if event == "open" or event == "ctypes.dlopen":
+            self._note_file(arguments[0])
+        elif event == "import":  # of an extension; else its file is opened
+            self._note_file(arguments[1])
+        elif event == "subprocess.Popen":
+            self._note_start(*arguments)
+        elif event == "os.exec" or event == "os.posix_spawn":
+            self._note_start(arguments[0], arguments[1], None, arguments[2])
+        elif event == "os.system":
+            self._note_start("/bin/sh", ("sh", "-c", arguments[0]), None, None)
+
+    def write(self, kind: str, text: str = "") -> None:
+        """Append a line, whole, whichever processes write."""
+        line = f"{os.getpid()} {kind} {text!r}\n".encode("ascii", "backslashreplace")
+        # Opened anew, because code under test may close what it does not know; and a launch whose
+        # folder is gone is ending.
+        with contextlib.suppress(OSError):
+            log = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+            try:
+                os.write(log, line)
+            finally:
+                os.close(log)
+
+    def _note_file(self, path: object) -> None:
+        if isinstance(path, bytes):
+            path = os.fsdecode(path)
+        if not isinstance(path, str) or path in self._seen:
+            return
+        is_code = path.endswith(_CODE) or ".so." in path
+        if is_code or (self._watched and os.path.abspath(path).startswith(self._watched)):
+            self._seen.add(path)
+            # Without a folder it is a library that the dynamic linker finds: a map has its place.
+            if "/" in path or os.path.exists(path):
+                self.write("file", _source_of(os.path.abspath(path)))
+
+    def _note_start(self, program: Any, words: Any, folder: Any, environment: Any) -> None:
+        given = os.environ if environment is None else environment
+        variables = {_text(name): _text(given[name]) for name in given}
+        words = [_text(word) for word in words]
+        found = os.path.join(_text(folder or ""), _find(_text(program), variables))
+        self.write("program", os.path.abspath(found))
+        if not self._is_inherited(words, variables) and _may_run_python(found):
+            self.write("silent", " ".join(words)[:_MOST_CHARACTERS])
+
+    def _is_inherited(self, words: Sequence[str], variables: Mapping[str, str]) -> bool:
+        """Whether Python has this log in a process that is started so."""
+        if variables.get(LOG) != self._path:
+            return False
+        if _FOLDER not in variables.get("PYTHONPATH", "").split(os.pathsep):
+            return False
+        if not _is_python(words[0]):
+            return True
+        options = iter(words[1:])
+        for option in options:
+            if not option.startswith("-") or option in ("-", "-c", "-m"):
+                break
+            if option in ("-W", "-X"):
+                next(options, None)
+            elif not option.startswith(("-W", "-X", "--")) and {*"EIS"} & {*option}:
+                return False
+        return True
+
+
+def _text(value: Any) -> str:
+    return os.fsdecode(value) if isinstance(value, (str, bytes, os.PathLike)) else str(value)
+
+
+def _source_of(path: str) -> str:
+    """The source of a file of bytecode, wherever the cache is."""
+    folder, name = os.path.split(path)
+    if not name.endswith(".pyc"):
+        return path
+    if sys.pycache_prefix and folder.startswith(sys.pycache_prefix):
+        folder = folder[len(sys.pycache_prefix) :]
+    elif os.path.basename(folder) == "__pycache__":
+        folder = os.path.dirname(folder)
+    return os.path.join(folder, name.partition(".")[0] + ".py")
+
+
+def _find(program: str, variables: Mapping[str, str]) -> str:
+    if "/" not in program:
+        for folder in os.get_exec_path(dict(variables)):
+            if os.access(found := os.path.join(folder, program), os.X_OK):
+                return found
+    return program
+
+
+def _is_python(program: str) -> bool:
+    return os.path.basename(program).rstrip("t").rstrip("0123456789.") in ("python", "pypy")
+
+
+def _may_run_python(program: str) -> bool:
+    """Whether a program is Python, a script, or starts the program that it is told."""
+    if _is_python(program) or os.path.basename(program) in _SHELLS:
+        return True
+    with contextlib.suppress(OSError), open(program, "rb") as script:
+        return script.read(2) == b"#!"
+    return False
+
+
+def _run_the_next() -> None:
+    """Run the `sitecustomize` of the environment, which this one hides."""
+    spec = PathFinder.find_spec(__name__, [path for path in sys.path if path != _FOLDER])
+    if spec is not None and spec.loader is not None:
+        module = sys.modules[__name__] = module_from_spec(spec)
+        spec.loader.exec_module(module)
+
+
+if __name__ == "sitecustomize":
+    if found_log := os.environ.get(LOG):
+        _log = LoadLog(found_log, filter(None, os.environ.get(WATCHED, "").split(os.pathsep)))
+        sys.addaudithook(_log)
+        os.register_at_fork(after_in_child=lambda: _log.write("process"))
+        _log.write("process")
+    _run_the_next()

@@ -1,0 +1,89 @@
+"""What a launch says that its processes loaded and started, whichever way they were started."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from tiny_suites import make_arms, pair
+
+pytestmark = pytest.mark.slow
+
+SUITE = """
+import ctypes, multiprocessing, os, signal, subprocess, sys
+
+def work():
+    import in_fork
+    os.kill(os.getpid(), signal.SIGKILL)  # no process can say anything at such an end
+
+def test_quiet(benchmark):
+    benchmark.pedantic(int, rounds=1)
+
+def test_busy(benchmark):
+    benchmark.pedantic(int, rounds=1)
+    forked = multiprocessing.get_context("fork").Process(target=work)
+    forked.start()
+    forked.join()
+    os.chdir("elsewhere")
+    own = ["-c", "import in_child, os; os.system('true')"]
+    subprocess.run([sys.executable, *own], check=True)
+    subprocess.run([sys.executable, "-W", "error", "-I", "-c", "pass"], check=True)
+    subprocess.run(["true"], env={}, check=True)
+    subprocess.run(["sh", "-c", "true"], env={"PATH": os.environ["PATH"]}, check=True)
+    subprocess.run(["./script"], check=True)
+    ctypes.CDLL("./library.so.1")
+"""
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A library that any process may load."""
+    (found,) = {
+        Path(line.split()[-1])
+        for line in Path("/proc/self/maps").read_text().splitlines()
+        if "/libc.so" in line or "/libc-" in line
+    }
+    return found
+
+
+def test_a_launch_tells_what_each_of_its_processes_loaded_and_started(
+    tmp_path: Path, library: Path
+) -> None:
+    arms = make_arms(tmp_path.resolve(), SUITE)
+    for arm in arms:
+        for name in ("in_fork", "in_child"):
+            (arm.tree / f"{name}.py").touch()
+        (arm.tree / "elsewhere").mkdir()
+        (arm.tree / "elsewhere/script").write_text("#!/bin/sh\n")
+        (arm.tree / "elsewhere/script").chmod(0o700)
+        (arm.tree / "elsewhere/library.so.1").symlink_to(library)
+
+    launch = pair(arms)["head"]
+
+    tree = arms[1].tree
+    own = {file for file in launch.loaded.files if Path(file).is_relative_to(tree)}
+    names = ("test_cells.py", "in_fork.py", "in_child.py", "elsewhere/library.so.1")
+    assert own == {str(tree / name) for name in names}
+    assert str(library) in launch.loaded.files
+    assert {Path(program).name for program in launch.loaded.programs} >= {"true", "sh", "script"}
+    assert launch.loaded.silent == {
+        f"{sys.executable} -W error -I -c pass",
+        "sh -c true",
+    }
+    quiet, busy = launch.cells.values()
+    assert str(tree / "test_cells.py") in quiet.loaded.files
+    assert str(tree / "in_fork.py") not in quiet.loaded.files
+    assert busy.loaded.files <= launch.loaded.files
+    assert (quiet.loaded.silent, busy.loaded.silent) == (frozenset(), launch.loaded.silent)
+
+
+def test_the_environments_own_sitecustomize_is_run(tmp_path: Path) -> None:
+    suite = "import sys\ndef test_cell(benchmark): benchmark(int), sys.of_the_environment\n"
+    arms = make_arms(tmp_path, suite)
+    for arm in arms:
+        (arm.tree / "first").mkdir()
+        (arm.tree / "first/sitecustomize.py").write_text("import sys; sys.of_the_environment = 1")
+
+    for launch in pair(arms).values():
+        assert launch.cells["test_cells.py::test_cell"].outcome == "passed"
