@@ -93,10 +93,17 @@ _PATIENCE_S = 600.0
 
 
 class Repository:
-    """A checkout, and what is called in it."""
+    """A checkout, and what is called in it.
+
+    Attributes:
+        folder: Where pytest is called.
+        python_options: Of the interpreter.
+    """
 
     def __init__(self, path: Path, *, python: str = sys.executable) -> None:
         self.path = path
+        self.folder = path
+        self.python_options: tuple[str, ...] = ()
         self._python = python
 
     def write(self, **files: str) -> None:
@@ -125,8 +132,11 @@ class Repository:
     def start(self, *arguments: str, **environment: str) -> subprocess.Popen[str]:
         """Start pytest."""
         return subprocess.Popen(
-            [self._python, "-m", "pytest", "-p", "no:cacheprovider", *arguments],
-            cwd=self.path,
+            [
+                *(self._python, *self.python_options, "-m", "pytest"),
+                *("-p", "no:cacheprovider", *arguments),
+            ],
+            cwd=self.folder,
             env=_ENVIRONMENT | {"PYTHONUNBUFFERED": "1"} | environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
