@@ -137,49 +137,49 @@ class _Session:
 
     def compare(self) -> tuple[list[CellVerdict], Judgement | None]:
         """Judge what both sides have, and say why the rest is not compared."""
-        request, suite = self.side.request, self.side.suite
         with self.side.tree() as tree:
             if (refusal := self._prepare(tree)) is not None:
-                return _not_compared("NO-BASELINE", suite.cells, refusal), None
-            own = self.side.collect(tree)
-            digests = python_digests(tree)
-            self.side.lay_benchmarks(tree)
-            changed = self._describe_tree(tree, digests)
-            refusal = None if own.takes_turns else "the base's perfsuite is too old to take turns"
-            if own.suite is None or own.failure is not None:
-                refusal = f"the base's tests cannot be collected: {own.failure}"
-            if refusal is not None:
-                return _not_compared("NO-BASELINE", suite.cells, refusal), None
-            assert own.suite is not None
-            self._describe_variables(own.suite)
-            policies, cells = self._choose_cells(own.suite)
-            judgement = None
-            if policies:
-                arms = self._watching(
-                    tree, self.side.arm(tree), head_arm(request, suite, self.side.caches)
-                )
-                judgement = judge(
-                    *arms,
-                    policies,
-                    num_cells=request.num_cells,
-                    budget=request.budget,
-                    seed=request.seed,
-                    priors=request.priors,
-                    say=self.say,
-                )
-                self._look_for_skipped(judgement)
-                for trial in judgement.trials:
-                    for remark in remarks_on(trial, suite.root, changed):
-                        trial.add_reason(remark)
-                    if trial.word == "VANISHED" and self._accepted.is_removed(trial.name):
-                        trial.word = "SKIPPED"  # it may be gone
-                    elif trial.word == "VANISHED":
-                        trial.add_reason(_HOW_TO_ACCEPT)
-                explanations = self._explain(arms, judgement)
-                cells += [
-                    _verdict(trial, explanations.get(trial.name)) for trial in judgement.trials
-                ]
+                return _not_compared("NO-BASELINE", self.side.suite.cells, refusal), None
+            cells, judgement = self._compare_with(tree)
             return [self._name_untracked(cell, tree) for cell in cells], judgement
+
+    def _compare_with(self, tree: Path) -> tuple[list[CellVerdict], Judgement | None]:
+        request, suite = self.side.request, self.side.suite
+        own = self.side.collect(tree)
+        digests = python_digests(tree)
+        self.side.lay_benchmarks(tree)
+        changed = self._describe_tree(tree, digests)
+        refusal = None if own.takes_turns else "the base's perfsuite is too old to take turns"
+        if own.suite is None or own.failure is not None:
+            refusal = f"the base's tests cannot be collected: {own.failure}"
+        if refusal is not None:
+            return _not_compared("NO-BASELINE", suite.cells, refusal), None
+        assert own.suite is not None
+        self._describe_variables(own.suite)
+        policies, cells = self._choose_cells(own.suite)
+        if not policies:
+            return cells, None
+        arms = self._watching(tree, self.side.arm(tree), head_arm(request, suite, self.side.caches))
+        judgement = judge(
+            *arms,
+            policies,
+            num_cells=request.num_cells,
+            budget=request.budget,
+            seed=request.seed,
+            priors=request.priors,
+            say=self.say,
+        )
+        self._look_for_skipped(judgement)
+        for trial in judgement.trials:
+            for remark in remarks_on(trial, suite.root, changed):
+                trial.add_reason(remark)
+            if trial.word == "VANISHED" and self._accepted.is_removed(trial.name):
+                trial.word = "SKIPPED"  # it may be gone
+            elif trial.word == "VANISHED":
+                trial.add_reason(_HOW_TO_ACCEPT)
+        explanations = self._explain(arms, judgement)
+        cells += [_verdict(trial, explanations.get(trial.name)) for trial in judgement.trials]
+        return cells, judgement
 
     def _prepare(self, tree: Path) -> str | None:
         """Share files with the base and build it; return why it cannot be built."""
@@ -218,7 +218,7 @@ class _Session:
         return read_accepted(self.side.suite.root / ACCEPTED_FILE, datetime.date.today())
 
     def _describe_tree(self, tree: Path, digests: Mapping[Path, bytes]) -> list[Path]:
-        """Say where and what the base's tree is; return the benchmark files that it had otherwise."""
+        """Say where and what the base's tree is; return the benchmark files that head changed."""
         if (place := why_elsewhere(tree, self.side.suite.root)) is not None:
             self.differs["base's file system"] = place
         if self.side.base is not None and (missing := what_is_missing(tree)):
