@@ -304,7 +304,7 @@ def _holds_code(head: Head, folder: Path) -> bool:
 
 def _is_for_tests(head: Head, path: Path) -> bool:
     folders = {folder.name.lower() for folder in path.parents}
-    return _is_test_file(head, path) or not _USUAL.isdisjoint(folders)
+    return is_test_file(head, path) or not _USUAL.isdisjoint(folders)
 
 
 @functools.cache
