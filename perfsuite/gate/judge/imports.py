@@ -106,7 +106,9 @@ def _foreign_imports(
                 continue
             path = Path(file)
             is_theirs = path.is_relative_to(theirs) and not path.is_relative_to(own)
-            if is_theirs and not _INSTALLED.intersection(path.parts):
+            if not is_theirs or _INSTALLED.intersection(path.parts):
+                continue
+            if (own / path.relative_to(theirs)).resolve() != path:  # else it may share it
                 yield arm, name, path
 
 

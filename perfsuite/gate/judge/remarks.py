@@ -23,7 +23,7 @@ def remarks_on(trial: Trial, root: Path, changed: Collection[Path]) -> Iterator[
     if others := [path for path in same if path != str(own) and Path(path).name != "conftest.py"]:
         yield f"what this cell runs is head's on both sides: {_listed(others)}"
     if loaded.silent:
-        yield f"no process could say what it loaded of {_listed(sorted(loaded.silent))}"
+        yield f"no process of these could say what it loaded: {_listed(sorted(loaded.silent))}"
 
 
 def _listed(names: Collection[str]) -> str:

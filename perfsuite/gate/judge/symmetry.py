@@ -99,8 +99,10 @@ def find_asymmetry(base: Loading, head: Loading) -> str | None:
 
 def find_silent(base: Launch, head: Loading) -> str | None:
     """Return why the base may have run head's code where it could not say what it loads."""
-    project = is_any_installed(head.top, base.loaded.files)
-    if not base.loaded.silent or project is None:
+    if not base.loaded.silent:
+        return None
+    project = is_any_installed(head.top, base.arm.python, base.loaded.files)
+    if project is None:
         return None
     command = min(base.loaded.silent)
     return (
