@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from perfsuite.gate.judge.installed import SITE, installed_by_projects, is_any_i
 from perfsuite.gate.judge.untracked import BUILD, SHARE
 
 _PYTHON = "give the base an interpreter of its own with --base-python (pytest: --perf-base-python)"
+# Temporary folders of sessions, which a continuous integration may have in the checkout.
+_OF_LAUNCHES = re.compile(r"perfsuite-\d+-")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,13 +47,15 @@ class Loading:
         return tuple(path.relative_to(self.top) for path in paths if self.is_code(path))
 
     def is_code(self, file: Path) -> bool:
-        """Whether a file of its checkout is of no interpreter, and no package, that lie in it."""
+        """Whether a file of its checkout is of no interpreter, package or launch that lie in it."""
         if SITE.search(str(file)) or (
             file.is_relative_to(self.prefix) and not self.top.is_relative_to(self.prefix)
         ):
             return False
-        folders = file.relative_to(self.top).parents
-        return not any(_is_left_out(self.top / folder) for folder in folders if folder.parts)
+        folders = [folder for folder in file.relative_to(self.top).parents if folder.parts]
+        return not any(
+            _OF_LAUNCHES.match(folder.name) or _is_left_out(self.top / folder) for folder in folders
+        )
 
 
 def loadings_of(base: Launch, head: Launch) -> tuple[Loading, Loading]:
