@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -105,6 +107,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = [item for item in items if item not in left_out]
 
 
+def pytest_collection_finish() -> None:
+    """Keep collections of garbage from walking all modules and tests, which takes half a second."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    """Let the interpreter end as ever."""
+    gc.unfreeze()
+
+
 def _starts_processes(item: pytest.Item) -> bool:
     asked = set(getattr(item, "fixturenames", ()))
     return bool(asked & _STARTERS) or item.get_closest_marker("slow") is not None
@@ -117,6 +130,15 @@ def _no_process_in_a_fast_session(request: pytest.FixtureRequest) -> Iterator[No
         if request.config.option.fast:
             patch.setattr(forkserver, "_forkserver", _refuse)
             patch.setattr(subprocess, "Popen", _PlainPopen)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_bytecode_of_what_tests_write() -> Iterator[None]:
+    """Python takes a module that is written twice in a second, with equal size, for the same."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "dont_write_bytecode", True)
+        patch.setenv("PYTHONDONTWRITEBYTECODE", "1")
         yield
 
 

@@ -98,14 +98,6 @@ def worst_error(ranks: list[Reductions], comm_hook: str) -> float:
     )
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(num_threads)
-
-
 @pytest.mark.parametrize("comm_hook", ["none", "fp16", "bf16"])
 @pytest.mark.parametrize(
     ("model", "options"),

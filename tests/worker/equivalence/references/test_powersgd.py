@@ -152,14 +152,6 @@ def errors_of_steps(ranks: list[Rank], expected: list[Tensors]) -> list[float]:
     return [relative_error(tested, expected) for tested, expected in steps]
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(num_threads)
-
-
 @pytest.fixture
 def two_ranks(rank_group: Any) -> list[Rank]:
     return rank_group(2, reduce_on_rank, perceptron, powersgd(2))
