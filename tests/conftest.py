@@ -36,7 +36,7 @@ for name in [name for name in os.environ if name.startswith("PYTEST_XDIST_")]:
 
 # No test asserts a duration, those of Hypothesis included.
 settings.register_profile("patient", deadline=None)
-settings.load_profile("patient")
+settings.register_profile("fast", deadline=None, max_examples=20)
 
 
 @pytest.fixture
@@ -94,6 +94,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--fast", action="store_true", help="leave out what starts ranks, or a pytest session"
     )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """With `--fast`, properties are tried with fewer examples too."""
+    settings.load_profile("fast" if config.option.fast else "patient")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
