@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import signal
@@ -15,6 +16,8 @@ from typing import Any
 
 import psutil
 import pytest
+import typer.main
+import typer.testing
 from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import settings
 from shared_memory import orphaned_segments
@@ -144,6 +147,16 @@ def _no_bytecode_of_what_tests_write() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "dont_write_bytecode", True)
         patch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _commands_are_made_once() -> Iterator[None]:
+    """typer reads the signature of every verb again for each call of the command line."""
+    with pytest.MonkeyPatch.context() as patch:
+        once = functools.cache(typer.main.get_command)
+        patch.setattr(typer.main, "get_command", once)
+        patch.setattr(typer.testing, "_get_command", once)
         yield
 
 
