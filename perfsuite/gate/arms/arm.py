@@ -158,8 +158,8 @@ class PairPlan:
         num_rounds: Rounds of a cell, where its test leaves that to the gate; of a cell that is not
             in it as many as fit into a first launch.
         one_by_one: Cells that one arm runs after the other: memory has no room for both.
-        unpinned: Cells that need more than the shared core.
         files: What is collected, from pytest's root; none for what the user's own call collects.
+        unpinned: Cells that need more than the shared core.
     """
 
     number: int
@@ -170,5 +170,5 @@ class PairPlan:
     profiles: bool = False
     num_rounds: Mapping[str, int] = field(default_factory=dict)
     one_by_one: frozenset[str] = frozenset()
-    unpinned: frozenset[str] = frozenset()
     files: tuple[str, ...] = ()
+    unpinned: frozenset[str] = frozenset()

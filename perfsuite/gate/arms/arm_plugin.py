@@ -75,9 +75,9 @@ class ArmPlugin:
         self._imported_files = imported_files
         self._turn_clock = perfsuite_turn_clock
         self._channel = channel
-        self._background = background
         self._parser = parser
         self._variables = dict(os.environ)
+        self._background = background
         self._core = int(os.environ["PERFSUITE_ARM_CORE"])
         self._unpinned: list[str] = []
         # Of the cells that are timed here, the clock and the core that it shares.
