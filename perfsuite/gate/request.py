@@ -18,7 +18,7 @@ from perfsuite.gate.git.repository import Base
 from perfsuite.gate.git.worktree import base_tree, directory_tree, ignore_trees_in, import_roots
 from perfsuite.gate.judge.counts import parse_slacks
 from perfsuite.gate.judge.trial import Budget, CellPolicy
-from perfsuite.stats.sequential import Prior
+from perfsuite.stats.evidence import Prior
 from perfsuite.units import format_ratio, parse_ratio, parse_seconds
 
 _TRAIN_FLOOR_S = 50e-6

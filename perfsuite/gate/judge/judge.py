@@ -22,7 +22,8 @@ from perfsuite.gate.judge.counts import compare_run_counts
 from perfsuite.gate.judge.imports import find_wrong_import
 from perfsuite.gate.judge.pair_evidence import add_pair, describe_changes, is_postponed
 from perfsuite.gate.judge.trial import Budget, CellPolicy, Judgement, Trial
-from perfsuite.stats.sequential import FIRST_LOOK, Prior, Rule, decide
+from perfsuite.stats.evidence import Pair, Prior
+from perfsuite.stats.sequential import Rule, decide
 from perfsuite.system.fitness import read_sensors, why_unfit
 from perfsuite.units import format_change, format_ratio
 
@@ -71,7 +72,6 @@ def judge(
                 break
             continue
         counted = [one for one in undecided if not is_postponed(one, pair.launches, pair.names)]
-        session.num_broken += len(counted) < len(undecided)
         for trial in counted:
             add_pair(trial, pair.launches, pair.plan.first, pair.other_s)
             _decide(trial, num_cells or len(trials), budget.max_pairs, priors.get(trial.name))
@@ -118,7 +118,6 @@ class _Session:
 
     Attributes:
         num_unfit: Pairs for which the machine was not fit.
-        num_broken: Pairs that are repeated for some of their cells.
     """
 
     arms: Sequence[Arm]
@@ -127,7 +126,6 @@ class _Session:
     began_s: float
     num_pairs: int = 0
     num_unfit: int = 0
-    num_broken: int = 0
     longest_s: float = 0.0
 
     @property
@@ -136,8 +134,7 @@ class _Session:
 
     def has_budget(self) -> bool:
         """Whether another pair may begin, as none takes longer than the longest so far."""
-        most = self.budget.max_pairs + self.num_unfit + self.num_broken
-        return self.num_pairs < most and self.spent_s + self.longest_s <= self.budget.max_s
+        return self.spent_s + self.longest_s <= self.budget.max_s
 
     def run_pair(self, trials: Sequence[Trial]) -> _Pair:
         """Run the next pair over the cells, in random order."""
@@ -185,24 +182,53 @@ def _decide(trial: Trial, num_cells: int, max_pairs: int, prior: Prior | None) -
     )
     accepted = policy.accepted_slowdown
     trial.rule = {**dataclasses.asdict(rule), "accepted_slowdown": accepted}
-    decision = decide([value - math.log(accepted) for value in trial.log_ratios], rule)
+    decision = decide([_beyond(pair, accepted) for pair in trial.pairs], rule)
     low, high = decision.interval
     trial.decision = dataclasses.replace(
-        decision, ratio=decision.ratio * accepted, interval=(low * accepted, high * accepted)
+        decision,
+        ratio=decision.ratio * accepted,
+        mean_ratio=decision.mean_ratio * accepted,
+        interval=(low * accepted, high * accepted),
     )
     trial.word = decision.word
+    if decision.word is not None and (stalls := _describe_stalls(trial)) is not None:
+        trial.add_reason(stalls)
     if accepted != 1.0 and decision.word is not None:
-        trial.reason = f"a slowdown by {format_ratio(accepted - 1)} is accepted"
+        trial.add_reason(f"a slowdown by {format_ratio(accepted - 1)} is accepted")
         # Faster than what is accepted is not yet faster than the base.
-        if trial.word == "IMPROVED" and decide(trial.log_ratios, rule).word != "IMPROVED":
+        if trial.word == "IMPROVED" and decide(trial.pairs, rule).word != "IMPROVED":
             trial.word = "PASS"
     slower_s = statistics.median([head_s - base_s * accepted for base_s, head_s in trial.raw])
     if trial.word == "FAIL" and slower_s < policy.floor_s:
         trial.word = "PASS"
-        trial.reason = (
+        trial.add_reason(
             f"slower by {slower_s * 1e6:.3g} us an iteration, below the floor of "
             f"{policy.floor_s * 1e6:.3g} us"
         )
+
+
+def _beyond(pair: Pair, accepted_slowdown: float) -> Pair:
+    """A pair as if the base took what is accepted."""
+    accepted = math.log(accepted_slowdown)
+    return dataclasses.replace(
+        pair,
+        log_ratio=pair.log_ratio - accepted,
+        mean_log_ratio=pair.mean_log_ratio - accepted,
+    )
+
+
+def _describe_stalls(trial: Trial) -> str | None:
+    """Both locations where they differ, or where the mean alone keeps the cell from passing."""
+    decision = trial.decision
+    assert decision is not None
+    typical, mean = format_change(decision.ratio), format_change(decision.mean_ratio)
+    limit = trial.policy.bounds[1]
+    is_open = trial.word == "INCONCLUSIVE" and decision.interval[1] < 1 + limit
+    if decision.mean_differs:
+        return f"typical {typical}, mean {mean}" + (": stalls" if is_open else "")
+    if is_open:
+        return f"typical {typical}, mean {mean}: the mean is not proven to be below the limit"
+    return None
 
 
 def _end(trial: Trial, last: _Pair | None) -> None:
@@ -241,7 +267,7 @@ def _progress(
     undecided = [trial for trial in trials if trial.word is None]
     num_decided = len(trials) - len(undecided)
     yield f"pair {number}: {num_decided} of {len(trials)} cells decided ({spent_s:.0f} s)"
-    if number < FIRST_LOOK:  # there is no interval yet
+    if number < 2:  # one pair does not show its spread
         return
     shown = [trial for trial in judged if trial.word is not None]
     shown += sorted(undecided, key=_width, reverse=True)[:_MOST_SHOWN]

@@ -21,7 +21,7 @@ from perfsuite.plugin.options import OPTIONS, Option, given
 from perfsuite.ranks.messages import INJECTABLE_FAULTS, TurnChannel
 from perfsuite.ranks.torchrun.membership import Membership, read_membership
 from perfsuite.records.shard import Shard, parse_shard
-from perfsuite.stats.sequential import FIRST_LOOK
+from perfsuite.stats.sequential import LEAST_MAX_PAIRS
 from perfsuite.system.urls import mask
 from perfsuite.units import parse_ratio, parse_seconds
 
@@ -120,7 +120,7 @@ _PARSERS: dict[str, tuple[Callable[[str], Any], str]] = {
     "limit": (parse_ratio, "a ratio such as 5%"),
     "base": (str, "a revision"),
     "base-dir": (str, "a folder"),
-    "max-pairs": _whole_number(FIRST_LOOK),
+    "max-pairs": _whole_number(LEAST_MAX_PAIRS),
     "max-minutes": (parse_seconds, "a duration such as 30min"),
     "seed": _whole_number(0, MAX_SEED),
     "timeout": (_positive_seconds, "a duration above 0, such as 120 or 2min"),
