@@ -188,7 +188,8 @@ def screen_session(root: Path, num_cells: int) -> dict[str, Any]:
     words: Counter[str] = Counter()
     for name, plain in zip(names(num_cells), records(num_cells), strict=True):
         assert history.can_screen(name)
-        counted = history.judge_counts(name, msgspec.convert(plain, CellRecord), None, {}, print)
+        record = msgspec.convert(plain, CellRecord)
+        grown = history.find_increases(name, record, None, {}, print)
         candidate = Candidate(
             fullname=name,
             median_s=median_s(plain, rng, 0.0),
@@ -196,7 +197,7 @@ def screen_session(root: Path, num_cells: int) -> dict[str, Any]:
             tolerance=0.02,
             limit=0.05,
         )
-        verdict = counted or history.screen(candidate, lambda _: None)
+        verdict = None if grown else history.screen(candidate, lambda _: None)
         words["for the judge" if verdict is None else verdict.word] += 1
     return {
         "words": words,

@@ -15,7 +15,8 @@ from typing import Final
 
 from perfsuite.gate.baselines.accepted import Accepted, Rename, Slowdown
 from perfsuite.gate.baselines.select import choose_runs, trunk_rules
-from perfsuite.gate.git.repository import count_commits, find_top, find_trunk, read_log
+from perfsuite.gate.git.find_base import find_trunk
+from perfsuite.gate.git.repository import count_commits, find_top, read_log
 from perfsuite.records.run_file import StoredRun, Unusable
 from perfsuite.stats.trend import Trend, as_ratio, find_trend
 from perfsuite.system.urls import AnyPath

@@ -13,9 +13,16 @@ from typing import Any
 from perfsuite.errors import SettingError
 from perfsuite.gate.arms.arm import Arm, Launch, PairPlan, Suite
 from perfsuite.gate.arms.launch import launch_pair
+from perfsuite.gate.git.find_base import find_base
 from perfsuite.gate.git.overlay import lay_configuration
-from perfsuite.gate.git.repository import Base
-from perfsuite.gate.git.worktree import base_tree, directory_tree, ignore_trees_in, import_roots
+from perfsuite.gate.git.repository import Base, NoBase
+from perfsuite.gate.git.worktree import (
+    base_tree,
+    check_base_dir,
+    directory_tree,
+    ignore_trees_in,
+    import_roots,
+)
 from perfsuite.gate.judge.counts import parse_slacks
 from perfsuite.gate.judge.trial import Budget, CellPolicy
 from perfsuite.stats.evidence import Prior
@@ -45,7 +52,9 @@ class GateRequest:
         inifile: Head's configuration; None is the one that pytest finds by itself.
         root: pytest's rootdir; None as above.
         base: A revision; None finds the merge base.
+        target: The branch that a continuous integration says the change goes to.
         base_dir: A folder instead of a revision.
+        found: The base, where it is known already.
         base_python: The base arm's interpreter; None is this one.
         tolerance: The slowdown that is accepted unless a marker says otherwise.
         limit: The slowdown that must not pass.
@@ -63,7 +72,9 @@ class GateRequest:
     inifile: Path | None = None
     root: Path | None = None
     base: str | None = None
+    target: str | None = None
     base_dir: Path | None = None
+    found: Base | NoBase | None = None
     base_python: str | None = None
     base_environment: Mapping[str, str] = field(default_factory=dict)
     tolerance: float = 0.02
@@ -74,6 +85,24 @@ class GateRequest:
     priors: Mapping[str, Prior] = field(default_factory=dict)
     outputs: tuple[Path, ...] = ()
     heeds_exceptions: bool = True
+
+
+def base_of(request: GateRequest, folders: Sequence[Path]) -> Base | NoBase | None:
+    """Return the commit to compare with, None for a folder.
+
+    `folders` are searched for modules that git does not know, beside the request's own. Raises a
+    SettingError where the base is not known.
+    """
+    if request.base_dir is not None:
+        check_base_dir(request.base_dir)
+        return None
+    return request.found or find_base(
+        request.folder,
+        request.base,
+        target=request.target,
+        outputs=request.outputs,
+        folders=folders,
+    )
 
 
 def collect(arm: Arm) -> Launch:

@@ -20,15 +20,17 @@ from typing import Any
 from perfsuite.gate.arms.arm import Arm, PairPlan, Suite
 from perfsuite.gate.arms.launch import launch_pair
 from perfsuite.gate.baselines.accepted import Accepted, read_accepted
+from perfsuite.gate.git.find_base import describe_head
 from perfsuite.gate.git.overlay import python_digests
-from perfsuite.gate.git.repository import Base, NoBase, describe_head, find_base
-from perfsuite.gate.git.worktree import check_base_dir, sweep_stale_trees, what_is_missing
+from perfsuite.gate.git.repository import Base, NoBase
+from perfsuite.gate.git.worktree import sweep_stale_trees, what_is_missing
 from perfsuite.gate.judge.explain import explain
 from perfsuite.gate.judge.judge import judge
 from perfsuite.gate.judge.trial import CellPolicy, Judgement, Trial
 from perfsuite.gate.request import (
     BaseSide,
     GateRequest,
+    base_of,
     collect,
     head_arm,
     policy_of,
@@ -85,18 +87,17 @@ def run_gate(
     """
     sweep_stale_trees(request.folder)
     differs = {"head": describe_head(request.folder)}
-    base: Base | NoBase | None = None
-    if request.base_dir is None:
-        base = find_base(request.folder, request.base, outputs=request.outputs)
-    else:
-        check_base_dir(request.base_dir)
+    head = collect(head_arm(request, None))
+    measured = [] if head.suite is None else [head.suite.root, *head.suite.pythonpath]
+    base = base_of(request, measured)
     if isinstance(base, NoBase):
         return GateResult(refusal=base.reason, differs=differs, seed=request.seed)
     differs["base"] = str(request.base_dir) if base is None else base.described
     if request.base_python is not None:
         differs["base interpreter"] = request.base_python
     differs |= {f"base {name}": value for name, value in request.base_environment.items()}
-    head = collect(head_arm(request, None))
+    if isinstance(base, Base) and base.warning is not None:
+        differs["base's age"] = base.warning
     if head.suite is None or head.failure is not None:
         refusal = f"head's tests cannot be collected: {head.failure}"
         return GateResult(refusal=refusal, differs=differs, seed=request.seed)

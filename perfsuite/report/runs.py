@@ -62,6 +62,12 @@ class Run:
         return tuple(row for row in self.rows if row.step_time_s is not None)
 
     @property
+    def unjudged(self) -> tuple[str, ...]:
+        """The cells without a verdict, in the run or in a shard of it."""
+        rows = (row for part in self.parts or (self,) for row in part.rows)
+        return tuple(dict.fromkeys(row.name for row in rows if row.verdict is None))
+
+    @property
     def when(self) -> str:
         """The minute in which it was saved."""
         return f"{self.saved_at:%Y-%m-%d %H:%M} UTC"

@@ -68,9 +68,10 @@ class MadeUpJudge:
         trial.word = self.word or trial.decision.word or "INCONCLUSIVE"
         trial.reason = "the arm broke" if self.word else None
         for arm in ("base", "head"):
-            trial.last[arm] = CellRun(
-                outcome="passed", reason=None, rounds_s=(0.002,), record=to_plain(make_record())
-            )
+            trained = to_plain(make_record())
+            trial.runs[arm] = [
+                CellRun(outcome="passed", reason=None, rounds_s=(0.002,), record=trained)
+            ]
         return Judgement(
             trials=(trial,), seed=5, num_pairs=len(trial.raw), wall_s=2.0, invalid=None
         )

@@ -18,6 +18,7 @@ from gated_repository import (
     make_shop,
 )
 
+from perfsuite.records.cell import Counts
 from perfsuite.report.runs import read_runs
 
 PRICE = "benchmarks/test_steps.py::test_price"
@@ -268,6 +269,24 @@ def test_collecting_alone_judges_nothing(shop: Repository) -> None:
 
     gated.expect(0, PRICE)
     assert "perfsuite gate" not in gated.output
+
+
+# Counts.
+
+
+def test_a_change_that_moves_the_environment_hides_no_count(shop: Repository) -> None:
+    counts = dict.fromkeys(Counts.__struct_fields__)
+    counted = (
+        f"benchmark.extra_info['perfsuite'] = shop.KNOBS | {{'counts': {counts} | shop.FLOPS}}"
+    )
+    shop.write(benchmarks__test_steps=f"{ONE_CELL}        {counted}")
+    shop.write(shop=f"{SHOP}\n    KNOBS = {{'fingerprint': 'a'}}\n    FLOPS = {{'flops': 100}}")
+    shop.commit()
+    shop.write(shop=f"{SHOP}\n    KNOBS = {{'fingerprint': 'b'}}\n    FLOPS = {{'flops': 200}}")
+
+    gated = shop.gate()
+
+    gated.expect(10, f"{PRICE} FAIL *", f"{PRICE}: flops 100 -> 200 (+100.0 %), allowed 0 %*")
 
 
 # The base.

@@ -9,13 +9,8 @@ from pathlib import Path
 import pytest
 
 from perfsuite.errors import SettingError
-from perfsuite.gate.git.repository import (
-    Base,
-    changed_files,
-    describe_head,
-    find_base,
-    is_in_history,
-)
+from perfsuite.gate.git.find_base import describe_head, find_base
+from perfsuite.gate.git.repository import Base, changed_files, is_in_history
 
 # What git takes for the name of a branch, and an option or a command for the same.
 OPTIONS = ("-h", "--help", "--upload-pack=touch${IFS}owned", "--output=owned")

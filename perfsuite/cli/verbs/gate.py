@@ -14,6 +14,7 @@ import typer
 from perfsuite.cli import options
 from perfsuite.cli.output import JsonFile, say, write_json
 from perfsuite.errors import ExitCode, SettingError
+from perfsuite.gate.git.find_base import target_branch
 from perfsuite.gate.judge.explain import explain_stored
 from perfsuite.gate.judge.trial import Budget
 from perfsuite.gate.noise import read_noise
@@ -71,6 +72,7 @@ def gate(
         paths=tuple(paths or ()),
         pytest_arguments=() if select is None else ("-k", select),
         base=base,
+        target=target_branch(os.environ),
         base_dir=base_dir,
         base_python=_interpreter(base_python),
         base_environment=_variables(base_env or []),

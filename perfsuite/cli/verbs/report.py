@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from perfsuite.errors import ExitCode
 from perfsuite.report.charts.learning_curves import read_trainings
 from perfsuite.report.formats.csv_file import to_csv
 from perfsuite.report.formats.folder import PAGE, write_folder
@@ -14,7 +15,7 @@ from perfsuite.report.formats.latex import to_latex
 from perfsuite.report.formats.markdown import to_markdown
 from perfsuite.report.formats.trackers import log_to_tensorboard, log_to_wandb
 from perfsuite.report.model import report_on_runs
-from perfsuite.report.runs import read_runs, with_reasons
+from perfsuite.report.runs import Run, read_runs, with_reasons
 from perfsuite.report.shards import merge_shards
 from perfsuite.report.terminal.tables import grid_table, report_table
 from perfsuite.system.files import write_atomically
@@ -49,6 +50,9 @@ def report(
     wandb: Annotated[
         bool, typer.Option("--wandb", help="Log to Weights & Biases; WANDB_MODE=offline holds.")
     ] = False,
+    require_verdicts: Annotated[
+        bool, typer.Option("--require-verdicts", help="End in 12 where a cell has no verdict.")
+    ] = False,
     tolerance: Annotated[str, typer.Option(help="What verdicts are drawn against.")] = "2%",
     limit: Annotated[str, typer.Option(help="What verdicts are drawn against.")] = "5%",
 ) -> None:
@@ -57,6 +61,8 @@ def report(
     Each cell is shown as the newest run has it; what the others measured is its history. The shards
     of a session are one run. Files of 'perfsuite profile --json' add their learning curves, those
     that differ in precision alone in one chart. Without an option the table is printed.
+
+    Exit code: 12 where several shards leave out a part of their session, else 0.
     """
     bounds = option_bounds(tolerance, limit)
     paths = [locate(run, "RUN.json") for run in runs]
@@ -85,3 +91,15 @@ def report(
                 typer.echo(text)
         for advice in made.advice:
             typer.echo(f"{advice.text} ({advice.evidence})")
+    raise typer.Exit(_end_code(found[-1], require_verdicts=require_verdicts))
+
+
+def _end_code(run: Run, *, require_verdicts: bool) -> ExitCode:
+    """What a report on the newest run ends in; it says of each cell that it misses."""
+    if require_verdicts:
+        for name in run.unjudged:
+            typer.echo(f"{name}: no verdict (--require-verdicts)")
+    # A runner that reports on its own shard knows that it lacks the others.
+    is_incomplete = bool(run.gaps) and (require_verdicts or len(run.parts) > 1)
+    is_unjudged = require_verdicts and bool(run.unjudged)
+    return ExitCode.REFUSED if is_incomplete or is_unjudged else ExitCode.OK

@@ -16,7 +16,8 @@ from typing import Literal, TypedDict, TypeVar, Unpack
 from pytest_benchmark.utils import get_machine_id
 
 from perfsuite.errors import SettingError, StorageError, WriteError
-from perfsuite.gate.git.repository import changed_files, find_top, find_trunk, is_in_history
+from perfsuite.gate.git.find_base import find_trunk
+from perfsuite.gate.git.repository import changed_files, find_top, is_in_history
 from perfsuite.records import run_file
 from perfsuite.records.run_file import RunHead, StoredRun, Unusable
 from perfsuite.system.files import sync_folder, written_beside

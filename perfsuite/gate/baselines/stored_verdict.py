@@ -1,7 +1,7 @@
-"""The verdict of stored runs on a cell: on its counts exactly, on its time where that is clear.
+"""What stored runs say of a cell: of its counts exactly, of its time where that is clear.
 
-These two steps of the gate cost nothing but the session's own measurement. They never fail a cell
-on its time.
+These two steps of the gate cost nothing but the session's own measurement. They fail no cell: what
+they do not let pass goes to pairs.
 """
 
 from __future__ import annotations
@@ -43,19 +43,20 @@ class History:
         """Whether enough runs hold the cell to judge its time."""
         return sum(name in run.cells for run in self.runs) >= MIN_SESSIONS
 
-    def judge_counts(
+    def find_increases(
         self,
         name: str,
         head: Counted,
         num_samples: int | None,
         counts: Mapping[str, object],
         say: Callable[[str], None],
-    ) -> CellVerdict | None:
-        """Return a FAIL where a count or the memory grew against the newest run; else None.
+    ) -> str | None:
+        """Return which counts grew against the newest run, in words; None where none did.
 
-        A decrease never fails: it calls for a new stored run, because the old one would let the
-        count grow again unseen. `counts` is that of the cell's markers, a SettingError where it is
-        invalid; `say` shows a line.
+        The run may be of an older commit than the base, so it fails no cell by itself. A decrease
+        calls for a new stored run, because the old one would let the count grow again unseen.
+        `counts` is that of the cell's markers, a SettingError where it is invalid; `say` shows a
+        line.
         """
         base = next((run.cells[name] for run in reversed(self.runs) if name in run.cells), None)
         if base is None or base.num_samples != num_samples:
@@ -72,10 +73,9 @@ class History:
                 f"{name}: {shrunk}; store a new run (--benchmark-save=NAME), or an increase up to "
                 "the old one passes"
             )
-        if not compared.increases:
-            return None
-        reason = "; ".join(map(str, compared.increases))
-        return CellVerdict(name=name, word="FAIL", by="counts", reason=reason)
+        for reason in compared.unavailable:
+            say(f"{name}: {reason} (the newest stored run)")
+        return "; ".join(map(str, compared.increases)) or None
 
     def screen(self, candidate: Candidate, say: Callable[[str], None]) -> CellVerdict | None:
         """Return PASS or IMPROVED where the cell is clearly fine; else None, and `say` why."""

@@ -35,6 +35,7 @@ from pathlib import Path
 
 from perfsuite.errors import SettingError, WriteError
 from perfsuite.gate.git import repository
+from perfsuite.gate.git.changes import LEFT_OUT_MARKS
 
 _BENCHMARK_WORDS = frozenset(
     {"bench", "benches", "benchmark", "benchmarks", "perf", "test", "tests"}
@@ -45,10 +46,8 @@ _CONFTEST = "conftest.py"
 _PYTEST_FILES = frozenset({"pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml"})
 _CONFIGURATION_COPY = ".perfsuite-head"
 
-# Not part of a source tree: virtual environments (PEP 405; conda) and caches, as they mark
-# themselves (bford.info/cachedir).
+# Not part of a source tree.
 _LEFT_OUT_NAMES = frozenset({".git", "__pycache__"})
-_LEFT_OUT_MARKS = ("pyvenv.cfg", "conda-meta", "CACHEDIR.TAG")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -304,7 +303,7 @@ def _files_of(head: Head, folder: Path) -> list[Path]:
 
 def _is_left_out(folder: Path) -> bool:
     return folder.name in _LEFT_OUT_NAMES or any(
-        (folder / mark).exists() for mark in _LEFT_OUT_MARKS
+        (folder / mark).exists() for mark in LEFT_OUT_MARKS
     )
 
 

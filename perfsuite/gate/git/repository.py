@@ -1,4 +1,4 @@
-"""Questions to git: which commit is the base, what led to it, is the tree dirty, what is in it.
+"""Questions to git: what a checkout holds, and what its commits are.
 
 Only `add_worktree` writes, and only in the folder it is given and in git's record of it.
 """
@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from perfsuite.errors import SettingError, WriteError
-from perfsuite.gate.git.command import answer, complaint_of, find_commit, output, run_git
+from perfsuite.errors import WriteError
+from perfsuite.gate.git.command import answer, complaint_of, output, run_git
 from perfsuite.system.untrusted import printable
 from perfsuite.units import format_bytes, short_commit
 
@@ -25,20 +24,6 @@ _WORKTREE_OPTIONS = (
     *("-c", "worktree.useRelativePaths=false", "-c", "submodule.recurse=false"),
 )
 
-# The upstream's default branch, in this order. A continuous integration's checkout often has
-# neither origin/HEAD nor a local branch, only the last two.
-_UPSTREAMS = (
-    "refs/remotes/origin/HEAD",
-    "refs/heads/main",
-    "refs/heads/master",
-    "refs/remotes/origin/main",
-    "refs/remotes/origin/master",
-)
-
-# Leavings of Python and pytest anywhere, and of sessions under the root: no code under test.
-_LEFT_ANYWHERE = frozenset({"__pycache__", ".pytest_cache", ".hypothesis"})
-_LEFT_IN_ROOT = ("results", "baselines", ".benchmarks")
-
 # The mode of a submodule's entry in an index (gitformat-index(5)).
 _SUBMODULE_MODE = b"160000"
 
@@ -46,18 +31,20 @@ _SUBMODULE_MODE = b"160000"
 _EPOCH: Final = datetime.fromtimestamp(0, UTC)
 
 USE_FOLDER = "use --base-dir=DIR (pytest: --perf-base-dir)"
-_NAME_ONE = "name a base with --base or --base-dir (pytest: --perf-base, --perf-base-dir)"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Base:
     """The commit that head is compared with, by its full name.
 
-    `described` says how it was found, for people: "the merge base with origin/main, 1a2b3c4".
+    Attributes:
+        described: How it was found, for people: "the merge base with origin/main, 1a2b3c4".
+        warning: Why another commit may be meant.
     """
 
     revision: str
     described: str
+    warning: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,52 +52,6 @@ class NoBase:
     """Why there is no commit to compare with, and what to do: a clause without a full stop."""
 
     reason: str
-
-
-def find_base(root: Path, revision: str | None, *, outputs: Sequence[Path] = ()) -> Base | NoBase:
-    """Return the commit that head is to be compared with.
-
-    `revision` where it is given; a SettingError where it names no commit. Else the merge base of
-    HEAD with the upstream's default branch (origin/HEAD, a local main or master, origin/main,
-    origin/master: the first that exists). Where that is HEAD itself, or no such branch exists: HEAD
-    if the tree is dirty (see `is_dirty` for `outputs`), else HEAD's first parent.
-    """
-    refusal = _why_not_a_checkout(root)
-    if refusal is not None:
-        return NoBase(reason=refusal)
-    if revision is not None:
-        return _named_base(root, revision)
-    head = find_commit(root, "HEAD")
-    if head is None:
-        return NoBase(reason=f"the repository of {root} has no commit yet; commit, then try again")
-    upstream = next((name for name in _UPSTREAMS if find_commit(root, name) is not None), None)
-    if upstream is None:
-        why = ": there is no origin/HEAD, main or master to take the merge base with"
-        return _base_of_default_branch(root, head, outputs, why)
-    branch = answer(root, "rev-parse", "--abbrev-ref", upstream) or upstream
-    merge_base = answer(root, "merge-base", head, upstream)
-    if merge_base is None:
-        reason = f"HEAD and {branch} have no commit in common; {_NAME_ONE}"
-        if _is_shallow(root):
-            reason = (
-                f"this clone is shallow and ends before the merge base with {branch}; "
-                "run 'git fetch --deepen=100' or 'git fetch --unshallow'"
-            )
-        return NoBase(reason=reason)
-    if merge_base == head:
-        return _base_of_default_branch(root, head, outputs, "")
-    return Base(
-        revision=merge_base, described=f"the merge base with {branch}, {short_commit(merge_base)}"
-    )
-
-
-def find_trunk(root: Path) -> str | None:
-    """Return the newest commit of HEAD that the upstream's default branch has, None without one.
-
-    HEAD where there is no such branch: the commit that a change from here will be compared with.
-    """
-    upstream = next((name for name in _UPSTREAMS if find_commit(root, name) is not None), "HEAD")
-    return answer(root, "merge-base", "HEAD", upstream)
 
 
 def is_in_history(root: Path, commit: str, revision: str) -> bool:
@@ -126,42 +67,9 @@ def changed_files(root: Path, since: str, folder: Path) -> frozenset[Path]:
     return frozenset(top / os.fsdecode(name) for name in changed.split(b"\0") if name)
 
 
-def is_dirty(root: Path, *, outputs: Sequence[Path] = ()) -> bool:
-    """Whether the tree differs from HEAD; a file that git does not know or ignore counts.
-
-    The leavings of a run do not count: caches of Python and pytest, results/, baselines/ and
-    .benchmarks/ in `root`, and `outputs`. Otherwise a second run on a clean commit would compare
-    that commit with itself. The whole checkout is looked at.
-    """
-    arguments = ("status", "--porcelain=v1", "-z", "--untracked-files=all", "--no-renames")
-    top = _known_top(root)
-    left = [*(root / name for name in _LEFT_IN_ROOT), *outputs]
-    left_folders = [path.resolve() for path in left]
-    for entry in filter(None, output(root, *arguments).split(b"\0")):
-        path = top / os.fsdecode(entry[3:])
-        if entry[:2] != b"??" or not (
-            _LEFT_ANYWHERE.intersection(path.parts)
-            or any(path.is_relative_to(folder) for folder in left_folders)
-        ):
-            return True
-    return False
-
-
-def describe_head(root: Path) -> str:
-    """Return what the tree is, for people: "feature at 1a2b3c4 with uncommitted changes"."""
-    if _why_not_a_checkout(root) is not None:
-        return "a folder outside git"
-    head = find_commit(root, "HEAD")
-    if head is None:
-        return "a repository without a commit"
-    branch = answer(root, "symbolic-ref", "--quiet", "--short", "HEAD") or "a detached HEAD"
-    changes = " with uncommitted changes" if is_dirty(root) else ""
-    return f"{branch} at {short_commit(head)}{changes}"
-
-
 def find_top(folder: Path) -> Path | None:
     """Return the top of the checkout that `folder` is in, without symbolic links; None outside."""
-    return None if _why_not_a_checkout(folder) is not None else _known_top(folder)
+    return None if why_not_a_checkout(folder) is not None else _known_top(folder)
 
 
 def worktree_records(root: Path) -> Path | None:
@@ -264,42 +172,8 @@ def lfs_files(tree: Path) -> list[Path]:
     return [Path(os.fsdecode(name)) for name in names if name]
 
 
-def _named_base(root: Path, revision: str) -> Base:
-    found = find_commit(root, revision)
-    if found is None:
-        hint = f"use a branch, a tag or a commit that 'git log -1 {revision}' shows"
-        if _is_shallow(root):
-            hint = "this clone is shallow: fetch it first, or all with 'git fetch --unshallow'"
-        raise SettingError(f"the base {revision!r} is no commit of the repository {root}; {hint}")
-    if found.startswith(revision):
-        return Base(revision=found, described=short_commit(found))
-    return Base(revision=found, described=f"{revision}, {short_commit(found)}")
-
-
-def _base_of_default_branch(
-    root: Path, head: str, outputs: Sequence[Path], why: str
-) -> Base | NoBase:
-    """Return the base where HEAD has no commit of its own, or there is no default branch."""
-    if is_dirty(root, outputs=outputs):
-        described = f"HEAD, {short_commit(head)}, without the uncommitted changes{why}"
-        return Base(revision=head, described=described)
-    parent = find_commit(root, "HEAD^1")
-    if parent is not None:
-        return Base(
-            revision=parent, described=f"the first parent of HEAD, {short_commit(parent)}{why}"
-        )
-    if _is_shallow(root):
-        return NoBase(
-            reason=f"this clone is shallow and lacks the parent of HEAD, {short_commit(head)}; "
-            "run 'git fetch --deepen=1' or 'git fetch --unshallow'"
-        )
-    return NoBase(
-        reason=f"HEAD, {short_commit(head)}, is the first commit and nothing is uncommitted; "
-        f"{_NAME_ONE}"
-    )
-
-
-def _why_not_a_checkout(root: Path) -> str | None:
+def why_not_a_checkout(root: Path) -> str | None:
+    """Return why git knows no working tree at a folder, and what to do; None where it does."""
     if shutil.which("git") is None:
         return f"git is not installed (no 'git' on the PATH); install it, or {USE_FOLDER}"
     answered = run_git(root, "rev-parse", "--is-inside-work-tree")
@@ -313,7 +187,8 @@ def _why_not_a_checkout(root: Path) -> str | None:
     return f"git refuses {root}: {complaint}; see what 'git status' says there"
 
 
-def _is_shallow(root: Path) -> bool:
+def is_shallow(root: Path) -> bool:
+    """Whether a clone lacks the beginning of its history."""
     return answer(root, "rev-parse", "--is-shallow-repository") == "true"
 
 

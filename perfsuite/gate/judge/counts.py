@@ -1,13 +1,13 @@
 """The gates that need no statistics: counts and peak memory against the base's.
 
-The base is the newest stored run, or the other launch of a pair. An increase beyond the slack of
-its counter fails; a decrease never does.
+The base is a stored run, or the base's launches of all pairs. An increase beyond the slack of its
+counter fails, and must stand in every launch; a decrease never does.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -187,10 +187,10 @@ def compare_counts(
     slacks: Mapping[str, Slack | None] | None = None,
     accepted_ratio: Callable[[str], float] = lambda name: 1.0,
 ) -> CountComparison:
-    """Return which counts of a cell changed, and which cannot be compared.
+    """Return which counts of a cell changed since a stored run, and which cannot be compared.
 
     Args:
-        base: The cell in the newest stored run, or in the base's launch.
+        base: The cell in the stored run; of another environment it says nothing.
         head: The cell now.
         slacks: In place of the usual ones, by name; None switches a count off.
         accepted_ratio: How many times the base's a reviewed exception lets a count be.
@@ -201,26 +201,49 @@ def compare_counts(
             f"{base.fingerprint}, head in {head.fingerprint}"
         )
         return CountComparison(changes=(), unavailable=(reason,))
+    return _compare((base,), (head,), slacks=slacks or {}, accepted_ratio=accepted_ratio)
+
+
+def _compare(
+    bases: Sequence[Counted],
+    heads: Sequence[Counted],
+    *,
+    slacks: Mapping[str, Slack | None],
+    accepted_ratio: Callable[[str], float],
+) -> CountComparison:
     changes: list[CountChange] = []
     unavailable: list[str] = []
     for name in COUNT_NAMES:
-        slack = {name: _usual_slack(name, base), **(slacks or {})}[name]
-        before, after = _value(base, name), _value(head, name)
-        if slack is None or before == after:
+        slack = slacks.get(name, _usual_slack(name, bases[0]))
+        before, after = _values(bases, name), _values(heads, name)
+        if slack is None or not (before or after):
             continue
-        if before is None or after is None:
-            where = "of the base" if before is None else "of head"
+        if not before or not after:
+            where = "of head" if before else "of the base"
             unavailable.append(f"{name} is not available {where}, so it is not compared")
-        elif name == "memory" and _metric(base) != _metric(head):
+        elif name == "memory" and _metric(bases[-1]) != _metric(heads[-1]):
             unavailable.append(
-                f"memory is not compared: {_metric(base)} of the base, {_metric(head)} of head"
+                f"memory is not compared: {_metric(bases[-1])} of the base, "
+                f"{_metric(heads[-1])} of head"
             )
-        else:
+        elif (moved := _nearest(before, after)) is not None:
+            base, head = moved
             ratio = accepted_ratio(name)
             changes.append(
-                CountChange(name=name, base=before, head=after, slack=slack, accepted_ratio=ratio)
+                CountChange(name=name, base=base, head=head, slack=slack, accepted_ratio=ratio)
             )
     return CountComparison(changes=tuple(changes), unavailable=tuple(unavailable))
+
+
+def _nearest(before: Sequence[int], after: Sequence[int]) -> tuple[int, int] | None:
+    """The counts of base and head that are nearest; None where their launches overlap.
+
+    >>> _nearest([5, 7], [9, 8]), _nearest([5, 7], [9, 6]), _nearest([5], [4, 3])
+    ((7, 8), None, (5, 4))
+    """
+    if min(after) > max(before):
+        return max(before), min(after)
+    return (min(before), max(after)) if max(after) < min(before) else None
 
 
 def _usual_slack(name: str, cell: Counted) -> Slack:
@@ -230,11 +253,11 @@ def _usual_slack(name: str, cell: Counted) -> Slack:
     return _ALLOCATOR_SLACK if is_allocators else _LIVE_STORAGE_SLACK
 
 
-def _value(cell: Counted, name: str) -> int | None:
-    if name == "memory":
-        return None if cell.memory is None else cell.memory.peak_bytes
-    value: int | None = None if cell.counts is None else getattr(cell.counts, name)
-    return value
+def _values(cells: Sequence[Counted], name: str) -> list[int]:
+    parts = [cell.memory if name == "memory" else cell.counts for cell in cells]
+    field = "peak_bytes" if name == "memory" else name
+    found = [getattr(part, field) for part in parts if part is not None]
+    return [value for value in found if value is not None]
 
 
 def _metric(cell: Counted) -> str | None:
@@ -250,19 +273,25 @@ class _CountedRecord(msgspec.Struct, frozen=True):
 
 
 def compare_run_counts(
-    base: CellRun,
-    head: CellRun,
+    base: Sequence[CellRun],
+    head: Sequence[CellRun],
     *,
     slacks: Mapping[str, Slack | None],
     accepted_ratio: Callable[[str], float],
 ) -> CountComparison:
-    """Return which counts of a cell differ between two launches; a plain benchmark has none."""
-    if base.record is None or head.record is None:
-        return CountComparison(changes=(), unavailable=())
+    """Return which counts of a cell differ between all launches of the arms.
+
+    They ran beside each other, so a change of the environment is a change like others. A plain
+    benchmark has no counts.
+    """
     try:
-        before = msgspec.convert(base.record, _CountedRecord)
-        after = msgspec.convert(head.record, _CountedRecord)
+        before, after = (
+            [msgspec.convert(run.record, _CountedRecord) for run in runs if run.record is not None]
+            for runs in (base, head)
+        )
     except msgspec.ValidationError as error:
         reason = f"counts and memory are not compared: a record has another form: {error}"
         return CountComparison(changes=(), unavailable=(reason,))
-    return compare_counts(before, after, slacks=slacks, accepted_ratio=accepted_ratio)
+    if not before or not after:
+        return CountComparison(changes=(), unavailable=())
+    return _compare(before, after, slacks=slacks, accepted_ratio=accepted_ratio)

@@ -247,16 +247,15 @@ def _end(trial: Trial, last: _Pair | None) -> None:
 def _judge_counts(trial: Trial) -> None:
     """Fail a cell in which head counts more than the base, whatever its times say."""
     slacks = trial.policy.slacks
-    if slacks is None or trial.word not in _WORDS_OF_PAIRS or trial.last.keys() != {"base", "head"}:
+    if slacks is None or trial.word not in _WORDS_OF_PAIRS or trial.runs.keys() != {"base", "head"}:
         return
-    base, head = trial.last["base"], trial.last["head"]
     accepted_ratio = trial.policy.accepted_increase
-    compared = compare_run_counts(base, head, slacks=slacks, accepted_ratio=accepted_ratio)
+    compared = compare_run_counts(**trial.runs, slacks=slacks, accepted_ratio=accepted_ratio)
     if compared.increases and trial.word != "FAIL":
         trial.word, trial.by, trial.reason = "FAIL", "counts", None
     for one in (*compared.increases, *compared.unavailable):
         trial.add_reason(str(one))
-    if (changes := describe_changes(base, head)) is not None:
+    if (changes := describe_changes(**trial.last)) is not None:
         trial.add_reason(changes)
 
 

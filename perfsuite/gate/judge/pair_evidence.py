@@ -38,7 +38,7 @@ def add_pair(trial: Trial, launches: Mapping[str, Launch], first: str, launch_s:
         if run is None:
             trial.word, trial.reason = _why_missing(arm, launches[arm])
             return
-        trial.last[arm] = run
+        trial.runs.setdefault(arm, []).append(run)
     base, head = trial.last["base"], trial.last["head"]
     if (untimed := _why_untimed(base, head)) is not None:
         trial.word, trial.reason = untimed

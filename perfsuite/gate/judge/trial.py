@@ -79,7 +79,7 @@ class Trial:
         reason: What a reader should know beside the numbers.
         decision: What the pairs prove so far.
         rule: The arguments of the rule, accepted slowdown included; empty before the first pair.
-        last: The runs of the last pair, by arm.
+        runs: Those of all pairs, by arm.
         firsts: The arm that ran the first round of each pair in `raw`.
         costs: Of each pair, for the number of rounds of the next.
         is_one_by_one: Whether memory had no room for both arms.
@@ -94,10 +94,15 @@ class Trial:
     reason: str | None = None
     decision: Decision | None = None
     rule: dict[str, Any] = field(default_factory=dict)
-    last: dict[str, CellRun] = field(default_factory=dict)
+    runs: dict[str, list[CellRun]] = field(default_factory=dict)
     firsts: list[str] = field(default_factory=list)
     costs: list[PairCost] = field(default_factory=list)
     is_one_by_one: bool = False
+
+    @property
+    def last(self) -> dict[str, CellRun]:
+        """The runs of the last pair, by arm."""
+        return {arm: runs[-1] for arm, runs in self.runs.items()}
 
     @property
     def log_ratios(self) -> list[float]:

@@ -16,6 +16,7 @@ import pytest
 
 from perfsuite.errors import SettingError
 from perfsuite.experiments.settings import DEVICES, MAX_SEED, Device, Settings
+from perfsuite.gate.git.find_base import target_branch
 from perfsuite.gate.judge.trial import LAUNCH_TIMEOUT_S, Budget
 from perfsuite.plugin.options import OPTIONS, Option, given
 from perfsuite.ranks.messages import INJECTABLE_FAULTS, TurnChannel
@@ -46,6 +47,7 @@ class GateChoices:
     tolerance: float
     limit: float
     base: str | None
+    target: str | None
     base_dir: Path | None
     budget: Budget
     pytest_arguments: tuple[str, ...]
@@ -164,7 +166,7 @@ def resolve(config: pytest.Config, environ: Mapping[str, str] = os.environ) -> C
         # The launches of a gate have all cells, and learn which of them to run.
         shard=value["shard"] if turns is None else Shard(number=1, num_shards=1),
         durations=value["durations"] or None,
-        gate=_gate_choices(config, value),
+        gate=_gate_choices(config, value, environ),
         # A launch of a gate is alone, though the shell may have the variables of some torchrun.
         membership=read_membership(environ) if turns is None else None,
     )
@@ -201,7 +203,9 @@ def _refuse_unused_durations(config: pytest.Config, names: Container[str]) -> No
         )
 
 
-def _gate_choices(config: pytest.Config, value: dict[str, Any]) -> GateChoices:
+def _gate_choices(
+    config: pytest.Config, value: dict[str, Any], environ: Mapping[str, str]
+) -> GateChoices:
     if value["tolerance"] >= 1:
         raise SettingError(f"--perf-tolerance is {value['tolerance']:.3g}; use less than 1 (100%)")
     if value["limit"] < value["tolerance"]:
@@ -215,6 +219,7 @@ def _gate_choices(config: pytest.Config, value: dict[str, Any]) -> GateChoices:
         tolerance=value["tolerance"],
         limit=value["limit"],
         base=value["base"] or None,
+        target=target_branch(environ),
         base_dir=Path(value["base-dir"]) if value["base-dir"] else None,
         budget=Budget(
             max_pairs=value["max-pairs"],

@@ -205,9 +205,10 @@ class SessionGate:
             if stats is not None:
                 num_samples = samples_of_step(record.samples_per_s, stats.stats.median)
             counts = arguments.get("counts", {})
-            counted = history.judge_counts(name, record, num_samples, counts, self._say)
-            if counted is not None:
-                return counted
+            grown = history.find_increases(name, record, num_samples, counts, self._say)
+            if grown is not None and name not in self._judged:
+                self._say(f"{name} goes to the judge: {grown} since the newest stored run")
+                return self._judge_alone(name, first)
         if name in self._judged or not history.can_screen(name) or stats is None:
             return self._judged.get(name) or _unknown(name, first.refusal)
         screened = history.screen(
@@ -250,6 +251,7 @@ class SessionGate:
             inifile=self._config.inipath if option.inifilename else None,
             root=self._config.rootpath if option.inifilename or option.rootdir else None,
             base=choices.base,
+            target=choices.target,
             base_dir=choices.base_dir,
             tolerance=choices.tolerance,
             limit=choices.limit,

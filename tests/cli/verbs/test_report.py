@@ -174,6 +174,76 @@ def test_a_mistake_is_one_line(
     assert capsys.readouterr().err == f"perfsuite: {message}\n"
 
 
+def shard(number: int, *names: str, **changes: object) -> str:
+    """Write the run of one of two shards, whose session has three cells."""
+    part = {"number": number, "num_shards": 2, "num_cells": 3, "partition": "cccccccccccc"}
+    path = Path(f"shard-{number}.json")
+    judged = (benchmark(name, info=record(given=verdict())) for name in names)
+    write_run(path, *judged, perfsuite=stamp(shard={**part, **changes}))
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("cells", "code", "said"),
+    [
+        ((("a", "b"), ("c",)), 0, "PASS 3 cells: 3 PASS"),
+        (
+            (("a",), ("c",)),
+            12,
+            "NO VERDICT 2 cells: 2 PASS; without a time or a verdict: 1 of the cells",
+        ),
+    ],
+)
+def test_shards_that_leave_out_a_cell_are_no_session(
+    verb: Verb,
+    capsys: pytest.CaptureFixture[str],
+    cells: tuple[tuple[str, ...], ...],
+    code: int,
+    said: str,
+) -> None:
+    shards = [shard(number, *names) for number, names in enumerate(cells, start=1)]
+
+    assert verb(*shards) == code
+    assert capsys.readouterr().out.splitlines()[0] == said
+
+
+def test_a_shard_may_report_on_itself_and_is_no_session(verb: Verb) -> None:
+    alone = shard(1, "a", "b")
+
+    assert verb(alone) == 0
+    assert verb(alone, "--require-verdicts") == 12
+
+
+def test_where_verdicts_are_required_a_cell_without_one_ends_in_12(
+    verb: Verb, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert verb("run.json", "--require-verdicts") == 0
+    write_run(
+        Path("half.json"),
+        benchmark("judged", info=record(given=verdict())),
+        benchmark("plain"),
+        perfsuite=stamp(verdicts={"judged": "PASS", "gone": "VANISHED"}),
+    )
+
+    assert verb("half.json") == 0
+    capsys.readouterr()
+    assert verb("half.json", "--require-verdicts", "--markdown=m.md") == 12
+
+    assert capsys.readouterr().out.splitlines()[-1] == "plain: no verdict (--require-verdicts)"
+    assert "judged" in Path("m.md").read_text()
+
+
+def test_where_verdicts_are_required_each_shard_of_a_cell_has_one(verb: Verb) -> None:
+    first, second = shard(1, "a", "b"), shard(2, "c")
+    unjudged = benchmark("a", (0.004,) * 4, record())
+    part = {"number": 2, "num_shards": 2, "num_cells": 3, "partition": "cccccccccccc"}
+    judged = benchmark("c", info=record(given=verdict()))
+    write_run(Path(second), judged, unjudged, perfsuite=stamp(shard=part))
+
+    assert verb(first, second) == 0
+    assert verb(second, first, "--require-verdicts") == 12
+
+
 # --- perfsuite run ---
 
 A_SESSION_THAT_WROTE = """

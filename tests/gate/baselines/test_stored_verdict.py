@@ -63,22 +63,38 @@ def candidate(median_s: float) -> Candidate:
     )
 
 
-def test_more_flops_than_in_the_newest_run_fail() -> None:
+def test_more_flops_than_in_the_newest_run_are_an_increase() -> None:
     stored = history(cell(flops=80), cell(flops=100))
 
-    verdict = stored.judge_counts("test_a", cell(flops=120), None, {}, print)
+    grown = stored.find_increases("test_a", cell(flops=120), None, {}, print)
 
-    assert verdict is not None
-    assert (verdict.word, verdict.by) == ("FAIL", "counts")
-    assert verdict.reason == "flops 100 -> 120 (+20.0 %), allowed 0 %"
+    assert grown == "flops 100 -> 120 (+20.0 %), allowed 0 %"
 
 
-def test_fewer_or_equal_counts_are_no_verdict() -> None:
+def test_counts_that_a_stored_run_cannot_say_are_named() -> None:
+    elsewhere = dataclasses.replace(cell(flops=100), fingerprint="aaaa")
+    here = dataclasses.replace(cell(flops=120), fingerprint="bbbb")
+    without = dataclasses.replace(cell(), counts=None)
+    said: list[str] = []
+
+    assert history(elsewhere).find_increases("test_a", here, None, {}, said.append) is None
+    assert history(without).find_increases("test_a", here, None, {}, said.append) is None
+
+    assert said[0] == (
+        "test_a: counts and memory are not compared: the base ran in the environment aaaa, head "
+        "in bbbb (the newest stored run)"
+    )
+    assert said[1] == (
+        "test_a: flops is not available of the base, so it is not compared (the newest stored run)"
+    )
+
+
+def test_fewer_or_equal_counts_are_no_increase() -> None:
     stored = history(cell(flops=100))
 
-    assert stored.judge_counts("test_a", cell(flops=100), None, {}, print) is None
-    assert stored.judge_counts("test_a", cell(flops=90), None, {}, print) is None
-    assert stored.judge_counts("test_b", cell(flops=900), None, {}, print) is None
+    assert stored.find_increases("test_a", cell(flops=100), None, {}, print) is None
+    assert stored.find_increases("test_a", cell(flops=90), None, {}, print) is None
+    assert stored.find_increases("test_b", cell(flops=900), None, {}, print) is None
 
 
 def test_steps_over_other_samples_are_not_compared_with_stored_ones() -> None:
@@ -87,7 +103,7 @@ def test_steps_over_other_samples_are_not_compared_with_stored_ones() -> None:
     now = dataclasses.replace(candidate(0.01), num_samples=64)
     said: list[str] = []
 
-    assert stored.judge_counts("test_a", cell(flops=400), 64, {}, said.append) is None
+    assert stored.find_increases("test_a", cell(flops=400), 64, {}, said.append) is None
     assert stored.screen(now, said.append) is None
 
     assert said == ["test_a goes to the judge: has 0 of the 3 stored sessions that a screen needs"]
@@ -97,9 +113,9 @@ def test_a_decrease_asks_for_a_new_stored_run() -> None:
     stored = history(cell(flops=100))
     said: list[str] = []
 
-    verdict = stored.judge_counts("test_a", cell(flops=90), None, {}, said.append)
+    grown = stored.find_increases("test_a", cell(flops=90), None, {}, said.append)
 
-    assert verdict is None
+    assert grown is None
     assert said == [
         "test_a: flops 100 -> 90 (-10.0 %), allowed 0 %; store a new run (--benchmark-save=NAME), "
         "or an increase up to the old one passes"
@@ -109,8 +125,8 @@ def test_a_decrease_asks_for_a_new_stored_run() -> None:
 def test_a_marker_may_allow_an_increase() -> None:
     stored = history(cell(flops=100))
 
-    assert stored.judge_counts("test_a", cell(flops=120), None, {"flops": "25%"}, print) is None
-    assert stored.judge_counts("test_a", cell(flops=120), None, {"flops": "off"}, print) is None
+    assert stored.find_increases("test_a", cell(flops=120), None, {"flops": "25%"}, print) is None
+    assert stored.find_increases("test_a", cell(flops=120), None, {"flops": "off"}, print) is None
 
 
 def test_three_runs_are_needed_to_screen() -> None:

@@ -19,7 +19,8 @@ from pathlib import Path
 import pytest
 
 from perfsuite.errors import SettingError, WriteError
-from perfsuite.gate.git.repository import Base, find_base
+from perfsuite.gate.git.find_base import find_base
+from perfsuite.gate.git.repository import Base
 from perfsuite.gate.git.worktree import (
     base_tree,
     directory_tree,

@@ -715,24 +715,45 @@ def test_counts_explain_a_cell_that_times_have_failed(run: Run) -> None:
 @pytest.mark.parametrize(
     ("head", "why"),
     [
-        ({"fingerprint": "bbbb"}, "the base ran in the environment aaaa, head in bbbb"),
-        ({"counts": {"flops": "many"}}, "a record has another form: "),
+        ({"memory": None}, "memory is not available of head, so it is not compared"),
+        (
+            {"counts": {"flops": "many"}},
+            "counts and memory are not compared: a record has another form: ",
+        ),
     ],
-    ids=["environment", "form"],
+    ids=["absent", "form"],
 )
 def test_counts_that_cannot_be_compared_are_named(run: Run, head: dict[str, Any], why: str) -> None:
-    def other(name: str, arm: str, number: int) -> CellRun:
-        run_of_arm = counted(arm, **head)
-        assert run_of_arm.record is not None
-        record = {"fingerprint": "aaaa", **run_of_arm.record}
-        return dataclasses.replace(run_of_arm, record=record)
-
-    trial = run(Machine(other), ["a"], max_pairs=3, policies={"a": EXACTLY}).trials[0]
+    trial = judge_counts(run, EXACTLY, **head)
 
     assert (trial.word, trial.by) == ("PASS", "pairs")
     assert trial.reason is not None
-    assert trial.reason.startswith("counts and memory are not compared: ")
-    assert why in trial.reason
+    assert trial.reason.startswith(why)
+
+
+def test_a_change_of_the_environment_hides_no_count(run: Run) -> None:
+    def elsewhere(name: str, arm: str, number: int) -> CellRun:
+        counts = counted(arm, flops=1100)
+        assert counts.record is not None
+        return dataclasses.replace(counts, record={**counts.record, "fingerprint": arm})
+
+    trial = run(Machine(elsewhere), ["a"], max_pairs=3, policies={"a": EXACTLY}).trials[0]
+
+    assert (trial.word, trial.by) == ("FAIL", "counts")
+
+
+@pytest.mark.parametrize(
+    ("flops", "word"), [((1100, 1000, 1100), "PASS"), ((1100, 1050, 1200), "FAIL")]
+)
+def test_an_increase_must_stand_in_every_launch(run: Run, flops: Sequence[int], word: str) -> None:
+    machine = Machine(lambda name, arm, number: counted(arm, flops=flops[number - 1]))
+
+    trial = run(machine, ["a"], max_pairs=3, policies={"a": EXACTLY}).trials[0]
+
+    assert trial.word == word
+    assert trial.reason == (
+        None if word == "PASS" else "flops 1.00 k -> 1.05 k (+5.0 %), allowed 0 %"
+    )
 
 
 # --- memory ---

@@ -166,3 +166,34 @@ def test_a_test_that_is_no_cell_keeps_its_failure_to_itself(
     assert result.ret == 1
     assert table(result) == {FINE: "PASS", OTHER: "PASS"}
     assert said(pytester.path) == ("ERROR", "2 cells: 2 PASS; 1 of its tests failed")
+
+
+@pytest.mark.parametrize(("word", "code"), [("PASS", 0), ("FAIL", 10)])
+def test_a_count_above_the_newest_stored_run_is_for_the_pairs_to_confirm(
+    pytester: pytest.Pytester,
+    words: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    word: str,
+    code: int,
+) -> None:
+    words[OTHER] = word
+    monkeypatch.setattr(History, "can_screen", lambda self, name: name == OTHER)
+    monkeypatch.setattr(History, "find_increases", lambda *arguments: "flops 100 -> 120")
+    pytester.makepyfile(
+        test_inner="""
+        from perfsuite import Recipe
+
+        def test_other(train_benchmark):
+            train_benchmark("toy-mlp", Recipe(), rounds=2, iterations=1)
+        """
+    )
+
+    result = pytester.runpytest_inprocess(
+        ".", "--benchmark-compare", "--perf-numerics=off", "-p", "no:cacheprovider"
+    )
+
+    assert result.ret == code
+    assert table(result) == {OTHER: word}
+    result.stdout.fnmatch_lines(
+        [f"*{OTHER} goes to the judge: flops 100 -> 120 since the newest stored run"]
+    )

@@ -1,0 +1,201 @@
+"""Which commit a change is compared with, and what its history is.
+
+Questions to git alone: nothing is fetched, and nothing is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from perfsuite.errors import SettingError
+from perfsuite.gate.git.changes import Uncommitted, read_uncommitted
+from perfsuite.gate.git.command import answer, find_commit, output
+from perfsuite.gate.git.repository import (
+    Base,
+    NoBase,
+    find_top,
+    is_shallow,
+    why_not_a_checkout,
+)
+from perfsuite.system.untrusted import printable
+from perfsuite.units import short_commit
+
+# The upstream's default branch, in this order, where nobody names one. A continuous integration's
+# checkout often has neither origin/HEAD nor a local branch, only the last two.
+_UPSTREAMS = (
+    "refs/remotes/origin/HEAD",
+    "refs/heads/main",
+    "refs/heads/master",
+    "refs/remotes/origin/main",
+    "refs/remotes/origin/master",
+)
+# The variables of GitHub and GitLab that name the branch which a change goes to.
+_TARGET_VARIABLES = ("GITHUB_BASE_REF", "CI_MERGE_REQUEST_TARGET_BRANCH_NAME")
+
+# A base so many commits older than where HEAD left another remote branch is probably not meant.
+_FAR_BEHIND: Final = 50
+
+_NAME_ONE = "name a base with --base or --base-dir (pytest: --perf-base, --perf-base-dir)"
+
+
+def find_base(
+    root: Path,
+    revision: str | None,
+    *,
+    target: str | None = None,
+    outputs: Sequence[Path] = (),
+    folders: Sequence[Path] = (),
+) -> Base | NoBase:
+    """Return the commit that head is to be compared with.
+
+    `revision` where it is given; a SettingError where it names no commit. Else the merge base of
+    HEAD with the upstream's branch: `target`, which a continuous integration names, else
+    origin/HEAD, a local main or master, origin/main, origin/master, the first that exists. Where
+    that is HEAD itself, or no such branch exists: HEAD if the tree is dirty, else HEAD's first
+    parent. See `read_uncommitted` for `outputs` and `folders`.
+    """
+    refusal = why_not_a_checkout(root)
+    if refusal is not None:
+        return NoBase(reason=refusal)
+    if revision is not None:
+        return _named_base(root, revision)
+    head = find_commit(root, "HEAD")
+    if head is None:
+        return NoBase(reason=f"the repository of {root} has no commit yet; commit, then try again")
+    upstream = _find_upstream(root, target)
+    if upstream is None and target is not None:
+        return NoBase(
+            reason=f"this change goes to the branch {target!r}, as the continuous integration "
+            f"says, and this clone has no origin/{target}; run 'git fetch origin "
+            f"{target}:refs/remotes/origin/{target}', or {_NAME_ONE}"
+        )
+    uncommitted = read_uncommitted(root, find_top(root) or root, outputs=outputs, folders=folders)
+    if upstream is None:
+        why = ": there is no origin/HEAD, main or master to take the merge base with"
+        return _base_of_default_branch(root, head, uncommitted, why)
+    branch = answer(root, "rev-parse", "--abbrev-ref", upstream) or upstream
+    merge_base = answer(root, "merge-base", head, upstream)
+    if merge_base is None:
+        reason = f"HEAD and {branch} have no commit in common; {_NAME_ONE}"
+        if is_shallow(root):
+            reason = (
+                f"this clone is shallow and ends before the merge base with {branch}; "
+                "run 'git fetch --deepen=100' or 'git fetch --unshallow'"
+            )
+        return NoBase(reason=reason)
+    if merge_base == head:
+        return _base_of_default_branch(root, head, uncommitted, "")
+    described = f"the merge base with {branch}, {short_commit(merge_base)}"
+    warning = None if target is not None else _find_nearer(root, merge_base, upstream)
+    return Base(revision=merge_base, described=described, warning=warning)
+
+
+def target_branch(environ: Mapping[str, str]) -> str | None:
+    """Return the branch that a continuous integration says the change goes to, if it does."""
+    return next(filter(None, map(environ.get, _TARGET_VARIABLES)), None)
+
+
+def find_trunk(root: Path) -> str | None:
+    """Return the newest commit of HEAD that the upstream's default branch has, None without one.
+
+    HEAD where there is no such branch.
+    """
+    return answer(root, "merge-base", "HEAD", _find_upstream(root, None) or "HEAD")
+
+
+def read_lineage(root: Path, revision: str) -> dict[str, int]:
+    """Return how many commits each one on the first-parent line of a revision lies behind it."""
+    lines = output(root, "rev-list", "--first-parent", "--end-of-options", revision).decode()
+    return {commit: place for place, commit in enumerate(lines.split())}
+
+
+def is_dirty(root: Path, *, outputs: Sequence[Path] = ()) -> bool:
+    """Whether the tree differs from HEAD in what a cell could load."""
+    return read_uncommitted(root, find_top(root) or root, outputs=outputs).is_dirty
+
+
+def describe_head(root: Path) -> str:
+    """Return what the tree is, for people: "feature at 1a2b3c4 with uncommitted changes"."""
+    if why_not_a_checkout(root) is not None:
+        return "a folder outside git"
+    head = find_commit(root, "HEAD")
+    if head is None:
+        return "a repository without a commit"
+    branch = answer(root, "symbolic-ref", "--quiet", "--short", "HEAD") or "a detached HEAD"
+    changes = " with uncommitted changes" if is_dirty(root) else ""
+    return f"{branch} at {short_commit(head)}{changes}"
+
+
+def _find_upstream(root: Path, target: str | None) -> str | None:
+    names: Sequence[str] = _UPSTREAMS
+    if target is not None:
+        names = (f"refs/remotes/origin/{target}", f"refs/heads/{target}")
+    return next((name for name in names if find_commit(root, name) is not None), None)
+
+
+def _find_nearer(root: Path, base: str, upstream: str) -> str | None:
+    """Return a warning where HEAD left another remote branch long after it left the upstream's.
+
+    Branches that hold HEAD, or have its branch's name, are the change itself.
+    """
+    num_commits = _count(root, "HEAD", base)
+    if num_commits <= _FAR_BEHIND:
+        return None
+    listed = ("for-each-ref", "--format=%(refname)", f"--contains={base}", "--no-contains=HEAD")
+    own = answer(root, "symbolic-ref", "--quiet", "--short", "HEAD")
+    behind = {
+        name: num_commits - _count(root, "HEAD", base, name)
+        for name in output(root, *listed, "refs/remotes").decode(errors="replace").split()
+        if name != upstream and name.split("/", 3)[-1] != own
+    }
+    farthest = max(behind, key=behind.__getitem__, default=None)
+    if farthest is None or behind[farthest] <= _FAR_BEHIND:
+        return None
+    name = printable(farthest.removeprefix("refs/remotes/"))
+    return (
+        f"the base is {behind[farthest]} commits older than the merge base with {name}; if this "
+        f"change goes there, say so: --base {name} (pytest: --perf-base)"
+    )
+
+
+def _count(root: Path, new: str, *old: str) -> int:
+    """Return how many commits `new` has that none of `old` has."""
+    return int(output(root, "rev-list", "--count", new, *(f"^{name}" for name in old)))
+
+
+def _named_base(root: Path, revision: str) -> Base:
+    found = find_commit(root, revision)
+    if found is None:
+        hint = f"use a branch, a tag or a commit that 'git log -1 {revision}' shows"
+        if is_shallow(root):
+            hint = "this clone is shallow: fetch it first, or all with 'git fetch --unshallow'"
+        raise SettingError(f"the base {revision!r} is no commit of the repository {root}; {hint}")
+    if found.startswith(revision):
+        return Base(revision=found, described=short_commit(found))
+    return Base(revision=found, described=f"{revision}, {short_commit(found)}")
+
+
+def _base_of_default_branch(
+    root: Path, head: str, uncommitted: Uncommitted, why: str
+) -> Base | NoBase:
+    """Return the base where HEAD has no commit of its own, or there is no default branch."""
+    if uncommitted.is_dirty:
+        described = f"HEAD, {short_commit(head)}, without the uncommitted changes{why}"
+        return Base(revision=head, described=described)
+    parent = find_commit(root, "HEAD^1")
+    if parent is not None:
+        described = f"the first parent of HEAD, {short_commit(parent)}{why}"
+        if not uncommitted.is_clean:
+            described += "; nothing that a cell could load differs from HEAD"
+        return Base(revision=parent, described=described)
+    if is_shallow(root):
+        return NoBase(
+            reason=f"this clone is shallow and lacks the parent of HEAD, {short_commit(head)}; "
+            "run 'git fetch --deepen=1' or 'git fetch --unshallow'"
+        )
+    return NoBase(
+        reason=f"HEAD, {short_commit(head)}, is the first commit and nothing is uncommitted; "
+        f"{_NAME_ONE}"
+    )
