@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import datetime
 import functools
+import math
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -315,7 +316,7 @@ def _verdict(trial: Trial, explanation: Explanation | None) -> CellVerdict:
     proven: dict[str, Any] = {}
     if trial.decision is not None:
         proven = dataclasses.asdict(trial.decision)
-        del proven["word"]  # counts may have another
+        del proven["word"], proven["mean_differs"]  # counts may have another word
     return CellVerdict(
         name=trial.name,
         word=trial.word or "INCONCLUSIVE",
@@ -325,6 +326,8 @@ def _verdict(trial: Trial, explanation: Explanation | None) -> CellVerdict:
         reason=trial.reason,
         explanation=explanation,
         raw=tuple(trial.raw),
+        mean_ratios=tuple(math.exp(pair.mean_log_ratio) for pair in trial.pairs),
+        errors=tuple(pair.error for pair in trial.pairs),
         firsts=tuple(trial.firsts),
         rule=trial.rule,
         **proven,

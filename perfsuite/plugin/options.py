@@ -55,7 +55,7 @@ OPTIONS = (
     Option(
         "base-dir", "DIR", "", "a folder to compare with, instead of a revision", is_hidden=True
     ),
-    Option("max-pairs", "N", "16", "launches of each side, at most", is_hidden=True),
+    Option("max-pairs", "N", "20", "launches of each side, at most", is_hidden=True),
     Option("max-minutes", "TIME", "30min", "no pair of launches begins that would end later"),
     Option("seed", "N", "0", "seed of weights, data order and random numbers", is_hidden=True),
     Option("timeout", "SECONDS", "120", "a cell without progress for so long fails"),

@@ -35,6 +35,11 @@ _PRIOR_HOLDS_TO = 1.25
 # over 0.69 % in the 14 launches of `pair_evidence.locate_log_ratio`: a prior is of the latter.
 _SDS_OF_MEAN = 1.5
 
+# Pairs of one session may be correlated, which the spread of so few does not show: an AR(0.3) makes
+# the variance of the mean of 20 pairs 1.8 times as large. FAIL allows for this much of it; together
+# with what the rounds explain, that keeps its level where they explain half of a pair or more.
+_CORRELATED = 1.35
+
 # From this many pairs on, one farther from the median than this many standard deviations is pulled
 # in to that distance, so that a single spike hides no regression. Of three pairs two spikes are the
 # majority, and with five the fence costs false alarms and finds no more regressions.
@@ -147,7 +152,8 @@ def weigh(pairs: Sessions, prior: Prior | None, *, alpha: float, beta: float) ->
     freedom = num_pairs - 1
     explained = (pairs.errors**2).mean(axis=1)
     location, variance = _locate(pairs.log_ratios, explained)
-    own_error = (variance.clip(min=explained).clip(min=_SMALLEST_SD**2) / num_pairs) ** 0.5
+    own_variance = variance.clip(min=explained).clip(min=_SMALLEST_SD**2)
+    own_error = (_CORRELATED * own_variance / num_pairs) ** 0.5
     error, total = _moderate(variance, num_pairs, prior, 1.0)
     below = exceeded_t(alpha, freedom)
     mean = pairs.mean_log_ratios.mean(axis=1)

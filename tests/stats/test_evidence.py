@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from perfsuite.stats.evidence import Evidence, Pair, Prior, Sessions, weigh
 
-# m = 0.04 and s^2 = 1e-4, so that SE = 0.0057735 without anything else.
+# m = 0.04 and s^2 = 1e-4, so that SE = 0.0057735 without anything else, and for FAIL
+# sqrt(1.35) times that, 0.0067082.
 THREE = (0.03, 0.05, 0.04)
 
 log_ratios = st.lists(st.floats(min_value=-0.2, max_value=0.2), min_size=2, max_size=16)
@@ -37,10 +38,10 @@ def test_without_a_prior_the_pairs_speak_for_themselves() -> None:
     evidence = weighed(THREE)
 
     assert evidence.location == pytest.approx(0.04)
-    assert evidence.lower == pytest.approx(0.04 - 2.9200 * 0.0057735, abs=1e-6)
+    assert evidence.lower == pytest.approx(0.04 - 2.9200 * 0.0067082, abs=1e-6)
     assert evidence.upper == pytest.approx(0.04 + 1.8856 * 0.0057735, abs=1e-6)
     assert evidence.improved == pytest.approx(0.04 + 2.9200 * 0.0057735, abs=1e-6)
-    assert evidence.detectable == pytest.approx((2.9200 + 1.0607) * 0.0057735, abs=1e-6)
+    assert evidence.detectable == pytest.approx((2.9200 + 1.0607) * 0.0067082, abs=1e-6)
 
 
 def test_a_prior_that_is_borne_out_adds_its_degrees_of_freedom_but_not_for_fail() -> None:
@@ -68,29 +69,29 @@ def test_a_prior_of_a_noisier_machine_widens_the_bounds_of_pass() -> None:
 
 
 def test_no_spread_for_fail_is_smaller_than_the_rounds_explain() -> None:
-    # 0.02^2 = 4e-4 of each pair: SE = 0.0115470.
+    # 0.02^2 = 4e-4 of each pair: SE = sqrt(1.35 x 4e-4 / 3) = 0.0134164.
     evidence = weighed(THREE, error=0.02)
 
-    assert evidence.lower == pytest.approx(0.04 - 2.9200 * 0.0115470, abs=1e-6)
+    assert evidence.lower == pytest.approx(0.04 - 2.9200 * 0.0134164, abs=1e-6)
     assert evidence.upper == weighed(THREE).upper
 
 
 def test_equal_pairs_are_given_the_smallest_spread_that_a_machine_has() -> None:
-    # v = 0.001^2, SE = 0.00057735.
+    # v = 0.001^2, SE = 0.00057735, and 0.00067082 for FAIL.
     evidence = weighed([0.03, 0.03, 0.03])
 
-    assert evidence.lower == pytest.approx(0.03 - 2.9200 * 0.00057735, abs=1e-6)
+    assert evidence.lower == pytest.approx(0.03 - 2.9200 * 0.00067082, abs=1e-6)
     assert evidence.upper == pytest.approx(0.03 + 1.8856 * 0.00057735, abs=1e-6)
 
 
 def test_from_six_pairs_on_a_spike_is_pulled_in_to_two_standard_deviations() -> None:
     # s^2 = 0.08^2 / 6, so the fence is at 2 x 0.0326599 = 0.0653197 from the median 0; then
     # m = 0.0653197 / 6 and s^2 = 0.0653197^2 / 6, times 5^2 / 4^2 because one pair was pulled in;
-    # SE = 1.25 x 0.0108866 = 0.0136083; t(0.95, 5) = 2.0150.
+    # SE = 1.25 x 0.0108866 = 0.0136083, for FAIL 0.0158114; t(0.95, 5) = 2.0150.
     evidence = weighed([0.08, 0.0, 0.0, 0.0, 0.0, 0.0])
 
     assert evidence.location == pytest.approx(0.0108866, abs=1e-6)
-    assert evidence.lower == pytest.approx(0.0108866 - 2.0150 * 0.0136083, abs=1e-6)
+    assert evidence.lower == pytest.approx(0.0108866 - 2.0150 * 0.0158114, abs=1e-6)
     assert weighed([0.08, 0.0, 0.0, 0.0, 0.0]).location == pytest.approx(0.016)
 
 

@@ -24,7 +24,7 @@ rules = st.builds(
     tolerance=st.sampled_from([0.0, 0.005, 0.02]),
     limit=st.sampled_from([0.02, 0.05]),
     num_cells=st.sampled_from([1, 24, 480]),
-    max_pairs=st.sampled_from([3, 10, 16]),
+    max_pairs=st.sampled_from([3, 10, 20]),
     num_sessions=st.sampled_from([1, 2]),
     prior=st.none() | st.builds(Prior, sd=st.floats(min_value=0.003, max_value=0.1)),
 )
@@ -54,17 +54,17 @@ pairs = st.lists(
 def test_the_bounds_are_those_of_the_evidence_at_the_shares_of_the_look() -> None:
     rule = Rule(tolerance=0.02, limit=0.05, num_cells=1, max_pairs=3)
 
-    decision = decide(without_stalls([0.03, 0.05, 0.04]), rule)
+    decision = decide(without_stalls([0.02, 0.04, 0.03]), rule)
 
-    # SE = 0.0057735 with 2 degrees of freedom; of alpha 0.05 x 0.8: t(0.96) = 3.3198; of beta half
-    # of 0.075 x 0.8: t(0.97) = 3.8964; t(0.8) = 1.0607.
+    # SE = 0.0057735, for FAIL 0.0067082, with 2 degrees of freedom; of alpha 0.05 x 0.8: t(0.96) =
+    # 3.3198; of beta half of 0.075 x 0.8: t(0.97) = 3.8964; t(0.8) = 1.0607.
     lower, upper = decision.interval
     assert decision.word == "INCONCLUSIVE"
-    assert decision.ratio == decision.mean_ratio == pytest.approx(math.exp(0.04))
-    assert math.log(lower) == pytest.approx(0.04 - 3.3198 * 0.0057735, abs=1e-6)
-    assert math.log(upper) == pytest.approx(0.04 + 3.8964 * 0.0057735, abs=1e-6)
+    assert decision.ratio == decision.mean_ratio == pytest.approx(math.exp(0.03))
+    assert math.log(lower) == pytest.approx(0.03 - 3.3198 * 0.0067082, abs=1e-6)
+    assert math.log(upper) == pytest.approx(0.03 + 3.8964 * 0.0057735, abs=1e-6)
     assert decision.detectable == pytest.approx(
-        math.expm1(math.log(1.02) + (3.3198 + 1.0607) * 0.0057735), abs=1e-6
+        math.expm1(math.log(1.02) + (3.3198 + 1.0607) * 0.0067082), abs=1e-6
     )
 
 
@@ -112,8 +112,8 @@ def test_stalls_keep_a_cell_from_passing_but_do_not_fail_it() -> None:
     assert decision.word is None
     assert decision.mean_ratio == pytest.approx(math.exp(0.3))
     assert decision.mean_differs
-    last = decide(without_stalls([0.0, 0.001, -0.001] * 6, stalls=0.3), QUIET)
-    assert (last.word, last.num_pairs) == ("INCONCLUSIVE", 16)
+    last = decide(without_stalls([0.0, 0.001, -0.001] * 7, stalls=0.3), QUIET)
+    assert (last.word, last.num_pairs) == ("INCONCLUSIVE", 20)
     assert last.interval[1] < 1.05
 
 
@@ -137,24 +137,24 @@ def test_rounds_that_explain_more_than_the_pairs_show_keep_a_cell_from_failing()
 
 
 def test_at_the_last_look_nothing_proven_is_inconclusive() -> None:
-    undecided = without_stalls([0.0, 0.07] * 8)
+    undecided = without_stalls([0.0, 0.07] * 10)
 
-    assert decide(undecided[:15], QUIET).word is None
+    assert decide(undecided[:19], QUIET).word is None
     decision = decide(undecided, QUIET)
 
-    assert (decision.word, decision.num_pairs) == ("INCONCLUSIVE", 16)
+    assert (decision.word, decision.num_pairs) == ("INCONCLUSIVE", 20)
     assert decision.interval[0] < 1.02
     assert decision.interval[1] > 1.05
 
 
 def test_a_re_run_goes_on_from_inconclusive_pairs() -> None:
-    undecided = without_stalls([0.0, 0.07] * 8)
+    undecided = without_stalls([0.0, 0.07] * 10)
     rerun = dataclasses.replace(QUIET, num_sessions=2)
 
     assert decide(undecided, rerun).word is None
-    decision = decide([*undecided, *without_stalls([0.0] * 16)], rerun)
+    decision = decide([*undecided, *without_stalls([0.0] * 20)], rerun)
 
-    assert (decision.word, decision.num_pairs) == ("PASS", 24)
+    assert (decision.word, decision.num_pairs) == ("PASS", 30)
 
 
 def test_between_looks_the_interval_runs_on_at_the_level_of_the_next_look() -> None:
@@ -196,20 +196,20 @@ FLAGGED = (0.15, 0.149, 0.151)
 
 def test_of_many_cells_a_slowdown_is_judged_again_on_fresh_pairs() -> None:
     flagged = decide(without_stalls(FLAGGED), MANY)
-    confirmed = decide(without_stalls([*FLAGGED, *(0.14, 0.15) * 4]), MANY)
+    confirmed = decide(without_stalls([*FLAGGED, *(0.14, 0.15) * 6]), MANY)
 
     assert (flagged.word, flagged.num_pairs) == (None, 3)
     assert flagged.ratio == pytest.approx(math.exp(0.15))
-    assert (confirmed.word, confirmed.num_pairs) == ("FAIL", 11)
+    assert (confirmed.word, confirmed.num_pairs) == ("FAIL", 15)
     assert confirmed.ratio == pytest.approx(math.exp(0.145))  # of the fresh pairs alone
 
 
 @pytest.mark.parametrize(
     ("fresh", "word"),
     [
-        ((0.001, -0.001) * 4, "PASS"),
-        ((0.0, 0.1) * 4, "INCONCLUSIVE"),
-        ((0.14, 0.15) * 3, None),
+        ((0.001, -0.001) * 6, "PASS"),
+        ((0.0, 0.1) * 6, "INCONCLUSIVE"),
+        ((0.14, 0.15) * 5, None),
         ((0.15,), None),
     ],
 )

@@ -13,15 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfsuite.stats.evidence import Prior, Sessions
-from perfsuite.stats.sequential import Rule, follow
+from perfsuite.stats.sequential import DEFAULT_MAX_PAIRS, Rule, follow
 
 NUM_SESSIONS = 40_000
 NUM_CELLS = 24
 TOLERANCE = 0.02
 LIMIT = 0.05
-MAX_PAIRS = 16
 # A second stage and a re-run beyond the first session.
-_MOST_PAIRS = 2 * MAX_PAIRS
+_MOST_PAIRS = 2 * DEFAULT_MAX_PAIRS
 ALPHA_PER_CELL = 0.05 / NUM_CELLS
 # Of the variance of a pair its rounds explain so much: in the eight cells of README's table 0.5 to
 # 1, the median 0.76. It is measured in each pair with as many degrees of freedom.
@@ -89,7 +88,7 @@ def simulate(
     pair_sd: float,
     slowdown: float,
     num_cells: int = NUM_CELLS,
-    max_pairs: int = MAX_PAIRS,
+    max_pairs: int = DEFAULT_MAX_PAIRS,
     num_sessions: int = NUM_SESSIONS,
     num_reruns: int = 0,
     seed: int = 0,

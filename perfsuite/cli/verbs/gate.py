@@ -26,6 +26,7 @@ from perfsuite.report.formats.markdown import to_markdown
 from perfsuite.report.model import report_on_verdicts
 from perfsuite.report.summary import explanation_text
 from perfsuite.report.terminal.gate import verdict_lines
+from perfsuite.stats.sequential import DEFAULT_MAX_PAIRS
 from perfsuite.system.files import check_writable, write_atomically
 from perfsuite.system.untrusted import printable
 from perfsuite.system.urls import locate
@@ -49,7 +50,7 @@ def gate(
     select: options.Selection = None,
     tolerance: options.Tolerance = "2%",
     limit: options.Limit = "5%",
-    max_pairs: options.MaxPairs = 16,
+    max_pairs: options.MaxPairs = DEFAULT_MAX_PAIRS,
     max_minutes: options.MaxMinutes = 30.0,
     *,
     seed: options.DrawnSeed,

@@ -6,26 +6,27 @@ the raw value of each launch.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import os
 import random
-import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from perfsuite.gate.arms.arm import Arm, Launch, PairPlan
 from perfsuite.gate.arms.launch import launch_pair
 from perfsuite.gate.arms.num_rounds import plan_num_rounds
 from perfsuite.gate.judge.counts import compare_run_counts
 from perfsuite.gate.judge.imports import find_wrong_import
+from perfsuite.gate.judge.kept_pairs import KeptCell, resume
 from perfsuite.gate.judge.pair_evidence import add_pair, describe_changes, is_postponed
+from perfsuite.gate.judge.pairs_verdict import decide_by_pairs
 from perfsuite.gate.judge.trial import Budget, CellPolicy, Judgement, Trial
-from perfsuite.stats.evidence import Pair, Prior
-from perfsuite.stats.sequential import Rule, decide
+from perfsuite.stats.evidence import Prior
+from perfsuite.stats.sequential import Rule
 from perfsuite.system.fitness import read_sensors, why_unfit
-from perfsuite.units import format_change, format_ratio
+from perfsuite.units import format_change
 
 # Pairs that do not count, before the machine as a whole does not.
 _MAX_UNFIT = 3
@@ -47,14 +48,28 @@ def judge(
     budget: Budget,
     seed: int,
     priors: Mapping[str, Prior],
+    kept: Mapping[str, KeptCell] = MappingProxyType({}),
     say: Callable[[str], None],
 ) -> Judgement:
     """Run pairs until every cell has its verdict, or the budget is spent.
 
     `num_cells` cells share the error rate, those of other sessions included; None is these alone.
-    `priors` say what this machine's history knows of the noise of a pair, by cell.
+    `priors` say what this machine's history knows of the noise of a pair, by cell; `kept` is what
+    earlier sessions of the same two trees found.
     """
     trials = [Trial(name=name, policy=policy) for name, policy in policies.items()]
+    rules = {
+        trial.name: resume(trial, kept[trial.name])
+        if trial.name in kept
+        else Rule(
+            tolerance=trial.policy.tolerance,
+            limit=trial.policy.limit,
+            num_cells=num_cells or len(trials),
+            max_pairs=budget.max_pairs,
+            prior=priors.get(trial.name),
+        )
+        for trial in trials
+    }
     session = _Session(
         arms=(base, head),
         budget=budget,
@@ -74,7 +89,8 @@ def judge(
         counted = [one for one in undecided if not is_postponed(one, pair.launches, pair.names)]
         for trial in counted:
             add_pair(trial, pair.launches, pair.plan.first, pair.other_s)
-            _decide(trial, num_cells or len(trials), budget.max_pairs, priors.get(trial.name))
+            if trial.word is None:
+                decide_by_pairs(trial, rules[trial.name])
         for line in _progress(session.num_pairs, undecided, trials, session.spent_s):
             say(line)
     for trial in trials:
@@ -167,68 +183,6 @@ class _Session:
         return _Pair(
             plan=plan, names=names, launches=launches, wall_s=wall_s, unfit=unfit, invalid=invalid
         )
-
-
-def _decide(trial: Trial, num_cells: int, max_pairs: int, prior: Prior | None) -> None:
-    if trial.word is not None or not trial.raw:
-        return
-    policy = trial.policy
-    rule = Rule(
-        tolerance=policy.tolerance,
-        limit=policy.limit,
-        num_cells=num_cells,
-        max_pairs=max_pairs,
-        prior=prior,
-    )
-    accepted = policy.accepted_slowdown
-    trial.rule = {**dataclasses.asdict(rule), "accepted_slowdown": accepted}
-    decision = decide([_beyond(pair, accepted) for pair in trial.pairs], rule)
-    low, high = decision.interval
-    trial.decision = dataclasses.replace(
-        decision,
-        ratio=decision.ratio * accepted,
-        mean_ratio=decision.mean_ratio * accepted,
-        interval=(low * accepted, high * accepted),
-    )
-    trial.word = decision.word
-    if decision.word is not None and (stalls := _describe_stalls(trial)) is not None:
-        trial.add_reason(stalls)
-    if accepted != 1.0 and decision.word is not None:
-        trial.add_reason(f"a slowdown by {format_ratio(accepted - 1)} is accepted")
-        # Faster than what is accepted is not yet faster than the base.
-        if trial.word == "IMPROVED" and decide(trial.pairs, rule).word != "IMPROVED":
-            trial.word = "PASS"
-    slower_s = statistics.median([head_s - base_s * accepted for base_s, head_s in trial.raw])
-    if trial.word == "FAIL" and slower_s < policy.floor_s:
-        trial.word = "PASS"
-        trial.add_reason(
-            f"slower by {slower_s * 1e6:.3g} us an iteration, below the floor of "
-            f"{policy.floor_s * 1e6:.3g} us"
-        )
-
-
-def _beyond(pair: Pair, accepted_slowdown: float) -> Pair:
-    """A pair as if the base took what is accepted."""
-    accepted = math.log(accepted_slowdown)
-    return dataclasses.replace(
-        pair,
-        log_ratio=pair.log_ratio - accepted,
-        mean_log_ratio=pair.mean_log_ratio - accepted,
-    )
-
-
-def _describe_stalls(trial: Trial) -> str | None:
-    """Both locations where they differ, or where the mean alone keeps the cell from passing."""
-    decision = trial.decision
-    assert decision is not None
-    typical, mean = format_change(decision.ratio), format_change(decision.mean_ratio)
-    limit = trial.policy.bounds[1]
-    is_open = trial.word == "INCONCLUSIVE" and decision.interval[1] < 1 + limit
-    if decision.mean_differs:
-        return f"typical {typical}, mean {mean}" + (": stalls" if is_open else "")
-    if is_open:
-        return f"typical {typical}, mean {mean}: the mean is not proven to be below the limit"
-    return None
 
 
 def _end(trial: Trial, last: _Pair | None) -> None:

@@ -51,11 +51,12 @@ def add_pair(trial: Trial, launches: Mapping[str, Launch], first: str, launch_s:
     log_ratio, error = locate_log_ratio(base.rounds_s, head.rounds_s)
     base_samples, head_samples = trial.policy.num_samples
     head_s = base_s * math.exp(log_ratio)
-    trial.raw.append((base_s / base_samples, head_s / head_samples))
-    per_sample = math.log(base_samples / head_samples)
+    raw = base_s / base_samples, head_s / head_samples
+    trial.raw.append(raw)
+    total = mean_log_ratio(base.rounds_s, head.rounds_s)
     pair = Pair(
-        log_ratio=log_ratio + per_sample,
-        mean_log_ratio=mean_log_ratio(base.rounds_s, head.rounds_s) + per_sample,
+        log_ratio=math.log(raw[1] / raw[0]),
+        mean_log_ratio=total + math.log(base_samples / head_samples),
         error=error if math.isfinite(error) else None,
     )
     trial.pairs.append(pair)

@@ -1,0 +1,40 @@
+"""A name for the code of a tree as it is, committed or not: equal trees have equal names."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from pathlib import Path, PurePath
+
+from perfsuite.gate.git.changes import is_documentation, uncommitted_files
+from perfsuite.gate.git.command import output
+from perfsuite.gate.git.repository import find_top
+
+
+def digest_tree(root: Path, *, outputs: Sequence[Path] = ()) -> str | None:
+    """Return the digest of what a cell could load from the checkout of `root`; None outside git.
+
+    The same before and after a commit of it. `outputs` are files that this session writes.
+    """
+    top = find_top(root)
+    if top is None:
+        return None
+    blobs: dict[PurePath, bytes] = {}
+    for entry in filter(
+        None, output(root, "ls-tree", "-r", "-z", "--full-tree", "HEAD").split(b"\0")
+    ):
+        described, _, place = entry.partition(b"\t")
+        blobs[PurePath(os.fsdecode(place))] = described.split()[-1]
+    changed = [path for path, is_code in uncommitted_files(root, top, outputs=outputs) if is_code]
+    for path in changed:
+        blobs.pop(path.relative_to(top), None)
+    files = [path for path in changed if path.is_file()]
+    if files:
+        names = output(root, "hash-object", "--", *map(os.fspath, files)).split()
+        blobs |= {path.relative_to(top): name for path, name in zip(files, names, strict=True)}
+    digest = hashlib.sha256()
+    for file in sorted(blobs):
+        if not is_documentation(file):
+            digest.update(b"%s %s\0" % (blobs[file], os.fsencode(file)))
+    return digest.hexdigest()
