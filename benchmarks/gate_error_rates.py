@@ -140,7 +140,7 @@ def _false_alarms() -> Iterator[Figure]:
                 yield Figure(
                     table="False FAIL",
                     row=_describe(world),
-                    column=f"sd {sd:.0%}, {column}",
+                    column=f"sd {100 * sd:.0f} %, {column}",
                     measure=_rate(
                         dataclasses.replace(world, bias=bias), sd, slowdown, _has("FAIL")
                     ),
@@ -150,7 +150,7 @@ def _false_alarms() -> Iterator[Figure]:
         yield Figure(
             table="False IMPROVED",
             row="normal",
-            column=f"sd {sd:.0%}, -2 %",
+            column=f"sd {100 * sd:.0f} %, -2 %",
             measure=_rate(World(), sd, -TOLERANCE, _has("IMPROVED")),
             most=ALPHA_PER_CELL,
         )
@@ -165,7 +165,7 @@ def _costs() -> Iterator[Figure]:
             ):
                 yield Figure(
                     table="Pairs of identical code",
-                    row=f"sd {sd:.1%}, {_describe(world)}",
+                    row=f"sd {100 * sd:.1f} %, {_describe(world)}",
                     column=column,
                     measure=_pairs(dataclasses.replace(world, has_mean=has_mean), sd, 0.0),
                     most=most if world == World() else math.inf,
@@ -215,7 +215,8 @@ def _slow_launches() -> Iterator[Figure]:
                 figure = functools.partial(
                     Figure,
                     table="Head's launches slow now and then",
-                    row=f"{share:.0%} by {by:.0%}, sd {sd:.0%}, {_describe(history)}",
+                    row=f"{100 * share:.0f} % by {100 * by:.0f} %, sd {100 * sd:.0f} %, "
+                    f"{_describe(history)}",
                 )
                 yield figure(
                     column="met none",
@@ -234,14 +235,14 @@ def _passes_at_the_limit() -> Iterator[Figure]:
             for num_reruns, column in enumerate(("one session", "and one re-run")):
                 yield Figure(
                     table="PASS at the limit, screen (2.5 %) and judge",
-                    row=f"sd {sd:.1%}, {_describe(world)}",
+                    row=f"sd {100 * sd:.1f} %, {_describe(world)}",
                     column=column,
                     measure=functools.partial(_pass_at_limit, world, sd, num_reruns),
                     most=0.10,
                 )
         yield Figure(
             table="PASS where the mean alone is at the limit",
-            row=f"sd {sd:.1%}",
+            row=f"sd {100 * sd:.1f} %",
             column="one session",
             measure=_rate(World(stalls=LIMIT), sd, 0.0, _has("PASS")),
             most=0.075,

@@ -62,6 +62,8 @@ class GateRequest:
         priors: What this machine's history says of the noise of a pair, by cell.
         outputs: Files that the session itself writes: they do not make a tree dirty.
         heeds_exceptions: Whether what head lists as accepted may let a cell through.
+        pairs_file: Where a re-run of the same two trees finds what this session leaves open; None
+            judges anew each time.
     """
 
     folder: Path
@@ -85,6 +87,7 @@ class GateRequest:
     priors: Mapping[str, Prior] = field(default_factory=dict)
     outputs: tuple[Path, ...] = ()
     heeds_exceptions: bool = True
+    pairs_file: Path | None = None
 
 
 def base_of(request: GateRequest, folders: Sequence[Path]) -> Base | NoBase | None:

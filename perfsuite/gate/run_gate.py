@@ -24,9 +24,11 @@ from perfsuite.gate.baselines.accepted import Accepted, read_accepted
 from perfsuite.gate.git.find_base import describe_head
 from perfsuite.gate.git.overlay import python_digests
 from perfsuite.gate.git.repository import Base, NoBase
+from perfsuite.gate.git.tree_digest import digest_tree
 from perfsuite.gate.git.worktree import sweep_stale_trees, what_is_missing
 from perfsuite.gate.judge.explain import explain
 from perfsuite.gate.judge.judge import judge
+from perfsuite.gate.judge.kept_pairs import KeptPairs, read_kept_pairs
 from perfsuite.gate.judge.trial import CellPolicy, Judgement, Trial
 from perfsuite.gate.request import (
     BaseSide,
@@ -148,6 +150,7 @@ class _Session:
             judgement = None
             if policies:
                 arms = self.side.arm(tree), head_arm(request, suite)
+                kept = self._read_kept()
                 judgement = judge(
                     *arms,
                     policies,
@@ -155,8 +158,11 @@ class _Session:
                     budget=request.budget,
                     seed=request.seed,
                     priors=request.priors,
+                    kept={} if kept is None else kept.cells,
                     say=self.say,
                 )
+                if kept is not None:
+                    kept.write(judgement.trials)
                 if has_changed_files:
                     self._look_for_skipped(judgement)
                 for trial in judgement.trials:
@@ -169,6 +175,20 @@ class _Session:
                     _verdict(trial, explanations.get(trial.name)) for trial in judgement.trials
                 ]
             return cells, judgement
+
+    def _read_kept(self) -> KeptPairs | None:
+        """What earlier sessions found of these two trees; None where nothing names them."""
+        request, base = self.side.request, self.side.base
+        if request.pairs_file is None or base is None:
+            return None
+        head = digest_tree(self.side.suite.root, outputs=request.outputs)
+        if head is None:
+            return None
+        environment = (f"{name}={value}" for name, value in request.base_environment.items())
+        arm = " ".join((base.revision, request.base_python or "", *sorted(environment))).strip()
+        kept = read_kept_pairs(request.pairs_file, arm, head)
+        self.say(kept.told)
+        return kept
 
     @functools.cached_property
     def _accepted(self) -> Accepted:

@@ -16,6 +16,7 @@ from perfsuite.cli.output import JsonFile, say, write_json
 from perfsuite.errors import ExitCode, SettingError
 from perfsuite.gate.git.find_base import target_branch
 from perfsuite.gate.judge.explain import explain_stored
+from perfsuite.gate.judge.kept_pairs import PAIRS_FILE
 from perfsuite.gate.judge.trial import Budget
 from perfsuite.gate.noise import read_noise
 from perfsuite.gate.request import GateRequest
@@ -83,6 +84,7 @@ def gate(
         seed=seed,
         priors=read_noise(folder, os.environ),
         outputs=tuple(path for path in (json_file, markdown) if path is not None),
+        pairs_file=folder / "results" / PAIRS_FILE,
     )
     check_writable(*request.outputs)
     result = run_gate(request, say=say, machine=options.wait_for_machine())

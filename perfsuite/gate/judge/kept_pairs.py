@@ -123,6 +123,15 @@ def read_kept_pairs(path: Path, base: str, head: str) -> KeptPairs:
     return KeptPairs(path=path, base=base, head=head, cells=cells, told=told)
 
 
+def kept_names(path: Path, head: str | None) -> frozenset[str]:
+    """Return the cells that the file has of a head, whatever it was compared with."""
+    try:
+        comparisons = _read(path).comparisons
+    except (OSError, ValueError):  # told where the pairs are read
+        return frozenset()
+    return frozenset(name for one in comparisons if one.head == head for name in one.cells)
+
+
 def resume(trial: Trial, kept: KeptCell) -> Rule:
     """Let a trial begin where an earlier session ended; return the rule that goes on.
 
