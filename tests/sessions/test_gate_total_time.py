@@ -39,14 +39,14 @@ def test_a_step_that_stalls_now_and_then_does_not_pass(shop: Repository) -> None
     shop.commit()
     shop.write(shop=STALLING_SHOP)
 
-    gated = shop.gate("--perf-max-pairs=3")
+    gated = shop.gate("--perf-max-pairs=3", "--benchmark-json=run.json")
 
     gated.expect(
         11,
         f"{PRICE} INCONCLUSIVE +0.0 % * 3",
         f"{PRICE}: typical +0.0 %, mean +37.5 %: stalls; *",
     )
-    run = json.loads((shop.path / "results" / "run.json").read_text())
+    run = json.loads((shop.path / "run.json").read_text())
     verdict = run["benchmarks"][0]["extra_info"]["perfsuite"]["verdict"]
     assert verdict["ratio"] == pytest.approx(1.0, abs=0.001)
     assert verdict["mean_ratio"] == pytest.approx(1.375, abs=0.001)
@@ -76,7 +76,7 @@ def test_a_re_run_keeps_what_failed_and_goes_on_from_what_was_inconclusive(
         f"{STOCK} INCONCLUSIVE * 3",
     )
 
-    shop.commit()  # of the same code
+    shop.git("commit", "--quiet", "--all", "--message", "the same code")
     rerun = gate()
 
     rerun.expect(

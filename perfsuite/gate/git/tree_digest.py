@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path, PurePath
 
-from perfsuite.gate.git.changes import is_documentation, uncommitted_files
+from perfsuite.gate.git.changes import is_documentation, is_record, uncommitted_files
 from perfsuite.gate.git.command import output
 from perfsuite.gate.git.repository import find_top
 
@@ -24,8 +24,8 @@ def digest_tree(root: Path, *, outputs: Sequence[Path] = ()) -> str | None:
     for entry in filter(
         None, output(root, "ls-tree", "-r", "-z", "--full-tree", "HEAD").split(b"\0")
     ):
-        described, _, place = entry.partition(b"\t")
-        blobs[PurePath(os.fsdecode(place))] = described.split()[-1]
+        described, _, name = entry.partition(b"\t")
+        blobs[PurePath(os.fsdecode(name))] = described.split()[-1]
     changed = [path for path, is_code in uncommitted_files(root, top, outputs=outputs) if is_code]
     for path in changed:
         blobs.pop(path.relative_to(top), None)
@@ -33,8 +33,10 @@ def digest_tree(root: Path, *, outputs: Sequence[Path] = ()) -> str | None:
     if files:
         names = output(root, "hash-object", "--", *map(os.fspath, files)).split()
         blobs |= {path.relative_to(top): name for path, name in zip(files, names, strict=True)}
+    place = root.resolve().relative_to(top)
     digest = hashlib.sha256()
     for file in sorted(blobs):
-        if not is_documentation(file):
+        is_ours = file.is_relative_to(place) and is_record(file.relative_to(place))
+        if not is_documentation(file) and not is_ours:
             digest.update(b"%s %s\0" % (blobs[file], os.fsencode(file)))
     return digest.hexdigest()

@@ -17,6 +17,7 @@ import pytest
 from perfsuite.errors import SettingError
 from perfsuite.experiments.settings import DEVICES, MAX_SEED, Device, Settings
 from perfsuite.gate.git.find_base import target_branch
+from perfsuite.gate.judge.kept_pairs import PAIRS_FILE
 from perfsuite.gate.judge.trial import LAUNCH_TIMEOUT_S, Budget
 from perfsuite.plugin.options import OPTIONS, Option, given
 from perfsuite.ranks.messages import INJECTABLE_FAULTS, TurnChannel
@@ -52,6 +53,7 @@ class GateChoices:
     budget: Budget
     pytest_arguments: tuple[str, ...]
     outputs: tuple[Path, ...]
+    pairs_file: Path
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,6 +233,7 @@ def _gate_choices(
             *(f"--perf-{name}={text}" for name, text in on_command_line.items() if text),
         ),
         outputs=(config.rootpath / value["report"],),
+        pairs_file=config.rootpath / value["report"] / PAIRS_FILE,
     )
 
 

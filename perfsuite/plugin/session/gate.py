@@ -20,7 +20,7 @@ from perfsuite.gate.baselines.accepted import read_accepted
 from perfsuite.gate.baselines.screen import Candidate
 from perfsuite.gate.baselines.stored_verdict import History, read_history
 from perfsuite.gate.git.tree_digest import digest_tree
-from perfsuite.gate.judge.kept_pairs import PAIRS_FILE, kept_names
+from perfsuite.gate.judge.kept_pairs import kept_names
 from perfsuite.gate.judge.trial import draw_seed
 from perfsuite.gate.noise import read_noise
 from perfsuite.gate.request import GateRequest
@@ -132,7 +132,7 @@ class SessionGate:
             self._say(f"not compared with {line}")
         # No stored run overrules what pairs have found of these very trees.
         head = digest_tree(self._config.rootpath, outputs=self._choices.outputs)
-        kept = kept_names(self._choices.results / PAIRS_FILE, head)
+        kept = kept_names(self._choices.pairs_file, head)
         at_once = [name for name in cells if name in kept or not history.can_screen(name)]
         self._num_cells = sharding.num_cells
         self._first = run_gate(self._request(at_once), say=self._say)
@@ -264,7 +264,7 @@ class SessionGate:
             seed=draw_seed(),
             priors=read_noise(self._config.rootpath, os.environ),
             outputs=choices.outputs,
-            pairs_file=choices.results / PAIRS_FILE,
+            pairs_file=choices.pairs_file,
         )
 
 

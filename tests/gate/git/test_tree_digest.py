@@ -30,6 +30,10 @@ def git(folder: Path, *arguments: str) -> None:
 
 def commit(folder: Path) -> None:
     git(folder, "add", "--all")
+    commit_staged(folder)
+
+
+def commit_staged(folder: Path) -> None:
     git(folder, "commit", "--quiet", "--allow-empty", "--message", "a change")
 
 
@@ -67,6 +71,10 @@ def test_pages_outputs_and_what_a_session_leaves_do_not_count(tree: Path) -> Non
 
     assert digest_tree(tree, outputs=[tree / "out.py"]) == before
     assert digest_tree(tree) != before
+    (tree / "out.py").unlink()
+    git(tree, "add", "README.md", "baselines")
+    commit_staged(tree)
+    assert digest_tree(tree) == before
 
 
 def test_a_folder_outside_git_has_no_name(tmp_path: Path) -> None:
