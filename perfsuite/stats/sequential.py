@@ -4,6 +4,7 @@ At each look, in this order, with the bounds of `evidence` on logarithms of head
 
     FAIL      lower > log(1 + tolerance)                at level alpha w / cells
     IMPROVED  improved < log(1 - tolerance)             at level alpha w / cells
+              and mean_upper < log(1 + limit)           at level beta u
     PASS      upper, mean_upper < log(1 + limit)        at level beta u
 
 and at the last look, if none holds, INCONCLUSIVE. The look at two pairs can only end in PASS, and
@@ -266,12 +267,13 @@ def _words(evidence: Evidence, rule: Rule, *, is_full: bool, is_last: bool) -> N
 
     limit = math.log1p(rule.limit)
     faster, slower = math.log1p(-rule.tolerance), math.log1p(rule.tolerance)
-    passes = (evidence.upper < limit) & (evidence.mean_upper < limit)
+    is_total_fine = evidence.mean_upper < limit
+    passes = (evidence.upper < limit) & is_total_fine
     if not is_full:
         is_tolerable = (evidence.location >= faster) & (evidence.location <= slower)
         return np.where(passes & is_tolerable, "PASS", "")
     return np.select(
-        [evidence.lower > slower, evidence.improved < faster, passes],
+        [evidence.lower > slower, (evidence.improved < faster) & is_total_fine, passes],
         ["FAIL", "IMPROVED", "PASS"],
         default="INCONCLUSIVE" if is_last else "",
     )

@@ -16,6 +16,7 @@ from perfsuite.gate.arms.arm import Arm, CellRun, Launch, PairPlan, Suite
 from perfsuite.gate.judge import judge as module
 from perfsuite.gate.judge.counts import Slack
 from perfsuite.gate.judge.judge import judge
+from perfsuite.gate.judge.pair_evidence import locate_log_ratio
 from perfsuite.gate.judge.trial import Budget, CellPolicy, Judgement, Trial
 from perfsuite.stats.evidence import Prior
 from perfsuite.stats.sequential import Rule, decide
@@ -235,6 +236,11 @@ def test_a_pair_is_the_trimmed_mean_of_the_ratios_of_rounds_beside_each_other(ru
     (trial,) = judgement.trials
     assert trial.raw == [pytest.approx((2.0, 5.0))] * 3
     assert trial.log_ratios == [math.log(2.5)] * 3
+    # The total time has the stall: 54.5 s over 10 s.
+    assert [pair.mean_log_ratio for pair in trial.pairs] == [pytest.approx(math.log(5.45))] * 3
+    assert {pair.error for pair in trial.pairs} == {
+        locate_log_ratio((1.0, 2.0, 4.0, 2.0, 1.0), (2.5, 5.0, 40.0, 5.0, 2.0))[1]
+    }
 
 
 def test_a_cells_own_tolerance_and_limit_decide_it(run: Run) -> None:
