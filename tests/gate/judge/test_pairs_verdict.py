@@ -41,7 +41,7 @@ def judged(
     [
         (1.0, 1.0, "PASS", None),
         (1.0, 1.375, "INCONCLUSIVE", "typical +0.0 %, mean +37.5 %: stalls"),
-        (1.0, 1.025, "PASS", "typical +0.0 %, mean +2.5 %"),
+        (1.0, 1.04, "PASS", "typical +0.0 %, mean +4.0 %"),
         (1.2, 1.4, "FAIL", "typical +20.0 %, mean +40.0 %"),
         (0.8, 0.9, "IMPROVED", "typical -20.0 %, mean -10.0 %"),
         (0.8, 1.4, "INCONCLUSIVE", "typical -20.0 %, mean +40.0 %: stalls"),
