@@ -8,17 +8,17 @@ from collections.abc import Sequence
 from pathlib import Path, PurePath
 
 from perfsuite.gate.git.changes import is_documentation, is_record, uncommitted_files
-from perfsuite.gate.git.command import output
+from perfsuite.gate.git.command import find_commit, output
 from perfsuite.gate.git.repository import find_top
 
 
 def digest_tree(root: Path, *, outputs: Sequence[Path] = ()) -> str | None:
-    """Return the digest of what a cell could load from the checkout of `root`; None outside git.
+    """Return the digest of what a cell could load from the checkout of `root`, None without a commit.
 
     The same before and after a commit of it. `outputs` are files that this session writes.
     """
     top = find_top(root)
-    if top is None:
+    if top is None or find_commit(root, "HEAD") is None:
         return None
     blobs: dict[PurePath, bytes] = {}
     for entry in filter(

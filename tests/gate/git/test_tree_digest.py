@@ -77,5 +77,7 @@ def test_pages_outputs_and_what_a_session_leaves_do_not_count(tree: Path) -> Non
     assert digest_tree(tree) == before
 
 
-def test_a_folder_outside_git_has_no_name(tmp_path: Path) -> None:
+def test_without_a_commit_there_is_no_name(tmp_path: Path) -> None:
+    assert digest_tree(tmp_path) is None
+    git(tmp_path, "init", "--quiet")
     assert digest_tree(tmp_path) is None
