@@ -59,15 +59,7 @@ def judge(
     """
     trials = [Trial(name=name, policy=policy) for name, policy in policies.items()]
     rules = {
-        trial.name: resume(trial, kept[trial.name])
-        if trial.name in kept
-        else Rule(
-            tolerance=trial.policy.tolerance,
-            limit=trial.policy.limit,
-            num_cells=num_cells or len(trials),
-            max_pairs=budget.max_pairs,
-            prior=priors.get(trial.name),
-        )
+        trial.name: _rule_of(trial, num_cells or len(trials), budget, priors, kept)
         for trial in trials
     }
     session = _Session(
@@ -101,6 +93,25 @@ def judge(
         num_pairs=session.num_pairs,
         wall_s=session.spent_s,
         invalid=None if pair is None else pair.invalid,
+    )
+
+
+def _rule_of(
+    trial: Trial,
+    num_cells: int,
+    budget: Budget,
+    priors: Mapping[str, Prior],
+    kept: Mapping[str, KeptCell],
+) -> Rule:
+    """The rule of a cell, which goes on where an earlier session has ended."""
+    if trial.name in kept:
+        return resume(trial, kept[trial.name])
+    return Rule(
+        tolerance=trial.policy.tolerance,
+        limit=trial.policy.limit,
+        num_cells=num_cells,
+        max_pairs=budget.max_pairs,
+        prior=priors.get(trial.name),
     )
 
 

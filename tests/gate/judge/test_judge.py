@@ -16,6 +16,7 @@ from perfsuite.gate.arms.arm import Arm, CellRun, Launch, PairPlan, Suite
 from perfsuite.gate.judge import judge as module
 from perfsuite.gate.judge.counts import Slack
 from perfsuite.gate.judge.judge import judge
+from perfsuite.gate.judge.kept_pairs import read_kept_pairs
 from perfsuite.gate.judge.pair_evidence import locate_log_ratio
 from perfsuite.gate.judge.trial import Budget, CellPolicy, Judgement, Trial
 from perfsuite.stats.evidence import Prior
@@ -211,6 +212,26 @@ def test_a_verdict_can_be_recomputed_from_the_raw_pairs(run: Run) -> None:
         assert trial.rule == {**dataclasses.asdict(rule), "accepted_slowdown": 1.0}
         assert trial.decision is not None
         assert trial.decision.word == trial.word
+
+
+def test_a_re_run_launches_only_what_is_open_and_adds_to_its_pairs(
+    run: Run, tmp_path: Path
+) -> None:
+    machine = Machine(
+        lambda name, arm, number: timed(
+            0.001 if arm == "base" or (name == "noisy" and number % 2) else 0.0012
+        )
+    )
+    first = run(machine, ["slow", "noisy"], max_pairs=4)
+    read_kept_pairs(tmp_path / "pairs.json", "base", "head").write(first.trials)
+    kept = read_kept_pairs(tmp_path / "pairs.json", "base", "head").cells
+    machine.names.clear()
+
+    rerun = run(machine, ["slow", "noisy"], max_pairs=4, kept=kept)
+
+    assert words(first) == words(rerun) == {"slow": "FAIL", "noisy": "INCONCLUSIVE"}
+    assert machine.names == [["noisy"]] * 4
+    assert [len(trial.pairs) for trial in rerun.trials] == [len(first.trials[0].pairs), 8]
 
 
 def test_cells_that_others_judge_share_the_error_rate(run: Run) -> None:
