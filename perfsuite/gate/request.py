@@ -30,7 +30,7 @@ from perfsuite.gate.git.worktree import (
 )
 from perfsuite.gate.judge.counts import parse_slacks
 from perfsuite.gate.judge.trial import Budget, CellPolicy
-from perfsuite.stats.sequential import Prior
+from perfsuite.stats.evidence import Prior
 from perfsuite.units import format_ratio, parse_ratio, parse_seconds
 
 _TRAIN_FLOOR_S = 50e-6
@@ -65,6 +65,8 @@ class GateRequest:
         priors: What this machine's history says of the noise of a pair, by cell.
         outputs: Files that the session itself writes: they do not make a tree dirty.
         heeds_exceptions: Whether what head lists as accepted may let a cell through.
+        pairs_file: Where a re-run of the same two trees finds what this session leaves open; None
+            judges anew each time.
     """
 
     command: Command
@@ -85,6 +87,7 @@ class GateRequest:
     priors: Mapping[str, Prior] = field(default_factory=dict)
     outputs: tuple[Path, ...] = ()
     heeds_exceptions: bool = True
+    pairs_file: Path | None = None
 
     @property
     def folder(self) -> Path:

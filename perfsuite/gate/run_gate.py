@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import datetime
 import functools
+import math
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -24,10 +25,12 @@ from perfsuite.gate.git.fill_tree import check_shared, missing_files
 from perfsuite.gate.git.find_base import describe_head
 from perfsuite.gate.git.overlay import python_digests
 from perfsuite.gate.git.repository import Base, NoBase
+from perfsuite.gate.git.tree_digest import digest_tree
 from perfsuite.gate.git.worktree import sweep_stale_trees, what_is_missing, why_elsewhere
 from perfsuite.gate.judge.dependencies import ANY, changed_dependencies
 from perfsuite.gate.judge.explain import explain
 from perfsuite.gate.judge.judge import judge
+from perfsuite.gate.judge.kept_pairs import KeptPairs, read_kept_pairs
 from perfsuite.gate.judge.remarks import remarks_on
 from perfsuite.gate.judge.trial import CellPolicy, Judgement, Trial
 from perfsuite.gate.judge.untracked import name_untracked
@@ -160,6 +163,7 @@ class _Session:
         if not policies:
             return cells, None
         arms = self._watching(tree, self.side.arm(tree), head_arm(request, suite, self.side.caches))
+        kept = self._read_kept()
         judgement = judge(
             *arms,
             policies,
@@ -167,8 +171,11 @@ class _Session:
             budget=request.budget,
             seed=request.seed,
             priors=request.priors,
+            kept={} if kept is None else kept.cells,
             say=self.say,
         )
+        if kept is not None:
+            kept.write(judgement.trials)
         self._look_for_skipped(judgement)
         for trial in judgement.trials:
             for remark in remarks_on(trial, suite.root, changed):
@@ -210,6 +217,20 @@ class _Session:
         return (
             cell if found is None else dataclasses.replace(cell, reason=f"{cell.reason}; {found}")
         )
+
+    def _read_kept(self) -> KeptPairs | None:
+        """What earlier sessions found of these two trees; None where nothing names them."""
+        request, base = self.side.request, self.side.base
+        if request.pairs_file is None or base is None:
+            return None
+        head = digest_tree(self.side.suite.root, outputs=request.outputs)
+        if head is None:
+            return None
+        environment = (f"{name}={value}" for name, value in request.base_environment.items())
+        arm = " ".join((base.revision, request.base_python or "", *sorted(environment))).strip()
+        kept = read_kept_pairs(request.pairs_file, arm, head)
+        self.say(kept.told)
+        return kept
 
     @functools.cached_property
     def _accepted(self) -> Accepted:
@@ -372,7 +393,7 @@ def _verdict(trial: Trial, explanation: Explanation | None) -> CellVerdict:
     proven: dict[str, Any] = {}
     if trial.decision is not None:
         proven = dataclasses.asdict(trial.decision)
-        del proven["word"]  # counts may have another
+        del proven["word"], proven["mean_differs"]  # counts may have another word
     return CellVerdict(
         name=trial.name,
         word=trial.word or "INCONCLUSIVE",
@@ -382,6 +403,8 @@ def _verdict(trial: Trial, explanation: Explanation | None) -> CellVerdict:
         reason=trial.reason,
         explanation=explanation,
         raw=tuple(trial.raw),
+        mean_ratios=tuple(math.exp(pair.mean_log_ratio) for pair in trial.pairs),
+        errors=tuple(pair.error for pair in trial.pairs),
         firsts=tuple(trial.firsts),
         rule=trial.rule,
         **proven,

@@ -60,7 +60,7 @@ OPTIONS = (
     Option("base-python", "PY", "", "interpreter of the base's launches; this one unless given"),
     Option("base-build", "CMD", "", "builds the base in its tree, or into $PERFSUITE_SITE"),
     Option("base-env", "KEY=VALUE", "", "a variable of the base's launches", is_repeated=True),
-    Option("max-pairs", "N", "16", "launches of each side, at most", is_hidden=True),
+    Option("max-pairs", "N", "20", "launches of each side, at most", is_hidden=True),
     Option("max-minutes", "TIME", "30min", "no pair of launches begins that would end later"),
     Option("seed", "N", "0", "seed of weights, data order and random numbers", is_hidden=True),
     Option("timeout", "SECONDS", "120", "a cell without progress for so long fails"),

@@ -16,6 +16,7 @@ from perfsuite.errors import ExitCode, SettingError
 from perfsuite.gate.arms.build import find_interpreter
 from perfsuite.gate.git.find_base import target_branch
 from perfsuite.gate.judge.explain import explain_stored
+from perfsuite.gate.judge.kept_pairs import PAIRS_FILE
 from perfsuite.gate.judge.trial import Budget
 from perfsuite.gate.noise import read_noise
 from perfsuite.gate.request import GateRequest
@@ -26,6 +27,7 @@ from perfsuite.report.formats.markdown import to_markdown
 from perfsuite.report.model import report_on_verdicts
 from perfsuite.report.summary import explanation_text
 from perfsuite.report.terminal.gate import verdict_lines
+from perfsuite.stats.sequential import DEFAULT_MAX_PAIRS
 from perfsuite.system.files import check_writable, write_atomically
 from perfsuite.system.untrusted import printable
 from perfsuite.system.urls import locate
@@ -55,7 +57,7 @@ def gate(
     select: options.Selection = None,
     tolerance: options.Tolerance = "2%",
     limit: options.Limit = "5%",
-    max_pairs: options.MaxPairs = 16,
+    max_pairs: options.MaxPairs = DEFAULT_MAX_PAIRS,
     max_minutes: options.MaxMinutes = 30.0,
     *,
     seed: options.DrawnSeed,
@@ -86,6 +88,7 @@ def gate(
         seed=seed,
         priors=read_noise(Path.cwd(), os.environ),
         outputs=tuple(path for path in (json_file, markdown) if path is not None),
+        pairs_file=Path.cwd() / "results" / PAIRS_FILE,
     )
     check_writable(*request.outputs)
     result = run_gate(request, say=say, machine=options.wait_for_machine())

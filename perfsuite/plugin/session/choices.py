@@ -18,12 +18,13 @@ from perfsuite.errors import SettingError
 from perfsuite.experiments.settings import DEVICES, MAX_SEED, Device, Settings
 from perfsuite.gate.arms.build import find_interpreter
 from perfsuite.gate.git.find_base import target_branch
+from perfsuite.gate.judge.kept_pairs import PAIRS_FILE
 from perfsuite.gate.judge.trial import LAUNCH_TIMEOUT_S, Budget
 from perfsuite.plugin.options import OPTIONS, Option, given
 from perfsuite.ranks.messages import INJECTABLE_FAULTS, TurnChannel
 from perfsuite.ranks.torchrun.membership import Membership, read_membership
 from perfsuite.records.shard import Shard, parse_shard
-from perfsuite.stats.sequential import FIRST_LOOK
+from perfsuite.stats.sequential import LEAST_MAX_PAIRS
 from perfsuite.system.urls import mask
 from perfsuite.units import parse_ratio, parse_seconds
 
@@ -49,6 +50,7 @@ class GateChoices:
     base_environment: Mapping[str, str]
     budget: Budget
     outputs: tuple[Path, ...]
+    pairs_file: Path
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +135,7 @@ _PARSERS: dict[str, tuple[Callable[[str], Any], str]] = {
     "base-python": (_interpreter, "the name or path of an interpreter"),
     "base-build": (str, "a command"),
     "base-env": (_variables, "KEY=VALUE"),
-    "max-pairs": _whole_number(FIRST_LOOK),
+    "max-pairs": _whole_number(LEAST_MAX_PAIRS),
     "max-minutes": (parse_seconds, "a duration such as 30min"),
     "seed": _whole_number(0, MAX_SEED),
     "timeout": (_positive_seconds, "a duration above 0, such as 120 or 2min"),
@@ -242,6 +244,7 @@ def _gate_choices(
             timeout_s=max(value["timeout"], LAUNCH_TIMEOUT_S),
         ),
         outputs=(config.rootpath / value["report"],),
+        pairs_file=config.rootpath / value["report"] / PAIRS_FILE,
     )
 
 

@@ -21,6 +21,8 @@ from perfsuite.gate.baselines.accepted import read_accepted
 from perfsuite.gate.baselines.screen import Candidate
 from perfsuite.gate.baselines.stored_verdict import History, read_history
 from perfsuite.gate.git.repository import Base, NoBase
+from perfsuite.gate.git.tree_digest import digest_tree
+from perfsuite.gate.judge.kept_pairs import kept_names
 from perfsuite.gate.judge.trial import draw_seed
 from perfsuite.gate.noise import read_noise
 from perfsuite.gate.request import GateRequest, base_of
@@ -136,7 +138,10 @@ class SessionGate:
         )
         for line in history.refused:
             self._say(f"not compared with {line}")
-        at_once = [name for name in cells if not history.can_screen(name)]
+        # No stored run overrules what pairs have found of these very trees.
+        head = digest_tree(self._config.rootpath, outputs=self._choices.outputs)
+        kept = kept_names(self._choices.pairs_file, head)
+        at_once = [name for name in cells if name in kept or not history.can_screen(name)]
         self._num_cells = sharding.num_cells
         self._first = run_gate(self._request(at_once), say=self._say)
         self._judged = {cell.name: cell for cell in self._first.cells if sharding.owns(cell.name)}
@@ -258,6 +263,7 @@ class SessionGate:
             seed=draw_seed(),
             priors=read_noise(self._config.rootpath, os.environ),
             outputs=choices.outputs,
+            pairs_file=choices.pairs_file,
         )
 
 
