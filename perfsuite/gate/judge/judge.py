@@ -18,11 +18,11 @@ from perfsuite.gate.arms.arm import Arm, Launch, PairPlan
 from perfsuite.gate.arms.launch import launch_pair
 from perfsuite.gate.arms.num_rounds import plan_num_rounds
 from perfsuite.gate.judge.counts import compare_run_counts
-from perfsuite.gate.judge.imports import find_wrong_import
 from perfsuite.gate.judge.kept_pairs import KeptCell, resume
 from perfsuite.gate.judge.pair_evidence import add_pair, describe_changes, is_postponed
 from perfsuite.gate.judge.pairs_verdict import decide_by_pairs
 from perfsuite.gate.judge.trial import Budget, CellPolicy, Judgement, Trial
+from perfsuite.gate.provenance.imports import find_wrong_import
 from perfsuite.stats.evidence import Prior
 from perfsuite.stats.sequential import Rule
 from perfsuite.system.fitness import read_sensors, why_unfit
