@@ -187,8 +187,8 @@ def _runner_of(request: pytest.FixtureRequest, benchmark: Any) -> Runner:
     if not is_cell(request.node):
         recorder.expect_no_record(benchmark)
         raise SettingError(
-            f"{request.node.nodeid} asks for {request.fixturename} while it runs, which collection "
-            "cannot see; name it among the arguments of the test, or of a fixture that it uses"
+            f"{request.node.nodeid} takes {request.fixturename!r} from request.getfixturevalue, "
+            "which cannot be seen before it runs; name the fixture among its arguments"
         )
     return runner
 

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-
 # What our tables have that a terminal may not have.
 _ASCII = str.maketrans({"─": "-", "±": "+-"})
 

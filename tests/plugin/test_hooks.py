@@ -243,7 +243,8 @@ def test_the_terminal_shows_a_line_per_cell_and_one_table(project: pytest.Pytest
 
 
 def test_a_terminal_without_unicode_shows_the_table_in_ascii(project: pytest.Pytester) -> None:
-    project.makepyfile(test_inner=ONE_CELL.replace("train_benchmark", "loader_benchmark"))
+    test = ONE_CELL.replace("train_benchmark", "loader_benchmark")
+    project.makepyfile(test_inner=test.replace("assert outcome.losses_are_finite", ""))
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONIOENCODING", "ascii")

@@ -274,8 +274,8 @@ def test_a_measuring_fixture_that_a_test_asks_for_while_it_runs_is_one_message(
     result.assert_outcomes(failed=1)  # and no warning
     assert "perfsuite/plugin" not in result.stdout.str()
     assert (
-        f"SettingError: {file.name}::test_late asks for {name} while it runs, which collection "
-        "cannot see; name it among the arguments of the test, or of a fixture that it uses"
+        f"SettingError: {file.name}::test_late takes {name!r} from request.getfixturevalue, "
+        "which cannot be seen before it runs; name the fixture among its arguments"
     ) in result.outlines
 
 
