@@ -89,7 +89,8 @@ def add_options(parser: pytest.Parser) -> None:
     group = parser.getgroup("perfsuite", "performance of PyTorch training")
     for option in OPTIONS:
         text = f"{option.help} (ini: {option.ini}; default: {option.default or 'none'})"
-        shown = argparse.SUPPRESS if option.is_hidden else text
+        # argparse takes what follows a % for its own.
+        shown = argparse.SUPPRESS if option.is_hidden else text.replace("%", "%%")
         action = "append" if option.is_repeated else "store"
         group.addoption(
             option.flag, action=action, metavar=option.metavar, default=None, help=shown

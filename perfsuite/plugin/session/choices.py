@@ -187,19 +187,27 @@ def resolve(config: pytest.Config, environ: Mapping[str, str] = os.environ) -> C
 
 def _value(config: pytest.Config, option: Option) -> Any:
     text: str | list[str] | None = config.getoption(option.flag)
-    source, name = "command line", option.flag
+    name = option.flag
     if isinstance(text, list):
         text = "\n".join(text)
     if text is None:
-        text = config.getini(option.ini)
-        source, name = f"ini file {config.inipath}", option.ini
-    if text is None:
-        text, source = option.default, "default"
+        text, name = config.getini(option.ini), option.ini
     parse, allowed = _PARSERS[option.name]
     try:
-        return parse(str(text))
+        return parse(option.default if text is None else str(text))
     except ValueError as error:
-        raise SettingError(f"{name} is {text!r} ({source}); use {allowed}") from error
+        raise SettingError(
+            f"{name} is {text!r} ({_source(config, name)}); use {allowed}"
+        ) from error
+
+
+def _source(config: pytest.Config, name: str) -> str:
+    """Return where a value was given, for people."""
+    if name.startswith("-"):
+        is_typed = any(str(word).startswith(name) for word in config.invocation_params.args)
+        return "command line" if is_typed else "addopts or PYTEST_ADDOPTS"
+    overridden = [text.partition("=")[0] for text in config.option.override_ini or ()]
+    return "command line, -o" if name in overridden else f"ini file {config.inipath}"
 
 
 def _refuse_unused_durations(config: pytest.Config, names: Container[str]) -> None:
