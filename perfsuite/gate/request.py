@@ -13,9 +13,10 @@ from typing import Any
 from perfsuite.errors import SettingError
 from perfsuite.gate.arms.arm import Arm, Launch, PairPlan, Suite
 from perfsuite.gate.arms.launch import launch_pair
+from perfsuite.gate.git.changes import Changes, compare_trees, tree_files
 from perfsuite.gate.git.find_base import find_base
-from perfsuite.gate.git.overlay import lay_configuration
-from perfsuite.gate.git.repository import Base, NoBase
+from perfsuite.gate.git.overlay import lay_configuration, source_files
+from perfsuite.gate.git.repository import Base, NoBase, find_top, working_files
 from perfsuite.gate.git.worktree import (
     base_tree,
     check_base_dir,
@@ -47,6 +48,8 @@ class GateRequest:
         folder: Where pytest would be called.
         paths: Benchmark files and folders, as pytest takes them.
         cells: Those of head's that are judged; None is all.
+        waiting: Cells that stored runs may decide: judged only where no change touches them.
+        judges_identical: Whether cells that no change touches are judged too.
         num_cells: That share the error rate, in whichever session; None is those that are judged.
         pytest_arguments: Further ones, such as ("-k", "lenet").
         inifile: Head's configuration; None is the one that pytest finds by itself.
@@ -67,6 +70,8 @@ class GateRequest:
     folder: Path
     paths: tuple[str, ...]
     cells: frozenset[str] | None = None
+    waiting: frozenset[str] = frozenset()
+    judges_identical: bool = False
     num_cells: int | None = None
     pytest_arguments: tuple[str, ...] = ()
     inifile: Path | None = None
@@ -154,6 +159,15 @@ class BaseSide:
         return directory_tree(
             suite.root, request.base_dir, overlay, python_files=suite.python_files
         )
+
+    def compare(self, tree: Path) -> Changes:
+        """Return how head's files differ from those of the base's own tree."""
+        root = self.suite.root.resolve()
+        if self.base is None:
+            return compare_trees(root, root, [*source_files(root)], tree, [*source_files(tree)])
+        top, base_top = find_top(root) or root, find_top(tree) or tree
+        files = tree_files(top, root, self.request.outputs)
+        return compare_trees(top, root, files, base_top, working_files(base_top))
 
     def collect(self, tree: Path) -> Launch:
         """Return a launch that has collected the base's own cells, from those paths it has."""

@@ -17,14 +17,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from perfsuite.gate.arms.arm import Arm, PairPlan, Suite
+from perfsuite.gate.arms.arm import Arm, Launch, PairPlan, Suite
 from perfsuite.gate.arms.launch import launch_pair
 from perfsuite.gate.baselines.accepted import Accepted, read_accepted
 from perfsuite.gate.git.find_base import describe_head
 from perfsuite.gate.git.overlay import python_digests
-from perfsuite.gate.git.repository import Base, NoBase
+from perfsuite.gate.git.repository import Base, NoBase, find_top
 from perfsuite.gate.git.worktree import sweep_stale_trees, what_is_missing
 from perfsuite.gate.judge.explain import explain
+from perfsuite.gate.judge.identical import Comparison
 from perfsuite.gate.judge.judge import judge
 from perfsuite.gate.judge.trial import CellPolicy, Judgement, Trial
 from perfsuite.gate.request import (
@@ -104,9 +105,27 @@ def run_gate(
     _announce(request, head.suite, differs["base"], say)
     side = BaseSide(request=request, suite=head.suite, base=base)
     with machine:
-        cells, judgement = _Session(side=side, differs=differs, say=say).compare()
+        cells, judgement = _Session(side=side, differs=differs, collected=head, say=say).compare()
+        if base is not None and base.instead is not None and _are_identical(cells, request):
+            # A commit would be compared with itself.
+            differs["base"] = base.instead.described
+            every = None if request.cells is None else request.cells | request.waiting
+            side = BaseSide(
+                request=dataclasses.replace(request, cells=every, waiting=frozenset()),
+                suite=head.suite,
+                base=base.instead,
+            )
+            cells, judgement = _Session(
+                side=side, differs=differs, collected=head, say=say
+            ).compare()
     cells.sort(key=lambda cell: cell.name)
     return GateResult(cells=tuple(cells), differs=differs, judgement=judgement, seed=request.seed)
+
+
+def _are_identical(cells: Sequence[CellVerdict], request: GateRequest) -> bool:
+    identical = {cell.name for cell in cells if cell.by == "identical"}
+    others = [cell for cell in cells if cell.by not in ("identical", "collection")]
+    return bool(identical) and not others and request.waiting <= identical
 
 
 def _announce(request: GateRequest, suite: Suite, base: str, say: Callable[[str], None]) -> None:
@@ -127,12 +146,16 @@ class _Session:
 
     side: BaseSide
     differs: dict[str, str]
+    collected: Launch
     say: Callable[[str], None]
 
     def compare(self) -> tuple[list[CellVerdict], Judgement | None]:
         """Judge what both sides have, and say why the rest is not compared."""
         request, suite = self.side.request, self.side.suite
         with self.side.tree(is_overlaid=False) as plain:
+            comparison = self._compare_trees(plain)
+            if comparison is not None and comparison.changes.reach_no_cell:
+                return self._pass_all(comparison), None
             own = self.side.collect(plain)
             digests = python_digests(plain)
         with self.side.tree(is_overlaid=True) as tree:
@@ -144,6 +167,14 @@ class _Session:
                 return _not_compared("NO-BASELINE", suite.cells, refusal), None
             assert own.suite is not None
             policies, cells = self._choose_cells(own.suite)
+            if comparison is not None:
+                identical = comparison.find_identical(policies)
+                cells += identical
+                for cell in identical:
+                    del policies[cell.name]
+            policies = {
+                name: policy for name, policy in policies.items() if name not in request.waiting
+            }
             judgement = None
             if policies:
                 arms = self.side.arm(tree), head_arm(request, suite)
@@ -165,9 +196,46 @@ class _Session:
                         trial.add_reason(_HOW_TO_ACCEPT)
                 explanations = self._explain(arms, judgement)
                 cells += [
-                    _verdict(trial, explanations.get(trial.name)) for trial in judgement.trials
+                    _verdict(trial, explanations.get(trial.name), self.differs["base"])
+                    for trial in judgement.trials
                 ]
             return cells, judgement
+
+    def _compare_trees(self, plain: Path) -> Comparison | None:
+        """Return how to find the cells that no change touches; None where all are judged."""
+        request, side = self.side.request, self.side
+        if request.judges_identical or request.base_python or request.base_environment:
+            return None
+        return Comparison(
+            top=find_top(side.suite.root) or side.suite.root.resolve(),
+            changes=side.compare(plain),
+            collected=self.collected,
+            run=self._run_head,
+        )
+
+    def _pass_all(self, comparison: Comparison) -> list[CellVerdict]:
+        """Return the verdicts of cells that are the same on both sides, and of those that hide."""
+        request, suite = self.side.request, self.side.suite
+        cells = [
+            name
+            for name in suite.cells
+            if request.cells is None or name in request.cells | request.waiting
+        ]
+        hidden = _not_compared("INVALID", suite.hidden, HIDDEN)
+        return [*comparison.find_identical(cells), *hidden]
+
+    def _run_head(self, names: Sequence[str]) -> Launch:
+        """Return a launch of head alone that has run the cells once, which times nothing."""
+        self.say(f"looking what {len(names)} cells of head load")
+        plan = PairPlan(
+            number=0,
+            first="head",
+            hash_seed=self.side.request.seed % 2**32,
+            core=max(os.sched_getaffinity(0)),
+            timeout_s=self.side.request.budget.timeout_s,
+            num_rounds=dict.fromkeys(names, 1),
+        )
+        return launch_pair([head_arm(self.side.request, self.side.suite)], plan, names)["head"]
 
     @functools.cached_property
     def _accepted(self) -> Accepted:
@@ -200,7 +268,7 @@ class _Session:
                 accepted_increase=functools.partial(accepted.allowed_increase, name),
             )
             for name in common
-            if request.cells is None or name in request.cells
+            if request.cells is None or name in request.cells | request.waiting
         }
         return policies, [*cells, *_not_compared("INVALID", suite.hidden, HIDDEN)]
 
@@ -310,7 +378,7 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(names[:_MOST_LISTED]) + more
 
 
-def _verdict(trial: Trial, explanation: Explanation | None) -> CellVerdict:
+def _verdict(trial: Trial, explanation: Explanation | None, base: str) -> CellVerdict:
     tolerance, limit = trial.policy.bounds
     proven: dict[str, Any] = {}
     if trial.decision is not None:
@@ -323,6 +391,7 @@ def _verdict(trial: Trial, explanation: Explanation | None) -> CellVerdict:
         tolerance=tolerance,
         limit=limit,
         reason=trial.reason,
+        compared_with=f"pairs against {base}" if trial.raw else None,
         explanation=explanation,
         raw=tuple(trial.raw),
         firsts=tuple(trial.firsts),

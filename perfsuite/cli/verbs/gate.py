@@ -6,7 +6,7 @@ import math
 import os
 import shutil
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 import typer
@@ -31,6 +31,8 @@ from perfsuite.system.untrusted import printable
 from perfsuite.system.urls import locate
 from perfsuite.units import format_change, option_bounds
 
+Identical = Literal["pass", "judge"]
+
 
 def gate(
     paths: options.Paths = None,
@@ -51,6 +53,9 @@ def gate(
     limit: options.Limit = "5%",
     max_pairs: options.MaxPairs = 16,
     max_minutes: options.MaxMinutes = 30.0,
+    identical: Annotated[
+        Identical, typer.Option(help="Let cells that no change touches pass, or judge them too.")
+    ] = "pass",
     *,
     seed: options.DrawnSeed,
     json_file: JsonFile = None,
@@ -76,6 +81,7 @@ def gate(
         base_dir=base_dir,
         base_python=_interpreter(base_python),
         base_environment=_variables(base_env or []),
+        judges_identical=identical == "judge",
         tolerance=bounds[0],
         limit=bounds[1],
         budget=Budget(max_pairs=max_pairs, max_s=60 * max_minutes),

@@ -135,8 +135,11 @@ class SessionGate:
         for line in history.refused:
             self._say(f"not compared with {line}")
         at_once = [name for name in cells if not history.can_screen(name)]
+        waiting = frozenset(cells).difference(at_once)
         self._num_cells = sharding.num_cells
-        self._first = run_gate(self._request(at_once), say=self._say)
+        self._first = run_gate(
+            dataclasses.replace(self._request(at_once), waiting=waiting), say=self._say
+        )
         self._judged = {cell.name: cell for cell in self._first.cells if sharding.owns(cell.name)}
         for cell in self._judged.values():
             self._record(cell)
@@ -171,6 +174,9 @@ class SessionGate:
             verdict = _failed(item.nodeid, report, error)
         elif item.nodeid not in self._judged:  # only the pairs know whether the base has it
             verdict = self._judge_alone(item.nodeid, self._first)
+        elif self._judged[item.nodeid].by == "identical":  # so the base skips it too
+            reason = f"skipped: {report.longreprtext.partition(chr(10))[0]}"
+            verdict = CellVerdict(name=item.nodeid, word="SKIPPED", by="test", reason=reason)
         else:
             return
         self._record(verdict)
@@ -204,6 +210,9 @@ class SessionGate:
     ) -> CellVerdict:
         """Counts first, then what pairs or the stored times say."""
         name: str = item.nodeid
+        judged = self._judged.get(name)
+        if judged is not None and judged.by == "identical":
+            return judged
         arguments = marker_arguments(item)
         stats = getattr(item.funcargs.get("benchmark"), "stats", None)
         num_samples = None
@@ -233,7 +242,9 @@ class SessionGate:
 
     def _judge_alone(self, name: str, first: GateResult) -> CellVerdict:
         """Return what pairs say of a cell that was not among the first ones."""
-        result = run_gate(self._request([name]), say=self._say)
+        # Whether a change touches it is known by now.
+        request = dataclasses.replace(self._request([name]), judges_identical=True)
+        result = run_gate(request, say=self._say)
         found = {cell.name: cell for cell in result.cells}
         return found.get(name) or _unknown(name, first.refusal)
 
@@ -259,6 +270,7 @@ class SessionGate:
             root=self._config.rootpath if option.inifilename or option.rootdir else None,
             base=choices.base,
             target=choices.target,
+            judges_identical=choices.judges_identical,
             found=self._found,
             base_dir=choices.base_dir,
             tolerance=choices.tolerance,
