@@ -39,7 +39,7 @@ def comparison(
     top: Path = Path("/head"),
 ) -> Comparison:
     suite = Suite(
-        cells=dict.fromkeys(runs, {}), root=top, inifile=None, pythonpath=(), python_files=()
+        cells={name: {} for name in runs}, root=top, inifile=None, pythonpath=(), python_files=()
     )
 
     def launch(names: Sequence[str]) -> Launch:
