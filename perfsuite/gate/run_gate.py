@@ -22,7 +22,7 @@ from perfsuite.gate.arms.launch import launch_pair
 from perfsuite.gate.baselines.accepted import Accepted, read_accepted
 from perfsuite.gate.git.find_base import describe_head
 from perfsuite.gate.git.overlay import python_digests
-from perfsuite.gate.git.repository import Base, NoBase, find_top
+from perfsuite.gate.git.repository import Base, NoBase
 from perfsuite.gate.git.worktree import sweep_stale_trees, what_is_missing
 from perfsuite.gate.judge.explain import explain
 from perfsuite.gate.judge.identical import Comparison
@@ -35,7 +35,7 @@ from perfsuite.gate.request import (
     collect,
     head_arm,
     policy_of,
-    relative_paths,
+    session_caches,
 )
 from perfsuite.records.verdict import CellVerdict, Explanation, VerdictWord
 from perfsuite.system.signals import ends_on_signals
@@ -88,36 +88,28 @@ def run_gate(
     """
     sweep_stale_trees(request.folder)
     differs = {"head": describe_head(request.folder)}
-    head = collect(head_arm(request, None))
-    measured = [] if head.suite is None else [head.suite.root, *head.suite.pythonpath]
-    base = base_of(request, measured)
-    if isinstance(base, NoBase):
-        return GateResult(refusal=base.reason, differs=differs, seed=request.seed)
-    differs["base"] = str(request.base_dir) if base is None else base.described
-    if request.base_python is not None:
-        differs["base interpreter"] = request.base_python
-    differs |= {f"base {name}": value for name, value in request.base_environment.items()}
-    if isinstance(base, Base) and base.warning is not None:
-        differs["base's age"] = base.warning
-    if head.suite is None or head.failure is not None:
-        refusal = f"head's tests cannot be collected: {head.failure}"
-        return GateResult(refusal=refusal, differs=differs, seed=request.seed)
-    _announce(request, head.suite, differs["base"], say)
-    side = BaseSide(request=request, suite=head.suite, base=base)
-    with machine:
-        cells, judgement = _Session(side=side, differs=differs, collected=head, say=say).compare()
-        if base is not None and base.instead is not None and _are_identical(cells, request):
-            # A commit would be compared with itself.
-            differs["base"] = base.instead.described
-            every = None if request.cells is None else request.cells | request.waiting
-            side = BaseSide(
-                request=dataclasses.replace(request, cells=every, waiting=frozenset()),
-                suite=head.suite,
-                base=base.instead,
-            )
-            cells, judgement = _Session(
-                side=side, differs=differs, collected=head, say=say
-            ).compare()
+    with session_caches() as caches:
+        head = collect(head_arm(request, None, caches))
+        measured = [] if head.suite is None else [head.suite.root, *head.suite.pythonpath]
+        base = base_of(request, measured)
+        if isinstance(base, NoBase):
+            return GateResult(refusal=base.reason, differs=differs, seed=request.seed)
+        differs["base"] = str(request.base_dir) if base is None else base.described
+        if request.base_python is not None:
+            differs["base interpreter"] = request.base_python
+        differs |= {f"base {name}": value for name, value in request.base_environment.items()}
+        if isinstance(base, Base) and base.warning is not None:
+            differs["base's age"] = base.warning
+        if head.suite is None or head.why_not_collected is not None:
+            refusal = f"head's tests cannot be collected: {head.why_not_collected}"
+            return GateResult(refusal=refusal, differs=differs, seed=request.seed)
+        _announce(request, head.suite, differs["base"], say)
+        side = BaseSide(request=request, suite=head.suite, base=base, caches=caches)
+        with machine:
+            session = _Session(side=side, differs=differs, collected=head, say=say)
+            cells, judgement = session.compare()
+            if base is not None and base.instead is not None and _are_identical(cells, request):
+                cells, judgement = session.against(base.instead).compare()
     cells.sort(key=lambda cell: cell.name)
     return GateResult(cells=tuple(cells), differs=differs, judgement=judgement, seed=request.seed)
 
@@ -136,7 +128,7 @@ def _announce(request: GateRequest, suite: Suite, base: str, say: Callable[[str]
             f"and {budget.max_s / 60:.3g} min"
         )
     else:
-        selection = " ".join((*request.paths, *request.pytest_arguments))
+        selection = " ".join(request.command.arguments)
         say(f"nothing to compare: pytest {selection} selects no test with the benchmark fixture")
 
 
@@ -149,23 +141,33 @@ class _Session:
     collected: Launch
     say: Callable[[str], None]
 
+    def against(self, base: Base) -> _Session:
+        """Return the session with another base, because a commit would be compared with itself."""
+        request = self.side.request
+        cells = None if request.cells is None else request.cells | request.waiting
+        request = dataclasses.replace(request, cells=cells, waiting=frozenset())
+        side = dataclasses.replace(self.side, request=request, base=base)
+        self.differs["base"] = base.described
+        return dataclasses.replace(self, side=side)
+
     def compare(self) -> tuple[list[CellVerdict], Judgement | None]:
         """Judge what both sides have, and say why the rest is not compared."""
         request, suite = self.side.request, self.side.suite
-        with self.side.tree(is_overlaid=False) as plain:
-            comparison = self._compare_trees(plain)
+        with self.side.tree() as tree:
+            comparison = self.side.compare(tree, self.collected, self.say)
             if comparison is not None and comparison.changes.reach_no_cell:
                 return self._pass_all(comparison), None
-            own = self.side.collect(plain)
-            digests = python_digests(plain)
-        with self.side.tree(is_overlaid=True) as tree:
-            has_changed_files = self._describe_tree(tree, digests)
+            own = self.side.collect(tree)
+            digests = python_digests(tree)
+            self.side.lay_benchmarks(tree)
+            self._describe_tree(tree, digests)
             refusal = None if own.takes_turns else "the base's perfsuite is too old to take turns"
-            if own.failure is not None:
+            if own.suite is None or own.failure is not None:
                 refusal = f"the base's tests cannot be collected: {own.failure}"
             if refusal is not None:
                 return _not_compared("NO-BASELINE", suite.cells, refusal), None
             assert own.suite is not None
+            self._describe_variables(own.suite)
             policies, cells = self._choose_cells(own.suite)
             if comparison is not None:
                 identical = comparison.find_identical(policies)
@@ -177,7 +179,7 @@ class _Session:
             }
             judgement = None
             if policies:
-                arms = self.side.arm(tree), head_arm(request, suite)
+                arms = self.side.arm(tree), head_arm(request, suite, self.side.caches)
                 judgement = judge(
                     *arms,
                     policies,
@@ -187,8 +189,7 @@ class _Session:
                     priors=request.priors,
                     say=self.say,
                 )
-                if has_changed_files:
-                    self._look_for_skipped(judgement)
+                self._look_for_skipped(judgement)
                 for trial in judgement.trials:
                     if trial.word == "VANISHED" and self._accepted.is_removed(trial.name):
                         trial.word = "SKIPPED"  # it may be gone
@@ -201,41 +202,12 @@ class _Session:
                 ]
             return cells, judgement
 
-    def _compare_trees(self, plain: Path) -> Comparison | None:
-        """Return how to find the cells that no change touches; None where all are judged."""
-        request, side = self.side.request, self.side
-        if request.judges_identical or request.base_python or request.base_environment:
-            return None
-        return Comparison(
-            top=find_top(side.suite.root) or side.suite.root.resolve(),
-            changes=side.compare(plain),
-            collected=self.collected,
-            run=self._run_head,
-        )
-
     def _pass_all(self, comparison: Comparison) -> list[CellVerdict]:
         """Return the verdicts of cells that are the same on both sides, and of those that hide."""
         request, suite = self.side.request, self.side.suite
-        cells = [
-            name
-            for name in suite.cells
-            if request.cells is None or name in request.cells | request.waiting
-        ]
+        cells = [name for name in suite.cells if request.asks_for(name)]
         hidden = _not_compared("INVALID", suite.hidden, HIDDEN)
         return [*comparison.find_identical(cells), *hidden]
-
-    def _run_head(self, names: Sequence[str]) -> Launch:
-        """Return a launch of head alone that has run the cells once, which times nothing."""
-        self.say(f"looking what {len(names)} cells of head load")
-        plan = PairPlan(
-            number=0,
-            first="head",
-            hash_seed=self.side.request.seed % 2**32,
-            core=max(os.sched_getaffinity(0)),
-            timeout_s=self.side.request.budget.timeout_s,
-            num_rounds=dict.fromkeys(names, 1),
-        )
-        return launch_pair([head_arm(self.side.request, self.side.suite)], plan, names)["head"]
 
     @functools.cached_property
     def _accepted(self) -> Accepted:
@@ -243,8 +215,8 @@ class _Session:
             return Accepted()
         return read_accepted(self.side.suite.root / ACCEPTED_FILE, datetime.date.today())
 
-    def _describe_tree(self, tree: Path, digests: Mapping[Path, bytes]) -> bool:
-        """Say what the base's tree lacks; return whether its own benchmark files differ."""
+    def _describe_tree(self, tree: Path, digests: Mapping[Path, bytes]) -> None:
+        """Say what the base's tree lacks, and in which benchmark files its own differ."""
         if self.side.base is not None and (missing := what_is_missing(tree)):
             self.differs["base's tree"] = f"{'; '.join(missing)}; {_HAS_THEM}"
             self.say(self.differs["base's tree"])
@@ -253,13 +225,20 @@ class _Session:
         if changed:
             self.differs["benchmark files"] = f"head's run on both sides: {_listed(changed)}"
             self.say(f"changed benchmark files; {self.differs['benchmark files']}")
-        return bool(changed)
+
+    def _describe_variables(self, own: Suite) -> None:
+        """Name the variables that head's code writes: no launch of the base has them from it."""
+        ours, theirs = self.side.suite.variables, own.variables
+        written = [name for name in ours if name not in theirs or theirs[name] != ours[name]]
+        if written:
+            self.differs["environment"] = f"head's code sets {_listed(written)}"
 
     def _choose_cells(self, own: Suite) -> tuple[dict[str, CellPolicy], list[CellVerdict]]:
         """The cells to judge and how, and the verdicts of the others."""
         request, suite, accepted = self.side.request, self.side.suite, self._accepted
-        paths = relative_paths(request, suite)
-        theirs = {name for name in own.cells if _is_named(name, paths)}
+        theirs = {name for name in own.cells if _is_named(name, suite.named)}
+        # A file that the base itself cannot collect may have them all.
+        theirs |= {name for name in suite.cells if own.why_broken(name) is not None}
         common, cells = _find_common(suite.cells, theirs, accepted)
         policies = {
             name: dataclasses.replace(
@@ -268,7 +247,7 @@ class _Session:
                 accepted_increase=functools.partial(accepted.allowed_increase, name),
             )
             for name in common
-            if request.cells is None or name in request.cells | request.waiting
+            if request.asks_for(name)
         }
         return policies, [*cells, *_not_compared("INVALID", suite.hidden, HIDDEN)]
 
@@ -282,10 +261,10 @@ class _Session:
         if not skipped:
             return
         self.say(f"looking whether the base measures what is skipped now: {len(skipped)} cells")
-        with self.side.tree(is_overlaid=False) as plain:
+        with self.side.tree() as plain:
             own = self.side.own_arm(plain)
             plan = self._further_pair(judgement)
-            launches = launch_pair((own, dataclasses.replace(own, name="head")), plan, [*skipped])
+            launches = launch_pair([own], plan, [*skipped])
         for name, trial in skipped.items():
             run = launches["base"].cells.get(name)
             if run is not None and run.rounds_s:
