@@ -261,6 +261,8 @@ class SessionGate:
             judges_identical=choices.judges_identical,
             found=self._found,
             base_dir=choices.base_dir,
+            base_python=choices.base_python,
+            base_build=choices.base_build,
             base_environment=choices.base_environment,
             tolerance=choices.tolerance,
             limit=choices.limit,
