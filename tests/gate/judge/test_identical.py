@@ -26,7 +26,7 @@ def changes(*modules: str, documents: Sequence[str] = (), others: Sequence[str] 
 
 
 def run(*files: str, outcome: str = "passed", silent: Sequence[str] = ()) -> CellRun:
-    loaded = Loaded(files=frozenset(files), silent=frozenset(silent))
+    loaded = Loaded(recent=frozenset(files), silent=frozenset(silent))
     return CellRun(outcome=outcome, reason=None, rounds_s=(0.1,), record=None, loaded=loaded)
 
 
@@ -46,7 +46,7 @@ def comparison(
         launched.append(names)
         return Launch(arm=ARM, cells={name: runs[name] for name in names})
 
-    loaded = Loaded(files=frozenset(collected))
+    loaded = Loaded(recent=frozenset(collected))
     return Comparison(
         top=top,
         changes=found,
