@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from perfsuite.gate.arms.arm import Arm, PairPlan, Suite
+from perfsuite.gate.arms.arm import Arm, Launch, PairPlan, Suite
 from perfsuite.gate.arms.launch import launch_pair
 from perfsuite.gate.baselines.accepted import Accepted, read_accepted
 from perfsuite.gate.common_cells import HOW_TO_ACCEPT, find_common, is_named, not_compared
@@ -34,6 +34,7 @@ from perfsuite.gate.judge.kept_pairs import KeptPairs, read_kept_pairs
 from perfsuite.gate.judge.remarks import remarks_on
 from perfsuite.gate.judge.trial import CellPolicy, Judgement, Trial
 from perfsuite.gate.provenance.dependencies import ANY, changed_dependencies
+from perfsuite.gate.provenance.identical import Comparison
 from perfsuite.gate.provenance.untracked import name_untracked
 from perfsuite.gate.request import (
     BaseSide,
@@ -113,9 +114,18 @@ def run_gate(
         _announce(request, head.suite, differs["base"], say)
         side = BaseSide(request=request, suite=head.suite, base=base, caches=caches)
         with machine:
-            cells, judgement = _Session(side=side, differs=differs, say=say).compare()
+            session = _Session(side=side, differs=differs, collected=head, say=say)
+            cells, judgement = session.compare()
+            if base is not None and base.instead is not None and _are_identical(cells, request):
+                cells, judgement = session.against(base.instead).compare()
     cells.sort(key=lambda cell: cell.name)
     return GateResult(cells=tuple(cells), differs=differs, judgement=judgement, seed=request.seed)
+
+
+def _are_identical(cells: Sequence[CellVerdict], request: GateRequest) -> bool:
+    identical = {cell.name for cell in cells if cell.by == "identical"}
+    others = [cell for cell in cells if cell.by not in ("identical", "collection")]
+    return bool(identical) and not others and request.waiting <= identical
 
 
 def _announce(request: GateRequest, suite: Suite, base: str, say: Callable[[str], None]) -> None:
@@ -136,17 +146,32 @@ class _Session:
 
     side: BaseSide
     differs: dict[str, str]
+    collected: Launch
     say: Callable[[str], None]
+
+    def against(self, base: Base) -> _Session:
+        """Return the session with another base, because a commit would be compared with itself."""
+        request = self.side.request
+        cells = None if request.cells is None else request.cells | request.waiting
+        request = dataclasses.replace(request, cells=cells, waiting=frozenset())
+        side = dataclasses.replace(self.side, request=request, base=base)
+        self.differs["base"] = base.described
+        return dataclasses.replace(self, side=side)
 
     def compare(self) -> tuple[list[CellVerdict], Judgement | None]:
         """Judge what both sides have, and say why the rest is not compared."""
         with self.side.tree() as tree:
+            comparison = self.side.compare(tree, self.collected, self.say)
+            if comparison is not None and comparison.changes.reach_no_cell:
+                return self._pass_all(comparison), None
             if (refusal := self._prepare(tree)) is not None:
                 return not_compared("NO-BASELINE", self.side.suite.cells, refusal), None
-            cells, judgement = self._compare_with(tree)
+            cells, judgement = self._compare_with(tree, comparison)
             return [self._name_untracked(cell, tree) for cell in cells], judgement
 
-    def _compare_with(self, tree: Path) -> tuple[list[CellVerdict], Judgement | None]:
+    def _compare_with(
+        self, tree: Path, comparison: Comparison | None
+    ) -> tuple[list[CellVerdict], Judgement | None]:
         request, suite = self.side.request, self.side.suite
         own = self.side.collect(tree)
         digests = python_digests(tree)
@@ -160,6 +185,10 @@ class _Session:
         assert own.suite is not None
         self._describe_variables(own.suite)
         policies, cells = self._choose_cells(own.suite)
+        if comparison is not None:
+            cells += comparison.find_identical(policies)
+        settled = request.waiting.union(cell.name for cell in cells)
+        policies = {name: policy for name, policy in policies.items() if name not in settled}
         if not policies:
             return cells, None
         arms = self._watching(tree, self.side.arm(tree), head_arm(request, suite, self.side.caches))
@@ -185,7 +214,8 @@ class _Session:
             elif trial.word == "VANISHED":
                 trial.add_reason(HOW_TO_ACCEPT)
         explanations = self._explain(arms, judgement)
-        cells += [_verdict(trial, explanations.get(trial.name)) for trial in judgement.trials]
+        base = self.differs["base"]
+        cells += [_verdict(trial, explanations.get(trial.name), base) for trial in judgement.trials]
         return cells, judgement
 
     def _prepare(self, tree: Path) -> str | None:
@@ -232,6 +262,13 @@ class _Session:
         self.say(kept.told)
         return kept
 
+    def _pass_all(self, comparison: Comparison) -> list[CellVerdict]:
+        """Return the verdicts of cells that are the same on both sides, and of those that hide."""
+        request, suite = self.side.request, self.side.suite
+        cells = [name for name in suite.cells if request.asks_for(name)]
+        hidden = not_compared("INVALID", suite.hidden, HIDDEN)
+        return [*comparison.find_identical(cells), *hidden]
+
     @functools.cached_property
     def _accepted(self) -> Accepted:
         if not self.side.request.heeds_exceptions:
@@ -277,7 +314,7 @@ class _Session:
                 accepted_increase=functools.partial(accepted.allowed_increase, name),
             )
             for name in common
-            if request.cells is None or name in request.cells
+            if request.asks_for(name)
         }
         return policies, [*cells, *not_compared("INVALID", suite.hidden, HIDDEN)]
 
@@ -337,7 +374,7 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(names[:_MOST_LISTED]) + more
 
 
-def _verdict(trial: Trial, explanation: Explanation | None) -> CellVerdict:
+def _verdict(trial: Trial, explanation: Explanation | None, base: str) -> CellVerdict:
     tolerance, limit = trial.policy.bounds
     proven: dict[str, Any] = {}
     if trial.decision is not None:
@@ -350,6 +387,7 @@ def _verdict(trial: Trial, explanation: Explanation | None) -> CellVerdict:
         tolerance=tolerance,
         limit=limit,
         reason=trial.reason,
+        compared_with=f"pairs against {base}" if trial.raw else None,
         explanation=explanation,
         raw=tuple(trial.raw),
         mean_ratios=tuple(math.exp(pair.mean_log_ratio) for pair in trial.pairs),

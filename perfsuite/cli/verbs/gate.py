@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 import typer
@@ -33,6 +33,8 @@ from perfsuite.system.untrusted import printable
 from perfsuite.system.urls import locate
 from perfsuite.units import format_change, option_bounds
 
+Identical = Literal["pass", "judge"]
+
 
 def gate(
     paths: options.Paths = None,
@@ -59,6 +61,9 @@ def gate(
     limit: options.Limit = "5%",
     max_pairs: options.MaxPairs = DEFAULT_MAX_PAIRS,
     max_minutes: options.MaxMinutes = 30.0,
+    identical: Annotated[
+        Identical, typer.Option(help="Let cells that no change touches pass, or judge them too.")
+    ] = "pass",
     *,
     seed: options.DrawnSeed,
     json_file: JsonFile = None,
@@ -82,6 +87,7 @@ def gate(
         base_python=None if base_python is None else _interpreter(base_python),
         base_build=base_build,
         base_environment=_variables(base_env or []),
+        judges_identical=identical == "judge",
         tolerance=bounds[0],
         limit=bounds[1],
         budget=Budget(max_pairs=max_pairs, max_s=60 * max_minutes),

@@ -124,6 +124,11 @@ class Changes:
     modules: tuple[Path, ...]
     others: tuple[Path, ...]
 
+    @property
+    def reach_no_cell(self) -> bool:
+        """Whether nothing but documentation and records differs."""
+        return not self.modules and not self.others
+
 
 def compare_trees(
     top: Path, root: Path, files: Collection[Path], base_top: Path, base_files: Collection[Path]

@@ -44,6 +44,7 @@ class GateChoices:
     limit: float
     base: str | None
     target: str | None
+    judges_identical: bool
     base_dir: Path | None
     base_python: str | None
     base_build: str | None
@@ -127,6 +128,7 @@ _PARSERS: dict[str, tuple[Callable[[str], Any], str]] = {
     "rounds": _whole_number(1),
     "matrix": (one_of(*MATRICES), f"one of {', '.join(MATRICES)}"),
     "numerics": _ON_OFF,
+    "identical": (one_of("pass", "judge"), "pass or judge"),
     "gate": _ON_OFF,
     "tolerance": (parse_ratio, "a ratio such as 2%"),
     "limit": (parse_ratio, "a ratio such as 5%"),
@@ -242,6 +244,7 @@ def _gate_choices(
         limit=value["limit"],
         base=value["base"] or None,
         target=target_branch(environ),
+        judges_identical=value["identical"] == "judge",
         base_dir=Path(value["base-dir"]) if value["base-dir"] else None,
         base_python=value["base-python"],
         base_build=value["base-build"] or None,

@@ -142,8 +142,11 @@ class SessionGate:
         head = digest_tree(self._config.rootpath, outputs=self._choices.outputs)
         kept = kept_names(self._choices.pairs_file, head)
         at_once = [name for name in cells if name in kept or not history.can_screen(name)]
+        waiting = frozenset(cells).difference(at_once)
         self._num_cells = sharding.num_cells
-        self._first = run_gate(self._request(at_once), say=self._say)
+        self._first = run_gate(
+            dataclasses.replace(self._request(at_once), waiting=waiting), say=self._say
+        )
         self._judged = {cell.name: cell for cell in self._first.cells if sharding.owns(cell.name)}
         for cell in self._judged.values():
             self._record(cell)
@@ -178,6 +181,9 @@ class SessionGate:
             verdict = _failed(item.nodeid, report, error)
         elif item.nodeid not in self._judged:  # only the pairs know whether the base has it
             verdict = self._judge_alone(item.nodeid, self._first)
+        elif self._judged[item.nodeid].by == "identical":  # so the base skips it too
+            reason = f"skipped: {report.longreprtext.partition(chr(10))[0]}"
+            verdict = CellVerdict(name=item.nodeid, word="SKIPPED", by="test", reason=reason)
         else:
             return
         self._record(verdict)
@@ -211,6 +217,9 @@ class SessionGate:
     ) -> CellVerdict:
         """Counts first, then what pairs or the stored times say."""
         name: str = item.nodeid
+        judged = self._judged.get(name)
+        if judged is not None and judged.by == "identical":
+            return judged
         arguments = marker_arguments(item)
         stats = getattr(item.funcargs.get("benchmark"), "stats", None)
         num_samples = None
@@ -240,7 +249,9 @@ class SessionGate:
 
     def _judge_alone(self, name: str, first: GateResult) -> CellVerdict:
         """Return what pairs say of a cell that was not among the first ones."""
-        result = run_gate(self._request([name]), say=self._say)
+        # Whether a change touches it is known by now.
+        request = dataclasses.replace(self._request([name]), judges_identical=True)
+        result = run_gate(request, say=self._say)
         found = {cell.name: cell for cell in result.cells}
         return found.get(name) or _unknown(name, first.refusal)
 
@@ -252,6 +263,7 @@ class SessionGate:
             num_cells=self._num_cells,
             base=choices.base,
             target=choices.target,
+            judges_identical=choices.judges_identical,
             found=self._found,
             base_dir=choices.base_dir,
             base_python=choices.base_python,
