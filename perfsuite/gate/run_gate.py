@@ -323,6 +323,7 @@ def _verdict(trial: Trial, explanation: Explanation | None) -> CellVerdict:
         tolerance=tolerance,
         limit=limit,
         reason=trial.reason,
+        numerics_change=trial.numerics_change,
         explanation=explanation,
         raw=tuple(trial.raw),
         firsts=tuple(trial.firsts),

@@ -48,6 +48,10 @@ OPTIONS = (
     Option("rounds", "N", "10", "timed rounds of each cell"),
     Option("matrix", "SIZE", "default", "how many of the cells run: smoke, default or full"),
     Option("numerics", "on|off", "on", "before timing, check that a cell computes as one process"),
+    Option(
+        *("numerics-change", "tell|fail", "tell"),
+        "tell or fail a cell whose first losses are not the base's, under --benchmark-compare",
+    ),
     Option("gate", "on|off", "on", "judge cells under --benchmark-compare, or leave it as it is"),
     Option("tolerance", "RATIO", "2%", "slowdown that is accepted", is_hidden=True),
     Option("limit", "RATIO", "5%", "slowdown that must not pass"),

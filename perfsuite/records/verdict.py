@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, TypeVar
 import msgspec
 
 from perfsuite.errors import ExitCode
-from perfsuite.system.untrusted import Amount, Count, Label
+from perfsuite.system.untrusted import Amount, Count, Label, Sentence
 
 _Code = TypeVar("_Code", bound=int)
 VerdictWord = Literal[
@@ -78,13 +78,15 @@ class Verdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     """What the gate decided of a cell, as its record keeps it.
 
     Attributes:
-        by: What decided: "pairs", "counts", "screen", "collection" or "test".
+        by: What decided: "pairs", "counts", "numerics", "screen", "collection" or "test".
         ratio: head / base, with its bounds, the interval; None where nothing was compared.
         detectable: The smallest slowdown that would have been seen, 0.034 = 3.4 %.
         tolerance: The slowdown that was accepted of this very cell, 0.02 = 2 %: its marker's if it
             has one, a reviewed exception included. None where its time was not to be judged, and
             in every record from before it was kept.
         limit: The slowdown that must not pass, likewise.
+        numerics_change: "same bits", "rounding", "changed: …" or "cannot be told: …", of head's
+            first losses against the base's; None without a pair.
     """
 
     word: VerdictWord
@@ -95,6 +97,7 @@ class Verdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     detectable: Amount | None
     tolerance: Amount | None = None
     limit: Amount | None = None
+    numerics_change: Sentence | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -49,6 +49,10 @@ def gate(
     select: options.Selection = None,
     tolerance: options.Tolerance = "2%",
     limit: options.Limit = "5%",
+    numerics_change: Annotated[
+        str,
+        typer.Option(metavar="tell|fail", help="Tell, or fail, a cell whose first losses changed."),
+    ] = "tell",
     max_pairs: options.MaxPairs = 16,
     max_minutes: options.MaxMinutes = 30.0,
     *,
@@ -66,6 +70,8 @@ def gate(
     folder = Path.cwd()
     if base is not None and base_dir is not None:
         raise SettingError("--base and --base-dir name two bases; give one of them")
+    if numerics_change not in ("tell", "fail"):
+        raise SettingError(f"--numerics-change is {numerics_change!r}; use tell or fail")
     bounds = option_bounds(tolerance, limit)
     request = GateRequest(
         folder=folder,
@@ -78,6 +84,7 @@ def gate(
         base_environment=_variables(base_env or []),
         tolerance=bounds[0],
         limit=bounds[1],
+        refuses_numerics_change=numerics_change == "fail",
         budget=Budget(max_pairs=max_pairs, max_s=60 * max_minutes),
         seed=seed,
         priors=read_noise(folder, os.environ),

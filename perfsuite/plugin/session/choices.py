@@ -46,6 +46,7 @@ class GateChoices:
     is_on: bool
     tolerance: float
     limit: float
+    refuses_numerics_change: bool
     base: str | None
     target: str | None
     base_dir: Path | None
@@ -117,6 +118,7 @@ _PARSERS: dict[str, tuple[Callable[[str], Any], str]] = {
     "rounds": _whole_number(1),
     "matrix": (one_of(*MATRICES), f"one of {', '.join(MATRICES)}"),
     "numerics": _ON_OFF,
+    "numerics-change": (one_of("tell", "fail"), "tell or fail"),
     "gate": _ON_OFF,
     "tolerance": (parse_ratio, "a ratio such as 2%"),
     "limit": (parse_ratio, "a ratio such as 5%"),
@@ -218,6 +220,7 @@ def _gate_choices(
         is_on=value["gate"] == "on",
         tolerance=value["tolerance"],
         limit=value["limit"],
+        refuses_numerics_change=value["numerics-change"] == "fail",
         base=value["base"] or None,
         target=target_branch(environ),
         base_dir=Path(value["base-dir"]) if value["base-dir"] else None,

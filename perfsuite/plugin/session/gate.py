@@ -128,7 +128,9 @@ class SessionGate:
         )
         for line in history.refused:
             self._say(f"not compared with {line}")
-        at_once = [name for name in cells if not history.can_screen(name)]
+        # A stored run has no launch of the base to compare the mathematics with.
+        screens = not self._choices.refuses_numerics_change
+        at_once = [name for name in cells if not (screens and history.can_screen(name))]
         self._num_cells = sharding.num_cells
         self._first = run_gate(self._request(at_once), say=self._say)
         self._judged = {cell.name: cell for cell in self._first.cells if sharding.owns(cell.name)}
@@ -255,6 +257,7 @@ class SessionGate:
             base_dir=choices.base_dir,
             tolerance=choices.tolerance,
             limit=choices.limit,
+            refuses_numerics_change=choices.refuses_numerics_change,
             budget=choices.budget,
             seed=draw_seed(),
             priors=read_noise(self._config.rootpath, os.environ),
