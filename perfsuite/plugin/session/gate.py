@@ -19,9 +19,10 @@ import pytest
 from perfsuite.gate.baselines.accepted import read_accepted
 from perfsuite.gate.baselines.screen import Candidate
 from perfsuite.gate.baselines.stored_verdict import History, read_history
+from perfsuite.gate.git.repository import Base, NoBase
 from perfsuite.gate.judge.trial import draw_seed
 from perfsuite.gate.noise import read_noise
-from perfsuite.gate.request import GateRequest
+from perfsuite.gate.request import GateRequest, base_of
 from perfsuite.gate.run_gate import ACCEPTED_FILE, HIDDEN, GateResult, run_gate
 from perfsuite.plugin.recorder import benchmarks_of, is_benchmark
 from perfsuite.plugin.session.choices import GateChoices
@@ -91,6 +92,7 @@ class SessionGate:
         self._choices = choices
         self._saver = saver
         self._history: History | None = None
+        self._found: Base | NoBase | None = None
 
     @property
     def replaces_comparison(self) -> bool:
@@ -118,11 +120,15 @@ class SessionGate:
         cells = [item.nodeid for item in items if is_benchmark(item)]
         if not cells:
             return
+        request = self._request([])
+        pythonpath = [Path(path) for path in self._config.getini("pythonpath")]
+        self._found = base_of(request, [self._config.rootpath, *pythonpath])
         history = self._history = read_history(
             self._config.rootpath,
             self._config.stash[STORAGE],
             self._config.getoption("benchmark_compare"),
             self._saver.fingerprint,
+            base=self._found if isinstance(self._found, Base) else None,
             accepted=read_accepted(self._config.rootpath / ACCEPTED_FILE, datetime.date.today()),
             probe=lambda: self._saver.probe_s,
         )
@@ -209,7 +215,7 @@ class SessionGate:
             counts = arguments.get("counts", {})
             grown = history.find_increases(name, record, num_samples, counts, self._say)
             if grown is not None and name not in self._judged:
-                self._say(f"{name} goes to the judge: {grown} since the newest stored run")
+                self._say(f"{name} goes to the judge: {grown} since the base's stored run")
                 return self._judge_alone(name, first)
         if name in self._judged or not history.can_screen(name) or stats is None:
             return self._judged.get(name) or _unknown(name, first.refusal)
@@ -219,6 +225,7 @@ class SessionGate:
                 median_s=stats.stats.median,
                 fingerprint=None if record is None else record.fingerprint,
                 num_samples=num_samples,
+                digest=self._saver.digests.of(name, _recipe_of(record)) or "unknown",
                 tolerance=arguments.get("tolerance", self._choices.tolerance),
                 limit=arguments.get("limit", self._choices.limit),
             ),
@@ -254,6 +261,7 @@ class SessionGate:
             root=self._config.rootpath if option.inifilename or option.rootdir else None,
             base=choices.base,
             target=choices.target,
+            found=self._found,
             base_dir=choices.base_dir,
             tolerance=choices.tolerance,
             limit=choices.limit,
@@ -263,6 +271,10 @@ class SessionGate:
             priors=read_noise(self._config.rootpath, os.environ),
             outputs=choices.outputs,
         )
+
+
+def _recipe_of(record: CellRecord | None) -> dict[str, Any]:
+    return {} if record is None else {"workload": record.workload, "recipe": record.recipe}
 
 
 def _unknown(name: str, refusal: str | None) -> CellVerdict:
