@@ -90,10 +90,10 @@ def interval_text(cell: CellVerdict) -> str:
 def reason_text(cell: CellVerdict) -> str:
     """Return what the numbers of a verdict do not say: why, and what moved; "" if nothing."""
     texts = [cell.reason] if cell.reason else []
-    if cell.explanation is not None:
-        texts.append(explanation_text(cell.explanation))
     if cell.numerics_change is not None and not cell.numerics_change.startswith(_UNTOLD):
         texts.append(f"mathematics: {cell.numerics_change}")
+    if cell.explanation is not None:
+        texts.append(explanation_text(cell.explanation))
     if (
         cell.word == "INCONCLUSIVE"
         and cell.by != "numerics"

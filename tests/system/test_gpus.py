@@ -156,6 +156,7 @@ def test_a_mig_instance_takes_from_its_gpu_what_it_has_not_itself(nvml):
         compute_capability=(9, 0),
         power_limit_w=700.0,
         is_mig=True,
+        clock_mhz=1200,
     )
 
 
