@@ -144,8 +144,8 @@ def _collect_cells(
 ) -> tuple[Arm, dict[str, CellPolicy]]:
     """Head's arm, and how each of its cells is judged."""
     collected = collect(head_arm(request, None))
-    if collected.suite is None or collected.failure is not None:
-        raise WorkloadError(f"the tests cannot be collected: {collected.failure}")
+    if collected.suite is None or collected.why_not_collected is not None:
+        raise WorkloadError(f"the tests cannot be collected: {collected.why_not_collected}")
     cells = collected.suite.cells
     if not cells:
         raise WorkloadError("there is no benchmark to calibrate with")

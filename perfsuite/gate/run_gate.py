@@ -34,7 +34,7 @@ from perfsuite.gate.request import (
     collect,
     head_arm,
     policy_of,
-    relative_paths,
+    session_caches,
 )
 from perfsuite.records.verdict import CellVerdict, Explanation, VerdictWord
 from perfsuite.system.signals import ends_on_signals
@@ -87,24 +87,25 @@ def run_gate(
     """
     sweep_stale_trees(request.folder)
     differs = {"head": describe_head(request.folder)}
-    head = collect(head_arm(request, None))
-    measured = [] if head.suite is None else [head.suite.root, *head.suite.pythonpath]
-    base = base_of(request, measured)
-    if isinstance(base, NoBase):
-        return GateResult(refusal=base.reason, differs=differs, seed=request.seed)
-    differs["base"] = str(request.base_dir) if base is None else base.described
-    if request.base_python is not None:
-        differs["base interpreter"] = request.base_python
-    differs |= {f"base {name}": value for name, value in request.base_environment.items()}
-    if isinstance(base, Base) and base.warning is not None:
-        differs["base's age"] = base.warning
-    if head.suite is None or head.failure is not None:
-        refusal = f"head's tests cannot be collected: {head.failure}"
-        return GateResult(refusal=refusal, differs=differs, seed=request.seed)
-    _announce(request, head.suite, differs["base"], say)
-    side = BaseSide(request=request, suite=head.suite, base=base)
-    with machine:
-        cells, judgement = _Session(side=side, differs=differs, say=say).compare()
+    with session_caches() as caches:
+        head = collect(head_arm(request, None, caches))
+        measured = [] if head.suite is None else [head.suite.root, *head.suite.pythonpath]
+        base = base_of(request, measured)
+        if isinstance(base, NoBase):
+            return GateResult(refusal=base.reason, differs=differs, seed=request.seed)
+        differs["base"] = str(request.base_dir) if base is None else base.described
+        if request.base_python is not None:
+            differs["base interpreter"] = request.base_python
+        differs |= {f"base {name}": value for name, value in request.base_environment.items()}
+        if isinstance(base, Base) and base.warning is not None:
+            differs["base's age"] = base.warning
+        if head.suite is None or head.why_not_collected is not None:
+            refusal = f"head's tests cannot be collected: {head.why_not_collected}"
+            return GateResult(refusal=refusal, differs=differs, seed=request.seed)
+        _announce(request, head.suite, differs["base"], say)
+        side = BaseSide(request=request, suite=head.suite, base=base, caches=caches)
+        with machine:
+            cells, judgement = _Session(side=side, differs=differs, say=say).compare()
     cells.sort(key=lambda cell: cell.name)
     return GateResult(cells=tuple(cells), differs=differs, judgement=judgement, seed=request.seed)
 
@@ -117,7 +118,7 @@ def _announce(request: GateRequest, suite: Suite, base: str, say: Callable[[str]
             f"and {budget.max_s / 60:.3g} min"
         )
     else:
-        selection = " ".join((*request.paths, *request.pytest_arguments))
+        selection = " ".join(request.command.arguments)
         say(f"nothing to compare: pytest {selection} selects no test with the benchmark fixture")
 
 
@@ -132,21 +133,22 @@ class _Session:
     def compare(self) -> tuple[list[CellVerdict], Judgement | None]:
         """Judge what both sides have, and say why the rest is not compared."""
         request, suite = self.side.request, self.side.suite
-        with self.side.tree(is_overlaid=False) as plain:
-            own = self.side.collect(plain)
-            digests = python_digests(plain)
-        with self.side.tree(is_overlaid=True) as tree:
-            has_changed_files = self._describe_tree(tree, digests)
+        with self.side.tree() as tree:
+            own = self.side.collect(tree)
+            digests = python_digests(tree)
+            self.side.lay_benchmarks(tree)
+            self._describe_tree(tree, digests)
             refusal = None if own.takes_turns else "the base's perfsuite is too old to take turns"
-            if own.failure is not None:
+            if own.suite is None or own.failure is not None:
                 refusal = f"the base's tests cannot be collected: {own.failure}"
             if refusal is not None:
                 return _not_compared("NO-BASELINE", suite.cells, refusal), None
             assert own.suite is not None
+            self._describe_variables(own.suite)
             policies, cells = self._choose_cells(own.suite)
             judgement = None
             if policies:
-                arms = self.side.arm(tree), head_arm(request, suite)
+                arms = self.side.arm(tree), head_arm(request, suite, self.side.caches)
                 judgement = judge(
                     *arms,
                     policies,
@@ -156,8 +158,7 @@ class _Session:
                     priors=request.priors,
                     say=self.say,
                 )
-                if has_changed_files:
-                    self._look_for_skipped(judgement)
+                self._look_for_skipped(judgement)
                 for trial in judgement.trials:
                     if trial.word == "VANISHED" and self._accepted.is_removed(trial.name):
                         trial.word = "SKIPPED"  # it may be gone
@@ -175,8 +176,8 @@ class _Session:
             return Accepted()
         return read_accepted(self.side.suite.root / ACCEPTED_FILE, datetime.date.today())
 
-    def _describe_tree(self, tree: Path, digests: Mapping[Path, bytes]) -> bool:
-        """Say what the base's tree lacks; return whether its own benchmark files differ."""
+    def _describe_tree(self, tree: Path, digests: Mapping[Path, bytes]) -> None:
+        """Say what the base's tree lacks, and in which benchmark files its own differ."""
         if self.side.base is not None and (missing := what_is_missing(tree)):
             self.differs["base's tree"] = f"{'; '.join(missing)}; {_HAS_THEM}"
             self.say(self.differs["base's tree"])
@@ -185,13 +186,20 @@ class _Session:
         if changed:
             self.differs["benchmark files"] = f"head's run on both sides: {_listed(changed)}"
             self.say(f"changed benchmark files; {self.differs['benchmark files']}")
-        return bool(changed)
+
+    def _describe_variables(self, own: Suite) -> None:
+        """Name the variables that head's code writes: no launch of the base has them from it."""
+        ours, theirs = self.side.suite.variables, own.variables
+        written = [name for name in ours if name not in theirs or theirs[name] != ours[name]]
+        if written:
+            self.differs["environment"] = f"head's code sets {_listed(written)}"
 
     def _choose_cells(self, own: Suite) -> tuple[dict[str, CellPolicy], list[CellVerdict]]:
         """The cells to judge and how, and the verdicts of the others."""
         request, suite, accepted = self.side.request, self.side.suite, self._accepted
-        paths = relative_paths(request, suite)
-        theirs = {name for name in own.cells if _is_named(name, paths)}
+        theirs = {name for name in own.cells if _is_named(name, suite.named)}
+        # A file that the base itself cannot collect may have them all.
+        theirs |= {name for name in suite.cells if own.why_broken(name) is not None}
         common, cells = _find_common(suite.cells, theirs, accepted)
         policies = {
             name: dataclasses.replace(
@@ -214,10 +222,10 @@ class _Session:
         if not skipped:
             return
         self.say(f"looking whether the base measures what is skipped now: {len(skipped)} cells")
-        with self.side.tree(is_overlaid=False) as plain:
+        with self.side.tree() as plain:
             own = self.side.own_arm(plain)
             plan = self._further_pair(judgement)
-            launches = launch_pair((own, dataclasses.replace(own, name="head")), plan, [*skipped])
+            launches = launch_pair([own], plan, [*skipped])
         for name, trial in skipped.items():
             run = launches["base"].cells.get(name)
             if run is not None and run.rounds_s:

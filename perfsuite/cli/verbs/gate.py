@@ -67,16 +67,13 @@ def gate(
     Exit code: 0 none did, 10 a regression, 11 inconclusive, 12 no base or an unfit machine,
     13 nothing was compared, 1 a test failed.
     """
-    folder = Path.cwd()
     if base is not None and base_dir is not None:
         raise SettingError("--base and --base-dir name two bases; give one of them")
     if numerics_change not in ("tell", "fail"):
         raise SettingError(f"--numerics-change is {numerics_change!r}; use tell or fail")
     bounds = option_bounds(tolerance, limit)
     request = GateRequest(
-        folder=folder,
-        paths=tuple(paths or ()),
-        pytest_arguments=() if select is None else ("-k", select),
+        command=options.pytest_command(paths, select),
         base=base,
         target=target_branch(os.environ),
         base_dir=base_dir,
@@ -87,7 +84,7 @@ def gate(
         refuses_numerics_change=numerics_change == "fail",
         budget=Budget(max_pairs=max_pairs, max_s=60 * max_minutes),
         seed=seed,
-        priors=read_noise(folder, os.environ),
+        priors=read_noise(Path.cwd(), os.environ),
         outputs=tuple(path for path in (json_file, markdown) if path is not None),
     )
     check_writable(*request.outputs)

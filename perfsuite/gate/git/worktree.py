@@ -94,6 +94,22 @@ def directory_tree(
         yield folder
 
 
+def lay_benchmarks(
+    tree: Path, root: Path, overlay: Sequence[Path], *, top: Path, python_files: Sequence[str]
+) -> None:
+    """Lay head's benchmark files over `tree`, the counterpart of `root`, as `base_tree` does.
+
+    The tree was made with all of the counterpart of `top`.
+    """
+    head = Head(top=top, root=root.resolve(), python_files=tuple(python_files))
+    laid = plan_overlay(head, overlay)
+    arm_root = head.root.relative_to(top)
+    folder = tree.parents[len(arm_root.parts) - 1] if arm_root.parts else tree
+    with as_write_error(folder):
+        lay_over(folder, head, laid)
+        make_folder(folder, arm_root)
+
+
 def check_base_dir(base_dir: Path) -> None:
     """Raise a SettingError where the base is no folder."""
     if not base_dir.is_dir():

@@ -28,11 +28,6 @@ from perfsuite.units import parse_ratio, parse_seconds
 
 MATRICES = ("smoke", "default", "full")
 
-# What decides which cells there are, and what is run in them.
-_PASSED_TO_ARMS = ("device", "matrix", "rounds", "seed", "timeout", "collective-timeout")
-# Makes their sessions ours, as this one is; a pytest without perfsuite does not know the option.
-_OURS = "--override-ini=perf_gate=on"
-
 
 @dataclass(frozen=True, kw_only=True)
 class GateChoices:
@@ -40,7 +35,6 @@ class GateChoices:
 
     Attributes:
         is_on: Whether `--benchmark-compare` is the gate.
-        pytest_arguments: What both arms are called with beside paths and selection.
     """
 
     is_on: bool
@@ -50,8 +44,8 @@ class GateChoices:
     base: str | None
     target: str | None
     base_dir: Path | None
+    base_environment: Mapping[str, str]
     budget: Budget
-    pytest_arguments: tuple[str, ...]
     outputs: tuple[Path, ...]
 
 
@@ -104,6 +98,13 @@ def _whole_number(smallest: int, largest: int | None = None) -> tuple[Callable[[
     return parse, f"a whole number from {smallest}{up_to}"
 
 
+def _variables(text: str) -> dict[str, str]:
+    lines = text.splitlines()
+    if any(line.find("=") < 1 for line in lines):
+        raise ValueError(text)
+    return dict(line.split("=", 1) for line in lines)
+
+
 def _positive_seconds(text: str) -> float:
     if (value := parse_seconds(text)) <= 0:
         raise ValueError(text)
@@ -124,6 +125,7 @@ _PARSERS: dict[str, tuple[Callable[[str], Any], str]] = {
     "limit": (parse_ratio, "a ratio such as 5%"),
     "base": (str, "a revision"),
     "base-dir": (str, "a folder"),
+    "base-env": (_variables, "KEY=VALUE"),
     "max-pairs": _whole_number(FIRST_LOOK),
     "max-minutes": (parse_seconds, "a duration such as 30min"),
     "seed": _whole_number(0, MAX_SEED),
@@ -175,8 +177,10 @@ def resolve(config: pytest.Config, environ: Mapping[str, str] = os.environ) -> C
 
 
 def _value(config: pytest.Config, option: Option) -> Any:
-    text: str | None = config.getoption(option.flag)
+    text: str | list[str] | None = config.getoption(option.flag)
     source, name = "command line", option.flag
+    if isinstance(text, list):
+        text = "\n".join(text)
     if text is None:
         text = config.getini(option.ini)
         source, name = f"ini file {config.inipath}", option.ini
@@ -215,7 +219,6 @@ def _gate_choices(
             f"--perf-limit is {value['limit']:.3g}, below the tolerance of "
             f"{value['tolerance']:.3g} (--perf-tolerance); use a larger limit"
         )
-    on_command_line = {name: config.getoption(f"--perf-{name}") for name in _PASSED_TO_ARMS}
     return GateChoices(
         is_on=value["gate"] == "on",
         tolerance=value["tolerance"],
@@ -224,14 +227,11 @@ def _gate_choices(
         base=value["base"] or None,
         target=target_branch(environ),
         base_dir=Path(value["base-dir"]) if value["base-dir"] else None,
+        base_environment=value["base-env"],
         budget=Budget(
             max_pairs=value["max-pairs"],
             max_s=value["max-minutes"],
             timeout_s=max(value["timeout"], LAUNCH_TIMEOUT_S),
-        ),
-        pytest_arguments=(
-            _OURS,
-            *(f"--perf-{name}={text}" for name, text in on_command_line.items() if text),
         ),
         outputs=(config.rootpath / value["report"],),
     )

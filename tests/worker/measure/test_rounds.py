@@ -119,20 +119,24 @@ def test_what_the_garbage_of_a_round_costs_the_collector_is_in_its_time(monkeypa
     assert [times.duration_s for times in rounds] == [3.0 + 2.0 - 0.5, 3.0]
 
 
+@pytest.mark.parametrize("was_frozen", [True, False])
 @pytest.mark.parametrize("was_enabled", [True, False])
-def test_the_collector_is_left_as_it_was_when_an_iteration_fails(was_enabled):
+def test_the_collector_is_left_as_it_was_when_an_iteration_fails(was_enabled, was_frozen):
     def fail(stage):
         raise ZeroDivisionError
 
     try:
         if not was_enabled:
             gc.disable()
+        if not was_frozen:
+            gc.unfreeze()
         with pytest.raises(ZeroDivisionError):
             measure(FakeHost(), fail)
         assert gc.isenabled() is was_enabled
-        assert gc.get_freeze_count() == 0
+        assert (gc.get_freeze_count() > 0) is was_frozen
     finally:
         gc.enable()
+        gc.freeze()
 
 
 @pytest.mark.parametrize(
