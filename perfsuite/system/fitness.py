@@ -104,10 +104,11 @@ def why_unfit(before: Reading, after: Reading, num_cores: int) -> str | None:
     for group, (periods, held) in after.periods.items():
         periods_before, held_before = before.periods.get(group, (periods, held))
         if held - held_before > _MOST_HELD * (periods - periods_before):
-            share = format_ratio((held - held_before) / (periods - periods_before))
+            share = (held - held_before) / (periods - periods_before)
             return (
-                f"the quota of processor time was used up in {share} of its periods; raise it "
-                f"(docker --cpus, cpu.max in {group}), or let the container use whole cores"
+                f"the quota of processor time was used up in {format_ratio(share)} of its periods; "
+                f"raise it (docker --cpus, cpu.max in {group}), or let the container use whole "
+                "cores"
             )
     return _why_foreign(before, after, wall_s * num_cores)
 
@@ -179,11 +180,12 @@ def _is_busy(handle: Any) -> bool:
 def _busy_s() -> float:
     """Processor seconds used on the cores that this process may use, by whomever."""
     cores = os.sched_getaffinity(0)
-    return sum(
+    used_s: list[float] = [
         times.user + times.nice + times.system + times.irq + times.softirq
         for core, times in enumerate(psutil.cpu_times(percpu=True))
         if core in cores
-    )
+    ]
+    return sum(used_s)
 
 
 def group_seconds(groups: Path = _OWN_GROUPS, mount: Path = _MOUNT) -> float | None:
