@@ -330,6 +330,7 @@ def test_the_json_has_the_keys_of_the_contract(gate: Gate) -> None:
             "detectable": 0.03,
             "tolerance": 0.02,
             "limit": 0.05,
+            "numerics_change": None,
             "reason": None,
             "compared_with": None,
             "explanation": {
