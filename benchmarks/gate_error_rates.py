@@ -26,6 +26,7 @@ import typer
 # One simulation for the tests and for this table.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "support"))
 
+from screen_simulation import simulate_screen
 from simulation import (
     ALPHA_PER_CELL,
     LIMIT,
@@ -37,6 +38,7 @@ from simulation import (
     simulate,
 )
 
+from perfsuite.gate.baselines import screen
 from perfsuite.stats import evidence, intervals, sequential, spending
 
 SDS = (0.01, 0.02)
@@ -119,6 +121,7 @@ def figures() -> Iterator[Figure]:
     yield from _slowdowns()
     yield from _slow_launches()
     yield from _passes_at_the_limit()
+    yield from _screened()
 
 
 def _false_alarms() -> Iterator[Figure]:
@@ -249,6 +252,26 @@ def _passes_at_the_limit() -> Iterator[Figure]:
         )
 
 
+def _screened() -> Iterator[Figure]:
+    """The screen as it is, alone and before the judge."""
+    for sd in (0.01, 0.02, 0.03):
+        for sd_of_others in dict.fromkeys((sd, 0.005)):
+            for num_stored in (5, 10):
+                screen = functools.partial(_screen_rate, num_stored, sd, sd_of_others)
+                figure = functools.partial(
+                    Figure,
+                    table="PASS at the limit, with the screen as it is",
+                    row=f"{num_stored} stored sessions, sd {100 * sd:.0f} %, of other cells "
+                    f"{100 * sd_of_others:.1f} %",
+                )
+                yield figure(column="screen", measure=screen)
+                yield figure(
+                    column="screen and judge, one re-run",
+                    measure=functools.partial(_pass_screen_and_judge, screen, sd),
+                    most=0.10,
+                )
+
+
 def _has(word: str) -> Callable[[Judged], np.ndarray]:
     return lambda judged: judged.words == word
 
@@ -302,6 +325,24 @@ def _simulated(
     )
 
 
+@functools.cache
+def _screen_rate(num_stored: int, sd: float, sd_of_others: float, seed: int) -> Value:
+    passed = simulate_screen(
+        num_stored=num_stored,
+        sd=sd,
+        sd_of_others=sd_of_others,
+        num_sessions=NUM_SESSIONS,
+        seed=seed,
+    )
+    return _mean(passed)
+
+
+def _pass_screen_and_judge(screen: Callable[[int], Value], sd: float, seed: int) -> Value:
+    screened = screen(seed)
+    judged = _mean(_simulated(World(), sd, LIMIT, 24, 1, seed).words == "PASS")
+    return Value(screened.mean + (1 - screened.mean) * judged.mean, judged.sd, judged.num)
+
+
 def _mean(values: np.ndarray) -> Value:
     return Value(float(np.mean(values)), float(np.std(values)), values.size)
 
@@ -345,7 +386,8 @@ def _read_rows(path: Path | None, seed: int) -> dict[str, Value]:
 @functools.cache
 def _rule_digest() -> str:
     """Of what computes a figure: rows of another rule, or of another noise, do not count."""
-    modules = (evidence, intervals, sequential, spending, sys.modules["simulation"])
+    simulations = (sys.modules[name] for name in ("simulation", "screen_simulation"))
+    modules = (evidence, intervals, sequential, spending, screen, *simulations)
     sources = b"".join(Path(str(module.__file__)).read_bytes() for module in modules)
     return hashlib.sha256(sources).hexdigest()[:16]
 
