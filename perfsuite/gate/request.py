@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +14,7 @@ from typing import Any
 from perfsuite.errors import SettingError
 from perfsuite.gate.arms.arm import Arm, Launch, PairPlan, Suite
 from perfsuite.gate.arms.launch import launch_pair
+from perfsuite.gate.git.command import file_at
 from perfsuite.gate.git.find_base import find_base
 from perfsuite.gate.git.overlay import lay_configuration
 from perfsuite.gate.git.repository import Base, NoBase
@@ -26,9 +28,12 @@ from perfsuite.gate.git.worktree import (
 from perfsuite.gate.judge.counts import parse_slacks
 from perfsuite.gate.judge.trial import Budget, CellPolicy
 from perfsuite.stats.sequential import Prior
+from perfsuite.system.untrusted import read_untrusted, why_unreadable
 from perfsuite.units import format_ratio, parse_ratio, parse_seconds
 
 _TRAIN_FLOOR_S = 50e-6
+# Of what is kept beside the baselines: exceptions, and a calibration.
+_MAX_FILE_BYTES = 16 * 2**20
 # Rounds of 5 ms and more, for 0.3 s a launch where the gate cannot choose how many (decision 0010):
 # many short launches say more than few long ones, because what differs is the launch (Kalibera and
 # Jones 2013). A test's own marker counts first.
@@ -58,9 +63,13 @@ class GateRequest:
         base_python: The base arm's interpreter; None is this one.
         tolerance: The slowdown that is accepted unless a marker says otherwise.
         limit: The slowdown that must not pass.
+        fixed: Of these two, those that hold for both sides, whatever their configuration says.
         floor_s: None is 50 us for cells of perfsuite, 0 for any others.
         priors: What this machine's history says of the noise of a pair, by cell.
+        fingerprint: Of this machine, whose calibration at the base gives them where it is given.
         outputs: Files that the session itself writes: they do not make a tree dirty.
+        head_environment: Variables of head's launches alone: what a calibration plants.
+        explains: Whether what moved in a cell is looked for.
         heeds_exceptions: Whether what head lists as accepted may let a cell through.
     """
 
@@ -79,11 +88,15 @@ class GateRequest:
     base_environment: Mapping[str, str] = field(default_factory=dict)
     tolerance: float = 0.02
     limit: float = 0.05
+    fixed: frozenset[str] = frozenset({"tolerance", "limit"})
     floor_s: float | None = None
     budget: Budget
     seed: int
     priors: Mapping[str, Prior] = field(default_factory=dict)
+    fingerprint: str | None = None
     outputs: tuple[Path, ...] = ()
+    head_environment: Mapping[str, str] = field(default_factory=dict)
+    explains: bool = True
     heeds_exceptions: bool = True
 
 
@@ -126,6 +139,7 @@ def head_arm(request: GateRequest, suite: Suite | None) -> Arm:
         tree=root,
         import_roots=import_roots(root, []) if suite is None else _import_roots(root, suite),
         pytest_arguments=(*configuration, *request.pytest_arguments, *paths),
+        environment=dict(request.head_environment),
     )
 
 
@@ -154,6 +168,22 @@ class BaseSide:
         return directory_tree(
             suite.root, request.base_dir, overlay, python_files=suite.python_files
         )
+
+    def read(self, path: Path) -> bytes:
+        """Return a file of the base by its path from the root, empty where there is none.
+
+        Raises a PerfsuiteError where it cannot be read.
+        """
+        if self.base is not None:
+            return file_at(self.suite.root, self.base.revision, path) or b""
+        assert self.request.base_dir is not None
+        file = self.request.base_dir / path
+        try:
+            return read_untrusted(file, max_bytes=_MAX_FILE_BYTES)
+        except FileNotFoundError:
+            return b""
+        except (OSError, ValueError) as error:
+            raise SettingError(f"{file} cannot be read: {why_unreadable(error)}") from error
 
     def collect(self, tree: Path) -> Launch:
         """Return a launch that has collected the base's own cells, from those paths it has."""
@@ -206,6 +236,24 @@ def relative_paths(request: GateRequest, suite: Suite) -> list[str]:
     return found
 
 
+def request_of_base(request: GateRequest, own: Suite) -> GateRequest:
+    """Return the request as the base's own configuration would make it."""
+
+    def of_base(name: str, ours: float, default: float) -> float:
+        if name in request.fixed:
+            return ours
+        try:
+            return parse_ratio(own.settings[f"perf_{name}"])
+        except (KeyError, ValueError):  # a wrong value is for the change to mend
+            return default
+
+    return dataclasses.replace(
+        request,
+        tolerance=of_base("tolerance", request.tolerance, GateRequest.tolerance),
+        limit=of_base("limit", request.limit, GateRequest.limit),
+    )
+
+
 def policy_of(request: GateRequest, suite: Suite, name: str) -> CellPolicy:
     """Return how a cell is judged: by its markers, else by the request.
 
@@ -224,7 +272,7 @@ def policy_of(request: GateRequest, suite: Suite, name: str) -> CellPolicy:
             tolerance=parsed("tolerance", parse_ratio, request.tolerance),
             limit=parsed("limit", parse_ratio, request.limit),
             floor_s=parsed("floor", parse_seconds, floor_s),
-            slacks=parse_slacks(dict(markers.get("counts", {})), "perf marker"),
+            slacks=(parse_slacks(dict(markers.get("counts", {})), "perf marker"),),
         )
     except (TypeError, ValueError) as error:
         raise SettingError(f"{name}: the perf marker has {dict(markers)!r}: {error}") from error

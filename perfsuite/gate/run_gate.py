@@ -11,15 +11,24 @@ import dataclasses
 import datetime
 import functools
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from perfsuite.gate.arms.arm import Arm, PairPlan, Suite
 from perfsuite.gate.arms.launch import launch_pair
-from perfsuite.gate.baselines.accepted import Accepted, read_accepted
+from perfsuite.gate.baselines.accepted import Accepted, Entry, in_words, read_brought
+from perfsuite.gate.collection import (
+    HOW_TO_ACCEPT,
+    apply_exceptions,
+    choose_cells,
+    not_compared,
+)
 from perfsuite.gate.git.find_base import describe_head
 from perfsuite.gate.git.overlay import python_digests
 from perfsuite.gate.git.repository import Base, NoBase
@@ -27,27 +36,16 @@ from perfsuite.gate.git.worktree import sweep_stale_trees, what_is_missing
 from perfsuite.gate.judge.explain import explain
 from perfsuite.gate.judge.judge import judge
 from perfsuite.gate.judge.trial import CellPolicy, Judgement, Trial
-from perfsuite.gate.request import (
-    BaseSide,
-    GateRequest,
-    base_of,
-    collect,
-    head_arm,
-    policy_of,
-    relative_paths,
-)
-from perfsuite.records.verdict import CellVerdict, Explanation, VerdictWord
+from perfsuite.gate.noise import CALIBRATION_FILE, parse_priors
+from perfsuite.gate.request import BaseSide, GateRequest, base_of, collect, head_arm
+from perfsuite.records.verdict import CellVerdict, Explanation
+from perfsuite.stats.sequential import Prior
 from perfsuite.system.signals import ends_on_signals
+from perfsuite.system.untrusted import printable
 
 # Files that a line names.
 _MOST_LISTED = 3
 _HAS_THEM = "where a cell needs them, name a checkout that has them with --base-dir"
-_HOW_TO_ACCEPT = "if that is meant, say so with 'perfsuite baseline accept'"
-# Why a test is timed by pytest-benchmark and not compared.
-HIDDEN = (
-    "it takes 'benchmark' from request.getfixturevalue, which cannot be seen before it runs, so it "
-    "is not compared; name the fixture among its arguments"
-)
 # Reviewed exceptions, from pytest's root.
 ACCEPTED_FILE = Path("baselines") / "accepted.toml"
 # The machine of a caller that holds it already.
@@ -63,12 +61,14 @@ class GateResult:
         refusal: Why nothing was compared at all, None where something was.
         differs: What differs between the arms, for people.
         judgement: None where no pair was run.
+        policies: How each cell that both sides have is judged.
     """
 
     cells: tuple[CellVerdict, ...] = ()
     refusal: str | None = None
     differs: dict[str, str]
     judgement: Judgement | None = None
+    policies: Mapping[str, CellPolicy] = field(default_factory=dict)
     seed: int
 
 
@@ -103,10 +103,17 @@ def run_gate(
         return GateResult(refusal=refusal, differs=differs, seed=request.seed)
     _announce(request, head.suite, differs["base"], say)
     side = BaseSide(request=request, suite=head.suite, base=base)
+    session = _Session(side=side, differs=differs, say=say)
     with machine:
-        cells, judgement = _Session(side=side, differs=differs, say=say).compare()
+        cells, judgement = session.compare()
     cells.sort(key=lambda cell: cell.name)
-    return GateResult(cells=tuple(cells), differs=differs, judgement=judgement, seed=request.seed)
+    return GateResult(
+        cells=tuple(cells),
+        differs=differs,
+        judgement=judgement,
+        policies=session.policies,
+        seed=request.seed,
+    )
 
 
 def _announce(request: GateRequest, suite: Suite, base: str, say: Callable[[str], None]) -> None:
@@ -123,11 +130,19 @@ def _announce(request: GateRequest, suite: Suite, base: str, say: Callable[[str]
 
 @dataclass(frozen=True, kw_only=True)
 class _Session:
-    """Head's suite against a base; to `differs` the comparison adds what it finds."""
+    """Head's suite against a base.
+
+    Attributes:
+        differs: To it the comparison adds what it finds.
+        policies: How each cell that both sides have is judged, once that is known.
+        used: The reviewed exceptions that the verdict of a cell rests on.
+    """
 
     side: BaseSide
     differs: dict[str, str]
     say: Callable[[str], None]
+    policies: dict[str, CellPolicy] = field(default_factory=dict)
+    used: defaultdict[str, list[Entry]] = field(default_factory=lambda: defaultdict(list))
 
     def compare(self) -> tuple[list[CellVerdict], Judgement | None]:
         """Judge what both sides have, and say why the rest is not compared."""
@@ -141,9 +156,14 @@ class _Session:
             if own.failure is not None:
                 refusal = f"the base's tests cannot be collected: {own.failure}"
             if refusal is not None:
-                return _not_compared("NO-BASELINE", suite.cells, refusal), None
+                return not_compared("NO-BASELINE", suite.cells, refusal), None
             assert own.suite is not None
-            policies, cells = self._choose_cells(own.suite)
+            cells = self._choose_cells(own.suite)
+            policies = {
+                name: policy
+                for name, policy in self.policies.items()
+                if request.cells is None or name in request.cells
+            }
             judgement = None
             if policies:
                 arms = self.side.arm(tree), head_arm(request, suite)
@@ -153,27 +173,42 @@ class _Session:
                     num_cells=request.num_cells,
                     budget=request.budget,
                     seed=request.seed,
-                    priors=request.priors,
+                    priors=self._priors(),
                     say=self.say,
                 )
                 if has_changed_files:
                     self._look_for_skipped(judgement)
                 for trial in judgement.trials:
-                    if trial.word == "VANISHED" and self._accepted.is_removed(trial.name):
-                        trial.word = "SKIPPED"  # it may be gone
-                    elif trial.word == "VANISHED":
-                        trial.add_reason(_HOW_TO_ACCEPT)
+                    self.used[trial.name] += apply_exceptions(trial, self._accepted)
                 explanations = self._explain(arms, judgement)
                 cells += [
                     _verdict(trial, explanations.get(trial.name)) for trial in judgement.trials
                 ]
-            return cells, judgement
+            return [
+                msgspec.structs.replace(cell, accepted=tuple(map(in_words, self.used[cell.name])))
+                for cell in cells
+            ], judgement
 
     @functools.cached_property
     def _accepted(self) -> Accepted:
         if not self.side.request.heeds_exceptions:
             return Accepted()
-        return read_accepted(self.side.suite.root / ACCEPTED_FILE, datetime.date.today())
+        return read_brought(
+            self.side.suite.root / ACCEPTED_FILE,
+            self.side.read(ACCEPTED_FILE),
+            datetime.date.today(),
+        )
+
+    def _priors(self) -> Mapping[str, Prior]:
+        """What the calibration at the base says: one that the change brings judges later ones."""
+        request = self.side.request
+        if request.fingerprint is None or not (data := self.side.read(CALIBRATION_FILE)):
+            return request.priors
+        try:
+            return parse_priors(data, request.fingerprint)
+        except ValueError as error:
+            self.differs["calibration"] = printable(f"the base's cannot be read: {error}")
+            return request.priors
 
     def _describe_tree(self, tree: Path, digests: Mapping[Path, bytes]) -> bool:
         """Say what the base's tree lacks; return whether its own benchmark files differ."""
@@ -187,27 +222,21 @@ class _Session:
             self.say(f"changed benchmark files; {self.differs['benchmark files']}")
         return bool(changed)
 
-    def _choose_cells(self, own: Suite) -> tuple[dict[str, CellPolicy], list[CellVerdict]]:
-        """The cells to judge and how, and the verdicts of the others."""
-        request, suite, accepted = self.side.request, self.side.suite, self._accepted
-        paths = relative_paths(request, suite)
-        theirs = {name for name in own.cells if _is_named(name, paths)}
-        common, cells = _find_common(suite.cells, theirs, accepted)
-        policies = {
-            name: dataclasses.replace(
-                policy_of(request, suite, name),
-                accepted_slowdown=accepted.allowed_slowdown(name),
-                accepted_increase=functools.partial(accepted.allowed_increase, name),
-            )
-            for name in common
-            if request.cells is None or name in request.cells
-        }
-        return policies, [*cells, *_not_compared("INVALID", suite.hidden, HIDDEN)]
+    def _choose_cells(self, own: Suite) -> list[CellVerdict]:
+        """Find how the cells of both sides are judged; return the verdicts of the others."""
+        chosen = choose_cells(self.side.request, self.side.suite, own, self._accepted)
+        self.policies.update(chosen.policies)
+        self.used.update(chosen.used)
+        if chosen.loosened:
+            held = (f"{text} ({_listed(names)})" for text, names in chosen.loosened.items())
+            self.differs["limits"] = f"{'; '.join(held)}; the stricter holds; {HOW_TO_ACCEPT}"
+            self.say(self.differs["limits"])
+        return chosen.others
 
     def _look_for_skipped(self, judgement: Judgement) -> None:
         """Find what is skipped since head: with its own benchmark files, the base measures it."""
         skipped = {
-            self._accepted.renamed_from(trial.name) or trial.name: trial
+            self._accepted.name_in_base(trial.name): trial
             for trial in judgement.trials
             if trial.word == "SKIPPED"
         }
@@ -227,7 +256,7 @@ class _Session:
     def _explain(self, arms: Sequence[Arm], judgement: Judgement) -> dict[str, Explanation]:
         """What moved in each cell that failed or improved, from one more pair that is profiled."""
         moved = [trial.name for trial in judgement.trials if trial.word in ("FAIL", "IMPROVED")]
-        if not moved:
+        if not moved or not self.side.request.explains:
             return {}
         self.say(f"profiling what moved: {len(moved)} cells")
         launches = launch_pair(arms, self._further_pair(judgement, profiles=True), moved)
@@ -247,57 +276,6 @@ class _Session:
             profiles=profiles,
             one_by_one=frozenset(one.name for one in judgement.trials if one.is_one_by_one),
         )
-
-
-def _is_named(name: str, paths: Sequence[str]) -> bool:
-    """Return whether pytest's paths, from its root, name a test: no path names them all.
-
-    >>> _is_named("benchmarks/test_a.py::test_b", ["benchmarks/test_a.py::test_c", "benchmarks"])
-    True
-    >>> _is_named("test_a.py::test_b[1]", ["test_a.py::test_b"])
-    True
-    >>> _is_named("test_a.py::test_bc", ["test_a.py::test_b"])
-    False
-    """
-    return not paths or any(_covers(path, name) for path in paths)
-
-
-def _covers(path: str, name: str) -> bool:
-    if "::" in path:
-        return name == path or name.startswith((f"{path}::", f"{path}["))
-    return Path(name.partition("::")[0]).is_relative_to(path)
-
-
-def _find_common(
-    ours: Collection[str], theirs: Collection[str], accepted: Accepted
-) -> tuple[list[str], list[CellVerdict]]:
-    """Return the cells to judge, by head's names, and the verdicts of the others.
-
-    `ours` are head's cells, whether or not they will run; `theirs` are those of the base's own
-    benchmark files. A cell that a reviewed exception renames is judged under its new name: both
-    arms run head's benchmark files, so both have it. One that an exception removes has no verdict.
-    """
-    common = [name for name in ours if (accepted.renamed_from(name) or name) in theirs]
-    verdicts = _not_compared("NEW", sorted({*ours} - {*common}), "the base has no such cell")
-    for name in sorted({*theirs} - {*ours}):
-        if not accepted.is_removed(name) and accepted.renamed_to(name) not in ours:
-            verdicts += _not_compared("VANISHED", [name], _why(name, accepted))
-    return common, verdicts
-
-
-def _not_compared(word: VerdictWord, names: Iterable[str], reason: str) -> list[CellVerdict]:
-    """Return the same verdict for cells that are not compared."""
-    return [CellVerdict(name=name, word=word, by="collection", reason=reason) for name in names]
-
-
-def _why(name: str, accepted: Accepted) -> str:
-    reason = "head has no such cell"
-    if target := accepted.renamed_to(name):
-        return f"{reason}, and none called {target!r}, which its accepted new name is"
-    for entry in accepted.expired:
-        if entry.cell == name:
-            return f"{reason}, and what was accepted of it expired on {entry.expires}"
-    return f"{reason}; {_HOW_TO_ACCEPT}"
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -124,6 +124,7 @@ class CellVerdict(Verdict, frozen=True, kw_only=True):
         raw: Seconds an iteration of both launches of each pair, base first.
         firsts: The arm that ran first in each pair.
         rule: The arguments of the rule, with which `raw` gives the verdict again.
+        accepted: The reviewed exceptions that it rests on, in words.
     """
 
     name: str = msgspec.field(name="id")
@@ -136,6 +137,7 @@ class CellVerdict(Verdict, frozen=True, kw_only=True):
     raw: tuple[tuple[float, float], ...] = ()
     firsts: tuple[str, ...] = msgspec.field(default=(), name="first")
     rule: dict[str, Any] = msgspec.field(default_factory=dict, name="asked")
+    accepted: tuple[str, ...] = ()
 
     def as_record(self) -> Verdict:
         """The verdict as a cell's record keeps it; what is infinite is unknown."""

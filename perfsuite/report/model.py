@@ -15,7 +15,14 @@ from perfsuite.report.rows import Row, row_of_verdict
 from perfsuite.report.runs import Run, rows_of
 from perfsuite.report.scaling.charts import draw_scaling
 from perfsuite.report.scaling.cost_model import Scaling, describe_scaling
-from perfsuite.report.summary import Summary, by_severity, downgrade, reason_text, summarize
+from perfsuite.report.summary import (
+    Summary,
+    by_severity,
+    downgrade,
+    exceptions_of,
+    reason_text,
+    summarize,
+)
 from perfsuite.system.untrusted import printable
 
 
@@ -57,7 +64,13 @@ def report_on_runs(
     report = report_on_rows(
         rows,
         sources=[*(run.described for run in reversed(runs)), *(one.described for one in trainings)],
-        remarks=[*newest.gaps, *newest.remarks, *([remark] if older else []), *newest.missing],
+        remarks=[
+            *newest.gaps,
+            *(f"accepted: {text}" for text in newest.exceptions),
+            *newest.remarks,
+            *([remark] if older else []),
+            *newest.missing,
+        ],
         tolerance=tolerance,
         limit=limit,
     )
@@ -83,7 +96,7 @@ def report_on_verdicts(
     report = report_on_rows(
         [row_of_verdict(cell, reason_text(cell) or None) for cell in cells],
         sources=[f"{name}: {value}" for name, value in differs.items()],
-        remarks=[],
+        remarks=[f"accepted: {text}" for text in exceptions_of(cells)],
         tolerance=tolerance,
         limit=limit,
     )

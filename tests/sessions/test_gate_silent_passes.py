@@ -80,7 +80,12 @@ def test_a_renamed_cell_is_vanished_and_new_until_its_new_name_is_accepted(
 
     gated = shop.gate()
 
-    gated.expect(0, "benchmarks/test_steps.py::test_cost PASS *")
+    gated.expect(
+        0,
+        "benchmarks/test_steps.py::test_cost PASS *",
+        f"accepted: {PRICE} may be called benchmarks/test_steps.py::test_cost until 9999-12-31: "
+        "reviewed",
+    )
     assert "VANISHED" not in gated.output
 
 
@@ -93,8 +98,13 @@ def test_a_removed_cell_has_vanished_unless_its_removal_is_accepted(shop: Reposi
 
     gated = shop.gate()
 
-    gated.expect(12, f"{PRICE} PASS *", f"{STOCK} VANISHED")
-    assert "test_more" not in gated.output
+    gated.expect(
+        12,
+        "benchmarks/test_more.py::test_price SKIPPED",
+        f"{PRICE} PASS *",
+        f"{STOCK} VANISHED",
+        "accepted: benchmarks/test_more.py::test_price may be gone until 9999-12-31: reviewed",
+    )
 
 
 def test_an_exception_that_has_expired_accepts_nothing(shop: Repository) -> None:
@@ -123,7 +133,14 @@ def test_new_cells_alone_compare_nothing(shop: Repository) -> None:
 
     gated = shop.gate()
 
-    gated.expect(13, f"{PRICE} NEW", f"{PRICE}: the base has no such cell")
+    gated.expect(
+        13,
+        f"{PRICE} NEW",
+        f"{PRICE}: the base has no such cell",
+        "nothing to compare yet: commit these benchmarks, and the next change is judged",
+    )
+    (run,) = read_runs([shop.path / "results" / "run.json"])
+    assert {row.verdict and row.verdict.word for row in run.rows} == {"NEW"}
 
 
 def test_a_new_cell_that_is_named_by_its_id_compares_nothing(shop: Repository) -> None:

@@ -17,7 +17,6 @@ from perfsuite.errors import ExitCode, SettingError
 from perfsuite.gate.git.find_base import target_branch
 from perfsuite.gate.judge.explain import explain_stored
 from perfsuite.gate.judge.trial import Budget
-from perfsuite.gate.noise import read_noise
 from perfsuite.gate.request import GateRequest
 from perfsuite.gate.run_gate import GateResult, run_gate
 from perfsuite.records.run_file import StoredRun, Unusable, read_run
@@ -80,7 +79,7 @@ def gate(
         limit=bounds[1],
         budget=Budget(max_pairs=max_pairs, max_s=60 * max_minutes),
         seed=seed,
-        priors=read_noise(folder, os.environ),
+        fingerprint=options.fingerprint_here(),
         outputs=tuple(path for path in (json_file, markdown) if path is not None),
     )
     check_writable(*request.outputs)

@@ -67,6 +67,7 @@ class Suite:
         root: pytest's rootdir, as `inifile` is its configuration, and the others are ini values.
         broken: Which files cannot be collected, and why; pytest runs no other either.
         hidden: Tests that request the benchmark fixture only while they run.
+        settings: What its configuration says of limit and tolerance, unparsed.
     """
 
     cells: Mapping[str, Mapping[str, Any]]
@@ -76,6 +77,7 @@ class Suite:
     python_files: tuple[str, ...]
     broken: tuple[str, ...] = ()
     hidden: tuple[str, ...] = ()
+    settings: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(kw_only=True)

@@ -169,6 +169,7 @@ class ArmPlugin:
             inifile=None if config.inipath is None else str(config.inipath),
             pythonpath=[str(path) for path in config.getini("pythonpath")],
             python_files=list(config.getini("python_files")),
+            settings=_settings_of(config),
         )["run"]
         by_name = {item.nodeid: item for item in cells}
         kept = [by_name[name] for name in chosen if name in by_name]
@@ -253,6 +254,19 @@ def _policy_of(item: pytest.Item) -> dict[str, Any]:
             if name in marker.kwargs:
                 policy.setdefault(name, marker.kwargs[name])
     return policy
+
+
+def _settings_of(config: pytest.Config) -> dict[str, str]:
+    """What this side's own configuration says of how cells are judged, unparsed."""
+    found = {}
+    for name in ("perf_limit", "perf_tolerance"):
+        value = getattr(config.option, name, None)
+        if value is None:
+            with contextlib.suppress(KeyError, ValueError):  # an arm without perfsuite has none
+                value = config.getini(name)
+        if value is not None:
+            found[name] = str(value)
+    return found
 
 
 def _hides_benchmark(item: Any) -> bool:

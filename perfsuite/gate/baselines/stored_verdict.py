@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Literal
 
 from perfsuite.errors import StorageError
-from perfsuite.gate.baselines.accepted import Accepted
 from perfsuite.gate.baselines.screen import MAX_SESSIONS, MIN_SESSIONS, Candidate, Screener
 from perfsuite.gate.baselines.select import choose_runs, trunk_rules
-from perfsuite.gate.judge.counts import Counted, compare_counts, parse_slacks
+from perfsuite.gate.judge.counts import Counted, compare_counts
+from perfsuite.gate.judge.trial import CellPolicy
 from perfsuite.records.run_file import StoredRun
 from perfsuite.records.verdict import CellVerdict
 from perfsuite.system.urls import AnyPath
@@ -32,7 +32,6 @@ class History:
 
     runs: Sequence[StoredRun]
     refused: tuple[str, ...]
-    accepted: Accepted
     probe: Callable[[], Mapping[str, float]]
 
     @cached_property
@@ -48,15 +47,14 @@ class History:
         name: str,
         head: Counted,
         num_samples: int | None,
-        counts: Mapping[str, object],
+        policy: CellPolicy,
         say: Callable[[str], None],
     ) -> str | None:
         """Return which counts grew against the newest run, in words; None where none did.
 
         The run may be of an older commit than the base, so it fails no cell by itself. A decrease
         calls for a new stored run, because the old one would let the count grow again unseen.
-        `counts` is that of the cell's markers, a SettingError where it is invalid; `say` shows a
-        line.
+        `say` shows a line.
         """
         base = next((run.cells[name] for run in reversed(self.runs) if name in run.cells), None)
         if base is None or base.num_samples != num_samples:
@@ -64,8 +62,8 @@ class History:
         compared = compare_counts(
             base,
             head,
-            slacks=parse_slacks(counts, "perf marker"),
-            accepted_ratio=lambda count: self.accepted.allowed_increase(name, count),
+            slacks=policy.slacks,
+            accepted_ratio=policy.accepted_increase,
         )
         if compared.decreases:
             shrunk = "; ".join(map(str, compared.decreases))
@@ -102,7 +100,6 @@ def read_history(
     selector: str | Literal[True],
     fingerprint: str,
     *,
-    accepted: Accepted,
     probe: Callable[[], Mapping[str, float]],
 ) -> History:
     """Return the stored runs of the base and this environment, as many as are needed.
@@ -120,4 +117,4 @@ def read_history(
             runs, refused = chosen.usable, tuple(map(str, chosen.refused))
         except StorageError as error:
             refused = (str(error),)
-    return History(runs=runs, refused=refused, accepted=accepted, probe=probe)
+    return History(runs=runs, refused=refused, probe=probe)

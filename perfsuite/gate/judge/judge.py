@@ -221,10 +221,11 @@ def _end(trial: Trial, last: _Pair | None) -> None:
 def _judge_counts(trial: Trial) -> None:
     """Fail a cell in which head counts more than the base, whatever its times say."""
     slacks = trial.policy.slacks
-    if slacks is None or trial.word not in _WORDS_OF_PAIRS or trial.runs.keys() != {"base", "head"}:
+    if not slacks or trial.word not in _WORDS_OF_PAIRS or trial.runs.keys() != {"base", "head"}:
         return
     accepted_ratio = trial.policy.accepted_increase
     compared = compare_run_counts(**trial.runs, slacks=slacks, accepted_ratio=accepted_ratio)
+    trial.accepted_counts = compared.accepted
     if compared.increases and trial.word != "FAIL":
         trial.word, trial.by, trial.reason = "FAIL", "counts", None
     for one in (*compared.increases, *compared.unavailable):

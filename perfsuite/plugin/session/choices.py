@@ -7,6 +7,7 @@ or the environment.
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -46,6 +47,7 @@ class GateChoices:
     is_on: bool
     tolerance: float
     limit: float
+    fixed: frozenset[str]
     base: str | None
     target: str | None
     base_dir: Path | None
@@ -213,11 +215,14 @@ def _gate_choices(
             f"--perf-limit is {value['limit']:.3g}, below the tolerance of "
             f"{value['tolerance']:.3g} (--perf-tolerance); use a larger limit"
         )
+    arguments = (*config.invocation_params.args, *shlex.split(environ.get("PYTEST_ADDOPTS", "")))
+    typed = {str(argument).partition("=")[0] for argument in arguments}
     on_command_line = {name: config.getoption(f"--perf-{name}") for name in _PASSED_TO_ARMS}
     return GateChoices(
         is_on=value["gate"] == "on",
         tolerance=value["tolerance"],
         limit=value["limit"],
+        fixed=frozenset(name for name in ("tolerance", "limit") if f"--perf-{name}" in typed),
         base=value["base"] or None,
         target=target_branch(environ),
         base_dir=Path(value["base-dir"]) if value["base-dir"] else None,

@@ -9,18 +9,16 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from perfsuite.gate.baselines.accepted import Accepted, read_accepted
 from perfsuite.gate.baselines.screen import Candidate
 from perfsuite.gate.baselines.stored_verdict import History, read_history
+from perfsuite.gate.judge.counts import Slack
+from perfsuite.gate.judge.trial import CellPolicy
 from perfsuite.plugin.session.saving import put_stamp
 from perfsuite.records.cell import Counts
 from perfsuite.records.run_file import RunStamp, StoredCell, StoredRun
 
+COUNTED = CellPolicy(tolerance=0.02, limit=0.05, floor_s=0.0, slacks=({},))
 NOW = datetime.datetime(2026, 11, 1, tzinfo=datetime.UTC)
-
-
-def nothing_accepted() -> Accepted:
-    return read_accepted(Path("nowhere.toml"), NOW.date())
 
 
 def counted(flops: int) -> Counts:
@@ -52,7 +50,6 @@ def history(*cells: StoredCell) -> History:
             for number, one in enumerate(cells)
         ],
         refused=(),
-        accepted=nothing_accepted(),
         probe=dict,
     )
 
@@ -66,7 +63,7 @@ def candidate(median_s: float) -> Candidate:
 def test_more_flops_than_in_the_newest_run_are_an_increase() -> None:
     stored = history(cell(flops=80), cell(flops=100))
 
-    grown = stored.find_increases("test_a", cell(flops=120), None, {}, print)
+    grown = stored.find_increases("test_a", cell(flops=120), None, COUNTED, print)
 
     assert grown == "flops 100 -> 120 (+20.0 %), allowed 0 %"
 
@@ -77,8 +74,8 @@ def test_counts_that_a_stored_run_cannot_say_are_named() -> None:
     without = dataclasses.replace(cell(), counts=None)
     said: list[str] = []
 
-    assert history(elsewhere).find_increases("test_a", here, None, {}, said.append) is None
-    assert history(without).find_increases("test_a", here, None, {}, said.append) is None
+    assert history(elsewhere).find_increases("test_a", here, None, COUNTED, said.append) is None
+    assert history(without).find_increases("test_a", here, None, COUNTED, said.append) is None
 
     assert said[0] == (
         "test_a: counts and memory are not compared: the base ran in the environment aaaa, head "
@@ -92,9 +89,9 @@ def test_counts_that_a_stored_run_cannot_say_are_named() -> None:
 def test_fewer_or_equal_counts_are_no_increase() -> None:
     stored = history(cell(flops=100))
 
-    assert stored.find_increases("test_a", cell(flops=100), None, {}, print) is None
-    assert stored.find_increases("test_a", cell(flops=90), None, {}, print) is None
-    assert stored.find_increases("test_b", cell(flops=900), None, {}, print) is None
+    assert stored.find_increases("test_a", cell(flops=100), None, COUNTED, print) is None
+    assert stored.find_increases("test_a", cell(flops=90), None, COUNTED, print) is None
+    assert stored.find_increases("test_b", cell(flops=900), None, COUNTED, print) is None
 
 
 def test_steps_over_other_samples_are_not_compared_with_stored_ones() -> None:
@@ -103,7 +100,7 @@ def test_steps_over_other_samples_are_not_compared_with_stored_ones() -> None:
     now = dataclasses.replace(candidate(0.01), num_samples=64)
     said: list[str] = []
 
-    assert stored.find_increases("test_a", cell(flops=400), 64, {}, said.append) is None
+    assert stored.find_increases("test_a", cell(flops=400), 64, COUNTED, said.append) is None
     assert stored.screen(now, said.append) is None
 
     assert said == ["test_a goes to the judge: has 0 of the 3 stored sessions that a screen needs"]
@@ -113,7 +110,7 @@ def test_a_decrease_asks_for_a_new_stored_run() -> None:
     stored = history(cell(flops=100))
     said: list[str] = []
 
-    grown = stored.find_increases("test_a", cell(flops=90), None, {}, said.append)
+    grown = stored.find_increases("test_a", cell(flops=90), None, COUNTED, said.append)
 
     assert grown is None
     assert said == [
@@ -122,11 +119,14 @@ def test_a_decrease_asks_for_a_new_stored_run() -> None:
     ]
 
 
-def test_a_marker_may_allow_an_increase() -> None:
+def test_a_marker_may_allow_an_increase_where_the_bases_does() -> None:
     stored = history(cell(flops=100))
 
-    assert stored.find_increases("test_a", cell(flops=120), None, {"flops": "25%"}, print) is None
-    assert stored.find_increases("test_a", cell(flops=120), None, {"flops": "off"}, print) is None
+    for slack in (Slack(ratio=0.25), None):
+        allowed = dataclasses.replace(COUNTED, slacks=({"flops": slack},))
+        assert stored.find_increases("test_a", cell(flops=120), None, allowed, print) is None
+        allowed = dataclasses.replace(COUNTED, slacks=({"flops": slack}, {}))
+        assert stored.find_increases("test_a", cell(flops=120), None, allowed, print) is not None
 
 
 def test_three_runs_are_needed_to_screen() -> None:
@@ -194,7 +194,7 @@ def test_a_checkout_without_a_commit_has_no_history(tmp_path: Path) -> None:
     storage = tmp_path / "baselines"
     store_run(storage / "Linux", 1, "here", commit="5db0efb7ac6bdcd7cfd9f58b9eebfe8798f3638b")
 
-    found = read_history(tmp_path, storage, True, "here", accepted=nothing_accepted(), probe=dict)
+    found = read_history(tmp_path, storage, True, "here", probe=dict)
 
     assert found.runs == ()
     assert found.refused == (
@@ -208,9 +208,7 @@ def test_only_the_newest_sessions_of_this_environment_are_history(tmp_path: Path
     for number in range(1, 16):
         store_run(folder, number, "elsewhere" if number == 15 else "here")
 
-    found = read_history(
-        tmp_path, folder.parent, True, "here", accepted=nothing_accepted(), probe=dict
-    )
+    found = read_history(tmp_path, folder.parent, True, "here", probe=dict)
 
     assert [run.path.name[:4] for run in found.runs] == [f"{n:04}" for n in range(5, 15)]
     assert found.refused == (

@@ -1,0 +1,172 @@
+"""Which cells of two suites are compared, how each is judged, and what the others are called.
+
+What reviewed exceptions allow is looked up here, and which of them a verdict rests on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from perfsuite.errors import SettingError
+from perfsuite.gate.arms.arm import Suite
+from perfsuite.gate.baselines.accepted import EVERY_CELL, Accepted, Entry
+from perfsuite.gate.baselines.stricter import rule
+from perfsuite.gate.judge.trial import CellPolicy, Trial
+from perfsuite.gate.request import GateRequest, policy_of, relative_paths, request_of_base
+from perfsuite.records.verdict import CellVerdict, VerdictWord
+
+HOW_TO_ACCEPT = "if that is meant, say so with 'perfsuite baseline accept'"
+_SPENT = "what was accepted of it is spent: the base has the entry too"
+# Why a test is timed by pytest-benchmark and not compared.
+HIDDEN = (
+    "it takes 'benchmark' from request.getfixturevalue, which cannot be seen before it runs, so it "
+    "is not compared; name the fixture among its arguments"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChosenCells:
+    """The cells of both sides.
+
+    Attributes:
+        policies: How each cell that both have is judged, by head's name.
+        others: The verdicts of those that are not compared.
+        used: The exceptions that let a cell be compared so, or be gone.
+        loosened: What head loosens and no exception accepts, with the cells.
+    """
+
+    policies: dict[str, CellPolicy]
+    others: list[CellVerdict]
+    used: dict[str, list[Entry]]
+    loosened: dict[str, list[str]]
+
+
+def choose_cells(request: GateRequest, head: Suite, base: Suite, accepted: Accepted) -> ChosenCells:
+    """Return which of head's cells are compared with those of the base's own benchmark files."""
+    paths = relative_paths(request, head)
+    theirs = {name for name in base.cells if _is_named(name, paths)}
+    common, others = _find_common(head.cells, theirs, accepted)
+    base_request = request_of_base(request, base)
+    policies: dict[str, CellPolicy] = {}
+    used: dict[str, list[Entry]] = {}
+    loosened: defaultdict[str, list[str]] = defaultdict(list)
+    for name in common:
+        old_name = accepted.name_in_base(name)
+        slowdown, rename = accepted.slowdown(name), accepted.rename_of(old_name)
+        policy = dataclasses.replace(
+            policy_of(request, head, name),
+            accepted_slowdown=1.0 if slowdown is None else slowdown.ratio,
+            accepted_increase=functools.partial(_accepted_increase, accepted, name),
+        )
+        ruling = rule(name, policy, _base_policy(base_request, base, old_name), accepted)
+        policies[name] = ruling.policy
+        used[name] = [*([] if rename is None else [rename]), *ruling.loosened]
+        for text in ruling.refused:
+            loosened[text].append(name)
+    for name in theirs:
+        if name not in head.cells and (removal := accepted.removal(name)) is not None:
+            used[name] = [removal]
+    return ChosenCells(
+        policies=policies,
+        others=[*others, *not_compared("INVALID", head.hidden, HIDDEN)],
+        used=used,
+        loosened=loosened,
+    )
+
+
+def apply_exceptions(trial: Trial, accepted: Accepted) -> list[Entry]:
+    """Return the exceptions that let a judged cell through, and say where one is missing."""
+    used: list[Entry] = []
+    slowdown, removal = accepted.slowdown(trial.name), accepted.removal(trial.name)
+    if trial.word == "VANISHED" and removal is not None:
+        trial.word = "SKIPPED"  # it may be gone
+        used.append(removal)
+    elif trial.word == "VANISHED":
+        trial.add_reason(HOW_TO_ACCEPT)
+    if trial.word == "FAIL" and _is_spent(trial.name, accepted):
+        trial.add_reason(_SPENT)
+    is_slower = trial.decision is not None and trial.decision.ratio > 1 + trial.policy.tolerance
+    if trial.word == "PASS" and slowdown is not None and is_slower:
+        used.append(slowdown)
+    increases = (accepted.increase(trial.name, count) for count in trial.accepted_counts)
+    return [*used, *dict.fromkeys(entry for entry in increases if entry is not None)]
+
+
+def not_compared(word: VerdictWord, names: Iterable[str], reason: str) -> list[CellVerdict]:
+    """Return the same verdict for cells that are not compared."""
+    return [CellVerdict(name=name, word=word, by="collection", reason=reason) for name in names]
+
+
+def _accepted_increase(accepted: Accepted, cell: str, count: str) -> float:
+    """How many times the base's a count may be."""
+    increase = accepted.increase(cell, count)
+    return 1.0 if increase is None else increase.most_ratio
+
+
+def _base_policy(request: GateRequest, base: Suite, name: str) -> CellPolicy:
+    """How the base itself would judge a cell, without markers where they are wrong."""
+    try:
+        return policy_of(request, base, name)
+    except SettingError:
+        unmarked = {"is_train": base.cells[name].get("is_train")}
+        return policy_of(request, dataclasses.replace(base, cells={name: unmarked}), name)
+
+
+def _find_common(
+    ours: Collection[str], theirs: Collection[str], accepted: Accepted
+) -> tuple[list[str], list[CellVerdict]]:
+    """Return the cells to judge, by head's names, and the verdicts of the others.
+
+    `ours` are head's cells, whether or not they will run; `theirs` are those of the base's own
+    benchmark files. A cell that a reviewed exception renames is judged under its new name: both
+    arms run head's benchmark files, so both have it.
+    """
+    old_names = {name: accepted.name_in_base(name) for name in ours}
+    common = [name for name in ours if old_names[name] in theirs]
+    verdicts = not_compared("NEW", sorted({*ours} - {*common}), "the base has no such cell")
+    for name in sorted({*theirs} - {*ours} - {*old_names.values()}):
+        if accepted.removal(name) is None:
+            verdicts += not_compared("VANISHED", [name], _why_vanished(name, accepted))
+        else:
+            verdicts += not_compared("SKIPPED", [name], "head has no such cell, as was accepted")
+    return common, verdicts
+
+
+def _why_vanished(name: str, accepted: Accepted) -> str:
+    reason = "head has no such cell"
+    if (rename := accepted.rename_of(name)) is not None:
+        return f"{reason}, and none called {rename.to!r}, which its accepted new name is"
+    for entry in accepted.expired:
+        if entry.cell == name:
+            return f"{reason}, and what was accepted of it expired on {entry.expires}"
+    if _is_spent(name, accepted):
+        return f"{reason}, and {_SPENT}"
+    return f"{reason}; {HOW_TO_ACCEPT}"
+
+
+def _is_spent(name: str, accepted: Accepted) -> bool:
+    return any(entry.cell in (name, EVERY_CELL) for entry in accepted.spent)
+
+
+def _is_named(name: str, paths: Sequence[str]) -> bool:
+    """Return whether pytest's paths, from its root, name a test: no path names them all.
+
+    >>> _is_named("benchmarks/test_a.py::test_b", ["benchmarks/test_a.py::test_c", "benchmarks"])
+    True
+    >>> _is_named("test_a.py::test_b[1]", ["test_a.py::test_b"])
+    True
+    >>> _is_named("test_a.py::test_bc", ["test_a.py::test_b"])
+    False
+    """
+    return not paths or any(_covers(path, name) for path in paths)
+
+
+def _covers(path: str, name: str) -> bool:
+    if "::" in path:
+        return name == path or name.startswith((f"{path}::", f"{path}["))
+    return Path(name.partition("::")[0]).is_relative_to(path)
