@@ -46,6 +46,9 @@ class CellRun:
         alternated_s: Seconds from the first to the last turn, those of the other arm included; 0
             where the rounds were not the gate's to choose.
         profile: (function, calls, own seconds) of an iteration, where the plan profiles.
+        turns_s: Duration of its turns, where the arm's own clock took them.
+        background_s: Processor seconds that its threads used in the other arm's turns.
+        outgrew_core: Whether it was pinned to the shared core, and then used more than a thread.
         loaded: By the launch up to the end of the cell.
     """
 
@@ -55,6 +58,9 @@ class CellRun:
     record: dict[str, Any] | None
     alternated_s: float = 0.0
     profile: tuple[tuple[str, float, float], ...] = ()
+    turns_s: float = 0.0
+    background_s: float = 0.0
+    outgrew_core: bool = False
     loaded: Loaded = NOTHING
 
 
@@ -119,6 +125,7 @@ class PairPlan:
         num_rounds: Rounds of a cell, where its test leaves that to the gate; of a cell that is not
             in it as many as fit into a first launch.
         one_by_one: Cells that one arm runs after the other: memory has no room for both.
+        unpinned: Cells that need more than the shared core.
     """
 
     number: int
@@ -129,3 +136,4 @@ class PairPlan:
     profiles: bool = False
     num_rounds: Mapping[str, int] = field(default_factory=dict)
     one_by_one: frozenset[str] = frozenset()
+    unpinned: frozenset[str] = frozenset()

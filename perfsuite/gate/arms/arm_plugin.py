@@ -1,20 +1,18 @@
 """The arm's end of the gate: a pytest plugin that takes turns with the other arm and sends times.
 
 Copied into the launches of both arms, whose interpreters and perfsuite may differ: imports the
-standard library, pytest and the file that is copied with it, and must not import anything else of
-ours. The other end of its socket is `perfsuite.gate.arms.channel`, which documents the messages.
+standard library, pytest and the files that are copied with it, and must not import anything else
+of ours. The other end of its socket is `perfsuite.gate.arms.channel`, which documents the messages.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import gc
 import json
 import os
 import signal
 import socket
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -28,6 +26,7 @@ _NUM_FUNCTIONS = 40
 # Of rounds in a first launch of a cell without ranks: many short launches say more than few long
 # ones, because what differs is the launch (Kalibera and Jones 2013).
 _FIRST_S = 0.3
+_COPIES = (__name__, "perfsuite_background", "perfsuite_imported_files", "perfsuite_turn_clock")
 # Of the messages that ranks send by themselves; a perfsuite with another cannot take part.
 _PROTOCOL = 2
 # prctl(2), <linux/prctl.h>.
@@ -37,7 +36,8 @@ _PR_SET_PDEATHSIG = 1
 class Channel:
     """The arm's connection to the gate; a gate that is gone ends this process."""
 
-    def __init__(self, path: str, arm: str) -> None:
+    def __init__(self, path: str, arm: str, background: Any) -> None:
+        self._background = background
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.connect(path)
         self._lines = self._socket.makefile("r", encoding="utf-8")
@@ -51,7 +51,12 @@ class Channel:
             os._exit(1)
 
     def request(self, **message: Any) -> Any:
-        """Send a message, and return the answer when it comes."""
+        """Send a message, and return the answer when it comes; nothing else runs meanwhile."""
+        with self._background.paused(looks=True):
+            return self.wait(**message)
+
+    def wait(self, **message: Any) -> Any:
+        """Do the same in a turn, whose clock stops and resumes what else there is."""
         self.send(**message)
         line = self._lines.readline()
         if not line:
@@ -59,60 +64,22 @@ class Channel:
         return json.loads(line)
 
 
-class TurnClock:
-    """A clock that is read in pairs: the first read waits for the arm's turn, the second ends it.
-
-    The name keeps pytest-benchmark from storing one that holds an address.
-    """
-
-    def __init__(self, clock: Any, channel: Channel, core: int) -> None:
-        self.__name__ = self.__qualname__ = "turn_clock"
-        self._clock = clock
-        self._channel = channel
-        self._core = core
-        self._planted_ratio = 0.0
-        with contextlib.suppress(ValueError):  # the session of an arm plants what is no slowdown
-            self._planted_ratio = float(os.environ.get("PERFSUITE_ARM_PLANTED", "0"))
-        self._started_s = 0.0
-        self._is_running = False
-        self._has_run = False
-
-    def __call__(self) -> float:
-        """Return the time, at the start of a pair when the turn has come."""
-        if self._is_running:
-            now: float = self._clock()
-            # Not a sleep, which lasts 0.1 ms too long.
-            planted_s = now + self._planted_ratio * (now - self._started_s)
-            while now < planted_s:
-                now = self._clock()
-            self.end()
-            return now
-        if not self._has_run:
-            self._has_run = True
-            _share_core(self._core)
-        self._is_running = True
-        self._channel.request(kind="turn")
-        self._started_s = self._clock()
-        return self._started_s
-
-    def end(self) -> None:
-        """End the turn, also one in which what was timed has raised."""
-        if self._is_running:
-            self._is_running = False
-            self._channel.send(kind="done")
-
-
 class ArmPlugin:
     """Runs the cells that the gate names, in its order, and sends the outcome of each."""
 
-    def __init__(self, channel: Channel) -> None:
-        # Here, because only an arm has the copy.
+    def __init__(self, channel: Channel, background: Any) -> None:
+        # Here, because only an arm has the copies.
+        import perfsuite_turn_clock  # type: ignore[import-not-found]
         from perfsuite_imported_files import imported_files  # type: ignore[import-not-found]
 
         self._imported_files = imported_files
+        self._turn_clock = perfsuite_turn_clock
         self._channel = channel
+        self._background = background
         self._core = int(os.environ["PERFSUITE_ARM_CORE"])
-        self._clocks: dict[str, TurnClock] = {}
+        self._unpinned: list[str] = []
+        # Of the cells that are timed here, the clock and the core that it shares.
+        self._clocks: dict[str, tuple[Any, Any]] = {}
         self._phases: list[pytest.TestReport] = []
         self._subtests: list[pytest.TestReport] = []
         self._broken: list[str] = []
@@ -159,7 +126,7 @@ class ArmPlugin:
         """Send the cells that every other plugin has left, and keep those that the gate chooses."""
         result = yield
         cells = [item for item in items if "benchmark" in getattr(item, "fixturenames", ())]
-        chosen = self._channel.request(
+        answer = self._channel.request(
             kind="collected",
             cells={item.nodeid: _policy_of(item) for item in cells},
             broken=self._broken,
@@ -170,9 +137,10 @@ class ArmPlugin:
             pythonpath=[str(path) for path in config.getini("pythonpath")],
             python_files=list(config.getini("python_files")),
             settings=_settings_of(config),
-        )["run"]
+        )
+        self._unpinned = answer["unpinned"]
         by_name = {item.nodeid: item for item in cells}
-        kept = [by_name[name] for name in chosen if name in by_name]
+        kept = [by_name[name] for name in answer["run"] if name in by_name]
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])
         items[:] = kept
         return result
@@ -188,9 +156,18 @@ class ArmPlugin:
         given = options.get("timer") or plugin.options["timer"].target
         if getattr(given, "__name__", "") == _RANK_CLOCK:
             return
-        clock = TurnClock(given, self._channel, self._core)
+        core = self._turn_clock.SharedCore(
+            None if item.nodeid in self._unpinned else self._core, self._background
+        )
+        clock = self._turn_clock.TurnClock(
+            given,
+            core,
+            wait_for_turn=lambda: self._channel.wait(kind="turn"),
+            end_turn=lambda: self._channel.send(kind="done"),
+            collects_garbage=options.get("disable_gc", plugin.options["disable_gc"]),
+        )
         _know_precision(clock, given)
-        self._clocks[item.nodeid] = clock
+        self._clocks[item.nodeid] = clock, core
         item.add_marker(pytest.mark.benchmark(**{**options, "timer": clock}), append=False)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -200,7 +177,7 @@ class ArmPlugin:
         if item.nodeid in self._clocks and hasattr(fixture, "_calibrate_timer"):
             markers = item.iter_markers("benchmark")
             sets_rounds = any({"min_rounds", "max_time"} & one.kwargs.keys() for one in markers)
-            _agree_on_rounds(fixture, self._channel, sets_rounds)
+            _agree_on_rounds(fixture, self._channel, self._clocks[item.nodeid][1], sets_rounds)
         self._is_in_call = True
         try:
             return (yield)
@@ -221,12 +198,19 @@ class ArmPlugin:
         reports = [*(subtest for subtest in self._subtests if subtest.failed), *self._phases]
         report = next((one for one in reports if not one.passed), reports[-1])
         self._phases, self._subtests = [], []
+        used: dict[str, Any] = {}
         if item.nodeid in self._clocks:
-            self._clocks.pop(item.nodeid).end()
+            clock, core = self._clocks.pop(item.nodeid)
+            clock.end()
+            core.unpin()
+            used = {
+                "turns_s": clock.turns_s,
+                "background_s": clock.background_s,
+                "outgrew_core": core.is_late,
+            }
         fixture: Any = getattr(item, "funcargs", {}).get("benchmark")
         stats = getattr(fixture, "stats", None)
-        os.sched_setaffinity(0, _ALL_CORES)
-        _free_device_memory()
+        self._turn_clock.free_device_memory()
         self._channel.request(
             kind="left",
             cell=item.nodeid,
@@ -235,13 +219,14 @@ class ArmPlugin:
             rounds=[] if stats is None else list(stats.stats.data),
             record=getattr(fixture, "extra_info", {}).get("perfsuite"),
             profile=_profile(stats),
+            **used,
         )
 
     def pytest_sessionfinish(self) -> None:
         """Send where everything was imported from."""
         modules = self._imported_files()
         # Both arms are given these files, wherever temporary files go.
-        for name in (__name__, self._imported_files.__module__):
+        for name in _COPIES:
             modules.pop(name, None)
         self._channel.send(kind="finished", modules=modules)
 
@@ -298,7 +283,7 @@ def _takes_turns(config: pytest.Config) -> bool:
     return plugin is None or getattr(plugin, "TAKES_TURNS", None) == _PROTOCOL
 
 
-def _agree_on_rounds(fixture: Any, channel: Channel, sets_rounds: bool) -> None:
+def _agree_on_rounds(fixture: Any, channel: Channel, core: Any, sets_rounds: bool) -> None:
     """Take iterations, and the rounds unless the test sets them, from the gate.
 
     pytest-benchmark finds the iterations of a round by timing, and has no public place for a number
@@ -307,7 +292,10 @@ def _agree_on_rounds(fixture: Any, channel: Channel, sets_rounds: bool) -> None:
     calibrate = fixture._calibrate_timer
 
     def calibrate_together(runner: Any) -> tuple[float, int, range]:
+        core.is_calibrating = True
         duration_s, iterations, _ = calibrate(runner)
+        core.is_calibrating = False
+        core.settle()
         iteration_s = duration_s / iterations
         shape = channel.request(
             kind="shape", iterations=iterations, iteration_s=iteration_s, first_s=_FIRST_S
@@ -320,7 +308,7 @@ def _agree_on_rounds(fixture: Any, channel: Channel, sets_rounds: bool) -> None:
     fixture._calibrate_timer = calibrate_together
 
 
-def _know_precision(clock: TurnClock, given: Any) -> None:
+def _know_precision(clock: Any, given: Any) -> None:
     """Have pytest-benchmark take the precision of the clock inside.
 
     It would measure the precision by single reads, which are no pairs, and has no public place for
@@ -335,23 +323,6 @@ def _know_precision(clock: TurnClock, given: Any) -> None:
     known[clock] = known[given]
 
 
-def _share_core(core: int) -> None:
-    """Run on the core of the other arm, if this process uses a single core.
-
-    A difference between two cores would be taken for one between the arms.
-    """
-    if len(list(Path("/proc/self/task").iterdir())) == 1:
-        os.sched_setaffinity(0, {core})
-
-
-def _free_device_memory() -> None:
-    """Return the memory that torch keeps for later, where this process has used a device."""
-    torch: Any = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
-        gc.collect()
-        torch.cuda.empty_cache()
-
-
 def _reason(report: pytest.TestReport | pytest.CollectReport) -> str:
     if hasattr(report, "wasxfail"):
         return f"xfail: {report.wasxfail}" if report.wasxfail else "xfail"
@@ -364,9 +335,6 @@ def _reason(report: pytest.TestReport | pytest.CollectReport) -> str:
     return lines[-1].removeprefix("E").strip() if lines else report.outcome
 
 
-_ALL_CORES = os.sched_getaffinity(0)
-
-
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
     """Connect to the gate, and register the hooks, which need the connection."""
     # The launcher sets it. Where a suite has switched pytest's cache off, --strict-config would
@@ -375,5 +343,10 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
     # The kernel ends this process with the gate. The gate does not ask for that between fork and
     # exec: Python would run handlers of its own around such a fork, in which a Ctrl-C is lost.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    channel = Channel(os.environ["PERFSUITE_ARM_CHANNEL"], os.environ["PERFSUITE_ARM_NAME"])
-    pluginmanager.register(ArmPlugin(channel), "perfsuite-arm-hooks")
+    from perfsuite_background import Background  # type: ignore[import-not-found]
+
+    background = Background()  # before there are threads: it forks
+    channel = Channel(
+        os.environ["PERFSUITE_ARM_CHANNEL"], os.environ["PERFSUITE_ARM_NAME"], background
+    )
+    pluginmanager.register(ArmPlugin(channel, background), "perfsuite-arm-hooks")

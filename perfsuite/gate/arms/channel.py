@@ -7,14 +7,16 @@ Each line is a JSON object with a "kind"; "?" marks those that wait for an answe
                                      the cells of the arm and what their markers say, what cannot
                                      be collected, what hides that it is a cell, and the suite's
                                      configuration
-                                     -> {"run": [names in order]}
+                                     -> {"run": [names in order], "unpinned": [names]}
     enter {cell} ?                   is before a cell -> {} when it may be set up
     shape {iterations, iteration_s, first_s} ?  how long its rounds would be, and how many seconds
                                      of them a first launch is worth
                                      -> {iterations, rounds} for both arms
     turn ?                           requests a turn -> {} when the other arm is blocked
     done                             the turn is over
-    left {cell, outcome, reason, rounds, record, profile} ?  -> {} when both arms have left it
+    left {cell, outcome, reason, rounds, record, profile} ?  -> {} when both arms have left it;
+                                     of a cell that took turns itself, also {turns_s, background_s,
+                                     outgrew_core}, which `CellRun` explains
     modules, finished {modules}      where everything was imported from
 """
 
@@ -164,7 +166,8 @@ class Server:
         suites = {name: one.suite for name, one in self.launches.items() if one.suite is not None}
         if len(suites) == len(self.launches):
             self._chosen = list(self._choose(suites))
-            self._answer("collected", suites, {"run": self._chosen})
+            answer = {"run": self._chosen, "unpinned": sorted(self._plan.unpinned)}
+            self._answer("collected", suites, answer)
 
     def _read_loaded(self, arm: str) -> Loaded:
         """Read what an arm has loaded by now; it waits meanwhile, so its processes live."""
@@ -179,6 +182,9 @@ class Server:
             record=message["record"],
             alternated_s=0.0 if self._agreed_s is None else self._ended_s - self._agreed_s,
             profile=tuple(map(tuple, message["profile"])),
+            turns_s=message.get("turns_s", 0.0),
+            background_s=message.get("background_s", 0.0),
+            outgrew_core=message.get("outgrew_core", False),
             loaded=self._read_loaded(arm),
         )
         self._answer("turn", self._scheduler.leave(arm))

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from perfsuite.errors import WriteError
-from perfsuite.gate.arms import load_log
+from perfsuite.gate.arms import background, load_log, turn_clock
 from perfsuite.gate.arms.arm import Arm, Choose, Launch, PairPlan
 from perfsuite.gate.arms.channel import Server
 from perfsuite.system import imported_files
@@ -26,6 +26,8 @@ _PLUGIN_NAME = "perfsuite_arm"
 # What a launch is given, under names that no package has: it may have another perfsuite, or none.
 _COPIED = {
     _PLUGIN_NAME: Path(__file__).with_name("arm_plugin.py"),
+    "perfsuite_background": Path(background.__file__),
+    "perfsuite_turn_clock": Path(turn_clock.__file__),
     "perfsuite_imported_files": Path(imported_files.__file__),
     "sitecustomize": Path(load_log.__file__),
 }

@@ -157,6 +157,7 @@ class _Session:
                 if trial.costs
             },
             one_by_one=frozenset(trial.name for trial in trials if trial.is_one_by_one),
+            unpinned=frozenset(trial.name for trial in trials if trial.is_unpinned),
         )
         names = [trial.name for trial in trials]
         self.random_numbers.shuffle(names)

@@ -24,6 +24,11 @@ _OUT_OF_MEMORY = re.compile(
     re.IGNORECASE,
 )
 
+# Of the seconds of its own turns: half of the usual tolerance. A thread that only looks whether
+# there is work uses less, and less than so many seconds.
+_MOST_BACKGROUND = 0.01
+_LEAST_BACKGROUND_S = 0.001
+
 
 def add_pair(trial: Trial, launches: Mapping[str, Launch], first: str, launch_s: float) -> None:
     """Add what a pair says of a cell, or end its trial with the reason why it says nothing.
@@ -41,6 +46,9 @@ def add_pair(trial: Trial, launches: Mapping[str, Launch], first: str, launch_s:
     base, head = trial.last["base"], trial.last["head"]
     if (untimed := _why_untimed(base, head)) is not None:
         trial.word, trial.reason = untimed
+        return
+    if (reason := _why_incomplete({"base": base, "head": head})) is not None:
+        trial.word, trial.reason = "INCONCLUSIVE", reason
         return
     # Where counts are not compared, what the arms train is meant to differ.
     if trial.policy.slacks and (reason := _why_incomparable(base, head)) is not None:
@@ -90,11 +98,29 @@ def _why_untimed(base: CellRun, head: CellRun) -> tuple[VerdictWord, str] | None
     return None
 
 
-def is_postponed(trial: Trial, launches: Mapping[str, Launch], names: Sequence[str]) -> bool:
-    """Whether the cell had no fair trial in a pair: it shared memory, or a launch had ended before.
+def _why_incomplete(runs: Mapping[str, CellRun]) -> str | None:
+    """Why the turns of an arm leave out a part of its work; None where they do not."""
+    for arm, run in runs.items():
+        if run.background_s > max(_MOST_BACKGROUND * run.turns_s, _LEAST_BACKGROUND_S):
+            return (
+                f"threads of the {arm} arm worked for {run.background_s:.3g} s while the other arm "
+                f"had its turn, beside {run.turns_s:.3g} s of its own turns, so its times leave a "
+                "part of the work out; end such threads before the benchmark, or have a process do "
+                "their work: it is stopped meanwhile"
+            )
+    return None
 
-    The next pair has it again: alone in memory, and without the cell in which the launch ended.
+
+def is_postponed(trial: Trial, launches: Mapping[str, Launch], names: Sequence[str]) -> bool:
+    """Whether the cell had no fair trial in a pair.
+
+    It shared memory, or a core that it outgrew, or a launch had ended before. The next pair has it
+    again: alone in memory, on all cores, and without the cell in which the launch ended.
     """
+    runs = [launch.cells[trial.name] for launch in launches.values() if trial.name in launch.cells]
+    if not trial.is_unpinned and any(run.outgrew_core for run in runs):
+        trial.is_unpinned = True
+        return True
     if not trial.is_one_by_one and _lacked_memory(trial.name, launches):
         trial.is_one_by_one = True
         return True

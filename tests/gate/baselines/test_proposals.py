@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from perfsuite.gate.baselines.select import find_proposed
-from perfsuite.gate.git.repository import find_trunk
+from perfsuite.gate.git.find_base import find_trunk
 
 
 def git(root: Path, *arguments: str) -> None:

@@ -811,3 +811,49 @@ def test_a_launch_that_was_killed_is_run_once_more_one_by_one(run: Run) -> None:
 
     assert words(judgement) == {"big": "INVALID"}
     assert [plan.one_by_one for plan in machine.plans] == [frozenset(), frozenset({"big"})]
+
+
+def test_a_cell_that_outgrew_its_core_is_run_again_on_all_of_them(run: Run) -> None:
+    machine = slower_by(serial=0.0, parallel=0.0)
+    quiet = machine._cells
+
+    def cells(name: str, arm: str, number: int) -> CellRun | None:
+        found = quiet(name, arm, number)
+        is_late = name == "parallel" and arm == "base" and not machine.plans[-1].unpinned
+        return dataclasses.replace(found, outgrew_core=is_late) if found else None
+
+    machine._cells = cells
+
+    judgement = run(machine, ["serial", "parallel"], max_pairs=3)
+
+    assert words(judgement) == {"serial": "PASS", "parallel": "PASS"}
+    assert [plan.unpinned for plan in machine.plans] == [frozenset(), *[{"parallel"}] * 3]
+    assert {trial.name: len(trial.raw) for trial in judgement.trials} == {
+        "serial": 3,
+        "parallel": 3,
+    }
+
+
+def test_a_cell_whose_threads_work_in_the_other_arms_turns_is_inconclusive(run: Run) -> None:
+    machine = slower_by(busy=0.0, idle=0.0, short=0.0)
+    quiet = machine._cells
+    beside_s = {"busy": 0.011, "idle": 0.009, "short": 0.0009}
+
+    def cells(name: str, arm: str, number: int) -> CellRun | None:
+        found = quiet(name, arm, number)
+        turns_s = 0.001 if name == "short" else 1.0
+        background_s = beside_s[name] if arm == "head" else 0.0
+        changes = {"turns_s": turns_s, "background_s": background_s}
+        return dataclasses.replace(found, **changes) if found else None
+
+    machine._cells = cells
+
+    judgement = run(machine, ["busy", "idle", "short"], max_pairs=3)
+
+    assert words(judgement) == {"busy": "INCONCLUSIVE", "idle": "PASS", "short": "PASS"}
+    busy = judgement.trials[0]
+    assert busy.reason == (
+        "threads of the head arm worked for 0.011 s while the other arm had its turn, beside 1 s "
+        "of its own turns, so its times leave a part of the work out; end such threads before the "
+        "benchmark, or have a process do their work: it is stopped meanwhile"
+    )

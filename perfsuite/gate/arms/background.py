@@ -1,0 +1,207 @@
+"""What works beside the main thread of a process; copied into an arm: the standard library alone.
+
+While the other arm has its turn, the other processes of a launch are stopped. Threads cannot be:
+their processor time is counted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+# Threads that the gate itself has in a launch have names that begin so.
+OUR_THREADS = "perfsuite"
+# States in proc(5): stopped, traced, zombie, dead. None of them is to be stopped or resumed.
+_AT_REST = frozenset("TtZX")
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process as proc(5) shows it: `session` and `parent` are ids, `cpu_s` is its own time."""
+
+    state: str
+    parent: int
+    session: int
+    cpu_s: float
+
+
+class Background:
+    """The other processes of a launch, and the other threads of this one."""
+
+    def __init__(self) -> None:
+        """Call it early: it forks a process that resumes what this one leaves stopped at its end.
+
+        Nothing is stopped where the kernel cannot wait for that end (pidfd_open(2), Linux 5.3).
+        """
+        self._has_orphans = False
+        self._known: set[int] = set()
+        self._stopped: set[int] = set()
+        self._told: set[int] = set()
+        self._waker = _start_waker()
+
+    @contextmanager
+    def paused(self, *, looks: bool = False) -> Iterator[None]:
+        """Stop the other processes of the launch in the block.
+
+        Without a child there is nothing to stop, unless this `looks`, which takes milliseconds, for
+        processes whose parent has ended.
+        """
+        self.stop(looks=looks)
+        try:
+            yield
+        finally:
+            self.resume()
+
+    def stop(self, *, looks: bool = False) -> None:
+        """Stop the other processes of the launch, those first that were running before."""
+        if self._waker is None:
+            return
+        _signal(self._known, signal.SIGSTOP)
+        self._stopped |= self._known
+        found = self.processes(looks=looks)
+        new = {pid for pid, process in found.items() if process.state not in _AT_REST}
+        for pid in new - self._told:
+            with contextlib.suppress(BlockingIOError):  # thousands of processes: those are enough
+                os.write(self._waker, f"{pid}\n".encode())
+                self._told.add(pid)
+        _signal(new, signal.SIGSTOP)
+        self._stopped |= new
+        self._known = found.keys() & self._stopped
+
+    def resume(self) -> None:
+        """Let those go on that `stop` has stopped."""
+        _signal(self._stopped, signal.SIGCONT)
+        self._stopped = set()
+
+    def processes(self, *, looks: bool = False) -> dict[int, Process]:
+        """Return all other processes of the launch, by their ids."""
+        if not (looks or self._has_orphans or _has_children()):
+            return {}
+        found = launched_processes(os.getpid(), list_processes())
+        self._has_orphans = bool(found)
+        return found
+
+    def threads(self) -> list[int]:
+        """Return the other threads of this process, without our own."""
+        others = [int(name) for name in os.listdir("/proc/self/task")]  # noqa: PTH208  # faster
+        if len(others) == 1:
+            return []
+        ours = {one.native_id for one in threading.enumerate() if one.name.startswith(OUR_THREADS)}
+        return [thread for thread in others if thread not in ours | {os.getpid()}]
+
+    def thread_seconds(self) -> dict[int, float]:
+        """Return the processor seconds of Python's other threads, by thread.
+
+        Without a library's: a pool of OpenMP threads spins on after its work, which is no work.
+        """
+        found = {}
+        for thread in threading.enumerate():
+            thread_id = thread.native_id
+            is_ours = thread.name.startswith(OUR_THREADS) or thread is threading.current_thread()
+            if thread_id is not None and not is_ours:
+                with contextlib.suppress(OSError):  # it has just ended
+                    used = Path(f"/proc/self/task/{thread_id}/schedstat").read_bytes().split()
+                    found[thread_id] = int(used[0]) / 1e9
+        return found
+
+
+def launched_processes(own: int, processes: dict[int, Process]) -> dict[int, Process]:
+    """Return the living processes that `own` or one of these started, or that are in its session.
+
+    >>> tree = {1: Process("S", 0, 1, 0), 7: Process("R", 1, 7, 0), 8: Process("S", 7, 8, 0)}
+    >>> orphan = {9: Process("S", 1, 7, 0), 10: Process("Z", 7, 7, 0)}
+    >>> sorted(launched_processes(7, tree | orphan))
+    [8, 9]
+    """
+    session = processes[own].session
+    is_ours = {own: True}
+
+    def belongs(pid: int) -> bool:
+        if pid not in is_ours:
+            process = processes.get(pid)
+            is_ours[pid] = process is not None and (
+                (process.session == session and session == own) or belongs(process.parent)
+            )
+        return is_ours[pid]
+
+    return {
+        pid: process
+        for pid, process in processes.items()
+        if pid != own and process.state not in "ZX" and belongs(pid)
+    }
+
+
+def list_processes() -> dict[int, Process]:
+    """Return every process that is visible here."""
+    found = {}
+    for entry in os.scandir("/proc"):
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):  # it has just ended
+                # The name of the program, which comes before, may hold anything.
+                fields = Path(entry.path, "stat").read_bytes().rpartition(b")")[2].split()
+                found[int(entry.name)] = Process(
+                    state=fields[0].decode(),
+                    parent=int(fields[1]),
+                    session=int(fields[3]),
+                    cpu_s=(int(fields[11]) + int(fields[12])) / _TICKS_PER_S,
+                )
+    return found
+
+
+def _has_children() -> bool:
+    """Whether this process has a child, ended ones that it did not wait for included."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
+
+
+def _signal(pids: Iterable[int], number: signal.Signals) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
+
+
+def _start_waker() -> int | None:
+    """Fork a process that outlives this one and resumes what it has stopped; return its pipe."""
+    try:
+        own = os.pidfd_open(os.getpid())
+    except OSError:
+        return None
+    reader, writer = os.pipe()
+    if (child := os.fork()) == 0:
+        try:
+            os.setsid()  # what ends the launch's group must not end this one
+            if os.fork() == 0:  # no child of the launch, which may wait for all that it has
+                _wake_at_end(own, reader, writer)
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    os.close(own)
+    os.close(reader)
+    os.set_blocking(writer, False)
+    return writer
+
+
+def _wake_at_end(process: int, reader: int, writer: int) -> None:
+    """Wait until a process has ended, then resume what it wrote that it had stopped."""
+    os.close(writer)
+    os.chdir("/")
+    select.select([process], [], [])
+    os.set_blocking(reader, False)
+    told = b""
+    with contextlib.suppress(BlockingIOError):  # a child of the process still holds the pipe
+        while part := os.read(reader, 1 << 16):
+            told += part
+    processes = list_processes()
+    stopped = {int(pid) for pid in told.split()} & processes.keys()
+    _signal([pid for pid in stopped if processes[pid].state == "T"], signal.SIGCONT)

@@ -1,0 +1,237 @@
+"""The clock of a plain benchmark in an arm: it takes turns, and times all that its arm caused.
+
+Copied into the launches of both arms: imports the standard library alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import resource
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+# Processor seconds a second beside those of the timed thread: above them two cores are in use, and
+# one would make the cell slower. With the thread's own, 1.05.
+_MOST_BESIDE = 0.05
+
+
+class Process(Protocol):
+    """Another process of the launch."""
+
+    @property
+    def cpu_s(self) -> float:
+        """Its processor time."""
+
+
+class Background(Protocol):
+    """What works beside the main thread of a launch."""
+
+    def processes(self) -> Mapping[int, Process]:
+        """Return all other processes of the launch, by their ids."""
+
+    def threads(self) -> list[int]:
+        """Return the other threads of this process."""
+
+    def thread_seconds(self) -> Mapping[int, float]:
+        """Return the processor seconds of each of them that is Python's."""
+
+    def stop(self) -> None:
+        """Stop the other processes of the launch."""
+
+    def resume(self) -> None:
+        """Let them go on."""
+
+
+class TurnClock:
+    """A clock that is read in pairs: the first read waits for the arm's turn, the second ends it.
+
+    The name keeps pytest-benchmark from storing one that holds an address.
+
+    Attributes:
+        turns_s: Duration of all turns so far.
+        background_s: Processor seconds of other threads between them, in the other arm's turns.
+    """
+
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        core: SharedCore,
+        *,
+        wait_for_turn: Callable[[], object],
+        end_turn: Callable[[], object],
+        collects_garbage: bool,
+    ) -> None:
+        """Take turns with the other arm on `core`.
+
+        Where pytest-benchmark keeps the collector from running in rounds, the clock
+        `collects_garbage` at the end of each, in its time.
+        """
+        self.__name__ = self.__qualname__ = "turn_clock"
+        self.turns_s = 0.0
+        self.background_s = 0.0
+        self._clock = clock
+        self._core = core
+        self._wait_for_turn = wait_for_turn
+        self._end_turn = end_turn
+        self._collects_garbage = collects_garbage
+        self._planted_ratio = 0.0
+        with contextlib.suppress(ValueError):  # the session of an arm plants what is no slowdown
+            self._planted_ratio = float(os.environ.get("PERFSUITE_ARM_PLANTED", "0"))
+        self._started_s = 0.0
+        self._is_running = False
+
+    def __call__(self) -> float:
+        """Return the time, at the start of a pair when the turn has come."""
+        if self._is_running:
+            synchronize()
+            now = self._clock() + (collection_s() if self._collects_garbage else 0.0)
+            # Not a sleep, which lasts 0.1 ms too long.
+            planted_s = now + self._planted_ratio * (now - self._started_s)
+            while now < planted_s:
+                now = self._clock()
+            self.end()
+            return now
+        self._is_running = True
+        background = self._core.background
+        background.stop()
+        before = background.thread_seconds()
+        self._wait_for_turn()
+        if self.turns_s > 0:  # until then the other arm may have been in its setup
+            self.background_s += _growth(before, background.thread_seconds())
+        self._core.begin_turn()
+        synchronize()
+        background.resume()
+        self._started_s = self._clock()
+        return self._started_s
+
+    def end(self) -> None:
+        """End the turn, also one in which what was timed has raised."""
+        if self._is_running:
+            self._is_running = False
+            self._core.background.stop()
+            self.turns_s += self._core.end_turn()
+            self._end_turn()
+            # The other arm's turn begins when this one asks for its next: what a test does until
+            # then may need its processes.
+            self._core.background.resume()
+
+
+@dataclass
+class SharedCore:
+    """The core on which a cell runs in both arms, if it keeps no second one busy.
+
+    A difference between two cores would be taken for one between the arms. But threads and
+    processes that start on one core stay there, where parallel work is as slow as serial work. So
+    the first turns, in which pytest-benchmark calibrates, are not pinned, and show what the cell
+    uses.
+
+    Attributes:
+        number: Of the core; None pins nothing.
+        background: What works beside the main thread of the launch.
+        is_calibrating: Whether more turns will show what the cell uses.
+        is_late: Whether a cell that was pinned turned out to use more than a thread: what it
+            started until then was pinned too.
+    """
+
+    number: int | None
+    background: Background
+    is_calibrating: bool = False
+    is_late: bool = False
+    _is_pinned: bool = False
+    _is_settled: bool = False
+    _is_serial: bool = True
+    _turns_s: float = 0.0
+    _beside_s: float = 0.0
+
+    def begin_turn(self) -> None:
+        """Remember what the launch has used until now."""
+        self._began_s = time.perf_counter()
+        self._processes_before = self._processes()
+        self._before_s = _children_s() - time.thread_time() + time.process_time()
+
+    def end_turn(self) -> float:
+        """Add up what the launch has used in the turn, and return its seconds."""
+        # In an order in which reading the clocks adds nothing to what a single thread has used.
+        beside_s = time.process_time() - time.thread_time() + _children_s() - self._before_s
+        turn_s = time.perf_counter() - self._began_s
+        before, after = self._processes_before, self._processes()
+        beside_s += _growth(before, after)
+        self._turns_s += turn_s
+        self._beside_s += beside_s
+        if after.keys() - before.keys() or self.background.threads():
+            self._is_serial = False
+        if self._beside_s > _MOST_BESIDE * self._turns_s:
+            self._is_serial = False
+        if not self._is_settled and not self.is_calibrating:
+            self.settle()
+        elif self._is_pinned and not self._is_serial:
+            self.is_late = True
+            self.unpin()
+        return turn_s
+
+    def settle(self) -> None:
+        """Pin a cell that was serial until now."""
+        self._is_settled = True
+        if self._is_serial and self.number is not None:
+            self._is_pinned = True
+            os.sched_setaffinity(0, {self.number})
+
+    def unpin(self) -> None:
+        """Let the launch, and all that it started, run everywhere."""
+        if self._is_pinned:
+            self._is_pinned = False
+            for process in (os.getpid(), *self._processes()):
+                with contextlib.suppress(OSError):  # it, or a thread of it, has just ended
+                    for thread in Path(f"/proc/{process}/task").iterdir():
+                        os.sched_setaffinity(int(thread.name), _ALL_CORES)
+
+    def _processes(self) -> dict[int, float]:
+        return {pid: process.cpu_s for pid, process in self.background.processes().items()}
+
+
+def synchronize() -> None:
+    """Wait for what this process has started on its GPUs: kernels run on when a call returns."""
+    torch: Any = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return
+    for device in range(torch.cuda.device_count()):
+        # Waiting for a device makes a context on it, which takes memory.
+        if torch._C._cuda_hasPrimaryContext(device):
+            torch.cuda.synchronize(device)
+
+
+def free_device_memory() -> None:
+    """Return the memory that torch keeps for later, where this process has used a device."""
+    torch: Any = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        gc.collect()
+        torch.cuda.empty_cache()
+
+
+def collection_s() -> float:
+    """Collect what was made since the collector was switched off; return how long it took.
+
+    Nothing is added where there was no garbage: what is alive costs the same in each arm.
+    """
+    began_s = time.perf_counter()
+    found = gc.collect(0)
+    return time.perf_counter() - began_s if found else 0.0
+
+
+def _growth(before: Mapping[int, float], after: Mapping[int, float]) -> float:
+    return sum(seconds - before.get(number, 0.0) for number, seconds in after.items())
+
+
+def _children_s() -> float:
+    """Processor seconds of the processes that were waited for."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+_ALL_CORES = os.sched_getaffinity(0)

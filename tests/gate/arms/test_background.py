@@ -1,0 +1,79 @@
+"""Processes of a real launch that are stopped and go on, whatever ends it, and its threads."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+# Starts a process in a session of its own and one whose parent has ended; says what it sees.
+LAUNCH = """
+import json, os, subprocess, sys, threading, time
+from perfsuite.gate.arms.background import Background
+
+background = Background()
+assert background.processes(looks=True) == {} and background.threads() == []
+child = subprocess.Popen(["sleep", "600"], start_new_session=True)
+shell = subprocess.Popen(["sh", "-c", "sleep 600 & echo $!"], stdout=subprocess.PIPE, text=True)
+orphan = int(shell.stdout.readline())
+shell.wait()
+
+def states():
+    return [background.processes()[pid].state for pid in (child.pid, orphan)]
+
+with background.paused(looks=True):
+    during = states()
+after = states()
+background.stop()
+again = states()
+ours = threading.Thread(target=time.sleep, args=(600,), name="perfsuite-own", daemon=True)
+theirs = threading.Thread(target=time.sleep, args=(600,), daemon=True)
+ours.start(), theirs.start()
+is_theirs = background.threads() == [theirs.native_id] == list(background.thread_seconds())
+print(json.dumps([child.pid, orphan, during, after, again, is_theirs]), flush=True)
+input()
+"""
+
+
+@pytest.fixture
+def launch() -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(LAUNCH)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    yield process
+    process.kill()
+    process.communicate()
+
+
+@pytest.mark.slow
+def test_all_that_a_launch_started_is_stopped_and_goes_on_though_the_launch_is_killed(
+    launch: subprocess.Popen[str],
+) -> None:
+    assert launch.stdout is not None
+    child, orphan, *seen = json.loads(launch.stdout.readline())
+    try:
+        during, after, again, is_theirs = seen
+        assert during == ["T", "T"]
+        assert "T" not in after
+        assert again == ["T", "T"]
+        assert is_theirs
+
+        launch.kill()
+
+        for pid in (child, orphan):
+            while psutil.Process(pid).status() == psutil.STATUS_STOPPED:
+                os.sched_yield()
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.kill(orphan, signal.SIGKILL)

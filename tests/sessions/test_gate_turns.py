@@ -1,0 +1,145 @@
+"""What an arm causes belongs to its own turns: parallel work, loader processes, threads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from gated_repository import make_shop
+
+pytestmark = pytest.mark.slow
+
+# Two parts that take 1 ms each, one after the other if the threads that do them share a core.
+PARALLEL = """
+    import os
+    from concurrent.futures import ThreadPoolExecutor
+
+    def part(_):
+        sum(range(20_000))
+        return len(os.sched_getaffinity(0))
+
+    def both(clock):
+        with ThreadPoolExecutor(2) as pool:
+            cores = min(pool.map(part, range(2)))
+        clock.work(0.001 if cores > 1 else 0.002)
+
+    price = both
+    num_calls = 0
+
+    def stock(clock):  # one thread, until the third call
+        global num_calls
+        num_calls += 1
+        clock.work(0.001) if num_calls < 3 else both(clock)
+"""
+SERIAL = """
+    def price(clock):
+        clock.work(0.002)
+
+    stock = price
+"""
+TEN_ROUNDS = """
+    import pytest
+    import shop
+    from work_clock import CLOCK
+
+    @pytest.mark.benchmark(timer=CLOCK)
+    def test_price(benchmark):
+        benchmark.pedantic(shop.price, args=(CLOCK,), rounds=10)
+
+    @pytest.mark.benchmark(timer=CLOCK)
+    def test_stock(benchmark):
+        benchmark.pedantic(shop.stock, args=(CLOCK,), rounds=10)
+"""
+
+
+def test_parallel_work_that_a_change_makes_serial_fails(tmp_path: Path) -> None:
+    repository = make_shop(tmp_path)
+    repository.write(shop=PARALLEL, benchmarks__test_steps=TEN_ROUNDS)
+    repository.commit()
+    repository.write(shop=SERIAL)
+    repository.commit()
+
+    repository.gate("--perf-base=HEAD~1").expect(
+        10, "*::test_price FAIL +100.0 %*", "*::test_stock FAIL +*"
+    )
+
+
+# A step of 1 ms that needs a batch, for which a process of its own works so many milliseconds. It
+# makes the next batch as soon as one was taken, and waits before it makes another.
+LOADER = """
+    import subprocess
+    import sys
+    import threading
+    from pathlib import Path
+
+    MAKE_BATCHES = '''
+    import sys, time
+    while True:
+        end_s = time.process_time() + {milliseconds} / 1e3
+        while time.process_time() < end_s:
+            pass
+        sys.stdout.write("b")
+        if not sys.stdin.read(1):
+            break
+    '''
+    loader = None
+
+    def loader_s():
+        return int(Path(f"/proc/{{loader.pid}}/schedstat").read_text().split()[0]) / 1e9
+
+    def price(clock):
+        global loader
+        if loader is None:
+            loader = subprocess.Popen(
+                [sys.executable, "-S", "-u", "-c", MAKE_BATCHES], bufsize=0,
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            )
+        before_s = loader_s()
+        loader.stdout.read(1)
+        clock.work(0.001 + loader_s() - before_s)
+        loader.stdin.write(b"a")
+
+    class Busy:
+        def __enter__(self):
+            self.is_over = False
+            threading.Thread(target=self.work).start()
+
+        def __exit__(self, *_):
+            self.is_over = True
+
+        def work(self):
+            while not self.is_over:
+                sum(range(1000))
+
+    def stock(clock):
+        clock.work(0.001)
+"""
+STEPS = """
+    import pytest
+    import shop
+    from work_clock import CLOCK
+
+    @pytest.mark.benchmark(timer=CLOCK)
+    def test_price(benchmark):
+        benchmark.pedantic(shop.price, args=(CLOCK,), rounds=20)
+
+    @pytest.mark.benchmark(timer=CLOCK)
+    def test_stock(benchmark):
+        with shop.Busy():
+            benchmark.pedantic(shop.stock, args=(CLOCK,), rounds=50)
+"""
+
+
+def test_a_slower_loader_process_fails_and_work_in_threads_is_inconclusive(tmp_path: Path) -> None:
+    repository = make_shop(tmp_path)
+    repository.write(shop=LOADER.format(milliseconds=4), benchmarks__test_steps=STEPS)
+    repository.commit()
+    repository.write(shop=LOADER.format(milliseconds=8))
+    repository.commit()
+
+    repository.gate("--perf-base=HEAD~1").expect(
+        10,
+        "*::test_price FAIL +*",
+        "*::test_stock INCONCLUSIVE*",
+        "*::test_stock: threads of the * arm worked for * s while the other arm had its turn, *",
+    )
