@@ -147,7 +147,12 @@ def run_step(script: str, folder: Path, **programs: str) -> subprocess.Completed
         "NUM_GPUS": "2",
     }
     return subprocess.run(
-        ["bash", "-e", "-c", script], cwd=folder, env=environment, capture_output=True, text=True
+        ["bash", "-e", "-c", script],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
 
 

@@ -133,7 +133,7 @@ class Loosening(_Entry, frozen=True, kw_only=True, tag="limit"):
         try:
             return 0.0 if text is None else _PARSERS[name](text)
         except ValueError as error:
-            raise ValueError(f"{name} is {error}") from error
+            raise ValueError(f"{name}: {error}") from error
 
 
 Entry = Slowdown | Removal | Rename | Increase | Loosening

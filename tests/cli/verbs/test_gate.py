@@ -341,6 +341,7 @@ def test_the_json_has_the_keys_of_the_contract(gate: Gate) -> None:
             "raw": [[1.0, 1.2]] * 3,
             "first": ["head", "base", "base"],
             "asked": {},
+            "accepted": [],
         }
     ]
 

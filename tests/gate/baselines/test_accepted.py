@@ -179,7 +179,7 @@ def block(**changes: str | None) -> str:
         ),
         (
             block(kind='"limit"', ratio=None, limit='"8"', floor='"x"'),
-            "floor is 'x' is not a duration; write a number and one of ns, us, ms, s, min",
+            "floor: 'x' is not a duration; write a number and one of ns, us, ms, s, min",
         ),
         (
             block(kind='"limit"', ratio=None, gate='"on"'),
