@@ -32,8 +32,9 @@ from pytest_benchmark.stats import Stats
 from pytest_benchmark.utils import get_machine_id
 from report_at_scale import make_record, recipes
 
-from perfsuite.gate.baselines.screen import MAX_SESSIONS, Candidate
+from perfsuite.gate.baselines.screen import NUM_SEARCHED, Candidate
 from perfsuite.gate.baselines.stored_verdict import read_history
+from perfsuite.gate.git.repository import Base
 from perfsuite.gate.judge.trial import CellPolicy
 from perfsuite.plugin.session.saving import put_stamp
 from perfsuite.records.cell import CellRecord
@@ -61,7 +62,7 @@ OPERATORS = (
     "native_dropout",
 )
 # Different contents; a screen looks at fewer.
-NUM_BODIES = MAX_SESSIONS + 6
+NUM_BODIES = NUM_SEARCHED + 6
 
 
 def names(num_cells: int) -> list[str]:
@@ -136,6 +137,12 @@ def make_commits(root: Path, number: int) -> list[str]:
     return listed.stdout.split()
 
 
+def newest_commit(root: Path) -> str:
+    """Return the commit that a session would be compared with."""
+    command = ("git", "-C", str(root), "rev-parse", "main")
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
 def stamp(number: int, cells: Sequence[str]) -> RunStamp:
     """Return the stamp of a session."""
     return RunStamp(
@@ -181,6 +188,7 @@ def screen_session(root: Path, num_cells: int) -> dict[str, Any]:
         root / "baselines",
         True,
         HERE,
+        base=Base(revision=newest_commit(root), described="the newest commit"),
         probe=lambda: PROBE_S,
     )
     read_s = time.perf_counter()

@@ -60,6 +60,8 @@ class RunStamp(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         durations_s: Of the whole test of each benchmark, set-up included; the next session is cut
             into shards by them. Empty in a stamp from before they were kept.
         shard: The part of a session that this is; None for a whole one.
+        digests: Of each cell's benchmark files, recipe and workload: where another run has another
+            digest, it measured something else under the same name.
     """
 
     schema: Literal[1] = 1
@@ -72,6 +74,7 @@ class RunStamp(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     exceptions: dict[str, tuple[str, ...]] = {}
     durations_s: dict[str, Amount] = {}
     shard: ShardStamp | None = None
+    digests: dict[str, Label] = {}
 
     def __post_init__(self) -> None:
         for name, seconds in (self.probe_s or {}).items():

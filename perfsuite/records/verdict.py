@@ -78,7 +78,7 @@ class Verdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     """What the gate decided of a cell, as its record keeps it.
 
     Attributes:
-        by: What decided: "pairs", "counts", "screen", "collection" or "test".
+        by: What decided: "identical", "counts", "screen", "pairs", "collection" or "test".
         ratio: head / base, with its bounds, the interval; None where nothing was compared.
         detectable: The smallest slowdown that would have been seen, 0.034 = 3.4 %.
         tolerance: The slowdown that was accepted of this very cell, 0.02 = 2 %: its marker's if it
@@ -121,6 +121,7 @@ class CellVerdict(Verdict, frozen=True, kw_only=True):
 
     Attributes:
         reason: Why, where numbers do not say it.
+        compared_with: What decided, and against what; None where nothing was compared.
         raw: Seconds an iteration of both launches of each pair, base first.
         firsts: The arm that ran first in each pair.
         rule: The arguments of the rule, with which `raw` gives the verdict again.
@@ -133,6 +134,7 @@ class CellVerdict(Verdict, frozen=True, kw_only=True):
     num_pairs: int = msgspec.field(default=0, name="pairs")
     detectable: float | None = None
     reason: str | None = None
+    compared_with: str | None = None
     explanation: Explanation | None = None
     raw: tuple[tuple[float, float], ...] = ()
     firsts: tuple[str, ...] = msgspec.field(default=(), name="first")

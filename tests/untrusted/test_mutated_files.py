@@ -23,7 +23,7 @@ from made_up_cells import make_record
 
 from perfsuite.errors import PerfsuiteError
 from perfsuite.gate.baselines.accepted import in_words, read_accepted
-from perfsuite.gate.baselines.screen import Candidate
+from perfsuite.gate.baselines.screen import MIN_SESSIONS, Candidate
 from perfsuite.gate.baselines.select import choose_runs
 from perfsuite.gate.baselines.stored_verdict import History
 from perfsuite.gate.judge.explain import explain_stored
@@ -145,9 +145,9 @@ def is_sound(document: Any) -> bool:
 # --- what is done with a file ---
 
 
-def store_thrice(folder: Path, document: Any) -> None:
-    """As many sessions as a screen needs, on three days unless the day itself is broken."""
-    for number in (1, 2, 3):
+def store_sessions(folder: Path, document: Any) -> None:
+    """As many sessions as a screen needs, each on its day unless the day itself is broken."""
+    for number in range(1, MIN_SESSIONS + 1):
         if isinstance(document, dict) and document.get("datetime") == SAVED_AT:
             stored = document | {"datetime": SAVED_AT.replace("11-21", f"11-0{number}")}
         else:
@@ -165,6 +165,7 @@ def verdicts_from(storage: Path) -> list[CellVerdict | str]:
         runs=chosen.usable,
         refused=tuple(map(str, chosen.refused)),
         probe=lambda: {"memory": 0.05},
+        is_of_base=COMMIT.startswith,
     )
     found: list[CellVerdict | str | None] = []
     # A thousand samples a second, and a fifth of a second each.
@@ -204,7 +205,7 @@ def is_inert(text: str) -> bool:
 
 
 def check_verdicts(folder: Path, document: Any) -> None:
-    store_thrice(folder, document)
+    store_sessions(folder, document)
 
     found = verdicts_from(folder)
 
@@ -399,7 +400,7 @@ def test_ten_thousand_broken_files_crash_nothing_and_yield_no_verdict(
 
 
 def test_the_sound_file_yields_both_verdicts(tmp_path: Path) -> None:
-    store_thrice(tmp_path, run_document())
+    store_sessions(tmp_path, run_document())
 
     found = verdicts_from(tmp_path)
 
@@ -432,6 +433,6 @@ def unsound(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 @pytest.mark.parametrize("document", list(unsound(run_document())), ids=lambda document: None)
 def test_one_unsound_thing_forbids_every_verdict(document: dict[str, Any], tmp_path: Path) -> None:
-    store_thrice(tmp_path, document)
+    store_sessions(tmp_path, document)
 
     assert verdicts_from(tmp_path) == []

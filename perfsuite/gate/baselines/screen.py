@@ -1,11 +1,13 @@
 """The screen: which cells are clearly fine by the stored history, so that they need no pair.
 
 It never fails a cell. Sessions are the replicates, not the rounds inside one: the log of each
-cell's median is compared with the last ten sessions'.
+cell's median is compared with the last ten sessions' since its level changed. Their mean is no
+measure of the base where the base just became faster, so the newest session alone must agree.
 
 The variance of a cell is moderated (Smyth 2004, "Linear Models and Empirical Bayes Methods"): it is
-pulled towards the other cells' median, since ten sessions alone estimate it badly. The shift of the
-whole host is taken out by the slope of the cell's times on the host probe.
+pulled towards the other cells' median, since ten sessions alone estimate it badly, and the less,
+the noisier the cell is than those. The shift of the whole host is taken out by the slope of the
+cell's times on the host probe.
 """
 
 from __future__ import annotations
@@ -14,16 +16,20 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Final
 
 from perfsuite.records.run_file import StoredRun
 from perfsuite.stats.intervals import robust_sd
+from perfsuite.stats.trend import find_trend
 from perfsuite.units import format_ratio, format_seconds
 
 # Older sessions ran older code on an older machine.
 MAX_SESSIONS: Final = 10
-# With two the variance rests on a single difference.
-MIN_SESSIONS: Final = 3
+# With fewer a cell that is noisier than the others passes too often.
+MIN_SESSIONS: Final = 5
+# Sessions that are searched for a change of level, which takes more than a screen.
+NUM_SEARCHED: Final = 20
 # A slope costs a degree of freedom, and the spread of fewer probes is a guess: of four normal ones
 # a fifth lies more than 3 robust sd from the median of the others.
 _MIN_PROBES = 5
@@ -33,12 +39,16 @@ _REFUSED_SDS = 3.0
 _MIN_PROBE_SD = 0.01
 # Where the probe did not move, a slope on it would be the quotient of two noises.
 _MIN_MOVED_SD = 0.001
-# The weight of the prior variance, in degrees of freedom.
+# The weight of the prior variance, in degrees of freedom; it yields where a cell's own variance
+# exceeds so many times the prior's, as in the rule for pairs (`stats.sequential`).
 _PRIOR_DF = 8.0
+_PRIOR_HOLDS_TO = 1.25
 # e^50: more than any real ratio. The history is untrusted, and must not overflow.
 _MAX_DIFFERENCE = 50.0
-# A cell at its limit passes the screen in at most 5 % of sessions.
-_CONFIDENCE = 0.95
+# A cell at its limit passes the screen in at most 2.5 % of sessions: a quarter of what screen and
+# judge may let pass together.
+_CONFIDENCE = 0.975
+_WEEK = timedelta(weeks=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +61,7 @@ class Candidate:
         tolerance: The slowdown that is tolerated, 0.02 = 2 %.
         limit: The slowdown that must not pass.
         num_samples: Of a step; None where the cell runs no steps.
+        digest: Of its benchmark files, recipe and workload; None where they are not known.
     """
 
     fullname: str
@@ -59,6 +70,7 @@ class Candidate:
     tolerance: float
     limit: float
     num_samples: int | None = None
+    digest: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +82,8 @@ class Screened:
         is_clearly_faster: Whether it is fine, and faster by more than the tolerance.
         reason: One line for the report.
         ratio: Head over history, 1.05 = 5 % slower, the host's shift taken out.
-        interval: 90 % bounds of the next session's ratio.
+        interval: 95 % bounds of the next session's ratio.
+        newest: The newest session that it was compared with.
     """
 
     is_clearly_fine: bool
@@ -79,13 +92,16 @@ class Screened:
     ratio: float | None
     interval: tuple[float, float] | None
     num_sessions: int
+    newest: StoredRun | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Fit:
-    """A cell against its history: the d, s^2, df and n of `Screener`; leverage is SE^2 / v."""
+    """A cell against its history: the d, e, s^2, df and n of `Screener`; leverage is SE^2 / v."""
 
     difference: float
+    from_newest: float
+    newest: StoredRun
     variance: float
     df: int
     leverage: float
@@ -99,16 +115,17 @@ class Screener:
     the mean log of the host probes, n sessions, and b the slope of y on p in them (0 below five
     sessions, or below 0):
 
-    - d = y - mean(y) - b (p - mean(p))
+    - d = y - mean(y) - b (p - mean(p)), and e likewise from the newest session alone
     - v = (d0 s0^2 + df s^2) / (d0 + df), with df = n - 1, less one for a slope; s0 the median over
-      cells; d0 = 8, or the degrees of freedom of the other cells where they have fewer
+      cells; d0 = 8, or the degrees of freedom of the other cells where they have fewer, times
+      1.25 s0^2 / s^2 where that is below 1
     - SE^2 = v (1 + 1/n + (p - mean(p))^2 / sum of squares of p), the last term with a slope only
-    - clearly fine where d + t(0.95, d0 + df) SE < log(1 + limit)
+    - clearly fine where d + t(0.975, d0 + df) SE < log(1 + limit) and e < log(1 + limit)
 
     Without a slope the host's shifts stay in s^2, which then allows for the next one.
 
     Args:
-        history: Usable runs of the same environment, the newest last.
+        history: Usable runs of the same environment, the newest commit last.
         probe_s: What `probe_host` returned in this session, None where it was not run.
 
     Attributes:
@@ -163,22 +180,27 @@ def why_unfit(history: Sequence[StoredRun], probe_s: Mapping[str, float] | None)
 
 
 def _sessions_of(cell: Candidate, history: Sequence[StoredRun]) -> list[StoredRun]:
-    """Return the last sessions of the cell, since the last intended change of it."""
+    """Return the last sessions of the cell, since its last change of level, intended or not."""
     sessions: list[StoredRun] = []
     for run in reversed(history):
         stored = run.cells.get(cell.fullname)
         if stored is None or stored.fingerprint != cell.fingerprint:
             continue
-        if stored.num_samples != cell.num_samples:
-            break  # another step under the same name
+        digest = None if run.stamp is None else run.stamp.digests.get(cell.fullname)
+        if (stored.num_samples, digest) != (cell.num_samples, cell.digest):
+            break  # another cell under the same name
         word = run.stamp.verdicts.get(cell.fullname) if run.stamp else None
         # A slowdown that was not ruled out must not become the measure of the next one.
         if word != "INCONCLUSIVE":
             sessions.append(run)
         is_accepted = run.stamp is not None and cell.fullname in run.stamp.accepted
-        if len(sessions) == MAX_SESSIONS or word == "IMPROVED" or is_accepted:
+        if len(sessions) == NUM_SEARCHED or word == "IMPROVED" or is_accepted:
             break
-    return sessions[::-1]
+    sessions.reverse()
+    weeks = [run.saved_at.timestamp() / _WEEK.total_seconds() for run in sessions]
+    trend = find_trend(weeks, [run.cells[cell.fullname].median_s for run in sessions])
+    start = trend.steps[-1].place if trend is not None and trend.steps else 0
+    return sessions[start:][-MAX_SESSIONS:]
 
 
 def _fit(
@@ -188,6 +210,8 @@ def _fit(
     num_sessions, mean_time = len(times), statistics.fmean(times)
     fit = _Fit(
         difference=math.log(cell.median_s) - mean_time,
+        from_newest=math.log(cell.median_s) - times[-1],
+        newest=sessions[-1],
         variance=statistics.variance(times),
         df=num_sessions - 1,
         leverage=1 + 1 / num_sessions,
@@ -206,6 +230,8 @@ def _fit(
     ]
     return _Fit(
         difference=fit.difference - slope * now,
+        from_newest=fit.from_newest - slope * (now - stored[-1]),
+        newest=fit.newest,
         variance=sum(residual**2 for residual in residuals) / (num_sessions - 2),
         df=num_sessions - 2,
         leverage=fit.leverage + now**2 / spread,
@@ -237,21 +263,25 @@ def _decide(cell: Candidate, fits: Mapping[str, _Fit]) -> Screened:
     fit = fits[cell.fullname]
     prior_df = min(_PRIOR_DF, sum(other.df for other in fits.values()) - fit.df)
     prior_variance = statistics.median([other.variance for other in fits.values()])
+    if fit.variance > _PRIOR_HOLDS_TO * prior_variance:
+        prior_df *= _PRIOR_HOLDS_TO * prior_variance / fit.variance
     df = prior_df + fit.df
     variance = (prior_df * prior_variance + fit.df * fit.variance) / df
     margin = float(stdtrit(df, _CONFIDENCE)) * math.sqrt(variance * fit.leverage)
     low, high = fit.difference - margin, fit.difference + margin
-    is_clearly_fine = high < math.log1p(cell.limit)
+    is_clearly_fine = max(high, fit.from_newest) < math.log1p(cell.limit)
     return Screened(
         is_clearly_fine=is_clearly_fine,
         is_clearly_faster=is_clearly_fine and high < math.log1p(-cell.tolerance),
         reason=(
-            f"{_in_words(fit.difference)} than {fit.num_sessions} stored sessions; at worst "
-            f"{_in_words(high)}, limit {format_ratio(cell.limit)}"
+            f"{_in_words(fit.difference)} than {fit.num_sessions} stored sessions and "
+            f"{_in_words(fit.from_newest)} than the newest; at worst {_in_words(high)}, limit "
+            f"{format_ratio(cell.limit)}"
         ),
         ratio=_ratio(fit.difference),
         interval=(_ratio(low), _ratio(high)),
         num_sessions=fit.num_sessions,
+        newest=fit.newest,
     )
 
 

@@ -17,7 +17,7 @@ from pytest_benchmark.utils import get_machine_id
 
 from perfsuite.errors import SettingError, StorageError, WriteError
 from perfsuite.gate.git.find_base import find_trunk
-from perfsuite.gate.git.repository import changed_files, find_top, is_in_history
+from perfsuite.gate.git.repository import Base, changed_files, find_top, is_in_history
 from perfsuite.records import run_file
 from perfsuite.records.run_file import RunHead, StoredRun, Unusable
 from perfsuite.system.files import sync_folder, written_beside
@@ -39,7 +39,7 @@ class Choice:
 
 
 class TrunkRules(TypedDict, total=False):
-    """Which runs belong to the history that a change is compared with.
+    """Which runs belong to a history.
 
     Attributes:
         is_in_history: Whether a commit is in it; absent outside of git, where all runs count.
@@ -69,6 +69,14 @@ def trunk_rules(
         return trunk is not None and is_in_history(root, commit, trunk)
 
     return TrunkRules(is_in_history=is_of_trunk, is_proposed=find_proposed(root, storage, trunk))
+
+
+def base_rules(root: Path, storage: AnyPath, base: Base, lineage: Container[str]) -> TrunkRules:
+    """Return the rules for a change that is compared with a base, which has this lineage."""
+    return TrunkRules(
+        is_in_history=lineage.__contains__,
+        is_proposed=find_proposed(root, storage, base.revision),
+    )
 
 
 def choose_runs(

@@ -7,14 +7,17 @@ they do not let pass goes to pairs.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Literal
 
 from perfsuite.errors import StorageError
-from perfsuite.gate.baselines.screen import MAX_SESSIONS, MIN_SESSIONS, Candidate, Screener
-from perfsuite.gate.baselines.select import choose_runs, trunk_rules
+from perfsuite.gate.baselines.screen import MIN_SESSIONS, NUM_SEARCHED, Candidate, Screener
+from perfsuite.gate.baselines.select import base_rules, choose_runs
+from perfsuite.gate.git.changes import is_code_changed
+from perfsuite.gate.git.find_base import read_lineage
+from perfsuite.gate.git.repository import Base
 from perfsuite.gate.judge.counts import Counted, compare_counts
 from perfsuite.gate.judge.trial import CellPolicy
 from perfsuite.records.run_file import StoredRun
@@ -24,23 +27,38 @@ from perfsuite.system.urls import AnyPath
 
 @dataclass(kw_only=True)
 class History:
-    """The usable runs of this environment, the newest last, and the cells of this session so far.
+    """What is stored of the base and its ancestors, and the cells of this session so far.
 
-    `refused` says why each other stored run is not among them; `probe` measures the host when the
-    first cell is screened.
+    Attributes:
+        runs: Usable ones of this environment, that of the newest commit last.
+        refused: Why each other stored run is not among them.
+        probe: Measures the host when the first cell is screened.
+        behind: How many commits each commit of the runs lies behind the base.
+        is_of_base: Whether a commit has the base's code.
     """
 
     runs: Sequence[StoredRun]
     refused: tuple[str, ...]
     probe: Callable[[], Mapping[str, float]]
+    behind: Mapping[str, int] = field(default_factory=dict)
+    is_of_base: Callable[[str], bool] = lambda commit: False
 
     @cached_property
     def _screener(self) -> Screener:
         return Screener(self.runs, self.probe())
 
     def can_screen(self, name: str) -> bool:
-        """Whether enough runs hold the cell to judge its time."""
-        return sum(name in run.cells for run in self.runs) >= MIN_SESSIONS
+        """Whether enough runs hold the cell to judge its time, the base's own among them."""
+        is_known = sum(name in run.cells for run in self.runs) >= MIN_SESSIONS
+        return is_known and self._find_own(name) is not None
+
+    def _find_own(self, name: str) -> StoredRun | None:
+        """Return the newest run that holds the cell, if it is the base's own."""
+        newest = next((run for run in reversed(self.runs) if name in run.cells), None)
+        return newest if newest is not None and self._is_own(newest) else None
+
+    def _is_own(self, run: StoredRun) -> bool:
+        return run.commit is not None and self.is_of_base(run.commit)
 
     def find_increases(
         self,
@@ -50,15 +68,15 @@ class History:
         policy: CellPolicy,
         say: Callable[[str], None],
     ) -> str | None:
-        """Return which counts grew against the newest run, in words; None where none did.
+        """Return which counts grew against the base's own run, in words; None where none did.
 
-        The run may be of an older commit than the base, so it fails no cell by itself. A decrease
-        calls for a new stored run, because the old one would let the count grow again unseen.
-        `say` shows a line.
+        A decrease calls for a new stored run, because the old one would let the count grow again
+        unseen. `say` shows a line.
         """
-        base = next((run.cells[name] for run in reversed(self.runs) if name in run.cells), None)
-        if base is None or base.num_samples != num_samples:
+        own = self._find_own(name)
+        if own is None or own.cells[name].num_samples != num_samples:
             return None
+        base = own.cells[name]
         compared = compare_counts(
             base,
             head,
@@ -72,16 +90,22 @@ class History:
                 "the old one passes"
             )
         for reason in compared.unavailable:
-            say(f"{name}: {reason} (the newest stored run)")
+            say(f"{name}: {reason} (the base's stored run)")
         return "; ".join(map(str, compared.increases)) or None
 
     def screen(self, candidate: Candidate, say: Callable[[str], None]) -> CellVerdict | None:
         """Return PASS or IMPROVED where the cell is clearly fine; else None, and `say` why."""
         self._screener.add(candidate)
         screened = self._screener.decide(candidate)
-        if not screened.is_clearly_fine:
-            say(f"{candidate.fullname} goes to the judge: {screened.reason}")
+        newest, reason = screened.newest, screened.reason
+        if newest is not None and not self._is_own(newest):
+            reason = "no stored run that can be compared is of the base itself"
+            newest = None
+        if newest is None or not screened.is_clearly_fine:
+            say(f"{candidate.fullname} goes to the judge: {reason}")
             return None
+        behind = self.behind.get(newest.commit or "", 0)
+        place = f"{behind} commits behind the base" if behind else "of the base itself"
         return CellVerdict(
             name=candidate.fullname,
             word="IMPROVED" if screened.is_clearly_faster else "PASS",
@@ -91,6 +115,7 @@ class History:
             tolerance=candidate.tolerance,
             limit=candidate.limit,
             reason=screened.reason,
+            compared_with=f"screen: {screened.num_sessions} runs, newest {place}",
         )
 
 
@@ -100,21 +125,38 @@ def read_history(
     selector: str | Literal[True],
     fingerprint: str,
     *,
+    base: Base | None,
     probe: Callable[[], Mapping[str, float]],
 ) -> History:
     """Return the stored runs of the base and this environment, as many as are needed.
 
     `storage` is None for a place that only pytest-benchmark reads; `selector` is the value of
-    `--benchmark-compare`. Raises a SettingError for an invalid one.
+    `--benchmark-compare`; `base` is None where there is none in git. Raises a SettingError for an
+    invalid selector.
     """
-    runs: tuple[StoredRun, ...] = ()
-    if storage is None:
-        refused: tuple[str, ...] = ("the runs in Elasticsearch, which only pytest-benchmark reads",)
-    else:
-        rules = trunk_rules(root, storage)
-        try:
-            chosen = choose_runs(storage, selector, fingerprint, **rules, max_sessions=MAX_SESSIONS)
-            runs, refused = chosen.usable, tuple(map(str, chosen.refused))
-        except StorageError as error:
-            refused = (str(error),)
-    return History(runs=runs, refused=refused, probe=probe)
+    if base is None or storage is None:
+        why = "the runs in Elasticsearch, which only pytest-benchmark reads"
+        if base is None:
+            why = "stored runs: without a base in git nothing says which of them are the base's"
+        return History(runs=(), refused=(why,), probe=probe)
+    revision, behind = base.revision, read_lineage(root, base.revision)
+    runs: Sequence[StoredRun] = ()
+    try:
+        rules = base_rules(root, storage, base, behind)
+        chosen = choose_runs(storage, selector, fingerprint, **rules, max_sessions=NUM_SEARCHED)
+        refused = tuple(map(str, chosen.refused))
+        runs = sorted(chosen.usable, key=lambda run: -behind[run.commit or ""])  # then by time
+    except StorageError as error:
+        refused = (str(error),)
+
+    @cache
+    def is_of_base(commit: str) -> bool:
+        return commit == revision or not is_code_changed(root, commit, revision)
+
+    return History(
+        runs=runs,
+        refused=refused,
+        probe=probe,
+        behind=behind,
+        is_of_base=is_of_base,
+    )

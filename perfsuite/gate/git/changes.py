@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import filecmp
 import os
 import re
-from collections.abc import Sequence
+import stat
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 
 from perfsuite.gate.git.command import output
+from perfsuite.gate.git.repository import find_top, working_files
 
 # Documentation touches no cell. `docs` and `.github` count at the top of a checkout alone.
 _TEXTS = frozenset({".md", ".rst"})
@@ -22,6 +25,7 @@ _IMPORTABLE = frozenset({".py", ".pyd", ".pyx", ".so"})
 # What installers, Python, pytest and sessions leave behind: anywhere, or under pytest's root.
 _LEFT_ANYWHERE = frozenset({"__pycache__", "build", "dist", "node_modules"})
 _LEFT_IN_ROOT = ("results", "baselines", ".benchmarks")
+_LEFT_NAMES = re.compile(r"junit[^/]*\.xml|\.coverage.*|.*\.(lock|log)")
 # Virtual environments (PEP 405; conda) and caches, as they mark themselves (bford.info/cachedir).
 LEFT_OUT_MARKS = ("pyvenv.cfg", "conda-meta", "CACHEDIR.TAG")
 
@@ -88,6 +92,83 @@ def read_uncommitted(
             if path.suffix in _IMPORTABLE and is_searched and not is_left_behind(top, path):
                 return Uncommitted(is_dirty=True, is_clean=False)
     return Uncommitted(is_dirty=False, is_clean=is_clean)
+
+
+def is_code_changed(root: Path, old: str, new: str) -> bool:
+    """Whether two commits differ in more than documentation and the records of pytest's `root`."""
+    options = ("--name-only", "--no-renames", "--no-ext-diff", "--no-relative", "-z")
+    changed = output(root, "diff", *options, "--end-of-options", old, new, "--")
+    top = find_top(root) or root
+    files = [Path(os.fsdecode(name)) for name in changed.split(b"\0") if name]
+    return any(
+        not is_documentation(file) and not _is_record_of(root.resolve(), top / file)
+        for file in files
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Changes:
+    """How head's tree differs from the base's; paths from the top.
+
+    Attributes:
+        documents: Documentation and records.
+        modules: Python modules that head added or modified.
+        others: All else: what only the base has, data, configuration, compiled code, its sources.
+    """
+
+    documents: tuple[Path, ...]
+    modules: tuple[Path, ...]
+    others: tuple[Path, ...]
+
+
+def compare_trees(
+    top: Path, root: Path, files: Collection[Path], base_top: Path, base_files: Collection[Path]
+) -> Changes:
+    """Return how the files of head's tree differ from those of the base's, byte by byte.
+
+    `root` is pytest's. The files are those that count as the tree's, relative to its top.
+    """
+    changed: dict[str, list[Path]] = {"documents": [], "modules": [], "others": []}
+    for path in sorted({*files, *base_files}):
+        if _are_equal(top / path, base_top / path):
+            continue
+        if is_documentation(path) or _is_record_of(root, top / path):
+            changed["documents"].append(path)
+        elif path.suffix == ".py" and (top / path).is_file() and not (top / path).is_symlink():
+            changed["modules"].append(path)
+        else:
+            changed["others"].append(path)
+    return Changes(**{kind: tuple(paths) for kind, paths in changed.items()})
+
+
+def tree_files(top: Path, root: Path, outputs: Sequence[Path]) -> list[Path]:
+    """Return the files of a checkout that a cell could load, relative to its top.
+
+    Tracked ones, and those that git neither tracks nor ignores and no session left.
+    """
+    listed = output(top, "ls-files", "-z", "--others", "--exclude-standard", "--", ".")
+    unknown = {Path(os.fsdecode(name)) for name in listed.split(b"\0") if name}
+    left = [path.resolve() for path in (*(root / name for name in _LEFT_IN_ROOT), *outputs)]
+    return [
+        path
+        for path in working_files(top)
+        if path not in unknown
+        or not (
+            any((top / path).is_relative_to(folder) for folder in left)
+            or _LEFT_NAMES.fullmatch(path.name)
+            or is_left_behind(top, top / path)
+        )
+    ]
+
+
+def _are_equal(one: Path, other: Path) -> bool:
+    if one.is_symlink() or other.is_symlink():
+        are_links = one.is_symlink() and other.is_symlink()
+        return are_links and one.readlink() == other.readlink()
+    if not (one.is_file() and other.is_file()):
+        return False
+    is_program = [bool(path.stat().st_mode & stat.S_IXUSR) for path in (one, other)]
+    return is_program[0] == is_program[1] and filecmp.cmp(one, other, shallow=False)
 
 
 def is_left_behind(top: Path, path: Path) -> bool:

@@ -108,7 +108,7 @@ def lay_over(tree: Path, head: Head, overlay: Overlay) -> None:
     """
     for folder in overlay.searched:
         for file in source_files(tree / folder):
-            if _is_test_file(head, folder / file):
+            if is_test_file(head, folder / file):
                 _remove(tree, folder / file)
     for folder in overlay.folders:
         _remove(tree, folder)
@@ -121,6 +121,14 @@ def lay_over(tree: Path, head: Head, overlay: Overlay) -> None:
             copy_file(head.top, tree, conftest)
     for file in overlay.files:
         copy_file(head.top, tree, file)
+
+
+def benchmark_files(head: Head, overlay: Overlay) -> set[Path]:
+    """Return every file of head that is laid over, relative to the top."""
+    files = overlay.files.union(*(_files_of(head, folder) for folder in overlay.folders))
+    above = {parent for path in overlay.folders | overlay.files for parent in path.parents}
+    conftests = {parent / _CONFTEST for parent in above}
+    return {path for path in files | conftests if (head.top / path).is_file()}
 
 
 def lay_configuration(tree: Path, head: Path, inifile: Path | None) -> Path:
@@ -233,7 +241,7 @@ def _add_folder(overlay: Overlay, head: Head, place: Path, named: Path) -> None:
         return
     overlay.searched.add(place)
     for file in files:
-        if _is_test_file(head, file):
+        if is_test_file(head, file):
             _add_test_file(overlay, head, file)
 
 
@@ -262,7 +270,7 @@ def _holds_code(head: Head, folder: Path) -> bool:
         or here.name == _project_package(head.root)
         or (
             (here.parent / "__init__.py").is_file()
-            and any(not _is_test_file(head, folder / path.name) for path in _modules(here))
+            and any(not is_test_file(head, folder / path.name) for path in _modules(here))
         )
     )
 
@@ -281,7 +289,8 @@ def _project_package(root: Path) -> str | None:
     return re.sub(r"[-.]+", "_", str(project.get("name", ""))).lower()
 
 
-def _is_test_file(head: Head, path: Path) -> bool:
+def is_test_file(head: Head, path: Path) -> bool:
+    """Whether pytest takes a file for one with tests, or for what they share."""
     return path.name == _CONFTEST or any(
         fnmatch.fnmatchcase(f"/{path.as_posix()}", f"*/{pattern}") for pattern in head.python_files
     )

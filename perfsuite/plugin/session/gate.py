@@ -17,9 +17,10 @@ import pytest
 from perfsuite.gate.baselines.screen import Candidate
 from perfsuite.gate.baselines.stored_verdict import History, read_history
 from perfsuite.gate.collection import HIDDEN
+from perfsuite.gate.git.repository import Base, NoBase
 from perfsuite.gate.judge.counts import parse_slacks
 from perfsuite.gate.judge.trial import CellPolicy, draw_seed
-from perfsuite.gate.request import GateRequest
+from perfsuite.gate.request import GateRequest, base_of
 from perfsuite.gate.run_gate import GateResult, run_gate
 from perfsuite.plugin.recorder import benchmarks_of, is_benchmark
 from perfsuite.plugin.session.choices import GateChoices
@@ -89,6 +90,7 @@ class SessionGate:
         self._choices = choices
         self._saver = saver
         self._history: History | None = None
+        self._found: Base | NoBase | None = None
 
     @property
     def replaces_comparison(self) -> bool:
@@ -116,11 +118,15 @@ class SessionGate:
         cells = [item.nodeid for item in items if is_benchmark(item)]
         if not cells:
             return
+        request = self._request([])
+        pythonpath = [Path(path) for path in self._config.getini("pythonpath")]
+        self._found = base_of(request, [self._config.rootpath, *pythonpath])
         history = self._history = read_history(
             self._config.rootpath,
             self._config.stash[STORAGE],
             self._config.getoption("benchmark_compare"),
             self._saver.fingerprint,
+            base=self._found if isinstance(self._found, Base) else None,
             probe=lambda: self._saver.probe_s,
         )
         for line in history.refused:
@@ -205,7 +211,7 @@ class SessionGate:
                 num_samples = samples_of_step(record.samples_per_s, stats.stats.median)
             grown = history.find_increases(name, record, num_samples, policy, self._say)
             if grown is not None and name not in self._judged:
-                self._say(f"{name} goes to the judge: {grown} since the newest stored run")
+                self._say(f"{name} goes to the judge: {grown} since the base's stored run")
                 return self._judge_alone(name, first)
         if name in self._judged or not history.can_screen(name) or stats is None:
             return self._judged.get(name) or _unknown(name, first.refusal)
@@ -215,6 +221,7 @@ class SessionGate:
                 median_s=stats.stats.median,
                 fingerprint=None if record is None else record.fingerprint,
                 num_samples=num_samples,
+                digest=self._saver.digests.of(name, _recipe_of(record)) or "unknown",
                 tolerance=policy.tolerance,
                 limit=policy.limit,
             ),
@@ -260,6 +267,7 @@ class SessionGate:
             root=self._config.rootpath if option.inifilename or option.rootdir else None,
             base=choices.base,
             target=choices.target,
+            found=self._found,
             base_dir=choices.base_dir,
             tolerance=choices.tolerance,
             limit=choices.limit,
@@ -269,6 +277,10 @@ class SessionGate:
             fixed=choices.fixed,
             outputs=choices.outputs,
         )
+
+
+def _recipe_of(record: CellRecord | None) -> dict[str, Any]:
+    return {} if record is None else {"workload": record.workload, "recipe": record.recipe}
 
 
 def _unknown(name: str, refusal: str | None) -> CellVerdict:

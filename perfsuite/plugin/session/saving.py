@@ -7,7 +7,7 @@ serve as a baseline is added.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +17,7 @@ import msgspec
 import pytest
 
 from perfsuite.errors import DeviceError, ExitCode, WriteError
+from perfsuite.gate.baselines.digests import CellDigests
 from perfsuite.plugin import recorder
 from perfsuite.plugin.session.storage import encode_run, use_storage
 from perfsuite.records.run_file import STAMP_KEY, RunStamp
@@ -95,6 +96,14 @@ class RunSaver:
         return describe_host(self._environ, self._num_cores).fingerprint
 
     @cached_property
+    def digests(self) -> CellDigests:
+        """Of each cell's benchmark files, recipe and workload, as they are when they are needed."""
+        config = self._config
+        paths = [Path(argument.partition("::")[0]) for argument in config.args]
+        paths = [config.invocation_params.dir / path for path in paths]
+        return CellDigests(config.rootpath, paths, config.getini("python_files"))
+
+    @cached_property
     def probe_s(self) -> dict[str, float]:
         """Seconds of each host probe, which run when the first cell is measured, or at the end."""
         return probe_host()
@@ -107,8 +116,11 @@ class RunSaver:
     @pytest.hookimpl(optionalhook=True)
     def pytest_benchmark_update_json(self, output_json: dict[str, Any]) -> None:
         """Stamp a run; called for each file that is made of it."""
-        names = [benchmark["fullname"] for benchmark in output_json["benchmarks"]]
-        put_stamp(output_json, self._make_stamp(names))
+        records = {
+            benchmark["fullname"]: benchmark["extra_info"].get(STAMP_KEY, {})
+            for benchmark in output_json["benchmarks"]
+        }
+        put_stamp(output_json, self._make_stamp(records))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Count a test that failed by itself, in whichever phase, and how long it took."""
@@ -133,7 +145,7 @@ class RunSaver:
         for error in self.write_errors:
             terminalreporter.write_line(f"perfsuite: {error}", red=True)
 
-    def _make_stamp(self, names: Sequence[str]) -> RunStamp:
+    def _make_stamp(self, records: Mapping[str, Mapping[str, Any]]) -> RunStamp:
         try:
             fingerprint: str | None = self.fingerprint
         except DeviceError:  # a GPU was lost meanwhile, and the times are kept all the same
@@ -146,7 +158,12 @@ class RunSaver:
             verdicts=self._verdicts,
             accepted=tuple(sorted(self._accepted)),
             exceptions=self._exceptions,
-            durations_s={name: round(self._durations_s[name], 3) for name in names},
+            durations_s={name: round(self._durations_s[name], 3) for name in records},
+            digests={
+                name: digest
+                for name, record in records.items()
+                if (digest := self.digests.of(name, record)) is not None
+            },
             shard=self.shard,
         )
 

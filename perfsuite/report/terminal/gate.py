@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
@@ -46,6 +47,9 @@ def verdict_lines(
         yield printable_lines(f"not compared: {refusal}")
     if cells:
         yield verdict_table(cells)
+    compared = Counter(filter(None, (cell.compared_with for cell in cells)))
+    for text, number in compared.items():
+        yield printable(f"{number} cell{'s' if number > 1 else ''}: {text}")
     for cell in cells:
         text = reason_text(cell)
         if text and text != refusal:

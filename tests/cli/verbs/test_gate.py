@@ -332,6 +332,7 @@ def test_the_json_has_the_keys_of_the_contract(gate: Gate) -> None:
             "tolerance": 0.02,
             "limit": 0.05,
             "reason": None,
+            "compared_with": None,
             "explanation": {
                 "moved_stage": "load",
                 "stages": {"load": [0.001, 0.002]},

@@ -1,4 +1,4 @@
-"""Stored runs: an increase of a count fails, a time is only ever waved through."""
+"""Stored runs of the base: an increase of a count is for pairs, a time is only waved through."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from perfsuite.gate.baselines.screen import Candidate
 from perfsuite.gate.baselines.stored_verdict import History, read_history
+from perfsuite.gate.git.repository import Base
 from perfsuite.gate.judge.counts import Slack
 from perfsuite.gate.judge.trial import CellPolicy
 from perfsuite.plugin.session.saving import put_stamp
@@ -36,13 +39,15 @@ def cell(median_s: float = 0.01, flops: int = 100) -> StoredCell:
     return StoredCell(median_s=median_s, params={}, counts=counted(flops))
 
 
-def history(*cells: StoredCell) -> History:
+def history(*cells: StoredCell, base: int | None = None) -> History:
+    """Runs of a cell, each of a commit of its own; the newest is of the base unless it is told."""
+    of_base = str(len(cells) - 1 if base is None else base)
     return History(
         runs=[
             StoredRun(
                 path=Path(f"{number}.json"),
                 saved_at=NOW + datetime.timedelta(days=number),
-                commit=None,
+                commit=str(number),
                 is_dirty=False,
                 stamp=None,
                 cells={"test_a": one},
@@ -51,6 +56,8 @@ def history(*cells: StoredCell) -> History:
         ],
         refused=(),
         probe=dict,
+        behind={str(number): len(cells) - 1 - number for number in range(len(cells))},
+        is_of_base=of_base.__eq__,
     )
 
 
@@ -60,7 +67,7 @@ def candidate(median_s: float) -> Candidate:
     )
 
 
-def test_more_flops_than_in_the_newest_run_are_an_increase() -> None:
+def test_more_flops_than_in_the_bases_run_are_an_increase() -> None:
     stored = history(cell(flops=80), cell(flops=100))
 
     grown = stored.find_increases("test_a", cell(flops=120), None, COUNTED, print)
@@ -79,10 +86,10 @@ def test_counts_that_a_stored_run_cannot_say_are_named() -> None:
 
     assert said[0] == (
         "test_a: counts and memory are not compared: the base ran in the environment aaaa, head "
-        "in bbbb (the newest stored run)"
+        "in bbbb (the base's stored run)"
     )
     assert said[1] == (
-        "test_a: flops is not available of the base, so it is not compared (the newest stored run)"
+        "test_a: flops is not available of the base, so it is not compared (the base's stored run)"
     )
 
 
@@ -96,14 +103,14 @@ def test_fewer_or_equal_counts_are_no_increase() -> None:
 
 def test_steps_over_other_samples_are_not_compared_with_stored_ones() -> None:
     small = dataclasses.replace(cell(flops=100), num_samples=16)
-    stored = history(small, small, small)
+    stored = history(*[small] * 5)
     now = dataclasses.replace(candidate(0.01), num_samples=64)
     said: list[str] = []
 
     assert stored.find_increases("test_a", cell(flops=400), 64, COUNTED, said.append) is None
     assert stored.screen(now, said.append) is None
 
-    assert said == ["test_a goes to the judge: has 0 of the 3 stored sessions that a screen needs"]
+    assert said == ["test_a goes to the judge: has 0 of the 5 stored sessions that a screen needs"]
 
 
 def test_a_decrease_asks_for_a_new_stored_run() -> None:
@@ -129,10 +136,22 @@ def test_a_marker_may_allow_an_increase_where_the_bases_does() -> None:
         assert stored.find_increases("test_a", cell(flops=120), None, allowed, print) is not None
 
 
-def test_three_runs_are_needed_to_screen() -> None:
-    assert not history(cell(), cell()).can_screen("test_a")
-    assert history(cell(), cell(), cell()).can_screen("test_a")
-    assert not history(cell(), cell(), cell()).can_screen("test_b")
+def test_five_runs_are_needed_to_screen() -> None:
+    assert not history(*[cell()] * 4).can_screen("test_a")
+    assert history(*[cell()] * 5).can_screen("test_a")
+    assert not history(*[cell()] * 5).can_screen("test_b")
+
+
+def test_where_the_newest_run_is_not_the_bases_no_run_decides_anything() -> None:
+    stored = history(*[cell(flops=100)] * 8, base=6)
+    said: list[str] = []
+
+    assert not stored.can_screen("test_a")
+    assert stored.find_increases("test_a", cell(flops=120), None, COUNTED, said.append) is None
+    assert stored.screen(candidate(0.01), said.append) is None
+    assert said == [
+        "test_a goes to the judge: no stored run that can be compared is of the base itself"
+    ]
 
 
 def test_a_time_like_the_stored_ones_passes_by_the_screen() -> None:
@@ -145,6 +164,7 @@ def test_a_time_like_the_stored_ones_passes_by_the_screen() -> None:
     assert verdict.ratio is not None
     assert 0.99 < verdict.ratio < 1.01
     assert (verdict.tolerance, verdict.limit) == (0.02, 0.05)
+    assert verdict.compared_with == "screen: 8 runs, newest of the base itself"
 
 
 def test_a_slower_time_is_for_the_judge() -> None:
@@ -154,8 +174,8 @@ def test_a_slower_time_is_for_the_judge() -> None:
 
     assert stored.screen(candidate(0.0108), said.append) is None
     assert said == [
-        "test_a goes to the judge: 8.0 % slower than 8 stored sessions; at worst 8.0 % "
-        "slower, limit 5.0 %"
+        "test_a goes to the judge: 8.0 % slower than 8 stored sessions and 7.9 % slower than the "
+        "newest; at worst 8.0 % slower, limit 5.0 %"
     ]
 
 
@@ -189,29 +209,102 @@ def store_run(folder: Path, number: int, fingerprint: str, *, commit: str = "") 
     (folder / f"{number:04}_run.json").write_text(json.dumps(content, indent=4))
 
 
-def test_a_checkout_without_a_commit_has_no_history(tmp_path: Path) -> None:
-    subprocess.run(["git", "init", "--quiet", tmp_path], check=True)
-    storage = tmp_path / "baselines"
-    store_run(storage / "Linux", 1, "here", commit="5db0efb7ac6bdcd7cfd9f58b9eebfe8798f3638b")
+def git(root: Path, *arguments: str) -> str:
+    identity = ("-c", "user.name=a", "-c", "user.email=a@example.org")
+    command = ["git", "-C", str(root), *identity, *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
-    found = read_history(tmp_path, storage, True, "here", probe=dict)
+
+def commit(root: Path, name: str = "code.py") -> str:
+    with (root / name).open("a") as file:
+        file.write("more\n")
+    git(root, "add", name)
+    git(root, "commit", "--quiet", "--message", name)
+    return git(root, "rev-parse", "HEAD")
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    git(tmp_path, "init", "--quiet", "--initial-branch=main")
+    return tmp_path
+
+
+def read(checkout: Path, revision: str | None) -> History:
+    base = None if revision is None else Base(revision=revision, described="the base")
+    storage = checkout / "baselines"
+    return read_history(checkout, storage, True, "here", base=base, probe=dict)
+
+
+def test_without_a_base_in_git_no_stored_run_counts(tmp_path: Path) -> None:
+    store_run(tmp_path / "baselines" / "Linux", 1, "here")
+
+    found = read(tmp_path, None)
 
     assert found.runs == ()
     assert found.refused == (
-        f"{storage}/Linux/0001_run.json: its commit 5db0efb7ac6b is neither the base nor an "
-        "ancestor of it",
+        "stored runs: without a base in git nothing says which of them are the base's",
     )
 
 
-def test_only_the_newest_sessions_of_this_environment_are_history(tmp_path: Path) -> None:
-    folder = tmp_path / "baselines" / "Linux"
-    for number in range(1, 16):
-        store_run(folder, number, "elsewhere" if number == 15 else "here")
+def test_the_base_and_its_first_parents_alone_have_a_history_in_the_order_of_commits(
+    checkout: Path,
+) -> None:
+    first = commit(checkout)
+    git(checkout, "switch", "--quiet", "--create", "side")
+    side = commit(checkout, "side.py")
+    git(checkout, "switch", "--quiet", "main")
+    second = commit(checkout)
+    git(checkout, "merge", "--quiet", "--no-edit", "side")
+    base = git(checkout, "rev-parse", "HEAD")
+    later = commit(checkout)
+    folder = checkout / "baselines" / "Linux"
+    # The old job was run again last.
+    for number, one in enumerate((side, later, base, second, first), start=1):
+        store_run(folder, number, "here", commit=one)
 
-    found = read_history(tmp_path, folder.parent, True, "here", probe=dict)
+    found = read(checkout, base)
 
-    assert [run.path.name[:4] for run in found.runs] == [f"{n:04}" for n in range(5, 15)]
+    assert [run.commit for run in found.runs] == [first, second, base]
+    assert found.refused == tuple(
+        f"{folder}/{number:04}_run.json: its commit {one[:12]} is neither the base nor an ancestor "
+        "of it"
+        for number, one in ((1, side), (2, later))
+    )
+
+
+def test_a_run_is_the_bases_own_where_documentation_and_records_alone_came_later(
+    checkout: Path,
+) -> None:
+    older, measured = commit(checkout), commit(checkout)
+    for name in ("README.md", "docs/conf.py", "baselines/accepted.toml"):
+        (checkout / name).parent.mkdir(exist_ok=True)
+        base = commit(checkout, name)
+    folder = checkout / "baselines" / "Linux"
+    for number in range(1, 5):
+        store_run(folder, number, "here", commit=older)
+    store_run(folder, 5, "here", commit=measured)
+
+    found = read(checkout, base)
+    before = read(checkout, commit(checkout))
+
+    assert found.can_screen("test_a")
+    verdict = found.screen(candidate(0.01), print)
+    assert verdict is not None
+    assert verdict.compared_with == "screen: 5 runs, newest 3 commits behind the base"
+    assert len(before.runs) == 5
+    assert not before.can_screen("test_a")
+
+
+def test_only_the_newest_sessions_of_this_environment_are_history(checkout: Path) -> None:
+    base = commit(checkout)
+    folder = checkout / "baselines" / "Linux"
+    for number in range(1, 26):
+        store_run(folder, number, "elsewhere" if number == 25 else "here", commit=base)
+
+    found = read(checkout, base)
+
+    assert [run.path.name[:4] for run in found.runs] == [f"{n:04}" for n in range(5, 25)]
     assert found.refused == (
-        f"{folder}/0015_run.json: was made in the environment elsewhere, and this one is here",
+        f"{folder}/0025_run.json: was made in the environment elsewhere, and this one is here",
     )
     assert found.can_screen("test_a")

@@ -195,5 +195,5 @@ def test_a_count_above_the_newest_stored_run_is_for_the_pairs_to_confirm(
     assert result.ret == code
     assert table(result) == {OTHER: word}
     result.stdout.fnmatch_lines(
-        [f"*{OTHER} goes to the judge: flops 100 -> 120 since the newest stored run"]
+        [f"*{OTHER} goes to the judge: flops 100 -> 120 since the base's stored run"]
     )

@@ -69,6 +69,7 @@ def test_a_run_is_saved_with_its_stamp_and_is_a_baseline(pytester: pytest.Pytest
     ((name, seconds),) = run_stamp.pop("durations_s").items()
     assert name == "test_inner.py::test_sum"
     assert seconds >= 0
+    assert list(run_stamp.pop("digests")) == [name]
     assert run_stamp == {
         "schema": 1,
         "probe_s": PROBE_S,

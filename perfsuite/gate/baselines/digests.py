@@ -1,0 +1,68 @@
+"""What a cell is beside the code under test: a digest of its benchmark files, recipe and workload.
+
+A stored time is of the same cell only where the digest is the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any
+
+from perfsuite.errors import PerfsuiteError
+from perfsuite.gate.git.overlay import Head, benchmark_files, is_test_file, plan_overlay
+from perfsuite.gate.git.repository import find_top
+
+_NUM_DIGITS = 16
+
+
+class CellDigests:
+    """The digests of a session's cells.
+
+    Args:
+        root: pytest's root.
+        paths: The benchmark files and folders that the session runs.
+        python_files: Patterns of the names of test files, pytest's ini value.
+    """
+
+    def __init__(self, root: Path, paths: Sequence[Path], python_files: Sequence[str]) -> None:
+        top = find_top(root) or root.resolve()
+        self._head = Head(top=top, root=root.resolve(), python_files=tuple(python_files))
+        self._paths = paths
+        self._digest_of_file = cache(self._digest_files)
+
+    def of(self, cell: str, record: Mapping[str, Any]) -> str | None:
+        """Return the digest of a cell; None where its files are not known.
+
+        `record` is what perfsuite keeps of the cell: empty for a plain benchmark.
+        """
+        try:
+            files = self._digest_of_file(cell.partition("::")[0])
+        except (PerfsuiteError, OSError):  # the session says why, where it needs the files
+            return None
+        kept = [files, record.get("workload"), record.get("recipe")]
+        return _digest(json.dumps(kept, sort_keys=True, default=str).encode())
+
+    def _digest_files(self, file: str) -> str:
+        """Return the digest of a test file and of all benchmark files that are no other tests."""
+        own = (self._head.root / file).relative_to(self._head.top)
+        digest = hashlib.sha256()
+        for path in sorted(self._shared | {own}):
+            digest.update(f"{path}\0{_digest((self._head.top / path).read_bytes())}\0".encode())
+        return digest.hexdigest()
+
+    @cached_property
+    def _shared(self) -> set[Path]:
+        overlay = plan_overlay(self._head, self._paths)
+        return {
+            path
+            for path in benchmark_files(self._head, overlay)
+            if path.name == "conftest.py" or not is_test_file(self._head, path)
+        }
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:_NUM_DIGITS]

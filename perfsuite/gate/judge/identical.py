@@ -1,0 +1,114 @@
+"""Which cells run the same code in both trees, so that no pair can find a difference.
+
+Head's files are compared with the base's byte by byte. What a cell loads is what a launch of head
+has logged (`arms.load_log`); where that cannot be known, the cell is not identical.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from perfsuite.gate.arms.arm import Launch
+from perfsuite.gate.arms.loaded import Loaded
+from perfsuite.gate.git.changes import Changes
+from perfsuite.records.verdict import CellVerdict
+
+_MOST_NAMED: Final = 3
+# Where installers put packages, in a tree or not.
+_INSTALLED: Final = frozenset({"site-packages", "dist-packages"})
+
+Run = Callable[[Sequence[str]], Launch]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """The trees of a session, and how to launch head's.
+
+    Attributes:
+        top: Of head's checkout, without symbolic links.
+        collected: Head's launch that collected everything and ran nothing.
+        run: Runs cells of head alone, in a launch with their files alone.
+    """
+
+    top: Path
+    changes: Changes
+    collected: Launch
+    run: Run
+
+    def find_identical(self, cells: Collection[str]) -> list[CellVerdict]:
+        """Return the verdict of each cell that no change touches."""
+        changes = self.changes
+        if changes.others:
+            return []
+        if not changes.modules:
+            return [_identical(name, _name_all(changes)) for name in cells]
+        why = f"it loads none of the changed modules: {_listed(changes.modules)}"
+        found: list[CellVerdict] = []
+        for names in self._group(cells):
+            runs = self.run(names).cells
+            found += [
+                _identical(name, why)
+                for name in names
+                if name in runs
+                and runs[name].outcome == "passed"
+                and runs[name].rounds_s
+                and self._find_touching(runs[name].loaded) is None
+            ]
+        return found
+
+    def _group(self, cells: Collection[str]) -> list[list[str]]:
+        """Return the cells to launch together: by file where collecting them all tells nothing."""
+        if self._find_touching(self.collected.loaded) is None:
+            return [[*cells]] if cells else []
+        by_file: dict[str, list[str]] = {}
+        for name in cells:
+            by_file.setdefault(name.partition("::")[0], []).append(name)
+        suite = self.collected.suite
+        collected = {name.partition("::")[0] for name in (() if suite is None else suite.cells)}
+        return [*by_file.values()] if len(collected) > 1 else []
+
+    def _find_touching(self, loaded: Loaded) -> Path | None:
+        """Return a change that reached what was loaded, or may have; None where none did."""
+        changed = self.changes.modules
+        if loaded.silent:
+            return next(iter(changed), None)
+        files = {Path(file).resolve() for file in loaded.files}
+        for path in changed:
+            if self.top / path in files or any(_is_copy(self.top, path, file) for file in files):
+                return path
+        return None
+
+
+def _is_copy(top: Path, module: Path, file: Path) -> bool:
+    """Whether a file is imported under a module's name: an installed copy, which hides it."""
+    is_installed = not file.is_relative_to(top) or not _INSTALLED.isdisjoint(file.parts)
+    if file.name != module.name or not is_installed:
+        return False
+    place = module
+    parts = [module.name]
+    while (top / place.parent / "__init__.py").is_file() and place.parent != Path():
+        place = place.parent
+        parts.insert(0, place.name)
+    folder = file.parents[len(parts) - 1]
+    return file == folder.joinpath(*parts) and not (folder / "__init__.py").exists()
+
+
+def _identical(name: str, why: str) -> CellVerdict:
+    return CellVerdict(
+        name=name, word="PASS", by="identical", reason=why, compared_with=f"identical: {why}"
+    )
+
+
+def _name_all(changes: Changes) -> str:
+    if not changes.documents:
+        return "no file differs from the base"
+    return f"only documentation differs from the base: {_listed(changes.documents)}"
+
+
+def _listed(paths: Iterable[Path]) -> str:
+    names = sorted(map(str, paths))
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    return ", ".join(names[:_MOST_NAMED]) + more
