@@ -64,13 +64,7 @@ def report_on_runs(
     report = report_on_rows(
         rows,
         sources=[*(run.described for run in reversed(runs)), *(one.described for one in trainings)],
-        remarks=[
-            *newest.gaps,
-            *(f"accepted: {text}" for text in newest.exceptions),
-            *newest.remarks,
-            *([remark] if older else []),
-            *newest.missing,
-        ],
+        remarks=[*newest.gaps, *newest.remarks, *([remark] if older else []), *newest.missing],
         tolerance=tolerance,
         limit=limit,
     )

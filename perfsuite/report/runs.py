@@ -33,13 +33,12 @@ class Run:
     Attributes:
         machine: What it ran on, for people; None where the file does not say.
         accepted: Names of the cells that only a reviewed exception let through.
-        exceptions: The reviewed exceptions that its verdicts rest on, in words.
         rows: Its cells, in the file's order, then those that were judged and not measured.
         num_failed: Tests that failed by themselves, cells or not.
         missing: Cells that measured nothing and why, one line each, as far as that is known.
         parts: The shards that were merged into it.
         gaps: What keeps it from being a whole session, one line each.
-        remarks: Notes on how it was put together, one line each.
+        remarks: Notes on what its verdicts rest on and how it was put together, one line each.
     """
 
     path: AnyPath
@@ -49,7 +48,6 @@ class Run:
     machine: str | None
     accepted: frozenset[str]
     rows: tuple[Row, ...]
-    exceptions: tuple[str, ...] = ()
     num_failed: int = 0
     missing: tuple[str, ...] = ()
     fingerprint: str | None = None
@@ -148,10 +146,10 @@ def _read_run(path: AnyPath) -> Run:
         machine=_machine(file.machine_info),
         accepted=frozenset() if stamp is None else frozenset(stamp.accepted),
         rows=rows,
-        exceptions=() if stamp is None else _texts(stamp.exceptions),
         num_failed=0 if stamp is None else stamp.num_failed,
         fingerprint=file.fingerprint,
         shard=None if stamp is None else stamp.shard,
+        remarks=() if stamp is None else tuple(_accepted(stamp.exceptions)),
     )
 
 
@@ -194,8 +192,10 @@ def _with_stamped(rows: Sequence[Row], words: Mapping[str, VerdictWord]) -> Iter
         yield Row(name=name, verdict=_stamped(word))
 
 
-def _texts(exceptions: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(printable(text) for texts in exceptions.values() for text in texts))
+def _accepted(exceptions: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    """Yield a line for each reviewed exception that verdicts rest on."""
+    for text in dict.fromkeys(text for texts in exceptions.values() for text in texts):
+        yield printable(f"accepted: {text}")
 
 
 def _stamped(word: VerdictWord) -> Verdict:

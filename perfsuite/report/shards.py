@@ -78,7 +78,6 @@ def _join(parts: Mapping[int, Run], remarks: Sequence[str]) -> Run:
         last,
         machine=" and ".join(dict.fromkeys(run.machine for run in runs if run.machine)) or None,
         accepted=frozenset().union(*(run.accepted for run in runs)),
-        exceptions=tuple(dict.fromkeys(text for run in runs for text in run.exceptions)),
         rows=tuple({row.name: row for run in runs for row in run.rows}.values()),
         num_failed=sum(run.num_failed for run in runs),
         missing=tuple(text for run in runs for text in run.missing),
