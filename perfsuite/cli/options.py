@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any
@@ -19,6 +19,7 @@ from perfsuite.cli.output import say
 from perfsuite.errors import SettingError
 from perfsuite.experiments.rank_session import Session
 from perfsuite.experiments.settings import DEVICES, MAX_SEED, Settings
+from perfsuite.gate.arms.command import Command
 from perfsuite.gate.judge.trial import draw_seed
 from perfsuite.records.parallel import PARALLEL_FORMS
 from perfsuite.records.recipe import COMM_HOOKS, PRECISIONS, Recipe
@@ -143,6 +144,12 @@ def open_session(
         round_s=round_s,
     )
     return Session(settings, say=say)
+
+
+def pytest_command(paths: Sequence[str] | None, select: str | None) -> Command:
+    """Return the call of pytest that a verb stands for, with its paths and its -k."""
+    selection = () if select is None else ("-k", select)
+    return Command.of_this_process(Path.cwd(), (*(paths or ()), *selection), os.environ)
 
 
 def wait_for_machine() -> TimingLock:

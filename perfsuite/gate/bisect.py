@@ -17,6 +17,7 @@ from typing import Final, Literal
 
 from perfsuite.errors import PerfsuiteError, SettingError
 from perfsuite.gate.arms.arm import Suite
+from perfsuite.gate.arms.command import Command
 from perfsuite.gate.git import repository
 from perfsuite.gate.git.command import complaint_of, find_commit, output, run_git
 from perfsuite.gate.git.overlay import lay_configuration
@@ -190,11 +191,10 @@ class _Search:
         with _tree_of(self.suite, cell, commit) as (tree, inifile):
             result = run_gate(
                 GateRequest(
-                    folder=tree,
-                    paths=(cell,),
+                    command=Command(
+                        folder=tree, arguments=("-c", str(inifile), f"--rootdir={tree}", cell)
+                    ),
                     cells=frozenset({cell}),
-                    inifile=inifile,
-                    root=tree,
                     base_dir=self.good_tree,
                     tolerance=bounds[0],
                     limit=bounds[1],
@@ -327,11 +327,13 @@ def _find_ends(request: BisectRequest) -> tuple[str, str]:
 def _collect(request: BisectRequest) -> tuple[Suite, str]:
     """The suite of the working tree, and the one cell that is named."""
     named = GateRequest(
-        folder=request.folder, paths=(request.cell,), budget=request.budget, seed=request.seed
+        command=Command(folder=request.folder, arguments=(request.cell,)),
+        budget=request.budget,
+        seed=request.seed,
     )
     launch = collect(head_arm(named, None))
-    if launch.suite is None or launch.failure is not None:
-        raise SettingError(f"{request.cell!r} cannot be collected: {launch.failure}")
+    if launch.suite is None or launch.why_not_collected is not None:
+        raise SettingError(f"{request.cell!r} cannot be collected: {launch.why_not_collected}")
     cells = list(launch.suite.cells)
     if len(cells) != 1:
         names = ", ".join(cells[:_MOST_LISTED]) or "none"

@@ -153,8 +153,8 @@ def _count_cells(request: GateRequest, plants: Sequence[Plant]) -> int:
             "fresh checkout of HEAD, which must be the same code; commit them"
         )
     collected = collect(head_arm(request, None))
-    if collected.suite is None or collected.failure is not None:
-        raise WorkloadError(f"the tests cannot be collected: {collected.failure}")
+    if collected.suite is None or collected.why_not_collected is not None:
+        raise WorkloadError(f"the tests cannot be collected: {collected.why_not_collected}")
     cells = collected.suite.cells
     if not cells:
         raise WorkloadError("there is no benchmark to calibrate with")

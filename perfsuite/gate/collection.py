@@ -17,7 +17,7 @@ from perfsuite.gate.arms.arm import Suite
 from perfsuite.gate.baselines.accepted import EVERY_CELL, Accepted, Entry
 from perfsuite.gate.baselines.stricter import rule
 from perfsuite.gate.judge.trial import CellPolicy, Trial
-from perfsuite.gate.request import GateRequest, policy_of, relative_paths, request_of_base
+from perfsuite.gate.request import GateRequest, policy_of, request_of_base
 from perfsuite.records.verdict import CellVerdict, VerdictWord
 
 HOW_TO_ACCEPT = "if that is meant, say so with 'perfsuite baseline accept'"
@@ -48,8 +48,9 @@ class ChosenCells:
 
 def choose_cells(request: GateRequest, head: Suite, base: Suite, accepted: Accepted) -> ChosenCells:
     """Return which of head's cells are compared with those of the base's own benchmark files."""
-    paths = relative_paths(request, head)
-    theirs = {name for name in base.cells if _is_named(name, paths)}
+    theirs = {name for name in base.cells if _is_named(name, head.named)}
+    # A file that the base itself cannot collect may have them all.
+    theirs |= {name for name in head.cells if base.why_broken(name) is not None}
     common, others = _find_common(head.cells, theirs, accepted)
     base_request = request_of_base(request, base)
     policies: dict[str, CellPolicy] = {}
@@ -63,7 +64,9 @@ def choose_cells(request: GateRequest, head: Suite, base: Suite, accepted: Accep
             accepted_slowdown=1.0 if slowdown is None else slowdown.ratio,
             accepted_increase=functools.partial(_accepted_increase, accepted, name),
         )
-        ruling = rule(name, policy, _base_policy(base_request, base, old_name), accepted)
+        is_train = bool(head.cells[name].get("is_train"))
+        base_policy = _base_policy(base_request, base, old_name, is_train=is_train)
+        ruling = rule(name, policy, base_policy, accepted)
         policies[name] = ruling.policy
         used[name] = [*([] if rename is None else [rename]), *ruling.loosened]
         for text in ruling.refused:
@@ -108,12 +111,13 @@ def _accepted_increase(accepted: Accepted, cell: str, count: str) -> float:
     return 1.0 if increase is None else increase.most_ratio
 
 
-def _base_policy(request: GateRequest, base: Suite, name: str) -> CellPolicy:
-    """How the base itself would judge a cell, without markers where they are wrong."""
+def _base_policy(request: GateRequest, base: Suite, name: str, *, is_train: bool) -> CellPolicy:
+    """How the base itself would judge a cell, without markers where they are wrong or unknown."""
+    unmarked = {"is_train": is_train}
     try:
-        return policy_of(request, base, name)
+        cells = {name: base.cells.get(name, unmarked)}
+        return policy_of(request, dataclasses.replace(base, cells=cells), name)
     except SettingError:
-        unmarked = {"is_train": base.cells[name].get("is_train")}
         return policy_of(request, dataclasses.replace(base, cells={name: unmarked}), name)
 
 

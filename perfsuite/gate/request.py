@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from perfsuite.errors import SettingError
+from perfsuite.errors import SettingError, WriteError
 from perfsuite.gate.arms.arm import Arm, Launch, PairPlan, Suite
-from perfsuite.gate.arms.launch import launch_pair
+from perfsuite.gate.arms.build import build_base
+from perfsuite.gate.arms.command import Command
+from perfsuite.gate.arms.launch import launch_pair, scratch_folder
 from perfsuite.gate.git.command import file_at
+from perfsuite.gate.git.fill_tree import share_files
 from perfsuite.gate.git.find_base import find_base
-from perfsuite.gate.git.overlay import lay_configuration
-from perfsuite.gate.git.repository import Base, NoBase
+from perfsuite.gate.git.overlay import SITE_FOLDER, lay_configuration
+from perfsuite.gate.git.repository import Base, NoBase, find_top
 from perfsuite.gate.git.worktree import (
     base_tree,
     check_base_dir,
     directory_tree,
     ignore_trees_in,
     import_roots,
+    lay_benchmarks,
 )
 from perfsuite.gate.judge.counts import parse_slacks
 from perfsuite.gate.judge.trial import Budget, CellPolicy
@@ -46,21 +51,19 @@ _SHORT_LAUNCHES = (
 
 @dataclass(frozen=True, kw_only=True)
 class GateRequest:
-    """What to gate, and how.
+    """What to gate, and how: all that the user gave, once.
 
     Attributes:
-        folder: Where pytest would be called.
-        paths: Benchmark files and folders, as pytest takes them.
+        command: The user's own call of pytest, which every launch repeats.
         cells: Those of head's that are judged; None is all.
         num_cells: That share the error rate, in whichever session; None is those that are judged.
-        pytest_arguments: Further ones, such as ("-k", "lenet").
-        inifile: Head's configuration; None is the one that pytest finds by itself.
-        root: pytest's rootdir; None as above.
         base: A revision; None finds the merge base.
         target: The branch that a continuous integration says the change goes to.
         base_dir: A folder instead of a revision.
         found: The base, where it is known already.
         base_python: The base arm's interpreter; None is this one.
+        base_build: Builds the base in its tree; a command of the shell.
+        base_environment: Variables that the base arm alone has.
         tolerance: The slowdown that is accepted unless a marker says otherwise.
         limit: The slowdown that must not pass.
         fixed: Of these two, those that hold for both sides, whatever their configuration says.
@@ -73,18 +76,15 @@ class GateRequest:
         heeds_exceptions: Whether what head lists as accepted may let a cell through.
     """
 
-    folder: Path
-    paths: tuple[str, ...]
+    command: Command
     cells: frozenset[str] | None = None
     num_cells: int | None = None
-    pytest_arguments: tuple[str, ...] = ()
-    inifile: Path | None = None
-    root: Path | None = None
     base: str | None = None
     target: str | None = None
     base_dir: Path | None = None
     found: Base | NoBase | None = None
     base_python: str | None = None
+    base_build: str | None = None
     base_environment: Mapping[str, str] = field(default_factory=dict)
     tolerance: float = 0.02
     limit: float = 0.05
@@ -98,6 +98,24 @@ class GateRequest:
     head_environment: Mapping[str, str] = field(default_factory=dict)
     explains: bool = True
     heeds_exceptions: bool = True
+
+    @property
+    def folder(self) -> Path:
+        """Where the user called pytest."""
+        return self.command.folder
+
+
+@contextmanager
+def session_caches() -> Iterator[Path]:
+    """Give the folder of what a session's launches compile; a WriteError where none can be made."""
+    with contextlib.ExitStack() as stack:
+        try:
+            folder = stack.enter_context(scratch_folder())
+        except OSError as error:
+            raise WriteError(
+                f"cannot make a temporary folder for the session: {error.strerror or error}"
+            ) from error
+        yield folder
 
 
 def base_of(request: GateRequest, folders: Sequence[Path]) -> Base | NoBase | None:
@@ -124,49 +142,68 @@ def collect(arm: Arm) -> Launch:
     return launch_pair([arm], plan, [])[arm.name]
 
 
-def head_arm(request: GateRequest, suite: Suite | None) -> Arm:
-    """Return head's arm; as the user would call pytest as long as its root is not known."""
-    root, inifile, rootdir = request.folder, request.inifile, request.root
-    paths: Sequence[str] = request.paths
-    if suite is not None:
-        root, inifile, rootdir = suite.root, suite.inifile, suite.root
-        paths = relative_paths(request, suite)
-    configuration = [] if inifile is None else ["-c", str(inifile)]
-    configuration += [] if rootdir is None else [f"--rootdir={rootdir}"]
-    configuration += [*ignore_trees_in(root), *_SHORT_LAUNCHES]
+def head_arm(request: GateRequest, suite: Suite | None, caches: Path | None = None) -> Arm:
+    """Return head's arm, which is the user's own call; its root is not known without a suite."""
+    command = request.command
+    root = command.folder if suite is None else suite.root
     return Arm(
         name="head",
         tree=root,
+        folder=command.folder,
         import_roots=import_roots(root, []) if suite is None else _import_roots(root, suite),
-        pytest_arguments=(*configuration, *request.pytest_arguments, *paths),
+        pytest_arguments=(
+            *ignore_trees_in(find_top(root) or root),
+            *_SHORT_LAUNCHES,
+            *command.arguments,
+        ),
+        python_options=command.python_options,
+        inherited=command.environment,
+        caches=caches,
         environment=dict(request.head_environment),
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class BaseSide:
-    """The base of a gate session as a counterpart of head's suite; `base` is None for a folder."""
+    """The base of a gate session as a counterpart of head's suite.
+
+    Attributes:
+        base: None for a folder.
+        caches: Of both arms; None keeps none.
+    """
 
     request: GateRequest
     suite: Suite
     base: Base | None
+    caches: Path | None = None
 
-    def tree(self, *, is_overlaid: bool) -> AbstractContextManager[Path]:
-        """Return the counterpart of head's root, with head's benchmarks over it or its own.
+    def tree(self) -> AbstractContextManager[Path]:
+        """Return the counterpart of head's root, with the base's own benchmarks.
 
-        It is made when it is entered: a SettingError where a path is not there, a WriteError where
-        the tree cannot be made.
+        It is made when it is entered: a WriteError where it cannot be.
         """
-        request, suite = self.request, self.suite
-        overlay: list[Path] = []
-        if is_overlaid:  # by files and folders, without what names a test in one
-            overlay = [request.folder / path.partition("::")[0] for path in request.paths]
-            overlay = overlay or [request.folder]
+        root = self.suite.root
         if self.base is not None:
-            return base_tree(suite.root, self.base, overlay, python_files=suite.python_files)
-        assert request.base_dir is not None
-        return directory_tree(
-            suite.root, request.base_dir, overlay, python_files=suite.python_files
+            return base_tree(root, self.base, [])
+        assert self.request.base_dir is not None
+        return directory_tree(root, self.request.base_dir, [])
+
+    def share(self, tree: Path) -> tuple[str, ...]:
+        """Link what head shares into the base's tree, and return what that is."""
+        return share_files(self.suite.root, tree, self.suite.shared)
+
+    def build(self, tree: Path) -> str | None:
+        """Build the base as the user says; return why that failed, None where it did not."""
+        request = self.request
+        if request.base_build is None:
+            return None
+        return build_base(
+            request.base_build,
+            tree,
+            site=tree / SITE_FOLDER,
+            root=self.suite.root,
+            python=request.base_python or sys.executable,
+            environment={**request.command.environment, **request.base_environment},
         )
 
     def read(self, path: Path) -> bytes:
@@ -185,55 +222,79 @@ class BaseSide:
         except (OSError, ValueError) as error:
             raise SettingError(f"{file} cannot be read: {why_unreadable(error)}") from error
 
-    def collect(self, tree: Path) -> Launch:
-        """Return a launch that has collected the base's own cells, from those paths it has."""
-        if self.request.paths and not self._own_paths(tree):
-            nothing = Suite(cells={}, root=tree, inifile=None, pythonpath=(), python_files=())
-            return Launch(arm=self.own_arm(tree), suite=nothing)
-        return collect(self.own_arm(tree))
+    def lay_benchmarks(self, tree: Path) -> None:
+        """Lay head's benchmarks over the tree; a SettingError where a path is not there."""
+        suite = self.suite
+        # By files and folders, without what names a test in one.
+        paths = dict.fromkeys(suite.root / path.partition("::")[0] for path in suite.paths)
+        lay_benchmarks(tree, suite.root, list(paths), top=self.top, python_files=suite.python_files)
 
-    def own_arm(self, tree: Path) -> Arm:
+    def collect(self, tree: Path) -> Launch:
+        """Return a launch that has collected the base's own cells, from those paths it has.
+
+        Options that its own configuration adds are left out where its pytest refuses them.
+        """
+        launch = collect(self.own_arm(tree))
+        if launch.suite is None:
+            without = collect(self.own_arm(tree, "-o", "addopts="))
+            launch = launch if without.suite is None else without
+        return launch
+
+    def own_arm(self, tree: Path, *options: str) -> Arm:
         """Return the base's arm by itself: its own configuration, and those paths that it has."""
-        # With TMPDIR in head's tree, the folders above are head's.
-        configuration = [f"--confcutdir={tree}"]
-        if self.request.inifile is not None:
-            counterpart = tree / os.path.relpath(self.request.inifile, self.suite.root)
-            configuration += ["-c", str(counterpart)] if counterpart.exists() else []
-        return self._arm(tree, configuration, self._own_paths(tree))
+        command = self._command(tree).without_missing_configuration()
+        # With temporary folders in head's tree, the folders above are head's.
+        command = command.followed_by(f"--rootdir={tree}", f"--confcutdir={tree}", *options)
+        return self._arm(tree, command, {"PERFSUITE_ARM_LACKS": "1"})
 
     def arm(self, tree: Path) -> Arm:
         """Return the base's arm, with head's configuration laid over its tree."""
         inifile = lay_configuration(tree, self.suite.root, self.suite.inifile)
-        return self._arm(tree, ["-c", str(inifile)], relative_paths(self.request, self.suite))
+        command = self._command(tree).followed_by(f"--rootdir={tree}", "-c", str(inifile))
+        return self._arm(tree, command, {})
 
-    def _arm(self, tree: Path, configuration: Sequence[str], paths: Sequence[str]) -> Arm:
-        configuration = [f"--rootdir={tree}", *configuration, *_SHORT_LAUNCHES]
+    @property
+    def top(self) -> Path:
+        """The folder of head that the base's tree is a counterpart of, as far as it is made."""
+        root = self.suite.root.resolve()
+        return (find_top(root) or root) if self.base is not None else root
+
+    def _command(self, tree: Path) -> Command:
+        return self.request.command.moved(self.top, self.top_of(tree))
+
+    @property
+    def import_roots(self) -> tuple[Path, ...]:
+        """Of head."""
+        return _import_roots(self.suite.root, self.suite)
+
+    def top_of(self, tree: Path) -> Path:
+        """The counterpart of the folder of head that is compared, where `tree` is its root's."""
+        inner = self.suite.root.resolve().relative_to(self.top)
+        return tree.parents[len(inner.parts) - 1] if inner.parts else tree
+
+    def _arm(self, tree: Path, command: Command, variables: Mapping[str, str]) -> Arm:
         return Arm(
             name="base",
             tree=tree,
-            import_roots=_import_roots(tree, self.suite),
-            pytest_arguments=(*configuration, *self.request.pytest_arguments, *paths),
+            folder=command.folder,
+            import_roots=(*_site_of(tree), *_import_roots(tree, self.suite)),
+            pytest_arguments=(*_SHORT_LAUNCHES, *command.arguments),
             python=self.request.base_python or sys.executable,
-            environment=dict(self.request.base_environment),
+            python_options=command.python_options,
+            inherited=command.environment,
+            environment={**self.request.base_environment, **variables},
+            caches=self.caches,
         )
 
-    def _own_paths(self, tree: Path) -> list[str]:
-        paths = relative_paths(self.request, self.suite)
-        files = dict.fromkeys(path.partition("::")[0] for path in paths)
-        return [file for file in files if (tree / file).exists()]
+
+def _site_of(tree: Path) -> list[Path]:
+    """The folder that the base's build has installed into, if it has any."""
+    site = tree / SITE_FOLDER
+    return [site] if site.exists() and any(site.iterdir()) else []
 
 
 def _import_roots(tree: Path, suite: Suite) -> tuple[Path, ...]:
     return import_roots(tree, [os.path.relpath(path, suite.root) for path in suite.pythonpath])
-
-
-def relative_paths(request: GateRequest, suite: Suite) -> list[str]:
-    """Return the paths from pytest's root, where the launches run."""
-    found = []
-    for path in request.paths:
-        file, separator, names = path.partition("::")
-        found.append(os.path.relpath(request.folder / file, suite.root) + separator + names)
-    return found
 
 
 def request_of_base(request: GateRequest, own: Suite) -> GateRequest:

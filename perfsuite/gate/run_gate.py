@@ -29,15 +29,26 @@ from perfsuite.gate.collection import (
     choose_cells,
     not_compared,
 )
+from perfsuite.gate.git.fill_tree import check_shared, missing_files
 from perfsuite.gate.git.find_base import describe_head
 from perfsuite.gate.git.overlay import python_digests
 from perfsuite.gate.git.repository import Base, NoBase
-from perfsuite.gate.git.worktree import sweep_stale_trees, what_is_missing
+from perfsuite.gate.git.worktree import sweep_stale_trees, what_is_missing, why_elsewhere
+from perfsuite.gate.judge.dependencies import ANY, changed_dependencies
 from perfsuite.gate.judge.explain import explain
 from perfsuite.gate.judge.judge import judge
+from perfsuite.gate.judge.remarks import remarks_on
 from perfsuite.gate.judge.trial import CellPolicy, Judgement, Trial
+from perfsuite.gate.judge.untracked import name_untracked
 from perfsuite.gate.noise import CALIBRATION_FILE, parse_priors
-from perfsuite.gate.request import BaseSide, GateRequest, base_of, collect, head_arm
+from perfsuite.gate.request import (
+    BaseSide,
+    GateRequest,
+    base_of,
+    collect,
+    head_arm,
+    session_caches,
+)
 from perfsuite.records.verdict import CellVerdict, Explanation
 from perfsuite.stats.sequential import Prior
 from perfsuite.system.signals import ends_on_signals
@@ -87,25 +98,27 @@ def run_gate(
     """
     sweep_stale_trees(request.folder)
     differs = {"head": describe_head(request.folder)}
-    head = collect(head_arm(request, None))
-    measured = [] if head.suite is None else [head.suite.root, *head.suite.pythonpath]
-    base = base_of(request, measured)
-    if isinstance(base, NoBase):
-        return GateResult(refusal=base.reason, differs=differs, seed=request.seed)
-    differs["base"] = str(request.base_dir) if base is None else base.described
-    if request.base_python is not None:
-        differs["base interpreter"] = request.base_python
-    differs |= {f"base {name}": value for name, value in request.base_environment.items()}
-    if isinstance(base, Base) and base.warning is not None:
-        differs["base's age"] = base.warning
-    if head.suite is None or head.failure is not None:
-        refusal = f"head's tests cannot be collected: {head.failure}"
-        return GateResult(refusal=refusal, differs=differs, seed=request.seed)
-    _announce(request, head.suite, differs["base"], say)
-    side = BaseSide(request=request, suite=head.suite, base=base)
-    session = _Session(side=side, differs=differs, say=say)
-    with machine:
-        cells, judgement = session.compare()
+    with session_caches() as caches:
+        head = collect(head_arm(request, None, caches))
+        measured = [] if head.suite is None else [head.suite.root, *head.suite.pythonpath]
+        base = base_of(request, measured)
+        if isinstance(base, NoBase):
+            return GateResult(refusal=base.reason, differs=differs, seed=request.seed)
+        differs["base"] = str(request.base_dir) if base is None else base.described
+        if request.base_python is not None:
+            differs["base interpreter"] = request.base_python
+        differs |= {f"base {name}": value for name, value in request.base_environment.items()}
+        if isinstance(base, Base) and base.warning is not None:
+            differs["base's age"] = base.warning
+        if head.suite is None or head.why_not_collected is not None:
+            refusal = f"head's tests cannot be collected: {head.why_not_collected}"
+            return GateResult(refusal=refusal, differs=differs, seed=request.seed)
+        check_shared(head.suite.root, head.suite.shared)
+        _announce(request, head.suite, differs["base"], say)
+        side = BaseSide(request=request, suite=head.suite, base=base, caches=caches)
+        session = _Session(side=side, differs=differs, say=say)
+        with machine:
+            cells, judgement = session.compare()
     cells.sort(key=lambda cell: cell.name)
     return GateResult(
         cells=tuple(cells),
@@ -124,7 +137,7 @@ def _announce(request: GateRequest, suite: Suite, base: str, say: Callable[[str]
             f"and {budget.max_s / 60:.3g} min"
         )
     else:
-        selection = " ".join((*request.paths, *request.pytest_arguments))
+        selection = " ".join(request.command.arguments)
         say(f"nothing to compare: pytest {selection} selects no test with the benchmark fixture")
 
 
@@ -146,48 +159,81 @@ class _Session:
 
     def compare(self) -> tuple[list[CellVerdict], Judgement | None]:
         """Judge what both sides have, and say why the rest is not compared."""
+        with self.side.tree() as tree:
+            if (refusal := self._prepare(tree)) is not None:
+                return not_compared("NO-BASELINE", self.side.suite.cells, refusal), None
+            cells, judgement = self._compare_with(tree)
+            return [self._complete(cell, tree) for cell in cells], judgement
+
+    def _compare_with(self, tree: Path) -> tuple[list[CellVerdict], Judgement | None]:
         request, suite = self.side.request, self.side.suite
-        with self.side.tree(is_overlaid=False) as plain:
-            own = self.side.collect(plain)
-            digests = python_digests(plain)
-        with self.side.tree(is_overlaid=True) as tree:
-            has_changed_files = self._describe_tree(tree, digests)
-            refusal = None if own.takes_turns else "the base's perfsuite is too old to take turns"
-            if own.failure is not None:
-                refusal = f"the base's tests cannot be collected: {own.failure}"
-            if refusal is not None:
-                return not_compared("NO-BASELINE", suite.cells, refusal), None
-            assert own.suite is not None
-            cells = self._choose_cells(own.suite)
-            policies = {
-                name: policy
-                for name, policy in self.policies.items()
-                if request.cells is None or name in request.cells
-            }
-            judgement = None
-            if policies:
-                arms = self.side.arm(tree), head_arm(request, suite)
-                judgement = judge(
-                    *arms,
-                    policies,
-                    num_cells=request.num_cells,
-                    budget=request.budget,
-                    seed=request.seed,
-                    priors=self._priors(),
-                    say=self.say,
-                )
-                if has_changed_files:
-                    self._look_for_skipped(judgement)
-                for trial in judgement.trials:
-                    self.used[trial.name] += apply_exceptions(trial, self._accepted)
-                explanations = self._explain(arms, judgement)
-                cells += [
-                    _verdict(trial, explanations.get(trial.name)) for trial in judgement.trials
-                ]
-            return [
-                msgspec.structs.replace(cell, accepted=tuple(map(in_words, self.used[cell.name])))
-                for cell in cells
-            ], judgement
+        own = self.side.collect(tree)
+        digests = python_digests(tree)
+        self.side.lay_benchmarks(tree)
+        changed = self._describe_tree(tree, digests)
+        refusal = None if own.takes_turns else "the base's perfsuite is too old to take turns"
+        if own.suite is None or own.failure is not None:
+            refusal = f"the base's tests cannot be collected: {own.failure}"
+        if refusal is not None:
+            return not_compared("NO-BASELINE", suite.cells, refusal), None
+        assert own.suite is not None
+        self._describe_variables(own.suite)
+        cells = self._choose_cells(own.suite)
+        policies = {
+            name: policy
+            for name, policy in self.policies.items()
+            if request.cells is None or name in request.cells
+        }
+        if not policies:
+            return cells, None
+        arms = self._watching(tree, self.side.arm(tree), head_arm(request, suite, self.side.caches))
+        judgement = judge(
+            *arms,
+            policies,
+            num_cells=request.num_cells,
+            budget=request.budget,
+            seed=request.seed,
+            priors=self._priors(),
+            say=self.say,
+        )
+        self._look_for_skipped(judgement)
+        for trial in judgement.trials:
+            for remark in remarks_on(trial, suite.root, changed):
+                trial.add_reason(remark)
+            self.used[trial.name] += apply_exceptions(trial, self._accepted)
+        explanations = self._explain(arms, judgement)
+        cells += [_verdict(trial, explanations.get(trial.name)) for trial in judgement.trials]
+        return cells, judgement
+
+    def _prepare(self, tree: Path) -> str | None:
+        """Share files with the base and build it; return why it cannot be built."""
+        request = self.side.request
+        if shared := self.side.share(tree):
+            self.differs["shared"] = f"{', '.join(shared)} (head's on both sides)"
+        if request.base_build is not None:
+            self.differs["base build"] = request.base_build
+            self.say(f"building the base: {request.base_build}")
+        return self.side.build(tree)
+
+    def _watching(self, tree: Path, base: Arm, head: Arm) -> tuple[Arm, Arm]:
+        """The arms, told to say whether they open what the base's tree lacks."""
+        tops = self.side.top_of(tree), self.side.top
+        lacked = missing_files(tops[0]) if self.side.base is not None else []
+        base, head = (
+            dataclasses.replace(arm, watched=tuple(top / path for path in lacked))
+            for arm, top in zip((base, head), tops, strict=True)
+        )
+        return base, head
+
+    def _complete(self, cell: CellVerdict, tree: Path) -> CellVerdict:
+        """Name the exceptions that a verdict rests on, and what the base failed for want of."""
+        reason = cell.reason
+        if cell.word == "NO-BASELINE" and reason is not None:
+            root = self.side.suite.root
+            found = name_untracked(reason, root, tree, self.side.import_roots)
+            reason = reason if found is None else f"{reason}; {found}"
+        accepted = tuple(map(in_words, self.used[cell.name]))
+        return msgspec.structs.replace(cell, reason=reason, accepted=accepted)
 
     @functools.cached_property
     def _accepted(self) -> Accepted:
@@ -210,17 +256,30 @@ class _Session:
             self.differs["calibration"] = printable(f"the base's cannot be read: {error}")
             return request.priors
 
-    def _describe_tree(self, tree: Path, digests: Mapping[Path, bytes]) -> bool:
-        """Say what the base's tree lacks; return whether its own benchmark files differ."""
+    def _describe_tree(self, tree: Path, digests: Mapping[Path, bytes]) -> list[Path]:
+        """Say where and what the base's tree is; return the benchmark files that head changed."""
+        if (place := why_elsewhere(tree, self.side.suite.root)) is not None:
+            self.differs["base's file system"] = place
         if self.side.base is not None and (missing := what_is_missing(tree)):
             self.differs["base's tree"] = f"{'; '.join(missing)}; {_HAS_THEM}"
             self.say(self.differs["base's tree"])
+        for file, names in changed_dependencies(self.side.top_of(tree), self.side.top).items():
+            which = _listed(sorted(names - {ANY})) or "other ones"
+            self.differs[file] = f"declares {which}; both arms run with those that are installed"
         files = python_digests(tree)
-        changed = sorted(str(path) for path, found in files.items() if digests.get(path) != found)
+        changed = sorted(path for path, found in files.items() if digests.get(path) != found)
         if changed:
-            self.differs["benchmark files"] = f"head's run on both sides: {_listed(changed)}"
+            named = _listed([str(path) for path in changed])
+            self.differs["benchmark files"] = f"head's run on both sides: {named}"
             self.say(f"changed benchmark files; {self.differs['benchmark files']}")
-        return bool(changed)
+        return changed
+
+    def _describe_variables(self, own: Suite) -> None:
+        """Name the variables that head's code writes: no launch of the base has them from it."""
+        ours, theirs = self.side.suite.variables, own.variables
+        written = [name for name in ours if name not in theirs or theirs[name] != ours[name]]
+        if written:
+            self.differs["environment"] = f"head's code sets {_listed(written)}"
 
     def _choose_cells(self, own: Suite) -> list[CellVerdict]:
         """Find how the cells of both sides are judged; return the verdicts of the others."""
@@ -243,10 +302,11 @@ class _Session:
         if not skipped:
             return
         self.say(f"looking whether the base measures what is skipped now: {len(skipped)} cells")
-        with self.side.tree(is_overlaid=False) as plain:
+        with self.side.tree() as plain:
+            self._prepare(plain)
             own = self.side.own_arm(plain)
             plan = self._further_pair(judgement)
-            launches = launch_pair((own, dataclasses.replace(own, name="head")), plan, [*skipped])
+            launches = launch_pair([own], plan, [*skipped])
         for name, trial in skipped.items():
             run = launches["base"].cells.get(name)
             if run is not None and run.rounds_s:

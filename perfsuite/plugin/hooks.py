@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 # Read by the gate in the launches of both arms, which may have another perfsuite than the gate.
 TAKES_TURNS = 2
 
+# Before any conftest: pytest loads this module with the entry points.
+_ENVIRONMENT = dict(os.environ)
 # Options that every launch of a gate has on its command line; `choices` gives it an ini value where
 # the session of the gate is ours.
 _SET_BY_ARMS = {"gate", "numerics", "report"}
@@ -58,7 +60,8 @@ class Ownership:
     """Whether a session is ours; decided once, when collection ends.
 
     Attributes:
-        environ: The environment before any conftest or test could change it.
+        environ: The environment before any test could change it.
+        given_environ: That before any conftest could, too.
         num_cores: Cores of this process, likewise.
         failed_collections: Node ids of what could not be collected.
         held_output: Of a rank that may turn out to be silent; None elsewhere.
@@ -67,6 +70,7 @@ class Ownership:
 
     def __init__(self, config: pytest.Config) -> None:
         self.environ = dict(os.environ)
+        self.given_environ = _ENVIRONMENT
         self._is_arm = "PERFSUITE_ARM_CHANNEL" in self.environ
         self.num_cores = len(os.sched_getaffinity(0))
         self.failed_collections: list[str] = []

@@ -23,6 +23,7 @@ class Option:
         default: As text, where neither command line nor ini file gives one.
         help: One line.
         is_hidden: Left out of --help, because it follows from others.
+        is_repeated: May be given several times, and in the ini file a value a line.
     """
 
     name: str
@@ -30,6 +31,7 @@ class Option:
     default: str
     help: str
     is_hidden: bool = False
+    is_repeated: bool = False
 
     @property
     def flag(self) -> str:
@@ -55,6 +57,9 @@ OPTIONS = (
     Option(
         "base-dir", "DIR", "", "a folder to compare with, instead of a revision", is_hidden=True
     ),
+    Option("base-python", "PY", "", "interpreter of the base's launches; this one unless given"),
+    Option("base-build", "CMD", "", "builds the base in its tree, or into $PERFSUITE_SITE"),
+    Option("base-env", "KEY=VALUE", "", "a variable of the base's launches", is_repeated=True),
     Option("max-pairs", "N", "16", "launches of each side, at most", is_hidden=True),
     Option("max-minutes", "TIME", "30min", "no pair of launches begins that would end later"),
     Option("seed", "N", "0", "seed of weights, data order and random numbers", is_hidden=True),
@@ -85,8 +90,17 @@ def add_options(parser: pytest.Parser) -> None:
     for option in OPTIONS:
         text = f"{option.help} (ini: {option.ini}; default: {option.default or 'none'})"
         shown = argparse.SUPPRESS if option.is_hidden else text
-        group.addoption(option.flag, metavar=option.metavar, default=None, help=shown)
+        action = "append" if option.is_repeated else "store"
+        group.addoption(
+            option.flag, action=action, metavar=option.metavar, default=None, help=shown
+        )
         parser.addini(option.ini, help=f"{option.help}; see {option.flag}", default=None)
+    parser.addini(
+        "perf_share",
+        help="files that git ignores, and both arms of a gate may use; from the rootdir",
+        type="args",
+        default=[],
+    )
 
 
 def given(config: pytest.Config, *, overridden: Container[str] = ()) -> dict[str, str]:

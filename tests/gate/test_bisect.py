@@ -236,9 +236,11 @@ def test_both_arms_are_configured_as_the_working_tree(shop: Shop) -> None:
     shop.bisect()
 
     (request, _) = shop.requests
-    assert request.root == request.folder
-    assert request.inifile == request.folder / "pytest.ini"
-    assert (request.paths, request.cells) == ((CELL,), frozenset({CELL}))
+    folder = request.folder
+    assert request.command.arguments == (
+        *("-c", str(folder / "pytest.ini"), f"--rootdir={folder}", CELL),
+    )
+    assert request.cells == frozenset({CELL})
     assert request.floor_s is None
 
 

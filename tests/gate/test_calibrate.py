@@ -15,6 +15,7 @@ from perfsuite.cli.verbs.calibrate import describe, to_document
 from perfsuite.errors import WorkloadError
 from perfsuite.gate import calibrate as calibrate_module
 from perfsuite.gate.arms.arm import Arm, Launch, Suite
+from perfsuite.gate.arms.command import Command
 from perfsuite.gate.arms.num_rounds import PairCost
 from perfsuite.gate.calibrate import CalibrationResult, Plant, calibrate
 from perfsuite.gate.git.changes import Uncommitted
@@ -25,8 +26,7 @@ from perfsuite.records.verdict import CellVerdict, VerdictWord
 from perfsuite.stats.sequential import Prior, Rule, decide
 
 REQUEST = GateRequest(
-    folder=Path("/project"),
-    paths=("bench",),
+    command=Command(folder=Path("/project"), arguments=("bench",)),
     budget=Budget(max_pairs=4, max_s=1e9, timeout_s=60.0),
     seed=3,
 )

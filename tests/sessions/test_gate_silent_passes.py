@@ -259,28 +259,6 @@ def test_the_judge_uses_the_configuration_of_the_session(shop: Repository) -> No
     assert "test_steps" not in gated.output
 
 
-def test_a_cell_that_the_judge_cannot_find_is_invalid(shop: Repository) -> None:
-    shop.write(
-        conftest="""
-        def pytest_addoption(parser):
-            parser.addoption("--size", default="1")
-
-        def pytest_generate_tests(metafunc):
-            metafunc.parametrize("size", [metafunc.config.getoption("--size")])
-        """,
-        benchmarks__test_steps=ONE_CELL.replace("(benchmark)", "(benchmark, size)"),
-    )
-
-    gated = shop.gate("--size=2")
-
-    gated.expect(
-        12,
-        f"{PRICE}[2] INVALID",
-        f"{PRICE}[2]: the judge found no such cell in head's tree: it calls pytest with the "
-        "paths, -c, --rootdir, -k, -m, -o, -p, --deselect and --ignore of this session alone",
-    )
-
-
 def test_collecting_alone_judges_nothing(shop: Repository) -> None:
     gated = shop.gate("--collect-only", "-q")
 

@@ -17,6 +17,7 @@ from made_up_machine import Machine
 
 from perfsuite.errors import SettingError, WorkloadError
 from perfsuite.gate import run_gate as run_gate_module
+from perfsuite.gate.arms.command import Command
 from perfsuite.gate.calibrate import calibrate
 from perfsuite.gate.judge.trial import Budget, CellPolicy, Judgement
 from perfsuite.gate.noise import Calibration, CellNoise, write_calibration
@@ -27,6 +28,7 @@ from perfsuite.stats.sequential import Prior
 
 # A pytest that loads nothing these suites have no use for.
 ARGUMENTS = ("-p", "no:perfsuite", "-p", "no:hypothesispytest")
+CALL = ("bench", *ARGUMENTS)
 
 # Measured with a clock that only the code under test moves: no verdict depends on the machine.
 CODE = """
@@ -70,10 +72,11 @@ def _no_configuration_of_this_machine(tmp_path_factory: pytest.TempPathFactory) 
 
 
 @pytest.fixture(autouse=True)
-def _nothing_stays() -> Iterator[None]:
-    """Fails if a temporary folder of a session stays."""
+def _nothing_stays(tmp_path: Path) -> Iterator[None]:
+    """Fails if a temporary folder of a session stays, or a tree beside its checkout."""
     yield
     assert traces() == []
+    assert list(tmp_path.rglob(f"perfsuite-{os.getpid()}-*")) == []
 
 
 def traces() -> list[str]:
@@ -115,9 +118,7 @@ def make_project(folder: Path, base: dict[str, str], head: dict[str, str]) -> Pa
 def gate(folder: Path, **changes: Any) -> GateResult:
     """One session, as short as it can be."""
     arguments: dict[str, Any] = {
-        "folder": folder,
-        "paths": ("bench",),
-        "pytest_arguments": ARGUMENTS,
+        "command": Command(folder=folder, arguments=changes.pop("arguments", CALL)),
         "base": "HEAD~1" if "base_dir" not in changes else None,
         "budget": Budget(max_pairs=3, max_s=300.0, timeout_s=60.0),
         "seed": 3,
@@ -258,7 +259,7 @@ def test_a_base_may_be_a_folder_an_interpreter_and_an_environment(tmp_path: Path
 
     result = gate(
         tmp_path / "new",
-        paths=("bench/test_a.py::test_env",),
+        arguments=("bench/test_a.py::test_env", *ARGUMENTS),
         base_dir=old,
         base_python=sys.executable,
         base_environment={"SECONDS": "0.002"},
@@ -283,7 +284,7 @@ def test_uncommitted_changes_are_part_of_head(tmp_path: Path) -> None:
     )
     write(folder, {"pkg/code.py": CODE.format(slow=100_000)})
 
-    result = gate(folder, base=None, num_cells=40, pytest_arguments=(*ARGUMENTS, "-k", "slow"))
+    result = gate(folder, base=None, num_cells=40, arguments=(*CALL, "-k", "slow"))
 
     assert words(result) == {"test_slow": "FAIL"}
     assert cell(result, "test_slow").rule["num_cells"] == 40
@@ -335,8 +336,8 @@ def test_where_heads_tests_cannot_be_collected_nothing_is_compared(tmp_path: Pat
 def test_where_the_bases_tests_cannot_be_collected_no_cell_passes(tmp_path: Path) -> None:
     folder = make_project(
         tmp_path,
-        {"bench/test_a.py": "import no_such_module\n"},
-        {"pkg/code.py": CODE.format(slow=1), "bench/test_a.py": BENCH},
+        {"pkg/code.py": CODE.format(slow=1), "bench/test_a.py": BENCH, "bench/conftest.py": "1/0"},
+        {"bench/conftest.py": ""},
     )
 
     result = gate(folder)
@@ -345,7 +346,35 @@ def test_where_the_bases_tests_cannot_be_collected_no_cell_passes(tmp_path: Path
     reason = cell(result, "test_same").reason
     assert reason is not None
     assert reason.startswith("the base's tests cannot be collected: ")
-    assert "No module named 'no_such_module'" in reason
+    assert "ZeroDivisionError" in reason
+
+
+def test_a_change_that_repairs_a_benchmark_of_the_base_is_judged(tmp_path: Path) -> None:
+    folder = make_project(
+        tmp_path,
+        {"pkg/code.py": CODE.format(slow=50_000), "bench/test_a.py": "import no_such_module\n"},
+        {"pkg/code.py": CODE.format(slow=100_000), "bench/test_a.py": BENCH},
+    )
+
+    result = gate(folder)
+
+    assert words(result) == {"test_same": "PASS", "test_slow": "FAIL"}
+
+
+def test_options_that_the_bases_pytest_refuses_are_left_out(tmp_path: Path) -> None:
+    folder = make_project(
+        tmp_path,
+        {
+            "pkg/code.py": CODE.format(slow=1),
+            "bench/test_a.py": BENCH,
+            "pytest.ini": "[pytest]\naddopts = --option-of-a-plugin-that-is-gone\n",
+        },
+        {"pytest.ini": INI, "bench/test_a.py": BENCH.partition("def test_slow")[0]},
+    )
+
+    result = gate(folder)
+
+    assert words(result) == {"test_same": "PASS", "test_slow": "VANISHED"}
 
 
 def test_a_base_that_heads_benchmarks_cannot_import_is_no_baseline(tmp_path: Path) -> None:
@@ -378,7 +407,7 @@ def test_a_base_whose_perfsuite_cannot_take_turns_is_no_baseline(tmp_path: Path)
         {"perfsuite/plugin/hooks.py": "TAKES_TURNS = 2\n"},
     )
 
-    result = gate(folder, pytest_arguments=ARGUMENTS[2:])
+    result = gate(folder, arguments=("bench", *ARGUMENTS[2:]))
 
     assert words(result) == {"test_same": "NO-BASELINE", "test_slow": "NO-BASELINE"}
     assert cell(result, "test_slow").reason == "the base's perfsuite is too old to take turns"
@@ -454,7 +483,7 @@ def test_temporary_folders_in_heads_tree_are_no_part_of_it(
     (folder / "tmp").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder / "tmp"))
 
-    result = gate(folder, base="HEAD", paths=())
+    result = gate(folder, base="HEAD", arguments=ARGUMENTS)
 
     assert words(result) == {"test_same": "PASS", "test_slow": "FAIL"}
 
@@ -464,7 +493,7 @@ def test_the_line_ends_of_a_checkout_change_no_benchmark_file(tmp_path: Path) ->
     folder = make_project(tmp_path, code, {})
     git(folder, "config", "core.autocrlf", "true")
 
-    result = gate(folder, pytest_arguments=(*ARGUMENTS, "-k", "nothing"))
+    result = gate(folder, arguments=(*CALL, "-k", "nothing"))
 
     assert result.refusal is None
     assert result.differs.keys() == {"head", "base"}
@@ -478,7 +507,7 @@ def test_where_nothing_is_selected_that_is_said(tmp_path: Path) -> None:
     folder = make_project(tmp_path, {"bench/test_a.py": BENCH, "pkg/code.py": code}, {})
     said: list[str] = []
 
-    result = gate(folder, pytest_arguments=(*ARGUMENTS, "-k", "nothing"), say=said.append)
+    result = gate(folder, arguments=(*CALL, "-k", "nothing"), say=said.append)
 
     assert result.cells == ()
     assert said == [
@@ -510,17 +539,34 @@ def test_no_cell(request): request.getfixturevalue("tmp_path")
     }
 
 
-def test_a_submodule_is_said_to_be_empty_in_the_bases_tree(tmp_path: Path) -> None:
-    part = make_project(tmp_path / "part", {}, {})
-    folder = make_project(tmp_path / "project", {"bench/test_a.py": ""}, {})
-    git(folder, "-c", "protocol.file.allow=always", "submodule", "--quiet", "add", str(part), "in")
+READS_A_PART = """
+from pathlib import Path
+
+part = Path(__file__).parents[1] / "part/numbers.txt"
+print(part.read_text() if part.exists() else "without it")
+"""
+
+
+def test_a_cell_that_reads_a_submodule_of_another_commit_proves_nothing(tmp_path: Path) -> None:
+    part = make_project(tmp_path / "part", {"numbers.txt": "1"}, {"numbers.txt": "2"})
+    code = {"pkg/code.py": READS_A_PART + CODE.format(slow=1)}
+    folder = make_project(tmp_path / "project", {"bench/test_a.py": BENCH, **code}, {})
+    add = ("-c", "protocol.file.allow=always", "submodule", "--quiet", "add")
+    git(folder, *add, str(part), "part")
+    git(folder / "part", "checkout", "--quiet", "HEAD~1")
+    commit(folder)
+    git(folder / "part", "checkout", "--quiet", "main")
     commit(folder)
 
-    result = gate(folder, base="HEAD")
+    result = gate(folder)
 
+    assert words(result) == {"test_same": "INVALID", "test_slow": "INVALID"}
     assert result.differs["base's tree"] == (
-        "the submodule in is empty in the base's tree; where a cell needs them, name a checkout "
+        "the submodule part is empty in the base's tree; where a cell needs them, name a checkout "
         "that has them with --base-dir"
+    )
+    assert str(cell(result, "test_same").reason).startswith(
+        "part/numbers.txt was loaded, and the base's tree has not got part, which is another"
     )
 
 
@@ -632,9 +678,7 @@ def test_a_calibration_compares_head_with_fresh_checkouts_of_it(
     )
     folder = make_project(tmp_path / "project", {"pkg/code.py": code, "bench/test_a.py": BENCH}, {})
     request = GateRequest(
-        folder=folder,
-        paths=("bench",),
-        pytest_arguments=(*ARGUMENTS, "-k", "same"),
+        command=Command(folder=folder, arguments=(*CALL, "-k", "same")),
         budget=Budget(max_pairs=3, max_s=300.0, timeout_s=60.0),
         seed=3,
     )

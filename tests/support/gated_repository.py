@@ -82,7 +82,9 @@ _ENVIRONMENT = {
     **{name: value for name, value in os.environ.items() if not name.startswith(_OURS)},
     # Fewer plugins, which every launch would import.
     "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
-    "PYTEST_ADDOPTS": "-p benchmark -p perfsuite",
+    # `-p perfsuite` alone would have every launch rewrite the asserts of the whole package.
+    "PYTEST_ADDOPTS": "-p benchmark -p perfsuite --assert=plain",
+    "PYTHONDONTWRITEBYTECODE": "1",
     "GIT_CONFIG_GLOBAL": os.devnull,
     "GIT_AUTHOR_NAME": "author",
     "GIT_AUTHOR_EMAIL": "author@example.org",
@@ -94,10 +96,17 @@ _PATIENCE_S = 600.0
 
 
 class Repository:
-    """A checkout, and what is called in it."""
+    """A checkout, and what is called in it.
+
+    Attributes:
+        folder: Where pytest is called.
+        python_options: Of the interpreter.
+    """
 
     def __init__(self, path: Path, *, python: str = sys.executable) -> None:
         self.path = path
+        self.folder = path
+        self.python_options: tuple[str, ...] = ()
         self._python = python
 
     def write(self, **files: str) -> None:
@@ -126,8 +135,11 @@ class Repository:
     def start(self, *arguments: str, **environment: str) -> subprocess.Popen[str]:
         """Start pytest."""
         return subprocess.Popen(
-            [self._python, "-m", "pytest", "-p", "no:cacheprovider", *arguments],
-            cwd=self.path,
+            [
+                *(self._python, *self.python_options, "-m", "pytest"),
+                *("-p", "no:cacheprovider", *arguments),
+            ],
+            cwd=self.folder,
             env=_ENVIRONMENT | {"PYTHONUNBUFFERED": "1"} | environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -57,9 +56,7 @@ def calibrate_machine(
     bounds = option_bounds(tolerance, limit)
     check_writable(CALIBRATION_FILE, json_file)
     request = GateRequest(
-        folder=Path.cwd(),
-        paths=tuple(paths or ()),
-        pytest_arguments=() if select is None else ("-k", select),
+        command=options.pytest_command(paths, select),
         tolerance=bounds[0],
         limit=bounds[1],
         floor_s=0.0,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import shutil
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,6 +13,7 @@ import typer
 from perfsuite.cli import options
 from perfsuite.cli.output import JsonFile, say, write_json
 from perfsuite.errors import ExitCode, SettingError
+from perfsuite.gate.arms.build import find_interpreter
 from perfsuite.gate.git.find_base import target_branch
 from perfsuite.gate.judge.explain import explain_stored
 from perfsuite.gate.judge.trial import Budget
@@ -42,6 +42,12 @@ def gate(
     base_python: Annotated[
         str | None, typer.Option(help="Interpreter of the base; this one unless given.")
     ] = None,
+    base_build: Annotated[
+        str | None,
+        typer.Option(
+            metavar="CMD", help="Builds the base in its tree, or into the folder PERFSUITE_SITE."
+        ),
+    ] = None,
     base_env: Annotated[
         list[str] | None, typer.Option(metavar="KEY=VALUE", help="Variable of the base alone.")
     ] = None,
@@ -62,18 +68,16 @@ def gate(
     Exit code: 0 none did, 10 a regression, 11 inconclusive, 12 no base or an unfit machine,
     13 nothing was compared, 1 a test failed.
     """
-    folder = Path.cwd()
     if base is not None and base_dir is not None:
         raise SettingError("--base and --base-dir name two bases; give one of them")
     bounds = option_bounds(tolerance, limit)
     request = GateRequest(
-        folder=folder,
-        paths=tuple(paths or ()),
-        pytest_arguments=() if select is None else ("-k", select),
+        command=options.pytest_command(paths, select),
         base=base,
         target=target_branch(os.environ),
         base_dir=base_dir,
-        base_python=_interpreter(base_python),
+        base_python=None if base_python is None else _interpreter(base_python),
+        base_build=base_build,
         base_environment=_variables(base_env or []),
         tolerance=bounds[0],
         limit=bounds[1],
@@ -101,16 +105,13 @@ def gate(
     raise typer.Exit(end_code(result))
 
 
-def _interpreter(python: str | None) -> str | None:
-    """The absolute path of an interpreter, as it is started in another folder."""
-    if python is None:
-        return None
-    found = shutil.which(python)
-    if found is None:
+def _interpreter(python: str) -> str:
+    try:
+        return find_interpreter(python)
+    except ValueError as error:
         raise SettingError(
             f"--base-python is {python!r}, which is not a program; name an interpreter"
-        )
-    return str(Path(found).absolute())
+        ) from error
 
 
 def _variables(pairs: list[str]) -> dict[str, str]:

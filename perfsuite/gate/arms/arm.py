@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,18 +17,28 @@ class Arm:
     """One side of the comparison, called "base" or "head".
 
     Attributes:
-        tree: Where its launches run.
+        tree: pytest's root.
+        folder: Where its launches run; None is the tree.
         import_roots: Folders that come first on their module path.
         pytest_arguments: What pytest is called with, paths included.
+        python_options: Of the interpreter.
+        inherited: Variables that the user's own session was given.
         environment: Variables that this arm alone has.
+        watched: Files and folders that its launches say whether they open.
+        caches: Where its launches keep compiled code for one another; None keeps none.
     """
 
     name: str
     tree: Path
+    folder: Path | None = None
     import_roots: tuple[Path, ...]
     pytest_arguments: tuple[str, ...]
     python: str = sys.executable
+    python_options: tuple[str, ...] = ()
+    inherited: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     environment: Mapping[str, str] = field(default_factory=dict)
+    watched: tuple[Path, ...] = ()
+    caches: Path | None = None
 
 
 # Why a launch was ended that had done nothing wrong itself.
@@ -70,9 +81,14 @@ class Suite:
 
     Attributes:
         cells: What the markers of each cell set, unparsed.
-        root: pytest's rootdir, as `inifile` is its configuration, and the others are ini values.
-        broken: Which files cannot be collected, and why; pytest runs no other either.
+        root: pytest's rootdir, as `inifile` is its configuration; `pythonpath` and `python_files`
+            are ini values.
+        broken: Why files and folders cannot be collected, by their names from the root.
+        shared: What git ignores and both arms may use, as head's configuration says.
         hidden: Tests that request the benchmark fixture only while they run.
+        paths: What pytest collects from, as it names them from the root.
+        named: Those of them that the user named.
+        variables: Those of the environment that its code has set, None where it has removed one.
         settings: What its configuration says of limit and tolerance, unparsed.
     """
 
@@ -81,9 +97,21 @@ class Suite:
     inifile: Path | None
     pythonpath: tuple[Path, ...]
     python_files: tuple[str, ...]
-    broken: tuple[str, ...] = ()
+    broken: Mapping[str, str] = field(default_factory=dict)
     hidden: tuple[str, ...] = ()
+    shared: tuple[str, ...] = ()
+    paths: tuple[str, ...] = ()
+    named: tuple[str, ...] = ()
+    variables: Mapping[str, str | None] = field(default_factory=dict)
     settings: Mapping[str, str] = field(default_factory=dict)
+
+    def why_broken(self, cell: str) -> str | None:
+        """Why the cell's file cannot be collected, None where that is not so."""
+        file = Path(cell.partition("::")[0])
+        for name, reason in self.broken.items():
+            if file.is_relative_to(name.partition("::")[0]):
+                return f"{name}: {reason}" if name else reason
+        return None
 
 
 @dataclass(kw_only=True)
@@ -107,6 +135,13 @@ class Launch:
     loaded: Loaded = NOTHING
     failure: str | None = None
 
+    @property
+    def why_not_collected(self) -> str | None:
+        """Why the arm's tests, or some of them, cannot be collected."""
+        if self.suite is None or self.failure is not None or not self.suite.broken:
+            return self.failure
+        return "; ".join(f"{name}: {why}" for name, why in self.suite.broken.items())
+
 
 Choose = Callable[[Mapping[str, Suite]], Sequence[str]]
 
@@ -125,6 +160,7 @@ class PairPlan:
         num_rounds: Rounds of a cell, where its test leaves that to the gate; of a cell that is not
             in it as many as fit into a first launch.
         one_by_one: Cells that one arm runs after the other: memory has no room for both.
+        files: What is collected, from pytest's root; none for what the user's own call collects.
         unpinned: Cells that need more than the shared core.
     """
 
@@ -136,4 +172,5 @@ class PairPlan:
     profiles: bool = False
     num_rounds: Mapping[str, int] = field(default_factory=dict)
     one_by_one: frozenset[str] = frozenset()
+    files: tuple[str, ...] = ()
     unpinned: frozenset[str] = frozenset()

@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import json
 import os
+import shlex
 import signal
 import socket
 import tempfile
@@ -67,7 +68,7 @@ class Channel:
 class ArmPlugin:
     """Runs the cells that the gate names, in its order, and sends the outcome of each."""
 
-    def __init__(self, channel: Channel, background: Any) -> None:
+    def __init__(self, channel: Channel, background: Any, parser: pytest.Parser) -> None:
         # Here, because only an arm has the copies.
         import perfsuite_turn_clock  # type: ignore[import-not-found]
         from perfsuite_imported_files import imported_files  # type: ignore[import-not-found]
@@ -75,6 +76,8 @@ class ArmPlugin:
         self._imported_files = imported_files
         self._turn_clock = perfsuite_turn_clock
         self._channel = channel
+        self._parser = parser
+        self._variables = dict(os.environ)
         self._background = background
         self._core = int(os.environ["PERFSUITE_ARM_CORE"])
         self._unpinned: list[str] = []
@@ -82,7 +85,7 @@ class ArmPlugin:
         self._clocks: dict[str, tuple[Any, Any]] = {}
         self._phases: list[pytest.TestReport] = []
         self._subtests: list[pytest.TestReport] = []
-        self._broken: list[str] = []
+        self._broken: dict[str, str] = {}
         self._is_in_call = False
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -103,6 +106,15 @@ class ArmPlugin:
             "benchmark_cprofile_dump": None,
             "xmlpath": None,
             "maxfail": 0,
+            "continue_on_collection_errors": True,
+            "basetemp": None,
+            "log_file": os.devnull,
+            "lf": False,
+            "failedfirst": False,
+            "newfirst": False,
+            "stepwise": False,
+            "usepdb": False,
+            "trace": False,
             "numprocesses": 0,
             "dist": "no",
             "tx": [],
@@ -114,12 +126,19 @@ class ArmPlugin:
             options |= {"benchmark_cprofile": "tottime", "benchmark_cprofile_loops": None}
         known = vars(config.option)
         known.update({name: value for name, value in options.items() if name in known})
+        if files := Path(os.environ["PERFSUITE_ARM_CHANNEL"]).with_name("files").read_text():
+            config.args[:] = [str(config.rootpath / file) for file in files.splitlines()]
+        elif "PERFSUITE_ARM_LACKS" in os.environ:
+            # The base's own files, by the paths of a user who names head's.
+            folder = config.invocation_params.dir
+            named = dict.fromkeys(argument.partition("::")[0] for argument in config.args)
+            config.args[:] = [file for file in named if (folder / file).exists()]
         return (yield)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """Keep why a file cannot be collected: pytest will run no other either."""
+        """Keep why a file cannot be collected."""
         if report.failed:
-            self._broken.append(f"{report.nodeid}: {_reason(report)}")
+            self._broken[report.nodeid] = _reason(report)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[Any]) -> Any:
@@ -131,11 +150,15 @@ class ArmPlugin:
             cells={item.nodeid: _policy_of(item) for item in cells},
             broken=self._broken,
             hidden=[item.nodeid for item in items if item not in cells and _hides_benchmark(item)],
+            paths=_from_root(config, config.args),
+            named=_from_root(config, self._named_paths(config)),
+            variables=self._changed_variables(),
             takes_turns=_takes_turns(config),
             root=str(config.rootpath),
             inifile=None if config.inipath is None else str(config.inipath),
             pythonpath=[str(path) for path in config.getini("pythonpath")],
             python_files=list(config.getini("python_files")),
+            shared=list(config.getini("perf_share")),
             settings=_settings_of(config),
         )
         self._unpinned = answer["unpinned"]
@@ -144,6 +167,20 @@ class ArmPlugin:
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])
         items[:] = kept
         return result
+
+    def _named_paths(self, config: pytest.Config) -> list[str]:
+        """The paths on the command line and in PYTEST_ADDOPTS, and none of an ini file."""
+        typed = [*shlex.split(os.environ.get("PYTEST_ADDOPTS", "")), *config.invocation_params.args]
+        return list(self._parser.parse_known_args(typed).file_or_dir)
+
+    def _changed_variables(self) -> dict[str, str | None]:
+        """The variables that are others than when this process began; pytest sets its own."""
+        now = dict(os.environ)
+        return {
+            name: now.get(name)
+            for name in sorted(self._variables.keys() | now.keys())
+            if now.get(name) != self._variables.get(name) and not name.startswith("PYTEST_")
+        }
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
@@ -243,14 +280,11 @@ def _policy_of(item: pytest.Item) -> dict[str, Any]:
 
 def _settings_of(config: pytest.Config) -> dict[str, str]:
     """What this side's own configuration says of how cells are judged, unparsed."""
-    found = {}
+    found: dict[str, str] = {}
     for name in ("perf_limit", "perf_tolerance"):
-        value = getattr(config.option, name, None)
-        if value is None:
-            with contextlib.suppress(KeyError, ValueError):  # an arm without perfsuite has none
-                value = config.getini(name)
-        if value is not None:
-            found[name] = str(value)
+        with contextlib.suppress(KeyError, ValueError):  # an arm without perfsuite has none
+            value = getattr(config.option, name, None) or config.getini(name)
+            found |= {} if value is None else {name: str(value)}
     return found
 
 
@@ -263,6 +297,16 @@ def _hides_benchmark(item: Any) -> bool:
         if code and "getfixturevalue" in code.co_names and "benchmark" in code.co_consts:
             return True
     return False
+
+
+def _from_root(config: pytest.Config, arguments: list[str]) -> list[str]:
+    """Arguments that name tests, from pytest's root and not from where it was called."""
+    found = []
+    for argument in arguments:
+        file, separator, names = argument.partition("::")
+        path = os.path.relpath(config.invocation_params.dir / file, config.rootpath)
+        found.append(path + separator + names)
+    return found
 
 
 def _profile(stats: Any) -> list[tuple[str, float, float]]:
@@ -340,6 +384,8 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
     # The launcher sets it. Where a suite has switched pytest's cache off, --strict-config would
     # refuse it as unknown.
     parser.addini("cache_dir", "Cache directory path", default=".pytest_cache")
+    # Of a suite whose arms are without perfsuite.
+    parser.addini("perf_share", "files that both arms may use", type="args", default=[])
     # The kernel ends this process with the gate. The gate does not ask for that between fork and
     # exec: Python would run handlers of its own around such a fork, in which a Ctrl-C is lost.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -349,4 +395,4 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
     channel = Channel(
         os.environ["PERFSUITE_ARM_CHANNEL"], os.environ["PERFSUITE_ARM_NAME"], background
     )
-    pluginmanager.register(ArmPlugin(channel, background), "perfsuite-arm-hooks")
+    pluginmanager.register(ArmPlugin(channel, background, parser), "perfsuite-arm-hooks")

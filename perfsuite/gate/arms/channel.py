@@ -3,10 +3,10 @@
 Each line is a JSON object with a "kind"; "?" marks those that wait for an answer:
 
     hello {arm}                      first on each connection; a rank opens one of its own
-    collected {cells, broken, hidden, takes_turns, root, inifile, pythonpath, python_files} ?
-                                     the cells of the arm and what their markers say, what cannot
-                                     be collected, what hides that it is a cell, and the suite's
-                                     configuration
+    collected {cells, broken, hidden, paths, named, variables, takes_turns, root, inifile,
+               pythonpath, python_files, shared} ?
+                                     the cells of the arm and what their markers say, and the rest
+                                     of its `Suite`
                                      -> {"run": [names in order], "unpinned": [names]}
     enter {cell} ?                   is before a cell -> {} when it may be set up
     shape {iterations, iteration_s, first_s} ?  how long its rounds would be, and how many seconds
@@ -162,7 +162,6 @@ class Server:
         launch = self.launches[arm]
         launch.takes_turns = message["takes_turns"]
         launch.suite = msgspec.convert(message, Suite, dec_hook=lambda kind, text: kind(text))
-        launch.failure = "; ".join(launch.suite.broken) or None
         suites = {name: one.suite for name, one in self.launches.items() if one.suite is not None}
         if len(suites) == len(self.launches):
             self._chosen = list(self._choose(suites))

@@ -6,18 +6,19 @@ Starts and ends the processes; `channel` has the messages between.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from perfsuite.errors import WriteError
 from perfsuite.gate.arms import background, load_log, turn_clock
-from perfsuite.gate.arms.arm import Arm, Choose, Launch, PairPlan
+from perfsuite.gate.arms.arm import Arm, Choose, Launch, PairPlan, Suite
 from perfsuite.gate.arms.channel import Server
 from perfsuite.system import imported_files
 from perfsuite.units import format_bytes
@@ -31,24 +32,52 @@ _COPIED = {
     "perfsuite_imported_files": Path(imported_files.__file__),
     "sitecustomize": Path(load_log.__file__),
 }
+# Of the files that a launch collects, one a line; the arm's plugin reads it.
+_FILES = "files"
 _GRACE_S = 3.0
 _NUM_LOG_LINES = 20
 # A launch writes logs and results: less than this, hundreds of cells included.
 _ROOM_BYTES = 16 * 2**20
 _LONGEST_TEMPORARY_PATH = 40
+# What is compiled, by the variable that says where it is kept. Two arms that shared such a folder
+# would run one build of what both name alike; one that was new in each launch would compile again.
+_CACHES = {
+    "PYTHONPYCACHEPREFIX": "python",
+    "TORCH_EXTENSIONS_DIR": "torch_extensions",
+    "TORCHINDUCTOR_CACHE_DIR": "torchinductor",
+    "TRITON_CACHE_DIR": "triton",
+    "NUMBA_CACHE_DIR": "numba",
+    "CUPY_CACHE_DIR": "cupy",
+}
+
+
+@contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """Give a temporary folder that is gone afterwards, or swept once this process is dead."""
+    # The path of a Unix socket, of the ranks' too, has 108 characters at most (unix(7)).
+    is_short = len(tempfile.gettempdir()) <= _LONGEST_TEMPORARY_PATH
+    with tempfile.TemporaryDirectory(
+        prefix=f"perfsuite-{os.getpid()}-pair-",
+        dir=None if is_short else "/tmp",
+        ignore_cleanup_errors=True,
+    ) as folder:
+        yield Path(folder)
 
 
 def launch_pair(arms: Sequence[Arm], plan: PairPlan, names: Sequence[str]) -> dict[str, Launch]:
-    """Run one pair over the named cells, in order; a WriteError if it cannot write its files."""
-    # The path of a Unix socket, of the ranks' too, has 108 characters at most (unix(7)).
-    is_short = len(tempfile.gettempdir()) <= _LONGEST_TEMPORARY_PATH
+    """Run one pair over the named cells, in order; a WriteError if it cannot write its files.
+
+    Without names the arms only collect what the user's own call does, and else the cells' files.
+    """
+    files = dict.fromkeys(name.partition("::")[0] for name in sorted(names))
+    plan = dataclasses.replace(plan, files=tuple(files))
+
+    def choose(suites: Mapping[str, Suite]) -> Sequence[str]:
+        return [name for name in names if all(name in suite.cells for suite in suites.values())]
+
     try:
-        with tempfile.TemporaryDirectory(
-            prefix=f"perfsuite-{os.getpid()}-pair-",
-            dir=None if is_short else "/tmp",
-            ignore_cleanup_errors=True,
-        ) as scratch:
-            return run_pair(arms, plan, choose=lambda _: names, scratch=Path(scratch))
+        with scratch_folder() as scratch:
+            return run_pair(arms, plan, choose=choose, scratch=scratch)
     except OSError as error:
         raise WriteError(
             f"cannot run a pair of launches: {error.strerror or error}; its files go to "
@@ -85,26 +114,28 @@ def _process(arm: Arm, plan: PairPlan, scratch: Path) -> Iterator[subprocess.Pop
     """A running launch, ended with all that it started."""
     temporary = scratch / f"{arm.name}-tmp"
     temporary.mkdir()
-    variables = {**os.environ, **arm.environment}
+    (scratch / _FILES).write_text("\n".join(plan.files))
+    variables = {**arm.inherited, **arm.environment}
     roots = [str(root) for root in (scratch, *arm.import_roots)]
     environment = {
         **variables,
+        **_cache_variables(arm),
         "PYTHONPATH": os.pathsep.join(filter(None, [*roots, variables.get("PYTHONPATH")])),
         "PYTHONHASHSEED": str(plan.hash_seed),
-        "PYTHONDONTWRITEBYTECODE": "1",
         "TMPDIR": str(temporary),
         "PERFSUITE_ARM_CHANNEL": str(scratch / "channel"),
         load_log.LOG: str(scratch / f"{arm.name}.loaded"),
+        load_log.WATCHED: os.pathsep.join(map(str, arm.watched)),
         "PERFSUITE_ARM_NAME": arm.name,
         "PERFSUITE_ARM_CORE": str(plan.core),
         **({"PERFSUITE_ARM_PROFILES": "1"} if plan.profiles else {}),
     }
-    command = [arm.python, "-m", "pytest", "-p", _PLUGIN_NAME, *arm.pytest_arguments]
-    command += ["-o", f"cache_dir={temporary / 'cache'}"]
+    command = [arm.python, *arm.python_options, "-m", "pytest", "-p", _PLUGIN_NAME]
+    command += ["-o", f"cache_dir={temporary / 'cache'}", *arm.pytest_arguments]
     with (scratch / f"{arm.name}.log").open("wb") as log:
         process = subprocess.Popen(
             command,
-            cwd=arm.tree,
+            cwd=arm.folder or arm.tree,
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -116,6 +147,14 @@ def _process(arm: Arm, plan: PairPlan, scratch: Path) -> Iterator[subprocess.Pop
         yield process
     finally:
         _end(process)
+
+
+def _cache_variables(arm: Arm) -> dict[str, str]:
+    if arm.caches is None:
+        return {"PYTHONDONTWRITEBYTECODE": "1"}
+    # An empty value is none: the variable may be the user's.
+    folders = {name: str(arm.caches / arm.name / folder) for name, folder in _CACHES.items()}
+    return {**folders, "PYTHONDONTWRITEBYTECODE": ""}
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

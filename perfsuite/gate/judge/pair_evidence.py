@@ -40,7 +40,7 @@ def add_pair(trial: Trial, launches: Mapping[str, Launch], first: str, launch_s:
     for arm in sorted(launches, key=lambda arm: _is_ended_by_other(launches[arm])):
         run = launches[arm].cells.get(trial.name)
         if run is None:
-            trial.word, trial.reason = _why_missing(arm, launches[arm])
+            trial.word, trial.reason = _why_missing(trial.name, arm, launches[arm])
             return
         trial.runs.setdefault(arm, []).append(run)
     base, head = trial.last["base"], trial.last["head"]
@@ -72,12 +72,14 @@ def add_pair(trial: Trial, launches: Mapping[str, Launch], first: str, launch_s:
         trial.costs.append(cost)
 
 
-def _why_missing(arm: str, launch: Launch) -> tuple[VerdictWord, str]:
+def _why_missing(cell: str, arm: str, launch: Launch) -> tuple[VerdictWord, str]:
     """The verdict of a cell that a launch did not reach, and its reason."""
     word: VerdictWord = "INVALID"
-    if launch.suite is not None and launch.suite.broken:
-        word = "NO-BASELINE" if arm == "base" else "ERROR"
     why = launch.failure or "its session stopped before the cell had ended"
+    if launch.suite is not None and (broken := launch.suite.why_broken(cell)) is not None:
+        word, why = "NO-BASELINE" if arm == "base" else "ERROR", broken
+    elif launch.suite is not None and cell not in launch.suite.cells and arm == "base":
+        word, why = "NO-BASELINE", "with head's benchmark files it has no such cell"
     return word, f"the {arm} launch did not measure it: {why}"
 
 
@@ -131,9 +133,10 @@ def is_postponed(trial: Trial, launches: Mapping[str, Launch], names: Sequence[s
 def _cell_that_ended(launches: Mapping[str, Launch], names: Sequence[str]) -> str | None:
     """The cell in which a launch ended before its last, by itself; None where none did."""
     for launch in launches.values():
-        if launch.suite is None or launch.suite.broken or _is_ended_by_other(launch):
+        if launch.suite is None or _is_ended_by_other(launch):
             continue
-        if missing := [name for name in names if name not in launch.cells]:
+        collected = launch.suite.cells
+        if missing := [name for name in names if name in collected and name not in launch.cells]:
             return missing[0]
     return None
 

@@ -17,6 +17,7 @@ import pytest
 
 from perfsuite.errors import SettingError
 from perfsuite.experiments.settings import DEVICES, MAX_SEED, Device, Settings
+from perfsuite.gate.arms.build import find_interpreter
 from perfsuite.gate.git.find_base import target_branch
 from perfsuite.gate.judge.trial import LAUNCH_TIMEOUT_S, Budget
 from perfsuite.plugin.options import OPTIONS, Option, given
@@ -29,11 +30,6 @@ from perfsuite.units import parse_ratio, parse_seconds
 
 MATRICES = ("smoke", "default", "full")
 
-# What decides which cells there are, and what is run in them.
-_PASSED_TO_ARMS = ("device", "matrix", "rounds", "seed", "timeout", "collective-timeout")
-# Makes their sessions ours, as this one is; a pytest without perfsuite does not know the option.
-_OURS = "--override-ini=perf_gate=on"
-
 
 @dataclass(frozen=True, kw_only=True)
 class GateChoices:
@@ -41,7 +37,6 @@ class GateChoices:
 
     Attributes:
         is_on: Whether `--benchmark-compare` is the gate.
-        pytest_arguments: What both arms are called with beside paths and selection.
     """
 
     is_on: bool
@@ -51,8 +46,10 @@ class GateChoices:
     base: str | None
     target: str | None
     base_dir: Path | None
+    base_python: str | None
+    base_build: str | None
+    base_environment: Mapping[str, str]
     budget: Budget
-    pytest_arguments: tuple[str, ...]
     outputs: tuple[Path, ...]
 
 
@@ -105,6 +102,17 @@ def _whole_number(smallest: int, largest: int | None = None) -> tuple[Callable[[
     return parse, f"a whole number from {smallest}{up_to}"
 
 
+def _interpreter(text: str) -> str | None:
+    return find_interpreter(text) if text else None
+
+
+def _variables(text: str) -> dict[str, str]:
+    lines = text.splitlines()
+    if any(line.find("=") < 1 for line in lines):
+        raise ValueError(text)
+    return dict(line.split("=", 1) for line in lines)
+
+
 def _positive_seconds(text: str) -> float:
     if (value := parse_seconds(text)) <= 0:
         raise ValueError(text)
@@ -124,6 +132,9 @@ _PARSERS: dict[str, tuple[Callable[[str], Any], str]] = {
     "limit": (parse_ratio, "a ratio such as 5%"),
     "base": (str, "a revision"),
     "base-dir": (str, "a folder"),
+    "base-python": (_interpreter, "the name or path of an interpreter"),
+    "base-build": (str, "a command"),
+    "base-env": (_variables, "KEY=VALUE"),
     "max-pairs": _whole_number(FIRST_LOOK),
     "max-minutes": (parse_seconds, "a duration such as 30min"),
     "seed": _whole_number(0, MAX_SEED),
@@ -175,8 +186,10 @@ def resolve(config: pytest.Config, environ: Mapping[str, str] = os.environ) -> C
 
 
 def _value(config: pytest.Config, option: Option) -> Any:
-    text: str | None = config.getoption(option.flag)
+    text: str | list[str] | None = config.getoption(option.flag)
     source, name = "command line", option.flag
+    if isinstance(text, list):
+        text = "\n".join(text)
     if text is None:
         text = config.getini(option.ini)
         source, name = f"ini file {config.inipath}", option.ini
@@ -217,7 +230,6 @@ def _gate_choices(
         )
     arguments = (*config.invocation_params.args, *shlex.split(environ.get("PYTEST_ADDOPTS", "")))
     typed = {str(argument).partition("=")[0] for argument in arguments}
-    on_command_line = {name: config.getoption(f"--perf-{name}") for name in _PASSED_TO_ARMS}
     return GateChoices(
         is_on=value["gate"] == "on",
         tolerance=value["tolerance"],
@@ -226,14 +238,13 @@ def _gate_choices(
         base=value["base"] or None,
         target=target_branch(environ),
         base_dir=Path(value["base-dir"]) if value["base-dir"] else None,
+        base_python=value["base-python"],
+        base_build=value["base-build"] or None,
+        base_environment=value["base-env"],
         budget=Budget(
             max_pairs=value["max-pairs"],
             max_s=value["max-minutes"],
             timeout_s=max(value["timeout"], LAUNCH_TIMEOUT_S),
-        ),
-        pytest_arguments=(
-            _OURS,
-            *(f"--perf-{name}={text}" for name, text in on_command_line.items() if text),
         ),
         outputs=(config.rootpath / value["report"],),
     )

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from perfsuite.gate.arms.command import Command
 from perfsuite.gate.baselines.screen import Candidate
 from perfsuite.gate.baselines.stored_verdict import History, read_history
 from perfsuite.gate.collection import HIDDEN
@@ -31,10 +32,9 @@ from perfsuite.plugin.session.storage import STORAGE
 from perfsuite.records.cell import CellRecord, samples_of_step
 from perfsuite.records.verdict import CellVerdict
 
-_NOT_FOUND = (
-    "the judge found no such cell in head's tree: it calls pytest with the paths, -c, --rootdir, "
-    "-k, -m, -o, -p, --deselect and --ignore of this session alone"
-)
+_NOT_FOUND = "a launch of head with the same command line has no such cell"
+# Makes a launch's session ours, as this one is; a pytest without perfsuite knows no such option.
+_OURS = ("-o", "perf_gate=on")
 
 
 def refuse_silent_passes(config: pytest.Config) -> None:
@@ -78,6 +78,7 @@ class SessionGate:
         self,
         config: pytest.Config,
         choices: GateChoices,
+        command: Command,
         saver: RunSaver,
         say: Callable[[str], None],
     ) -> None:
@@ -88,6 +89,7 @@ class SessionGate:
         self._num_cells: int | None = None
         self._config = config
         self._choices = choices
+        self._command = command.followed_by(*_OURS)
         self._saver = saver
         self._history: History | None = None
         self._found: Base | NoBase | None = None
@@ -246,29 +248,18 @@ class SessionGate:
         return found.get(name) or _unknown(name, first.refusal)
 
     def _request(self, cells: Sequence[str]) -> GateRequest:
-        choices, option = self._choices, self._config.option
-        selected = []
-        for flag, value in (("-k", option.keyword), ("-m", option.markexpr)):
-            if value:
-                selected += [flag, value]
-        # Ours are not for an arm, which may have another perfsuite.
-        for plugin in option.plugins:
-            selected += [] if plugin.startswith("perfsuite") else ["-p", plugin]
-        for name in ("deselect", "ignore", "ignore_glob", "override_ini"):
-            flag = f"--{name.replace('_', '-')}"
-            selected += [f"{flag}={value}" for value in getattr(option, name, None) or ()]
+        choices = self._choices
         return GateRequest(
-            folder=self._config.invocation_params.dir,
-            paths=tuple(self._config.args),
+            command=self._command,
             cells=frozenset(cells),
             num_cells=self._num_cells,
-            pytest_arguments=(*selected, *choices.pytest_arguments),
-            inifile=self._config.inipath if option.inifilename else None,
-            root=self._config.rootpath if option.inifilename or option.rootdir else None,
             base=choices.base,
             target=choices.target,
             found=self._found,
             base_dir=choices.base_dir,
+            base_python=choices.base_python,
+            base_build=choices.base_build,
+            base_environment=choices.base_environment,
             tolerance=choices.tolerance,
             limit=choices.limit,
             budget=choices.budget,

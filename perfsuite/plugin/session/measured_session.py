@@ -25,6 +25,7 @@ from perfsuite.errors import (
     WriteError,
 )
 from perfsuite.experiments.rank_session import Session
+from perfsuite.gate.arms.command import Command
 from perfsuite.plugin import recorder
 from perfsuite.plugin.fixtures import OUTCOME, is_cell
 from perfsuite.plugin.output import say
@@ -74,7 +75,12 @@ def begin(
             refuse_silent_passes(config)
             if choices.membership is not None:
                 raise pytest.UsageError(_NO_GATE_UNDER_TORCHRUN)
-            gate = SessionGate(config, choices.gate, saver, partial(say, config))
+            command = Command.of_this_process(
+                config.invocation_params.dir,
+                map(str, config.invocation_params.args),
+                ownership.given_environ,
+            )
+            gate = SessionGate(config, choices.gate, command, saver, partial(say, config))
     if choices.membership is not None:
         cells_file = choices.results / CELLS_FILE
         torchrun = TorchrunSession(config, choices.membership, cells_file, ownership.held_output)

@@ -114,11 +114,11 @@ def test_without_options_the_contracts_defaults_hold(gate: Gate, tmp_path: Path)
     gate("benchmarks")
 
     (request,) = gate.requests
-    assert (request.folder, request.paths) == (tmp_path, ("benchmarks",))
+    assert (request.folder, request.command.arguments) == (tmp_path, ("benchmarks",))
     assert (request.tolerance, request.limit, request.floor_s) == (0.02, 0.05, None)
     assert (request.budget.max_pairs, request.budget.max_s) == (16, 1800.0)
     assert (request.base, request.base_dir, request.base_python) == (None, None, None)
-    assert (request.base_environment, request.pytest_arguments) == ({}, ())
+    assert request.base_environment == {}
     assert 0 <= request.seed < 2**32
 
 
@@ -130,8 +130,7 @@ def test_every_option_reaches_the_session(gate: Gate, tmp_path: Path) -> None:
     )
 
     (request,) = gate.requests
-    assert request.paths == ("a.py", "b::c")
-    assert request.pytest_arguments == ("-k", "lenet and not ddp")
+    assert request.command.arguments == ("a.py", "b::c", "-k", "lenet and not ddp")
     assert (request.base, request.seed) == ("v1", 5)
     assert request.base_environment == {"A": "1=2", "B": ""}
     assert (request.tolerance, request.limit) == (0.01, 0.03)

@@ -137,22 +137,24 @@ def test_an_arm_whose_path_is_missing_is_said_with_pytests_own_words(tmp_path: P
     assert any("file or directory not found: no_such_file.py" in line for line in lines)
 
 
-def test_an_arm_with_a_file_that_cannot_be_collected_runs_nothing(tmp_path: Path) -> None:
+def test_a_file_that_an_arm_cannot_collect_keeps_no_other_cell_from_running(
+    tmp_path: Path,
+) -> None:
     suite = "def test_a(benchmark): benchmark.pedantic(int, rounds=2)\n"
-    base, head = make_arms(tmp_path, suite, "--continue-on-collection-errors")
+    base, head = make_arms(tmp_path, suite)
     (base.tree / "test_broken.py").write_text("import no_such_module\n")
 
     launches = pair([base, head])
 
-    broken = "test_broken.py: ModuleNotFoundError: No module named 'no_such_module'"
-    assert [launch.cells for launch in launches.values()] == [{}, {}]
-    found, failures = launches["base"].suite, [launch.failure for launch in launches.values()]
+    why = "ModuleNotFoundError: No module named 'no_such_module'"
+    for launch in launches.values():
+        assert (launch.failure, outcomes(launch)) == (None, {"test_a": "passed"})
+    assert launches["head"].why_not_collected is None
+    assert launches["base"].why_not_collected == f"test_broken.py: {why}"
+    found = launches["base"].suite
     assert found is not None
-    assert found.broken == (broken,)
-    assert [str(failure).splitlines()[0] for failure in failures] == [
-        broken,
-        "the other arm ended early",
-    ]
+    assert found.why_broken("test_broken.py::test_b") == f"test_broken.py: {why}"
+    assert found.why_broken("test_cells.py::test_a") is None
 
 
 def test_an_arm_alone_tells_what_it_has_and_what_its_markers_ask(tmp_path: Path) -> None:

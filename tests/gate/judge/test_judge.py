@@ -44,7 +44,7 @@ class Machine:
         self._cells = cells
         self.modules: dict[str, dict[str, str]] = {"base": {}, "head": {}}
         self.failure: str | None = None
-        self.broken: dict[str, tuple[str, ...]] = {}
+        self.broken: dict[str, dict[str, str]] = {}
         self.unfit: list[str | None] = []
         self.plans: list[PairPlan] = []
         self.names: list[list[str]] = []
@@ -58,12 +58,12 @@ class Machine:
         for arm in arms:
             runs = {name: self._cells(name, arm.name, plan.number) for name in names}
             suite = Suite(
-                cells={},
+                cells={name: {} for name in names},
                 root=arm.tree,
                 inifile=None,
                 pythonpath=(),
                 python_files=(),
-                broken=self.broken.get(arm.name, ()),
+                broken=self.broken.get(arm.name, {}),
             )
             launches[arm.name] = Launch(
                 arm=arm,
@@ -335,14 +335,18 @@ def test_what_is_no_time_is_never_judged(
 def test_tests_that_cannot_be_collected_are_distinguished_from_a_launch_that_broke(
     run: Run, arm: str, word: str
 ) -> None:
-    broken = "test_a.py: ImportError: cannot import name 'b'"
-    machine = Machine(lambda name, asked, number: None if asked == arm else timed(1.0))
-    machine.broken[arm] = (broken,)
-    machine.failure = broken
+    why = "ImportError: cannot import name 'b'"
+    cells = ["test_a.py::test_b", "test_c.py::test_d"]
+    machine = Machine(
+        lambda name, asked, number: None if asked == arm and name == cells[0] else timed(1.0)
+    )
+    machine.broken[arm] = {"test_a.py": why}
 
-    (trial,) = run(machine, ["a"]).trials
+    broken, whole = run(machine, cells, max_pairs=3).trials
 
-    assert (trial.word, trial.reason) == (word, f"the {arm} launch did not measure it: {broken}")
+    reason = f"the {arm} launch did not measure it: test_a.py: {why}"
+    assert (broken.word, broken.reason) == (word, reason)
+    assert whole.word == "PASS"
 
 
 def test_a_cell_that_a_whole_launch_left_out_is_invalid(run: Run) -> None:

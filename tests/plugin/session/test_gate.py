@@ -155,6 +155,17 @@ def test_a_cell_left_to_the_screen_and_then_skipped_goes_to_the_pairs(
     assert table(result)[OTHER] == "VANISHED"
 
 
+def test_a_cell_that_no_launch_has_is_invalid(
+    pytester: pytest.Pytester, words: dict[str, str]
+) -> None:
+    result = gated(pytester)
+
+    assert result.ret == 12
+    assert table(result) == {FINE: "PASS", OTHER: "INVALID"}
+    reason = f"{OTHER}: a launch of head with the same command line has no such cell"
+    assert reason in result.outlines
+
+
 def test_a_test_that_is_no_cell_keeps_its_failure_to_itself(
     pytester: pytest.Pytester, words: dict[str, str]
 ) -> None:

@@ -1,0 +1,164 @@
+"""The user's own call of pytest: what it was given, and the same call in another tree."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import shlex
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self
+
+# The options of perfsuite that decide which cells there are and what is run in them. The others are
+# the session's own, and a base may have a perfsuite that does not know them.
+_HANDED_ON = frozenset({"device", "matrix", "rounds", "seed", "timeout", "collective-timeout"})
+_OURS = "--perf-"
+# What one letter of the interpreter's options becomes where a launch cannot have it: -I is -E, -s
+# and -P, -E is an environment without Python's variables, and -B would compile in every launch.
+_LETTERS = {"I": ("-s", "-P"), "E": (), "B": ()}
+# Where they stand after a path in the value of an option.
+_PATH_ENDS = r"(?![^/:,;=\s])"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """One call of pytest.
+
+    Attributes:
+        folder: Where.
+        arguments: As they were typed, less what is for the calling session alone.
+        python_options: Of the interpreter.
+        environment: Before any code under test could change it.
+    """
+
+    folder: Path
+    arguments: tuple[str, ...] = ()
+    python_options: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+
+    @classmethod
+    def of_this_process(
+        cls, folder: Path, arguments: Iterable[str], environment: Mapping[str, str]
+    ) -> Self:
+        """Return the call that this interpreter was started for, in that environment."""
+        addopts = shlex.split(environment.get("PYTEST_ADDOPTS", ""))
+        kept = {
+            name: value
+            for name, value in environment.items()
+            if not (sys.flags.ignore_environment and name.startswith("PYTHON"))
+        }
+        if addopts:
+            kept["PYTEST_ADDOPTS"] = shlex.join(less_ours(addopts))
+        return cls(
+            folder=folder,
+            arguments=less_ours(arguments),
+            python_options=interpreter_options(sys.orig_argv),
+            environment=kept,
+        )
+
+    def followed_by(self, *options: str) -> Self:
+        """Return the call with further options, which win over those that were typed."""
+        end = self.arguments.index("--") if "--" in self.arguments else len(self.arguments)
+        arguments = (*self.arguments[:end], *options, *self.arguments[end:])
+        return dataclasses.replace(self, arguments=arguments)
+
+    def without_missing_configuration(self) -> Self:
+        """Return the call without the configuration file that it names, where it is not there."""
+        kept: list[str] = []
+        tokens = iter(self.arguments)
+        for token in tokens:
+            name, separator, value = token.partition("=")
+            if name not in ("-c", "--config-file"):
+                kept.append(token)
+                continue
+            value = value if separator else next(tokens, "")
+            kept += [name, value] if (self.folder / value).is_file() else []
+        return dataclasses.replace(self, arguments=tuple(kept))
+
+    def moved(self, top: Path, to: Path) -> Self:
+        """Return the same call in the tree `to`, the counterpart of `top`.
+
+        Arguments lead to that tree wherever they led to `top`; variables only where it has what
+        they name, since a virtual environment in a checkout is in no other tree.
+        """
+        folder = self.folder.resolve()
+        inner = folder.relative_to(top) if folder.is_relative_to(top) else None
+        prefixes = {str(top)}
+        if inner is not None and (shown := self.environment.get("PWD")) is not None:
+            # As the shell shows it, through symbolic links.
+            above = Path(*Path(shown).parts[: len(Path(shown).parts) - len(inner.parts)])
+            prefixes |= {str(above)} if above.resolve() == top else set()
+        pattern = re.compile(
+            rf"(?<![\w./-])(?:{'|'.join(map(re.escape, sorted(prefixes)))}){_PATH_ENDS}"
+        )
+
+        def lead(text: str) -> str:
+            return pattern.sub(lambda _: str(to), text)
+
+        def lead_where_there(value: str) -> str:
+            led = [(part, lead(part)) for part in value.split(os.pathsep)]
+            return os.pathsep.join(new if Path(new).exists() else part for part, new in led)
+
+        environment = {
+            name: value if name == "HOME" else lead_where_there(value)
+            for name, value in self.environment.items()
+        }
+        if inner is not None:
+            folder = to / inner
+            environment["PWD"] = str(folder)
+        return dataclasses.replace(
+            self,
+            folder=folder,
+            arguments=tuple(map(lead, self.arguments)),
+            environment=environment,
+        )
+
+
+def less_ours(arguments: Iterable[str]) -> tuple[str, ...]:
+    """Return pytest's arguments without those that are for the calling session alone.
+
+    >>> less_ours(["a.py", "--perf-base", "v1", "--perf-device=cpu", "-k", "b", "--", "--perf-x"])
+    ('a.py', '--perf-device=cpu', '-k', 'b', '--', '--perf-x')
+    """
+    kept: list[str] = []
+    tokens = iter(arguments)
+    for token in tokens:
+        name, has_value, _ = token.partition("=")
+        if token == "--":
+            kept += [token, *tokens]
+        elif not name.startswith(_OURS) or name.removeprefix(_OURS) in _HANDED_ON:
+            kept.append(token)
+        elif not has_value:
+            next(tokens, None)
+    return tuple(kept)
+
+
+def interpreter_options(call: Sequence[str]) -> tuple[str, ...]:
+    """Return the options of the interpreter in a call of it, as a launch can be given them.
+
+    >>> interpreter_options(["python", "-X", "dev", "-bWerror", "-m", "pytest", "-x"])
+    ('-X', 'dev', '-b', '-W', 'error')
+    >>> interpreter_options(["python", "-IOm", "pytest"])
+    ('-s', '-P', '-O')
+    >>> interpreter_options(["python", "bin/pytest", "-x"])
+    ()
+    """
+    found: list[str] = []
+    tokens = iter(call[1:])
+    for token in tokens:
+        if not token.startswith("-"):
+            break
+        if token.startswith("--"):
+            found += [token, next(tokens, "")]
+            continue
+        for place, letter in enumerate(token[1:], start=2):
+            if letter in "cm":
+                return tuple(found)
+            if letter in "WX":
+                found += [f"-{letter}", token[place:] or next(tokens, "")]
+                break
+            found += _LETTERS.get(letter, (f"-{letter}",))
+    return tuple(found)

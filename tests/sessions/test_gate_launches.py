@@ -1,0 +1,146 @@
+"""What the launches of a gate are given: the user's own call, in each arm's tree."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from gated_repository import ONE_CELL, SHOP, SLOW_SHOP, TWO_CELLS, Repository, make_shop
+
+PRICE = "benchmarks/test_steps.py::test_price"
+STOCK = "benchmarks/test_steps.py::test_stock"
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Repository:
+    """A repository whose first commit has one cell, and whose second changes nothing."""
+    return make_shop(tmp_path / "shop")
+
+
+BY_VARIABLE = """
+    import os
+
+    def price(clock):
+        clock.work(float(os.environ.get("SECONDS", "0.001")))
+"""
+
+
+def test_a_variable_that_heads_code_writes_reaches_no_launch_of_the_base(shop: Repository) -> None:
+    shop.write(shop=BY_VARIABLE)
+    shop.commit()
+    shop.write(shop=BY_VARIABLE.replace("def", 'os.environ["SECONDS"] = "0.003"\n\n    def'))
+
+    gated = shop.gate()
+
+    gated.expect(10, "environment: head's code sets SECONDS", f"{PRICE} FAIL +200.0 % *")
+
+
+RUN_SLOW = """
+    import pytest
+
+    def pytest_addoption(parser):
+        parser.addoption("--runslow", action="store_true")
+
+    def pytest_collection_modifyitems(config, items):
+        for item in items:
+            if not config.getoption("--runslow"):
+                item.add_marker(pytest.mark.skip("slow"))
+"""
+
+
+def test_an_option_of_the_suite_reaches_the_launches(shop: Repository) -> None:
+    shop.write(conftest=RUN_SLOW)
+    shop.commit()
+    shop.write(shop=SLOW_SHOP)
+
+    gated = shop.gate("--runslow")
+
+    gated.expect(10, f"{PRICE} FAIL +200.0 % *")
+
+
+FROM_HERE = """
+    import sys
+    from pathlib import Path
+
+    def price(clock):
+        clock.work(float(Path("seconds.txt").read_text()) * int(sys._xoptions["times"]))
+"""
+
+
+def test_a_launch_is_called_as_the_user_calls_pytest(shop: Repository) -> None:
+    """In a folder of the tree, with an option of the interpreter and a path that is absolute."""
+    shop.folder = shop.path / "tools"
+    shop.python_options = ("-X", "times=1")
+    shop.folder.mkdir()
+    (shop.folder / "seconds.txt").write_text("0.001")
+    shop.write(shop=FROM_HERE)
+    shop.commit()
+    (shop.folder / "seconds.txt").write_text("0.003")
+
+    gated = shop.pytest(f"{shop.path}/benchmarks", "--benchmark-compare")
+
+    gated.expect(10, f"{PRICE} FAIL +200.0 % *")
+
+
+@pytest.mark.parametrize(
+    "narrowed",
+    ["addopts = -k 'not stock'", "testpaths = benchmarks/test_steps.py"],
+)
+def test_what_a_change_leaves_out_by_configuration_has_vanished(
+    shop: Repository, narrowed: str
+) -> None:
+    more = ONE_CELL.replace("price", "stock")
+    shop.write(benchmarks__test_more=more)
+    shop.commit()
+    with (shop.path / "pytest.ini").open("a") as ini:
+        ini.write(f"{narrowed}\n")
+
+    gated = shop.pytest("--benchmark-compare")
+
+    gated.expect(12, "benchmarks/test_more.py::test_stock VANISHED", f"{PRICE} PASS *")
+
+
+SKIPS = """
+    import json
+    from pathlib import Path
+
+    import pytest
+
+    def pytest_collection_modifyitems(items):
+        skipped = json.loads(Path(__file__).with_name("skips.json").read_text())
+        for item in items:
+            if item.name in skipped:
+                item.add_marker(pytest.mark.skip("listed"))
+"""
+
+
+def test_a_cell_that_a_file_of_data_skips_has_vanished(shop: Repository) -> None:
+    shop.write(benchmarks__test_steps=TWO_CELLS, benchmarks__conftest=SKIPS)
+    (shop.path / "benchmarks" / "skips.json").write_text("[]")
+    shop.commit()
+    (shop.path / "benchmarks" / "skips.json").write_text('["test_stock"]')
+
+    gated = shop.gate()
+
+    gated.expect(12, f"{PRICE} PASS *", f"{STOCK} VANISHED")
+
+
+DISCOUNT = """
+    import pytest
+    from shop import discount
+    from work_clock import CLOCK
+
+    @pytest.mark.benchmark(timer=CLOCK)
+    def test_discount(benchmark):
+        benchmark.pedantic(discount, args=(CLOCK,), rounds=5)
+"""
+
+
+def test_a_new_function_with_its_benchmark_is_new_and_no_other_cell_minds(
+    shop: Repository,
+) -> None:
+    shop.write(shop=f"{SHOP}\n    discount = price", benchmarks__test_discount=DISCOUNT)
+
+    gated = shop.gate()
+
+    gated.expect(0, "benchmarks/test_discount.py::test_discount NEW", f"{PRICE} PASS *")
