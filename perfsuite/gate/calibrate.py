@@ -110,7 +110,12 @@ def calibrate(
     num_cells = _count_cells(request, plants)
     seeds = random.Random(request.seed)
     request = dataclasses.replace(
-        request, base="HEAD", base_dir=None, heeds_exceptions=False, explains=False
+        request,
+        base="HEAD",
+        base_dir=None,
+        judges_identical=True,
+        heeds_exceptions=False,
+        explains=False,
     )
 
     def run(plant: Plant, num: int) -> list[Judgement]:

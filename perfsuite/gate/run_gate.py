@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import datetime
 import functools
+import math
 import os
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -20,27 +20,32 @@ from typing import Any
 
 import msgspec
 
-from perfsuite.gate.arms.arm import Arm, PairPlan, Suite
+from perfsuite.gate.arms.arm import Arm, Launch, PairPlan, Suite
 from perfsuite.gate.arms.launch import launch_pair
-from perfsuite.gate.baselines.accepted import Accepted, Entry, in_words, read_brought
-from perfsuite.gate.collection import (
+from perfsuite.gate.baselines.accepted import Accepted, Entry, in_words
+from perfsuite.gate.common_cells import (
+    HIDDEN,
     HOW_TO_ACCEPT,
     apply_exceptions,
     choose_cells,
     not_compared,
+    read_exceptions,
+    read_noise,
 )
 from perfsuite.gate.git.fill_tree import check_shared, missing_files
 from perfsuite.gate.git.find_base import describe_head
 from perfsuite.gate.git.overlay import python_digests
 from perfsuite.gate.git.repository import Base, NoBase
+from perfsuite.gate.git.tree_digest import digest_tree
 from perfsuite.gate.git.worktree import sweep_stale_trees, what_is_missing, why_elsewhere
-from perfsuite.gate.judge.dependencies import ANY, changed_dependencies
 from perfsuite.gate.judge.explain import explain
 from perfsuite.gate.judge.judge import judge
+from perfsuite.gate.judge.kept_pairs import KeptPairs, read_kept_pairs
 from perfsuite.gate.judge.remarks import remarks_on
 from perfsuite.gate.judge.trial import CellPolicy, Judgement, Trial
-from perfsuite.gate.judge.untracked import name_untracked
-from perfsuite.gate.noise import CALIBRATION_FILE, parse_priors
+from perfsuite.gate.provenance.dependencies import ANY, changed_dependencies
+from perfsuite.gate.provenance.identical import Comparison
+from perfsuite.gate.provenance.untracked import name_untracked
 from perfsuite.gate.request import (
     BaseSide,
     GateRequest,
@@ -50,15 +55,11 @@ from perfsuite.gate.request import (
     session_caches,
 )
 from perfsuite.records.verdict import CellVerdict, Explanation
-from perfsuite.stats.sequential import Prior
 from perfsuite.system.signals import ends_on_signals
-from perfsuite.system.untrusted import printable
 
 # Files that a line names.
 _MOST_LISTED = 3
 _HAS_THEM = "where a cell needs them, name a checkout that has them with --base-dir"
-# Reviewed exceptions, from pytest's root.
-ACCEPTED_FILE = Path("baselines") / "accepted.toml"
 # The machine of a caller that holds it already.
 HELD: AbstractContextManager[object] = contextlib.nullcontext()
 
@@ -116,9 +117,11 @@ def run_gate(
         check_shared(head.suite.root, head.suite.shared)
         _announce(request, head.suite, differs["base"], say)
         side = BaseSide(request=request, suite=head.suite, base=base, caches=caches)
-        session = _Session(side=side, differs=differs, say=say)
         with machine:
+            session = _Session(side=side, differs=differs, collected=head, say=say)
             cells, judgement = session.compare()
+            if base is not None and base.instead is not None and _are_identical(cells, request):
+                cells, judgement = session.against(base.instead).compare()
     cells.sort(key=lambda cell: cell.name)
     return GateResult(
         cells=tuple(cells),
@@ -127,6 +130,12 @@ def run_gate(
         policies=session.policies,
         seed=request.seed,
     )
+
+
+def _are_identical(cells: Sequence[CellVerdict], request: GateRequest) -> bool:
+    identical = {cell.name for cell in cells if cell.by == "identical"}
+    others = [cell for cell in cells if cell.by not in ("identical", "collection")]
+    return bool(identical) and not others and request.waiting <= identical
 
 
 def _announce(request: GateRequest, suite: Suite, base: str, say: Callable[[str], None]) -> None:
@@ -153,19 +162,34 @@ class _Session:
 
     side: BaseSide
     differs: dict[str, str]
+    collected: Launch
     say: Callable[[str], None]
     policies: dict[str, CellPolicy] = field(default_factory=dict)
     used: defaultdict[str, list[Entry]] = field(default_factory=lambda: defaultdict(list))
 
+    def against(self, base: Base) -> _Session:
+        """Return the session with another base, because a commit would be compared with itself."""
+        request = self.side.request
+        cells = None if request.cells is None else request.cells | request.waiting
+        request = dataclasses.replace(request, cells=cells, waiting=frozenset())
+        side = dataclasses.replace(self.side, request=request, base=base)
+        self.differs["base"] = base.described
+        return dataclasses.replace(self, side=side)
+
     def compare(self) -> tuple[list[CellVerdict], Judgement | None]:
         """Judge what both sides have, and say why the rest is not compared."""
         with self.side.tree() as tree:
+            comparison = self.side.compare(tree, self.collected, self.say)
+            if comparison is not None and comparison.changes.reach_no_cell:
+                return self._pass_all(comparison), None
             if (refusal := self._prepare(tree)) is not None:
                 return not_compared("NO-BASELINE", self.side.suite.cells, refusal), None
-            cells, judgement = self._compare_with(tree)
+            cells, judgement = self._compare_with(tree, comparison)
             return [self._complete(cell, tree) for cell in cells], judgement
 
-    def _compare_with(self, tree: Path) -> tuple[list[CellVerdict], Judgement | None]:
+    def _compare_with(
+        self, tree: Path, comparison: Comparison | None
+    ) -> tuple[list[CellVerdict], Judgement | None]:
         request, suite = self.side.request, self.side.suite
         own = self.side.collect(tree)
         digests = python_digests(tree)
@@ -180,29 +204,36 @@ class _Session:
         self._describe_variables(own.suite)
         cells = self._choose_cells(own.suite)
         policies = {
-            name: policy
-            for name, policy in self.policies.items()
-            if request.cells is None or name in request.cells
+            name: policy for name, policy in self.policies.items() if request.asks_for(name)
         }
+        if comparison is not None:
+            cells += comparison.find_identical(policies)
+        settled = request.waiting.union(cell.name for cell in cells)
+        policies = {name: policy for name, policy in policies.items() if name not in settled}
         if not policies:
             return cells, None
         arms = self._watching(tree, self.side.arm(tree), head_arm(request, suite, self.side.caches))
+        kept = self._read_kept()
         judgement = judge(
             *arms,
             policies,
             num_cells=request.num_cells,
             budget=request.budget,
             seed=request.seed,
-            priors=self._priors(),
+            priors=read_noise(self.side, self.differs),
+            kept={} if kept is None else kept.cells,
             say=self.say,
         )
+        if kept is not None:
+            kept.write(judgement.trials)
         self._look_for_skipped(judgement)
         for trial in judgement.trials:
             for remark in remarks_on(trial, suite.root, changed):
                 trial.add_reason(remark)
             self.used[trial.name] += apply_exceptions(trial, self._accepted)
         explanations = self._explain(arms, judgement)
-        cells += [_verdict(trial, explanations.get(trial.name)) for trial in judgement.trials]
+        base = self.differs["base"]
+        cells += [_verdict(trial, explanations.get(trial.name), base) for trial in judgement.trials]
         return cells, judgement
 
     def _prepare(self, tree: Path) -> str | None:
@@ -235,26 +266,30 @@ class _Session:
         accepted = tuple(map(in_words, self.used[cell.name]))
         return msgspec.structs.replace(cell, reason=reason, accepted=accepted)
 
+    def _read_kept(self) -> KeptPairs | None:
+        """What earlier sessions found of these two trees; None where nothing names them."""
+        request, base = self.side.request, self.side.base
+        if request.pairs_file is None or base is None:
+            return None
+        head = digest_tree(self.side.suite.root, outputs=request.outputs)
+        if head is None:
+            return None
+        environment = (f"{name}={value}" for name, value in request.base_environment.items())
+        arm = " ".join((base.revision, request.base_python or "", *sorted(environment))).strip()
+        kept = read_kept_pairs(request.pairs_file, arm, head)
+        self.say(kept.told)
+        return kept
+
+    def _pass_all(self, comparison: Comparison) -> list[CellVerdict]:
+        """Return the verdicts of cells that are the same on both sides, and of those that hide."""
+        request, suite = self.side.request, self.side.suite
+        cells = [name for name in suite.cells if request.asks_for(name)]
+        hidden = not_compared("INVALID", suite.hidden, HIDDEN)
+        return [*comparison.find_identical(cells), *hidden]
+
     @functools.cached_property
     def _accepted(self) -> Accepted:
-        if not self.side.request.heeds_exceptions:
-            return Accepted()
-        return read_brought(
-            self.side.suite.root / ACCEPTED_FILE,
-            self.side.read(ACCEPTED_FILE),
-            datetime.date.today(),
-        )
-
-    def _priors(self) -> Mapping[str, Prior]:
-        """What the calibration at the base says: one that the change brings judges later ones."""
-        request = self.side.request
-        if request.fingerprint is None or not (data := self.side.read(CALIBRATION_FILE)):
-            return request.priors
-        try:
-            return parse_priors(data, request.fingerprint)
-        except ValueError as error:
-            self.differs["calibration"] = printable(f"the base's cannot be read: {error}")
-            return request.priors
+        return read_exceptions(self.side)
 
     def _describe_tree(self, tree: Path, digests: Mapping[Path, bytes]) -> list[Path]:
         """Say where and what the base's tree is; return the benchmark files that head changed."""
@@ -348,12 +383,12 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(names[:_MOST_LISTED]) + more
 
 
-def _verdict(trial: Trial, explanation: Explanation | None) -> CellVerdict:
+def _verdict(trial: Trial, explanation: Explanation | None, base: str) -> CellVerdict:
     tolerance, limit = trial.policy.bounds
     proven: dict[str, Any] = {}
     if trial.decision is not None:
         proven = dataclasses.asdict(trial.decision)
-        del proven["word"]  # counts may have another
+        del proven["word"], proven["mean_differs"]  # counts may have another word
     return CellVerdict(
         name=trial.name,
         word=trial.word or "INCONCLUSIVE",
@@ -361,8 +396,11 @@ def _verdict(trial: Trial, explanation: Explanation | None) -> CellVerdict:
         tolerance=tolerance,
         limit=limit,
         reason=trial.reason,
+        compared_with=f"pairs against {base}" if trial.raw else None,
         explanation=explanation,
         raw=tuple(trial.raw),
+        mean_ratios=tuple(math.exp(pair.mean_log_ratio) for pair in trial.pairs),
+        errors=tuple(pair.error for pair in trial.pairs),
         firsts=tuple(trial.firsts),
         rule=trial.rule,
         **proven,

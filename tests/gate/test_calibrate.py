@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from made_up_machine import Machine
+from made_up_pairs import plain_pairs
 
 from perfsuite.cli.verbs.calibrate import describe, to_document
 from perfsuite.errors import WorkloadError
@@ -23,7 +24,8 @@ from perfsuite.gate.judge.trial import Budget, CellPolicy, Judgement, Trial
 from perfsuite.gate.request import GateRequest
 from perfsuite.gate.run_gate import HELD, GateResult
 from perfsuite.records.verdict import CellVerdict, VerdictWord
-from perfsuite.stats.sequential import Prior, Rule, decide
+from perfsuite.stats.evidence import Prior
+from perfsuite.stats.sequential import Rule, decide
 
 REQUEST = GateRequest(
     command=Command(folder=Path("/project"), arguments=("bench",)),
@@ -67,7 +69,8 @@ class Gate:
         rule = Rule(tolerance=0.02, limit=0.05, num_cells=2, max_pairs=4)
         # A session as a whole is faster or slower than the one before it.
         shift += 0.005 * (-1) ** len(self.planted)
-        trial.decision = decide([shift + noise for noise in NOISE], rule)
+        trial.pairs = plain_pairs(shift + noise for noise in NOISE)
+        trial.decision = decide(trial.pairs, rule)
         trial.word = self.word or ("PASS" if text is None else "FAIL")
         trial.by = "counts" if text == "leak" else "pairs"
         trial.raw = [(1.0, math.exp(shift + noise)) for noise in NOISE]
@@ -132,7 +135,7 @@ def test_the_lines_say_alarms_power_and_what_the_machine_supports(judge: Gate) -
 
     cost = "3.0 pairs a cell, 9 s a session"
     assert lines[:3] == [
-        f"false alarms: 0 of 2, below 77.6 % at 95 % confidence (cells: 4 PASS; {cost})",
+        f"false alarms: 0 of 2, below 77.6 % at 95 % confidence (cells: 4 PASS; 4{cost[1:]})",
         f"power at 5 %: 2 of 2 (cells: 4 FAIL; {cost})",
         f"precision=fp32 planted: 2 of 2 (cells: 4 FAIL; {cost})",
     ]

@@ -17,9 +17,11 @@ import pytest
 from perfsuite.gate.arms.command import Command
 from perfsuite.gate.baselines.screen import Candidate
 from perfsuite.gate.baselines.stored_verdict import History, read_history
-from perfsuite.gate.collection import HIDDEN
+from perfsuite.gate.common_cells import HIDDEN
 from perfsuite.gate.git.repository import Base, NoBase
+from perfsuite.gate.git.tree_digest import digest_tree
 from perfsuite.gate.judge.counts import parse_slacks
+from perfsuite.gate.judge.kept_pairs import kept_names
 from perfsuite.gate.judge.trial import CellPolicy, draw_seed
 from perfsuite.gate.request import GateRequest, base_of
 from perfsuite.gate.run_gate import GateResult, run_gate
@@ -133,9 +135,15 @@ class SessionGate:
         )
         for line in history.refused:
             self._say(f"not compared with {line}")
-        at_once = [name for name in cells if not history.can_screen(name)]
+        # No stored run overrules what pairs have found of these very trees.
+        head = digest_tree(self._config.rootpath, outputs=self._choices.outputs)
+        kept = kept_names(self._choices.pairs_file, head)
+        at_once = [name for name in cells if name in kept or not history.can_screen(name)]
+        waiting = frozenset(cells).difference(at_once)
         self._num_cells = sharding.num_cells
-        self._first = run_gate(self._request(at_once), say=self._say)
+        self._first = run_gate(
+            dataclasses.replace(self._request(at_once), waiting=waiting), say=self._say
+        )
         self._judged = {cell.name: cell for cell in self._first.cells if sharding.owns(cell.name)}
         for cell in self._judged.values():
             self._record(cell)
@@ -170,6 +178,9 @@ class SessionGate:
             verdict = _failed(item.nodeid, report, error)
         elif item.nodeid not in self._judged:  # only the pairs know whether the base has it
             verdict = self._judge_alone(item.nodeid, self._first)
+        elif self._judged[item.nodeid].by == "identical":  # so the base skips it too
+            reason = f"skipped: {report.longreprtext.partition(chr(10))[0]}"
+            verdict = CellVerdict(name=item.nodeid, word="SKIPPED", by="test", reason=reason)
         else:
             return
         self._record(verdict)
@@ -205,6 +216,9 @@ class SessionGate:
     ) -> CellVerdict:
         """Counts first, then what pairs or the stored times say."""
         name: str = item.nodeid
+        judged = self._judged.get(name)
+        if judged is not None and judged.by == "identical":
+            return judged
         policy = first.policies.get(name) or self._own_policy(item)
         stats = getattr(item.funcargs.get("benchmark"), "stats", None)
         num_samples = None
@@ -243,7 +257,9 @@ class SessionGate:
 
     def _judge_alone(self, name: str, first: GateResult) -> CellVerdict:
         """Return what pairs say of a cell that was not among the first ones."""
-        result = run_gate(self._request([name]), say=self._say)
+        # Whether a change touches it is known by now.
+        request = dataclasses.replace(self._request([name]), judges_identical=True)
+        result = run_gate(request, say=self._say)
         found = {cell.name: cell for cell in result.cells}
         return found.get(name) or _unknown(name, first.refusal)
 
@@ -255,6 +271,7 @@ class SessionGate:
             num_cells=self._num_cells,
             base=choices.base,
             target=choices.target,
+            judges_identical=choices.judges_identical,
             found=self._found,
             base_dir=choices.base_dir,
             base_python=choices.base_python,
@@ -267,6 +284,7 @@ class SessionGate:
             fingerprint=self._saver.fingerprint,
             fixed=choices.fixed,
             outputs=choices.outputs,
+            pairs_file=choices.pairs_file,
         )
 
 

@@ -6,21 +6,28 @@ What reviewed exceptions allow is looked up here, and which of them a verdict re
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import functools
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from perfsuite.errors import SettingError
 from perfsuite.gate.arms.arm import Suite
-from perfsuite.gate.baselines.accepted import EVERY_CELL, Accepted, Entry
+from perfsuite.gate.baselines.accepted import EVERY_CELL, Accepted, Entry, read_brought
 from perfsuite.gate.baselines.stricter import rule
 from perfsuite.gate.judge.trial import CellPolicy, Trial
-from perfsuite.gate.request import GateRequest, policy_of, request_of_base
+from perfsuite.gate.noise import CALIBRATION_FILE, parse_priors
+from perfsuite.gate.request import BaseSide, GateRequest, policy_of, request_of_base
 from perfsuite.records.verdict import CellVerdict, VerdictWord
+from perfsuite.stats.evidence import Prior
+from perfsuite.system.untrusted import printable
 
-HOW_TO_ACCEPT = "if that is meant, say so with 'perfsuite baseline accept'"
+HOW_TO_ACCEPT: Final = "if that is meant, say so with 'perfsuite baseline accept'"
+# Reviewed exceptions, from pytest's root.
+ACCEPTED_FILE: Final = Path("baselines") / "accepted.toml"
 _SPENT = "what was accepted of it is spent: the base has the entry too"
 # Why a test is timed by pytest-benchmark and not compared.
 HIDDEN = (
@@ -98,6 +105,29 @@ def apply_exceptions(trial: Trial, accepted: Accepted) -> list[Entry]:
         used.append(slowdown)
     increases = (accepted.increase(trial.name, count) for count in trial.accepted_counts)
     return [*used, *dict.fromkeys(entry for entry in increases if entry is not None)]
+
+
+def read_exceptions(side: BaseSide) -> Accepted:
+    """Return the reviewed exceptions that head brings."""
+    if not side.request.heeds_exceptions:
+        return Accepted()
+    path = side.suite.root / ACCEPTED_FILE
+    return read_brought(path, side.read(ACCEPTED_FILE), datetime.date.today())
+
+
+def read_noise(side: BaseSide, differs: dict[str, str]) -> Mapping[str, Prior]:
+    """Return what the calibration at the base says, and tell in `differs` where it is broken.
+
+    One that the change brings judges later changes.
+    """
+    request = side.request
+    if request.fingerprint is None or not (data := side.read(CALIBRATION_FILE)):
+        return request.priors
+    try:
+        return parse_priors(data, request.fingerprint)
+    except ValueError as error:
+        differs["calibration"] = printable(f"the base's cannot be read: {error}")
+        return request.priors
 
 
 def not_compared(word: VerdictWord, names: Iterable[str], reason: str) -> list[CellVerdict]:
