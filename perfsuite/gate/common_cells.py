@@ -26,6 +26,8 @@ from perfsuite.stats.evidence import Prior
 from perfsuite.system.untrusted import printable
 
 HOW_TO_ACCEPT: Final = "if that is meant, say so with 'perfsuite baseline accept'"
+# Cells or files that a line names.
+_MOST_LISTED = 3
 # Reviewed exceptions, from pytest's root.
 ACCEPTED_FILE: Final = Path("baselines") / "accepted.toml"
 _SPENT = "what was accepted of it is spent: the base has the entry too"
@@ -44,13 +46,13 @@ class ChosenCells:
         policies: How each cell that both have is judged, by head's name.
         others: The verdicts of those that are not compared.
         used: The exceptions that let a cell be compared so, or be gone.
-        loosened: What head loosens and no exception accepts, with the cells.
+        loosened: What head loosens and no exception accepts, with the cells; None where nothing.
     """
 
     policies: dict[str, CellPolicy]
     others: list[CellVerdict]
     used: dict[str, list[Entry]]
-    loosened: dict[str, list[str]]
+    loosened: str | None
 
 
 def choose_cells(request: GateRequest, head: Suite, base: Suite, accepted: Accepted) -> ChosenCells:
@@ -81,11 +83,12 @@ def choose_cells(request: GateRequest, head: Suite, base: Suite, accepted: Accep
     for name in theirs:
         if name not in head.cells and (removal := accepted.removal(name)) is not None:
             used[name] = [removal]
+    held = "; ".join(f"{text} ({listed(names)})" for text, names in loosened.items())
     return ChosenCells(
         policies=policies,
         others=[*others, *not_compared("INVALID", head.hidden, HIDDEN)],
         used=used,
-        loosened=loosened,
+        loosened=None if not loosened else f"{held}; the stricter holds; {HOW_TO_ACCEPT}",
     )
 
 
@@ -128,6 +131,16 @@ def read_noise(side: BaseSide, differs: dict[str, str]) -> Mapping[str, Prior]:
     except ValueError as error:
         differs["calibration"] = printable(f"the base's cannot be read: {error}")
         return request.priors
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return the first few of them.
+
+    >>> listed(["a", "b"]), listed(["a", "b", "c", "d", "e"])
+    ('a, b', 'a, b, c and 2 more')
+    """
+    more = f" and {len(names) - _MOST_LISTED} more" if len(names) > _MOST_LISTED else ""
+    return ", ".join(names[:_MOST_LISTED]) + more
 
 
 def not_compared(word: VerdictWord, names: Iterable[str], reason: str) -> list[CellVerdict]:

@@ -70,6 +70,7 @@ class GateRequest:
         base_environment: Variables that the base arm alone has.
         tolerance: The slowdown that is accepted unless a marker says otherwise.
         limit: The slowdown that must not pass.
+        refuses_numerics_change: Whether a cell fails whose mathematics changed.
         fixed: Of these two, those that hold for both sides, whatever their configuration says.
         floor_s: None is 50 us for cells of perfsuite, 0 for any others.
         priors: What this machine's history says of the noise of a pair, by cell.
@@ -96,6 +97,7 @@ class GateRequest:
     base_environment: Mapping[str, str] = field(default_factory=dict)
     tolerance: float = 0.02
     limit: float = 0.05
+    refuses_numerics_change: bool = False
     fixed: frozenset[str] = frozenset({"tolerance", "limit"})
     floor_s: float | None = None
     budget: Budget
@@ -220,10 +222,7 @@ class BaseSide:
         )
 
     def read(self, path: Path) -> bytes:
-        """Return a file of the base by its path from the root, empty where there is none.
-
-        Raises a PerfsuiteError where it cannot be read.
-        """
+        """Return a file of the base by its path from the root, empty where there is none."""
         if self.base is not None:
             return file_at(self.suite.root, self.base.revision, path) or b""
         assert self.request.base_dir is not None
@@ -383,6 +382,7 @@ def policy_of(request: GateRequest, suite: Suite, name: str) -> CellPolicy:
             limit=parsed("limit", parse_ratio, request.limit),
             floor_s=parsed("floor", parse_seconds, floor_s),
             slacks=(parse_slacks(dict(markers.get("counts", {})), "perf marker"),),
+            refuses_numerics_change=request.refuses_numerics_change,
         )
     except (TypeError, ValueError) as error:
         raise SettingError(f"{name}: the perf marker has {dict(markers)!r}: {error}") from error

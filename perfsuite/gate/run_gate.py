@@ -25,9 +25,9 @@ from perfsuite.gate.arms.launch import launch_pair
 from perfsuite.gate.baselines.accepted import Accepted, Entry, in_words
 from perfsuite.gate.common_cells import (
     HIDDEN,
-    HOW_TO_ACCEPT,
     apply_exceptions,
     choose_cells,
+    listed,
     not_compared,
     read_exceptions,
     read_noise,
@@ -57,8 +57,6 @@ from perfsuite.gate.request import (
 from perfsuite.records.verdict import CellVerdict, Explanation
 from perfsuite.system.signals import ends_on_signals
 
-# Files that a line names.
-_MOST_LISTED = 3
 _HAS_THEM = "where a cell needs them, name a checkout that has them with --base-dir"
 # The machine of a caller that holds it already.
 HELD: AbstractContextManager[object] = contextlib.nullcontext()
@@ -299,12 +297,12 @@ class _Session:
             self.differs["base's tree"] = f"{'; '.join(missing)}; {_HAS_THEM}"
             self.say(self.differs["base's tree"])
         for file, names in changed_dependencies(self.side.top_of(tree), self.side.top).items():
-            which = _listed(sorted(names - {ANY})) or "other ones"
+            which = listed(sorted(names - {ANY})) or "other ones"
             self.differs[file] = f"declares {which}; both arms run with those that are installed"
         files = python_digests(tree)
         changed = sorted(path for path, found in files.items() if digests.get(path) != found)
         if changed:
-            named = _listed([str(path) for path in changed])
+            named = listed([str(path) for path in changed])
             self.differs["benchmark files"] = f"head's run on both sides: {named}"
             self.say(f"changed benchmark files; {self.differs['benchmark files']}")
         return changed
@@ -314,17 +312,16 @@ class _Session:
         ours, theirs = self.side.suite.variables, own.variables
         written = [name for name in ours if name not in theirs or theirs[name] != ours[name]]
         if written:
-            self.differs["environment"] = f"head's code sets {_listed(written)}"
+            self.differs["environment"] = f"head's code sets {listed(written)}"
 
     def _choose_cells(self, own: Suite) -> list[CellVerdict]:
         """Find how the cells of both sides are judged; return the verdicts of the others."""
         chosen = choose_cells(self.side.request, self.side.suite, own, self._accepted)
         self.policies.update(chosen.policies)
         self.used.update(chosen.used)
-        if chosen.loosened:
-            held = (f"{text} ({_listed(names)})" for text, names in chosen.loosened.items())
-            self.differs["limits"] = f"{'; '.join(held)}; the stricter holds; {HOW_TO_ACCEPT}"
-            self.say(self.differs["limits"])
+        if chosen.loosened is not None:
+            self.differs["limits"] = chosen.loosened
+            self.say(chosen.loosened)
         return chosen.others
 
     def _look_for_skipped(self, judgement: Judgement) -> None:
@@ -373,16 +370,6 @@ class _Session:
         )
 
 
-def _listed(names: Sequence[str]) -> str:
-    """The first few of them.
-
-    >>> _listed(["a", "b"]), _listed(["a", "b", "c", "d", "e"])
-    ('a, b', 'a, b, c and 2 more')
-    """
-    more = f" and {len(names) - _MOST_LISTED} more" if len(names) > _MOST_LISTED else ""
-    return ", ".join(names[:_MOST_LISTED]) + more
-
-
 def _verdict(trial: Trial, explanation: Explanation | None, base: str) -> CellVerdict:
     tolerance, limit = trial.policy.bounds
     proven: dict[str, Any] = {}
@@ -397,6 +384,7 @@ def _verdict(trial: Trial, explanation: Explanation | None, base: str) -> CellVe
         limit=limit,
         reason=trial.reason,
         compared_with=f"pairs against {base}" if trial.raw else None,
+        numerics_change=trial.numerics_change,
         explanation=explanation,
         raw=tuple(trial.raw),
         mean_ratios=tuple(math.exp(pair.mean_log_ratio) for pair in trial.pairs),

@@ -19,6 +19,7 @@ from perfsuite.gate.arms.launch import launch_pair
 from perfsuite.gate.arms.num_rounds import plan_num_rounds
 from perfsuite.gate.judge.counts import compare_run_counts
 from perfsuite.gate.judge.kept_pairs import KeptCell, resume
+from perfsuite.gate.judge.numerics_change import CHANGED, UNKNOWN, describe_numerics_change
 from perfsuite.gate.judge.pair_evidence import add_pair, describe_changes, is_postponed
 from perfsuite.gate.judge.pairs_verdict import decide_by_pairs
 from perfsuite.gate.judge.trial import Budget, CellPolicy, Judgement, Trial
@@ -208,6 +209,7 @@ def _end(trial: Trial, last: _Pair | None) -> None:
     if trial.is_one_by_one and trial.raw:
         trial.add_reason(_ONE_BY_ONE)
     _judge_counts(trial)
+    _judge_numerics(trial)
 
 
 def _judge_counts(trial: Trial) -> None:
@@ -224,6 +226,20 @@ def _judge_counts(trial: Trial) -> None:
         trial.add_reason(str(one))
     if (changes := describe_changes(**trial.last)) is not None:
         trial.add_reason(changes)
+
+
+def _judge_numerics(trial: Trial) -> None:
+    """Tell what changed in the mathematics, and decide by that where the policy asks for it."""
+    # Where counts are not compared, what the arms train is meant to differ.
+    if not trial.policy.slacks or trial.runs.keys() != {"base", "head"}:
+        return
+    change = trial.numerics_change = describe_numerics_change(**trial.runs)
+    if change is None or not trial.policy.refuses_numerics_change:
+        return
+    if change.startswith(CHANGED) and trial.word in {*_WORDS_OF_PAIRS} - {"FAIL"}:
+        trial.word, trial.by = "FAIL", "numerics"
+    elif change.startswith(UNKNOWN) and trial.word in ("PASS", "IMPROVED"):
+        trial.word, trial.by = "INCONCLUSIVE", "numerics"
 
 
 def _progress(

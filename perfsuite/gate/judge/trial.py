@@ -28,6 +28,7 @@ class CellPolicy:
             off. Of several, head's and the base's, the strictest holds; without any the counts of
             the arms are not compared at all.
         accepted_increase: How many times the base's a reviewed exception lets a count be.
+        refuses_numerics_change: Whether a cell fails whose mathematics changed.
         num_samples: Of an iteration of base and of head, where times are compared per sample.
     """
 
@@ -37,6 +38,7 @@ class CellPolicy:
     accepted_slowdown: float = 1.0
     slacks: tuple[Mapping[str, Slack | None], ...] = ()
     accepted_increase: Callable[[str], float] = lambda count: 1.0
+    refuses_numerics_change: bool = False
     num_samples: tuple[int, int] = (1, 1)
 
     @property
@@ -76,7 +78,7 @@ class Trial:
             sample where the policy says how many samples an iteration has.
         pairs: What the rule sees of each pair in `raw`.
         word: The verdict; None while there is none.
-        by: What decided: "pairs" or "counts".
+        by: What decided: "pairs", "counts" or "numerics".
         reason: What a reader should know beside the numbers.
         decision: What the pairs prove so far.
         rule: The arguments of the rule, accepted slowdown included; empty before the first pair.
@@ -85,6 +87,7 @@ class Trial:
         costs: Of each pair, for the number of rounds of the next.
         is_one_by_one: Whether memory had no room for both arms.
         is_unpinned: Whether the core that both arms share was too little.
+        numerics_change: What changed in the mathematics, as `Verdict` has it.
         accepted_counts: Those that grew, as a reviewed exception lets them.
     """
 
@@ -102,6 +105,7 @@ class Trial:
     costs: list[PairCost] = field(default_factory=list)
     is_one_by_one: bool = False
     is_unpinned: bool = False
+    numerics_change: str | None = None
     accepted_counts: tuple[str, ...] = ()
 
     @property

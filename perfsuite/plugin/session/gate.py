@@ -138,7 +138,11 @@ class SessionGate:
         # No stored run overrules what pairs have found of these very trees.
         head = digest_tree(self._config.rootpath, outputs=self._choices.outputs)
         kept = kept_names(self._choices.pairs_file, head)
-        at_once = [name for name in cells if name in kept or not history.can_screen(name)]
+        # A stored run has no launch of the base to compare the mathematics with.
+        screens = not self._choices.refuses_numerics_change
+        at_once = [
+            name for name in cells if name in kept or not (screens and history.can_screen(name))
+        ]
         waiting = frozenset(cells).difference(at_once)
         self._num_cells = sharding.num_cells
         self._first = run_gate(
@@ -279,6 +283,7 @@ class SessionGate:
             base_environment=choices.base_environment,
             tolerance=choices.tolerance,
             limit=choices.limit,
+            refuses_numerics_change=choices.refuses_numerics_change,
             budget=choices.budget,
             seed=draw_seed(),
             fingerprint=self._saver.fingerprint,
