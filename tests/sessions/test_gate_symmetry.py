@@ -63,6 +63,31 @@ def test_a_library_that_both_arms_load_from_head_proves_nothing(shop: Repository
     )
 
 
+BY_DATA = """
+    import os, pathlib
+
+    SECONDS = float(pathlib.Path(os.environ["SHOP_PRICES"]).read_text())
+
+    def price(clock):
+        clock.work(SECONDS)
+"""
+
+
+def test_a_tracked_file_that_both_arms_read_from_head_proves_nothing(shop: Repository) -> None:
+    shop.write(shop=BY_DATA)
+    (shop.path / "prices.txt").write_text("0.001")
+    shop.commit()
+    (shop.path / "prices.txt").write_text("0.003")
+
+    gated = shop.gate(SHOP_PRICES=str(shop.path / "prices.txt"))
+
+    gated.expect(
+        12,
+        f"{PRICE} INVALID",
+        f"{PRICE}: the base arm loaded {shop.path}/prices.txt, which is head's; *",
+    )
+
+
 SPEEDUPS = """
     try:
         from _speedups import price
