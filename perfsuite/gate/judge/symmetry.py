@@ -137,9 +137,10 @@ def _find_foreign(arm: Loading, other: Loading) -> str | None:
         if is_data and place not in _tracked(other.top, [place]):
             continue
         if not _are_alike(path, arm.top / place):
+            advice = f" and {BUILD}, or name its folder in pytest's pythonpath"
             return (
                 f"the {arm.name} arm loaded {path}, which is {other.name}'s; have the code find it "
-                f"beside itself and {BUILD}, or name its folder in pytest's pythonpath"
+                f"beside itself{'' if is_data else advice}"
             )
     return None
 
