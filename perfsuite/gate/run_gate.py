@@ -256,7 +256,8 @@ class _Session:
         if head is None:
             return None
         environment = (f"{name}={value}" for name, value in request.base_environment.items())
-        arm = " ".join((base.revision, request.base_python or "", *sorted(environment))).strip()
+        made = (request.base_python or "", request.base_build or "")
+        arm = " ".join((base.revision, *made, *sorted(environment))).strip()
         kept = read_kept_pairs(request.pairs_file, arm, head)
         self.say(kept.told)
         return kept
