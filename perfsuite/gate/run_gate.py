@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from perfsuite.gate.arms.arm import Arm, Launch, PairPlan, Suite
 from perfsuite.gate.arms.launch import launch_pair
 from perfsuite.gate.baselines.accepted import Accepted, read_accepted
@@ -241,11 +243,9 @@ class _Session:
         """Say what head has and git does not track, where the base failed for want of it."""
         if cell.word != "NO-BASELINE" or cell.reason is None:
             return cell
-        root = self.side.suite.root
-        found = name_untracked(cell.reason, root, tree, self.side.import_roots)
-        return (
-            cell if found is None else dataclasses.replace(cell, reason=f"{cell.reason}; {found}")
-        )
+        found = name_untracked(cell.reason, self.side.suite.root, tree, self.side.import_roots)
+        reason = "; ".join(filter(None, (cell.reason, found)))
+        return msgspec.structs.replace(cell, reason=reason)
 
     def _read_kept(self) -> KeptPairs | None:
         """What earlier sessions found of these two trees; None where nothing names them."""

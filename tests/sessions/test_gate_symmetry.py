@@ -66,20 +66,25 @@ def test_a_library_that_both_arms_load_from_head_proves_nothing(shop: Repository
 BY_DATA = """
     import os, pathlib
 
-    SECONDS = float(pathlib.Path(os.environ["SHOP_PRICES"]).read_text())
+    PRICES = pathlib.Path(os.environ["SHOP_SETTINGS"]).read_text()
+    SECONDS = float(pathlib.Path(PRICES).read_text())
 
     def price(clock):
         clock.work(SECONDS)
 """
 
 
-def test_a_tracked_file_that_both_arms_read_from_head_proves_nothing(shop: Repository) -> None:
+def test_a_tracked_file_that_both_arms_read_from_head_proves_nothing(
+    shop: Repository, tmp_path: Path
+) -> None:
     shop.write(shop=BY_DATA)
     (shop.path / "prices.txt").write_text("0.001")
     shop.commit()
     (shop.path / "prices.txt").write_text("0.003")
 
-    gated = shop.gate(SHOP_PRICES=str(shop.path / "prices.txt"))
+    (tmp_path / "settings").write_text(str(shop.path / "prices.txt"))
+
+    gated = shop.gate(SHOP_SETTINGS=str(tmp_path / "settings"))
 
     gated.expect(
         12,
