@@ -245,14 +245,13 @@ class _Session:
         return self.side.build(tree)
 
     def _watching(self, tree: Path, base: Arm, head: Arm) -> tuple[Arm, Arm]:
-        """The arms, told to say whether they open what the base's tree lacks."""
+        """The arms, told to say what they open of the other's tree, or of what the base's lacks."""
         tops = self.side.top_of(tree), self.side.top
         lacked = missing_files(tops[0]) if self.side.base is not None else []
-        base, head = (
-            dataclasses.replace(arm, watched=tuple(top / path for path in lacked))
-            for arm, top in zip((base, head), tops, strict=True)
+        return (
+            dataclasses.replace(base, watched=(tops[1], *(tops[0] / path for path in lacked))),
+            dataclasses.replace(head, watched=(tops[0], *(tops[1] / path for path in lacked))),
         )
-        return base, head
 
     def _complete(self, cell: CellVerdict, tree: Path) -> CellVerdict:
         """Name the exceptions that a verdict rests on, and what the base failed for want of."""
@@ -273,7 +272,8 @@ class _Session:
         if head is None:
             return None
         environment = (f"{name}={value}" for name, value in request.base_environment.items())
-        arm = " ".join((base.revision, request.base_python or "", *sorted(environment))).strip()
+        made = (request.base_python or "", request.base_build or "")
+        arm = " ".join((base.revision, *made, *sorted(environment))).strip()
         kept = read_kept_pairs(request.pairs_file, arm, head)
         self.say(kept.told)
         return kept

@@ -130,12 +130,12 @@ def test_every_option_reaches_the_session(gate: Gate, tmp_path: Path) -> None:
     gate(
         *("a.py", "b::c", "-k", "lenet and not ddp", "--base", "v1", "--base-env", "A=1=2"),
         *("--base-env", "B=", "--tolerance", "1%", "--limit", "0.03", "--max-pairs", "8"),
-        *("--max-minutes", "0.5", "--seed", "5", "--json", "gate.json"),
+        *("--max-minutes", "0.5", "--seed", "5", "--json", "gate.json", "--base-build", "make"),
     )
 
     (request,) = gate.requests
     assert request.command.arguments == ("a.py", "b::c", "-k", "lenet and not ddp")
-    assert (request.base, request.seed) == ("v1", 5)
+    assert (request.base, request.base_build, request.seed) == ("v1", "make", 5)
     assert request.base_environment == {"A": "1=2", "B": ""}
     assert (request.tolerance, request.limit) == (0.01, 0.03)
     assert (request.budget.max_pairs, request.budget.max_s) == (8, 30.0)
