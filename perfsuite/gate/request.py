@@ -30,9 +30,9 @@ from perfsuite.gate.git.worktree import (
     lay_benchmarks,
 )
 from perfsuite.gate.judge.counts import parse_slacks
-from perfsuite.gate.judge.identical import Comparison
 from perfsuite.gate.judge.trial import Budget, CellPolicy
-from perfsuite.stats.sequential import Prior
+from perfsuite.gate.provenance.identical import Comparison
+from perfsuite.stats.evidence import Prior
 from perfsuite.units import format_ratio, parse_ratio, parse_seconds
 
 _TRAIN_FLOOR_S = 50e-6
@@ -65,10 +65,13 @@ class GateRequest:
         base_environment: Variables that the base arm alone has.
         tolerance: The slowdown that is accepted unless a marker says otherwise.
         limit: The slowdown that must not pass.
+        refuses_numerics_change: Whether a cell fails whose mathematics changed.
         floor_s: None is 50 us for cells of perfsuite, 0 for any others.
         priors: What this machine's history says of the noise of a pair, by cell.
         outputs: Files that the session itself writes: they do not make a tree dirty.
         heeds_exceptions: Whether what head lists as accepted may let a cell through.
+        pairs_file: Where a re-run of the same two trees finds what this session leaves open; None
+            judges anew each time.
     """
 
     command: Command
@@ -85,12 +88,14 @@ class GateRequest:
     base_environment: Mapping[str, str] = field(default_factory=dict)
     tolerance: float = 0.02
     limit: float = 0.05
+    refuses_numerics_change: bool = False
     floor_s: float | None = None
     budget: Budget
     seed: int
     priors: Mapping[str, Prior] = field(default_factory=dict)
     outputs: tuple[Path, ...] = ()
     heeds_exceptions: bool = True
+    pairs_file: Path | None = None
 
     def asks_for(self, cell: str) -> bool:
         """Whether a verdict of the cell is wanted."""
@@ -332,6 +337,7 @@ def policy_of(request: GateRequest, suite: Suite, name: str) -> CellPolicy:
             limit=parsed("limit", parse_ratio, request.limit),
             floor_s=parsed("floor", parse_seconds, floor_s),
             slacks=parse_slacks(dict(markers.get("counts", {})), "perf marker"),
+            refuses_numerics_change=request.refuses_numerics_change,
         )
     except (TypeError, ValueError) as error:
         raise SettingError(f"{name}: the perf marker has {dict(markers)!r}: {error}") from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ from perfsuite.gate.arms.arm import CellRun
 from perfsuite.gate.arms.num_rounds import PairCost
 from perfsuite.gate.judge.counts import Slack
 from perfsuite.records.verdict import VerdictWord
+from perfsuite.stats.evidence import Pair
 from perfsuite.stats.sequential import Decision
 
 
@@ -27,6 +27,7 @@ class CellPolicy:
         slacks: Of counts, in place of the usual ones, by name; the value None switches a count
             off. None where the counts of the arms are not compared at all.
         accepted_increase: How many times the base's a reviewed exception lets a count be.
+        refuses_numerics_change: Whether a cell fails whose mathematics changed.
         num_samples: Of an iteration of base and of head, where times are compared per sample.
     """
 
@@ -36,6 +37,7 @@ class CellPolicy:
     accepted_slowdown: float = 1.0
     slacks: Mapping[str, Slack | None] | None = None
     accepted_increase: Callable[[str], float] = lambda count: 1.0
+    refuses_numerics_change: bool = False
     num_samples: tuple[int, int] = (1, 1)
 
     @property
@@ -73,8 +75,9 @@ class Trial:
         raw: Seconds an iteration of both launches of each pair, base first: the median of the base,
             and that times the location of head's rounds over the base's beside them. Seconds a
             sample where the policy says how many samples an iteration has.
+        pairs: What the rule sees of each pair in `raw`.
         word: The verdict; None while there is none.
-        by: What decided: "pairs" or "counts".
+        by: What decided: "pairs", "counts" or "numerics".
         reason: What a reader should know beside the numbers.
         decision: What the pairs prove so far.
         rule: The arguments of the rule, accepted slowdown included; empty before the first pair.
@@ -83,11 +86,13 @@ class Trial:
         costs: Of each pair, for the number of rounds of the next.
         is_one_by_one: Whether memory had no room for both arms.
         is_unpinned: Whether the core that both arms share was too little.
+        numerics_change: What changed in the mathematics, as `Verdict` has it.
     """
 
     name: str
     policy: CellPolicy
     raw: list[tuple[float, float]] = field(default_factory=list)
+    pairs: list[Pair] = field(default_factory=list)
     word: VerdictWord | None = None
     by: str = "pairs"
     reason: str | None = None
@@ -98,6 +103,7 @@ class Trial:
     costs: list[PairCost] = field(default_factory=list)
     is_one_by_one: bool = False
     is_unpinned: bool = False
+    numerics_change: str | None = None
 
     @property
     def last(self) -> dict[str, CellRun]:
@@ -107,7 +113,7 @@ class Trial:
     @property
     def log_ratios(self) -> list[float]:
         """log(head / base) of each pair."""
-        return [math.log(head_s / base_s) for base_s, head_s in self.raw]
+        return [pair.log_ratio for pair in self.pairs]
 
     def add_reason(self, text: str) -> None:
         """Say one thing more that a reader should know."""

@@ -21,6 +21,8 @@ from perfsuite.gate.baselines.accepted import read_accepted
 from perfsuite.gate.baselines.screen import Candidate
 from perfsuite.gate.baselines.stored_verdict import History, read_history
 from perfsuite.gate.git.repository import Base, NoBase
+from perfsuite.gate.git.tree_digest import digest_tree
+from perfsuite.gate.judge.kept_pairs import kept_names
 from perfsuite.gate.judge.trial import draw_seed
 from perfsuite.gate.noise import read_noise
 from perfsuite.gate.request import GateRequest, base_of
@@ -136,7 +138,14 @@ class SessionGate:
         )
         for line in history.refused:
             self._say(f"not compared with {line}")
-        at_once = [name for name in cells if not history.can_screen(name)]
+        # No stored run overrules what pairs have found of these very trees.
+        head = digest_tree(self._config.rootpath, outputs=self._choices.outputs)
+        kept = kept_names(self._choices.pairs_file, head)
+        # A stored run has no launch of the base to compare the mathematics with.
+        screens = not self._choices.refuses_numerics_change
+        at_once = [
+            name for name in cells if name in kept or not (screens and history.can_screen(name))
+        ]
         waiting = frozenset(cells).difference(at_once)
         self._num_cells = sharding.num_cells
         self._first = run_gate(
@@ -266,10 +275,12 @@ class SessionGate:
             base_environment=choices.base_environment,
             tolerance=choices.tolerance,
             limit=choices.limit,
+            refuses_numerics_change=choices.refuses_numerics_change,
             budget=choices.budget,
             seed=draw_seed(),
             priors=read_noise(self._config.rootpath, os.environ),
             outputs=choices.outputs,
+            pairs_file=choices.pairs_file,
         )
 
 

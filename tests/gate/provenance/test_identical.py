@@ -10,7 +10,7 @@ import pytest
 from perfsuite.gate.arms.arm import Arm, CellRun, Launch, Suite
 from perfsuite.gate.arms.loaded import Loaded
 from perfsuite.gate.git.changes import Changes, compare_trees
-from perfsuite.gate.judge.identical import Comparison
+from perfsuite.gate.provenance.identical import Comparison
 
 ARM = Arm(name="head", tree=Path("/head"), import_roots=(), pytest_arguments=())
 A, B = "test_a.py::test_a", "test_b.py::test_b"
