@@ -178,7 +178,7 @@ class _Session:
         """Judge what both sides have, and say why the rest is not compared."""
         with self.side.tree() as tree:
             comparison = self.side.compare(tree, self.collected, self.say)
-            if comparison is not None and comparison.changes.reach_no_cell:
+            if comparison is not None and comparison.reaches_no_cell:
                 return self._pass_all(comparison), None
             if (refusal := self._prepare(tree)) is not None:
                 return not_compared("NO-BASELINE", self.side.suite.cells, refusal), None

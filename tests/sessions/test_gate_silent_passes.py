@@ -34,7 +34,7 @@ def shop(tmp_path: Path) -> Repository:
 def test_xdist_without_workers_measures(shop: Repository) -> None:
     gated = shop.gate("-p", "xdist", "-n0")
 
-    gated.expect(0, f"{PRICE} PASS *")
+    gated.expect(0, f"{PRICE} PASS*")
 
 
 # Cells that only one side has, or that do not run.
@@ -82,7 +82,7 @@ def test_a_renamed_cell_is_vanished_and_new_until_its_new_name_is_accepted(
 
     gated.expect(
         0,
-        "benchmarks/test_steps.py::test_cost PASS *",
+        "benchmarks/test_steps.py::test_cost PASS*",
         f"accepted: {PRICE} may be called benchmarks/test_steps.py::test_cost until 9999-12-31: "
         "reviewed",
     )
@@ -101,7 +101,7 @@ def test_a_removed_cell_has_vanished_unless_its_removal_is_accepted(shop: Reposi
     gated.expect(
         12,
         "benchmarks/test_more.py::test_price SKIPPED",
-        f"{PRICE} PASS *",
+        f"{PRICE} PASS*",
         f"{STOCK} VANISHED",
         "accepted: benchmarks/test_more.py::test_price may be gone until 9999-12-31: reviewed",
     )
@@ -156,7 +156,7 @@ def test_a_new_cell_beside_a_judged_one_does_not_block(shop: Repository) -> None
 
     gated = shop.gate()
 
-    gated.expect(0, f"{PRICE} PASS *", f"{STOCK} NEW")
+    gated.expect(0, f"{PRICE} PASS*", f"{STOCK} NEW")
 
 
 def test_a_changed_parameter_id_is_a_cell_that_vanished_and_a_new_one(shop: Repository) -> None:
@@ -183,7 +183,7 @@ def test_a_cell_that_nobody_could_see_beforehand_is_named(shop: Repository) -> N
     gated.expect(
         12,
         "benchmarks/test_hidden.py::test_hidden INVALID",
-        f"{PRICE} PASS *",
+        f"{PRICE} PASS*",
         "benchmarks/test_hidden.py::test_hidden: it takes 'benchmark' from "
         "request.getfixturevalue, which cannot be seen before it runs, so it is not compared; name "
         "the fixture among its arguments",
@@ -237,7 +237,7 @@ def test_a_deselected_cell_has_not_vanished(shop: Repository) -> None:
 
     gated = shop.gate(f"--deselect={STOCK}")
 
-    gated.expect(0, f"{PRICE} PASS *")
+    gated.expect(0, f"{PRICE} PASS*")
     assert "test_stock" not in gated.output
 
 
@@ -253,7 +253,7 @@ def test_the_judge_uses_the_configuration_of_the_session(shop: Repository) -> No
 
     gated.expect(
         0,
-        "benchmarks/more_cells.py::test_price PASS *",
+        "benchmarks/more_cells.py::test_price PASS*",
         "benchmarks/more_cells.py::test_stock NEW",
     )
     assert "test_steps" not in gated.output
@@ -352,7 +352,7 @@ def test_a_detached_head_is_compared_with_the_default_branch(shop: Repository) -
         0,
         "head: a detached HEAD at *",
         "base: the merge base with main, *",
-        f"{PRICE} PASS *",
+        f"{PRICE} PASS*",
     )
 
 
@@ -411,7 +411,7 @@ def test_warnings_as_errors_and_storage_elsewhere_do_not_matter(
 
     gated = shop.gate("-W", "error", storage, "--benchmark-autosave")
 
-    gated.expect(0, f"{PRICE} PASS *")
+    gated.expect(0, f"{PRICE} PASS*")
     assert len(list((tmp_path / "elsewhere").glob("*/*.json"))) == 1
 
 
