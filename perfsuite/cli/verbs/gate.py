@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 import typer
@@ -16,6 +16,7 @@ from perfsuite.errors import ExitCode, SettingError
 from perfsuite.gate.arms.build import find_interpreter
 from perfsuite.gate.git.find_base import target_branch
 from perfsuite.gate.judge.explain import explain_stored
+from perfsuite.gate.judge.kept_pairs import PAIRS_FILE
 from perfsuite.gate.judge.trial import Budget
 from perfsuite.gate.noise import read_noise
 from perfsuite.gate.request import GateRequest
@@ -26,10 +27,14 @@ from perfsuite.report.formats.markdown import to_markdown
 from perfsuite.report.model import report_on_verdicts
 from perfsuite.report.summary import explanation_text
 from perfsuite.report.terminal.gate import verdict_lines
+from perfsuite.stats.sequential import DEFAULT_MAX_PAIRS
 from perfsuite.system.files import check_writable, write_atomically
 from perfsuite.system.untrusted import printable
 from perfsuite.system.urls import locate
 from perfsuite.units import format_change, option_bounds
+
+Identical = Literal["pass", "judge"]
+NumericsChange = Literal["tell", "fail"]
 
 
 def gate(
@@ -55,12 +60,14 @@ def gate(
     select: options.Selection = None,
     tolerance: options.Tolerance = "2%",
     limit: options.Limit = "5%",
-    numerics_change: Annotated[
-        str,
-        typer.Option(metavar="tell|fail", help="Tell, or fail, a cell whose first losses changed."),
-    ] = "tell",
-    max_pairs: options.MaxPairs = 16,
+    max_pairs: options.MaxPairs = DEFAULT_MAX_PAIRS,
     max_minutes: options.MaxMinutes = 30.0,
+    identical: Annotated[
+        Identical, typer.Option(help="Let cells that no change touches pass, or judge them too.")
+    ] = "pass",
+    numerics_change: Annotated[
+        NumericsChange, typer.Option(help="Tell, or fail, a cell whose first losses changed.")
+    ] = "tell",
     *,
     seed: options.DrawnSeed,
     json_file: JsonFile = None,
@@ -86,6 +93,7 @@ def gate(
         base_python=None if base_python is None else _interpreter(base_python),
         base_build=base_build,
         base_environment=_variables(base_env or []),
+        judges_identical=identical == "judge",
         tolerance=bounds[0],
         limit=bounds[1],
         refuses_numerics_change=numerics_change == "fail",
@@ -93,6 +101,7 @@ def gate(
         seed=seed,
         priors=read_noise(Path.cwd(), os.environ),
         outputs=tuple(path for path in (json_file, markdown) if path is not None),
+        pairs_file=Path.cwd() / "results" / PAIRS_FILE,
     )
     check_writable(*request.outputs)
     result = run_gate(request, say=say, machine=options.wait_for_machine())

@@ -21,6 +21,8 @@ from perfsuite.gate.baselines.accepted import read_accepted
 from perfsuite.gate.baselines.screen import Candidate
 from perfsuite.gate.baselines.stored_verdict import History, read_history
 from perfsuite.gate.git.repository import Base, NoBase
+from perfsuite.gate.git.tree_digest import digest_tree
+from perfsuite.gate.judge.kept_pairs import kept_names
 from perfsuite.gate.judge.trial import draw_seed
 from perfsuite.gate.noise import read_noise
 from perfsuite.gate.request import GateRequest, base_of
@@ -136,11 +138,19 @@ class SessionGate:
         )
         for line in history.refused:
             self._say(f"not compared with {line}")
+        # No stored run overrules what pairs have found of these very trees.
+        head = digest_tree(self._config.rootpath, outputs=self._choices.outputs)
+        kept = kept_names(self._choices.pairs_file, head)
         # A stored run has no launch of the base to compare the mathematics with.
         screens = not self._choices.refuses_numerics_change
-        at_once = [name for name in cells if not (screens and history.can_screen(name))]
+        at_once = [
+            name for name in cells if name in kept or not (screens and history.can_screen(name))
+        ]
+        waiting = frozenset(cells).difference(at_once)
         self._num_cells = sharding.num_cells
-        self._first = run_gate(self._request(at_once), say=self._say)
+        self._first = run_gate(
+            dataclasses.replace(self._request(at_once), waiting=waiting), say=self._say
+        )
         self._judged = {cell.name: cell for cell in self._first.cells if sharding.owns(cell.name)}
         for cell in self._judged.values():
             self._record(cell)
@@ -175,6 +185,9 @@ class SessionGate:
             verdict = _failed(item.nodeid, report, error)
         elif item.nodeid not in self._judged:  # only the pairs know whether the base has it
             verdict = self._judge_alone(item.nodeid, self._first)
+        elif self._judged[item.nodeid].by == "identical":  # so the base skips it too
+            reason = f"skipped: {report.longreprtext.partition(chr(10))[0]}"
+            verdict = CellVerdict(name=item.nodeid, word="SKIPPED", by="test", reason=reason)
         else:
             return
         self._record(verdict)
@@ -208,6 +221,9 @@ class SessionGate:
     ) -> CellVerdict:
         """Counts first, then what pairs or the stored times say."""
         name: str = item.nodeid
+        judged = self._judged.get(name)
+        if judged is not None and judged.by == "identical":
+            return judged
         arguments = marker_arguments(item)
         stats = getattr(item.funcargs.get("benchmark"), "stats", None)
         num_samples = None
@@ -237,7 +253,9 @@ class SessionGate:
 
     def _judge_alone(self, name: str, first: GateResult) -> CellVerdict:
         """Return what pairs say of a cell that was not among the first ones."""
-        result = run_gate(self._request([name]), say=self._say)
+        # Whether a change touches it is known by now.
+        request = dataclasses.replace(self._request([name]), judges_identical=True)
+        result = run_gate(request, say=self._say)
         found = {cell.name: cell for cell in result.cells}
         return found.get(name) or _unknown(name, first.refusal)
 
@@ -249,6 +267,7 @@ class SessionGate:
             num_cells=self._num_cells,
             base=choices.base,
             target=choices.target,
+            judges_identical=choices.judges_identical,
             found=self._found,
             base_dir=choices.base_dir,
             base_python=choices.base_python,
@@ -261,6 +280,7 @@ class SessionGate:
             seed=draw_seed(),
             priors=read_noise(self._config.rootpath, os.environ),
             outputs=choices.outputs,
+            pairs_file=choices.pairs_file,
         )
 
 
