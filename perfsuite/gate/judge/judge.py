@@ -230,12 +230,13 @@ def _judge_counts(trial: Trial) -> None:
 def _judge_numerics(trial: Trial) -> None:
     """Tell what changed in the mathematics, and decide by that where the policy asks for it."""
     # Where counts are not compared, what the arms train is meant to differ.
-    if trial.policy.slacks is None or trial.runs.keys() != {"base", "head"}:
+    slacks = trial.policy.slacks
+    if slacks is None or trial.word not in _WORDS_OF_PAIRS or trial.runs.keys() != {"base", "head"}:
         return
     change = trial.numerics_change = describe_numerics_change(**trial.runs)
     if change is None or not trial.policy.refuses_numerics_change:
         return
-    if change.startswith(CHANGED) and trial.word in {*_WORDS_OF_PAIRS} - {"FAIL"}:
+    if change.startswith(CHANGED) and trial.word != "FAIL":
         trial.word, trial.by = "FAIL", "numerics"
     elif change.startswith(UNKNOWN) and trial.word in ("PASS", "IMPROVED"):
         trial.word, trial.by = "INCONCLUSIVE", "numerics"
