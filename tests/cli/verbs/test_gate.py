@@ -123,6 +123,7 @@ def test_without_options_the_contracts_defaults_hold(gate: Gate, tmp_path: Path)
     assert (request.budget.max_pairs, request.budget.max_s) == (20, 1800.0)
     assert (request.base, request.base_dir, request.base_python) == (None, None, None)
     assert request.base_environment == {}
+    assert not request.refuses_numerics_change
     assert 0 <= request.seed < 2**32
 
 
@@ -131,6 +132,7 @@ def test_every_option_reaches_the_session(gate: Gate, tmp_path: Path) -> None:
         *("a.py", "b::c", "-k", "lenet and not ddp", "--base", "v1", "--base-env", "A=1=2"),
         *("--base-env", "B=", "--tolerance", "1%", "--limit", "0.03", "--max-pairs", "8"),
         *("--max-minutes", "0.5", "--seed", "5", "--json", "gate.json", "--base-build", "make"),
+        *("--numerics-change", "fail"),
     )
 
     (request,) = gate.requests
@@ -140,6 +142,16 @@ def test_every_option_reaches_the_session(gate: Gate, tmp_path: Path) -> None:
     assert (request.tolerance, request.limit) == (0.01, 0.03)
     assert (request.budget.max_pairs, request.budget.max_s) == (8, 30.0)
     assert request.outputs == (Path("gate.json"),)
+    assert request.refuses_numerics_change
+
+
+def test_what_a_change_of_the_mathematics_does_is_one_of_two_words(
+    gate: Gate, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert gate("--numerics-change", "refuse") == 2
+
+    assert "--numerics-change is 'refuse'; use tell or fail" in capsys.readouterr().err
+    assert gate.requests == []
 
 
 def test_an_interpreter_is_found_from_here_since_launches_start_elsewhere(
