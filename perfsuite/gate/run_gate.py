@@ -271,10 +271,8 @@ class _Session:
         head = digest_tree(self.side.suite.root, outputs=request.outputs)
         if head is None:
             return None
-        environment = (f"{name}={value}" for name, value in request.base_environment.items())
-        made = (request.base_python or "", request.base_build or "")
-        arm = " ".join((base.revision, *made, *sorted(environment))).strip()
-        kept = read_kept_pairs(request.pairs_file, arm, head)
+        how = request.base_python, request.base_build, sorted(request.base_environment.items())
+        kept = read_kept_pairs(request.pairs_file, f"{base.revision} {how}", head)
         self.say(kept.told)
         return kept
 
