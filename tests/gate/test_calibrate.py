@@ -135,7 +135,7 @@ def test_the_lines_say_alarms_power_and_what_the_machine_supports(judge: Gate) -
 
     cost = "3.0 pairs a cell, 9 s a session"
     assert lines[:3] == [
-        f"false alarms: 0 of 2, below 77.6 % at 95 % confidence (cells: 4 PASS; 4{cost[1:]})",
+        f"false alarms: 0 of 2, below 77.6 % at 95 % confidence (cells: 4 PASS; 3.5{cost[3:]})",
         f"power at 5 %: 2 of 2 (cells: 4 FAIL; {cost})",
         f"precision=fp32 planted: 2 of 2 (cells: 4 FAIL; {cost})",
     ]

@@ -81,8 +81,6 @@ def gate(
     """
     if base is not None and base_dir is not None:
         raise SettingError("--base and --base-dir name two bases; give one of them")
-    if numerics_change not in ("tell", "fail"):
-        raise SettingError(f"--numerics-change is {numerics_change!r}; use tell or fail")
     bounds = option_bounds(tolerance, limit)
     request = GateRequest(
         command=options.pytest_command(paths, select),
