@@ -7,6 +7,7 @@ of ours. The other end of its socket is `perfsuite.gate.arms.channel`, which doc
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -158,6 +159,7 @@ class ArmPlugin:
             pythonpath=[str(path) for path in config.getini("pythonpath")],
             python_files=list(config.getini("python_files")),
             shared=list(config.getini("perf_share")),
+            settings=_settings_of(config),
         )
         self._unpinned = answer["unpinned"]
         by_name = {item.nodeid: item for item in cells}
@@ -274,6 +276,16 @@ def _policy_of(item: pytest.Item) -> dict[str, Any]:
             if name in marker.kwargs:
                 policy.setdefault(name, marker.kwargs[name])
     return policy
+
+
+def _settings_of(config: pytest.Config) -> dict[str, str]:
+    """What this side's own configuration says of how cells are judged, unparsed."""
+    found: dict[str, str] = {}
+    for name in ("perf_limit", "perf_tolerance"):
+        with contextlib.suppress(KeyError, ValueError):  # an arm without perfsuite has none
+            value = getattr(config.option, name, None) or config.getini(name)
+            found |= {} if value is None else {name: str(value)}
+    return found
 
 
 def _hides_benchmark(item: Any) -> bool:

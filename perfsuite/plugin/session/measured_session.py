@@ -330,7 +330,10 @@ class MeasuredSession:
         """Write the run; what could not be written or judged is not a success."""
         if self._session is not None:
             self._session.close()
-        if self._writes and any(line.perfsuite is not None for line in self._lines.values()):
+        has_cells = any(line.perfsuite is not None for line in self._lines.values())
+        # A gated suite may be a plain one, and its verdicts are wanted all the same.
+        is_judged = self._gate is not None and bool(recorder.benchmarks_of(self._config))
+        if self._writes and (has_cells or is_judged):
             self._write_run(self._choices.results / "run.json")
         if session.exitstatus == pytest.ExitCode.OK and self._write_error is not None:
             session.exitstatus = ExitCode.REFUSED
