@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from statistics import fmean
+from typing import Any
 
 from perfsuite.errors import WorkloadError
 from perfsuite.gate.git.changes import read_uncommitted
@@ -58,6 +59,13 @@ class Plant:
 
 
 NOTHING = Plant()
+_AGAINST_ITSELF: dict[str, Any] = {
+    "base": "HEAD",
+    "base_dir": None,
+    "judges_identical": True,
+    "heeds_exceptions": False,
+    "explains": False,
+}
 # Words of cells that say nothing of the rule.
 _WITHOUT_MEASUREMENT = ("ERROR", "NO-BASELINE", "INVALID", "NEW", "VANISHED")
 
@@ -109,14 +117,7 @@ def calibrate(
     """
     num_cells = _count_cells(request, plants)
     seeds = random.Random(request.seed)
-    request = dataclasses.replace(
-        request,
-        base="HEAD",
-        base_dir=None,
-        judges_identical=True,
-        heeds_exceptions=False,
-        explains=False,
-    )
+    request = dataclasses.replace(request, **_AGAINST_ITSELF)
 
     def run(plant: Plant, num: int) -> list[Judgement]:
         judgements = []

@@ -39,6 +39,7 @@ class LoadLog:
         self._path = path
         self._watched = tuple(watched)
         self._seen: set[str] = set()
+        self._parent = os.getppid()
 
     def __call__(self, event: str, arguments: tuple[Any, ...]) -> None:
         """Log an event of the interpreter, if it is one of those above."""
@@ -52,6 +53,14 @@ class LoadLog:
             self._note_start(arguments[0], arguments[1], None, arguments[2])
         elif event == "os.system":
             self._note_start("/bin/sh", ("sh", "-c", arguments[0]), None, None)
+
+    def note_fork(self) -> None:
+        """Remember who forks: it may be gone before its child asks."""
+        self._parent = os.getpid()
+
+    def note_process(self) -> None:
+        """Log this process."""
+        self.write("process", str(self._parent))
 
     def write(self, kind: str, text: str = "") -> None:
         """Append a line, whole, whichever processes write."""
@@ -158,6 +167,6 @@ if __name__ == "sitecustomize":
     if found_log := os.environ.get(LOG):
         _log = LoadLog(found_log, filter(None, os.environ.get(WATCHED, "").split(os.pathsep)))
         sys.addaudithook(_log)
-        os.register_at_fork(after_in_child=lambda: _log.write("process", str(os.getppid())))
-        _log.write("process", str(os.getppid()))
+        os.register_at_fork(before=_log.note_fork, after_in_child=_log.note_process)
+        _log.note_process()
     _run_the_next()
