@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: install bench test test-sessions test-fast soak lint
+.PHONY: install bytecode bench test test-sessions test-fast soak lint
 
 install: $(STAMP)
 
@@ -22,18 +22,23 @@ WORKFLOWS := $(wildcard .github/workflows/*.yml) perfsuite/cli/starter/performan
 bench: install
 	$(BIN)/perfsuite run benchmarks
 
+# Tests start hundreds of interpreters, each of which would compile what it imports.
+unexport PYTHONDONTWRITEBYTECODE
+bytecode: install
+	@$(BIN)/python -m compileall -q perfsuite tests/support
+
 TESTS := $(BIN)/python -m pytest -n 2 --dist worksteal
 SESSIONS := tests/sessions tests/faults
 
-test: install
+test: bytecode
 	$(TESTS) tests $(SESSIONS:%=--ignore=%)
 
 # Whole gate sessions, and faults on real ranks.
-test-sessions: install
+test-sessions: bytecode
 	$(TESTS) $(SESSIONS)
 
 # For the inner loop: no rank, no pytest session.
-test-fast: install
+test-fast: bytecode
 	$(TESTS) tests --fast $(SESSIONS:%=--ignore=%)
 
 # Kill storms, fuzzing and whatever else takes minutes or hours; each prints its figures.

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import gc
 import os
 import signal
 import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -13,6 +16,8 @@ from typing import Any
 
 import psutil
 import pytest
+import typer.main
+import typer.testing
 from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import settings
 from shared_memory import orphaned_segments
@@ -34,7 +39,7 @@ for name in [name for name in os.environ if name.startswith("PYTEST_XDIST_")]:
 
 # No test asserts a duration, those of Hypothesis included.
 settings.register_profile("patient", deadline=None)
-settings.load_profile("patient")
+settings.register_profile("fast", deadline=None, max_examples=20)
 
 
 @pytest.fixture
@@ -94,6 +99,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """With `--fast`, properties are tried with fewer examples too."""
+    settings.load_profile("fast" if config.option.fast else "patient")
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave long runs out unless -m asks for them; any other -m means what it says."""
     left_out: list[pytest.Item] = []
@@ -103,6 +113,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         left_out += [item for item in items if _starts_processes(item)]
     config.hook.pytest_deselected(items=left_out)
     items[:] = [item for item in items if item not in left_out]
+
+
+def pytest_collection_finish() -> None:
+    """Keep collections of garbage from walking all modules and tests, which takes half a second."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    """Let the interpreter end as ever."""
+    gc.unfreeze()
 
 
 def _starts_processes(item: pytest.Item) -> bool:
@@ -117,6 +138,25 @@ def _no_process_in_a_fast_session(request: pytest.FixtureRequest) -> Iterator[No
         if request.config.option.fast:
             patch.setattr(forkserver, "_forkserver", _refuse)
             patch.setattr(subprocess, "Popen", _PlainPopen)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_bytecode_of_what_tests_write() -> Iterator[None]:
+    """Python takes a module that is written twice in a second, with equal size, for the same."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "dont_write_bytecode", True)
+        patch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _commands_are_made_once() -> Iterator[None]:
+    """typer reads the signature of every verb again for each call of the command line."""
+    with pytest.MonkeyPatch.context() as patch:
+        once = functools.cache(typer.main.get_command)
+        patch.setattr(typer.main, "get_command", once)
+        patch.setattr(typer.testing, "_get_command", once)
         yield
 
 

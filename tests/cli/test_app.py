@@ -68,6 +68,7 @@ def test_run_becomes_pytest_with_every_argument_as_it_was(
     assert replaced == [sys.executable, *command, *for_pytest]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "exit_code"),
     [(["-k", "passes"], 0), (["-k", "fails"], 1), (["--no-such-option"], 4), (["-k", "none"], 5)],

@@ -814,6 +814,7 @@ def test_results_that_cannot_be_written_end_in_12_with_one_line(
     assert "Is a directory" in said[0]
 
 
+@pytest.mark.slow
 def test_collecting_benchmarks_imports_no_torch(tmp_path: Path) -> None:
     root = Path(__file__).parent.parent.parent
     script = (

@@ -81,7 +81,9 @@ _ENVIRONMENT = {
     **{name: value for name, value in os.environ.items() if not name.startswith(_OURS)},
     # Fewer plugins, which every launch would import.
     "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
-    "PYTEST_ADDOPTS": "-p benchmark -p perfsuite",
+    # `-p perfsuite` alone would have every launch rewrite the asserts of the whole package.
+    "PYTEST_ADDOPTS": "-p benchmark -p perfsuite --assert=plain",
+    "PYTHONDONTWRITEBYTECODE": "1",
     "GIT_CONFIG_GLOBAL": os.devnull,
     "GIT_AUTHOR_NAME": "author",
     "GIT_AUTHOR_EMAIL": "author@example.org",

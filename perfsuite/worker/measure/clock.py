@@ -49,15 +49,17 @@ def collector_off() -> Iterator[None]:
     """Collect all garbage, then run the block without automatic garbage collection.
 
     In the block `gc.collect()` takes a millisecond instead of a hundred, because it skips the
-    objects that were alive before, most of which are torch's modules.
+    objects that were alive before, most of which are torch's modules. A rank has frozen those when
+    it began, and leaves them so: a collection that walks them copies them too.
     """
-    was_enabled = gc.isenabled()
+    was_enabled, was_frozen = gc.isenabled(), gc.get_freeze_count() > 0
     gc.disable()
     gc.collect()
     gc.freeze()
     try:
         yield
     finally:
-        gc.unfreeze()
+        if not was_frozen:
+            gc.unfreeze()
         if was_enabled:
             gc.enable()

@@ -70,6 +70,7 @@ CONFIGURATIONS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CONFIGURATIONS)
 def test_whatever_configures_pytest_is_told_that_comparing_is_the_gate(
     tmp_path: Path, name: str

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -96,14 +96,6 @@ def worst_error(ranks: list[Reductions], comm_hook: str) -> float:
         relative_error(steps[0][1], average([own for own, _ in steps], comm_hook))
         for steps in zip(*ranks, strict=True)
     )
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(num_threads)
 
 
 @pytest.mark.parametrize("comm_hook", ["none", "fp16", "bf16"])

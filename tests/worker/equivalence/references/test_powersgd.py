@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -150,14 +150,6 @@ def relative_error(tested: Tensors, expected: Tensors) -> float:
 def errors_of_steps(ranks: list[Rank], expected: list[Tensors]) -> list[float]:
     steps = zip(ranks[0].reduced, expected, strict=True)
     return [relative_error(tested, expected) for tested, expected in steps]
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(num_threads)
 
 
 @pytest.fixture
