@@ -27,8 +27,9 @@ from perfsuite.gate.git.worktree import (
     lay_benchmarks,
 )
 from perfsuite.gate.judge.counts import parse_slacks
-from perfsuite.gate.judge.trial import Budget, CellPolicy
+from perfsuite.gate.judge.trial import LAUNCH_TIMEOUT_S, Budget, CellPolicy
 from perfsuite.stats.sequential import Prior
+from perfsuite.system.urls import AnyPath
 from perfsuite.units import format_ratio, parse_ratio, parse_seconds
 
 _TRAIN_FLOOR_S = 50e-6
@@ -60,6 +61,7 @@ class GateRequest:
         limit: The slowdown that must not pass.
         floor_s: None is 50 us for cells of perfsuite, 0 for any others.
         priors: What this machine's history says of the noise of a pair, by cell.
+        stored: Where it is written how long cells took; None where it is not.
         outputs: Files that the session itself writes: they do not make a tree dirty.
         heeds_exceptions: Whether what head lists as accepted may let a cell through.
     """
@@ -79,6 +81,7 @@ class GateRequest:
     budget: Budget
     seed: int
     priors: Mapping[str, Prior] = field(default_factory=dict)
+    stored: AnyPath | None = None
     outputs: tuple[Path, ...] = ()
     heeds_exceptions: bool = True
 
@@ -119,9 +122,9 @@ def base_of(request: GateRequest, folders: Sequence[Path]) -> Base | NoBase | No
     )
 
 
-def collect(arm: Arm) -> Launch:
+def collect(arm: Arm, timeout_s: float = LAUNCH_TIMEOUT_S) -> Launch:
     """Return a launch that has collected an arm's cells, and run none."""
-    plan = PairPlan(number=0, first=arm.name, hash_seed=0, core=0, timeout_s=120.0)
+    plan = PairPlan(number=0, first=arm.name, hash_seed=0, core=0, timeout_s=timeout_s)
     return launch_pair([arm], plan, [])[arm.name]
 
 
@@ -184,9 +187,10 @@ class BaseSide:
 
         Options that its own configuration adds are left out where its pytest refuses them.
         """
-        launch = collect(self.own_arm(tree))
+        timeout_s = self.request.budget.timeout_s
+        launch = collect(self.own_arm(tree), timeout_s)
         if launch.suite is None:
-            without = collect(self.own_arm(tree, "-o", "addopts="))
+            without = collect(self.own_arm(tree, "-o", "addopts="), timeout_s)
             launch = launch if without.suite is None else without
         return launch
 

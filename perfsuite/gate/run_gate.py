@@ -11,6 +11,7 @@ import dataclasses
 import datetime
 import functools
 import os
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -20,11 +21,13 @@ from typing import Any
 from perfsuite.gate.arms.arm import Arm, PairPlan, Suite
 from perfsuite.gate.arms.launch import launch_pair
 from perfsuite.gate.baselines.accepted import Accepted, read_accepted
+from perfsuite.gate.baselines.durations import read_durations
 from perfsuite.gate.git.find_base import describe_head
 from perfsuite.gate.git.overlay import python_digests
 from perfsuite.gate.git.repository import Base, NoBase
 from perfsuite.gate.git.worktree import sweep_stale_trees, what_is_missing
 from perfsuite.gate.judge.explain import explain
+from perfsuite.gate.judge.forecast import describe_cost, forecast_pair_s, why_too_much
 from perfsuite.gate.judge.judge import judge
 from perfsuite.gate.judge.trial import CellPolicy, Judgement, Trial
 from perfsuite.gate.request import (
@@ -88,7 +91,9 @@ def run_gate(
     sweep_stale_trees(request.folder)
     differs = {"head": describe_head(request.folder)}
     with session_caches() as caches:
-        head = collect(head_arm(request, None, caches))
+        began_s = time.monotonic()
+        head = collect(head_arm(request, None, caches), request.budget.timeout_s)
+        collected_s = time.monotonic() - began_s
         measured = [] if head.suite is None else [head.suite.root, *head.suite.pythonpath]
         base = base_of(request, measured)
         if isinstance(base, NoBase):
@@ -105,18 +110,15 @@ def run_gate(
         _announce(request, head.suite, differs["base"], say)
         side = BaseSide(request=request, suite=head.suite, base=base, caches=caches)
         with machine:
-            cells, judgement = _Session(side=side, differs=differs, say=say).compare()
+            session = _Session(side=side, differs=differs, say=say, collected_s=collected_s)
+            cells, judgement = session.compare()
     cells.sort(key=lambda cell: cell.name)
     return GateResult(cells=tuple(cells), differs=differs, judgement=judgement, seed=request.seed)
 
 
 def _announce(request: GateRequest, suite: Suite, base: str, say: Callable[[str], None]) -> None:
-    budget = request.budget
     if suite.cells:
-        say(
-            f"comparing {len(suite.cells)} cells with {base}, in at most {budget.max_pairs} pairs "
-            f"and {budget.max_s / 60:.3g} min"
-        )
+        say(f"comparing {len(suite.cells)} cells with {base}")
     else:
         selection = " ".join(request.command.arguments)
         say(f"nothing to compare: pytest {selection} selects no test with the benchmark fixture")
@@ -124,11 +126,15 @@ def _announce(request: GateRequest, suite: Suite, base: str, say: Callable[[str]
 
 @dataclass(frozen=True, kw_only=True)
 class _Session:
-    """Head's suite against a base; to `differs` the comparison adds what it finds."""
+    """Head's suite against a base; to `differs` the comparison adds what it finds.
+
+    `collected_s` is how long a launch of head took that ran no cell.
+    """
 
     side: BaseSide
     differs: dict[str, str]
     say: Callable[[str], None]
+    collected_s: float
 
     def compare(self) -> tuple[list[CellVerdict], Judgement | None]:
         """Judge what both sides have, and say why the rest is not compared."""
@@ -136,6 +142,7 @@ class _Session:
         with self.side.tree() as tree:
             own = self.side.collect(tree)
             digests = python_digests(tree)
+            own_files = _files_of(tree, own.suite)
             self.side.lay_benchmarks(tree)
             self._describe_tree(tree, digests)
             refusal = None if own.takes_turns else "the base's perfsuite is too old to take turns"
@@ -146,29 +153,57 @@ class _Session:
             assert own.suite is not None
             self._describe_variables(own.suite)
             policies, cells = self._choose_cells(own.suite)
-            judgement = None
-            if policies:
-                arms = self.side.arm(tree), head_arm(request, suite, self.side.caches)
-                judgement = judge(
-                    *arms,
-                    policies,
-                    num_cells=request.num_cells,
-                    budget=request.budget,
-                    seed=request.seed,
-                    priors=request.priors,
-                    say=self.say,
-                )
-                self._look_for_skipped(judgement)
-                for trial in judgement.trials:
-                    if trial.word == "VANISHED" and self._accepted.is_removed(trial.name):
-                        trial.word = "SKIPPED"  # it may be gone
-                    elif trial.word == "VANISHED":
-                        trial.add_reason(_HOW_TO_ACCEPT)
-                explanations = self._explain(arms, judgement)
-                cells += [
-                    _verdict(trial, explanations.get(trial.name)) for trial in judgement.trials
-                ]
+            if not policies:
+                return cells, None
+            if (refusal := self._announce_cost(policies)) is not None:
+                return [*cells, *_not_compared("INCONCLUSIVE", policies, refusal)], None
+            arms = self.side.arm(tree), head_arm(request, suite, self.side.caches)
+            replaced = self._give_back(tree, arms[0], own_files, policies)
+            judgement = judge(
+                *arms,
+                policies,
+                num_cells=request.num_cells,
+                budget=request.budget,
+                seed=request.seed,
+                priors=request.priors,
+                say=self.say,
+            )
+            self._look_for_skipped(judgement)
+            for trial in judgement.trials:
+                if trial.name in replaced:
+                    trial.add_reason(replaced[trial.name])
+                if trial.word == "VANISHED" and self._accepted.is_removed(trial.name):
+                    trial.word = "SKIPPED"  # it may be gone
+                elif trial.word == "VANISHED":
+                    trial.add_reason(_HOW_TO_ACCEPT)
+            explanations = self._explain(arms, judgement)
+            cells += [_verdict(trial, explanations.get(trial.name)) for trial in judgement.trials]
             return cells, judgement
+
+    def _announce_cost(self, policies: Collection[str]) -> str | None:
+        """Say what the pairs will cost; return why they cannot decide, where that is so."""
+        request = self.side.request
+        durations_s = read_durations(request.stored, policies, but_of=None).seconds
+        pair_s = forecast_pair_s(policies, durations_s, self.collected_s)
+        self.say(describe_cost(len(policies), pair_s, request.budget))
+        if pair_s is None:
+            return None
+        return why_too_much(len(policies), pair_s, request.budget, is_forecast=True)
+
+    def _give_back(
+        self, tree: Path, base: Arm, own_files: Mapping[str, bytes], policies: Collection[str]
+    ) -> dict[str, str]:
+        """Give the base its own file where it cannot import head's; return why, by cell."""
+        if "benchmark files" not in self.differs:
+            return {}
+        laid = collect(base, self.side.request.budget.timeout_s).suite
+        replaced = {}
+        for name in policies if laid is not None else ():
+            file = name.partition("::")[0]
+            if laid is not None and file in own_files and (why := laid.why_broken(name)):
+                (tree / file).write_bytes(own_files[file])
+                replaced[name] = f"the base runs its own {file}, as it cannot import head's: {why}"
+        return replaced
 
     @functools.cached_property
     def _accepted(self) -> Accepted:
@@ -255,6 +290,12 @@ class _Session:
             profiles=profiles,
             one_by_one=frozenset(one.name for one in judgement.trials if one.is_one_by_one),
         )
+
+
+def _files_of(tree: Path, suite: Suite | None) -> dict[str, bytes]:
+    """What is in the files of an arm's cells."""
+    names = {name.partition("::")[0] for name in suite.cells} if suite is not None else ()
+    return {name: (tree / name).read_bytes() for name in names}
 
 
 def _is_named(name: str, paths: Sequence[str]) -> bool:

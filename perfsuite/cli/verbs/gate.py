@@ -16,7 +16,7 @@ from perfsuite.cli.output import JsonFile, say, write_json
 from perfsuite.errors import ExitCode, SettingError
 from perfsuite.gate.git.find_base import target_branch
 from perfsuite.gate.judge.explain import explain_stored
-from perfsuite.gate.judge.trial import Budget
+from perfsuite.gate.judge.trial import LAUNCH_TIMEOUT_S, Budget
 from perfsuite.gate.noise import read_noise
 from perfsuite.gate.request import GateRequest
 from perfsuite.gate.run_gate import GateResult, run_gate
@@ -51,6 +51,14 @@ def gate(
     limit: options.Limit = "5%",
     max_pairs: options.MaxPairs = 16,
     max_minutes: options.MaxMinutes = 30.0,
+    timeout: Annotated[
+        float,
+        typer.Option(
+            min=1,
+            metavar="SECONDS",
+            help="A launch that says and does nothing for so long is stuck.",
+        ),
+    ] = LAUNCH_TIMEOUT_S,
     *,
     seed: options.DrawnSeed,
     json_file: JsonFile = None,
@@ -75,9 +83,10 @@ def gate(
         base_environment=_variables(base_env or []),
         tolerance=bounds[0],
         limit=bounds[1],
-        budget=Budget(max_pairs=max_pairs, max_s=60 * max_minutes),
+        budget=Budget(max_pairs=max_pairs, max_s=60 * max_minutes, timeout_s=timeout),
         seed=seed,
         priors=read_noise(Path.cwd(), os.environ),
+        stored=stored if (stored := Path(options.STORAGE)).is_dir() else None,
         outputs=tuple(path for path in (json_file, markdown) if path is not None),
     )
     check_writable(*request.outputs)

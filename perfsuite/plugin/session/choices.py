@@ -44,6 +44,7 @@ class GateChoices:
     target: str | None
     base_dir: Path | None
     base_environment: Mapping[str, str]
+    durations: str | None
     budget: Budget
     outputs: tuple[Path, ...]
 
@@ -225,6 +226,7 @@ def _gate_choices(
         target=target_branch(environ),
         base_dir=Path(value["base-dir"]) if value["base-dir"] else None,
         base_environment=value["base-env"],
+        durations=value["durations"] or None,
         budget=Budget(
             max_pairs=value["max-pairs"],
             max_s=value["max-minutes"],

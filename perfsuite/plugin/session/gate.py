@@ -30,7 +30,7 @@ from perfsuite.plugin.recorder import benchmarks_of, is_benchmark
 from perfsuite.plugin.session.choices import GateChoices
 from perfsuite.plugin.session.markers import marker_arguments
 from perfsuite.plugin.session.saving import RunSaver
-from perfsuite.plugin.session.sharding import Sharding
+from perfsuite.plugin.session.sharding import Sharding, duration_source
 from perfsuite.plugin.session.storage import STORAGE
 from perfsuite.records.cell import CellRecord, samples_of_step
 from perfsuite.records.verdict import CellVerdict
@@ -312,6 +312,7 @@ class SessionGate:
             budget=dataclasses.replace(choices.budget, max_s=self._left_s),
             seed=draw_seed(),
             priors=read_noise(self._config.rootpath, os.environ),
+            stored=duration_source(self._config, choices.durations).path,
             outputs=choices.outputs,
         )
 
