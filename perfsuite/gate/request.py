@@ -13,10 +13,12 @@ from typing import Any
 
 from perfsuite.errors import SettingError, WriteError
 from perfsuite.gate.arms.arm import Arm, Launch, PairPlan, Suite
+from perfsuite.gate.arms.build import build_base
 from perfsuite.gate.arms.command import Command
 from perfsuite.gate.arms.launch import launch_pair, scratch_folder
+from perfsuite.gate.git.fill_tree import share_files
 from perfsuite.gate.git.find_base import find_base
-from perfsuite.gate.git.overlay import lay_configuration
+from perfsuite.gate.git.overlay import SITE_FOLDER, lay_configuration
 from perfsuite.gate.git.repository import Base, NoBase, find_top
 from perfsuite.gate.git.worktree import (
     base_tree,
@@ -56,6 +58,7 @@ class GateRequest:
         base_dir: A folder instead of a revision.
         found: The base, where it is known already.
         base_python: The base arm's interpreter; None is this one.
+        base_build: Builds the base in its tree; a command of the shell.
         base_environment: Variables that the base arm alone has.
         tolerance: The slowdown that is accepted unless a marker says otherwise.
         limit: The slowdown that must not pass.
@@ -74,6 +77,7 @@ class GateRequest:
     base_dir: Path | None = None
     found: Base | NoBase | None = None
     base_python: str | None = None
+    base_build: str | None = None
     base_environment: Mapping[str, str] = field(default_factory=dict)
     tolerance: float = 0.02
     limit: float = 0.05
@@ -173,14 +177,30 @@ class BaseSide:
         assert self.request.base_dir is not None
         return directory_tree(root, self.request.base_dir, [])
 
+    def share(self, tree: Path) -> tuple[str, ...]:
+        """Link what head shares into the base's tree, and return what that is."""
+        return share_files(self.suite.root, tree, self.suite.shared)
+
+    def build(self, tree: Path) -> str | None:
+        """Build the base as the user says; return why that failed, None where it did not."""
+        request = self.request
+        if request.base_build is None:
+            return None
+        return build_base(
+            request.base_build,
+            tree,
+            site=tree / SITE_FOLDER,
+            root=self.suite.root,
+            python=request.base_python or sys.executable,
+            environment={**request.command.environment, **request.base_environment},
+        )
+
     def lay_benchmarks(self, tree: Path) -> None:
         """Lay head's benchmarks over the tree; a SettingError where a path is not there."""
         suite = self.suite
         # By files and folders, without what names a test in one.
         paths = dict.fromkeys(suite.root / path.partition("::")[0] for path in suite.paths)
-        lay_benchmarks(
-            tree, suite.root, list(paths), top=self._top, python_files=suite.python_files
-        )
+        lay_benchmarks(tree, suite.root, list(paths), top=self.top, python_files=suite.python_files)
 
     def collect(self, tree: Path) -> Launch:
         """Return a launch that has collected the base's own cells, from those paths it has.
@@ -208,22 +228,30 @@ class BaseSide:
         return self._arm(tree, command, {})
 
     @property
-    def _top(self) -> Path:
+    def top(self) -> Path:
         """The folder of head that the base's tree is a counterpart of, as far as it is made."""
         root = self.suite.root.resolve()
         return (find_top(root) or root) if self.base is not None else root
 
     def _command(self, tree: Path) -> Command:
-        inner = self.suite.root.resolve().relative_to(self._top)
-        to = tree.parents[len(inner.parts) - 1] if inner.parts else tree
-        return self.request.command.moved(self._top, to)
+        return self.request.command.moved(self.top, self.top_of(tree))
+
+    @property
+    def import_roots(self) -> tuple[Path, ...]:
+        """Of head."""
+        return _import_roots(self.suite.root, self.suite)
+
+    def top_of(self, tree: Path) -> Path:
+        """The counterpart of the folder of head that is compared, where `tree` is its root's."""
+        inner = self.suite.root.resolve().relative_to(self.top)
+        return tree.parents[len(inner.parts) - 1] if inner.parts else tree
 
     def _arm(self, tree: Path, command: Command, variables: Mapping[str, str]) -> Arm:
         return Arm(
             name="base",
             tree=tree,
             folder=command.folder,
-            import_roots=_import_roots(tree, self.suite),
+            import_roots=(*_site_of(tree), *_import_roots(tree, self.suite)),
             pytest_arguments=(*_SHORT_LAUNCHES, *command.arguments),
             python=self.request.base_python or sys.executable,
             python_options=command.python_options,
@@ -231,6 +259,12 @@ class BaseSide:
             environment={**self.request.base_environment, **variables},
             caches=self.caches,
         )
+
+
+def _site_of(tree: Path) -> list[Path]:
+    """The folder that the base's build has installed into, if it has any."""
+    site = tree / SITE_FOLDER
+    return [site] if site.exists() and any(site.iterdir()) else []
 
 
 def _import_roots(tree: Path, suite: Suite) -> tuple[Path, ...]:

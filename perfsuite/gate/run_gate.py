@@ -22,14 +22,19 @@ from perfsuite.gate.arms.arm import Arm, PairPlan, Suite
 from perfsuite.gate.arms.launch import launch_pair
 from perfsuite.gate.baselines.accepted import Accepted, read_accepted
 from perfsuite.gate.baselines.durations import read_durations
+from perfsuite.gate.git.fill_tree import check_shared, missing_files
 from perfsuite.gate.git.find_base import describe_head
 from perfsuite.gate.git.overlay import python_digests
 from perfsuite.gate.git.repository import Base, NoBase
-from perfsuite.gate.git.worktree import sweep_stale_trees, what_is_missing
+from perfsuite.gate.git.worktree import sweep_stale_trees, what_is_missing, why_elsewhere
+from perfsuite.gate.judge.dependencies import ANY, changed_dependencies
 from perfsuite.gate.judge.explain import explain
 from perfsuite.gate.judge.forecast import describe_cost, forecast_pair_s, why_too_much
 from perfsuite.gate.judge.judge import judge
+from perfsuite.gate.judge.remarks import remarks_on
 from perfsuite.gate.judge.trial import CellPolicy, Judgement, Trial
+from perfsuite.gate.judge.untracked import name_untracked
+from perfsuite.gate.own_files import give_back, read_own_files
 from perfsuite.gate.request import (
     BaseSide,
     GateRequest,
@@ -107,21 +112,18 @@ def run_gate(
         if head.suite is None or head.why_not_collected is not None:
             refusal = f"head's tests cannot be collected: {head.why_not_collected}"
             return GateResult(refusal=refusal, differs=differs, seed=request.seed)
-        _announce(request, head.suite, differs["base"], say)
+        check_shared(head.suite.root, head.suite.shared)
+        if not head.suite.cells:
+            selection = " ".join(request.command.arguments)
+            say(
+                f"nothing to compare: pytest {selection} selects no test with the benchmark fixture"
+            )
         side = BaseSide(request=request, suite=head.suite, base=base, caches=caches)
         with machine:
             session = _Session(side=side, differs=differs, say=say, collected_s=collected_s)
             cells, judgement = session.compare()
     cells.sort(key=lambda cell: cell.name)
     return GateResult(cells=tuple(cells), differs=differs, judgement=judgement, seed=request.seed)
-
-
-def _announce(request: GateRequest, suite: Suite, base: str, say: Callable[[str], None]) -> None:
-    if suite.cells:
-        say(f"comparing {len(suite.cells)} cells with {base}")
-    else:
-        selection = " ".join(request.command.arguments)
-        say(f"nothing to compare: pytest {selection} selects no test with the benchmark fixture")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,72 +140,97 @@ class _Session:
 
     def compare(self) -> tuple[list[CellVerdict], Judgement | None]:
         """Judge what both sides have, and say why the rest is not compared."""
-        request, suite = self.side.request, self.side.suite
         with self.side.tree() as tree:
-            own = self.side.collect(tree)
-            digests = python_digests(tree)
-            own_files = _files_of(tree, own.suite)
-            self.side.lay_benchmarks(tree)
-            self._describe_tree(tree, digests)
-            refusal = None if own.takes_turns else "the base's perfsuite is too old to take turns"
-            if own.suite is None or own.failure is not None:
-                refusal = f"the base's tests cannot be collected: {own.failure}"
-            if refusal is not None:
-                return _not_compared("NO-BASELINE", suite.cells, refusal), None
-            assert own.suite is not None
-            self._describe_variables(own.suite)
-            policies, cells = self._choose_cells(own.suite)
-            if not policies:
-                return cells, None
-            if (refusal := self._announce_cost(policies)) is not None:
-                return [*cells, *_not_compared("INCONCLUSIVE", policies, refusal)], None
-            arms = self.side.arm(tree), head_arm(request, suite, self.side.caches)
-            replaced = self._give_back(tree, arms[0], own_files, policies)
-            judgement = judge(
-                *arms,
-                policies,
-                num_cells=request.num_cells,
-                budget=request.budget,
-                seed=request.seed,
-                priors=request.priors,
-                say=self.say,
-            )
-            self._look_for_skipped(judgement)
-            for trial in judgement.trials:
-                if trial.name in replaced:
-                    trial.add_reason(replaced[trial.name])
-                if trial.word == "VANISHED" and self._accepted.is_removed(trial.name):
-                    trial.word = "SKIPPED"  # it may be gone
-                elif trial.word == "VANISHED":
-                    trial.add_reason(_HOW_TO_ACCEPT)
-            explanations = self._explain(arms, judgement)
-            cells += [_verdict(trial, explanations.get(trial.name)) for trial in judgement.trials]
-            return cells, judgement
+            if (refusal := self._prepare(tree)) is not None:
+                return _not_compared("NO-BASELINE", self.side.suite.cells, refusal), None
+            cells, judgement = self._compare_with(tree)
+            return [self._name_untracked(cell, tree) for cell in cells], judgement
+
+    def _compare_with(self, tree: Path) -> tuple[list[CellVerdict], Judgement | None]:
+        request, suite = self.side.request, self.side.suite
+        own = self.side.collect(tree)
+        digests = python_digests(tree)
+        own_files = read_own_files(tree, own.suite)
+        self.side.lay_benchmarks(tree)
+        changed = self._describe_tree(tree, digests)
+        refusal = None if own.takes_turns else "the base's perfsuite is too old to take turns"
+        if own.suite is None or own.failure is not None:
+            refusal = f"the base's tests cannot be collected: {own.failure}"
+        if refusal is not None:
+            return _not_compared("NO-BASELINE", suite.cells, refusal), None
+        assert own.suite is not None
+        self._describe_variables(own.suite)
+        policies, cells = self._choose_cells(own.suite)
+        if not policies:
+            return cells, None
+        if (refusal := self._announce_cost(policies)) is not None:
+            return [*cells, *_not_compared("INCONCLUSIVE", policies, refusal)], None
+        arms = self._watching(tree, self.side.arm(tree), head_arm(request, suite, self.side.caches))
+        timeout_s = request.budget.timeout_s
+        replaced = give_back(arms[0], own_files, policies, timeout_s) if changed else {}
+        judgement = judge(
+            *arms,
+            policies,
+            num_cells=request.num_cells,
+            budget=request.budget,
+            seed=request.seed,
+            priors=request.priors,
+            say=self.say,
+        )
+        self._look_for_skipped(judgement)
+        for trial in judgement.trials:
+            if trial.name in replaced:
+                trial.add_reason(replaced[trial.name])
+            for remark in remarks_on(trial, suite.root, changed):
+                trial.add_reason(remark)
+            if trial.word == "VANISHED" and self._accepted.is_removed(trial.name):
+                trial.word = "SKIPPED"  # it may be gone
+            elif trial.word == "VANISHED":
+                trial.add_reason(_HOW_TO_ACCEPT)
+        explanations = self._explain(arms, judgement)
+        cells += [_verdict(trial, explanations.get(trial.name)) for trial in judgement.trials]
+        return cells, judgement
+
+    def _prepare(self, tree: Path) -> str | None:
+        """Share files with the base and build it; return why it cannot be built."""
+        request = self.side.request
+        if shared := self.side.share(tree):
+            self.differs["shared"] = f"{', '.join(shared)} (head's on both sides)"
+        if request.base_build is not None:
+            self.differs["base build"] = request.base_build
+            self.say(f"building the base: {request.base_build}")
+        return self.side.build(tree)
+
+    def _watching(self, tree: Path, base: Arm, head: Arm) -> tuple[Arm, Arm]:
+        """The arms, told to say whether they open what the base's tree lacks."""
+        tops = self.side.top_of(tree), self.side.top
+        lacked = missing_files(tops[0]) if self.side.base is not None else []
+        base, head = (
+            dataclasses.replace(arm, watched=tuple(top / path for path in lacked))
+            for arm, top in zip((base, head), tops, strict=True)
+        )
+        return base, head
+
+    def _name_untracked(self, cell: CellVerdict, tree: Path) -> CellVerdict:
+        """Say what head has and git does not track, where the base failed for want of it."""
+        if cell.word != "NO-BASELINE" or cell.reason is None:
+            return cell
+        root = self.side.suite.root
+        found = name_untracked(cell.reason, root, tree, self.side.import_roots)
+        return (
+            cell if found is None else dataclasses.replace(cell, reason=f"{cell.reason}; {found}")
+        )
 
     def _announce_cost(self, policies: Collection[str]) -> str | None:
         """Say what the pairs will cost; return why they cannot decide, where that is so."""
         request = self.side.request
         durations_s = read_durations(request.stored, policies, but_of=None).seconds
         pair_s = forecast_pair_s(policies, durations_s, self.collected_s)
-        self.say(describe_cost(len(policies), pair_s, request.budget))
+        cost = describe_cost(len(policies), pair_s, request.budget)
+        self.say(f"comparing with {self.differs['base']}: {cost}")
         if pair_s is None:
             return None
         return why_too_much(len(policies), pair_s, request.budget, is_forecast=True)
-
-    def _give_back(
-        self, tree: Path, base: Arm, own_files: Mapping[str, bytes], policies: Collection[str]
-    ) -> dict[str, str]:
-        """Give the base its own file where it cannot import head's; return why, by cell."""
-        if "benchmark files" not in self.differs:
-            return {}
-        laid = collect(base, self.side.request.budget.timeout_s).suite
-        replaced = {}
-        for name in policies if laid is not None else ():
-            file = name.partition("::")[0]
-            if laid is not None and file in own_files and (why := laid.why_broken(name)):
-                (tree / file).write_bytes(own_files[file])
-                replaced[name] = f"the base runs its own {file}, as it cannot import head's: {why}"
-        return replaced
 
     @functools.cached_property
     def _accepted(self) -> Accepted:
@@ -211,16 +238,23 @@ class _Session:
             return Accepted()
         return read_accepted(self.side.suite.root / ACCEPTED_FILE, datetime.date.today())
 
-    def _describe_tree(self, tree: Path, digests: Mapping[Path, bytes]) -> None:
-        """Say what the base's tree lacks, and in which benchmark files its own differ."""
+    def _describe_tree(self, tree: Path, digests: Mapping[Path, bytes]) -> list[Path]:
+        """Say where and what the base's tree is; return the benchmark files that head changed."""
+        if (place := why_elsewhere(tree, self.side.suite.root)) is not None:
+            self.differs["base's file system"] = place
         if self.side.base is not None and (missing := what_is_missing(tree)):
             self.differs["base's tree"] = f"{'; '.join(missing)}; {_HAS_THEM}"
             self.say(self.differs["base's tree"])
+        for file, names in changed_dependencies(self.side.top_of(tree), self.side.top).items():
+            which = _listed(sorted(names - {ANY})) or "other ones"
+            self.differs[file] = f"declares {which}; both arms run with those that are installed"
         files = python_digests(tree)
-        changed = sorted(str(path) for path, found in files.items() if digests.get(path) != found)
+        changed = sorted(path for path, found in files.items() if digests.get(path) != found)
         if changed:
-            self.differs["benchmark files"] = f"head's run on both sides: {_listed(changed)}"
+            named = _listed([str(path) for path in changed])
+            self.differs["benchmark files"] = f"head's run on both sides: {named}"
             self.say(f"changed benchmark files; {self.differs['benchmark files']}")
+        return changed
 
     def _describe_variables(self, own: Suite) -> None:
         """Name the variables that head's code writes: no launch of the base has them from it."""
@@ -258,6 +292,7 @@ class _Session:
             return
         self.say(f"looking whether the base measures what is skipped now: {len(skipped)} cells")
         with self.side.tree() as plain:
+            self._prepare(plain)
             own = self.side.own_arm(plain)
             plan = self._further_pair(judgement)
             launches = launch_pair([own], plan, [*skipped])
@@ -290,12 +325,6 @@ class _Session:
             profiles=profiles,
             one_by_one=frozenset(one.name for one in judgement.trials if one.is_one_by_one),
         )
-
-
-def _files_of(tree: Path, suite: Suite | None) -> dict[str, bytes]:
-    """What is in the files of an arm's cells."""
-    names = {name.partition("::")[0] for name in suite.cells} if suite is not None else ()
-    return {name: (tree / name).read_bytes() for name in names}
 
 
 def _is_named(name: str, paths: Sequence[str]) -> bool:

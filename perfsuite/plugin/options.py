@@ -57,6 +57,8 @@ OPTIONS = (
     Option(
         "base-dir", "DIR", "", "a folder to compare with, instead of a revision", is_hidden=True
     ),
+    Option("base-python", "PY", "", "interpreter of the base's launches; this one unless given"),
+    Option("base-build", "CMD", "", "builds the base in its tree, or into $PERFSUITE_SITE"),
     Option("base-env", "KEY=VALUE", "", "a variable of the base's launches", is_repeated=True),
     Option("max-pairs", "N", "16", "launches of each side, at most", is_hidden=True),
     Option("max-minutes", "TIME", "30min", "no pair of launches begins that would end later"),
@@ -93,6 +95,12 @@ def add_options(parser: pytest.Parser) -> None:
             option.flag, action=action, metavar=option.metavar, default=None, help=shown
         )
         parser.addini(option.ini, help=f"{option.help}; see {option.flag}", default=None)
+    parser.addini(
+        "perf_share",
+        help="files that git ignores, and both arms of a gate may use; from the rootdir",
+        type="args",
+        default=[],
+    )
 
 
 def given(config: pytest.Config, *, overridden: Container[str] = ()) -> dict[str, str]:

@@ -69,10 +69,11 @@ def _no_configuration_of_this_machine(tmp_path_factory: pytest.TempPathFactory) 
 
 
 @pytest.fixture(autouse=True)
-def _nothing_stays() -> Iterator[None]:
-    """Fails if a temporary folder of a session stays."""
+def _nothing_stays(tmp_path: Path) -> Iterator[None]:
+    """Fails if a temporary folder of a session stays, or a tree beside its checkout."""
     yield
     assert traces() == []
+    assert list(tmp_path.rglob(f"perfsuite-{os.getpid()}-*")) == []
 
 
 def traces() -> list[str]:
@@ -535,17 +536,34 @@ def test_no_cell(request): request.getfixturevalue("tmp_path")
     }
 
 
-def test_a_submodule_is_said_to_be_empty_in_the_bases_tree(tmp_path: Path) -> None:
-    part = make_project(tmp_path / "part", {}, {})
-    folder = make_project(tmp_path / "project", {"bench/test_a.py": ""}, {})
-    git(folder, "-c", "protocol.file.allow=always", "submodule", "--quiet", "add", str(part), "in")
+READS_A_PART = """
+from pathlib import Path
+
+part = Path(__file__).parents[1] / "part/numbers.txt"
+print(part.read_text() if part.exists() else "without it")
+"""
+
+
+def test_a_cell_that_reads_a_submodule_of_another_commit_proves_nothing(tmp_path: Path) -> None:
+    part = make_project(tmp_path / "part", {"numbers.txt": "1"}, {"numbers.txt": "2"})
+    code = {"pkg/code.py": READS_A_PART + CODE.format(slow=1)}
+    folder = make_project(tmp_path / "project", {"bench/test_a.py": BENCH, **code}, {})
+    add = ("-c", "protocol.file.allow=always", "submodule", "--quiet", "add")
+    git(folder, *add, str(part), "part")
+    git(folder / "part", "checkout", "--quiet", "HEAD~1")
+    commit(folder)
+    git(folder / "part", "checkout", "--quiet", "main")
     commit(folder)
 
-    result = gate(folder, base="HEAD")
+    result = gate(folder)
 
+    assert words(result) == {"test_same": "INVALID", "test_slow": "INVALID"}
     assert result.differs["base's tree"] == (
-        "the submodule in is empty in the base's tree; where a cell needs them, name a checkout "
+        "the submodule part is empty in the base's tree; where a cell needs them, name a checkout "
         "that has them with --base-dir"
+    )
+    assert str(cell(result, "test_same").reason).startswith(
+        "part/numbers.txt was loaded, and the base's tree has not got part, which is another"
     )
 
 

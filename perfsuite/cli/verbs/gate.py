@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import shutil
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,6 +13,7 @@ import typer
 from perfsuite.cli import options
 from perfsuite.cli.output import JsonFile, say, write_json
 from perfsuite.errors import ExitCode, SettingError
+from perfsuite.gate.arms.build import find_interpreter
 from perfsuite.gate.git.find_base import target_branch
 from perfsuite.gate.judge.explain import explain_stored
 from perfsuite.gate.judge.trial import LAUNCH_TIMEOUT_S, Budget
@@ -42,6 +42,12 @@ def gate(
     ] = None,
     base_python: Annotated[
         str | None, typer.Option(help="Interpreter of the base; this one unless given.")
+    ] = None,
+    base_build: Annotated[
+        str | None,
+        typer.Option(
+            metavar="CMD", help="Builds the base in its tree, or into the folder PERFSUITE_SITE."
+        ),
     ] = None,
     base_env: Annotated[
         list[str] | None, typer.Option(metavar="KEY=VALUE", help="Variable of the base alone.")
@@ -79,7 +85,8 @@ def gate(
         base=base,
         target=target_branch(os.environ),
         base_dir=base_dir,
-        base_python=_interpreter(base_python),
+        base_python=None if base_python is None else _interpreter(base_python),
+        base_build=base_build,
         base_environment=_variables(base_env or []),
         tolerance=bounds[0],
         limit=bounds[1],
@@ -108,16 +115,13 @@ def gate(
     raise typer.Exit(end_code(result))
 
 
-def _interpreter(python: str | None) -> str | None:
-    """The absolute path of an interpreter, as it is started in another folder."""
-    if python is None:
-        return None
-    found = shutil.which(python)
-    if found is None:
+def _interpreter(python: str) -> str:
+    try:
+        return find_interpreter(python)
+    except ValueError as error:
         raise SettingError(
             f"--base-python is {python!r}, which is not a program; name an interpreter"
-        )
-    return str(Path(found).absolute())
+        ) from error
 
 
 def _variables(pairs: list[str]) -> dict[str, str]:

@@ -24,6 +24,7 @@ class Arm:
         python_options: Of the interpreter.
         inherited: Variables that the user's own session was given.
         environment: Variables that this arm alone has.
+        watched: Files and folders that its launches say whether they open.
         caches: Where its launches keep compiled code for one another; None keeps none.
     """
 
@@ -36,6 +37,7 @@ class Arm:
     python_options: tuple[str, ...] = ()
     inherited: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     environment: Mapping[str, str] = field(default_factory=dict)
+    watched: tuple[Path, ...] = ()
     caches: Path | None = None
 
 
@@ -82,6 +84,7 @@ class Suite:
         root: pytest's rootdir, as `inifile` is its configuration; `pythonpath` and `python_files`
             are ini values.
         broken: Why files and folders cannot be collected, by their names from the root.
+        shared: What git ignores and both arms may use, as head's configuration says.
         hidden: Tests that request the benchmark fixture only while they run.
         paths: What pytest collects from, as it names them from the root.
         named: Those of them that the user named.
@@ -95,6 +98,7 @@ class Suite:
     python_files: tuple[str, ...]
     broken: Mapping[str, str] = field(default_factory=dict)
     hidden: tuple[str, ...] = ()
+    shared: tuple[str, ...] = ()
     paths: tuple[str, ...] = ()
     named: tuple[str, ...] = ()
     variables: Mapping[str, str | None] = field(default_factory=dict)

@@ -172,6 +172,7 @@ class ArmPlugin:
             inifile=None if config.inipath is None else str(config.inipath),
             pythonpath=[str(path) for path in config.getini("pythonpath")],
             python_files=list(config.getini("python_files")),
+            shared=list(config.getini("perf_share")),
         )
         self._unpinned = answer["unpinned"]
         by_name = {item.nodeid: item for item in cells}
@@ -379,6 +380,8 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
     # The launcher sets it. Where a suite has switched pytest's cache off, --strict-config would
     # refuse it as unknown.
     parser.addini("cache_dir", "Cache directory path", default=".pytest_cache")
+    # Of a suite whose arms are without perfsuite.
+    parser.addini("perf_share", "files that both arms may use", type="args", default=[])
     # The kernel ends this process with the gate. The gate does not ask for that between fork and
     # exec: Python would run handlers of its own around such a fork, in which a Ctrl-C is lost.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

@@ -4,7 +4,7 @@ Each line is a JSON object with a "kind"; "?" marks those that wait for an answe
 
     hello {arm}                      first on each connection; a rank opens one of its own
     collected {cells, broken, hidden, paths, named, variables, takes_turns, root, inifile,
-               pythonpath, python_files} ?
+               pythonpath, python_files, shared} ?
                                      the cells of the arm and what their markers say, and the rest
                                      of its `Suite`
                                      -> {"run": [names in order], "unpinned": [names]}

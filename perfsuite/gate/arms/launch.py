@@ -133,6 +133,7 @@ def _process(arm: Arm, plan: PairPlan, scratch: Path) -> Iterator[subprocess.Pop
         "TMPDIR": str(temporary),
         "PERFSUITE_ARM_CHANNEL": str(scratch / "channel"),
         load_log.LOG: str(scratch / f"{arm.name}.loaded"),
+        load_log.WATCHED: os.pathsep.join(map(str, arm.watched)),
         "PERFSUITE_ARM_NAME": arm.name,
         "PERFSUITE_ARM_CORE": str(plan.core),
         **({"PERFSUITE_ARM_PROFILES": "1"} if plan.profiles else {}),

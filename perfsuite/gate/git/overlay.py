@@ -6,7 +6,9 @@ Whatever paths the user named, these files of head are laid over:
    name is in `_BENCHMARK_WORDS`): the outermost such folder as a whole, because tests import what
    lies beside them. A folder that holds code is none: the root and what it is in, a folder with a
    pyproject.toml or setup.py, a folder directly in `src`, the package that the project is named
-   after, or a folder of a package that has modules beside its tests (`acme/perf/engine.py`).
+   after, a folder of a package that has modules beside its tests (`acme/perf/engine.py`), a folder
+   that a file imports which is no test, or one that any file outside of it imports, unless its
+   name is a usual one (`_USUAL`), as tests share what they need.
 2. For any other folder: the test files in it (by pytest's `python_files`) and every conftest.py,
    each by rule 1 or else alone; of such files, those that only the base has go. All other files in
    it stay the base's, helper modules too: laying code under test over the base would compare head
@@ -36,18 +38,22 @@ from pathlib import Path
 from perfsuite.errors import SettingError, WriteError
 from perfsuite.gate.git import repository
 from perfsuite.gate.git.changes import LEFT_OUT_MARKS
+from perfsuite.gate.git.importers import importers
 
 _BENCHMARK_WORDS = frozenset(
     {"bench", "benches", "benchmark", "benchmarks", "perf", "test", "tests"}
 )
+_USUAL = _BENCHMARK_WORDS - {"perf"}
 _CONFTEST = "conftest.py"
 
 # The names of files that hold nothing but pytest's configuration.
 _PYTEST_FILES = frozenset({"pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml"})
+# Where the base's build may install, in the base's tree.
+SITE_FOLDER = ".perfsuite-site"
 _CONFIGURATION_COPY = ".perfsuite-head"
 
 # Not part of a source tree.
-_LEFT_OUT_NAMES = frozenset({".git", "__pycache__"})
+_LEFT_OUT_NAMES = frozenset({".git", "__pycache__", SITE_FOLDER})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,12 +173,29 @@ def source_files(folder: Path, *, leave_out: Path | None = None) -> Iterator[Pat
         folders[:] = [
             name
             for name in folders
-            if name not in links and here / name != leave_out and not _is_left_out(here / name)
+            if name not in links and here / name != leave_out and not is_left_out(here / name)
         ]
         for name in (*files, *links):
             # Neither a socket nor a named pipe: copying would wait for its other end.
             if (here / name).is_symlink() or (here / name).is_file():
                 yield (here / name).relative_to(folder)
+
+
+def tree_files(folder: Path) -> list[Path]:
+    """Return the files of a source tree that git tracks or would add; outside of git, all.
+
+    Relative to it; no .git, virtual environment or cache.
+    """
+    if repository.find_top(folder) is None:
+        return list(source_files(folder))
+
+    @functools.cache
+    def is_inside(path: Path) -> bool:
+        return path.parts != () and (is_left_out(folder / path) or is_inside(path.parent))
+
+    # Where nothing is ignored, git lists virtual environments and caches as well.
+    inner = repository.working_files(folder)
+    return [path for path in inner if not is_inside(path.parent)]
 
 
 def read_source(file: Path) -> bytes:
@@ -272,7 +295,21 @@ def _holds_code(head: Head, folder: Path) -> bool:
             (here.parent / "__init__.py").is_file()
             and any(not is_test_file(head, folder / path.name) for path in _modules(here))
         )
+        or any(
+            folder.name.lower() not in _USUAL or not _is_for_tests(head, importer)
+            for importer in importers(head.top, _all_files(head.top), folder)
+        )
     )
+
+
+def _is_for_tests(head: Head, path: Path) -> bool:
+    folders = {folder.name.lower() for folder in path.parents}
+    return is_test_file(head, path) or not _USUAL.isdisjoint(folders)
+
+
+@functools.cache
+def _all_files(top: Path) -> frozenset[Path]:
+    return frozenset(tree_files(top))
 
 
 def _modules(folder: Path) -> Iterator[Path]:
@@ -298,19 +335,11 @@ def is_test_file(head: Head, path: Path) -> bool:
 
 def _files_of(head: Head, folder: Path) -> list[Path]:
     """Return head's files in `folder`, relative to the top."""
-    here = head.top / folder
-    in_git = repository.find_top(here) is not None
-    inner = repository.working_files(here) if in_git else source_files(here)
-
-    @functools.cache
-    def is_left_out(path: Path) -> bool:
-        return path.parts != () and (_is_left_out(here / path) or is_left_out(path.parent))
-
-    # Where nothing is ignored, git lists virtual environments and caches as well.
-    return [folder / path for path in inner if not is_left_out(path.parent)]
+    return [folder / path for path in tree_files(head.top / folder)]
 
 
-def _is_left_out(folder: Path) -> bool:
+def is_left_out(folder: Path) -> bool:
+    """Whether a folder is a virtual environment, a cache, or git's own."""
     return folder.name in _LEFT_OUT_NAMES or any(
         (folder / mark).exists() for mark in LEFT_OUT_MARKS
     )

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
 from perfsuite.errors import WriteError
-from perfsuite.gate.git.command import answer, complaint_of, output, run_git
+from perfsuite.gate.git.command import answer, complaint_of, find_commit, output, run_git
 from perfsuite.system.untrusted import printable
 from perfsuite.units import format_bytes, short_commit
 
@@ -156,14 +157,39 @@ def working_files(folder: Path) -> list[Path]:
     return files
 
 
-def submodules(tree: Path) -> list[Path]:
-    """Return the paths of the submodules of a checkout, relative to `tree`, its top."""
+def tracked_files(top: Path, paths: Iterable[Path]) -> set[Path]:
+    """Return those of the paths, relative to the top, that git tracks."""
+    listed = output(top, "ls-files", "-z", "--cached", "--", *map(_literal, paths))
+    return {Path(os.fsdecode(name)) for name in listed.split(b"\0") if name}
+
+
+def is_ignored(top: Path, path: Path) -> bool:
+    """Whether git ignores a path, relative to the top; it ignores nothing outside of a checkout."""
+    return run_git(top, "check-ignore", "--quiet", "--", os.fspath(path)).returncode == 0
+
+
+def _literal(path: Path) -> str:
+    return f":(literal){path}"
+
+
+def submodules(tree: Path) -> dict[Path, str]:
+    """Return the commits of the submodules of a checkout, by their path from `tree`, its top."""
     entries = output(tree, "ls-files", "-z", "--stage").split(b"\0")
-    return [
-        Path(os.fsdecode(entry.partition(b"\t")[2]))
+    return {
+        Path(os.fsdecode(entry.partition(b"\t")[2])): entry.split()[1].decode()
         for entry in entries
         if entry.startswith(_SUBMODULE_MODE)
-    ]
+    }
+
+
+def files_of_commit(checkout: Path, commit: str) -> list[Path] | None:
+    """Return the tracked files of a checkout that is at a commit and not changed; else None."""
+    if find_commit(checkout, "HEAD") != commit:
+        return None
+    if run_git(checkout, "diff", "--quiet", "--no-ext-diff", "HEAD").returncode != 0:
+        return None
+    listed = output(checkout, "ls-files", "-z", "--cached", "--recurse-submodules")
+    return [Path(os.fsdecode(name)) for name in listed.split(b"\0") if name]
 
 
 def lfs_files(tree: Path) -> list[Path]:

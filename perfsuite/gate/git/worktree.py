@@ -21,6 +21,7 @@ import psutil
 
 from perfsuite.errors import SettingError, WriteError
 from perfsuite.gate.git import repository
+from perfsuite.gate.git.fill_tree import copy_same_files, empty_submodules, lfs_pointers
 from perfsuite.gate.git.overlay import (
     Head,
     as_write_error,
@@ -41,8 +42,6 @@ PYTHON_FILES = ("test_*.py", "*_test.py")
 _HOST = re.sub(r"[^a-z0-9]", "", platform.node().lower())
 _TREE_NAME = re.compile(rf"perfsuite-(\d+)-(?:base-{_HOST}|pair)-\w+")
 
-_LFS_POINTER = b"version https://git-lfs.github.com/spec/"
-
 
 @contextmanager
 def base_tree(
@@ -60,10 +59,11 @@ def base_tree(
         raise SettingError(f"{root} is not in a git checkout; {repository.USE_FOLDER}")
     head = Head(top=top, root=root.resolve(), python_files=tuple(python_files))
     laid = plan_overlay(head, overlay)
-    with _temporary_folder(repository.worktree_records(root)) as folder:
+    with _temporary_folder(repository.worktree_records(root), near=top) as folder:
         arm_root = head.root.relative_to(top)
         with as_write_error(folder):
             repository.add_worktree(root, base, folder)
+            copy_same_files(top, folder)
             lay_over(folder, head, laid)
             make_folder(folder, arm_root)
         yield folder / arm_root
@@ -86,7 +86,7 @@ def directory_tree(
     source = base_dir.resolve()
     head = Head(top=root.resolve(), root=root.resolve(), python_files=tuple(python_files))
     laid = plan_overlay(head, overlay)
-    with _temporary_folder(None) as folder:
+    with _temporary_folder(None, near=repository.find_top(root) or head.top) as folder:
         with as_write_error(folder):
             for path in source_files(source, leave_out=folder):
                 copy_file(source, folder, path)
@@ -119,7 +119,7 @@ def check_base_dir(base_dir: Path) -> None:
 @contextmanager
 def empty_worktree(root: Path, base: Base) -> Iterator[Path]:
     """Give a git worktree without files, for git's own state; raises WriteError."""
-    with _temporary_folder(repository.worktree_records(root)) as folder:
+    with _temporary_folder(repository.worktree_records(root), near=root) as folder:
         repository.add_worktree(root, base, folder, has_files=False)
         yield folder
 
@@ -152,12 +152,9 @@ def what_is_missing(tree: Path) -> tuple[str, ...]:
     if top is None:
         return ()
     missing = [
-        f"the submodule {path} is empty in the base's tree"
-        for path in repository.submodules(top)
-        if not any((top / path).glob("*"))
+        f"the submodule {path} is empty in the base's tree" for path in empty_submodules(top)
     ]
-    pointers = [path for path in repository.lfs_files(top) if _is_lfs_pointer(top / path)]
-    if pointers:
+    if pointers := lfs_pointers(top):
         missing.append(
             f"git-lfs files are pointers in the base's tree: {len(pointers)}, {pointers[0]} for one"
         )
@@ -170,24 +167,51 @@ def sweep_stale_trees(root: Path) -> None:
     if records is not None:
         for record in filter(_is_stale, records.glob("perfsuite-*")):
             _remove_tree(_recorded_folder(record), records)
-    for folder in filter(_is_stale, Path(tempfile.gettempdir()).glob("perfsuite-*")):
-        _remove_tree(folder, None)
+    top = repository.find_top(root) or root
+    for place in {Path(tempfile.gettempdir()), top.resolve().parent}:
+        for folder in filter(_is_stale, place.glob("perfsuite-*")):
+            _remove_tree(folder, None)
+
+
+def why_elsewhere(tree: Path, root: Path) -> str | None:
+    """Return where the base's tree is, if that is another file system than that of `root`."""
+    if tree.stat().st_dev == root.stat().st_dev:
+        return None
+    top = repository.find_top(root) or root
+    return (
+        f"it is in {tree}, on another file system than the checkout, because none can be made in "
+        f"{top.parent}"
+    )
 
 
 @contextmanager
-def _temporary_folder(records: Path | None) -> Iterator[Path]:
-    """Give an empty folder, for a worktree where git's records are given."""
-    try:
-        name = tempfile.mkdtemp(prefix=f"perfsuite-{os.getpid()}-base-{_HOST}-")
-    except OSError as error:
-        raise WriteError(
-            f"cannot make a temporary folder for the base's tree: {error.strerror or error}"
-        ) from error
-    folder = Path(name).resolve()
+def _temporary_folder(records: Path | None, *, near: Path) -> Iterator[Path]:
+    """Give an empty folder, for a worktree where git's records are given.
+
+    Beside the checkout `near`, so that both arms read one file system; not in it, where tools that
+    look for a file in the folders above would find head's.
+    """
+    folder = _make_folder(near.resolve().parent, near) or _make_folder(None, near)
+    assert folder is not None
     try:
         yield folder
     finally:
         _remove_tree(folder, records)
+
+
+def _make_folder(place: Path | None, near: Path) -> Path | None:
+    """Make a folder in a place, the temporary folder for None, or return None for a wrong place."""
+    try:
+        if place is not None and place.stat().st_dev != near.stat().st_dev:
+            return None
+        name = tempfile.mkdtemp(prefix=f"perfsuite-{os.getpid()}-base-{_HOST}-", dir=place)
+    except OSError as error:
+        if place is not None:
+            return None
+        raise WriteError(
+            f"cannot make a temporary folder for the base's tree: {error.strerror or error}"
+        ) from error
+    return Path(name).resolve()
 
 
 def _remove_tree(folder: Path, records: Path | None) -> None:
@@ -227,10 +251,3 @@ def _recorded_folder(record: Path) -> Path:
         if folder.name == record.name:
             return folder
     return Path(tempfile.gettempdir()) / record.name
-
-
-def _is_lfs_pointer(file: Path) -> bool:
-    if not file.is_file():
-        return False
-    with file.open("rb") as opened:
-        return opened.read(len(_LFS_POINTER)) == _LFS_POINTER

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import functools
-import re
 import sys
 from collections.abc import Iterator
-from importlib.metadata import Distribution, distributions
 from pathlib import Path
 
 from perfsuite.gate.arms.arm import Launch
-from perfsuite.gate.git.overlay import read_source, source_files
+from perfsuite.gate.git.overlay import read_source, tree_files
 from perfsuite.gate.git.repository import find_top
+from perfsuite.gate.judge.dependencies import find_changed_dependency
+from perfsuite.gate.judge.installed import owners_of_module, project_names
+from perfsuite.gate.judge.symmetry import find_asymmetry, find_silent, loadings_of
 
 # Where installers put packages, in a tree or not: no code under test is there.
 _INSTALLED = {"site-packages", "dist-packages"}
@@ -37,7 +38,20 @@ def find_wrong_import(base: Launch, head: Launch) -> str | None:
             f"the {arm} arm imported {name} from {file}, which is {_OTHER[arm]}'s; is it installed "
             "in editable mode from another folder?"
         )
-    return _find_beside(base, head, trees) or _find_installed(base, head, trees)
+    before, after = loadings_of(base, head)
+    return (
+        _find_beside(base, head, trees)
+        or _find_installed(base, head, trees)
+        or find_asymmetry(before, after)
+        or find_silent(base, after)
+        or _find_dependency(base, head, (before.top, after.top))
+    )
+
+
+def _find_dependency(base: Launch, head: Launch, tops: tuple[Path, Path]) -> str | None:
+    if base.arm.python != head.arm.python:
+        return None
+    return find_changed_dependency(*tops, base.loaded.files)
 
 
 def _find_beside(base: Launch, head: Launch, trees: dict[str, Path]) -> str | None:
@@ -92,7 +106,9 @@ def _foreign_imports(
                 continue
             path = Path(file)
             is_theirs = path.is_relative_to(theirs) and not path.is_relative_to(own)
-            if is_theirs and not _INSTALLED.intersection(path.parts):
+            if not is_theirs or _INSTALLED.intersection(path.parts):
+                continue
+            if (own / path.relative_to(theirs)).resolve() != path:  # else it may share it
                 yield arm, name, path
 
 
@@ -108,7 +124,7 @@ def _modules(tree: Path) -> dict[str, Path]:
     From any folder, because only the suite knows which are on its path, but not from inside a
     package.
     """
-    sources = sorted(source_files(tree), key=lambda path: (len(path.parts), path))
+    sources = sorted(tree_files(tree), key=lambda path: (len(path.parts), path))
     packages = {path.parent for path in sources if path.name == "__init__.py"}
     packages -= _IMPORT_ROOTS
     found: dict[str, Path] = {}
@@ -122,15 +138,6 @@ def _modules(tree: Path) -> dict[str, Path]:
     return found
 
 
-# Where a project says its name, and how. setup.py computes: only a name in quotes is found.
-_QUOTED = re.compile(rb"""\bname\s*=\s*["']([\w.-]+)["']""")
-_PROJECT_FILES = {
-    "pyproject.toml": _QUOTED,
-    "setup.py": _QUOTED,
-    "setup.cfg": re.compile(rb"^name\s*=\s*([\w.-]+)\s*$", re.MULTILINE),
-}
-
-
 def _is_code_of(tree: Path, name: str, file: Path, source: Path) -> bool:
     """Whether an installed module's file is code of the tree, where `source` has the same name.
 
@@ -138,45 +145,9 @@ def _is_code_of(tree: Path, name: str, file: Path, source: Path) -> bool:
     and the tree has a copy or a script with the same name. A file without a record, as in a folder
     on PYTHONPATH, is the tree's. Where no project of the tree says its name, equal contents decide.
     """
-    owners = _owners(name, file)
+    owners = owners_of_module(name, file)
     if not owners:
         return True
-    if projects := _project_names(tree):
+    if projects := project_names(tree):
         return not owners.isdisjoint(projects)
     return _are_alike(file, source)
-
-
-def _owners(name: str, file: Path) -> set[str]:
-    """The names of the distributions that installed a module."""
-    levels = name.count(".") + (file.stem == "__init__")
-    folder = file.parents[levels]
-    place = file.relative_to(folder)
-    return {
-        _normalized(distribution.metadata["Name"])
-        for distribution in distributions(path=[str(folder)])
-        if _has_installed(distribution, place)
-    }
-
-
-def _has_installed(distribution: Distribution, place: Path) -> bool:
-    if distribution.files is not None:
-        return any(Path(file).is_relative_to(place) for file in distribution.files)
-    # Packages of a Linux distribution have no list of their files.
-    top_level = (distribution.read_text("top_level.txt") or "").split()
-    return place.parts[0].partition(".")[0] in top_level
-
-
-@functools.cache
-def _project_names(tree: Path) -> frozenset[str]:
-    """The names of the projects in the tree."""
-    return frozenset(
-        _normalized(name.decode())
-        for path in source_files(tree)
-        if path.name in _PROJECT_FILES
-        for name in _PROJECT_FILES[path.name].findall(read_source(tree / path))
-    )
-
-
-def _normalized(name: str) -> str:
-    """The form in which names of distributions are compared (PyPA, "Names and normalization")."""
-    return re.sub(r"[-_.]+", "-", name).lower()

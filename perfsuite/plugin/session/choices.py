@@ -16,6 +16,7 @@ import pytest
 
 from perfsuite.errors import SettingError
 from perfsuite.experiments.settings import DEVICES, MAX_SEED, Device, Settings
+from perfsuite.gate.arms.build import find_interpreter
 from perfsuite.gate.git.find_base import target_branch
 from perfsuite.gate.judge.trial import LAUNCH_TIMEOUT_S, Budget
 from perfsuite.plugin.options import OPTIONS, Option, given
@@ -43,6 +44,8 @@ class GateChoices:
     base: str | None
     target: str | None
     base_dir: Path | None
+    base_python: str | None
+    base_build: str | None
     base_environment: Mapping[str, str]
     durations: str | None
     budget: Budget
@@ -98,6 +101,10 @@ def _whole_number(smallest: int, largest: int | None = None) -> tuple[Callable[[
     return parse, f"a whole number from {smallest}{up_to}"
 
 
+def _interpreter(text: str) -> str | None:
+    return find_interpreter(text) if text else None
+
+
 def _variables(text: str) -> dict[str, str]:
     lines = text.splitlines()
     if any(line.find("=") < 1 for line in lines):
@@ -124,6 +131,8 @@ _PARSERS: dict[str, tuple[Callable[[str], Any], str]] = {
     "limit": (parse_ratio, "a ratio such as 5%"),
     "base": (str, "a revision"),
     "base-dir": (str, "a folder"),
+    "base-python": (_interpreter, "the name or path of an interpreter"),
+    "base-build": (str, "a command"),
     "base-env": (_variables, "KEY=VALUE"),
     "max-pairs": _whole_number(FIRST_LOOK),
     "max-minutes": (parse_seconds, "a duration such as 30min"),
@@ -225,6 +234,8 @@ def _gate_choices(
         base=value["base"] or None,
         target=target_branch(environ),
         base_dir=Path(value["base-dir"]) if value["base-dir"] else None,
+        base_python=value["base-python"],
+        base_build=value["base-build"] or None,
         base_environment=value["base-env"],
         durations=value["durations"] or None,
         budget=Budget(

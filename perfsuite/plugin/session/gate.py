@@ -306,6 +306,8 @@ class SessionGate:
             target=choices.target,
             found=self._found,
             base_dir=choices.base_dir,
+            base_python=choices.base_python,
+            base_build=choices.base_build,
             base_environment=choices.base_environment,
             tolerance=choices.tolerance,
             limit=choices.limit,

@@ -132,6 +132,46 @@ def test_a_package_named_as_benchmarks_are_keeps_its_code(head: Head) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("folder", "importer", "text"),
+    [
+        ("acme/perf", "acme/app.py", "from acme.perf.engine import run"),
+        ("acme/perf", "acme/app.py", "from .perf import engine"),
+        ("acme/perf", "acme/app.py", "from . import perf"),
+        ("torch_bench", "tests/test_a.py", "import torch_bench.engine"),
+        ("python/test_utils", "tests/test_a.py", "from test_utils import engine"),
+        ("benchmarks", "app.py", "import benchmarks.engine"),
+    ],
+)
+def test_a_folder_that_code_imports_is_code(
+    head: Head, folder: str, importer: str, text: str
+) -> None:
+    write(head.top, f"{folder}/engine.py", f"{folder}/test_engine.py")
+    write(head.top, importer, text=text)
+
+    assert plan_overlay(head, [head.top / folder]).folders == set()
+
+
+@pytest.mark.parametrize(
+    ("folder", "importer", "text"),
+    [
+        ("benchmarks", "tests/test_a.py", "from benchmarks.engine import run"),
+        ("benchmarks", "tests/lib/common.py", "import benchmarks.engine"),
+        ("gpu_bench", "gpu_bench/test_b.py", "from gpu_bench import engine"),
+        ("perf", "app.py", "from torch import perf\nfrom perfect import engine"),
+        ("app/tests", "app/code.py", "from . import engine  # not of tests"),
+        ("tests", "broken.py", "import tests ("),
+    ],
+)
+def test_a_folder_that_tests_alone_import_is_laid_over_as_a_whole(
+    head: Head, folder: str, importer: str, text: str
+) -> None:
+    write(head.top, f"{folder}/engine.py", f"{folder}/test_engine.py")
+    write(head.top, importer, text=text)
+
+    assert plan_overlay(head, [head.top / folder]).folders == {Path(folder)}
+
+
 def test_the_root_is_no_benchmark_folder_whatever_its_name(head: Head) -> None:
     write(head.top, "perf/code.py", "perf/test_a.py")
     inner = Head(top=head.top, root=head.top / "perf", python_files=head.python_files)

@@ -135,7 +135,7 @@ def test_the_files_of_submodules_and_nested_checkouts_are_included(
         "part/code.py",
         "part/new.py",
     ]
-    assert submodules(repository) == [Path("part")]
+    assert [*submodules(repository)] == [Path("part")]
 
 
 def test_a_submodule_that_was_not_fetched_has_no_files(repository: Path) -> None:
@@ -144,7 +144,7 @@ def test_a_submodule_that_was_not_fetched_has_no_files(repository: Path) -> None
 
     assert working_files(repository) == [Path("code.py")]
     assert working_files(repository / "part") == []
-    assert submodules(repository) == [Path("part")]
+    assert [*submodules(repository)] == [Path("part")]
 
 
 def test_files_of_git_lfs_are_found_by_their_attribute(repository: Path) -> None:

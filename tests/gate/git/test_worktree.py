@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import multiprocessing
 import os
@@ -27,6 +28,7 @@ from perfsuite.gate.git.worktree import (
     import_roots,
     sweep_stale_trees,
     what_is_missing,
+    why_elsewhere,
 )
 
 _FORK = multiprocessing.get_context("fork")
@@ -86,6 +88,10 @@ def repository(tmp_path: Path) -> Path:
     return folder
 
 
+def trees_beside(repository: Path) -> list[Path]:
+    return sorted(repository.parent.glob("perfsuite-*"))
+
+
 def base_of(repository: Path) -> Base:
     base = find_base(repository, "HEAD~1")
     assert isinstance(base, Base)
@@ -137,9 +143,9 @@ def test_without_an_overlay_the_tree_is_the_bases_own(repository: Path) -> None:
     assert branch == ""
 
 
-def test_the_tree_is_named_by_its_process_and_lies_apart(repository: Path, temporary: Path) -> None:
+def test_the_tree_is_named_by_its_process_and_lies_apart(repository: Path) -> None:
     with base_tree(repository, base_of(repository), []) as tree:
-        assert tree.parent == temporary
+        assert tree.parent == repository.parent
         assert tree.name.startswith(f"perfsuite-{os.getpid()}-base-{_HOST}-")
         assert tree.stat().st_mode & 0o777 == 0o700
 
@@ -202,16 +208,14 @@ def test_a_root_outside_git_is_refused(repository: Path, tmp_path: Path) -> None
     )
 
 
-def test_a_path_that_cannot_be_laid_over_is_refused_before_a_tree_is_made(
-    repository: Path, temporary: Path
-) -> None:
+def test_a_path_that_cannot_be_laid_over_is_refused_before_a_tree_is_made(repository: Path) -> None:
     with (
         pytest.raises(SettingError, match="does not exist"),
         base_tree(repository, base_of(repository), [repository / "nowhere"]),
     ):
         pass
 
-    assert list(temporary.iterdir()) == []
+    assert trees_beside(repository) == []
 
 
 # --- what it leaves alone ---
@@ -286,7 +290,29 @@ def test_git_lfs_is_not_run_and_its_pointers_are_told(repository: Path, tmp_path
     assert missing == ("git-lfs files are pointers in the base's tree: 1, a.bin for one",)
 
 
-def test_submodules_are_not_fetched_and_that_is_told(repository: Path, tmp_path: Path) -> None:
+def test_git_lfs_files_that_head_has_are_copied(repository: Path) -> None:
+    git(repository, "stash", "--include-untracked")
+    (repository / ".gitattributes").write_text("*.bin filter=lfs\n")
+    digest = hashlib.sha256(b"content").hexdigest()
+    pointer = f"version https://git-lfs.github.com/spec/v1\noid sha256:{digest}\n"
+    for name in ("same.bin", "changed.bin", "pointer.bin"):
+        (repository / name).write_text(pointer)
+    commit_all(repository)
+    (repository / "same.bin").write_text("content")
+    (repository / "changed.bin").write_text("more content")
+    base = find_base(repository, "HEAD")
+    assert isinstance(base, Base)
+
+    with base_tree(repository, base, []) as tree:
+        missing = what_is_missing(tree)
+        assert (tree / "same.bin").read_text() == "content"
+
+    assert missing == ("git-lfs files are pointers in the base's tree: 2, changed.bin for one",)
+
+
+def test_a_submodule_of_the_same_commit_is_copied_and_another_is_not_fetched(
+    repository: Path, tmp_path: Path
+) -> None:
     git(tmp_path, "clone", "--quiet", str(repository), "part")
     git(repository, "submodule", "--quiet", "add", f"file://{tmp_path}/part", "libs/part")
     git(repository, "config", "submodule.recurse", "true")
@@ -295,9 +321,15 @@ def test_submodules_are_not_fetched_and_that_is_told(repository: Path, tmp_path:
     assert isinstance(base, Base)
 
     with base_tree(repository, base, []) as tree:
+        same = texts_below(tree / "libs" / "part")
+        lacks_nothing = what_is_missing(tree)
+    (repository / "libs/part/pkg/code.py").write_text("another")
+    with base_tree(repository, base, []) as tree:
         missing = what_is_missing(tree)
         inside = list((tree / "libs" / "part").iterdir())
 
+    assert same == {"pkg/code.py": "head", "bench/test_a.py": "head"}
+    assert lacks_nothing == ()
     assert inside == []
     assert missing == ("the submodule libs/part is empty in the base's tree",)
 
@@ -313,7 +345,7 @@ def test_a_whole_tree_lacks_nothing(repository: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("ending", [None, ValueError, KeyboardInterrupt, SystemExit])
 def test_the_tree_goes_however_the_context_ends(
-    repository: Path, temporary: Path, ending: type[BaseException] | None
+    repository: Path, ending: type[BaseException] | None
 ) -> None:
     before = state(repository)
 
@@ -333,7 +365,7 @@ def test_the_tree_goes_however_the_context_ends(
         with pytest.raises(ending):
             use()
 
-    assert list(temporary.iterdir()) == []
+    assert trees_beside(repository) == []
     assert state(repository) == before
 
 
@@ -348,7 +380,7 @@ def test_an_error_of_the_user_of_a_tree_is_not_taken_for_ones_of_making_it(
 
 
 def test_ctrl_c_during_the_removal_waits_until_it_is_done(
-    repository: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
+    repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real_walk = os.walk
     # A shell starts what it runs in the background with SIGINT ignored.
@@ -363,7 +395,7 @@ def test_ctrl_c_during_the_removal_waits_until_it_is_done(
             monkeypatch.setattr(os, "walk", interrupted_walk)
         signal.pause()  # never reached: the signal was delivered when the removal was over
 
-    assert list(temporary.iterdir()) == []
+    assert trees_beside(repository) == []
     assert signal.signal(signal.SIGINT, before) is signal.default_int_handler
 
 
@@ -380,9 +412,7 @@ def files_of_at_most(num_bytes: int) -> Iterator[None]:
         signal.signal(signal.SIGXFSZ, previous)
 
 
-def test_a_disk_that_is_full_while_git_writes_leaves_nothing(
-    repository: Path, temporary: Path
-) -> None:
+def test_a_disk_that_is_full_while_git_writes_leaves_nothing(repository: Path) -> None:
     (repository / "large.bin").write_bytes(b"x" * 100_000)
     commit_all(repository)
     before = state(repository)
@@ -397,17 +427,15 @@ def test_a_disk_that_is_full_while_git_writes_leaves_nothing(
         pass
 
     assert re.fullmatch(
-        rf"cannot check out the base, {base.revision[:7]}, in {temporary}/perfsuite-\S+ "
+        rf"cannot check out the base, {base.revision[:7]}, in {repository.parent}/perfsuite-\S+ "
         r"\(\S+ \w+ free there\): git was ended by signal 25",
         str(failure.value),
     )
-    assert list(temporary.iterdir()) == []
+    assert trees_beside(repository) == []
     assert state(repository) == before
 
 
-def test_a_disk_that_is_full_while_files_are_laid_over_leaves_nothing(
-    repository: Path, temporary: Path
-) -> None:
+def test_a_disk_that_is_full_while_files_are_laid_over_leaves_nothing(repository: Path) -> None:
     (repository / "bench" / "large.bin").write_bytes(b"x" * 100_000)
     before = state(repository)
 
@@ -419,15 +447,39 @@ def test_a_disk_that_is_full_while_files_are_laid_over_leaves_nothing(
         pass
 
     assert re.fullmatch(
-        rf"cannot make the base's tree in {temporary}/perfsuite-\S+: File too large \(\S+\)",
+        rf"cannot make the base's tree in {repository.parent}/perfsuite-\S+: "
+        r"File too large \(\S+\)",
         str(failure.value),
     )
-    assert list(temporary.iterdir()) == []
+    assert trees_beside(repository) == []
     assert state(repository) == before
 
 
-def test_a_machine_without_a_temporary_folder_is_told(repository: Path, temporary: Path) -> None:
-    temporary.rmdir()
+def test_where_nothing_can_be_made_beside_the_checkout_the_tree_is_temporary(
+    repository: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make = tempfile.mkdtemp
+
+    def make_elsewhere(*, prefix: str, dir: Path | None) -> str:
+        if dir is not None:
+            raise PermissionError(errno.EACCES, "Permission denied", str(dir))
+        return make(prefix=prefix)
+
+    monkeypatch.setattr(tempfile, "mkdtemp", make_elsewhere)
+
+    with base_tree(repository, base_of(repository), []) as tree:
+        assert tree.parent == temporary
+        assert why_elsewhere(tree, repository) is None
+    assert "another file system than the checkout" in str(why_elsewhere(Path("/proc"), repository))
+
+
+def test_a_machine_without_a_temporary_folder_is_told(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def make_none(**_: object) -> str:
+        raise FileNotFoundError(errno.ENOENT, "No such file or directory")
+
+    monkeypatch.setattr(tempfile, "mkdtemp", make_none)
 
     with (
         pytest.raises(WriteError) as failure,
@@ -461,19 +513,19 @@ def killed_sessions_tree(repository: Path) -> Path:
     return tree
 
 
-def test_the_tree_of_a_killed_session_is_swept(repository: Path, temporary: Path) -> None:
+def test_the_tree_of_a_killed_session_is_swept(repository: Path) -> None:
     before = state(repository)
     tree = killed_sessions_tree(repository)
     assert (tree / "pkg" / "code.py").exists()
 
     sweep_stale_trees(repository)
 
-    assert list(temporary.iterdir()) == []
+    assert trees_beside(repository) == []
     assert state(repository) == before
 
 
 def test_the_tree_of_a_killed_session_is_swept_where_only_the_folder_or_the_record_is_left(
-    repository: Path, temporary: Path
+    repository: Path,
 ) -> None:
     before = state(repository)
     first = killed_sessions_tree(repository)
@@ -485,12 +537,12 @@ def test_the_tree_of_a_killed_session_is_swept_where_only_the_folder_or_the_reco
 
     sweep_stale_trees(repository)
 
-    assert list(temporary.iterdir()) == []
+    assert trees_beside(repository) == []
     assert state(repository) == before
 
 
 def test_the_tree_of_a_killed_session_with_another_temporary_folder_is_swept(
-    repository: Path, temporary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     killed_sessions_tree(repository)
     (tmp_path / "other").mkdir()
@@ -498,10 +550,10 @@ def test_the_tree_of_a_killed_session_with_another_temporary_folder_is_swept(
 
     sweep_stale_trees(repository)
 
-    assert list(temporary.iterdir()) == []
+    assert trees_beside(repository) == []
 
 
-def test_living_and_foreign_folders_are_not_swept(repository: Path, temporary: Path) -> None:
+def test_living_and_foreign_folders_are_not_swept(repository: Path) -> None:
     gone = _FORK.Process(target=int)
     gone.start()
     gone.join()
@@ -511,8 +563,8 @@ def test_living_and_foreign_folders_are_not_swept(repository: Path, temporary: P
         "perfsuite-notes",
     }
     for name in kept:
-        (temporary / name).mkdir()
-    (temporary / f"perfsuite-{gone.pid}-base-{_HOST}-file").touch()
+        (repository.parent / name).mkdir()
+    (repository.parent / f"perfsuite-{gone.pid}-base-{_HOST}-file").touch()
 
     with base_tree(repository, base_of(repository), []) as tree:
         sweep_stale_trees(repository)
@@ -520,27 +572,26 @@ def test_living_and_foreign_folders_are_not_swept(repository: Path, temporary: P
         assert (tree / "pkg" / "code.py").exists()
         assert git(tree, "rev-parse", "HEAD") == base_of(repository).revision
 
-    assert {path.name for path in temporary.iterdir()} == {
+    assert {path.name for path in trees_beside(repository)} == {
         *kept,
         f"perfsuite-{gone.pid}-base-{_HOST}-file",
     }
 
 
-def test_sweeping_outside_git_looks_through_the_temporary_folder(
-    repository: Path, temporary: Path, tmp_path: Path
-) -> None:
+def test_sweeping_outside_git_looks_beside_the_folder(repository: Path, tmp_path: Path) -> None:
     killed_sessions_tree(repository)
+    (tmp_path / "elsewhere").mkdir()
 
-    sweep_stale_trees(tmp_path)
+    sweep_stale_trees(tmp_path / "elsewhere")
 
-    assert list(temporary.iterdir()) == []
+    assert trees_beside(repository) == []
 
 
 # --- --base-dir ---
 
 
 def test_a_folder_is_copied_with_what_git_ignores_and_without_environments(
-    repository: Path, tmp_path: Path, temporary: Path
+    repository: Path, tmp_path: Path
 ) -> None:
     base_dir = tmp_path / "base"
     write(base_dir, pkg__code_py="dir", bench__test_a_py="dir", venv__a_py="dir")
@@ -560,7 +611,7 @@ def test_a_folder_is_copied_with_what_git_ignores_and_without_environments(
         "bench/models.py": "new",
     }
     assert texts_below(base_dir) == before
-    assert list(temporary.iterdir()) == []
+    assert trees_beside(repository) == []
 
 
 def test_a_folder_that_holds_the_temporary_folder_is_copied_once(

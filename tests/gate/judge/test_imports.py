@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from perfsuite.gate.arms.arm import Arm, Launch
+from perfsuite.gate.arms.loaded import Loaded
 from perfsuite.gate.judge.imports import find_wrong_import
 
 PLACES = {
@@ -57,13 +59,17 @@ def compare(
     head: dict[str, str],
     *,
     trees: tuple[str, str] = ("base", "head"),
+    python: str = sys.executable,
 ) -> str | None:
     """What is wrong with modules that were imported from files relative to the folder."""
     launches = []
     for name, tree, modules in zip(("base", "head"), trees, (base, head), strict=True):
-        arm = Arm(name=name, tree=folder / tree, import_roots=(), pytest_arguments=())
+        arm = Arm(
+            name=name, tree=folder / tree, import_roots=(), pytest_arguments=(), python=python
+        )
         files = {module: str(folder / file) for module, file in modules.items()}
-        launches.append(Launch(arm=arm, modules=files))
+        loaded = Loaded(files=frozenset(files.values()))
+        launches.append(Launch(arm=arm, modules=files, loaded=loaded))
     return find_wrong_import(*launches)
 
 
@@ -332,5 +338,6 @@ def test_an_interpreter_in_the_checkout_is_not_under_test(folder: Path) -> None:
     library.parent.mkdir(parents=True)
     library.touch()
     modules = {"json": "head/env/lib/json.py"}
+    python = str(folder / "head/env/bin/python")
 
-    assert compare(folder, modules, modules) is None
+    assert compare(folder, modules, modules, python=python) is None

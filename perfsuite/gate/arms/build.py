@@ -1,0 +1,87 @@
+"""The base's own interpreter and its own build, which is made before anything is imported."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sysconfig
+from collections.abc import Mapping
+from pathlib import Path
+
+_NUM_LOG_LINES = 20
+
+
+def find_interpreter(name: str) -> str:
+    """Return the absolute path of a program, as it is started in another folder.
+
+    Raises a ValueError where there is no such program. A link stays one: an environment's
+    interpreter is known by its own path.
+    """
+    found = shutil.which(name)
+    if found is None:
+        raise ValueError(name)
+    return str(Path(found).absolute())
+
+
+def build_base(
+    command: str, tree: Path, *, site: Path, root: Path, python: str, environment: Mapping[str, str]
+) -> str | None:
+    """Build in place or into `site`, a new folder; return why it failed, None where it did not.
+
+    `command` is one of the shell, whose `python` is the base's. It has failed too where it changed
+    the packages of this interpreter, with which head runs, in `root`.
+    """
+    site.mkdir()
+    variables = {
+        **environment,
+        "PATH": os.pathsep.join([str(Path(python).parent), environment.get("PATH", os.defpath)]),
+        "PERFSUITE_SITE": str(site),
+        "PIP_TARGET": str(site),
+    }
+    before = _installed()
+    process = subprocess.Popen(
+        command,
+        shell=True,
+        cwd=tree,
+        env=variables,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+    try:
+        said, _ = process.communicate()
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    if changed := sorted({*before.items()} ^ {*_installed().items()}):
+        names = dict.fromkeys(name.partition("-")[0] for name, _ in changed)
+        return (
+            f"the build of the base, '{command}', changed {', '.join(names)} in {_place()}, with "
+            f"which head runs too; repair that with 'pip install --no-deps --editable {root}', and "
+            "have the build install into the folder that PERFSUITE_SITE names"
+        )
+    if process.returncode != 0:
+        last = "".join(f"\n  | {line}" for line in said.splitlines()[-_NUM_LOG_LINES:])
+        return f"the build of the base, '{command}', ended with code {process.returncode}{last}"
+    return None
+
+
+def _place() -> Path:
+    return Path(sysconfig.get_path("purelib"))
+
+
+def _installed() -> dict[str, int]:
+    """When each distribution of this interpreter was installed, by the folder of its record."""
+    folders = {_place(), Path(sysconfig.get_path("platlib"))}
+    return {
+        path.name: path.stat().st_mtime_ns
+        for folder in folders
+        for path in folder.glob("*")
+        if path.suffix in (".dist-info", ".egg-info", ".egg-link")
+    }

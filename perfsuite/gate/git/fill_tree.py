@@ -1,0 +1,93 @@
+"""What a worktree of the base lacks: submodules, git-lfs files, and files that head shares with it.
+
+Nothing is fetched: head's files serve where both commits have the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+
+from perfsuite.errors import SettingError
+from perfsuite.gate.git import repository
+from perfsuite.gate.git.overlay import copy_file, make_folder, source_files
+
+_LFS_POINTER = b"version https://git-lfs.github.com/spec/"
+_COMPILED = (".so", ".pyd", ".dylib", ".dll", ".a", ".o")
+
+
+def copy_same_files(head: Path, tree: Path) -> None:
+    """Copy submodules and git-lfs files of the checkout `head` that the base's tree has too.
+
+    Those that head has at another commit, has changed or has not are left as they are.
+    """
+    ours = repository.submodules(head)
+    for path, commit in repository.submodules(tree).items():
+        files = repository.files_of_commit(head / path, commit) if path in ours else None
+        for file in files or ():
+            copy_file(head, tree, path / file)
+    for path in lfs_pointers(tree):
+        if (head / path).is_file() and _digest(head / path) in (tree / path).read_bytes():
+            copy_file(head, tree, path)
+
+
+def _digest(file: Path) -> bytes:
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest().encode()
+
+
+def lfs_pointers(tree: Path) -> list[Path]:
+    """Return the git-lfs files of a tree that are not there, only the pointers to them."""
+    return [path for path in repository.lfs_files(tree) if is_lfs_pointer(tree / path)]
+
+
+def missing_files(tree: Path) -> list[Path]:
+    """Return the submodules and git-lfs files of its commit that a worktree lacks."""
+    return [*empty_submodules(tree), *lfs_pointers(tree)]
+
+
+def empty_submodules(tree: Path) -> list[Path]:
+    """Return the submodules of a checkout that have no files."""
+    return [path for path in repository.submodules(tree) if not any((tree / path).glob("*"))]
+
+
+def is_lfs_pointer(file: Path) -> bool:
+    """Whether a file only says which one git-lfs keeps for it."""
+    if not file.is_file():
+        return False
+    with file.open("rb") as opened:
+        return opened.read(len(_LFS_POINTER)) == _LFS_POINTER
+
+
+def check_shared(root: Path, shared: Sequence[str]) -> None:
+    """Raise a SettingError for a path of `perf_share` that both arms must not share."""
+    for name in shared:
+        path = root / name
+        if Path(name).is_absolute() or ".." in Path(name).parts:
+            raise SettingError(f"perf_share names {name!r}; name a path inside of {root}")
+        inside = [path / file for file in source_files(path)] if path.is_dir() else [path]
+        if compiled := [one for one in inside if one.suffix in _COMPILED or ".so." in one.name]:
+            raise SettingError(
+                f"perf_share names {name!r}, and {compiled[0]} is compiled code, which each arm "
+                "needs of its own; build it with --perf-base-build CMD"
+            )
+        if repository.find_top(root) and repository.tracked_files(root, [Path(name)]):
+            raise SettingError(
+                f"perf_share names {name!r}, which git tracks: the base has its own; name what git "
+                "ignores"
+            )
+
+
+def share_files(root: Path, tree: Path, shared: Sequence[str]) -> tuple[str, ...]:
+    """Link what head shares into `tree`, the counterpart of `root`; return what was linked.
+
+    What head does not have, and what the base has itself, is not.
+    """
+    linked = []
+    for name in shared:
+        if (root / name).exists() and not (tree / name).exists():
+            make_folder(tree, Path(name).parent)
+            (tree / name).symlink_to((root / name).resolve())
+            linked.append(name)
+    return tuple(linked)

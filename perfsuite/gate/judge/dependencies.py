@@ -1,0 +1,185 @@
+"""Dependencies that a change declares otherwise: both arms run with those that are installed."""
+
+from __future__ import annotations
+
+import ast
+import configparser
+import fnmatch
+import functools
+import json
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from importlib.metadata import packages_distributions
+from pathlib import Path
+from typing import Any
+
+from perfsuite.gate.git.overlay import tree_files
+from perfsuite.gate.judge.installed import SITE, normalized
+
+_LOCKS = ("uv.lock", "poetry.lock", "pdm.lock", "pylock.toml", "pylock.*.toml")
+_LISTS = ("*requirements*.txt", "*requirements*.in", "*constraints*.txt")
+# Read by no library that is at hand: any change may be one of everything.
+_OTHERS = (
+    *("Pipfile", "Pipfile.lock", "pixi.lock", "pixi.toml", "conda-lock.yml"),
+    *("environment.yml", "environment.yaml", "conda.yml", "conda.yaml"),
+)
+_REQUIREMENTS_FOLDER = "requirements"
+_DOCUMENTATION = frozenset({"doc", "docs"})
+# A requirement begins with the name of its distribution (PEP 508).
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
+# Stands for all dependencies of a file.
+ANY = "*"
+
+
+def changed_dependencies(base: Path, head: Path) -> dict[str, frozenset[str]]:
+    """Return the files that declare dependencies otherwise, and to each the distributions' names.
+
+    Not those that head alone names: the base does without them. ANY is among the names where it is
+    not known which they are.
+    """
+    before, after = _declared(base), _declared(head)
+    changed = {}
+    for file in sorted(before.keys() | after.keys()):
+        old, new = before.get(file, {}), after.get(file, {})
+        names = {name for name in old if old[name] != new.get(name)}
+        if names or (new.keys() - old.keys()):
+            changed[file] = frozenset(names)
+    return changed
+
+
+def find_changed_dependency(base: Path, head: Path, files: frozenset[str]) -> str | None:
+    """Return why the base ran with dependencies of head, where `files` are what it loaded."""
+    changed = changed_dependencies(base, head)
+    used = {name for file in files for name in _distributions_of(file)} if changed else set()
+    for file, names in changed.items():
+        reached = sorted(used & names)
+        if reached or ANY in names:
+            which = ", ".join(reached) or "what it declares"
+            return (
+                f"{file} changes {which}, which the base loads as it is installed for head; give "
+                "the base an interpreter with its own dependencies: --base-python PY (pytest: "
+                "--perf-base-python)"
+            )
+    return None
+
+
+def _distributions_of(file: str) -> list[str]:
+    match = SITE.search(file)
+    if match is None:
+        return []
+    top = file[match.end() :].partition("/")[0].partition(".")[0]
+    return [normalized(name) for name in _owners().get(top, ())]
+
+
+@functools.cache
+def _owners() -> Mapping[str, list[str]]:
+    return packages_distributions()
+
+
+@functools.cache
+def _declared(tree: Path) -> dict[str, dict[str, str]]:
+    """What each file of a tree says of each distribution."""
+    found = {}
+    for path in tree_files(tree):
+        if _DOCUMENTATION.isdisjoint(path.parts) and (tree / path).is_file():
+            declared = _read(tree / path)
+            if declared is not None:
+                found[str(path)] = declared
+    return found
+
+
+def _read(path: Path) -> dict[str, str] | None:
+    """What one file declares, by the distribution; None of a file of another kind."""
+    is_list = path.parent.name == _REQUIREMENTS_FOLDER and path.suffix in (".txt", ".in")
+    if path.name == "pyproject.toml":
+        read = _read_project
+    elif path.name == "setup.cfg":
+        read = _read_setup_cfg
+    elif path.name == "setup.py":
+        read = _read_setup
+    elif _is_any(path.name, _LOCKS):
+        read = _read_lock
+    elif is_list or _is_any(path.name, _LISTS):
+        read = _read_list
+    elif _is_any(path.name, _OTHERS):
+        read = _read_any
+    else:
+        return None
+    text = path.read_text(encoding="utf-8", errors="replace")
+    try:
+        return read(text)
+    except (ValueError, SyntaxError, configparser.Error):  # TOMLDecodeError is a ValueError
+        return _read_any(text)
+
+
+def _is_any(name: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _read_any(text: str) -> dict[str, str]:
+    return {ANY: text}
+
+
+def _read_list(text: str) -> dict[str, str]:
+    lines = (line.partition(" #")[0].strip() for line in text.replace("\\\n", " ").splitlines())
+    return _named(line for line in lines if line and not line.startswith("#"))
+
+
+def _named(requirements: Iterator[str]) -> dict[str, str]:
+    """By the distribution's name, and what names none under ANY."""
+    found: dict[str, list[str]] = {}
+    for requirement in requirements:
+        match = _NAME.match(requirement)
+        found.setdefault(normalized(match[0]) if match else ANY, []).append(requirement)
+    return {name: "\n".join(sorted(lines)) for name, lines in found.items()}
+
+
+def _read_lock(text: str) -> dict[str, str]:
+    """uv, poetry, pdm and PEP 751 all list tables of packages, each with its name."""
+    document = tomllib.loads(text)
+    packages = document.get("package", []) + document.get("packages", [])
+    found: dict[str, list[str]] = {}
+    for package in packages:
+        version = {key: package.get(key) for key in ("version", "source", "vcs", "url")}
+        found.setdefault(normalized(package["name"]), []).append(json.dumps(version))
+    return {name: "\n".join(sorted(versions)) for name, versions in found.items()}
+
+
+def _read_project(text: str) -> dict[str, str]:
+    document = tomllib.loads(text)
+    project, tool = document.get("project", {}), document.get("tool", {})
+    lists = [project.get("dependencies", [])]
+    lists += project.get("optional-dependencies", {}).values()
+    lists += document.get("dependency-groups", {}).values()
+    found = _named(line for lines in lists for line in lines if isinstance(line, str))
+    poetry = tool.get("poetry", {})
+    groups = [poetry, *poetry.get("group", {}).values()]
+    tables = [group.get("dependencies", {}) for group in groups]
+    for table in (*tables, tool.get("uv", {}).get("sources", {})):
+        for name, value in table.items():
+            key = normalized(name)
+            found[key] = found.get(key, "") + json.dumps(value, sort_keys=True, default=str)
+    return found
+
+
+def _read_setup_cfg(text: str) -> dict[str, str]:
+    parser = configparser.ConfigParser(interpolation=None)
+    parser.read_string(text)
+    options: dict[str, Any] = dict(parser["options"]) if "options" in parser else {}
+    lines = options.get("install_requires", "").splitlines()
+    if "options.extras_require" in parser:
+        for value in parser["options.extras_require"].values():
+            lines += value.splitlines()
+    return _named(line.strip() for line in lines if line.strip())
+
+
+def _read_setup(text: str) -> dict[str, str]:
+    """What is given as install_requires: the names in quotes, or any where it is computed."""
+    found: dict[str, str] = {}
+    for call in ast.walk(ast.parse(text)):
+        if isinstance(call, ast.keyword) and call.arg in ("install_requires", "extras_require"):
+            texts = [one.value for one in ast.walk(call.value) if isinstance(one, ast.Constant)]
+            known = _named(text for text in texts if isinstance(text, str))
+            found |= known or _read_any(ast.dump(call.value))
+    return found

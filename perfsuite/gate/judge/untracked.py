@@ -1,0 +1,55 @@
+"""Which file that git does not track the base lacks, where it failed for want of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from perfsuite.gate.git import repository
+from perfsuite.gate.git.repository import find_top
+
+_NO_MODULE = re.compile(r"No module named '([\w.]+)'")
+_NO_NAME = re.compile(
+    r"cannot import name '(\w+)' from (?:partially initialized module )?'([\w.]+)'"
+)
+BUILD = "build it in the base's tree with --base-build CMD (pytest: --perf-base-build)"
+SHARE = "name it in pytest's perf_share where both may use head's"
+
+
+def name_untracked(reason: str, head: Path, base: Path, roots: Sequence[Path]) -> str | None:
+    """Return what head has, git does not track, and the base failed for; None where nothing.
+
+    `reason` is why the base failed, `head` and `base` are the two roots, and `roots` are head's
+    import roots.
+    """
+    for path in _candidates(reason, head, base, roots):
+        top = find_top(head)
+        is_lacking = path.exists() and not (base / path.relative_to(head)).exists()
+        if is_lacking and top is not None and not repository.tracked_files(head, [path]):
+            name = path.relative_to(head)
+            is_shareable = path.is_dir() or path.suffix == ".py" or not _is_binary(path)
+            advice = f"{SHARE}, or {BUILD}" if is_shareable else BUILD
+            return f"head has {name}, which git does not track: {advice}"
+    return None
+
+
+def _candidates(reason: str, head: Path, base: Path, roots: Sequence[Path]) -> Iterator[Path]:
+    """Yield where head may have what the base misses."""
+    modules = [match[1] for match in _NO_MODULE.finditer(reason)]
+    modules += [f"{match[2]}.{match[1]}" for match in _NO_NAME.finditer(reason)]
+    for module in modules:
+        place = module.replace(".", "/")
+        for root in roots:
+            yield from (root / f"{place}.py", root / place / "__init__.py")
+            yield from sorted((root / place).parent.glob(f"{Path(place).name}.*so"))
+    for match in re.finditer(rf"{re.escape(str(base))}/([^'\":\n]+)", reason):
+        path = head / match[1]
+        # The outermost folder that the base lacks, as of all data.
+        inside = [one for one in reversed(path.parents) if one.is_relative_to(head)]
+        yield next((one for one in inside if not (base / one.relative_to(head)).exists()), path)
+
+
+def _is_binary(path: Path) -> bool:
+    with path.open("rb") as opened:
+        return b"\0" in opened.read(4096)

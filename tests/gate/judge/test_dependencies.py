@@ -1,0 +1,90 @@
+"""Which dependencies a change declares otherwise, in every file that declares some."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from perfsuite.gate.judge.dependencies import ANY, changed_dependencies, find_changed_dependency
+
+
+def change(folder: Path, file: str, old: str | None, new: str | None) -> dict[str, frozenset[str]]:
+    """What is changed where head's file has the new text instead of the old."""
+    trees = folder / "base", folder / "head"
+    for tree, text in zip(trees, (old, new), strict=True):
+        (tree / file).parent.mkdir(parents=True, exist_ok=True)
+        if text is not None:
+            (tree / file).write_text(text)
+    return changed_dependencies(*trees)
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "names"),
+    [
+        (
+            "requirements.txt",
+            "# a\nTorch==2.1\nnumpy\n",
+            "numpy # b\ntorch==2.2 \\\n --x\n",
+            "torch",
+        ),
+        ("requirements/gpu.in", "a\nb\n", "b\n", "a"),
+        ("dev-requirements.txt", "-r other.txt\n", "-r another.txt\n", ANY),
+        (
+            "pyproject.toml",
+            '[project]\ndependencies = ["a>1"]\n[dependency-groups]\nx = ["b", {a = "y"}]\n',
+            '[project]\ndependencies = ["a>2"]\n[project.optional-dependencies]\nx = ["b>1"]\n',
+            "a b",
+        ),
+        (
+            "pyproject.toml",
+            '[tool.poetry.dependencies]\na = "^1"\n[tool.poetry.group.x.dependencies]\nb = "1"\n',
+            '[tool.poetry.dependencies]\na = "^1"\n[tool.poetry.group.x.dependencies]\nb = "2"\n',
+            "b",
+        ),
+        ("pyproject.toml", "[project", "[project]", ANY),
+        (
+            "setup.cfg",
+            "[options]\ninstall_requires =\n  a\n",
+            "[options]\ninstall_requires =\n",
+            "a",
+        ),
+        ("setup.py", 'setup(install_requires=["a>1"])', 'setup(install_requires=["a>2"])', "a"),
+        ("setup.py", "setup(install_requires=read())", "setup(install_requires=load())", ANY),
+        (
+            "uv.lock",
+            '[[package]]\nname = "a"\nversion = "1"\n[[package]]\nname = "b"\nversion = "1"\n',
+            '[[package]]\nname = "b"\nversion = "2"\n[[package]]\nname = "a"\nversion = "1"\n',
+            "b",
+        ),
+        ("environment.yml", "a: 1", "a: 2", ANY),
+    ],
+)
+def test_a_changed_declaration_names_its_distributions(
+    tmp_path: Path, file: str, old: str, new: str, names: str
+) -> None:
+    assert change(tmp_path, file, old, new) == {file: frozenset(names.split())}
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new"),
+    [
+        ("pyproject.toml", "[tool.ruff]\nx = 1\n", "[tool.ruff]\nx = 2\n"),
+        ("docs/requirements.txt", "sphinx==1\n", "sphinx==2\n"),
+        ("requirements.txt", "a\nb\n", "# sorted\nb\na\n"),
+        ("setup.py", "setup(install_requires=['a'], x=1)", "setup(install_requires=['a'], x=2)"),
+    ],
+)
+def test_what_declares_the_same_is_not_changed(
+    tmp_path: Path, file: str, old: str, new: str
+) -> None:
+    assert change(tmp_path, file, old, new) == {}
+
+
+def test_a_dependency_that_head_adds_is_said_and_reaches_no_base(tmp_path: Path) -> None:
+    assert change(tmp_path, "requirements.txt", "a\n", "a\npytest\n") == {
+        "requirements.txt": frozenset()
+    }
+    loaded = frozenset({pytest.__file__})
+
+    assert find_changed_dependency(tmp_path / "base", tmp_path / "head", loaded) is None

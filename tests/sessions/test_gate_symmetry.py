@@ -1,0 +1,226 @@
+"""Code under test that both arms share, or that one of them lacks: compiled, ignored, generated."""
+
+from __future__ import annotations
+
+import subprocess
+import sysconfig
+import venv
+from pathlib import Path
+
+import pytest
+from gated_repository import CLOCK, ONE_CELL, SHOP, SLOW_SHOP, Repository, make_shop
+
+PRICE = "benchmarks/test_steps.py::test_price"
+
+# The work that the clock counts is what the library says.
+LIBRARY = "double price_s(void) {{ return {seconds}; }}\n"
+BUILD = "cc -shared -fPIC -o libprice.so price.c"
+BY_CTYPES = """
+    import ctypes, os, pathlib
+
+    OWN = pathlib.Path(__file__).with_name("libprice.so")
+    LIBRARY = ctypes.CDLL(os.environ.get("SHOP_LIBRARY", OWN))
+    LIBRARY.price_s.restype = ctypes.c_double
+
+    def price(clock):
+        clock.work(LIBRARY.price_s())
+"""
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Repository:
+    return make_shop(tmp_path / "shop")
+
+
+@pytest.fixture
+def python(tmp_path: Path) -> Path:
+    """An interpreter of its own that has all that this one has."""
+    venv.create(tmp_path / "venv")
+    (site_packages,) = (tmp_path / "venv").glob("lib/python*/site-packages")
+    ours = sysconfig.get_path("purelib")
+    (site_packages / "ours.pth").write_text(f"import site; site.addsitedir({ours!r})\n")
+    return tmp_path / "venv" / "bin" / "python"
+
+
+def write_library(shop: Repository, *, seconds: float) -> None:
+    (shop.path / "price.c").write_text(LIBRARY.format(seconds=seconds))
+    subprocess.run(BUILD.split(), cwd=shop.path, check=True)
+
+
+def test_a_library_that_both_arms_load_from_head_proves_nothing(shop: Repository) -> None:
+    shop.write(shop=BY_CTYPES)
+    (shop.path / ".gitignore").write_text("*.so\n")
+    write_library(shop, seconds=0.001)
+    shop.commit()
+    write_library(shop, seconds=0.0013)
+
+    gated = shop.gate(SHOP_LIBRARY=str(shop.path / "libprice.so"))
+
+    gated.expect(
+        12,
+        f"{PRICE} INVALID",
+        f"{PRICE}: the base arm loaded {shop.path}/libprice.so, which is head's; *",
+    )
+
+
+SPEEDUPS = """
+    try:
+        from _speedups import price
+    except ImportError:
+        def price(clock):
+            clock.work(0.004)
+"""
+
+
+def test_a_module_that_git_ignores_and_head_alone_has_is_named(shop: Repository) -> None:
+    shop.write(shop=SPEEDUPS, _speedups=SHOP)
+    (shop.path / ".gitignore").write_text("_speedups*\n")
+    shop.commit()
+    (shop.path / "shop.py").write_text((shop.path / "shop.py").read_text() + "# changed\n")
+
+    gated = shop.gate()
+
+    gated.expect(
+        12,
+        f"{PRICE} INVALID",
+        f"{PRICE}: the head arm loaded _speedups.py, which git does not track and the base's tree "
+        "does not have; *--perf-base-build*perf_share*",
+    )
+
+
+def test_a_library_that_each_tree_builds_is_judged(shop: Repository) -> None:
+    shop.write(shop=BY_CTYPES)
+    (shop.path / ".gitignore").write_text("*.so\n")
+    write_library(shop, seconds=0.001)
+    shop.commit()
+    write_library(shop, seconds=0.0013)
+
+    gated = shop.gate(f"--perf-base-build={BUILD}")
+
+    gated.expect(10, f"base build: {BUILD}", f"{PRICE} FAIL +30.0 % *")
+
+
+def test_a_build_that_changes_what_head_runs_with_ends_the_session(
+    shop: Repository, python: Path
+) -> None:
+    shop.write(shop=SLOW_SHOP)
+    site_packages = "$(python -c 'import sysconfig; print(sysconfig.get_path(\"purelib\"))')"
+
+    gated = Repository(shop.path, python=str(python)).gate(
+        f"--perf-base-build=mkdir {site_packages}/shop-1.dist-info"
+    )
+
+    gated.expect(
+        12,
+        f"{PRICE} NO-BASELINE",
+        "* changed shop in *site-packages, with which head runs too; "
+        f"*pip install --no-deps --editable {shop.path}*PERFSUITE_SITE*",
+    )
+
+
+GENERATED = """
+    from pathlib import Path
+    from pricing import _version
+
+    SECONDS = float((Path(__file__).parent / "data/seconds.txt").read_text())
+
+    def price(clock):
+        clock.work(SECONDS)
+"""
+
+
+def test_files_that_git_ignores_can_be_shared(shop: Repository) -> None:
+    shop.write(shop=GENERATED, pricing___version="VERSION = 1\n")
+    (shop.path / "data").mkdir()
+    (shop.path / "data/seconds.txt").write_text("0.001")
+    (shop.path / ".gitignore").write_text("data\npricing/_version.py\n")
+    shop.commit()
+    shop.write(shop=GENERATED.replace("work(SECONDS)", "work(SECONDS * 1.001)"))
+
+    gated = shop.gate("-o", "perf_share=pricing/_version.py data")
+
+    gated.expect(0, "shared: pricing/_version.py, data *", f"{PRICE} PASS *")
+
+
+def test_a_package_of_a_namespace_that_is_called_as_benchmarks_are_is_code(
+    shop: Repository,
+) -> None:
+    shop.write(
+        acme__perf__engine=SHOP,
+        acme__app="from acme.perf import engine\n",
+        acme__perf__test_engine=f"{CLOCK}{ONE_CELL}".replace("import shop", "")
+        .replace("from work_clock import CLOCK", "from acme.perf import engine")
+        .replace("shop.price", "engine.price"),
+    )
+    shop.commit()
+    shop.write(acme__perf__engine=SLOW_SHOP)
+
+    gated = shop.pytest("acme", "--benchmark-compare")
+
+    gated.expect(10, "acme/perf/test_engine.py::test_price FAIL +200.0 % *")
+
+
+IN_A_CHILD = """
+    import subprocess, sys
+
+    CODE = "import shop_prices; print(shop_prices.SECONDS)"
+
+    def price(clock):
+        command = [sys.executable, "-I", "-c", CODE]
+        clock.work(float(subprocess.run(command, stdout=-1, check=True).stdout))
+"""
+
+
+def test_a_child_that_cannot_say_whose_code_it_ran_proves_nothing(
+    shop: Repository, python: Path
+) -> None:
+    (site_packages,) = python.parent.parent.glob("lib/python*/site-packages")
+    (site_packages / "shop-1.dist-info").mkdir()
+    (site_packages / "shop-1.dist-info/METADATA").write_text("Name: shop\nVersion: 1\n")
+    (site_packages / "shop.pth").write_text(f"{shop.path}\n")
+    (shop.path / "pyproject.toml").write_text('[project]\nname = "shop"\nversion = "1"\n')
+    shop.write(shop=IN_A_CHILD, shop_prices="SECONDS = 0.001\n")
+    shop.commit()
+    shop.write(shop_prices="SECONDS = 0.003\n")
+
+    gated = Repository(shop.path, python=str(python)).gate()
+
+    gated.expect(
+        12,
+        f"{PRICE} INVALID",
+        f"{PRICE}: the base arm started '{python} -I -c *', which cannot say what it loads, and "
+        "shop is installed where it runs; *",
+    )
+
+
+def test_a_changed_dependency_that_the_base_loads_proves_nothing(shop: Repository) -> None:
+    lists = shop.path / "requirements.txt", shop.path / "requirements-lint.txt"
+    for file in lists:
+        file.write_text("pytest\n")
+    shop.commit()
+    lists[0].write_text("pytest\npytest_benchmark>=5\n")
+    lists[1].write_text("pytest\nno-such-linter\n")
+
+    gated = shop.gate()
+
+    gated.expect(0, f"{PRICE} PASS *")
+
+    shop.commit()
+    lists[0].write_text("pytest\npytest-benchmark>=4\n")
+
+    gated = shop.gate()
+
+    gated.expect(
+        12,
+        f"{PRICE} INVALID",
+        f"{PRICE}: requirements.txt changes pytest-benchmark, which the base loads as it is "
+        "installed for head; *--perf-base-python*",
+    )
+
+
+def test_what_is_new_in_head_is_its_own(shop: Repository) -> None:
+    shop.write(shop="from pricing import price\n", pricing=SHOP)
+
+    gated = shop.gate()
+
+    gated.expect(0, f"{PRICE} PASS *")
