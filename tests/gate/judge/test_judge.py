@@ -806,6 +806,34 @@ def test_a_cell_that_is_too_large_for_one_arm_is_an_error(run: Run) -> None:
     assert judgement.trials[0].reason == f"the head arm failed: {_FULL}"
 
 
+def test_arms_that_want_one_port_run_launch_after_launch(run: Run) -> None:
+    def cells(name: str, arm: str, number: int) -> CellRun:
+        if not machine.plans[-1].is_apart and arm == "head":
+            return ended("failed", "OSError: [Errno 98] Address already in use")
+        return timed(1.0)
+
+    machine = Machine(cells)
+
+    (trial,) = run(machine, ["a"], max_pairs=3).trials
+
+    assert [plan.is_apart for plan in machine.plans[:2]] == [False, True]
+    assert trial.word == "PASS"
+    assert "launch ran after launch" in (trial.reason or "")
+
+
+def test_a_budget_in_which_no_pairs_can_decide_is_said(run: Run) -> None:
+    said: list[str] = []
+    budget = Budget(max_pairs=8, max_s=1e-9, timeout_s=30.0)
+
+    judgement = run(slower_by(a=0.0, b=0.0), ["a", "b"], budget=budget, say=said.append)
+
+    assert judgement.num_pairs == 1
+    for trial in judgement.trials:
+        assert trial.word == "INCONCLUSIVE"
+        assert "pairs are the fewest that decide" in (trial.reason or "")
+    assert "pairs are the fewest that decide" in said[0]
+
+
 def test_a_launch_that_was_killed_is_run_once_more_one_by_one(run: Run) -> None:
     machine = slower_by(big=0.0)
     machine._cells = lambda name, arm, number: None
