@@ -73,8 +73,17 @@ class Module:
 
 LAYOUT: Final = {
     "rule": Module(
-        files=("perfsuite/stats/sequential.py",),
-        tests=("tests/stats/test_sequential.py", "tests/stats/test_error_rates.py"),
+        files=(
+            "perfsuite/stats/sequential.py",
+            "perfsuite/stats/evidence.py",
+            "perfsuite/stats/spending.py",
+        ),
+        tests=(
+            "tests/stats/test_sequential.py",
+            "tests/stats/test_evidence.py",
+            "tests/stats/test_spending.py",
+            "tests/stats/test_error_rates.py",
+        ),
     ),
     "screen": Module(
         files=("perfsuite/gate/baselines/screen.py",),

@@ -24,7 +24,7 @@ from perfsuite.gate.judge.trial import draw_seed
 from perfsuite.records.parallel import PARALLEL_FORMS
 from perfsuite.records.recipe import COMM_HOOKS, PRECISIONS, Recipe
 from perfsuite.records.recipe_text import fields_of
-from perfsuite.stats.sequential import FIRST_LOOK
+from perfsuite.stats.sequential import LEAST_MAX_PAIRS
 from perfsuite.system.environment import host_fingerprint
 from perfsuite.system.timing_lock import WAIT_S, TimingLock
 
@@ -49,7 +49,7 @@ STORAGE = "baselines"
 ACCEPTED = Path(STORAGE, "accepted.toml")
 Tolerance = Annotated[str, typer.Option(help="Slowdown that is accepted.")]
 Limit = Annotated[str, typer.Option(help="Slowdown that must not pass.")]
-MaxPairs = Annotated[int, typer.Option(min=FIRST_LOOK, help="Launches of each side, at most.")]
+MaxPairs = Annotated[int, typer.Option(min=LEAST_MAX_PAIRS, help="Launches of each side, at most.")]
 MaxMinutes = Annotated[float, typer.Option(min=0, help="No pair begins that would end later.")]
 DrawnSeed = Annotated[
     int,

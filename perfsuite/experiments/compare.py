@@ -10,8 +10,8 @@ and once with a against b, on the same pairs where they suffice, on further ones
 
 from __future__ import annotations
 
+import dataclasses
 import json
-import math
 import os
 import statistics
 from collections.abc import Callable
@@ -32,6 +32,7 @@ from perfsuite.records.cell import CellRecord, samples_of_step
 from perfsuite.records.equivalence import EquivalenceReport
 from perfsuite.records.recipe_text import describe_recipe
 from perfsuite.stats import intervals
+from perfsuite.stats.evidence import Pair
 from perfsuite.stats.sequential import Decision, Rule, decide
 
 Word = Literal["faster", "slower", "same", "undecided"]
@@ -122,7 +123,7 @@ def compare(
         rule = Rule(
             tolerance=request.tolerance, limit=request.limit, num_cells=1, max_pairs=max_pairs
         )
-        backward = decide([math.log(a_s / b_s) for a_s, b_s in raw], rule)
+        backward = decide([_reversed(pair) for pair in trial.pairs], rule)
         if backward.word is None:
             say("b is not slower; is it faster?")
             reverse, backward, reverse_s = _judge(
@@ -145,10 +146,16 @@ def compare(
     )
 
 
+def _reversed(pair: Pair) -> Pair:
+    """The pair as one of a against b."""
+    return dataclasses.replace(pair, log_ratio=-pair.log_ratio, mean_log_ratio=-pair.mean_log_ratio)
+
+
 def weigh(forward: Decision, backward: Decision | None) -> tuple[Word, tuple[float, float]]:
     """Return what the decisions of b against a and of a against b prove, and the bounds of b / a.
 
-    >>> passed = Decision(word="PASS", ratio=1.0, interval=(0.9, 1.01), num_pairs=4, detectable=0.1)
+    >>> figures = {"ratio": 1.0, "mean_ratio": 1.0, "mean_differs": False, "detectable": 0.1}
+    >>> passed = Decision(word="PASS", interval=(0.9, 1.01), num_pairs=4, **figures)
     >>> weigh(passed, passed)
     ('same', (0.9900990099009901, 1.01))
     """

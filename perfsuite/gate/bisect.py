@@ -26,7 +26,7 @@ from perfsuite.gate.judge.trial import Budget
 from perfsuite.gate.request import GateRequest, collect, head_arm
 from perfsuite.gate.run_gate import HELD, run_gate
 from perfsuite.records.verdict import CellVerdict, VerdictWord
-from perfsuite.stats.sequential import Prior
+from perfsuite.stats.evidence import Prior
 from perfsuite.units import format_change, format_ratio, short_commit
 
 Mark = Literal["good", "bad", "skip"]

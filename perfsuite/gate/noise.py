@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from perfsuite.errors import WorkloadError
-from perfsuite.stats.sequential import Prior
+from perfsuite.stats.evidence import Prior
 from perfsuite.system.environment import host_fingerprint
 from perfsuite.system.files import write_atomically
 from perfsuite.system.untrusted import printable, read_untrusted, why_unreadable

@@ -16,10 +16,11 @@ from perfsuite.gate.arms.arm import Arm, Launch, PairPlan, Suite
 from perfsuite.gate.arms.build import build_base
 from perfsuite.gate.arms.command import Command
 from perfsuite.gate.arms.launch import launch_pair, scratch_folder
+from perfsuite.gate.git.changes import Changes, compare_trees, tree_files
 from perfsuite.gate.git.fill_tree import share_files
 from perfsuite.gate.git.find_base import find_base
-from perfsuite.gate.git.overlay import SITE_FOLDER, lay_configuration
-from perfsuite.gate.git.repository import Base, NoBase, find_top
+from perfsuite.gate.git.overlay import SITE_FOLDER, lay_configuration, source_files
+from perfsuite.gate.git.repository import Base, NoBase, find_top, working_files
 from perfsuite.gate.git.worktree import (
     base_tree,
     check_base_dir,
@@ -30,7 +31,8 @@ from perfsuite.gate.git.worktree import (
 )
 from perfsuite.gate.judge.counts import parse_slacks
 from perfsuite.gate.judge.trial import LAUNCH_TIMEOUT_S, Budget, CellPolicy
-from perfsuite.stats.sequential import Prior
+from perfsuite.gate.provenance.identical import Comparison
+from perfsuite.stats.evidence import Prior
 from perfsuite.system.urls import AnyPath
 from perfsuite.units import format_ratio, parse_ratio, parse_seconds
 
@@ -52,6 +54,8 @@ class GateRequest:
     Attributes:
         command: The user's own call of pytest, which every launch repeats.
         cells: Those of head's that are judged; None is all.
+        waiting: Cells that stored runs may decide: judged only where no change touches them.
+        judges_identical: Whether cells that no change touches are judged too.
         num_cells: That share the error rate, in whichever session; None is those that are judged.
         base: A revision; None finds the merge base.
         target: The branch that a continuous integration says the change goes to.
@@ -67,10 +71,14 @@ class GateRequest:
         stored: Where it is written how long cells took; None where it is not.
         outputs: Files that the session itself writes: they do not make a tree dirty.
         heeds_exceptions: Whether what head lists as accepted may let a cell through.
+        pairs_file: Where a re-run of the same two trees finds what this session leaves open; None
+            judges anew each time.
     """
 
     command: Command
     cells: frozenset[str] | None = None
+    waiting: frozenset[str] = frozenset()
+    judges_identical: bool = False
     num_cells: int | None = None
     base: str | None = None
     target: str | None = None
@@ -88,6 +96,11 @@ class GateRequest:
     stored: AnyPath | None = None
     outputs: tuple[Path, ...] = ()
     heeds_exceptions: bool = True
+    pairs_file: Path | None = None
+
+    def asks_for(self, cell: str) -> bool:
+        """Whether a verdict of the cell is wanted."""
+        return self.cells is None or cell in self.cells | self.waiting
 
     @property
     def folder(self) -> Path:
@@ -201,6 +214,42 @@ class BaseSide:
         # By files and folders, without what names a test in one.
         paths = dict.fromkeys(suite.root / path.partition("::")[0] for path in suite.paths)
         lay_benchmarks(tree, suite.root, list(paths), top=self.top, python_files=suite.python_files)
+
+    def compare(
+        self, tree: Path, collected: Launch, say: Callable[[str], None]
+    ) -> Comparison | None:
+        """Return how to find the cells that no change touches; None where all are to be judged.
+
+        `tree` is the base's own, without head's benchmarks; `collected` is head's launch that
+        collected everything.
+        """
+        request = self.request
+        if request.judges_identical or request.base_python or request.base_environment:
+            return None
+
+        def run(names: Sequence[str]) -> Launch:
+            say(f"looking what {len(names)} cells of head load")
+            plan = PairPlan(
+                number=0,
+                first="head",
+                hash_seed=request.seed % 2**32,
+                core=max(os.sched_getaffinity(0)),
+                timeout_s=request.budget.timeout_s,
+                num_rounds=dict.fromkeys(names, 1),
+            )
+            return launch_pair([head_arm(request, self.suite, self.caches)], plan, names)["head"]
+
+        return Comparison(
+            top=self.top, changes=self._find_changes(tree), collected=collected, run=run
+        )
+
+    def _find_changes(self, tree: Path) -> Changes:
+        root, top = self.suite.root.resolve(), self.top
+        if self.base is None:
+            return compare_trees(top, root, [*source_files(top)], tree, [*source_files(tree)])
+        base_top = self.top_of(tree)
+        files = tree_files(top, root, self.request.outputs)
+        return compare_trees(top, root, files, base_top, working_files(base_top))
 
     def collect(self, tree: Path) -> Launch:
         """Return a launch that has collected the base's own cells, from those paths it has.

@@ -12,29 +12,33 @@ import datetime
 import functools
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from perfsuite.gate.arms.arm import Arm, PairPlan, Suite
+from perfsuite.gate.arms.arm import Arm, Launch, PairPlan, Suite
 from perfsuite.gate.arms.launch import launch_pair
 from perfsuite.gate.baselines.accepted import Accepted, read_accepted
 from perfsuite.gate.baselines.durations import read_durations
+from perfsuite.gate.common_cells import HOW_TO_ACCEPT, find_common, is_named, not_compared
 from perfsuite.gate.git.fill_tree import check_shared, missing_files
 from perfsuite.gate.git.find_base import describe_head
 from perfsuite.gate.git.overlay import python_digests
 from perfsuite.gate.git.repository import Base, NoBase
+from perfsuite.gate.git.tree_digest import digest_tree
 from perfsuite.gate.git.worktree import sweep_stale_trees, what_is_missing, why_elsewhere
-from perfsuite.gate.judge.dependencies import ANY, changed_dependencies
 from perfsuite.gate.judge.explain import explain
 from perfsuite.gate.judge.forecast import describe_cost, forecast_pair_s, why_too_much
 from perfsuite.gate.judge.judge import judge
+from perfsuite.gate.judge.kept_pairs import KeptPairs, read_kept_pairs
+from perfsuite.gate.judge.pairs_verdict import verdict_of
 from perfsuite.gate.judge.remarks import remarks_on
-from perfsuite.gate.judge.trial import CellPolicy, Judgement, Trial
-from perfsuite.gate.judge.untracked import name_untracked
-from perfsuite.gate.own_files import give_back, read_own_files
+from perfsuite.gate.judge.trial import CellPolicy, Judgement
+from perfsuite.gate.provenance.dependencies import ANY, changed_dependencies
+from perfsuite.gate.provenance.identical import Comparison
+from perfsuite.gate.provenance.own_files import give_back, read_own_files
+from perfsuite.gate.provenance.untracked import name_untracked
 from perfsuite.gate.request import (
     BaseSide,
     GateRequest,
@@ -44,13 +48,12 @@ from perfsuite.gate.request import (
     policy_of,
     session_caches,
 )
-from perfsuite.records.verdict import CellVerdict, Explanation, VerdictWord
+from perfsuite.records.verdict import CellVerdict, Explanation
 from perfsuite.system.signals import ends_on_signals
 
 # Files that a line names.
 _MOST_LISTED = 3
 _HAS_THEM = "where a cell needs them, name a checkout that has them with --base-dir"
-_HOW_TO_ACCEPT = "if that is meant, say so with 'perfsuite baseline accept'"
 # Why a test is timed by pytest-benchmark and not compared.
 HIDDEN = (
     "it takes 'benchmark' from request.getfixturevalue, which cannot be seen before it runs, so it "
@@ -120,33 +123,58 @@ def run_gate(
             )
         side = BaseSide(request=request, suite=head.suite, base=base, caches=caches)
         with machine:
-            session = _Session(side=side, differs=differs, say=say, collected_s=collected_s)
+            session = _Session(
+                side=side, differs=differs, collected=head, collected_s=collected_s, say=say
+            )
             cells, judgement = session.compare()
+            if base is not None and base.instead is not None and _are_identical(cells, request):
+                cells, judgement = session.against(base.instead).compare()
     cells.sort(key=lambda cell: cell.name)
     return GateResult(cells=tuple(cells), differs=differs, judgement=judgement, seed=request.seed)
+
+
+def _are_identical(cells: Sequence[CellVerdict], request: GateRequest) -> bool:
+    identical = {cell.name for cell in cells if cell.by == "identical"}
+    others = [cell for cell in cells if cell.by not in ("identical", "collection")]
+    return bool(identical) and not others and request.waiting <= identical
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Session:
     """Head's suite against a base; to `differs` the comparison adds what it finds.
 
-    `collected_s` is how long a launch of head took that ran no cell.
+    `collected` is a launch of head that ran no cell, and `collected_s` how long it took.
     """
 
     side: BaseSide
     differs: dict[str, str]
-    say: Callable[[str], None]
+    collected: Launch
     collected_s: float
+    say: Callable[[str], None]
+
+    def against(self, base: Base) -> _Session:
+        """Return the session with another base, because a commit would be compared with itself."""
+        request = self.side.request
+        cells = None if request.cells is None else request.cells | request.waiting
+        request = dataclasses.replace(request, cells=cells, waiting=frozenset())
+        side = dataclasses.replace(self.side, request=request, base=base)
+        self.differs["base"] = base.described
+        return dataclasses.replace(self, side=side)
 
     def compare(self) -> tuple[list[CellVerdict], Judgement | None]:
         """Judge what both sides have, and say why the rest is not compared."""
         with self.side.tree() as tree:
+            comparison = self.side.compare(tree, self.collected, self.say)
+            if comparison is not None and comparison.changes.reach_no_cell:
+                return self._pass_all(comparison), None
             if (refusal := self._prepare(tree)) is not None:
-                return _not_compared("NO-BASELINE", self.side.suite.cells, refusal), None
-            cells, judgement = self._compare_with(tree)
+                return not_compared("NO-BASELINE", self.side.suite.cells, refusal), None
+            cells, judgement = self._compare_with(tree, comparison)
             return [self._name_untracked(cell, tree) for cell in cells], judgement
 
-    def _compare_with(self, tree: Path) -> tuple[list[CellVerdict], Judgement | None]:
+    def _compare_with(
+        self, tree: Path, comparison: Comparison | None
+    ) -> tuple[list[CellVerdict], Judgement | None]:
         request, suite = self.side.request, self.side.suite
         own = self.side.collect(tree)
         digests = python_digests(tree)
@@ -157,17 +185,22 @@ class _Session:
         if own.suite is None or own.failure is not None:
             refusal = f"the base's tests cannot be collected: {own.failure}"
         if refusal is not None:
-            return _not_compared("NO-BASELINE", suite.cells, refusal), None
+            return not_compared("NO-BASELINE", suite.cells, refusal), None
         assert own.suite is not None
         self._describe_variables(own.suite)
         policies, cells = self._choose_cells(own.suite)
+        if comparison is not None:
+            cells += comparison.find_identical(policies)
+        settled = request.waiting.union(cell.name for cell in cells)
+        policies = {name: policy for name, policy in policies.items() if name not in settled}
         if not policies:
             return cells, None
         if (refusal := self._announce_cost(policies)) is not None:
-            return [*cells, *_not_compared("INCONCLUSIVE", policies, refusal)], None
+            return [*cells, *not_compared("INCONCLUSIVE", policies, refusal)], None
         arms = self._watching(tree, self.side.arm(tree), head_arm(request, suite, self.side.caches))
-        timeout_s = request.budget.timeout_s
-        replaced = give_back(arms[0], own_files, policies, timeout_s) if changed else {}
+        laid = collect(arms[0], request.budget.timeout_s).suite if changed else None
+        replaced = give_back(tree, laid, own_files, policies)
+        kept = self._read_kept()
         judgement = judge(
             *arms,
             policies,
@@ -175,8 +208,11 @@ class _Session:
             budget=request.budget,
             seed=request.seed,
             priors=request.priors,
+            kept={} if kept is None else kept.cells,
             say=self.say,
         )
+        if kept is not None:
+            kept.write(judgement.trials)
         self._look_for_skipped(judgement)
         for trial in judgement.trials:
             if trial.name in replaced:
@@ -186,10 +222,24 @@ class _Session:
             if trial.word == "VANISHED" and self._accepted.is_removed(trial.name):
                 trial.word = "SKIPPED"  # it may be gone
             elif trial.word == "VANISHED":
-                trial.add_reason(_HOW_TO_ACCEPT)
+                trial.add_reason(HOW_TO_ACCEPT)
         explanations = self._explain(arms, judgement)
-        cells += [_verdict(trial, explanations.get(trial.name)) for trial in judgement.trials]
+        base = self.differs["base"]
+        cells += [
+            verdict_of(trial, explanations.get(trial.name), base) for trial in judgement.trials
+        ]
         return cells, judgement
+
+    def _announce_cost(self, policies: Collection[str]) -> str | None:
+        """Say what the pairs will cost; return why they cannot decide, where that is so."""
+        request = self.side.request
+        durations_s = read_durations(request.stored, policies, but_of=None).seconds
+        pair_s = forecast_pair_s(policies, durations_s, self.collected_s)
+        cost = describe_cost(len(policies), pair_s, request.budget)
+        self.say(f"comparing with {self.differs['base']}: {cost}")
+        if pair_s is None:
+            return None
+        return why_too_much(len(policies), pair_s, request.budget, is_forecast=True)
 
     def _prepare(self, tree: Path) -> str | None:
         """Share files with the base and build it; return why it cannot be built."""
@@ -221,16 +271,26 @@ class _Session:
             cell if found is None else dataclasses.replace(cell, reason=f"{cell.reason}; {found}")
         )
 
-    def _announce_cost(self, policies: Collection[str]) -> str | None:
-        """Say what the pairs will cost; return why they cannot decide, where that is so."""
-        request = self.side.request
-        durations_s = read_durations(request.stored, policies, but_of=None).seconds
-        pair_s = forecast_pair_s(policies, durations_s, self.collected_s)
-        cost = describe_cost(len(policies), pair_s, request.budget)
-        self.say(f"comparing with {self.differs['base']}: {cost}")
-        if pair_s is None:
+    def _read_kept(self) -> KeptPairs | None:
+        """What earlier sessions found of these two trees; None where nothing names them."""
+        request, base = self.side.request, self.side.base
+        if request.pairs_file is None or base is None:
             return None
-        return why_too_much(len(policies), pair_s, request.budget, is_forecast=True)
+        head = digest_tree(self.side.suite.root, outputs=request.outputs)
+        if head is None:
+            return None
+        environment = (f"{name}={value}" for name, value in request.base_environment.items())
+        arm = " ".join((base.revision, request.base_python or "", *sorted(environment))).strip()
+        kept = read_kept_pairs(request.pairs_file, arm, head)
+        self.say(kept.told)
+        return kept
+
+    def _pass_all(self, comparison: Comparison) -> list[CellVerdict]:
+        """Return the verdicts of cells that are the same on both sides, and of those that hide."""
+        request, suite = self.side.request, self.side.suite
+        cells = [name for name in suite.cells if request.asks_for(name)]
+        hidden = not_compared("INVALID", suite.hidden, HIDDEN)
+        return [*comparison.find_identical(cells), *hidden]
 
     @functools.cached_property
     def _accepted(self) -> Accepted:
@@ -266,10 +326,10 @@ class _Session:
     def _choose_cells(self, own: Suite) -> tuple[dict[str, CellPolicy], list[CellVerdict]]:
         """The cells to judge and how, and the verdicts of the others."""
         request, suite, accepted = self.side.request, self.side.suite, self._accepted
-        theirs = {name for name in own.cells if _is_named(name, suite.named)}
+        theirs = {name for name in own.cells if is_named(name, suite.named)}
         # A file that the base itself cannot collect may have them all.
         theirs |= {name for name in suite.cells if own.why_broken(name) is not None}
-        common, cells = _find_common(suite.cells, theirs, accepted)
+        common, cells = find_common(suite.cells, theirs, accepted)
         policies = {
             name: dataclasses.replace(
                 policy_of(request, suite, name),
@@ -277,9 +337,9 @@ class _Session:
                 accepted_increase=functools.partial(accepted.allowed_increase, name),
             )
             for name in common
-            if request.cells is None or name in request.cells
+            if request.asks_for(name)
         }
-        return policies, [*cells, *_not_compared("INVALID", suite.hidden, HIDDEN)]
+        return policies, [*cells, *not_compared("INVALID", suite.hidden, HIDDEN)]
 
     def _look_for_skipped(self, judgement: Judgement) -> None:
         """Find what is skipped since head: with its own benchmark files, the base measures it."""
@@ -327,57 +387,6 @@ class _Session:
         )
 
 
-def _is_named(name: str, paths: Sequence[str]) -> bool:
-    """Return whether pytest's paths, from its root, name a test: no path names them all.
-
-    >>> _is_named("benchmarks/test_a.py::test_b", ["benchmarks/test_a.py::test_c", "benchmarks"])
-    True
-    >>> _is_named("test_a.py::test_b[1]", ["test_a.py::test_b"])
-    True
-    >>> _is_named("test_a.py::test_bc", ["test_a.py::test_b"])
-    False
-    """
-    return not paths or any(_covers(path, name) for path in paths)
-
-
-def _covers(path: str, name: str) -> bool:
-    if "::" in path:
-        return name == path or name.startswith((f"{path}::", f"{path}["))
-    return Path(name.partition("::")[0]).is_relative_to(path)
-
-
-def _find_common(
-    ours: Collection[str], theirs: Collection[str], accepted: Accepted
-) -> tuple[list[str], list[CellVerdict]]:
-    """Return the cells to judge, by head's names, and the verdicts of the others.
-
-    `ours` are head's cells, whether or not they will run; `theirs` are those of the base's own
-    benchmark files. A cell that a reviewed exception renames is judged under its new name: both
-    arms run head's benchmark files, so both have it. One that an exception removes has no verdict.
-    """
-    common = [name for name in ours if (accepted.renamed_from(name) or name) in theirs]
-    verdicts = _not_compared("NEW", sorted({*ours} - {*common}), "the base has no such cell")
-    for name in sorted({*theirs} - {*ours}):
-        if not accepted.is_removed(name) and accepted.renamed_to(name) not in ours:
-            verdicts += _not_compared("VANISHED", [name], _why(name, accepted))
-    return common, verdicts
-
-
-def _not_compared(word: VerdictWord, names: Iterable[str], reason: str) -> list[CellVerdict]:
-    """Return the same verdict for cells that are not compared."""
-    return [CellVerdict(name=name, word=word, by="collection", reason=reason) for name in names]
-
-
-def _why(name: str, accepted: Accepted) -> str:
-    reason = "head has no such cell"
-    if target := accepted.renamed_to(name):
-        return f"{reason}, and none called {target!r}, which its accepted new name is"
-    for entry in accepted.expired:
-        if entry.cell == name:
-            return f"{reason}, and what was accepted of it expired on {entry.expires}"
-    return f"{reason}; {_HOW_TO_ACCEPT}"
-
-
 def _listed(names: Sequence[str]) -> str:
     """The first few of them.
 
@@ -386,24 +395,3 @@ def _listed(names: Sequence[str]) -> str:
     """
     more = f" and {len(names) - _MOST_LISTED} more" if len(names) > _MOST_LISTED else ""
     return ", ".join(names[:_MOST_LISTED]) + more
-
-
-def _verdict(trial: Trial, explanation: Explanation | None) -> CellVerdict:
-    tolerance, limit = trial.policy.bounds
-    proven: dict[str, Any] = {}
-    if trial.decision is not None:
-        proven = dataclasses.asdict(trial.decision)
-        del proven["word"]  # counts may have another
-    return CellVerdict(
-        name=trial.name,
-        word=trial.word or "INCONCLUSIVE",
-        by=trial.by,
-        tolerance=tolerance,
-        limit=limit,
-        reason=trial.reason,
-        explanation=explanation,
-        raw=tuple(trial.raw),
-        firsts=tuple(trial.firsts),
-        rule=trial.rule,
-        **proven,
-    )

@@ -128,7 +128,7 @@ def evaluation_benchmark(request: pytest.FixtureRequest, benchmark: Any) -> Meas
 @pytest.fixture
 def all_reduce_benchmark(request: pytest.FixtureRequest, benchmark: Any) -> Measure:
     """Measure the sum over ranks: `all_reduce_benchmark(parallel, message_bytes)`."""
-    runner = request.config.stash[RUNNER]()
+    runner = _runner_of(request, benchmark)
 
     def measure(parallel: str, message_bytes: int) -> Outcome:
         return _recorded(
@@ -146,7 +146,7 @@ def all_reduce_benchmark(request: pytest.FixtureRequest, benchmark: Any) -> Meas
 def _measuring(
     request: pytest.FixtureRequest, benchmark: Any, activity: Literal["train", "load", "evaluate"]
 ) -> Measure:
-    runner = request.config.stash[RUNNER]()
+    runner = _runner_of(request, benchmark)
     session = runner.session
     by_value = _modules_of(request)
 
@@ -175,6 +175,22 @@ def _measuring(
         return _recorded(request.node, benchmark, runner, run)
 
     return measure
+
+
+def _runner_of(request: pytest.FixtureRequest, benchmark: Any) -> Runner:
+    """Return what measures a test that was collected as a cell.
+
+    Raises:
+        SettingError: It was not: nothing of the session is prepared to keep and judge it.
+    """
+    runner = request.config.stash[RUNNER]()
+    if not is_cell(request.node):
+        recorder.expect_no_record(benchmark)
+        raise SettingError(
+            f"{request.node.nodeid} takes {request.fixturename!r} from request.getfixturevalue, "
+            "which cannot be seen before it runs; name the fixture among its arguments"
+        )
+    return runner
 
 
 def _recorded(

@@ -109,7 +109,7 @@ class Ownership:
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionstart(self) -> None:
         """Decide in the process that starts xdist's workers, which collects nothing itself."""
-        recorder.give_options_back(self._config, self._given)
+        self._given = recorder.give_options_back(self._config, self._given)
         option = self._config.option
         is_xdist_controller = getattr(option, "dist", "no") != "no" and not option.collectonly
         if is_xdist_controller and self._choices is not None:

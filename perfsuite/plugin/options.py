@@ -50,6 +50,7 @@ OPTIONS = (
     Option("rounds", "N", "10", "timed rounds of each cell"),
     Option("matrix", "SIZE", "default", "how many of the cells run: smoke, default or full"),
     Option("numerics", "on|off", "on", "before timing, check that a cell computes as one process"),
+    Option("identical", "pass|judge", "pass", "cells that no change touches pass, or are judged"),
     Option("gate", "on|off", "on", "judge cells under --benchmark-compare, or leave it as it is"),
     Option("tolerance", "RATIO", "2%", "slowdown that is accepted", is_hidden=True),
     Option("limit", "RATIO", "5%", "slowdown that must not pass"),
@@ -60,7 +61,7 @@ OPTIONS = (
     Option("base-python", "PY", "", "interpreter of the base's launches; this one unless given"),
     Option("base-build", "CMD", "", "builds the base in its tree, or into $PERFSUITE_SITE"),
     Option("base-env", "KEY=VALUE", "", "a variable of the base's launches", is_repeated=True),
-    Option("max-pairs", "N", "16", "launches of each side, at most", is_hidden=True),
+    Option("max-pairs", "N", "20", "launches of each side, at most", is_hidden=True),
     Option("max-minutes", "TIME", "30min", "no pair of launches begins that would end later"),
     Option("seed", "N", "0", "seed of weights, data order and random numbers", is_hidden=True),
     Option("timeout", "SECONDS", "120", "a cell without progress for so long fails"),
@@ -89,7 +90,8 @@ def add_options(parser: pytest.Parser) -> None:
     group = parser.getgroup("perfsuite", "performance of PyTorch training")
     for option in OPTIONS:
         text = f"{option.help} (ini: {option.ini}; default: {option.default or 'none'})"
-        shown = argparse.SUPPRESS if option.is_hidden else text
+        # argparse takes what follows a % for its own.
+        shown = argparse.SUPPRESS if option.is_hidden else text.replace("%", "%%")
         action = "append" if option.is_repeated else "store"
         group.addoption(
             option.flag, action=action, metavar=option.metavar, default=None, help=shown

@@ -13,6 +13,19 @@ from typing import Any
 
 import pytest
 
+# What our tables have that a terminal may not have.
+_ASCII = str.maketrans({"─": "-", "±": "+-"})
+
+
+def legible(text: str) -> str:
+    """Return a text in ASCII where the terminal has no more."""
+    encoding = getattr(sys.__stdout__, "encoding", None) or "utf-8"
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        return text.translate(_ASCII)
+    return text
+
 
 def say(config: pytest.Config, text: str) -> None:
     """Show a line at once, past whatever captures the output of a test."""
@@ -22,7 +35,7 @@ def say(config: pytest.Config, text: str) -> None:
         return
     with capture.global_and_fixture_disabled() if capture else contextlib.nullcontext():
         reporter.ensure_newline()
-        reporter.write_line(text)
+        reporter.write_line(legible(text))
         reporter.flush()
 
 

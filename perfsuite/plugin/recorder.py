@@ -17,8 +17,10 @@ from typing import Any, NamedTuple
 import pytest
 
 _PLUGIN_NAME = "pytest-benchmark"
-# pytest-benchmark makes the folder that it is given: this one is there, and holds nothing of its.
+# What the options are while pytest-benchmark reads them; a conftest may set others, which stay.
+# It makes the folder that it is given: this one is there, and holds nothing of its.
 _NO_STORAGE = "file://."
+_NO_COMPARISON: list[str] = []
 # Attributes of its session that have it write or compare, and what has it do neither.
 _WRITING = {
     "json": None,
@@ -46,15 +48,24 @@ def withhold_storage(config: pytest.Config) -> Given:
         config.getoption("benchmark_compare", None), config.getoption("benchmark_storage", None)
     )
     if given.storage is not None:
-        config.option.benchmark_compare, config.option.benchmark_storage = None, _NO_STORAGE
+        config.option.benchmark_compare = _NO_COMPARISON
+        config.option.benchmark_storage = _NO_STORAGE
     return given
 
 
-def give_options_back(config: pytest.Config, given: Given) -> None:
-    """Show the options as they were given, now that pytest-benchmark has read them."""
-    if given.storage is not None:
-        config.option.benchmark_compare = given.compare
-        config.option.benchmark_storage = given.storage
+def give_options_back(config: pytest.Config, given: Given) -> Given:
+    """Show the options as they were given, now that pytest-benchmark has read them.
+
+    Returns what they are: what a conftest has set meanwhile goes before what was withheld.
+    """
+    if given.storage is None:
+        return given
+    option = config.option
+    if option.benchmark_compare is _NO_COMPARISON:
+        option.benchmark_compare = given.compare
+    if option.benchmark_storage is _NO_STORAGE:
+        option.benchmark_storage = given.storage
+    return Given(option.benchmark_compare, option.benchmark_storage)
 
 
 def session_of(config: pytest.Config) -> Any:
@@ -183,8 +194,10 @@ def is_recorded(item: pytest.Item) -> bool:
     return session is not None and not session.disabled and not session.skip
 
 
-def expect_no_record(item: pytest.Item) -> None:
-    """Keep pytest-benchmark from warning that a cell which failed or was skipped has no times."""
-    benchmark: Any = getattr(item, "funcargs", {}).get("benchmark")
+def expect_no_record(benchmark: Any) -> None:
+    """Keep pytest-benchmark from warning that a cell which failed or was skipped has no times.
+
+    `benchmark` is its fixture, or None where the test got none.
+    """
     if benchmark is not None:
         benchmark.skipped = True

@@ -80,6 +80,7 @@ class Verdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     Attributes:
         by: What decided: "identical", "counts", "screen", "pairs", "collection" or "test".
         ratio: head / base, with its bounds, the interval; None where nothing was compared.
+        mean_ratio: The same of all rounds together, stalls included; None without a pair.
         detectable: The smallest slowdown that would have been seen, 0.034 = 3.4 %.
         tolerance: The slowdown that was accepted of this very cell, 0.02 = 2 %: its marker's if it
             has one, a reviewed exception included. None where its time was not to be judged, and
@@ -95,6 +96,7 @@ class Verdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     detectable: Amount | None
     tolerance: Amount | None = None
     limit: Amount | None = None
+    mean_ratio: Amount | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,11 +126,15 @@ class CellVerdict(Verdict, frozen=True, kw_only=True):
         compared_with: What decided, and against what; None where nothing was compared.
         raw: Seconds an iteration of both launches of each pair, base first.
         firsts: The arm that ran first in each pair.
-        rule: The arguments of the rule, with which `raw` gives the verdict again.
+        mean_ratios: head / base of all rounds of each pair together, stalls included.
+        errors: Standard error of the logarithm of each ratio in `raw`, by the rounds of its pair;
+            None where it is not known.
+        rule: The arguments of the rule, with which the pairs give the verdict again.
     """
 
     name: str = msgspec.field(name="id")
     ratio: float | None = None
+    mean_ratio: float | None = None
     interval: tuple[float, float] | None = None
     num_pairs: int = msgspec.field(default=0, name="pairs")
     detectable: float | None = None
@@ -136,6 +142,8 @@ class CellVerdict(Verdict, frozen=True, kw_only=True):
     compared_with: str | None = None
     explanation: Explanation | None = None
     raw: tuple[tuple[float, float], ...] = ()
+    mean_ratios: tuple[float, ...] = ()
+    errors: tuple[float | None, ...] = ()
     firsts: tuple[str, ...] = msgspec.field(default=(), name="first")
     rule: dict[str, Any] = msgspec.field(default_factory=dict, name="asked")
 

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
-from perfsuite.stats.sequential import Prior, Rule, follow
+from perfsuite.stats.evidence import Prior, Sessions
+from perfsuite.stats.sequential import Rule, follow
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 # From the tightest on; a tolerance of a quarter to two fifths of the limit, as the defaults have.
 _CHOICES = (
@@ -21,18 +27,20 @@ _CHOICES = (
 )
 # Three standard errors of a rate of 10 % are 1.4 points.
 _NUM_SESSIONS = 4000
+_OFTEN_ENOUGH = 0.9
 
 
 def recommend(prior: Prior, *, num_cells: int, max_pairs: int) -> tuple[float, float] | None:
     """Return the tightest (tolerance, limit) that the rule can hold, None if it can hold none.
 
-    With it the rule finds a slowdown as large as the limit, and passes identical code, with the
-    probability that it promises, 1 - beta each, in sessions that are simulated with normal noise.
+    With it the rule finds a slowdown as large as the limit, and passes identical code, in nine of
+    ten sessions, which are simulated with normal noise; their rounds explain none of it, and no
+    round stalls.
 
     >>> recommend(Prior(sd=0.004), num_cells=8, max_pairs=16)
     (0.005, 0.02)
     >>> recommend(Prior(sd=0.02), num_cells=8, max_pairs=16)
-    (0.015, 0.04)
+    (0.02, 0.05)
     >>> recommend(Prior(sd=0.5), num_cells=8, max_pairs=16)
     """
     import numpy as np
@@ -46,9 +54,13 @@ def recommend(prior: Prior, *, num_cells: int, max_pairs: int) -> tuple[float, f
             max_pairs=max_pairs,
             prior=prior,
         )
-        slower, _ = follow(noise + math.log1p(limit), rule)
-        same, _ = follow(noise, rule)
+        slower, same = (_judge(noise + math.log1p(slowdown), rule) for slowdown in (limit, 0.0))
         found, passed = (slower == "FAIL").mean(), np.isin(same, ("PASS", "IMPROVED")).mean()
-        if min(found, passed) >= 1 - rule.beta:
+        if min(found, passed) >= _OFTEN_ENOUGH:
             return tolerance, limit
     return None
+
+
+def _judge(log_ratios: NDArray[np.float64], rule: Rule) -> NDArray[np.str_]:
+    words, _, _ = follow(Sessions(log_ratios, log_ratios, 0 * log_ratios), rule)
+    return words

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from made_up_cells import MadeUpSession, make_outcome, make_record
+from made_up_pairs import plain_pairs
 
 from perfsuite.errors import WorkloadError
 from perfsuite.experiments import compare as compare_module
@@ -34,6 +35,8 @@ def decision(word: str | None, low: float, high: float) -> Decision:
     return Decision(
         word=word,  # type: ignore[arg-type]
         ratio=1.0,
+        mean_ratio=1.0,
+        mean_differs=False,
         interval=(low, high),
         num_pairs=4,
         detectable=0.03,
@@ -64,7 +67,8 @@ class MadeUpJudge:
         rule = Rule(
             tolerance=asked.tolerance, limit=asked.limit, num_cells=1, max_pairs=budget.max_pairs
         )
-        trial.decision = decide(trial.log_ratios, rule)
+        trial.pairs = plain_pairs(math.log(head_s / base_s) for base_s, head_s in trial.raw)
+        trial.decision = decide(trial.pairs, rule)
         trial.word = self.word or trial.decision.word or "INCONCLUSIVE"
         trial.reason = "the arm broke" if self.word else None
         for arm in ("base", "head"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 from made_up_machine import Machine
+from made_up_pairs import plain_pairs
 
 from perfsuite.cli.verbs.calibrate import describe, to_document
 from perfsuite.errors import WorkloadError
@@ -21,7 +23,8 @@ from perfsuite.gate.calibrate import CalibrationResult, Plant, calibrate
 from perfsuite.gate.judge.trial import Budget, CellPolicy, Judgement, Trial
 from perfsuite.gate.request import GateRequest
 from perfsuite.gate.run_gate import HELD
-from perfsuite.stats.sequential import Prior, Rule, decide
+from perfsuite.stats.evidence import Prior
+from perfsuite.stats.sequential import Rule, decide
 
 REQUEST = GateRequest(
     command=Command(folder=Path("/project"), arguments=("bench",)),
@@ -53,7 +56,8 @@ class Judge:
             rule = Rule(
                 tolerance=asked.tolerance, limit=asked.limit, num_cells=len(policies), max_pairs=4
             )
-            trial.decision = decide([shift + noise for noise in NOISE], rule)
+            trial.pairs = plain_pairs(math.log(1.0 + shift + noise) for noise in NOISE)
+            trial.decision = decide(trial.pairs, rule)
             trial.word = self.word or ("PASS" if text is None else "FAIL")
             trial.by = "counts" if text == "leak" else "pairs"
             trial.raw = [(1.0, 1.0 + shift + noise) for noise in NOISE]
@@ -114,7 +118,7 @@ def test_the_lines_say_alarms_power_and_what_the_machine_supports(judge: Judge) 
 
     cost = "3.0 pairs a cell, 9 s a session"
     assert lines[:3] == [
-        f"false alarms: 0 of 2, below 77.6 % at 95 % confidence (cells: 4 PASS; {cost})",
+        f"false alarms: 0 of 2, below 77.6 % at 95 % confidence (cells: 4 PASS; 4{cost[1:]})",
         f"power at 5 %: 2 of 2 (cells: 4 FAIL; {cost})",
         f"precision=fp32 planted: 2 of 2 (cells: 4 FAIL; {cost})",
     ]

@@ -17,7 +17,7 @@ from perfsuite.gate.noise import (
     typical_sd,
     write_calibration,
 )
-from perfsuite.stats.sequential import Prior
+from perfsuite.stats.evidence import Prior
 
 
 def of(*sessions: list[float]) -> list[SessionPairs]:

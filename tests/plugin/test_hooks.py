@@ -141,6 +141,42 @@ def test_a_cell_with_subtests_is_kept_once_as_its_test_ended(project: pytest.Pyt
     assert (without_times.reason or "").startswith("a subtest failed: WorkloadError: ")
 
 
+def test_a_cell_that_runs_again_is_measured_again_and_counts_once(
+    project: pytest.Pytester,
+) -> None:
+    project.makeconftest("""
+        from _pytest.runner import runtestprotocol
+
+        def pytest_runtest_protocol(item, nextitem):
+            # As a plugin for flaky tests does.
+            reports = runtestprotocol(item, log=False, nextitem=nextitem)
+            if any(report.failed for report in reports):
+                item._initrequest()
+                reports = runtestprotocol(item, log=False, nextitem=nextitem)
+            for report in reports:
+                item.ihook.pytest_runtest_logreport(report=report)
+            return True
+    """)
+    test = """
+        from perfsuite import Recipe
+        from workloads import make
+
+        NUM_RUNS = []
+
+        def test_flaky(loader_benchmark):
+            outcome = loader_benchmark(make(), Recipe(), rounds=3)
+            NUM_RUNS.append(outcome)
+            assert len(NUM_RUNS) == 2
+    """
+
+    result = run(project, test)
+
+    assert result.ret == 0
+    result.assert_outcomes(passed=1)
+    assert len([line for line in result.outlines if line.startswith(" points")]) == 1
+    assert [line.outcome for line in lines_of(project)] == ["failed", "passed"]
+
+
 def test_the_record_has_exactly_the_keys_of_the_contract(project: pytest.Pytester) -> None:
     run(project, ONE_CELL)
 
@@ -204,6 +240,21 @@ def test_the_terminal_shows_a_line_per_cell_and_one_table(project: pytest.Pytest
             r"written to .*results",
         ]
     )
+
+
+def test_a_terminal_without_unicode_shows_the_table_in_ascii(project: pytest.Pytester) -> None:
+    test = ONE_CELL.replace("train_benchmark", "loader_benchmark")
+    project.makepyfile(test_inner=test.replace("assert outcome.losses_are_finite", ""))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONIOENCODING", "ascii")
+        result = project.runpytest_subprocess("-p", "no:cacheprovider")
+
+    assert result.ret == 0
+    assert "\\u" not in result.stdout.str()
+    assert "\\xb1" not in result.stdout.str()
+    (row,) = [line for line in result.outlines if line.startswith(" points")]
+    assert "+- " in row
 
 
 def test_two_runs_give_identical_counts_memory_and_losses(project: pytest.Pytester) -> None:
@@ -642,6 +693,25 @@ def test_a_wrong_ini_value_names_its_file(pytester: pytest.Pytester) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("addopts", "option", "source"),
+    [
+        ("", "-operf_seed=lucky", "perf_seed is 'lucky' (command line, -o)"),
+        ("", "--override-ini=perf_seed=lucky", "perf_seed is 'lucky' (command line, -o)"),
+        ("--perf-seed=lucky", "-q", "--perf-seed is 'lucky' (addopts or PYTEST_ADDOPTS)"),
+    ],
+)
+def test_a_wrong_value_names_where_it_was_given(
+    pytester: pytest.Pytester, addopts: str, option: str, source: str
+) -> None:
+    pytester.makeini(f"[pytest]\naddopts = {addopts}\nperf_rounds = 2\n")
+
+    result = run(pytester, "def test_anything(): pass", option)
+
+    assert result.ret == 4
+    assert f"ERROR: {source}; use a whole number from 0 to 4294967295" in result.errlines
+
+
 def test_the_command_line_comes_before_the_ini_file(project: pytest.Pytester) -> None:
     project.makeini("[pytest]\nperf_seed = 1\nperf_rounds = 2\n")
 
@@ -812,6 +882,7 @@ def test_results_that_cannot_be_written_end_in_12_with_one_line(
     assert len(said) == 1
     assert str(path) in said[0]
     assert "Is a directory" in said[0]
+    result.stdout.no_fnmatch_line("written to *")
 
 
 @pytest.mark.slow

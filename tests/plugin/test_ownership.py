@@ -128,6 +128,33 @@ def test_comparing_in_a_suite_that_is_not_ours_is_pytest_benchmarks_own_and_one_
     assert said(ours.errlines) == said(plain.errlines)
 
 
+def test_what_a_conftest_chooses_for_pytest_benchmark_is_what_it_does(
+    pytester: pytest.Pytester,
+) -> None:
+    pytester.makepyfile(test_inner=FOREIGN)
+    pytester.makeini(INI)
+    pytester.makeconftest("""
+        def pytest_configure(config):
+            config.option.benchmark_autosave = True
+            config.option.benchmark_compare = True
+            config.option.benchmark_storage = "file://./chosen"
+    """)
+
+    first, second = run(pytester), run(pytester)
+
+    assert [first.ret, second.ret] == [0, 0]
+    assert len(files_in(pytester.path / "chosen")) == 2
+    assert not (pytester.path / ".benchmarks").exists()
+    assert "Comparing against benchmarks from: " in second.stderr.str()
+
+
+def test_the_help_of_pytest_lists_our_options(pytester: pytest.Pytester) -> None:
+    result = run(pytester, "--help")
+
+    assert result.ret == 0
+    result.stdout.re_match_lines([r"\s+--perf-limit=RATIO", r".*(default: )?5%\)"])
+
+
 @pytest.mark.parametrize(
     ("ini", "arguments"),
     [
@@ -233,6 +260,23 @@ def test_a_fixture_that_a_conftest_overrides_is_not_ours_unless_it_is_built_on_o
     assert result.ret == 0
     assert (pytester.path / "baselines").exists() == is_ours
     assert (pytester.path / ".benchmarks").exists() != is_ours
+
+
+@pytest.mark.parametrize("name", ["train_benchmark", "all_reduce_benchmark"])
+def test_a_measuring_fixture_that_a_test_asks_for_while_it_runs_is_one_message(
+    pytester: pytest.Pytester, name: str
+) -> None:
+    file = pytester.makepyfile(f"def test_late(request): request.getfixturevalue({name!r})")
+
+    result = run(pytester)
+
+    assert result.ret == 1
+    result.assert_outcomes(failed=1)  # and no warning
+    assert "perfsuite/plugin" not in result.stdout.str()
+    assert (
+        f"SettingError: {file.name}::test_late takes {name!r} from request.getfixturevalue, "
+        "which cannot be seen before it runs; name the fixture among its arguments"
+    ) in result.outlines
 
 
 def test_in_a_session_of_ours_a_foreign_marker_is_told_and_not_refused(

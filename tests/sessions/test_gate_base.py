@@ -28,7 +28,7 @@ def test_what_sessions_leave_on_main_compares_no_commit_with_itself(shop: Reposi
 
     gated.expect(
         10,
-        "base: the first parent of HEAD, *; nothing that a cell could load differs from HEAD",
+        "base: the first parent of HEAD, *; nothing that a cell loads differs from HEAD",
         f"{PRICE} FAIL +200.0 % *",
     )
 

@@ -133,6 +133,24 @@ def test_runs_of_the_base_let_a_change_pass_without_a_pair_where_its_benchmark_i
     )
 
 
+# As fast as the base, but for launches that are told otherwise.
+MOODY_SHOP = """
+    import os
+
+    SECONDS = 0.006 if "MOOD" in os.environ else 0.003
+
+    def price(clock):
+        clock.work(SECONDS)
+"""
+
+
+def test_a_screen_overrules_no_failure_of_the_same_two_trees(shop: Repository) -> None:
+    shop.write(shop=MOODY_SHOP)
+
+    shop.gate(MOOD="slow").expect(10, f"{PRICE} FAIL +100.0 % *")
+    shop.gate().expect(10, "1 cell goes on from what *", f"{PRICE} FAIL +100.0 % *")
+
+
 def test_outside_of_git_no_stored_run_counts(shop: Repository) -> None:
     shop.forget_git()
 

@@ -1,81 +1,111 @@
-"""The rule's promises, on 40,000 simulated cells each: seeded, so they hold or they do not."""
+"""The rule's promises, on 40,000 simulated cells each: seeded, so they hold or they do not.
+
+`python benchmarks/gate_error_rates.py` has every figure.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+
+import numpy as np
 import pytest
 from simulation import (
     ALPHA_PER_CELL,
     LIMIT,
-    MISSPECIFIED,
-    MONTE_CARLO,
-    NOMINAL,
-    PAIR_SDS,
     TOLERANCE,
+    WORLDS,
     World,
+    most_by_chance,
     simulate,
 )
 
-
-@pytest.mark.parametrize("pair_sd", PAIR_SDS)
-def test_a_slowdown_of_just_the_tolerance_fails_no_oftener_than_promised(pair_sd: float) -> None:
-    rates = simulate(NOMINAL, pair_sd=pair_sd, slowdown=TOLERANCE)
-
-    assert rates.failed <= ALPHA_PER_CELL + MONTE_CARLO
+NO_HISTORY = World(prior_factor=None)
 
 
-@pytest.mark.parametrize(
-    ("pair_sd", "power", "pairs"), [(0.005, 0.999, 3.2), (0.01, 0.99, 5.0), (0.02, 0.95, 10.0)]
-)
-def test_a_slowdown_of_the_limit_is_caught_with_few_pairs(
-    pair_sd: float, power: float, pairs: float
-) -> None:
-    rates = simulate(NOMINAL, pair_sd=pair_sd, slowdown=LIMIT)
-
-    assert rates.failed >= power
-    assert rates.pairs <= pairs
-
-
-@pytest.mark.parametrize("pair_sd", PAIR_SDS)
-@pytest.mark.parametrize("world", MISSPECIFIED, ids=lambda world: world.name)
-def test_identical_code_fails_no_oftener_than_promised_where_the_model_is_wrong(
+@pytest.mark.parametrize("pair_sd", [0.01, 0.02])
+@pytest.mark.parametrize("world", WORLDS, ids=str)
+def test_neither_identical_code_nor_a_tolerable_slowdown_fails_oftener_than_promised(
     world: World, pair_sd: float
 ) -> None:
-    rates = simulate(world, pair_sd=pair_sd, slowdown=0.0)
+    same = simulate(world, pair_sd=pair_sd, slowdown=0.0)
+    tolerable = simulate(world, pair_sd=pair_sd, slowdown=TOLERANCE)
 
-    assert rates.failed <= ALPHA_PER_CELL
+    assert same.rate("FAIL") <= most_by_chance(0.0002)
+    assert tolerable.rate("FAIL") <= most_by_chance(ALPHA_PER_CELL)
 
 
-@pytest.mark.parametrize("prior_factor", [1.0, None])
-@pytest.mark.parametrize("pair_sd", PAIR_SDS)
-def test_a_slowdown_of_the_limit_passes_no_oftener_than_promised(
+@pytest.mark.parametrize(("pair_sd", "power"), [(0.01, 0.99), (0.02, 0.92)])
+def test_a_slowdown_of_the_limit_is_caught(pair_sd: float, power: float) -> None:
+    judged = simulate(World(), pair_sd=pair_sd, slowdown=LIMIT)
+
+    assert judged.rate("FAIL") >= power
+    assert judged.rate("PASS") <= 0.035
+
+
+@pytest.mark.parametrize(("pair_sd", "pairs"), [(0.005, 2.1), (0.01, 2.3), (0.02, 3.6)])
+def test_identical_code_costs_few_pairs_and_the_mean_at_most_one_more(
+    pair_sd: float, pairs: float
+) -> None:
+    alone = simulate(World(has_mean=False), pair_sd=pair_sd, slowdown=0.0)
+    with_mean = simulate(World(), pair_sd=pair_sd, slowdown=0.0)
+
+    assert alone.pairs <= pairs
+    assert with_mean.pairs <= pairs + 1
+    assert with_mean.rate("PASS") > 0.999
+
+
+def test_among_many_cells_a_slowdown_of_the_limit_is_caught_without_history() -> None:
+    judged = simulate(NO_HISTORY, pair_sd=0.02, slowdown=LIMIT, num_cells=500)
+
+    assert judged.rate("FAIL") >= 0.85
+
+
+@pytest.mark.parametrize("prior_factor", [1.0, 0.5, None])
+@pytest.mark.parametrize("pair_sd", [0.005, 0.02, 0.05])
+def test_a_cell_at_its_limit_passes_no_oftener_than_promised_re_runs_included(
     pair_sd: float, prior_factor: float | None
 ) -> None:
-    rates = simulate(
-        World(name="normal", prior_factor=prior_factor), pair_sd=pair_sd, slowdown=LIMIT
-    )
+    world = World(prior_factor=prior_factor)
 
-    assert rates.passed <= 0.10
+    judged = simulate(world, pair_sd=pair_sd, slowdown=LIMIT, num_reruns=2)
+
+    assert judged.rate("PASS") <= 0.075
 
 
-def test_identical_code_on_a_quiet_machine_costs_the_first_look_alone() -> None:
-    rates = simulate(NOMINAL, pair_sd=0.005, slowdown=0.0)
+def test_a_mean_at_the_limit_passes_no_oftener_than_promised() -> None:
+    judged = simulate(World(stalls=LIMIT), pair_sd=0.02, slowdown=0.0)
 
-    assert rates.passed == 1.0
-    assert rates.pairs == pytest.approx(3.0, abs=0.01)
+    assert judged.rate("PASS") <= 0.075
+
+
+@pytest.mark.parametrize("pair_sd", [0.01, 0.02])
+def test_launches_that_are_slow_now_and_then_pass_where_none_was_met(pair_sd: float) -> None:
+    judged = simulate(World(slow_launches=0.2), pair_sd=pair_sd, slowdown=0.0)
+
+    assert float(np.mean(judged.words[judged.met_slow] == "PASS")) <= 0.10
+
+
+def test_no_cell_that_is_faster_by_the_tolerance_is_called_improved_oftener_than_promised() -> None:
+    judged = simulate(World(), pair_sd=0.02, slowdown=-TOLERANCE)
+
+    assert judged.rate("IMPROVED") <= most_by_chance(ALPHA_PER_CELL)
 
 
 def test_a_hopelessly_noisy_cell_fails_no_oftener_and_is_inconclusive() -> None:
-    rates = simulate(NOMINAL, pair_sd=0.10, slowdown=TOLERANCE)
+    judged = simulate(World(), pair_sd=0.10, slowdown=TOLERANCE)
 
-    assert rates.failed <= ALPHA_PER_CELL + MONTE_CARLO
-    assert rates.inconclusive > 0.5
+    assert judged.rate("FAIL") <= most_by_chance(ALPHA_PER_CELL)
+    assert judged.rate("INCONCLUSIVE") > 0.5
 
 
 @pytest.mark.parametrize("max_pairs", [10, 64])
 def test_another_budget_keeps_the_promise_at_the_tolerance(max_pairs: int) -> None:
-    rates = simulate(
-        NOMINAL, pair_sd=0.04, slowdown=TOLERANCE, max_pairs=max_pairs, num_sessions=10_000
+    judged = simulate(
+        dataclasses.replace(World(), prior_factor=0.5),
+        pair_sd=0.04,
+        slowdown=TOLERANCE,
+        max_pairs=max_pairs,
+        num_sessions=10_000,
     )
 
-    # Three Monte Carlo sd of 10,000 instead of 40,000 are twice as wide.
-    assert rates.failed <= ALPHA_PER_CELL + 2 * MONTE_CARLO
+    assert judged.rate("FAIL") <= most_by_chance(ALPHA_PER_CELL, 10_000)

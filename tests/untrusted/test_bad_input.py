@@ -57,8 +57,10 @@ class GivenConfig:
 
     rootpath = Path("/project")
     inipath = rootpath / "pytest.ini"
+    option = SimpleNamespace(override_ini=None)
 
     def __init__(self, option: str, text: str, source: str) -> None:
+        self.invocation_params = SimpleNamespace(args=(f"--perf-{option}={text}",))
         self._option = (f"--perf-{option}", text) if source == "command line" else ("", "")
         self._ini = (f"perf_{option.replace('-', '_')}", text) if source == "ini file" else ("", "")
 

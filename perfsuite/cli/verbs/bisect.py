@@ -16,7 +16,7 @@ from perfsuite.gate.judge.trial import Budget
 from perfsuite.gate.noise import read_noise
 from perfsuite.records.verdict import exit_code
 from perfsuite.report.summary import reason_text
-from perfsuite.stats.sequential import FIRST_LOOK
+from perfsuite.stats.sequential import DEFAULT_MAX_PAIRS, LEAST_MAX_PAIRS
 from perfsuite.system.files import check_writable
 from perfsuite.system.untrusted import printable_lines
 from perfsuite.units import format_change, format_ratio, option_bounds, short_commit
@@ -43,8 +43,8 @@ def bisect_commits(
         typer.Option(help="Slowdown that must not pass; three quarters of it, 5% at least."),
     ] = None,
     max_pairs: Annotated[
-        int, typer.Option(min=FIRST_LOOK, help="Launches of each side in a step, at most.")
-    ] = 16,
+        int, typer.Option(min=LEAST_MAX_PAIRS, help="Launches of each side in a step, at most.")
+    ] = DEFAULT_MAX_PAIRS,
     max_minutes: Annotated[
         float, typer.Option(min=0, help="Of a step; no pair begins that would end later.")
     ] = 30.0,

@@ -21,6 +21,7 @@ from perfsuite.gate.request import GateRequest
 from perfsuite.ranks.messages import INJECTABLE_FAULTS
 from perfsuite.records.recipe_text import parse_recipe
 from perfsuite.stats.power import recommend
+from perfsuite.stats.sequential import DEFAULT_MAX_PAIRS
 from perfsuite.system.files import check_writable
 from perfsuite.units import format_ratio, option_bounds, option_ratio
 
@@ -42,7 +43,7 @@ def calibrate_machine(
     select: options.Selection = None,
     tolerance: options.Tolerance = "2%",
     limit: options.Limit = "5%",
-    max_pairs: options.MaxPairs = 16,
+    max_pairs: options.MaxPairs = DEFAULT_MAX_PAIRS,
     *,
     seed: options.DrawnSeed,
     json_file: JsonFile = None,

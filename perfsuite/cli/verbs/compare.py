@@ -17,6 +17,7 @@ from perfsuite.experiments.interleave import Cell
 from perfsuite.gate.judge.trial import Budget
 from perfsuite.records.recipe_text import describe_recipe, parse_recipe
 from perfsuite.report.terminal.compare import comparison_sentence, comparison_table
+from perfsuite.stats.sequential import DEFAULT_MAX_PAIRS
 from perfsuite.system.files import check_writable
 from perfsuite.units import option_bounds
 
@@ -33,7 +34,7 @@ def compare_recipes(
     ] = None,
     tolerance: Annotated[str, typer.Option(help="A difference up to this is none.")] = "2%",
     limit: Annotated[str, typer.Option(help='"The same" means within this.')] = "5%",
-    max_pairs: options.MaxPairs = 16,
+    max_pairs: options.MaxPairs = DEFAULT_MAX_PAIRS,
     max_minutes: options.MaxMinutes = 30.0,
     device: options.DeviceName = "auto",
     *,

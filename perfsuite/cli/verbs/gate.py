@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 import typer
@@ -16,6 +16,7 @@ from perfsuite.errors import ExitCode, SettingError
 from perfsuite.gate.arms.build import find_interpreter
 from perfsuite.gate.git.find_base import target_branch
 from perfsuite.gate.judge.explain import explain_stored
+from perfsuite.gate.judge.kept_pairs import PAIRS_FILE
 from perfsuite.gate.judge.trial import LAUNCH_TIMEOUT_S, Budget
 from perfsuite.gate.noise import read_noise
 from perfsuite.gate.request import GateRequest
@@ -26,10 +27,13 @@ from perfsuite.report.formats.markdown import to_markdown
 from perfsuite.report.model import report_on_verdicts
 from perfsuite.report.summary import explanation_text
 from perfsuite.report.terminal.gate import verdict_lines
+from perfsuite.stats.sequential import DEFAULT_MAX_PAIRS
 from perfsuite.system.files import check_writable, write_atomically
 from perfsuite.system.untrusted import printable
 from perfsuite.system.urls import locate
 from perfsuite.units import format_change, option_bounds
+
+Identical = Literal["pass", "judge"]
 
 
 def gate(
@@ -55,7 +59,7 @@ def gate(
     select: options.Selection = None,
     tolerance: options.Tolerance = "2%",
     limit: options.Limit = "5%",
-    max_pairs: options.MaxPairs = 16,
+    max_pairs: options.MaxPairs = DEFAULT_MAX_PAIRS,
     max_minutes: options.MaxMinutes = 30.0,
     timeout: Annotated[
         float,
@@ -65,6 +69,9 @@ def gate(
             help="A launch that says and does nothing for so long is stuck.",
         ),
     ] = LAUNCH_TIMEOUT_S,
+    identical: Annotated[
+        Identical, typer.Option(help="Let cells that no change touches pass, or judge them too.")
+    ] = "pass",
     *,
     seed: options.DrawnSeed,
     json_file: JsonFile = None,
@@ -88,6 +95,7 @@ def gate(
         base_python=None if base_python is None else _interpreter(base_python),
         base_build=base_build,
         base_environment=_variables(base_env or []),
+        judges_identical=identical == "judge",
         tolerance=bounds[0],
         limit=bounds[1],
         budget=Budget(max_pairs=max_pairs, max_s=60 * max_minutes, timeout_s=timeout),
@@ -95,6 +103,7 @@ def gate(
         priors=read_noise(Path.cwd(), os.environ),
         stored=stored if (stored := Path(options.STORAGE)).is_dir() else None,
         outputs=tuple(path for path in (json_file, markdown) if path is not None),
+        pairs_file=Path.cwd() / "results" / PAIRS_FILE,
     )
     check_writable(*request.outputs)
     result = run_gate(request, say=say, machine=options.wait_for_machine())

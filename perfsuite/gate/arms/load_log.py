@@ -4,7 +4,7 @@ Copied into the launches as `sitecustomize`, which every Python process imports 
 environment: the standard library alone, and little of it, because each process pays for it. The
 gate's end is `perfsuite.gate.arms.loaded`. A line has a process id, a kind and a text in quotes:
 
-    process  that has this log
+    process  that has this log, and the one that started it
     file     source or library that it loads, or that it opens and the gate watches
     program  that it starts
     silent   command that may run Python in a process that cannot have this log
@@ -154,6 +154,6 @@ if __name__ == "sitecustomize":
     if found_log := os.environ.get(LOG):
         _log = LoadLog(found_log, filter(None, os.environ.get(WATCHED, "").split(os.pathsep)))
         sys.addaudithook(_log)
-        os.register_at_fork(after_in_child=lambda: _log.write("process"))
-        _log.write("process")
+        os.register_at_fork(after_in_child=lambda: _log.write("process", str(os.getppid())))
+        _log.write("process", str(os.getppid()))
     _run_the_next()

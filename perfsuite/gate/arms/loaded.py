@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import contextlib
+from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -15,11 +17,14 @@ class Loaded:
 
     Attributes:
         files: Python sources, compiled code, and those files that a launch is told to watch.
+        recent: Of the files, those of processes that have lived since this was asked the last time,
+            and of what they were forked from.
         programs: What was started.
         silent: Commands whose process may have run Python and could not log what it loaded.
     """
 
     files: frozenset[str] = frozenset()
+    recent: frozenset[str] = frozenset()
     programs: frozenset[str] = frozenset()
     silent: frozenset[str] = frozenset()
 
@@ -33,7 +38,9 @@ class LoadLogReader:
     def __init__(self, log: Path) -> None:
         self._log = log
         self._num_bytes = 0
-        self._texts: dict[str, set[str]] = {"file": set(), "program": set(), "silent": set()}
+        self._texts: dict[str, set[str]] = {"program": set(), "silent": set()}
+        self._files: defaultdict[int, set[str]] = defaultdict(set)
+        self._parents: dict[int, int] = {}
         self._processes: set[int] = set()
 
     def read(self) -> Loaded:
@@ -43,19 +50,45 @@ class LoadLogReader:
             *lines, _ = opened.read().split(b"\n")
             self._num_bytes += sum(len(line) + 1 for line in lines)
             for number, kind, text in (line.decode().split(" ", 2) for line in lines):
-                self._processes.add(int(number))
-                if kind in self._texts:
-                    self._texts[kind].add(ast.literal_eval(text))
+                self._take(int(number), kind, ast.literal_eval(text))
+        recent = self._recent()
         for process in list(self._processes):
             try:
-                self._texts["file"] |= _mapped_libraries(process)
+                self._files[process] |= _mapped_libraries(process)
             except OSError:  # it has ended
                 self._processes.remove(process)
         return Loaded(
-            files=frozenset(self._texts["file"]),
+            files=frozenset().union(*self._files.values()),
+            recent=frozenset().union(*(self._files[process] for process in recent)),
             programs=frozenset(self._texts["program"]),
             silent=frozenset(self._texts["silent"]),
         )
+
+    def _take(self, process: int, kind: str, text: str) -> None:
+        self._processes.add(process)
+        if kind == "process" and text:
+            self._parents[process] = int(text)
+        elif kind == "file":
+            self._files[process].add(text)
+        elif kind in self._texts:
+            self._texts[kind].add(text)
+
+    def _recent(self) -> Iterable[int]:
+        """The processes that have lived since the last time, and what they were forked from.
+
+        All, where one was started by a process without this log: a shell, or one that is gone.
+        """
+        found: set[int] = set()
+        first = next(iter(self._parents), None)
+        for process in self._processes:
+            while process not in found:
+                found.add(process)
+                if process == first:
+                    break
+                process = self._parents.get(process, 0)
+                if process not in self._parents:
+                    return list(self._files)
+        return found
 
 
 def _mapped_libraries(process: int) -> set[str]:

@@ -6,7 +6,7 @@ import filecmp
 import os
 import re
 import stat
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 
@@ -68,7 +68,15 @@ class Uncommitted:
 def read_uncommitted(
     root: Path, top: Path, *, outputs: Sequence[Path] = (), folders: Sequence[Path] = ()
 ) -> Uncommitted:
-    """Return whether the tree differs from HEAD in what a cell could load.
+    """Return whether the tree differs from HEAD in what a cell could load; see below."""
+    found = [*uncommitted_files(root, top, outputs=outputs, folders=folders)]
+    return Uncommitted(is_dirty=any(is_code for _, is_code in found), is_clean=not found)
+
+
+def uncommitted_files(
+    root: Path, top: Path, *, outputs: Sequence[Path] = (), folders: Sequence[Path] = ()
+) -> Iterator[tuple[Path, bool]]:
+    """Yield each file that differs from HEAD, and whether a cell could load it.
 
     A tracked file counts unless it is documentation or a record. A file that git neither tracks nor
     ignores counts where it can be imported, lies in `root` or one of the `folders`, and neither a
@@ -79,19 +87,15 @@ def read_uncommitted(
     top, root = top.resolve(), root.resolve()
     left = [path.resolve() for path in (*(root / name for name in _LEFT_IN_ROOT), *outputs)]
     searched = [root, *(folder.resolve() for folder in folders)]
-    is_clean = True
     for entry in filter(None, output(root, *arguments).split(b"\0")):
         path = top / os.fsdecode(entry[3:])
         if entry[:2] != b"??":
-            is_clean = False
-            if not is_documentation(path.relative_to(top)) and not _is_record_of(root, path):
-                return Uncommitted(is_dirty=True, is_clean=False)
+            is_code = not is_documentation(path.relative_to(top)) and not _is_record_of(root, path)
+            yield path, is_code
         elif not any(path.is_relative_to(folder) for folder in left):
-            is_clean = False
             is_searched = any(path.is_relative_to(folder) for folder in searched)
-            if path.suffix in _IMPORTABLE and is_searched and not is_left_behind(top, path):
-                return Uncommitted(is_dirty=True, is_clean=False)
-    return Uncommitted(is_dirty=False, is_clean=is_clean)
+            is_importable = path.suffix in _IMPORTABLE and is_searched
+            yield path, is_importable and not is_left_behind(top, path)
 
 
 def is_code_changed(root: Path, old: str, new: str) -> bool:
@@ -119,6 +123,11 @@ class Changes:
     documents: tuple[Path, ...]
     modules: tuple[Path, ...]
     others: tuple[Path, ...]
+
+    @property
+    def reach_no_cell(self) -> bool:
+        """Whether nothing but documentation and records differs."""
+        return not self.modules and not self.others
 
 
 def compare_trees(

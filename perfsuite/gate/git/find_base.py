@@ -181,15 +181,17 @@ def _base_of_default_branch(
     root: Path, head: str, uncommitted: Uncommitted, why: str
 ) -> Base | NoBase:
     """Return the base where HEAD has no commit of its own, or there is no default branch."""
-    if uncommitted.is_dirty:
-        described = f"HEAD, {short_commit(head)}, without the uncommitted changes{why}"
-        return Base(revision=head, described=described)
-    parent = find_commit(root, "HEAD^1")
+    parent, instead = find_commit(root, "HEAD^1"), None
     if parent is not None:
         described = f"the first parent of HEAD, {short_commit(parent)}{why}"
         if not uncommitted.is_clean:
-            described += "; nothing that a cell could load differs from HEAD"
-        return Base(revision=parent, described=described)
+            described += "; nothing that a cell loads differs from HEAD"
+        instead = Base(revision=parent, described=described)
+    if uncommitted.is_dirty:
+        described = f"HEAD, {short_commit(head)}, without the uncommitted changes{why}"
+        return Base(revision=head, described=described, instead=instead)
+    if instead is not None:
+        return instead
     if is_shallow(root):
         return NoBase(
             reason=f"this clone is shallow and lacks the parent of HEAD, {short_commit(head)}; "

@@ -41,11 +41,13 @@ class Base:
     Attributes:
         described: How it was found, for people: "the merge base with origin/main, 1a2b3c4".
         warning: Why another commit may be meant.
+        instead: The base where no cell loads what head has and this commit has not.
     """
 
     revision: str
     described: str
     warning: str | None = None
+    instead: Base | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

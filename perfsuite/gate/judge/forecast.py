@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from typing import Final
 
 from perfsuite.gate.judge.trial import Budget
-from perfsuite.stats.sequential import FIRST_LOOK
+from perfsuite.stats.spending import FIRST_LOOK
 
 # Of a session in which nothing became slower; a change that did takes more.
 _USUAL_PAIRS: Final = 3

@@ -6,26 +6,28 @@ the raw value of each launch.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import os
 import random
-import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from perfsuite.gate.arms.arm import Arm, Launch, PairPlan
 from perfsuite.gate.arms.launch import launch_pair
 from perfsuite.gate.arms.num_rounds import plan_num_rounds
 from perfsuite.gate.judge.counts import compare_run_counts
 from perfsuite.gate.judge.forecast import describe_rest, why_too_much
-from perfsuite.gate.judge.imports import find_wrong_import
+from perfsuite.gate.judge.kept_pairs import KeptCell, resume
 from perfsuite.gate.judge.pair_evidence import add_pair, describe_changes, is_postponed
+from perfsuite.gate.judge.pairs_verdict import decide_by_pairs
 from perfsuite.gate.judge.trial import Budget, CellPolicy, Judgement, Trial
-from perfsuite.stats.sequential import FIRST_LOOK, Prior, Rule, decide
+from perfsuite.gate.provenance.imports import find_wrong_import
+from perfsuite.stats.evidence import Prior
+from perfsuite.stats.sequential import Rule
 from perfsuite.system.fitness import read_sensors, why_unfit
-from perfsuite.units import format_change, format_ratio
+from perfsuite.units import format_change
 
 # Pairs that do not count, before the machine as a whole does not.
 _MAX_UNFIT = 3
@@ -48,14 +50,20 @@ def judge(
     budget: Budget,
     seed: int,
     priors: Mapping[str, Prior],
+    kept: Mapping[str, KeptCell] = MappingProxyType({}),
     say: Callable[[str], None],
 ) -> Judgement:
     """Run pairs until every cell has its verdict, or the budget is spent.
 
     `num_cells` cells share the error rate, those of other sessions included; None is these alone.
-    `priors` say what this machine's history knows of the noise of a pair, by cell.
+    `priors` say what this machine's history knows of the noise of a pair, by cell; `kept` is what
+    earlier sessions of the same two trees found.
     """
     trials = [Trial(name=name, policy=policy) for name, policy in policies.items()]
+    rules = {
+        trial.name: _rule_of(trial, num_cells or len(trials), budget, priors, kept)
+        for trial in trials
+    }
     session = _Session(
         arms=(base, head),
         budget=budget,
@@ -77,10 +85,10 @@ def judge(
                 break
             continue
         counted = [one for one in undecided if not is_postponed(one, pair.launches, pair.names)]
-        session.num_broken += len(counted) < len(undecided)
         for trial in counted:
             add_pair(trial, pair.launches, pair.plan.first, pair.other_s)
-            _decide(trial, num_cells or len(trials), budget.max_pairs, priors.get(trial.name))
+            if trial.word is None:
+                decide_by_pairs(trial, rules[trial.name])
         for line in _progress(session.num_pairs, undecided, trials, session.spent_s):
             say(line)
     for trial in trials:
@@ -91,6 +99,25 @@ def judge(
         num_pairs=session.num_pairs,
         wall_s=session.spent_s,
         invalid=None if pair is None else pair.invalid,
+    )
+
+
+def _rule_of(
+    trial: Trial,
+    num_cells: int,
+    budget: Budget,
+    priors: Mapping[str, Prior],
+    kept: Mapping[str, KeptCell],
+) -> Rule:
+    """The rule of a cell, which goes on where an earlier session has ended."""
+    if trial.name in kept:
+        return resume(trial, kept[trial.name])
+    return Rule(
+        tolerance=trial.policy.tolerance,
+        limit=trial.policy.limit,
+        num_cells=num_cells,
+        max_pairs=budget.max_pairs,
+        prior=priors.get(trial.name),
     )
 
 
@@ -124,7 +151,6 @@ class _Session:
 
     Attributes:
         num_unfit: Pairs for which the machine was not fit.
-        num_broken: Pairs that are repeated for some of their cells.
     """
 
     arms: Sequence[Arm]
@@ -133,7 +159,6 @@ class _Session:
     began_s: float
     num_pairs: int = 0
     num_unfit: int = 0
-    num_broken: int = 0
     longest_s: float = 0.0
 
     @property
@@ -142,8 +167,7 @@ class _Session:
 
     def has_budget(self) -> bool:
         """Whether another pair may begin, as none takes longer than the longest so far."""
-        most = self.budget.max_pairs + self.num_unfit + self.num_broken
-        return self.num_pairs < most and self.spent_s + self.longest_s <= self.budget.max_s
+        return self.spent_s + self.longest_s <= self.budget.max_s
 
     def run_pair(self, trials: Sequence[Trial]) -> _Pair:
         """Run the next pair over the cells, in random order."""
@@ -177,39 +201,6 @@ class _Session:
         self.num_unfit += unfit is not None
         return _Pair(
             plan=plan, names=names, launches=launches, wall_s=wall_s, unfit=unfit, invalid=invalid
-        )
-
-
-def _decide(trial: Trial, num_cells: int, max_pairs: int, prior: Prior | None) -> None:
-    if trial.word is not None or not trial.raw:
-        return
-    policy = trial.policy
-    rule = Rule(
-        tolerance=policy.tolerance,
-        limit=policy.limit,
-        num_cells=num_cells,
-        max_pairs=max_pairs,
-        prior=prior,
-    )
-    accepted = policy.accepted_slowdown
-    trial.rule = {**dataclasses.asdict(rule), "accepted_slowdown": accepted}
-    decision = decide([value - math.log(accepted) for value in trial.log_ratios], rule)
-    low, high = decision.interval
-    trial.decision = dataclasses.replace(
-        decision, ratio=decision.ratio * accepted, interval=(low * accepted, high * accepted)
-    )
-    trial.word = decision.word
-    if accepted != 1.0 and decision.word is not None:
-        trial.reason = f"a slowdown by {format_ratio(accepted - 1)} is accepted"
-        # Faster than what is accepted is not yet faster than the base.
-        if trial.word == "IMPROVED" and decide(trial.log_ratios, rule).word != "IMPROVED":
-            trial.word = "PASS"
-    slower_s = statistics.median([head_s - base_s * accepted for base_s, head_s in trial.raw])
-    if trial.word == "FAIL" and slower_s < policy.floor_s:
-        trial.word = "PASS"
-        trial.reason = (
-            f"slower by {slower_s * 1e6:.3g} us an iteration, below the floor of "
-            f"{policy.floor_s * 1e6:.3g} us"
         )
 
 
@@ -250,7 +241,7 @@ def _progress(
     undecided = [trial for trial in trials if trial.word is None]
     num_decided = len(trials) - len(undecided)
     yield f"pair {number}: {num_decided} of {len(trials)} cells decided ({spent_s:.0f} s)"
-    if number < FIRST_LOOK:  # there is no interval yet
+    if number < 2:  # one pair does not show its spread
         return
     shown = [trial for trial in judged if trial.word is not None]
     shown += sorted(undecided, key=_width, reverse=True)[:_MOST_SHOWN]

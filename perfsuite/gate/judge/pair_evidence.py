@@ -16,6 +16,7 @@ from perfsuite.gate.judge.trial import Trial
 from perfsuite.records.cell import samples_of_step
 from perfsuite.records.verdict import VerdictWord
 from perfsuite.stats import intervals
+from perfsuite.stats.evidence import Pair
 from perfsuite.system.untrusted import Amount
 
 # What torch, the C library, Python and the end of a rank or a launch say when memory ran out.
@@ -65,7 +66,15 @@ def add_pair(trial: Trial, launches: Mapping[str, Launch], first: str, launch_s:
     log_ratio, error = locate_log_ratio(base.rounds_s, head.rounds_s)
     base_samples, head_samples = trial.policy.num_samples
     head_s = base_s * math.exp(log_ratio)
-    trial.raw.append((base_s / base_samples, head_s / head_samples))
+    raw = base_s / base_samples, head_s / head_samples
+    trial.raw.append(raw)
+    total = mean_log_ratio(base.rounds_s, head.rounds_s)
+    pair = Pair(
+        log_ratio=math.log(raw[1] / raw[0]),
+        mean_log_ratio=total + math.log(base_samples / head_samples),
+        error=error if math.isfinite(error) else None,
+    )
+    trial.pairs.append(pair)
     trial.firsts.append(first)
     num_rounds = min(len(base.rounds_s), len(head.rounds_s))
     if head.alternated_s > 0 and math.isfinite(error):
@@ -181,6 +190,16 @@ def locate_log_ratio(base_s: Sequence[float], head_s: Sequence[float]) -> tuple[
     return intervals.trimmed_mean(
         [math.log(after / before) for before, after in zip(base_s, head_s, strict=False)]
     )
+
+
+def mean_log_ratio(base_s: Sequence[float], head_s: Sequence[float]) -> float:
+    """Return log(head / base) of the total times of rounds beside each other, stalls included.
+
+    >>> round(math.exp(mean_log_ratio([1.0, 1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 4.0, 1.0, 1.0])), 9)
+    1.6
+    """
+    num_rounds = min(len(base_s), len(head_s))
+    return math.log(math.fsum(head_s[:num_rounds]) / math.fsum(base_s[:num_rounds]))
 
 
 class _Trained(msgspec.Struct, frozen=True):

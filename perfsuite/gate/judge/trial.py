@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ from perfsuite.gate.arms.arm import CellRun
 from perfsuite.gate.arms.num_rounds import PairCost
 from perfsuite.gate.judge.counts import Slack
 from perfsuite.records.verdict import VerdictWord
+from perfsuite.stats.evidence import Pair
 from perfsuite.stats.sequential import Decision
 
 
@@ -73,6 +73,7 @@ class Trial:
         raw: Seconds an iteration of both launches of each pair, base first: the median of the base,
             and that times the location of head's rounds over the base's beside them. Seconds a
             sample where the policy says how many samples an iteration has.
+        pairs: What the rule sees of each pair in `raw`.
         word: The verdict; None while there is none.
         by: What decided: "pairs" or "counts".
         reason: What a reader should know beside the numbers.
@@ -89,6 +90,7 @@ class Trial:
     name: str
     policy: CellPolicy
     raw: list[tuple[float, float]] = field(default_factory=list)
+    pairs: list[Pair] = field(default_factory=list)
     word: VerdictWord | None = None
     by: str = "pairs"
     reason: str | None = None
@@ -109,7 +111,7 @@ class Trial:
     @property
     def log_ratios(self) -> list[float]:
         """log(head / base) of each pair."""
-        return [math.log(head_s / base_s) for base_s, head_s in self.raw]
+        return [pair.log_ratio for pair in self.pairs]
 
     def add_reason(self, text: str) -> None:
         """Say one thing more that a reader should know."""

@@ -18,12 +18,13 @@ from perfsuite.errors import SettingError
 from perfsuite.experiments.settings import DEVICES, MAX_SEED, Device, Settings
 from perfsuite.gate.arms.build import find_interpreter
 from perfsuite.gate.git.find_base import target_branch
+from perfsuite.gate.judge.kept_pairs import PAIRS_FILE
 from perfsuite.gate.judge.trial import LAUNCH_TIMEOUT_S, Budget
 from perfsuite.plugin.options import OPTIONS, Option, given
 from perfsuite.ranks.messages import INJECTABLE_FAULTS, TurnChannel
 from perfsuite.ranks.torchrun.membership import Membership, read_membership
 from perfsuite.records.shard import Shard, parse_shard
-from perfsuite.stats.sequential import FIRST_LOOK
+from perfsuite.stats.sequential import LEAST_MAX_PAIRS
 from perfsuite.system.urls import mask
 from perfsuite.units import parse_ratio, parse_seconds
 
@@ -43,6 +44,7 @@ class GateChoices:
     limit: float
     base: str | None
     target: str | None
+    judges_identical: bool
     base_dir: Path | None
     base_python: str | None
     base_build: str | None
@@ -50,6 +52,7 @@ class GateChoices:
     durations: str | None
     budget: Budget
     outputs: tuple[Path, ...]
+    pairs_file: Path
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,6 +129,7 @@ _PARSERS: dict[str, tuple[Callable[[str], Any], str]] = {
     "rounds": _whole_number(1),
     "matrix": (one_of(*MATRICES), f"one of {', '.join(MATRICES)}"),
     "numerics": _ON_OFF,
+    "identical": (one_of("pass", "judge"), "pass or judge"),
     "gate": _ON_OFF,
     "tolerance": (parse_ratio, "a ratio such as 2%"),
     "limit": (parse_ratio, "a ratio such as 5%"),
@@ -134,7 +138,7 @@ _PARSERS: dict[str, tuple[Callable[[str], Any], str]] = {
     "base-python": (_interpreter, "the name or path of an interpreter"),
     "base-build": (str, "a command"),
     "base-env": (_variables, "KEY=VALUE"),
-    "max-pairs": _whole_number(FIRST_LOOK),
+    "max-pairs": _whole_number(LEAST_MAX_PAIRS),
     "max-minutes": (parse_seconds, "a duration such as 30min"),
     "seed": _whole_number(0, MAX_SEED),
     "timeout": (_positive_seconds, "a duration above 0, such as 120 or 2min"),
@@ -186,19 +190,27 @@ def resolve(config: pytest.Config, environ: Mapping[str, str] = os.environ) -> C
 
 def _value(config: pytest.Config, option: Option) -> Any:
     text: str | list[str] | None = config.getoption(option.flag)
-    source, name = "command line", option.flag
+    name = option.flag
     if isinstance(text, list):
         text = "\n".join(text)
     if text is None:
-        text = config.getini(option.ini)
-        source, name = f"ini file {config.inipath}", option.ini
-    if text is None:
-        text, source = option.default, "default"
+        text, name = config.getini(option.ini), option.ini
     parse, allowed = _PARSERS[option.name]
     try:
-        return parse(str(text))
+        return parse(option.default if text is None else str(text))
     except ValueError as error:
-        raise SettingError(f"{name} is {text!r} ({source}); use {allowed}") from error
+        raise SettingError(
+            f"{name} is {text!r} ({_source(config, name)}); use {allowed}"
+        ) from error
+
+
+def _source(config: pytest.Config, name: str) -> str:
+    """Return where a value was given, for people."""
+    if name.startswith("-"):
+        is_typed = any(str(word).startswith(name) for word in config.invocation_params.args)
+        return "command line" if is_typed else "addopts or PYTEST_ADDOPTS"
+    overridden = [text.partition("=")[0] for text in config.option.override_ini or ()]
+    return "command line, -o" if name in overridden else f"ini file {config.inipath}"
 
 
 def _refuse_unused_durations(config: pytest.Config, names: Container[str]) -> None:
@@ -233,6 +245,7 @@ def _gate_choices(
         limit=value["limit"],
         base=value["base"] or None,
         target=target_branch(environ),
+        judges_identical=value["identical"] == "judge",
         base_dir=Path(value["base-dir"]) if value["base-dir"] else None,
         base_python=value["base-python"],
         base_build=value["base-build"] or None,
@@ -244,6 +257,7 @@ def _gate_choices(
             timeout_s=max(value["timeout"], LAUNCH_TIMEOUT_S),
         ),
         outputs=(config.rootpath / value["report"],),
+        pairs_file=config.rootpath / value["report"] / PAIRS_FILE,
     )
 
 

@@ -22,6 +22,8 @@ from perfsuite.gate.baselines.accepted import read_accepted
 from perfsuite.gate.baselines.screen import Candidate
 from perfsuite.gate.baselines.stored_verdict import History, read_history
 from perfsuite.gate.git.repository import Base, NoBase
+from perfsuite.gate.git.tree_digest import digest_tree
+from perfsuite.gate.judge.kept_pairs import kept_names
 from perfsuite.gate.judge.trial import draw_seed
 from perfsuite.gate.noise import read_noise
 from perfsuite.gate.request import GateRequest, base_of
@@ -36,13 +38,17 @@ from perfsuite.records.cell import CellRecord, samples_of_step
 from perfsuite.records.verdict import CellVerdict
 
 _NOT_FOUND = "a launch of head with the same command line has no such cell"
+_NO_GATE_UNDER_TORCHRUN = (
+    "--benchmark-compare is the gate, which starts the ranks of both sides on one machine, and "
+    "torchrun has started this session; gate without torchrun, or add --perf-gate=off"
+)
 _NOT_REACHED = "it was selected, and the session ended before it had a verdict"
 _SKIPPED_IN_PAIRS = "this session measured it and its launches did not"
 # Makes a launch's session ours, as this one is; a pytest without perfsuite knows no such option.
 _OURS = ("-o", "perf_gate=on")
 
 
-def refuse_silent_passes(config: pytest.Config) -> None:
+def refuse_silent_passes(config: pytest.Config, *, is_under_torchrun: bool) -> None:
     """Refuse options with which nothing would be measured, or that are not what they seem.
 
     Raises:
@@ -54,6 +60,8 @@ def refuse_silent_passes(config: pytest.Config) -> None:
             f"--benchmark-compare takes {compare!r} for the run to compare with; "
             f"write: pytest {compare} --benchmark-compare"
         )
+    if is_under_torchrun:
+        raise pytest.UsageError(_NO_GATE_UNDER_TORCHRUN)
     is_worker = hasattr(config, "workerinput")
     if is_worker or config.getoption("dist", "no") != "no" or config.getoption("numprocesses", 0):
         raise pytest.UsageError(
@@ -147,9 +155,13 @@ class SessionGate:
         )
         for line in history.refused:
             self._say(f"not compared with {line}")
-        at_once = [name for name in cells if not history.can_screen(name)]
+        # No stored run overrules what pairs have found of these very trees.
+        head = digest_tree(self._config.rootpath, outputs=self._choices.outputs)
+        kept = kept_names(self._choices.pairs_file, head)
+        at_once = [name for name in cells if name in kept or not history.can_screen(name)]
+        waiting = frozenset(cells).difference(at_once)
         self._num_cells = sharding.num_cells
-        self._first = self._run(at_once)
+        self._first = self._run(at_once, waiting=waiting)
         self._judged = {cell.name: cell for cell in self._first.cells if sharding.owns(cell.name)}
         for cell in self._judged.values():
             self._record(cell)
@@ -192,7 +204,9 @@ class SessionGate:
         if not self._open:
             return {}
         try:
-            found = {cell.name: cell for cell in self._run(list(self._open)).cells}
+            # Whether a change touches them is known by now.
+            result = self._run(list(self._open), judges_identical=True)
+            found = {cell.name: cell for cell in result.cells}
             refusal = None if self._first is None else self._first.refusal
         except PerfsuiteError as error:
             found, refusal = {}, f"the pairs could not be run: {error}"
@@ -230,6 +244,11 @@ class SessionGate:
             _store_verdict(_extra_info(item), verdict)
         elif item.nodeid not in self._judged:  # only the pairs know whether the base has it
             self._leave_open(item)
+        elif self._judged[item.nodeid].by == "identical":  # so the base skips it too
+            reason = f"skipped: {report.longreprtext.partition(chr(10))[0]}"
+            verdict = CellVerdict(name=item.nodeid, word="SKIPPED", by="test", reason=reason)
+            self._record(verdict)
+            _store_verdict(_extra_info(item), verdict)
 
     def _record(self, verdict: CellVerdict, *, fails_test: bool = False) -> None:
         """Show a verdict in the table, and stamp it."""
@@ -259,6 +278,9 @@ class SessionGate:
     ) -> CellVerdict | None:
         """Counts first, then what pairs or the stored times say; None where pairs must."""
         name: str = item.nodeid
+        judged = self._judged.get(name)
+        if judged is not None and judged.by == "identical":
+            return judged
         arguments = marker_arguments(item)
         stats = getattr(item.funcargs.get("benchmark"), "stats", None)
         num_samples = None
@@ -289,9 +311,10 @@ class SessionGate:
             self._say,
         )
 
-    def _run(self, cells: Sequence[str]) -> GateResult:
+    def _run(self, cells: Sequence[str], **changes: Any) -> GateResult:
         """Judge cells in what is left of the session's budget."""
-        result = run_gate(self._request(cells), say=self._say)
+        request = dataclasses.replace(self._request(cells), **changes)
+        result = run_gate(request, say=self._say)
         if result.judgement is not None:
             self._left_s = max(0.0, self._left_s - result.judgement.wall_s)
         return result
@@ -304,6 +327,7 @@ class SessionGate:
             num_cells=self._num_cells,
             base=choices.base,
             target=choices.target,
+            judges_identical=choices.judges_identical,
             found=self._found,
             base_dir=choices.base_dir,
             base_python=choices.base_python,
@@ -316,6 +340,7 @@ class SessionGate:
             priors=read_noise(self._config.rootpath, os.environ),
             stored=duration_source(self._config, choices.durations).path,
             outputs=choices.outputs,
+            pairs_file=choices.pairs_file,
         )
 
 

@@ -28,7 +28,7 @@ from perfsuite.experiments.rank_session import Session
 from perfsuite.gate.arms.command import Command
 from perfsuite.plugin import recorder
 from perfsuite.plugin.fixtures import OUTCOME, is_cell
-from perfsuite.plugin.output import say
+from perfsuite.plugin.output import legible, say
 from perfsuite.plugin.session import markers, phases, saving, sharding
 from perfsuite.plugin.session.choices import Choices
 from perfsuite.plugin.session.gate import SessionGate, refuse_silent_passes
@@ -50,10 +50,6 @@ if TYPE_CHECKING:
 
 _PROGRESS = "perfsuite"
 CELLS_FILE = "cells.jsonl"
-_NO_GATE_UNDER_TORCHRUN = (
-    "--benchmark-compare is the gate, which starts the ranks of both sides on one machine, and "
-    "torchrun has started this session; gate without torchrun, or add --perf-gate=off"
-)
 
 
 def begin(
@@ -71,9 +67,7 @@ def begin(
         saver = saving.RunSaver(config, ownership.environ, ownership.num_cores)
         saver.failed |= set(ownership.failed_collections)
         if choices.gate.is_on and config.getoption("benchmark_compare", None):
-            refuse_silent_passes(config)
-            if choices.membership is not None:
-                raise pytest.UsageError(_NO_GATE_UNDER_TORCHRUN)
+            refuse_silent_passes(config, is_under_torchrun=choices.membership is not None)
             command = Command.of_this_process(
                 config.invocation_params.dir,
                 map(str, config.invocation_params.args),
@@ -119,7 +113,7 @@ class MeasuredSession:
         self._num_verdicts_that_fail = 0
         self._session: Session | None = None
         self._signals = contextlib.ExitStack()
-        self._lines: list[CellLine] = []
+        self._lines: dict[str, CellLine] = {}
         self._write_error: WriteError | None = None
 
     @property
@@ -242,7 +236,7 @@ class MeasuredSession:
         elif isinstance(error, PerfsuiteError):
             report.longrepr = f"{type(error).__name__}: {error}"
         if isinstance(error, PerfsuiteError):
-            recorder.expect_no_record(item)
+            recorder.expect_no_record(getattr(item, "funcargs", {}).get("benchmark"))
         if not phases.is_over(item, report):
             return report
         if self._torchrun is not None:
@@ -302,7 +296,7 @@ class MeasuredSession:
     def _keep(self, line: CellLine) -> None:
         """Append a cell that ended to cells.jsonl, which each session begins anew."""
         is_first = not self._lines and not self.finished
-        self._lines.append(line)
+        self._lines[line.fullname] = line
         if not self._writes or line.fullname in self.finished or self._has_lost_a_rank:
             return
         path = self._choices.results / CELLS_FILE
@@ -341,7 +335,7 @@ class MeasuredSession:
         """Write the run; what could not be written or judged is not a success."""
         if self._session is not None:
             self._session.close()
-        if self._writes and any(line.perfsuite is not None for line in self._lines):
+        if self._writes and any(line.perfsuite is not None for line in self._lines.values()):
             self._write_run(self._choices.results / "run.json")
         if session.exitstatus == pytest.ExitCode.OK and self._write_error is not None:
             session.exitstatus = ExitCode.REFUSED
@@ -375,17 +369,19 @@ class MeasuredSession:
     @pytest.hookimpl(trylast=True)
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Show the table of the cells that were measured."""
-        if any(line.perfsuite is not None for line in self._lines):
+        lines = list(self._lines.values())
+        if any(line.perfsuite is not None for line in lines):
             terminalreporter.section("perfsuite", sep="=")
-            terminalreporter.write_line(terminal_table(self._lines))
-            for text in not_exercised_lines(self._lines):
-                terminalreporter.write_line(text)
-            terminalreporter.write_line(f"written to {self._choices.results}")
+            terminalreporter.write_line(legible(terminal_table(lines)))
+            for text in not_exercised_lines(lines):
+                terminalreporter.write_line(legible(text))
+            if self._write_error is None:
+                terminalreporter.write_line(f"written to {self._choices.results}")
         if self._gate is not None and self._gate.result is not None:
             terminalreporter.section("perfsuite gate", sep="=")
             result = self._gate.result
             for text in verdict_lines(result.cells, result.refusal, result.differs):
-                terminalreporter.write_line(text)
+                terminalreporter.write_line(legible(text))
         if self._foreign_markers is not None:
             terminalreporter.write_line(f"perfsuite: {self._foreign_markers}")
         if self._sharding.why_empty is not None:

@@ -20,6 +20,13 @@ _IS_IN_CALL = pytest.StashKey[bool]()
 _FAILED_SUBTEST = pytest.StashKey[str | None]()
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Forget what was measured where another plugin runs a test again that failed."""
+    if OUTCOME in item.stash:
+        del item.stash[OUTCOME]
+
+
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     """Know while a test runs, which may be more than once."""

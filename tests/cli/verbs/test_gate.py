@@ -19,6 +19,7 @@ from perfsuite.gate.judge.trial import Judgement
 from perfsuite.gate.request import GateRequest
 from perfsuite.gate.run_gate import GateResult
 from perfsuite.records.verdict import CellVerdict, Explanation
+from perfsuite.stats.evidence import Pair
 from perfsuite.stats.sequential import Rule, decide
 from perfsuite.system.timing_lock import TimingLock
 
@@ -37,6 +38,7 @@ FAILED = CellVerdict(
     word="FAIL",
     by="pairs",
     ratio=1.2,
+    mean_ratio=1.25,
     interval=(1.1, 1.3),
     num_pairs=3,
     detectable=0.03,
@@ -49,6 +51,8 @@ FAILED = CellVerdict(
         operators=({"name": "a.py:f", "calls": (1, 1), "self_s": (0.001, 0.002)},),
     ),
     raw=((1.0, 1.2),) * 3,
+    mean_ratios=(1.25,) * 3,
+    errors=(0.004, None, 0.004),
     firsts=("head", "base", "base"),
 )
 UNKNOWN = CellVerdict(
@@ -116,7 +120,7 @@ def test_without_options_the_contracts_defaults_hold(gate: Gate, tmp_path: Path)
     (request,) = gate.requests
     assert (request.folder, request.command.arguments) == (tmp_path, ("benchmarks",))
     assert (request.tolerance, request.limit, request.floor_s) == (0.02, 0.05, None)
-    assert (request.budget.max_pairs, request.budget.max_s) == (16, 1800.0)
+    assert (request.budget.max_pairs, request.budget.max_s) == (20, 1800.0)
     assert (request.base, request.base_dir, request.base_python) == (None, None, None)
     assert request.base_environment == {}
     assert 0 <= request.seed < 2**32
@@ -330,6 +334,7 @@ def test_the_json_has_the_keys_of_the_contract(gate: Gate) -> None:
             "detectable": 0.03,
             "tolerance": 0.02,
             "limit": 0.05,
+            "mean_ratio": 1.25,
             "reason": None,
             "compared_with": None,
             "explanation": {
@@ -339,6 +344,8 @@ def test_the_json_has_the_keys_of_the_contract(gate: Gate) -> None:
                 "operators": [{"name": "a.py:f", "calls": [1, 1], "self_s": [0.001, 0.002]}],
             },
             "raw": [[1.0, 1.2]] * 3,
+            "mean_ratios": [1.25] * 3,
+            "errors": [0.004, None, 0.004],
             "first": ["head", "base", "base"],
             "asked": {},
         }
@@ -388,9 +395,15 @@ def test_identical_code_passes_and_the_json_gives_the_verdict_again(
     (cell,) = found["cells"]
     assert (cell["id"], cell["word"]) == ("benchmarks/test_steps.py::test_price", "PASS")
     assert (found["seed"], found["exit_code"]) == (9, 0)
-    log_ratios = [math.log(head_s / base_s) for base_s, head_s in cell["raw"]]
+    pairs = [
+        Pair(log_ratio=math.log(head_s / base_s), mean_log_ratio=math.log(mean), error=error)
+        for (base_s, head_s), mean, error in zip(
+            cell["raw"], cell["mean_ratios"], cell["errors"], strict=True
+        )
+    ]
     asked = {name: value for name, value in cell["asked"].items() if name != "accepted_slowdown"}
-    decision = decide(log_ratios, Rule(**asked))
+    decision = decide(pairs, Rule(**asked))
     assert (decision.word, decision.ratio) == (cell["word"], cell["ratio"])
+    assert decision.mean_ratio == cell["mean_ratio"]
     assert list(decision.interval) == cell["interval"]
     assert repository.git("worktree", "list").count("\n") == 0

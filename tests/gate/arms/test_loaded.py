@@ -33,6 +33,9 @@ def test_busy(benchmark):
     subprocess.run(["sh", "-c", "true"], env={"PATH": os.environ["PATH"]}, check=True)
     subprocess.run(["./script"], check=True)
     ctypes.CDLL("./library.so.1")
+
+def test_rest(benchmark):
+    benchmark.pedantic(int, rounds=1)
 """
 
 
@@ -71,7 +74,11 @@ def test_a_launch_tells_what_each_of_its_processes_loaded_and_started(
         f"{sys.executable} -W error -I -c pass",
         "sh -c true",
     }
-    quiet, busy = launch.cells.values()
+    quiet, busy, rest = launch.cells.values()
+    in_fork = str(tree / "in_fork.py")
+    assert in_fork in rest.loaded.files & busy.loaded.recent
+    assert in_fork not in rest.loaded.recent
+    assert {str(library), str(tree / "test_cells.py")} <= rest.loaded.recent
     assert str(tree / "test_cells.py") in quiet.loaded.files
     assert str(tree / "in_fork.py") not in quiet.loaded.files
     assert busy.loaded.files <= launch.loaded.files

@@ -205,13 +205,17 @@ def test_a_merge_on_the_default_branch_is_compared_with_its_first_parent(reposit
 
 
 def test_a_dirty_default_branch_is_compared_with_head(repository: Path) -> None:
+    parent = head_of(repository)
     head = commit(repository, "more.py")
     (repository / "code.py").write_text("changed")
 
     base = find_base(repository, None)
 
+    instead = f"the first parent of HEAD, {parent[:7]}; nothing that a cell loads differs from HEAD"
     assert base == Base(
-        revision=head, described=f"HEAD, {head[:7]}, without the uncommitted changes"
+        revision=head,
+        described=f"HEAD, {head[:7]}, without the uncommitted changes",
+        instead=Base(revision=parent, described=instead),
     )
 
 
@@ -494,7 +498,7 @@ def test_what_sessions_and_installers_leave_compares_no_commit_with_itself(
     assert base == Base(
         revision=parent,
         described=f"the first parent of HEAD, {parent[:7]}; "
-        "nothing that a cell could load differs from HEAD",
+        "nothing that a cell loads differs from HEAD",
     )
 
 

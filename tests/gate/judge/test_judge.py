@@ -16,8 +16,11 @@ from perfsuite.gate.arms.arm import Arm, CellRun, Launch, PairPlan, Suite
 from perfsuite.gate.judge import judge as module
 from perfsuite.gate.judge.counts import Slack
 from perfsuite.gate.judge.judge import judge
+from perfsuite.gate.judge.kept_pairs import read_kept_pairs
+from perfsuite.gate.judge.pair_evidence import locate_log_ratio
 from perfsuite.gate.judge.trial import Budget, CellPolicy, Judgement, Trial
-from perfsuite.stats.sequential import Prior, Rule, decide
+from perfsuite.stats.evidence import Prior
+from perfsuite.stats.sequential import Rule, decide
 
 BASE, HEAD = (
     Arm(name=name, tree=Path("/trees") / name, import_roots=(), pytest_arguments=())
@@ -162,7 +165,7 @@ def test_times_are_compared_per_sample_where_iterations_differ_in_samples(run: R
     assert same.reason is None
     assert same.decision is not None
     assert same.decision.ratio == pytest.approx(1.0, rel=0.01)
-    assert [head_s / base_s for base_s, head_s in same.raw] == pytest.approx([1.0] * 3, rel=0.01)
+    assert [head_s / base_s for base_s, head_s in same.raw] == pytest.approx([1.0] * 2, rel=0.01)
 
 
 def test_at_the_last_pair_what_is_not_decided_is_inconclusive(run: Run) -> None:
@@ -187,8 +190,8 @@ def test_decided_cells_leave_the_later_pairs(run: Run) -> None:
     machine = Machine(cell)
     judgement = run(machine, ["quiet", "noisy"], max_pairs=5)
 
-    assert [sorted(names) for names in machine.names] == [["noisy", "quiet"]] * 3 + [["noisy"]] * 2
-    assert [len(trial.raw) for trial in judgement.trials] == [3, 5]
+    assert [sorted(names) for names in machine.names] == [["noisy", "quiet"]] * 2 + [["noisy"]] * 3
+    assert [len(trial.raw) for trial in judgement.trials] == [2, 5]
 
 
 def test_a_verdict_can_be_recomputed_from_the_raw_pairs(run: Run) -> None:
@@ -205,11 +208,30 @@ def test_a_verdict_can_be_recomputed_from_the_raw_pairs(run: Run) -> None:
             max_pairs=8,
             prior=prior if trial.name == "between" else None,
         )
-        log_ratios = [math.log(head_s / base_s) for base_s, head_s in trial.raw]
-        assert decide(log_ratios, rule) == trial.decision
+        assert decide(trial.pairs, rule) == trial.decision
         assert trial.rule == {**dataclasses.asdict(rule), "accepted_slowdown": 1.0}
         assert trial.decision is not None
         assert trial.decision.word == trial.word
+
+
+def test_a_re_run_launches_only_what_is_open_and_adds_to_its_pairs(
+    run: Run, tmp_path: Path
+) -> None:
+    machine = Machine(
+        lambda name, arm, number: timed(
+            0.001 if arm == "base" or (name == "noisy" and number % 2) else 0.0012
+        )
+    )
+    first = run(machine, ["slow", "noisy"], max_pairs=4)
+    read_kept_pairs(tmp_path / "pairs.json", "base", "head").write(first.trials)
+    kept = read_kept_pairs(tmp_path / "pairs.json", "base", "head").cells
+    machine.names.clear()
+
+    rerun = run(machine, ["slow", "noisy"], max_pairs=4, kept=kept)
+
+    assert words(first) == words(rerun) == {"slow": "FAIL", "noisy": "INCONCLUSIVE"}
+    assert machine.names == [["noisy"]] * 4
+    assert [len(trial.pairs) for trial in rerun.trials] == [len(first.trials[0].pairs), 8]
 
 
 def test_cells_that_others_judge_share_the_error_rate(run: Run) -> None:
@@ -235,6 +257,11 @@ def test_a_pair_is_the_trimmed_mean_of_the_ratios_of_rounds_beside_each_other(ru
     (trial,) = judgement.trials
     assert trial.raw == [pytest.approx((2.0, 5.0))] * 3
     assert trial.log_ratios == [math.log(2.5)] * 3
+    # The total time has the stall: 54.5 s over 10 s.
+    assert [pair.mean_log_ratio for pair in trial.pairs] == [pytest.approx(math.log(5.45))] * 3
+    assert {pair.error for pair in trial.pairs} == {
+        locate_log_ratio((1.0, 2.0, 4.0, 2.0, 1.0), (2.5, 5.0, 40.0, 5.0, 2.0))[1]
+    }
 
 
 def test_a_cells_own_tolerance_and_limit_decide_it(run: Run) -> None:
@@ -382,9 +409,12 @@ def test_a_launch_that_ends_in_one_cell_costs_the_others_a_pair(run: Run) -> Non
 
 
 def test_a_cell_that_fails_later_is_an_error_whatever_its_pairs_said(run: Run) -> None:
-    machine = Machine(
-        lambda name, arm, number: timed(1.0) if number < 3 else ended("failed", "flaky")
-    )
+    def cell(name: str, arm: str, number: int) -> CellRun:
+        if number == 3:
+            return ended("failed", "flaky")
+        return timed(1.0 if arm == "base" else 1.04)
+
+    machine = Machine(cell)
 
     judgement = run(machine, ["a"])
 
@@ -433,7 +463,7 @@ def test_a_wrong_import_takes_earlier_verdicts_back(run: Run) -> None:
         policies={"slow": CellPolicy(tolerance=0.02, limit=0.03, floor_s=0.0)},
     )
 
-    assert judgement.num_pairs == 4
+    assert judgement.num_pairs == 3
     assert words(judgement) == {"quick": "INVALID", "slow": "INVALID"}
 
 
@@ -477,7 +507,7 @@ def test_each_plan_has_the_budgets_timeout_and_its_number(run: Run) -> None:
     run(machine, ["a"])
 
     assert [(plan.number, plan.timeout_s, plan.profiles) for plan in machine.plans] == [
-        (number, 30.0, False) for number in (1, 2, 3)
+        (number, 30.0, False) for number in (1, 2)
     ]
 
 
@@ -531,9 +561,10 @@ def test_progress_shows_the_running_intervals(run: Run) -> None:
 
     assert [re.sub(r"\d+\.?\d*(?= %| s)", "#", line) for line in said] == [
         "pair 1: 0 of 2 cells decided (# s)",
-        "pair 2: 0 of 2 cells decided (# s)",
+        "pair 2: 1 of 2 cells decided (# s)",
+        "  calm: PASS, +# %, between -# % and +# %",
+        "  wild: open, +# %, between -# % and +# %",
         "pair 3: 1 of 2 cells decided (# s)",
-        "  calm: PASS, -# %, between -# % and +# %",
         "  wild: open, -# %, between -# % and +# %",
         "pair 4: 2 of 2 cells decided (# s)",
         "  wild: INCONCLUSIVE, +# %, between -# % and +# %",
@@ -551,7 +582,7 @@ def test_a_pair_on_an_unfit_machine_is_run_again(run: Run) -> None:
     judgement = run(machine, ["same"], max_pairs=3, say=said.append)
 
     assert words(judgement) == {"same": "PASS"}
-    assert (judgement.num_pairs, len(judgement.trials[0].raw)) == (4, 3)
+    assert (judgement.num_pairs, len(judgement.trials[0].raw)) == (3, 2)
     assert "pair 2 does not count: too hot" in said
 
 
@@ -791,8 +822,8 @@ def test_a_cell_that_memory_has_no_room_for_twice_is_run_one_by_one(run: Run, wh
 
     assert words(judgement) == {"big": "PASS", "small": "PASS"}
     assert [trial.reason for trial in judgement.trials] == [_ONE_BY_ONE, None]
-    assert [plan.one_by_one for plan in machine.plans] == [frozenset(), *[frozenset({"big"})] * 3]
-    assert [len(trial.raw) for trial in judgement.trials] == [3, 3]
+    assert [plan.one_by_one for plan in machine.plans] == [frozenset(), *[frozenset({"big"})] * 2]
+    assert [len(trial.raw) for trial in judgement.trials] == [2, 2]
 
 
 def test_a_cell_that_is_too_large_for_one_arm_is_an_error(run: Run) -> None:
@@ -859,10 +890,10 @@ def test_a_cell_that_outgrew_its_core_is_run_again_on_all_of_them(run: Run) -> N
     judgement = run(machine, ["serial", "parallel"], max_pairs=3)
 
     assert words(judgement) == {"serial": "PASS", "parallel": "PASS"}
-    assert [plan.unpinned for plan in machine.plans] == [frozenset(), *[{"parallel"}] * 3]
+    assert [plan.unpinned for plan in machine.plans] == [frozenset(), *[{"parallel"}] * 2]
     assert {trial.name: len(trial.raw) for trial in judgement.trials} == {
-        "serial": 3,
-        "parallel": 3,
+        "serial": 2,
+        "parallel": 2,
     }
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from perfsuite.gate.arms.arm import Arm, Suite
-from perfsuite.gate.request import collect
+from perfsuite.gate.arms.arm import Suite
 
 
 def read_own_files(tree: Path, suite: Suite | None) -> dict[str, bytes]:
@@ -16,16 +15,16 @@ def read_own_files(tree: Path, suite: Suite | None) -> dict[str, bytes]:
 
 
 def give_back(
-    base: Arm, own_files: Mapping[str, bytes], cells: Collection[str], timeout_s: float
+    tree: Path, laid: Suite | None, own_files: Mapping[str, bytes], cells: Collection[str]
 ) -> dict[str, str]:
-    """Put the base's own files where it cannot import head's; return why, by cell."""
-    laid = collect(base, timeout_s).suite
-    if laid is None:
-        return {}
+    """Put the base's own files where it cannot import head's; return why, by cell.
+
+    `laid` is what the base has collected in its tree with head's benchmarks laid over it.
+    """
     replaced = {}
-    for name in cells:
+    for name in cells if laid is not None else ():
         file = name.partition("::")[0]
-        if file in own_files and (why := laid.why_broken(name)) is not None:
-            (base.tree / file).write_bytes(own_files[file])
+        if laid is not None and file in own_files and (why := laid.why_broken(name)) is not None:
+            (tree / file).write_bytes(own_files[file])
             replaced[name] = f"the base runs its own {file}, as it cannot import head's: {why}"
     return replaced

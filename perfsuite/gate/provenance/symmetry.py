@@ -13,8 +13,8 @@ from perfsuite.gate.git import repository
 from perfsuite.gate.git.fill_tree import missing_files
 from perfsuite.gate.git.overlay import SITE_FOLDER, is_left_out, read_source
 from perfsuite.gate.git.repository import find_top
-from perfsuite.gate.judge.installed import SITE, installed_by_projects, is_any_installed
-from perfsuite.gate.judge.untracked import BUILD, SHARE
+from perfsuite.gate.provenance.installed import SITE, installed_by_projects, is_any_installed
+from perfsuite.gate.provenance.untracked import BUILD, SHARE
 
 _PYTHON = "give the base an interpreter of its own with --base-python (pytest: --perf-base-python)"
 # Temporary folders of sessions, which a continuous integration may have in the checkout.

@@ -75,7 +75,7 @@ class Comparison:
         changed = self.changes.modules
         if loaded.silent:
             return next(iter(changed), None)
-        files = {Path(file).resolve() for file in loaded.files}
+        files = {Path(file).resolve() for file in loaded.recent}
         for path in changed:
             if self.top / path in files or any(_is_copy(self.top, path, file) for file in files):
                 return path

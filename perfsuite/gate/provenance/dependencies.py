@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from perfsuite.gate.git.overlay import tree_files
-from perfsuite.gate.judge.installed import SITE, normalized
+from perfsuite.gate.provenance.installed import SITE, normalized
 
 _LOCKS = ("uv.lock", "poetry.lock", "pdm.lock", "pylock.toml", "pylock.*.toml")
 _LISTS = ("*requirements*.txt", "*requirements*.in", "*constraints*.txt")

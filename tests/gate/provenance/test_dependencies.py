@@ -6,7 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from perfsuite.gate.judge.dependencies import ANY, changed_dependencies, find_changed_dependency
+from perfsuite.gate.provenance.dependencies import (
+    ANY,
+    changed_dependencies,
+    find_changed_dependency,
+)
 
 
 def change(folder: Path, file: str, old: str | None, new: str | None) -> dict[str, frozenset[str]]:

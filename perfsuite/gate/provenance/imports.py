@@ -10,9 +10,9 @@ from pathlib import Path
 from perfsuite.gate.arms.arm import Launch
 from perfsuite.gate.git.overlay import read_source, tree_files
 from perfsuite.gate.git.repository import find_top
-from perfsuite.gate.judge.dependencies import find_changed_dependency
-from perfsuite.gate.judge.installed import owners_of_module, project_names
-from perfsuite.gate.judge.symmetry import find_asymmetry, find_silent, loadings_of
+from perfsuite.gate.provenance.dependencies import find_changed_dependency
+from perfsuite.gate.provenance.installed import owners_of_module, project_names
+from perfsuite.gate.provenance.symmetry import find_asymmetry, find_silent, loadings_of
 
 # Where installers put packages, in a tree or not: no code under test is there.
 _INSTALLED = {"site-packages", "dist-packages"}

@@ -10,7 +10,7 @@ import pytest
 
 from perfsuite.gate.arms.arm import Arm, Launch
 from perfsuite.gate.arms.loaded import Loaded
-from perfsuite.gate.judge.imports import find_wrong_import
+from perfsuite.gate.provenance.imports import find_wrong_import
 
 PLACES = {
     "pkg": "pkg/__init__.py",

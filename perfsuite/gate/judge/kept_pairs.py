@@ -1,0 +1,186 @@
+"""What earlier sessions found of the same two trees: each FAIL, and the pairs of each INCONCLUSIVE.
+
+Without it every re-run of a red session would be another draw: a slowdown that passes in one of
+seven sessions passes in half of five re-runs. A FAIL is kept, and the rule goes on from pairs that
+it found inconclusive. The file is untrusted: it may come from the cache of a continuous
+integration.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+
+from perfsuite.gate.judge.pairs_verdict import decide_beyond, decide_by_pairs
+from perfsuite.gate.judge.trial import Trial
+from perfsuite.stats.evidence import Pair
+from perfsuite.stats.sequential import Rule
+from perfsuite.system.files import write_atomically
+from perfsuite.system.untrusted import (
+    MOST,
+    Amount,
+    Label,
+    printable,
+    read_untrusted,
+    why_unreadable,
+)
+
+PAIRS_FILE = "pairs.json"
+_MAX_FILE_BYTES = 64 * 2**20
+_KEPT = "an earlier session of these two trees has failed it"
+# A branch is seldom re-run after so many others.
+_MOST_COMPARISONS = 20
+
+Positive = Annotated[float, msgspec.Meta(gt=0, le=float(MOST))]
+
+
+class KeptCell(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A cell that a re-run does not judge anew; its fields are those of a `Trial`.
+
+    Attributes:
+        rule: As it was: with another history, earlier looks would now end otherwise.
+    """
+
+    word: Literal["FAIL", "INCONCLUSIVE"]
+    by: Label
+    reason: str | None
+    rule: Rule
+    accepted_slowdown: Positive
+    floor_s: Amount
+    raw: list[tuple[Positive, Positive]]
+    pairs: Annotated[list[Pair], msgspec.Meta(min_length=1)]
+    firsts: list[Literal["base", "head"]]
+
+    def __post_init__(self) -> None:
+        if not len(self.raw) == len(self.pairs) == len(self.firsts):
+            raise ValueError(f"it has {len(self.pairs)} pairs and {len(self.raw)} times of them")
+
+
+class _Comparison(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    base: str
+    head: str
+    cells: dict[str, KeptCell]
+
+
+class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    schema: Literal[1] = 1
+    comparisons: list[_Comparison] = []
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeptPairs:
+    """What is kept of a comparison of two trees.
+
+    Attributes:
+        path: The file.
+        base, head: What tells the trees from others.
+        cells: Found in it, by name.
+        told: What a reader should know of where they come from.
+    """
+
+    path: Path
+    base: str
+    head: str
+    cells: Mapping[str, KeptCell]
+    told: str
+
+    def write(self, trials: Iterable[Trial]) -> None:
+        """Keep what a re-run must not judge anew; raises a WriteError where that is impossible."""
+        judged = {trial.name: trial for trial in trials}
+        cells = {name: kept for name, kept in self.cells.items() if name not in judged}
+        cells |= {name: _keep(trial) for name, trial in judged.items() if _is_kept(trial)}
+        if not cells and not self.cells:
+            return
+        try:
+            earlier = _read(self.path).comparisons
+        except (OSError, ValueError):  # which was told as it was read
+            earlier = []
+        trees = self.base, self.head
+        others = [one for one in earlier if (one.base, one.head) != trees]
+        newest = _Comparison(base=self.base, head=self.head, cells=cells)
+        kept = _File(comparisons=[*others, newest][-_MOST_COMPARISONS:])
+        write_atomically(self.path, msgspec.json.format(msgspec.json.encode(kept), indent=1))
+
+
+def read_kept_pairs(path: Path, base: str, head: str) -> KeptPairs:
+    """Return what is kept of two trees: nothing where the file is missing or cannot be read."""
+    cells: Mapping[str, KeptCell] = {}
+    told = f"{path} has nothing of these two trees: judged anew"
+    try:
+        for one in _read(path).comparisons:
+            if (one.base, one.head) == (base, head):
+                cells = one.cells
+    except (OSError, ValueError) as error:
+        told = f"{path} cannot be read ({printable(why_unreadable(error))}): judged anew"
+    if cells:
+        who = "1 cell goes" if len(cells) == 1 else f"{len(cells)} cells go"
+        told = f"{who} on from what {path} has of these two trees"
+    return KeptPairs(path=path, base=base, head=head, cells=cells, told=told)
+
+
+def kept_names(path: Path, head: str | None) -> frozenset[str]:
+    """Return the cells that the file has of a head, whatever it was compared with."""
+    try:
+        comparisons = _read(path).comparisons
+    except (OSError, ValueError):  # told where the pairs are read
+        return frozenset()
+    return frozenset(name for one in comparisons if one.head == head for name in one.cells)
+
+
+def resume(trial: Trial, kept: KeptCell) -> Rule:
+    """Let a trial begin where an earlier session ended; return the rule that goes on.
+
+    A FAIL is final unless the user accepts more than before.
+    """
+    policy = trial.policy
+    rule = dataclasses.replace(kept.rule, tolerance=policy.tolerance, limit=policy.limit)
+    trial.raw, trial.pairs, trial.firsts = [*kept.raw], [*kept.pairs], [*kept.firsts]
+    accepted = policy.accepted_slowdown
+    is_same = (kept.rule, kept.accepted_slowdown, kept.floor_s) == (rule, accepted, policy.floor_s)
+    if kept.word == "FAIL" and is_same:
+        decide_by_pairs(trial, rule)
+        trial.word, trial.by = "FAIL", kept.by
+        trial.reason = "; ".join(filter(None, (_KEPT, kept.reason)))
+        return rule
+    while decide_beyond(trial.pairs, rule, accepted).word == "INCONCLUSIVE":
+        rule = dataclasses.replace(rule, num_sessions=rule.num_sessions + 1)
+    return rule
+
+
+def _is_kept(trial: Trial) -> bool:
+    if trial.word == "FAIL":
+        return bool(trial.pairs)
+    # Another reason than the pairs may be gone in a re-run, in which they would then decide.
+    is_open = trial.decision is not None and trial.decision.word in (None, "INCONCLUSIVE")
+    return trial.word == "INCONCLUSIVE" and is_open
+
+
+def _keep(trial: Trial) -> KeptCell:
+    return msgspec.convert(
+        {
+            "word": trial.word,
+            "by": trial.by,
+            "reason": trial.reason,
+            "rule": {
+                name: value for name, value in trial.rule.items() if name != "accepted_slowdown"
+            },
+            "accepted_slowdown": trial.policy.accepted_slowdown,
+            "floor_s": trial.policy.floor_s,
+            "raw": trial.raw,
+            "pairs": trial.pairs,
+            "firsts": trial.firsts,
+        },
+        KeptCell,
+    )
+
+
+def _read(path: Path) -> _File:
+    try:
+        return msgspec.json.decode(read_untrusted(path, max_bytes=_MAX_FILE_BYTES), type=_File)
+    except FileNotFoundError:
+        return _File()

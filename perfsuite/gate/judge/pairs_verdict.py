@@ -1,0 +1,106 @@
+"""The verdict of the pairs of one cell: the rule's word, under what is accepted and the floor."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+from typing import Any
+
+from perfsuite.gate.judge.trial import Trial
+from perfsuite.records.verdict import CellVerdict, Explanation
+from perfsuite.stats.evidence import Pair
+from perfsuite.stats.sequential import Decision, Rule, decide
+from perfsuite.units import format_change, format_ratio
+
+
+def decide_by_pairs(trial: Trial, rule: Rule) -> None:
+    """Give a trial its decision, and its word where its pairs suffice."""
+    if not trial.pairs:
+        return
+    accepted = trial.policy.accepted_slowdown
+    trial.rule = {**dataclasses.asdict(rule), "accepted_slowdown": accepted}
+    decision = decide_beyond(trial.pairs, rule, accepted)
+    low, high = decision.interval
+    trial.decision = dataclasses.replace(
+        decision,
+        ratio=decision.ratio * accepted,
+        mean_ratio=decision.mean_ratio * accepted,
+        interval=(low * accepted, high * accepted),
+    )
+    trial.word = decision.word
+    if decision.word is None:
+        return
+    if (stalls := _describe_stalls(trial.decision, 1 + trial.policy.bounds[1])) is not None:
+        trial.add_reason(stalls)
+    if accepted != 1.0:
+        trial.add_reason(f"a slowdown by {format_ratio(accepted - 1)} is accepted")
+        # Faster than what is accepted is not yet faster than the base.
+        if trial.word == "IMPROVED" and decide(trial.pairs, rule).word != "IMPROVED":
+            trial.word = "PASS"
+    slower_s = _slower_s(trial)
+    if trial.word == "FAIL" and slower_s < trial.policy.floor_s:
+        trial.word = "PASS"
+        trial.add_reason(
+            f"slower by {slower_s * 1e6:.3g} us an iteration, below the floor of "
+            f"{trial.policy.floor_s * 1e6:.3g} us"
+        )
+
+
+def decide_beyond(pairs: list[Pair], rule: Rule, accepted_slowdown: float) -> Decision:
+    """Return what the pairs prove as if the base took what is accepted."""
+    accepted = math.log(accepted_slowdown)
+    beyond = [
+        dataclasses.replace(
+            pair,
+            log_ratio=pair.log_ratio - accepted,
+            mean_log_ratio=pair.mean_log_ratio - accepted,
+        )
+        for pair in pairs
+    ]
+    return decide(beyond, rule)
+
+
+def _describe_stalls(decision: Decision, most_ratio: float) -> str | None:
+    """Both locations where they differ, or where the mean alone keeps the cell from passing."""
+    both = f"typical {format_change(decision.ratio)}, mean {format_change(decision.mean_ratio)}"
+    is_open = decision.word == "INCONCLUSIVE" and decision.interval[1] < most_ratio
+    if decision.mean_differs:
+        return f"{both}: stalls" if is_open else both
+    return f"{both}: the mean is not proven to be below the limit" if is_open else None
+
+
+def _slower_s(trial: Trial) -> float:
+    """Seconds an iteration by which head is slower than accepted, stalls included."""
+    accepted = trial.policy.accepted_slowdown
+    typical = [head_s - base_s * accepted for base_s, head_s in trial.raw]
+    total = [
+        base_s * (math.exp(pair.mean_log_ratio) - accepted)
+        for (base_s, _), pair in zip(trial.raw, trial.pairs, strict=True)
+    ]
+    return max(statistics.median(typical), statistics.median(total))
+
+
+def verdict_of(trial: Trial, explanation: Explanation | None, base: str) -> CellVerdict:
+    """Return what became of a cell that was judged against the base, as it is called."""
+    tolerance, limit = trial.policy.bounds
+    proven: dict[str, Any] = {}
+    if trial.decision is not None:
+        proven = dataclasses.asdict(trial.decision)
+        del proven["word"], proven["mean_differs"]  # counts may have another word
+    return CellVerdict(
+        name=trial.name,
+        word=trial.word or "INCONCLUSIVE",
+        by=trial.by,
+        tolerance=tolerance,
+        limit=limit,
+        reason=trial.reason,
+        compared_with=f"pairs against {base}" if trial.raw else None,
+        explanation=explanation,
+        raw=tuple(trial.raw),
+        mean_ratios=tuple(math.exp(pair.mean_log_ratio) for pair in trial.pairs),
+        errors=tuple(pair.error for pair in trial.pairs),
+        firsts=tuple(trial.firsts),
+        rule=trial.rule,
+        **proven,
+    )

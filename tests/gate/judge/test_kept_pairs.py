@@ -1,0 +1,187 @@
+"""What a re-run of the same two trees starts from, and what it does not."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_up_pairs import plain_pairs
+
+from perfsuite.gate.judge.kept_pairs import KeptPairs, read_kept_pairs, resume
+from perfsuite.gate.judge.pairs_verdict import decide_by_pairs
+from perfsuite.gate.judge.trial import CellPolicy, Trial
+from perfsuite.stats.evidence import Prior
+from perfsuite.stats.sequential import Rule
+
+USUAL = CellPolicy(tolerance=0.02, limit=0.05, floor_s=0.0)
+RULE = Rule(tolerance=0.02, limit=0.05, num_cells=2, max_pairs=4, prior=Prior(sd=0.01))
+OPEN = (0.0, 0.2, 0.0, 0.2)
+SLOW = (0.5, 0.501, 0.499)
+
+
+def judged(
+    log_ratios: Sequence[float], *, name: str = "a", word: str | None = None, by: str = "pairs"
+) -> Trial:
+    """A trial whose pairs were judged; `word` is what something else made of it."""
+    trial = Trial(name=name, policy=USUAL, by=by)
+    trial.pairs = plain_pairs(log_ratios)
+    trial.raw = [(0.001, 0.001 * math.exp(one)) for one in log_ratios]
+    trial.firsts = ["base"] * len(log_ratios)
+    decide_by_pairs(trial, RULE)
+    trial.word = word or trial.word or "INCONCLUSIVE"  # type: ignore[assignment]
+    return trial
+
+
+def kept(path: Path, *, base: str = "b1", head: str = "h1") -> KeptPairs:
+    return read_kept_pairs(path / "pairs.json", base, head)
+
+
+def resumed(path: Path, policy: CellPolicy = USUAL, name: str = "a") -> tuple[Trial, Rule]:
+    trial = Trial(name=name, policy=policy)
+    return trial, resume(trial, kept(path).cells[name])
+
+
+def test_a_failure_is_kept_with_its_numbers_and_says_so(tmp_path: Path) -> None:
+    failed = judged(SLOW)
+    kept(tmp_path).write([failed])
+
+    trial, _ = resumed(tmp_path)
+
+    assert failed.word == trial.word == "FAIL"
+    assert trial.decision == failed.decision
+    assert (trial.raw, trial.pairs, trial.firsts) == (failed.raw, failed.pairs, failed.firsts)
+    assert trial.reason == "an earlier session of these two trees has failed it"
+
+
+def test_a_failure_by_counts_is_kept_with_its_reason(tmp_path: Path) -> None:
+    failed = judged(OPEN, word="FAIL", by="counts")
+    failed.reason = "flops 1 -> 2"
+    kept(tmp_path).write([failed])
+
+    trial, _ = resumed(tmp_path)
+
+    assert (trial.word, trial.by) == ("FAIL", "counts")
+    assert trial.reason == "an earlier session of these two trees has failed it; flops 1 -> 2"
+
+
+def test_a_failure_is_open_again_where_the_user_accepts_more(tmp_path: Path) -> None:
+    kept(tmp_path).write([judged(SLOW)])
+
+    trial, rule = resumed(tmp_path, dataclasses.replace(USUAL, tolerance=0.8, limit=0.9))
+
+    assert (trial.word, rule.tolerance, rule.limit) == (None, 0.8, 0.9)
+
+
+def test_the_rule_goes_on_from_inconclusive_pairs(tmp_path: Path) -> None:
+    kept(tmp_path).write([judged(OPEN)])
+
+    trial, rule = resumed(tmp_path)
+
+    assert (trial.word, len(trial.pairs)) == (None, 4)
+    assert rule == dataclasses.replace(RULE, num_sessions=2)
+
+
+def test_where_the_time_was_up_the_session_is_finished_first(tmp_path: Path) -> None:
+    kept(tmp_path).write([judged(OPEN[:3])])
+
+    _, rule = resumed(tmp_path)
+
+    assert rule == RULE
+
+
+@pytest.mark.parametrize(
+    "trial",
+    [
+        judged((0.0, 0.001)),
+        judged((0.0, 0.001), word="INCONCLUSIVE"),  # its pairs would pass it
+        judged(OPEN, word="INVALID"),
+        Trial(name="a", policy=USUAL, word="INCONCLUSIVE"),
+    ],
+    ids=["passed", "open for another reason", "invalid", "without a pair"],
+)
+def test_what_pairs_do_not_leave_open_is_judged_anew(tmp_path: Path, trial: Trial) -> None:
+    kept(tmp_path).write([judged(OPEN)])
+
+    kept(tmp_path).write([trial])
+
+    assert kept(tmp_path).cells == {}
+
+
+def test_cells_that_a_session_did_not_judge_are_kept(tmp_path: Path) -> None:
+    kept(tmp_path).write([judged(SLOW, name="a")])
+
+    kept(tmp_path).write([judged(OPEN, name="b")])
+
+    assert kept(tmp_path).cells.keys() == {"a", "b"}
+
+
+def test_other_trees_have_pairs_of_their_own_as_long_as_they_are_among_the_last(
+    tmp_path: Path,
+) -> None:
+    for number in range(21):
+        kept(tmp_path, head=f"h{number}").write([judged(OPEN)])
+
+    assert kept(tmp_path, head="h0").cells == {}
+    assert kept(tmp_path, head="h1").cells.keys() == {"a"}
+    assert kept(tmp_path, head="h1", base="b2").cells == {}
+
+
+def test_without_anything_to_keep_there_is_no_file(tmp_path: Path) -> None:
+    kept(tmp_path).write([judged((0.0, 0.001))])
+
+    assert not list(tmp_path.iterdir())
+
+
+def test_it_says_where_the_pairs_come_from(tmp_path: Path) -> None:
+    path = tmp_path / "pairs.json"
+    assert kept(tmp_path).told == f"{path} has nothing of these two trees: judged anew"
+
+    kept(tmp_path).write([judged(OPEN)])
+    assert kept(tmp_path).told == f"1 cell goes on from what {path} has of these two trees"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "[]",
+        "{",
+        '{"schema": 2}',
+        '{"comparisons": [{"base": "b1", "head": "h1", "cells": {"a": {}}}]}',
+    ],
+)
+def test_a_file_that_cannot_be_read_is_judged_anew_and_replaced(
+    tmp_path: Path, content: str
+) -> None:
+    (tmp_path / "pairs.json").write_text(content)
+
+    found = kept(tmp_path)
+
+    assert found.cells == {}
+    assert found.told.startswith(f"{tmp_path}/pairs.json cannot be read (")
+    assert found.told.endswith("): judged anew")
+    found.write([judged(OPEN)])
+    assert kept(tmp_path).cells.keys() == {"a"}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"raw": [[0.0, 0.001]] * 4},
+        {"firsts": ["middle"]},
+        {"rule": {"tolerance": 2.0, "limit": 3.0, "num_cells": 1}},
+        {"raw": []},
+    ],
+)
+def test_hostile_values_are_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
+    kept(tmp_path).write([judged(OPEN)])
+    path = tmp_path / "pairs.json"
+    file = json.loads(path.read_text())
+    file["comparisons"][0]["cells"]["a"] |= changes
+    path.write_text(json.dumps(file))
+
+    assert "cannot be read" in kept(tmp_path).told
