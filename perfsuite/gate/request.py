@@ -66,6 +66,7 @@ class GateRequest:
         base_environment: Variables that the base arm alone has.
         tolerance: The slowdown that is accepted unless a marker says otherwise.
         limit: The slowdown that must not pass.
+        refuses_numerics_change: Whether a cell fails whose mathematics changed.
         floor_s: None is 50 us for cells of perfsuite, 0 for any others.
         priors: What this machine's history says of the noise of a pair, by cell.
         stored: Where it is written how long cells took; None where it is not.
@@ -89,6 +90,7 @@ class GateRequest:
     base_environment: Mapping[str, str] = field(default_factory=dict)
     tolerance: float = 0.02
     limit: float = 0.05
+    refuses_numerics_change: bool = False
     floor_s: float | None = None
     budget: Budget
     seed: int
@@ -339,6 +341,7 @@ def policy_of(request: GateRequest, suite: Suite, name: str) -> CellPolicy:
             limit=parsed("limit", parse_ratio, request.limit),
             floor_s=parsed("floor", parse_seconds, floor_s),
             slacks=parse_slacks(dict(markers.get("counts", {})), "perf marker"),
+            refuses_numerics_change=request.refuses_numerics_change,
         )
     except (TypeError, ValueError) as error:
         raise SettingError(f"{name}: the perf marker has {dict(markers)!r}: {error}") from error

@@ -51,6 +51,10 @@ OPTIONS = (
     Option("matrix", "SIZE", "default", "how many of the cells run: smoke, default or full"),
     Option("numerics", "on|off", "on", "before timing, check that a cell computes as one process"),
     Option("identical", "pass|judge", "pass", "cells that no change touches pass, or are judged"),
+    Option(
+        *("numerics-change", "tell|fail", "tell"),
+        "tell or fail a cell whose first losses are not the base's, under --benchmark-compare",
+    ),
     Option("gate", "on|off", "on", "judge cells under --benchmark-compare, or leave it as it is"),
     Option("tolerance", "RATIO", "2%", "slowdown that is accepted", is_hidden=True),
     Option("limit", "RATIO", "5%", "slowdown that must not pass"),

@@ -14,7 +14,21 @@ from typing import Any
 from perfsuite.errors import RecipeError
 from perfsuite.records.parallel import NUMBER, PARALLEL_FORMS, ParallelPlan, parse_parallel
 
-PRECISIONS = ("fp64", "fp32", "tf32", "bf16", "amp-bf16", "amp-fp16", "O0", "O1", "O2", "O3")
+# The distance from 1 to the next number of the coarsest arithmetic in each: TensorFloat-32 keeps 10
+# bits of the significand (NVIDIA A100 whitepaper, 2020), as float16 does, and bfloat16 keeps 7.
+EPSILONS = {
+    "fp64": 2.0**-52,
+    "fp32": 2.0**-23,
+    "tf32": 2.0**-10,
+    "bf16": 2.0**-7,
+    "amp-bf16": 2.0**-7,
+    "amp-fp16": 2.0**-10,
+    "O0": 2.0**-23,
+    "O1": 2.0**-10,
+    "O2": 2.0**-10,
+    "O3": 2.0**-10,
+}
+PRECISIONS = tuple(EPSILONS)
 COMM_HOOKS = ("none", "fp16", "bf16", "powersgd")
 
 

@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, TypeVar
 import msgspec
 
 from perfsuite.errors import ExitCode
-from perfsuite.system.untrusted import Amount, Count, Label
+from perfsuite.system.untrusted import Amount, Count, Label, Sentence
 
 _Code = TypeVar("_Code", bound=int)
 VerdictWord = Literal[
@@ -78,7 +78,8 @@ class Verdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     """What the gate decided of a cell, as its record keeps it.
 
     Attributes:
-        by: What decided: "identical", "counts", "screen", "pairs", "collection" or "test".
+        by: What decided: "identical", "counts", "numerics", "screen", "pairs", "collection" or
+            "test".
         ratio: head / base, with its bounds, the interval; None where nothing was compared.
         mean_ratio: The same of all rounds together, stalls included; None without a pair.
         detectable: The smallest slowdown that would have been seen, 0.034 = 3.4 %.
@@ -86,6 +87,8 @@ class Verdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
             has one, a reviewed exception included. None where its time was not to be judged, and
             in every record from before it was kept.
         limit: The slowdown that must not pass, likewise.
+        numerics_change: "same bits", "rounding", "changed: …" or "cannot be told: …", of head's
+            first losses against the base's; None without a pair.
     """
 
     word: VerdictWord
@@ -97,6 +100,7 @@ class Verdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     tolerance: Amount | None = None
     limit: Amount | None = None
     mean_ratio: Amount | None = None
+    numerics_change: Sentence | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -175,6 +175,11 @@ def _write_interval(bounds: tuple[float, float]) -> str:
     return " and ".join(map(units.format_change, bounds))
 
 
+def _write_numerics_change(change: str) -> str:
+    """The change, without the reason why there is none to tell, which is a sentence."""
+    return "cannot be told" if change.startswith("cannot be told") else change
+
+
 def _text_column(key: str, path: str) -> Column[Row]:
     return Column(key, key, _attribute(path), is_number=False)
 
@@ -194,6 +199,13 @@ COLUMNS: Final[tuple[Column[Row], ...]] = (
     _text_column("checkpointing", "recipe.checkpointing"),
     Column("num_workers", "workers", _attribute("recipe.num_workers")),
     _text_column("numerics", "record.numerics.status"),
+    Column(
+        "numerics_change",
+        "mathematics",
+        _attribute("verdict.numerics_change"),
+        _write_numerics_change,
+        is_number=False,
+    ),
     Column("peak_bytes", "peak memory", _attribute("record.memory.peak_bytes"), units.format_bytes),
     Column(
         "saved_activation_bytes",

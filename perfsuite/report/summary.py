@@ -22,6 +22,9 @@ _WORDS: Final = {
     ExitCode.REFUSED: "NO VERDICT",
     ExitCode.NOTHING_COMPARED: "NOTHING COMPARED",
 }
+# What says nothing of the mathematics, or nothing that a reader would look for: a suite without
+# losses has the second in each cell.
+_UNTOLD: Final = ("same bits", "cannot be told: no loss")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,9 +90,15 @@ def interval_text(cell: CellVerdict) -> str:
 def reason_text(cell: CellVerdict) -> str:
     """Return what the numbers of a verdict do not say: why, and what moved; "" if nothing."""
     texts = [cell.reason] if cell.reason else []
+    if cell.numerics_change is not None and not cell.numerics_change.startswith(_UNTOLD):
+        texts.append(f"mathematics: {cell.numerics_change}")
     if cell.explanation is not None:
         texts.append(explanation_text(cell.explanation))
-    if cell.word == "INCONCLUSIVE" and math.isfinite(cell.detectable or math.inf):
+    if (
+        cell.word == "INCONCLUSIVE"
+        and cell.by != "numerics"
+        and math.isfinite(cell.detectable or math.inf)
+    ):
         assert cell.detectable is not None
         smallest = format_change(1 + cell.detectable)
         texts.append(f"the smallest slowdown that it could have seen is {smallest}")

@@ -67,10 +67,11 @@ def host_fingerprint(environ: Mapping[str, str]) -> str:
 
 
 def describe_gpu(gpu: GpuFacts) -> str:
-    """Return the facts that a GPU's speed depends on: name, memory, power limit and MIG state."""
+    """Return what a GPU's speed depends on: name, memory, power limit, MIG state, set clocks."""
     limit = "no power limit" if gpu.power_limit_w is None else f"{gpu.power_limit_w:.0f} W"
     mig = {None: "no MIG", False: "MIG off", True: "MIG on"}[gpu.is_mig]
-    return f"{gpu.name}, {format_bytes(gpu.memory_bytes)}, {limit}, {mig}"
+    clock = "" if gpu.clock_mhz is None else f", clocks set to {gpu.clock_mhz} MHz"
+    return f"{gpu.name}, {format_bytes(gpu.memory_bytes)}, {limit}, {mig}{clock}"
 
 
 def cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:

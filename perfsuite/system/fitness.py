@@ -1,11 +1,18 @@
-"""Whether the machine was fit while something was timed, by its sensors and never by the times."""
+"""Whether the machine was fit while something was timed, by its sensors and never by the times.
+
+In a container the processes of others are invisible, but not the time that they take: the host's
+processors count it, and the container's control group (cgroups(7), version 1 or 2) counts its own.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import psutil
 import pynvml
@@ -19,11 +26,19 @@ from perfsuite.units import format_ratio
 _MOST_FOREIGN = 0.8
 # Both arms of a pair lose stolen time alike; with a tenth of it gone they no longer do.
 _MOST_STOLEN = 0.1
+# Of the periods of its quota, as of stolen time.
+_MOST_HELD = 0.1
 # In per cent, by NVML's last sample: a process that holds a GPU and lets it idle disturbs nothing.
 _MOST_GPU_USED = 10
+# A sample covers up to a second (NVML's nvmlUtilization_t), and one that was taken just before the
+# last of our own processes ended stands for another: only what is busy for longer is another's.
+_GPU_SAMPLES_S = 2.0
+_GPU_LOOK_S = 0.2
 # Of the time, by NVML's own counter: a GPU that slows down for its heat slows down one arm's rounds
 # and not the other's.
 _MOST_THROTTLED = 0.02
+_OWN_GROUPS = Path("/proc/self/cgroup")
+_MOUNT = Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +49,10 @@ class Reading:
         cpu_s: Processor seconds of every foreign process, by process id and start.
         total_s: Processor seconds that the machine had to give.
         stolen_s: The part of them that the hypervisor gave to other machines.
+        busy_s: Processor seconds that were used on the cores that this process may use.
+        group_s: Those that this process's control group used; None where that is not known.
+        periods: Of each control group with a quota of processor time: how many of the quota's
+            periods there were, and in how many the group was held because it was used up.
         throttled_s: Of each visible GPU, by its UUID: seconds slowed down for its heat.
         gpu_users: Processes that keep a visible GPU busy.
     """
@@ -44,6 +63,9 @@ class Reading:
     stolen_s: float
     throttled_s: Mapping[str, float]
     gpu_users: tuple[int, ...]
+    busy_s: float = 0.0
+    group_s: float | None = None
+    periods: Mapping[Path, tuple[int, int]] = field(default_factory=dict)
 
 
 def read_sensors() -> Reading:
@@ -57,6 +79,9 @@ def read_sensors() -> Reading:
         stolen_s=getattr(times, "steal", 0.0),
         throttled_s=throttled_s,
         gpu_users=gpu_users,
+        busy_s=_busy_s(),
+        group_s=group_seconds(),
+        periods=quota_periods(),
     )
 
 
@@ -76,18 +101,39 @@ def why_unfit(before: Reading, after: Reading, num_cores: int) -> str | None:
     stolen = (after.stolen_s - before.stolen_s) / max(after.total_s - before.total_s, wall_s)
     if stolen > _MOST_STOLEN:
         return f"the hypervisor took {format_ratio(stolen)} of the processors' time"
+    for group, (periods, held) in after.periods.items():
+        periods_before, held_before = before.periods.get(group, (periods, held))
+        if held - held_before > _MOST_HELD * (periods - periods_before):
+            share = (held - held_before) / (periods - periods_before)
+            return (
+                f"the quota of processor time was used up in {format_ratio(share)} of its periods; "
+                f"raise it (docker --cpus, cpu.max in {group}), or let the container use whole "
+                "cores"
+            )
+    return _why_foreign(before, after, wall_s * num_cores)
+
+
+def _why_foreign(before: Reading, after: Reading, given_s: float) -> str | None:
+    """Say who else took the processor seconds that there were."""
     used_s = {
         process: seconds - before.cpu_s[process]
         for process, seconds in after.cpu_s.items()
         if process in before.cpu_s
     }
-    foreign = sum(used_s.values()) / wall_s / num_cores
+    foreign = sum(used_s.values()) / given_s
     if foreign >= _MOST_FOREIGN:
         busiest, _ = max(used_s, key=lambda process: used_s[process])
         return (
             f"other processes took {format_ratio(foreign)} of the processors' time, most of it "
             f"process {busiest}"
         )
+    if before.group_s is not None and after.group_s is not None:
+        others_s = (after.busy_s - before.busy_s) - (after.group_s - before.group_s)
+        if (foreign := others_s / given_s) >= _MOST_FOREIGN:
+            return (
+                f"other containers, or their host, took {format_ratio(foreign)} of the "
+                "processors' time"
+            )
     return None
 
 
@@ -115,7 +161,80 @@ def _read_gpus() -> tuple[dict[str, float], tuple[int, ...]]:
                 )
                 throttled_s[pynvml.nvmlDeviceGetUUID(handle)] = counted.violationTime / 1e9
             with contextlib.suppress(pynvml.NVMLError):
-                if pynvml.nvmlDeviceGetUtilizationRates(handle).gpu > _MOST_GPU_USED:
+                if _is_busy(handle):
                     processes = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
                     users |= {process.pid for process in processes}
     return throttled_s, tuple(sorted(users))
+
+
+def _is_busy(handle: Any) -> bool:
+    """Whether a GPU is busy in every sample for as long as one of our own may last."""
+    end_s = time.monotonic() + _GPU_SAMPLES_S
+    while pynvml.nvmlDeviceGetUtilizationRates(handle).gpu > _MOST_GPU_USED:
+        if time.monotonic() > end_s:
+            return True
+        time.sleep(_GPU_LOOK_S)
+    return False
+
+
+def _busy_s() -> float:
+    """Processor seconds used on the cores that this process may use, by whomever."""
+    cores = os.sched_getaffinity(0)
+    used_s: list[float] = [
+        times.user + times.nice + times.system + times.irq + times.softirq
+        for core, times in enumerate(psutil.cpu_times(percpu=True))
+        if core in cores
+    ]
+    return sum(used_s)
+
+
+def group_seconds(groups: Path = _OWN_GROUPS, mount: Path = _MOUNT) -> float | None:
+    """Return the processor seconds of the process's own control group, None where not counted."""
+    for folder in group_folders("cpuacct", groups, mount):
+        if usage_ns := read_text(folder / "cpuacct.usage"):
+            return int(usage_ns) / 1e9
+        if usage_us := _read_values(folder / "cpu.stat").get("usage_usec"):
+            return usage_us / 1e6
+    return None
+
+
+def quota_periods(groups: Path = _OWN_GROUPS, mount: Path = _MOUNT) -> dict[Path, tuple[int, int]]:
+    """Return periods so far, and those in which its quota was used up, of each group with one."""
+    found = {}
+    for folder in group_folders("cpu", groups, mount):
+        values = _read_values(folder / "cpu.stat")
+        if values.get("nr_periods"):
+            found[folder] = (values["nr_periods"], values.get("nr_throttled", 0))
+    return found
+
+
+def group_folders(controller: str, groups: Path, mount: Path) -> Iterator[Path]:
+    """Yield the folders of the process's group and of all groups above it.
+
+    Some may not exist: a container shows its own group as the root of the mount.
+    """
+    for line in (read_text(groups) or "").splitlines():
+        _, controllers, group = line.split(":", 2)
+        if controllers == "":
+            base = mount
+        elif controller in controllers.split(","):
+            base = mount / controller
+        else:
+            continue
+        path = base / group.lstrip("/")
+        yield path
+        yield from (parent for parent in path.parents if parent.is_relative_to(base))
+
+
+def read_text(path: Path) -> str | None:
+    """Return a kernel file's content without surrounding blanks, None where it cannot be read."""
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return None
+
+
+def _read_values(path: Path) -> dict[str, int]:
+    """Return the numbers of a file whose lines have a name and a number each."""
+    lines = (line.split() for line in (read_text(path) or "").splitlines())
+    return {words[0]: int(words[1]) for words in lines}

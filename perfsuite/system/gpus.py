@@ -22,6 +22,7 @@ class GpuFacts:
         compute_capability: (9, 0) for an H100.
         power_limit_w: The limit that is enforced now; None where the GPU has none.
         is_mig: Whether it is cut into MIG instances; None where it cannot be.
+        clock_mhz: The application clock of its multiprocessors, where it is not the default.
     """
 
     name: str
@@ -30,6 +31,7 @@ class GpuFacts:
     compute_capability: tuple[int, int]
     power_limit_w: float | None
     is_mig: bool | None
+    clock_mhz: int | None = None
 
 
 def visible_gpus(environ: Mapping[str, str] = os.environ) -> list[GpuFacts]:
@@ -114,6 +116,13 @@ def _facts(handle: Any) -> GpuFacts:
     gpu = pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle) if is_instance else handle
     limit_mw = _if_supported(pynvml.nvmlDeviceGetEnforcedPowerLimit, gpu)
     mig_modes = _if_supported(pynvml.nvmlDeviceGetMigMode, gpu)
+    clocks = [
+        _if_supported(query, gpu, pynvml.NVML_CLOCK_SM)
+        for query in (
+            pynvml.nvmlDeviceGetApplicationsClock,
+            pynvml.nvmlDeviceGetDefaultApplicationsClock,
+        )
+    ]
     major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(gpu)
     return GpuFacts(
         name=pynvml.nvmlDeviceGetName(handle),
@@ -122,11 +131,12 @@ def _facts(handle: Any) -> GpuFacts:
         compute_capability=(major, minor),
         power_limit_w=None if limit_mw is None else limit_mw / 1e3,
         is_mig=None if mig_modes is None else mig_modes[0] == pynvml.NVML_DEVICE_MIG_ENABLE,
+        clock_mhz=None if clocks[0] == clocks[1] else clocks[0],
     )
 
 
-def _if_supported(query: Callable[[Any], Any], handle: Any) -> Any | None:
+def _if_supported(query: Callable[..., Any], handle: Any, *arguments: Any) -> Any | None:
     try:
-        return query(handle)
+        return query(handle, *arguments)
     except (pynvml.NVMLError_NotSupported, pynvml.NVMLError_NoPermission):
         return None

@@ -83,3 +83,4 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=MOST)]
 Amount = Annotated[float, msgspec.Meta(ge=0, le=float(MOST))]
 # Holds no markup, and nothing that a terminal, a tracker or a file would interpret.
 Label = Annotated[str, msgspec.Meta(pattern=r"\A[\w .:/+-]{1,100}\Z")]
+Sentence = Annotated[str, msgspec.Meta(min_length=1, max_length=400)]

@@ -214,6 +214,7 @@ def test_the_record_has_exactly_the_keys_of_the_contract(project: pytest.Pyteste
         "collective_bytes",
         "saved_activation_bytes",
         "kernel_launches",
+        "collected_objects",
     ]
     assert record["numerics"]["status"] == "equivalent"
     assert record["numerics"]["check"] == "T1"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -143,3 +144,78 @@ def test_a_slower_loader_process_fails_and_work_in_threads_is_inconclusive(tmp_p
         "*::test_stock INCONCLUSIVE*",
         "*::test_stock: threads of the * arm worked for * s while the other arm had its turn, *",
     )
+
+
+# Cells whose times may differ by any factor: what their losses say decides.
+LOSSES = """
+    import pytest
+    import torch
+    from torch.nn.functional import mse_loss
+    from torch.utils.data import TensorDataset
+
+    import model
+    import shop
+    from perfsuite import Recipe, Workload
+
+    def workload(loss):
+        return Workload(
+            name="tiny",
+            build_model=model.build,
+            build_dataset=lambda split: TensorDataset(*torch.randn(2, 64, 4)),
+            loss=loss,
+            build_optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+            micro_batch_size=8,
+            metric="none",
+        )
+
+    @pytest.mark.perf(tolerance="99%", limit="1000%")
+    def test_kept(train_benchmark):
+        train_benchmark(workload(mse_loss), Recipe(), rounds=5)
+
+    @pytest.mark.perf(tolerance="99%", limit="1000%")
+    def test_changed(train_benchmark):
+        loss = lambda output, target: shop.scale * mse_loss(output, target)
+        train_benchmark(workload(loss), Recipe(), rounds=5)
+
+    @pytest.mark.perf(tolerance="99%", limit="1000%")
+    def test_plain(benchmark):
+        benchmark(sum, range(1000))
+"""
+
+
+def test_a_change_of_the_mathematics_is_told_and_fails_where_that_is_asked(tmp_path: Path) -> None:
+    repository = make_shop(tmp_path)
+    repository.write(
+        shop="scale = 1.0",
+        model="import torch\ndef build(): return torch.nn.Linear(4, 4)",
+        benchmarks__test_steps=LOSSES,
+    )
+    repository.commit()
+    repository.write(shop="scale = 0.5")
+    repository.commit()
+
+    strict = repository.gate(
+        "--perf-base=HEAD~1", "--perf-numerics-change=fail", "--perf-numerics=off"
+    )
+    strict.expect(
+        10,
+        "*::test_changed FAIL *",
+        "*::test_kept PASS *",
+        "*::test_plain INCONCLUSIVE *",
+        "*::test_changed: mathematics: changed: loss at step 1 * -> *",
+    )
+    assert records_of(tmp_path) == {
+        "test_kept": ("PASS", "pairs", "same bits"),
+        "test_changed": ("FAIL", "numerics", "changed"),
+        "test_plain": ("INCONCLUSIVE", "numerics", "cannot be told"),
+    }
+
+
+def records_of(folder: Path) -> dict[str, tuple[str, str, str]]:
+    """Word, by and the change of the mathematics of each cell of the session's own run."""
+    run = json.loads((folder / "results" / "run.json").read_text())
+    verdicts = {one["name"]: one["extra_info"]["perfsuite"]["verdict"] for one in run["benchmarks"]}
+    return {
+        name: (one["word"], one["by"], one["numerics_change"].partition(":")[0])
+        for name, one in verdicts.items()
+    }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, version
@@ -35,6 +36,17 @@ def test_a_host_names_what_a_session_runs_on(monkeypatch: pytest.MonkeyPatch) ->
     assert found.python == "{}.{}".format(*sys.version_info)
     assert found.torch == version("torch")
     assert found.knobs == {"numpy": version("numpy"), "OMP_NUM_THREADS": "2"}
+
+
+def test_clocks_that_somebody_has_set_make_another_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    slow = dataclasses.replace(A100, clock_mhz=900)
+    monkeypatch.setattr(environment, "visible_gpus", lambda environ: [slow])
+
+    found = describe_host({}, 4).accelerators
+
+    assert found == ("NVIDIA A100, 40.0 GiB, 400 W, MIG on, clocks set to 900 MHz",)
 
 
 def test_a_package_that_is_not_installed_is_named_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +14,13 @@ import pynvml
 import pytest
 
 from perfsuite.system import fitness
-from perfsuite.system.fitness import Reading, read_sensors, why_unfit
+from perfsuite.system.fitness import (
+    Reading,
+    group_seconds,
+    quota_periods,
+    read_sensors,
+    why_unfit,
+)
 
 IDLE = (7, 1.0)
 BUSY = (8, 2.0)
@@ -75,6 +82,68 @@ def test_others_on_the_gpu_make_it_unfit() -> None:
     )
 
 
+def test_a_quota_that_is_used_up_makes_it_unfit() -> None:
+    group = Path("/sys/fs/cgroup/job")
+    before = reading(100.0, periods={group: (1000, 40)})
+
+    assert why_unfit(before, reading(110.0, periods={group: (1100, 50)}), 2) is None
+    assert why_unfit(before, reading(110.0, periods={group: (1100, 55)}), 2) == (
+        "the quota of processor time was used up in 15.0 % of its periods; raise it (docker "
+        "--cpus, cpu.max in /sys/fs/cgroup/job), or let the container use whole cores"
+    )
+    assert why_unfit(reading(100.0), reading(110.0, periods={group: (1100, 55)}), 2) is None
+
+
+def test_other_containers_that_take_the_processors_make_it_unfit() -> None:
+    before = reading(100.0, busy_s=50.0, group_s=20.0)
+
+    assert why_unfit(before, reading(110.0, busy_s=70.0, group_s=24.1), 2) is None
+    assert why_unfit(before, reading(110.0, busy_s=70.0, group_s=24.0), 2) == (
+        "other containers, or their host, took 80.0 % of the processors' time"
+    )
+    assert why_unfit(before, reading(110.0, busy_s=70.0), 2) is None
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "seconds", "periods"),
+    [
+        ("0::/job\n", {"job/cpu.stat": "usage_usec 2500000\nuser_usec 1\n"}, 2.5, {}),
+        (
+            "0::/hidden\n",
+            {"cpu.stat": "usage_usec 2500000\nnr_periods 9\nnr_throttled 2\n"},
+            2.5,
+            {"": (9, 2)},
+        ),
+        (
+            "4:cpu,cpuacct:/docker/a\n3:memory:/docker/a\n",
+            {
+                "cpuacct/docker/a/cpuacct.usage": "1500000000\n",
+                "cpu/docker/a/cpu.stat": "nr_periods 0\nnr_throttled 0\n",
+                "cpu/docker/cpu.stat": "nr_periods 5\nnr_throttled 1\nthrottled_time 7\n",
+            },
+            1.5,
+            {"cpu/docker": (5, 1)},
+        ),
+        ("3:memory:/a\n", {}, None, {}),
+    ],
+)
+def test_a_control_group_tells_its_time_and_its_quota(
+    tmp_path: Path,
+    groups: str,
+    files: dict[str, str],
+    seconds: float | None,
+    periods: dict[str, tuple[int, int]],
+) -> None:
+    (tmp_path / "groups").write_text(groups)
+    for name, text in files.items():
+        (tmp_path / "mount" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "mount" / name).write_text(text)
+    places = tmp_path / "groups", tmp_path / "mount"
+
+    assert group_seconds(*places) == seconds
+    assert quota_periods(*places) == {places[1] / name: n for name, n in periods.items()}
+
+
 def test_the_processes_around_this_one_are_its_own_and_others_are_not() -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
         found = {pid for pid, _ in read_sensors().cpu_s}
@@ -85,18 +154,31 @@ def test_the_processes_around_this_one_are_its_own_and_others_are_not() -> None:
 
 
 class Nvml:
-    """A GPU that NVML knows: busy by so many per cent, and hot for two seconds so far."""
+    """A GPU that NVML knows: busy by so many per cent, and hot for two seconds so far.
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, used: int, *, shows_heat: bool) -> None:
+    Waiting is made up: a look at the GPU lasts half a second.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *used: int, shows_heat: bool) -> None:
         self._shows_heat = shows_heat
+        self._now_s = 0.0
+        self._used = list(used)
+        monkeypatch.setattr(fitness.time, "monotonic", lambda: self._now_s)
+        monkeypatch.setattr(fitness.time, "sleep", self._sleep)
+        monkeypatch.setattr(pynvml, "nvmlDeviceGetUtilizationRates", self._utilization)
         monkeypatch.setattr(fitness, "visible_handles", lambda: contextlib.nullcontext(["gpu"]))
         for name, answer in {
             "nvmlDeviceGetUUID": "GPU-1",
-            "nvmlDeviceGetUtilizationRates": SimpleNamespace(gpu=used),
             "nvmlDeviceGetComputeRunningProcesses": [SimpleNamespace(pid=42)],
         }.items():
             monkeypatch.setattr(pynvml, name, lambda handle, answer=answer: answer)
         monkeypatch.setattr(pynvml, "nvmlDeviceGetViolationStatus", self._violations)
+
+    def _sleep(self, _: float) -> None:
+        self._now_s += 0.5
+
+    def _utilization(self, _: str) -> SimpleNamespace:
+        return SimpleNamespace(gpu=self._used.pop(0) if len(self._used) > 1 else self._used[0])
 
     def _violations(self, handle: str, policy: int) -> SimpleNamespace:
         if not self._shows_heat:
@@ -106,7 +188,7 @@ class Nvml:
 
 
 def test_a_busy_gpu_tells_its_users_and_its_heat(monkeypatch: pytest.MonkeyPatch) -> None:
-    Nvml(monkeypatch, used=60, shows_heat=True)
+    Nvml(monkeypatch, 60, shows_heat=True)
 
     found = read_sensors()
 
@@ -116,8 +198,14 @@ def test_a_busy_gpu_tells_its_users_and_its_heat(monkeypatch: pytest.MonkeyPatch
 def test_a_gpu_that_idles_has_no_users_and_one_that_hides_its_heat_none(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    Nvml(monkeypatch, used=3, shows_heat=False)
+    Nvml(monkeypatch, 3, shows_heat=False)
 
     found = read_sensors()
 
     assert (found.gpu_users, found.throttled_s) == ((), {})
+
+
+def test_a_sample_of_our_own_last_pair_is_no_other_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    Nvml(monkeypatch, 97, 97, 40, 0, shows_heat=False)
+
+    assert read_sensors().gpu_users == ()

@@ -13,6 +13,7 @@ class FakeNvml:
     """NVML with GPUs that are dicts; the last one has a MIG instance."""
 
     NVML_DEVICE_MIG_ENABLE = 1
+    NVML_CLOCK_SM = 1
 
     class NVMLError(Exception):
         pass
@@ -31,8 +32,8 @@ class FakeNvml:
             {"uuid": "GPU-aa22", "name": "NVIDIA H100", "memory": 80, "capability": (9, 0)},
             {"uuid": "GPU-bb33", "name": "NVIDIA T4", "memory": 15, "capability": (7, 5)},
         ]
-        self.gpus[0] |= {"limit_mw": 400_000, "mig": (0, 0)}
-        self.gpus[1] |= {"limit_mw": 700_000, "mig": (1, 1)}
+        self.gpus[0] |= {"limit_mw": 400_000, "mig": (0, 0), "clocks": (1410, 1410)}
+        self.gpus[1] |= {"limit_mw": 700_000, "mig": (1, 1), "clocks": (1200, 1980)}
         parent = self.gpus[1]
         self.instance = {"uuid": "MIG-cc44", "name": "NVIDIA H100 MIG 1g.10gb", "memory": 10}
         self.instance["parent"] = parent
@@ -79,6 +80,13 @@ class FakeNvml:
 
     def nvmlDeviceGetMigMode(self, handle):  # noqa: N802
         return self._supported(handle, "mig")
+
+    def nvmlDeviceGetApplicationsClock(self, handle, clock):  # noqa: N802
+        assert clock == self.NVML_CLOCK_SM
+        return self._supported(handle, "clocks")[0]
+
+    def nvmlDeviceGetDefaultApplicationsClock(self, handle, clock):  # noqa: N802
+        return self._supported(handle, "clocks")[1]
 
     def _supported(self, handle, key):
         if key not in handle:
@@ -134,6 +142,10 @@ def test_a_gpu_is_described_by_what_nvml_knows_of_it(nvml):
     assert (third.power_limit_w, third.is_mig) == (None, None)
 
 
+def test_a_gpu_whose_clocks_somebody_has_set_says_so(nvml):
+    assert [gpu.clock_mhz for gpu in visible_gpus({})] == [None, 1200, None]
+
+
 def test_a_mig_instance_takes_from_its_gpu_what_it_has_not_itself(nvml):
     [instance] = visible_gpus({"CUDA_VISIBLE_DEVICES": "MIG-cc44"})
 
@@ -144,6 +156,7 @@ def test_a_mig_instance_takes_from_its_gpu_what_it_has_not_itself(nvml):
         compute_capability=(9, 0),
         power_limit_w=700.0,
         is_mig=True,
+        clock_mhz=1200,
     )
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 import psutil
 
 from perfsuite.cli.doctor.findings import NOT_READABLE, Finding, Status
+from perfsuite.system.fitness import group_folders, read_text
 from perfsuite.units import format_bytes, format_ratio
 
 _CPU = Path("/sys/devices/system/cpu")
@@ -182,7 +183,7 @@ def _examine_steal() -> Finding:
 def cpu_quota(groups: Path = _OWN_GROUPS, mount: Path = _MOUNT) -> float | None:
     """Return how many processors' worth of time the process may use; None without a limit."""
     quotas = []
-    for folder in _folders("cpu", groups, mount):
+    for folder in group_folders("cpu", groups, mount):
         if text := read_text(folder / "cpu.max"):
             quotas.append(parse_cpu_max(text))
         quota, period = (read_text(folder / f"cpu.cfs_{name}_us") for name in ("quota", "period"))
@@ -194,7 +195,7 @@ def cpu_quota(groups: Path = _OWN_GROUPS, mount: Path = _MOUNT) -> float | None:
 def memory_left_bytes(groups: Path = _OWN_GROUPS, mount: Path = _MOUNT) -> int | None:
     """Return how many more bytes the process's groups may use; None without a limit."""
     left = []
-    for folder in _folders("memory", groups, mount):
+    for folder in group_folders("memory", groups, mount):
         for limit_name, usage_name in (
             ("memory.max", "memory.current"),
             ("memory.limit_in_bytes", "memory.usage_in_bytes"),
@@ -224,30 +225,6 @@ def parse_inactive_file(memory_stat: str) -> int:
     """
     values = dict(line.split(maxsplit=1) for line in memory_stat.splitlines())
     return int(values.get("total_inactive_file") or values.get("inactive_file") or 0)
-
-
-def _folders(controller: str, groups: Path, mount: Path) -> list[Path]:
-    """Return the folders of the process's group and of all groups above it."""
-    folders: list[Path] = []
-    for line in (read_text(groups) or "").splitlines():
-        _, controllers, group = line.split(":", 2)
-        if controllers == "":
-            base = mount
-        elif controller in controllers.split(","):
-            base = mount / controller
-        else:
-            continue
-        path = base / group.lstrip("/")
-        folders += [path, *(parent for parent in path.parents if parent.is_relative_to(base))]
-    return folders
-
-
-def read_text(path: Path) -> str | None:
-    """Return a kernel file's content without surrounding blanks, None where it cannot be read."""
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return None
 
 
 def parse_cpu_times(stat: str) -> tuple[int, int]:

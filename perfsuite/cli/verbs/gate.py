@@ -34,6 +34,7 @@ from perfsuite.system.urls import locate
 from perfsuite.units import format_change, option_bounds
 
 Identical = Literal["pass", "judge"]
+NumericsChange = Literal["tell", "fail"]
 
 
 def gate(
@@ -72,6 +73,9 @@ def gate(
     identical: Annotated[
         Identical, typer.Option(help="Let cells that no change touches pass, or judge them too.")
     ] = "pass",
+    numerics_change: Annotated[
+        NumericsChange, typer.Option(help="Tell, or fail, a cell whose first losses changed.")
+    ] = "tell",
     *,
     seed: options.DrawnSeed,
     json_file: JsonFile = None,
@@ -86,6 +90,8 @@ def gate(
     """
     if base is not None and base_dir is not None:
         raise SettingError("--base and --base-dir name two bases; give one of them")
+    if numerics_change not in ("tell", "fail"):
+        raise SettingError(f"--numerics-change is {numerics_change!r}; use tell or fail")
     bounds = option_bounds(tolerance, limit)
     request = GateRequest(
         command=options.pytest_command(paths, select),
@@ -98,6 +104,7 @@ def gate(
         judges_identical=identical == "judge",
         tolerance=bounds[0],
         limit=bounds[1],
+        refuses_numerics_change=numerics_change == "fail",
         budget=Budget(max_pairs=max_pairs, max_s=60 * max_minutes, timeout_s=timeout),
         seed=seed,
         priors=read_noise(Path.cwd(), os.environ),

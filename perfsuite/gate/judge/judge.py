@@ -20,6 +20,7 @@ from perfsuite.gate.arms.num_rounds import plan_num_rounds
 from perfsuite.gate.judge.counts import compare_run_counts
 from perfsuite.gate.judge.forecast import describe_rest, why_too_much
 from perfsuite.gate.judge.kept_pairs import KeptCell, resume
+from perfsuite.gate.judge.numerics_change import CHANGED, UNKNOWN, describe_numerics_change
 from perfsuite.gate.judge.pair_evidence import add_pair, describe_changes, is_postponed
 from perfsuite.gate.judge.pairs_verdict import decide_by_pairs
 from perfsuite.gate.judge.trial import Budget, CellPolicy, Judgement, Trial
@@ -76,9 +77,6 @@ def judge(
         pair = session.run_pair(undecided)
         if pair.invalid is not None:
             break
-        if session.num_pairs == 1:
-            too_long = why_too_much(len(trials), pair.wall_s, budget)
-            say(too_long or describe_rest(pair.wall_s, budget))
         if pair.unfit is not None:
             say(f"pair {session.num_pairs} does not count: {pair.unfit}")
             if session.num_unfit == _MAX_UNFIT:
@@ -91,6 +89,9 @@ def judge(
                 decide_by_pairs(trial, rules[trial.name])
         for line in _progress(session.num_pairs, undecided, trials, session.spent_s):
             say(line)
+        if session.num_pairs == 1 and any(trial.word is None for trial in trials):
+            too_long = why_too_much(len(trials), pair.wall_s, budget)
+            say(too_long or describe_rest(pair.wall_s, budget))
     for trial in trials:
         _end(trial, pair, too_long)
     return Judgement(
@@ -217,6 +218,7 @@ def _end(trial: Trial, last: _Pair | None, too_long: str | None) -> None:
     if trial.is_apart and trial.raw:
         trial.add_reason(_APART)
     _judge_counts(trial)
+    _judge_numerics(trial)
 
 
 def _judge_counts(trial: Trial) -> None:
@@ -232,6 +234,20 @@ def _judge_counts(trial: Trial) -> None:
         trial.add_reason(str(one))
     if (changes := describe_changes(**trial.last)) is not None:
         trial.add_reason(changes)
+
+
+def _judge_numerics(trial: Trial) -> None:
+    """Tell what changed in the mathematics, and decide by that where the policy asks for it."""
+    # Where counts are not compared, what the arms train is meant to differ.
+    if trial.policy.slacks is None or trial.runs.keys() != {"base", "head"}:
+        return
+    change = trial.numerics_change = describe_numerics_change(**trial.runs)
+    if change is None or not trial.policy.refuses_numerics_change:
+        return
+    if change.startswith(CHANGED) and trial.word in {*_WORDS_OF_PAIRS} - {"FAIL"}:
+        trial.word, trial.by = "FAIL", "numerics"
+    elif change.startswith(UNKNOWN) and trial.word in ("PASS", "IMPROVED"):
+        trial.word, trial.by = "INCONCLUSIVE", "numerics"
 
 
 def _progress(

@@ -96,6 +96,7 @@ def verdict_of(trial: Trial, explanation: Explanation | None, base: str) -> Cell
         limit=limit,
         reason=trial.reason,
         compared_with=f"pairs against {base}" if trial.raw else None,
+        numerics_change=trial.numerics_change,
         explanation=explanation,
         raw=tuple(trial.raw),
         mean_ratios=tuple(math.exp(pair.mean_log_ratio) for pair in trial.pairs),

@@ -27,6 +27,7 @@ class CellPolicy:
         slacks: Of counts, in place of the usual ones, by name; the value None switches a count
             off. None where the counts of the arms are not compared at all.
         accepted_increase: How many times the base's a reviewed exception lets a count be.
+        refuses_numerics_change: Whether a cell fails whose mathematics changed.
         num_samples: Of an iteration of base and of head, where times are compared per sample.
     """
 
@@ -36,6 +37,7 @@ class CellPolicy:
     accepted_slowdown: float = 1.0
     slacks: Mapping[str, Slack | None] | None = None
     accepted_increase: Callable[[str], float] = lambda count: 1.0
+    refuses_numerics_change: bool = False
     num_samples: tuple[int, int] = (1, 1)
 
     @property
@@ -75,7 +77,7 @@ class Trial:
             sample where the policy says how many samples an iteration has.
         pairs: What the rule sees of each pair in `raw`.
         word: The verdict; None while there is none.
-        by: What decided: "pairs" or "counts".
+        by: What decided: "pairs", "counts" or "numerics".
         reason: What a reader should know beside the numbers.
         decision: What the pairs prove so far.
         rule: The arguments of the rule, accepted slowdown included; empty before the first pair.
@@ -85,6 +87,7 @@ class Trial:
         is_one_by_one: Whether memory had no room for both arms.
         is_apart: Whether both arms wanted what one of them alone can have.
         is_unpinned: Whether the core that both arms share was too little.
+        numerics_change: What changed in the mathematics, as `Verdict` has it.
     """
 
     name: str
@@ -102,6 +105,7 @@ class Trial:
     is_one_by_one: bool = False
     is_apart: bool = False
     is_unpinned: bool = False
+    numerics_change: str | None = None
 
     @property
     def last(self) -> dict[str, CellRun]:

@@ -42,6 +42,7 @@ class GateChoices:
     is_on: bool
     tolerance: float
     limit: float
+    refuses_numerics_change: bool
     base: str | None
     target: str | None
     judges_identical: bool
@@ -130,6 +131,7 @@ _PARSERS: dict[str, tuple[Callable[[str], Any], str]] = {
     "matrix": (one_of(*MATRICES), f"one of {', '.join(MATRICES)}"),
     "numerics": _ON_OFF,
     "identical": (one_of("pass", "judge"), "pass or judge"),
+    "numerics-change": (one_of("tell", "fail"), "tell or fail"),
     "gate": _ON_OFF,
     "tolerance": (parse_ratio, "a ratio such as 2%"),
     "limit": (parse_ratio, "a ratio such as 5%"),
@@ -243,6 +245,7 @@ def _gate_choices(
         is_on=value["gate"] == "on",
         tolerance=value["tolerance"],
         limit=value["limit"],
+        refuses_numerics_change=value["numerics-change"] == "fail",
         base=value["base"] or None,
         target=target_branch(environ),
         judges_identical=value["identical"] == "judge",

@@ -158,7 +158,11 @@ class SessionGate:
         # No stored run overrules what pairs have found of these very trees.
         head = digest_tree(self._config.rootpath, outputs=self._choices.outputs)
         kept = kept_names(self._choices.pairs_file, head)
-        at_once = [name for name in cells if name in kept or not history.can_screen(name)]
+        # A stored run has no launch of the base to compare the mathematics with.
+        screens = not self._choices.refuses_numerics_change
+        at_once = [
+            name for name in cells if name in kept or not (screens and history.can_screen(name))
+        ]
         waiting = frozenset(cells).difference(at_once)
         self._num_cells = sharding.num_cells
         self._first = self._run(at_once, waiting=waiting)
@@ -335,6 +339,7 @@ class SessionGate:
             base_environment=choices.base_environment,
             tolerance=choices.tolerance,
             limit=choices.limit,
+            refuses_numerics_change=choices.refuses_numerics_change,
             budget=dataclasses.replace(choices.budget, max_s=self._left_s),
             seed=draw_seed(),
             priors=read_noise(self._config.rootpath, os.environ),

@@ -12,11 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from perfsuite.records.recipe import Recipe
-from perfsuite.worker.training.mixed_precision import precision_policy
-
-# TensorFloat-32 keeps 10 bits of the significand, as float16 does (NVIDIA A100 whitepaper, 2020).
-TF32_EPSILON = 2.0**-10
+from perfsuite.records.recipe import EPSILONS, Recipe
 
 # The roundings of sums of ws * A terms in two orders have random signs, hence the root; measured
 # over five kinds of models on a CPU: 0.55 u with 3 ranks, 0.40 u with 4. 2 allows other kernels.
@@ -56,11 +52,7 @@ BITWISE = Limit(0.0, "bit for bit", 0.0)
 
 def path_epsilon(recipe: Recipe) -> float:
     """The epsilon of the coarsest arithmetic in the recipe's precision."""
-    policy = precision_policy(recipe.precision)
-    epsilon = torch.finfo(policy.parameter_dtype).eps
-    if policy.autocast_dtype is not None:
-        epsilon = max(epsilon, torch.finfo(policy.autocast_dtype).eps)
-    return max(epsilon, TF32_EPSILON) if policy.allows_tf32 else epsilon
+    return EPSILONS[recipe.precision]
 
 
 def is_low_precision(recipe: Recipe) -> bool:

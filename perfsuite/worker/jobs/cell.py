@@ -20,7 +20,7 @@ from perfsuite.worker.jobs.faults import inject_fault
 from perfsuite.worker.jobs.loader_workers import resume_loader_workers, stop_loader_workers
 from perfsuite.worker.jobs.turns import Turns
 from perfsuite.worker.measure.clock import start_together
-from perfsuite.worker.measure.counters import count_iteration, count_kernel_launches
+from perfsuite.worker.measure.counters import count_garbage, count_iteration, count_kernel_launches
 from perfsuite.worker.measure.environment import describe_environment
 from perfsuite.worker.measure.memory import measure_peak
 from perfsuite.worker.measure.operators import costliest_operators, profile_iterations
@@ -179,6 +179,7 @@ class _Measurement:
         found = dataclasses.asdict(counted) | {
             "saved_activation_bytes": peak.saved_activation_bytes,
             "kernel_launches": launches,
+            "collected_objects": count_garbage(self._iterate),
         }
         counts = Counts(**{name: None if name in missing else found[name] for name in found})
         profiler = profile_iterations(self._iterate, self._device, num_iterations=1)

@@ -44,6 +44,18 @@ def start_together() -> None:
         dist.barrier()
 
 
+def collection_s(clock: Callable[[], float] = time.perf_counter) -> float:
+    """Collect all garbage, and return the seconds that this took because there was some."""
+    began_s = clock()
+    found = gc.collect()
+    with_garbage_s = clock() - began_s
+    if not found:
+        return 0.0
+    began_s = clock()
+    gc.collect()
+    return max(0.0, with_garbage_s - (clock() - began_s))
+
+
 @contextmanager
 def collector_off() -> Iterator[None]:
     """Collect all garbage, then run the block without automatic garbage collection.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -11,10 +12,13 @@ import torch
 from torch.utils.flop_counter import flop_registry
 
 from perfsuite.records.stages import Stage
+from perfsuite.worker.measure.clock import collector_off
 from perfsuite.worker.measure.dispatch import StepMode, communicated_bytes, is_communication
 
 # Markers of the profiler, and queries about a tensor (prim::device), which run no kernel.
 _BOOKKEEPING_NAMESPACES = frozenset({"profiler", "prim"})
+
+_NUM_LOOKS = 3
 
 # The CUDA runtime's and driver's calls that launch one kernel, as CUPTI names them (CUDA Runtime
 # API, "Execution Control"; CUDA Driver API, "Execution Control").
@@ -64,6 +68,19 @@ def count_iteration(iterate: Callable[[Stage], object]) -> IterationCounts:
         collectives=counter.collectives,
         collective_bytes=counter.collective_bytes,
     )
+
+
+def count_garbage(iterate: Callable[[Stage], object]) -> int:
+    """Return how many objects of one iteration only Python's collector can free.
+
+    The fewest of several iterations: the start of an epoch makes some of its own.
+    """
+    found = []
+    with collector_off():
+        for _ in range(_NUM_LOOKS):
+            iterate(lambda name: nullcontext())
+            found.append(gc.collect())
+    return min(found)
 
 
 def count_kernel_launches(iterate: Callable[[Stage], None], device: torch.device) -> int | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import math
 import time
 from collections.abc import Callable
@@ -11,7 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from perfsuite.errors import PerfsuiteError
 from perfsuite.ranks.messages import RoundTimes
 from perfsuite.records.stages import Stage
-from perfsuite.worker.measure.clock import collector_off
+from perfsuite.worker.measure.clock import collection_s, collector_off
 from perfsuite.worker.measure.stages import StageClock
 
 # The noise of paired launches was measured with rounds of at least 25 ms: a standard deviation of
@@ -65,7 +64,8 @@ def measure_rounds(
 ) -> list[RoundTimes]:
     """Return this rank's own times of each round.
 
-    The garbage collector runs before each round and never in one. `start_together` returns when all
+    The garbage collector runs between rounds, and what the garbage of a round costs it belongs to
+    the time of that round. `start_together` returns when all
     ranks have called it, `synchronize` when the device has done all its work. `take_turn` is
     entered for each round, its preparation and `after_round`, which gets its number, from 0.
     """
@@ -75,14 +75,13 @@ def measure_rounds(
         stages.collect()
         for number in range(num_rounds):
             with take_turn():
-                gc.collect()
                 start_together()
                 synchronize()
                 start_s = clock()
                 for _ in range(num_iterations):
                     iterate(stages)
                 synchronize()
-                duration_s = clock() - start_s
+                duration_s = clock() - start_s + collection_s(clock)
                 rounds.append(RoundTimes(duration_s=duration_s, stages_s=stages.collect()))
                 after_round(number)
     return rounds

@@ -282,7 +282,7 @@ def test_accept_adds_to_what_is_there(perfsuite: Call, tmp_path: Path) -> None:
         (
             [CELL, "--increase", "flop", *WHY],
             "count is 'flop'; use one of flops, ops, collectives, collective_bytes, "
-            "saved_activation_bytes, kernel_launches, memory",
+            "saved_activation_bytes, kernel_launches, collected_objects, memory",
         ),
         (
             [CELL, "--increase", "flops=", *WHY],

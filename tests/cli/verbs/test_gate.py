@@ -335,6 +335,7 @@ def test_the_json_has_the_keys_of_the_contract(gate: Gate) -> None:
             "tolerance": 0.02,
             "limit": 0.05,
             "mean_ratio": 1.25,
+            "numerics_change": None,
             "reason": None,
             "compared_with": None,
             "explanation": {

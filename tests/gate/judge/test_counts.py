@@ -191,7 +191,7 @@ def test_the_marker_widens_narrows_and_switches_off() -> None:
         (
             {"flop": "exact"},
             "counts names 'flop' (test_x, perf marker); use flops, ops, collectives, "
-            "collective_bytes, saved_activation_bytes, kernel_launches, memory",
+            "collective_bytes, saved_activation_bytes, kernel_launches, collected_objects, memory",
         ),
         (
             {"flops": "some"},

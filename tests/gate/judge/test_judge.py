@@ -561,6 +561,7 @@ def test_progress_shows_the_running_intervals(run: Run) -> None:
 
     assert [re.sub(r"\d+\.?\d*(?= %| s)", "#", line) for line in said] == [
         "pair 1: 0 of 2 cells decided (# s)",
+        "a pair takes # s: about # s more where nothing became slower",
         "pair 2: 1 of 2 cells decided (# s)",
         "  calm: PASS, +# %, between -# % and +# %",
         "  wild: open, +# %, between -# % and +# %",
@@ -862,7 +863,7 @@ def test_a_budget_in_which_no_pairs_can_decide_is_said(run: Run) -> None:
     for trial in judgement.trials:
         assert trial.word == "INCONCLUSIVE"
         assert "pairs are the fewest that decide" in (trial.reason or "")
-    assert "pairs are the fewest that decide" in said[0]
+    assert "pairs are the fewest that decide" in said[1]
 
 
 def test_a_launch_that_was_killed_is_run_once_more_one_by_one(run: Run) -> None:
@@ -920,3 +921,42 @@ def test_a_cell_whose_threads_work_in_the_other_arms_turns_is_inconclusive(run: 
         "of its own turns, so its times leave a part of the work out; end such threads before the "
         "benchmark, or have a process do their work: it is stopped meanwhile"
     )
+
+
+def with_losses(machine: Machine, **heads: tuple[float, ...]) -> Machine:
+    """Let launches record losses: the base's, and head's of each cell."""
+    quiet = machine._cells
+
+    def cells(name: str, arm: str, number: int) -> CellRun | None:
+        found = quiet(name, arm, number)
+        losses = [0.9, 0.8137] if arm == "base" else [*heads[name]]
+        return dataclasses.replace(found, record={"losses": losses}) if found else None
+
+    machine._cells = cells
+    return machine
+
+
+def test_a_change_of_the_mathematics_is_told_and_fails_a_cell_where_that_is_asked(run: Run) -> None:
+    heads = {"same": (0.9, 0.8137), "changed": (0.9, 0.7885), "silent": (), "slow": ()}
+    names = list(heads)
+    changes = {
+        "same": "same bits",
+        "changed": "changed: loss at step 2 0.8137 -> 0.7885",
+        "silent": "cannot be told: no loss of head is known",
+        "slow": "cannot be told: no loss of head is known",
+    }
+    comparable = dataclasses.replace(USUAL, slacks={})
+    strict = dataclasses.replace(comparable, refuses_numerics_change=True)
+
+    for policy, expected in (
+        (comparable, {"same": "PASS", "changed": "PASS", "silent": "PASS", "slow": "FAIL"}),
+        (strict, {"same": "PASS", "changed": "FAIL", "silent": "INCONCLUSIVE", "slow": "FAIL"}),
+    ):
+        machine = with_losses(slower_by(same=0.0, changed=0.0, silent=0.0, slow=0.2), **heads)
+        judgement = run(machine, names, max_pairs=3, policies=dict.fromkeys(names, policy))
+
+        assert words(judgement) == expected
+        assert {one.name: one.numerics_change for one in judgement.trials} == changes
+        by = {one.name: one.by for one in judgement.trials}
+        decided = "numerics" if policy is strict else "pairs"
+        assert by == {"same": "pairs", "changed": decided, "silent": decided, "slow": "pairs"}

@@ -10,7 +10,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
-from perfsuite.worker.measure.counters import count_iteration, count_kernel_launches, count_launches
+from perfsuite.worker.measure.counters import (
+    count_garbage,
+    count_iteration,
+    count_kernel_launches,
+    count_launches,
+)
 
 
 def untimed(name):
@@ -218,3 +223,17 @@ def test_on_cuda_the_launches_of_one_synchronised_iteration_are_counted(monkeypa
 
     assert count_kernel_launches(iterate, torch.device("cuda", 0)) == 1
     assert trace == ["synchronize", "begin", "iterate", "synchronize", "end"]
+
+
+def test_garbage_of_an_iteration_is_counted_without_what_an_epochs_start_adds():
+    num_iterations = 0
+
+    def iterate(stage):
+        nonlocal num_iterations
+        num_iterations += 1
+        for _ in range(10 if num_iterations == 2 else 3):
+            ring = []
+            ring.append(ring)
+
+    assert count_garbage(iterate) == 3
+    assert count_garbage(lambda stage: None) == 0

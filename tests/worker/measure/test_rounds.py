@@ -102,6 +102,23 @@ def test_garbage_is_collected_between_rounds_and_never_inside():
     assert alive_in_round == [(False, 1), (False, 2), (False, 3)] * 2
 
 
+def test_what_the_garbage_of_a_round_costs_the_collector_is_in_its_time(monkeypatch):
+    host = FakeHost()
+    # Objects found and seconds: before the first round, then twice where there was garbage.
+    collections = iter([(7, 100.0), (5, 2.0), (0, 0.5), (0, 0.5)])
+
+    def collect():
+        found, seconds = next(collections)
+        host.spend(seconds)
+        return found
+
+    monkeypatch.setattr(gc, "collect", collect)
+
+    rounds = measure(host, lambda stage: host.spend(1.0))
+
+    assert [times.duration_s for times in rounds] == [3.0 + 2.0 - 0.5, 3.0]
+
+
 @pytest.mark.parametrize("was_frozen", [True, False])
 @pytest.mark.parametrize("was_enabled", [True, False])
 def test_the_collector_is_left_as_it_was_when_an_iteration_fails(was_enabled, was_frozen):

@@ -1,0 +1,122 @@
+"""What changed in the mathematics, told from the first losses of made-up launches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from perfsuite.gate.arms.arm import CellRun
+from perfsuite.gate.judge.numerics_change import describe_numerics_change
+
+LOSSES = [0.9, 0.8137, 0.7, 0.6, 0.5]
+# 16 times the distance of float32, relatively: the most that rounding explains in one process.
+MOST = 16 * 2.0**-23
+
+
+def run(*losses: float, precision: str = "fp32", **record: Any) -> CellRun:
+    recipe = {"precision": precision, "grad_accumulation_steps": record.pop("steps", 1)}
+    return CellRun(
+        outcome="passed",
+        reason=None,
+        rounds_s=(0.001,),
+        record={"losses": list(losses), "recipe": recipe, "world_size": 1, "other": 1} | record,
+    )
+
+
+def told(*pairs: tuple[CellRun, CellRun]) -> str | None:
+    return describe_numerics_change([base for base, _ in pairs], [head for _, head in pairs])
+
+
+def changed_at(step: int, loss: float) -> CellRun:
+    return run(*LOSSES[: step - 1], loss, *LOSSES[step:])
+
+
+def test_without_a_pair_nothing_is_told() -> None:
+    assert told() is None
+    assert describe_numerics_change([run(*LOSSES)], []) is None
+
+
+def test_equal_losses_are_the_same_bits_whatever_other_launches_drew() -> None:
+    assert told((run(*LOSSES), run(*LOSSES))) == "same bits"
+    assert told((run(0.5), run(0.5)), (run(0.6), run(0.6))) == "same bits"
+    assert told((run(float("nan")), run(float("nan")))) == "same bits"
+
+
+def test_what_rounding_explains_is_rounding() -> None:
+    base = run(*LOSSES)
+    near = changed_at(2, 0.8137 * (1 + 0.99 * MOST))
+
+    assert told((base, base), (base, near)) == "rounding"
+    assert told((base, near), (near, base)) == "rounding"
+
+
+@pytest.mark.parametrize(
+    ("record", "times"),
+    [
+        ({"precision": "fp64"}, 2.0**-29),
+        ({"precision": "amp-bf16"}, 2.0**16),
+        ({"world_size": 4}, 2.0),
+        ({"steps": 9}, 3.0),
+    ],
+)
+def test_rounding_grows_with_the_arithmetic_the_ranks_and_the_accumulation(
+    record: dict[str, Any], times: float
+) -> None:
+    base = run(1.0, **record)
+    most = min(MOST * times, 0.9)
+    heads = [run(1.0 + factor * most, **record) for factor in (0.99, 1.2)]
+
+    assert told((base, heads[0]), (base, heads[0])) == "rounding"
+    if most < 0.1:
+        changed = told((base, heads[1]), (base, heads[1]))
+        assert changed is not None
+        assert changed.startswith("changed: loss at step 1 1 -> 1.0")
+
+
+def test_a_change_beyond_rounding_is_told_with_its_first_step_and_both_losses() -> None:
+    base, head = run(*LOSSES), changed_at(2, 0.7885)
+
+    assert told((base, head), (base, head)) == "changed: loss at step 2 0.8137 -> 0.7885"
+    late = changed_at(5, 0.4)
+    assert told((base, late), (base, late)) == "changed: loss at step 5 0.5 -> 0.4"
+    broken = changed_at(1, float("nan"))
+    assert told((base, broken), (base, broken)) == "changed: loss at step 1 0.9 -> nan"
+
+
+def test_so_many_digits_are_told_that_the_losses_differ() -> None:
+    base, head = run(0.5), run(0.500004)
+
+    assert told((base, head), (base, head)) == "changed: loss at step 1 0.5 -> 0.500004"
+
+
+def test_rounding_that_training_has_multiplied_is_no_change_of_the_mathematics() -> None:
+    base = run(*LOSSES)
+    rounded = run(0.9 * (1 + MOST / 2), *LOSSES[1:3], 0.6001, 0.51)
+    at_once = run(0.9 * (1 + MOST / 2), *LOSSES[1:2], 0.7001, 0.6, 0.5)
+
+    assert told((base, rounded), (base, rounded)) == "rounding"
+    assert told((base, at_once), (base, at_once)) == "changed: loss at step 3 0.7 -> 0.7001"
+
+
+def test_where_the_base_does_not_repeat_itself_nothing_can_be_told() -> None:
+    assert told((run(0.9), run(0.8)), (run(0.7), run(0.6))) == (
+        "cannot be told: launches of the base differ among themselves, at step 1 by a loss of 0.9 "
+        "and 0.7; seed what it draws"
+    )
+    assert told((run(0.9), run(0.8))) == (
+        "cannot be told: one launch of the base does not show that the next has the same losses"
+    )
+
+
+def test_without_losses_nothing_can_be_told() -> None:
+    plain = CellRun(outcome="passed", reason=None, rounds_s=(0.001,), record=None)
+
+    assert told((plain, plain)) == "cannot be told: no loss of the base and head is known"
+    assert told((run(0.5), run())) == "cannot be told: no loss of head is known"
+
+
+def test_a_record_of_another_form_tells_nothing() -> None:
+    other = run(0.5, precision="fp3")
+
+    assert told((run(0.5), other)) == "cannot be told: a record has another form: 'fp3'"
