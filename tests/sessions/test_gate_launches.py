@@ -198,6 +198,7 @@ def test_a_change_that_leaves_the_plugin_out_is_refused_where_the_gate_is_asked_
 ) -> None:
     (shop.path / "pytest.ini").write_text("[pytest]\npythonpath = .\naddopts = -p no:perfsuite\n")
 
-    gated = shop.gate("--perf-gate=on")
+    # As an installed plugin is loaded.
+    gated = shop.gate("--perf-gate=on", PYTEST_ADDOPTS="", PYTEST_DISABLE_PLUGIN_AUTOLOAD="")
 
     assert gated.code == 4, gated.output

@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -853,9 +854,13 @@ def test_arms_that_want_one_port_run_launch_after_launch(run: Run) -> None:
     assert "launch ran after launch" in (trial.reason or "")
 
 
-def test_a_budget_in_which_no_pairs_can_decide_is_said(run: Run) -> None:
+def test_a_budget_in_which_no_pairs_can_decide_is_said(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     said: list[str] = []
-    budget = Budget(max_pairs=8, max_s=1e-9, timeout_s=30.0)
+    budget = Budget(max_pairs=8, max_s=150.0, timeout_s=30.0)
+    clock = itertools.count(0.0, 100.0)
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: next(clock)))
 
     judgement = run(slower_by(a=0.0, b=0.0), ["a", "b"], budget=budget, say=said.append)
 
