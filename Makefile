@@ -17,7 +17,7 @@ $(STAMP): pyproject.toml
 	@touch $(STAMP)
 
 # What runs in continuous integration with a token, and what `perfsuite init` gives away.
-WORKFLOWS := $(wildcard .github/workflows/*.yml) perfsuite/cli/starter/performance.yml
+WORKFLOWS := $(wildcard .github/workflows/*.yml perfsuite/cli/starter/*.yml)
 
 bench: install
 	$(BIN)/perfsuite run benchmarks

@@ -22,7 +22,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -32,14 +32,15 @@ from pytest_benchmark.stats import Stats
 from pytest_benchmark.utils import get_machine_id
 from report_at_scale import make_record, recipes
 
-from perfsuite.gate.baselines.accepted import read_accepted
 from perfsuite.gate.baselines.screen import NUM_SEARCHED, Candidate
 from perfsuite.gate.baselines.stored_verdict import read_history
 from perfsuite.gate.git.repository import Base
+from perfsuite.gate.judge.trial import CellPolicy
 from perfsuite.plugin.session.saving import put_stamp
 from perfsuite.records.cell import CellRecord
 from perfsuite.records.run_file import RunStamp
 
+COUNTED = CellPolicy(tolerance=0.02, limit=0.05, floor_s=0.0, slacks=({},))
 PROMISED_S = 10.0
 PROMISED_BYTES = 500 * 10**6
 
@@ -188,7 +189,6 @@ def screen_session(root: Path, num_cells: int) -> dict[str, Any]:
         True,
         HERE,
         base=Base(revision=newest_commit(root), described="the newest commit"),
-        accepted=read_accepted(root / "baselines" / "accepted.toml", date.today()),
         probe=lambda: PROBE_S,
     )
     read_s = time.perf_counter()
@@ -197,7 +197,7 @@ def screen_session(root: Path, num_cells: int) -> dict[str, Any]:
     for name, plain in zip(names(num_cells), records(num_cells), strict=True):
         assert history.can_screen(name)
         record = msgspec.convert(plain, CellRecord)
-        grown = history.find_increases(name, record, None, {}, print)
+        grown = history.find_increases(name, record, None, COUNTED, print)
         candidate = Candidate(
             fullname=name,
             median_s=median_s(plain, rng, 0.0),

@@ -1,6 +1,7 @@
-"""Calibration: sessions of identical code, and of planted slowdowns, through the whole judge.
+"""Calibration: sessions of identical code, and of planted slowdowns, through the whole gate.
 
 It finds the error rates on the machine at hand, and the noise that the rule then knows beforehand.
+The base of each session is a fresh checkout of HEAD, as a change's base is one of another commit.
 """
 
 from __future__ import annotations
@@ -12,14 +13,15 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from statistics import fmean
+from typing import Any
 
 from perfsuite.errors import WorkloadError
-from perfsuite.gate.arms.arm import Arm
-from perfsuite.gate.judge.judge import judge
-from perfsuite.gate.judge.trial import CellPolicy, Judgement
+from perfsuite.gate.git.changes import read_uncommitted
+from perfsuite.gate.git.repository import find_top
+from perfsuite.gate.judge.trial import Judgement
 from perfsuite.gate.noise import CellNoise, SessionPairs, pool_noise
-from perfsuite.gate.request import GateRequest, collect, head_arm, policy_of
-from perfsuite.gate.run_gate import HELD
+from perfsuite.gate.request import GateRequest, collect, head_arm
+from perfsuite.gate.run_gate import HELD, GateResult, run_gate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +43,12 @@ class Plant:
         """Whether it can be planted in cells of perfsuite alone."""
         return self.recipe is not None or self.fault is not None
 
+    @property
+    def variables(self) -> dict[str, str]:
+        """What tells a launch to plant it."""
+        text = self.recipe or self.fault or repr(self.ratio)
+        return {} if self == NOTHING else {"PERFSUITE_ARM_PLANTED": text}
+
     def __str__(self) -> str:
         """As people read it.
 
@@ -51,6 +59,15 @@ class Plant:
 
 
 NOTHING = Plant()
+_AGAINST_ITSELF: dict[str, Any] = {
+    "base": "HEAD",
+    "base_dir": None,
+    "judges_identical": True,
+    "heeds_exceptions": False,
+    "explains": False,
+}
+# Words of cells that say nothing of the rule.
+_WITHOUT_MEASUREMENT = ("ERROR", "NO-BASELINE", "INVALID", "NEW", "VANISHED")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,31 +113,21 @@ def calibrate(
 
     The base of the request is not used. There are `num_sessions` of each plant. The machine is
     entered once the cells are known: it may wait for another session. Raises a WorkloadError where
-    there is no cell, or one cannot be measured.
+    the working tree is not HEAD's, there is no cell, or one cannot be measured.
     """
-    head, policies = _collect_cells(request, plants)
+    num_cells = _count_cells(request, plants)
     seeds = random.Random(request.seed)
+    request = dataclasses.replace(request, **_AGAINST_ITSELF)
 
     def run(plant: Plant, num: int) -> list[Judgement]:
-        text = plant.recipe or plant.fault or repr(plant.ratio)
-        planted = dataclasses.replace(head, environment={"PERFSUITE_ARM_PLANTED": text})
         judgements = []
         for number in range(num):
             what = "identical code" if plant == NOTHING else f"{plant} planted"
             say(f"session {number + 1} of {num}, {what}")
-            judgement = judge(
-                dataclasses.replace(head, name="base"),
-                head if plant == NOTHING else planted,
-                policies,
-                budget=request.budget,
-                seed=seeds.randrange(2**32),
-                priors=request.priors,
-                say=lambda _: None,
+            planted = dataclasses.replace(
+                request, seed=seeds.randrange(2**32), head_environment=plant.variables
             )
-            for trial in judgement.trials:
-                if trial.word in ("ERROR", "NO-BASELINE", "INVALID"):
-                    raise WorkloadError(f"{trial.name} cannot be calibrated with: {trial.reason}")
-            judgements.append(judgement)
+            judgements.append(_judgement_of(run_gate(planted, say=lambda _: None)))
         return judgements
 
     with machine:
@@ -129,7 +136,7 @@ def calibrate(
         priors = {name: found.as_prior() for name, found in noise.items()}
         request = dataclasses.replace(request, priors=priors)
         return CalibrationResult(
-            num_cells=len(policies),
+            num_cells=num_cells,
             max_pairs=request.budget.max_pairs,
             identical=_summarize(NOTHING, identical),
             planted=tuple(
@@ -139,10 +146,18 @@ def calibrate(
         )
 
 
-def _collect_cells(
-    request: GateRequest, plants: Sequence[Plant]
-) -> tuple[Arm, dict[str, CellPolicy]]:
-    """Head's arm, and how each of its cells is judged."""
+def _count_cells(request: GateRequest, plants: Sequence[Plant]) -> int:
+    top = find_top(request.folder)
+    if top is None:
+        raise WorkloadError(
+            f"{request.folder} is not in a git checkout, and a calibration compares it with a "
+            "fresh checkout of its commit; run 'git init', and commit"
+        )
+    if read_uncommitted(request.folder, top, outputs=request.outputs).is_dirty:
+        raise WorkloadError(
+            "there are uncommitted changes, and a calibration compares the working tree with a "
+            "fresh checkout of HEAD, which must be the same code; commit them"
+        )
     collected = collect(head_arm(request, None))
     if collected.suite is None or collected.why_not_collected is not None:
         raise WorkloadError(f"the tests cannot be collected: {collected.why_not_collected}")
@@ -156,8 +171,18 @@ def _collect_cells(
                 f"{plant} can be planted in cells of train_benchmark alone, and {others[0]} is "
                 "none; leave it out with -k, or plant a slowdown such as 5%"
             )
-    policies = {name: policy_of(request, collected.suite, name) for name in cells}
-    return head_arm(request, collected.suite), policies
+    return len(cells)
+
+
+def _judgement_of(result: GateResult) -> Judgement:
+    """The session's pairs; raises a WorkloadError where it did not compare all cells."""
+    if result.refusal is not None:
+        raise WorkloadError(f"the gate compares nothing here: {result.refusal}")
+    for cell in result.cells:
+        if cell.word in _WITHOUT_MEASUREMENT:
+            raise WorkloadError(f"{cell.name} cannot be calibrated with: {cell.reason}")
+    assert result.judgement is not None
+    return result.judgement
 
 
 def _noise_of(judgements: Sequence[Judgement]) -> dict[str, CellNoise]:

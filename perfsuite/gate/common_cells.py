@@ -1,25 +1,213 @@
-"""Which cells a gate session judges, and what it says of those that one side lacks."""
+"""Which cells of two suites are compared, how each is judged, and what the others are called.
+
+What reviewed exceptions allow is looked up here, and which of them a verdict rests on.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+import dataclasses
+import datetime
+import functools
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from perfsuite.gate.baselines.accepted import Accepted
+from perfsuite.errors import SettingError
+from perfsuite.gate.arms.arm import Suite
+from perfsuite.gate.baselines.accepted import EVERY_CELL, Accepted, Entry, read_brought
+from perfsuite.gate.baselines.stricter import rule
+from perfsuite.gate.judge.trial import CellPolicy, Trial
+from perfsuite.gate.noise import CALIBRATION_FILE, parse_priors
+from perfsuite.gate.request import BaseSide, GateRequest, policy_of, request_of_base
 from perfsuite.records.verdict import CellVerdict, VerdictWord
+from perfsuite.stats.evidence import Prior
+from perfsuite.system.untrusted import printable
 
 HOW_TO_ACCEPT: Final = "if that is meant, say so with 'perfsuite baseline accept'"
+# Cells or files that a line names.
+_MOST_LISTED = 3
+# Reviewed exceptions, from pytest's root.
+ACCEPTED_FILE: Final = Path("baselines") / "accepted.toml"
+_SPENT = "what was accepted of it is spent: the base has the entry too"
+# Why a test is timed by pytest-benchmark and not compared.
+HIDDEN = (
+    "it takes 'benchmark' from request.getfixturevalue, which cannot be seen before it runs, so it "
+    "is not compared; name the fixture among its arguments"
+)
 
 
-def is_named(name: str, paths: Sequence[str]) -> bool:
+@dataclass(frozen=True, kw_only=True)
+class ChosenCells:
+    """The cells of both sides.
+
+    Attributes:
+        policies: How each cell that both have is judged, by head's name.
+        others: The verdicts of those that are not compared.
+        used: The exceptions that let a cell be compared so, or be gone.
+        loosened: What head loosens and no exception accepts, with the cells; None where nothing.
+    """
+
+    policies: dict[str, CellPolicy]
+    others: list[CellVerdict]
+    used: dict[str, list[Entry]]
+    loosened: str | None
+
+
+def choose_cells(request: GateRequest, head: Suite, base: Suite, accepted: Accepted) -> ChosenCells:
+    """Return which of head's cells are compared with those of the base's own benchmark files."""
+    theirs = {name for name in base.cells if _is_named(name, head.named)}
+    # A file that the base itself cannot collect may have them all.
+    theirs |= {name for name in head.cells if base.why_broken(name) is not None}
+    common, others = _find_common(head.cells, theirs, accepted)
+    base_request = request_of_base(request, base)
+    policies: dict[str, CellPolicy] = {}
+    used: dict[str, list[Entry]] = {}
+    loosened: defaultdict[str, list[str]] = defaultdict(list)
+    for name in common:
+        old_name = accepted.name_in_base(name)
+        slowdown, rename = accepted.slowdown(name), accepted.rename_of(old_name)
+        policy = dataclasses.replace(
+            policy_of(request, head, name),
+            accepted_slowdown=1.0 if slowdown is None else slowdown.ratio,
+            accepted_increase=functools.partial(_accepted_increase, accepted, name),
+        )
+        is_train = bool(head.cells[name].get("is_train"))
+        base_policy = _base_policy(base_request, base, old_name, is_train=is_train)
+        ruling = rule(name, policy, base_policy, accepted)
+        policies[name] = ruling.policy
+        used[name] = [*([] if rename is None else [rename]), *ruling.loosened]
+        for text in ruling.refused:
+            loosened[text].append(name)
+    for name in theirs:
+        if name not in head.cells and (removal := accepted.removal(name)) is not None:
+            used[name] = [removal]
+    held = "; ".join(f"{text} ({listed(names)})" for text, names in loosened.items())
+    return ChosenCells(
+        policies=policies,
+        others=[*others, *not_compared("INVALID", head.hidden, HIDDEN)],
+        used=used,
+        loosened=None if not loosened else f"{held}; the stricter holds; {HOW_TO_ACCEPT}",
+    )
+
+
+def apply_exceptions(trial: Trial, accepted: Accepted) -> list[Entry]:
+    """Return the exceptions that let a judged cell through, and say where one is missing."""
+    used: list[Entry] = []
+    slowdown, removal = accepted.slowdown(trial.name), accepted.removal(trial.name)
+    if trial.word == "VANISHED" and removal is not None:
+        trial.word = "SKIPPED"  # it may be gone
+        used.append(removal)
+    elif trial.word == "VANISHED":
+        trial.add_reason(HOW_TO_ACCEPT)
+    if trial.word == "FAIL" and _is_spent(trial.name, accepted):
+        trial.add_reason(_SPENT)
+    is_slower = trial.decision is not None and trial.decision.ratio > 1 + trial.policy.tolerance
+    if trial.word == "PASS" and slowdown is not None and is_slower:
+        used.append(slowdown)
+    increases = (accepted.increase(trial.name, count) for count in trial.accepted_counts)
+    return [*used, *dict.fromkeys(entry for entry in increases if entry is not None)]
+
+
+def read_exceptions(side: BaseSide) -> Accepted:
+    """Return the reviewed exceptions that head brings."""
+    if not side.request.heeds_exceptions:
+        return Accepted()
+    path = side.suite.root / ACCEPTED_FILE
+    return read_brought(path, side.read(ACCEPTED_FILE), datetime.date.today())
+
+
+def read_noise(side: BaseSide, differs: dict[str, str]) -> Mapping[str, Prior]:
+    """Return what the calibration at the base says, and tell in `differs` where it is broken.
+
+    One that the change brings judges later changes.
+    """
+    request = side.request
+    if request.fingerprint is None or not (data := side.read(CALIBRATION_FILE)):
+        return request.priors
+    try:
+        return parse_priors(data, request.fingerprint)
+    except ValueError as error:
+        differs["calibration"] = printable(f"the base's cannot be read: {error}")
+        return request.priors
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return the first few of them.
+
+    >>> listed(["a", "b"]), listed(["a", "b", "c", "d", "e"])
+    ('a, b', 'a, b, c and 2 more')
+    """
+    more = f" and {len(names) - _MOST_LISTED} more" if len(names) > _MOST_LISTED else ""
+    return ", ".join(names[:_MOST_LISTED]) + more
+
+
+def not_compared(word: VerdictWord, names: Iterable[str], reason: str) -> list[CellVerdict]:
+    """Return the same verdict for cells that are not compared."""
+    return [CellVerdict(name=name, word=word, by="collection", reason=reason) for name in names]
+
+
+def _accepted_increase(accepted: Accepted, cell: str, count: str) -> float:
+    """How many times the base's a count may be."""
+    increase = accepted.increase(cell, count)
+    return 1.0 if increase is None else increase.most_ratio
+
+
+def _base_policy(request: GateRequest, base: Suite, name: str, *, is_train: bool) -> CellPolicy:
+    """How the base itself would judge a cell, without markers where they are wrong or unknown."""
+    unmarked = {"is_train": is_train}
+    try:
+        cells = {name: base.cells.get(name, unmarked)}
+        return policy_of(request, dataclasses.replace(base, cells=cells), name)
+    except SettingError:
+        return policy_of(request, dataclasses.replace(base, cells={name: unmarked}), name)
+
+
+def _find_common(
+    ours: Collection[str], theirs: Collection[str], accepted: Accepted
+) -> tuple[list[str], list[CellVerdict]]:
+    """Return the cells to judge, by head's names, and the verdicts of the others.
+
+    `ours` are head's cells, whether or not they will run; `theirs` are those of the base's own
+    benchmark files. A cell that a reviewed exception renames is judged under its new name: both
+    arms run head's benchmark files, so both have it.
+    """
+    old_names = {name: accepted.name_in_base(name) for name in ours}
+    common = [name for name in ours if old_names[name] in theirs]
+    verdicts = not_compared("NEW", sorted({*ours} - {*common}), "the base has no such cell")
+    for name in sorted({*theirs} - {*ours} - {*old_names.values()}):
+        if accepted.removal(name) is None:
+            verdicts += not_compared("VANISHED", [name], _why_vanished(name, accepted))
+        else:
+            verdicts += not_compared("SKIPPED", [name], "head has no such cell, as was accepted")
+    return common, verdicts
+
+
+def _why_vanished(name: str, accepted: Accepted) -> str:
+    reason = "head has no such cell"
+    if (rename := accepted.rename_of(name)) is not None:
+        return f"{reason}, and none called {rename.to!r}, which its accepted new name is"
+    for entry in accepted.expired:
+        if entry.cell == name:
+            return f"{reason}, and what was accepted of it expired on {entry.expires}"
+    if _is_spent(name, accepted):
+        return f"{reason}, and {_SPENT}"
+    return f"{reason}; {HOW_TO_ACCEPT}"
+
+
+def _is_spent(name: str, accepted: Accepted) -> bool:
+    return any(entry.cell in (name, EVERY_CELL) for entry in accepted.spent)
+
+
+def _is_named(name: str, paths: Sequence[str]) -> bool:
     """Return whether pytest's paths, from its root, name a test: no path names them all.
 
-    >>> is_named("benchmarks/test_a.py::test_b", ["benchmarks/test_a.py::test_c", "benchmarks"])
+    >>> _is_named("benchmarks/test_a.py::test_b", ["benchmarks/test_a.py::test_c", "benchmarks"])
     True
-    >>> is_named("test_a.py::test_b[1]", ["test_a.py::test_b"])
+    >>> _is_named("test_a.py::test_b[1]", ["test_a.py::test_b"])
     True
-    >>> is_named("test_a.py::test_bc", ["test_a.py::test_b"])
+    >>> _is_named("test_a.py::test_bc", ["test_a.py::test_b"])
     False
     """
     return not paths or any(_covers(path, name) for path in paths)
@@ -29,35 +217,3 @@ def _covers(path: str, name: str) -> bool:
     if "::" in path:
         return name == path or name.startswith((f"{path}::", f"{path}["))
     return Path(name.partition("::")[0]).is_relative_to(path)
-
-
-def find_common(
-    ours: Collection[str], theirs: Collection[str], accepted: Accepted
-) -> tuple[list[str], list[CellVerdict]]:
-    """Return the cells to judge, by head's names, and the verdicts of the others.
-
-    `ours` are head's cells, whether or not they will run; `theirs` are those of the base's own
-    benchmark files. A cell that a reviewed exception renames is judged under its new name: both
-    arms run head's benchmark files, so both have it. One that an exception removes has no verdict.
-    """
-    common = [name for name in ours if (accepted.renamed_from(name) or name) in theirs]
-    verdicts = not_compared("NEW", sorted({*ours} - {*common}), "the base has no such cell")
-    for name in sorted({*theirs} - {*ours}):
-        if not accepted.is_removed(name) and accepted.renamed_to(name) not in ours:
-            verdicts += not_compared("VANISHED", [name], _why(name, accepted))
-    return common, verdicts
-
-
-def not_compared(word: VerdictWord, names: Iterable[str], reason: str) -> list[CellVerdict]:
-    """Return the same verdict for cells that are not compared."""
-    return [CellVerdict(name=name, word=word, by="collection", reason=reason) for name in names]
-
-
-def _why(name: str, accepted: Accepted) -> str:
-    reason = "head has no such cell"
-    if target := accepted.renamed_to(name):
-        return f"{reason}, and none called {target!r}, which its accepted new name is"
-    for entry in accepted.expired:
-        if entry.cell == name:
-            return f"{reason}, and what was accepted of it expired on {entry.expires}"
-    return f"{reason}; {HOW_TO_ACCEPT}"

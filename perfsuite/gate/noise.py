@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -46,6 +46,10 @@ class CellNoise(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         order_effect: How much slower head was where it ran first than where the base did, as a
             logarithm; None where only one order occurred.
         order_error: Standard error of that.
+        session_sd: By how much the means of sessions differ beyond what their pairs explain; None
+            of a single session. No standard error of a session's own pairs has it in it.
+        bias: By how much head was slower than a fresh checkout of itself, as a logarithm.
+        bias_error: Standard error of that, from session to session.
     """
 
     sd: LogRatio
@@ -53,6 +57,9 @@ class CellNoise(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     round_sd: LogRatio | None = None
     order_effect: Annotated[float, msgspec.Meta(ge=-_MOST_SPREAD, le=_MOST_SPREAD)] | None = None
     order_error: LogRatio | None = None
+    session_sd: LogRatio | None = None
+    bias: Annotated[float, msgspec.Meta(ge=-_MOST_SPREAD, le=_MOST_SPREAD)] | None = None
+    bias_error: LogRatio | None = None
 
     @property
     def launch_sd(self) -> float | None:
@@ -109,13 +116,28 @@ def pool_noise(sessions: Sequence[SessionPairs]) -> CellNoise | None:
     squares = math.fsum(statistics.variance(one) * (len(one) - 1) for one in kept)
     errors = [error for session in sessions for error in session.errors]
     order_effect, order_error = _order_effect(sessions)
+    variance = squares / (num_pairs - len(kept))
     return CellNoise(
-        sd=math.sqrt(squares / (num_pairs - len(kept))),
+        sd=math.sqrt(variance),
         num_pairs=num_pairs,
         round_sd=math.sqrt(statistics.median([error**2 for error in errors])) if errors else None,
         order_effect=order_effect,
         order_error=order_error,
+        **_between_sessions(kept, variance),
     )
+
+
+def _between_sessions(sessions: Sequence[Sequence[float]], variance: float) -> dict[str, float]:
+    """What the means of sessions say, whose pairs vary by `variance`: a one-way random effect."""
+    if len(sessions) < 2:
+        return {}
+    means = [statistics.fmean(session) for session in sessions]
+    explained = variance * statistics.fmean([1 / len(session) for session in sessions])
+    return {
+        "session_sd": math.sqrt(max(0.0, statistics.variance(means) - explained)),
+        "bias": statistics.fmean(means),
+        "bias_error": math.sqrt(statistics.variance(means) / len(means)),
+    }
 
 
 def _order_effect(sessions: Sequence[SessionPairs]) -> tuple[float, float] | tuple[None, None]:
@@ -144,13 +166,17 @@ def read_priors(path: Path, fingerprint: str) -> dict[str, Prior]:
     Raises a WorkloadError where the file is no calibration.
     """
     try:
-        data = read_untrusted(path, max_bytes=_MAX_FILE_BYTES)
-        calibration = msgspec.json.decode(data, type=Calibration)
+        return parse_priors(read_untrusted(path, max_bytes=_MAX_FILE_BYTES), fingerprint)
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
         reason = printable(why_unreadable(error))
         raise WorkloadError(f"{path} is no calibration ({reason}); make it anew") from error
+
+
+def parse_priors(data: bytes, fingerprint: str) -> dict[str, Prior]:
+    """Return the same of a file's content; raises a ValueError where it is no calibration."""
+    calibration = msgspec.json.decode(data, type=Calibration)
     if calibration.fingerprint != fingerprint:
         return {}
     return {
@@ -158,9 +184,10 @@ def read_priors(path: Path, fingerprint: str) -> dict[str, Prior]:
     }
 
 
-def typical_sd(cells: Mapping[str, CellNoise]) -> float | None:
-    """Return the median over cells, None without any."""
-    return statistics.median([noise.sd for noise in cells.values()]) if cells else None
+def typical(values: Iterable[float | None]) -> float | None:
+    """Return the median over cells of what is known, None without any."""
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None
 
 
 def read_noise(folder: Path, environ: Mapping[str, str]) -> dict[str, Prior]:

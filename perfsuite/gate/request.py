@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,6 +18,7 @@ from perfsuite.gate.arms.build import build_base
 from perfsuite.gate.arms.command import Command
 from perfsuite.gate.arms.launch import launch_pair, scratch_folder
 from perfsuite.gate.git.changes import Changes, compare_trees, tree_files
+from perfsuite.gate.git.command import file_at
 from perfsuite.gate.git.fill_tree import share_files
 from perfsuite.gate.git.find_base import find_base
 from perfsuite.gate.git.overlay import SITE_FOLDER, lay_configuration, source_files
@@ -33,10 +35,13 @@ from perfsuite.gate.judge.counts import parse_slacks
 from perfsuite.gate.judge.trial import LAUNCH_TIMEOUT_S, Budget, CellPolicy
 from perfsuite.gate.provenance.identical import Comparison
 from perfsuite.stats.evidence import Prior
+from perfsuite.system.untrusted import read_untrusted, why_unreadable
 from perfsuite.system.urls import AnyPath
 from perfsuite.units import format_ratio, parse_ratio, parse_seconds
 
 _TRAIN_FLOOR_S = 50e-6
+# Of what is kept beside the baselines: exceptions, and a calibration.
+_MAX_FILE_BYTES = 16 * 2**20
 # Rounds of 5 ms and more, for 0.3 s a launch where the gate cannot choose how many (decision 0010):
 # many short launches say more than few long ones, because what differs is the launch (Kalibera and
 # Jones 2013). A test's own marker counts first.
@@ -67,10 +72,14 @@ class GateRequest:
         tolerance: The slowdown that is accepted unless a marker says otherwise.
         limit: The slowdown that must not pass.
         refuses_numerics_change: Whether a cell fails whose mathematics changed.
+        fixed: Of these two, those that hold for both sides, whatever their configuration says.
         floor_s: None is 50 us for cells of perfsuite, 0 for any others.
         priors: What this machine's history says of the noise of a pair, by cell.
+        fingerprint: Of this machine, whose calibration at the base gives them where it is given.
         stored: Where it is written how long cells took; None where it is not.
         outputs: Files that the session itself writes: they do not make a tree dirty.
+        head_environment: Variables of head's launches alone: what a calibration plants.
+        explains: Whether what moved in a cell is looked for.
         heeds_exceptions: Whether what head lists as accepted may let a cell through.
         pairs_file: Where a re-run of the same two trees finds what this session leaves open; None
             judges anew each time.
@@ -91,12 +100,16 @@ class GateRequest:
     tolerance: float = 0.02
     limit: float = 0.05
     refuses_numerics_change: bool = False
+    fixed: frozenset[str] = frozenset({"tolerance", "limit"})
     floor_s: float | None = None
     budget: Budget
     seed: int
     priors: Mapping[str, Prior] = field(default_factory=dict)
+    fingerprint: str | None = None
     stored: AnyPath | None = None
     outputs: tuple[Path, ...] = ()
+    head_environment: Mapping[str, str] = field(default_factory=dict)
+    explains: bool = True
     heeds_exceptions: bool = True
     pairs_file: Path | None = None
 
@@ -164,6 +177,7 @@ def head_arm(request: GateRequest, suite: Suite | None, caches: Path | None = No
         python_options=command.python_options,
         inherited=command.environment,
         caches=caches,
+        environment=dict(request.head_environment),
     )
 
 
@@ -210,10 +224,22 @@ class BaseSide:
             environment={**request.command.environment, **request.base_environment},
         )
 
+    def read(self, path: Path) -> bytes:
+        """Return a file of the base by its path from the root, empty where there is none."""
+        if self.base is not None:
+            return file_at(self.suite.root, self.base.revision, path) or b""
+        assert self.request.base_dir is not None
+        file = self.request.base_dir / path
+        try:
+            return read_untrusted(file, max_bytes=_MAX_FILE_BYTES)
+        except FileNotFoundError:
+            return b""
+        except (OSError, ValueError) as error:
+            raise SettingError(f"{file} cannot be read: {why_unreadable(error)}") from error
+
     def lay_benchmarks(self, tree: Path) -> None:
         """Lay head's benchmarks over the tree; a SettingError where a path is not there."""
         suite = self.suite
-        # By files and folders, without what names a test in one.
         paths = dict.fromkeys(suite.root / path.partition("::")[0] for path in suite.paths)
         lay_benchmarks(tree, suite.root, list(paths), top=self.top, python_files=suite.python_files)
 
@@ -268,7 +294,6 @@ class BaseSide:
     def own_arm(self, tree: Path, *options: str) -> Arm:
         """Return the base's arm by itself: its own configuration, and those paths that it has."""
         command = self._command(tree).without_missing_configuration()
-        # With temporary folders in head's tree, the folders above are head's.
         command = command.followed_by(f"--rootdir={tree}", f"--confcutdir={tree}", *options)
         return self._arm(tree, command, {"PERFSUITE_ARM_LACKS": "1"})
 
@@ -322,6 +347,24 @@ def _import_roots(tree: Path, suite: Suite) -> tuple[Path, ...]:
     return import_roots(tree, [os.path.relpath(path, suite.root) for path in suite.pythonpath])
 
 
+def request_of_base(request: GateRequest, own: Suite) -> GateRequest:
+    """Return the request as the base's own configuration would make it."""
+
+    def of_base(name: str, ours: float, default: float) -> float:
+        if name in request.fixed:
+            return ours
+        try:
+            return parse_ratio(own.settings[f"perf_{name}"])
+        except (KeyError, ValueError):  # a wrong value is for the change to mend
+            return default
+
+    return dataclasses.replace(
+        request,
+        tolerance=of_base("tolerance", request.tolerance, GateRequest.tolerance),
+        limit=of_base("limit", request.limit, GateRequest.limit),
+    )
+
+
 def policy_of(request: GateRequest, suite: Suite, name: str) -> CellPolicy:
     """Return how a cell is judged: by its markers, else by the request.
 
@@ -340,7 +383,7 @@ def policy_of(request: GateRequest, suite: Suite, name: str) -> CellPolicy:
             tolerance=parsed("tolerance", parse_ratio, request.tolerance),
             limit=parsed("limit", parse_ratio, request.limit),
             floor_s=parsed("floor", parse_seconds, floor_s),
-            slacks=parse_slacks(dict(markers.get("counts", {})), "perf marker"),
+            slacks=(parse_slacks(dict(markers.get("counts", {})), "perf marker"),),
             refuses_numerics_change=request.refuses_numerics_change,
         )
     except (TypeError, ValueError) as error:

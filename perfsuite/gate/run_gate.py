@@ -8,20 +8,30 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import datetime
 import functools
 import os
 import time
+from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+
+import msgspec
 
 from perfsuite.gate.arms.arm import Arm, Launch, PairPlan, Suite
 from perfsuite.gate.arms.launch import launch_pair
-from perfsuite.gate.baselines.accepted import Accepted, read_accepted
+from perfsuite.gate.baselines.accepted import Accepted, Entry, in_words
 from perfsuite.gate.baselines.durations import read_durations
-from perfsuite.gate.common_cells import HOW_TO_ACCEPT, find_common, is_named, not_compared
+from perfsuite.gate.common_cells import (
+    HIDDEN,
+    apply_exceptions,
+    choose_cells,
+    listed,
+    not_compared,
+    read_exceptions,
+    read_noise,
+)
 from perfsuite.gate.git.fill_tree import check_shared, missing_files
 from perfsuite.gate.git.find_base import describe_head
 from perfsuite.gate.git.overlay import python_digests
@@ -45,22 +55,12 @@ from perfsuite.gate.request import (
     base_of,
     collect,
     head_arm,
-    policy_of,
     session_caches,
 )
 from perfsuite.records.verdict import CellVerdict, Explanation
 from perfsuite.system.signals import ends_on_signals
 
-# Files that a line names.
-_MOST_LISTED = 3
 _HAS_THEM = "where a cell needs them, name a checkout that has them with --base-dir"
-# Why a test is timed by pytest-benchmark and not compared.
-HIDDEN = (
-    "it takes 'benchmark' from request.getfixturevalue, which cannot be seen before it runs, so it "
-    "is not compared; name the fixture among its arguments"
-)
-# Reviewed exceptions, from pytest's root.
-ACCEPTED_FILE = Path("baselines") / "accepted.toml"
 # The machine of a caller that holds it already.
 HELD: AbstractContextManager[object] = contextlib.nullcontext()
 
@@ -74,12 +74,14 @@ class GateResult:
         refusal: Why nothing was compared at all, None where something was.
         differs: What differs between the arms, for people.
         judgement: None where no pair was run.
+        policies: How each cell that both sides have is judged.
     """
 
     cells: tuple[CellVerdict, ...] = ()
     refusal: str | None = None
     differs: dict[str, str]
     judgement: Judgement | None = None
+    policies: Mapping[str, CellPolicy] = field(default_factory=dict)
     seed: int
 
 
@@ -130,7 +132,13 @@ def run_gate(
             if base is not None and base.instead is not None and _are_identical(cells, request):
                 cells, judgement = session.against(base.instead).compare()
     cells.sort(key=lambda cell: cell.name)
-    return GateResult(cells=tuple(cells), differs=differs, judgement=judgement, seed=request.seed)
+    return GateResult(
+        cells=tuple(cells),
+        differs=differs,
+        judgement=judgement,
+        policies=session.policies,
+        seed=request.seed,
+    )
 
 
 def _are_identical(cells: Sequence[CellVerdict], request: GateRequest) -> bool:
@@ -141,9 +149,13 @@ def _are_identical(cells: Sequence[CellVerdict], request: GateRequest) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class _Session:
-    """Head's suite against a base; to `differs` the comparison adds what it finds.
+    """Head's suite against a base.
 
-    `collected` is a launch of head that ran no cell, and `collected_s` how long it took.
+    Attributes:
+        collected: A launch of head that ran no cell, which took `collected_s`.
+        differs: To it the comparison adds what it finds.
+        policies: How each cell that both sides have is judged, once that is known.
+        used: The reviewed exceptions that the verdict of a cell rests on.
     """
 
     side: BaseSide
@@ -151,6 +163,8 @@ class _Session:
     collected: Launch
     collected_s: float
     say: Callable[[str], None]
+    policies: dict[str, CellPolicy] = field(default_factory=dict)
+    used: defaultdict[str, list[Entry]] = field(default_factory=lambda: defaultdict(list))
 
     def against(self, base: Base) -> _Session:
         """Return the session with another base, because a commit would be compared with itself."""
@@ -165,12 +179,12 @@ class _Session:
         """Judge what both sides have, and say why the rest is not compared."""
         with self.side.tree() as tree:
             comparison = self.side.compare(tree, self.collected, self.say)
-            if comparison is not None and comparison.changes.reach_no_cell:
+            if comparison is not None and comparison.reaches_no_cell:
                 return self._pass_all(comparison), None
             if (refusal := self._prepare(tree)) is not None:
                 return not_compared("NO-BASELINE", self.side.suite.cells, refusal), None
             cells, judgement = self._compare_with(tree, comparison)
-            return [self._name_untracked(cell, tree) for cell in cells], judgement
+            return [self._complete(cell, tree) for cell in cells], judgement
 
     def _compare_with(
         self, tree: Path, comparison: Comparison | None
@@ -188,7 +202,10 @@ class _Session:
             return not_compared("NO-BASELINE", suite.cells, refusal), None
         assert own.suite is not None
         self._describe_variables(own.suite)
-        policies, cells = self._choose_cells(own.suite)
+        cells = self._choose_cells(own.suite)
+        policies = {
+            name: policy for name, policy in self.policies.items() if request.asks_for(name)
+        }
         if comparison is not None:
             cells += comparison.find_identical(policies)
         settled = request.waiting.union(cell.name for cell in cells)
@@ -207,7 +224,7 @@ class _Session:
             num_cells=request.num_cells,
             budget=request.budget,
             seed=request.seed,
-            priors=request.priors,
+            priors=read_noise(self.side, self.differs),
             kept={} if kept is None else kept.cells,
             say=self.say,
         )
@@ -219,10 +236,7 @@ class _Session:
                 trial.add_reason(replaced[trial.name])
             for remark in remarks_on(trial, suite.root, changed):
                 trial.add_reason(remark)
-            if trial.word == "VANISHED" and self._accepted.is_removed(trial.name):
-                trial.word = "SKIPPED"  # it may be gone
-            elif trial.word == "VANISHED":
-                trial.add_reason(HOW_TO_ACCEPT)
+            self.used[trial.name] += apply_exceptions(trial, self._accepted)
         explanations = self._explain(arms, judgement)
         base = self.differs["base"]
         cells += [
@@ -252,24 +266,23 @@ class _Session:
         return self.side.build(tree)
 
     def _watching(self, tree: Path, base: Arm, head: Arm) -> tuple[Arm, Arm]:
-        """The arms, told to say whether they open what the base's tree lacks."""
+        """The arms, told to say what they open of the other's tree, or of what the base's lacks."""
         tops = self.side.top_of(tree), self.side.top
         lacked = missing_files(tops[0]) if self.side.base is not None else []
-        base, head = (
-            dataclasses.replace(arm, watched=tuple(top / path for path in lacked))
-            for arm, top in zip((base, head), tops, strict=True)
-        )
-        return base, head
-
-    def _name_untracked(self, cell: CellVerdict, tree: Path) -> CellVerdict:
-        """Say what head has and git does not track, where the base failed for want of it."""
-        if cell.word != "NO-BASELINE" or cell.reason is None:
-            return cell
-        root = self.side.suite.root
-        found = name_untracked(cell.reason, root, tree, self.side.import_roots)
         return (
-            cell if found is None else dataclasses.replace(cell, reason=f"{cell.reason}; {found}")
+            dataclasses.replace(base, watched=(tops[1], *(tops[0] / path for path in lacked))),
+            dataclasses.replace(head, watched=(tops[0], *(tops[1] / path for path in lacked))),
         )
+
+    def _complete(self, cell: CellVerdict, tree: Path) -> CellVerdict:
+        """Name the exceptions that a verdict rests on, and what the base failed for want of."""
+        reason = cell.reason
+        if cell.word == "NO-BASELINE" and reason is not None:
+            root = self.side.suite.root
+            found = name_untracked(reason, root, tree, self.side.import_roots)
+            reason = reason if found is None else f"{reason}; {found}"
+        accepted = tuple(map(in_words, self.used[cell.name]))
+        return msgspec.structs.replace(cell, reason=reason, accepted=accepted)
 
     def _read_kept(self) -> KeptPairs | None:
         """What earlier sessions found of these two trees; None where nothing names them."""
@@ -279,9 +292,8 @@ class _Session:
         head = digest_tree(self.side.suite.root, outputs=request.outputs)
         if head is None:
             return None
-        environment = (f"{name}={value}" for name, value in request.base_environment.items())
-        arm = " ".join((base.revision, request.base_python or "", *sorted(environment))).strip()
-        kept = read_kept_pairs(request.pairs_file, arm, head)
+        how = request.base_python, request.base_build, sorted(request.base_environment.items())
+        kept = read_kept_pairs(request.pairs_file, f"{base.revision} {how}", head)
         self.say(kept.told)
         return kept
 
@@ -294,9 +306,7 @@ class _Session:
 
     @functools.cached_property
     def _accepted(self) -> Accepted:
-        if not self.side.request.heeds_exceptions:
-            return Accepted()
-        return read_accepted(self.side.suite.root / ACCEPTED_FILE, datetime.date.today())
+        return read_exceptions(self.side)
 
     def _describe_tree(self, tree: Path, digests: Mapping[Path, bytes]) -> list[Path]:
         """Say where and what the base's tree is; return the benchmark files that head changed."""
@@ -306,12 +316,12 @@ class _Session:
             self.differs["base's tree"] = f"{'; '.join(missing)}; {_HAS_THEM}"
             self.say(self.differs["base's tree"])
         for file, names in changed_dependencies(self.side.top_of(tree), self.side.top).items():
-            which = _listed(sorted(names - {ANY})) or "other ones"
+            which = listed(sorted(names - {ANY})) or "other ones"
             self.differs[file] = f"declares {which}; both arms run with those that are installed"
         files = python_digests(tree)
         changed = sorted(path for path, found in files.items() if digests.get(path) != found)
         if changed:
-            named = _listed([str(path) for path in changed])
+            named = listed([str(path) for path in changed])
             self.differs["benchmark files"] = f"head's run on both sides: {named}"
             self.say(f"changed benchmark files; {self.differs['benchmark files']}")
         return changed
@@ -321,30 +331,22 @@ class _Session:
         ours, theirs = self.side.suite.variables, own.variables
         written = [name for name in ours if name not in theirs or theirs[name] != ours[name]]
         if written:
-            self.differs["environment"] = f"head's code sets {_listed(written)}"
+            self.differs["environment"] = f"head's code sets {listed(written)}"
 
-    def _choose_cells(self, own: Suite) -> tuple[dict[str, CellPolicy], list[CellVerdict]]:
-        """The cells to judge and how, and the verdicts of the others."""
-        request, suite, accepted = self.side.request, self.side.suite, self._accepted
-        theirs = {name for name in own.cells if is_named(name, suite.named)}
-        # A file that the base itself cannot collect may have them all.
-        theirs |= {name for name in suite.cells if own.why_broken(name) is not None}
-        common, cells = find_common(suite.cells, theirs, accepted)
-        policies = {
-            name: dataclasses.replace(
-                policy_of(request, suite, name),
-                accepted_slowdown=accepted.allowed_slowdown(name),
-                accepted_increase=functools.partial(accepted.allowed_increase, name),
-            )
-            for name in common
-            if request.asks_for(name)
-        }
-        return policies, [*cells, *not_compared("INVALID", suite.hidden, HIDDEN)]
+    def _choose_cells(self, own: Suite) -> list[CellVerdict]:
+        """Find how the cells of both sides are judged; return the verdicts of the others."""
+        chosen = choose_cells(self.side.request, self.side.suite, own, self._accepted)
+        self.policies.update(chosen.policies)
+        self.used.update(chosen.used)
+        if chosen.loosened is not None:
+            self.differs["limits"] = chosen.loosened
+            self.say(chosen.loosened)
+        return chosen.others
 
     def _look_for_skipped(self, judgement: Judgement) -> None:
         """Find what is skipped since head: with its own benchmark files, the base measures it."""
         skipped = {
-            self._accepted.renamed_from(trial.name) or trial.name: trial
+            self._accepted.name_in_base(trial.name): trial
             for trial in judgement.trials
             if trial.word == "SKIPPED"
         }
@@ -365,7 +367,7 @@ class _Session:
     def _explain(self, arms: Sequence[Arm], judgement: Judgement) -> dict[str, Explanation]:
         """What moved in each cell that failed or improved, from one more pair that is profiled."""
         moved = [trial.name for trial in judgement.trials if trial.word in ("FAIL", "IMPROVED")]
-        if not moved:
+        if not moved or not self.side.request.explains:
             return {}
         self.say(f"profiling what moved: {len(moved)} cells")
         launches = launch_pair(arms, self._further_pair(judgement, profiles=True), moved)
@@ -386,13 +388,3 @@ class _Session:
             one_by_one=frozenset(one.name for one in judgement.trials if one.is_one_by_one),
             is_apart=any(one.is_apart for one in judgement.trials),
         )
-
-
-def _listed(names: Sequence[str]) -> str:
-    """The first few of them.
-
-    >>> _listed(["a", "b"]), _listed(["a", "b", "c", "d", "e"])
-    ('a, b', 'a, b, c and 2 more')
-    """
-    more = f" and {len(names) - _MOST_LISTED} more" if len(names) > _MOST_LISTED else ""
-    return ", ".join(names[:_MOST_LISTED]) + more

@@ -56,6 +56,7 @@ class RunStamp(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             A stamp from before these were kept holds only cells with a time.
         accepted: Full names of the cells that only a reviewed exception let through. Their history
             begins anew here, so a cell whose exception was not needed must not be listed.
+        exceptions: The reviewed exceptions that the verdict of a cell rests on, in words.
         durations_s: Of the whole test of each benchmark, set-up included; the next session is cut
             into shards by them. Empty in a stamp from before they were kept.
         shard: The part of a session that this is; None for a whole one.
@@ -70,6 +71,7 @@ class RunStamp(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     is_pull_request: bool
     verdicts: dict[str, VerdictWord]
     accepted: tuple[str, ...]
+    exceptions: dict[str, tuple[str, ...]] = {}
     durations_s: dict[str, Amount] = {}
     shard: ShardStamp | None = None
     digests: dict[str, Label] = {}

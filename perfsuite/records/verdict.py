@@ -134,6 +134,7 @@ class CellVerdict(Verdict, frozen=True, kw_only=True):
         errors: Standard error of the logarithm of each ratio in `raw`, by the rounds of its pair;
             None where it is not known.
         rule: The arguments of the rule, with which the pairs give the verdict again.
+        accepted: The reviewed exceptions that it rests on, in words.
     """
 
     name: str = msgspec.field(name="id")
@@ -150,6 +151,7 @@ class CellVerdict(Verdict, frozen=True, kw_only=True):
     errors: tuple[float | None, ...] = ()
     firsts: tuple[str, ...] = msgspec.field(default=(), name="first")
     rule: dict[str, Any] = msgspec.field(default_factory=dict, name="asked")
+    accepted: tuple[str, ...] = ()
 
     def as_record(self) -> Verdict:
         """The verdict as a cell's record keeps it; what is infinite is unknown."""

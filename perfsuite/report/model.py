@@ -15,7 +15,14 @@ from perfsuite.report.rows import Row, row_of_verdict
 from perfsuite.report.runs import Run, rows_of
 from perfsuite.report.scaling.charts import draw_scaling
 from perfsuite.report.scaling.cost_model import Scaling, describe_scaling
-from perfsuite.report.summary import Summary, by_severity, downgrade, reason_text, summarize
+from perfsuite.report.summary import (
+    Summary,
+    by_severity,
+    downgrade,
+    exceptions_of,
+    reason_text,
+    summarize,
+)
 from perfsuite.system.untrusted import printable
 
 
@@ -83,7 +90,7 @@ def report_on_verdicts(
     report = report_on_rows(
         [row_of_verdict(cell, reason_text(cell) or None) for cell in cells],
         sources=[f"{name}: {value}" for name, value in differs.items()],
-        remarks=[],
+        remarks=[f"accepted: {text}" for text in exceptions_of(cells)],
         tolerance=tolerance,
         limit=limit,
     )

@@ -38,7 +38,7 @@ class Run:
         missing: Cells that measured nothing and why, one line each, as far as that is known.
         parts: The shards that were merged into it.
         gaps: What keeps it from being a whole session, one line each.
-        remarks: Notes on how it was put together, one line each.
+        remarks: Notes on what its verdicts rest on and how it was put together, one line each.
     """
 
     path: AnyPath
@@ -149,6 +149,7 @@ def _read_run(path: AnyPath) -> Run:
         num_failed=0 if stamp is None else stamp.num_failed,
         fingerprint=file.fingerprint,
         shard=None if stamp is None else stamp.shard,
+        remarks=() if stamp is None else tuple(_accepted(stamp.exceptions)),
     )
 
 
@@ -189,6 +190,12 @@ def _with_stamped(rows: Sequence[Row], words: Mapping[str, VerdictWord]) -> Iter
         yield row
     for name, word in judged.items():
         yield Row(name=name, verdict=_stamped(word))
+
+
+def _accepted(exceptions: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    """Yield a line for each reviewed exception that verdicts rest on."""
+    for text in dict.fromkeys(text for texts in exceptions.values() for text in texts):
+        yield printable(f"accepted: {text}")
 
 
 def _stamped(word: VerdictWord) -> Verdict:

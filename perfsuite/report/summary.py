@@ -80,6 +80,11 @@ def verdict_sentence(cell: CellVerdict) -> str:
     return printable_lines("; ".join(filter(None, [text, reason_text(cell)])))
 
 
+def exceptions_of(cells: Sequence[CellVerdict]) -> tuple[str, ...]:
+    """Return the reviewed exceptions that the verdicts rest on, each once."""
+    return tuple(dict.fromkeys(text for cell in cells for text in cell.accepted))
+
+
 def interval_text(cell: CellVerdict) -> str:
     """Return the bounds of the change, "" where there are none."""
     if cell.interval is None or cell.num_pairs < 2:

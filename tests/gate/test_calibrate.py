@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
 
 import pytest
 from made_up_machine import Machine
@@ -20,9 +19,11 @@ from perfsuite.gate.arms.arm import Arm, Launch, Suite
 from perfsuite.gate.arms.command import Command
 from perfsuite.gate.arms.num_rounds import PairCost
 from perfsuite.gate.calibrate import CalibrationResult, Plant, calibrate
+from perfsuite.gate.git.changes import Uncommitted
 from perfsuite.gate.judge.trial import Budget, CellPolicy, Judgement, Trial
 from perfsuite.gate.request import GateRequest
-from perfsuite.gate.run_gate import HELD
+from perfsuite.gate.run_gate import HELD, GateResult
+from perfsuite.records.verdict import CellVerdict, VerdictWord
 from perfsuite.stats.evidence import Prior
 from perfsuite.stats.sequential import Rule, decide
 
@@ -34,43 +35,54 @@ REQUEST = GateRequest(
 NOISE = (0.01, -0.01, 0.02, -0.02)
 
 
-class Judge:
+class Gate:
     """Judges made-up pairs: identical code has noise alone, planted code is slower by 20 %."""
 
     def __init__(self) -> None:
         self.planted: list[str | None] = []
         self.priors: list[Mapping[str, Prior]] = []
-        self.word: str | None = None
+        self.word: VerdictWord | None = None
+        self.refusal: str | None = None
 
-    def __call__(
-        self, base: Arm, head: Arm, policies: Mapping[str, CellPolicy], **given: Any
-    ) -> Judgement:
-        text = head.environment.get("PERFSUITE_ARM_PLANTED")
-        assert (base.name, head.name, dict(base.environment)) == ("base", "head", {})
+    def __call__(self, request: GateRequest, *, say: Callable[[str], None]) -> GateResult:
+        assert (request.base, request.heeds_exceptions, request.explains) == ("HEAD", False, False)
+        text = request.head_environment.get("PERFSUITE_ARM_PLANTED")
         self.planted.append(text)
-        self.priors.append(given["priors"])
+        self.priors.append(request.priors)
+        trials = [self.trial_of(name, text) for name in ("a", "b")]
+        return GateResult(
+            cells=tuple(
+                CellVerdict(name=one.name, word=one.word or "PASS", by=one.by) for one in trials
+            ),
+            refusal=self.refusal,
+            differs={},
+            judgement=Judgement(
+                trials=tuple(trials), seed=1, num_pairs=4, wall_s=9.0, invalid=None
+            ),
+            seed=request.seed,
+        )
+
+    def trial_of(self, name: str, text: str | None) -> Trial:
         shift = 0.0 if text is None else 0.2
-        trials = []
-        for name, asked in policies.items():
-            trial = Trial(name=name, policy=asked)
-            rule = Rule(
-                tolerance=asked.tolerance, limit=asked.limit, num_cells=len(policies), max_pairs=4
-            )
-            trial.pairs = plain_pairs(math.log(1.0 + shift + noise) for noise in NOISE)
-            trial.decision = decide(trial.pairs, rule)
-            trial.word = self.word or ("PASS" if text is None else "FAIL")
-            trial.by = "counts" if text == "leak" else "pairs"
-            trial.raw = [(1.0, 1.0 + shift + noise) for noise in NOISE]
-            trial.firsts = ["base", "head", "base", "head"]
-            trial.costs = [
-                PairCost(log_ratio=0.0, error=0.01, num_rounds=50, round_s=0.01, launch_s=1.0)
-            ] * 4
-            trials.append(trial)
-        return Judgement(trials=tuple(trials), seed=1, num_pairs=4, wall_s=9.0, invalid=None)
+        policy = CellPolicy(tolerance=0.02, limit=0.05, floor_s=0.0)
+        trial = Trial(name=name, policy=policy)
+        rule = Rule(tolerance=0.02, limit=0.05, num_cells=2, max_pairs=4)
+        # A session as a whole is faster or slower than the one before it.
+        shift += 0.005 * (-1) ** len(self.planted)
+        trial.pairs = plain_pairs(shift + noise for noise in NOISE)
+        trial.decision = decide(trial.pairs, rule)
+        trial.word = self.word or ("PASS" if text is None else "FAIL")
+        trial.by = "counts" if text == "leak" else "pairs"
+        trial.raw = [(1.0, math.exp(shift + noise)) for noise in NOISE]
+        trial.firsts = ["base", "head", "base", "head"]
+        trial.costs = [
+            PairCost(log_ratio=0.0, error=0.01, num_rounds=50, round_s=0.01, launch_s=1.0)
+        ] * 4
+        return trial
 
 
 @pytest.fixture
-def judge(monkeypatch: pytest.MonkeyPatch) -> Judge:
+def judge(monkeypatch: pytest.MonkeyPatch) -> Gate:
     arm = Arm(name="head", tree=Path("/project"), import_roots=(), pytest_arguments=())
     suite = Suite(
         cells={"a": {"is_train": True}, "b": {"is_train": True}},
@@ -79,10 +91,13 @@ def judge(monkeypatch: pytest.MonkeyPatch) -> Judge:
         pythonpath=(),
         python_files=(),
     )
-    made_up = Judge()
+    made_up = Gate()
+    clean = Uncommitted(is_dirty=False, is_clean=True)
+    monkeypatch.setattr(calibrate_module, "find_top", lambda folder: folder)
+    monkeypatch.setattr(calibrate_module, "read_uncommitted", lambda *_, **given: clean)
     monkeypatch.setattr(calibrate_module, "collect", lambda _: Launch(arm=arm, suite=suite))
     monkeypatch.setattr(calibrate_module, "head_arm", lambda *_: arm)
-    monkeypatch.setattr(calibrate_module, "judge", made_up)
+    monkeypatch.setattr(calibrate_module, "run_gate", made_up)
     return made_up
 
 
@@ -102,7 +117,7 @@ def run(
     )
 
 
-def test_identical_code_is_judged_first_and_its_noise_is_known_to_the_rest(judge: Judge) -> None:
+def test_identical_code_is_judged_first_and_its_noise_is_known_to_the_rest(judge: Gate) -> None:
     result = run(Plant(ratio=0.05), Plant(recipe="precision=fp32"))
 
     assert judge.planted == [None, None, "0.05", "0.05", "precision=fp32", "precision=fp32"]
@@ -111,14 +126,16 @@ def test_identical_code_is_judged_first_and_its_noise_is_known_to_the_rest(judge
     assert result.noise["a"].num_pairs == 8
     assert result.noise["a"].round_sd == pytest.approx(0.01)
     assert result.noise["a"].order_effect == pytest.approx(-0.03, abs=2e-3)
+    assert result.noise["a"].bias == pytest.approx(0.0, abs=1e-9)
+    assert result.noise["a"].bias_error == pytest.approx(0.005)
 
 
-def test_the_lines_say_alarms_power_and_what_the_machine_supports(judge: Judge) -> None:
+def test_the_lines_say_alarms_power_and_what_the_machine_supports(judge: Gate) -> None:
     lines = describe(run(Plant(ratio=0.05), Plant(recipe="precision=fp32")))
 
     cost = "3.0 pairs a cell, 9 s a session"
     assert lines[:3] == [
-        f"false alarms: 0 of 2, below 77.6 % at 95 % confidence (cells: 4 PASS; 4{cost[1:]})",
+        f"false alarms: 0 of 2, below 77.6 % at 95 % confidence (cells: 4 PASS; 3.5{cost[3:]})",
         f"power at 5 %: 2 of 2 (cells: 4 FAIL; {cost})",
         f"precision=fp32 planted: 2 of 2 (cells: 4 FAIL; {cost})",
     ]
@@ -127,9 +144,11 @@ def test_the_lines_say_alarms_power_and_what_the_machine_supports(judge: Judge) 
     assert lines[4].startswith("  the tightest that this machine supports: tolerance ")
 
 
-def test_the_json_has_a_power_for_each_slowdown_and_verdicts_for_each_plant(judge: Judge) -> None:
+def test_the_json_has_a_power_for_each_slowdown_and_verdicts_for_each_plant(judge: Gate) -> None:
     document = to_document(run(Plant(ratio=0.05), Plant(recipe="num_workers=0")))
 
+    assert document["pair_sd"] == pytest.approx(0.01825, abs=1e-4)
+    assert document["session_sd"] == 0.0
     assert document["false_alarms"] == [0, 2]
     assert document["power"] == {"5 %": [2, 2]}
     assert document["verdicts"] == {
@@ -141,14 +160,34 @@ def test_the_json_has_a_power_for_each_slowdown_and_verdicts_for_each_plant(judg
 
 
 @pytest.mark.parametrize("word", ["ERROR", "NO-BASELINE", "INVALID"])
-def test_a_cell_without_a_measurement_cannot_be_calibrated_with(judge: Judge, word: str) -> None:
+def test_a_cell_without_a_measurement_cannot_be_calibrated_with(judge: Gate, word: str) -> None:
     judge.word = word
 
     with pytest.raises(WorkloadError, match=r"^a cannot be calibrated with: None$"):
         run()
 
 
-def test_what_counts_find_is_distinguished_from_what_times_find(judge: Judge) -> None:
+def test_a_gate_that_compares_nothing_is_no_calibration(judge: Gate) -> None:
+    judge.refusal = "there is no base"
+
+    with pytest.raises(WorkloadError, match=r"^the gate compares nothing here: there is no base$"):
+        run()
+
+
+def test_code_that_is_not_heads_is_refused(judge: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    dirty = Uncommitted(is_dirty=True, is_clean=False)
+    monkeypatch.setattr(calibrate_module, "read_uncommitted", lambda *_, **given: dirty)
+
+    with pytest.raises(WorkloadError, match=r"^there are uncommitted changes, .*; commit them$"):
+        run()
+
+    monkeypatch.setattr(calibrate_module, "find_top", lambda folder: None)
+    with pytest.raises(WorkloadError, match=r"^/project is not in a git checkout, "):
+        run()
+    assert judge.planted == []
+
+
+def test_what_counts_find_is_distinguished_from_what_times_find(judge: Gate) -> None:
     lines = describe(run(Plant(fault="leak")))
 
     assert lines[1].startswith("leak planted: 2 of 2 (cells: 4 FAIL by counts; ")
@@ -156,7 +195,7 @@ def test_what_counts_find_is_distinguished_from_what_times_find(judge: Judge) ->
 
 @pytest.mark.parametrize("plant", [Plant(fault="leak"), Plant(recipe="precision=fp32")])
 def test_a_plain_benchmark_has_nothing_to_plant_but_a_slowdown(
-    judge: Judge, monkeypatch: pytest.MonkeyPatch, plant: Plant
+    judge: Gate, monkeypatch: pytest.MonkeyPatch, plant: Plant
 ) -> None:
     launch = calibrate_module.collect(calibrate_module.head_arm(REQUEST, None))
     assert launch.suite is not None
@@ -177,7 +216,7 @@ def test_a_plain_benchmark_has_nothing_to_plant_but_a_slowdown(
     assert judge.planted == []
 
 
-def test_sessions_of_identical_code_are_counted_by_themselves(judge: Judge) -> None:
+def test_sessions_of_identical_code_are_counted_by_themselves(judge: Gate) -> None:
     result = run(Plant(ratio=0.05), num_identical=3, num_sessions=1)
     document = to_document(result)
 
@@ -186,7 +225,7 @@ def test_sessions_of_identical_code_are_counted_by_themselves(judge: Judge) -> N
     assert document["power"] == {"5 %": [1, 1]}
 
 
-def test_identical_code_alone_can_be_judged(judge: Judge) -> None:
+def test_identical_code_alone_can_be_judged(judge: Gate) -> None:
     machine = Machine()
 
     result = run(Plant(ratio=0.05), num_identical=2, num_sessions=0, machine=machine)

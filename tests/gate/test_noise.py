@@ -14,7 +14,7 @@ from perfsuite.gate.noise import (
     SessionPairs,
     pool_noise,
     read_priors,
-    typical_sd,
+    typical,
     write_calibration,
 )
 from perfsuite.stats.evidence import Prior
@@ -28,7 +28,27 @@ def test_noise_is_pooled_within_sessions_so_that_a_shift_between_them_does_not_c
     # Each session's own variance is 0.02**2 / 2; their means lie 1 apart.
     noise = pool_noise(of([0.0, 0.02], [1.0, 1.02], [5.0]))
 
-    assert noise == CellNoise(sd=pytest.approx(0.02 / math.sqrt(2)), num_pairs=4)
+    # Of the two means, 1 apart, the pairs explain a variance of 0.0002 / 2.
+    assert noise == CellNoise(
+        sd=pytest.approx(0.02 / math.sqrt(2)),
+        num_pairs=4,
+        session_sd=pytest.approx(math.sqrt(0.5 - 0.0001)),
+        bias=pytest.approx(0.51),
+        bias_error=pytest.approx(0.5),
+    )
+
+
+def test_sessions_that_differ_by_less_than_their_pairs_explain_differ_by_nothing() -> None:
+    noise = pool_noise(of([0.0, 0.02], [0.001, 0.021]))
+
+    assert noise is not None
+    assert (noise.session_sd, noise.bias) == (0.0, pytest.approx(0.0105))
+
+
+def test_one_session_knows_nothing_of_others() -> None:
+    assert pool_noise(of([0.0, 0.02])) == CellNoise(
+        sd=pytest.approx(0.02 / math.sqrt(2)), num_pairs=2
+    )
 
 
 @pytest.mark.parametrize("sessions", [[], [[]], [[0.1], [0.2]]])
@@ -86,12 +106,8 @@ def test_a_file_that_is_no_calibration_is_named(tmp_path: Path, text: str) -> No
 
 
 def test_the_typical_noise_is_the_median_over_cells() -> None:
-    cells = {
-        name: CellNoise(sd=sd, num_pairs=8) for name, sd in zip("abc", (0.1, 0.3, 0.2), strict=True)
-    }
-
-    assert typical_sd(cells) == 0.2
-    assert typical_sd({}) is None
+    assert typical([0.1, None, 0.3, 0.2]) == 0.2
+    assert typical([None]) is None
 
 
 def test_what_rounds_explain_is_not_the_launches(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ def test_a_change_of_documentation_alone_launches_nothing(shop: Repository, tmp_
     )
     # The session itself, and what asked head for its cells.
     assert num_processes == 2
-    judged.expect(0, "pair 3: *", f"{PRICE} PASS *", "1 cell: pairs against the first parent *")
+    judged.expect(0, "pair 1: *", f"{PRICE} PASS *", "1 cell: pairs against the first parent *")
 
 
 def test_a_changed_module_has_only_those_cells_judged_that_load_it(shop: Repository) -> None:

@@ -239,19 +239,20 @@ def test_a_regression_that_was_saved_fails_again_when_it_is_run_again(shop: Repo
     expect_refusal(gated, shop, f"the verdict of its cell {PRICE} is FAIL")
 
 
-@pytest.mark.parametrize(("ratio", "accepted"), [("3.5", [PRICE]), ("1.5", [])])
+@pytest.mark.parametrize(("ratio", "accepted"), [(3.5, [PRICE]), (1.5, [])])
 def test_what_only_an_exception_let_through_is_stamped_so(
-    tmp_path: Path, ratio: str, accepted: list[str]
+    tmp_path: Path, ratio: float, accepted: list[str]
 ) -> None:
     shop = make_shop(tmp_path / "shop")
     if accepted:
         shop.write(shop=SLOW_SHOP)
-    shop.accept(PRICE, kind="slowdown")
-    exceptions = shop.path / "baselines" / "accepted.toml"
-    exceptions.write_text(exceptions.read_text().replace("kind", f"ratio = {ratio}\nkind"))
+    shop.accept(PRICE, kind="slowdown", ratio=ratio)
 
     gated = shop.pytest("benchmarks", "--benchmark-compare", "--benchmark-json=run.json")
 
     assert gated.code == 0, gated.output
     stamp = json.loads((shop.path / "run.json").read_text())["perfsuite"]
     assert (stamp["verdicts"], stamp["accepted"]) == ({PRICE: "PASS"}, accepted)
+    used = f"{PRICE} may take up to 250.0 % more time until 9999-12-31: reviewed"
+    assert stamp["exceptions"] == ({PRICE: [used]} if accepted else {})
+    assert (f"accepted: {used}" in gated.output) == bool(accepted)

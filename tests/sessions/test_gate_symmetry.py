@@ -63,6 +63,36 @@ def test_a_library_that_both_arms_load_from_head_proves_nothing(shop: Repository
     )
 
 
+BY_DATA = """
+    import os, pathlib
+
+    PRICES = pathlib.Path(os.environ["SHOP_SETTINGS"]).read_text()
+    SECONDS = float(pathlib.Path(PRICES).read_text())
+
+    def price(clock):
+        clock.work(SECONDS)
+"""
+
+
+def test_a_tracked_file_that_both_arms_read_from_head_proves_nothing(
+    shop: Repository, tmp_path: Path
+) -> None:
+    shop.write(shop=BY_DATA)
+    (shop.path / "prices.txt").write_text("0.001")
+    shop.commit()
+    (shop.path / "prices.txt").write_text("0.003")
+
+    (tmp_path / "settings").write_text(str(shop.path / "prices.txt"))
+
+    gated = shop.gate(SHOP_SETTINGS=str(tmp_path / "settings"))
+
+    gated.expect(
+        12,
+        f"{PRICE} INVALID",
+        f"{PRICE}: the base arm loaded {shop.path}/prices.txt, which is head's; *",
+    )
+
+
 SPEEDUPS = """
     try:
         from _speedups import price
@@ -131,14 +161,21 @@ GENERATED = """
 
 def test_files_that_git_ignores_can_be_shared(shop: Repository) -> None:
     shop.write(shop=GENERATED, pricing___version="VERSION = 1\n")
+    (shop.path / "pricing/__init__.py").touch()
     (shop.path / "data").mkdir()
     (shop.path / "data/seconds.txt").write_text("0.001")
     (shop.path / ".gitignore").write_text("data\npricing/_version.py\n")
     shop.commit()
     shop.write(shop=GENERATED.replace("work(SECONDS)", "work(SECONDS * 1.001)"))
 
+    without = shop.gate("-o", "perf_share=pricing/_version.py")
     gated = shop.gate("-o", "perf_share=pricing/_version.py data")
 
+    without.expect(
+        12,
+        f"{PRICE} NO-BASELINE",
+        "*; head has data, which git does not track: *perf_share*",
+    )
     gated.expect(0, "shared: pricing/_version.py, data *", f"{PRICE} PASS *")
 
 
@@ -203,7 +240,11 @@ def test_a_changed_dependency_that_the_base_loads_proves_nothing(shop: Repositor
 
     gated = shop.gate()
 
-    gated.expect(0, f"{PRICE} PASS *")
+    gated.expect(
+        0,
+        "requirements-lint.txt: declares other ones; both arms run with those that are installed",
+        f"{PRICE} PASS *",
+    )
 
     shop.commit()
     lists[0].write_text("pytest\npytest-benchmark>=4\n")
@@ -220,7 +261,12 @@ def test_a_changed_dependency_that_the_base_loads_proves_nothing(shop: Repositor
 
 def test_what_is_new_in_head_is_its_own(shop: Repository) -> None:
     shop.write(shop="from pricing import price\n", pricing=SHOP)
+    shop.write(benchmarks__work_clock=f"{CLOCK}    # changed\n")
 
     gated = shop.gate()
 
-    gated.expect(0, f"{PRICE} PASS *")
+    gated.expect(
+        0,
+        f"{PRICE} PASS *",
+        f"{PRICE}: what this cell runs is head's on both sides: benchmarks/work_clock.py",
+    )

@@ -15,13 +15,16 @@ import pytest
 from gated_repository import CLOCK
 from made_up_machine import Machine
 
-from perfsuite.errors import SettingError
+from perfsuite.errors import SettingError, WorkloadError
 from perfsuite.gate import run_gate as run_gate_module
 from perfsuite.gate.arms.command import Command
+from perfsuite.gate.calibrate import calibrate
 from perfsuite.gate.judge.trial import Budget, CellPolicy, Judgement
+from perfsuite.gate.noise import Calibration, CellNoise, write_calibration
 from perfsuite.gate.request import GateRequest
 from perfsuite.gate.run_gate import HELD, GateResult, run_gate
 from perfsuite.records.verdict import CellVerdict, exit_code
+from perfsuite.stats.sequential import Prior
 
 # A pytest that loads nothing these suites have no use for.
 ARGUMENTS = ("-p", "no:perfsuite", "-p", "no:hypothesispytest")
@@ -657,7 +660,68 @@ def test_exceptions_in_a_linked_file_count_only_where_they_are_heeded(
     monkeypatch.setattr(run_gate_module, "judge", judge)
     machine = Machine()
 
-    gate(folder, heeds_exceptions=heeds, machine=machine)
+    gate(folder, heeds_exceptions=heeds, machine=machine, judges_identical=True)
 
     assert asked["bench/test_a.py::test_same"].accepted_slowdown == allowed
     assert machine.was_held
+
+
+# --- calibration ---
+
+
+def test_a_calibration_compares_head_with_fresh_checkouts_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = tmp_path / "seen"
+    seen.mkdir()
+    monkeypatch.setenv("SEEN", str(seen))
+    code = CODE.format(slow=1) + (
+        "import os, tempfile\n"
+        "with tempfile.NamedTemporaryFile('w', dir=os.environ['SEEN'], delete=False) as file:\n"
+        "    file.write(__file__)\n"
+    )
+    folder = make_project(tmp_path / "project", {"pkg/code.py": code, "bench/test_a.py": BENCH}, {})
+    request = GateRequest(
+        command=Command(folder=folder, arguments=(*CALL, "-k", "same")),
+        budget=Budget(max_pairs=3, max_s=300.0, timeout_s=60.0),
+        seed=3,
+    )
+
+    result = calibrate(request, num_identical=2, num_sessions=0, plants=[], say=lambda text: None)
+
+    assert (result.identical.num_red, result.identical.verdicts) == (0, {"PASS": 2})
+    assert result.noise["bench/test_a.py::test_same"].session_sd == pytest.approx(0.0, abs=1e-3)
+    imported = {Path(file.read_text()).parents[1] for file in seen.iterdir()}
+    assert folder in imported
+    assert len(imported - {folder}) >= 2  # another one in each session
+    write(folder, {"pkg/code.py": CODE.format(slow=2)})
+    with pytest.raises(WorkloadError, match="there are uncommitted changes"):
+        calibrate(request, num_identical=1, num_sessions=0, plants=[], say=lambda text: None)
+
+
+def test_a_calibration_that_the_change_brings_is_not_the_bases(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = {"pkg/code.py": CODE.format(slow=1), "bench/test_a.py": BENCH}
+    folder = make_project(tmp_path / "project", files, {})
+    noise = {"bench/test_a.py::test_same": CellNoise(sd=0.03, num_pairs=9)}
+    path = folder / "baselines" / "calibration.json"
+    asked: list[Mapping[str, Prior]] = []
+
+    def judge(*arguments: Any, **given: Any) -> Judgement:
+        asked.append(given["priors"])
+        return Judgement(trials=(), seed=1, num_pairs=0, wall_s=0.0, invalid=None)
+
+    monkeypatch.setattr(run_gate_module, "judge", judge)
+    path.parent.mkdir()
+    write_calibration(path, Calibration(fingerprint="here", cells=noise))
+    commit(folder)
+    gate(folder, fingerprint="here")
+    gate(folder, base="HEAD", fingerprint="here")
+    gate(folder, base="HEAD", fingerprint="elsewhere")
+    path.write_text("no JSON")
+    commit(folder)
+    result = gate(folder, base="HEAD", fingerprint="here")
+
+    assert [set(priors) for priors in asked] == [set(), set(noise), set(), set()]
+    assert result.differs["calibration"].startswith("the base's cannot be read: ")

@@ -17,6 +17,7 @@ OPTIONS: Final[dict[str, tuple[tuple[str, ...], str]]] = {
     "rounds": (("0", "-3", "ten", "1e3", "nan", "", "9" * 5000), "a whole number from 1"),
     "matrix": (("big", "", "Smoke", "\x1b[2J"), "one of smoke, default, full"),
     "numerics": (("yes", "ON", ""), "on or off"),
+    "numerics-change": (("refuse", "FAIL", ""), "tell or fail"),
     "gate": (("maybe", "true", ""), "on or off"),
     "tolerance": (("fast", "-2%", "2%%", "nan", "inf", "1e-2", "", LONG), "a ratio such as 2%"),
     "limit": (("wide", "-5%", "0x5", "5 %%", "", LONG), "a ratio such as 5%"),

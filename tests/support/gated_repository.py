@@ -6,6 +6,7 @@ machine or on what else it does.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -158,14 +159,14 @@ class Repository:
         output, _ = process.communicate(timeout=_PATIENCE_S)
         return Gated(process.returncode, output)
 
-    def accept(self, cell: str, *, expires: str = "9999-12-31", **fields: str) -> None:
+    def accept(self, cell: str, *, expires: str = "9999-12-31", **fields: str | float) -> None:
         """Write a reviewed exception."""
         lines = {"cell": cell, **fields, "reason": "reviewed"}
         path = self.path / "baselines" / "accepted.toml"
         path.parent.mkdir(exist_ok=True)
         path.write_text(
             "[[accepted]]\n"
-            + "".join(f'{name} = "{value}"\n' for name, value in lines.items())
+            + "".join(f"{name} = {json.dumps(value)}\n" for name, value in lines.items())
             + f"expires = {expires}\n"
         )
 

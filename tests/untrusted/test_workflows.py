@@ -5,17 +5,21 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from made_up_runs import benchmark, stamp, write_run
 
 ROOT = Path(__file__).parent.parent.parent
-STARTER = ROOT / "perfsuite" / "cli" / "starter" / "performance.yml"
+STARTERS = {path.stem: path for path in (ROOT / "perfsuite/cli/starter").glob("*.yml")}
 WORKFLOWS = {path.stem: path for path in (ROOT / ".github" / "workflows").glob("*.yml")}
-EVERY = {**WORKFLOWS, "starter": STARTER}
+EVERY = WORKFLOWS | STARTERS
 # Beside reading the contents: who may do what, and why is written there.
 PERMISSIONS = {
     ("main", "store"): {"contents": "write"},
@@ -35,6 +39,7 @@ def steps_of(workflow: dict[str, Any]) -> list[dict[str, Any]]:
 
 def test_there_is_a_workflow_for_each_purpose() -> None:
     assert set(WORKFLOWS) == {"pull-request", "main", "release"}
+    assert set(STARTERS) == {"performance", "gate-gpu"}
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -89,7 +94,7 @@ def test_a_job_may_read_and_two_may_do_one_thing_more(name: str) -> None:
         assert described.get("permissions", default) == allowed
 
 
-@pytest.mark.parametrize("name", ["pull-request", "starter"])
+@pytest.mark.parametrize("name", ["pull-request", *STARTERS])
 def test_a_pull_request_runs_as_one_and_stores_nothing(name: str) -> None:
     workflow = read(name)
 
@@ -98,6 +103,8 @@ def test_a_pull_request_runs_as_one_and_stores_nothing(name: str) -> None:
     assert "--benchmark-save" not in text
     assert "--benchmark-autosave" not in text
     assert "git push" not in text
+    assert "--benchmark-compare --perf-gate=on" in text
+    assert "--require-verdicts" in text
 
 
 def test_main_alone_writes_and_what_writes_runs_nothing_of_the_repository() -> None:
@@ -109,6 +116,7 @@ def test_main_alone_writes_and_what_writes_runs_nothing_of_the_repository() -> N
     assert len(runs) == 1
     assert not re.search(r"\b(python|pip|make|pytest|perfsuite|nox)\b", runs[0])
     assert "git add -- baselines\n" in runs[0]
+    assert re.findall(r"git push .*?;", runs[0]) == ["git push origin HEAD:refs/heads/baselines;"]
 
 
 def test_what_publishes_runs_nothing_but_actions() -> None:
@@ -118,3 +126,99 @@ def test_what_publishes_runs_nothing_but_actions() -> None:
     publish = workflow["jobs"]["publish"]
     assert publish["environment"] == "pypi"
     assert all("run" not in step for step in publish["steps"])
+
+
+def script_of(name: str, step: str) -> str:
+    (found,) = (one["run"] for one in steps_of(read(name)) if one.get("name") == step)
+    return str(found)
+
+
+def run_step(script: str, folder: Path, **programs: str) -> subprocess.CompletedProcess[str]:
+    """Run a step as GitHub does, with programs that are made up."""
+    for program, text in programs.items():
+        path = folder / program.replace("_", "-")
+        path.write_text(f"#!/bin/sh\n{text}\n")
+        path.chmod(0o700)
+    environment = os.environ | {
+        "PATH": os.pathsep.join(
+            [str(folder), str(Path(sys.executable).parent), os.environ["PATH"]]
+        ),
+        "BASE": "main",
+        "NUM_GPUS": "2",
+    }
+    return subprocess.run(
+        ["bash", "-e", "-c", script],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", STARTERS)
+def test_a_first_change_passes_and_nothing_else_that_compares_nothing(
+    tmp_path: Path, name: str
+) -> None:
+    (tmp_path / "results").mkdir()
+    gate = script_of(name, "Gate")
+
+    def gated(code: int, *words: str) -> int:
+        verdicts = {f"cell {number}": word for number, word in enumerate(words)}
+        cells = (benchmark(cell) for cell in verdicts)
+        run = tmp_path / "results" / "run.json"
+        write_run(run, *cells, perfsuite=stamp(verdicts=verdicts))
+        return run_step(gate, tmp_path, pytest=f"exit {code}").returncode
+
+    assert gated(13, "NEW", "NEW") == 0
+    assert gated(13, "NEW") == 0
+    assert gated(13, "NEW", "SKIPPED") == 13
+    assert gated(10, "NEW", "FAIL") == 10
+    assert gated(1, "NEW") == 1
+    assert gated(0, "NEW", "PASS") == 0
+    (tmp_path / "results" / "run.json").unlink()
+    assert run_step(gate, tmp_path, pytest="exit 13").returncode == 13
+
+
+PROCESSES = """\
+10 1 /runner/bin/Runner.Listener run
+20 10 /runner/bin/Runner.Worker spawnclient
+{shell} 20 bash -e step.sh
+"""
+
+
+@pytest.mark.parametrize(
+    ("left", "on_gpus", "code"),
+    [
+        ("", "", 0),
+        ("1 0 /sbin/docker-init", "", 0),
+        ("99 1 python spin.py", "", 1),
+        ("98 1 sh\n99 98 python spin.py", "", 1),
+        ("", "77, python", 1),
+    ],
+)
+def test_a_runner_that_an_earlier_job_left_something_on_is_refused(
+    tmp_path: Path, left: str, on_gpus: str, code: int
+) -> None:
+    table = PROCESSES.format(shell="$STEP") + left
+    script = "export STEP=$$\n" + script_of("gate-gpu", "Refuse what an earlier job left")
+
+    ended = run_step(
+        script, tmp_path, ps=f"cat <<END\n{table}\nEND", nvidia_smi=f"echo '{on_gpus}'"
+    )
+
+    assert ended.returncode == code, ended.stdout
+    assert ("::error::" in ended.stdout) == bool(code)
+    assert ("python" in ended.stdout) == bool(code)
+
+
+def test_a_runner_of_ones_own_is_asked_for_belongs_to_one_job_and_has_all_gpus() -> None:
+    workflow = read("gate-gpu")
+    (job,) = workflow["jobs"].values()
+
+    assert job["environment"] == "gpu"
+    assert "ephemeral" in job["runs-on"]
+    names = [step.get("name", step.get("uses")) for step in job["steps"]]
+    assert names[0] == "Refuse what an earlier job left"
+    assert '--perf-require-gpus="$NUM_GPUS"' in script_of("gate-gpu", "Gate")

@@ -7,6 +7,7 @@ from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
+import msgspec
 import typer
 
 from perfsuite.cli.options import ACCEPTED, STORAGE, AcceptedFile, Storage, fingerprint_here
@@ -15,10 +16,12 @@ from perfsuite.errors import SettingError
 from perfsuite.gate.baselines.accepted import (
     Entry,
     Increase,
+    Loosening,
     Removal,
     Rename,
     Slowdown,
     append_entry,
+    in_words,
 )
 from perfsuite.gate.baselines.accepted import prune as prune_entries
 from perfsuite.gate.baselines.screen import MAX_SESSIONS
@@ -28,7 +31,6 @@ from perfsuite.report.terminal.tables import text_table
 from perfsuite.system.files import check_writable
 from perfsuite.system.untrusted import printable
 from perfsuite.system.urls import AnyPath, locate
-from perfsuite.units import format_ratio
 
 app = typer.Typer(
     name="baseline",
@@ -109,10 +111,20 @@ def accept(
             metavar="COUNT[=RATIO]", help="A count or memory may grow, to RATIO times its base's."
         ),
     ] = None,
+    looser: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUE",
+            help="It may be judged by a looser limit, tolerance, floor, policy or gate: limit=8%.",
+        ),
+    ] = None,
     file: AcceptedFile = ACCEPTED,
     json_file: JsonFile = None,
 ) -> None:
-    """Write down that a cell may be slower, larger, gone or renamed: a line to be reviewed."""
+    """Write down that a cell, or '*', may be slower, larger, gone, renamed or judged more loosely.
+
+    The line belongs to the change that needs it, and is reviewed with it; its merge spends it.
+    """
     day = expires.date()
     if day < date.today():
         raise SettingError(f"--expires is {day}, which is past; use {date.today()} or a later day")
@@ -123,15 +135,16 @@ def accept(
             *([Removal(**about)] if is_removed else []),
             *([] if renamed_to is None else [Rename(to=renamed_to, **about)]),
             *([] if increase is None else [Increase(**_parse_increase(increase), **about)]),
+            *([_loosening(looser, about)] if looser else []),
         ]
-    except ValueError as error:
+    except (msgspec.ValidationError, ValueError) as error:
         raise SettingError(str(error)) from error
     if len(entries) != 1:
-        options = "--slowdown, --removed, --renamed-to and --increase"
+        options = "--slowdown, --removed, --renamed-to, --increase and --looser"
         raise SettingError(f"{len(entries)} of {options} are given; use one of them")
     check_writable(json_file)
     append_entry(file, entries[0])
-    typer.echo(f"{file}: {_in_words(entries[0])}")
+    typer.echo(f"{file}: {in_words(entries[0])}")
     typer.echo(f"review and commit it like code: git add {file}")
     write_json(json_file, file=str(file), accepted=entries[0])
 
@@ -158,7 +171,7 @@ def prune(
     check_writable(json_file)
     expired = prune_entries(file, date.today())
     for entry in expired:
-        typer.echo(f"{file}: removed, because it has expired: {_in_words(entry)}")
+        typer.echo(f"{file}: removed, because it has expired: {in_words(entry)}")
     old: list[AnyPath] = []
     if keep is not None:
         listed = _list(locate(storage, "--storage"), fingerprint_here())
@@ -210,20 +223,6 @@ def _table(storage: AnyPath, runs: list[ListedRun], fingerprint: str) -> str:
     return text_table([(title, title == "cells") for title in titles], rows)
 
 
-def _in_words(entry: Entry) -> str:
-    match entry:
-        case Slowdown():
-            what = f"may take up to {format_ratio(entry.ratio - 1)} more time"
-        case Removal():
-            what = "may be gone"
-        case Rename():
-            what = f"may be called {entry.to}"
-        case Increase():
-            most = "any amount" if entry.ratio is None else f"up to {format_ratio(entry.ratio - 1)}"
-            what = f"may have {most} more of {entry.count or 'every count'}"
-    return printable(f"{entry.cell} {what} until {entry.expires}: {entry.reason}")
-
-
 def _parse_increase(text: str) -> dict[str, Any]:
     count, separator, ratio = text.partition("=")
     try:
@@ -232,3 +231,12 @@ def _parse_increase(text: str) -> dict[str, Any]:
         raise SettingError(
             f"--increase is {text!r}; use COUNT or COUNT=RATIO, such as flops=1.2"
         ) from error
+
+
+def _loosening(values: list[str], about: dict[str, Any]) -> Loosening:
+    pairs = [value.partition("=") for value in values]
+    if not all(separator for _, separator, _ in pairs):
+        raise SettingError(f"--looser is {' '.join(values)!r}; use NAME=VALUE, such as limit=8%")
+    return msgspec.convert(
+        {"kind": "limit", **{name: text for name, _, text in pairs}, **about}, Loosening
+    )

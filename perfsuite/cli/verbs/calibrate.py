@@ -14,7 +14,7 @@ from perfsuite.gate.noise import (
     CALIBRATION_FILE,
     Calibration,
     CellNoise,
-    typical_sd,
+    typical,
     write_calibration,
 )
 from perfsuite.gate.request import GateRequest
@@ -50,7 +50,8 @@ def calibrate_machine(
 ) -> None:
     """Measure the gate's error rates here: false alarms of identical code, power over slowdowns.
 
-    Leaves baselines/calibration.json, where later gates find the noise of each cell.
+    The working tree is compared with a fresh checkout of HEAD in each session. Leaves
+    baselines/calibration.json, where later gates find the noise of each cell once it is committed.
     """
     plants = [_plant(text) for text in (planted or ["5%"])]
     bounds = option_bounds(tolerance, limit)
@@ -110,7 +111,12 @@ def _describe_noise(noise: CellNoise) -> str:
     if noise.order_effect is not None and noise.order_error is not None:
         text += f"; running first changes {noise.order_effect * 100:+.2f} % "
         text += f"± {format_ratio(noise.order_error)}"
-    return f"{text})"
+    text += ")"
+    if noise.session_sd is not None and noise.bias is not None and noise.bias_error is not None:
+        text += f"; sessions differ by {format_ratio(noise.session_sd)} more than their pairs "
+        text += f"explain, and from a fresh checkout by {noise.bias * 100:+.2f} % "
+        text += f"± {format_ratio(noise.bias_error)}"
+    return text
 
 
 def _advise(noise: CellNoise, result: CalibrationResult) -> str:
@@ -139,10 +145,14 @@ def to_document(result: CalibrationResult) -> dict[str, Any]:
             for one in result.planted
             if not one.plant.needs_recipe
         },
-        "pair_sd": typical_sd(result.noise),
+        "pair_sd": typical(noise.sd for noise in result.noise.values()),
+        "session_sd": typical(noise.session_sd for noise in result.noise.values()),
         "pair_sd_by_cell": {name: noise.sd for name, noise in result.noise.items()},
         "noise": {
-            name: pick(noise, "sd round_sd launch_sd order_effect order_error")
+            name: pick(
+                noise,
+                "sd round_sd launch_sd order_effect order_error session_sd bias bias_error",
+            )
             | {"recommended": recommend_for(noise, result)}
             for name, noise in result.noise.items()
         },

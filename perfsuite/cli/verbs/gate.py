@@ -18,7 +18,6 @@ from perfsuite.gate.git.find_base import target_branch
 from perfsuite.gate.judge.explain import explain_stored
 from perfsuite.gate.judge.kept_pairs import PAIRS_FILE
 from perfsuite.gate.judge.trial import LAUNCH_TIMEOUT_S, Budget
-from perfsuite.gate.noise import read_noise
 from perfsuite.gate.request import GateRequest
 from perfsuite.gate.run_gate import GateResult, run_gate
 from perfsuite.records.run_file import StoredRun, Unusable, read_run
@@ -90,8 +89,6 @@ def gate(
     """
     if base is not None and base_dir is not None:
         raise SettingError("--base and --base-dir name two bases; give one of them")
-    if numerics_change not in ("tell", "fail"):
-        raise SettingError(f"--numerics-change is {numerics_change!r}; use tell or fail")
     bounds = option_bounds(tolerance, limit)
     request = GateRequest(
         command=options.pytest_command(paths, select),
@@ -107,7 +104,7 @@ def gate(
         refuses_numerics_change=numerics_change == "fail",
         budget=Budget(max_pairs=max_pairs, max_s=60 * max_minutes, timeout_s=timeout),
         seed=seed,
-        priors=read_noise(Path.cwd(), os.environ),
+        fingerprint=options.fingerprint_here(),
         stored=stored if (stored := Path(options.STORAGE)).is_dir() else None,
         outputs=tuple(path for path in (json_file, markdown) if path is not None),
         pairs_file=Path.cwd() / "results" / PAIRS_FILE,

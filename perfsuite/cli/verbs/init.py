@@ -19,6 +19,7 @@ _STARTERS = {
     Path("benchmarks/test_training_step.py"): "test_training_step.py",
     Path(".github/workflows/performance.yml"): "performance.yml",
 }
+_ON_GPUS = {Path(".github/workflows/gate-gpu.yml"): "gate-gpu.yml"}
 # What pytest takes its configuration from: the first file that has one of these sections (its
 # documentation, "Configuration file formats").
 _PYTEST_SECTIONS = {
@@ -46,6 +47,12 @@ _IGNORED = ("results/", "__pycache__/")
 
 def init(
     folder: Annotated[Path, typer.Argument(help="The repository's root.")] = Path(),
+    num_gpus: Annotated[
+        int | None,
+        typer.Option(
+            "--gpus", min=1, help="Write a workflow for runners of your own with so many."
+        ),
+    ] = None,
     json_file: JsonFile = None,
 ) -> None:
     """Write a starter benchmark, a configuration and a workflow into a repository.
@@ -56,25 +63,34 @@ def init(
     if not folder.is_dir():
         raise SettingError(f"{folder} is not a folder; name the root of a repository")
     check_writable(json_file)
-    written, kept = write_starters(folder)
+    written, kept = write_starters(folder, num_gpus=num_gpus)
     for path in written:
         typer.echo(f"wrote {path}")
     for path in kept:
         typer.echo(f"kept  {path}, which was there already")
     typer.echo("next: pytest benchmarks --perf-matrix=smoke")
+    typer.echo(
+        "then: commit; 'pytest benchmarks --benchmark-compare' judges the next change, and ends in "
+        "13 as long as every cell is new: nothing to compare yet"
+    )
     write_json(json_file, written=written, kept=kept)
 
 
-def write_starters(folder: Path) -> tuple[list[str], list[str]]:
-    """Return which files were written, and which were there already, from the folder."""
+def write_starters(folder: Path, *, num_gpus: int | None = None) -> tuple[list[str], list[str]]:
+    """Return which files were written, and which were there already, from the folder.
+
+    With `num_gpus` a workflow is among them for runners of the user's own that have so many.
+    """
     configured = _pytest_configuration(folder)
     configuration = None if configured is None else _with_gate(folder / configured)
     written, kept = [], []
-    for path, name in _STARTERS.items():
+    for path, name in (_STARTERS if num_gpus is None else _STARTERS | _ON_GPUS).items():
         if (folder / path).exists():
             kept.append(str(path))
             continue
-        write_atomically(folder / path, (files("perfsuite.cli.starter") / name).read_bytes())
+        text = (files("perfsuite.cli.starter") / name).read_text()
+        text = text.replace('NUM_GPUS: "8"', f'NUM_GPUS: "{num_gpus}"')
+        write_atomically(folder / path, text.encode())
         written.append(str(path))
     if configured is None:
         # The gate's arms import from these in any case (`import_roots`); so do other sessions.

@@ -89,6 +89,7 @@ class Suite:
         paths: What pytest collects from, as it names them from the root.
         named: Those of them that the user named.
         variables: Those of the environment that its code has set, None where it has removed one.
+        settings: What its configuration says of limit and tolerance, unparsed.
     """
 
     cells: Mapping[str, Mapping[str, Any]]
@@ -102,6 +103,7 @@ class Suite:
     paths: tuple[str, ...] = ()
     named: tuple[str, ...] = ()
     variables: Mapping[str, str | None] = field(default_factory=dict)
+    settings: Mapping[str, str] = field(default_factory=dict)
 
     def why_broken(self, cell: str) -> str | None:
         """Why the cell's file cannot be collected, None where that is not so."""

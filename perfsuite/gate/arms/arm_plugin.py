@@ -173,6 +173,7 @@ class ArmPlugin:
             pythonpath=[str(path) for path in config.getini("pythonpath")],
             python_files=list(config.getini("python_files")),
             shared=list(config.getini("perf_share")),
+            settings=self._collected.settings_of(config),
         )
         self._unpinned = answer["unpinned"]
         by_name = {item.nodeid: item for item in cells}

@@ -5,6 +5,7 @@ Copied into the launches beside the arm's plugin, as independent of us as that.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from types import FunctionType, ModuleType
 from typing import Any
@@ -23,6 +24,16 @@ def policy_of(item: pytest.Item) -> dict[str, Any]:
             if name in marker.kwargs:
                 policy.setdefault(name, marker.kwargs[name])
     return policy
+
+
+def settings_of(config: pytest.Config) -> dict[str, str]:
+    """Return what this side's own configuration says of how cells are judged, unparsed."""
+    found: dict[str, str] = {}
+    for name in ("perf_limit", "perf_tolerance"):
+        with contextlib.suppress(KeyError, ValueError):  # an arm without perfsuite has none
+            value = getattr(config.option, name, None) or config.getini(name)
+            found |= {} if value is None else {name: str(value)}
+    return found
 
 
 def hides_benchmark(item: Any) -> bool:

@@ -154,7 +154,7 @@ def _process(arm: Arm, plan: PairPlan, scratch: Path) -> Iterator[subprocess.Pop
     try:
         yield process
     finally:
-        _end(process)
+        _end(process, environment[load_log.LOG])
 
 
 def _cache_variables(arm: Arm) -> dict[str, str]:
@@ -165,13 +165,22 @@ def _cache_variables(arm: Arm) -> dict[str, str]:
     return {**folders, "PYTHONDONTWRITEBYTECODE": ""}
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Wait a little for a launch that is finishing, then end its whole group."""
+def _end(process: subprocess.Popen[bytes], log: str) -> None:
+    """Wait a little for a launch that is finishing, then end its group and all that it started.
+
+    A daemon that has left the group would serve a later launch, perhaps of the other arm, with the
+    code of this one. It is known by its environment, which names the log of no other launch.
+    """
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(_GRACE_S)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
+    variable = f"{load_log.LOG}={log}".encode()
+    for place in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended, or is another user's
+            if variable in (place / "environ").read_bytes().split(b"\0"):
+                os.kill(int(place.name), signal.SIGKILL)
 
 
 def _say_if_full(folder: Path) -> str:

@@ -5,7 +5,7 @@ environment: the standard library alone, and little of it, because each process 
 gate's end is `perfsuite.gate.arms.loaded`. A line has a process id, a kind and a text in quotes:
 
     process  that has this log, and the one that started it
-    file     source or library that it loads, or that it opens and the gate watches
+    file     source, archive or library that it opens, or any file that the gate watches
     program  that it starts
     silent   command that may run Python in a process that cannot have this log
 """
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 LOG = "PERFSUITE_ARM_LOADED"
 WATCHED = "PERFSUITE_ARM_WATCHED"
 _FOLDER = os.path.dirname(__file__)
-_CODE = (".py", ".pyc", ".so")
+_CODE = (".py", ".pyc", ".so", ".zip", ".egg", ".whl", ".pyz")
 _SHELLS = frozenset({"sh", "ash", "bash", "dash", "zsh", "env", "nice", "nohup", "timeout"})
 _MOST_CHARACTERS = 200
 
@@ -39,6 +39,7 @@ class LoadLog:
         self._path = path
         self._watched = tuple(watched)
         self._seen: set[str] = set()
+        self._parent = os.getppid()
 
     def __call__(self, event: str, arguments: tuple[Any, ...]) -> None:
         """Log an event of the interpreter, if it is one of those above."""
@@ -52,6 +53,14 @@ class LoadLog:
             self._note_start(arguments[0], arguments[1], None, arguments[2])
         elif event == "os.system":
             self._note_start("/bin/sh", ("sh", "-c", arguments[0]), None, None)
+
+    def note_fork(self) -> None:
+        """Remember who forks: it may be gone before its child asks."""
+        self._parent = os.getpid()
+
+    def note_process(self) -> None:
+        """Log this process."""
+        self.write("process", str(self._parent))
 
     def write(self, kind: str, text: str = "") -> None:
         """Append a line, whole, whichever processes write."""
@@ -71,7 +80,7 @@ class LoadLog:
         if not isinstance(path, str) or path in self._seen:
             return
         is_code = path.endswith(_CODE) or ".so." in path
-        if is_code or (self._watched and os.path.abspath(path).startswith(self._watched)):
+        if is_code or (self._watched and _is_below(path, self._watched)):
             self._seen.add(path)
             # Without a folder it is a library that the dynamic linker finds: a map has its place.
             if "/" in path or os.path.exists(path):
@@ -103,6 +112,10 @@ class LoadLog:
             elif not option.startswith(("-W", "-X", "--")) and {*"EIS"} & {*option}:
                 return False
         return True
+
+
+def _is_below(path: str, folders: tuple[str, ...]) -> bool:
+    return (path if path[:1] == "/" else os.path.abspath(path)).startswith(folders)
 
 
 def _text(value: Any) -> str:
@@ -154,6 +167,6 @@ if __name__ == "sitecustomize":
     if found_log := os.environ.get(LOG):
         _log = LoadLog(found_log, filter(None, os.environ.get(WATCHED, "").split(os.pathsep)))
         sys.addaudithook(_log)
-        os.register_at_fork(after_in_child=lambda: _log.write("process", str(os.getppid())))
-        _log.write("process", str(os.getppid()))
+        os.register_at_fork(before=_log.note_fork, after_in_child=_log.note_process)
+        _log.note_process()
     _run_the_next()

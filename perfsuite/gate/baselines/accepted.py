@@ -1,6 +1,7 @@
 """Reviewed exceptions: the entries of `baselines/accepted.toml`.
 
-Each names a cell, what is accepted of it, why, and until when.
+Each names a cell, what is accepted of it, why, and until when. A gate heeds those that the change
+itself brings; the merge of the change spends them.
 """
 
 from __future__ import annotations
@@ -9,9 +10,11 @@ import datetime
 import math
 import re
 import tomllib
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 
@@ -19,6 +22,7 @@ from perfsuite.errors import SettingError
 from perfsuite.records.cell import COUNT_NAMES
 from perfsuite.system.files import write_atomically
 from perfsuite.system.untrusted import printable, read_untrusted, why_unreadable
+from perfsuite.units import format_ratio, parse_ratio, parse_seconds
 
 if TYPE_CHECKING:
     from tomlkit import TOMLDocument
@@ -28,10 +32,12 @@ if TYPE_CHECKING:
 _MAX_FILE_BYTES = 2**20
 
 _ALLOWED = (
-    'use [[accepted]] with cell, kind = "slowdown" (and ratio), "removed", "renamed" (and to) or '
-    '"count" (and, to accept less than any increase, count and ratio), reason, and '
-    "expires = YYYY-MM-DD"
+    'use [[accepted]] with cell, kind = "slowdown" (and ratio), "removed", "renamed" (and to), '
+    '"count" (and, to accept less than any increase, count and ratio) or "limit" (and the looser '
+    "limit, tolerance, floor, policy or gate), reason, and expires = YYYY-MM-DD"
 )
+# In place of a cell's name: every cell.
+EVERY_CELL: Final = "*"
 _HEADER = re.compile(rb"^[ \t]*\[\[[ \t]*accepted[ \t]*\]\]", re.MULTILINE)
 
 
@@ -71,6 +77,8 @@ class Rename(_Entry, frozen=True, kw_only=True, tag="renamed"):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.cell == EVERY_CELL:
+            raise ValueError(f"cell is {EVERY_CELL!r}; name the one cell that is renamed")
         if not self.to.strip() or self.to == self.cell:
             raise ValueError(f"to is {self.to!r}; use another name than the cell's")
 
@@ -88,8 +96,47 @@ class Increase(_Entry, frozen=True, kw_only=True, tag="count"):
         if self.ratio is not None:
             _require_ratio(self.ratio)
 
+    @property
+    def most_ratio(self) -> float:
+        """How many times the base's it may be."""
+        return math.inf if self.ratio is None else self.ratio
 
-Entry = Slowdown | Removal | Rename | Increase
+
+_PARSERS: Final = {"limit": parse_ratio, "tolerance": parse_ratio, "floor": parse_seconds}
+
+
+class Loosening(_Entry, frozen=True, kw_only=True, tag="limit"):
+    """What judges the cell may be looser than in the base: up to these values."""
+
+    limit: str | None = None
+    tolerance: str | None = None
+    floor: str | None = None
+    policy: Literal["advisory"] | None = None
+    gate: Literal["off"] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.values:
+            raise ValueError("nothing is loosened; name limit, tolerance, floor, policy or gate")
+        for name in _PARSERS:
+            self.most(name)
+
+    @property
+    def values(self) -> dict[str, str]:
+        """Those that it names."""
+        names = (*_PARSERS, "policy", "gate")
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
+
+    def most(self, name: str) -> float:
+        """The looser limit, tolerance or floor (in seconds); 0 where it names none."""
+        text = getattr(self, name)
+        try:
+            return 0.0 if text is None else _PARSERS[name](text)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from error
+
+
+Entry = Slowdown | Removal | Rename | Increase | Loosening
 
 
 def _require_ratio(ratio: float) -> None:
@@ -99,53 +146,100 @@ def _require_ratio(ratio: float) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Accepted:
-    """The exceptions that hold today, and those that have expired."""
+    """The exceptions that hold today, those that have expired, and those that the base has too."""
 
     entries: tuple[Entry, ...] = ()
     expired: tuple[Entry, ...] = ()
+    spent: tuple[Entry, ...] = ()
 
-    def is_removed(self, cell: str) -> bool:
-        """Whether the base's cell is gone on purpose."""
-        return any(isinstance(entry, Removal) for entry in self._of(cell))
+    def removal(self, cell: str) -> Removal | None:
+        """Return what says that the base's cell is gone on purpose."""
+        return next((entry for entry in self._of(cell) if isinstance(entry, Removal)), None)
 
-    def renamed_to(self, cell: str) -> str | None:
-        """Return head's name of the base's cell, None where it kept its name."""
-        return next((entry.to for entry in self._of(cell) if isinstance(entry, Rename)), None)
+    def rename_of(self, cell: str) -> Rename | None:
+        """Return what gives the base's cell another name."""
+        return next((entry for entry in self._of(cell) if isinstance(entry, Rename)), None)
 
-    def renamed_from(self, cell: str) -> str | None:
-        """Return the base's name of head's cell, None where it kept its name."""
+    def name_in_base(self, cell: str) -> str:
+        """Return the base's name of head's cell."""
         renames = (entry for entry in self.entries if isinstance(entry, Rename))
-        return next((entry.cell for entry in renames if entry.to == cell), None)
+        return next((entry.cell for entry in renames if entry.to == cell), cell)
 
-    def allowed_slowdown(self, cell: str) -> float:
-        """Return how many times its base's time the cell may take; 1.0 without an exception."""
-        ratios = (entry.ratio for entry in self._of(cell) if isinstance(entry, Slowdown))
-        return max(ratios, default=1.0)
+    def slowdown(self, cell: str) -> Slowdown | None:
+        """Return what lets the cell take most of its base's time."""
+        entries = [entry for entry in self._of(cell) if isinstance(entry, Slowdown)]
+        return max(entries, key=lambda entry: entry.ratio, default=None)
 
-    def allowed_increase(self, cell: str, count: str) -> float:
-        """Return how many times its base's a count may be: 1.0 without an exception, or inf."""
-        ratios = (
-            math.inf if entry.ratio is None else entry.ratio
+    def increase(self, cell: str, count: str) -> Increase | None:
+        """Return what lets one of the cell's counts grow most."""
+        entries = [
+            entry
             for entry in self._of(cell)
             if isinstance(entry, Increase) and entry.count in (None, count)
-        )
-        return max(ratios, default=1.0)
+        ]
+        return max(entries, key=lambda entry: entry.most_ratio, default=None)
+
+    def loosenings(self, cell: str) -> tuple[Loosening, ...]:
+        """Return what lets the cell be judged by looser limits than the base's."""
+        return tuple(entry for entry in self._of(cell) if isinstance(entry, Loosening))
 
     def _of(self, cell: str) -> tuple[Entry, ...]:
-        return tuple(entry for entry in self.entries if entry.cell == cell)
+        return tuple(entry for entry in self.entries if entry.cell in (cell, EVERY_CELL))
 
 
 def read_accepted(path: Path, today: datetime.date) -> Accepted:
-    """Return the exceptions of a file; none where there is no file.
+    """Return all exceptions of a file; none where there is no file.
 
     An entry holds up to and on the day that it expires. Raises a SettingError that names the file,
     the line and the field where the file is not such a list.
     """
+    return _accept(_parse(path, _read(path)), today)
+
+
+def read_brought(path: Path, base: bytes, today: datetime.date) -> Accepted:
+    """Return the exceptions of head's file that `base`, the base's own file, does not list.
+
+    Where the base's file cannot be read, head's mends it, and no entry counts. Raises as
+    `read_accepted`.
+    """
     entries = _parse(path, _read(path))
+    try:
+        listed = Counter(_parse(path, base))
+    except SettingError:
+        listed = Counter(entries)
+    brought: list[Entry] = []
+    spent: list[Entry] = []
+    for entry in entries:
+        (spent if listed[entry] else brought).append(entry)
+        listed[entry] -= bool(listed[entry])
+    found = _accept(brought, today)
+    return Accepted(entries=found.entries, expired=found.expired, spent=tuple(spent))
+
+
+def _accept(entries: Sequence[Entry], today: datetime.date) -> Accepted:
     return Accepted(
         entries=tuple(entry for entry in entries if entry.expires >= today),
         expired=tuple(entry for entry in entries if entry.expires < today),
     )
+
+
+def in_words(entry: Entry) -> str:
+    """Return an exception in one sentence."""
+    match entry:
+        case Slowdown():
+            what = f"may take up to {format_ratio(entry.ratio - 1)} more time"
+        case Removal():
+            what = "may be gone"
+        case Rename():
+            what = f"may be called {entry.to}"
+        case Increase():
+            most = "any amount" if entry.ratio is None else f"up to {format_ratio(entry.ratio - 1)}"
+            what = f"may have {most} more of {entry.count or 'every count'}"
+        case Loosening():
+            values = (f"{name} {value}" for name, value in entry.values.items())
+            what = f"may be judged by {', '.join(values)}"
+    cell = "every cell" if entry.cell == EVERY_CELL else entry.cell
+    return printable(f"{cell} {what} until {entry.expires}: {entry.reason}")
 
 
 def append_entry(path: Path, entry: Entry) -> None:
@@ -160,8 +254,14 @@ def append_entry(path: Path, entry: Entry) -> None:
     data = _read(path)
     entries = _parse(path, data)
     plain = msgspec.to_builtins(entry, builtin_types=(datetime.date,))
-    order = ("cell", "kind", "ratio", "to", "count", "reason", "expires")
-    fields = {name: plain[name] for name in order if plain.get(name) is not None}
+    last = ("reason", "expires")
+    order = (
+        "cell",
+        "kind",
+        *(name for name in plain if name not in ("cell", "kind", *last)),
+        *last,
+    )
+    fields = {name: plain[name] for name in order if plain[name] is not None}
     document = _parse_formatted(path, data)
     inline = document.get("accepted")
     if isinstance(inline, Array):

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Literal
 
 from perfsuite.errors import StorageError
-from perfsuite.gate.baselines.accepted import Accepted
 from perfsuite.gate.baselines.screen import MIN_SESSIONS, NUM_SEARCHED, Candidate, Screener
 from perfsuite.gate.baselines.select import base_rules, choose_runs
 from perfsuite.gate.git.changes import is_code_changed
 from perfsuite.gate.git.find_base import read_lineage
 from perfsuite.gate.git.repository import Base
-from perfsuite.gate.judge.counts import Counted, compare_counts, parse_slacks
+from perfsuite.gate.judge.counts import Counted, compare_counts
+from perfsuite.gate.judge.trial import CellPolicy
 from perfsuite.records.run_file import StoredRun
 from perfsuite.records.verdict import CellVerdict
 from perfsuite.system.urls import AnyPath
@@ -39,7 +39,6 @@ class History:
 
     runs: Sequence[StoredRun]
     refused: tuple[str, ...]
-    accepted: Accepted
     probe: Callable[[], Mapping[str, float]]
     behind: Mapping[str, int] = field(default_factory=dict)
     is_of_base: Callable[[str], bool] = lambda commit: False
@@ -66,15 +65,13 @@ class History:
         name: str,
         head: Counted,
         num_samples: int | None,
-        counts: Mapping[str, object],
+        policy: CellPolicy,
         say: Callable[[str], None],
     ) -> str | None:
         """Return which counts grew against the base's own run, in words; None where none did.
 
         A decrease calls for a new stored run, because the old one would let the count grow again
-        unseen.
-        `counts` is that of the cell's markers, a SettingError where it is invalid; `say` shows a
-        line.
+        unseen. `say` shows a line.
         """
         own = self._find_own(name)
         if own is None or own.cells[name].num_samples != num_samples:
@@ -83,8 +80,8 @@ class History:
         compared = compare_counts(
             base,
             head,
-            slacks=parse_slacks(counts, "perf marker"),
-            accepted_ratio=lambda count: self.accepted.allowed_increase(name, count),
+            slacks=policy.slacks,
+            accepted_ratio=policy.accepted_increase,
         )
         if compared.decreases:
             shrunk = "; ".join(map(str, compared.decreases))
@@ -129,7 +126,6 @@ def read_history(
     fingerprint: str,
     *,
     base: Base | None,
-    accepted: Accepted,
     probe: Callable[[], Mapping[str, float]],
 ) -> History:
     """Return the stored runs of the base and this environment, as many as are needed.
@@ -142,7 +138,7 @@ def read_history(
         why = "the runs in Elasticsearch, which only pytest-benchmark reads"
         if base is None:
             why = "stored runs: without a base in git nothing says which of them are the base's"
-        return History(runs=(), refused=(why,), accepted=accepted, probe=probe)
+        return History(runs=(), refused=(why,), probe=probe)
     revision, behind = base.revision, read_lineage(root, base.revision)
     runs: Sequence[StoredRun] = ()
     try:
@@ -160,7 +156,6 @@ def read_history(
     return History(
         runs=runs,
         refused=refused,
-        accepted=accepted,
         probe=probe,
         behind=behind,
         is_of_base=is_of_base,

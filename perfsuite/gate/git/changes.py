@@ -16,7 +16,7 @@ from perfsuite.gate.git.repository import find_top, working_files
 # Documentation touches no cell. `docs` and `.github` count at the top of a checkout alone.
 _TEXTS = frozenset({".md", ".rst"})
 _TEXT_FOLDERS = frozenset({"docs", ".github"})
-_LICENCE = re.compile(r"(licen[cs]e|copying|notice)([-_.][\w-]+)?(\.txt)?", re.IGNORECASE)
+_LICENCE = re.compile(r"(licen[cs]e|copying|notice)([-_][\w-]+)?(\.txt)?", re.IGNORECASE)
 
 # What Python can import. Of other files that git does not know, nothing says that a cell reads
 # them, and a session leaves many behind: logs, checkpoints, JUnit's XML.
@@ -38,13 +38,13 @@ def is_documentation(path: PurePath) -> bool:
 
     >>> [is_documentation(PurePath(name)) for name in ("README.md", "docs/conf.py", "LICENSE-MIT")]
     [True, True, True]
-    >>> [is_documentation(PurePath(name)) for name in ("shop/docs/prices.py", "license.py")]
+    >>> [is_documentation(PurePath(name)) for name in ("shop/docs/prices.py", "notice.json")]
     [False, False]
     """
     return (
         path.suffix.lower() in _TEXTS
         or path.parts[0] in _TEXT_FOLDERS
-        or (path.suffix != ".py" and _LICENCE.fullmatch(path.name) is not None)
+        or _LICENCE.fullmatch(path.name) is not None
     )
 
 
@@ -123,11 +123,6 @@ class Changes:
     documents: tuple[Path, ...]
     modules: tuple[Path, ...]
     others: tuple[Path, ...]
-
-    @property
-    def reach_no_cell(self) -> bool:
-        """Whether nothing but documentation and records differs."""
-        return not self.modules and not self.others
 
 
 def compare_trees(

@@ -100,3 +100,13 @@ def find_commit(root: Path, name: str) -> str | None:
     )
     # "^main" is all but main: one revision to git, and no commit.
     return None if found is None or found.startswith("^") else found
+
+
+def file_at(folder: Path, commit: str, path: Path) -> bytes | None:
+    """Return a file as it is at a commit, by its path from `folder`; None where there is none.
+
+    Of a link it is where it leads. Raises a PerfsuiteError where git cannot tell.
+    """
+    if not output(folder, "ls-tree", "-z", commit, "--", os.fspath(path)):
+        return None
+    return output(folder, "cat-file", "blob", f"{commit}:./{path}")

@@ -94,10 +94,20 @@ class CountChange:
     @property
     def is_increase(self) -> bool:
         """Whether it grew beyond its slack and beyond what was accepted."""
-        is_accepted = math.isinf(self.accepted_ratio) or (
-            self.head <= self.accepted_ratio * self.base
-        )
-        return self.is_beyond_slack and self.head > self.base and not is_accepted
+        return self._has_grown and not self._is_within_accepted
+
+    @property
+    def is_accepted(self) -> bool:
+        """Whether it grew beyond its slack, and a reviewed exception lets it."""
+        return self._has_grown and self._is_within_accepted
+
+    @property
+    def _has_grown(self) -> bool:
+        return self.is_beyond_slack and self.head > self.base
+
+    @property
+    def _is_within_accepted(self) -> bool:
+        return math.isinf(self.accepted_ratio) or self.head <= self.accepted_ratio * self.base
 
     @property
     def is_decrease(self) -> bool:
@@ -149,6 +159,11 @@ class CountComparison:
         return tuple(change for change in self.changes if change.is_increase)
 
     @property
+    def accepted(self) -> tuple[str, ...]:
+        """The counts that an exception lets grow."""
+        return tuple(change.name for change in self.changes if change.is_accepted)
+
+    @property
     def decreases(self) -> tuple[CountChange, ...]:
         """Those that ask for a new stored run."""
         return tuple(change for change in self.changes if change.is_decrease)
@@ -184,7 +199,7 @@ def compare_counts(
     base: Counted,
     head: Counted,
     *,
-    slacks: Mapping[str, Slack | None] | None = None,
+    slacks: Sequence[Mapping[str, Slack | None]] = ({},),
     accepted_ratio: Callable[[str], float] = lambda name: 1.0,
 ) -> CountComparison:
     """Return which counts of a cell changed since a stored run, and which cannot be compared.
@@ -192,7 +207,8 @@ def compare_counts(
     Args:
         base: The cell in the stored run; of another environment it says nothing.
         head: The cell now.
-        slacks: In place of the usual ones, by name; None switches a count off.
+        slacks: In place of the usual ones, by name; None switches a count off. Of several the
+            strictest holds.
         accepted_ratio: How many times the base's a reviewed exception lets a count be.
     """
     if None not in (base.fingerprint, head.fingerprint) and base.fingerprint != head.fingerprint:
@@ -201,22 +217,22 @@ def compare_counts(
             f"{base.fingerprint}, head in {head.fingerprint}"
         )
         return CountComparison(changes=(), unavailable=(reason,))
-    return _compare((base,), (head,), slacks=slacks or {}, accepted_ratio=accepted_ratio)
+    return _compare((base,), (head,), slacks, accepted_ratio)
 
 
 def _compare(
     bases: Sequence[Counted],
     heads: Sequence[Counted],
-    *,
-    slacks: Mapping[str, Slack | None],
+    slacks: Sequence[Mapping[str, Slack | None]],
     accepted_ratio: Callable[[str], float],
 ) -> CountComparison:
     changes: list[CountChange] = []
     unavailable: list[str] = []
     for name in COUNT_NAMES:
-        slack = slacks.get(name, _usual_slack(name, bases[0]))
+        usual = _usual_slack(name, bases[0])
+        wanted = [slack for one in slacks if (slack := one.get(name, usual)) is not None]
         before, after = _values(bases, name), _values(heads, name)
-        if slack is None or not (before or after):
+        if not wanted or not (before or after):
             continue
         if not before or not after:
             where = "of head" if before else "of the base"
@@ -229,6 +245,7 @@ def _compare(
         elif (moved := _nearest(before, after)) is not None:
             base, head = moved
             ratio = accepted_ratio(name)
+            slack = min(wanted, key=lambda one: one.allowance(base))
             changes.append(
                 CountChange(name=name, base=base, head=head, slack=slack, accepted_ratio=ratio)
             )
@@ -276,13 +293,13 @@ def compare_run_counts(
     base: Sequence[CellRun],
     head: Sequence[CellRun],
     *,
-    slacks: Mapping[str, Slack | None],
+    slacks: Sequence[Mapping[str, Slack | None]],
     accepted_ratio: Callable[[str], float],
 ) -> CountComparison:
     """Return which counts of a cell differ between all launches of the arms.
 
-    They ran beside each other, so a change of the environment is a change like others. A plain
-    benchmark has no counts.
+    They ran beside each other, so a change of the environment is a change like others. Of several
+    `slacks` the strictest holds. A plain benchmark has no counts.
     """
     try:
         before, after = (
@@ -294,4 +311,4 @@ def compare_run_counts(
         return CountComparison(changes=(), unavailable=(reason,))
     if not before or not after:
         return CountComparison(changes=(), unavailable=())
-    return _compare(before, after, slacks=slacks, accepted_ratio=accepted_ratio)
+    return _compare(before, after, slacks, accepted_ratio)

@@ -217,17 +217,20 @@ def _end(trial: Trial, last: _Pair | None, too_long: str | None) -> None:
         trial.add_reason(_ONE_BY_ONE)
     if trial.is_apart and trial.raw:
         trial.add_reason(_APART)
-    _judge_counts(trial)
-    _judge_numerics(trial)
+    has_both = trial.word in _WORDS_OF_PAIRS and trial.runs.keys() == {"base", "head"}
+    # Without slacks what the arms train is meant to differ.
+    if has_both and trial.policy.slacks:
+        _judge_counts(trial)
+        _judge_numerics(trial)
 
 
 def _judge_counts(trial: Trial) -> None:
     """Fail a cell in which head counts more than the base, whatever its times say."""
-    slacks = trial.policy.slacks
-    if slacks is None or trial.word not in _WORDS_OF_PAIRS or trial.runs.keys() != {"base", "head"}:
-        return
-    accepted_ratio = trial.policy.accepted_increase
-    compared = compare_run_counts(**trial.runs, slacks=slacks, accepted_ratio=accepted_ratio)
+    policy = trial.policy
+    compared = compare_run_counts(
+        **trial.runs, slacks=policy.slacks, accepted_ratio=policy.accepted_increase
+    )
+    trial.accepted_counts = compared.accepted
     if compared.increases and trial.word != "FAIL":
         trial.word, trial.by, trial.reason = "FAIL", "counts", None
     for one in (*compared.increases, *compared.unavailable):
@@ -238,13 +241,10 @@ def _judge_counts(trial: Trial) -> None:
 
 def _judge_numerics(trial: Trial) -> None:
     """Tell what changed in the mathematics, and decide by that where the policy asks for it."""
-    # Where counts are not compared, what the arms train is meant to differ.
-    if trial.policy.slacks is None or trial.runs.keys() != {"base", "head"}:
-        return
     change = trial.numerics_change = describe_numerics_change(**trial.runs)
     if change is None or not trial.policy.refuses_numerics_change:
         return
-    if change.startswith(CHANGED) and trial.word in {*_WORDS_OF_PAIRS} - {"FAIL"}:
+    if change.startswith(CHANGED) and trial.word != "FAIL":
         trial.word, trial.by = "FAIL", "numerics"
     elif change.startswith(UNKNOWN) and trial.word in ("PASS", "IMPROVED"):
         trial.word, trial.by = "INCONCLUSIVE", "numerics"

@@ -142,7 +142,8 @@ def resume(trial: Trial, kept: KeptCell) -> Rule:
     trial.raw, trial.pairs, trial.firsts = [*kept.raw], [*kept.pairs], [*kept.firsts]
     accepted = policy.accepted_slowdown
     is_same = (kept.rule, kept.accepted_slowdown, kept.floor_s) == (rule, accepted, policy.floor_s)
-    if kept.word == "FAIL" and is_same:
+    is_told_alone = kept.by == "numerics" and not policy.refuses_numerics_change
+    if kept.word == "FAIL" and is_same and not is_told_alone:
         decide_by_pairs(trial, rule)
         trial.word, trial.by = "FAIL", kept.by
         trial.reason = "; ".join(filter(None, (_KEPT, kept.reason)))

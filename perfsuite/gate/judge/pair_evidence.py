@@ -59,7 +59,7 @@ def add_pair(trial: Trial, launches: Mapping[str, Launch], first: str, launch_s:
         trial.word, trial.reason = "INCONCLUSIVE", reason
         return
     # Where counts are not compared, what the arms train is meant to differ.
-    if trial.policy.slacks is not None and (reason := _why_incomparable(base, head)) is not None:
+    if trial.policy.slacks and (reason := _why_incomparable(base, head)) is not None:
         trial.word, trial.reason = "INVALID", reason
         return
     base_s = statistics.median(base.rounds_s)

@@ -25,7 +25,8 @@ class CellPolicy:
         floor_s: A slowdown of an iteration below this many seconds is never a FAIL.
         accepted_slowdown: A reviewed exception: the base may be taken to be this many times slower.
         slacks: Of counts, in place of the usual ones, by name; the value None switches a count
-            off. None where the counts of the arms are not compared at all.
+            off. Of several, head's and the base's, the strictest holds; without any the counts of
+            the arms are not compared at all.
         accepted_increase: How many times the base's a reviewed exception lets a count be.
         refuses_numerics_change: Whether a cell fails whose mathematics changed.
         num_samples: Of an iteration of base and of head, where times are compared per sample.
@@ -35,7 +36,7 @@ class CellPolicy:
     limit: float
     floor_s: float
     accepted_slowdown: float = 1.0
-    slacks: Mapping[str, Slack | None] | None = None
+    slacks: tuple[Mapping[str, Slack | None], ...] = ()
     accepted_increase: Callable[[str], float] = lambda count: 1.0
     refuses_numerics_change: bool = False
     num_samples: tuple[int, int] = (1, 1)
@@ -88,6 +89,7 @@ class Trial:
         is_apart: Whether both arms wanted what one of them alone can have.
         is_unpinned: Whether the core that both arms share was too little.
         numerics_change: What changed in the mathematics, as `Verdict` has it.
+        accepted_counts: Those that grew, as a reviewed exception lets them.
     """
 
     name: str
@@ -106,6 +108,7 @@ class Trial:
     is_apart: bool = False
     is_unpinned: bool = False
     numerics_change: str | None = None
+    accepted_counts: tuple[str, ...] = ()
 
     @property
     def last(self) -> dict[str, CellRun]:

@@ -19,11 +19,9 @@ from perfsuite.gate.provenance.installed import SITE, normalized
 
 _LOCKS = ("uv.lock", "poetry.lock", "pdm.lock", "pylock.toml", "pylock.*.toml")
 _LISTS = ("*requirements*.txt", "*requirements*.in", "*constraints*.txt")
-# Read by no library that is at hand: any change may be one of everything.
-_OTHERS = (
-    *("Pipfile", "Pipfile.lock", "pixi.lock", "pixi.toml", "conda-lock.yml"),
-    *("environment.yml", "environment.yaml", "conda.yml", "conda.yaml"),
-)
+_CONDA = ("environment.yml", "environment.yaml", "conda.yml", "conda.yaml")
+# Any change may be one of everything.
+_OTHERS = ("Pipfile.lock", "pixi.lock", "pixi.toml", "conda-lock.yml")
 _REQUIREMENTS_FOLDER = "requirements"
 _DOCUMENTATION = frozenset({"doc", "docs"})
 # A requirement begins with the name of its distribution (PEP 508).
@@ -98,6 +96,10 @@ def _read(path: Path) -> dict[str, str] | None:
         read = _read_setup_cfg
     elif path.name == "setup.py":
         read = _read_setup
+    elif path.name == "Pipfile":
+        read = _read_pipfile
+    elif _is_any(path.name, _CONDA):
+        read = _read_conda
     elif _is_any(path.name, _LOCKS):
         read = _read_lock
     elif is_list or _is_any(path.name, _LISTS):
@@ -133,6 +135,17 @@ def _named(requirements: Iterator[str]) -> dict[str, str]:
         match = _NAME.match(requirement)
         found.setdefault(normalized(match[0]) if match else ANY, []).append(requirement)
     return {name: "\n".join(sorted(lines)) for name, lines in found.items()}
+
+
+def _read_pipfile(text: str) -> dict[str, str]:
+    document = tomllib.loads(text)
+    tables = [document.get("packages", {}), document.get("dev-packages", {})]
+    return {normalized(name): json.dumps(table[name]) for table in tables for name in table}
+
+
+def _read_conda(text: str) -> dict[str, str]:
+    lines = (line.partition(" #")[0].strip() for line in text.splitlines())
+    return _named(line[2:].strip() for line in lines if line.startswith("- "))
 
 
 def _read_lock(text: str) -> dict[str, str]:

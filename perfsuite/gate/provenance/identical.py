@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Final
 
@@ -38,10 +39,20 @@ class Comparison:
     collected: Launch
     run: Run
 
+    @property
+    def reaches_no_cell(self) -> bool:
+        """Whether nothing but documentation and records differs, and tests load none of it."""
+        return not (self.changes.modules or self.changes.others or self._loads_documents)
+
+    @cached_property
+    def _loads_documents(self) -> bool:
+        files = {Path(file).resolve() for file in self.collected.loaded.recent}
+        return any(self.top / path in files for path in self.changes.documents)
+
     def find_identical(self, cells: Collection[str]) -> list[CellVerdict]:
         """Return the verdict of each cell that no change touches."""
         changes = self.changes
-        if changes.others:
+        if changes.others or self._loads_documents:
             return []
         if not changes.modules:
             return [_identical(name, _name_all(changes)) for name in cells]

@@ -17,6 +17,7 @@ from perfsuite.gate.provenance.installed import SITE, installed_by_projects, is_
 from perfsuite.gate.provenance.untracked import BUILD, SHARE
 
 _PYTHON = "give the base an interpreter of its own with --base-python (pytest: --perf-base-python)"
+_CODE = (".py", ".so", ".zip", ".egg", ".whl", ".pyz")
 # Temporary folders of sessions, which a continuous integration may have in the checkout.
 _OF_LAUNCHES = re.compile(r"perfsuite-\d+-")
 
@@ -30,7 +31,7 @@ class Loading:
         roots: Folders that come first on its path.
         site: Where the base's build installs.
         prefix: Of its interpreter.
-        files: With links followed, but not those of its checkout.
+        files: With links followed, but not those of its checkout; programs included.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Loading:
     roots: tuple[Path, ...]
     site: Path
     prefix: Path
+    programs: frozenset[str]
     files: frozenset[str]
 
     @functools.cached_property
@@ -76,6 +78,7 @@ def _loading(launch: Launch, top: Path) -> Loading:
         top=top,
         roots=tuple(root.resolve() for root in launch.arm.import_roots),
         site=launch.arm.tree.resolve() / SITE_FOLDER,
+        programs=launch.loaded.programs,
         prefix=Path(_real_path(launch.arm.python)).parent.parent,
         files=frozenset(
             file if file.startswith(f"{top}/") else _real_path(file)
@@ -118,7 +121,10 @@ def find_silent(base: Launch, head: Loading) -> str | None:
 
 
 def _find_foreign(arm: Loading, other: Loading) -> str | None:
-    """Why an arm loaded a file of the other's checkout, unless its own is the same."""
+    """Why an arm loaded a file of the other's checkout, unless its own is the same.
+
+    Data that git does not track belongs to neither.
+    """
     for file in sorted(arm.files):
         # A link in its own tree may be what it is meant to share; a map has a library's own path.
         if file.startswith(f"{arm.top}/") or not file.startswith(f"{other.top}/"):
@@ -126,10 +132,15 @@ def _find_foreign(arm: Loading, other: Loading) -> str | None:
         path = Path(file)
         if not other.is_code(path):
             continue
-        if not _are_alike(path, arm.top / path.relative_to(other.top)):
+        place = path.relative_to(other.top)
+        is_data = not file.endswith(_CODE) and ".so." not in file and file not in arm.programs
+        if is_data and place not in _tracked(other.top, [place]):
+            continue
+        if not _are_alike(path, arm.top / place):
+            advice = f" and {BUILD}, or name its folder in pytest's pythonpath"
             return (
                 f"the {arm.name} arm loaded {path}, which is {other.name}'s; have the code find it "
-                f"beside itself and {BUILD}, or name its folder in pytest's pythonpath"
+                f"beside itself{'' if is_data else advice}"
             )
     return None
 

@@ -7,6 +7,7 @@ or the environment.
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -43,6 +44,7 @@ class GateChoices:
     tolerance: float
     limit: float
     refuses_numerics_change: bool
+    fixed: frozenset[str]
     base: str | None
     target: str | None
     judges_identical: bool
@@ -241,11 +243,14 @@ def _gate_choices(
             f"--perf-limit is {value['limit']:.3g}, below the tolerance of "
             f"{value['tolerance']:.3g} (--perf-tolerance); use a larger limit"
         )
+    arguments = (*config.invocation_params.args, *shlex.split(environ.get("PYTEST_ADDOPTS", "")))
+    typed = {str(argument).partition("=")[0] for argument in arguments}
     return GateChoices(
         is_on=value["gate"] == "on",
         tolerance=value["tolerance"],
         limit=value["limit"],
         refuses_numerics_change=value["numerics-change"] == "fail",
+        fixed=frozenset(name for name in ("tolerance", "limit") if f"--perf-{name}" in typed),
         base=value["base"] or None,
         target=target_branch(environ),
         judges_identical=value["identical"] == "judge",

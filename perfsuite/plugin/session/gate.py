@@ -7,8 +7,6 @@ test its verdict.
 from __future__ import annotations
 
 import dataclasses
-import datetime
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -18,16 +16,16 @@ import pytest
 
 from perfsuite.errors import PerfsuiteError
 from perfsuite.gate.arms.command import Command
-from perfsuite.gate.baselines.accepted import read_accepted
 from perfsuite.gate.baselines.screen import Candidate
 from perfsuite.gate.baselines.stored_verdict import History, read_history
+from perfsuite.gate.common_cells import HIDDEN
 from perfsuite.gate.git.repository import Base, NoBase
 from perfsuite.gate.git.tree_digest import digest_tree
+from perfsuite.gate.judge.counts import parse_slacks
 from perfsuite.gate.judge.kept_pairs import kept_names
-from perfsuite.gate.judge.trial import draw_seed
-from perfsuite.gate.noise import read_noise
+from perfsuite.gate.judge.trial import CellPolicy, draw_seed
 from perfsuite.gate.request import GateRequest, base_of
-from perfsuite.gate.run_gate import ACCEPTED_FILE, HIDDEN, GateResult, run_gate
+from perfsuite.gate.run_gate import GateResult, run_gate
 from perfsuite.plugin.recorder import benchmarks_of, is_benchmark
 from perfsuite.plugin.session.choices import GateChoices
 from perfsuite.plugin.session.markers import marker_arguments
@@ -150,7 +148,6 @@ class SessionGate:
             self._config.getoption("benchmark_compare"),
             self._saver.fingerprint,
             base=self._found if isinstance(self._found, Base) else None,
-            accepted=read_accepted(self._config.rootpath / ACCEPTED_FILE, datetime.date.today()),
             probe=lambda: self._saver.probe_s,
         )
         for line in history.refused:
@@ -262,13 +259,15 @@ class SessionGate:
             verdict.word,
             is_accepted=self._is_accepted(verdict),
             fails_test=fails_test,
+            exceptions=verdict.accepted,
         )
 
     def _is_accepted(self, verdict: CellVerdict) -> bool:
         """Whether only a reviewed exception let a slowdown through."""
-        if self._history is None or verdict.word != "PASS" or verdict.by != "pairs":
+        policy = None if self._first is None else self._first.policies.get(verdict.name)
+        if policy is None or verdict.word != "PASS" or verdict.by != "pairs":
             return False
-        allowed = self._history.accepted.allowed_slowdown(verdict.name)
+        allowed = policy.accepted_slowdown
         if allowed == 1 or verdict.ratio is None or verdict.tolerance is None:
             return False
         return verdict.ratio > (1 + verdict.tolerance) / allowed  # the cell's own tolerance
@@ -285,14 +284,13 @@ class SessionGate:
         judged = self._judged.get(name)
         if judged is not None and judged.by == "identical":
             return judged
-        arguments = marker_arguments(item)
+        policy = first.policies.get(name) or self._own_policy(item)
         stats = getattr(item.funcargs.get("benchmark"), "stats", None)
         num_samples = None
         if record is not None:
             if stats is not None:
                 num_samples = samples_of_step(record.samples_per_s, stats.stats.median)
-            counts = arguments.get("counts", {})
-            grown = history.find_increases(name, record, num_samples, counts, self._say)
+            grown = history.find_increases(name, record, num_samples, policy, self._say)
             if grown is not None and name not in self._judged:
                 self._say(f"{name} goes to the judge: {grown} since the base's stored run")
                 return None
@@ -309,10 +307,20 @@ class SessionGate:
                 fingerprint=None if record is None else record.fingerprint,
                 num_samples=num_samples,
                 digest=self._saver.digests.of(name, _recipe_of(record)) or "unknown",
-                tolerance=arguments.get("tolerance", self._choices.tolerance),
-                limit=arguments.get("limit", self._choices.limit),
+                tolerance=policy.tolerance,
+                limit=policy.limit,
             ),
             self._say,
+        )
+
+    def _own_policy(self, item: pytest.Item) -> CellPolicy:
+        """How a cell is judged where there is no base."""
+        arguments = marker_arguments(item)
+        return CellPolicy(
+            tolerance=arguments.get("tolerance", self._choices.tolerance),
+            limit=arguments.get("limit", self._choices.limit),
+            floor_s=arguments.get("floor", 0.0),
+            slacks=(parse_slacks(arguments.get("counts", {}), "perf marker"),),
         )
 
     def _run(self, cells: Sequence[str], **changes: Any) -> GateResult:
@@ -342,8 +350,9 @@ class SessionGate:
             refuses_numerics_change=choices.refuses_numerics_change,
             budget=dataclasses.replace(choices.budget, max_s=self._left_s),
             seed=draw_seed(),
-            priors=read_noise(self._config.rootpath, os.environ),
             stored=duration_source(self._config, choices.durations).path,
+            fingerprint=self._saver.fingerprint,
+            fixed=choices.fixed,
             outputs=choices.outputs,
             pairs_file=choices.pairs_file,
         )

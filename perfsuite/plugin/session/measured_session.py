@@ -245,8 +245,7 @@ class MeasuredSession:
             self._gate.record_unmeasured(item, report, error)
         if report.when == "call" and report.passed and self._gate is not None:
             self._give_verdict(item, report, self._gate)
-        is_open = self._gate is not None and self._gate.is_open(item.nodeid)
-        if report.when == "call" and not is_open:
+        if report.when == "call" and not (self._gate and self._gate.is_open(item.nodeid)):
             self._keep_line(item, report, error)
         return report
 
@@ -262,11 +261,10 @@ class MeasuredSession:
         self, item: pytest.Item, reports: Sequence[pytest.TestReport], verdict: CellVerdict
     ) -> None:
         """Let the reports of a cell that was left open end in its verdict."""
-        for report in reports:
-            if report.when == "call" and report.passed:
+        for report in (report for report in reports if report.when == "call"):
+            if report.passed:
                 self._tell(item, report, verdict)
-            if report.when == "call":
-                self._keep_line(item, report, None)
+            self._keep_line(item, report, None)
 
     def _give_verdict(
         self, item: pytest.Item, report: pytest.TestReport, gate: SessionGate
@@ -280,8 +278,7 @@ class MeasuredSession:
 
     def _tell(self, item: pytest.Item, report: pytest.TestReport, verdict: CellVerdict) -> None:
         """Put a verdict into the record and the report of a cell."""
-        outcome = item.stash.get(OUTCOME, None)
-        if outcome is not None:
+        if (outcome := item.stash.get(OUTCOME, None)) is not None:
             record = msgspec.structs.replace(outcome.record, verdict=verdict.as_record())
             item.stash[OUTCOME] = msgspec.structs.replace(outcome, record=record)
         report.user_properties.append(("verdict", verdict.word))
@@ -335,7 +332,10 @@ class MeasuredSession:
         """Write the run; what could not be written or judged is not a success."""
         if self._session is not None:
             self._session.close()
-        if self._writes and any(line.perfsuite is not None for line in self._lines.values()):
+        has_cells = any(line.perfsuite is not None for line in self._lines.values())
+        # A gated suite may be a plain one, and its verdicts are wanted all the same.
+        is_judged = self._gate is not None and bool(recorder.benchmarks_of(self._config))
+        if self._writes and (has_cells or is_judged):
             self._write_run(self._choices.results / "run.json")
         if session.exitstatus == pytest.ExitCode.OK and self._write_error is not None:
             session.exitstatus = ExitCode.REFUSED

@@ -65,6 +65,7 @@ class RunSaver:
         self._failed_by_verdict: set[str] = set()
         self._verdicts: dict[str, VerdictWord] = {}
         self._accepted: set[str] = set()
+        self._exceptions: dict[str, tuple[str, ...]] = {}
         self._durations_s: defaultdict[str, float] = defaultdict(float)
 
     def add_verdict(
@@ -74,15 +75,18 @@ class RunSaver:
         *,
         is_accepted: bool = False,
         fails_test: bool = False,
+        exceptions: tuple[str, ...] = (),
     ) -> None:
         """Keep what the gate decided of a cell, before the report of its test is logged.
 
         `is_accepted`: only a reviewed exception let the cell through. `fails_test`: the cell's own
-        test passed, and the verdict alone fails it.
+        test passed, and the verdict alone fails it. `exceptions`: those that the verdict rests on.
         """
         self._verdicts[fullname] = word
         if is_accepted:
             self._accepted.add(fullname)
+        if exceptions:
+            self._exceptions[fullname] = exceptions
         if fails_test:
             self._failed_by_verdict.add(fullname)
 
@@ -153,6 +157,7 @@ class RunSaver:
             is_pull_request=is_pull_request(self._environ),
             verdicts=self._verdicts,
             accepted=tuple(sorted(self._accepted)),
+            exceptions=self._exceptions,
             durations_s={name: round(self._durations_s[name], 3) for name in records},
             digests={
                 name: digest

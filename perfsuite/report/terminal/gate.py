@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from perfsuite.records.verdict import CellVerdict
-from perfsuite.report.summary import interval_text, reason_text
+from perfsuite.report.summary import exceptions_of, interval_text, reason_text
 from perfsuite.report.terminal.tables import text_table
 from perfsuite.system.untrusted import printable, printable_lines
 from perfsuite.units import format_change
@@ -15,6 +15,11 @@ from perfsuite.units import format_change
 _COLUMNS: Final = (
     *(("cell", False), ("verdict", False)),
     *(("change", True), ("between", True), ("pairs", True)),
+)
+
+
+NOTHING_YET: Final = (
+    "nothing to compare yet: commit these benchmarks, and the next change is judged"
 )
 
 
@@ -49,3 +54,7 @@ def verdict_lines(
         text = reason_text(cell)
         if text and text != refusal:
             yield printable_lines(f"{printable(cell.name)}: {text}")
+    if cells and all(cell.word == "NEW" for cell in cells):
+        yield NOTHING_YET
+    for text in exceptions_of(cells):
+        yield printable(f"accepted: {text}")

@@ -15,7 +15,14 @@ from pytest_benchmark.utils import get_machine_id
 
 from perfsuite.cli import app
 from perfsuite.cli.verbs import baseline
-from perfsuite.gate.baselines.accepted import Increase, Removal, Rename, Slowdown, read_accepted
+from perfsuite.gate.baselines.accepted import (
+    Increase,
+    Loosening,
+    Removal,
+    Rename,
+    Slowdown,
+    read_accepted,
+)
 from perfsuite.plugin.session import saving
 
 HERE = "0123456789ab"
@@ -227,6 +234,11 @@ def test_a_run_that_was_just_saved_is_listed_as_usable(
             Increase(count="memory", **ABOUT),
             "may have any amount more of memory",
         ),
+        (
+            ["--looser", "limit=8%", "--looser", "gate=off"],
+            Loosening(limit="8%", gate="off", **ABOUT),
+            "may be judged by limit 8%, gate off",
+        ),
     ],
 )
 def test_accept_writes_one_line_for_the_review(
@@ -257,7 +269,7 @@ def test_accept_adds_to_what_is_there(perfsuite: Call, tmp_path: Path) -> None:
     assert perfsuite("accept", CELL, "--removed", *WHY, "--file", str(path)) == 0
 
     assert path.read_text().startswith(EXPIRED)
-    assert read_accepted(path, date.today()).is_removed(CELL)
+    assert read_accepted(path, date.today()).removal(CELL) is not None
 
 
 @pytest.mark.parametrize(
@@ -265,11 +277,13 @@ def test_accept_adds_to_what_is_there(perfsuite: Call, tmp_path: Path) -> None:
     [
         (
             [CELL, *WHY],
-            "0 of --slowdown, --removed, --renamed-to and --increase are given; use one of them",
+            "0 of --slowdown, --removed, --renamed-to, --increase and --looser are given; use "
+            "one of them",
         ),
         (
             [CELL, "--slowdown", "1.08", "--removed", *WHY],
-            "2 of --slowdown, --removed, --renamed-to and --increase are given; use one of them",
+            "2 of --slowdown, --removed, --renamed-to, --increase and --looser are given; use "
+            "one of them",
         ),
         (
             [CELL, "--slowdown", "0.08", *WHY],
@@ -278,6 +292,14 @@ def test_accept_adds_to_what_is_there(perfsuite: Call, tmp_path: Path) -> None:
         (
             [CELL, "--slowdown", "nan", *WHY],
             "ratio is nan; use a number above 1, such as 1.08 for 8 % more",
+        ),
+        (
+            [CELL, "--looser", "limit", *WHY],
+            "--looser is 'limit'; use NAME=VALUE, such as limit=8%",
+        ),
+        (
+            [CELL, "--looser", "limit=much", *WHY],
+            "limit: 'much' is not a ratio; write '2%' or '0.02'",
         ),
         (
             [CELL, "--increase", "flop", *WHY],

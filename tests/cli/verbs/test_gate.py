@@ -123,6 +123,7 @@ def test_without_options_the_contracts_defaults_hold(gate: Gate, tmp_path: Path)
     assert (request.budget.max_pairs, request.budget.max_s) == (20, 1800.0)
     assert (request.base, request.base_dir, request.base_python) == (None, None, None)
     assert request.base_environment == {}
+    assert not request.refuses_numerics_change
     assert 0 <= request.seed < 2**32
 
 
@@ -130,16 +131,28 @@ def test_every_option_reaches_the_session(gate: Gate, tmp_path: Path) -> None:
     gate(
         *("a.py", "b::c", "-k", "lenet and not ddp", "--base", "v1", "--base-env", "A=1=2"),
         *("--base-env", "B=", "--tolerance", "1%", "--limit", "0.03", "--max-pairs", "8"),
-        *("--max-minutes", "0.5", "--seed", "5", "--json", "gate.json"),
+        *("--max-minutes", "0.5", "--seed", "5", "--json", "gate.json", "--base-build", "make"),
+        *("--numerics-change", "fail"),
     )
 
     (request,) = gate.requests
     assert request.command.arguments == ("a.py", "b::c", "-k", "lenet and not ddp")
-    assert (request.base, request.seed) == ("v1", 5)
+    assert (request.base, request.base_build, request.seed) == ("v1", "make", 5)
     assert request.base_environment == {"A": "1=2", "B": ""}
     assert (request.tolerance, request.limit) == (0.01, 0.03)
     assert (request.budget.max_pairs, request.budget.max_s) == (8, 30.0)
     assert request.outputs == (Path("gate.json"),)
+    assert request.refuses_numerics_change
+
+
+def test_what_a_change_of_the_mathematics_does_is_one_of_two_words(
+    gate: Gate, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert gate("--numerics-change", "refuse") == 2
+
+    said = " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert "'refuse' is not one of 'tell', 'fail'" in said
+    assert gate.requests == []
 
 
 def test_an_interpreter_is_found_from_here_since_launches_start_elsewhere(
@@ -349,6 +362,7 @@ def test_the_json_has_the_keys_of_the_contract(gate: Gate) -> None:
             "errors": [0.004, None, 0.004],
             "first": ["head", "base", "base"],
             "asked": {},
+            "accepted": [],
         }
     ]
 
@@ -381,6 +395,7 @@ def test_identical_code_passes_and_the_json_gives_the_verdict_again(
     repository.write(shop=SHOP, benchmarks__work_clock=CLOCK, benchmarks__test_steps=ONE_CELL)
     repository.git("init", "--quiet", "--initial-branch=main")
     repository.commit()
+    repository.write(shop=f"{SHOP}    # as before")
     repository.commit()
     monkeypatch.chdir(repository.path)
     monkeypatch.setenv("PYTEST_ADDOPTS", "-p no:perfsuite -p no:hypothesispytest")

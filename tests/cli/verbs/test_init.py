@@ -28,6 +28,8 @@ def test_an_empty_repository_gets_everything(tmp_path: Path) -> None:
     assert result.output.splitlines() == [
         *(f"wrote {path}" for path in WRITTEN),
         "next: pytest benchmarks --perf-matrix=smoke",
+        "then: commit; 'pytest benchmarks --benchmark-compare' judges the next change, and ends in "
+        "13 as long as every cell is new: nothing to compare yet",
     ]
     assert all((tmp_path / path).is_file() for path in WRITTEN)
     assert json.loads((tmp_path / "init.json").read_text()) == {
@@ -198,6 +200,16 @@ def test_the_workflow_can_only_read_and_every_action_is_pinned_by_hash(tmp_path:
     assert "pull_request_target" not in workflow
     # An expression is put into a shell's text before the shell reads it: a branch is named freely.
     assert not re.search(r"run: .*\$\{\{", workflow)
+
+
+def test_a_workflow_for_gpus_is_written_where_it_is_asked_for(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["init", str(tmp_path), "--gpus", "4"])
+
+    path = ".github/workflows/gate-gpu.yml"
+    assert result.output.splitlines()[2] == f"wrote {path}"
+    assert 'NUM_GPUS: "4"\n' in (tmp_path / path).read_text()
+    assert write_starters(tmp_path, num_gpus=8)[1][:3] == [*WRITTEN[:2], path]
+    assert 'NUM_GPUS: "4"\n' in (tmp_path / path).read_text()
 
 
 def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:

@@ -244,6 +244,19 @@ def test_where_verdicts_are_required_each_shard_of_a_cell_has_one(verb: Verb) ->
     assert verb(second, first, "--require-verdicts") == 12
 
 
+def test_each_exception_that_a_verdict_rests_on_is_listed_once(
+    verb: Verb, capsys: pytest.CaptureFixture[str]
+) -> None:
+    used = "every cell may take up to 8.0 % more time until 2027-01-31: checks its input"
+    judged = (benchmark(name, info=record(given=verdict())) for name in "ab")
+    write_run(Path("run.json"), *judged, perfsuite=stamp(exceptions={"a": [used], "b": [used]}))
+
+    assert verb("run.json", "--markdown=m.md") == 0
+
+    assert capsys.readouterr().out.splitlines()[1:] == [f"accepted: {used}", "written to m.md"]
+    assert f"accepted: {used}" in Path("m.md").read_text()
+
+
 # --- perfsuite run ---
 
 A_SESSION_THAT_WROTE = """

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tiny_suites import make_arms, pair
+from tiny_suites import is_alive, make_arms, pair
 
 pytestmark = pytest.mark.slow
 
@@ -83,6 +83,27 @@ def test_a_launch_tells_what_each_of_its_processes_loaded_and_started(
     assert str(tree / "in_fork.py") not in quiet.loaded.files
     assert busy.loaded.files <= launch.loaded.files
     assert (quiet.loaded.silent, busy.loaded.silent) == (frozenset(), launch.loaded.silent)
+
+
+DAEMON = """
+import os, subprocess, sys
+
+def test_cell(benchmark):
+    benchmark.pedantic(int, rounds=1)
+    with open(os.path.dirname(__file__) + "/daemon", "w") as daemon:
+        command = [sys.executable, "-c", "import time; time.sleep(600)"]
+        print(subprocess.Popen(command, start_new_session=True).pid, file=daemon)
+"""
+
+
+def test_a_daemon_serves_no_later_launch(tmp_path: Path) -> None:
+    arms = make_arms(tmp_path, DAEMON)
+
+    launches = pair(arms)
+
+    assert [launch.failure for launch in launches.values()] == [None, None]
+    for arm in arms:
+        assert not is_alive(int((arm.tree / "daemon").read_text()))
 
 
 def test_the_environments_own_sitecustomize_is_run(tmp_path: Path) -> None:

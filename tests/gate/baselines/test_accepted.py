@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from datetime import date, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -15,21 +16,23 @@ from perfsuite.gate.baselines.accepted import (
     Accepted,
     Entry,
     Increase,
+    Loosening,
     Removal,
     Rename,
     Slowdown,
     append_entry,
     prune,
     read_accepted,
+    read_brought,
 )
 
 TODAY = date(2026, 11, 21)
 LATER = date(2027, 1, 31)
 CELL = "benchmarks/test_x.py::test_y[a]"
 ALLOWED = (
-    'use [[accepted]] with cell, kind = "slowdown" (and ratio), "removed", "renamed" (and to) or '
-    '"count" (and, to accept less than any increase, count and ratio), reason, and '
-    "expires = YYYY-MM-DD"
+    'use [[accepted]] with cell, kind = "slowdown" (and ratio), "removed", "renamed" (and to), '
+    '"count" (and, to accept less than any increase, count and ratio) or "limit" (and the looser '
+    "limit, tolerance, floor, policy or gate), reason, and expires = YYYY-MM-DD"
 )
 FILE = """\
 # Reviewed like code.
@@ -68,14 +71,14 @@ def test_entries_hold_until_they_expire(tmp_path: Path) -> None:
     assert accepted.expired == (
         Removal(cell="gone", reason="nobody used it", expires=date(2026, 11, 20)),
     )
-    assert not accepted.is_removed("gone")
+    assert accepted.removal("gone") is None
 
 
 def test_an_entry_holds_on_the_day_that_it_expires(tmp_path: Path) -> None:
     path = written(tmp_path, FILE)
 
-    assert read_accepted(path, date(2026, 11, 20)).is_removed("gone")
-    assert not read_accepted(path, date(2026, 11, 21)).is_removed("gone")
+    assert read_accepted(path, date(2026, 11, 20)).removal("gone") is not None
+    assert read_accepted(path, date(2026, 11, 21)).removal("gone") is None
 
 
 def test_without_a_file_nothing_is_accepted(tmp_path: Path) -> None:
@@ -83,22 +86,51 @@ def test_without_a_file_nothing_is_accepted(tmp_path: Path) -> None:
 
 
 def test_an_exception_is_for_its_cell_alone() -> None:
-    accepted = Accepted(
-        entries=(
-            slowdown(),
-            Rename(cell="old", to="new", reason="clearer", expires=LATER),
-            Increase(cell=CELL, count="flops", ratio=1.5, reason="another head", expires=LATER),
-            Increase(cell="b", reason="rewritten", expires=LATER),
-        )
-    )
+    renamed = Rename(cell="old", to="new", reason="clearer", expires=LATER)
+    flops = Increase(cell=CELL, count="flops", ratio=1.5, reason="another head", expires=LATER)
+    every_count = Increase(cell="b", reason="rewritten", expires=LATER)
+    accepted = Accepted(entries=(slowdown(), renamed, flops, every_count))
 
-    assert (accepted.allowed_slowdown(CELL), accepted.allowed_slowdown("b")) == (1.08, 1.0)
-    assert (accepted.renamed_to("old"), accepted.renamed_to("new")) == ("new", None)
-    assert (accepted.renamed_from("new"), accepted.renamed_from("old")) == ("old", None)
-    assert accepted.allowed_increase(CELL, "flops") == 1.5
-    assert accepted.allowed_increase(CELL, "memory") == 1.0
-    assert accepted.allowed_increase("b", "memory") == math.inf
-    assert not accepted.is_removed(CELL)
+    assert (accepted.slowdown(CELL), accepted.slowdown("b")) == (slowdown(), None)
+    assert (accepted.rename_of("old"), accepted.rename_of("new")) == (renamed, None)
+    assert (accepted.name_in_base("new"), accepted.name_in_base("old")) == ("old", "old")
+    assert (accepted.increase(CELL, "flops"), flops.most_ratio) == (flops, 1.5)
+    assert accepted.increase(CELL, "memory") is None
+    assert (accepted.increase("b", "memory"), every_count.most_ratio) == (every_count, math.inf)
+    assert accepted.removal(CELL) is None
+
+
+def test_an_exception_for_every_cell_is_for_each() -> None:
+    accepted = Accepted(entries=(slowdown(cell="*", ratio=1.1), slowdown(ratio=1.08)))
+
+    assert accepted.slowdown("any") == slowdown(cell="*", ratio=1.1)
+    assert accepted.slowdown(CELL) == slowdown(cell="*", ratio=1.1)
+
+
+def loosening(**values: Any) -> Loosening:
+    return Loosening(**{"cell": CELL, "reason": "noisy", "expires": LATER, **values})
+
+
+def test_what_a_change_brings_counts_once(tmp_path: Path) -> None:
+    path = written(tmp_path, FILE)
+
+    assert read_brought(path, b"", TODAY) == read_accepted(path, TODAY)
+    merged = read_brought(path, FILE.encode(), TODAY)
+    assert (merged.entries, merged.expired) == ((), ())
+    assert merged.spent[0] == slowdown()
+
+    path.write_text(FILE + FILE)
+    assert read_brought(path, FILE.encode(), TODAY).entries == (slowdown(),)
+
+
+def test_a_change_of_an_entry_brings_it_anew(tmp_path: Path) -> None:
+    path = written(tmp_path, FILE.replace("1.08", "1.10"))
+
+    assert read_brought(path, FILE.encode(), TODAY).entries == (slowdown(ratio=1.10),)
+
+
+def test_where_the_bases_list_cannot_be_read_nothing_is_accepted(tmp_path: Path) -> None:
+    assert read_brought(written(tmp_path, FILE), b"[[accepted]]", TODAY).entries == ()
 
 
 def block(**changes: str | None) -> str:
@@ -136,6 +168,22 @@ def block(**changes: str | None) -> str:
         (
             block(kind='"renamed"', ratio=None, to='"a"'),
             "to is 'a'; use another name than the cell's",
+        ),
+        (
+            block(kind='"renamed"', ratio=None, to='"b"', cell='"*"'),
+            "cell is '*'; name the one cell that is renamed",
+        ),
+        (
+            block(kind='"limit"', ratio=None),
+            "nothing is loosened; name limit, tolerance, floor, policy or gate",
+        ),
+        (
+            block(kind='"limit"', ratio=None, limit='"8"', floor='"x"'),
+            "floor: 'x' is not a duration; write a number and one of ns, us, ms, s, min",
+        ),
+        (
+            block(kind='"limit"', ratio=None, gate='"on"'),
+            "Invalid enum value 'on' - at `$.gate`",
         ),
         (
             block(kind='"count"', count='"time"'),

@@ -11,19 +11,17 @@ from typing import Any
 
 import pytest
 
-from perfsuite.gate.baselines.accepted import Accepted, read_accepted
 from perfsuite.gate.baselines.screen import Candidate
 from perfsuite.gate.baselines.stored_verdict import History, read_history
 from perfsuite.gate.git.repository import Base
+from perfsuite.gate.judge.counts import Slack
+from perfsuite.gate.judge.trial import CellPolicy
 from perfsuite.plugin.session.saving import put_stamp
 from perfsuite.records.cell import Counts
 from perfsuite.records.run_file import RunStamp, StoredCell, StoredRun
 
+COUNTED = CellPolicy(tolerance=0.02, limit=0.05, floor_s=0.0, slacks=({},))
 NOW = datetime.datetime(2026, 11, 1, tzinfo=datetime.UTC)
-
-
-def nothing_accepted() -> Accepted:
-    return read_accepted(Path("nowhere.toml"), NOW.date())
 
 
 def counted(flops: int) -> Counts:
@@ -57,7 +55,6 @@ def history(*cells: StoredCell, base: int | None = None) -> History:
             for number, one in enumerate(cells)
         ],
         refused=(),
-        accepted=nothing_accepted(),
         probe=dict,
         behind={str(number): len(cells) - 1 - number for number in range(len(cells))},
         is_of_base=of_base.__eq__,
@@ -73,7 +70,7 @@ def candidate(median_s: float) -> Candidate:
 def test_more_flops_than_in_the_bases_run_are_an_increase() -> None:
     stored = history(cell(flops=80), cell(flops=100))
 
-    grown = stored.find_increases("test_a", cell(flops=120), None, {}, print)
+    grown = stored.find_increases("test_a", cell(flops=120), None, COUNTED, print)
 
     assert grown == "flops 100 -> 120 (+20.0 %), allowed 0 %"
 
@@ -84,8 +81,8 @@ def test_counts_that_a_stored_run_cannot_say_are_named() -> None:
     without = dataclasses.replace(cell(), counts=None)
     said: list[str] = []
 
-    assert history(elsewhere).find_increases("test_a", here, None, {}, said.append) is None
-    assert history(without).find_increases("test_a", here, None, {}, said.append) is None
+    assert history(elsewhere).find_increases("test_a", here, None, COUNTED, said.append) is None
+    assert history(without).find_increases("test_a", here, None, COUNTED, said.append) is None
 
     assert said[0] == (
         "test_a: counts and memory are not compared: the base ran in the environment aaaa, head "
@@ -99,9 +96,9 @@ def test_counts_that_a_stored_run_cannot_say_are_named() -> None:
 def test_fewer_or_equal_counts_are_no_increase() -> None:
     stored = history(cell(flops=100))
 
-    assert stored.find_increases("test_a", cell(flops=100), None, {}, print) is None
-    assert stored.find_increases("test_a", cell(flops=90), None, {}, print) is None
-    assert stored.find_increases("test_b", cell(flops=900), None, {}, print) is None
+    assert stored.find_increases("test_a", cell(flops=100), None, COUNTED, print) is None
+    assert stored.find_increases("test_a", cell(flops=90), None, COUNTED, print) is None
+    assert stored.find_increases("test_b", cell(flops=900), None, COUNTED, print) is None
 
 
 def test_steps_over_other_samples_are_not_compared_with_stored_ones() -> None:
@@ -110,7 +107,7 @@ def test_steps_over_other_samples_are_not_compared_with_stored_ones() -> None:
     now = dataclasses.replace(candidate(0.01), num_samples=64)
     said: list[str] = []
 
-    assert stored.find_increases("test_a", cell(flops=400), 64, {}, said.append) is None
+    assert stored.find_increases("test_a", cell(flops=400), 64, COUNTED, said.append) is None
     assert stored.screen(now, said.append) is None
 
     assert said == ["test_a goes to the judge: has 0 of the 5 stored sessions that a screen needs"]
@@ -120,7 +117,7 @@ def test_a_decrease_asks_for_a_new_stored_run() -> None:
     stored = history(cell(flops=100))
     said: list[str] = []
 
-    grown = stored.find_increases("test_a", cell(flops=90), None, {}, said.append)
+    grown = stored.find_increases("test_a", cell(flops=90), None, COUNTED, said.append)
 
     assert grown is None
     assert said == [
@@ -129,11 +126,14 @@ def test_a_decrease_asks_for_a_new_stored_run() -> None:
     ]
 
 
-def test_a_marker_may_allow_an_increase() -> None:
+def test_a_marker_may_allow_an_increase_where_the_bases_does() -> None:
     stored = history(cell(flops=100))
 
-    assert stored.find_increases("test_a", cell(flops=120), None, {"flops": "25%"}, print) is None
-    assert stored.find_increases("test_a", cell(flops=120), None, {"flops": "off"}, print) is None
+    for slack in (Slack(ratio=0.25), None):
+        allowed = dataclasses.replace(COUNTED, slacks=({"flops": slack},))
+        assert stored.find_increases("test_a", cell(flops=120), None, allowed, print) is None
+        allowed = dataclasses.replace(COUNTED, slacks=({"flops": slack}, {}))
+        assert stored.find_increases("test_a", cell(flops=120), None, allowed, print) is not None
 
 
 def test_five_runs_are_needed_to_screen() -> None:
@@ -147,7 +147,7 @@ def test_where_the_newest_run_is_not_the_bases_no_run_decides_anything() -> None
     said: list[str] = []
 
     assert not stored.can_screen("test_a")
-    assert stored.find_increases("test_a", cell(flops=120), None, {}, said.append) is None
+    assert stored.find_increases("test_a", cell(flops=120), None, COUNTED, said.append) is None
     assert stored.screen(candidate(0.01), said.append) is None
     assert said == [
         "test_a goes to the judge: no stored run that can be compared is of the base itself"
@@ -232,8 +232,7 @@ def checkout(tmp_path: Path) -> Path:
 def read(checkout: Path, revision: str | None) -> History:
     base = None if revision is None else Base(revision=revision, described="the base")
     storage = checkout / "baselines"
-    accepted = nothing_accepted()
-    return read_history(checkout, storage, True, "here", base=base, accepted=accepted, probe=dict)
+    return read_history(checkout, storage, True, "here", base=base, probe=dict)
 
 
 def test_without_a_base_in_git_no_stored_run_counts(tmp_path: Path) -> None:

@@ -178,7 +178,7 @@ def test_the_marker_widens_narrows_and_switches_off() -> None:
     slacks = parse_slacks({"flops": "2%", "memory": "exact", "ops": "off"}, "perf marker")
 
     comparison = compare_counts(
-        cell(), cell(flops=1_224_000_000, ops=999, peak_bytes=2_648_081), slacks=slacks
+        cell(), cell(flops=1_224_000_000, ops=999, peak_bytes=2_648_081), slacks=(slacks,)
     )
 
     assert [change.name for change in comparison.changes] == ["flops", "memory"]

@@ -642,7 +642,7 @@ def counted(arm: str, **head: Any) -> CellRun:
     return dataclasses.replace(timed(0.001), record=record)
 
 
-EXACTLY = dataclasses.replace(USUAL, slacks={})
+EXACTLY = dataclasses.replace(USUAL, slacks=({},))
 
 
 def judge_counts(run: Run, policies: CellPolicy, **head: Any) -> Trial:
@@ -720,8 +720,8 @@ def test_where_time_is_up_before_the_first_pair_no_count_is_looked_at(run: Run) 
     [
         (EXACTLY, {}),
         (EXACTLY, {"flops": 900}),
-        (dataclasses.replace(USUAL, slacks={"flops": Slack(ratio=0.2)}), {"flops": 1100}),
-        (dataclasses.replace(USUAL, slacks={"flops": None}), {"flops": 1100}),
+        (dataclasses.replace(USUAL, slacks=({"flops": Slack(ratio=0.2)},)), {"flops": 1100}),
+        (dataclasses.replace(USUAL, slacks=({"flops": None},)), {"flops": 1100}),
         (
             dataclasses.replace(EXACTLY, accepted_increase={"flops": 1.2}.__getitem__),
             {"flops": 1100},
@@ -950,7 +950,7 @@ def test_a_change_of_the_mathematics_is_told_and_fails_a_cell_where_that_is_aske
         "silent": "cannot be told: no loss of head is known",
         "slow": "cannot be told: no loss of head is known",
     }
-    comparable = dataclasses.replace(USUAL, slacks={})
+    comparable = dataclasses.replace(USUAL, slacks=({},))
     strict = dataclasses.replace(comparable, refuses_numerics_change=True)
 
     for policy, expected in (

@@ -46,6 +46,16 @@ def resumed(path: Path, policy: CellPolicy = USUAL, name: str = "a") -> tuple[Tr
     return trial, resume(trial, kept(path).cells[name])
 
 
+def test_a_change_of_the_mathematics_that_failed_is_kept_as_long_as_it_fails(
+    tmp_path: Path,
+) -> None:
+    kept(tmp_path).write([judged((0.0, 0.001), word="FAIL", by="numerics")])
+    strict = dataclasses.replace(USUAL, refuses_numerics_change=True)
+
+    assert resumed(tmp_path, strict)[0].word == "FAIL"
+    assert resumed(tmp_path)[0].word is None
+
+
 def test_a_failure_is_kept_with_its_numbers_and_says_so(tmp_path: Path) -> None:
     failed = judged(SLOW)
     kept(tmp_path).write([failed])

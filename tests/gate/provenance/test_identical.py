@@ -80,6 +80,15 @@ def test_documentation_touches_no_cell_and_nothing_is_launched(found: Changes, w
     assert launched == []
 
 
+def test_documents_that_tests_load_touch_every_cell() -> None:
+    found = comparison(
+        changes(documents=["docs/bench.py"]), {A: run()}, [], collected=["/head/docs/bench.py"]
+    )
+
+    assert not found.reaches_no_cell
+    assert names(found, A) == []
+
+
 def test_what_is_no_module_touches_every_cell_and_nothing_is_launched() -> None:
     launched: list[Sequence[str]] = []
 
