@@ -32,10 +32,11 @@ from perfsuite.gate.git.worktree import (
     lay_benchmarks,
 )
 from perfsuite.gate.judge.counts import parse_slacks
-from perfsuite.gate.judge.trial import Budget, CellPolicy
+from perfsuite.gate.judge.trial import LAUNCH_TIMEOUT_S, Budget, CellPolicy
 from perfsuite.gate.provenance.identical import Comparison
 from perfsuite.stats.evidence import Prior
 from perfsuite.system.untrusted import read_untrusted, why_unreadable
+from perfsuite.system.urls import AnyPath
 from perfsuite.units import format_ratio, parse_ratio, parse_seconds
 
 _TRAIN_FLOOR_S = 50e-6
@@ -75,6 +76,7 @@ class GateRequest:
         floor_s: None is 50 us for cells of perfsuite, 0 for any others.
         priors: What this machine's history says of the noise of a pair, by cell.
         fingerprint: Of this machine, whose calibration at the base gives them where it is given.
+        stored: Where it is written how long cells took; None where it is not.
         outputs: Files that the session itself writes: they do not make a tree dirty.
         head_environment: Variables of head's launches alone: what a calibration plants.
         explains: Whether what moved in a cell is looked for.
@@ -104,6 +106,7 @@ class GateRequest:
     seed: int
     priors: Mapping[str, Prior] = field(default_factory=dict)
     fingerprint: str | None = None
+    stored: AnyPath | None = None
     outputs: tuple[Path, ...] = ()
     head_environment: Mapping[str, str] = field(default_factory=dict)
     explains: bool = True
@@ -151,9 +154,9 @@ def base_of(request: GateRequest, folders: Sequence[Path]) -> Base | NoBase | No
     )
 
 
-def collect(arm: Arm) -> Launch:
+def collect(arm: Arm, timeout_s: float = LAUNCH_TIMEOUT_S) -> Launch:
     """Return a launch that has collected an arm's cells, and run none."""
-    plan = PairPlan(number=0, first=arm.name, hash_seed=0, core=0, timeout_s=120.0)
+    plan = PairPlan(number=0, first=arm.name, hash_seed=0, core=0, timeout_s=timeout_s)
     return launch_pair([arm], plan, [])[arm.name]
 
 
@@ -237,7 +240,6 @@ class BaseSide:
     def lay_benchmarks(self, tree: Path) -> None:
         """Lay head's benchmarks over the tree; a SettingError where a path is not there."""
         suite = self.suite
-        # By files and folders, without what names a test in one.
         paths = dict.fromkeys(suite.root / path.partition("::")[0] for path in suite.paths)
         lay_benchmarks(tree, suite.root, list(paths), top=self.top, python_files=suite.python_files)
 
@@ -282,16 +284,16 @@ class BaseSide:
 
         Options that its own configuration adds are left out where its pytest refuses them.
         """
-        launch = collect(self.own_arm(tree))
+        timeout_s = self.request.budget.timeout_s
+        launch = collect(self.own_arm(tree), timeout_s)
         if launch.suite is None:
-            without = collect(self.own_arm(tree, "-o", "addopts="))
+            without = collect(self.own_arm(tree, "-o", "addopts="), timeout_s)
             launch = launch if without.suite is None else without
         return launch
 
     def own_arm(self, tree: Path, *options: str) -> Arm:
         """Return the base's arm by itself: its own configuration, and those paths that it has."""
         command = self._command(tree).without_missing_configuration()
-        # With temporary folders in head's tree, the folders above are head's.
         command = command.followed_by(f"--rootdir={tree}", f"--confcutdir={tree}", *options)
         return self._arm(tree, command, {"PERFSUITE_ARM_LACKS": "1"})
 

@@ -9,20 +9,20 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import math
 import os
+import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from perfsuite.gate.arms.arm import Arm, Launch, PairPlan, Suite
 from perfsuite.gate.arms.launch import launch_pair
 from perfsuite.gate.baselines.accepted import Accepted, Entry, in_words
+from perfsuite.gate.baselines.durations import read_durations
 from perfsuite.gate.common_cells import (
     HIDDEN,
     apply_exceptions,
@@ -39,12 +39,15 @@ from perfsuite.gate.git.repository import Base, NoBase
 from perfsuite.gate.git.tree_digest import digest_tree
 from perfsuite.gate.git.worktree import sweep_stale_trees, what_is_missing, why_elsewhere
 from perfsuite.gate.judge.explain import explain
+from perfsuite.gate.judge.forecast import describe_cost, forecast_pair_s, why_too_much
 from perfsuite.gate.judge.judge import judge
 from perfsuite.gate.judge.kept_pairs import KeptPairs, read_kept_pairs
+from perfsuite.gate.judge.pairs_verdict import verdict_of
 from perfsuite.gate.judge.remarks import remarks_on
-from perfsuite.gate.judge.trial import CellPolicy, Judgement, Trial
+from perfsuite.gate.judge.trial import CellPolicy, Judgement
 from perfsuite.gate.provenance.dependencies import ANY, changed_dependencies
 from perfsuite.gate.provenance.identical import Comparison
+from perfsuite.gate.provenance.own_files import give_back, read_own_files
 from perfsuite.gate.provenance.untracked import name_untracked
 from perfsuite.gate.request import (
     BaseSide,
@@ -98,7 +101,9 @@ def run_gate(
     sweep_stale_trees(request.folder)
     differs = {"head": describe_head(request.folder)}
     with session_caches() as caches:
-        head = collect(head_arm(request, None, caches))
+        began_s = time.monotonic()
+        head = collect(head_arm(request, None, caches), request.budget.timeout_s)
+        collected_s = time.monotonic() - began_s
         measured = [] if head.suite is None else [head.suite.root, *head.suite.pythonpath]
         base = base_of(request, measured)
         if isinstance(base, NoBase):
@@ -113,10 +118,16 @@ def run_gate(
             refusal = f"head's tests cannot be collected: {head.why_not_collected}"
             return GateResult(refusal=refusal, differs=differs, seed=request.seed)
         check_shared(head.suite.root, head.suite.shared)
-        _announce(request, head.suite, differs["base"], say)
+        if not head.suite.cells:
+            selection = " ".join(request.command.arguments)
+            say(
+                f"nothing to compare: pytest {selection} selects no test with the benchmark fixture"
+            )
         side = BaseSide(request=request, suite=head.suite, base=base, caches=caches)
         with machine:
-            session = _Session(side=side, differs=differs, collected=head, say=say)
+            session = _Session(
+                side=side, differs=differs, collected=head, collected_s=collected_s, say=say
+            )
             cells, judgement = session.compare()
             if base is not None and base.instead is not None and _are_identical(cells, request):
                 cells, judgement = session.against(base.instead).compare()
@@ -136,23 +147,12 @@ def _are_identical(cells: Sequence[CellVerdict], request: GateRequest) -> bool:
     return bool(identical) and not others and request.waiting <= identical
 
 
-def _announce(request: GateRequest, suite: Suite, base: str, say: Callable[[str], None]) -> None:
-    budget = request.budget
-    if suite.cells:
-        say(
-            f"comparing {len(suite.cells)} cells with {base}, in at most {budget.max_pairs} pairs "
-            f"and {budget.max_s / 60:.3g} min"
-        )
-    else:
-        selection = " ".join(request.command.arguments)
-        say(f"nothing to compare: pytest {selection} selects no test with the benchmark fixture")
-
-
 @dataclass(frozen=True, kw_only=True)
 class _Session:
     """Head's suite against a base.
 
     Attributes:
+        collected: A launch of head that ran no cell, which took `collected_s`.
         differs: To it the comparison adds what it finds.
         policies: How each cell that both sides have is judged, once that is known.
         used: The reviewed exceptions that the verdict of a cell rests on.
@@ -161,6 +161,7 @@ class _Session:
     side: BaseSide
     differs: dict[str, str]
     collected: Launch
+    collected_s: float
     say: Callable[[str], None]
     policies: dict[str, CellPolicy] = field(default_factory=dict)
     used: defaultdict[str, list[Entry]] = field(default_factory=lambda: defaultdict(list))
@@ -191,6 +192,7 @@ class _Session:
         request, suite = self.side.request, self.side.suite
         own = self.side.collect(tree)
         digests = python_digests(tree)
+        own_files = read_own_files(tree, own.suite)
         self.side.lay_benchmarks(tree)
         changed = self._describe_tree(tree, digests)
         refusal = None if own.takes_turns else "the base's perfsuite is too old to take turns"
@@ -210,7 +212,11 @@ class _Session:
         policies = {name: policy for name, policy in policies.items() if name not in settled}
         if not policies:
             return cells, None
+        if (refusal := self._announce_cost(policies)) is not None:
+            return [*cells, *not_compared("INCONCLUSIVE", policies, refusal)], None
         arms = self._watching(tree, self.side.arm(tree), head_arm(request, suite, self.side.caches))
+        laid = collect(arms[0], request.budget.timeout_s).suite if changed else None
+        replaced = give_back(tree, laid, own_files, policies)
         kept = self._read_kept()
         judgement = judge(
             *arms,
@@ -226,13 +232,28 @@ class _Session:
             kept.write(judgement.trials)
         self._look_for_skipped(judgement)
         for trial in judgement.trials:
+            if trial.name in replaced:
+                trial.add_reason(replaced[trial.name])
             for remark in remarks_on(trial, suite.root, changed):
                 trial.add_reason(remark)
             self.used[trial.name] += apply_exceptions(trial, self._accepted)
         explanations = self._explain(arms, judgement)
         base = self.differs["base"]
-        cells += [_verdict(trial, explanations.get(trial.name), base) for trial in judgement.trials]
+        cells += [
+            verdict_of(trial, explanations.get(trial.name), base) for trial in judgement.trials
+        ]
         return cells, judgement
+
+    def _announce_cost(self, policies: Collection[str]) -> str | None:
+        """Say what the pairs will cost; return why they cannot decide, where that is so."""
+        request = self.side.request
+        durations_s = read_durations(request.stored, policies, but_of=None).seconds
+        pair_s = forecast_pair_s(policies, durations_s, self.collected_s)
+        cost = describe_cost(len(policies), pair_s, request.budget)
+        self.say(f"comparing with {self.differs['base']}: {cost}")
+        if pair_s is None:
+            return None
+        return why_too_much(len(policies), pair_s, request.budget, is_forecast=True)
 
     def _prepare(self, tree: Path) -> str | None:
         """Share files with the base and build it; return why it cannot be built."""
@@ -365,29 +386,5 @@ class _Session:
             timeout_s=self.side.request.budget.timeout_s,
             profiles=profiles,
             one_by_one=frozenset(one.name for one in judgement.trials if one.is_one_by_one),
+            is_apart=any(one.is_apart for one in judgement.trials),
         )
-
-
-def _verdict(trial: Trial, explanation: Explanation | None, base: str) -> CellVerdict:
-    tolerance, limit = trial.policy.bounds
-    proven: dict[str, Any] = {}
-    if trial.decision is not None:
-        proven = dataclasses.asdict(trial.decision)
-        del proven["word"], proven["mean_differs"]  # counts may have another word
-    return CellVerdict(
-        name=trial.name,
-        word=trial.word or "INCONCLUSIVE",
-        by=trial.by,
-        tolerance=tolerance,
-        limit=limit,
-        reason=trial.reason,
-        compared_with=f"pairs against {base}" if trial.raw else None,
-        numerics_change=trial.numerics_change,
-        explanation=explanation,
-        raw=tuple(trial.raw),
-        mean_ratios=tuple(math.exp(pair.mean_log_ratio) for pair in trial.pairs),
-        errors=tuple(pair.error for pair in trial.pairs),
-        firsts=tuple(trial.firsts),
-        rule=trial.rule,
-        **proven,
-    )

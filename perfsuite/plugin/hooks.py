@@ -127,9 +127,22 @@ class Ownership:
     ) -> Generator[None, object, object]:
         """Decide before any plugin deselects a test."""
         self.is_ours = self._choices is not None or any(map(fixtures.is_cell, items))
+        if self._given.compare and not self._is_arm:
+            self._refuse_a_gate_that_is_switched_off()
         if self.is_ours or any(map(fixtures.uses_ranks, items)):
             self._begin()
         return (yield)
+
+    def _refuse_a_gate_that_is_switched_off(self) -> None:
+        """Refuse an ini file that takes the session out of the gate, where the base's does not."""
+        in_ini = self._config.getoption("--perf-gate") is None
+        if in_ini and options.given(self._config).get("gate") == "off":
+            from perfsuite.plugin.session.switched_off import refuse_change
+
+            try:
+                refuse_change(self._config, self.environ, measures=self.is_ours)
+            except SettingError as error:
+                raise pytest.UsageError(str(error)) from error
 
     def _begin(self) -> MeasuredSession:
         """Make the session that measures; a refusal reaches a user from xdist's workers too.

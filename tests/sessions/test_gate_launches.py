@@ -144,3 +144,61 @@ def test_a_new_function_with_its_benchmark_is_new_and_no_other_cell_minds(
     gated = shop.gate()
 
     gated.expect(0, "benchmarks/test_discount.py::test_discount NEW", f"{PRICE} PASS*")
+
+
+def test_the_base_runs_its_own_file_where_it_cannot_import_heads(shop: Repository) -> None:
+    more = ONE_CELL.replace("import shop", "import shop\n    from shop import discount")
+    shop.write(shop=f"{SLOW_SHOP}\n    discount = price", benchmarks__test_steps=more)
+
+    gated = shop.gate()
+
+    gated.expect(
+        10,
+        f"{PRICE} FAIL +200.0 % *",
+        f"{PRICE}: *the base runs its own benchmarks/test_steps.py, as it cannot import head's: *"
+        "cannot import name 'discount'*",
+    )
+
+
+EXCLUSIVE = """
+    import fcntl
+    import os
+
+    import pytest
+
+    @pytest.fixture(autouse=True)
+    def _licence():
+        with open(os.environ["LOCK"], "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield
+"""
+
+
+def test_arms_that_want_what_one_alone_can_have_run_launch_after_launch(
+    shop: Repository, tmp_path: Path
+) -> None:
+    shop.write(benchmarks__conftest=EXCLUSIVE)
+    shop.commit()
+
+    gated = shop.gate(LOCK=str(tmp_path / "lock"))
+
+    gated.expect(0, f"{PRICE} PASS *", f"{PRICE}: *launch ran after launch, not round by round")
+
+
+def test_a_change_that_switches_the_gate_off_is_refused(shop: Repository) -> None:
+    (shop.path / "pytest.ini").write_text("[pytest]\npythonpath = .\nperf_gate = off\n")
+
+    gated = shop.gate()
+
+    gated.expect(4, "ERROR: perf_gate is 'off' (*pytest.ini) and was not in the base, *")
+
+
+def test_a_change_that_leaves_the_plugin_out_is_refused_where_the_gate_is_asked_for(
+    shop: Repository,
+) -> None:
+    (shop.path / "pytest.ini").write_text("[pytest]\npythonpath = .\naddopts = -p no:perfsuite\n")
+
+    # As an installed plugin is loaded.
+    gated = shop.gate("--perf-gate=on", PYTEST_ADDOPTS="", PYTEST_DISABLE_PLUGIN_AUTOLOAD="")
+
+    assert gated.code == 4, gated.output

@@ -17,7 +17,7 @@ from perfsuite.gate.arms.build import find_interpreter
 from perfsuite.gate.git.find_base import target_branch
 from perfsuite.gate.judge.explain import explain_stored
 from perfsuite.gate.judge.kept_pairs import PAIRS_FILE
-from perfsuite.gate.judge.trial import Budget
+from perfsuite.gate.judge.trial import LAUNCH_TIMEOUT_S, Budget
 from perfsuite.gate.request import GateRequest
 from perfsuite.gate.run_gate import GateResult, run_gate
 from perfsuite.records.run_file import StoredRun, Unusable, read_run
@@ -61,6 +61,14 @@ def gate(
     limit: options.Limit = "5%",
     max_pairs: options.MaxPairs = DEFAULT_MAX_PAIRS,
     max_minutes: options.MaxMinutes = 30.0,
+    timeout: Annotated[
+        float,
+        typer.Option(
+            min=1,
+            metavar="SECONDS",
+            help="A launch that says and does nothing for so long is stuck.",
+        ),
+    ] = LAUNCH_TIMEOUT_S,
     identical: Annotated[
         Identical, typer.Option(help="Let cells that no change touches pass, or judge them too.")
     ] = "pass",
@@ -94,9 +102,10 @@ def gate(
         tolerance=bounds[0],
         limit=bounds[1],
         refuses_numerics_change=numerics_change == "fail",
-        budget=Budget(max_pairs=max_pairs, max_s=60 * max_minutes),
+        budget=Budget(max_pairs=max_pairs, max_s=60 * max_minutes, timeout_s=timeout),
         seed=seed,
         fingerprint=options.fingerprint_here(),
+        stored=stored if (stored := Path(options.STORAGE)).is_dir() else None,
         outputs=tuple(path for path in (json_file, markdown) if path is not None),
         pairs_file=Path.cwd() / "results" / PAIRS_FILE,
     )

@@ -160,6 +160,7 @@ class PairPlan:
         num_rounds: Rounds of a cell, where its test leaves that to the gate; of a cell that is not
             in it as many as fit into a first launch.
         one_by_one: Cells that one arm runs after the other: memory has no room for both.
+        is_apart: Whether one launch runs after the other: they want one port, file or device.
         files: What is collected, from pytest's root; none for what the user's own call collects.
         unpinned: Cells that need more than the shared core.
     """
@@ -172,5 +173,6 @@ class PairPlan:
     profiles: bool = False
     num_rounds: Mapping[str, int] = field(default_factory=dict)
     one_by_one: frozenset[str] = frozenset()
+    is_apart: bool = False
     files: tuple[str, ...] = ()
     unpinned: frozenset[str] = frozenset()

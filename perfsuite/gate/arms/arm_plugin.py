@@ -7,7 +7,6 @@ of ours. The other end of its socket is `perfsuite.gate.arms.channel`, which doc
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import json
 import os
@@ -27,7 +26,10 @@ _NUM_FUNCTIONS = 40
 # Of rounds in a first launch of a cell without ranks: many short launches say more than few long
 # ones, because what differs is the launch (Kalibera and Jones 2013).
 _FIRST_S = 0.3
-_COPIES = (__name__, "perfsuite_background", "perfsuite_imported_files", "perfsuite_turn_clock")
+_COPIES = (
+    *(__name__, "perfsuite_background", "perfsuite_collected", "perfsuite_imported_files"),
+    "perfsuite_turn_clock",
+)
 # Of the messages that ranks send by themselves; a perfsuite with another cannot take part.
 _PROTOCOL = 2
 # prctl(2), <linux/prctl.h>.
@@ -70,9 +72,11 @@ class ArmPlugin:
 
     def __init__(self, channel: Channel, background: Any, parser: pytest.Parser) -> None:
         # Here, because only an arm has the copies.
+        import perfsuite_collected  # type: ignore[import-not-found]
         import perfsuite_turn_clock  # type: ignore[import-not-found]
         from perfsuite_imported_files import imported_files  # type: ignore[import-not-found]
 
+        self._collected = perfsuite_collected
         self._imported_files = imported_files
         self._turn_clock = perfsuite_turn_clock
         self._channel = channel
@@ -86,6 +90,9 @@ class ArmPlugin:
         self._phases: list[pytest.TestReport] = []
         self._subtests: list[pytest.TestReport] = []
         self._broken: dict[str, str] = {}
+        # The cell that runs, and its benchmark once it has run.
+        self._item: pytest.Item | None = None
+        self._fixture: Any = None
         self._is_in_call = False
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -125,6 +132,9 @@ class ArmPlugin:
         if "PERFSUITE_ARM_PROFILES" in os.environ:
             options |= {"benchmark_cprofile": "tottime", "benchmark_cprofile_loops": None}
         known = vars(config.option)
+        if known.get("randomly_seed") in ("default", "last"):
+            # Of pytest-randomly, which would draw another one in each arm.
+            options["randomly_seed"] = int(os.environ["PYTHONHASHSEED"])
         known.update({name: value for name, value in options.items() if name in known})
         if files := Path(os.environ["PERFSUITE_ARM_CHANNEL"]).with_name("files").read_text():
             config.args[:] = [str(config.rootpath / file) for file in files.splitlines()]
@@ -147,11 +157,15 @@ class ArmPlugin:
         cells = [item for item in items if "benchmark" in getattr(item, "fixturenames", ())]
         answer = self._channel.request(
             kind="collected",
-            cells={item.nodeid: _policy_of(item) for item in cells},
+            cells={item.nodeid: self._collected.policy_of(item) for item in cells},
             broken=self._broken,
-            hidden=[item.nodeid for item in items if item not in cells and _hides_benchmark(item)],
-            paths=_from_root(config, config.args),
-            named=_from_root(config, self._named_paths(config)),
+            hidden=[
+                item.nodeid
+                for item in items
+                if item not in cells and self._collected.hides_benchmark(item)
+            ],
+            paths=self._collected.from_root(config, config.args),
+            named=self._collected.from_root(config, self._named_paths(config)),
             variables=self._changed_variables(),
             takes_turns=_takes_turns(config),
             root=str(config.rootpath),
@@ -159,7 +173,7 @@ class ArmPlugin:
             pythonpath=[str(path) for path in config.getini("pythonpath")],
             python_files=list(config.getini("python_files")),
             shared=list(config.getini("perf_share")),
-            settings=_settings_of(config),
+            settings=self._collected.settings_of(config),
         )
         self._unpinned = answer["unpinned"]
         by_name = {item.nodeid: item for item in cells}
@@ -184,7 +198,14 @@ class ArmPlugin:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
-        """Give a cell a clock that waits for its turn, unless ranks do that by themselves."""
+        """Give a cell a clock that waits for its turn, unless ranks do that by themselves.
+
+        Where a plugin runs a cell again after a failure, its last run is the one that counts.
+        """
+        self._phases, self._subtests = [], []
+        if self._item is not None:
+            return
+        self._item = item
         self._channel.request(kind="enter", cell=item.nodeid)
         options: dict[str, Any] = {}
         for marker in reversed(list(item.iter_markers("benchmark"))):
@@ -227,11 +248,29 @@ class ArmPlugin:
         report = yield
         (self._subtests if self._is_in_call else self._phases).append(report)
         if report.when == "teardown":
-            self._leave(item)
+            self._item = item
+            # pytest forgets it before the cell is over.
+            self._fixture = getattr(item, "funcargs", {}).get("benchmark")
+            if item.nodeid in self._clocks:
+                self._clocks[item.nodeid][0].end()
         return report
 
-    def _leave(self, item: pytest.Item) -> None:
+    @pytest.hookimpl(tryfirst=True, optionalhook=True)
+    def pytest_timeout_set_timer(self) -> bool:
+        """Keep pytest-timeout from counting how long a cell waits for its turns."""
+        return True
+
+    @pytest.hookimpl(tryfirst=True, optionalhook=True)
+    def pytest_timeout_cancel_timer(self) -> bool:
+        """Cancel no timer, as none was set."""
+        return True
+
+    def pytest_runtest_logfinish(self) -> None:
         """Send the outcome of a cell, and wait until the other arm has left it too."""
+        item, fixture = self._item, self._fixture
+        if item is None or not self._phases:
+            return
+        self._item = self._fixture = None
         reports = [*(subtest for subtest in self._subtests if subtest.failed), *self._phases]
         report = next((one for one in reports if not one.passed), reports[-1])
         self._phases, self._subtests = [], []
@@ -245,7 +284,6 @@ class ArmPlugin:
                 "background_s": clock.background_s,
                 "outgrew_core": core.is_late,
             }
-        fixture: Any = getattr(item, "funcargs", {}).get("benchmark")
         stats = getattr(fixture, "stats", None)
         self._turn_clock.free_device_memory()
         self._channel.request(
@@ -266,47 +304,6 @@ class ArmPlugin:
         for name in _COPIES:
             modules.pop(name, None)
         self._channel.send(kind="finished", modules=modules)
-
-
-def _policy_of(item: pytest.Item) -> dict[str, Any]:
-    """What the test's own markers set, unparsed; the closest marker first."""
-    policy: dict[str, Any] = {"is_train": "train_benchmark" in getattr(item, "fixturenames", ())}
-    for marker in item.iter_markers("perf"):
-        for name in ("tolerance", "limit", "floor", "counts"):
-            if name in marker.kwargs:
-                policy.setdefault(name, marker.kwargs[name])
-    return policy
-
-
-def _settings_of(config: pytest.Config) -> dict[str, str]:
-    """What this side's own configuration says of how cells are judged, unparsed."""
-    found: dict[str, str] = {}
-    for name in ("perf_limit", "perf_tolerance"):
-        with contextlib.suppress(KeyError, ValueError):  # an arm without perfsuite has none
-            value = getattr(config.option, name, None) or config.getini(name)
-            found |= {} if value is None else {name: str(value)}
-    return found
-
-
-def _hides_benchmark(item: Any) -> bool:
-    """Whether a test, or a fixture of it, requests the benchmark fixture in its body alone."""
-    fixtures = getattr(getattr(item, "_fixtureinfo", None), "name2fixturedefs", {})
-    functions = [definition.func for found in fixtures.values() for definition in found]
-    for function in (*functions, getattr(item, "function", None)):
-        code = getattr(function, "__code__", None)
-        if code and "getfixturevalue" in code.co_names and "benchmark" in code.co_consts:
-            return True
-    return False
-
-
-def _from_root(config: pytest.Config, arguments: list[str]) -> list[str]:
-    """Arguments that name tests, from pytest's root and not from where it was called."""
-    found = []
-    for argument in arguments:
-        file, separator, names = argument.partition("::")
-        path = os.path.relpath(config.invocation_params.dir / file, config.rootpath)
-        found.append(path + separator + names)
-    return found
 
 
 def _profile(stats: Any) -> list[tuple[str, float, float]]:

@@ -28,11 +28,12 @@ import selectors
 import socket
 import subprocess
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import psutil
 
 from perfsuite.gate.arms.arm import OTHER_ENDED, Arm, CellRun, Choose, Launch, PairPlan, Suite
 from perfsuite.gate.arms.loaded import Loaded, LoadLogReader
@@ -40,6 +41,11 @@ from perfsuite.gate.arms.num_rounds import agree_on_iterations, first_num_rounds
 from perfsuite.gate.arms.turns import Scheduler
 
 _LOOK_S = 0.5
+# In the time that idle launches may be silent, how often it is seen whether they work; from which
+# share of one processor on they do; and how much longer they may then be silent.
+_LOOKS = 10
+_BUSY_SHARE = 0.1
+_BUSY_PATIENCE = 10
 
 
 class Server:
@@ -78,17 +84,28 @@ class Server:
 
     def serve(self) -> None:
         """Answer until both launches have finished, or one cannot go on."""
-        last_received_s = time.monotonic()
+        patience = Patience(self._plan.timeout_s, self._spent_s)
         while self._finished < self.launches.keys():
             if self._receive(_LOOK_S):
-                last_received_s = time.monotonic()
+                patience.hear()
             self._notice_ends()
-            if time.monotonic() - last_received_s > self._plan.timeout_s:
-                self._give_up(f"no progress for {self._plan.timeout_s:.0f} s")
+            if (reason := patience.why_over()) is not None:
+                self._give_up(reason)
                 return
             if any(launch.failure for launch in self.launches.values()):
                 self._give_up(OTHER_ENDED)
                 return
+
+    def _spent_s(self) -> float:
+        """Seconds that processors have worked for the launches, ended children included."""
+        total_s = 0.0
+        for process in self._processes.values():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                root = psutil.Process(process.pid)
+                for one in (root, *root.children(recursive=True)):
+                    with contextlib.suppress(psutil.NoSuchProcess):
+                        total_s += sum(one.cpu_times()[:4])
+        return total_s
 
     def _receive(self, wait_s: float) -> bool:
         """Handle what is received within the time; return whether anything was."""
@@ -224,6 +241,44 @@ class Server:
         cell = next((name for name in self._chosen if name not in done), "")
         rounds = self._plan.num_rounds.get(cell) or first_num_rounds(round_s, shapes[0]["first_s"])
         return {"iterations": iterations, "rounds": rounds}
+
+
+class Patience:
+    """How long launches may be silent: longer while processors work for them.
+
+    What works may be stuck too, as a spinning wait is.
+    """
+
+    def __init__(
+        self,
+        timeout_s: float,
+        spent_s: Callable[[], float],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Take how long idle launches may be silent, and what says how much processors worked."""
+        self._timeout_s = timeout_s
+        self._spent_s = spent_s
+        self._clock = clock
+        self._heard_s = self._looked_s = self._busy_s = clock()
+        self._spent_before_s = 0.0
+
+    def hear(self) -> None:
+        """Begin anew: a launch has said something."""
+        self._heard_s = self._busy_s = self._clock()
+
+    def why_over(self) -> str | None:
+        """Return why the launches are ended, None while there is hope."""
+        now_s = self._clock()
+        if now_s - self._looked_s >= self._timeout_s / _LOOKS:
+            spent_s = self._spent_s()
+            if spent_s - self._spent_before_s >= _BUSY_SHARE * (now_s - self._looked_s):
+                self._busy_s = now_s
+            self._looked_s, self._spent_before_s = now_s, spent_s
+        if now_s - self._busy_s > self._timeout_s:
+            return f"no progress for {self._timeout_s:.0f} s"
+        if now_s - self._heard_s > _BUSY_PATIENCE * self._timeout_s:
+            return f"nothing but work for {_BUSY_PATIENCE * self._timeout_s:.0f} s"
+        return None
 
 
 class _Peer:

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from perfsuite.errors import WriteError
-from perfsuite.gate.arms import background, load_log, turn_clock
+from perfsuite.gate.arms import background, collected, load_log, turn_clock
 from perfsuite.gate.arms.arm import Arm, Choose, Launch, PairPlan, Suite
 from perfsuite.gate.arms.channel import Server
 from perfsuite.system import imported_files
@@ -28,6 +28,7 @@ _PLUGIN_NAME = "perfsuite_arm"
 _COPIED = {
     _PLUGIN_NAME: Path(__file__).with_name("arm_plugin.py"),
     "perfsuite_background": Path(background.__file__),
+    "perfsuite_collected": Path(collected.__file__),
     "perfsuite_turn_clock": Path(turn_clock.__file__),
     "perfsuite_imported_files": Path(imported_files.__file__),
     "sitecustomize": Path(load_log.__file__),
@@ -76,8 +77,15 @@ def launch_pair(arms: Sequence[Arm], plan: PairPlan, names: Sequence[str]) -> di
         return [name for name in names if all(name in suite.cells for suite in suites.values())]
 
     try:
-        with scratch_folder() as scratch:
-            return run_pair(arms, plan, choose=choose, scratch=scratch)
+        if not plan.is_apart:
+            with scratch_folder() as scratch:
+                return run_pair(arms, plan, choose=choose, scratch=scratch)
+        launches: dict[str, Launch] = {}
+        for arm in sorted(arms, key=lambda arm: arm.name != plan.first):
+            with scratch_folder() as scratch:
+                alone = dataclasses.replace(plan, first=arm.name)
+                launches |= run_pair([arm], alone, choose=choose, scratch=scratch)
+        return {arm.name: launches[arm.name] for arm in arms}
     except OSError as error:
         raise WriteError(
             f"cannot run a pair of launches: {error.strerror or error}; its files go to "

@@ -18,6 +18,7 @@ from perfsuite.gate.arms.arm import Arm, Launch, PairPlan
 from perfsuite.gate.arms.launch import launch_pair
 from perfsuite.gate.arms.num_rounds import plan_num_rounds
 from perfsuite.gate.judge.counts import compare_run_counts
+from perfsuite.gate.judge.forecast import describe_rest, why_too_much
 from perfsuite.gate.judge.kept_pairs import KeptCell, resume
 from perfsuite.gate.judge.numerics_change import CHANGED, UNKNOWN, describe_numerics_change
 from perfsuite.gate.judge.pair_evidence import add_pair, describe_changes, is_postponed
@@ -37,6 +38,7 @@ _MAX_HASH_SEED = 2**32 - 1
 _MOST_SHOWN = 5
 # What times can say of a cell that was measured on both sides.
 _WORDS_OF_PAIRS = {"PASS", "FAIL", "IMPROVED", "INCONCLUSIVE"}
+_APART = "both arms want one port, file or device: launch ran after launch, not round by round"
 _ONE_BY_ONE = "memory has no room for both arms: they ran one after the other, not round by round"
 
 
@@ -70,6 +72,7 @@ def judge(
         began_s=time.monotonic(),
     )
     pair: _Pair | None = None
+    too_long: str | None = None
     while (undecided := [trial for trial in trials if trial.word is None]) and session.has_budget():
         pair = session.run_pair(undecided)
         if pair.invalid is not None:
@@ -86,8 +89,11 @@ def judge(
                 decide_by_pairs(trial, rules[trial.name])
         for line in _progress(session.num_pairs, undecided, trials, session.spent_s):
             say(line)
+        if session.num_pairs == 1 and any(trial.word is None for trial in trials):
+            too_long = why_too_much(len(trials), pair.wall_s, budget)
+            say(too_long or describe_rest(pair.wall_s, budget))
     for trial in trials:
-        _end(trial, pair)
+        _end(trial, pair, too_long)
     return Judgement(
         trials=tuple(trials),
         seed=seed,
@@ -182,6 +188,7 @@ class _Session:
                 if trial.costs
             },
             one_by_one=frozenset(trial.name for trial in trials if trial.is_one_by_one),
+            is_apart=any(trial.is_apart for trial in trials),
             unpinned=frozenset(trial.name for trial in trials if trial.is_unpinned),
         )
         names = [trial.name for trial in trials]
@@ -198,16 +205,18 @@ class _Session:
         )
 
 
-def _end(trial: Trial, last: _Pair | None) -> None:
+def _end(trial: Trial, last: _Pair | None, too_long: str | None) -> None:
     """Give a cell without a verdict its word: nothing counts where the wrong code was measured."""
     if last is not None and last.invalid is not None:
         trial.word, trial.reason = "INVALID", last.invalid
     elif trial.word is None and last is not None and last.unfit is not None:
         trial.word, trial.reason = "INVALID", f"the machine was not fit: {last.unfit}"
     elif trial.word is None:
-        trial.word, trial.reason = "INCONCLUSIVE", "the time was up"
+        trial.word, trial.reason = "INCONCLUSIVE", too_long or "the time was up"
     if trial.is_one_by_one and trial.raw:
         trial.add_reason(_ONE_BY_ONE)
+    if trial.is_apart and trial.raw:
+        trial.add_reason(_APART)
     has_both = trial.word in _WORDS_OF_PAIRS and trial.runs.keys() == {"base", "head"}
     # Without slacks what the arms train is meant to differ.
     if has_both and trial.policy.slacks:

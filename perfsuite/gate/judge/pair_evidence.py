@@ -25,6 +25,13 @@ _OUT_OF_MEMORY = re.compile(
     re.IGNORECASE,
 )
 
+# What sockets, locks, CUDA's exclusive mode and licence servers say where one process alone may.
+_IS_TAKEN = re.compile(
+    r"address already in use|busy or unavailable|resource busy|temporarily unavailable"
+    r"|\block(?:ed|file)?\b|\blicen[cs]e",
+    re.IGNORECASE,
+)
+
 # Of the seconds of its own turns: half of the usual tolerance. A thread that only looks whether
 # there is work uses less, and less than so many seconds.
 _MOST_BACKGROUND = 0.01
@@ -132,8 +139,11 @@ def is_postponed(trial: Trial, launches: Mapping[str, Launch], names: Sequence[s
     if not trial.is_unpinned and any(run.outgrew_core for run in runs):
         trial.is_unpinned = True
         return True
-    if not trial.is_one_by_one and _lacked_memory(trial.name, launches):
+    if not trial.is_one_by_one and _failed_by(_OUT_OF_MEMORY, trial.name, launches):
         trial.is_one_by_one = True
+        return True
+    if not trial.is_apart and _failed_by(_IS_TAKEN, trial.name, launches):
+        trial.is_apart = True
         return True
     has_run = all(trial.name in launch.cells for launch in launches.values())
     return not has_run and _cell_that_ended(launches, names) not in (None, trial.name)
@@ -150,12 +160,14 @@ def _cell_that_ended(launches: Mapping[str, Launch], names: Sequence[str]) -> st
     return None
 
 
-def _lacked_memory(name: str, launches: Mapping[str, Launch]) -> bool:
-    """Whether an arm failed in the cell for want of memory, which the other may have taken."""
+def _failed_by(reason: re.Pattern[str], name: str, launches: Mapping[str, Launch]) -> bool:
+    """Whether an arm failed in the cell for want of what the other may have taken."""
     for launch in launches.values():
         run = launch.cells.get(name)
         why = launch.failure if run is None else run.reason if run.outcome == "failed" else None
-        if why is not None and _OUT_OF_MEMORY.search(why):
+        if run is None and launch.suite is not None:
+            why = launch.suite.why_broken(name) or why
+        if why is not None and reason.search(why):
             return True
     return False
 

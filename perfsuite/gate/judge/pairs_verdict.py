@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
+from typing import Any
 
 from perfsuite.gate.judge.trial import Trial
+from perfsuite.records.verdict import CellVerdict, Explanation
 from perfsuite.stats.evidence import Pair
 from perfsuite.stats.sequential import Decision, Rule, decide
 from perfsuite.units import format_change, format_ratio
@@ -77,3 +79,29 @@ def _slower_s(trial: Trial) -> float:
         for (base_s, _), pair in zip(trial.raw, trial.pairs, strict=True)
     ]
     return max(statistics.median(typical), statistics.median(total))
+
+
+def verdict_of(trial: Trial, explanation: Explanation | None, base: str) -> CellVerdict:
+    """Return what became of a cell that was judged against the base, as it is called."""
+    tolerance, limit = trial.policy.bounds
+    proven: dict[str, Any] = {}
+    if trial.decision is not None:
+        proven = dataclasses.asdict(trial.decision)
+        del proven["word"], proven["mean_differs"]  # counts may have another word
+    return CellVerdict(
+        name=trial.name,
+        word=trial.word or "INCONCLUSIVE",
+        by=trial.by,
+        tolerance=tolerance,
+        limit=limit,
+        reason=trial.reason,
+        compared_with=f"pairs against {base}" if trial.raw else None,
+        numerics_change=trial.numerics_change,
+        explanation=explanation,
+        raw=tuple(trial.raw),
+        mean_ratios=tuple(math.exp(pair.mean_log_ratio) for pair in trial.pairs),
+        errors=tuple(pair.error for pair in trial.pairs),
+        firsts=tuple(trial.firsts),
+        rule=trial.rule,
+        **proven,
+    )

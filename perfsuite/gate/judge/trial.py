@@ -86,6 +86,7 @@ class Trial:
         firsts: The arm that ran the first round of each pair in `raw`.
         costs: Of each pair, for the number of rounds of the next.
         is_one_by_one: Whether memory had no room for both arms.
+        is_apart: Whether both arms wanted what one of them alone can have.
         is_unpinned: Whether the core that both arms share was too little.
         numerics_change: What changed in the mathematics, as `Verdict` has it.
         accepted_counts: Those that grew, as a reviewed exception lets them.
@@ -104,6 +105,7 @@ class Trial:
     firsts: list[str] = field(default_factory=list)
     costs: list[PairCost] = field(default_factory=list)
     is_one_by_one: bool = False
+    is_apart: bool = False
     is_unpinned: bool = False
     numerics_change: str | None = None
     accepted_counts: tuple[str, ...] = ()

@@ -52,6 +52,7 @@ class GateChoices:
     base_python: str | None
     base_build: str | None
     base_environment: Mapping[str, str]
+    durations: str | None
     budget: Budget
     outputs: tuple[Path, ...]
     pairs_file: Path
@@ -257,6 +258,7 @@ def _gate_choices(
         base_python=value["base-python"],
         base_build=value["base-build"] or None,
         base_environment=value["base-env"],
+        durations=value["durations"] or None,
         budget=Budget(
             max_pairs=value["max-pairs"],
             max_s=value["max-minutes"],

@@ -9,11 +9,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 import pytest
 
+from perfsuite.errors import PerfsuiteError
 from perfsuite.gate.arms.command import Command
 from perfsuite.gate.baselines.screen import Candidate
 from perfsuite.gate.baselines.stored_verdict import History, read_history
@@ -29,17 +30,23 @@ from perfsuite.plugin.recorder import benchmarks_of, is_benchmark
 from perfsuite.plugin.session.choices import GateChoices
 from perfsuite.plugin.session.markers import marker_arguments
 from perfsuite.plugin.session.saving import RunSaver
-from perfsuite.plugin.session.sharding import Sharding
+from perfsuite.plugin.session.sharding import Sharding, duration_source
 from perfsuite.plugin.session.storage import STORAGE
 from perfsuite.records.cell import CellRecord, samples_of_step
 from perfsuite.records.verdict import CellVerdict
 
 _NOT_FOUND = "a launch of head with the same command line has no such cell"
+_NO_GATE_UNDER_TORCHRUN = (
+    "--benchmark-compare is the gate, which starts the ranks of both sides on one machine, and "
+    "torchrun has started this session; gate without torchrun, or add --perf-gate=off"
+)
+_NOT_REACHED = "it was selected, and the session ended before it had a verdict"
+_SKIPPED_IN_PAIRS = "this session measured it and its launches did not"
 # Makes a launch's session ours, as this one is; a pytest without perfsuite knows no such option.
 _OURS = ("-o", "perf_gate=on")
 
 
-def refuse_silent_passes(config: pytest.Config) -> None:
+def refuse_silent_passes(config: pytest.Config, *, is_under_torchrun: bool) -> None:
     """Refuse options with which nothing would be measured, or that are not what they seem.
 
     Raises:
@@ -51,6 +58,8 @@ def refuse_silent_passes(config: pytest.Config) -> None:
             f"--benchmark-compare takes {compare!r} for the run to compare with; "
             f"write: pytest {compare} --benchmark-compare"
         )
+    if is_under_torchrun:
+        raise pytest.UsageError(_NO_GATE_UNDER_TORCHRUN)
     is_worker = hasattr(config, "workerinput")
     if is_worker or config.getoption("dist", "no") != "no" or config.getoption("numprocesses", 0):
         raise pytest.UsageError(
@@ -62,10 +71,14 @@ def refuse_silent_passes(config: pytest.Config) -> None:
         ("benchmark_skip", "benchmark_only"),
     ):
         if config.getoption(option, False) and not config.getoption(opposite, False):
-            raise pytest.UsageError(
-                f"--benchmark-compare measures nothing beside --{option.replace('_', '-')}; "
-                "leave it out"
-            )
+            _refuse(option.replace("_", "-"))
+    for option, name in (("setuponly", "setup-only"), ("setupplan", "setup-plan")):
+        if config.getoption(option, False):
+            _refuse(name)
+
+
+def _refuse(name: str) -> NoReturn:
+    raise pytest.UsageError(f"--benchmark-compare measures nothing beside --{name}; leave it out")
 
 
 def _is_test_path(text: str) -> bool:
@@ -86,6 +99,10 @@ class SessionGate:
     ) -> None:
         self._say = say
         self._first: GateResult | None = None
+        self._selected: list[str] = []
+        # Cells that stored runs leave open, and what their benchmarks keep.
+        self._open: dict[str, dict[str, Any] | None] = {}
+        self._left_s = choices.budget.max_s
         self._judged: dict[str, CellVerdict] = {}
         self._verdicts: dict[str, CellVerdict] = {}
         self._num_cells: int | None = None
@@ -119,7 +136,7 @@ class SessionGate:
             SettingError: The base, a path, or the run to compare with is not there.
             PerfsuiteError: The trees cannot be made, or a file of exceptions cannot be read.
         """
-        cells = [item.nodeid for item in items if is_benchmark(item)]
+        cells = self._selected = [item.nodeid for item in items if is_benchmark(item)]
         if not cells:
             return
         request = self._request([])
@@ -145,17 +162,15 @@ class SessionGate:
         ]
         waiting = frozenset(cells).difference(at_once)
         self._num_cells = sharding.num_cells
-        self._first = run_gate(
-            dataclasses.replace(self._request(at_once), waiting=waiting), say=self._say
-        )
+        self._first = self._run(at_once, waiting=waiting)
         self._judged = {cell.name: cell for cell in self._first.cells if sharding.owns(cell.name)}
         for cell in self._judged.values():
             self._record(cell)
 
     def verdict_of(self, item: Any, record: CellRecord | None) -> CellVerdict | None:
-        """Return the verdict of a test that passed, None where it is no cell.
+        """Return the verdict of a test that passed, None where it is no cell or is left open.
 
-        A plain benchmark has no record. Pairs may still be run.
+        A plain benchmark has no record.
         """
         if self._first is None or self._history is None:
             return None
@@ -165,9 +180,54 @@ class SessionGate:
             verdict = CellVerdict(name=item.nodeid, word="INVALID", by="collection", reason=HIDDEN)
         else:
             return None
+        if verdict is None:
+            self._leave_open(item)
+            return None
         self._record(verdict, fails_test=verdict.word == "FAIL")
-        _store_verdict(item, verdict)
+        _store_verdict(_extra_info(item), verdict)
         return verdict
+
+    def may_leave_open(self, item: pytest.Item) -> bool:
+        """Whether stored runs may say too little of a cell, so that its pairs come at the end."""
+        return (
+            self._history is not None
+            and is_benchmark(item)
+            and item.nodeid not in self._judged
+            and self._history.can_screen(item.nodeid)
+        )
+
+    def is_open(self, name: str) -> bool:
+        """Whether a cell waits for its pairs."""
+        return name in self._open
+
+    def judge_open(self) -> dict[str, CellVerdict]:
+        """Judge what was left open, in one batch, and return its verdicts."""
+        if not self._open:
+            return {}
+        try:
+            # Whether a change touches them is known by now.
+            result = self._run(list(self._open), judges_identical=True)
+            found = {cell.name: cell for cell in result.cells}
+            refusal = None if self._first is None else self._first.refusal
+        except PerfsuiteError as error:
+            found, refusal = {}, f"the pairs could not be run: {error}"
+        verdicts = {name: found.get(name) or _unknown(name, refusal) for name in self._open}
+        for name, extra_info in self._open.items():
+            self._record(verdicts[name], fails_test=verdicts[name].word == "FAIL")
+            _store_verdict(extra_info, verdicts[name])
+        self._open.clear()
+        return verdicts
+
+    def end(self) -> None:
+        """Give a word to each selected cell that has none: its silence would pass."""
+        for name in self._selected if self._first is not None else ():
+            if name not in self._verdicts:
+                self._record(
+                    CellVerdict(name=name, word="INVALID", by="collection", reason=_NOT_REACHED)
+                )
+
+    def _leave_open(self, item: Any) -> None:
+        self._open[item.nodeid] = _extra_info(item)
 
     def record_unmeasured(
         self, item: Any, report: pytest.TestReport, error: BaseException | None
@@ -179,16 +239,17 @@ class SessionGate:
         if self._first is None or not is_benchmark(item):
             return
         if report.failed:
+            self._open.pop(item.nodeid, None)
             verdict = _failed(item.nodeid, report, error)
+            self._record(verdict)
+            _store_verdict(_extra_info(item), verdict)
         elif item.nodeid not in self._judged:  # only the pairs know whether the base has it
-            verdict = self._judge_alone(item.nodeid, self._first)
+            self._leave_open(item)
         elif self._judged[item.nodeid].by == "identical":  # so the base skips it too
             reason = f"skipped: {report.longreprtext.partition(chr(10))[0]}"
             verdict = CellVerdict(name=item.nodeid, word="SKIPPED", by="test", reason=reason)
-        else:
-            return
-        self._record(verdict)
-        _store_verdict(item, verdict)
+            self._record(verdict)
+            _store_verdict(_extra_info(item), verdict)
 
     def _record(self, verdict: CellVerdict, *, fails_test: bool = False) -> None:
         """Show a verdict in the table, and stamp it."""
@@ -217,8 +278,8 @@ class SessionGate:
 
     def _decide(
         self, item: Any, record: CellRecord | None, first: GateResult, history: History
-    ) -> CellVerdict:
-        """Counts first, then what pairs or the stored times say."""
+    ) -> CellVerdict | None:
+        """Counts first, then what pairs or the stored times say; None where pairs must."""
         name: str = item.nodeid
         judged = self._judged.get(name)
         if judged is not None and judged.by == "identical":
@@ -232,10 +293,14 @@ class SessionGate:
             grown = history.find_increases(name, record, num_samples, policy, self._say)
             if grown is not None and name not in self._judged:
                 self._say(f"{name} goes to the judge: {grown} since the base's stored run")
-                return self._judge_alone(name, first)
+                return None
+        judged = self._judged.get(name)
+        if judged is not None and judged.word == "SKIPPED" and stats is not None:
+            reason = f"{_SKIPPED_IN_PAIRS}: {judged.reason}"
+            return CellVerdict(name=name, word="INVALID", by="collection", reason=reason)
         if name in self._judged or not history.can_screen(name) or stats is None:
             return self._judged.get(name) or _unknown(name, first.refusal)
-        screened = history.screen(
+        return history.screen(
             Candidate(
                 fullname=name,
                 median_s=stats.stats.median,
@@ -247,7 +312,6 @@ class SessionGate:
             ),
             self._say,
         )
-        return screened or self._judge_alone(name, first)
 
     def _own_policy(self, item: pytest.Item) -> CellPolicy:
         """How a cell is judged where there is no base."""
@@ -259,13 +323,13 @@ class SessionGate:
             slacks=(parse_slacks(arguments.get("counts", {}), "perf marker"),),
         )
 
-    def _judge_alone(self, name: str, first: GateResult) -> CellVerdict:
-        """Return what pairs say of a cell that was not among the first ones."""
-        # Whether a change touches it is known by now.
-        request = dataclasses.replace(self._request([name]), judges_identical=True)
+    def _run(self, cells: Sequence[str], **changes: Any) -> GateResult:
+        """Judge cells in what is left of the session's budget."""
+        request = dataclasses.replace(self._request(cells), **changes)
         result = run_gate(request, say=self._say)
-        found = {cell.name: cell for cell in result.cells}
-        return found.get(name) or _unknown(name, first.refusal)
+        if result.judgement is not None:
+            self._left_s = max(0.0, self._left_s - result.judgement.wall_s)
+        return result
 
     def _request(self, cells: Sequence[str]) -> GateRequest:
         choices = self._choices
@@ -284,8 +348,9 @@ class SessionGate:
             tolerance=choices.tolerance,
             limit=choices.limit,
             refuses_numerics_change=choices.refuses_numerics_change,
-            budget=choices.budget,
+            budget=dataclasses.replace(choices.budget, max_s=self._left_s),
             seed=draw_seed(),
+            stored=duration_source(self._config, choices.durations).path,
             fingerprint=self._saver.fingerprint,
             fixed=choices.fixed,
             outputs=choices.outputs,
@@ -311,9 +376,13 @@ def _failed(name: str, report: pytest.TestReport, error: BaseException | None) -
     return CellVerdict(name=name, word="ERROR", by="test", reason=reason)
 
 
-def _store_verdict(item: Any, verdict: CellVerdict) -> None:
+def _extra_info(item: Any) -> dict[str, Any] | None:
+    """What pytest-benchmark keeps of a test beside its times."""
+    return getattr(getattr(item, "funcargs", {}).get("benchmark"), "extra_info", None)
+
+
+def _store_verdict(extra_info: dict[str, Any] | None, verdict: CellVerdict) -> None:
     """Put a verdict into the JSON of a test's benchmark."""
-    benchmark = getattr(item, "funcargs", {}).get("benchmark")
-    if benchmark is not None:
-        record = benchmark.extra_info.setdefault("perfsuite", {})
+    if extra_info is not None:
+        record = extra_info.setdefault("perfsuite", {})
         record["verdict"] = msgspec.to_builtins(verdict.as_record())

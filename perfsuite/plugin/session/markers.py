@@ -8,16 +8,24 @@ from typing import Any
 import pytest
 
 from perfsuite.errors import SettingError
+from perfsuite.gate.judge.counts import parse_slacks
 from perfsuite.plugin.fixtures import is_cell
 from perfsuite.plugin.recorder import is_benchmark
 from perfsuite.plugin.session.choices import MATRICES, one_of
 from perfsuite.units import parse_ratio, parse_seconds
 
+
+def _counts(value: Any) -> dict[str, Any]:
+    counts = dict(value)
+    parse_slacks(counts, "perf marker")
+    return counts
+
+
 _MARKER_PARSERS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "tolerance": (parse_ratio, "a ratio such as '2%'"),
     "limit": (parse_ratio, "a ratio such as '5%'"),
     "floor": (parse_seconds, "a duration such as '50us'"),
-    "counts": (dict, "a dict such as {'flops': 'exact'}"),
+    "counts": (_counts, "a dict such as {'flops': 'exact'}"),
     "matrix": (one_of(*MATRICES), f"one of {', '.join(MATRICES)}"),
 }
 # Nothing is counted in a plain benchmark.
@@ -51,6 +59,8 @@ def marker_arguments(item: pytest.Item) -> dict[str, Any]:
             parse, allowed = _MARKER_PARSERS[name]
             try:
                 arguments.setdefault(name, parse(value))
+            except SettingError as error:
+                raise SettingError(f"{item.nodeid}: {error}") from error
             except (TypeError, ValueError) as error:
                 raise SettingError(
                     f"{item.nodeid}: {name} is {value!r} (perf marker); use {allowed}"

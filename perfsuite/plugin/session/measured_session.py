@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -32,18 +32,17 @@ from perfsuite.plugin.output import legible, say
 from perfsuite.plugin.session import markers, phases, saving, sharding
 from perfsuite.plugin.session.choices import Choices
 from perfsuite.plugin.session.gate import SessionGate, refuse_silent_passes
+from perfsuite.plugin.session.held_reports import HeldReports
 from perfsuite.plugin.session.resume import finished_outcome
-from perfsuite.plugin.session.storage import STORAGE
 from perfsuite.plugin.session.torchrun import TorchrunSession
 from perfsuite.records.cell import CellLine, Outcome, encode_line
-from perfsuite.records.verdict import VerdictWord, exit_code
+from perfsuite.records.verdict import CellVerdict, VerdictWord, exit_code
 from perfsuite.report.rows import not_exercised_lines
 from perfsuite.report.summary import verdict_sentence
 from perfsuite.report.terminal.gate import verdict_lines
 from perfsuite.report.terminal.tables import progress_line, terminal_table
 from perfsuite.system.files import append_line, write_atomically
 from perfsuite.system.signals import ends_on_signals, ignores_ctrl_c, shell_exit_code
-from perfsuite.system.urls import locate
 
 if TYPE_CHECKING:
     from perfsuite.plugin.hooks import Ownership
@@ -51,10 +50,6 @@ if TYPE_CHECKING:
 
 _PROGRESS = "perfsuite"
 CELLS_FILE = "cells.jsonl"
-_NO_GATE_UNDER_TORCHRUN = (
-    "--benchmark-compare is the gate, which starts the ranks of both sides on one machine, and "
-    "torchrun has started this session; gate without torchrun, or add --perf-gate=off"
-)
 
 
 def begin(
@@ -72,9 +67,7 @@ def begin(
         saver = saving.RunSaver(config, ownership.environ, ownership.num_cores)
         saver.failed |= set(ownership.failed_collections)
         if choices.gate.is_on and config.getoption("benchmark_compare", None):
-            refuse_silent_passes(config)
-            if choices.membership is not None:
-                raise pytest.UsageError(_NO_GATE_UNDER_TORCHRUN)
+            refuse_silent_passes(config, is_under_torchrun=choices.membership is not None)
             command = Command.of_this_process(
                 config.invocation_params.dir,
                 map(str, config.invocation_params.args),
@@ -108,6 +101,9 @@ class MeasuredSession:
         self._config = config
         self._choices = choices
         self._gate = gate
+        if gate is not None:
+            held = HeldReports(gate, self._finish_held)
+            config.pluginmanager.register(held, "perfsuite-held-reports")
         self._torchrun = torchrun
         self._writes = torchrun is None or torchrun.is_first
         self._saver = saver
@@ -166,7 +162,8 @@ class MeasuredSession:
             self._foreign_markers = markers.describe_foreign(items)
             self._select(items, lambda item: markers.is_in_matrix(item, matrix))
             cells = [item.nodeid for item in items if recorder.is_benchmark(item)]
-            self._sharding = sharding.cut(cells, self._choices.shard, self._duration_source)
+            source = partial(sharding.duration_source, self._config, self._choices.durations)
+            self._sharding = sharding.cut(cells, self._choices.shard, source)
         except SettingError as error:
             raise pytest.UsageError(str(error)) from error
         except StorageError as error:
@@ -183,19 +180,6 @@ class MeasuredSession:
         if outside:
             self._config.hook.pytest_deselected(items=outside)
             items[:] = [item for item in items if is_ours(item)]
-
-    def _duration_source(self) -> sharding.DurationSource:
-        named, root = self._choices.durations, self._config.rootpath
-        if named is None:
-            place = self._config.stash.get(STORAGE, None)
-        else:
-            place = locate(named, "--perf-durations")
-        return sharding.DurationSource(
-            path=root / place if isinstance(place, Path) else place,
-            is_named=named is not None,
-            root=root,
-            commit=saving.commit_info(self._config).get("id"),
-        )
 
     def pytest_report_collectionfinish(self) -> list[str]:
         """Say what the session measures with, and which of the cells are its shard's."""
@@ -261,11 +245,26 @@ class MeasuredSession:
             self._gate.record_unmeasured(item, report, error)
         if report.when == "call" and report.passed and self._gate is not None:
             self._give_verdict(item, report, self._gate)
-        if report.when == "call" and is_cell(item) and recorder.is_recorded(item):
+        if report.when == "call" and not (self._gate and self._gate.is_open(item.nodeid)):
+            self._keep_line(item, report, error)
+        return report
+
+    def _keep_line(
+        self, item: pytest.Item, report: pytest.TestReport, error: BaseException | None
+    ) -> None:
+        if is_cell(item) and recorder.is_recorded(item):
             line = self.finished.get(item.nodeid) or phases.line_of(item, report, error)
             self._keep(line)
             report.user_properties.append((_PROGRESS, progress_line(line)))
-        return report
+
+    def _finish_held(
+        self, item: pytest.Item, reports: Sequence[pytest.TestReport], verdict: CellVerdict
+    ) -> None:
+        """Let the reports of a cell that was left open end in its verdict."""
+        for report in (report for report in reports if report.when == "call"):
+            if report.passed:
+                self._tell(item, report, verdict)
+            self._keep_line(item, report, None)
 
     def _give_verdict(
         self, item: pytest.Item, report: pytest.TestReport, gate: SessionGate
@@ -274,9 +273,12 @@ class MeasuredSession:
         outcome = item.stash.get(OUTCOME, None)
         record = None if outcome is None else outcome.record
         verdict = gate.verdict_of(item, record)
-        if verdict is None:
-            return
-        if outcome is not None:
+        if verdict is not None:
+            self._tell(item, report, verdict)
+
+    def _tell(self, item: pytest.Item, report: pytest.TestReport, verdict: CellVerdict) -> None:
+        """Put a verdict into the record and the report of a cell."""
+        if (outcome := item.stash.get(OUTCOME, None)) is not None:
             record = msgspec.structs.replace(outcome.record, verdict=verdict.as_record())
             item.stash[OUTCOME] = msgspec.structs.replace(outcome, record=record)
         report.user_properties.append(("verdict", verdict.word))
@@ -354,6 +356,7 @@ class MeasuredSession:
     def _gated_exit(self, session: pytest.Session) -> int:
         """Pytest's own exit code where it says more than the verdicts, else theirs."""
         assert self._gate is not None
+        self._gate.end()
         own = int(session.exitstatus)
         has_failed_tests = session.testsfailed > self._num_verdicts_that_fail
         if own not in (0, 1, 5) or (own == 1 and has_failed_tests):

@@ -12,10 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import pytest
+
 from perfsuite.errors import SettingError
 from perfsuite.gate.baselines.durations import Durations, read_durations
+from perfsuite.plugin.session.saving import commit_info
+from perfsuite.plugin.session.storage import STORAGE
 from perfsuite.records.shard import Shard, ShardStamp, assign, digest_of
-from perfsuite.system.urls import AnyPath
+from perfsuite.system.urls import AnyPath, locate
 from perfsuite.units import format_seconds
 
 
@@ -99,6 +103,17 @@ def refuse_own_choices(shard: Shard, options: Mapping[str, object]) -> None:
                 f"{flag} chooses by what failed on this runner, and shard {shard} is cut from the "
                 "cells that all runners choose; leave out one of the two"
             )
+
+
+def duration_source(config: pytest.Config, named: str | None) -> DurationSource:
+    """Return where it is written how long cells took: what is named, else the stored runs."""
+    place = config.stash.get(STORAGE, None) if named is None else locate(named, "--perf-durations")
+    return DurationSource(
+        path=config.rootpath / place if isinstance(place, Path) else place,
+        is_named=named is not None,
+        root=config.rootpath,
+        commit=commit_info(config).get("id"),
+    )
 
 
 def cut(names: Sequence[str], shard: Shard, find_source: Callable[[], DurationSource]) -> Sharding:

@@ -400,7 +400,10 @@ def test_identical_code_passes_and_the_json_gives_the_verdict_again(
     monkeypatch.chdir(repository.path)
     monkeypatch.setenv("PYTEST_ADDOPTS", "-p no:perfsuite -p no:hypothesispytest")
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
-    arguments = ("benchmarks", "--max-pairs", "4", "--seed", "9", "--json", "gate.json")
+    arguments = (
+        *("benchmarks", "--max-pairs", "4", "--seed", "9", "--json", "gate.json"),
+        "--identical=judge",
+    )
     monkeypatch.setattr(sys, "argv", ["perfsuite", "gate", *arguments])
 
     with pytest.raises(SystemExit) as ended:

@@ -426,3 +426,67 @@ def test_arms_without_pytests_cache_run_under_a_strict_configuration(
 
     for launch in pair(arms).values():
         assert (launch.failure, outcomes(launch)) == (None, {"test_cell": "passed"})
+
+
+# As pytest-timeout, pytest-randomly and pytest-rerunfailures do it.
+OTHER_PLUGINS = """
+import os
+import pytest
+from pathlib import Path
+
+class Hooks:
+    @pytest.hookspec(firstresult=True)
+    def pytest_timeout_set_timer(item, settings): pass
+
+def pytest_addhooks(pluginmanager):
+    pluginmanager.add_hookspecs(Hooks)
+
+def pytest_addoption(parser):
+    parser.addoption("--randomly-seed", dest="randomly_seed", default="default")
+
+def pytest_timeout_set_timer(item, settings):
+    Path("timer").touch()
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item, nextitem):
+    item.ihook.pytest_timeout_set_timer(item=item, settings=None)
+    item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+    runner = item.config.pluginmanager.get_plugin("runner")
+    for _ in range(3):
+        item._initrequest()
+        reports = runner.runtestprotocol(item, nextitem=nextitem, log=False)
+        if all(report.passed for report in reports):
+            break
+    for report in reports:
+        item.ihook.pytest_runtest_logreport(report=report)
+    item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+    return True
+"""
+FAILS_ONCE = """
+import os
+runs = []
+def test_flaky(benchmark, request):
+    runs.append(1)
+    benchmark.pedantic(int, rounds=4)
+    assert len(runs) > 1 or os.environ["PERFSUITE_ARM_NAME"] == "base"
+def test_next(benchmark, request):
+    benchmark.pedantic(int, rounds=2)
+    benchmark.extra_info["perfsuite"] = {"seed": request.config.option.randomly_seed}
+"""
+
+
+def test_plugins_that_time_seed_and_repeat_tests_do_not_part_the_arms(tmp_path: Path) -> None:
+    arms = make_arms(tmp_path, FAILS_ONCE)
+    for arm in arms:
+        (arm.tree / "conftest.py").write_text(OTHER_PLUGINS)
+
+    found = pair(arms)
+
+    for launch in found.values():
+        assert (launch.failure, outcomes(launch)) == (
+            None,
+            {"test_flaky": "passed", "test_next": "passed"},
+        )
+        assert [len(run.rounds_s) for run in launch.cells.values()] == [4, 2]
+        assert launch.cells["test_cells.py::test_next"].record == {"seed": 7}
+        assert not (launch.arm.tree / "timer").exists()

@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -561,6 +562,7 @@ def test_progress_shows_the_running_intervals(run: Run) -> None:
 
     assert [re.sub(r"\d+\.?\d*(?= %| s)", "#", line) for line in said] == [
         "pair 1: 0 of 2 cells decided (# s)",
+        "a pair takes # s: about # s more where nothing became slower",
         "pair 2: 1 of 2 cells decided (# s)",
         "  calm: PASS, +# %, between -# % and +# %",
         "  wild: open, +# %, between -# % and +# %",
@@ -835,6 +837,38 @@ def test_a_cell_that_is_too_large_for_one_arm_is_an_error(run: Run) -> None:
     assert words(judgement) == {"big": "ERROR"}
     assert judgement.num_pairs == 2
     assert judgement.trials[0].reason == f"the head arm failed: {_FULL}"
+
+
+def test_arms_that_want_one_port_run_launch_after_launch(run: Run) -> None:
+    def cells(name: str, arm: str, number: int) -> CellRun:
+        if not machine.plans[-1].is_apart and arm == "head":
+            return ended("failed", "OSError: [Errno 98] Address already in use")
+        return timed(1.0)
+
+    machine = Machine(cells)
+
+    (trial,) = run(machine, ["a"], max_pairs=3).trials
+
+    assert [plan.is_apart for plan in machine.plans[:2]] == [False, True]
+    assert trial.word == "PASS"
+    assert "launch ran after launch" in (trial.reason or "")
+
+
+def test_a_budget_in_which_no_pairs_can_decide_is_said(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    budget = Budget(max_pairs=8, max_s=150.0, timeout_s=30.0)
+    clock = itertools.count(0.0, 100.0)
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+
+    judgement = run(slower_by(a=0.0, b=0.0), ["a", "b"], budget=budget, say=said.append)
+
+    assert judgement.num_pairs == 1
+    for trial in judgement.trials:
+        assert trial.word == "INCONCLUSIVE"
+        assert "pairs are the fewest that decide" in (trial.reason or "")
+    assert "pairs are the fewest that decide" in said[1]
 
 
 def test_a_launch_that_was_killed_is_run_once_more_one_by_one(run: Run) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from perfsuite.errors import WriteError
 from perfsuite.gate.baselines.stored_verdict import History
+from perfsuite.gate.judge.trial import Judgement
 from perfsuite.gate.request import GateRequest
 from perfsuite.gate.run_gate import GateResult
 from perfsuite.plugin.session import gate, saving
@@ -164,6 +167,87 @@ def test_a_cell_that_no_launch_has_is_invalid(
     assert table(result) == {FINE: "PASS", OTHER: "INVALID"}
     reason = f"{OTHER}: a launch of head with the same command line has no such cell"
     assert reason in result.outlines
+
+
+def test_a_cell_that_its_launches_skip_and_the_session_measures_is_invalid(
+    pytester: pytest.Pytester, words: dict[str, str]
+) -> None:
+    words[OTHER] = "SKIPPED"
+
+    result = gated(pytester)
+
+    assert result.ret == 12
+    assert table(result) == {FINE: "PASS", OTHER: "INVALID"}
+    reason = "this session measured it and its launches did not: the pairs say SKIPPED"
+    assert f"{OTHER}: {reason}" in result.outlines
+
+
+def test_a_cell_that_is_never_reached_is_invalid(
+    pytester: pytest.Pytester, words: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(History, "can_screen", lambda self, name: name == OTHER)
+    pytester.makepyfile(test_a="import pytest\ndef test_a():\n    pytest.exit('enough', 0)\n")
+
+    result = gated(pytester)
+
+    assert result.ret == 12
+    assert table(result) == {FINE: "PASS", OTHER: "INVALID"}
+    reason = "it was selected, and the session ended before it had a verdict"
+    assert f"{OTHER}: {reason}" in result.outlines
+
+
+def leave_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let stored runs say too little of every cell, once it was measured."""
+    monkeypatch.setattr(History, "can_screen", lambda self, name: True)
+    monkeypatch.setattr(History, "screen", lambda *_: None)
+    monkeypatch.setattr(History, "find_increases", lambda *_: None)
+
+
+def test_what_stored_runs_leave_open_is_judged_in_one_batch_and_reported_by_its_test(
+    pytester: pytest.Pytester, words: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leave_open(monkeypatch)
+    words[OTHER] = "FAIL"
+    asked: list[GateRequest] = []
+    judge = gate.run_gate
+
+    def run_gate(request: GateRequest, *, say: Callable[[str], None]) -> GateResult:
+        asked.append(request)
+        judgement = Judgement(trials=(), seed=1, num_pairs=1, wall_s=60.0, invalid=None)
+        return dataclasses.replace(judge(request, say=say), judgement=judgement)
+
+    monkeypatch.setattr(gate, "run_gate", run_gate)
+
+    result = gated(pytester)
+
+    assert result.ret == 10
+    assert table(result) == {FINE: "PASS", OTHER: "FAIL"}
+    assert [request.cells for request in asked] == [frozenset(), {FINE, OTHER}]
+    assert [request.budget.max_s for request in asked] == [1800.0, 1740.0]
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines([f"FAILED {OTHER} - *the pairs say FAIL*"])
+    stored = json.loads((pytester.path / "run.json").read_text())["benchmarks"]
+    assert {one["extra_info"]["perfsuite"]["verdict"]["word"] for one in stored} == {"PASS", "FAIL"}
+
+
+def test_pairs_that_cannot_be_run_at_the_end_leave_no_cell_without_a_word(
+    pytester: pytest.Pytester, words: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leave_open(monkeypatch)
+    judge = gate.run_gate
+
+    def run_gate(request: GateRequest, *, say: Callable[[str], None]) -> GateResult:
+        if request.cells:
+            raise WriteError("the disk is full")
+        return judge(request, say=say)
+
+    monkeypatch.setattr(gate, "run_gate", run_gate)
+
+    result = gated(pytester)
+
+    assert result.ret == 12
+    assert table(result) == {FINE: "NO-BASELINE", OTHER: "NO-BASELINE"}
+    assert f"{OTHER}: the pairs could not be run: the disk is full" in result.outlines
 
 
 def test_a_test_that_is_no_cell_keeps_its_failure_to_itself(

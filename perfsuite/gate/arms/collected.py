@@ -1,0 +1,67 @@
+"""What an arm tells of the tests that it has collected.
+
+Copied into the launches beside the arm's plugin, as independent of us as that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from types import FunctionType, ModuleType
+from typing import Any
+
+import pytest
+
+# How many calls away from a test a helper may request its fixture and still be seen.
+_MOST_CALLS = 2
+
+
+def policy_of(item: pytest.Item) -> dict[str, Any]:
+    """Return what the test's own markers set, unparsed; the closest marker first."""
+    policy: dict[str, Any] = {"is_train": "train_benchmark" in getattr(item, "fixturenames", ())}
+    for marker in item.iter_markers("perf"):
+        for name in ("tolerance", "limit", "floor", "counts"):
+            if name in marker.kwargs:
+                policy.setdefault(name, marker.kwargs[name])
+    return policy
+
+
+def settings_of(config: pytest.Config) -> dict[str, str]:
+    """Return what this side's own configuration says of how cells are judged, unparsed."""
+    found: dict[str, str] = {}
+    for name in ("perf_limit", "perf_tolerance"):
+        with contextlib.suppress(KeyError, ValueError):  # an arm without perfsuite has none
+            value = getattr(config.option, name, None) or config.getini(name)
+            found |= {} if value is None else {name: str(value)}
+    return found
+
+
+def hides_benchmark(item: Any) -> bool:
+    """Whether a test, a fixture of it, or what these call, requests the fixture while it runs."""
+    fixtures = getattr(getattr(item, "_fixtureinfo", None), "name2fixturedefs", {})
+    functions = [definition.func for found in fixtures.values() for definition in found]
+    functions.append(getattr(item, "function", None))
+    return any(_requests_benchmark(function, _MOST_CALLS) for function in functions)
+
+
+def _requests_benchmark(function: Any, num_calls: int) -> bool:
+    function = getattr(function, "__func__", function)
+    if not isinstance(function, FunctionType):
+        return False
+    names = function.__code__.co_names
+    if "getfixturevalue" in names and "benchmark" in function.__code__.co_consts:
+        return True
+    called = [function.__globals__.get(name) for name in names]
+    for module in [one for one in called if isinstance(one, ModuleType)]:
+        called += [vars(module).get(name) for name in names]
+    return num_calls > 0 and any(_requests_benchmark(one, num_calls - 1) for one in called)
+
+
+def from_root(config: pytest.Config, arguments: list[str]) -> list[str]:
+    """Return arguments that name tests, from pytest's root and not from where it was called."""
+    found = []
+    for argument in arguments:
+        file, separator, names = argument.partition("::")
+        path = os.path.relpath(config.invocation_params.dir / file, config.rootpath)
+        found.append(path + separator + names)
+    return found

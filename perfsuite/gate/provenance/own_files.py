@@ -1,0 +1,30 @@
+"""The base's own benchmark files, for those of head that the base cannot import."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+from perfsuite.gate.arms.arm import Suite
+
+
+def read_own_files(tree: Path, suite: Suite | None) -> dict[str, bytes]:
+    """Return what is in the files of an arm's cells, by their names from the root."""
+    names = {name.partition("::")[0] for name in suite.cells} if suite is not None else ()
+    return {name: (tree / name).read_bytes() for name in names}
+
+
+def give_back(
+    tree: Path, laid: Suite | None, own_files: Mapping[str, bytes], cells: Collection[str]
+) -> dict[str, str]:
+    """Put the base's own files where it cannot import head's; return why, by cell.
+
+    `laid` is what the base has collected in its tree with head's benchmarks laid over it.
+    """
+    replaced = {}
+    for name in cells if laid is not None else ():
+        file = name.partition("::")[0]
+        if laid is not None and file in own_files and (why := laid.why_broken(name)) is not None:
+            (tree / file).write_bytes(own_files[file])
+            replaced[name] = f"the base runs its own {file}, as it cannot import head's: {why}"
+    return replaced
