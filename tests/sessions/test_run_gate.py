@@ -377,24 +377,6 @@ def test_options_that_the_bases_pytest_refuses_are_left_out(tmp_path: Path) -> N
     assert words(result) == {"test_same": "PASS", "test_slow": "VANISHED"}
 
 
-def test_a_base_that_heads_benchmarks_cannot_import_is_no_baseline(tmp_path: Path) -> None:
-    folder = make_project(
-        tmp_path,
-        {"pkg/code.py": CODE.format(slow=1), "bench/test_a.py": BENCH},
-        {
-            "pkg/code.py": CODE.format(slow=1) + "def added(): pass\n",
-            "bench/test_a.py": "from pkg.code import added\n" + BENCH,
-        },
-    )
-
-    result = gate(folder)
-
-    assert words(result) == {"test_same": "NO-BASELINE", "test_slow": "NO-BASELINE"}
-    reason = cell(result, "test_same").reason
-    assert reason is not None
-    assert "cannot import name 'added' from 'pkg.code'" in reason
-
-
 def test_a_base_whose_perfsuite_cannot_take_turns_is_no_baseline(tmp_path: Path) -> None:
     folder = make_project(
         tmp_path,

@@ -77,6 +77,7 @@ def test_a_run_is_saved_with_its_stamp_and_is_a_baseline(pytester: pytest.Pytest
         "is_pull_request": False,
         "verdicts": {},
         "accepted": [],
+        "exceptions": {},
         "shard": None,
     }
     choice = choose_runs(pytester.path / "baselines", True, fingerprint)
