@@ -698,12 +698,13 @@ def test_a_calibration_that_the_change_brings_is_not_the_bases(
     path.parent.mkdir()
     write_calibration(path, Calibration(fingerprint="here", cells=noise))
     commit(folder)
-    gate(folder, fingerprint="here")
-    gate(folder, base="HEAD", fingerprint="here")
-    gate(folder, base="HEAD", fingerprint="elsewhere")
+    judged = {"judges_identical": True}
+    gate(folder, fingerprint="here", **judged)
+    gate(folder, base="HEAD", fingerprint="here", **judged)
+    gate(folder, base="HEAD", fingerprint="elsewhere", **judged)
     path.write_text("no JSON")
     commit(folder)
-    result = gate(folder, base="HEAD", fingerprint="here")
+    result = gate(folder, base="HEAD", fingerprint="here", **judged)
 
     assert [set(priors) for priors in asked] == [set(), set(noise), set(), set()]
     assert result.differs["calibration"].startswith("the base's cannot be read: ")
