@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import os
 import time
 from collections import defaultdict
@@ -126,7 +125,12 @@ def run_gate(
         side = BaseSide(request=request, suite=head.suite, base=base, caches=caches)
         with machine:
             session = _Session(
-                side=side, differs=differs, collected=head, collected_s=collected_s, say=say
+                side=side,
+                differs=differs,
+                collected=head,
+                collected_s=collected_s,
+                accepted=read_exceptions(side),
+                say=say,
             )
             cells, judgement = session.compare()
             if base is not None and base.instead is not None and _are_identical(cells, request):
@@ -162,6 +166,7 @@ class _Session:
     differs: dict[str, str]
     collected: Launch
     collected_s: float
+    accepted: Accepted
     say: Callable[[str], None]
     policies: dict[str, CellPolicy] = field(default_factory=dict)
     used: defaultdict[str, list[Entry]] = field(default_factory=lambda: defaultdict(list))
@@ -173,7 +178,7 @@ class _Session:
         request = dataclasses.replace(request, cells=cells, waiting=frozenset())
         side = dataclasses.replace(self.side, request=request, base=base)
         self.differs["base"] = base.described
-        return dataclasses.replace(self, side=side)
+        return dataclasses.replace(self, side=side, accepted=read_exceptions(side))
 
     def compare(self) -> tuple[list[CellVerdict], Judgement | None]:
         """Judge what both sides have, and say why the rest is not compared."""
@@ -236,7 +241,7 @@ class _Session:
                 trial.add_reason(replaced[trial.name])
             for remark in remarks_on(trial, suite.root, changed):
                 trial.add_reason(remark)
-            self.used[trial.name] += apply_exceptions(trial, self._accepted)
+            self.used[trial.name] += apply_exceptions(trial, self.accepted)
         explanations = self._explain(arms, judgement)
         base = self.differs["base"]
         cells += [
@@ -304,10 +309,6 @@ class _Session:
         hidden = not_compared("INVALID", suite.hidden, HIDDEN)
         return [*comparison.find_identical(cells), *hidden]
 
-    @functools.cached_property
-    def _accepted(self) -> Accepted:
-        return read_exceptions(self.side)
-
     def _describe_tree(self, tree: Path, digests: Mapping[Path, bytes]) -> list[Path]:
         """Say where and what the base's tree is; return the benchmark files that head changed."""
         if (place := why_elsewhere(tree, self.side.suite.root)) is not None:
@@ -335,7 +336,7 @@ class _Session:
 
     def _choose_cells(self, own: Suite) -> list[CellVerdict]:
         """Find how the cells of both sides are judged; return the verdicts of the others."""
-        chosen = choose_cells(self.side.request, self.side.suite, own, self._accepted)
+        chosen = choose_cells(self.side.request, self.side.suite, own, self.accepted)
         self.policies.update(chosen.policies)
         self.used.update(chosen.used)
         if chosen.loosened is not None:
@@ -346,7 +347,7 @@ class _Session:
     def _look_for_skipped(self, judgement: Judgement) -> None:
         """Find what is skipped since head: with its own benchmark files, the base measures it."""
         skipped = {
-            self._accepted.name_in_base(trial.name): trial
+            self.accepted.name_in_base(trial.name): trial
             for trial in judgement.trials
             if trial.word == "SKIPPED"
         }

@@ -3,7 +3,7 @@
 Its own fixture, table, JSON and storage stay in use. It has no hooks for what is changed here (its
 clock, when it looks for stored runs, where and how it stores its own), so attributes of its session
 and of its fixture are set. Checked against pytest-benchmark 5.1 to 5.3. What a gate's launches
-change is in `gate/arms/arm_plugin.py`, which can import nothing of this.
+change is in `gate/arms/launched/arm_plugin.py`, which can import nothing of this.
 
 Every pytest session imports this.
 """

@@ -43,8 +43,7 @@ def build_base(
     }
     before = _installed()
     process = subprocess.Popen(
-        command,
-        shell=True,
+        ["sh", "-c", command],
         cwd=tree,
         env=variables,
         stdin=subprocess.DEVNULL,

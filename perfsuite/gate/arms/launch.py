@@ -17,16 +17,16 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from perfsuite.errors import WriteError
-from perfsuite.gate.arms import background, collected, load_log, turn_clock
 from perfsuite.gate.arms.arm import Arm, Choose, Launch, PairPlan, Suite
 from perfsuite.gate.arms.channel import Server
+from perfsuite.gate.arms.launched import background, collected, load_log, turn_clock
 from perfsuite.system import imported_files
 from perfsuite.units import format_bytes
 
 _PLUGIN_NAME = "perfsuite_arm"
 # What a launch is given, under names that no package has: it may have another perfsuite, or none.
 _COPIED = {
-    _PLUGIN_NAME: Path(__file__).with_name("arm_plugin.py"),
+    _PLUGIN_NAME: Path(background.__file__).with_name("arm_plugin.py"),
     "perfsuite_background": Path(background.__file__),
     "perfsuite_collected": Path(collected.__file__),
     "perfsuite_turn_clock": Path(turn_clock.__file__),

@@ -1,7 +1,7 @@
 """Which cells run the same code in both trees, so that no pair can find a difference.
 
 Head's files are compared with the base's byte by byte. What a cell loads is what a launch of head
-has logged (`arms.load_log`); where that cannot be known, the cell is not identical.
+has logged (`arms.launched.load_log`); where that cannot be known, the cell is not identical.
 """
 
 from __future__ import annotations

@@ -406,7 +406,7 @@ def test_what_a_plugin_leaves_out_at_the_very_last_is_no_cell(tmp_path: Path) ->
 
 def test_the_plugin_of_an_arm_can_be_imported_outside_of_one() -> None:
     script = (
-        "import sys, perfsuite.gate.arms.arm_plugin as plugin; "
+        "import sys, perfsuite.gate.arms.launched.arm_plugin as plugin; "
         "print(plugin.pytest_addoption.__name__, 'perfsuite_imported_files' in sys.modules)"
     )
 

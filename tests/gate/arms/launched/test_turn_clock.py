@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from perfsuite.gate.arms import turn_clock as module
-from perfsuite.gate.arms.turn_clock import SharedCore, TurnClock, synchronize
+from perfsuite.gate.arms.launched import turn_clock as module
+from perfsuite.gate.arms.launched.turn_clock import SharedCore, TurnClock, synchronize
 
 
 class Launch:
