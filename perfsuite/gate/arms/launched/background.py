@@ -61,7 +61,7 @@ class Background:
             self.resume()
 
     def stop(self, *, looks: bool = False) -> None:
-        """Stop the other processes of the launch, those first that were running before."""
+        """Stop the other processes of the launch, first those that were running before."""
         if self._waker is None:
             return
         _signal(self._known, signal.SIGSTOP)
@@ -77,7 +77,7 @@ class Background:
         self._known = found.keys() & self._stopped
 
     def resume(self) -> None:
-        """Let those go on that `stop` has stopped."""
+        """Resume the processes that `stop` has stopped."""
         _signal(self._stopped, signal.SIGCONT)
         self._stopped = set()
 
@@ -100,7 +100,7 @@ class Background:
     def thread_seconds(self) -> dict[int, float]:
         """Return the processor seconds of Python's other threads, by thread.
 
-        Without a library's: a pool of OpenMP threads spins on after its work, which is no work.
+        It leaves out a library's threads: an OpenMP pool spins on after its work is done.
         """
         found = {}
         for thread in threading.enumerate():
@@ -181,7 +181,7 @@ def _start_waker() -> int | None:
     if (child := os.fork()) == 0:
         try:
             os.setsid()  # what ends the launch's group must not end this one
-            if os.fork() == 0:  # no child of the launch, which may wait for all that it has
+            if os.fork() == 0:  # not a child of the launch, which may wait for all of its children
                 _wake_at_end(own, reader, writer)
         finally:
             os._exit(0)
