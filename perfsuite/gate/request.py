@@ -263,7 +263,6 @@ class BaseSide:
                 hash_seed=request.seed % 2**32,
                 core=max(os.sched_getaffinity(0)),
                 timeout_s=request.budget.timeout_s,
-                num_rounds=dict.fromkeys(names, 1),
             )
             return launch_pair([head_arm(request, self.suite, self.caches)], plan, names)["head"]
 
