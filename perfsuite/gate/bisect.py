@@ -20,8 +20,8 @@ from perfsuite.gate.arms.arm import Suite
 from perfsuite.gate.arms.command import Command
 from perfsuite.gate.git import repository
 from perfsuite.gate.git.command import complaint_of, find_commit, output, run_git
-from perfsuite.gate.git.overlay import lay_configuration
-from perfsuite.gate.git.worktree import base_tree, empty_worktree
+from perfsuite.gate.git.overlay import Head, lay_configuration
+from perfsuite.gate.git.worktree import base_tree, empty_worktree, lay_benchmarks
 from perfsuite.gate.judge.trial import Budget
 from perfsuite.gate.request import GateRequest, collect, head_arm
 from perfsuite.gate.run_gate import HELD, run_gate
@@ -350,6 +350,8 @@ def _base_of(commit: str) -> repository.Base:
 @contextmanager
 def _tree_of(suite: Suite, cell: str, commit: str) -> Iterator[tuple[Path, Path]]:
     """A commit's tree with the benchmarks of today, and today's configuration in it."""
-    file, patterns = suite.root / cell.partition("::")[0], suite.python_files
-    with base_tree(suite.root, _base_of(commit), [file], python_files=patterns) as tree:
+    root = suite.root.resolve()
+    head = Head(top=repository.find_top(root) or root, root=root, python_files=suite.python_files)
+    with base_tree(suite.root, _base_of(commit)) as tree:
+        lay_benchmarks(tree, head, [suite.root / cell.partition("::")[0]])
         yield tree, lay_configuration(tree, suite.root, suite.inifile)

@@ -26,7 +26,6 @@ from perfsuite.gate.common_cells import (
     HIDDEN,
     apply_exceptions,
     choose_cells,
-    listed,
     not_compared,
     read_exceptions,
     read_noise,
@@ -58,6 +57,7 @@ from perfsuite.gate.request import (
 )
 from perfsuite.records.verdict import CellVerdict, Explanation
 from perfsuite.system.signals import ends_on_signals
+from perfsuite.units import listed
 
 _HAS_THEM = "where a cell needs them, name a checkout that has them with --base-dir"
 # The machine of a caller that holds it already.
@@ -272,7 +272,7 @@ class _Session:
 
     def _watching(self, tree: Path, base: Arm, head: Arm) -> tuple[Arm, Arm]:
         """The arms, told to say what they open of the other's tree, or of what the base's lacks."""
-        tops = self.side.top_of(tree), self.side.top
+        tops = self.side.head.top_of(tree), self.side.head.top
         lacked = missing_files(tops[0]) if self.side.base is not None else []
         return (
             dataclasses.replace(base, watched=(tops[1], *(tops[0] / path for path in lacked))),
@@ -316,13 +316,15 @@ class _Session:
         if self.side.base is not None and (missing := what_is_missing(tree)):
             self.differs["base's tree"] = f"{'; '.join(missing)}; {_HAS_THEM}"
             self.say(self.differs["base's tree"])
-        for file, names in changed_dependencies(self.side.top_of(tree), self.side.top).items():
+        for file, names in changed_dependencies(
+            self.side.head.top_of(tree), self.side.head.top
+        ).items():
             which = listed(sorted(names - {ANY})) or "other ones"
             self.differs[file] = f"declares {which}; both arms run with those that are installed"
         files = python_digests(tree)
         changed = sorted(path for path, found in files.items() if digests.get(path) != found)
         if changed:
-            named = listed([str(path) for path in changed])
+            named = listed(changed)
             self.differs["benchmark files"] = f"head's run on both sides: {named}"
             self.say(f"changed benchmark files; {self.differs['benchmark files']}")
         return changed

@@ -20,7 +20,6 @@ from perfsuite.errors import WriteError
 from perfsuite.gate.arms.arm import Arm, Choose, Launch, PairPlan, Suite
 from perfsuite.gate.arms.channel import Server
 from perfsuite.gate.arms.launched import background, collected, load_log, turn_clock
-from perfsuite.system import imported_files
 from perfsuite.units import format_bytes
 
 _PLUGIN_NAME = "perfsuite_arm"
@@ -30,7 +29,6 @@ _COPIED = {
     "perfsuite_background": Path(background.__file__),
     "perfsuite_collected": Path(collected.__file__),
     "perfsuite_turn_clock": Path(turn_clock.__file__),
-    "perfsuite_imported_files": Path(imported_files.__file__),
     "sitecustomize": Path(load_log.__file__),
 }
 # Of the files that a launch collects, one a line; the arm's plugin reads it.

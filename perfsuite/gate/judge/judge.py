@@ -24,7 +24,7 @@ from perfsuite.gate.judge.numerics_change import CHANGED, UNKNOWN, describe_nume
 from perfsuite.gate.judge.pair_evidence import add_pair, describe_changes, is_postponed
 from perfsuite.gate.judge.pairs_verdict import decide_by_pairs
 from perfsuite.gate.judge.trial import Budget, CellPolicy, Judgement, Trial
-from perfsuite.gate.provenance.imports import find_wrong_import
+from perfsuite.gate.provenance.symmetry import find_asymmetry
 from perfsuite.stats.evidence import Prior
 from perfsuite.stats.sequential import Rule
 from perfsuite.system.fitness import read_sensors, why_unfit
@@ -198,7 +198,7 @@ class _Session:
         unfit = why_unfit(before, read_sensors(), len(os.sched_getaffinity(0)))
         wall_s = time.monotonic() - began_s
         self.longest_s = max(self.longest_s, wall_s)
-        invalid = find_wrong_import(**launches)
+        invalid = find_asymmetry(**launches)
         self.num_unfit += unfit is not None
         return _Pair(
             plan=plan, names=names, launches=launches, wall_s=wall_s, unfit=unfit, invalid=invalid

@@ -26,10 +26,6 @@ _NUM_FUNCTIONS = 40
 # Of rounds in a first launch of a cell without ranks: many short launches say more than few long
 # ones, because what differs is the launch (Kalibera and Jones 2013).
 _FIRST_S = 0.3
-_COPIES = (
-    *(__name__, "perfsuite_background", "perfsuite_collected", "perfsuite_imported_files"),
-    "perfsuite_turn_clock",
-)
 # Of the messages that ranks send by themselves; a perfsuite with another cannot take part.
 _PROTOCOL = 2
 # prctl(2), <linux/prctl.h>.
@@ -74,10 +70,8 @@ class ArmPlugin:
         # Here, because only an arm has the copies.
         import perfsuite_collected  # type: ignore[import-not-found]
         import perfsuite_turn_clock  # type: ignore[import-not-found]
-        from perfsuite_imported_files import imported_files  # type: ignore[import-not-found]
 
         self._collected = perfsuite_collected
-        self._imported_files = imported_files
         self._turn_clock = perfsuite_turn_clock
         self._channel = channel
         self._parser = parser
@@ -298,12 +292,8 @@ class ArmPlugin:
         )
 
     def pytest_sessionfinish(self) -> None:
-        """Send where everything was imported from."""
-        modules = self._imported_files()
-        # Both arms are given these files, wherever temporary files go.
-        for name in _COPIES:
-            modules.pop(name, None)
-        self._channel.send(kind="finished", modules=modules)
+        """Say that there is no more to come."""
+        self._channel.send(kind="finished")
 
 
 def _profile(stats: Any) -> list[tuple[str, float, float]]:

@@ -62,6 +62,12 @@ class LoadLog:
         """Log this process."""
         self.write("process", str(self._parent))
 
+    def note_modules(self) -> None:
+        """Log what is imported by now: a line of a .pth file may have done that."""
+        for name, module in list(sys.modules.items()):
+            if name.partition(".")[0] not in {*sys.stdlib_module_names, __name__}:
+                self._note_file(getattr(module, "__file__", None))
+
     def write(self, kind: str, text: str = "") -> None:
         """Append a line, whole, whichever processes write."""
         line = f"{os.getpid()} {kind} {text!r}\n".encode("ascii", "backslashreplace")
@@ -169,4 +175,5 @@ if __name__ == "sitecustomize":
         sys.addaudithook(_log)
         os.register_at_fork(before=_log.note_fork, after_in_child=_log.note_process)
         _log.note_process()
+        _log.note_modules()
     _run_the_next()
