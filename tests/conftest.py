@@ -28,6 +28,7 @@ import perfsuite.plugin.session.measured_session  # noqa: F401
 from perfsuite.ranks import forkserver
 from perfsuite.system import urls
 from perfsuite.system.signals import SIGNALS
+from perfsuite.system.timing_lock import LOCK_DIR
 
 pytest_plugins = ["pytester"]
 # Fixtures that start ranks, or a pytest session.
@@ -139,6 +140,15 @@ def _no_process_in_a_fast_session(request: pytest.FixtureRequest) -> Iterator[No
             patch.setattr(forkserver, "_forkserver", _refuse)
             patch.setattr(subprocess, "Popen", _PlainPopen)
         yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def lock_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Where sessions of this worker hold the machine: no test judges a time of its own."""
+    folder = tmp_path_factory.mktemp("lock")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(LOCK_DIR, str(folder))
+        yield folder
 
 
 @pytest.fixture(autouse=True, scope="session")

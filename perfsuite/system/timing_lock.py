@@ -15,8 +15,10 @@ from filelock import FileLock, Timeout
 from perfsuite.errors import BusyMachineError, WriteError
 from perfsuite.system.files import write_atomically
 
+# Names a folder of the host that its containers share; the tests have one for each worker.
+LOCK_DIR: Final = "PERFSUITE_LOCK_DIR"
 # Not the TMPDIR of this session: two sessions with different ones share the same processors.
-_FOLDER = Path("/tmp")
+_FOLDER = "/tmp"
 # A day, for another timing session to end.
 WAIT_S: Final = 86_400.0
 
@@ -24,14 +26,12 @@ WAIT_S: Final = 86_400.0
 class TimingLock:
     """Holds the machine from the first timed cell to the end of the session."""
 
-    def __init__(
-        self, *, wait_s: float, say: Callable[[str], None], folder: Path = _FOLDER
-    ) -> None:
+    def __init__(self, *, wait_s: float, say: Callable[[str], None]) -> None:
         """Prepare the lock without taking it; a `wait_s` of 0 refuses where it is taken.
 
         `say` shows a line at once: it is called before the wait begins.
         """
-        self.folder = folder
+        self.folder = folder = Path(os.environ.get(LOCK_DIR) or _FOLDER)
         self._wait_s = wait_s
         self._say = say
         self._lock = FileLock(folder / f"perfsuite-{os.getuid()}.lock")

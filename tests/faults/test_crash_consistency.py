@@ -26,7 +26,7 @@ from perfsuite.gate.baselines.select import save_run
 from perfsuite.plugin.session import saving
 from perfsuite.records.cell import decode_line
 from perfsuite.system.files import append_line, write_atomically
-from perfsuite.system.timing_lock import TimingLock
+from perfsuite.system.timing_lock import LOCK_DIR, TimingLock
 
 TODAY = datetime.date(2026, 11, 21)
 LONG_AGO = datetime.date(2020, 1, 1)
@@ -196,12 +196,16 @@ def test_exceptions_are_all_there_or_as_they_were(tmp_path: Path) -> None:
     assert names_in(tmp_path) == ["accepted.toml"]
 
 
-def test_a_session_that_dies_while_it_takes_the_machine_does_not_keep_it(tmp_path: Path) -> None:
+def test_a_session_that_dies_while_it_takes_the_machine_does_not_keep_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(LOCK_DIR, str(tmp_path))
+
     def take() -> None:
-        TimingLock(wait_s=0, say=print, folder=tmp_path).acquire()
+        TimingLock(wait_s=0, say=print).acquire()
 
     for _ in crashes(take):
-        with TimingLock(wait_s=0, say=print, folder=tmp_path):
+        with TimingLock(wait_s=0, say=print):
             assert (tmp_path / f"perfsuite-{os.getuid()}.holder").read_text() == str(os.getpid())
 
     assert len(names_in(tmp_path)) == 2

@@ -83,9 +83,7 @@ def test_ctrl_c_while_the_server_loads_torch_shows_no_traceback(pytester: pytest
     session = start(pytester, "-k", "long")
 
     def has_server() -> bool:
-        return any(
-            "multiprocessing.forkserver" in " ".join(one.cmdline()) for one in session.processes()
-        )
+        return any("multiprocessing.forkserver" in command for command in session.commands())
 
     session.wait_until(has_server)
 

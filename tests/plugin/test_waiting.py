@@ -8,16 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-# A lock beside the machine's own, which other sessions may hold meanwhile.
-CONFTEST = """
-    from pathlib import Path
-
-    from perfsuite.system.timing_lock import TimingLock
-
-    TimingLock.__init__.__kwdefaults__["folder"] = Path(__file__).parent
-"""
 HOLDER = """
-import conftest
 from perfsuite.system.timing_lock import TimingLock
 
 lock = TimingLock(wait_s=0, say=print)
@@ -44,7 +35,6 @@ CELL = """
 @pytest.fixture
 def holder(pytester: pytest.Pytester) -> Iterator[subprocess.Popen[str]]:
     """A session that holds the machine until it is told to end."""
-    pytester.makeconftest(CONFTEST)
     process = subprocess.Popen(
         [sys.executable, "-c", HOLDER],
         stdin=subprocess.PIPE,

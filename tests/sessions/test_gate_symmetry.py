@@ -144,7 +144,7 @@ def test_a_build_that_changes_what_head_runs_with_ends_the_session(
     gated.expect(
         12,
         f"{PRICE} NO-BASELINE",
-        "* changed shop in *site-packages, with which head runs too; "
+        "* changed shop in *site-packages, and head runs with that too; "
         f"*pip install --no-deps --editable {shop.path}*PERFSUITE_SITE*",
     )
 

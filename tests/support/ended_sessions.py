@@ -65,11 +65,15 @@ class RunningSession:
         """Return what it ended in."""
         return self.process.wait(_PATIENCE_S)
 
+    def commands(self) -> list[str]:
+        """The command line of each of its processes."""
+        return [" ".join(process.info["cmdline"] or ()) for process in self.processes()]
+
     def processes(self) -> list[psutil.Process]:
         """All of its processes, whoever their parents are by now."""
         return [
             process
-            for process in psutil.process_iter(["status"])
+            for process in psutil.process_iter(["status", "cmdline"])
             if process.info["status"] != psutil.STATUS_ZOMBIE
             and _session_of(process.pid) == self.process.pid
         ]
@@ -102,10 +106,8 @@ def _session_of(pid: int) -> int | None:
 
 
 def _describe(process: psutil.Process) -> str:
-    try:
-        return f"process {process.pid} ({process.status()}): {' '.join(process.cmdline())[-80:]}"
-    except psutil.NoSuchProcess:
-        return f"process {process.pid}, just gone"
+    found = process.info
+    return f"process {process.pid} ({found['status']}): {' '.join(found['cmdline'] or ())[-80:]}"
 
 
 def _is_cache(path: Path) -> bool:

@@ -18,6 +18,8 @@ from pathlib import Path
 
 import pytest
 
+from perfsuite.system.timing_lock import LOCK_DIR
+
 CLOCK = """
     class WorkClock:
         __name__ = "work_clock"
@@ -91,7 +93,7 @@ _ENVIRONMENT = {
     "GIT_COMMITTER_NAME": "committer",
     "GIT_COMMITTER_EMAIL": "committer@example.org",
 }
-# A session waits for the machine as long as another one holds it.
+# For a whole session, on a busy machine.
 _PATIENCE_S = 600.0
 
 
@@ -140,7 +142,12 @@ class Repository:
                 *("-p", "no:cacheprovider", *arguments),
             ],
             cwd=self.folder,
-            env=_ENVIRONMENT | {"PYTHONUNBUFFERED": "1"} | environment,
+            env={
+                **_ENVIRONMENT,
+                "PYTHONUNBUFFERED": "1",
+                LOCK_DIR: os.environ[LOCK_DIR],
+                **environment,
+            },
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

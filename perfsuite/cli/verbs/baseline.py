@@ -84,40 +84,48 @@ def list_runs(storage: Storage = STORAGE, json_file: JsonFile = None) -> None:
     write_json(json_file, fingerprint=fingerprint, runs=listed)
 
 
+CellName = Annotated[str, typer.Argument(help="The cell's full name, as pytest shows it.")]
+Reason = Annotated[str, typer.Option(help="Why, for the review.")]
+Expires = Annotated[
+    datetime,
+    typer.Option(
+        formats=["%Y-%m-%d"], metavar="YYYY-MM-DD", help="The last day on which it holds."
+    ),
+]
+AcceptedSlowdown = Annotated[
+    float | None,
+    typer.Option(metavar="RATIO", help="It may take RATIO times its base's time: 1.08."),
+]
+IsRemoved = Annotated[bool, typer.Option("--removed", help="It is gone on purpose.")]
+RenamedTo = Annotated[str | None, typer.Option(metavar="CELL", help="It is called CELL now.")]
+AcceptedIncrease = Annotated[
+    str | None,
+    typer.Option(
+        metavar="COUNT[=RATIO]", help="A count or memory may grow, to RATIO times its base's."
+    ),
+]
+Looser = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME=VALUE",
+        help="It may be judged by a looser limit, tolerance, floor, policy or gate: limit=8%.",
+    ),
+]
+
+
 @app.command(
     epilog="Example: perfsuite baseline accept 'benchmarks/test_step.py::test_step\\[ddp:2]' "
     "--slowdown 1.08 --reason 'checks its input now' --expires 2027-01-31"
 )
 def accept(
-    cell: Annotated[str, typer.Argument(help="The cell's full name, as pytest shows it.")],
-    reason: Annotated[str, typer.Option(help="Why, for the review.")],
-    expires: Annotated[
-        datetime,
-        typer.Option(
-            formats=["%Y-%m-%d"], metavar="YYYY-MM-DD", help="The last day on which it holds."
-        ),
-    ],
-    slowdown: Annotated[
-        float | None,
-        typer.Option(metavar="RATIO", help="It may take RATIO times its base's time: 1.08."),
-    ] = None,
-    is_removed: Annotated[bool, typer.Option("--removed", help="It is gone on purpose.")] = False,
-    renamed_to: Annotated[
-        str | None, typer.Option(metavar="CELL", help="It is called CELL now.")
-    ] = None,
-    increase: Annotated[
-        str | None,
-        typer.Option(
-            metavar="COUNT[=RATIO]", help="A count or memory may grow, to RATIO times its base's."
-        ),
-    ] = None,
-    looser: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME=VALUE",
-            help="It may be judged by a looser limit, tolerance, floor, policy or gate: limit=8%.",
-        ),
-    ] = None,
+    cell: CellName,
+    reason: Reason,
+    expires: Expires,
+    slowdown: AcceptedSlowdown = None,
+    is_removed: IsRemoved = False,
+    renamed_to: RenamedTo = None,
+    increase: AcceptedIncrease = None,
+    looser: Looser = None,
     file: AcceptedFile = ACCEPTED,
     json_file: JsonFile = None,
 ) -> None:

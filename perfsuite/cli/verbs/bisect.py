@@ -25,29 +25,33 @@ from perfsuite.units import format_change, format_ratio, option_bounds, short_co
 _TOLERANCE, _LIMIT = "2%", "5%"
 
 
+Tolerance = Annotated[
+    str | None,
+    typer.Option(
+        help="Slowdown that is accepted; a quarter of the bad commit's unless given, 2% at least."
+    ),
+]
+Limit = Annotated[
+    str | None, typer.Option(help="Slowdown that must not pass; three quarters of it, 5% at least.")
+]
+MaxPairs = Annotated[
+    int, typer.Option(min=LEAST_MAX_PAIRS, help="Launches of each side in a step, at most.")
+]
+MaxMinutes = Annotated[
+    float, typer.Option(min=0, help="Of a step; no pair begins that would end later.")
+]
+
+
 def bisect_commits(
     cell: Annotated[str, typer.Argument(metavar="NODEID", help="One test, as pytest shows it.")],
     good: Annotated[
         str, typer.Option(metavar="REV", help="A revision at which it was not slower yet.")
     ],
     bad: Annotated[str, typer.Option(metavar="REV", help="One at which it is.")] = "HEAD",
-    tolerance: Annotated[
-        str | None,
-        typer.Option(
-            help="Slowdown that is accepted; a quarter of the bad commit's unless given, 2% at "
-            "least."
-        ),
-    ] = None,
-    limit: Annotated[
-        str | None,
-        typer.Option(help="Slowdown that must not pass; three quarters of it, 5% at least."),
-    ] = None,
-    max_pairs: Annotated[
-        int, typer.Option(min=LEAST_MAX_PAIRS, help="Launches of each side in a step, at most.")
-    ] = DEFAULT_MAX_PAIRS,
-    max_minutes: Annotated[
-        float, typer.Option(min=0, help="Of a step; no pair begins that would end later.")
-    ] = 30.0,
+    tolerance: Tolerance = None,
+    limit: Limit = None,
+    max_pairs: MaxPairs = DEFAULT_MAX_PAIRS,
+    max_minutes: MaxMinutes = 30.0,
     *,
     seed: DrawnSeed,
     json_file: JsonFile = None,

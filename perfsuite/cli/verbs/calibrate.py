@@ -25,6 +25,14 @@ from perfsuite.stats.sequential import DEFAULT_MAX_PAIRS
 from perfsuite.system.files import check_writable
 from perfsuite.units import format_ratio, option_bounds, option_ratio
 
+Planted = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Slowdown to plant, 5%, a field of every recipe to change, precision=fp32, a leak "
+        "(of 17 MiB) or a synchronization; may be given several times."
+    ),
+]
+
 
 def calibrate_machine(
     paths: options.Paths = None,
@@ -33,13 +41,7 @@ def calibrate_machine(
         int | None,
         typer.Option("--identical", min=1, help="Of identical code; as many unless given."),
     ] = None,
-    planted: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Slowdown to plant, 5%, a field of every recipe to change, precision=fp32, a leak "
-            "(of 17 MiB) or a synchronization; may be given several times."
-        ),
-    ] = None,
+    planted: Planted = None,
     select: options.Selection = None,
     tolerance: options.Tolerance = "2%",
     limit: options.Limit = "5%",

@@ -32,72 +32,72 @@ from perfsuite.system.untrusted import printable
 from perfsuite.system.urls import locate
 from perfsuite.units import format_change, option_bounds
 
-Identical = Literal["pass", "judge"]
-NumericsChange = Literal["tell", "fail"]
+Base = Annotated[
+    str | None, typer.Option(help="Revision to compare with; the merge base unless given.")
+]
+BaseDir = Annotated[
+    Path | None, typer.Option(help="Folder to compare with, instead of a revision.")
+]
+BasePython = Annotated[
+    str | None, typer.Option(help="Interpreter of the base; this one unless given.")
+]
+BaseBuild = Annotated[
+    str | None,
+    typer.Option(
+        metavar="CMD", help="Builds the base in its tree, or into the folder PERFSUITE_SITE."
+    ),
+]
+BaseEnv = Annotated[
+    list[str] | None, typer.Option(metavar="KEY=VALUE", help="Variable of the base alone.")
+]
+Timeout = Annotated[
+    float,
+    typer.Option(
+        min=1, metavar="SECONDS", help="A launch that prints and does nothing for so long is stuck."
+    ),
+]
+Identical = Annotated[
+    Literal["pass", "judge"],
+    typer.Option(help="Let cells that no change touches pass, or judge them too."),
+]
+NumericsChange = Annotated[
+    Literal["tell", "fail"],
+    typer.Option(help="Tell, or fail, a cell whose first losses changed."),
+]
+Markdown = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Write a summary for a pull request.")
+]
 
 
 def gate(
     paths: options.Paths = None,
-    base: Annotated[
-        str | None, typer.Option(help="Revision to compare with; the merge base unless given.")
-    ] = None,
-    base_dir: Annotated[
-        Path | None, typer.Option(help="Folder to compare with, instead of a revision.")
-    ] = None,
-    base_python: Annotated[
-        str | None, typer.Option(help="Interpreter of the base; this one unless given.")
-    ] = None,
-    base_build: Annotated[
-        str | None,
-        typer.Option(
-            metavar="CMD", help="Builds the base in its tree, or into the folder PERFSUITE_SITE."
-        ),
-    ] = None,
-    base_env: Annotated[
-        list[str] | None, typer.Option(metavar="KEY=VALUE", help="Variable of the base alone.")
-    ] = None,
+    base: Base = None,
+    base_dir: BaseDir = None,
+    base_python: BasePython = None,
+    base_build: BaseBuild = None,
+    base_env: BaseEnv = None,
     select: options.Selection = None,
     tolerance: options.Tolerance = "2%",
     limit: options.Limit = "5%",
     max_pairs: options.MaxPairs = DEFAULT_MAX_PAIRS,
     max_minutes: options.MaxMinutes = 30.0,
-    timeout: Annotated[
-        float,
-        typer.Option(
-            min=1,
-            metavar="SECONDS",
-            help="A launch that says and does nothing for so long is stuck.",
-        ),
-    ] = LAUNCH_TIMEOUT_S,
-    identical: Annotated[
-        Identical, typer.Option(help="Let cells that no change touches pass, or judge them too.")
-    ] = "pass",
-    numerics_change: Annotated[
-        NumericsChange, typer.Option(help="Tell, or fail, a cell whose first losses changed.")
-    ] = "tell",
+    timeout: Timeout = LAUNCH_TIMEOUT_S,
+    identical: Identical = "pass",
+    numerics_change: NumericsChange = "tell",
     *,
     seed: options.DrawnSeed,
     json_file: JsonFile = None,
-    markdown: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write a summary for a pull request.")
-    ] = None,
+    markdown: Markdown = None,
 ) -> None:
     """Judge whether the benchmarks of any pytest-benchmark suite became slower than their base.
 
     Exit code: 0 none did, 10 a regression, 11 inconclusive, 12 no base or an unfit machine,
     13 nothing was compared, 1 a test failed.
     """
-    if base is not None and base_dir is not None:
-        raise SettingError("--base and --base-dir name two bases; give one of them")
     bounds = option_bounds(tolerance, limit)
     request = GateRequest(
         command=options.pytest_command(paths, select),
-        base=base,
-        target=target_branch(os.environ),
-        base_dir=base_dir,
-        base_python=None if base_python is None else _interpreter(base_python),
-        base_build=base_build,
-        base_environment=_variables(base_env or []),
+        **_base_fields(base, base_dir, base_python, base_build, base_env or []),
         judges_identical=identical == "judge",
         tolerance=bounds[0],
         limit=bounds[1],
@@ -111,21 +111,34 @@ def gate(
     )
     check_writable(*request.outputs)
     result = run_gate(request, say=say, machine=options.wait_for_machine())
-    for text in verdict_lines(result.cells, result.refusal, result.differs):
-        typer.echo(text)
-    if (judged := result.judgement) is not None:
-        typer.echo(f"{judged.num_pairs} pairs in {judged.wall_s:.0f} s, seed {result.seed}")
+    _show(result)
     write_json(json_file, **_document(result))
     if markdown is not None:
-        report = report_on_verdicts(
-            result.cells,
-            refusal=result.refusal,
-            differs=result.differs,
-            tolerance=request.tolerance,
-            limit=request.limit,
-        )
-        write_atomically(markdown, to_markdown(report).encode())
+        write_atomically(markdown, _to_markdown(result, request).encode())
     raise typer.Exit(end_code(result))
+
+
+def _base_fields(
+    base: str | None,
+    base_dir: Path | None,
+    python: str | None,
+    build: str | None,
+    variables: list[str],
+) -> dict[str, Any]:
+    """What a request says of the base: a revision or a folder, and what its arm has of its own."""
+    if base is not None and base_dir is not None:
+        raise SettingError("--base and --base-dir name two bases; give one of them")
+    wrong = next((pair for pair in variables if pair.find("=") < 1), None)
+    if wrong is not None:
+        raise SettingError(f"--base-env is {wrong!r}; use KEY=VALUE")
+    return {
+        "base": base,
+        "target": target_branch(os.environ),
+        "base_dir": base_dir,
+        "base_python": None if python is None else _interpreter(python),
+        "base_build": build,
+        "base_environment": dict(pair.split("=", 1) for pair in variables),
+    }
 
 
 def _interpreter(python: str) -> str:
@@ -137,11 +150,22 @@ def _interpreter(python: str) -> str:
         ) from error
 
 
-def _variables(pairs: list[str]) -> dict[str, str]:
-    wrong = next((pair for pair in pairs if pair.find("=") < 1), None)
-    if wrong is not None:
-        raise SettingError(f"--base-env is {wrong!r}; use KEY=VALUE")
-    return dict(pair.split("=", 1) for pair in pairs)
+def _show(result: GateResult) -> None:
+    for text in verdict_lines(result.cells, result.refusal, result.differs):
+        typer.echo(text)
+    if (judged := result.judgement) is not None:
+        typer.echo(f"{judged.num_pairs} pairs in {judged.wall_s:.0f} s, seed {result.seed}")
+
+
+def _to_markdown(result: GateResult, request: GateRequest) -> str:
+    report = report_on_verdicts(
+        result.cells,
+        refusal=result.refusal,
+        differs=result.differs,
+        tolerance=request.tolerance,
+        limit=request.limit,
+    )
+    return to_markdown(report)
 
 
 def end_code(result: GateResult) -> ExitCode:

@@ -40,28 +40,32 @@ _LINE_WIDTH = 20
 _BLOCKS = "▁▂▃▄▅▆▇█"
 
 
+CellName = Annotated[str | None, typer.Argument(metavar="CELL", help="The cell's full name.")]
+IsAll = Annotated[bool, typer.Option("--all", help="Every cell, one line each.")]
+Fingerprint = Annotated[
+    str | None,
+    typer.Option(metavar="HEX", help="Runs of this environment; of this machine unless given."),
+]
+NumRuns = Annotated[int, typer.Option("--runs", min=1, metavar="N", help="The newest N, at most.")]
+Smallest = Annotated[str, typer.Option(help="Changes below it are not shown.")]
+FailsOnChange = Annotated[
+    bool,
+    typer.Option(
+        "--fail-on-change",
+        help="End in 10 where a cell is slower than it was and no entry accepts that.",
+    ),
+]
+
+
 def history(
-    cell: Annotated[
-        str | None, typer.Argument(metavar="CELL", help="The cell's full name.")
-    ] = None,
-    is_all: Annotated[bool, typer.Option("--all", help="Every cell, one line each.")] = False,
+    cell: CellName = None,
+    is_all: IsAll = False,
     storage: Storage = STORAGE,
     accepted_file: AcceptedFile = ACCEPTED,
-    fingerprint: Annotated[
-        str | None,
-        typer.Option(metavar="HEX", help="Runs of this environment; of this machine unless given."),
-    ] = None,
-    num_runs: Annotated[
-        int, typer.Option("--runs", min=1, metavar="N", help="The newest N, at most.")
-    ] = _NUM_RUNS,
-    smallest: Annotated[str, typer.Option(help="Changes below it are not shown.")] = "1%",
-    fails_on_change: Annotated[
-        bool,
-        typer.Option(
-            "--fail-on-change",
-            help="End in 10 where a cell is slower than it was and no entry accepts that.",
-        ),
-    ] = False,
+    fingerprint: Fingerprint = None,
+    num_runs: NumRuns = _NUM_RUNS,
+    smallest: Smallest = "1%",
+    fails_on_change: FailsOnChange = False,
     json_file: JsonFile = None,
 ) -> None:
     """Date what became slower or faster over the stored runs, and find a drift of many weeks.
@@ -88,27 +92,36 @@ def history(
         _show_refused(stored)
         raise typer.Exit(ExitCode.REFUSED)
     if cell is None:
-        found = _follow_all(stored, least)
-        typer.echo(_table(found))
-        num_changed = sum(bool(one.changes or one.drift) for one in found)
-        typer.echo(
-            f"{num_changed} of {len(found)} cells changed; of cells that never do, at most 1 in "
-            "100 is said to"
-        )
+        found = _show_all(stored, least)
     else:
-        found = [stored.follow(_known(cell, stored), smallest=least)]
-        host = stored.follow_host(smallest=least)
-        one = found[0]
-        lines = [*_overview(one), *describe(one)]
-        if host.changes or host.drift is not None:
-            # A change of a cell beside one of these is the host's.
-            lines += [f"the host itself, by its own probes: {text}" for text in describe(host)]
-        for line in [*lines, *_advise(one)]:
-            typer.echo(printable(line))
+        found = [_show_one(_known(cell, stored), stored, least)]
     refused = [{"path": str(one.path), "reason": one.reason} for one in stored.refused]
     write_json(json_file, cells=[_cell(one) for one in found], refused=refused)
     if fails_on_change and any(one.is_slower for one in found):
         raise typer.Exit(ExitCode.REGRESSION)
+
+
+def _show_all(stored: StoredHistory, smallest: float) -> list[CellHistory]:
+    found = _follow_all(stored, smallest)
+    typer.echo(_table(found))
+    num_changed = sum(bool(one.changes or one.drift) for one in found)
+    typer.echo(
+        f"{num_changed} of {len(found)} cells changed; of cells that never do, at most 1 in "
+        "100 is said to"
+    )
+    return found
+
+
+def _show_one(cell: str, stored: StoredHistory, smallest: float) -> CellHistory:
+    one = stored.follow(cell, smallest=smallest)
+    host = stored.follow_host(smallest=smallest)
+    lines = [*_overview(one), *describe(one)]
+    if host.changes or host.drift is not None:
+        # A change of a cell beside one of these is the host's.
+        lines += [f"the host itself, by its own probes: {text}" for text in describe(host)]
+    for line in [*lines, *_advise(one)]:
+        typer.echo(printable(line))
+    return one
 
 
 def _show_refused(stored: StoredHistory) -> None:

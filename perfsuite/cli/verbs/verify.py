@@ -57,7 +57,7 @@ def verify(
     typer.echo(equivalence_table(reports))
     for text in explanations(reports, every_row=not all_recipes):
         typer.echo(text)
-    if not all_recipes:
+    if all_recipes:
         counted = Counter(report.status for report in reports)
         typer.echo(", ".join(f"{counted[name]} {name}" for name in EXIT_CODES if counted[name]))
     write_json(json_file, rows=[row for report in reports for row in report.rows])

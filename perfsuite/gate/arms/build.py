@@ -1,4 +1,4 @@
-"""The base's own interpreter and its own build, which is made before anything is imported."""
+"""The base's own interpreter, and its own build, which runs before anything is imported."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _NUM_LOG_LINES = 20
 
 
 def find_interpreter(name: str) -> str:
-    """Return the absolute path of a program, as it is started in another folder.
+    """Return the absolute path of a program, since launches start in another folder.
 
-    Raises a ValueError where there is no such program. A link stays one: an environment's
-    interpreter is known by its own path.
+    Raises a ValueError where there is no such program. It does not resolve a link: a virtual
+    environment is found by the path of its interpreter.
     """
     found = shutil.which(name)
     if found is None:
@@ -29,10 +29,10 @@ def find_interpreter(name: str) -> str:
 def build_base(
     command: str, tree: Path, *, site: Path, root: Path, python: str, environment: Mapping[str, str]
 ) -> str | None:
-    """Build in place or into `site`, a new folder; return why it failed, None where it did not.
+    """Build in `tree` or into `site`, a new folder; return why it failed, None where it did not.
 
-    `command` is one of the shell, whose `python` is the base's. It has failed too where it changed
-    the packages of this interpreter, with which head runs, in `root`.
+    A shell runs `command`, and finds the base's interpreter as `python`. The build also fails where
+    it changes the packages of this interpreter, because head, in `root`, runs with them too.
     """
     site.mkdir()
     variables = {
@@ -61,9 +61,9 @@ def build_base(
     if changed := sorted({*before.items()} ^ {*_installed().items()}):
         names = dict.fromkeys(name.partition("-")[0] for name, _ in changed)
         return (
-            f"the build of the base, '{command}', changed {', '.join(names)} in {_place()}, with "
-            f"which head runs too; repair that with 'pip install --no-deps --editable {root}', and "
-            "have the build install into the folder that PERFSUITE_SITE names"
+            f"the build of the base, '{command}', changed {', '.join(names)} in {_place()}, and "
+            f"head runs with that too; repair it with 'pip install --no-deps --editable {root}', "
+            "and have the build install into the folder that PERFSUITE_SITE names"
         )
     if process.returncode != 0:
         last = "".join(f"\n  | {line}" for line in said.splitlines()[-_NUM_LOG_LINES:])

@@ -41,8 +41,8 @@ from perfsuite.gate.arms.num_rounds import agree_on_iterations, first_num_rounds
 from perfsuite.gate.arms.turns import Scheduler
 
 _LOOK_S = 0.5
-# In the time that idle launches may be silent, how often it is seen whether they work; from which
-# share of one processor on they do; and how much longer they may then be silent.
+# How often, within the time that idle launches may be silent, the gate looks whether they work; the
+# share of one processor from which on they do; and how much longer working ones may be silent.
 _LOOKS = 10
 _BUSY_SHARE = 0.1
 _BUSY_PATIENCE = 10
@@ -127,7 +127,7 @@ class Server:
     def _notice_ends(self) -> None:
         codes = {name: process.poll() for name, process in self._processes.items()}
         if any(codes[name] is not None for name in codes.keys() - self._finished):
-            while self._receive(0):  # its last messages may have come since
+            while self._receive(0):  # its last messages may have come meanwhile
                 pass
         for name, code in codes.items():
             if code is not None and name not in self._finished:
@@ -260,7 +260,7 @@ class Patience:
         self._spent_before_s = 0.0
 
     def hear(self) -> None:
-        """Begin anew: a launch has said something."""
+        """Start the time again: a launch has sent something."""
         self._heard_s = self._busy_s = self._clock()
 
     def why_over(self) -> str | None:

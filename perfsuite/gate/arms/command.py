@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
-# The options of perfsuite that decide which cells there are and what is run in them. The others are
-# the session's own, and a base may have a perfsuite that does not know them.
+# The options of perfsuite that decide which cells there are and what they run. The others concern
+# only the session, and the base's perfsuite may not know them.
 _HANDED_ON = frozenset({"device", "matrix", "rounds", "seed", "timeout", "collective-timeout"})
 _OURS = "--perf-"
 # What one letter of the interpreter's options becomes where a launch cannot have it: -I is -E, -s

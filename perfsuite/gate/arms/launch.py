@@ -19,7 +19,7 @@ from pathlib import Path
 from perfsuite.errors import WriteError
 from perfsuite.gate.arms.arm import Arm, Choose, Launch, PairPlan, Suite
 from perfsuite.gate.arms.channel import Server
-from perfsuite.gate.arms.launched import background, collected, load_log, turn_clock
+from perfsuite.gate.arms.launched import background, bytecode, collected, load_log, turn_clock
 from perfsuite.units import format_bytes
 
 _PLUGIN_NAME = "perfsuite_arm"
@@ -27,6 +27,7 @@ _PLUGIN_NAME = "perfsuite_arm"
 _COPIED = {
     _PLUGIN_NAME: Path(background.__file__).with_name("arm_plugin.py"),
     "perfsuite_background": Path(background.__file__),
+    "perfsuite_bytecode": Path(bytecode.__file__),
     "perfsuite_collected": Path(collected.__file__),
     "perfsuite_turn_clock": Path(turn_clock.__file__),
     "sitecustomize": Path(load_log.__file__),

@@ -16,11 +16,11 @@ class Loaded:
     """What the processes of a launch have loaded and started so far; absolute paths.
 
     Attributes:
-        files: Python sources, compiled code, and those files that a launch is told to watch.
-        recent: Of the files, those of processes that have lived since this was asked the last time,
-            and of what they were forked from.
-        programs: What was started.
-        silent: Commands whose process may have run Python and could not log what it loaded.
+        files: Python sources, compiled code, and the files that the launch watches.
+        recent: The files of processes that lived since the last reading, and of those that they
+            were forked from.
+        programs: The programs that were started.
+        silent: Commands whose process may have run Python but could not log what it loaded.
     """
 
     files: frozenset[str] = frozenset()
@@ -44,7 +44,7 @@ class LoadLogReader:
         self._processes: set[int] = set()
 
     def read(self) -> Loaded:
-        """Return what is loaded by now; what living processes have mapped is looked up."""
+        """Return what is loaded by now, with the libraries that living processes have mapped."""
         with contextlib.suppress(FileNotFoundError), self._log.open("rb") as opened:
             opened.seek(self._num_bytes)
             *lines, _ = opened.read().split(b"\n")
@@ -74,9 +74,9 @@ class LoadLogReader:
             self._texts[kind].add(text)
 
     def _recent(self) -> Iterable[int]:
-        """The processes that have lived since the last time, and what they were forked from.
+        """The processes that lived since the last reading, and those that they were forked from.
 
-        All, where one was started by a process without this log: a shell, or one that is gone.
+        All processes, where a process without this log started one: a shell, or one that is gone.
         """
         found: set[int] = set()
         first = next(iter(self._parents), None)
@@ -92,7 +92,7 @@ class LoadLogReader:
 
 
 def _mapped_libraries(process: int) -> set[str]:
-    """The files whose code a process has in its memory (proc(5)), programs included."""
+    """The files whose code a process has mapped (proc(5)), its program included."""
     maps = Path(f"/proc/{process}/maps").read_text(errors="surrogateescape")
     fields = (line.split(maxsplit=5) for line in maps.splitlines())
     return {

@@ -1,4 +1,4 @@
-"""Whose turn it is: two arms on the same cores, one of which runs while the other is blocked.
+"""Whose turn it is: two arms share cores, and one runs while the other is blocked.
 
 A pure state machine over the names of arms.
 """
@@ -29,15 +29,15 @@ class Scheduler:
         self._agreeing: set[str] = set()
         self._finished: set[str] = set()
         self._running: str | None = None
-        # Of a cell that one arm enters at a time: those before it, and those that were admitted;
-        # None in any other cell.
+        # Where one arm at a time enters a cell: the arms that wait before it, and those that were
+        # admitted, which is None in any other cell.
         self._before_cell: set[str] = set()
         self._admitted: set[str] | None = None
 
     def enter(self, arm: str, *, alone: bool) -> list[str]:
-        """An arm is before a cell; return the arms that may enter it now.
+        """An arm has come to a cell; return the arms that may enter it now.
 
-        With `alone`, which is the same for both arms, one enters when no other is inside.
+        With `alone`, which is the same for both arms, an arm enters when no other is inside.
         """
         if not alone:
             return [arm]
@@ -81,7 +81,7 @@ class Scheduler:
         return self._withdraw(arm)
 
     def finish(self, arm: str) -> list[str]:
-        """An arm has finished, and will request nothing any more."""
+        """An arm has finished, and will request nothing more."""
         self._finished.add(arm)
         return self._withdraw(arm)
 

@@ -104,13 +104,8 @@ def draw_lines(
         y = _LEGEND_Y + number * _LINE_HEIGHT
         paths.append((style, f"M{_LEFT:g} {y - 4:g}h28"))
         texts.append(Text(x=_LEFT + 36, y=y, anchor="start", content=line.name))
-    in_words = (
-        f"{line.name}: "
-        + ", ".join(f"{write_y(y)} at {axes[0]} {write_x(x)}" for x, y in line.points)
-        for line in lines
-    )
     return Picture(
-        label=f"{kind}, {title}. {'; '.join(in_words)}",
+        label=f"{kind}, {title}. {_in_words(lines, axes[0], write_x, write_y)}",
         width=_WIDTH,
         height=_LEGEND_Y + (len(lines) - 1) * _LINE_HEIGHT + 8,
         paths=tuple(paths),
@@ -171,6 +166,19 @@ def ticks(largest: float, *, least_step: float = 0.0) -> tuple[float, ...]:
     step = max(step, least_step)
     count = math.ceil(largest / step - 1e-9)
     return tuple(float(f"{step * number:.12g}") for number in range(count + 1))
+
+
+def _in_words(
+    lines: Sequence[PlotLine],
+    x_name: str,
+    write_x: Callable[[float], str],
+    write_y: Callable[[float], str],
+) -> str:
+    return "; ".join(
+        f"{line.name}: "
+        + ", ".join(f"{write_y(y)} at {x_name} {write_x(x)}" for x, y in line.points)
+        for line in lines
+    )
 
 
 def _y_axis(lines: Sequence[PlotLine], *, is_binary: bool) -> Axis:

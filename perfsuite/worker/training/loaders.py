@@ -47,28 +47,16 @@ def build_batches(
     device: torch.device,
     on_worker_start: Callable[[], None] | None = None,
 ) -> EpochBatches:
-    """Return one rank's batches of a split, without end.
+    """Return the batches of a split's shard `shard_index`, from 0, without end.
 
-    The order of the samples depends on seed and epoch alone, never on the number of workers.
-    Training data are shuffled anew in each epoch; samples that would leave a shard shorter than the
-    others, or a batch not full, are left out of that epoch. Other splits keep their order and their
-    last, smaller batch; shards that would be shorter repeat samples from the start of the split.
-    A dataset's own random numbers depend on the number of workers, since each has its own seed.
-
-    Workers are forked, whatever Python's default (forkserver from 3.14 on): their first batch comes
-    in 0.2 s instead of 1.8 s. There is no timeout here, because the controller watches progress.
-
-    This rank loads the shard `shard_index`, from 0. `seed` is that of the order and of the workers,
-    the same on every rank. `on_worker_start` is called first in each loader worker.
+    `seed`, of the order and of the workers, is the same on every rank. `on_worker_start` is called
+    first in each loader worker.
 
     Raises:
         NotExercisedError: The recipe pins memory, and the device needs none.
         WorkloadError: There is no such split, or it cannot fill one batch of each shard.
     """
-    if recipe.pin_memory and device.type == "cpu":
-        raise NotExercisedError(
-            "pin_memory=True pins nothing without an accelerator; this cell runs on cpu"
-        )
+    _refuse_idle_pinning(recipe, device)
     origin = f"workload {workload.name!r}: its {split} dataset"
     trains = split == "train"
     batch_size = recipe.micro_batch_size or workload.micro_batch_size
@@ -81,28 +69,40 @@ def build_batches(
         seed=seed,
         drop_last=trains,
     )
-    # Its own generator, so that starting an epoch draws nothing from the model's random numbers;
-    # another one on each shard, so that no two ranks augment alike.
-    generator = torch.Generator().manual_seed(seed + shard_index)
     loader = DataLoader(
         _Fetching(dataset),
         batch_size=batch_size,
         sampler=sampler,
         drop_last=trains,
-        generator=generator,
+        # Its own: an epoch draws nothing of the model's random numbers, no two ranks augment alike.
+        generator=torch.Generator().manual_seed(seed + shard_index),
         collate_fn=lambda batch: batch,  # fetched as a whole already
         num_workers=recipe.num_workers,
         persistent_workers=recipe.persistent_workers,
         prefetch_factor=recipe.prefetch_factor,
         pin_memory=recipe.pin_memory,
+        # With forkserver, Python's default from 3.14 on, the first batch takes 1.8 s, not 0.2 s.
         multiprocessing_context="fork" if recipe.num_workers else None,
         worker_init_fn=None if on_worker_start is None else lambda _: on_worker_start(),
     )
     return EpochBatches(loader, sampler, len(dataset), origin)
 
 
+def _refuse_idle_pinning(recipe: Recipe, device: torch.device) -> None:
+    if recipe.pin_memory and device.type == "cpu":
+        raise NotExercisedError(
+            "pin_memory=True pins nothing without an accelerator; this cell runs on cpu"
+        )
+
+
 class EpochBatches(Iterator[Any]):
     """An iterator of batches (inputs, target) without end; as a context manager it closes itself.
+
+    The order of the samples depends on seed and epoch alone, never on the number of workers.
+    Training data are shuffled anew in each epoch; samples that would leave a shard shorter than the
+    others, or a batch not full, are left out of that epoch. Other splits keep their order and their
+    last, smaller batch; shards that would be shorter repeat samples from the start of the split.
+    A dataset's own random numbers depend on the number of workers, since each has its own seed.
 
     Attributes:
         epoch: The epoch of the last batch, from 0.

@@ -13,7 +13,7 @@ import pytest
 
 from perfsuite.cli.doctor.findings import Finding
 from perfsuite.cli.doctor.verb import examine, examine_timing_lock
-from perfsuite.system.timing_lock import TimingLock
+from perfsuite.system.timing_lock import LOCK_DIR, TimingLock
 
 
 def test_the_examination_covers_every_subject_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,21 +43,21 @@ def test_the_examination_imports_no_torch_here() -> None:
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
 
 
-def hold_lock(folder: Path, is_held: Any, may_end: Any) -> None:
-    lock = TimingLock(wait_s=0, say=print, folder=folder)
+def hold_lock(is_held: Any, may_end: Any) -> None:
+    lock = TimingLock(wait_s=0, say=print)
     lock.acquire()
     is_held.set()
     may_end.wait()
 
 
-def test_another_timing_session_is_a_warning_that_names_it(tmp_path: Path) -> None:
+def test_another_timing_session_is_a_warning_that_names_it(lock_folder: Path) -> None:
     context = multiprocessing.get_context("fork")
     is_held, may_end = context.Event(), context.Event()
-    other = context.Process(target=hold_lock, args=(tmp_path, is_held, may_end))
+    other = context.Process(target=hold_lock, args=(is_held, may_end))
     other.start()
     try:
         assert is_held.wait(10)
-        finding = examine_timing_lock(TimingLock(wait_s=0, say=print, folder=tmp_path))
+        finding = examine_timing_lock(TimingLock(wait_s=0, say=print))
     finally:
         may_end.set()
         other.join()
@@ -70,18 +70,21 @@ def test_another_timing_session_is_a_warning_that_names_it(tmp_path: Path) -> No
     )
 
 
-def test_a_free_machine_is_left_free(tmp_path: Path) -> None:
-    examined = examine_timing_lock(TimingLock(wait_s=0, say=print, folder=tmp_path))
-    again = examine_timing_lock(TimingLock(wait_s=0, say=print, folder=tmp_path))
+def test_a_free_machine_is_left_free(lock_folder: Path) -> None:
+    examined = examine_timing_lock(TimingLock(wait_s=0, say=print))
+    again = examine_timing_lock(TimingLock(wait_s=0, say=print))
 
     assert examined == again == Finding("timing session", "ok", "no other")
 
 
-def test_a_lock_that_cannot_be_made_is_a_finding(tmp_path: Path) -> None:
+def test_a_lock_that_cannot_be_made_is_a_finding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = tmp_path / "file"
     folder.write_text("")
+    monkeypatch.setenv(LOCK_DIR, str(folder))
 
-    finding = examine_timing_lock(TimingLock(wait_s=0, say=print, folder=folder))
+    finding = examine_timing_lock(TimingLock(wait_s=0, say=print))
 
     assert finding == Finding(
         "timing session",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import sys
 from pathlib import Path
@@ -19,7 +18,6 @@ from perfsuite.report.formats.csv_file import profile_csv
 from perfsuite.report.formats.latex import profile_latex
 from perfsuite.report.terminal.profile import profile_text
 from perfsuite.system.json_files import read_json_as
-from perfsuite.system.timing_lock import TimingLock
 
 FILES = {
     "profile.tex",
@@ -104,9 +102,6 @@ def test_a_real_training_leaves_a_profile_with_the_keys_of_the_contract(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    # No assertion depends on its times, so it need not wait for another timing session.
-    own_lock = functools.partial(TimingLock, folder=tmp_path)
-    monkeypatch.setattr("perfsuite.experiments.rank_session.TimingLock", own_lock)
 
     ended = CliRunner().invoke(
         app.app, ["profile", "toy-mlp", "--epochs", "1", "--device", "cpu", "--json", "p.json"]

@@ -1,7 +1,7 @@
 """The arm's end of the gate: a pytest plugin that takes turns with the other arm and sends times.
 
-Copied into the launches of both arms, whose interpreters and perfsuite may differ: imports the
-standard library, pytest and the files that are copied with it, and must not import anything else
+It is copied into the launches of both arms, whose interpreters and perfsuite may differ. So it
+imports only the standard library, pytest and the files that are copied with it, and nothing else
 of ours. The other end of its socket is `perfsuite.gate.arms.channel`, which documents the messages.
 """
 
@@ -20,13 +20,13 @@ from typing import Any
 import pytest
 
 _PLUGIN_NAME = "pytest-benchmark"
-# The name of the clock of a cell whose ranks are timed, and take turns, by themselves.
+# The clock of a cell whose ranks take turns and time themselves has this name.
 _RANK_CLOCK = "rank_clock"
 _NUM_FUNCTIONS = 40
-# Of rounds in a first launch of a cell without ranks: many short launches say more than few long
-# ones, because what differs is the launch (Kalibera and Jones 2013).
+# Seconds of rounds in the first launch of a cell without ranks: many short launches say more than
+# few long ones, because launches are what differs (Kalibera and Jones 2013).
 _FIRST_S = 0.3
-# Of the messages that ranks send by themselves; a perfsuite with another cannot take part.
+# The version of the messages that ranks send; a perfsuite with another version cannot take part.
 _PROTOCOL = 2
 # prctl(2), <linux/prctl.h>.
 _PR_SET_PDEATHSIG = 1
@@ -50,12 +50,12 @@ class Channel:
             os._exit(1)
 
     def request(self, **message: Any) -> Any:
-        """Send a message, and return the answer when it comes; nothing else runs meanwhile."""
+        """Send a message and wait for the answer, while nothing else of the launch runs."""
         with self._background.paused(looks=True):
             return self.wait(**message)
 
     def wait(self, **message: Any) -> Any:
-        """Do the same in a turn, whose clock stops and resumes what else there is."""
+        """Do the same within a turn: there the clock stops and resumes the other processes."""
         self.send(**message)
         line = self._lines.readline()
         if not line:
@@ -67,7 +67,7 @@ class ArmPlugin:
     """Runs the cells that the gate names, in its order, and sends the outcome of each."""
 
     def __init__(self, channel: Channel, background: Any, parser: pytest.Parser) -> None:
-        # Here, because only an arm has the copies.
+        # Imported here, because only an arm has the copies.
         import perfsuite_collected  # type: ignore[import-not-found]
         import perfsuite_turn_clock  # type: ignore[import-not-found]
 
@@ -79,19 +79,19 @@ class ArmPlugin:
         self._background = background
         self._core = int(os.environ["PERFSUITE_ARM_CORE"])
         self._unpinned: list[str] = []
-        # Of the cells that are timed here, the clock and the core that it shares.
+        # The clock of each cell that is timed in this process, and the core that it shares.
         self._clocks: dict[str, tuple[Any, Any]] = {}
         self._phases: list[pytest.TestReport] = []
         self._subtests: list[pytest.TestReport] = []
         self._broken: dict[str, str] = {}
-        # The cell that runs, and its benchmark once it has run.
+        # The running cell, and its benchmark fixture once it has run.
         self._item: pytest.Item | None = None
         self._fixture: Any = None
         self._is_in_call = False
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_cmdline_main(self, config: pytest.Config) -> Any:
-        """Override what a suite may set otherwise, before any plugin reads its options."""
+        """Override options that a suite may have set, before any plugin reads them."""
         files = tempfile.mkdtemp(prefix="results-")
         options: dict[str, Any] = {
             "benchmark_disable": False,
@@ -127,13 +127,13 @@ class ArmPlugin:
             options |= {"benchmark_cprofile": "tottime", "benchmark_cprofile_loops": None}
         known = vars(config.option)
         if known.get("randomly_seed") in ("default", "last"):
-            # Of pytest-randomly, which would draw another one in each arm.
+            # pytest-randomly would draw another seed in each arm.
             options["randomly_seed"] = int(os.environ["PYTHONHASHSEED"])
         known.update({name: value for name, value in options.items() if name in known})
         if files := Path(os.environ["PERFSUITE_ARM_CHANNEL"]).with_name("files").read_text():
             config.args[:] = [str(config.rootpath / file) for file in files.splitlines()]
         elif "PERFSUITE_ARM_LACKS" in os.environ:
-            # The base's own files, by the paths of a user who names head's.
+            # The user names head's paths; the base runs those of its own files that exist.
             folder = config.invocation_params.dir
             named = dict.fromkeys(argument.partition("::")[0] for argument in config.args)
             config.args[:] = [file for file in named if (folder / file).exists()]
@@ -146,7 +146,7 @@ class ArmPlugin:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[Any]) -> Any:
-        """Send the cells that every other plugin has left, and keep those that the gate chooses."""
+        """Send the cells that no other plugin deselected, and keep those that the gate chooses."""
         result = yield
         cells = [item for item in items if "benchmark" in getattr(item, "fixturenames", ())]
         answer = self._channel.request(
@@ -177,12 +177,12 @@ class ArmPlugin:
         return result
 
     def _named_paths(self, config: pytest.Config) -> list[str]:
-        """The paths on the command line and in PYTEST_ADDOPTS, and none of an ini file."""
+        """The paths on the command line and in PYTEST_ADDOPTS, without those of an ini file."""
         typed = [*shlex.split(os.environ.get("PYTEST_ADDOPTS", "")), *config.invocation_params.args]
         return list(self._parser.parse_known_args(typed).file_or_dir)
 
     def _changed_variables(self) -> dict[str, str | None]:
-        """The variables that are others than when this process began; pytest sets its own."""
+        """The variables that changed since this process began, without those that pytest sets."""
         now = dict(os.environ)
         return {
             name: now.get(name)
@@ -192,7 +192,7 @@ class ArmPlugin:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
-        """Give a cell a clock that waits for its turn, unless ranks do that by themselves.
+        """Give a cell a clock that waits for its turn, unless its ranks do that themselves.
 
         Where a plugin runs a cell again after a failure, its last run is the one that counts.
         """
@@ -238,12 +238,12 @@ class ArmPlugin:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_makereport(self, item: pytest.Item, call: Any) -> Any:
-        """Keep a report until all plugins have seen it; during the call it is of a subtest."""
+        """Keep each report; one that comes during the call is a subtest's."""
         report = yield
         (self._subtests if self._is_in_call else self._phases).append(report)
         if report.when == "teardown":
             self._item = item
-            # pytest forgets it before the cell is over.
+            # pytest forgets the fixture before the cell is over.
             self._fixture = getattr(item, "funcargs", {}).get("benchmark")
             if item.nodeid in self._clocks:
                 self._clocks[item.nodeid][0].end()
@@ -251,7 +251,7 @@ class ArmPlugin:
 
     @pytest.hookimpl(tryfirst=True, optionalhook=True)
     def pytest_timeout_set_timer(self) -> bool:
-        """Keep pytest-timeout from counting how long a cell waits for its turns."""
+        """Set no timer, since pytest-timeout would count how long a cell waits for its turns."""
         return True
 
     @pytest.hookimpl(tryfirst=True, optionalhook=True)
@@ -297,7 +297,7 @@ class ArmPlugin:
 
 
 def _profile(stats: Any) -> list[tuple[str, float, float]]:
-    """The costliest functions of one call: where, calls, and seconds without what they call."""
+    """The costliest functions of one call: place and name, calls, and their own seconds."""
     profiled = getattr(stats, "cprofile_stats", None)
     if profiled is None:
         return []
@@ -309,16 +309,15 @@ def _profile(stats: Any) -> list[tuple[str, float, float]]:
 
 
 def _takes_turns(config: pytest.Config) -> bool:
-    """Whether this arm's perfsuite, if it has one, lets its ranks take turns."""
+    """Whether the ranks of this arm's perfsuite can take turns; true where it has none."""
     plugin = config.pluginmanager.get_plugin("perfsuite")
     return plugin is None or getattr(plugin, "TAKES_TURNS", None) == _PROTOCOL
 
 
 def _agree_on_rounds(fixture: Any, channel: Channel, core: Any, sets_rounds: bool) -> None:
-    """Take iterations, and the rounds unless the test sets them, from the gate.
+    """Take iterations from the gate, and rounds too unless the test sets them.
 
-    pytest-benchmark finds the iterations of a round by timing, and has no public place for a number
-    that is known.
+    pytest-benchmark finds the iterations of a round by timing, and has no public way to set them.
     """
     calibrate = fixture._calibrate_timer
 
@@ -340,10 +339,10 @@ def _agree_on_rounds(fixture: Any, channel: Channel, core: Any, sets_rounds: boo
 
 
 def _know_precision(clock: Any, given: Any) -> None:
-    """Have pytest-benchmark take the precision of the clock inside.
+    """Give pytest-benchmark the precision of the clock that ours wraps.
 
-    It would measure the precision by single reads, which are no pairs, and has no public place for
-    one that is known.
+    It would measure the precision by single reads, where ours is read in pairs, and has no public
+    way to set it.
     """
     from pytest_benchmark.fixture import BenchmarkFixture
     from pytest_benchmark.timers import compute_timer_precision
@@ -368,13 +367,13 @@ def _reason(report: pytest.TestReport | pytest.CollectReport) -> str:
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
     """Connect to the gate, and register the hooks, which need the connection."""
-    # The launcher sets it. Where a suite has switched pytest's cache off, --strict-config would
-    # refuse it as unknown.
+    # Every launch sets cache_dir. Where a suite has switched pytest's cache off, --strict-config
+    # would refuse it as unknown.
     parser.addini("cache_dir", "Cache directory path", default=".pytest_cache")
-    # Of a suite whose arms are without perfsuite.
+    # For a suite whose arms have no perfsuite.
     parser.addini("perf_share", "files that both arms may use", type="args", default=[])
-    # The kernel ends this process with the gate. The gate does not ask for that between fork and
-    # exec: Python would run handlers of its own around such a fork, in which a Ctrl-C is lost.
+    # From now on the kernel ends this process when the gate ends. The gate cannot ask for that
+    # between fork and exec: Python runs its own handlers around such a fork, which lose a Ctrl-C.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     from perfsuite_background import Background  # type: ignore[import-not-found]
 

@@ -41,11 +41,15 @@ class Background:
 
         Nothing is stopped where the kernel cannot wait for that end (pidfd_open(2), Linux 5.3).
         """
-        self._has_orphans = False
+        self._found: set[int] = set()
         self._known: set[int] = set()
         self._stopped: set[int] = set()
         self._told: set[int] = set()
+        before = newest_process()
         self._waker = _start_waker()
+        # A container's own /proc may not count.
+        self._counts_starts = newest_process() != before
+        self._newest = b""
 
     @contextmanager
     def paused(self, *, looks: bool = False) -> Iterator[None]:
@@ -61,7 +65,7 @@ class Background:
             self.resume()
 
     def stop(self, *, looks: bool = False) -> None:
-        """Stop the other processes of the launch, those first that were running before."""
+        """Stop the other processes of the launch, first those that were running before."""
         if self._waker is None:
             return
         _signal(self._known, signal.SIGSTOP)
@@ -77,16 +81,22 @@ class Background:
         self._known = found.keys() & self._stopped
 
     def resume(self) -> None:
-        """Let those go on that `stop` has stopped."""
+        """Resume the processes that `stop` has stopped."""
         _signal(self._stopped, signal.SIGCONT)
         self._stopped = set()
 
     def processes(self, *, looks: bool = False) -> dict[int, Process]:
         """Return all other processes of the launch, by their ids."""
-        if not (looks or self._has_orphans or _has_children()):
+        if not (looks or self._found or _has_children()):
             return {}
-        found = launched_processes(os.getpid(), list_processes())
-        self._has_orphans = bool(found)
+        newest = newest_process()
+        if looks or newest != self._newest or not self._counts_starts:
+            found = launched_processes(os.getpid(), list_processes())
+            self._newest = newest
+        else:  # nothing has started since, and a look at all processes takes milliseconds
+            living = ((pid, _read_process(pid)) for pid in self._found)
+            found = {pid: one for pid, one in living if one is not None and one.state not in "ZX"}
+        self._found = {*found}
         return found
 
     def threads(self) -> list[int]:
@@ -100,7 +110,7 @@ class Background:
     def thread_seconds(self) -> dict[int, float]:
         """Return the processor seconds of Python's other threads, by thread.
 
-        Without a library's: a pool of OpenMP threads spins on after its work, which is no work.
+        It leaves out a library's threads: an OpenMP pool spins on after its work is done.
         """
         found = {}
         for thread in threading.enumerate():
@@ -141,19 +151,29 @@ def launched_processes(own: int, processes: dict[int, Process]) -> dict[int, Pro
 
 def list_processes() -> dict[int, Process]:
     """Return every process that is visible here."""
-    found = {}
-    for entry in os.scandir("/proc"):
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError):  # it has just ended
-                # The name of the program, which comes before, may hold anything.
-                fields = Path(entry.path, "stat").read_bytes().rpartition(b")")[2].split()
-                found[int(entry.name)] = Process(
-                    state=fields[0].decode(),
-                    parent=int(fields[1]),
-                    session=int(fields[3]),
-                    cpu_s=(int(fields[11]) + int(fields[12])) / _TICKS_PER_S,
-                )
-    return found
+    pids = (int(name) for name in os.listdir("/proc") if name.isdigit())  # noqa: PTH208  # faster
+    return {pid: process for pid in pids if (process := _read_process(pid)) is not None}
+
+
+def newest_process() -> bytes:
+    """The id of the process or thread that was started last on this machine (proc(5))."""
+    with open("/proc/loadavg", "rb") as opened:  # noqa: PTH123  # faster
+        return opened.read().rpartition(b" ")[2]
+
+
+def _read_process(pid: int) -> Process | None:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as opened:  # noqa: PTH123  # faster
+            # The name of the program, which comes before, may hold anything.
+            fields = opened.read().rpartition(b")")[2].split()
+    except OSError:  # it has just ended
+        return None
+    return Process(
+        state=fields[0].decode(),
+        parent=int(fields[1]),
+        session=int(fields[3]),
+        cpu_s=(int(fields[11]) + int(fields[12])) / _TICKS_PER_S,
+    )
 
 
 def _has_children() -> bool:
@@ -181,7 +201,7 @@ def _start_waker() -> int | None:
     if (child := os.fork()) == 0:
         try:
             os.setsid()  # what ends the launch's group must not end this one
-            if os.fork() == 0:  # no child of the launch, which may wait for all that it has
+            if os.fork() == 0:  # not a child of the launch, which may wait for all of its children
                 _wake_at_end(own, reader, writer)
         finally:
             os._exit(0)

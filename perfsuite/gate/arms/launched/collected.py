@@ -1,4 +1,4 @@
-"""What an arm tells of the tests that it has collected.
+"""What an arm reports about the tests that it has collected.
 
 Copied into the launches beside the arm's plugin, as independent of us as that.
 """
@@ -27,7 +27,7 @@ def policy_of(item: pytest.Item) -> dict[str, Any]:
 
 
 def settings_of(config: pytest.Config) -> dict[str, str]:
-    """Return what this side's own configuration says of how cells are judged, unparsed."""
+    """Return what this side's own configuration says about how cells are judged, unparsed."""
     found: dict[str, str] = {}
     for name in ("perf_limit", "perf_tolerance"):
         with contextlib.suppress(KeyError, ValueError):  # an arm without perfsuite has none
@@ -37,7 +37,7 @@ def settings_of(config: pytest.Config) -> dict[str, str]:
 
 
 def hides_benchmark(item: Any) -> bool:
-    """Whether a test, a fixture of it, or what these call, requests the fixture while it runs."""
+    """Whether a test, a fixture of it, or what these call, requests the fixture at run time."""
     fixtures = getattr(getattr(item, "_fixtureinfo", None), "name2fixturedefs", {})
     functions = [definition.func for found in fixtures.values() for definition in found]
     functions.append(getattr(item, "function", None))

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from importlib import import_module
 from importlib.machinery import PathFinder
 from importlib.util import module_from_spec
 
@@ -176,4 +177,6 @@ if __name__ == "sitecustomize":
         os.register_at_fork(before=_log.note_fork, after_in_child=_log.note_process)
         _log.note_process()
         _log.note_modules()
+        # Beside this file, under the name that `arms.launch` gives it.
+        import_module("perfsuite_bytecode").read_installed_bytecode()
     _run_the_next()

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-# Processor seconds a second beside those of the timed thread: above them two cores are in use, and
-# one would make the cell slower. With the thread's own, 1.05.
+# Processor seconds a second that the launch may use beside the timed thread, 1.05 with it: with
+# more, two cores are in use, and a single core would make the cell slower.
 _MOST_BESIDE = 0.05
 
 
@@ -45,7 +45,7 @@ class Background(Protocol):
         """Stop the other processes of the launch."""
 
     def resume(self) -> None:
-        """Let them go on."""
+        """Resume them."""
 
 
 class TurnClock:
@@ -176,7 +176,7 @@ class SharedCore:
         return turn_s
 
     def settle(self) -> None:
-        """Pin a cell that was serial until now."""
+        """Pin a cell that has used one core until now."""
         self._is_settled = True
         if self._is_serial and self.number is not None:
             self._is_pinned = True

@@ -52,6 +52,33 @@ def record_run(
     recorder = _Recorder(trainer, strategy)
     trainer.strategy = cast(Strategy, recorder)
     start = trace.read_weights(trainer.module)
+    steps, num_skipped = _take_steps(trainer, recorder, batches, num_steps, on_step)
+    trainer.strategy = strategy  # the next step is not recorded
+    work = None
+    if counts_work:
+        counts = count_iteration(partial(train_step, trainer, batches))
+        work = trace.Work(counts.ops, counts.flops)
+    return trace.RankTrace(
+        indices=indices,
+        batches=recorder.batches,
+        sparse=_sparse_parameters(trainer.module),
+        shard_index=strategy.shard_index,
+        start=start,
+        steps=steps,
+        num_skipped=num_skipped,
+        work=work,
+        bucket_layout=getattr(strategy, "bucket_layout", []),
+    )
+
+
+def _take_steps(
+    trainer: Trainer,
+    recorder: _Recorder,
+    batches: Iterator[Any],
+    num_steps: int,
+    on_step: Callable[[], None],
+) -> tuple[list[trace.RankStep], int]:
+    """Return the steps that were taken, and how many the scaler skipped."""
     steps: list[trace.RankStep] = []
     num_skipped = 0
     before = None
@@ -74,22 +101,7 @@ def record_run(
         else:
             num_skipped += 1
             before = trace.read_weights(trainer.module)
-    trainer.strategy = strategy  # the next step is not recorded
-    work = None
-    if counts_work:
-        counts = count_iteration(partial(train_step, trainer, batches))
-        work = trace.Work(counts.ops, counts.flops)
-    return trace.RankTrace(
-        indices=indices,
-        batches=recorder.batches,
-        sparse=_sparse_parameters(trainer.module),
-        shard_index=strategy.shard_index,
-        start=start,
-        steps=steps,
-        num_skipped=num_skipped,
-        work=work,
-        bucket_layout=getattr(strategy, "bucket_layout", []),
-    )
+    return steps, num_skipped
 
 
 class _Recorder:
