@@ -158,7 +158,7 @@ class _Search:
                 f"a commit that is slower by more than {format_ratio(bounds[0])} is bad, and one "
                 f"that is known to be slower by less than {format_ratio(bounds[1])} is good"
             )
-        good = self._judge(good_commit, bounds)
+        good = self._judge(good_commit, bounds, is_good=True)
         self.say(f"the good end against itself, {good}")
         found = replace(found, bounds=bounds, ends=(bad, good))
         if good.mark != "good":
@@ -185,8 +185,13 @@ class _Search:
             possible=tuple((commit, repository.subject_of(root, commit)) for commit in end[1]),
         )
 
-    def _judge(self, commit: str, bounds: tuple[float, float]) -> BisectStep:
-        """Judge a commit against the good one, by a tolerance and a limit."""
+    def _judge(
+        self, commit: str, bounds: tuple[float, float], *, is_good: bool = False
+    ) -> BisectStep:
+        """Judge a commit against the good one, by a tolerance and a limit.
+
+        The good one itself shows what the machine can tell apart, so it is judged though identical.
+        """
         request, cell = self.request, self.cell
         with _tree_of(self.suite, cell, commit) as (tree, inifile):
             result = run_gate(
@@ -201,6 +206,7 @@ class _Search:
                     budget=request.budget,
                     seed=request.seed,
                     priors=request.priors,
+                    judges_identical=is_good,
                     heeds_exceptions=False,
                 ),
                 say=lambda line: self.say(f"  {line}"),

@@ -151,7 +151,7 @@ def base_of(request: GateRequest, folders: Sequence[Path]) -> Base | NoBase | No
 
 def collect(arm: Arm, timeout_s: float = LAUNCH_TIMEOUT_S) -> Launch:
     """Return a launch that has collected an arm's cells, and run none."""
-    plan = PairPlan(number=0, first=arm.name, hash_seed=0, core=0, timeout_s=timeout_s)
+    plan = PairPlan(number=0, first=arm.name, hash_seed=0, timeout_s=timeout_s)
     return launch_pair([arm], plan, [])[arm.name]
 
 
@@ -233,11 +233,14 @@ class BaseSide:
         except (OSError, ValueError) as error:
             raise SettingError(f"{file} cannot be read: {why_unreadable(error)}") from error
 
-    def lay_benchmarks(self, tree: Path) -> None:
-        """Lay head's benchmarks over the tree; a SettingError where a path is not there."""
+    def lay_benchmarks(self, tree: Path) -> list[Path]:
+        """Lay head's benchmarks over the tree, and return what changes by that.
+
+        Raises a SettingError where a path is not there.
+        """
         suite = self.suite
         paths = dict.fromkeys(suite.root / path.partition("::")[0] for path in suite.paths)
-        lay_benchmarks(tree, self.head, list(paths))
+        return lay_benchmarks(tree, self.head, list(paths))
 
     def compare(
         self, tree: Path, collected: Launch, say: Callable[[str], None]
@@ -248,7 +251,8 @@ class BaseSide:
         collected everything.
         """
         request = self.request
-        if request.judges_identical or request.base_python or request.base_environment:
+        differs = request.base_python or request.base_environment or request.base_build
+        if request.judges_identical or differs:
             return None
 
         def run(names: Sequence[str]) -> Launch:
@@ -257,7 +261,6 @@ class BaseSide:
                 number=0,
                 first="head",
                 hash_seed=request.seed % 2**32,
-                core=max(os.sched_getaffinity(0)),
                 timeout_s=request.budget.timeout_s,
                 num_rounds=dict.fromkeys(names, 1),
             )

@@ -235,7 +235,8 @@ def test_both_arms_are_configured_as_the_working_tree(shop: Shop) -> None:
 
     shop.bisect()
 
-    (request, _) = shop.requests
+    (request, good_end) = shop.requests
+    assert (request.judges_identical, good_end.judges_identical) == (False, True)
     folder = request.folder
     assert request.command.arguments == (
         *("-c", str(folder / "pytest.ini"), f"--rootdir={folder}", CELL),

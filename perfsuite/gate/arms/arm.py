@@ -168,7 +168,7 @@ class PairPlan:
     number: int
     first: str
     hash_seed: int
-    core: int
+    core: int = field(default_factory=lambda: max(os.sched_getaffinity(0)))
     timeout_s: float
     profiles: bool = False
     num_rounds: Mapping[str, int] = field(default_factory=dict)

@@ -15,7 +15,6 @@ from perfsuite.gate.git.command import answer, find_commit, output
 from perfsuite.gate.git.repository import (
     Base,
     NoBase,
-    find_top,
     is_shallow,
     why_not_a_checkout,
 )
@@ -71,7 +70,7 @@ def find_base(
             f"says, and this clone has no origin/{target}; run 'git fetch origin "
             f"{target}:refs/remotes/origin/{target}', or {_NAME_ONE}"
         )
-    uncommitted = read_uncommitted(root, find_top(root) or root, outputs=outputs, folders=folders)
+    uncommitted = read_uncommitted(root, outputs=outputs, folders=folders)
     if upstream is None:
         why = ": there is no origin/HEAD, main or master to take the merge base with"
         return _base_of_default_branch(root, head, uncommitted, why)
@@ -113,7 +112,7 @@ def read_lineage(root: Path, revision: str) -> dict[str, int]:
 
 def is_dirty(root: Path, *, outputs: Sequence[Path] = ()) -> bool:
     """Whether the tree differs from HEAD in what a cell could load."""
-    return read_uncommitted(root, find_top(root) or root, outputs=outputs).is_dirty
+    return read_uncommitted(root, outputs=outputs).is_dirty
 
 
 def describe_head(root: Path) -> str:

@@ -29,6 +29,7 @@ from perfsuite.gate.git.overlay import (
     lay_over,
     make_folder,
     plan_overlay,
+    python_digests,
     source_files,
 )
 from perfsuite.gate.git.repository import Base
@@ -75,15 +76,20 @@ def directory_tree(root: Path, base_dir: Path) -> Iterator[Path]:
         yield folder
 
 
-def lay_benchmarks(tree: Path, head: Head, paths: Sequence[Path]) -> None:
+def lay_benchmarks(tree: Path, head: Head, paths: Sequence[Path]) -> list[Path]:
     """Lay head's benchmark files over `tree`, the counterpart of its root, by `overlay`'s rules.
 
-    Raises a SettingError as `plan_overlay`, and a WriteError where a file cannot be copied.
+    Return the Python files in the tree that are others then. Raises a SettingError as
+    `plan_overlay`, and a WriteError where a file cannot be copied.
     """
     laid, folder = plan_overlay(head, paths), head.top_of(tree)
+    before = python_digests(tree)
     with as_write_error(folder):
         lay_over(folder, head, laid)
         make_folder(folder, head.root.relative_to(head.top))
+    return sorted(
+        path for path, digest in python_digests(tree).items() if before.get(path) != digest
+    )
 
 
 def check_base_dir(base_dir: Path) -> None:

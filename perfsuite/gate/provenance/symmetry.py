@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import re
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,7 +27,8 @@ from perfsuite.gate.provenance.installed import (
 from perfsuite.gate.provenance.untracked import BUILD, SHARE
 
 _PYTHON = "give the base an interpreter of its own with --base-python (pytest: --perf-base-python)"
-_CODE = (".py", ".so", ".zip", ".egg", ".whl", ".pyz")
+_ARCHIVES = (".zip", ".egg", ".whl", ".pyz")
+_CODE = (".py", ".so", *_ARCHIVES)
 # Temporary folders of sessions, which a continuous integration may have in the checkout.
 _OF_LAUNCHES = re.compile(r"perfsuite-\d+-")
 
@@ -246,9 +248,13 @@ def _find_shared(base: Loading, head: Loading) -> str | None:
 def _find_source(base: Loading, head: Loading, file: Path) -> Path | None:
     """The module of both trees with the names of a file that is no code of either tree."""
     is_inside = file.is_relative_to(head.top) or file.is_relative_to(base.top)
-    if (is_inside and not SITE.search(str(file))) or not find_source(file, modules_of(base.top)):
+    if is_inside and not SITE.search(str(file)):
         return None
-    return find_source(file, modules_of(head.top))
+    ours, theirs = modules_of(head.top), modules_of(base.top)
+    if file.suffix in _ARCHIVES and zipfile.is_zipfile(file):
+        inside = (Path(name).with_suffix("").parts for name in zipfile.ZipFile(file).namelist())
+        return next((ours[names] for names in inside if names in ours and names in theirs), None)
+    return find_source(file, ours) if find_source(file, theirs) is not None else None
 
 
 def _is_of_another(file: Path, tree: Path, source: Path) -> bool:

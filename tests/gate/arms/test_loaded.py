@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import sys
 import sysconfig
 import venv
@@ -107,6 +108,16 @@ def test_a_daemon_serves_no_later_launch(tmp_path: Path) -> None:
     assert [launch.failure for launch in launches.values()] == [None, None]
     for arm in arms:
         assert not is_alive(int((arm.tree / "daemon").read_text()))
+
+
+def test_an_arm_that_cannot_log_what_it_loads_is_ended(tmp_path: Path) -> None:
+    first, second = make_arms(tmp_path, "def test_cell(benchmark): benchmark(int)\n")
+    path = {"PYTHONPATH": os.pathsep.join(sys.path)}
+    unseen = dataclasses.replace(first, python_options=("-S",), environment=path)
+
+    failure = pair([unseen, second])["base"].failure
+
+    assert str(failure).startswith("it cannot log what it loads; start Python without -S")
 
 
 def test_what_the_environment_imports_at_the_start_is_run_and_logged(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
+from git_repository import git
 
 from perfsuite.errors import SettingError, WriteError
 from perfsuite.gate.git.find_base import find_base
@@ -38,27 +39,12 @@ _HOST = re.sub("[^a-z0-9]", "", platform.node().lower())
 
 
 @pytest.fixture(autouse=True)
-def _no_configuration_of_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(tmp_path / "gitconfig"))
-    monkeypatch.setenv("GIT_CONFIG_NOSYSTEM", "1")
-    (tmp_path / "gitconfig").write_text(
-        "[user]\nname = A\nemail = a@example.org\n[init]\ndefaultBranch = main\n"
-        '[protocol "file"]\nallow = always\n'
-    )
-
-
-@pytest.fixture(autouse=True)
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where trees are made."""
     folder = tmp_path.resolve() / "tmp"
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
     return folder
-
-
-def git(folder: Path, *arguments: str) -> str:
-    command = ["git", "-C", str(folder), *arguments]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
 def write(folder: Path, **texts: str) -> None:

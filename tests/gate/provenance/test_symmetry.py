@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import zipfile
 from collections.abc import Collection
 from pathlib import Path
 
@@ -193,6 +194,17 @@ def test_a_copy_of_a_module_of_the_tree_in_both_arms_is_wrong(
         (folder / file).touch()
 
     assert is_shared_wrongly(folder, file, path)
+
+
+@pytest.mark.parametrize(("path", "is_wrong"), [("lib/calc.py", True), ("pkg/calc.py", False)])
+def test_an_archive_on_the_path_of_both_arms_may_have_a_module_of_the_tree(
+    folder: Path, path: str, is_wrong: bool
+) -> None:
+    add(folder, path)
+    with zipfile.ZipFile(folder / "shop.zip", "w") as archive:
+        archive.writestr("calc.py", "")
+
+    assert is_shared_wrongly(folder, "shop.zip", path) == is_wrong
 
 
 @pytest.mark.parametrize(
