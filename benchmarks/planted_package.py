@@ -7,14 +7,13 @@ of the same work, so it is the same share on every machine.
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import tempfile
-import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+
+from session_log import gate_command, git, run
 
 # Turns of each function's loop, for 1 to 4 ms: 5 % and 12 % more of each are whole numbers.
 WORK: Final = {"weigh": 40_000, "route": 20_000, "seal": 1_000, "shelve": 200}
@@ -58,8 +57,6 @@ _CELL = """
 def test_{name}(benchmark):
     benchmark(parcels.{name})
 """
-# A gate that waits for another session on this machine says so, and says more when it goes on.
-_WAITS = "another timing session"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,28 +118,16 @@ class PlantedPackage:
         """Run `perfsuite gate` on it."""
         with tempfile.TemporaryDirectory() as outside:
             file = Path(outside) / "gate.json"
-            command = "import sys; from perfsuite.cli.app import main; sys.exit(main())"
-            began_s = time.monotonic()
-            with subprocess.Popen(
-                [sys.executable, "-c", command, "gate", "benchmarks", "--json", str(file)],
-                cwd=self.folder,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                text=True,
-            ) as process:
-                assert process.stderr is not None
-                waited_s = _time_waited(process.stderr)
-            took_s = time.monotonic() - began_s - waited_s
+            ended = run(gate_command("benchmarks", "--json", str(file)), self.folder)
             return Gated(
-                exit_code=process.returncode,
+                exit_code=ended.exit_code,
                 document=json.loads(file.read_text()),
-                took_s=took_s,
+                took_s=ended.took_s,
             )
 
     def git(self, *arguments: str) -> None:
         """Call git in it."""
-        author = ["-c", "user.name=author", "-c", "user.email=author@example.org"]
-        subprocess.run(["git", "-C", str(self.folder), *author, *arguments], check=True)
+        git(self.folder, *arguments)
 
     def _commit(self, message: str) -> None:
         self.git("add", "--all")
@@ -152,14 +137,3 @@ class PlantedPackage:
 def cell_of(name: str) -> str:
     """Return the id of a function's cell."""
     return f"benchmarks/test_parcels.py::test_{name}"
-
-
-def _time_waited(lines: Iterable[str]) -> float:
-    """Return for how many seconds nothing was said after a line that tells of waiting."""
-    waited_s = 0.0
-    since_s: float | None = None
-    for line in lines:
-        if since_s is not None:
-            waited_s += time.monotonic() - since_s
-        since_s = time.monotonic() if _WAITS in line else None
-    return waited_s
