@@ -151,7 +151,7 @@ class _Session:
     arms: Sequence[Arm]
     budget: Budget
     random_numbers: random.Random
-    began_s: float = field(default_factory=time.monotonic)
+    began_s: float = field(default_factory=lambda: time.monotonic())
     num_pairs: int = 0
     num_unfit: int = 0
     first_s: float = 0.0
