@@ -20,6 +20,7 @@ from perfsuite.gate.arms.arm import Suite
 from perfsuite.gate.arms.command import Command
 from perfsuite.gate.git import repository
 from perfsuite.gate.git.command import complaint_of, find_commit, output, run_git
+from perfsuite.gate.git.find_base import commit_named
 from perfsuite.gate.git.overlay import Head, lay_configuration
 from perfsuite.gate.git.worktree import base_tree, empty_worktree, lay_benchmarks
 from perfsuite.gate.judge.trial import Budget
@@ -306,16 +307,8 @@ def _find_ends(request: BisectRequest) -> tuple[str, str]:
         raise SettingError(
             f"{request.folder} is not in a git checkout, so it has no commits to search"
         )
-    ends = []
-    for option, revision in (("--good", request.good), ("--bad", request.bad)):
-        commit = find_commit(request.folder, revision)
-        if commit is None:
-            raise SettingError(
-                f"{option} is {revision!r}, which is no commit of the repository {request.folder}; "
-                f"use a branch, a tag or a commit that 'git log -1 {revision}' shows"
-            )
-        ends.append(commit)
-    good, bad = ends
+    good = commit_named(request.folder, "--good", request.good)
+    bad = commit_named(request.folder, "--bad", request.bad)
     if good == bad:
         raise SettingError(
             f"--good {request.good} and --bad {request.bad} are the same commit, "

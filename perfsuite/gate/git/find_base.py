@@ -12,12 +12,7 @@ from typing import Final
 from perfsuite.errors import SettingError
 from perfsuite.gate.git.changes import Uncommitted, read_uncommitted
 from perfsuite.gate.git.command import answer, find_commit, output
-from perfsuite.gate.git.repository import (
-    Base,
-    NoBase,
-    is_shallow,
-    why_not_a_checkout,
-)
+from perfsuite.gate.git.repository import Base, NoBase, is_shallow, why_not_a_checkout
 from perfsuite.system.untrusted import printable
 from perfsuite.units import short_commit
 
@@ -164,13 +159,22 @@ def _count(root: Path, new: str, *old: str) -> int:
     return int(output(root, "rev-list", "--count", new, *(f"^{name}" for name in old)))
 
 
-def _named_base(root: Path, revision: str) -> Base:
+def commit_named(root: Path, what: str, revision: str) -> str:
+    """Return the full name of a commit; a SettingError where a revision that is `what` names none.
+
+    For people `what` is "the base" or an option.
+    """
     found = find_commit(root, revision)
     if found is None:
         hint = f"use a branch, a tag or a commit that 'git log -1 {revision}' shows"
         if is_shallow(root):
             hint = "this clone is shallow: fetch it first, or all with 'git fetch --unshallow'"
-        raise SettingError(f"the base {revision!r} is no commit of the repository {root}; {hint}")
+        raise SettingError(f"{what} {revision!r} is no commit of the repository {root}; {hint}")
+    return found
+
+
+def _named_base(root: Path, revision: str) -> Base:
+    found = commit_named(root, "the base", revision)
     if found.startswith(revision):
         return Base(revision=found, described=short_commit(found))
     return Base(revision=found, described=f"{revision}, {short_commit(found)}")
