@@ -101,7 +101,7 @@ def test_prune_removes_old_runs_behind_a_url(
     assert list(FOLDER.glob("*")) == [kept]
     assert capsys.readouterr().out.splitlines() == [
         f"{old}: older than what is kept",
-        "nothing of these was removed; add --yes to do so",
+        "none of these was removed; add --yes to remove them",
         f"{old}: removed",
     ]
     assert json.loads((tmp_path / "pruned.json").read_text())["old_runs"] == [str(old)]

@@ -399,7 +399,7 @@ def test_prune_names_old_runs_and_removes_them_only_with_yes(
     names = [f"baselines/{FOLDER}/{path.name}" for path in old]
     assert capsys.readouterr().out.splitlines() == [
         *(f"{name}: older than what is kept" for name in names),
-        "nothing of these was removed; add --yes to do so",
+        "none of these was removed; add --yes to remove them",
     ]
     assert all(path.exists() for path in (*old, *kept))
 

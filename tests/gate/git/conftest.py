@@ -1,11 +1,11 @@
-"""A repository of its own for each test, and a git that this machine has not configured."""
+"""Real repositories in temporary folders, out of reach of this machine's own configuration."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-from git_repository import commit, git
+from git_checkouts import commit, git
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from git_repository import clone, commit, git, head_of
+from git_checkouts import clone, commit, git, head_of
 
 from perfsuite.errors import SettingError
 from perfsuite.gate.git.find_base import describe_head, find_base, find_trunk, is_dirty

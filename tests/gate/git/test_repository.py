@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from git_repository import clone, commit, git, head_of
+from git_checkouts import clone, commit, git, head_of
 
 from perfsuite.errors import WriteError
 from perfsuite.gate.git.find_base import find_base, is_dirty

@@ -8,7 +8,6 @@ import multiprocessing
 import os
 import platform
 import re
-import resource
 import signal
 import subprocess
 import tempfile
@@ -18,7 +17,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
-from git_repository import git
+from full_disk import files_of_at_most
+from git_checkouts import git
 
 from perfsuite.errors import SettingError, WriteError
 from perfsuite.gate.git.find_base import find_base
@@ -396,19 +396,6 @@ def test_ctrl_c_during_the_removal_waits_until_it_is_done(
 
     assert trees_beside(repository) == []
     assert signal.signal(signal.SIGINT, before) is signal.default_int_handler
-
-
-@contextmanager
-def files_of_at_most(num_bytes: int) -> Iterator[None]:
-    """The kernel refuses to make any file of this process longer, as a full disk would."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    previous = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        signal.signal(signal.SIGXFSZ, previous)
 
 
 def test_a_disk_that_is_full_while_git_writes_leaves_nothing(repository: Path) -> None:
