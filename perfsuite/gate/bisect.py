@@ -38,7 +38,7 @@ _LEAST_BOUNDS: Final = (0.02, 0.05)
 # slow as the other: few pairs show which, where many would be spent on what else it cost.
 _SHARES: Final = (0.25, 0.75)
 _MOST_LISTED: Final = 3
-# The lines in git's log of a bisection that has ended.
+# The lines in git's log of a finished bisection.
 _FIRST_BAD: Final = re.compile(r"^# first bad commit: \[(\w+)\]", re.MULTILINE)
 _POSSIBLE: Final = re.compile(r"^# possible first bad commit: \[(\w+)\]", re.MULTILINE)
 # The exit code of `git bisect` where only skipped commits are left.

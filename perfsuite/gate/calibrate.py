@@ -66,7 +66,7 @@ _AGAINST_ITSELF: dict[str, Any] = {
     "heeds_exceptions": False,
     "explains": False,
 }
-# Words of cells that say nothing of the rule.
+# Verdicts that say nothing about the rule.
 _WITHOUT_MEASUREMENT = ("ERROR", "NO-BASELINE", "INVALID", "NEW", "VANISHED")
 
 

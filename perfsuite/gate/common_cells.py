@@ -58,7 +58,7 @@ class ChosenCells:
 def choose_cells(request: GateRequest, head: Suite, base: Suite, accepted: Accepted) -> ChosenCells:
     """Return which of head's cells are compared with those of the base's own benchmark files."""
     theirs = {name for name in base.cells if _is_named(name, head.named)}
-    # A file that the base itself cannot collect may have them all.
+    # A file that the base itself cannot collect may hold all of them.
     theirs |= {name for name in head.cells if base.why_broken(name) is not None}
     common, others = _find_common(head.cells, theirs, accepted)
     base_request = request_of_base(request, base)

@@ -11,9 +11,9 @@ _INSTALLED = re.compile(r"(site|dist)-packages|/lib/python3")
 
 
 def imported_files() -> dict[str, str]:
-    """Return the file of each module; of an installed package, that of the package alone.
+    """Return the file of each module; for an installed package, only the package's own file.
 
-    Of a package without a file that is in no other, its first folder.
+    For a top-level package without a file, its first folder.
     """
     files = {}
     for name, module in list(sys.modules.items()):
@@ -28,5 +28,5 @@ def imported_files() -> dict[str, str]:
 
 
 def _has_file(name: str) -> bool:
-    """Whether a package is one file's; else it is split over the folders of several projects."""
+    """Whether a package has a file; else it is split over the folders of several projects."""
     return getattr(sys.modules.get(name), "__file__", None) is not None

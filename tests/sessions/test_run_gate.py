@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import tempfile
 import textwrap
@@ -13,6 +12,7 @@ from typing import Any
 
 import pytest
 from gated_repository import CLOCK
+from git_checkouts import git
 from made_up_machine import Machine
 
 from perfsuite.errors import SettingError, WorkloadError
@@ -82,11 +82,6 @@ def _nothing_stays(tmp_path: Path) -> Iterator[None]:
 def traces() -> list[str]:
     folders = Path(tempfile.gettempdir()).glob(f"perfsuite-{os.getpid()}-*")
     return sorted(map(str, folders))
-
-
-def git(folder: Path, *arguments: str) -> str:
-    command = ["git", "-C", str(folder), *arguments]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
 def write(folder: Path, texts: dict[str, str]) -> None:

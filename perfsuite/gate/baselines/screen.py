@@ -26,7 +26,7 @@ from perfsuite.units import format_ratio, format_seconds
 
 # Older sessions ran older code on an older machine.
 MAX_SESSIONS: Final = 10
-# With fewer a cell that is noisier than the others passes too often.
+# With fewer sessions, a cell that is noisier than the others passes too often.
 MIN_SESSIONS: Final = 5
 # Sessions that are searched for a change of level, which takes more than a screen.
 NUM_SEARCHED: Final = 20
@@ -257,7 +257,7 @@ def _probe_shifts(
 
 
 def _decide(cell: Candidate, fits: Mapping[str, _Fit]) -> Screened:
-    # Imported here: it takes a second, which a session that screens nothing does not pay.
+    # Imported here, because it takes a second, and some sessions screen nothing.
     from scipy.special import stdtrit
 
     fit = fits[cell.fullname]

@@ -16,7 +16,7 @@ _NUM_CLASSES_SHOWN = 20
 
 def profile_text(profile: Profile) -> str:
     """Return what the terminal shows: stages, epochs, accuracy, operators, and what is missing."""
-    # Each reason once, with the first field that it is about.
+    # Each reason once, with the first field that it explains.
     reasons: dict[str, str] = {}
     for name, reason in profile.missing.items():
         reasons.setdefault(reason, name)

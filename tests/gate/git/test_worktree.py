@@ -8,16 +8,16 @@ import multiprocessing
 import os
 import platform
 import re
-import resource
 import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
+from full_disk import files_of_at_most
+from git_checkouts import git
 
 from perfsuite.errors import SettingError, WriteError
 from perfsuite.gate.git.find_base import find_base
@@ -36,27 +36,12 @@ _HOST = re.sub("[^a-z0-9]", "", platform.node().lower())
 
 
 @pytest.fixture(autouse=True)
-def _no_configuration_of_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(tmp_path / "gitconfig"))
-    monkeypatch.setenv("GIT_CONFIG_NOSYSTEM", "1")
-    (tmp_path / "gitconfig").write_text(
-        "[user]\nname = A\nemail = a@example.org\n[init]\ndefaultBranch = main\n"
-        '[protocol "file"]\nallow = always\n'
-    )
-
-
-@pytest.fixture(autouse=True)
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where trees are made."""
     folder = tmp_path.resolve() / "tmp"
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
     return folder
-
-
-def git(folder: Path, *arguments: str) -> str:
-    command = ["git", "-C", str(folder), *arguments]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
 def write(folder: Path, **texts: str) -> None:
@@ -397,19 +382,6 @@ def test_ctrl_c_during_the_removal_waits_until_it_is_done(
 
     assert trees_beside(repository) == []
     assert signal.signal(signal.SIGINT, before) is signal.default_int_handler
-
-
-@contextmanager
-def files_of_at_most(num_bytes: int) -> Iterator[None]:
-    """The kernel refuses to make any file of this process longer, as a full disk would."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    previous = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        signal.signal(signal.SIGXFSZ, previous)
 
 
 def test_a_disk_that_is_full_while_git_writes_leaves_nothing(repository: Path) -> None:
