@@ -26,7 +26,7 @@ ASKING_SHOP = """
         global num_calls
         num_calls += 1
         clock.work(SECONDS)
-        if num_calls >= 500:
+        if num_calls >= 50:
             from late import SECONDS as late_s
             clock.work(late_s)
 """

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import os
 import sys
+import sysconfig
+import venv
 from pathlib import Path
 
 import pytest
@@ -32,6 +36,8 @@ def test_busy(benchmark):
     subprocess.run(["true"], env={}, check=True)
     subprocess.run(["sh", "-c", "true"], env={"PATH": os.environ["PATH"]}, check=True)
     subprocess.run(["./script"], check=True)
+    subprocess.run(["./quiet"], check=True)
+    subprocess.run(["./open"], check=True)
     ctypes.CDLL("./library.so.1")
 
 def test_rest(benchmark):
@@ -58,8 +64,14 @@ def test_a_launch_tells_what_each_of_its_processes_loaded_and_started(
         for name in ("in_fork", "in_child"):
             (arm.tree / f"{name}.py").touch()
         (arm.tree / "elsewhere").mkdir()
-        (arm.tree / "elsewhere/script").write_text("#!/bin/sh\n")
-        (arm.tree / "elsewhere/script").chmod(0o700)
+        scripts = {
+            "script": "#!/bin/sh\n",
+            "quiet": f"#!{sys.executable} -Es\n",
+            "open": f"#!/usr/bin/env -S {sys.executable}\n",
+        }
+        for name, text in scripts.items():
+            (arm.tree / "elsewhere" / name).write_text(text)
+            (arm.tree / "elsewhere" / name).chmod(0o700)
         (arm.tree / "elsewhere/library.so.1").symlink_to(library)
 
     launch = pair(arms)["head"]
@@ -73,7 +85,9 @@ def test_a_launch_tells_what_each_of_its_processes_loaded_and_started(
     assert launch.loaded.silent == {
         f"{sys.executable} -W error -I -c pass",
         "sh -c true",
+        "./quiet",
     }
+    assert launch.loaded.shells == {"sh -c true", "./script"}
     quiet, busy, rest = launch.cells.values()
     in_fork = str(tree / "in_fork.py")
     assert in_fork in rest.loaded.files & busy.loaded.recent
@@ -106,12 +120,30 @@ def test_a_daemon_serves_no_later_launch(tmp_path: Path) -> None:
         assert not is_alive(int((arm.tree / "daemon").read_text()))
 
 
-def test_the_environments_own_sitecustomize_is_run(tmp_path: Path) -> None:
-    suite = "import sys\ndef test_cell(benchmark): benchmark(int), sys.of_the_environment\n"
-    arms = make_arms(tmp_path, suite)
-    for arm in arms:
-        (arm.tree / "first").mkdir()
-        (arm.tree / "first/sitecustomize.py").write_text("import sys; sys.of_the_environment = 1")
+def test_an_arm_that_cannot_log_what_it_loads_is_ended(tmp_path: Path) -> None:
+    first, second = make_arms(tmp_path, "def test_cell(benchmark): benchmark(int)\n")
+    path = {"PYTHONPATH": os.pathsep.join(sys.path)}
+    unseen = dataclasses.replace(first, python_options=("-S",), environment=path)
 
-    for launch in pair(arms).values():
+    failure = pair([unseen, second])["base"].failure
+
+    assert str(failure).startswith("it cannot log what it loads; start Python without -S")
+
+
+def test_what_the_environment_imports_at_the_start_is_run_and_logged(tmp_path: Path) -> None:
+    suite = "import sys\ndef test_cell(benchmark): benchmark(int), sys.of_the_environment\n"
+    venv.create(tmp_path / "venv")
+    (site_packages,) = (tmp_path / "venv").resolve().glob("lib/python*/site-packages")
+    ours = sysconfig.get_path("purelib")
+    (site_packages / "early.pth").write_text(f"import early, site; site.addsitedir({ours!r})\n")
+    (site_packages / "early.py").touch()
+    (site_packages / "sitecustomize.py").write_text("import sys; sys.of_the_environment = 1")
+    python = str(tmp_path / "venv/bin/python")
+
+    launches = pair([dataclasses.replace(arm, python=python) for arm in make_arms(tmp_path, suite)])
+
+    for launch in launches.values():
         assert launch.cells["test_cells.py::test_cell"].outcome == "passed"
+        assert {f"{site_packages}/{name}.py" for name in ("early", "sitecustomize")} <= (
+            launch.loaded.files
+        )

@@ -25,8 +25,10 @@ def changes(*modules: str, documents: Sequence[str] = (), others: Sequence[str] 
     )
 
 
-def run(*files: str, outcome: str = "passed", silent: Sequence[str] = ()) -> CellRun:
-    loaded = Loaded(recent=frozenset(files), silent=frozenset(silent))
+def run(
+    *files: str, outcome: str = "passed", silent: Sequence[str] = (), shells: Sequence[str] = ()
+) -> CellRun:
+    loaded = Loaded(recent=frozenset(files), silent=frozenset(silent), shells=frozenset(shells))
     return CellRun(outcome=outcome, reason=None, rounds_s=(0.1,), record=None, loaded=loaded)
 
 
@@ -125,6 +127,7 @@ def test_where_the_only_file_loads_a_changed_module_nothing_is_launched() -> Non
     "of_a",
     [
         run(BETA, silent=["python -I run.py"]),
+        run(BETA, shells=["./run.sh"]),
         run(BETA, outcome="failed"),
         run(BETA, outcome="skipped"),
         CellRun(outcome="passed", reason=None, rounds_s=(), record=None),
@@ -142,6 +145,7 @@ def test_a_cell_that_did_not_show_what_it_loads_is_judged(of_a: CellRun) -> None
         ("lib/calc.py", "/head/other/calc.py", False),
         ("src/shop/calc.py", "/x/site-packages/shop/calc.py", True),
         ("src/shop/calc.py", "/x/site-packages/calc.py", False),
+        ("src/shop/calc.py", "/head/src/shop/calc.cpython-311-x86_64-linux-gnu.so", True),
         ("lib/calc.py", "/x/site-packages/torch/calc.py", False),
     ],
 )
