@@ -72,7 +72,7 @@ PACKAGES = (
     Package(
         requirement="python-rapidjson==1.25",
         cells=("benchmarks/test_benchmark.py", "test_dumps and complex"),
-        slowed="test_dumps[complex object-rapidjson_f]",
+        slowed="test_dumps[rapidjson_f-complex object]",
         file="rapidjson.cpp",
         after="    /* Converts a Python object to a JSON-encoded string. */\n",
         function=None,
@@ -176,7 +176,8 @@ def _median_s(python: str, root: Path, package: Package) -> float:
     result = root.parent / "median.json"
     must([python, "-m", "pytest", path, "-k", select, "-q", f"--benchmark-json={result}"], root)
     cells = json.loads(result.read_text())["benchmarks"]
-    return float(*(cell["stats"]["median"] for cell in cells if cell["name"] == package.slowed))
+    (median_s,) = (cell["stats"]["median"] for cell in cells if cell["name"] == package.slowed)
+    return float(median_s)
 
 
 def _plant(python: str, root: Path, package: Package, build: list[str]) -> None:

@@ -6,9 +6,10 @@ the reports.
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from decimal import Decimal
 
 from perfsuite.errors import SettingError
@@ -149,6 +150,16 @@ def format_change(ratio: float) -> str:
     if math.isinf(ratio):
         return "any"
     return f"{'+' if ratio >= 1 else '-'}{format_ratio(abs(ratio - 1))}"
+
+
+def listed(names: Collection[object], most: int = 3) -> str:
+    """Return the first few of them.
+
+    >>> listed(["a", "b"]), listed(["a", "b", "c", "d", "e"])
+    ('a, b', 'a, b, c and 2 more')
+    """
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(map(str, itertools.islice(names, most))) + more
 
 
 def short_commit(commit: str) -> str:

@@ -50,7 +50,7 @@ ACCEPTED = Path(STORAGE, "accepted.toml")
 Tolerance = Annotated[str, typer.Option(help="Slowdown that is accepted.")]
 Limit = Annotated[str, typer.Option(help="Slowdown that must not pass.")]
 MaxPairs = Annotated[int, typer.Option(min=LEAST_MAX_PAIRS, help="Launches of each side, at most.")]
-MaxMinutes = Annotated[float, typer.Option(min=0, help="No pair begins that would end later.")]
+MaxMinutes = Annotated[float, typer.Option(min=0, help="No pair starts that would end later.")]
 DrawnSeed = Annotated[
     int,
     typer.Option(

@@ -51,7 +51,7 @@ class ComparisonRequest:
     """Two cells of the same activity; b is compared with a.
 
     Attributes:
-        tolerance: A difference up to this is none, 0.02 = 2 %.
+        tolerance: A difference up to this counts as none, 0.02 = 2 %.
         limit: "The same" is within this.
         budget: What each of at most two judgements may cost.
     """

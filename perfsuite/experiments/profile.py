@@ -11,7 +11,7 @@ import msgspec
 from perfsuite.ranks.messages import ProfileTaken, RankEpoch, RunProfile
 from perfsuite.records.profile import Epoch, NonFinite, Profile, ProfiledRun, ProfileStages
 
-# The host's clock is no finer, and every report shows the same digits.
+# The host's clock is not finer, and so every report shows the same digits.
 _DECIMALS = 6
 
 
@@ -48,7 +48,7 @@ def combine_profiles(
         num_profiled_steps=output.num_steps,
         communication=output.communication,
         usage=tuple(rank.usage for rank in ranks),
-        # A reason that one rank alone knows, such as a pipeline's last, holds for the profile.
+        # A reason that only one rank knows, such as a pipeline's last, holds for the profile.
         missing={name: why for rank in reversed(ranks) for name, why in rank.missing.items()},
         metrics=epochs[-1].metrics,
     )

@@ -11,7 +11,7 @@ from perfsuite.records.cell import CellRecord, Counts, Memory, Outcome, StageTim
 from perfsuite.records.equivalence import Check, EquivalenceReport, EquivalenceRow, Numerics
 from perfsuite.records.recipe import Recipe
 
-# Those that compute in float32 or finer.
+# The precisions that compute in float32 or finer.
 _FULL_PRECISIONS = ("fp64", "fp32", "O0")
 _OF_LOADER = ("num_workers", "persistent_workers", "pin_memory", "prefetch_factor", "non_blocking")
 

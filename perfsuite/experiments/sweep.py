@@ -66,7 +66,7 @@ def sweep_workers(
 
 
 def with_workers(recipe: Recipe, num_workers: int) -> Recipe:
-    """Return the recipe with so many workers; without any, what needs them is reset."""
+    """Return the recipe with this number of workers; 0 resets the fields that need them."""
     if num_workers == 0:
         recipe = dataclasses.replace(recipe, persistent_workers=False, prefetch_factor=None)
     return dataclasses.replace(recipe, num_workers=num_workers)

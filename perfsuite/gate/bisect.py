@@ -20,8 +20,9 @@ from perfsuite.gate.arms.arm import Suite
 from perfsuite.gate.arms.command import Command
 from perfsuite.gate.git import repository
 from perfsuite.gate.git.command import complaint_of, find_commit, output, run_git
-from perfsuite.gate.git.overlay import lay_configuration
-from perfsuite.gate.git.worktree import base_tree, empty_worktree
+from perfsuite.gate.git.find_base import commit_named
+from perfsuite.gate.git.overlay import Head, lay_configuration
+from perfsuite.gate.git.worktree import base_tree, empty_worktree, lay_benchmarks
 from perfsuite.gate.judge.trial import Budget
 from perfsuite.gate.request import GateRequest, collect, head_arm
 from perfsuite.gate.run_gate import HELD, run_gate
@@ -38,7 +39,7 @@ _LEAST_BOUNDS: Final = (0.02, 0.05)
 # slow as the other: few pairs show which, where many would be spent on what else it cost.
 _SHARES: Final = (0.25, 0.75)
 _MOST_LISTED: Final = 3
-# The lines in git's log of a bisection that has ended.
+# The lines in git's log of a finished bisection.
 _FIRST_BAD: Final = re.compile(r"^# first bad commit: \[(\w+)\]", re.MULTILINE)
 _POSSIBLE: Final = re.compile(r"^# possible first bad commit: \[(\w+)\]", re.MULTILINE)
 # The exit code of `git bisect` where only skipped commits are left.
@@ -158,7 +159,7 @@ class _Search:
                 f"a commit that is slower by more than {format_ratio(bounds[0])} is bad, and one "
                 f"that is known to be slower by less than {format_ratio(bounds[1])} is good"
             )
-        good = self._judge(good_commit, bounds)
+        good = self._judge(good_commit, bounds, is_good=True)
         self.say(f"the good end against itself, {good}")
         found = replace(found, bounds=bounds, ends=(bad, good))
         if good.mark != "good":
@@ -185,8 +186,13 @@ class _Search:
             possible=tuple((commit, repository.subject_of(root, commit)) for commit in end[1]),
         )
 
-    def _judge(self, commit: str, bounds: tuple[float, float]) -> BisectStep:
-        """Judge a commit against the good one, by a tolerance and a limit."""
+    def _judge(
+        self, commit: str, bounds: tuple[float, float], *, is_good: bool = False
+    ) -> BisectStep:
+        """Judge a commit against the good one, by a tolerance and a limit.
+
+        The good one itself shows what the machine can tell apart, so it is judged though identical.
+        """
         request, cell = self.request, self.cell
         with _tree_of(self.suite, cell, commit) as (tree, inifile):
             result = run_gate(
@@ -201,6 +207,7 @@ class _Search:
                     budget=request.budget,
                     seed=request.seed,
                     priors=request.priors,
+                    judges_identical=is_good,
                     heeds_exceptions=False,
                 ),
                 say=lambda line: self.say(f"  {line}"),
@@ -300,16 +307,8 @@ def _find_ends(request: BisectRequest) -> tuple[str, str]:
         raise SettingError(
             f"{request.folder} is not in a git checkout, so it has no commits to search"
         )
-    ends = []
-    for option, revision in (("--good", request.good), ("--bad", request.bad)):
-        commit = find_commit(request.folder, revision)
-        if commit is None:
-            raise SettingError(
-                f"{option} is {revision!r}, which is no commit of the repository {request.folder}; "
-                f"use a branch, a tag or a commit that 'git log -1 {revision}' shows"
-            )
-        ends.append(commit)
-    good, bad = ends
+    good = commit_named(request.folder, "--good", request.good)
+    bad = commit_named(request.folder, "--bad", request.bad)
     if good == bad:
         raise SettingError(
             f"--good {request.good} and --bad {request.bad} are the same commit, "
@@ -350,6 +349,8 @@ def _base_of(commit: str) -> repository.Base:
 @contextmanager
 def _tree_of(suite: Suite, cell: str, commit: str) -> Iterator[tuple[Path, Path]]:
     """A commit's tree with the benchmarks of today, and today's configuration in it."""
-    file, patterns = suite.root / cell.partition("::")[0], suite.python_files
-    with base_tree(suite.root, _base_of(commit), [file], python_files=patterns) as tree:
+    root = suite.root.resolve()
+    head = Head(top=repository.find_top(root) or root, root=root, python_files=suite.python_files)
+    with base_tree(suite.root, _base_of(commit)) as tree:
+        lay_benchmarks(tree, head, [suite.root / cell.partition("::")[0]])
         yield tree, lay_configuration(tree, suite.root, suite.inifile)

@@ -66,7 +66,7 @@ _AGAINST_ITSELF: dict[str, Any] = {
     "heeds_exceptions": False,
     "explains": False,
 }
-# Words of cells that say nothing of the rule.
+# Verdicts that say nothing about the rule.
 _WITHOUT_MEASUREMENT = ("ERROR", "NO-BASELINE", "INVALID", "NEW", "VANISHED")
 
 
@@ -147,13 +147,12 @@ def calibrate(
 
 
 def _count_cells(request: GateRequest, plants: Sequence[Plant]) -> int:
-    top = find_top(request.folder)
-    if top is None:
+    if find_top(request.folder) is None:
         raise WorkloadError(
             f"{request.folder} is not in a git checkout, and a calibration compares it with a "
             "fresh checkout of its commit; run 'git init', and commit"
         )
-    if read_uncommitted(request.folder, top, outputs=request.outputs).is_dirty:
+    if read_uncommitted(request.folder, outputs=request.outputs).is_dirty:
         raise WorkloadError(
             "there are uncommitted changes, and a calibration compares the working tree with a "
             "fresh checkout of HEAD, which must be the same code; commit them"

@@ -9,25 +9,26 @@ import dataclasses
 import datetime
 import functools
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from perfsuite.errors import SettingError
 from perfsuite.gate.arms.arm import Suite
 from perfsuite.gate.baselines.accepted import EVERY_CELL, Accepted, Entry, read_brought
 from perfsuite.gate.baselines.stricter import rule
+from perfsuite.gate.judge.counts import parse_slacks
 from perfsuite.gate.judge.trial import CellPolicy, Trial
 from perfsuite.gate.noise import CALIBRATION_FILE, parse_priors
-from perfsuite.gate.request import BaseSide, GateRequest, policy_of, request_of_base
+from perfsuite.gate.request import BaseSide, GateRequest
 from perfsuite.records.verdict import CellVerdict, VerdictWord
 from perfsuite.stats.evidence import Prior
 from perfsuite.system.untrusted import printable
+from perfsuite.units import format_ratio, listed, parse_ratio, parse_seconds
 
 HOW_TO_ACCEPT: Final = "if that is meant, say so with 'perfsuite baseline accept'"
-# Cells or files that a line names.
-_MOST_LISTED = 3
+_TRAIN_FLOOR_S = 50e-6
 # Reviewed exceptions, from pytest's root.
 ACCEPTED_FILE: Final = Path("baselines") / "accepted.toml"
 _SPENT = "what was accepted of it is spent: the base has the entry too"
@@ -58,10 +59,10 @@ class ChosenCells:
 def choose_cells(request: GateRequest, head: Suite, base: Suite, accepted: Accepted) -> ChosenCells:
     """Return which of head's cells are compared with those of the base's own benchmark files."""
     theirs = {name for name in base.cells if _is_named(name, head.named)}
-    # A file that the base itself cannot collect may have them all.
+    # A file that the base itself cannot collect may hold all of them.
     theirs |= {name for name in head.cells if base.why_broken(name) is not None}
     common, others = _find_common(head.cells, theirs, accepted)
-    base_request = request_of_base(request, base)
+    base_request = _request_of_base(request, base)
     policies: dict[str, CellPolicy] = {}
     used: dict[str, list[Entry]] = {}
     loosened: defaultdict[str, list[str]] = defaultdict(list)
@@ -69,7 +70,7 @@ def choose_cells(request: GateRequest, head: Suite, base: Suite, accepted: Accep
         old_name = accepted.name_in_base(name)
         slowdown, rename = accepted.slowdown(name), accepted.rename_of(old_name)
         policy = dataclasses.replace(
-            policy_of(request, head, name),
+            _policy_of(request, head, name),
             accepted_slowdown=1.0 if slowdown is None else slowdown.ratio,
             accepted_increase=functools.partial(_accepted_increase, accepted, name),
         )
@@ -133,16 +134,6 @@ def read_noise(side: BaseSide, differs: dict[str, str]) -> Mapping[str, Prior]:
         return request.priors
 
 
-def listed(names: Sequence[str]) -> str:
-    """Return the first few of them.
-
-    >>> listed(["a", "b"]), listed(["a", "b", "c", "d", "e"])
-    ('a, b', 'a, b, c and 2 more')
-    """
-    more = f" and {len(names) - _MOST_LISTED} more" if len(names) > _MOST_LISTED else ""
-    return ", ".join(names[:_MOST_LISTED]) + more
-
-
 def not_compared(word: VerdictWord, names: Iterable[str], reason: str) -> list[CellVerdict]:
     """Return the same verdict for cells that are not compared."""
     return [CellVerdict(name=name, word=word, by="collection", reason=reason) for name in names]
@@ -159,9 +150,62 @@ def _base_policy(request: GateRequest, base: Suite, name: str, *, is_train: bool
     unmarked = {"is_train": is_train}
     try:
         cells = {name: base.cells.get(name, unmarked)}
-        return policy_of(request, dataclasses.replace(base, cells=cells), name)
+        return _policy_of(request, dataclasses.replace(base, cells=cells), name)
     except SettingError:
-        return policy_of(request, dataclasses.replace(base, cells={name: unmarked}), name)
+        return _policy_of(request, dataclasses.replace(base, cells={name: unmarked}), name)
+
+
+def _request_of_base(request: GateRequest, own: Suite) -> GateRequest:
+    """The request as the base's own configuration would make it."""
+
+    def of_base(name: str, ours: float, default: float) -> float:
+        if name in request.fixed:
+            return ours
+        try:
+            return parse_ratio(own.settings[f"perf_{name}"])
+        except (KeyError, ValueError):  # a wrong value is for the change to mend
+            return default
+
+    return dataclasses.replace(
+        request,
+        tolerance=of_base("tolerance", request.tolerance, GateRequest.tolerance),
+        limit=of_base("limit", request.limit, GateRequest.limit),
+    )
+
+
+def _policy_of(request: GateRequest, suite: Suite, name: str) -> CellPolicy:
+    """How a cell is judged: by its markers, else by the request.
+
+    Raises a SettingError where a marker has a value that is not allowed.
+    """
+    markers = suite.cells[name]
+    floor_s = request.floor_s
+    if floor_s is None:
+        floor_s = _TRAIN_FLOOR_S if markers.get("is_train") else 0.0
+
+    def parsed(marker: str, parse: Callable[[Any], float], default: float) -> float:
+        return parse(markers[marker]) if marker in markers else default
+
+    try:
+        policy = CellPolicy(
+            tolerance=parsed("tolerance", parse_ratio, request.tolerance),
+            limit=parsed("limit", parse_ratio, request.limit),
+            floor_s=parsed("floor", parse_seconds, floor_s),
+            slacks=(parse_slacks(dict(markers.get("counts", {})), "perf marker"),),
+            refuses_numerics_change=request.refuses_numerics_change,
+        )
+    except (TypeError, ValueError) as error:
+        raise SettingError(f"{name}: the perf marker has {dict(markers)!r}: {error}") from error
+    if policy.tolerance >= 1:
+        raise SettingError(
+            f"{name}: the tolerance is {format_ratio(policy.tolerance)}; use less than 100 %"
+        )
+    if not policy.tolerance <= policy.limit:
+        raise SettingError(
+            f"{name}: the limit is {format_ratio(policy.limit)}, below the tolerance of "
+            f"{format_ratio(policy.tolerance)}; give its perf marker a larger limit"
+        )
+    return policy
 
 
 def _find_common(

@@ -260,7 +260,7 @@ def find_reasons(timeline: Timeline, trend: Trend, accepted: Accepted) -> Reason
         for entry in (*accepted.entries, *accepted.expired)
         if isinstance(entry, Slowdown) and entry.cell in names
     ]
-    # Of several, the one that fits most closely gives the reason.
+    # Where several fit, the closest gives the reason.
     entries.sort(key=lambda entry: (entry.expires, entry.ratio))
     ends = [*(step.place for step in trend.steps), len(timeline.points)]
     steps: list[str | None] = []
@@ -269,7 +269,7 @@ def find_reasons(timeline: Timeline, trend: Trend, accepted: Accepted) -> Reason
         reason = _reason(entries, day, step.low) if step.ratio > 1 else None
         is_in_force = any(day <= entry.expires for entry in entries)
         if step.ratio > 1 and not is_in_force:
-            # A gate let a run through by an exception that was removed since.
+            # A gate accepted the run by an exception that was removed since.
             was_accepted = any(point.is_accepted for point in timeline.points[start:end])
             reason = _UNLISTED if was_accepted else None
         steps.append(reason)

@@ -20,7 +20,7 @@ from perfsuite.system.environment import host_fingerprint
 from perfsuite.system.files import write_atomically
 from perfsuite.system.untrusted import printable, read_untrusted, why_unreadable
 
-# More A/A pairs than that say little more: the machine of tomorrow is not the one of today.
+# More A/A pairs than that say little more, because machines change from day to day.
 _MAX_DEGREES_OF_FREEDOM = 8.0
 # As the rule's own floor: less is a coarse clock.
 _LEAST_SD = 0.001
@@ -30,7 +30,7 @@ _MAX_FILE_BYTES = 16 * 2**20
 _MOST_SPREAD = 50.0
 _MOST_PAIRS = 10**9
 
-# Where a calibration is stored, from the folder that is gated.
+# Where a calibration is stored, relative to the gated folder.
 CALIBRATION_FILE = Path("baselines") / "calibration.json"
 
 LogRatio = Annotated[float, msgspec.Meta(ge=0, le=_MOST_SPREAD)]
@@ -163,7 +163,7 @@ def write_calibration(path: Path, calibration: Calibration) -> None:
 def read_priors(path: Path, fingerprint: str) -> dict[str, Prior]:
     """Return what the rule may know beforehand, by cell: nothing without a file of this machine.
 
-    Raises a WorkloadError where the file is no calibration.
+    Raises a WorkloadError where the file is not a calibration.
     """
     try:
         return parse_priors(read_untrusted(path, max_bytes=_MAX_FILE_BYTES), fingerprint)
@@ -175,7 +175,7 @@ def read_priors(path: Path, fingerprint: str) -> dict[str, Prior]:
 
 
 def parse_priors(data: bytes, fingerprint: str) -> dict[str, Prior]:
-    """Return the same of a file's content; raises a ValueError where it is no calibration."""
+    """Return the same of a file's content; raises a ValueError where it is not a calibration."""
     calibration = msgspec.json.decode(data, type=Calibration)
     if calibration.fingerprint != fingerprint:
         return {}

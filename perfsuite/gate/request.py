@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from perfsuite.errors import SettingError, WriteError
 from perfsuite.gate.arms.arm import Arm, Launch, PairPlan, Suite
@@ -21,7 +19,7 @@ from perfsuite.gate.git.changes import Changes, compare_trees, tree_files
 from perfsuite.gate.git.command import file_at
 from perfsuite.gate.git.fill_tree import share_files
 from perfsuite.gate.git.find_base import find_base
-from perfsuite.gate.git.overlay import SITE_FOLDER, lay_configuration, source_files
+from perfsuite.gate.git.overlay import SITE_FOLDER, Head, lay_configuration, source_files
 from perfsuite.gate.git.repository import Base, NoBase, find_top, working_files
 from perfsuite.gate.git.worktree import (
     base_tree,
@@ -31,15 +29,12 @@ from perfsuite.gate.git.worktree import (
     import_roots,
     lay_benchmarks,
 )
-from perfsuite.gate.judge.counts import parse_slacks
-from perfsuite.gate.judge.trial import LAUNCH_TIMEOUT_S, Budget, CellPolicy
+from perfsuite.gate.judge.trial import LAUNCH_TIMEOUT_S, Budget
 from perfsuite.gate.provenance.identical import Comparison
 from perfsuite.stats.evidence import Prior
 from perfsuite.system.untrusted import read_untrusted, why_unreadable
 from perfsuite.system.urls import AnyPath
-from perfsuite.units import format_ratio, parse_ratio, parse_seconds
 
-_TRAIN_FLOOR_S = 50e-6
 # Of what is kept beside the baselines: exceptions, and a calibration.
 _MAX_FILE_BYTES = 16 * 2**20
 # Rounds of 5 ms and more, for 0.3 s a launch where the gate cannot choose how many (decision 0010):
@@ -156,7 +151,7 @@ def base_of(request: GateRequest, folders: Sequence[Path]) -> Base | NoBase | No
 
 def collect(arm: Arm, timeout_s: float = LAUNCH_TIMEOUT_S) -> Launch:
     """Return a launch that has collected an arm's cells, and run none."""
-    plan = PairPlan(number=0, first=arm.name, hash_seed=0, core=0, timeout_s=timeout_s)
+    plan = PairPlan(number=0, first=arm.name, hash_seed=0, timeout_s=timeout_s)
     return launch_pair([arm], plan, [])[arm.name]
 
 
@@ -167,6 +162,7 @@ def head_arm(request: GateRequest, suite: Suite | None, caches: Path | None = No
     return Arm(
         name="head",
         tree=root,
+        top=_top(request, root),
         folder=command.folder,
         import_roots=import_roots(root, []) if suite is None else _import_roots(root, suite),
         pytest_arguments=(
@@ -202,9 +198,9 @@ class BaseSide:
         """
         root = self.suite.root
         if self.base is not None:
-            return base_tree(root, self.base, [])
+            return base_tree(root, self.base)
         assert self.request.base_dir is not None
-        return directory_tree(root, self.request.base_dir, [])
+        return directory_tree(root, self.request.base_dir)
 
     def share(self, tree: Path) -> tuple[str, ...]:
         """Link what head shares into the base's tree, and return what that is."""
@@ -237,11 +233,14 @@ class BaseSide:
         except (OSError, ValueError) as error:
             raise SettingError(f"{file} cannot be read: {why_unreadable(error)}") from error
 
-    def lay_benchmarks(self, tree: Path) -> None:
-        """Lay head's benchmarks over the tree; a SettingError where a path is not there."""
+    def lay_benchmarks(self, tree: Path) -> list[Path]:
+        """Lay head's benchmarks over the tree, and return what changes by that.
+
+        Raises a SettingError where a path is not there.
+        """
         suite = self.suite
         paths = dict.fromkeys(suite.root / path.partition("::")[0] for path in suite.paths)
-        lay_benchmarks(tree, suite.root, list(paths), top=self.top, python_files=suite.python_files)
+        return lay_benchmarks(tree, self.head, list(paths))
 
     def compare(
         self, tree: Path, collected: Launch, say: Callable[[str], None]
@@ -252,7 +251,8 @@ class BaseSide:
         collected everything.
         """
         request = self.request
-        if request.judges_identical or request.base_python or request.base_environment:
+        differs = request.base_python or request.base_environment or request.base_build
+        if request.judges_identical or differs:
             return None
 
         def run(names: Sequence[str]) -> Launch:
@@ -261,21 +261,20 @@ class BaseSide:
                 number=0,
                 first="head",
                 hash_seed=request.seed % 2**32,
-                core=max(os.sched_getaffinity(0)),
                 timeout_s=request.budget.timeout_s,
                 num_rounds=dict.fromkeys(names, 1),
             )
             return launch_pair([head_arm(request, self.suite, self.caches)], plan, names)["head"]
 
         return Comparison(
-            top=self.top, changes=self._find_changes(tree), collected=collected, run=run
+            top=self.head.top, changes=self._find_changes(tree), collected=collected, run=run
         )
 
     def _find_changes(self, tree: Path) -> Changes:
-        root, top = self.suite.root.resolve(), self.top
+        root, top = self.suite.root.resolve(), self.head.top
         if self.base is None:
             return compare_trees(top, root, [*source_files(top)], tree, [*source_files(tree)])
-        base_top = self.top_of(tree)
+        base_top = self.head.top_of(tree)
         files = tree_files(top, root, self.request.outputs)
         return compare_trees(top, root, files, base_top, working_files(base_top))
 
@@ -304,28 +303,28 @@ class BaseSide:
         return self._arm(tree, command, {})
 
     @property
-    def top(self) -> Path:
-        """The folder of head that the base's tree is a counterpart of, as far as it is made."""
-        root = self.suite.root.resolve()
-        return (find_top(root) or root) if self.base is not None else root
+    def head(self) -> Head:
+        """Head's tree, as far as the base's is a counterpart of it."""
+        root = self.suite.root
+        return Head(
+            top=_top(self.request, root),
+            root=root.resolve(),
+            python_files=self.suite.python_files,
+        )
 
     def _command(self, tree: Path) -> Command:
-        return self.request.command.moved(self.top, self.top_of(tree))
+        return self.request.command.moved(self.head.top, self.head.top_of(tree))
 
     @property
     def import_roots(self) -> tuple[Path, ...]:
         """Of head."""
         return _import_roots(self.suite.root, self.suite)
 
-    def top_of(self, tree: Path) -> Path:
-        """The counterpart of the folder of head that is compared, where `tree` is its root's."""
-        inner = self.suite.root.resolve().relative_to(self.top)
-        return tree.parents[len(inner.parts) - 1] if inner.parts else tree
-
     def _arm(self, tree: Path, command: Command, variables: Mapping[str, str]) -> Arm:
         return Arm(
             name="base",
             tree=tree,
+            top=self.head.top_of(tree),
             folder=command.folder,
             import_roots=(*_site_of(tree), *_import_roots(tree, self.suite)),
             pytest_arguments=(*_SHORT_LAUNCHES, *command.arguments),
@@ -337,6 +336,12 @@ class BaseSide:
         )
 
 
+def _top(request: GateRequest, root: Path) -> Path:
+    """The folder of head that is compared: its checkout, or the root where the base is a folder."""
+    checkout = find_top(root) if request.base_dir is None else None
+    return checkout or root.resolve()
+
+
 def _site_of(tree: Path) -> list[Path]:
     """The folder that the base's build has installed into, if it has any."""
     site = tree / SITE_FOLDER
@@ -345,56 +350,3 @@ def _site_of(tree: Path) -> list[Path]:
 
 def _import_roots(tree: Path, suite: Suite) -> tuple[Path, ...]:
     return import_roots(tree, [os.path.relpath(path, suite.root) for path in suite.pythonpath])
-
-
-def request_of_base(request: GateRequest, own: Suite) -> GateRequest:
-    """Return the request as the base's own configuration would make it."""
-
-    def of_base(name: str, ours: float, default: float) -> float:
-        if name in request.fixed:
-            return ours
-        try:
-            return parse_ratio(own.settings[f"perf_{name}"])
-        except (KeyError, ValueError):  # a wrong value is for the change to mend
-            return default
-
-    return dataclasses.replace(
-        request,
-        tolerance=of_base("tolerance", request.tolerance, GateRequest.tolerance),
-        limit=of_base("limit", request.limit, GateRequest.limit),
-    )
-
-
-def policy_of(request: GateRequest, suite: Suite, name: str) -> CellPolicy:
-    """Return how a cell is judged: by its markers, else by the request.
-
-    Raises a SettingError where a marker has a value that is not allowed.
-    """
-    markers = suite.cells[name]
-    floor_s = request.floor_s
-    if floor_s is None:
-        floor_s = _TRAIN_FLOOR_S if markers.get("is_train") else 0.0
-
-    def parsed(marker: str, parse: Callable[[Any], float], default: float) -> float:
-        return parse(markers[marker]) if marker in markers else default
-
-    try:
-        policy = CellPolicy(
-            tolerance=parsed("tolerance", parse_ratio, request.tolerance),
-            limit=parsed("limit", parse_ratio, request.limit),
-            floor_s=parsed("floor", parse_seconds, floor_s),
-            slacks=(parse_slacks(dict(markers.get("counts", {})), "perf marker"),),
-            refuses_numerics_change=request.refuses_numerics_change,
-        )
-    except (TypeError, ValueError) as error:
-        raise SettingError(f"{name}: the perf marker has {dict(markers)!r}: {error}") from error
-    if policy.tolerance >= 1:
-        raise SettingError(
-            f"{name}: the tolerance is {format_ratio(policy.tolerance)}; use less than 100 %"
-        )
-    if not policy.tolerance <= policy.limit:
-        raise SettingError(
-            f"{name}: the limit is {format_ratio(policy.limit)}, below the tolerance of "
-            f"{format_ratio(policy.tolerance)}; give its perf marker a larger limit"
-        )
-    return policy

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -26,14 +25,12 @@ from perfsuite.gate.common_cells import (
     HIDDEN,
     apply_exceptions,
     choose_cells,
-    listed,
     not_compared,
     read_exceptions,
     read_noise,
 )
 from perfsuite.gate.git.fill_tree import check_shared, missing_files
 from perfsuite.gate.git.find_base import describe_head
-from perfsuite.gate.git.overlay import python_digests
 from perfsuite.gate.git.repository import Base, NoBase
 from perfsuite.gate.git.tree_digest import digest_tree
 from perfsuite.gate.git.worktree import sweep_stale_trees, what_is_missing, why_elsewhere
@@ -58,6 +55,7 @@ from perfsuite.gate.request import (
 )
 from perfsuite.records.verdict import CellVerdict, Explanation
 from perfsuite.system.signals import ends_on_signals
+from perfsuite.units import listed
 
 _HAS_THEM = "where a cell needs them, name a checkout that has them with --base-dir"
 # The machine of a caller that holds it already.
@@ -107,21 +105,14 @@ def run_gate(
         base = base_of(request, measured)
         if isinstance(base, NoBase):
             return GateResult(refusal=base.reason, differs=differs, seed=request.seed)
-        differs["base"] = str(request.base_dir) if base is None else base.described
-        if request.base_python is not None:
-            differs["base interpreter"] = request.base_python
-        differs |= {f"base {name}": value for name, value in request.base_environment.items()}
-        if isinstance(base, Base) and base.warning is not None:
-            differs["base's age"] = base.warning
+        differs |= _describe_base(request, base)
         if head.suite is None or head.why_not_collected is not None:
             refusal = f"head's tests cannot be collected: {head.why_not_collected}"
             return GateResult(refusal=refusal, differs=differs, seed=request.seed)
         check_shared(head.suite.root, head.suite.shared)
         if not head.suite.cells:
-            selection = " ".join(request.command.arguments)
-            say(
-                f"nothing to compare: pytest {selection} selects no test with the benchmark fixture"
-            )
+            call = " ".join(["pytest", *request.command.arguments])
+            say(f"nothing to compare: {call} selects no test with the benchmark fixture")
         side = BaseSide(request=request, suite=head.suite, base=base, caches=caches)
         with machine:
             session = _Session(
@@ -135,14 +126,24 @@ def run_gate(
             cells, judgement = session.compare()
             if base is not None and base.instead is not None and _are_identical(cells, request):
                 cells, judgement = session.against(base.instead).compare()
-    cells.sort(key=lambda cell: cell.name)
     return GateResult(
-        cells=tuple(cells),
+        cells=tuple(sorted(cells, key=lambda cell: cell.name)),
         differs=differs,
         judgement=judgement,
         policies=session.policies,
         seed=request.seed,
     )
+
+
+def _describe_base(request: GateRequest, base: Base | None) -> dict[str, str]:
+    """What the base is, and what its arm has otherwise than head's beside the code."""
+    found = {"base": str(request.base_dir) if base is None else base.described}
+    if request.base_python is not None:
+        found["base interpreter"] = request.base_python
+    found |= {f"base {name}": value for name, value in request.base_environment.items()}
+    if base is not None and base.warning is not None:
+        found["base's age"] = base.warning
+    return found
 
 
 def _are_identical(cells: Sequence[CellVerdict], request: GateRequest) -> bool:
@@ -196,10 +197,9 @@ class _Session:
     ) -> tuple[list[CellVerdict], Judgement | None]:
         request, suite = self.side.request, self.side.suite
         own = self.side.collect(tree)
-        digests = python_digests(tree)
         own_files = read_own_files(tree, own.suite)
-        self.side.lay_benchmarks(tree)
-        changed = self._describe_tree(tree, digests)
+        changed = self.side.lay_benchmarks(tree)
+        self._describe_tree(tree, changed)
         refusal = None if own.takes_turns else "the base's perfsuite is too old to take turns"
         if own.suite is None or own.failure is not None:
             refusal = f"the base's tests cannot be collected: {own.failure}"
@@ -219,6 +219,18 @@ class _Session:
             return cells, None
         if (refusal := self._announce_cost(policies)) is not None:
             return [*cells, *not_compared("INCONCLUSIVE", policies, refusal)], None
+        verdicts, judgement = self._judge(tree, policies, changed, own_files)
+        return [*cells, *verdicts], judgement
+
+    def _judge(
+        self,
+        tree: Path,
+        policies: Mapping[str, CellPolicy],
+        changed: Collection[Path],
+        own_files: Mapping[str, bytes],
+    ) -> tuple[list[CellVerdict], Judgement]:
+        """Judge cells by pairs; `changed` are head's benchmark files in the base's tree."""
+        request, suite = self.side.request, self.side.suite
         arms = self._watching(tree, self.side.arm(tree), head_arm(request, suite, self.side.caches))
         laid = collect(arms[0], request.budget.timeout_s).suite if changed else None
         replaced = give_back(tree, laid, own_files, policies)
@@ -244,10 +256,8 @@ class _Session:
             self.used[trial.name] += apply_exceptions(trial, self.accepted)
         explanations = self._explain(arms, judgement)
         base = self.differs["base"]
-        cells += [
-            verdict_of(trial, explanations.get(trial.name), base) for trial in judgement.trials
-        ]
-        return cells, judgement
+        verdicts = [verdict_of(one, explanations.get(one.name), base) for one in judgement.trials]
+        return verdicts, judgement
 
     def _announce_cost(self, policies: Collection[str]) -> str | None:
         """Say what the pairs will cost; return why they cannot decide, where that is so."""
@@ -272,7 +282,7 @@ class _Session:
 
     def _watching(self, tree: Path, base: Arm, head: Arm) -> tuple[Arm, Arm]:
         """The arms, told to say what they open of the other's tree, or of what the base's lacks."""
-        tops = self.side.top_of(tree), self.side.top
+        tops = self.side.head.top_of(tree), self.side.head.top
         lacked = missing_files(tops[0]) if self.side.base is not None else []
         return (
             dataclasses.replace(base, watched=(tops[1], *(tops[0] / path for path in lacked))),
@@ -309,23 +319,22 @@ class _Session:
         hidden = not_compared("INVALID", suite.hidden, HIDDEN)
         return [*comparison.find_identical(cells), *hidden]
 
-    def _describe_tree(self, tree: Path, digests: Mapping[Path, bytes]) -> list[Path]:
-        """Say where and what the base's tree is; return the benchmark files that head changed."""
+    def _describe_tree(self, tree: Path, changed: Collection[Path]) -> None:
+        """Say where and what the base's tree is, and which benchmark files head has changed."""
         if (place := why_elsewhere(tree, self.side.suite.root)) is not None:
             self.differs["base's file system"] = place
         if self.side.base is not None and (missing := what_is_missing(tree)):
             self.differs["base's tree"] = f"{'; '.join(missing)}; {_HAS_THEM}"
             self.say(self.differs["base's tree"])
-        for file, names in changed_dependencies(self.side.top_of(tree), self.side.top).items():
+        for file, names in changed_dependencies(
+            self.side.head.top_of(tree), self.side.head.top
+        ).items():
             which = listed(sorted(names - {ANY})) or "other ones"
             self.differs[file] = f"declares {which}; both arms run with those that are installed"
-        files = python_digests(tree)
-        changed = sorted(path for path, found in files.items() if digests.get(path) != found)
         if changed:
-            named = listed([str(path) for path in changed])
+            named = listed(changed)
             self.differs["benchmark files"] = f"head's run on both sides: {named}"
             self.say(f"changed benchmark files; {self.differs['benchmark files']}")
-        return changed
 
     def _describe_variables(self, own: Suite) -> None:
         """Name the variables that head's code writes: no launch of the base has them from it."""
@@ -383,7 +392,6 @@ class _Session:
             number=judgement.num_pairs + 1,
             first="base",
             hash_seed=self.side.request.seed % 2**32,
-            core=max(os.sched_getaffinity(0)),
             timeout_s=self.side.request.budget.timeout_s,
             profiles=profiles,
             one_by_one=frozenset(one.name for one in judgement.trials if one.is_one_by_one),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 
@@ -16,7 +16,7 @@ from perfsuite.errors import SettingError
 from perfsuite.plugin import recorder
 
 if TYPE_CHECKING:
-    from perfsuite.experiments.rank_session import Session
+    from perfsuite.plugin.session.measured_session import MeasuredSession
     from perfsuite.records.cell import Outcome
     from perfsuite.records.equivalence import EquivalenceReport
     from perfsuite.records.recipe import Recipe
@@ -28,23 +28,8 @@ _OTHERS = ("rank_group", "check_equivalence")
 Measure = Callable[..., "Outcome"]
 
 
-class Runner(Protocol):
-    """What the fixtures need of the plugin."""
-
-    @property
-    def session(self) -> Session:
-        """What runs cells."""
-
-    @property
-    def checks_numerics(self) -> bool:
-        """Whether cells are checked before they are timed."""
-
-    def finished_outcome(self, name: str) -> Outcome | None:
-        """Return what was measured of a cell that needs no second run; None of any other."""
-
-
-# Returns the runner, which is made when the first test needs it.
-RUNNER: pytest.StashKey[Callable[[], Runner]] = pytest.StashKey()
+# Returns the session, which is made when the first test needs it.
+RUNNER: pytest.StashKey[Callable[[], MeasuredSession]] = pytest.StashKey()
 OUTCOME: pytest.StashKey[Outcome] = pytest.StashKey()
 
 
@@ -177,7 +162,7 @@ def _measuring(
     return measure
 
 
-def _runner_of(request: pytest.FixtureRequest, benchmark: Any) -> Runner:
+def _runner_of(request: pytest.FixtureRequest, benchmark: Any) -> MeasuredSession:
     """Return what measures a test that was collected as a cell.
 
     Raises:
@@ -194,7 +179,7 @@ def _runner_of(request: pytest.FixtureRequest, benchmark: Any) -> Runner:
 
 
 def _recorded(
-    item: pytest.Item, benchmark: Any, runner: Runner, run: Callable[[bool], Outcome]
+    item: pytest.Item, benchmark: Any, runner: MeasuredSession, run: Callable[[bool], Outcome]
 ) -> Outcome:
     """Return what a cell came to, and have pytest-benchmark record it."""
     from perfsuite.records.cell import to_plain

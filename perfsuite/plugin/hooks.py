@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from perfsuite.plugin.session.choices import Choices
     from perfsuite.plugin.session.measured_session import MeasuredSession
 
-# Read by the gate in the launches of both arms, which may have another perfsuite than the gate.
+# The arm's plugin reads it in both arms, whose perfsuite may differ from the gate's.
 TAKES_TURNS = 2
 
 # Before any conftest: pytest loads this module with the entry points.
@@ -61,7 +61,6 @@ class Ownership:
 
     Attributes:
         environ: The environment before any test could change it.
-        given_environ: That before any conftest could, too.
         num_cores: Cores of this process, likewise.
         failed_collections: Node ids of what could not be collected.
         held_output: Of a rank that may turn out to be silent; None elsewhere.
@@ -70,7 +69,6 @@ class Ownership:
 
     def __init__(self, config: pytest.Config) -> None:
         self.environ = dict(os.environ)
-        self.given_environ = _ENVIRONMENT
         self._is_arm = "PERFSUITE_ARM_CHANNEL" in self.environ
         self.num_cores = len(os.sched_getaffinity(0))
         self.failed_collections: list[str] = []
@@ -86,7 +84,7 @@ class Ownership:
         self._given = recorder.withhold_storage(config)
 
     def _has_settings(self) -> bool:
-        """Whether one of our settings is given; a gate that is switched off alone is none."""
+        """Whether one of our settings is given; `perf_gate = off` alone does not count."""
         given = options.given(self._config, overridden=_SET_BY_ARMS if self._is_arm else ())
         return given not in ({}, {"gate": "off"})
 
@@ -100,7 +98,7 @@ class Ownership:
         from perfsuite.plugin.session.sharding import refuse_own_choices
 
         try:
-            choices = resolve(self._config, self.environ)
+            choices = resolve(self._config, self.environ, _ENVIRONMENT)
             refuse_own_choices(choices.shard, vars(self._config.option))
         except SettingError as error:
             raise pytest.UsageError(str(error)) from error

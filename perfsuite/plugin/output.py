@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-# What our tables have that a terminal may not have.
+# The characters of our tables that a terminal may lack.
 _ASCII = str.maketrans({"─": "-", "±": "+-"})
 
 

@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 import pytest
 
 _PLUGIN_NAME = "pytest-benchmark"
-# What the options are while pytest-benchmark reads them; a conftest may set others, which stay.
-# It makes the folder that it is given: this one is there, and holds nothing of its.
+# The options' values while pytest-benchmark reads them; a value that a conftest sets stays.
+# pytest-benchmark makes the folder that it is given: this one exists, and holds no runs.
 _NO_STORAGE = "file://."
 _NO_COMPARISON: list[str] = []
-# Attributes of its session that have it write or compare, and what has it do neither.
+# The attributes of its session that make it write or compare, with values that make it do neither.
 _WRITING = {
     "json": None,
     "save": None,
@@ -169,7 +169,7 @@ def replay(benchmark: Any, step_times_s: Sequence[float], clock: RankClock) -> N
     remaining = iter(step_times_s)
 
     def report_next() -> None:
-        # With --benchmark-cprofile there is one call more than rounds, which is not recorded.
+        # With --benchmark-cprofile there is one more call than rounds, and it is not recorded.
         clock.report(next(remaining, 0.0))
 
     benchmark.pedantic(report_next, rounds=len(step_times_s), iterations=1)

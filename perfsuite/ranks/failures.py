@@ -23,7 +23,7 @@ _STACK_HEADER = "(most recent call first):"
 _CRASH_HEADER = "Fatal Python error:"
 # The frames from here outwards are the same in every rank.
 _OUTER_FRAME = "perfsuite/worker/main.py"
-# What gloo and NCCL say of a peer that is gone or late; such an error is a consequence.
+# What gloo and NCCL say about a peer that is gone or late; such an error is a consequence.
 _LOST_PEER_SIGNS = (
     "Connection closed by peer",
     "Connection reset by peer",

@@ -33,7 +33,7 @@ POLL_S = 0.2
 # than that before a rank is named lets the true first failure arrive.
 CASCADE_S = 0.5
 _GRACE_S = 5.0
-# Orphans are reaped by init, which may take its time or, in some containers, never do it.
+# init reaps orphans, which may take time; in some containers it never does.
 _REAPED_S = 1.0
 
 

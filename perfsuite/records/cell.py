@@ -171,5 +171,5 @@ def decode_line(data: bytes) -> CellLine:
     return msgspec.json.decode(data, type=CellLine)
 
 
-# All that can grow beside the time.
+# Everything beside the time that can grow.
 COUNT_NAMES: Final = (*Counts.__struct_fields__, "memory")

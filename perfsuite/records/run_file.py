@@ -322,7 +322,7 @@ def _stored_cell(benchmark: Benchmark) -> StoredCell:
 
 
 def _require_text(name: str) -> None:
-    # JSON can hold half of a surrogate pair, which no terminal and no file takes.
+    # JSON can hold half of a surrogate pair, which cannot be printed or written.
     try:
         name.encode()
     except UnicodeEncodeError as error:

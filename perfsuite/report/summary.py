@@ -22,8 +22,8 @@ _WORDS: Final = {
     ExitCode.REFUSED: "NO VERDICT",
     ExitCode.NOTHING_COMPARED: "NOTHING COMPARED",
 }
-# What says nothing of the mathematics, or nothing that a reader would look for: a suite without
-# losses has the second in each cell.
+# Changes that a reader need not be told: there is none, or there are no losses, as in every cell of
+# a plain suite.
 _UNTOLD: Final = ("same bits", "cannot be told: no loss")
 
 

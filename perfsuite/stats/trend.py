@@ -11,10 +11,13 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
+from perfsuite.stats.autocorrelation import find_correlation, inflation
 from perfsuite.stats.change_points import find_change_points
-from perfsuite.stats.drift import Drift, measure_drift
+
+if TYPE_CHECKING:
+    from perfsuite.stats.autocorrelation import Floats
 
 # With fewer values the luck of the shuffles decides whether even a clean step is found: two of the
 # 462 ways to part eleven into five and six are as clean, which is just the level of a change point.
@@ -26,7 +29,9 @@ SMALLEST_CHANGE: Final = 0.01
 _MIN_SPAN_WEEKS: Final = 1.0
 # A fit that has not settled by then goes back and forth.
 _MAX_TURNS: Final = 5
-# Probability beyond each bound of a step.
+# The probability of a false drift in a series without one, whatever its distribution.
+DRIFT_LEVEL: Final = 0.005
+# Probability beyond each bound of a step, and of a slope.
 _TAIL: Final = 0.025
 # e^50 is more than any real ratio, and e^500 s than any real time; e^709 is the largest float. The
 # history is untrusted, and must not overflow.
@@ -34,6 +39,21 @@ _MAX_DIFFERENCE: Final = 50.0
 _MAX_LOG: Final = 500.0
 # Less than any spread of times: its logarithm is the price of a perfect fit.
 _LEAST_SPREAD: Final = 1e-9
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drift:
+    """The slope of a series in a unit of time, its 95 % bounds, and Kendall's p value."""
+
+    slope: float
+    low: float
+    high: float
+    p_value: float
+
+    @property
+    def is_significant(self) -> bool:
+        """Whether a series without drift would look so in fewer than `DRIFT_LEVEL` of cases."""
+        return self.p_value < DRIFT_LEVEL
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,8 +123,8 @@ def find_trend(
     """Return the steps and the drift of a series; None where it is too short to have any.
 
     `weeks` are the times of the values, and steps or whole drifts below `smallest`, 0.01 = 1 %, are
-    left out. Of series that neither step nor drift, at most 1 % are reported: the levels of
-    `change_points` and `drift` together.
+    left out. Of series that neither step nor drift, at most 1 % are reported: the level of
+    `change_points` and `DRIFT_LEVEL` together.
     """
     if len(times_s) < MIN_VALUES:
         return None
@@ -204,3 +224,74 @@ def locate_shift(before: Sequence[float], after: Sequence[float]) -> tuple[float
     reach = -float(ndtri(_TAIL)) * math.sqrt(num_pairs * (len(before) + len(after) + 1) / 12)
     beyond = max(0, math.floor(num_pairs / 2 - reach))
     return statistics.median(differences), differences[beyond], differences[-1 - beyond]
+
+
+def measure_drift(
+    times: Sequence[float], values: Sequence[float], bounds: Sequence[int]
+) -> Drift | None:
+    """Return how a series drifts between its changes; None where all times there are equal.
+
+    The median of the slopes between its values: Theil (1950) and Sen (1968), "Estimates of the
+    Regression Coefficient Based on Kendall's Tau". Slopes within a segment alone count, as within
+    the seasons of Hirsch, Slack and Smith (1982), "Techniques of Trend Analysis for Monthly Water
+    Quality Data"; with one segment it is `scipy.stats.theilslopes`. A third of the values may be
+    anything at all. Times are in any unit and order; `bounds` are those of its segments:
+    [0, ..., len(values)].
+
+    >>> drift = measure_drift([0, 1, 2, 3, 4, 5], [5.0, 5.2, 5.4, 9.0, 9.2, 9.4], [0, 3, 6])
+    >>> round(drift.slope, 9)
+    0.2
+    """
+    import numpy as np
+    from scipy.special import ndtr, ndtri
+
+    slopes: list[Floats] = []
+    variance = 0.0
+    for start, end in pairwise(bounds):
+        t, v = np.asarray(times[start:end], float), np.asarray(values[start:end], float)
+        steps = t[None, :] - t[:, None]
+        is_later = steps > 0
+        slopes.append((v[None, :] - v[:, None])[is_later] / steps[is_later])
+        variance += _score_variance(t, v)
+    ordered = np.sort(np.concatenate(slopes))
+    if not variance:
+        return None
+    left = np.asarray(values, float) - np.median(ordered) * np.asarray(times, float)
+    parts = [left[start:end] for start, end in pairwise(bounds)]
+    variance *= inflation(find_correlation(parts))
+    sd, num_slopes = math.sqrt(variance), len(ordered)
+    score = float(np.sign(ordered).sum())
+    # Corrected by half a step of S, which moves by 2 (Kendall 1975).
+    p_value = 2 * float(ndtr(-max(0.0, abs(score) - 1) / sd))
+    reach = -float(ndtri(_TAIL)) * sd
+    low, high = round((num_slopes - reach) / 2) - 1, round((num_slopes + reach) / 2)
+    return Drift(
+        slope=float(np.median(ordered)),
+        low=float(ordered[max(low, 0)]),
+        high=float(ordered[min(high, num_slopes - 1)]),
+        p_value=p_value,
+    )
+
+
+def _score_variance(times: Floats, values: Floats) -> float:
+    """Return the variance of Kendall's S without drift, with ties in times and values.
+
+    Kendall (1975), "Rank Correlation Methods", chapter 4.
+    """
+    import numpy as np
+
+    n = len(times)
+    if n < 2:
+        return 0.0
+    t, u = (np.unique(one, return_counts=True)[1].astype(float) for one in (times, values))
+
+    def spread(k: Floats | float) -> Floats | float:
+        return k * (k - 1) * (2 * k + 5)
+
+    variance = (spread(float(n)) - np.sum(spread(t)) - np.sum(spread(u))) / 18
+    pairs = np.sum(t * (t - 1)) * np.sum(u * (u - 1))
+    triples = np.sum(t * (t - 1) * (t - 2)) * np.sum(u * (u - 1) * (u - 2))
+    variance += pairs / (2 * n * (n - 1))
+    if n > 2:
+        variance += triples / (9 * n * (n - 1) * (n - 2))
+    return float(variance)

@@ -24,7 +24,7 @@ from perfsuite.units import format_ratio
 # busy, pairs of eight unchanged cells came to eight PASS. With less than a fifth left, the
 # scheduler is timed.
 _MOST_FOREIGN = 0.8
-# Both arms of a pair lose stolen time alike; with a tenth of it gone they no longer do.
+# Both arms of a pair lose the same stolen time, but no longer where it is a tenth or more.
 _MOST_STOLEN = 0.1
 # Of the periods of its quota, as of stolen time.
 _MOST_HELD = 0.1
@@ -178,7 +178,7 @@ def _is_busy(handle: Any) -> bool:
 
 
 def _busy_s() -> float:
-    """Processor seconds used on the cores that this process may use, by whomever."""
+    """Processor seconds that any process used on the cores that this one may use."""
     cores = os.sched_getaffinity(0)
     used_s: list[float] = [
         times.user + times.nice + times.system + times.irq + times.softirq

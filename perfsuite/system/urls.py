@@ -61,7 +61,7 @@ _ALLOWED = "use a path, or a URL that begins with s3:// or gs://"
 # S3's answers to a conditional write that comes second: afterwards, and at the same moment. s3fs
 # knows the first alone, and only from a server that names the condition, which not all do.
 _TAKEN: Final = ("PreconditionFailed", "ConditionalRequestConflict")
-# s3fs takes it for a folder without files, which is no error.
+# s3fs takes it for a folder without files, and raises nothing.
 _NO_BUCKET: Final = "NoSuchBucket"
 # As in scheme://user:password@host, which an endpoint may be and a message may repeat. A password
 # may hold a slash, as almost half of Amazon's secret keys do, or an "@": mask up to the last one.

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import call_verb
 from pytest_benchmark.utils import get_machine_id
 
-from perfsuite.cli import app
 from perfsuite.cli.verbs import baseline
 from perfsuite.system import urls
 from perfsuite.system.urls import RemotePath
@@ -33,10 +33,7 @@ def perfsuite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
     monkeypatch.setattr(baseline, "fingerprint_here", lambda: HERE)
 
     def call(*arguments: str) -> int:
-        monkeypatch.setattr(sys, "argv", ["perfsuite", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            app.main()
-        return int(ended.value.code or 0)
+        return call_verb(*arguments)
 
     return call
 
@@ -101,7 +98,7 @@ def test_prune_removes_old_runs_behind_a_url(
     assert list(FOLDER.glob("*")) == [kept]
     assert capsys.readouterr().out.splitlines() == [
         f"{old}: older than what is kept",
-        "nothing of these was removed; add --yes to do so",
+        "none of these was removed; add --yes to remove them",
         f"{old}: removed",
     ]
     assert json.loads((tmp_path / "pruned.json").read_text())["old_runs"] == [str(old)]

@@ -235,7 +235,8 @@ def test_both_arms_are_configured_as_the_working_tree(shop: Shop) -> None:
 
     shop.bisect()
 
-    (request, _) = shop.requests
+    (request, good_end) = shop.requests
+    assert (request.judges_identical, good_end.judges_identical) == (False, True)
     folder = request.folder
     assert request.command.arguments == (
         *("-c", str(folder / "pytest.ini"), f"--rootdir={folder}", CELL),
@@ -369,7 +370,7 @@ def test_a_revision_that_is_no_commit_is_named(shop: Shop) -> None:
 
     assert not shop.machine.was_held
     assert str(refused.value) == (
-        f"--good is 'v9', which is no commit of the repository {shop.path}; use a branch, a tag or "
+        f"--good 'v9' is no commit of the repository {shop.path}; use a branch, a tag or "
         "a commit that 'git log -1 v9' shows"
     )
 

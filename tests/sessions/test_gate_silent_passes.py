@@ -372,9 +372,8 @@ def test_a_tree_that_is_shadowed_in_an_arm_is_invalid(
     gated = shop.gate()
 
     imported = {
-        "hook": f"the base arm imported shop from {shop.path}/shop.py, which is head's; *",
-        "installed": f"both arms imported shop from {installed}/shop.py, although the tree has "
-        "shop.py; *",
+        "hook": f"the base arm loaded {shop.path}/shop.py, which is head's; *",
+        "installed": f"both arms loaded {installed}/shop.py, although the tree has shop.py; *",
     }
     gated.expect(12, f"{PRICE} INVALID", f"{PRICE}: {imported[how]}")
 

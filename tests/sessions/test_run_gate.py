@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import tempfile
 import textwrap
@@ -13,6 +12,7 @@ from typing import Any
 
 import pytest
 from gated_repository import CLOCK
+from git_checkouts import git
 from made_up_machine import Machine
 
 from perfsuite.errors import SettingError, WorkloadError
@@ -82,11 +82,6 @@ def _nothing_stays(tmp_path: Path) -> Iterator[None]:
 def traces() -> list[str]:
     folders = Path(tempfile.gettempdir()).glob(f"perfsuite-{os.getpid()}-*")
     return sorted(map(str, folders))
-
-
-def git(folder: Path, *arguments: str) -> str:
-    command = ["git", "-C", str(folder), *arguments]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
 def write(folder: Path, texts: dict[str, str]) -> None:
@@ -410,8 +405,8 @@ def test_an_arm_that_imports_the_others_code_makes_every_cell_invalid(tmp_path: 
     assert words(result) == {"test_same": "INVALID", "test_slow": "INVALID"}
     assert exit_code(words(result).values()) == 12
     assert cell(result, "test_slow").reason == (
-        f"the base arm imported pkg from {folder}/pkg/__init__.py, which is head's; is it "
-        "installed in editable mode from another folder?"
+        f"the base arm loaded {folder}/pkg/code.py, which is head's; is it installed in editable "
+        "mode? Name its folder in pytest's pythonpath, or have the code find it beside itself"
     )
     assert result.judgement is not None
     assert result.judgement.num_pairs == 1
@@ -434,9 +429,9 @@ def test_arms_that_import_one_installed_copy_make_every_cell_invalid(
     assert words(result) == {"test_same": "INVALID", "test_slow": "INVALID"}
     assert exit_code(words(result).values()) == 12
     assert cell(result, "test_slow").reason == (
-        f"both arms imported calc from {installed}/calc.py, although the tree has lib/calc.py; "
-        "name 'lib' in pytest's pythonpath, uninstall that copy, or give the arms interpreters of "
-        "their own (--base-python)"
+        f"both arms loaded {installed}/calc.py, although the tree has lib/calc.py; name its folder "
+        "in pytest's pythonpath, uninstall that copy, or give the base an interpreter of its own "
+        "with --base-python (pytest: --perf-base-python)"
     )
 
 

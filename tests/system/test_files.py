@@ -4,31 +4,17 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import resource
 import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from full_disk import files_of_at_most
 
 from perfsuite.errors import WriteError
 from perfsuite.system.files import append_line, check_writable, remove_file, write_atomically
 
 _SIZE_LIMIT = 4096
-
-
-@contextmanager
-def files_of_at_most(num_bytes: int) -> Iterator[None]:
-    """The kernel refuses to make any file of this process longer, as a full disk would."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    previous = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        signal.signal(signal.SIGXFSZ, previous)
 
 
 def exit_code_of(child: Callable[[], None]) -> int | None:

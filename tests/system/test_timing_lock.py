@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from perfsuite.errors import BusyMachineError, WriteError
-from perfsuite.system.timing_lock import TimingLock
+from perfsuite.system.timing_lock import LOCK_DIR, TimingLock
 
 _FORK = multiprocessing.get_context("fork")
 
 
-def hold(folder: Path, pipe: Connection) -> None:
-    lock = TimingLock(wait_s=0, say=print, folder=folder)
+def hold(pipe: Connection) -> None:
+    lock = TimingLock(wait_s=0, say=print)
     lock.acquire()
     pipe.send("held")
     pipe.recv()
@@ -27,9 +27,9 @@ def hold(folder: Path, pipe: Connection) -> None:
 class Other:
     """A session in another process that holds the lock until told to end."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self) -> None:
         self._pipe, theirs = _FORK.Pipe()
-        self.process = _FORK.Process(target=hold, args=(folder, theirs))
+        self.process = _FORK.Process(target=hold, args=(theirs,))
         self.process.start()
         assert self._pipe.poll(10)
         assert self._pipe.recv() == "held"
@@ -44,16 +44,22 @@ class Other:
         self.process.join()
 
 
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tests of this worker may hold its machine."""
+    monkeypatch.setenv(LOCK_DIR, str(tmp_path))
+
+
 @pytest.fixture
-def other(tmp_path: Path) -> Iterator[Other]:
-    session = Other(tmp_path)
+def other(own_folder: None) -> Iterator[Other]:
+    session = Other()
     yield session
     session.end()
 
 
-def test_a_free_machine_is_taken_at_once_and_again_without_a_word(tmp_path: Path) -> None:
+def test_a_free_machine_is_taken_at_once_and_again_without_a_word() -> None:
     said: list[str] = []
-    lock = TimingLock(wait_s=0, say=said.append, folder=tmp_path)
+    lock = TimingLock(wait_s=0, say=said.append)
 
     lock.acquire()
     lock.acquire()
@@ -71,7 +77,7 @@ def test_a_second_session_waits_and_says_who_holds_the_machine(
         said.append(line)
         other.end()
 
-    lock = TimingLock(wait_s=10, say=say, folder=tmp_path)
+    lock = TimingLock(wait_s=10, say=say)
     lock.acquire()
 
     assert said == [
@@ -82,11 +88,11 @@ def test_a_second_session_waits_and_says_who_holds_the_machine(
     lock.release()
 
 
-def test_a_second_session_that_may_not_wait_is_refused(tmp_path: Path, other: Other) -> None:
+def test_a_second_session_that_may_not_wait_is_refused(other: Other) -> None:
     said: list[str] = []
 
     with pytest.raises(BusyMachineError) as refused:
-        TimingLock(wait_s=0, say=said.append, folder=tmp_path).acquire()
+        TimingLock(wait_s=0, say=said.append).acquire()
 
     assert str(refused.value) == (
         f"another timing session (process {other.process.pid}) holds this machine, "
@@ -95,9 +101,9 @@ def test_a_second_session_that_may_not_wait_is_refused(tmp_path: Path, other: Ot
     assert said == []
 
 
-def test_waiting_ends_after_the_time_that_was_given(tmp_path: Path, other: Other) -> None:
+def test_waiting_ends_after_the_time_that_was_given(other: Other) -> None:
     with pytest.raises(BusyMachineError) as refused:
-        TimingLock(wait_s=0.01, say=print, folder=tmp_path).acquire()
+        TimingLock(wait_s=0.01, say=print).acquire()
 
     assert str(refused.value) == (
         f"another timing session (process {other.process.pid}) holds this machine, "
@@ -105,28 +111,28 @@ def test_waiting_ends_after_the_time_that_was_given(tmp_path: Path, other: Other
     )
 
 
-def test_a_killed_session_no_longer_holds_the_machine(tmp_path: Path, other: Other) -> None:
+def test_a_killed_session_no_longer_holds_the_machine(other: Other) -> None:
     other.kill()
 
-    lock = TimingLock(wait_s=0, say=print, folder=tmp_path)
+    lock = TimingLock(wait_s=0, say=print)
     lock.acquire()
 
     lock.release()
 
 
-def test_a_released_machine_can_be_taken_by_the_next_session(tmp_path: Path) -> None:
-    first = TimingLock(wait_s=0, say=print, folder=tmp_path)
+def test_a_released_machine_can_be_taken_by_the_next_session() -> None:
+    first = TimingLock(wait_s=0, say=print)
     first.acquire()
     first.release()
 
-    next_session = Other(tmp_path)
+    next_session = Other()
 
     assert next_session.process.is_alive()
     next_session.end()
 
 
-def test_letting_go_of_a_machine_that_is_not_held_is_harmless(tmp_path: Path, other: Other) -> None:
-    lock = TimingLock(wait_s=0, say=print, folder=tmp_path)
+def test_letting_go_of_a_machine_that_is_not_held_is_harmless(other: Other) -> None:
+    lock = TimingLock(wait_s=0, say=print)
 
     lock.release()
 
@@ -134,19 +140,22 @@ def test_letting_go_of_a_machine_that_is_not_held_is_harmless(tmp_path: Path, ot
         lock.acquire()
 
 
-def test_a_lock_that_cannot_be_made_names_its_path(tmp_path: Path) -> None:
+def test_a_lock_that_cannot_be_made_names_its_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = tmp_path / "file"
     folder.write_text("")
+    monkeypatch.setenv(LOCK_DIR, str(folder))
 
     with pytest.raises(WriteError) as failure:
-        TimingLock(wait_s=0, say=print, folder=folder).acquire()
+        TimingLock(wait_s=0, say=print).acquire()
 
     assert str(failure.value) == f"cannot lock {folder}/perfsuite-{os.getuid()}.lock: File exists"
 
 
 def test_a_session_that_cannot_leave_its_name_does_not_keep_the_machine(tmp_path: Path) -> None:
     (tmp_path / f"perfsuite-{os.getuid()}.holder").mkdir()
-    lock = TimingLock(wait_s=0, say=print, folder=tmp_path)
+    lock = TimingLock(wait_s=0, say=print)
 
     with pytest.raises(WriteError) as failure:
         lock.acquire()
@@ -155,4 +164,4 @@ def test_a_session_that_cannot_leave_its_name_does_not_keep_the_machine(tmp_path
         f"cannot write {tmp_path}/perfsuite-{os.getuid()}.holder: Is a directory"
     )
     (tmp_path / f"perfsuite-{os.getuid()}.holder").rmdir()
-    Other(tmp_path).end()
+    Other().end()

@@ -23,9 +23,9 @@ from bad_inputs import (
     VERBS_OF_EXCEPTIONS,
     WORKLOADS,
 )
+from command_line import call_verb
 
 from perfsuite import Recipe, Workload
-from perfsuite.cli import app
 from perfsuite.errors import PerfsuiteError, RecipeError, SettingError, WorkloadError
 from perfsuite.plugin.session import markers
 from perfsuite.plugin.session.choices import resolve
@@ -195,23 +195,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def exit_code_of(arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> object:
-    """What the console script ends in, in this process."""
-    monkeypatch.setattr(sys, "argv", ["perfsuite", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        app.main()
-    return ended.value.code
-
-
 @pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize(("arguments", "message"), [*VERBS, *VERBS_OF_EXCEPTIONS])
 def test_a_mistake_in_a_verb_is_one_line_and_2(
     arguments: tuple[str, ...],
     message: str,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    code = exit_code_of(arguments, monkeypatch)
+    code = call_verb(*arguments)
 
     told = capsys.readouterr().err
     assert code == 2
@@ -225,10 +216,9 @@ def test_a_mistake_in_a_verb_is_one_line_and_2(
 def test_what_the_command_line_cannot_be_ends_in_2_with_its_name(
     arguments: tuple[str, ...],
     named: str,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    code = exit_code_of(arguments, monkeypatch)
+    code = call_verb(*arguments)
 
     told = capsys.readouterr().err
     assert code == 2

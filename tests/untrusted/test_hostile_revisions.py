@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 from pathlib import Path
 
 import pytest
+from git_checkouts import git
 
 from perfsuite.errors import SettingError
 from perfsuite.gate.git.find_base import describe_head, find_base
@@ -21,17 +20,6 @@ COMMANDS = (
     "|tee${IFS}owned",
 )
 NAMES = (*OPTIONS, *COMMANDS)
-
-
-def git(root: Path, *arguments: str) -> str:
-    identity = ("-c", "user.name=author", "-c", "user.email=author@example.org")
-    return subprocess.run(
-        ["git", "-C", str(root), *identity, *arguments],
-        env={**os.environ, "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull},
-        check=True,
-        capture_output=True,
-        text=True,
-    ).stdout.strip()
 
 
 @pytest.fixture

@@ -58,9 +58,10 @@ class ListedRun:
 
 @app.command("list", epilog="Example: perfsuite baseline list --json runs.json")
 def list_runs(storage: Storage = STORAGE, json_file: JsonFile = None) -> None:
-    """Show each stored run, and whether a change that begins here is compared with it.
+    """Show each stored run, and whether a gate would compare a change of HEAD with it.
 
-    In a git checkout such a run is in that part of the upstream's default branch that HEAD has.
+    In a git checkout it does so where the run's commit is on the upstream's default branch, and an
+    ancestor of HEAD.
     """
     check_writable(json_file)
     fingerprint = fingerprint_here()
@@ -131,7 +132,7 @@ def accept(
 ) -> None:
     """Write down that a cell, or '*', may be slower, larger, gone, renamed or judged more loosely.
 
-    The line belongs to the change that needs it, and is reviewed with it; its merge spends it.
+    Commit the line with the change that needs it, and have both reviewed; the merge uses it up.
     """
     day = expires.date()
     if day < date.today():
@@ -189,7 +190,7 @@ def prune(
             remove_run(path)
         typer.echo(printable(f"{path}: {'removed' if is_sure else 'older than what is kept'}"))
     if old and not is_sure:
-        typer.echo("nothing of these was removed; add --yes to do so")
+        typer.echo("none of these was removed; add --yes to remove them")
     if not expired and not old:
         typer.echo("nothing to remove")
     write_json(json_file, expired=expired, old_runs=[str(path) for path in old], is_removed=is_sure)

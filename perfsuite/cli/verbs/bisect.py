@@ -38,7 +38,7 @@ MaxPairs = Annotated[
     int, typer.Option(min=LEAST_MAX_PAIRS, help="Launches of each side in a step, at most.")
 ]
 MaxMinutes = Annotated[
-    float, typer.Option(min=0, help="Of a step; no pair begins that would end later.")
+    float, typer.Option(min=0, help="Of a step; no pair starts that would end later.")
 ]
 
 

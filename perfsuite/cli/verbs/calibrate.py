@@ -52,8 +52,8 @@ def calibrate_machine(
 ) -> None:
     """Measure the gate's error rates here: false alarms of identical code, power over slowdowns.
 
-    The working tree is compared with a fresh checkout of HEAD in each session. Leaves
-    baselines/calibration.json, where later gates find the noise of each cell once it is committed.
+    Each session compares the working tree with a fresh checkout of HEAD. The verb writes
+    baselines/calibration.json; once you commit it, later gates know the noise of each cell.
     """
     plants = [_plant(text) for text in (planted or ["5%"])]
     bounds = option_bounds(tolerance, limit)

@@ -32,7 +32,7 @@ def compare_recipes(
         list[str] | None,
         typer.Option("--b", metavar="FIELD=VALUE", help="Of b's recipe; several may be given."),
     ] = None,
-    tolerance: Annotated[str, typer.Option(help="A difference up to this is none.")] = "2%",
+    tolerance: Annotated[str, typer.Option(help="A difference up to this counts as none.")] = "2%",
     limit: Annotated[str, typer.Option(help='"The same" means within this.')] = "5%",
     max_pairs: options.MaxPairs = DEFAULT_MAX_PAIRS,
     max_minutes: options.MaxMinutes = 30.0,

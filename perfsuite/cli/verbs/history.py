@@ -102,12 +102,18 @@ def history(
 
 
 def _show_all(stored: StoredHistory, smallest: float) -> list[CellHistory]:
-    found = _follow_all(stored, smallest)
+    cells = stored.cells()
+    console = Console(stderr=True, highlight=False)
+    found = []
+    with console.status(f"0 of {len(cells)} cells") as status:
+        for cell in cells:
+            found.append(stored.follow(cell, smallest=smallest))
+            status.update(f"{len(found)} of {len(cells)} cells")
     typer.echo(_table(found))
     num_changed = sum(bool(one.changes or one.drift) for one in found)
     typer.echo(
-        f"{num_changed} of {len(found)} cells changed; of cells that never do, at most 1 in "
-        "100 is said to"
+        f"{num_changed} of {len(found)} cells changed; at most 1 in 100 cells without a change is "
+        "reported as changed"
     )
     return found
 
@@ -142,17 +148,6 @@ def _known(cell: str, stored: StoredHistory) -> str:
         f"{cell!r} is not a cell of the stored runs; "
         f"of their {len(cells)} cells these come nearest: {', '.join(map(repr, nearest))}"
     )
-
-
-def _follow_all(stored: StoredHistory, smallest: float) -> list[CellHistory]:
-    cells = stored.cells()
-    console = Console(stderr=True, highlight=False)
-    found = []
-    with console.status(f"0 of {len(cells)} cells") as status:
-        for cell in cells:
-            found.append(stored.follow(cell, smallest=smallest))
-            status.update(f"{len(found)} of {len(cells)} cells")
-    return found
 
 
 def _overview(one: CellHistory) -> Iterator[str]:

@@ -20,7 +20,7 @@ _STARTERS = {
     Path(".github/workflows/performance.yml"): "performance.yml",
 }
 _ON_GPUS = {Path(".github/workflows/gate-gpu.yml"): "gate-gpu.yml"}
-# What pytest takes its configuration from: the first file that has one of these sections (its
+# pytest takes its configuration from the first file that has one of these sections (pytest's
 # documentation, "Configuration file formats").
 _PYTEST_SECTIONS = {
     "pytest.toml": ("pytest",),
@@ -57,8 +57,8 @@ def init(
 ) -> None:
     """Write a starter benchmark, a configuration and a workflow into a repository.
 
-    A file that is there already stays as it is, and is named; what configures pytest already is
-    given the line that makes --benchmark-compare the gate.
+    It keeps files that exist, and names them. It adds the line that makes --benchmark-compare the
+    gate to the file that configures pytest.
     """
     if not folder.is_dir():
         raise SettingError(f"{folder} is not a folder; name the root of a repository")

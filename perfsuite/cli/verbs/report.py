@@ -64,9 +64,9 @@ def report(
 ) -> None:
     """Report on runs: verdicts, times, stages, memory, and what the numbers advise.
 
-    Each cell is shown as the newest run has it; what the others measured is its history. The shards
-    of a session are one run. Files of 'perfsuite profile --json' add their learning curves, those
-    that differ in precision alone in one chart. Without an option the table is printed.
+    Each cell is shown as the newest run has it; the other runs are its history. The shards of a
+    session are one run. Files of 'perfsuite profile --json' add their learning curves; those that
+    differ only in precision share a chart. Without an option the table is printed.
 
     Exit code: 12 where several shards leave out a part of their session, else 0.
     """

@@ -121,7 +121,7 @@ class Tested:
 
 
 def choose_claims(only: Sequence[str], claims: Sequence[Claim] = CLAIMS) -> list[Claim]:
-    """Return the claims of ids such as "C5" or "c8,C9", in their usual order; all without any.
+    """Return the claims with ids such as "C5" or "c8,C9", in their usual order; all without ids.
 
     An unknown id raises a SettingError.
     """
@@ -135,7 +135,7 @@ def choose_claims(only: Sequence[str], claims: Sequence[Claim] = CLAIMS) -> list
 def try_claims(
     claims: Sequence[Claim], bench: Bench, *, show: Callable[[Tested], None]
 ) -> list[Tested]:
-    """Return what became of each claim, shown as it comes; a broken experiment ends no other."""
+    """Return what became of each claim, shown as it comes; the others run where one breaks."""
     results = []
     for claim in claims:
         bench.say(f"{claim.id}: {claim.text}")

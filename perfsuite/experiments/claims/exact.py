@@ -11,7 +11,7 @@ from perfsuite.records.equivalence import EquivalenceReport, NumericsStatus
 from perfsuite.records.recipe import Recipe
 from perfsuite.units import format_bytes
 
-# The smallest that trains.
+# The smallest workload that trains.
 _WORKLOAD = "toy-mlp"
 _NUM_RANKS = 2
 _NUM_MICRO_BATCHES = 4

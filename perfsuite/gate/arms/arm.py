@@ -18,6 +18,7 @@ class Arm:
 
     Attributes:
         tree: pytest's root.
+        top: Of its checkout, as far as that is compared; None is the tree.
         folder: Where its launches run; None is the tree.
         import_roots: Folders that come first on their module path.
         pytest_arguments: What pytest is called with, paths included.
@@ -30,6 +31,7 @@ class Arm:
 
     name: str
     tree: Path
+    top: Path | None = None
     folder: Path | None = None
     import_roots: tuple[Path, ...]
     pytest_arguments: tuple[str, ...]
@@ -122,7 +124,6 @@ class Launch:
         suite: What the arm has collected; None until it has.
         takes_turns: Whether the arm's perfsuite, if it has one, can take turns.
         cells: Those that were run.
-        modules: The file of each top-level module.
         loaded: By all its processes.
         failure: Why something is missing; None of a whole launch.
     """
@@ -131,7 +132,6 @@ class Launch:
     suite: Suite | None = None
     takes_turns: bool = True
     cells: dict[str, CellRun] = field(default_factory=dict)
-    modules: dict[str, str] = field(default_factory=dict)
     loaded: Loaded = NOTHING
     failure: str | None = None
 
@@ -168,7 +168,7 @@ class PairPlan:
     number: int
     first: str
     hash_seed: int
-    core: int
+    core: int = field(default_factory=lambda: max(os.sched_getaffinity(0)))
     timeout_s: float
     profiles: bool = False
     num_rounds: Mapping[str, int] = field(default_factory=dict)

@@ -17,7 +17,7 @@ Each line is a JSON object with a "kind"; "?" marks those that wait for an answe
     left {cell, outcome, reason, rounds, record, profile} ?  -> {} when both arms have left it;
                                      of a cell that took turns itself, also {turns_s, background_s,
                                      outgrew_core}, which `CellRun` explains
-    modules, finished {modules}      where everything was imported from
+    finished                         the session is over
 """
 
 from __future__ import annotations
@@ -164,10 +164,7 @@ class Server:
                 self._answer("turn", self._scheduler.end(arm))
             case "left":
                 self._take_cell(arm, message)
-            case "modules":
-                self.launches[arm].modules |= message["modules"]
             case "finished":
-                self.launches[arm].modules |= message["modules"]
                 self._read_loaded(arm)
                 if self.launches[arm].suite is None:
                     reason = "its pytest ended before it had collected anything"
@@ -178,6 +175,8 @@ class Server:
         """Keep what an arm has collected; once both have, choose the cells."""
         launch = self.launches[arm]
         launch.takes_turns = message["takes_turns"]
+        if not self._logs[arm].is_there:
+            launch.failure = "it cannot log what it loads; start Python without -S"
         launch.suite = msgspec.convert(message, Suite, dec_hook=lambda kind, text: kind(text))
         suites = {name: one.suite for name, one in self.launches.items() if one.suite is not None}
         if len(suites) == len(self.launches):

@@ -20,29 +20,28 @@ from perfsuite.errors import WriteError
 from perfsuite.gate.arms.arm import Arm, Choose, Launch, PairPlan, Suite
 from perfsuite.gate.arms.channel import Server
 from perfsuite.gate.arms.launched import background, bytecode, collected, load_log, turn_clock
-from perfsuite.system import imported_files
 from perfsuite.units import format_bytes
 
 _PLUGIN_NAME = "perfsuite_arm"
-# What a launch is given, under names that no package has: it may have another perfsuite, or none.
+# The files that a launch gets, under names that no package has: the launch may have another
+# perfsuite, or none.
 _COPIED = {
     _PLUGIN_NAME: Path(background.__file__).with_name("arm_plugin.py"),
     "perfsuite_background": Path(background.__file__),
     "perfsuite_bytecode": Path(bytecode.__file__),
     "perfsuite_collected": Path(collected.__file__),
     "perfsuite_turn_clock": Path(turn_clock.__file__),
-    "perfsuite_imported_files": Path(imported_files.__file__),
     "sitecustomize": Path(load_log.__file__),
 }
-# Of the files that a launch collects, one a line; the arm's plugin reads it.
+# Lists the files that a launch collects, one a line; the arm's plugin reads it.
 _FILES = "files"
 _GRACE_S = 3.0
 _NUM_LOG_LINES = 20
 # A launch writes logs and results: less than this, hundreds of cells included.
 _ROOM_BYTES = 16 * 2**20
 _LONGEST_TEMPORARY_PATH = 40
-# What is compiled, by the variable that says where it is kept. Two arms that shared such a folder
-# would run one build of what both name alike; one that was new in each launch would compile again.
+# The variables that say where compiled code is kept. Two arms that shared such a folder would run
+# one build where both use one name; a new folder for each launch would compile everything again.
 _CACHES = {
     "PYTHONPYCACHEPREFIX": "python",
     "TORCH_EXTENSIONS_DIR": "torch_extensions",
@@ -69,7 +68,7 @@ def scratch_folder() -> Iterator[Path]:
 def launch_pair(arms: Sequence[Arm], plan: PairPlan, names: Sequence[str]) -> dict[str, Launch]:
     """Run one pair over the named cells, in order; a WriteError if it cannot write its files.
 
-    Without names the arms only collect what the user's own call does, and else the cells' files.
+    Without names the arms collect what the user's own call does, else the files of the cells.
     """
     files = dict.fromkeys(name.partition("::")[0] for name in sorted(names))
     plan = dataclasses.replace(plan, files=tuple(files))

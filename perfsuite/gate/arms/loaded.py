@@ -43,6 +43,11 @@ class LoadLogReader:
         self._parents: dict[int, int] = {}
         self._processes: set[int] = set()
 
+    @property
+    def is_there(self) -> bool:
+        """Whether a process has begun the log."""
+        return self._log.exists()
+
     def read(self) -> Loaded:
         """Return what is loaded by now, with the libraries that living processes have mapped."""
         with contextlib.suppress(FileNotFoundError), self._log.open("rb") as opened:

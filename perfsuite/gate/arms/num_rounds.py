@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 # Seconds that those of any later launch may take: what is left of their noise is the launch's.
 _MOST_S = 3.0
-# Fewer rounds have no location that an outlier cannot move, nor an error of it.
+# With fewer rounds an outlier moves any location, and its error is not known.
 _LEAST_ROUNDS = 5
 # As many are run however noisy launches are, where they take no longer than this together.
 _USUAL_ROUNDS = 20

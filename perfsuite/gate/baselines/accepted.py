@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 import msgspec
 
@@ -137,6 +137,7 @@ class Loosening(_Entry, frozen=True, kw_only=True, tag="limit"):
 
 
 Entry = Slowdown | Removal | Rename | Increase | Loosening
+_Kind = TypeVar("_Kind", bound=_Entry)
 
 
 def _require_ratio(ratio: float) -> None:
@@ -154,11 +155,11 @@ class Accepted:
 
     def removal(self, cell: str) -> Removal | None:
         """Return what says that the base's cell is gone on purpose."""
-        return next((entry for entry in self._of(cell) if isinstance(entry, Removal)), None)
+        return next(iter(self._of(cell, Removal)), None)
 
     def rename_of(self, cell: str) -> Rename | None:
         """Return what gives the base's cell another name."""
-        return next((entry for entry in self._of(cell) if isinstance(entry, Rename)), None)
+        return next(iter(self._of(cell, Rename)), None)
 
     def name_in_base(self, cell: str) -> str:
         """Return the base's name of head's cell."""
@@ -167,24 +168,20 @@ class Accepted:
 
     def slowdown(self, cell: str) -> Slowdown | None:
         """Return what lets the cell take most of its base's time."""
-        entries = [entry for entry in self._of(cell) if isinstance(entry, Slowdown)]
-        return max(entries, key=lambda entry: entry.ratio, default=None)
+        return max(self._of(cell, Slowdown), key=lambda entry: entry.ratio, default=None)
 
     def increase(self, cell: str, count: str) -> Increase | None:
         """Return what lets one of the cell's counts grow most."""
-        entries = [
-            entry
-            for entry in self._of(cell)
-            if isinstance(entry, Increase) and entry.count in (None, count)
-        ]
+        entries = (one for one in self._of(cell, Increase) if one.count in (None, count))
         return max(entries, key=lambda entry: entry.most_ratio, default=None)
 
     def loosenings(self, cell: str) -> tuple[Loosening, ...]:
         """Return what lets the cell be judged by looser limits than the base's."""
-        return tuple(entry for entry in self._of(cell) if isinstance(entry, Loosening))
+        return self._of(cell, Loosening)
 
-    def _of(self, cell: str) -> tuple[Entry, ...]:
-        return tuple(entry for entry in self.entries if entry.cell in (cell, EVERY_CELL))
+    def _of(self, cell: str, kind: type[_Kind]) -> tuple[_Kind, ...]:
+        entries = (entry for entry in self.entries if isinstance(entry, kind))
+        return tuple(entry for entry in entries if entry.cell in (cell, EVERY_CELL))
 
 
 def read_accepted(path: Path, today: datetime.date) -> Accepted:

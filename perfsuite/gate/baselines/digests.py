@@ -47,7 +47,7 @@ class CellDigests:
         return _digest(json.dumps(kept, sort_keys=True, default=str).encode())
 
     def _digest_files(self, file: str) -> str:
-        """Return the digest of a test file and of all benchmark files that are no other tests."""
+        """Return the digest of a test file and of all benchmark files without tests."""
         own = (self._head.root / file).relative_to(self._head.top)
         digest = hashlib.sha256()
         for path in sorted(self._shared | {own}):

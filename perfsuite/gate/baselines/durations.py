@@ -14,7 +14,7 @@ from perfsuite.gate.baselines.select import find_runs
 from perfsuite.records.run_file import Unusable, read_head
 from perfsuite.system.urls import AnyPath
 
-# A new cell is in no run, and not worth a search through all of them.
+# No run has a new cell, and it is not worth a search through all of them.
 _MOST_RUNS: Final = 100
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Final
 
@@ -26,7 +26,7 @@ from perfsuite.units import format_ratio, format_seconds
 
 # Older sessions ran older code on an older machine.
 MAX_SESSIONS: Final = 10
-# With fewer a cell that is noisier than the others passes too often.
+# With fewer sessions, a cell that is noisier than the others passes too often.
 MIN_SESSIONS: Final = 5
 # Sessions that are searched for a change of level, which takes more than a screen.
 NUM_SEARCHED: Final = 20
@@ -75,7 +75,7 @@ class Candidate:
 
 @dataclass(frozen=True, kw_only=True)
 class Screened:
-    """The result for one cell; `ratio` and `interval` are None undecided.
+    """The result for one cell; what has a default is so of one that is undecided.
 
     Attributes:
         is_clearly_fine: Whether a slowdown of the limit or more is ruled out.
@@ -86,12 +86,12 @@ class Screened:
         newest: The newest session that it was compared with.
     """
 
-    is_clearly_fine: bool
-    is_clearly_faster: bool
     reason: str
-    ratio: float | None
-    interval: tuple[float, float] | None
     num_sessions: int
+    is_clearly_fine: bool = False
+    is_clearly_faster: bool = False
+    ratio: float | None = None
+    interval: tuple[float, float] | None = None
     newest: StoredRun | None = None
 
 
@@ -143,14 +143,14 @@ class Screener:
         """Hold a cell against its history."""
         name = cell.fullname
         if self.unfit is not None:
-            self._undecided[name] = _undecided(self.unfit, 0)
+            self._undecided[name] = Screened(reason=self.unfit, num_sessions=0)
             return
         sessions = _sessions_of(cell, self._history)
         if len(sessions) < MIN_SESSIONS:
             reason = (
                 f"has {len(sessions)} of the {MIN_SESSIONS} stored sessions that a screen needs"
             )
-            self._undecided[name] = _undecided(reason, len(sessions))
+            self._undecided[name] = Screened(reason=reason, num_sessions=len(sessions))
         else:
             self._fits[name] = _fit(cell, sessions, self._probe_s)
 
@@ -228,14 +228,13 @@ def _fit(
     residuals = [
         time - mean_time - slope * shift for time, shift in zip(times, stored, strict=True)
     ]
-    return _Fit(
+    return replace(
+        fit,
         difference=fit.difference - slope * now,
         from_newest=fit.from_newest - slope * (now - stored[-1]),
-        newest=fit.newest,
         variance=sum(residual**2 for residual in residuals) / (num_sessions - 2),
         df=num_sessions - 2,
         leverage=fit.leverage + now**2 / spread,
-        num_sessions=num_sessions,
     )
 
 
@@ -257,7 +256,7 @@ def _probe_shifts(
 
 
 def _decide(cell: Candidate, fits: Mapping[str, _Fit]) -> Screened:
-    # Imported here: it takes a second, which a session that screens nothing does not pay.
+    # Imported here, because it takes a second, and some sessions screen nothing.
     from scipy.special import stdtrit
 
     fit = fits[cell.fullname]
@@ -282,17 +281,6 @@ def _decide(cell: Candidate, fits: Mapping[str, _Fit]) -> Screened:
         interval=(_ratio(low), _ratio(high)),
         num_sessions=fit.num_sessions,
         newest=fit.newest,
-    )
-
-
-def _undecided(reason: str, num_sessions: int) -> Screened:
-    return Screened(
-        is_clearly_fine=False,
-        is_clearly_faster=False,
-        reason=reason,
-        ratio=None,
-        interval=None,
-        num_sessions=num_sessions,
     )
 
 

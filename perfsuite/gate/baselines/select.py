@@ -321,7 +321,7 @@ def find_proposed(root: Path, storage: AnyPath, trunk: str | None) -> Callable[[
     if trunk is None or not isinstance(storage, Path):
         return lambda path: False
     changed = changed_files(root, trunk, storage.resolve())
-    # Git names the file itself, or the link that leads to it.
+    # Git may name the file itself, or the link to it.
     return lambda path: (
         isinstance(path, Path)
         and not changed.isdisjoint({path.parent.resolve() / path.name, path.resolve()})

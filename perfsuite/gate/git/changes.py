@@ -6,7 +6,7 @@ import filecmp
 import os
 import re
 import stat
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 
@@ -66,9 +66,10 @@ class Uncommitted:
 
 
 def read_uncommitted(
-    root: Path, top: Path, *, outputs: Sequence[Path] = (), folders: Sequence[Path] = ()
+    root: Path, *, outputs: Sequence[Path] = (), folders: Sequence[Path] = ()
 ) -> Uncommitted:
     """Return whether the tree differs from HEAD in what a cell could load; see below."""
+    top = find_top(root) or root
     found = [*uncommitted_files(root, top, outputs=outputs, folders=folders)]
     return Uncommitted(is_dirty=any(is_code for _, is_code in found), is_clean=not found)
 
@@ -85,14 +86,14 @@ def uncommitted_files(
     """
     arguments = ("status", "--porcelain=v1", "-z", "--untracked-files=all", "--no-renames")
     top, root = top.resolve(), root.resolve()
-    left = [path.resolve() for path in (*(root / name for name in _LEFT_IN_ROOT), *outputs)]
+    is_sessions = _of_sessions(root, outputs)
     searched = [root, *(folder.resolve() for folder in folders)]
     for entry in filter(None, output(root, *arguments).split(b"\0")):
         path = top / os.fsdecode(entry[3:])
         if entry[:2] != b"??":
             is_code = not is_documentation(path.relative_to(top)) and not _is_record_of(root, path)
             yield path, is_code
-        elif not any(path.is_relative_to(folder) for folder in left):
+        elif not is_sessions(path):
             is_searched = any(path.is_relative_to(folder) for folder in searched)
             is_importable = path.suffix in _IMPORTABLE and is_searched
             yield path, is_importable and not is_left_behind(top, path)
@@ -152,17 +153,21 @@ def tree_files(top: Path, root: Path, outputs: Sequence[Path]) -> list[Path]:
     """
     listed = output(top, "ls-files", "-z", "--others", "--exclude-standard", "--", ".")
     unknown = {Path(os.fsdecode(name)) for name in listed.split(b"\0") if name}
-    left = [path.resolve() for path in (*(root / name for name in _LEFT_IN_ROOT), *outputs)]
-    return [
+    is_sessions = _of_sessions(root, outputs)
+    left = {
         path
-        for path in working_files(top)
-        if path not in unknown
-        or not (
-            any((top / path).is_relative_to(folder) for folder in left)
-            or _LEFT_NAMES.fullmatch(path.name)
-            or is_left_behind(top, top / path)
-        )
-    ]
+        for path in unknown
+        if is_sessions(top / path)
+        or _LEFT_NAMES.fullmatch(path.name)
+        or is_left_behind(top, top / path)
+    }
+    return [path for path in working_files(top) if path not in left]
+
+
+def _of_sessions(root: Path, outputs: Sequence[Path]) -> Callable[[Path], bool]:
+    """Return whether a file lies where sessions write, as a function."""
+    left = {path.resolve() for path in (*(root / name for name in _LEFT_IN_ROOT), *outputs)}
+    return lambda path: not left.isdisjoint((path, *path.parents))
 
 
 def _are_equal(one: Path, other: Path) -> bool:

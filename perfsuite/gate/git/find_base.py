@@ -12,13 +12,7 @@ from typing import Final
 from perfsuite.errors import SettingError
 from perfsuite.gate.git.changes import Uncommitted, read_uncommitted
 from perfsuite.gate.git.command import answer, find_commit, output
-from perfsuite.gate.git.repository import (
-    Base,
-    NoBase,
-    find_top,
-    is_shallow,
-    why_not_a_checkout,
-)
+from perfsuite.gate.git.repository import Base, NoBase, is_shallow, why_not_a_checkout
 from perfsuite.system.untrusted import printable
 from perfsuite.units import short_commit
 
@@ -71,7 +65,7 @@ def find_base(
             f"says, and this clone has no origin/{target}; run 'git fetch origin "
             f"{target}:refs/remotes/origin/{target}', or {_NAME_ONE}"
         )
-    uncommitted = read_uncommitted(root, find_top(root) or root, outputs=outputs, folders=folders)
+    uncommitted = read_uncommitted(root, outputs=outputs, folders=folders)
     if upstream is None:
         why = ": there is no origin/HEAD, main or master to take the merge base with"
         return _base_of_default_branch(root, head, uncommitted, why)
@@ -113,7 +107,7 @@ def read_lineage(root: Path, revision: str) -> dict[str, int]:
 
 def is_dirty(root: Path, *, outputs: Sequence[Path] = ()) -> bool:
     """Whether the tree differs from HEAD in what a cell could load."""
-    return read_uncommitted(root, find_top(root) or root, outputs=outputs).is_dirty
+    return read_uncommitted(root, outputs=outputs).is_dirty
 
 
 def describe_head(root: Path) -> str:
@@ -165,13 +159,22 @@ def _count(root: Path, new: str, *old: str) -> int:
     return int(output(root, "rev-list", "--count", new, *(f"^{name}" for name in old)))
 
 
-def _named_base(root: Path, revision: str) -> Base:
+def commit_named(root: Path, what: str, revision: str) -> str:
+    """Return the full name of a commit; a SettingError where a revision that is `what` names none.
+
+    For people `what` is "the base" or an option.
+    """
     found = find_commit(root, revision)
     if found is None:
         hint = f"use a branch, a tag or a commit that 'git log -1 {revision}' shows"
         if is_shallow(root):
             hint = "this clone is shallow: fetch it first, or all with 'git fetch --unshallow'"
-        raise SettingError(f"the base {revision!r} is no commit of the repository {root}; {hint}")
+        raise SettingError(f"{what} {revision!r} is no commit of the repository {root}; {hint}")
+    return found
+
+
+def _named_base(root: Path, revision: str) -> Base:
+    found = commit_named(root, "the base", revision)
     if found.startswith(revision):
         return Base(revision=found, described=short_commit(found))
     return Base(revision=found, described=f"{revision}, {short_commit(found)}")

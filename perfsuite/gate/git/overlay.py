@@ -70,6 +70,11 @@ class Head:
     root: Path
     python_files: tuple[str, ...]
 
+    def top_of(self, tree: Path) -> Path:
+        """Return the counterpart of the top, where `tree` is the root's."""
+        inner = self.root.relative_to(self.top)
+        return tree.parents[len(inner.parts) - 1] if inner.parts else tree
+
 
 @dataclass(frozen=True, kw_only=True)
 class Overlay:
@@ -201,6 +206,11 @@ def tree_files(folder: Path) -> list[Path]:
 def read_source(file: Path) -> bytes:
     """Return a file's content with git's line ends: checkouts may have others."""
     return file.read_bytes().replace(b"\r\n", b"\n")
+
+
+def are_alike(file: Path, other: Path) -> bool:
+    """Whether two files have the same source; one may be gone, or in an archive."""
+    return file.is_file() and other.is_file() and read_source(file) == read_source(other)
 
 
 def python_digests(tree: Path) -> dict[Path, bytes]:

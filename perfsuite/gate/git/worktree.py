@@ -29,13 +29,11 @@ from perfsuite.gate.git.overlay import (
     lay_over,
     make_folder,
     plan_overlay,
+    python_digests,
     source_files,
 )
 from perfsuite.gate.git.repository import Base
 from perfsuite.system.signals import uninterrupted
-
-# pytest's default of the ini value of that name.
-PYTHON_FILES = ("test_*.py", "*_test.py")
 
 # "perfsuite-<process id>-", as the folders of rank groups are named. The host is there because a
 # living session on another machine may share the repository: its record is not stale.
@@ -44,39 +42,26 @@ _TREE_NAME = re.compile(rf"perfsuite-(\d+)-(?:base-{_HOST}|pair)-\w+")
 
 
 @contextmanager
-def base_tree(
-    root: Path, base: Base, overlay: Sequence[Path], *, python_files: Sequence[str] = PYTHON_FILES
-) -> Iterator[Path]:
+def base_tree(root: Path, base: Base) -> Iterator[Path]:
     """Give the base's counterpart of `root`, in a git worktree that is gone after the context.
 
-    `overlay` are head's benchmark files and folders, laid over by the rules of that module;
-    `python_files` are patterns of the names of test files, pytest's ini value. Raises a
-    SettingError as `plan_overlay` and where `root` is not in a git checkout, and a WriteError with
-    the folder and the reason where the tree cannot be made: nothing stays.
+    Raises a SettingError where `root` is not in a git checkout, and a WriteError with the folder
+    and the reason where the tree cannot be made: nothing stays.
     """
     top = repository.find_top(root)
     if top is None:
         raise SettingError(f"{root} is not in a git checkout; {repository.USE_FOLDER}")
-    head = Head(top=top, root=root.resolve(), python_files=tuple(python_files))
-    laid = plan_overlay(head, overlay)
     with _temporary_folder(repository.worktree_records(root), near=top) as folder:
-        arm_root = head.root.relative_to(top)
+        arm_root = root.resolve().relative_to(top)
         with as_write_error(folder):
             repository.add_worktree(root, base, folder)
             copy_same_files(top, folder)
-            lay_over(folder, head, laid)
             make_folder(folder, arm_root)
         yield folder / arm_root
 
 
 @contextmanager
-def directory_tree(
-    root: Path,
-    base_dir: Path,
-    overlay: Sequence[Path],
-    *,
-    python_files: Sequence[str] = PYTHON_FILES,
-) -> Iterator[Path]:
+def directory_tree(root: Path, base_dir: Path) -> Iterator[Path]:
     """Give a copy of the base's root `base_dir` that is gone after the context, as `base_tree`.
 
     Files that git ignores are copied too, since an extension that was built in place is ignored;
@@ -84,30 +69,27 @@ def directory_tree(
     """
     check_base_dir(base_dir)
     source = base_dir.resolve()
-    head = Head(top=root.resolve(), root=root.resolve(), python_files=tuple(python_files))
-    laid = plan_overlay(head, overlay)
-    with _temporary_folder(None, near=repository.find_top(root) or head.top) as folder:
+    with _temporary_folder(None, near=repository.find_top(root) or root.resolve()) as folder:
         with as_write_error(folder):
             for path in source_files(source, leave_out=folder):
                 copy_file(source, folder, path)
-            lay_over(folder, head, laid)
         yield folder
 
 
-def lay_benchmarks(
-    tree: Path, root: Path, overlay: Sequence[Path], *, top: Path, python_files: Sequence[str]
-) -> None:
-    """Lay head's benchmark files over `tree`, the counterpart of `root`, as `base_tree` does.
+def lay_benchmarks(tree: Path, head: Head, paths: Sequence[Path]) -> list[Path]:
+    """Lay head's benchmark files over `tree`, the counterpart of its root, by `overlay`'s rules.
 
-    The tree was made with all of the counterpart of `top`.
+    Return the Python files in the tree that are others then. Raises a SettingError as
+    `plan_overlay`, and a WriteError where a file cannot be copied.
     """
-    head = Head(top=top, root=root.resolve(), python_files=tuple(python_files))
-    laid = plan_overlay(head, overlay)
-    arm_root = head.root.relative_to(top)
-    folder = tree.parents[len(arm_root.parts) - 1] if arm_root.parts else tree
+    laid, folder = plan_overlay(head, paths), head.top_of(tree)
+    before = python_digests(tree)
     with as_write_error(folder):
         lay_over(folder, head, laid)
-        make_folder(folder, arm_root)
+        make_folder(folder, head.root.relative_to(head.top))
+    return sorted(
+        path for path, digest in python_digests(tree).items() if before.get(path) != digest
+    )
 
 
 def check_base_dir(base_dir: Path) -> None:

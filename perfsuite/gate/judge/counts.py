@@ -94,20 +94,13 @@ class CountChange:
     @property
     def is_increase(self) -> bool:
         """Whether it grew beyond its slack and beyond what was accepted."""
-        return self._has_grown and not self._is_within_accepted
+        return self.is_beyond_slack and self.head > self.base and not self.is_accepted
 
     @property
     def is_accepted(self) -> bool:
         """Whether it grew beyond its slack, and a reviewed exception lets it."""
-        return self._has_grown and self._is_within_accepted
-
-    @property
-    def _has_grown(self) -> bool:
-        return self.is_beyond_slack and self.head > self.base
-
-    @property
-    def _is_within_accepted(self) -> bool:
-        return math.isinf(self.accepted_ratio) or self.head <= self.accepted_ratio * self.base
+        is_within = math.isinf(self.accepted_ratio) or self.head <= self.accepted_ratio * self.base
+        return self.is_beyond_slack and self.head > self.base and is_within
 
     @property
     def is_decrease(self) -> bool:

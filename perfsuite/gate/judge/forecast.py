@@ -1,4 +1,4 @@
-"""What a judgement will cost: told before its first pair, and anew once that has shown it."""
+"""What a judgement will cost: an estimate before the first pair, and a better one after it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 from perfsuite.gate.judge.trial import Budget
 from perfsuite.stats.spending import FIRST_LOOK
 
-# Of a session in which nothing became slower; a change that did takes more.
+# For a session in which nothing became slower; a slowdown takes more.
 _USUAL_PAIRS: Final = 3
 # How far a forecast from stored durations may be off before the first pair.
 _DOUBT: Final = 2.0

@@ -11,7 +11,7 @@ import os
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from perfsuite.gate.arms.arm import Arm, Launch, PairPlan
@@ -24,7 +24,7 @@ from perfsuite.gate.judge.numerics_change import CHANGED, UNKNOWN, describe_nume
 from perfsuite.gate.judge.pair_evidence import add_pair, describe_changes, is_postponed
 from perfsuite.gate.judge.pairs_verdict import decide_by_pairs
 from perfsuite.gate.judge.trial import Budget, CellPolicy, Judgement, Trial
-from perfsuite.gate.provenance.imports import find_wrong_import
+from perfsuite.gate.provenance.symmetry import find_asymmetry
 from perfsuite.stats.evidence import Prior
 from perfsuite.stats.sequential import Rule
 from perfsuite.system.fitness import read_sensors, why_unfit
@@ -65,14 +65,8 @@ def judge(
         trial.name: _rule_of(trial, num_cells or len(trials), budget, priors, kept)
         for trial in trials
     }
-    session = _Session(
-        arms=(base, head),
-        budget=budget,
-        random_numbers=random.Random(seed),
-        began_s=time.monotonic(),
-    )
+    session = _Session(arms=(base, head), budget=budget, random_numbers=random.Random(seed))
     pair: _Pair | None = None
-    too_long: str | None = None
     while (undecided := [trial for trial in trials if trial.word is None]) and session.has_budget():
         pair = session.run_pair(undecided)
         if pair.invalid is not None:
@@ -82,18 +76,11 @@ def judge(
             if session.num_unfit == _MAX_UNFIT:
                 break
             continue
-        counted = [one for one in undecided if not is_postponed(one, pair.launches, pair.names)]
-        for trial in counted:
-            add_pair(trial, pair.launches, pair.plan.first, pair.other_s)
-            if trial.word is None:
-                decide_by_pairs(trial, rules[trial.name])
-        for line in _progress(session.num_pairs, undecided, trials, session.spent_s):
+        pair.decide(undecided, rules)
+        for line in _progress(session, undecided, trials):
             say(line)
-        if session.num_pairs == 1 and any(trial.word is None for trial in trials):
-            too_long = why_too_much(len(trials), pair.wall_s, budget)
-            say(too_long or describe_rest(pair.wall_s, budget))
     for trial in trials:
-        _end(trial, pair, too_long)
+        _end(trial, pair, session.why_too_long(trials))
     return Judgement(
         trials=tuple(trials),
         seed=seed,
@@ -138,8 +125,15 @@ class _Pair:
     unfit: str | None
     invalid: str | None
 
+    def decide(self, trials: Sequence[Trial], rules: Mapping[str, Rule]) -> None:
+        """Add what it says to those trials that were fair in it, and decide them if possible."""
+        for trial in [one for one in trials if not is_postponed(one, self.launches, self.names)]:
+            add_pair(trial, self.launches, self.plan.first, self._other_s)
+            if trial.word is None:
+                decide_by_pairs(trial, rules[trial.name])
+
     @property
-    def other_s(self) -> float:
+    def _other_s(self) -> float:
         """What the pair cost beside its rounds, for each of its cells."""
         cells = self.launches["head"].cells
         alternated_s = sum(run.alternated_s for run in cells.values())
@@ -157,9 +151,10 @@ class _Session:
     arms: Sequence[Arm]
     budget: Budget
     random_numbers: random.Random
-    began_s: float
+    began_s: float = field(default_factory=lambda: time.monotonic())
     num_pairs: int = 0
     num_unfit: int = 0
+    first_s: float = 0.0
     longest_s: float = 0.0
 
     @property
@@ -170,6 +165,10 @@ class _Session:
         """Whether another pair may begin, as none takes longer than the longest so far."""
         return self.spent_s + self.longest_s <= self.budget.max_s
 
+    def why_too_long(self, trials: Sequence[Trial]) -> str | None:
+        """Why the first pair showed that none can decide in the budget."""
+        return why_too_much(len(trials), self.first_s, self.budget)
+
     def run_pair(self, trials: Sequence[Trial]) -> _Pair:
         """Run the next pair over the cells, in random order."""
         self.num_pairs += 1
@@ -178,7 +177,6 @@ class _Session:
             number=self.num_pairs,
             first=self.random_numbers.choice(("base", "head")),
             hash_seed=self.random_numbers.randint(0, _MAX_HASH_SEED),
-            core=max(os.sched_getaffinity(0)),
             timeout_s=self.budget.timeout_s,
             num_rounds={
                 trial.name: plan_num_rounds(
@@ -197,8 +195,9 @@ class _Session:
         launches = launch_pair(self.arms, plan, names)
         unfit = why_unfit(before, read_sensors(), len(os.sched_getaffinity(0)))
         wall_s = time.monotonic() - began_s
+        self.first_s = self.first_s or wall_s
         self.longest_s = max(self.longest_s, wall_s)
-        invalid = find_wrong_import(**launches)
+        invalid = find_asymmetry(**launches)
         self.num_unfit += unfit is not None
         return _Pair(
             plan=plan, names=names, launches=launches, wall_s=wall_s, unfit=unfit, invalid=invalid
@@ -250,14 +249,15 @@ def _judge_numerics(trial: Trial) -> None:
         trial.word, trial.by = "INCONCLUSIVE", "numerics"
 
 
-def _progress(
-    number: int, judged: Sequence[Trial], trials: Sequence[Trial], spent_s: float
-) -> Iterator[str]:
+def _progress(session: _Session, judged: Sequence[Trial], trials: Sequence[Trial]) -> Iterator[str]:
     """How many cells are decided, and the running intervals: those decided now, the widest else."""
     undecided = [trial for trial in trials if trial.word is None]
     num_decided = len(trials) - len(undecided)
-    yield f"pair {number}: {num_decided} of {len(trials)} cells decided ({spent_s:.0f} s)"
-    if number < 2:  # one pair does not show its spread
+    decided = f"{num_decided} of {len(trials)} cells decided"
+    yield f"pair {session.num_pairs}: {decided} ({session.spent_s:.0f} s)"
+    if session.num_pairs < 2:  # one pair does not show its spread
+        if undecided:
+            yield session.why_too_long(trials) or describe_rest(session.first_s, session.budget)
         return
     shown = [trial for trial in judged if trial.word is not None]
     shown += sorted(undecided, key=_width, reverse=True)[:_MOST_SHOWN]

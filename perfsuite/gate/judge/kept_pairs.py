@@ -40,7 +40,7 @@ Positive = Annotated[float, msgspec.Meta(gt=0, le=float(MOST))]
 
 
 class KeptCell(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A cell that a re-run does not judge anew; its fields are those of a `Trial`.
+    """A cell that a re-run does not judge again; its fields are those of a `Trial`.
 
     Attributes:
         rule: As it was: with another history, earlier looks would now end otherwise.
@@ -90,7 +90,7 @@ class KeptPairs:
     told: str
 
     def write(self, trials: Iterable[Trial]) -> None:
-        """Keep what a re-run must not judge anew; raises a WriteError where that is impossible."""
+        """Keep what a re-run must not judge again; raises a WriteError where it cannot."""
         judged = {trial.name: trial for trial in trials}
         cells = {name: kept for name, kept in self.cells.items() if name not in judged}
         cells |= {name: _keep(trial) for name, trial in judged.items() if _is_kept(trial)}
@@ -123,8 +123,10 @@ def read_kept_pairs(path: Path, base: str, head: str) -> KeptPairs:
     return KeptPairs(path=path, base=base, head=head, cells=cells, told=told)
 
 
-def kept_names(path: Path, head: str | None) -> frozenset[str]:
+def kept_names(path: Path | None, head: str | None) -> frozenset[str]:
     """Return the cells that the file has of a head, whatever it was compared with."""
+    if path is None:
+        return frozenset()
     try:
         comparisons = _read(path).comparisons
     except (OSError, ValueError):  # told where the pairs are read

@@ -6,8 +6,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from perfsuite.gate.judge.trial import Trial
-
-_MOST_NAMED = 3
+from perfsuite.units import listed
 
 
 def remarks_on(trial: Trial, root: Path, changed: Collection[Path]) -> Iterator[str]:
@@ -21,11 +20,6 @@ def remarks_on(trial: Trial, root: Path, changed: Collection[Path]) -> Iterator[
     own = Path(trial.name.partition("::")[0])
     same = [str(path) for path in sorted(changed) if str(root / path) in loaded.files]
     if others := [path for path in same if path != str(own) and Path(path).name != "conftest.py"]:
-        yield f"what this cell runs is head's on both sides: {_listed(others)}"
+        yield f"what this cell runs is head's on both sides: {listed(others)}"
     if loaded.silent:
-        yield f"no process of these could say what it loaded: {_listed(sorted(loaded.silent))}"
-
-
-def _listed(names: Collection[str]) -> str:
-    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-    return ", ".join(list(names)[:_MOST_NAMED]) + more
+        yield f"no process of these could say what it loaded: {listed(sorted(loaded.silent))}"

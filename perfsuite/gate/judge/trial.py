@@ -132,7 +132,7 @@ def draw_seed() -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Judgement:
-    """The result of the pairs; `invalid` says why none of it counts, where it does not."""
+    """The result of the pairs; `invalid` says why it does not count, None where it does."""
 
     trials: tuple[Trial, ...]
     seed: int

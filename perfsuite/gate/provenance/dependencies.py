@@ -4,25 +4,18 @@ from __future__ import annotations
 
 import ast
 import configparser
-import fnmatch
 import functools
 import json
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import packages_distributions
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from perfsuite.gate.git.overlay import tree_files
 from perfsuite.gate.provenance.installed import SITE, normalized
 
-_LOCKS = ("uv.lock", "poetry.lock", "pdm.lock", "pylock.toml", "pylock.*.toml")
-_LISTS = ("*requirements*.txt", "*requirements*.in", "*constraints*.txt")
-_CONDA = ("environment.yml", "environment.yaml", "conda.yml", "conda.yaml")
-# Any change may be one of everything.
-_OTHERS = ("Pipfile.lock", "pixi.lock", "pixi.toml", "conda-lock.yml")
-_REQUIREMENTS_FOLDER = "requirements"
 _DOCUMENTATION = frozenset({"doc", "docs"})
 # A requirement begins with the name of its distribution (PEP 508).
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
@@ -89,34 +82,15 @@ def _declared(tree: Path) -> dict[str, dict[str, str]]:
 
 def _read(path: Path) -> dict[str, str] | None:
     """What one file declares, by the distribution; None of a file of another kind."""
-    is_list = path.parent.name == _REQUIREMENTS_FOLDER and path.suffix in (".txt", ".in")
-    if path.name == "pyproject.toml":
-        read = _read_project
-    elif path.name == "setup.cfg":
-        read = _read_setup_cfg
-    elif path.name == "setup.py":
-        read = _read_setup
-    elif path.name == "Pipfile":
-        read = _read_pipfile
-    elif _is_any(path.name, _CONDA):
-        read = _read_conda
-    elif _is_any(path.name, _LOCKS):
-        read = _read_lock
-    elif is_list or _is_any(path.name, _LISTS):
-        read = _read_list
-    elif _is_any(path.name, _OTHERS):
-        read = _read_any
-    else:
+    place = f"{path.parent.name}/{path.name}"
+    read = next((read for name, read in _READERS.items() if re.fullmatch(name, place)), None)
+    if read is None:
         return None
     text = path.read_text(encoding="utf-8", errors="replace")
     try:
         return read(text)
     except (ValueError, SyntaxError, configparser.Error):  # TOMLDecodeError is a ValueError
         return _read_any(text)
-
-
-def _is_any(name: str, patterns: tuple[str, ...]) -> bool:
-    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def _read_any(text: str) -> dict[str, str]:
@@ -196,3 +170,16 @@ def _read_setup(text: str) -> dict[str, str]:
             known = _named(text for text in texts if isinstance(text, str))
             found |= known or _read_any(ast.dump(call.value))
     return found
+
+
+# By the name of its folder and its own.
+_READERS: Final[Mapping[str, Callable[[str], dict[str, str]]]] = {
+    r".*/pyproject\.toml": _read_project,
+    r".*/setup\.cfg": _read_setup_cfg,
+    r".*/setup\.py": _read_setup,
+    r".*/Pipfile": _read_pipfile,
+    r".*/(environment|conda)\.ya?ml": _read_conda,
+    r".*/((uv|poetry|pdm)\.lock|pylock(\..*)?\.toml)": _read_lock,
+    r"requirements/.*\.(txt|in)|.*/.*(requirements.*\.(txt|in)|constraints.*\.txt)": _read_list,
+    r".*/(Pipfile\.lock|pixi\.(lock|toml)|conda-lock\.yml)": _read_any,  # may change everything
+}

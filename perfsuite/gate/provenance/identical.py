@@ -6,20 +6,17 @@ has logged (`arms.launched.load_log`); where that cannot be known, the cell is n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Final
 
 from perfsuite.gate.arms.arm import Launch
 from perfsuite.gate.arms.loaded import Loaded
 from perfsuite.gate.git.changes import Changes
+from perfsuite.gate.provenance.installed import SITE, by_names, find_source
 from perfsuite.records.verdict import CellVerdict
-
-_MOST_NAMED: Final = 3
-# Where installers put packages, in a tree or not.
-_INSTALLED: Final = frozenset({"site-packages", "dist-packages"})
+from perfsuite.units import listed
 
 Run = Callable[[Sequence[str]], Launch]
 
@@ -56,7 +53,7 @@ class Comparison:
             return []
         if not changes.modules:
             return [_identical(name, _name_all(changes)) for name in cells]
-        why = f"it loads none of the changed modules: {_listed(changes.modules)}"
+        why = f"it loads none of the changed modules: {listed(changes.modules)}"
         found: list[CellVerdict] = []
         for names in self._group(cells):
             runs = self.run(names).cells
@@ -83,28 +80,19 @@ class Comparison:
 
     def _find_touching(self, loaded: Loaded) -> Path | None:
         """Return a change that reached what was loaded, or may have; None where none did."""
-        changed = self.changes.modules
         if loaded.silent:
-            return next(iter(changed), None)
-        files = {Path(file).resolve() for file in loaded.recent}
-        for path in changed:
-            if self.top / path in files or any(_is_copy(self.top, path, file) for file in files):
-                return path
+            return next(iter(self.changes.modules), None)
+        changed = by_names(self.top, self.changes.modules)
+        for file in {Path(file).resolve() for file in loaded.recent}:
+            is_source = file.suffix == ".py" and not SITE.search(str(file))
+            if is_source and file.is_relative_to(self.top):
+                path = file.relative_to(self.top)
+                source = path if path in self.changes.modules else None
+            else:  # a copy or a build hides the module
+                source = find_source(file, changed)
+            if source is not None:
+                return source
         return None
-
-
-def _is_copy(top: Path, module: Path, file: Path) -> bool:
-    """Whether a file is imported under a module's name: an installed copy, which hides it."""
-    is_installed = not file.is_relative_to(top) or not _INSTALLED.isdisjoint(file.parts)
-    if file.name != module.name or not is_installed:
-        return False
-    place = module
-    parts = [module.name]
-    while (top / place.parent / "__init__.py").is_file() and place.parent != Path():
-        place = place.parent
-        parts.insert(0, place.name)
-    folder = file.parents[len(parts) - 1]
-    return file == folder.joinpath(*parts) and not (folder / "__init__.py").exists()
 
 
 def _identical(name: str, why: str) -> CellVerdict:
@@ -116,10 +104,4 @@ def _identical(name: str, why: str) -> CellVerdict:
 def _name_all(changes: Changes) -> str:
     if not changes.documents:
         return "no file differs from the base"
-    return f"only documentation differs from the base: {_listed(changes.documents)}"
-
-
-def _listed(paths: Iterable[Path]) -> str:
-    names = sorted(map(str, paths))
-    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-    return ", ".join(names[:_MOST_NAMED]) + more
+    return f"only documentation differs from the base: {listed(changes.documents)}"

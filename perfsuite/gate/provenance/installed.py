@@ -1,4 +1,4 @@
-"""What the projects of a tree have installed, where launches import from."""
+"""Modules by their names: which of a tree's lie elsewhere too, and what its projects installed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import functools
 import json
 import os
 import re
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Mapping
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
 
@@ -22,6 +23,47 @@ _PROJECT_FILES = {
     "setup.py": _QUOTED,
     "setup.cfg": re.compile(rb"^name\s*=\s*([\w.-]+)\s*$", re.MULTILINE),
 }
+# Names that a tree has beside its code, and that other packages have too.
+_NEVER_UNDER_TEST = {"setup", "conftest", "noxfile", "tests", "test", "benchmarks"}
+_MODULE_SUFFIXES = {".py", ".pyx"}
+_IMPORT_ROOTS = {Path(), Path("src")}
+
+# Of a module, as it is imported: ("shop", "prices").
+Names = tuple[str, ...]
+
+
+def by_names(top: Path, modules: Iterable[Path]) -> dict[Names, Path]:
+    """Return modules of a tree by their names from the outermost package on; the first of equals.
+
+    A namespace package has no file that says so, and is none. Nor is `top`, or `src` in it: they
+    are on the path of both arms in any case (`worktree.import_roots`).
+    """
+    found: dict[Names, Path] = {}
+    for module in modules:
+        folder = module.parent
+        while folder not in _IMPORT_ROOTS and (top / folder / "__init__.py").is_file():
+            folder = folder.parent
+        found.setdefault(module.relative_to(folder).with_suffix("").parts, module)
+    return found
+
+
+def find_source(file: Path, modules: Mapping[Names, Path]) -> Path | None:
+    """Return which of the modules a file elsewhere is imported as: their copy, or their build."""
+    names = *file.parts[:-1], file.name.partition(".")[0]
+    for num_names, folder in enumerate(file.parents, start=1):
+        source = modules.get(names[-num_names:])
+        if source is not None and not (folder / "__init__.py").exists():
+            return source
+    return None
+
+
+@functools.cache
+def modules_of(top: Path) -> Mapping[Names, Path]:
+    """Return where a tree has code under test, by its names."""
+    modules = [path for path in tree_files(top) if path.suffix in _MODULE_SUFFIXES]
+    modules.sort(key=lambda path: (len(path.parts), path))
+    others = _NEVER_UNDER_TEST | sys.stdlib_module_names
+    return {names: path for names, path in by_names(top, modules).items() if names[0] not in others}
 
 
 @functools.cache
@@ -40,24 +82,26 @@ def normalized(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def owners_of_module(name: str, file: Path) -> set[str]:
-    """The names of the distributions that installed a module."""
-    levels = name.count(".") + (file.stem == "__init__")
-    folder = file.parents[levels]
-    place = file.relative_to(folder)
-    return {
-        normalized(distribution.metadata["Name"])
-        for distribution in distributions(path=[str(folder)])
-        if _has_installed(distribution, place)
-    }
+def is_recorded(file: str) -> bool:
+    """Whether an installer says that it has put a file where it is."""
+    match = SITE.search(file)
+    if match is None:
+        return False
+    place = file[match.end() :]
+    recorded = _recorded(file[: match.end()])
+    return place in recorded or place.partition("/")[0].partition(".")[0] in recorded
 
 
-def _has_installed(distribution: Distribution, place: Path) -> bool:
-    if distribution.files is not None:
-        return any(Path(file).is_relative_to(place) for file in distribution.files)
-    # Packages of a Linux distribution have no list of their files.
-    top_level = (distribution.read_text("top_level.txt") or "").split()
-    return place.parts[0].partition(".")[0] in top_level
+@functools.cache
+def _recorded(folder: str) -> frozenset[str]:
+    """What is recorded of a folder of packages: files, or modules where no file is listed."""
+    found: set[str] = set()
+    for one in distributions(path=[folder]):
+        if one.files is not None:
+            found.update(map(str, one.files))
+        else:  # a package of a Linux distribution
+            found.update((one.read_text("top_level.txt") or "").split())
+    return frozenset(found)
 
 
 def installed_by_projects(tree: Path, files: Iterable[str]) -> dict[str, str]:

@@ -1,23 +1,34 @@
-"""Whether what head loads from its own tree, the base loads from its own or has not."""
+"""Whether two launches ran two trees: what one loads from its own, the other does or has not."""
 
 from __future__ import annotations
 
 import functools
 import os
 import re
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
 from perfsuite.gate.arms.arm import Launch
 from perfsuite.gate.git import repository
 from perfsuite.gate.git.fill_tree import missing_files
-from perfsuite.gate.git.overlay import SITE_FOLDER, is_left_out, read_source
+from perfsuite.gate.git.overlay import SITE_FOLDER, are_alike, is_left_out
 from perfsuite.gate.git.repository import find_top
-from perfsuite.gate.provenance.installed import SITE, installed_by_projects, is_any_installed
+from perfsuite.gate.provenance.dependencies import find_changed_dependency
+from perfsuite.gate.provenance.installed import (
+    SITE,
+    find_source,
+    installed_by_projects,
+    is_any_installed,
+    is_recorded,
+    modules_of,
+    project_names,
+)
 from perfsuite.gate.provenance.untracked import BUILD, SHARE
 
 _PYTHON = "give the base an interpreter of its own with --base-python (pytest: --perf-base-python)"
-_CODE = (".py", ".so", ".zip", ".egg", ".whl", ".pyz")
+_ARCHIVES = (".zip", ".egg", ".whl", ".pyz")
+_CODE = (".py", ".so", *_ARCHIVES)
 # Temporary folders of sessions, which a continuous integration may have in the checkout.
 _OF_LAUNCHES = re.compile(r"perfsuite-\d+-")
 
@@ -60,19 +71,27 @@ class Loading:
         )
 
 
-def loadings_of(base: Launch, head: Launch) -> tuple[Loading, Loading]:
-    """Return what the launches loaded and started."""
-    base_tree, head_tree = base.arm.tree.resolve(), head.arm.tree.resolve()
-    tops = base_tree, head_tree
-    if (head_top := find_top(head_tree)) is not None:
-        root = head_tree.relative_to(head_top)
-        base_top = base_tree.parents[len(root.parts) - 1] if root.parts else base_tree
-        if (base_top / ".git").exists():  # else it is a copy of a folder
-            tops = base_top, head_top
-    return _loading(base, tops[0]), _loading(head, tops[1])
+def find_asymmetry(base: Launch, head: Launch) -> str | None:
+    """Return why the launches did not compare two trees, with what to do; None if they did.
+
+    What is new in head is its own: git tracks it, or would add it, and the base's commit has none.
+    """
+    if base.arm.tree.resolve() == head.arm.tree.resolve():
+        return None  # the arms differ by interpreter or environment alone
+    ours, theirs = _loading(base), _loading(head)
+    return (
+        _find_foreign(ours, theirs)
+        or _find_foreign(theirs, ours)
+        or _find_installed_instead(ours, theirs)
+        or _find_missing(ours, theirs)
+        or _find_shared(ours, theirs)
+        or _find_silent(base, theirs)
+        or _find_dependency(base, head, ours.top, theirs.top)
+    )
 
 
-def _loading(launch: Launch, top: Path) -> Loading:
+def _loading(launch: Launch) -> Loading:
+    top = (launch.arm.top or launch.arm.tree).resolve()
     return Loading(
         name=launch.arm.name,
         top=top,
@@ -91,22 +110,14 @@ _is_left_out = functools.cache(is_left_out)
 _real_path = functools.cache(os.path.realpath)
 
 
-def find_asymmetry(base: Loading, head: Loading) -> str | None:
-    """Return what one arm loads from its own tree, and the other does not, with what to do.
-
-    What is new in head is none: git tracks it, or would add it, and the base's commit has none.
-    """
-    return (
-        _find_foreign(base, head)
-        or _find_foreign(head, base)
-        or _find_installed_instead(base, head)
-        or _find_missing(base, head)
-        or _find_shared(base, head)
-    )
+def _find_dependency(base: Launch, head: Launch, base_top: Path, head_top: Path) -> str | None:
+    if base.arm.python != head.arm.python:
+        return None
+    return find_changed_dependency(base_top, head_top, base.loaded.files)
 
 
-def find_silent(base: Launch, head: Loading) -> str | None:
-    """Return why the base may have run head's code where it could not say what it loads."""
+def _find_silent(base: Launch, head: Loading) -> str | None:
+    """Why the base may have run head's code where it could not say what it loads."""
     if not base.loaded.silent:
         return None
     project = is_any_installed(head.top, base.arm.python, base.loaded.files)
@@ -136,19 +147,17 @@ def _find_foreign(arm: Loading, other: Loading) -> str | None:
         is_data = not file.endswith(_CODE) and ".so." not in file and file not in arm.programs
         if is_data and place not in _tracked(other.top, [place]):
             continue
-        if not _are_alike(path, arm.top / place):
-            advice = f" and {BUILD}, or name its folder in pytest's pythonpath"
-            return (
-                f"the {arm.name} arm loaded {path}, which is {other.name}'s; have the code find it "
-                f"beside itself{'' if is_data else advice}"
-            )
+        if not are_alike(path, arm.top / place):
+            advice = "have the code find it beside itself"
+            if path.suffix == ".py":
+                advice = (
+                    "is it installed in editable mode? Name its folder in pytest's pythonpath, or "
+                    f"{advice}"
+                )
+            elif not is_data:
+                advice += f" and {BUILD}, or name its folder in pytest's pythonpath"
+            return f"the {arm.name} arm loaded {path}, which is {other.name}'s; {advice}"
     return None
-
-
-def _are_alike(file: Path, other: Path) -> bool:
-    if not (file.is_file() and other.is_file()):  # a file may be gone, or in an archive
-        return False
-    return read_source(file) == read_source(other)
 
 
 def _find_installed_instead(base: Loading, head: Loading) -> str | None:
@@ -214,16 +223,49 @@ def _lacks(top: Path) -> tuple[Path, ...]:
 
 
 def _find_shared(base: Loading, head: Loading) -> str | None:
-    """Why both arms loaded one file that a project of the tree has installed."""
+    """Why both arms loaded one file that is code of the tree, or was built from it."""
     both = base.files & head.files
     installed = installed_by_projects(head.top, both)
-    for file in sorted(both & installed.keys()):
-        if Path(file).suffix == ".py" or _is_compiled(Path(file)):  # a script says where it leads
+    for name in sorted(both):
+        file = Path(name)
+        source = _find_source(base, head, file)
+        if name not in installed and (source is None or _is_of_another(file, head.top, source)):
+            continue
+        if file.suffix != ".py" and not _is_compiled(file):  # a script says where it leads
+            continue
+        if source is None:
             return (
-                f"both arms loaded {file}, which {installed[file]} has installed; {BUILD}, or "
+                f"both arms loaded {file}, which {installed[name]} has installed; {BUILD}, or "
                 f"{_PYTHON}"
             )
+        return (
+            f"both arms loaded {file}, although the tree has {source}; name its folder in pytest's "
+            f"pythonpath, uninstall that copy, or {_PYTHON}"
+        )
     return None
+
+
+def _find_source(base: Loading, head: Loading, file: Path) -> Path | None:
+    """The module of both trees with the names of a file that is no code of either tree."""
+    is_inside = file.is_relative_to(head.top) or file.is_relative_to(base.top)
+    if is_inside and not SITE.search(str(file)):
+        return None
+    ours, theirs = modules_of(head.top), modules_of(base.top)
+    if file.suffix in _ARCHIVES and zipfile.is_zipfile(file):
+        inside = (Path(name).with_suffix("").parts for name in zipfile.ZipFile(file).namelist())
+        return next((ours[names] for names in inside if names in ours and names in theirs), None)
+    return find_source(file, ours) if find_source(file, theirs) is not None else None
+
+
+def _is_of_another(file: Path, tree: Path, source: Path) -> bool:
+    """Whether a project that is none of the tree's has installed what is named as `source` is.
+
+    The projects of the tree are known by their records; where none says its name, equal contents
+    decide. A file without a record, as in a folder on PYTHONPATH, is the tree's.
+    """
+    return is_recorded(str(file)) and bool(
+        project_names(tree) or not are_alike(file, tree / source)
+    )
 
 
 def _is_compiled(file: Path) -> bool:

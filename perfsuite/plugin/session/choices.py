@@ -18,9 +18,11 @@ import pytest
 from perfsuite.errors import SettingError
 from perfsuite.experiments.settings import DEVICES, MAX_SEED, Device, Settings
 from perfsuite.gate.arms.build import find_interpreter
+from perfsuite.gate.arms.command import Command
 from perfsuite.gate.git.find_base import target_branch
 from perfsuite.gate.judge.kept_pairs import PAIRS_FILE
-from perfsuite.gate.judge.trial import LAUNCH_TIMEOUT_S, Budget
+from perfsuite.gate.judge.trial import LAUNCH_TIMEOUT_S, Budget, draw_seed
+from perfsuite.gate.request import GateRequest
 from perfsuite.plugin.options import OPTIONS, Option, given
 from perfsuite.ranks.messages import INJECTABLE_FAULTS, TurnChannel
 from perfsuite.ranks.torchrun.membership import Membership, read_membership
@@ -30,32 +32,8 @@ from perfsuite.system.urls import mask
 from perfsuite.units import parse_ratio, parse_seconds
 
 MATRICES = ("smoke", "default", "full")
-
-
-@dataclass(frozen=True, kw_only=True)
-class GateChoices:
-    """How cells are judged; as in `GateRequest`, unless a marker says otherwise.
-
-    Attributes:
-        is_on: Whether `--benchmark-compare` is the gate.
-    """
-
-    is_on: bool
-    tolerance: float
-    limit: float
-    refuses_numerics_change: bool
-    fixed: frozenset[str]
-    base: str | None
-    target: str | None
-    judges_identical: bool
-    base_dir: Path | None
-    base_python: str | None
-    base_build: str | None
-    base_environment: Mapping[str, str]
-    durations: str | None
-    budget: Budget
-    outputs: tuple[Path, ...]
-    pairs_file: Path
+# Makes a launch's session ours, as this one is; a pytest without perfsuite knows no such option.
+_OURS = ("-o", "perf_gate=on")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +48,8 @@ class Choices:
         checks_numerics: Whether cells are checked before they are timed.
         shard: The part of the cells that is measured.
         durations: Where it is written how long cells took; None for the stored runs.
-        gate: How cells are judged.
+        is_gate: Whether `--benchmark-compare` is the gate.
+        gate: How cells are judged, unless a marker says otherwise.
         membership: This process's place among those that torchrun started; None where it is alone.
     """
 
@@ -81,7 +60,8 @@ class Choices:
     checks_numerics: bool
     shard: Shard
     durations: str | None
-    gate: GateChoices
+    is_gate: bool
+    gate: GateRequest
     membership: Membership | None
 
 
@@ -157,8 +137,14 @@ _PARSERS: dict[str, tuple[Callable[[str], Any], str]] = {
 }
 
 
-def resolve(config: pytest.Config, environ: Mapping[str, str] = os.environ) -> Choices:
+def resolve(
+    config: pytest.Config,
+    environ: Mapping[str, str] = os.environ,
+    given_environ: Mapping[str, str] = os.environ,
+) -> Choices:
     """Return the choices that command line, ini file and defaults make.
+
+    `given_environ` is what launches of the gate get, the environment before any conftest.
 
     Raises:
         SettingError: A value is not allowed; names the value, its source and what is.
@@ -183,10 +169,11 @@ def resolve(config: pytest.Config, environ: Mapping[str, str] = os.environ) -> C
         require_gpus=value["require-gpus"],
         results=config.rootpath / value["report"],
         checks_numerics=value["numerics"] == "on",
-        # The launches of a gate have all cells, and learn which of them to run.
+        # The launches of a gate collect all cells, and the gate says which of them to run.
         shard=value["shard"] if turns is None else Shard(number=1, num_shards=1),
         durations=value["durations"] or None,
-        gate=_gate_choices(config, value, environ),
+        is_gate=value["gate"] == "on",
+        gate=_gate_request(config, value, environ, given_environ),
         # A launch of a gate is alone, though the shell may have the variables of some torchrun.
         membership=read_membership(environ) if turns is None else None,
     )
@@ -218,7 +205,7 @@ def _source(config: pytest.Config, name: str) -> str:
 
 
 def _refuse_unused_durations(config: pytest.Config, names: Container[str]) -> None:
-    """Refuse durations on the command line of a session that is no shard.
+    """Refuse durations on the command line of a session that is not a shard.
 
     An ini file may name them for those sessions that are.
 
@@ -233,9 +220,12 @@ def _refuse_unused_durations(config: pytest.Config, names: Container[str]) -> No
         )
 
 
-def _gate_choices(
-    config: pytest.Config, value: dict[str, Any], environ: Mapping[str, str]
-) -> GateChoices:
+def _gate_request(
+    config: pytest.Config,
+    value: dict[str, Any],
+    environ: Mapping[str, str],
+    given_environ: Mapping[str, str],
+) -> GateRequest:
     if value["tolerance"] >= 1:
         raise SettingError(f"--perf-tolerance is {value['tolerance']:.3g}; use less than 1 (100%)")
     if value["limit"] < value["tolerance"]:
@@ -245,8 +235,11 @@ def _gate_choices(
         )
     arguments = (*config.invocation_params.args, *shlex.split(environ.get("PYTEST_ADDOPTS", "")))
     typed = {str(argument).partition("=")[0] for argument in arguments}
-    return GateChoices(
-        is_on=value["gate"] == "on",
+    typed_words = map(str, config.invocation_params.args)
+    command = Command.of_this_process(config.invocation_params.dir, typed_words, given_environ)
+    return GateRequest(
+        command=command.followed_by(*_OURS),
+        seed=draw_seed(),
         tolerance=value["tolerance"],
         limit=value["limit"],
         refuses_numerics_change=value["numerics-change"] == "fail",
@@ -258,7 +251,6 @@ def _gate_choices(
         base_python=value["base-python"],
         base_build=value["base-build"] or None,
         base_environment=value["base-env"],
-        durations=value["durations"] or None,
         budget=Budget(
             max_pairs=value["max-pairs"],
             max_s=value["max-minutes"],

@@ -15,7 +15,6 @@ import msgspec
 import pytest
 
 from perfsuite.errors import PerfsuiteError
-from perfsuite.gate.arms.command import Command
 from perfsuite.gate.baselines.screen import Candidate
 from perfsuite.gate.baselines.stored_verdict import History, read_history
 from perfsuite.gate.common_cells import HIDDEN
@@ -27,7 +26,7 @@ from perfsuite.gate.judge.trial import CellPolicy, draw_seed
 from perfsuite.gate.request import GateRequest, base_of
 from perfsuite.gate.run_gate import GateResult, run_gate
 from perfsuite.plugin.recorder import benchmarks_of, is_benchmark
-from perfsuite.plugin.session.choices import GateChoices
+from perfsuite.plugin.session.choices import Choices
 from perfsuite.plugin.session.markers import marker_arguments
 from perfsuite.plugin.session.saving import RunSaver
 from perfsuite.plugin.session.sharding import Sharding, duration_source
@@ -42,8 +41,6 @@ _NO_GATE_UNDER_TORCHRUN = (
 )
 _NOT_REACHED = "it was selected, and the session ended before it had a verdict"
 _SKIPPED_IN_PAIRS = "this session measured it and its launches did not"
-# Makes a launch's session ours, as this one is; a pytest without perfsuite knows no such option.
-_OURS = ("-o", "perf_gate=on")
 
 
 def refuse_silent_passes(config: pytest.Config, *, is_under_torchrun: bool) -> None:
@@ -92,23 +89,22 @@ class SessionGate:
     def __init__(
         self,
         config: pytest.Config,
-        choices: GateChoices,
-        command: Command,
+        choices: Choices,
         saver: RunSaver,
         say: Callable[[str], None],
     ) -> None:
         self._say = say
         self._first: GateResult | None = None
         self._selected: list[str] = []
-        # Cells that stored runs leave open, and what their benchmarks keep.
+        # The cells that stored runs leave open, with the `extra_info` of their benchmarks.
         self._open: dict[str, dict[str, Any] | None] = {}
-        self._left_s = choices.budget.max_s
+        self._left_s = choices.gate.budget.max_s
         self._judged: dict[str, CellVerdict] = {}
         self._verdicts: dict[str, CellVerdict] = {}
         self._num_cells: int | None = None
         self._config = config
-        self._choices = choices
-        self._command = command.followed_by(*_OURS)
+        self._choices = choices.gate
+        self._durations = choices.durations
         self._saver = saver
         self._history: History | None = None
         self._found: Base | NoBase | None = None
@@ -332,29 +328,15 @@ class SessionGate:
         return result
 
     def _request(self, cells: Sequence[str]) -> GateRequest:
-        choices = self._choices
-        return GateRequest(
-            command=self._command,
+        return dataclasses.replace(
+            self._choices,
             cells=frozenset(cells),
             num_cells=self._num_cells,
-            base=choices.base,
-            target=choices.target,
-            judges_identical=choices.judges_identical,
             found=self._found,
-            base_dir=choices.base_dir,
-            base_python=choices.base_python,
-            base_build=choices.base_build,
-            base_environment=choices.base_environment,
-            tolerance=choices.tolerance,
-            limit=choices.limit,
-            refuses_numerics_change=choices.refuses_numerics_change,
-            budget=dataclasses.replace(choices.budget, max_s=self._left_s),
+            budget=dataclasses.replace(self._choices.budget, max_s=self._left_s),
             seed=draw_seed(),
-            stored=duration_source(self._config, choices.durations).path,
+            stored=duration_source(self._config, self._durations).path,
             fingerprint=self._saver.fingerprint,
-            fixed=choices.fixed,
-            outputs=choices.outputs,
-            pairs_file=choices.pairs_file,
         )
 
 
@@ -370,7 +352,7 @@ def _unknown(name: str, refusal: str | None) -> CellVerdict:
 
 def _failed(name: str, report: pytest.TestReport, error: BaseException | None) -> CellVerdict:
     phase = "" if report.when == "call" else f" in its {report.when}"
-    # A strict xfail that passed, or another plugin, fails a test that raised nothing.
+    # A strict xfail that passed, or another plugin, can fail a test that raised nothing.
     text = report.longreprtext if error is None else f"{type(error).__name__}: {error}"
     reason = f"head's test failed{phase}: {text.partition(chr(10))[0]}"
     return CellVerdict(name=name, word="ERROR", by="test", reason=reason)

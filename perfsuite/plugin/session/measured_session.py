@@ -25,7 +25,6 @@ from perfsuite.errors import (
     WriteError,
 )
 from perfsuite.experiments.rank_session import Session
-from perfsuite.gate.arms.command import Command
 from perfsuite.plugin import recorder
 from perfsuite.plugin.fixtures import OUTCOME, is_cell
 from perfsuite.plugin.output import legible, say
@@ -33,8 +32,7 @@ from perfsuite.plugin.session import markers, phases, saving, sharding
 from perfsuite.plugin.session.choices import Choices
 from perfsuite.plugin.session.gate import SessionGate, refuse_silent_passes
 from perfsuite.plugin.session.held_reports import HeldReports
-from perfsuite.plugin.session.resume import finished_outcome
-from perfsuite.plugin.session.torchrun import TorchrunSession
+from perfsuite.plugin.session.torchrun import TorchrunSession, finished_outcome
 from perfsuite.records.cell import CellLine, Outcome, encode_line
 from perfsuite.records.verdict import CellVerdict, VerdictWord, exit_code
 from perfsuite.report.rows import not_exercised_lines
@@ -66,14 +64,9 @@ def begin(
     if is_ours:
         saver = saving.RunSaver(config, ownership.environ, ownership.num_cores)
         saver.failed |= set(ownership.failed_collections)
-        if choices.gate.is_on and config.getoption("benchmark_compare", None):
+        if choices.is_gate and config.getoption("benchmark_compare", None):
             refuse_silent_passes(config, is_under_torchrun=choices.membership is not None)
-            command = Command.of_this_process(
-                config.invocation_params.dir,
-                map(str, config.invocation_params.args),
-                ownership.given_environ,
-            )
-            gate = SessionGate(config, choices.gate, command, saver, partial(say, config))
+            gate = SessionGate(config, choices, saver, partial(say, config))
     if choices.membership is not None:
         cells_file = choices.results / CELLS_FILE
         torchrun = TorchrunSession(config, choices.membership, cells_file, ownership.held_output)
@@ -127,12 +120,8 @@ class MeasuredSession:
         return {} if self._torchrun is None else self._torchrun.finished
 
     def finished_outcome(self, name: str) -> Outcome | None:
-        """Return what was measured of a cell before torchrun started the ranks again, if it was.
-
-        Raises:
-            PerfsuiteError: The cell failed then.
-        """
-        return finished_outcome(self.finished, name)
+        """Return what was measured of a cell that needs no second run; None of any other."""
+        return None if self._torchrun is None else finished_outcome(self._torchrun.finished, name)
 
     @property
     def _has_lost_a_rank(self) -> bool:
@@ -291,7 +280,7 @@ class MeasuredSession:
             report.longrepr = text
 
     def _keep(self, line: CellLine) -> None:
-        """Append a cell that ended to cells.jsonl, which each session begins anew."""
+        """Append a cell that ended to cells.jsonl, which each session starts again."""
         is_first = not self._lines and not self.finished
         self._lines[line.fullname] = line
         if not self._writes or line.fullname in self.finished or self._has_lost_a_rank:
@@ -362,7 +351,7 @@ class MeasuredSession:
         if own not in (0, 1, 5) or (own == 1 and has_failed_tests):
             return own
         result = self._gate.result
-        # Also of cells that vanished, or were not reached, or skipped this time alone.
+        # This includes cells that vanished, were not reached, or were skipped only here.
         judged = [cell.word for cell in result.cells] if result is not None else []
         return exit_code([*self._words, *judged])
 

@@ -41,7 +41,7 @@ class WrittenRun:
     limit: float
 
 
-# Where a session that wrote its run.json says so, for plugins that come after.
+# Tells later plugins that the session wrote its run.json.
 WRITTEN_RUN = pytest.StashKey[WrittenRun]()
 
 

@@ -69,7 +69,7 @@ class Sharding:
         return len(self.cells) + len(self.others)
 
     def owns(self, name: str) -> bool:
-        """Whether this shard reports a cell; one that is in no shard is the first one's."""
+        """Whether this shard reports a cell; the first shard reports those that are in none."""
         return name in self.cells or (self.shard.number == 1 and name not in self.others)
 
     @property
@@ -85,7 +85,7 @@ class Sharding:
         )
 
 
-# Options of pytest whose choice depends on the runner's own cache.
+# Options with which pytest chooses tests by the runner's own cache.
 _CHOSEN_BY_CACHE: Final = {"lf": "--last-failed", "stepwise": "--stepwise"}
 
 UNCUT: Final = Sharding(shard=Shard(number=1, num_shards=1), cells=frozenset(), others=frozenset())
@@ -120,7 +120,7 @@ def cut(names: Sequence[str], shard: Shard, find_source: Callable[[], DurationSo
     """Return which of the cells, by node id, are this shard's; `find_source` only where it is one.
 
     Raises:
-        SettingError: The source was named, and has a duration of no cell.
+        SettingError: The user named the source, and it has no cell's duration.
         StorageError: The source cannot be looked into.
     """
     if shard.is_whole:
@@ -132,7 +132,7 @@ def cut(names: Sequence[str], shard: Shard, find_source: Callable[[], DurationSo
     if source.is_named and names and not durations.num_known:
         why = f" ({durations.refused[0].reason})" if durations.refused else ""
         raise SettingError(
-            f"--perf-durations is {str(source)!r}, which has a duration of none of the "
+            f"--perf-durations is {str(source)!r}, which has no duration of any of the "
             f"{_counted(len(names))}{why}; name a run that perfsuite wrote, such as "
             "results/run.json, or a folder of them"
         )

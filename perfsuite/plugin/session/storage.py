@@ -21,7 +21,7 @@ from perfsuite.records.run_file import Unusable, read_run
 from perfsuite.system.json_files import read_json
 from perfsuite.system.urls import AnyPath, RemotePath, locate
 
-# Where runs are stored; None where that is no place for files.
+# Where runs are stored; None where files cannot be stored there.
 STORAGE = pytest.StashKey[AnyPath | None]()
 
 # Called with what cannot be written.
@@ -30,7 +30,7 @@ Fail = Callable[[WriteError], None]
 _DEFAULT_OF_PYTEST_BENCHMARK = "file://./.benchmarks"
 # Where people review what they commit.
 _DEFAULT = "file://./baselines"
-# The one other kind of URL that pytest-benchmark knows; it writes whole documents itself.
+# pytest-benchmark knows one other kind of URL, and writes whole documents there itself.
 _ELASTICSEARCH = "elasticsearch+"
 # How pytest-benchmark asks for every run of this machine.
 _NUMBERED = "[0-9][0-9][0-9][0-9]_"
@@ -107,7 +107,7 @@ class UrlStorage:
         save_whole(self, output_json, name, self._fail)
 
     def load(self, selector: str | None = None) -> Iterator[tuple[PurePosixPath, Any]]:
-        """Yield the runs that a selector names, the newest last; that one alone without any."""
+        """Yield the runs that a selector names, the newest last; without one, only the newest."""
         try:
             found = find_runs(self._place, selector or _NUMBERED)
         except StorageError as error:

@@ -11,7 +11,7 @@ import itertools
 import os
 import signal
 import threading
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,18 +20,18 @@ import psutil
 import pytest
 from _pytest.junitxml import xml_key
 
-from perfsuite.errors import ExitCode, LostRankError, WriteError
+from perfsuite.errors import ExitCode, LostRankError, PerfsuiteError, WriteError
 from perfsuite.plugin import recorder
 from perfsuite.plugin.fixtures import RUNNER
 from perfsuite.plugin.output import HeldOutput, say
 from perfsuite.plugin.session.phases import PhaseOutcome, end_of
-from perfsuite.plugin.session.resume import keep_finished
 from perfsuite.ranks.torchrun.membership import Membership
 from perfsuite.ranks.torchrun.peers import Peers
-from perfsuite.records.cell import CellLine
+from perfsuite.records.cell import CellLine, Outcome, decode_line, encode_line
 from perfsuite.records.verdict import most_severe
+from perfsuite.system.files import write_atomically
 
-# A wait for other ranks that is longer is shown.
+# A longer wait for other ranks is shown.
 _LATE_S = 2.0
 
 
@@ -177,7 +177,7 @@ class TorchrunSession:
         report.longrepr = (path, (line_number or 0) + 1, text) if is_skip else text
 
     def pytest_internalerror(self, excrepr: object) -> None:
-        """Show what is printed on no other rank."""
+        """Show an internal error, which only this rank may have."""
         if self._output is not None:
             self._output.stderr.write(f"perfsuite: rank {self._membership.rank}: {excrepr}\n")
 
@@ -186,7 +186,7 @@ class TorchrunSession:
         """End with the same exit code on all ranks, when the first has shown and written all."""
         result = yield
         if self._peers is not None:
-            # The first process that ends with a failure makes torchrun end the others so.
+            # torchrun sends SIGTERM to the others when the first process ends with a failure.
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             codes = [int(session.exitstatus)]
             try:
@@ -196,6 +196,47 @@ class TorchrunSession:
             session.exitstatus = most_severe(codes)
             self._peers.close()
         return result
+
+
+def keep_finished(path: Path, *, since_s: float) -> dict[str, CellLine]:
+    """Return the cells that an earlier start finished, and leave nothing else in the file.
+
+    Skipped cells cost nothing and are not kept, nor is a line that was cut off. A file that is
+    older than the launch, which began at `since_s` by the system's clock, is another launch's.
+
+    Raises:
+        WriteError: The file cannot be written.
+    """
+    if not path.exists() or path.stat().st_mtime < since_s:
+        return {}
+    finished = {}
+    for data in path.read_bytes().splitlines():
+        try:
+            line = decode_line(data)
+        except ValueError:
+            continue
+        if line.outcome != "skipped":
+            finished[line.fullname] = line
+    write_atomically(path, b"".join(encode_line(line) + b"\n" for line in finished.values()))
+    return finished
+
+
+def finished_outcome(finished: Mapping[str, CellLine], name: str) -> Outcome | None:
+    """Return what was measured of a cell before the restart; None of one that was not finished.
+
+    Raises:
+        PerfsuiteError: The cell failed before it was measured.
+    """
+    line = finished.get(name)
+    if line is None:
+        return None
+    if line.perfsuite is None:
+        raise PerfsuiteError(
+            f"failed before torchrun started the ranks again, and is not run twice: {line.reason}"
+        )
+    return Outcome(
+        step_times_s=line.step_times_s, num_iterations=None, record=line.perfsuite, missing={}
+    )
 
 
 def first_difference(names_by_rank: Sequence[Sequence[str]]) -> str:

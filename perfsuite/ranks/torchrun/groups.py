@@ -66,7 +66,7 @@ class MultiHostGroups:
             return outcome.wait_for(group)
 
     def _name_job(self) -> str:
-        """Return a fresh name; counted anew in each phase, should a rank have missed a job."""
+        """Return a new name; the count restarts in each phase, in case a rank missed a job."""
         if self._phase != self._peers.phase:
             self._phase, self._num_jobs = self._peers.phase, 0
         self._num_jobs += 1

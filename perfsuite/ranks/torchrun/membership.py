@@ -11,7 +11,7 @@ from perfsuite.ranks.bootstrap import REQUIRED_VARIABLES, RESTARTS
 _MAX_PORT = 65_535
 # Ranks are counted by an int in torch (Backend.hpp), and restarts are fewer.
 _MAX_INT = 2**31 - 1
-# A longer value is not shown: no value that is allowed is as long.
+# A longer value is not shown: all allowed values are shorter.
 _MAX_SHOWN = 40
 
 

@@ -102,7 +102,7 @@ class Topology:
         return len(before) % max(1, len(mine.gpus))
 
     def have_own_gpus(self, world_size: int) -> bool:
-        """Whether each rank of a group has a GPU that no other has."""
+        """Whether each rank of a group has a GPU of its own."""
         group = self.everyone[:world_size]
         if not all(one.gpus for one in group):
             return False

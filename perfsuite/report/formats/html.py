@@ -77,7 +77,7 @@ def svg_file(picture: Picture) -> str:
 
 @cache
 def _environment() -> Environment:
-    # Imported here, so that a session that only measures does not pay for it.
+    # Imported here, because a session that only measures does not need it.
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     return Environment(

@@ -99,7 +99,7 @@ def _folded(title: str, items: Sequence[str]) -> Iterator[str]:
 
 
 def _fitting(lines: Iterable[str], room: int) -> Iterator[str]:
-    """Yield the first lines, as many as fit in so many characters."""
+    """Yield the first lines that fit into `room` characters together."""
     for line in lines:
         room -= len(line) + 1
         if room < 0:

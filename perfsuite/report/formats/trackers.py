@@ -77,7 +77,7 @@ def _log_cell(wandb: Any, row: Row, group: str) -> None:
     with wandb.init(
         project=_PROJECT, group=group, job_type="cell", name=row.name, config=_config(row)
     ) as tracked:
-        # Rounds and optimizer steps are two axes, which one step counter cannot hold.
+        # Rounds and optimizer steps need two axes, and a run has one step counter.
         tracked.define_metric("step_time_s", step_metric="round")
         tracked.define_metric("loss", step_metric="step")
         axes = {"step_time_s": "round", "loss": "step"}
@@ -160,7 +160,7 @@ def _scalar(tag: str, value: float) -> Any:
 
 
 def _file_name(text: str) -> str:
-    """A folder's name, another one for each text, that leads to no other folder."""
+    """A name for a folder: unique to the text, and without path separators."""
     digest = hashlib.sha256(text.encode()).hexdigest()[:8]
     readable = re.sub(r"[^A-Za-z0-9=+-]+", "-", text).strip("-")[-_MOST_NAME_CHARACTERS:]
     return f"{readable}-{digest}"

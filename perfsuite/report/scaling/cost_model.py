@@ -16,7 +16,7 @@ from typing import Final
 
 from perfsuite.report.rows import Row
 from perfsuite.report.scaling import ring
-from perfsuite.report.scaling.ring import AllReduce, HeldOut, NoModel, RingModel
+from perfsuite.report.scaling.ring import AllReduce, HeldOut, RingModel
 from perfsuite.report.scaling.series import (
     ScalingPoint,
     ScalingSeries,
@@ -151,8 +151,8 @@ def _links(key: EnvironmentKey, rows: Sequence[Row]) -> Links:
         (sharing if shares_cores else measured).extend(filter(ring.is_usable, launches))
     fitted = ring.fit_ring(measured)
     if sharing and not measured:
-        fitted = NoModel(
-            reason=f"every all_reduce has more ranks than the machine's {rows[0].num_cores} "
+        fitted = (
+            f"every all_reduce has more ranks than the machine's {rows[0].num_cores} "
             "cores, so it measures ranks that take turns on a core and not a link"
         )
     return Links(
@@ -160,7 +160,7 @@ def _links(key: EnvironmentKey, rows: Sequence[Row]) -> Links:
         fingerprint=fingerprint,
         num_cores=rows[0].num_cores,
         model=fitted if isinstance(fitted, RingModel) else None,
-        reason=fitted.reason if isinstance(fitted, NoModel) else None,
+        reason=fitted if isinstance(fitted, str) else None,
         all_reduces=tuple(measured),
         all_reduces_sharing_cores=tuple(sharing),
         held_out=ring.hold_out(measured),

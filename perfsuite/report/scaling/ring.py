@@ -69,13 +69,6 @@ class RingModel:
 
 
 @dataclass(frozen=True, kw_only=True)
-class NoModel:
-    """Why measurements give no parameters, and what to measure."""
-
-    reason: str
-
-
-@dataclass(frozen=True, kw_only=True)
 class HeldOut:
     """What the parameters from all other measurements say of those that share a value of an axis.
 
@@ -89,8 +82,8 @@ class HeldOut:
     reason: str | None = None
 
 
-def fit_ring(measured: Sequence[AllReduce]) -> RingModel | NoModel:
-    """Return the parameters with the least squared relative errors.
+def fit_ring(measured: Sequence[AllReduce]) -> RingModel | str:
+    """Return the parameters with the least squared relative errors, or why there are none.
 
     Relative, because times of a few bytes and of many differ by orders of magnitude, and noise is
     in proportion to them. Divided by 2 (p - 1) alpha + 2 (p - 1) / p n beta = t is linear in both.
@@ -99,32 +92,32 @@ def fit_ring(measured: Sequence[AllReduce]) -> RingModel | NoModel:
     >>> link = fit_ring(two)  # two ranks: 2 alpha + n beta
     >>> round(link.latency_s, 9), round(link.per_byte_s, 15)
     (0.001, 1e-09)
-    >>> fit_ring(two[:1]).reason
+    >>> fit_ring(two[:1])
     'all_reduce was measured at 1 message size; parameters need 2 or more'
     """
     usable = list(filter(is_usable, measured))
     sizes = sorted({one.num_bytes for one in usable})
     if len(sizes) < 2:
         plural = "" if len(sizes) == 1 else "s"
-        return NoModel(
-            reason=f"all_reduce was measured at {len(sizes)} message size{plural}; "
-            "parameters need 2 or more"
+        return (
+            f"all_reduce was measured at {len(sizes)} message size{plural}; parameters need 2 or "
+            "more"
         )
     if sizes[-1] < _LEAST_SIZE_RATIO * sizes[0]:
-        return NoModel(
-            reason=f"all_reduce was measured from {format_bytes(sizes[0])} to "
+        return (
+            f"all_reduce was measured from {format_bytes(sizes[0])} to "
             f"{format_bytes(sizes[-1])}; to separate latency from bandwidth the largest message "
             f"must be {_LEAST_SIZE_RATIO} times the smallest"
         )
     latency_s, per_byte_s = _least_squares(usable)
     if latency_s <= 0:
-        return NoModel(
-            reason="the times are in proportion to the bytes, so they show no latency; measure "
+        return (
+            "the times are in proportion to the bytes, so they show no latency; measure "
             f"messages below {format_bytes(sizes[0])}"
         )
     if per_byte_s <= 0:
-        return NoModel(
-            reason="the times do not grow with the bytes, so they show no bandwidth; measure "
+        return (
+            "the times do not grow with the bytes, so they show no bandwidth; measure "
             f"messages above {format_bytes(sizes[-1])}"
         )
     return RingModel(latency_s=latency_s, per_byte_s=per_byte_s)
@@ -205,8 +198,8 @@ def _leave_out(measured: Sequence[AllReduce], axis: Axis) -> Iterator[HeldOut]:
     values = sorted(set(map(value_of, measured)))
     for value in values if len(values) > 1 else ():
         fitted = fit_ring([one for one in measured if value_of(one) != value])
-        if isinstance(fitted, NoModel):
-            yield HeldOut(axis=axis, value=value, ratios=(), reason=fitted.reason)
+        if isinstance(fitted, str):
+            yield HeldOut(axis=axis, value=value, ratios=(), reason=fitted)
         else:
             left_out = [one for one in measured if value_of(one) == value]
             yield HeldOut(axis=axis, value=value, ratios=prediction_ratios(fitted, left_out))

@@ -9,14 +9,14 @@ from perfsuite.records.profile import Profile
 from perfsuite.report.rows import NOT_AVAILABLE
 from perfsuite.report.terminal.tables import text_table
 from perfsuite.system.untrusted import printable
-from perfsuite.units import format_bytes, format_ratio, format_seconds
+from perfsuite.units import format_bytes, format_ratio, format_seconds, listed
 
 _NUM_CLASSES_SHOWN = 20
 
 
 def profile_text(profile: Profile) -> str:
     """Return what the terminal shows: stages, epochs, accuracy, operators, and what is missing."""
-    # Each reason once, with the first field that it is about.
+    # Each reason once, with the first field that it explains.
     reasons: dict[str, str] = {}
     for name, reason in profile.missing.items():
         reasons.setdefault(reason, name)
@@ -81,8 +81,7 @@ def _accuracy_lines(profile: Profile) -> list[str]:
         f"{label}: {format_ratio(accuracy)}"
         for label, accuracy in profile.accuracy_per_class.items()
     ]
-    more = len(by_class) - _NUM_CLASSES_SHOWN
-    shown = ", ".join(by_class[:_NUM_CLASSES_SHOWN]) + (f" and {more} more" if more > 0 else "")
+    shown = listed(by_class, _NUM_CLASSES_SHOWN)
     overall = format_ratio(profile.accuracy)
     return [f"accuracy on the {profile.evaluated_split} split: {overall}", f"by class: {shown}"]
 

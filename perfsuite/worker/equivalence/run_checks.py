@@ -7,14 +7,13 @@ the ranks.
 from __future__ import annotations
 
 from perfsuite.records.equivalence import Check, EquivalenceRow
-from perfsuite.worker.equivalence.case import Case
 from perfsuite.worker.equivalence.checks.checkpointing import check_checkpointing
 from perfsuite.worker.equivalence.checks.data import check_data
 from perfsuite.worker.equivalence.checks.optimizer_steps import check_optimizer_steps
 from perfsuite.worker.equivalence.checks.reduction import check_reduction
 from perfsuite.worker.equivalence.checks.semantics import check_semantics
 from perfsuite.worker.equivalence.limits import is_low_precision
-from perfsuite.worker.equivalence.proof import Proof
+from perfsuite.worker.equivalence.proof import Case, Proof
 
 
 def check_run(case: Case) -> tuple[tuple[EquivalenceRow, ...], dict[str, str]]:

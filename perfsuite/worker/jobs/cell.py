@@ -14,7 +14,6 @@ from perfsuite.ranks import messages
 from perfsuite.ranks.progress import BoardWriter
 from perfsuite.records.cell import Counts, Operator
 from perfsuite.records.stages import Stage
-from perfsuite.system.imported_files import imported_files
 from perfsuite.worker.jobs.activities import Activity, start_activity
 from perfsuite.worker.jobs.faults import inject_fault
 from perfsuite.worker.jobs.loader_workers import resume_loader_workers, stop_loader_workers
@@ -135,8 +134,6 @@ class _Measurement:
             after_round=self._end_round,
             take_turn=self._take_turn,
         )
-        if self._turns is not None:
-            self._turns.report_modules(imported_files())
         return tuple(rounds)
 
     @contextmanager

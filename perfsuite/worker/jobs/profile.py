@@ -153,7 +153,7 @@ class _ProfiledTraining:
         if not recipe.plan.needs_group:
             self.missing["communication"] = "a single process does not communicate"
             return None
-        # A rank receives what another still computes: its wait is no communication.
+        # A rank receives what another still computes: its wait is not communication.
         if recipe.plan.properties.cuts_model:
             self.missing["communication"] = (
                 f"parallel {recipe.parallel!r}: a stage that waits for another's computation "

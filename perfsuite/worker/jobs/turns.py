@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -46,10 +46,6 @@ class Turns:
         )
         answer = json.loads(self._receive())
         return answer["iterations"], answer["rounds"]
-
-    def report_modules(self, files: Mapping[str, str]) -> None:
-        """Send the file that each top-level module was imported from."""
-        self._send(kind="modules", modules=dict(files))
 
     def _receive(self) -> str:
         line = self._lines.readline()

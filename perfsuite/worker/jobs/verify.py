@@ -11,7 +11,7 @@ from perfsuite.ranks.messages import CheckRun, RankStart, RecordRun, RunChecked,
 from perfsuite.ranks.pickling import unpack
 from perfsuite.ranks.progress import BoardWriter
 from perfsuite.records.workload import load_workload
-from perfsuite.worker.equivalence.case import Case
+from perfsuite.worker.equivalence.proof import Case
 from perfsuite.worker.equivalence.run_checks import check_run
 from perfsuite.worker.equivalence.trace.recording import record_run
 from perfsuite.worker.equivalence.trace.sharing import share_trace

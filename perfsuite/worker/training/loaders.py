@@ -155,7 +155,7 @@ class EpochBatches(Iterator[Any]):
     def close(self) -> None:
         """End the loader workers. A second call does nothing."""
         self._is_closed = True
-        # There is no public way: the iterator shuts down when it is collected, but a traceback
+        # torch has no public way: the iterator shuts down when it is collected, but a traceback
         # keeps it alive, and one collected inside the fork of a later loader stalls that for 10 s.
         shutdown = getattr(self._iterator, "_shutdown_workers", None)
         if shutdown is not None:

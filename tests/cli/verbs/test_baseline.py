@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import call_verb
 from pytest_benchmark.utils import get_machine_id
 
 from perfsuite.cli import app
@@ -62,10 +63,7 @@ def perfsuite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
     monkeypatch.setattr(baseline, "fingerprint_here", lambda: HERE)
 
     def call(*arguments: str) -> int:
-        monkeypatch.setattr(sys, "argv", ["perfsuite", "baseline", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            app.main()
-        return int(ended.value.code or 0)
+        return call_verb("baseline", *arguments)
 
     return call
 
@@ -399,7 +397,7 @@ def test_prune_names_old_runs_and_removes_them_only_with_yes(
     names = [f"baselines/{FOLDER}/{path.name}" for path in old]
     assert capsys.readouterr().out.splitlines() == [
         *(f"{name}: older than what is kept" for name in names),
-        "nothing of these was removed; add --yes to do so",
+        "none of these was removed; add --yes to remove them",
     ]
     assert all(path.exists() for path in (*old, *kept))
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import call_verb
 
-from perfsuite.cli import app
 from perfsuite.cli.verbs import bisect as bisect_module
 from perfsuite.gate.bisect import BisectRequest, BisectResult, BisectStep, Mark
 from perfsuite.records.verdict import CellVerdict, Explanation
@@ -71,10 +70,7 @@ class Bisect:
             return found
 
         self._patch.setattr(bisect_module, "bisect", bisect)
-        self._patch.setattr(sys, "argv", ["perfsuite", "bisect", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            app.main()
-        return int(ended.value.code or 0)
+        return call_verb("bisect", *arguments)
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from command_line import call_verb
 from made_up_cells import make_outcome
 
 from perfsuite.cli import app
@@ -40,11 +41,7 @@ class Verb:
     def __call__(self, *arguments: str, claims: list[Claim] | None = None) -> int:
         chosen = [make_claim()] if claims is None else claims
         self._patch.setattr(claims_module, "choose_claims", lambda only: chosen)
-        self._patch.setattr(sys, "argv", ["perfsuite", "claims", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            app.main()
-        assert isinstance(ended.value.code, int)
-        return ended.value.code
+        return call_verb("claims", *arguments)
 
 
 @pytest.fixture

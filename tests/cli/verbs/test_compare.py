@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import call_verb
 from made_up_cells import make_record
 
-from perfsuite.cli import app
 from perfsuite.cli.verbs import compare as compare_module
 from perfsuite.experiments.compare import Comparison, ComparisonRequest
 from perfsuite.records.equivalence import EquivalenceReport, EquivalenceRow
@@ -62,11 +61,7 @@ class Verb:
 
         self._patch.setattr(compare_module, "compare", compare)
         self._patch.setattr(compare_module, "check_numerics", lambda session, cell: PROVEN)
-        self._patch.setattr(sys, "argv", ["perfsuite", "compare", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            app.main()
-        assert isinstance(ended.value.code, int)
-        return ended.value.code
+        return call_verb("compare", *arguments)
 
 
 @pytest.fixture

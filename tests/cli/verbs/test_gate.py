@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from command_line import call_verb
 from gated_repository import CLOCK, ONE_CELL, SHOP, Repository
 
 from perfsuite.cli import app
@@ -98,11 +99,7 @@ class Gate:
             return found or result(PASSED)
 
         self._patch.setattr(gate_module, "run_gate", run_gate)
-        self._patch.setattr(sys, "argv", ["perfsuite", "gate", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            app.main()
-        assert isinstance(ended.value.code, int)
-        return ended.value.code
+        return call_verb("gate", *arguments)
 
 
 @pytest.fixture

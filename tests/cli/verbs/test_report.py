@@ -3,28 +3,17 @@
 from __future__ import annotations
 
 import html
-import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
+from command_line import call_verb
 from made_up_runs import benchmark, cell, record, report_on, stamp, verdict, write_run
 
-from perfsuite.cli import app
 from perfsuite.report.formats.folder import write_folder
 
-
-class Verb:
-    """The command line in this process."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._patch = monkeypatch
-
-    def __call__(self, *arguments: str) -> int:
-        """Return what it ends in."""
-        self._patch.setattr(sys, "argv", ["perfsuite", "report", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            app.main()
-        return int(ended.value.code or 0)
+Verb = Callable[..., int]
 
 
 @pytest.fixture
@@ -36,7 +25,7 @@ def verb(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Verb:
         benchmark("fine", (0.004,) * 4, record(given=verdict(), num_workers=2)),
         benchmark("slow", (0.008,) * 4, slow),
     )
-    return Verb(monkeypatch)
+    return partial(call_verb, "report")
 
 
 def test_without_an_option_the_table_and_the_advice_are_printed(

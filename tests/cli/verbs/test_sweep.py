@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import call_verb
 
-from perfsuite.cli import app
 from perfsuite.cli.verbs import sweep
 from perfsuite.cli.verbs.sweep import parse_counts
 from perfsuite.experiments.sweep import Sweep
@@ -43,11 +42,7 @@ class Verb:
             return FOUND
 
         self._patch.setattr(sweep, "sweep_workers", sweep_workers)
-        self._patch.setattr(sys, "argv", ["perfsuite", "sweep", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            app.main()
-        assert isinstance(ended.value.code, int)
-        return ended.value.code
+        return call_verb("sweep", *arguments)
 
 
 @pytest.fixture

@@ -17,20 +17,8 @@ from mnist_table import QUOTED, differences, line_of
 from perfsuite.records.profile import Profile
 from perfsuite.system.json_files import read_json_as
 
+CALL = "from perfsuite.cli import main; main()"
 NUM_TRAIN, NUM_VALIDATION, NUM_EPOCHS, BATCH_SIZE = 1100, 100, 3, 32
-
-# No assertion depends on its times, so it need not wait for another timing session.
-WITH_OWN_LOCK = """
-import functools
-import pathlib
-
-from perfsuite.cli import main
-from perfsuite.experiments import rank_session
-from perfsuite.system.timing_lock import TimingLock
-
-rank_session.TimingLock = functools.partial(TimingLock, folder=pathlib.Path.cwd())
-main()
-"""
 
 
 def stripes(num_images: int) -> np.ndarray[Any, Any]:
@@ -48,7 +36,7 @@ def test_lenet_learns_from_files_of_mnists_format_and_the_profile_is_whole(tmp_p
 
     ended = subprocess.run(
         [
-            *(sys.executable, "-c", WITH_OWN_LOCK, "profile", "lenet-mnist", "--device", "cpu"),
+            *(sys.executable, "-c", CALL, "profile", "lenet-mnist", "--device", "cpu"),
             *("--num-workers", "1", "--epochs", str(NUM_EPOCHS), "--json", "profile.json"),
         ],
         cwd=tmp_path,

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import os
 import sys
+import sysconfig
+import venv
 from pathlib import Path
 
 import pytest
@@ -106,12 +110,30 @@ def test_a_daemon_serves_no_later_launch(tmp_path: Path) -> None:
         assert not is_alive(int((arm.tree / "daemon").read_text()))
 
 
-def test_the_environments_own_sitecustomize_is_run(tmp_path: Path) -> None:
-    suite = "import sys\ndef test_cell(benchmark): benchmark(int), sys.of_the_environment\n"
-    arms = make_arms(tmp_path, suite)
-    for arm in arms:
-        (arm.tree / "first").mkdir()
-        (arm.tree / "first/sitecustomize.py").write_text("import sys; sys.of_the_environment = 1")
+def test_an_arm_that_cannot_log_what_it_loads_is_ended(tmp_path: Path) -> None:
+    first, second = make_arms(tmp_path, "def test_cell(benchmark): benchmark(int)\n")
+    path = {"PYTHONPATH": os.pathsep.join(sys.path)}
+    unseen = dataclasses.replace(first, python_options=("-S",), environment=path)
 
-    for launch in pair(arms).values():
+    failure = pair([unseen, second])["base"].failure
+
+    assert str(failure).startswith("it cannot log what it loads; start Python without -S")
+
+
+def test_what_the_environment_imports_at_the_start_is_run_and_logged(tmp_path: Path) -> None:
+    suite = "import sys\ndef test_cell(benchmark): benchmark(int), sys.of_the_environment\n"
+    venv.create(tmp_path / "venv")
+    (site_packages,) = (tmp_path / "venv").resolve().glob("lib/python*/site-packages")
+    ours = sysconfig.get_path("purelib")
+    (site_packages / "early.pth").write_text(f"import early, site; site.addsitedir({ours!r})\n")
+    (site_packages / "early.py").touch()
+    (site_packages / "sitecustomize.py").write_text("import sys; sys.of_the_environment = 1")
+    python = str(tmp_path / "venv/bin/python")
+
+    launches = pair([dataclasses.replace(arm, python=python) for arm in make_arms(tmp_path, suite)])
+
+    for launch in launches.values():
         assert launch.cells["test_cells.py::test_cell"].outcome == "passed"
+        assert {f"{site_packages}/{name}.py" for name in ("early", "sitecustomize")} <= (
+            launch.loaded.files
+        )

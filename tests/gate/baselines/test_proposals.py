@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 from pathlib import Path
 
 import pytest
+from git_checkouts import git
 
 from perfsuite.gate.baselines.select import find_proposed
 from perfsuite.gate.git.find_base import find_trunk
-
-
-def git(root: Path, *arguments: str) -> None:
-    identity = ("-c", "user.name=author", "-c", "user.email=author@example.org")
-    subprocess.run(
-        ["git", "-C", str(root), *identity, *arguments],
-        env={**os.environ, "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull},
-        check=True,
-        capture_output=True,
-    )
 
 
 def commit(root: Path) -> None:

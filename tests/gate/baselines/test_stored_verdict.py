@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import json
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+from git_checkouts import git
 
 from perfsuite.gate.baselines.screen import Candidate
 from perfsuite.gate.baselines.stored_verdict import History, read_history
@@ -207,12 +207,6 @@ def store_run(folder: Path, number: int, fingerprint: str, *, commit: str = "") 
     )
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{number:04}_run.json").write_text(json.dumps(content, indent=4))
-
-
-def git(root: Path, *arguments: str) -> str:
-    identity = ("-c", "user.name=a", "-c", "user.email=a@example.org")
-    command = ["git", "-C", str(root), *identity, *arguments]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
 def commit(root: Path, name: str = "code.py") -> str:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
+from git_checkouts import clone, commit, git, head_of
 
 from perfsuite.errors import WriteError
 from perfsuite.gate.git.find_base import find_base, is_dirty
@@ -21,49 +21,6 @@ from perfsuite.gate.git.repository import (
     working_files,
     worktree_records,
 )
-
-
-@pytest.fixture(autouse=True)
-def _no_configuration_of_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(tmp_path / "gitconfig"))
-    monkeypatch.setenv("GIT_CONFIG_NOSYSTEM", "1")
-    (tmp_path / "gitconfig").write_text(
-        "[user]\nname = A\nemail = a@example.org\n[init]\ndefaultBranch = main\n"
-        '[protocol "file"]\nallow = always\n'
-    )
-
-
-def git(folder: Path, *arguments: str) -> str:
-    command = ["git", "-C", str(folder), *arguments]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
-
-
-def commit(folder: Path, name: str = "code.py", text: str = "") -> str:
-    (folder / name).write_text(text or f"{name} {len(list(folder.iterdir()))}\n")
-    git(folder, "add", "--", name)
-    git(folder, "commit", "--quiet", "--allow-empty", "--message", name)
-    return git(folder, "rev-parse", "HEAD")
-
-
-@pytest.fixture
-def repository(tmp_path: Path) -> Path:
-    """A clean repository with one commit on main."""
-    folder = tmp_path / "project"
-    folder.mkdir()
-    git(folder, "init", "--quiet")
-    commit(folder)
-    return folder
-
-
-def head_of(folder: Path) -> str:
-    return git(folder, "rev-parse", "HEAD")
-
-
-def clone(repository: Path, *options: str) -> Path:
-    folder = repository.with_name("clone")
-    git(repository.parent, "clone", "--quiet", *options, f"file://{repository}", str(folder))
-    return folder
-
 
 # --- how git is run ---
 

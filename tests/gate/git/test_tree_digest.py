@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
+from git_checkouts import git
 
 from perfsuite.gate.git.tree_digest import digest_tree
 
@@ -22,10 +22,6 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     git(folder, "init", "--quiet")
     commit(folder)
     return folder
-
-
-def git(folder: Path, *arguments: str) -> None:
-    subprocess.run(["git", "-C", str(folder), *arguments], check=True)
 
 
 def commit(folder: Path) -> None:

@@ -8,24 +8,27 @@ import multiprocessing
 import os
 import platform
 import re
-import resource
 import signal
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
+from full_disk import files_of_at_most
+from git_checkouts import git
 
 from perfsuite.errors import SettingError, WriteError
 from perfsuite.gate.git.find_base import find_base
+from perfsuite.gate.git.overlay import Head
 from perfsuite.gate.git.repository import Base
 from perfsuite.gate.git.worktree import (
     base_tree,
     directory_tree,
     import_roots,
+    lay_benchmarks,
     sweep_stale_trees,
     what_is_missing,
     why_elsewhere,
@@ -36,27 +39,12 @@ _HOST = re.sub("[^a-z0-9]", "", platform.node().lower())
 
 
 @pytest.fixture(autouse=True)
-def _no_configuration_of_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(tmp_path / "gitconfig"))
-    monkeypatch.setenv("GIT_CONFIG_NOSYSTEM", "1")
-    (tmp_path / "gitconfig").write_text(
-        "[user]\nname = A\nemail = a@example.org\n[init]\ndefaultBranch = main\n"
-        '[protocol "file"]\nallow = always\n'
-    )
-
-
-@pytest.fixture(autouse=True)
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where trees are made."""
     folder = tmp_path.resolve() / "tmp"
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
     return folder
-
-
-def git(folder: Path, *arguments: str) -> str:
-    command = ["git", "-C", str(folder), *arguments]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
 def write(folder: Path, **texts: str) -> None:
@@ -98,6 +86,17 @@ def base_of(repository: Path) -> Base:
     return base
 
 
+@contextmanager
+def laid_tree(root: Path, base: Base | Path, paths: Sequence[Path]) -> Iterator[Path]:
+    """A tree of the base, a commit or a folder, with head's benchmarks."""
+    is_commit = isinstance(base, Base)
+    with base_tree(root, base) if isinstance(base, Base) else directory_tree(root, base) as tree:
+        top = Path(git(root, "rev-parse", "--show-toplevel")) if is_commit else root
+        head = Head(top=top.resolve(), root=root.resolve(), python_files=("test_*.py",))
+        lay_benchmarks(tree, head, paths)
+        yield tree
+
+
 def texts_below(folder: Path) -> dict[str, str]:
     return {
         str(path.relative_to(folder)): path.read_text()
@@ -126,14 +125,14 @@ def state(repository: Path) -> tuple[object, ...]:
 
 
 def test_the_bases_code_is_under_heads_benchmarks_as_they_are(repository: Path) -> None:
-    with base_tree(repository, base_of(repository), [repository / "bench"]) as tree:
+    with laid_tree(repository, base_of(repository), [repository / "bench"]) as tree:
         found = texts_below(tree)
 
     assert found == {"pkg/code.py": "base", "bench/test_a.py": "changed", "bench/models.py": "new"}
 
 
 def test_without_an_overlay_the_tree_is_the_bases_own(repository: Path) -> None:
-    with base_tree(repository, base_of(repository), []) as tree:
+    with base_tree(repository, base_of(repository)) as tree:
         found = texts_below(tree)
         revision = git(tree, "rev-parse", "HEAD")
         branch = git(tree, "branch", "--show-current")
@@ -144,7 +143,7 @@ def test_without_an_overlay_the_tree_is_the_bases_own(repository: Path) -> None:
 
 
 def test_the_tree_is_named_by_its_process_and_lies_apart(repository: Path) -> None:
-    with base_tree(repository, base_of(repository), []) as tree:
+    with base_tree(repository, base_of(repository)) as tree:
         assert tree.parent == repository.parent
         assert tree.name.startswith(f"perfsuite-{os.getpid()}-base-{_HOST}-")
         assert tree.stat().st_mode & 0o777 == 0o700
@@ -156,7 +155,7 @@ def test_a_root_below_the_top_has_its_counterpart_even_where_the_base_lacks_it(
     write(repository, apps__new__test_b_py="new", apps__new__code_py="new")
     root = repository / "apps" / "new"
 
-    with base_tree(root, base_of(repository), [root, repository / "bench"]) as tree:
+    with laid_tree(root, base_of(repository), [root, repository / "bench"]) as tree:
         found = texts_below(tree)
         above = texts_below(tree.parent.parent)
 
@@ -168,7 +167,7 @@ def test_a_root_below_the_top_has_its_counterpart_even_where_the_base_lacks_it(
 def test_a_root_below_the_top_exists_without_an_overlay(repository: Path) -> None:
     (repository / "apps").mkdir()
 
-    with base_tree(repository / "apps", base_of(repository), []) as tree:
+    with base_tree(repository / "apps", base_of(repository)) as tree:
         assert list(tree.iterdir()) == []
 
 
@@ -178,7 +177,7 @@ def test_a_linked_worktree_has_trees_as_well(repository: Path, tmp_path: Path) -
     listed = git(repository, "worktree", "list")
     write(linked, bench__test_a_py="linked")
 
-    with base_tree(linked, base_of(linked), [linked / "bench"]) as tree:
+    with laid_tree(linked, base_of(linked), [linked / "bench"]) as tree:
         found = texts_below(tree)
 
     assert found == {"pkg/code.py": "base", "bench/test_a.py": "linked"}
@@ -189,7 +188,7 @@ def test_a_sparse_checkout_has_a_tree_as_sparse(repository: Path) -> None:
     git(repository, "stash")
     git(repository, "sparse-checkout", "set", "bench")
 
-    with base_tree(repository, base_of(repository), []) as tree:
+    with base_tree(repository, base_of(repository)) as tree:
         found = texts_below(tree)
 
     assert found == {"bench/test_a.py": "base", "bench/gone.py": "base"}
@@ -198,7 +197,7 @@ def test_a_sparse_checkout_has_a_tree_as_sparse(repository: Path) -> None:
 def test_a_root_outside_git_is_refused(repository: Path, tmp_path: Path) -> None:
     with (
         pytest.raises(SettingError) as refused,
-        base_tree(tmp_path, base_of(repository), []),
+        base_tree(tmp_path, base_of(repository)),
     ):
         pass
 
@@ -208,10 +207,10 @@ def test_a_root_outside_git_is_refused(repository: Path, tmp_path: Path) -> None
     )
 
 
-def test_a_path_that_cannot_be_laid_over_is_refused_before_a_tree_is_made(repository: Path) -> None:
+def test_a_path_that_cannot_be_laid_over_is_refused_and_no_tree_stays(repository: Path) -> None:
     with (
         pytest.raises(SettingError, match="does not exist"),
-        base_tree(repository, base_of(repository), [repository / "nowhere"]),
+        laid_tree(repository, base_of(repository), [repository / "nowhere"]),
     ):
         pass
 
@@ -226,7 +225,7 @@ def test_the_users_repository_is_the_same_during_and_after(repository: Path) -> 
     git(repository, "stash", "apply")
     before = state(repository)
 
-    with base_tree(repository, base_of(repository), [repository]):
+    with laid_tree(repository, base_of(repository), [repository]):
         during = git(repository, "--no-optional-locks", "status", "--porcelain")
 
     assert state(repository) == before
@@ -240,7 +239,7 @@ def test_the_users_other_worktrees_stay_even_where_they_are_gone(
     (tmp_path / "on-a-stick").rename(tmp_path / "unplugged")
     listed = git(repository, "worktree", "list")
 
-    with base_tree(repository, base_of(repository), []):
+    with base_tree(repository, base_of(repository)):
         pass
     sweep_stale_trees(repository)
 
@@ -253,7 +252,7 @@ def test_no_hook_runs(repository: Path, tmp_path: Path) -> None:
         hook.write_text(f"#!/bin/sh\ntouch {tmp_path}/ran-{name}\n")
         hook.chmod(0o755)
 
-    with base_tree(repository, base_of(repository), [repository / "bench"]):
+    with laid_tree(repository, base_of(repository), [repository / "bench"]):
         pass
 
     assert list(tmp_path.glob("ran-*")) == []
@@ -265,7 +264,7 @@ def test_settings_for_relative_worktrees_do_not_reach_the_users_configuration(
     git(repository, "config", "worktree.useRelativePaths", "true")
     before = (repository / ".git" / "config").read_text()
 
-    with base_tree(repository, base_of(repository), []):
+    with base_tree(repository, base_of(repository)):
         pass
 
     assert (repository / ".git" / "config").read_text() == before
@@ -283,7 +282,7 @@ def test_git_lfs_is_not_run_and_its_pointers_are_told(repository: Path, tmp_path
     base = find_base(repository, "HEAD")
     assert isinstance(base, Base)
 
-    with base_tree(repository, base, []) as tree:
+    with base_tree(repository, base) as tree:
         missing = what_is_missing(tree)
 
     assert not (tmp_path / "ran").exists()
@@ -303,7 +302,7 @@ def test_git_lfs_files_that_head_has_are_copied(repository: Path) -> None:
     base = find_base(repository, "HEAD")
     assert isinstance(base, Base)
 
-    with base_tree(repository, base, []) as tree:
+    with base_tree(repository, base) as tree:
         missing = what_is_missing(tree)
         assert (tree / "same.bin").read_text() == "content"
 
@@ -320,11 +319,11 @@ def test_a_submodule_of_the_same_commit_is_copied_and_another_is_not_fetched(
     base = find_base(repository, "HEAD")
     assert isinstance(base, Base)
 
-    with base_tree(repository, base, []) as tree:
+    with base_tree(repository, base) as tree:
         same = texts_below(tree / "libs" / "part")
         lacks_nothing = what_is_missing(tree)
     (repository / "libs/part/pkg/code.py").write_text("another")
-    with base_tree(repository, base, []) as tree:
+    with base_tree(repository, base) as tree:
         missing = what_is_missing(tree)
         inside = list((tree / "libs" / "part").iterdir())
 
@@ -335,7 +334,7 @@ def test_a_submodule_of_the_same_commit_is_copied_and_another_is_not_fetched(
 
 
 def test_a_whole_tree_lacks_nothing(repository: Path, tmp_path: Path) -> None:
-    with base_tree(repository, base_of(repository), []) as tree:
+    with base_tree(repository, base_of(repository)) as tree:
         assert what_is_missing(tree) == ()
     assert what_is_missing(tmp_path) == ()
 
@@ -350,7 +349,7 @@ def test_the_tree_goes_however_the_context_ends(
     before = state(repository)
 
     def use() -> None:
-        with base_tree(repository, base_of(repository), [repository / "bench"]) as tree:
+        with laid_tree(repository, base_of(repository), [repository / "bench"]) as tree:
             locked = tree / "cache"
             locked.mkdir()
             (locked / "file").touch(0o400)
@@ -374,7 +373,7 @@ def test_an_error_of_the_user_of_a_tree_is_not_taken_for_ones_of_making_it(
 ) -> None:
     with (
         pytest.raises(FileNotFoundError),
-        base_tree(repository, base_of(repository), []) as tree,
+        base_tree(repository, base_of(repository)) as tree,
     ):
         (tree / "nowhere").read_text()
 
@@ -391,25 +390,12 @@ def test_ctrl_c_during_the_removal_waits_until_it_is_done(
         return real_walk(*arguments)
 
     with pytest.raises(KeyboardInterrupt):  # noqa: PT012
-        with base_tree(repository, base_of(repository), []):
+        with base_tree(repository, base_of(repository)):
             monkeypatch.setattr(os, "walk", interrupted_walk)
         signal.pause()  # never reached: the signal was delivered when the removal was over
 
     assert trees_beside(repository) == []
     assert signal.signal(signal.SIGINT, before) is signal.default_int_handler
-
-
-@contextmanager
-def files_of_at_most(num_bytes: int) -> Iterator[None]:
-    """The kernel refuses to make any file of this process longer, as a full disk would."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    previous = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        signal.signal(signal.SIGXFSZ, previous)
 
 
 def test_a_disk_that_is_full_while_git_writes_leaves_nothing(repository: Path) -> None:
@@ -422,7 +408,7 @@ def test_a_disk_that_is_full_while_git_writes_leaves_nothing(repository: Path) -
     with (
         files_of_at_most(50_000),
         pytest.raises(WriteError) as failure,
-        base_tree(repository, base, []),
+        base_tree(repository, base),
     ):
         pass
 
@@ -442,7 +428,7 @@ def test_a_disk_that_is_full_while_files_are_laid_over_leaves_nothing(repository
     with (
         files_of_at_most(50_000),
         pytest.raises(WriteError) as failure,
-        base_tree(repository, base_of(repository), [repository / "bench"]),
+        laid_tree(repository, base_of(repository), [repository / "bench"]),
     ):
         pass
 
@@ -467,7 +453,7 @@ def test_where_nothing_can_be_made_beside_the_checkout_the_tree_is_temporary(
 
     monkeypatch.setattr(tempfile, "mkdtemp", make_elsewhere)
 
-    with base_tree(repository, base_of(repository), []) as tree:
+    with base_tree(repository, base_of(repository)) as tree:
         assert tree.parent == temporary
         assert why_elsewhere(tree, repository) is None
     assert "another file system than the checkout" in str(why_elsewhere(Path("/proc"), repository))
@@ -483,7 +469,7 @@ def test_a_machine_without_a_temporary_folder_is_told(
 
     with (
         pytest.raises(WriteError) as failure,
-        base_tree(repository, base_of(repository), []),
+        base_tree(repository, base_of(repository)),
     ):
         pass
 
@@ -496,7 +482,7 @@ def test_a_machine_without_a_temporary_folder_is_told(
 
 
 def hold_a_tree(repository: Path, pipe: Connection) -> None:
-    with base_tree(repository, base_of(repository), []) as tree:
+    with base_tree(repository, base_of(repository)) as tree:
         pipe.send(tree)
         signal.pause()
 
@@ -566,7 +552,7 @@ def test_living_and_foreign_folders_are_not_swept(repository: Path) -> None:
         (repository.parent / name).mkdir()
     (repository.parent / f"perfsuite-{gone.pid}-base-{_HOST}-file").touch()
 
-    with base_tree(repository, base_of(repository), []) as tree:
+    with base_tree(repository, base_of(repository)) as tree:
         sweep_stale_trees(repository)
 
         assert (tree / "pkg" / "code.py").exists()
@@ -600,7 +586,7 @@ def test_a_folder_is_copied_with_what_git_ignores_and_without_environments(
     (base_dir / ".gitignore").write_text("*.so\n")
     before = texts_below(base_dir)
 
-    with directory_tree(repository, base_dir, [repository / "bench"]) as tree:
+    with laid_tree(repository, base_dir, [repository / "bench"]) as tree:
         found = texts_below(tree)
         (tree / "pkg" / "code.py").write_text("spoilt")
 
@@ -622,7 +608,7 @@ def test_a_folder_that_holds_the_temporary_folder_is_copied_once(
         write(repository, **{f"folder{number}__a_py": "head"})
     monkeypatch.setattr(tempfile, "tempdir", str(repository / "tmp"))
 
-    with directory_tree(repository, repository, []) as tree:
+    with directory_tree(repository, repository) as tree:
         found = texts_below(tree)
 
     assert found["pkg/code.py"] == "changed"
@@ -632,7 +618,7 @@ def test_a_folder_that_holds_the_temporary_folder_is_copied_once(
 def test_a_head_outside_git_is_laid_over_a_folder(tmp_path: Path) -> None:
     write(tmp_path, head__bench__test_a_py="head", base__bench__test_a_py="base", base__code_py="b")
 
-    with directory_tree(tmp_path / "head", tmp_path / "base", [tmp_path / "head/bench"]) as tree:
+    with laid_tree(tmp_path / "head", tmp_path / "base", [tmp_path / "head/bench"]) as tree:
         found = texts_below(tree)
 
     assert found == {"bench/test_a.py": "head", "code.py": "b"}
@@ -641,7 +627,7 @@ def test_a_head_outside_git_is_laid_over_a_folder(tmp_path: Path) -> None:
 def test_a_base_that_is_no_folder_is_refused(repository: Path) -> None:
     with (
         pytest.raises(SettingError) as refused,
-        directory_tree(repository, repository / "nowhere", []),
+        directory_tree(repository, repository / "nowhere"),
     ):
         pass
 

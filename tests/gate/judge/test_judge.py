@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from perfsuite.gate.arms.arm import Arm, CellRun, Launch, PairPlan, Suite
+from perfsuite.gate.arms.loaded import NOTHING, Loaded
 from perfsuite.gate.judge import judge as module
 from perfsuite.gate.judge.counts import Slack
 from perfsuite.gate.judge.judge import judge
@@ -27,6 +28,7 @@ BASE, HEAD = (
     Arm(name=name, tree=Path("/trees") / name, import_roots=(), pytest_arguments=())
     for name in ("base", "head")
 )
+HEADS = Loaded(files=frozenset({"/trees/head/pkg.py"}))
 USUAL = CellPolicy(tolerance=0.02, limit=0.05, floor_s=0.0)
 # Log ratios of a quiet machine, pair by pair.
 QUIET = (0.001, -0.002, 0.002, 0.0, -0.001, 0.001)
@@ -46,7 +48,7 @@ class Machine:
     def __init__(self, cells: Callable[[str, str, int], CellRun | None]) -> None:
         """Take what a launch makes of a cell, from its name, the arm and the pair's number."""
         self._cells = cells
-        self.modules: dict[str, dict[str, str]] = {"base": {}, "head": {}}
+        self.loaded = {"base": NOTHING, "head": NOTHING}
         self.failure: str | None = None
         self.broken: dict[str, dict[str, str]] = {}
         self.unfit: list[str | None] = []
@@ -73,7 +75,7 @@ class Machine:
                 arm=arm,
                 suite=suite,
                 cells={name: run for name, run in runs.items() if run is not None},
-                modules=self.modules[arm.name],
+                loaded=self.loaded[arm.name],
                 failure=self.failure,
             )
         return launches
@@ -434,13 +436,13 @@ def test_one_cells_failure_leaves_the_others_alone(run: Run) -> None:
 
 def test_a_wrong_import_makes_everything_invalid_at_once(run: Run) -> None:
     machine = slower_by(a=0.0, b=0.2)
-    machine.modules["base"] = {"pkg": "/trees/head/pkg/__init__.py"}
+    machine.loaded["base"] = HEADS
 
     judgement = run(machine, ["a", "b"])
 
     reason = (
-        "the base arm imported pkg from /trees/head/pkg/__init__.py, which is head's; is it "
-        "installed in editable mode from another folder?"
+        "the base arm loaded /trees/head/pkg.py, which is head's; is it installed in editable "
+        "mode? Name its folder in pytest's pythonpath, or have the code find it beside itself"
     )
     assert (judgement.invalid, judgement.num_pairs) == (reason, 1)
     assert words(judgement) == {"a": "INVALID", "b": "INVALID"}
@@ -450,12 +452,11 @@ def test_a_wrong_import_makes_everything_invalid_at_once(run: Run) -> None:
 
 def test_a_wrong_import_takes_earlier_verdicts_back(run: Run) -> None:
     machine = slower_by(quick=0.0, slow=0.03)
-    wrong = {"pkg": "/trees/head/pkg/__init__.py"}
     seen = itertools.count(1)
 
     def say(_: str) -> None:
         if next(seen) == 3:
-            machine.modules["base"] = wrong
+            machine.loaded["base"] = HEADS
 
     judgement = run(
         machine,

@@ -142,6 +142,7 @@ def test_a_cell_that_did_not_show_what_it_loads_is_judged(of_a: CellRun) -> None
         ("lib/calc.py", "/head/other/calc.py", False),
         ("src/shop/calc.py", "/x/site-packages/shop/calc.py", True),
         ("src/shop/calc.py", "/x/site-packages/calc.py", False),
+        ("src/shop/calc.py", "/head/src/shop/calc.cpython-311-x86_64-linux-gnu.so", True),
         ("lib/calc.py", "/x/site-packages/torch/calc.py", False),
     ],
 )

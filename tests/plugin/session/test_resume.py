@@ -10,7 +10,7 @@ import pytest
 from made_up_cells import make_record
 
 from perfsuite.errors import PerfsuiteError
-from perfsuite.plugin.session.resume import finished_outcome, keep_finished
+from perfsuite.plugin.session.torchrun import finished_outcome, keep_finished
 from perfsuite.records.cell import CellLine, encode_line
 
 

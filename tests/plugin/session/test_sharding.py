@@ -187,7 +187,7 @@ def test_durations_that_are_none_are_a_usage_error(
 
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     assert result.errlines[0] == (
-        f"ERROR: --perf-durations is '{name}', which has a duration of none of the 5 cells"
+        f"ERROR: --perf-durations is '{name}', which has no duration of any of the 5 cells"
         f"{reason}; name a run that perfsuite wrote, such as results/run.json, or a folder of them"
     )
 

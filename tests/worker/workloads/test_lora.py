@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from perfsuite.worker.workloads.lora import LoRALinear, add_lora
+from perfsuite.worker.workloads.transformer import LoRALinear, add_lora
 
 
 class Pair(nn.Module):

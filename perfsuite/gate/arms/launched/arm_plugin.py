@@ -26,10 +26,6 @@ _NUM_FUNCTIONS = 40
 # Seconds of rounds in the first launch of a cell without ranks: many short launches say more than
 # few long ones, because launches are what differs (Kalibera and Jones 2013).
 _FIRST_S = 0.3
-_COPIES = (
-    *(__name__, "perfsuite_background", "perfsuite_collected", "perfsuite_imported_files"),
-    "perfsuite_turn_clock",
-)
 # The version of the messages that ranks send; a perfsuite with another version cannot take part.
 _PROTOCOL = 2
 # prctl(2), <linux/prctl.h>.
@@ -74,10 +70,8 @@ class ArmPlugin:
         # Imported here, because only an arm has the copies.
         import perfsuite_collected  # type: ignore[import-not-found]
         import perfsuite_turn_clock  # type: ignore[import-not-found]
-        from perfsuite_imported_files import imported_files  # type: ignore[import-not-found]
 
         self._collected = perfsuite_collected
-        self._imported_files = imported_files
         self._turn_clock = perfsuite_turn_clock
         self._channel = channel
         self._parser = parser
@@ -299,12 +293,8 @@ class ArmPlugin:
         )
 
     def pytest_sessionfinish(self) -> None:
-        """Send where everything was imported from."""
-        modules = self._imported_files()
-        # These files are the gate's own copies, alike in both arms.
-        for name in _COPIES:
-            modules.pop(name, None)
-        self._channel.send(kind="finished", modules=modules)
+        """Say that there is no more to come."""
+        self._channel.send(kind="finished")
 
 
 def _profile(stats: Any) -> list[tuple[str, float, float]]:

@@ -1,7 +1,7 @@
 """Logs what a process of a launch loads and starts, as it happens.
 
-Copied into the launches as `sitecustomize`, which every Python process imports that inherits their
-environment: the standard library alone, and little of it, because each process pays for it. The
+It is copied into the launches as `sitecustomize`, so every Python process imports it that inherits
+their environment. Each process pays for what it imports: only a little of the standard library. The
 gate's end is `perfsuite.gate.arms.loaded`. A line has a process id, a kind and a text in quotes:
 
     process  that has this log, and the one that started it
@@ -56,18 +56,24 @@ class LoadLog:
             self._note_start("/bin/sh", ("sh", "-c", arguments[0]), None, None)
 
     def note_fork(self) -> None:
-        """Remember who forks: it may be gone before its child asks."""
+        """Remember the process that forks: it may end before its child asks."""
         self._parent = os.getpid()
 
     def note_process(self) -> None:
         """Log this process."""
         self.write("process", str(self._parent))
 
+    def note_modules(self) -> None:
+        """Log what is imported by now: a line of a .pth file may have done that."""
+        for name, module in list(sys.modules.items()):
+            if name.partition(".")[0] not in {*sys.stdlib_module_names, __name__}:
+                self._note_file(getattr(module, "__file__", None))
+
     def write(self, kind: str, text: str = "") -> None:
-        """Append a line, whole, whichever processes write."""
+        """Append a whole line, even where several processes write."""
         line = f"{os.getpid()} {kind} {text!r}\n".encode("ascii", "backslashreplace")
-        # Opened anew, because code under test may close what it does not know; and a launch whose
-        # folder is gone is ending.
+        # Opened each time, because code under test may close files that it does not know. Where the
+        # launch's folder is gone, the launch is ending.
         with contextlib.suppress(OSError):
             log = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
             try:
@@ -83,7 +89,8 @@ class LoadLog:
         is_code = path.endswith(_CODE) or ".so." in path
         if is_code or (self._watched and _is_below(path, self._watched)):
             self._seen.add(path)
-            # Without a folder it is a library that the dynamic linker finds: a map has its place.
+            # A name without a folder is a library that the dynamic linker finds; the process's map
+            # has its path.
             if "/" in path or os.path.exists(path):
                 self.write("file", _source_of(os.path.abspath(path)))
 
@@ -97,7 +104,7 @@ class LoadLog:
             self.write("silent", " ".join(words)[:_MOST_CHARACTERS])
 
     def _is_inherited(self, words: Sequence[str], variables: Mapping[str, str]) -> bool:
-        """Whether Python has this log in a process that is started so."""
+        """Whether a process that is started like this has this log, if it is Python."""
         if variables.get(LOG) != self._path:
             return False
         if _FOLDER not in variables.get("PYTHONPATH", "").split(os.pathsep):
@@ -124,7 +131,7 @@ def _text(value: Any) -> str:
 
 
 def _source_of(path: str) -> str:
-    """The source of a file of bytecode, wherever the cache is."""
+    """The source of a bytecode file, in whichever cache it lies; any other path as it is."""
     folder, name = os.path.split(path)
     if not name.endswith(".pyc"):
         return path
@@ -148,7 +155,7 @@ def _is_python(program: str) -> bool:
 
 
 def _may_run_python(program: str) -> bool:
-    """Whether a program is Python, a script, or starts the program that it is told."""
+    """Whether a program is Python or a script, or starts another program, as a shell does."""
     if _is_python(program) or os.path.basename(program) in _SHELLS:
         return True
     with contextlib.suppress(OSError), open(program, "rb") as script:
@@ -157,7 +164,7 @@ def _may_run_python(program: str) -> bool:
 
 
 def _run_the_next() -> None:
-    """Run the `sitecustomize` of the environment, which this one hides."""
+    """Run the environment's own `sitecustomize`, which this one hides."""
     spec = PathFinder.find_spec(__name__, [path for path in sys.path if path != _FOLDER])
     if spec is not None and spec.loader is not None:
         module = sys.modules[__name__] = module_from_spec(spec)
@@ -170,6 +177,7 @@ if __name__ == "sitecustomize":
         sys.addaudithook(_log)
         os.register_at_fork(before=_log.note_fork, after_in_child=_log.note_process)
         _log.note_process()
+        _log.note_modules()
         # Beside this file, under the name that `arms.launch` gives it.
         import_module("perfsuite_bytecode").read_installed_bytecode()
     _run_the_next()

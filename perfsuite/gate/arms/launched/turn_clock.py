@@ -81,7 +81,7 @@ class TurnClock:
         self._end_turn = end_turn
         self._collects_garbage = collects_garbage
         self._planted_ratio = 0.0
-        with contextlib.suppress(ValueError):  # the session of an arm plants what is no slowdown
+        with contextlib.suppress(ValueError):  # what is planted may not be a slowdown
             self._planted_ratio = float(os.environ.get("PERFSUITE_ARM_PLANTED", "0"))
         self._started_s = 0.0
         self._is_running = False

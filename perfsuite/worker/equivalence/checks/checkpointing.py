@@ -12,10 +12,9 @@ import torch
 
 from perfsuite.records.recipe import Recipe
 from perfsuite.worker.equivalence import comparison
-from perfsuite.worker.equivalence.case import Case
 from perfsuite.worker.equivalence.limits import BITWISE, Limit, reduction_limit
 from perfsuite.worker.equivalence.planted_bugs import Bug, gradient_bugs, wrong_scale
-from perfsuite.worker.equivalence.proof import Proof
+from perfsuite.worker.equivalence.proof import Case, Proof
 from perfsuite.worker.equivalence.tensors import Tensors
 from perfsuite.worker.equivalence.trace.trace import Step
 

@@ -15,13 +15,13 @@ from torch import Tensor
 from perfsuite.records.equivalence import EquivalenceRow, NumericsStatus
 from perfsuite.records.workload import Split
 from perfsuite.units import format_ratio
-from perfsuite.worker.equivalence.case import Case
 from perfsuite.worker.equivalence.checks.data_evidence import (
     DataEvidence,
     DataLoaders,
     gather_evidence,
 )
 from perfsuite.worker.equivalence.planted_bugs import missed
+from perfsuite.worker.equivalence.proof import Case
 from perfsuite.worker.equivalence.trace.batch_difference import find_differences
 from perfsuite.worker.equivalence.trace.random_state import read_random_state, restore_random_state
 from perfsuite.worker.training.batches import map_tensors

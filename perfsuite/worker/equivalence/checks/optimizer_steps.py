@@ -15,10 +15,9 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from perfsuite.worker.equivalence.case import Case
 from perfsuite.worker.equivalence.comparison import Discrepancy, judge, measure_errors, total_norm
 from perfsuite.worker.equivalence.limits import BITWISE, Limit
-from perfsuite.worker.equivalence.proof import Proof
+from perfsuite.worker.equivalence.proof import Case, Proof
 from perfsuite.worker.equivalence.references.single_process import Reference, plain_recipe
 from perfsuite.worker.equivalence.tensors import Tensors, in_double
 from perfsuite.worker.equivalence.trace.trace import Step, read_weights

@@ -15,11 +15,10 @@ import torch
 
 from perfsuite.records.recipe import Recipe
 from perfsuite.worker.equivalence import comparison, planted_bugs
-from perfsuite.worker.equivalence.case import Case
 from perfsuite.worker.equivalence.diagnosis import explain_gradients
 from perfsuite.worker.equivalence.limits import Limit, reduction_limit
 from perfsuite.worker.equivalence.planted_bugs import Bug
-from perfsuite.worker.equivalence.proof import Proof
+from perfsuite.worker.equivalence.proof import Case, Proof
 from perfsuite.worker.equivalence.references.averaging import average
 from perfsuite.worker.equivalence.references.powersgd import NUM_PLAIN_STEPS, PowerSGD
 from perfsuite.worker.equivalence.references.single_process import Pass, Reference, plain_recipe

@@ -15,11 +15,10 @@ from dataclasses import dataclass
 from functools import partial
 
 from perfsuite.worker.equivalence import comparison, limits, planted_bugs
-from perfsuite.worker.equivalence.case import Case
 from perfsuite.worker.equivalence.diagnosis import explain_gradients, has_batchnorm
 from perfsuite.worker.equivalence.limits import Limit, is_low_precision
 from perfsuite.worker.equivalence.planted_bugs import Bug, scaled
-from perfsuite.worker.equivalence.proof import Proof
+from perfsuite.worker.equivalence.proof import Case, Proof
 from perfsuite.worker.equivalence.references.averaging import average
 from perfsuite.worker.equivalence.references.single_process import (
     Pass,

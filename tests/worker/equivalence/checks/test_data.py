@@ -18,9 +18,9 @@ from torch.utils.data import Dataset, DistributedSampler, TensorDataset, get_wor
 from perfsuite import Recipe, Workload
 from perfsuite.errors import WorkloadError
 from perfsuite.records.equivalence import EquivalenceRow
-from perfsuite.worker.equivalence.case import Case
 from perfsuite.worker.equivalence.checks.data import check_data, plant_bugs
 from perfsuite.worker.equivalence.checks.data_evidence import DataLoaders, gather_evidence
+from perfsuite.worker.equivalence.proof import Case
 from perfsuite.worker.equivalence.trace.trace import Trace, Weights
 from perfsuite.worker.training.build import seed_random_numbers
 from perfsuite.worker.training.loaders import build_batches

@@ -15,9 +15,8 @@ from torch.utils.data import TensorDataset
 
 from perfsuite import Recipe, Workload
 from perfsuite.records.equivalence import EquivalenceRow
-from perfsuite.worker.equivalence.case import Case
 from perfsuite.worker.equivalence.checks.optimizer_steps import check_optimizer_steps
-from perfsuite.worker.equivalence.proof import Proof
+from perfsuite.worker.equivalence.proof import Case, Proof
 from perfsuite.worker.equivalence.trace.recording import record_run
 from perfsuite.worker.equivalence.trace.trace import Step, Trace, Weights, join_traces
 from perfsuite.worker.training.build import build_trainer

@@ -1,0 +1,287 @@
+"""Whether each arm loaded its own code, from trees on the disk and what launches report."""
+
+from __future__ import annotations
+
+import sys
+import zipfile
+from collections.abc import Collection
+from pathlib import Path
+
+import pytest
+
+from perfsuite.gate.arms.arm import Arm, Launch
+from perfsuite.gate.arms.loaded import Loaded
+from perfsuite.gate.provenance.symmetry import find_asymmetry
+
+PLACES = {
+    "pkg": "pkg/__init__.py",
+    "other": "src/other/__init__.py",
+    "alone": "alone.py",
+    "lone": "src/lone.py",
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Two trees, each with a package that differs, one in src, a module, tests and benchmarks."""
+    folder = tmp_path.resolve()
+    for tree in ("base", "head"):
+        for package in ("pkg", "pkg/inner", "src/other", "tests", "benchmarks"):
+            (folder / tree / package).mkdir(parents=True)
+            (folder / tree / package / "__init__.py").touch()
+        for module in ("alone.py", "setup.py", "src/lone.py"):
+            (folder / tree / module).touch()
+        (folder / tree / "pkg/__init__.py").write_text(tree)
+    return folder
+
+
+def add(folder: Path, path: str, text: str = "") -> None:
+    """Put a file into both trees."""
+    for tree in ("base", "head"):
+        (folder / tree / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / tree / path).write_text(text)
+
+
+def install(folder: Path, distribution: str, path: str, text: str = "") -> str:
+    """Put a file into site-packages, as pip does for a distribution; return where it is."""
+    record = folder / "site-packages" / f"{distribution}-1.dist-info"
+    for file, content in {
+        record / "METADATA": f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1\n",
+        record / "RECORD": f"{path},,\n",
+        folder / "site-packages" / path: text,
+    }.items():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(content)
+    return f"site-packages/{path}"
+
+
+def compare(
+    folder: Path,
+    base: Collection[str],
+    head: Collection[str],
+    *,
+    trees: tuple[str, str] = ("base", "head"),
+    python: str = sys.executable,
+) -> str | None:
+    """What is wrong with launches that loaded files relative to the folder."""
+    launches = []
+    for name, tree, loaded in zip(("base", "head"), trees, (base, head), strict=True):
+        arm = Arm(
+            name=name,
+            tree=folder / tree,
+            top=folder / tree.removesuffix("/perf"),
+            import_roots=(),
+            pytest_arguments=(),
+            python=python,
+        )
+        files = frozenset(str(folder / file) for file in loaded)
+        launches.append(Launch(arm=arm, loaded=Loaded(files=files)))
+    return find_asymmetry(*launches)
+
+
+def is_shared_wrongly(folder: Path, file: str, place: str) -> bool:
+    """Whether that both loaded a file is said to be wrong because of one in the tree."""
+    wrong = compare(folder, [file], [file])
+    assert wrong is None or wrong == (
+        f"both arms loaded {folder}/{file}, although the tree has {place}; name its folder in "
+        "pytest's pythonpath, uninstall that copy, or give the base an interpreter of its own with "
+        "--base-python (pytest: --perf-base-python)"
+    )
+    return wrong is not None
+
+
+def test_two_trees_that_loaded_their_own_code_are_fine(folder: Path) -> None:
+    installed = "elsewhere/site-packages/numpy/__init__.py"
+    base, head = (
+        [f"{tree}/{place}" for place in PLACES.values()] + [installed] for tree in ("base", "head")
+    )
+
+    assert compare(folder, base, head) is None
+
+
+# --- code of the other tree ---
+
+
+@pytest.mark.parametrize("loader", ["base", "head"])
+def test_an_arm_that_loaded_the_others_file_is_named(folder: Path, loader: str) -> None:
+    other = {"base": "head", "head": "base"}[loader]
+    file = f"{other}/pkg/__init__.py"
+
+    assert compare(folder, [file], [file]) == (
+        f"the {loader} arm loaded {folder}/{file}, which is {other}'s; is it installed in editable "
+        "mode? Name its folder in pytest's pythonpath, or have the code find it beside itself"
+    )
+
+
+@pytest.mark.parametrize("place", ["pkg/inner/__init__.py", "pkg/lost.py"])
+def test_a_file_of_the_other_tree_that_the_own_has_alike_is_fine(folder: Path, place: str) -> None:
+    (folder / "head/pkg/lost.py").touch()
+
+    is_wrong = compare(folder, [f"head/{place}"], [f"head/{place}"]) is not None
+
+    assert is_wrong == (place == "pkg/lost.py")
+
+
+def test_a_base_tree_inside_of_heads_is_distinguished_from_it(folder: Path) -> None:
+    (folder / "head/old/pkg").mkdir(parents=True)
+    trees = "head/old", "head"
+    head = ["head/pkg/__init__.py"]
+
+    assert compare(folder, ["head/old/pkg/__init__.py"], head, trees=trees) is None
+    assert "the base arm loaded" in str(compare(folder, head, head, trees=trees))
+
+
+def test_arms_of_one_tree_may_load_the_same(folder: Path) -> None:
+    same = ["head/pkg/__init__.py"]
+
+    assert compare(folder, same, same, trees=("head", "head")) is None
+
+
+def test_a_tree_is_known_through_symbolic_links(folder: Path) -> None:
+    (folder / "link").symlink_to(folder / "head")
+    same = ["head/pkg/__init__.py"]
+
+    assert "which is head's" in str(compare(folder, same, same, trees=("base", "link")))
+
+
+@pytest.mark.parametrize(("changed", "is_wrong"), [("x = 2", True), ("x = 1", False)])
+def test_changed_code_beside_the_root_must_be_each_arms_own(
+    folder: Path, changed: str, is_wrong: bool
+) -> None:
+    add(folder, "perf/conftest.py")
+    add(folder, "shop/__init__.py", "x = 1")
+    (folder / "head/shop/__init__.py").write_text(changed)
+    same = ["head/shop/__init__.py"]
+
+    found = compare(folder, same, same, trees=("base/perf", "head/perf"))
+
+    assert (found is not None) == is_wrong
+
+
+def test_an_interpreter_in_the_checkout_is_not_under_test(folder: Path) -> None:
+    library = folder / "head/env/lib/json.py"
+    library.parent.mkdir(parents=True)
+    library.touch()
+    same = ["head/env/lib/json.py"]
+
+    assert compare(folder, same, same, python=str(folder / "head/env/bin/python")) is None
+
+
+# --- one file for both arms, which is a copy of a module of the tree ---
+
+
+@pytest.mark.parametrize(
+    ("path", "file"),
+    [
+        ("pkg/__init__.py", "venv/site-packages/pkg/__init__.py"),
+        ("src/other/__init__.py", "elsewhere/other/__init__.py"),
+        ("alone.py", "elsewhere/alone.py"),
+        ("src/lone.py", "elsewhere/lone.py"),
+        ("lib/calc.py", "head/.venv/lib/site-packages/calc.py"),
+        ("lib/fast.pyx", "site-packages/fast.cpython-311-x86_64-linux-gnu.so"),
+        ("python/acme/core/__init__.py", "site-packages/acme/core/__init__.py"),
+        ("acme/deep/one.py", "site-packages/acme/deep/one.py"),
+        ("packages/foo/lib/deep/__init__.py", "elsewhere/site-packages/deep/__init__.py"),
+    ],
+)
+def test_a_copy_of_a_module_of_the_tree_in_both_arms_is_wrong(
+    folder: Path, path: str, file: str
+) -> None:
+    add(folder, path)
+    (folder / file).parent.mkdir(parents=True, exist_ok=True)
+    (folder / file).write_text("a copy")
+    if file.endswith("__init__.py"):
+        (folder / file).touch()
+
+    assert is_shared_wrongly(folder, file, path)
+
+
+@pytest.mark.parametrize(("path", "is_wrong"), [("lib/calc.py", True), ("pkg/calc.py", False)])
+def test_an_archive_on_the_path_of_both_arms_may_have_a_module_of_the_tree(
+    folder: Path, path: str, is_wrong: bool
+) -> None:
+    add(folder, path)
+    with zipfile.ZipFile(folder / "shop.zip", "w") as archive:
+        archive.writestr("calc.py", "")
+
+    assert is_shared_wrongly(folder, "shop.zip", path) == is_wrong
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        *(f"elsewhere/{name}/__init__.py" for name in ("inner", "tests", "benchmarks", "numpy")),
+        *("elsewhere/setup.py", "elsewhere/conftest.py", "python/json/__init__.py"),
+        "head/.venv/lib/python3.11/site-packages/numpy/__init__.py",
+        *("site-packages/six.py", "site-packages/flash/__init__.py", "site-packages/lone"),
+    ],
+)
+def test_what_is_no_copy_may_be_shared(folder: Path, file: str) -> None:
+    """Such as a name of Python's own, a copy inside of a package, and what head alone has."""
+    for path in ("json/__init__.py", "conftest.py", "pkg/six.py"):
+        add(folder, path)
+    (folder / "head/third_party/flash").mkdir(parents=True)
+    (folder / "head/third_party/flash/__init__.py").touch()
+    (folder / file).parent.mkdir(parents=True)
+    (folder / file).write_text("#!/usr/bin/env python\n")
+
+    assert compare(folder, [file], [file]) is None
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("pyproject.toml", '[project]\nname = "My_Shop"\n'),
+        ("setup.cfg", "[metadata]\nname = my-shop\n"),
+        ("packages/one/setup.py", "from setuptools import setup\nsetup(name='my.shop')\n"),
+    ],
+)
+def test_an_installed_project_of_the_tree_is_known_by_its_name(
+    folder: Path, file: str, text: str
+) -> None:
+    add(folder, file, text)
+    add(folder, "lib/calc.py", "new = 1")
+
+    assert is_shared_wrongly(folder, install(folder, "my-shop", "calc.py"), "lib/calc.py")
+
+
+def test_another_project_may_have_a_module_that_is_called_as_one_of_the_tree(folder: Path) -> None:
+    add(folder, "pyproject.toml", '[project]\nname = "shop"\n')
+    add(folder, "experiments/datasets/__init__.py")
+    add(folder, "third_party/six.py", "the same")
+    shared = [
+        install(folder, "datasets", "datasets/__init__.py"),
+        install(folder, "six", "six.py", "the same"),
+    ]
+
+    assert compare(folder, shared, shared) is None
+
+
+def test_a_package_of_a_linux_distribution_has_no_list_of_files(folder: Path) -> None:
+    add(folder, "pyproject.toml", '[project]\nname = "shop"\n')
+    add(folder, "ci/yaml/__init__.py")
+    record = folder / "dist-packages" / "PyYAML-6.egg-info"
+    for path, text in {
+        record / "PKG-INFO": "Metadata-Version: 1.0\nName: PyYAML\nVersion: 6\n",
+        record / "top_level.txt": "_yaml\nyaml\n",
+        folder / "dist-packages/yaml/__init__.py": "",
+    }.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    shared = ["dist-packages/yaml/__init__.py"]
+
+    assert compare(folder, shared, shared) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "is_wrong"), [("price = 1\r\n", True), ("price = 2\n", False)], ids=["same", "other"]
+)
+def test_where_no_project_says_its_name_equal_contents_decide(
+    folder: Path, text: str, is_wrong: bool
+) -> None:
+    add(folder, "setup.py", "setup(**options)")
+    add(folder, "lib/calc.py", "price = 1\n")
+    calc = install(folder, "calc", "calc.py")
+    (folder / calc).write_bytes(text.encode())
+
+    assert is_shared_wrongly(folder, calc, "lib/calc.py") == is_wrong
