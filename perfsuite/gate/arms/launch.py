@@ -122,7 +122,7 @@ def _process(arm: Arm, plan: PairPlan, scratch: Path) -> Iterator[subprocess.Pop
     """A running launch, ended with all that it started."""
     temporary = scratch / f"{arm.name}-tmp"
     temporary.mkdir()
-    (scratch / _FILES).write_text("\n".join(plan.files))
+    (scratch / _FILES).write_bytes(os.fsencode("\n".join(plan.files)))
     variables = {**arm.inherited, **arm.environment}
     roots = [str(root) for root in (scratch, *arm.import_roots)]
     environment = {

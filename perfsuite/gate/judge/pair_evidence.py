@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -31,6 +31,14 @@ _IS_TAKEN = re.compile(
     r"|\block(?:ed|file)?\b|\blicen[cs]e",
     re.IGNORECASE,
 )
+# What an exception says in its line, in a log too; and a path, which may have any name.
+_EXCEPTION = re.compile(r"^(?:  \| )?(?:E +)?\S+: (.+)", re.MULTILINE)
+_PATH = re.compile(r"'[^']*/[^']*'|\S*/\S*")
+
+_ORDER = (
+    "launches run cells in a random order, and without those that are decided: a test must not "
+    "need what another has stored"
+)
 
 # Of the seconds of its own turns: half of the usual tolerance. A thread that only looks whether
 # there is work uses less, and less than so many seconds.
@@ -54,6 +62,8 @@ def add_pair(trial: Trial, launches: Mapping[str, Launch], first: str, launch_s:
     base, head = trial.last["base"], trial.last["head"]
     if (untimed := _why_untimed(base, head)) is not None:
         trial.word, trial.reason = untimed
+        if "failed" in (base.outcome, head.outcome) and len(launches["head"].cells) > 1:
+            trial.add_reason(_ORDER)
         return
     if (reason := _why_incomplete({"base": base, "head": head})) is not None:
         trial.word, trial.reason = "INCONCLUSIVE", reason
@@ -139,10 +149,11 @@ def is_postponed(trial: Trial, launches: Mapping[str, Launch], names: Sequence[s
     if not trial.is_unpinned and any(run.outgrew_core for run in runs):
         trial.is_unpinned = True
         return True
-    if not trial.is_one_by_one and _failed_by(_OUT_OF_MEMORY, trial.name, launches):
+    failures = [*_failures(trial.name, launches)]
+    if not trial.is_one_by_one and any(map(_OUT_OF_MEMORY.search, failures)):
         trial.is_one_by_one = True
         return True
-    if not trial.is_apart and _failed_by(_IS_TAKEN, trial.name, launches):
+    if not trial.is_apart and any(map(_is_taken, failures)):
         trial.is_apart = True
         return True
     has_run = all(trial.name in launch.cells for launch in launches.values())
@@ -160,16 +171,20 @@ def _cell_that_ended(launches: Mapping[str, Launch], names: Sequence[str]) -> st
     return None
 
 
-def _failed_by(reason: re.Pattern[str], name: str, launches: Mapping[str, Launch]) -> bool:
-    """Whether an arm failed in the cell for want of what the other may have taken."""
+def _is_taken(failure: str) -> bool:
+    """Whether an exception says that it wanted what one process alone may have."""
+    return any(_IS_TAKEN.search(_PATH.sub("", said)) for said in _EXCEPTION.findall(failure))
+
+
+def _failures(name: str, launches: Mapping[str, Launch]) -> Iterator[str]:
+    """Yield why the arms failed in the cell, or before it."""
     for launch in launches.values():
         run = launch.cells.get(name)
         why = launch.failure if run is None else run.reason if run.outcome == "failed" else None
         if run is None and launch.suite is not None:
             why = launch.suite.why_broken(name) or why
-        if why is not None and reason.search(why):
-            return True
-    return False
+        if why is not None:
+            yield why
 
 
 def _is_ended_by_other(launch: Launch) -> bool:

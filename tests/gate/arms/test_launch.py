@@ -484,3 +484,28 @@ def test_plugins_that_time_seed_and_repeat_tests_do_not_part_the_arms(tmp_path: 
         assert [len(run.rounds_s) for run in launch.cells.values()] == [4, 2]
         assert launch.cells["test_cells.py::test_next"].record == {"seed": 7}
         assert not (launch.arm.tree / "timer").exists()
+
+
+def test_a_file_may_have_any_name_in_any_locale(tmp_path: Path) -> None:
+    name = "test_b\xe9nch.py"
+    arms = make_arms(tmp_path, "")
+    for arm in arms:
+        (arm.tree / name).write_text("def test_cell(benchmark): benchmark.pedantic(int, rounds=2)")
+    script = f"""
+from pathlib import Path, PosixPath
+from tiny_suites import outcomes, pair
+from perfsuite.gate.arms.arm import Arm
+name = {os.fsencode(name)!r}.decode("ascii", "surrogateescape")
+for launch in pair({[*arms]!r}, files=(name,)).values():
+    print(launch.failure, outcomes(launch))
+"""
+    ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+
+    ended = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, **ascii_only, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+    )
+
+    assert ended.stdout.splitlines() == ["None {'test_cell': 'passed'}"] * 2, ended.stderr

@@ -855,6 +855,44 @@ def test_arms_that_want_one_port_run_launch_after_launch(run: Run) -> None:
     assert "launch ran after launch" in (trial.reason or "")
 
 
+@pytest.mark.parametrize(
+    "why",
+    [
+        "FileNotFoundError: [Errno 2] No such file or directory: '/home/me/my-lock/prices.csv'",
+        "assert lock == 3",
+        "its pytest ended early with exit code 4\n  | >       with lock:\n  | rootdir: /my-license"
+        "\n  | E       ValueError: no price in /my-license/a.csv",
+    ],
+)
+def test_a_path_or_source_that_names_a_lock_is_nothing_that_the_other_arm_holds(
+    run: Run, why: str
+) -> None:
+    machine = Machine(lambda name, arm, number: ended("failed", why))
+
+    (trial,) = run(machine, ["a"], max_pairs=3).trials
+
+    assert (trial.word, len(machine.plans)) == ("ERROR", 1)
+
+
+def test_a_failure_beside_other_cells_says_that_launches_run_them_in_another_order(
+    run: Run,
+) -> None:
+    quiet = slower_by(alone=0.0, before=0.0)._cells
+    machine = Machine(
+        lambda name, arm, number: (
+            ended("failed", "assert 0 > 0") if name == "alone" else quiet(name, arm, number)
+        )
+    )
+
+    after, before = run(machine, ["alone", "before"], max_pairs=3).trials
+
+    assert (after.word, before.word, before.reason) == ("ERROR", "PASS", None)
+    assert after.reason == (
+        "the head arm failed: assert 0 > 0; launches run cells in a random order, and without "
+        "those that are decided: a test must not need what another has stored"
+    )
+
+
 def test_a_budget_in_which_no_pairs_can_decide_is_said(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -130,8 +130,9 @@ class ArmPlugin:
             # pytest-randomly would draw another seed in each arm.
             options["randomly_seed"] = int(os.environ["PYTHONHASHSEED"])
         known.update({name: value for name, value in options.items() if name in known})
-        if files := Path(os.environ["PERFSUITE_ARM_CHANNEL"]).with_name("files").read_text():
-            config.args[:] = [str(config.rootpath / file) for file in files.splitlines()]
+        if listed := Path(os.environ["PERFSUITE_ARM_CHANNEL"]).with_name("files").read_bytes():
+            names = os.fsdecode(listed).split("\n")
+            config.args[:] = [str(config.rootpath / name) for name in names]
         elif "PERFSUITE_ARM_LACKS" in os.environ:
             # The user names head's paths; the base runs those of its own files that exist.
             folder = config.invocation_params.dir
