@@ -49,6 +49,8 @@ def by_names(top: Path, modules: Iterable[Path]) -> dict[Names, Path]:
 
 def find_source(file: Path, modules: Mapping[Names, Path]) -> Path | None:
     """Return which of the modules a file elsewhere is imported as: their copy, or their build."""
+    if file.suffix not in (".py", ".so"):  # a program, a library
+        return None
     names = *file.parts[:-1], file.name.partition(".")[0]
     for num_names, folder in enumerate(file.parents, start=1):
         source = modules.get(names[-num_names:])

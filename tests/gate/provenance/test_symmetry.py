@@ -213,17 +213,17 @@ def test_an_archive_on_the_path_of_both_arms_may_have_a_module_of_the_tree(
         *(f"elsewhere/{name}/__init__.py" for name in ("inner", "tests", "benchmarks", "numpy")),
         *("elsewhere/setup.py", "elsewhere/conftest.py", "python/json/__init__.py"),
         "head/.venv/lib/python3.11/site-packages/numpy/__init__.py",
-        *("site-packages/six.py", "site-packages/flash/__init__.py", "site-packages/lone"),
+        *("site-packages/six.py", "site-packages/flash/__init__.py", "bin/lone"),
     ],
 )
 def test_what_is_no_copy_may_be_shared(folder: Path, file: str) -> None:
-    """Such as a name of Python's own, a copy inside of a package, and what head alone has."""
+    """Such as a name of Python's own, a program, a copy in a package, and what head alone has."""
     for path in ("json/__init__.py", "conftest.py", "pkg/six.py"):
         add(folder, path)
     (folder / "head/third_party/flash").mkdir(parents=True)
     (folder / "head/third_party/flash/__init__.py").touch()
     (folder / file).parent.mkdir(parents=True)
-    (folder / file).write_text("#!/usr/bin/env python\n")
+    (folder / file).write_bytes(b"\x7fELF")
 
     assert compare(folder, [file], [file]) is None
 
