@@ -42,6 +42,7 @@ from perfsuite.gate.judge.pairs_verdict import verdict_of
 from perfsuite.gate.judge.remarks import remarks_on
 from perfsuite.gate.judge.trial import CellPolicy, Judgement
 from perfsuite.gate.provenance.dependencies import ANY, changed_dependencies
+from perfsuite.gate.provenance.edits import code_times, why_edited
 from perfsuite.gate.provenance.identical import Comparison
 from perfsuite.gate.provenance.own_files import give_back, read_own_files
 from perfsuite.gate.provenance.untracked import name_untracked
@@ -213,6 +214,8 @@ class _Session:
         }
         if comparison is not None:
             cells += comparison.find_identical(policies)
+        mixed = {name for name in policies if is_mixed(file := file_of(name)) and file in changed}
+        cells += not_compared("INVALID", mixed - {cell.name for cell in cells}, MIXED)
         settled = request.waiting.union(cell.name for cell in cells)
         policies = {name: policy for name, policy in policies.items() if name not in settled}
         if not policies:
@@ -234,7 +237,7 @@ class _Session:
         arms = self._watching(tree, self.side.arm(tree), head_arm(request, suite, self.side.caches))
         laid = collect(arms[0], request.budget.timeout_s).suite if changed else None
         replaced = give_back(tree, laid, own_files, policies)
-        kept = self._read_kept()
+        kept, before = self._read_kept(), code_times(self.side.head.top)
         judgement = judge(
             *arms,
             policies,
@@ -245,6 +248,8 @@ class _Session:
             kept={} if kept is None else kept.cells,
             say=self.say,
         )
+        if (edited := why_edited(self.side.head.top, before)) is not None:
+            return not_compared("INVALID", policies, edited), judgement
         if kept is not None:
             kept.write(judgement.trials)
         self._look_for_skipped(judgement)

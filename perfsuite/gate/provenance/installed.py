@@ -79,6 +79,13 @@ def project_names(tree: Path) -> frozenset[str]:
     )
 
 
+@functools.cache
+def computes_name(tree: Path) -> bool:
+    """Whether only a run of a project's setup.py could tell its name."""
+    has_setup = any(path.name == "setup.py" for path in tree_files(tree))
+    return has_setup and not project_names(tree)
+
+
 def normalized(name: str) -> str:
     """The form in which names of distributions are compared (PyPA, "Names and normalization")."""
     return re.sub(r"[-_.]+", "-", name).lower()
