@@ -82,8 +82,8 @@ def project_names(tree: Path) -> frozenset[str]:
 @functools.cache
 def computes_name(tree: Path) -> bool:
     """Whether only a run of a project's setup.py could tell its name."""
-    has_setup = any(path.name == "setup.py" for path in tree_files(tree))
-    return has_setup and not project_names(tree)
+    scripts = [tree / path for path in tree_files(tree) if path.name == "setup.py"]
+    return not project_names(tree) and any(b"setup(" in read_source(path) for path in scripts)
 
 
 def normalized(name: str) -> str:

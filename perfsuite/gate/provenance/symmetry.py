@@ -266,7 +266,7 @@ def _find_built(base: Loading, head: Loading) -> str | None:
 
 @functools.cache
 def _began_s() -> float:
-    return psutil.Process().create_time()
+    return float(psutil.Process().create_time())
 
 
 def _find_source(base: Loading, head: Loading, file: Path) -> Path | None:

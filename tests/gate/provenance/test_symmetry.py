@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import zipfile
 from collections.abc import Collection
@@ -11,6 +12,7 @@ import pytest
 
 from perfsuite.gate.arms.arm import Arm, Launch
 from perfsuite.gate.arms.loaded import Loaded
+from perfsuite.gate.provenance import symmetry
 from perfsuite.gate.provenance.symmetry import find_asymmetry
 
 PLACES = {
@@ -22,8 +24,10 @@ PLACES = {
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Two trees, each with a package that differs, one in src, a module, tests and benchmarks."""
+    # What these tests write was there before the session.
+    monkeypatch.setattr(symmetry, "_began_s", lambda: math.inf)
     folder = tmp_path.resolve()
     for tree in ("base", "head"):
         for package in ("pkg", "pkg/inner", "src/other", "tests", "benchmarks"):
@@ -279,9 +283,15 @@ def test_a_package_of_a_linux_distribution_has_no_list_of_files(folder: Path) ->
 def test_where_no_project_says_its_name_equal_contents_decide(
     folder: Path, text: str, is_wrong: bool
 ) -> None:
-    add(folder, "setup.py", "setup(**options)")
     add(folder, "lib/calc.py", "price = 1\n")
     calc = install(folder, "calc", "calc.py")
     (folder / calc).write_bytes(text.encode())
 
     assert is_shared_wrongly(folder, calc, "lib/calc.py") == is_wrong
+
+
+def test_a_copy_may_be_of_a_project_that_computes_its_name(folder: Path) -> None:
+    add(folder, "setup.py", "setup(name=NAME, version=VERSION)")
+    add(folder, "lib/calc.py", "price = 1\n")
+
+    assert is_shared_wrongly(folder, install(folder, "calc", "calc.py"), "lib/calc.py")
