@@ -203,6 +203,7 @@ class MeasuredSession:
         """Have all cells judged before the first of them is measured here."""
         try:
             self.session.hold_machine()
+            self.session.take_waited_s()  # by no test
             gate.judge(items, self._sharding)
         except SettingError as error:
             raise pytest.UsageError(str(error)) from error
@@ -215,6 +216,8 @@ class MeasuredSession:
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         """Show a user's mistake in one message, and keep the line of a cell that ended."""
         report = yield
+        if self._saver is not None and self._session is not None:
+            self._saver.leave_out(item.nodeid, self._session.take_waited_s())
         error = call.excinfo.value if call.excinfo is not None else None
         if isinstance(error, BusyMachineError):
             pytest.exit(f"perfsuite: {error}", returncode=ExitCode.REFUSED)
