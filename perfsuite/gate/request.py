@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,7 +18,7 @@ from perfsuite.gate.arms.command import Command
 from perfsuite.gate.arms.launch import launch_pair, scratch_folder
 from perfsuite.gate.git.changes import Changes, compare_trees, tree_files
 from perfsuite.gate.git.command import file_at
-from perfsuite.gate.git.fill_tree import share_files
+from perfsuite.gate.git.fill_tree import missing_files, share_files
 from perfsuite.gate.git.find_base import find_base
 from perfsuite.gate.git.overlay import SITE_FOLDER, Head, lay_configuration, source_files
 from perfsuite.gate.git.repository import Base, NoBase, find_top, working_files
@@ -262,7 +263,6 @@ class BaseSide:
                 first="head",
                 hash_seed=request.seed % 2**32,
                 timeout_s=request.budget.timeout_s,
-                num_rounds=dict.fromkeys(names, 1),
             )
             return launch_pair([head_arm(request, self.suite, self.caches)], plan, names)["head"]
 
@@ -295,6 +295,16 @@ class BaseSide:
         command = self._command(tree).without_missing_configuration()
         command = command.followed_by(f"--rootdir={tree}", f"--confcutdir={tree}", *options)
         return self._arm(tree, command, {"PERFSUITE_ARM_LACKS": "1"})
+
+    def arms(self, tree: Path) -> tuple[Arm, Arm]:
+        """Both arms, which log what they open of the other's tree, or of what the base's lacks."""
+        base, head = self.arm(tree), head_arm(self.request, self.suite, self.caches)
+        tops = self.head.top_of(tree), self.head.top
+        lacked = missing_files(tops[0]) if self.base is not None else []
+        return (
+            dataclasses.replace(base, watched=(tops[1], *(tops[0] / path for path in lacked))),
+            dataclasses.replace(head, watched=(tops[0], *(tops[1] / path for path in lacked))),
+        )
 
     def arm(self, tree: Path) -> Arm:
         """Return the base's arm, with head's configuration laid over its tree."""

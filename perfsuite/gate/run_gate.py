@@ -29,7 +29,7 @@ from perfsuite.gate.common_cells import (
     read_exceptions,
     read_noise,
 )
-from perfsuite.gate.git.fill_tree import check_shared, missing_files
+from perfsuite.gate.git.fill_tree import check_shared
 from perfsuite.gate.git.find_base import describe_head
 from perfsuite.gate.git.repository import Base, NoBase
 from perfsuite.gate.git.tree_digest import digest_tree
@@ -42,8 +42,9 @@ from perfsuite.gate.judge.pairs_verdict import verdict_of
 from perfsuite.gate.judge.remarks import remarks_on
 from perfsuite.gate.judge.trial import CellPolicy, Judgement
 from perfsuite.gate.provenance.dependencies import ANY, changed_dependencies
+from perfsuite.gate.provenance.edits import code_times, why_edited
 from perfsuite.gate.provenance.identical import Comparison
-from perfsuite.gate.provenance.own_files import give_back, read_own_files
+from perfsuite.gate.provenance.own_files import MIXED, find_mixed, give_back, read_own_files
 from perfsuite.gate.provenance.untracked import name_untracked
 from perfsuite.gate.request import (
     BaseSide,
@@ -213,6 +214,7 @@ class _Session:
         }
         if comparison is not None:
             cells += comparison.find_identical(policies)
+        cells += not_compared("INVALID", find_mixed(policies, changed), MIXED)
         settled = request.waiting.union(cell.name for cell in cells)
         policies = {name: policy for name, policy in policies.items() if name not in settled}
         if not policies:
@@ -231,10 +233,10 @@ class _Session:
     ) -> tuple[list[CellVerdict], Judgement]:
         """Judge cells by pairs; `changed` are head's benchmark files in the base's tree."""
         request, suite = self.side.request, self.side.suite
-        arms = self._watching(tree, self.side.arm(tree), head_arm(request, suite, self.side.caches))
+        arms = self.side.arms(tree)
         laid = collect(arms[0], request.budget.timeout_s).suite if changed else None
         replaced = give_back(tree, laid, own_files, policies)
-        kept = self._read_kept()
+        kept, before = self._read_kept(), code_times(self.side.head.top)
         judgement = judge(
             *arms,
             policies,
@@ -245,6 +247,8 @@ class _Session:
             kept={} if kept is None else kept.cells,
             say=self.say,
         )
+        if (edited := why_edited(self.side.head.top, before)) is not None:
+            return not_compared("INVALID", policies, edited), judgement
         if kept is not None:
             kept.write(judgement.trials)
         self._look_for_skipped(judgement)
@@ -279,15 +283,6 @@ class _Session:
             self.differs["base build"] = request.base_build
             self.say(f"building the base: {request.base_build}")
         return self.side.build(tree)
-
-    def _watching(self, tree: Path, base: Arm, head: Arm) -> tuple[Arm, Arm]:
-        """The arms, told to say what they open of the other's tree, or of what the base's lacks."""
-        tops = self.side.head.top_of(tree), self.side.head.top
-        lacked = missing_files(tops[0]) if self.side.base is not None else []
-        return (
-            dataclasses.replace(base, watched=(tops[1], *(tops[0] / path for path in lacked))),
-            dataclasses.replace(head, watched=(tops[0], *(tops[1] / path for path in lacked))),
-        )
 
     def _complete(self, cell: CellVerdict, tree: Path) -> CellVerdict:
         """Name the exceptions that a verdict rests on, and what the base failed for want of."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,23 @@ TRACED_SHOP = f"""
     import tempfile
     tempfile.mkdtemp(dir=os.environ["LAUNCHES"])
 {SHOP}"""
+# Takes what another process says, and loads what only many calls need.
+ASKING_SHOP = """
+    import subprocess
+    SECONDS = float(subprocess.run(["./seconds"], capture_output=True, check=True).stdout)
+    num_calls = 0
+
+    def price(clock):
+        global num_calls
+        num_calls += 1
+        clock.work(SECONDS)
+        if num_calls >= 50:
+            from late import SECONDS as late_s
+            clock.work(late_s)
+"""
+MANY_ROUNDS = ONE_CELL.replace(
+    "pedantic(shop.price, args=(CLOCK,), rounds=5)", "__call__(shop.price, CLOCK)"
+)
 STOCK_CELL = ONE_CELL.replace("shop", "depot").replace("price", "stock")
 
 
@@ -90,3 +108,56 @@ def test_a_change_that_is_no_module_reaches_every_cell(shop: Repository) -> None
     gated = shop.gate()
 
     gated.expect(10, f"{PRICE} FAIL +200.0 % *")
+
+
+@pytest.mark.parametrize("changed", ["asked", "late"])
+def test_a_module_that_a_short_look_does_not_see_is_judged(shop: Repository, changed: str) -> None:
+    shop.write(
+        shop=ASKING_SHOP,
+        benchmarks__test_steps=MANY_ROUNDS,
+        asked="S = 0.001",
+        late="SECONDS = 0.0",
+    )
+    script = shop.path / "seconds"
+    script.write_text(
+        f"#!{sys.executable} -Es\n"
+        "import runpy\nprint(runpy.run_path(__file__.replace('seconds', 'asked.py'))['S'])\n"
+    )
+    script.chmod(0o755)
+    shop.commit()
+    shop.write(**{changed: "S = SECONDS = 0.003"})
+    shop.commit()
+
+    gated = shop.gate()
+
+    gated.expect(10, f"{PRICE} FAIL +* %*")
+
+
+def test_a_text_in_a_package_and_a_package_named_dist_are_no_documentation(
+    shop: Repository,
+) -> None:
+    (shop.path / "goods" / "dist").mkdir(parents=True)
+    page = shop.path / "goods" / "seconds.md"
+    page.write_text("0.001")
+    shop.write(
+        shop="""
+            from pathlib import Path
+            from goods.dist import more
+            SECONDS = float(Path("goods/seconds.md").read_text()) + more.SECONDS
+
+            def price(clock):
+                clock.work(SECONDS)
+        """,
+        goods__dist__more="SECONDS = 0.0",
+    )
+    shop.commit()
+    (shop.path / "README.md").write_text("new")
+    shop.commit()
+    shop.write(goods__dist__more="SECONDS = 0.002")
+    code = shop.gate()
+    shop.git("checkout", "--quiet", ".")
+    page.write_text("0.003")
+    text = shop.gate()
+
+    code.expect(10, f"{PRICE} FAIL +200.0 % *")
+    text.expect(10, f"{PRICE} FAIL +200.0 % *")

@@ -35,6 +35,53 @@ def test_a_variable_that_heads_code_writes_reaches_no_launch_of_the_base(shop: R
     gated.expect(10, "environment: head's code sets SECONDS", f"{PRICE} FAIL +200.0 % *")
 
 
+EDITED = """
+    import os
+    from pathlib import Path
+
+    Path(os.environ["HEAD"], "depot.py").touch()  # as an editor, or git checkout
+    SECONDS = 0.001
+
+    def price(clock):
+        clock.work(SECONDS)
+"""
+
+
+def test_an_edit_while_head_is_judged_voids_the_session_and_nothing_of_it_is_kept(
+    shop: Repository,
+) -> None:
+    shop.write(shop=EDITED, depot=SHOP)
+    shop.commit()
+    shop.write(shop=EDITED.replace("0.001", "0.003"))
+
+    gated = shop.gate(HEAD=str(shop.path))
+
+    gated.expect(
+        12,
+        f"{PRICE} INVALID",
+        f"{PRICE}: depot.py changed while head was judged, so its launches did not run one tree; *",
+    )
+    assert not (shop.path / "results" / "pairs.json").exists()
+
+
+def test_a_file_that_holds_code_and_its_benchmark_proves_nothing(shop: Repository) -> None:
+    mixed = ONE_CELL.replace("import shop", "").replace("shop.price", "price")
+    (shop.path / "pytest.ini").write_text(
+        "[pytest]\npythonpath = . benchmarks\npython_files = *.py\n"
+    )
+    shop.write(algo=f"{mixed}{SHOP}")
+    shop.commit()
+    shop.write(algo=f"{mixed}{SLOW_SHOP}")
+
+    gated = shop.pytest("algo.py", "--benchmark-compare", "-o", "perf_gate=on")
+
+    gated.expect(
+        12,
+        "algo.py::test_price INVALID",
+        "algo.py::test_price: its file holds code too, by its name, and head has changed it: *",
+    )
+
+
 RUN_SLOW = """
     import pytest
 

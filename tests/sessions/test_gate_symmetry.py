@@ -63,6 +63,34 @@ def test_a_library_that_both_arms_load_from_head_proves_nothing(shop: Repository
     )
 
 
+CACHED = """
+    import os, runpy, shutil
+    from pathlib import Path
+
+    BUILT = Path(os.environ["KERNELS"], "kernel_built.py")
+    if not BUILT.exists():
+        shutil.copyfile(Path(__file__).with_name("kernel.py"), BUILT)
+    price = runpy.run_path(str(BUILT))["price"]
+"""
+
+
+def test_what_one_arm_builds_for_both_proves_nothing(shop: Repository, tmp_path: Path) -> None:
+    shop.write(shop=CACHED, kernel=SHOP)
+    shop.commit()
+    shop.write(kernel=SLOW_SHOP)
+    shop.write(shop=f"{CACHED}    # it is loaded, and the kernel is not")
+    (tmp_path / "kernels").mkdir()
+
+    gated = shop.gate(KERNELS=str(tmp_path / "kernels"))
+
+    gated.expect(
+        12,
+        f"{PRICE} INVALID",
+        f"{PRICE}: both arms loaded {tmp_path}/kernels/kernel_built.py, which was written during "
+        "this session; build it in *",
+    )
+
+
 BY_DATA = """
     import os, pathlib
 

@@ -21,12 +21,14 @@ class Loaded:
             were forked from.
         programs: The programs that were started.
         silent: Commands whose process may have run Python but could not log what it loaded.
+        shells: Commands of shells and their scripts, which may have started such a process.
     """
 
     files: frozenset[str] = frozenset()
     recent: frozenset[str] = frozenset()
     programs: frozenset[str] = frozenset()
     silent: frozenset[str] = frozenset()
+    shells: frozenset[str] = frozenset()
 
 
 NOTHING: Final = Loaded()
@@ -38,7 +40,7 @@ class LoadLogReader:
     def __init__(self, log: Path) -> None:
         self._log = log
         self._num_bytes = 0
-        self._texts: dict[str, set[str]] = {"program": set(), "silent": set()}
+        self._texts: dict[str, set[str]] = {"program": set(), "silent": set(), "shell": set()}
         self._files: defaultdict[int, set[str]] = defaultdict(set)
         self._parents: dict[int, int] = {}
         self._processes: set[int] = set()
@@ -67,6 +69,7 @@ class LoadLogReader:
             recent=frozenset().union(*(self._files[process] for process in recent)),
             programs=frozenset(self._texts["program"]),
             silent=frozenset(self._texts["silent"]),
+            shells=frozenset(self._texts["shell"]),
         )
 
     def _take(self, process: int, kind: str, text: str) -> None:

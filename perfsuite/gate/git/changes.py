@@ -13,17 +13,22 @@ from pathlib import Path, PurePath
 from perfsuite.gate.git.command import output
 from perfsuite.gate.git.repository import find_top, working_files
 
-# Documentation touches no cell. `docs` and `.github` count at the top of a checkout alone.
+# Documentation touches no cell: texts and these folders at the top of a checkout, and a text with
+# one of these names anywhere. Another text in a package may be a page that the package shows.
 _TEXTS = frozenset({".md", ".rst"})
 _TEXT_FOLDERS = frozenset({"docs", ".github"})
+_TEXT_NAMES = frozenset({"readme", "changelog", "contributing"})
 _LICENCE = re.compile(r"(licen[cs]e|copying|notice)([-_][\w-]+)?(\.txt)?", re.IGNORECASE)
 
 # What Python can import. Of other files that git does not know, nothing says that a cell reads
 # them, and a session leaves many behind: logs, checkpoints, JUnit's XML.
 _IMPORTABLE = frozenset({".py", ".pyd", ".pyx", ".so"})
 
-# What installers, Python, pytest and sessions leave behind: anywhere, or under pytest's root.
-_LEFT_ANYWHERE = frozenset({"__pycache__", "build", "dist", "node_modules"})
+# What installers, Python, pytest and sessions leave behind: anywhere, beside a project's file, or
+# under pytest's root.
+_LEFT_ANYWHERE = frozenset({"__pycache__", "node_modules"})
+_LEFT_BY_BUILDS = frozenset({"build", "dist"})
+_PROJECT_FILES = ("pyproject.toml", "setup.py", "setup.cfg")
 _LEFT_IN_ROOT = ("results", "baselines", ".benchmarks")
 _LEFT_NAMES = re.compile(r"junit[^/]*\.xml|\.coverage.*|.*\.(lock|log)")
 # Virtual environments (PEP 405; conda) and caches, as they mark themselves (bford.info/cachedir).
@@ -38,11 +43,13 @@ def is_documentation(path: PurePath) -> bool:
 
     >>> [is_documentation(PurePath(name)) for name in ("README.md", "docs/conf.py", "LICENSE-MIT")]
     [True, True, True]
-    >>> [is_documentation(PurePath(name)) for name in ("shop/docs/prices.py", "notice.json")]
+    >>> [is_documentation(PurePath(name)) for name in ("shop/docs/prices.py", "shop/page.md")]
     [False, False]
     """
+    is_at_top = len(path.parts) == 1
+    is_text = path.suffix.lower() in _TEXTS
     return (
-        path.suffix.lower() in _TEXTS
+        (is_text and (is_at_top or path.stem.lower() in _TEXT_NAMES))
         or path.parts[0] in _TEXT_FOLDERS
         or _LICENCE.fullmatch(path.name) is not None
     )
@@ -182,11 +189,17 @@ def _are_equal(one: Path, other: Path) -> bool:
 
 def is_left_behind(top: Path, path: Path) -> bool:
     """Whether a file that git does not know lies where installers and caches put theirs."""
-    parts = path.relative_to(top).parts[:-1]
-    if any(part.startswith(".") or part in _LEFT_ANYWHERE for part in parts):
-        return True
     folders = [folder for folder in path.parents if folder.is_relative_to(top) and folder != top]
-    return any((folder / mark).exists() for folder in folders for mark in LEFT_OUT_MARKS)
+    return any(
+        folder.name.startswith(".")
+        or folder.name in _LEFT_ANYWHERE
+        or any((folder / mark).exists() for mark in LEFT_OUT_MARKS)
+        or (
+            folder.name in _LEFT_BY_BUILDS
+            and any((folder.parent / file).exists() for file in _PROJECT_FILES)
+        )
+        for folder in folders
+    )
 
 
 def _is_record_of(root: Path, path: Path) -> bool:

@@ -6,7 +6,8 @@ Whatever paths the user named, these files of head are laid over:
    name is in `_BENCHMARK_WORDS`): the outermost such folder as a whole, because tests import what
    lies beside them. A folder that holds code is none: the root and what it is in, a folder with a
    pyproject.toml or setup.py, a folder directly in `src`, the package that the project is named
-   after, a folder of a package that has modules beside its tests (`acme/perf/engine.py`), a folder
+   after, a folder of a package that has modules beside its tests (`acme/perf/engine.py`), a package
+   that has some and no usual name (`ab_test/stats.py`; for `_USUAL` see below), a folder
    that a file imports which is no test, or one that any file outside of it imports, unless its
    name is a usual one (`_USUAL`), as tests share what they need.
 2. For any other folder: the test files in it (by pytest's `python_files`) and every conftest.py,
@@ -167,6 +168,12 @@ def lay_configuration(tree: Path, head: Path, inifile: Path | None) -> Path:
     return tree / place
 
 
+def is_mixed(file: Path) -> bool:
+    """Whether a file of tests is named as code is: no word of its path says what it is for."""
+    words = {word for part in file.parts for word in re.split(r"[^a-z0-9]", part.lower())}
+    return _BENCHMARK_WORDS.isdisjoint(words) and file.name != _CONFTEST
+
+
 def source_files(folder: Path, *, leave_out: Path | None = None) -> Iterator[Path]:
     """Yield every file and link of a source tree, relative to it, but not those of `leave_out`.
 
@@ -302,13 +309,20 @@ def _holds_code(head: Head, folder: Path) -> bool:
         or here.parent.name == "src"
         or here.name == _project_package(head.root)
         or (
-            (here.parent / "__init__.py").is_file()
+            _is_in_package(here, is_usual=folder.name.lower() in _USUAL)
             and any(not is_test_file(head, folder / path.name) for path in _modules(here))
         )
         or any(
             folder.name.lower() not in _USUAL or not _is_for_tests(head, importer)
             for importer in importers(head.top, _all_files(head.top), folder)
         )
+    )
+
+
+def _is_in_package(folder: Path, *, is_usual: bool) -> bool:
+    """Whether modules of a folder are a package's; by itself only an unusual one is a package."""
+    return any(
+        (one / "__init__.py").is_file() for one in (folder.parent, *([] if is_usual else [folder]))
     )
 
 

@@ -80,7 +80,7 @@ class Comparison:
 
     def _find_touching(self, loaded: Loaded) -> Path | None:
         """Return a change that reached what was loaded, or may have; None where none did."""
-        if loaded.silent:
+        if loaded.silent or loaded.shells:
             return next(iter(self.changes.modules), None)
         changed = by_names(self.top, self.changes.modules)
         for file in {Path(file).resolve() for file in loaded.recent}:

@@ -49,6 +49,8 @@ def by_names(top: Path, modules: Iterable[Path]) -> dict[Names, Path]:
 
 def find_source(file: Path, modules: Mapping[Names, Path]) -> Path | None:
     """Return which of the modules a file elsewhere is imported as: their copy, or their build."""
+    if file.suffix not in (".py", ".so"):  # a program, a library
+        return None
     names = *file.parts[:-1], file.name.partition(".")[0]
     for num_names, folder in enumerate(file.parents, start=1):
         source = modules.get(names[-num_names:])
@@ -75,6 +77,13 @@ def project_names(tree: Path) -> frozenset[str]:
         if path.name in _PROJECT_FILES
         for name in _PROJECT_FILES[path.name].findall(read_source(tree / path))
     )
+
+
+@functools.cache
+def computes_name(tree: Path) -> bool:
+    """Whether only a run of a project's setup.py could tell its name."""
+    scripts = [tree / path for path in tree_files(tree) if path.name == "setup.py"]
+    return not project_names(tree) and any(b"setup(" in read_source(path) for path in scripts)
 
 
 def normalized(name: str) -> str:

@@ -1,4 +1,4 @@
-"""The base's own benchmark files, for those of head that the base cannot import."""
+"""Benchmark files that differ: where the base runs its own, and where head's say nothing."""
 
 from __future__ import annotations
 
@@ -6,12 +6,24 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from perfsuite.gate.arms.arm import Suite
+from perfsuite.gate.git.overlay import is_mixed
+
+MIXED = (
+    "its file holds code too, by its name, and head has changed it: both sides would run head's; "
+    "move the benchmark into a file of its own, such as bench_NAME.py"
+)
 
 
 def read_own_files(tree: Path, suite: Suite | None) -> dict[str, bytes]:
     """Return what is in the files of an arm's cells, by their names from the root."""
     names = {name.partition("::")[0] for name in suite.cells} if suite is not None else ()
     return {name: (tree / name).read_bytes() for name in names}
+
+
+def find_mixed(cells: Collection[str], changed: Collection[Path]) -> list[str]:
+    """Return the cells whose file is code under test as well, and differs between head and base."""
+    files = {name: Path(name.partition("::")[0]) for name in cells}
+    return [name for name, file in files.items() if file in changed and is_mixed(file)]
 
 
 def give_back(

@@ -9,6 +9,8 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from perfsuite.gate.arms.arm import Launch
 from perfsuite.gate.git import repository
 from perfsuite.gate.git.fill_tree import missing_files
@@ -17,6 +19,7 @@ from perfsuite.gate.git.repository import find_top
 from perfsuite.gate.provenance.dependencies import find_changed_dependency
 from perfsuite.gate.provenance.installed import (
     SITE,
+    computes_name,
     find_source,
     installed_by_projects,
     is_any_installed,
@@ -85,6 +88,7 @@ def find_asymmetry(base: Launch, head: Launch) -> str | None:
         or _find_installed_instead(ours, theirs)
         or _find_missing(ours, theirs)
         or _find_shared(ours, theirs)
+        or _find_built(ours, theirs)
         or _find_silent(base, theirs)
         or _find_dependency(base, head, ours.top, theirs.top)
     )
@@ -245,6 +249,26 @@ def _find_shared(base: Loading, head: Loading) -> str | None:
     return None
 
 
+def _find_built(base: Loading, head: Loading) -> str | None:
+    """Why one arm may have built what both loaded, in a folder that both arms have."""
+    for name in sorted(base.files & head.files):
+        file = Path(name)
+        if any(file.is_relative_to(folder) for folder in (base.top, head.top)):
+            continue
+        if name.endswith(_CODE) and file.is_file() and file.stat().st_mtime > _began_s():
+            return (
+                f"both arms loaded {file}, which was written during this session; build it in the "
+                "tree, in a folder that is named after its source, or in TMPDIR, of which each arm "
+                "has its own"
+            )
+    return None
+
+
+@functools.cache
+def _began_s() -> float:
+    return float(psutil.Process().create_time())
+
+
 def _find_source(base: Loading, head: Loading, file: Path) -> Path | None:
     """The module of both trees with the names of a file that is no code of either tree."""
     is_inside = file.is_relative_to(head.top) or file.is_relative_to(base.top)
@@ -260,12 +284,12 @@ def _find_source(base: Loading, head: Loading, file: Path) -> Path | None:
 def _is_of_another(file: Path, tree: Path, source: Path) -> bool:
     """Whether a project that is none of the tree's has installed what is named as `source` is.
 
-    The projects of the tree are known by their records; where none says its name, equal contents
+    The projects of the tree are known by their records; where none has a name, equal contents
     decide. A file without a record, as in a folder on PYTHONPATH, is the tree's.
     """
-    return is_recorded(str(file)) and bool(
-        project_names(tree) or not are_alike(file, tree / source)
-    )
+    if not is_recorded(str(file)) or computes_name(tree):
+        return False
+    return bool(project_names(tree)) or not are_alike(file, tree / source)
 
 
 def _is_compiled(file: Path) -> bool:

@@ -36,6 +36,8 @@ def test_busy(benchmark):
     subprocess.run(["true"], env={}, check=True)
     subprocess.run(["sh", "-c", "true"], env={"PATH": os.environ["PATH"]}, check=True)
     subprocess.run(["./script"], check=True)
+    subprocess.run(["./quiet"], check=True)
+    subprocess.run(["./open"], check=True)
     ctypes.CDLL("./library.so.1")
 
 def test_rest(benchmark):
@@ -62,8 +64,14 @@ def test_a_launch_tells_what_each_of_its_processes_loaded_and_started(
         for name in ("in_fork", "in_child"):
             (arm.tree / f"{name}.py").touch()
         (arm.tree / "elsewhere").mkdir()
-        (arm.tree / "elsewhere/script").write_text("#!/bin/sh\n")
-        (arm.tree / "elsewhere/script").chmod(0o700)
+        scripts = {
+            "script": "#!/bin/sh\n",
+            "quiet": f"#!{sys.executable} -Es\n",
+            "open": f"#!/usr/bin/env -S {sys.executable}\n",
+        }
+        for name, text in scripts.items():
+            (arm.tree / "elsewhere" / name).write_text(text)
+            (arm.tree / "elsewhere" / name).chmod(0o700)
         (arm.tree / "elsewhere/library.so.1").symlink_to(library)
 
     launch = pair(arms)["head"]
@@ -77,7 +85,9 @@ def test_a_launch_tells_what_each_of_its_processes_loaded_and_started(
     assert launch.loaded.silent == {
         f"{sys.executable} -W error -I -c pass",
         "sh -c true",
+        "./quiet",
     }
+    assert launch.loaded.shells == {"sh -c true", "./script"}
     quiet, busy, rest = launch.cells.values()
     in_fork = str(tree / "in_fork.py")
     assert in_fork in rest.loaded.files & busy.loaded.recent

@@ -450,6 +450,9 @@ def test_what_sessions_and_installers_leave_compares_no_commit_with_itself(
     (repository / name).touch()
     if name.startswith("env/"):
         (repository / "env" / "pyvenv.cfg").touch()
+    if name.startswith("build/"):
+        commit(repository, "setup.py")
+        parent = git(repository, "rev-parse", "HEAD^")
 
     base = find_base(repository, None)
 

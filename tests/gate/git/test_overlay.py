@@ -132,6 +132,15 @@ def test_a_package_named_as_benchmarks_are_keeps_its_code(head: Head) -> None:
     )
 
 
+def test_a_package_whose_name_has_such_a_word_keeps_its_code(head: Head) -> None:
+    write(head.top, "ab_test/__init__.py", "ab_test/stats.py", "ab_test/tests/test_stats.py")
+    write(head.top, "tests/__init__.py", "tests/shared.py", "tests/test_a.py")
+
+    assert plan_overlay(head, [head.top / "ab_test/tests", head.top / "tests"]) == Overlay(
+        folders={Path("ab_test/tests"), Path("tests")}
+    )
+
+
 @pytest.mark.parametrize(
     ("folder", "importer", "text"),
     [

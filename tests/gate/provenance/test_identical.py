@@ -25,8 +25,10 @@ def changes(*modules: str, documents: Sequence[str] = (), others: Sequence[str] 
     )
 
 
-def run(*files: str, outcome: str = "passed", silent: Sequence[str] = ()) -> CellRun:
-    loaded = Loaded(recent=frozenset(files), silent=frozenset(silent))
+def run(
+    *files: str, outcome: str = "passed", silent: Sequence[str] = (), shells: Sequence[str] = ()
+) -> CellRun:
+    loaded = Loaded(recent=frozenset(files), silent=frozenset(silent), shells=frozenset(shells))
     return CellRun(outcome=outcome, reason=None, rounds_s=(0.1,), record=None, loaded=loaded)
 
 
@@ -125,6 +127,7 @@ def test_where_the_only_file_loads_a_changed_module_nothing_is_launched() -> Non
     "of_a",
     [
         run(BETA, silent=["python -I run.py"]),
+        run(BETA, shells=["./run.sh"]),
         run(BETA, outcome="failed"),
         run(BETA, outcome="skipped"),
         CellRun(outcome="passed", reason=None, rounds_s=(), record=None),

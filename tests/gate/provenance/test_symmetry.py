@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import zipfile
 from collections.abc import Collection
@@ -11,6 +12,7 @@ import pytest
 
 from perfsuite.gate.arms.arm import Arm, Launch
 from perfsuite.gate.arms.loaded import Loaded
+from perfsuite.gate.provenance import symmetry
 from perfsuite.gate.provenance.symmetry import find_asymmetry
 
 PLACES = {
@@ -22,8 +24,10 @@ PLACES = {
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Two trees, each with a package that differs, one in src, a module, tests and benchmarks."""
+    # What these tests write was there before the session.
+    monkeypatch.setattr(symmetry, "_began_s", lambda: math.inf)
     folder = tmp_path.resolve()
     for tree in ("base", "head"):
         for package in ("pkg", "pkg/inner", "src/other", "tests", "benchmarks"):
@@ -213,17 +217,17 @@ def test_an_archive_on_the_path_of_both_arms_may_have_a_module_of_the_tree(
         *(f"elsewhere/{name}/__init__.py" for name in ("inner", "tests", "benchmarks", "numpy")),
         *("elsewhere/setup.py", "elsewhere/conftest.py", "python/json/__init__.py"),
         "head/.venv/lib/python3.11/site-packages/numpy/__init__.py",
-        *("site-packages/six.py", "site-packages/flash/__init__.py", "site-packages/lone"),
+        *("site-packages/six.py", "site-packages/flash/__init__.py", "bin/lone"),
     ],
 )
 def test_what_is_no_copy_may_be_shared(folder: Path, file: str) -> None:
-    """Such as a name of Python's own, a copy inside of a package, and what head alone has."""
+    """Such as a name of Python's own, a program, a copy in a package, and what head alone has."""
     for path in ("json/__init__.py", "conftest.py", "pkg/six.py"):
         add(folder, path)
     (folder / "head/third_party/flash").mkdir(parents=True)
     (folder / "head/third_party/flash/__init__.py").touch()
     (folder / file).parent.mkdir(parents=True)
-    (folder / file).write_text("#!/usr/bin/env python\n")
+    (folder / file).write_bytes(b"\x7fELF")
 
     assert compare(folder, [file], [file]) is None
 
@@ -279,9 +283,15 @@ def test_a_package_of_a_linux_distribution_has_no_list_of_files(folder: Path) ->
 def test_where_no_project_says_its_name_equal_contents_decide(
     folder: Path, text: str, is_wrong: bool
 ) -> None:
-    add(folder, "setup.py", "setup(**options)")
     add(folder, "lib/calc.py", "price = 1\n")
     calc = install(folder, "calc", "calc.py")
     (folder / calc).write_bytes(text.encode())
 
     assert is_shared_wrongly(folder, calc, "lib/calc.py") == is_wrong
+
+
+def test_a_copy_may_be_of_a_project_that_computes_its_name(folder: Path) -> None:
+    add(folder, "setup.py", "setup(name=NAME, version=VERSION)")
+    add(folder, "lib/calc.py", "price = 1\n")
+
+    assert is_shared_wrongly(folder, install(folder, "calc", "calc.py"), "lib/calc.py")

@@ -5,9 +5,10 @@ their environment. Each process pays for what it imports: only a little of the s
 gate's end is `perfsuite.gate.arms.loaded`. A line has a process id, a kind and a text in quotes:
 
     process  that has this log, and the one that started it
-    file     source, archive or library that it opens, or any file that the gate watches
+    file     source, archive, library or text that it opens, or any file that the gate watches
     program  that it starts
     silent   command that may run Python in a process that cannot have this log
+    shell    command of a shell: what it starts may not have this log
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 LOG = "PERFSUITE_ARM_LOADED"
 WATCHED = "PERFSUITE_ARM_WATCHED"
 _FOLDER = os.path.dirname(__file__)
-_CODE = (".py", ".pyc", ".so", ".zip", ".egg", ".whl", ".pyz")
+_READ = (".py", ".pyc", ".so", ".zip", ".egg", ".whl", ".pyz", ".md", ".rst")
 _SHELLS = frozenset({"sh", "ash", "bash", "dash", "zsh", "env", "nice", "nohup", "timeout"})
 _MOST_CHARACTERS = 200
 
@@ -86,8 +87,8 @@ class LoadLog:
             path = os.fsdecode(path)
         if not isinstance(path, str) or path in self._seen:
             return
-        is_code = path.endswith(_CODE) or ".so." in path
-        if is_code or (self._watched and _is_below(path, self._watched)):
+        is_read = path.endswith(_READ) or ".so." in path
+        if is_read or (self._watched and _is_below(path, self._watched)):
             self._seen.add(path)
             # A name without a folder is a library that the dynamic linker finds; the process's map
             # has its path.
@@ -100,8 +101,15 @@ class LoadLog:
         words = [_text(word) for word in words]
         found = os.path.join(_text(folder or ""), _find(_text(program), variables))
         self.write("program", os.path.abspath(found))
-        if not self._is_inherited(words, variables) and _may_run_python(found):
-            self.write("silent", " ".join(words)[:_MOST_CHARACTERS])
+        command = " ".join(words)[:_MOST_CHARACTERS]
+        if script := _interpreter_of(found):
+            found, words = script[0], [*script, found, *words[1:]]
+        is_python = _is_python(found)
+        is_shell = os.path.basename(found) in _SHELLS or (bool(script) and not is_python)
+        if (is_python or is_shell) and not self._is_inherited(words, variables):
+            self.write("silent", command)
+        if is_shell:
+            self.write("shell", command)
 
     def _is_inherited(self, words: Sequence[str], variables: Mapping[str, str]) -> bool:
         """Whether a process that is started like this has this log, if it is Python."""
@@ -154,13 +162,15 @@ def _is_python(program: str) -> bool:
     return os.path.basename(program).rstrip("t").rstrip("0123456789.") in ("python", "pypy")
 
 
-def _may_run_python(program: str) -> bool:
-    """Whether a program is Python or a script, or starts another program, as a shell does."""
-    if _is_python(program) or os.path.basename(program) in _SHELLS:
-        return True
+def _interpreter_of(program: str) -> list[str]:
+    """The interpreter and the options in a script's first line; nothing for another program."""
     with contextlib.suppress(OSError), open(program, "rb") as script:
-        return script.read(2) == b"#!"
-    return False
+        if script.read(2) == b"#!":
+            words = os.fsdecode(script.readline(_MOST_CHARACTERS)).split()
+            while words[1:] and (os.path.basename(words[0]) == "env" or words[0] == "-S"):
+                del words[0]
+            return words
+    return []
 
 
 def _run_the_next() -> None:

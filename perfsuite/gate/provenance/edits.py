@@ -1,0 +1,28 @@
+"""Whether head's code stayed as it is while it was judged: its launches read the working tree."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from perfsuite.gate.git.overlay import tree_files
+from perfsuite.units import listed
+
+_CODE = frozenset({".py", ".pyx", ".c", ".cc", ".cpp", ".cu", ".h"})
+
+
+def code_times(top: Path) -> dict[Path, int]:
+    """Return when each source of a checkout was written, in nanoseconds."""
+    files = [path for path in tree_files(top) if path.suffix in _CODE]
+    return {path: (top / path).stat().st_mtime_ns for path in files if (top / path).is_file()}
+
+
+def why_edited(top: Path, before: Mapping[Path, int]) -> str | None:
+    """Return which sources were written or removed since; undone edits are edits."""
+    edited = {str(path) for path, _ in before.items() - code_times(top).items()}
+    if not edited:
+        return None
+    return (
+        f"{listed(sorted(edited))} changed while head was judged, so its launches did not run one "
+        "tree; gate again, and leave the working tree as it is meanwhile"
+    )
