@@ -95,9 +95,8 @@ class Comparison:
 def check_numerics(session: Session, cell: Cell) -> EquivalenceReport:
     """Return the proof that a cell computes what one process would.
 
-    Raises:
-        EquivalenceError: It computes something else.
-        NotExercisedError: This machine would measure something else.
+    Raises an EquivalenceError where it does not, and a NotExercisedError where this machine would
+    measure something else.
     """
     report = session.require_equivalence(cell.workload, cell.recipe)
     if report.status == "not exercised":
@@ -108,10 +107,9 @@ def check_numerics(session: Session, cell: Cell) -> EquivalenceReport:
 def compare(
     session: Session, request: ComparisonRequest, *, say: Callable[[str], None]
 ) -> Comparison:
-    """Return whether b is faster than a; the session holds the machine from here on.
+    """Return whether b is faster than a; raises a WorkloadError where one cannot be measured.
 
-    Raises:
-        WorkloadError: One of the cells cannot be measured.
+    The session holds the machine from here on.
     """
     cells = request.a, request.b
     num_samples = _count_samples(session, request.a), _count_samples(session, request.b)

@@ -115,10 +115,9 @@ class Session:
         """Return what `function(*args)` returned on each of `num_ranks` ranks, in rank order.
 
         Modules `by_value`, such as the test's own, hold functions that the ranks cannot import.
-
-        Raises:
-            RankFailureError: A rank crashed, was killed, hung, or raised; the first one is named.
-            WorkloadError: The function or its arguments cannot be sent to another process.
+        Raises a RankFailureError that names the first rank that crashed, was killed, hung, or
+        raised, and a WorkloadError where the function or its arguments cannot be sent to another
+        process.
         """
         self._sweep_once()
         job = messages.CallFunction(call=pack((function, tuple(args)), by_value=by_value))
@@ -165,8 +164,7 @@ class Session:
     ) -> EquivalenceReport:
         """Return the report of `verify`, once for all recipes that differ in their loader alone.
 
-        Raises:
-            EquivalenceError: The recipe computes something else than one process.
+        Raises an EquivalenceError where the recipe computes something else than one process.
         """
         _check_is_recipe(recipe)
         recipe = results.without_loader(recipe)
@@ -261,9 +259,8 @@ class Session:
     ) -> Outcome:
         """Measure the sum over ranks of a tensor of `message_bytes` bytes.
 
-        Raises:
-            NotExercisedError: There are not enough devices.
-            PerfsuiteError: The sum is wrong, or a rank failed.
+        Raises a NotExercisedError without enough devices, and a PerfsuiteError where the sum is
+        wrong or a rank failed.
         """
         job = messages.RunCell(
             workload=None,
@@ -296,9 +293,8 @@ class Session:
     def profile(self, workload: str | Workload, recipe: Recipe, *, num_epochs: int) -> ProfiledRun:
         """Train for some epochs with an evaluation after each, and return where the time went.
 
-        Raises:
-            SettingError: The number of epochs is not a whole number from 1.
-            NotExercisedError: This machine would profile something else.
+        Raises a SettingError where the number of epochs is not a whole number from 1, and a
+        NotExercisedError where this machine would profile something else.
         """
         _check_is_recipe(recipe)
         if not isinstance(num_epochs, int) or num_epochs < 1:

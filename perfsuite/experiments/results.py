@@ -72,8 +72,7 @@ def slowest_rank_times(
 ) -> list[float]:
     """Return seconds per iteration of each round: the slowest rank's from the common start.
 
-    Raises:
-        ValueError: The ranks have different numbers of rounds.
+    Raises a ValueError where the ranks have different numbers of rounds.
 
     >>> fast = RoundTimes(duration_s=0.5, stages_s={})
     >>> slow = RoundTimes(duration_s=1.0, stages_s={})

@@ -163,11 +163,7 @@ def _measuring(
 
 
 def _runner_of(request: pytest.FixtureRequest, benchmark: Any) -> MeasuredSession:
-    """Return what measures a test that was collected as a cell.
-
-    Raises:
-        SettingError: It was not: nothing of the session is prepared to keep and judge it.
-    """
+    """Return what measures a test collected as a cell; raises a SettingError for another test."""
     runner = request.config.stash[RUNNER]()
     if not is_cell(request.node):
         recorder.expect_no_record(benchmark)

@@ -143,11 +143,7 @@ class Ownership:
                 raise pytest.UsageError(str(error)) from error
 
     def _begin(self) -> MeasuredSession:
-        """Make the session that measures; a refusal reaches a user from xdist's workers too.
-
-        Raises:
-            pytest.UsageError: What the options say cannot be done.
-        """
+        """Make the session that measures; a UsageError reaches a user from xdist's workers too."""
         from perfsuite.plugin.session.measured_session import begin
 
         try:

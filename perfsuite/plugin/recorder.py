@@ -74,11 +74,7 @@ def session_of(config: pytest.Config) -> Any:
 
 
 def open_storage(config: pytest.Config, storage: str) -> Any:
-    """Return the storage that pytest-benchmark makes of an option's value.
-
-    Raises:
-        pytest.UsageError: The value is none that it knows.
-    """
+    """Return the storage that an option's value names; raises a UsageError for an unknown value."""
     from argparse import ArgumentTypeError
 
     from pytest_benchmark.utils import load_storage

@@ -134,11 +134,7 @@ def log_path(folder: str | Path, rank: int) -> Path:
 
 
 def make_group_folder(prefix: str = _GROUP_PREFIX) -> Path:
-    """Make a fresh temporary folder with this controller's process id in its name.
-
-    Raises:
-        WriteError: The disk is full, or TMPDIR cannot be written.
-    """
+    """Make a temporary folder with the controller's process id in its name; raises a WriteError."""
     try:
         folder = Path(tempfile.mkdtemp(prefix=f"{prefix}-{os.getpid()}-"))
         (folder / _PIDS_FOLDER).mkdir()

@@ -175,8 +175,7 @@ class ParallelPlan:
 def parse_parallel(text: str) -> ParallelPlan:
     """Return the plan that a parallel mode's text names.
 
-    Raises:
-        RecipeError: The text has none of the allowed forms, or a size that the mode cannot have.
+    Raises a RecipeError for a text of no allowed form, or a size that the mode cannot have.
 
     >>> parse_parallel("ddp:2").world_size, parse_parallel("hsdp:2x3").world_size
     (2, 6)

@@ -125,10 +125,8 @@ def find_workload(reference: str | Workload) -> Workload | WorkloadFactory | str
     """Return what a rank needs to build the workload; nothing is imported or built here.
 
     An object stays itself, a registered name becomes its factory, a built-in name and
-    "package.module:attribute" become a reference to import in the rank.
-
-    Raises:
-        WorkloadError: The name is unknown, or the reference is neither a name nor a Workload.
+    "package.module:attribute" become a reference to import in the rank. Raises a WorkloadError
+    where the name is unknown, or the reference is neither a name nor a Workload.
     """
     if isinstance(reference, Workload):
         return reference
@@ -152,8 +150,7 @@ def find_workload(reference: str | Workload) -> Workload | WorkloadFactory | str
 def load_workload(found: Workload | WorkloadFactory | str) -> Workload:
     """Return the workload, importing and calling what `find_workload` returned. Runs in a rank.
 
-    Raises:
-        WorkloadError: The module or attribute does not exist, or does not lead to a Workload.
+    Raises a WorkloadError where the module or attribute does not exist, or leads to no Workload.
     """
     source = getattr(found, "__qualname__", repr(found))
     value: Any = found

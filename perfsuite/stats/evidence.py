@@ -60,14 +60,11 @@ _DIFFERS_TAIL = 0.005
 
 @dataclass(frozen=True, kw_only=True)
 class Prior:
-    """The noise of a cell in earlier A/A pairs on this machine.
+    """A cell's noise in earlier A/A pairs on this machine; both finite, above 0, else a ValueError.
 
     Attributes:
         sd: Standard deviation of one pair's log ratio, such as 0.004.
         degrees_of_freedom: How many pairs it is worth.
-
-    Raises:
-        ValueError: One of them is not a positive, finite number.
     """
 
     sd: float
@@ -82,15 +79,12 @@ class Prior:
 
 @dataclass(frozen=True, kw_only=True)
 class Pair:
-    """What one pair says of a cell.
+    """What one pair says of a cell; raises a ValueError for a number that is not finite.
 
     Attributes:
         log_ratio: log(head / base) of the typical round.
         mean_log_ratio: log(head / base) of all rounds together, stalls included.
         error: Standard error of `log_ratio` by the rounds of the pair; None where it is not known.
-
-    Raises:
-        ValueError: One of them is not a finite number.
     """
 
     log_ratio: float

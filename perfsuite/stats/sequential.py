@@ -52,7 +52,7 @@ _FIRST_STAGE_BETA: Final = 0.75
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """The requirements on a cell, and the error rates.
+    """The requirements on a cell, and the error rates; raises a ValueError for one out of range.
 
     Attributes:
         tolerance: The slowdown that is accepted, 0.02 = 2 %.
@@ -65,9 +65,6 @@ class Rule:
         beta: Probability of a PASS of a cell at its limit. The screen has 2.5 % more.
         prior: None where this machine has no history: the pairs alone count.
         first_look: Number of pairs of the first look.
-
-    Raises:
-        ValueError: One of them is out of its range.
     """
 
     tolerance: float
@@ -161,16 +158,10 @@ class Decision:
 def decide(pairs: Sequence[Pair], rule: Rule) -> Decision:
     """Return what the pairs so far prove, by going through the looks they have reached.
 
-    A pure function of its arguments: the first look that decides holds, whatever comes later, so
-    a verdict can be recomputed from the raw pairs. Between looks the interval is the running one,
-    at the level of the next look. The order of pairs matters only across looks.
-
-    Args:
-        pairs: In the order in which they were run.
-        rule: Its requirements.
-
-    Raises:
-        ValueError: There is no pair.
+    A pure function of its arguments: the first look that decides holds, whatever comes later, so a
+    verdict can be recomputed from the raw pairs. Between looks the interval is the running one, at
+    the level of the next look. `pairs` are in the order in which they were run, which matters only
+    across looks. Raises a ValueError where there is none.
 
     >>> rule = Rule(tolerance=0.02, limit=0.05, num_cells=1, prior=Prior(sd=0.004))
     >>> decide([Pair(log_ratio=x, mean_log_ratio=x) for x in (0.001, -0.002)], rule).word

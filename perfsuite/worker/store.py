@@ -21,10 +21,7 @@ def open_store(
     """Return a new connection to the store, which puts `prefix` before every key.
 
     It tries to connect, and waits for a key, for `timeout_s` at most. With `is_host` this process
-    keeps the store.
-
-    Raises:
-        StoreError: There is no store, or the port is taken.
+    keeps the store. Raises a StoreError where there is no store, or the port is taken.
     """
     server = TCPStore(
         host,

@@ -87,7 +87,7 @@ def test_what_one_arm_builds_for_both_proves_nothing(shop: Repository, tmp_path:
         12,
         f"{PRICE} INVALID",
         f"{PRICE}: both arms loaded {tmp_path}/kernels/kernel_built.py, which was written during "
-        "this session; build it in *",
+        "this session; gate again if *; else have the code build it in the tree, *",
     )
 
 

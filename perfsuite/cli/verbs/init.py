@@ -128,8 +128,7 @@ def _pytest_section(name: str, text: str) -> re.Match[str] | None:
 def _with_gate(path: Path) -> str | None:
     """What configures pytest, with the gate switched on; None where it says already on or off.
 
-    Raises:
-        SettingError: It is written in a way that a line cannot be added to.
+    Raises a SettingError where a line cannot be added to it.
     """
     text = _text(path)
     if re.search(r"^[ \t]*perf_gate[ \t]*=", text, re.MULTILINE):

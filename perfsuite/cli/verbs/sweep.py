@@ -92,8 +92,7 @@ def sweep(
 def parse_counts(text: str) -> list[int]:
     """Return the numbers of workers that "0..10" or "0,1,2,4" names, ascending.
 
-    Raises:
-        SettingError: The text names none, or too many workers.
+    Raises a SettingError where the text names none, or too many workers.
 
     >>> parse_counts("0..3"), parse_counts("4,0,2")
     ([0, 1, 2, 3], [0, 2, 4])

@@ -45,6 +45,8 @@ class Arm:
 
 # Why a launch was ended that had done nothing wrong itself.
 OTHER_ENDED = "the other arm ended early"
+# How the reason begins where launches were ended that sent nothing.
+NO_PROGRESS = "no progress for"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,6 +128,7 @@ class Launch:
         cells: Those that were run.
         loaded: By all its processes.
         failure: Why something is missing; None of a whole launch.
+        leaves_daemon: Whether it left a process outside its group, which was ended then.
     """
 
     arm: Arm
@@ -134,6 +137,7 @@ class Launch:
     cells: dict[str, CellRun] = field(default_factory=dict)
     loaded: Loaded = NOTHING
     failure: str | None = None
+    leaves_daemon: bool = False
 
     @property
     def why_not_collected(self) -> str | None:
@@ -160,7 +164,7 @@ class PairPlan:
         num_rounds: Rounds of a cell, where its test leaves that to the gate; of a cell that is not
             in it as many as fit into a first launch.
         one_by_one: Cells that one arm runs after the other: memory has no room for both.
-        is_apart: Whether one launch runs after the other: they want one port, file or device.
+        is_apart: Whether one launch runs after the other: they want one port, file or daemon.
         files: What is collected, from pytest's root; none for what the user's own call collects.
         unpinned: Cells that need more than the shared core.
     """

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
-import signal
 import subprocess
+import sys
 import sysconfig
 from collections.abc import Mapping
 from pathlib import Path
+
+from perfsuite.gate.arms.launch import end_all
+from perfsuite.gate.arms.launched import background
 
 _NUM_LOG_LINES = 20
 
@@ -42,10 +44,11 @@ def build_base(
         "PIP_TARGET": str(site),
     }
     before = _installed()
+    log = f"{site}.log"
     process = subprocess.Popen(
-        ["sh", "-c", command],
+        [sys.executable, "-IS", background.__file__, "sh", "-c", command],
         cwd=tree,
-        env=variables,
+        env={**variables, background.GATE: str(os.getpid()), background.LOG: log},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -56,8 +59,7 @@ def build_base(
     try:
         said, _ = process.communicate()
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+        end_all(process, log)
     if changed := sorted({*before.items()} ^ {*_installed().items()}):
         names = dict.fromkeys(name.partition("-")[0] for name, _ in changed)
         return (

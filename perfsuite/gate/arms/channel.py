@@ -35,7 +35,16 @@ from typing import Any
 import msgspec
 import psutil
 
-from perfsuite.gate.arms.arm import OTHER_ENDED, Arm, CellRun, Choose, Launch, PairPlan, Suite
+from perfsuite.gate.arms.arm import (
+    NO_PROGRESS,
+    OTHER_ENDED,
+    Arm,
+    CellRun,
+    Choose,
+    Launch,
+    PairPlan,
+    Suite,
+)
 from perfsuite.gate.arms.loaded import Loaded, LoadLogReader
 from perfsuite.gate.arms.num_rounds import agree_on_iterations, first_num_rounds
 from perfsuite.gate.arms.turns import Scheduler
@@ -90,7 +99,8 @@ class Server:
                 patience.hear()
             self._notice_ends()
             if (reason := patience.why_over()) is not None:
-                self._give_up(reason)
+                is_apart = self._plan.is_apart
+                self._give_up(f"{reason}, also without the other arm" if is_apart else reason)
                 return
             if any(launch.failure for launch in self.launches.values()):
                 self._give_up(OTHER_ENDED)
@@ -274,7 +284,7 @@ class Patience:
                 self._busy_s = now_s
             self._looked_s, self._spent_before_s = now_s, spent_s
         if now_s - self._busy_s > self._timeout_s:
-            return f"no progress for {self._timeout_s:.0f} s"
+            return f"{NO_PROGRESS} {self._timeout_s:.0f} s"
         if now_s - self._heard_s > _BUSY_PATIENCE * self._timeout_s:
             return f"nothing but work for {_BUSY_PATIENCE * self._timeout_s:.0f} s"
         return None

@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from perfsuite.errors import WriteError
 from perfsuite.gate.arms.arm import Arm, Choose, Launch, PairPlan, Suite
@@ -109,7 +110,8 @@ def run_pair(
         contextlib.closing(Server(arms, plan, choose, scratch / "channel")) as server,
     ):
         for arm in arms:
-            server.watch(arm.name, processes.enter_context(_process(arm, plan, scratch)))
+            process = _process(server.launches[arm.name], plan, scratch)
+            server.watch(arm.name, processes.enter_context(process))
         server.serve()
     for name, launch in server.launches.items():
         if launch.failure is not None:
@@ -118,8 +120,9 @@ def run_pair(
 
 
 @contextmanager
-def _process(arm: Arm, plan: PairPlan, scratch: Path) -> Iterator[subprocess.Popen[bytes]]:
+def _process(launch: Launch, plan: PairPlan, scratch: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A running launch, ended with all that it started."""
+    arm, log_of_files = launch.arm, str(scratch / f"{launch.arm.name}.loaded")
     temporary = scratch / f"{arm.name}-tmp"
     temporary.mkdir()
     (scratch / _FILES).write_bytes(os.fsencode("\n".join(plan.files)))
@@ -132,7 +135,8 @@ def _process(arm: Arm, plan: PairPlan, scratch: Path) -> Iterator[subprocess.Pop
         "PYTHONHASHSEED": str(plan.hash_seed),
         "TMPDIR": str(temporary),
         "PERFSUITE_ARM_CHANNEL": str(scratch / "channel"),
-        load_log.LOG: str(scratch / f"{arm.name}.loaded"),
+        background.GATE: str(os.getpid()),
+        background.LOG: log_of_files,
         load_log.WATCHED: os.pathsep.join(map(str, arm.watched)),
         "PERFSUITE_ARM_NAME": arm.name,
         "PERFSUITE_ARM_CORE": str(plan.core),
@@ -154,7 +158,9 @@ def _process(arm: Arm, plan: PairPlan, scratch: Path) -> Iterator[subprocess.Pop
     try:
         yield process
     finally:
-        _end(process, environment[load_log.LOG])
+        with contextlib.suppress(subprocess.TimeoutExpired):  # it may be finishing
+            process.wait(_GRACE_S)
+        launch.leaves_daemon = end_all(process, log_of_files)
 
 
 def _cache_variables(arm: Arm) -> dict[str, str]:
@@ -165,22 +171,22 @@ def _cache_variables(arm: Arm) -> dict[str, str]:
     return {**folders, "PYTHONDONTWRITEBYTECODE": ""}
 
 
-def _end(process: subprocess.Popen[bytes], log: str) -> None:
-    """Wait a little for a launch that is finishing, then end its group and all that it started.
+def end_all(process: subprocess.Popen[Any], log: str) -> bool:
+    """End a process, its group and all else that has its log; return whether there was more.
 
     A daemon that has left the group would serve a later launch, perhaps of the other arm, with the
     code of this one. It is known by its environment, which names the log of no other launch.
     """
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(_GRACE_S)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    variable = f"{load_log.LOG}={log}".encode()
-    for place in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it has ended, or is another user's
-            if variable in (place / "environ").read_bytes().split(b"\0"):
-                os.kill(int(place.name), signal.SIGKILL)
+    has_more = False
+    for pid in background.processes_with(log):
+        with contextlib.suppress(OSError):  # it has ended
+            is_watcher = Path(f"/proc/{pid}/comm").read_text().strip() == background.WATCHER
+            has_more |= not is_watcher and os.getpgid(pid) != process.pid
+            os.kill(pid, signal.SIGKILL)
+    return has_more
 
 
 def _say_if_full(folder: Path) -> str:

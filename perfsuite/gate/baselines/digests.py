@@ -22,10 +22,8 @@ _NUM_DIGITS = 16
 class CellDigests:
     """The digests of a session's cells.
 
-    Args:
-        root: pytest's root.
-        paths: The benchmark files and folders that the session runs.
-        python_files: Patterns of the names of test files, pytest's ini value.
+    `root` is pytest's, `paths` are the benchmark files and folders that the session runs, and
+    `python_files` pytest's ini value: patterns of the names of test files.
     """
 
     def __init__(self, root: Path, paths: Sequence[Path], python_files: Sequence[str]) -> None:

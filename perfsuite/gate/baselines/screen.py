@@ -124,9 +124,8 @@ class Screener:
 
     Without a slope the host's shifts stay in s^2, which then allows for the next one.
 
-    Args:
-        history: Usable runs of the same environment, the newest commit last.
-        probe_s: What `probe_host` returned in this session, None where it was not run.
+    `history` holds usable runs of the same environment, the newest commit last. `probe_s` is what
+    `probe_host` returned in this session, None where it was not run.
 
     Attributes:
         unfit: Why this session cannot be compared with the stored ones; None where it can.

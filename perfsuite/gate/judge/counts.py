@@ -165,8 +165,7 @@ class CountComparison:
 def parse_slacks(counts: Mapping[str, object], source: str) -> dict[str, Slack | None]:
     """Return the slacks that a `perf` marker's `counts` names; None for a count switched off.
 
-    Raises:
-        SettingError: A name is no count, or a value is none of the three forms; names the source.
+    Raises a SettingError, with the source, for what is no count or has none of the three forms.
 
     >>> parse_slacks({"flops": "exact", "memory": "2%", "ops": "off"}, "perf marker")
     {'flops': Slack(ratio=0.0, num_bytes=0), 'memory': Slack(ratio=0.02, num_bytes=0), 'ops': None}
@@ -197,12 +196,9 @@ def compare_counts(
 ) -> CountComparison:
     """Return which counts of a cell changed since a stored run, and which cannot be compared.
 
-    Args:
-        base: The cell in the stored run; of another environment it says nothing.
-        head: The cell now.
-        slacks: In place of the usual ones, by name; None switches a count off. Of several the
-            strictest holds.
-        accepted_ratio: How many times the base's a reviewed exception lets a count be.
+    A `base` of another environment says nothing. `slacks` stand in place of the usual ones, by
+    name: None switches a count off, and of several the strictest holds. `accepted_ratio` returns
+    how many times the base's a reviewed exception lets a count be.
     """
     if None not in (base.fingerprint, head.fingerprint) and base.fingerprint != head.fingerprint:
         reason = (

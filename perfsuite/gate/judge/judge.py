@@ -38,7 +38,9 @@ _MAX_HASH_SEED = 2**32 - 1
 _MOST_SHOWN = 5
 # What times can say of a cell that was measured on both sides.
 _WORDS_OF_PAIRS = {"PASS", "FAIL", "IMPROVED", "INCONCLUSIVE"}
-_APART = "both arms want one port, file or device: launch ran after launch, not round by round"
+_APART = (
+    "both arms want one port, file, device or daemon: launch ran after launch, not round by round"
+)
 _ONE_BY_ONE = "memory has no room for both arms: they ran one after the other, not round by round"
 
 
@@ -127,7 +129,10 @@ class _Pair:
 
     def decide(self, trials: Sequence[Trial], rules: Mapping[str, Rule]) -> None:
         """Add what it says to those trials that were fair in it, and decide them if possible."""
-        for trial in [one for one in trials if not is_postponed(one, self.launches, self.names)]:
+        was_apart = self.plan.is_apart
+        for trial in trials:
+            if is_postponed(trial, self.launches, self.names, was_apart=was_apart):
+                continue
             add_pair(trial, self.launches, self.plan.first, self._other_s)
             if trial.word is None:
                 decide_by_pairs(trial, rules[trial.name])

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from perfsuite.gate.arms.arm import OTHER_ENDED, CellRun, Launch
+from perfsuite.gate.arms.arm import NO_PROGRESS, OTHER_ENDED, CellRun, Launch
 from perfsuite.gate.arms.num_rounds import PairCost
 from perfsuite.gate.judge.trial import Trial
 from perfsuite.records.cell import samples_of_step
@@ -139,11 +139,14 @@ def _why_incomplete(runs: Mapping[str, CellRun]) -> str | None:
     return None
 
 
-def is_postponed(trial: Trial, launches: Mapping[str, Launch], names: Sequence[str]) -> bool:
+def is_postponed(
+    trial: Trial, launches: Mapping[str, Launch], names: Sequence[str], *, was_apart: bool
+) -> bool:
     """Whether the cell had no fair trial in a pair.
 
-    It shared memory, or a core that it outgrew, or a launch had ended before. The next pair has it
-    again: alone in memory, on all cores, and without the cell in which the launch ended.
+    It shared memory, a core that it outgrew or what one arm alone can have, as a lock or a daemon,
+    or a launch had ended before. The next pair has it again: alone in memory, on all cores, launch
+    after launch, and without the cell in which the launch ended.
     """
     runs = [launch.cells[trial.name] for launch in launches.values() if trial.name in launch.cells]
     if not trial.is_unpinned and any(run.outgrew_core for run in runs):
@@ -153,7 +156,10 @@ def is_postponed(trial: Trial, launches: Mapping[str, Launch], names: Sequence[s
     if not trial.is_one_by_one and any(map(_OUT_OF_MEMORY.search, failures)):
         trial.is_one_by_one = True
         return True
-    if not trial.is_apart and any(map(_is_taken, failures)):
+    has_daemon = any(launch.leaves_daemon for launch in launches.values())
+    if was_apart and any(_is_stuck(launch.failure or "") for launch in launches.values()):
+        trial.is_apart = False  # the other arm was not in the way
+    elif not trial.is_apart and (has_daemon or any(map(_is_taken, failures))):
         trial.is_apart = True
         return True
     has_run = all(trial.name in launch.cells for launch in launches.values())
@@ -172,8 +178,13 @@ def _cell_that_ended(launches: Mapping[str, Launch], names: Sequence[str]) -> st
 
 
 def _is_taken(failure: str) -> bool:
-    """Whether an exception says that it wanted what one process alone may have."""
-    return any(_IS_TAKEN.search(_PATH.sub("", said)) for said in _EXCEPTION.findall(failure))
+    """Whether an arm wanted what one process alone may have, or may have waited for it."""
+    said = (_PATH.sub("", text) for text in _EXCEPTION.findall(failure))
+    return _is_stuck(failure) or any(map(_IS_TAKEN.search, said))
+
+
+def _is_stuck(failure: str) -> bool:
+    return failure.startswith(NO_PROGRESS)
 
 
 def _failures(name: str, launches: Mapping[str, Launch]) -> Iterator[str]:

@@ -257,9 +257,9 @@ def _find_built(base: Loading, head: Loading) -> str | None:
             continue
         if name.endswith(_CODE) and file.is_file() and file.stat().st_mtime > _began_s():
             return (
-                f"both arms loaded {file}, which was written during this session; build it in the "
-                "tree, in a folder that is named after its source, or in TMPDIR, of which each arm "
-                "has its own"
+                f"both arms loaded {file}, which was written during this session; gate again if "
+                "that was an edit or an installation; else have the code build it in the tree, in "
+                "a folder named after its source, or in TMPDIR, of which each arm has its own"
             )
     return None
 

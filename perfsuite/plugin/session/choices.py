@@ -144,10 +144,8 @@ def resolve(
 ) -> Choices:
     """Return the choices that command line, ini file and defaults make.
 
-    `given_environ` is what launches of the gate get, the environment before any conftest.
-
-    Raises:
-        SettingError: A value is not allowed; names the value, its source and what is.
+    `given_environ` is what launches of the gate get, the environment before any conftest. Raises a
+    SettingError that names a value that is not allowed, its source and what is.
     """
     value = {option.name: _value(config, option) for option in OPTIONS}
     names = given(config).keys()
@@ -205,12 +203,9 @@ def _source(config: pytest.Config, name: str) -> str:
 
 
 def _refuse_unused_durations(config: pytest.Config, names: Container[str]) -> None:
-    """Refuse durations on the command line of a session that is not a shard.
+    """Raise a SettingError for durations on the command line of a session that is not a shard.
 
     An ini file may name them for those sessions that are.
-
-    Raises:
-        SettingError: They are named there.
     """
     named = config.getoption("--perf-durations")
     if named is not None and "shard" not in names:

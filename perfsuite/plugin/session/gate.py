@@ -44,11 +44,7 @@ _SKIPPED_IN_PAIRS = "this session measured it and its launches did not"
 
 
 def refuse_silent_passes(config: pytest.Config, *, is_under_torchrun: bool) -> None:
-    """Refuse options with which nothing would be measured, or that are not what they seem.
-
-    Raises:
-        pytest.UsageError: Names the option and what to write instead.
-    """
+    """Raise a UsageError for options that measure nothing, or that are not what they seem."""
     compare = config.getoption("benchmark_compare", None)
     if isinstance(compare, str) and _is_test_path(compare):
         raise pytest.UsageError(
@@ -128,9 +124,8 @@ class SessionGate:
     def judge(self, items: Sequence[pytest.Item], sharding: Sharding) -> None:
         """Judge the cells that stored runs say too little about; the others wait for their test.
 
-        Raises:
-            SettingError: The base, a path, or the run to compare with is not there.
-            PerfsuiteError: The trees cannot be made, or a file of exceptions cannot be read.
+        Raises a SettingError where the base, a path, or the run to compare with is not there, and a
+        PerfsuiteError where the trees cannot be made, or a file of exceptions cannot be read.
         """
         cells = self._selected = [item.nodeid for item in items if is_benchmark(item)]
         if not cells:

@@ -36,9 +36,7 @@ def marker_arguments(item: pytest.Item) -> dict[str, Any]:
     """Return the parsed arguments of a test's `perf` markers, the closest one first.
 
     Of a plain benchmark these are the arguments that it can use: others are another plugin's.
-
-    Raises:
-        SettingError: An argument is not known, is positional, or has a value that is not allowed.
+    Raises a SettingError for an argument that is not known, is positional, or has a wrong value.
     """
     is_ours = is_cell(item)
     arguments: dict[str, Any] = {}

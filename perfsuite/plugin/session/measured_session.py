@@ -55,10 +55,8 @@ def begin(
 ) -> MeasuredSession:
     """Return the session that runs cells, and have pytest call its hooks from now on.
 
-    Where it is not ours, it runs ranks for the fixtures and changes nothing else.
-
-    Raises:
-        pytest.UsageError: What the options say cannot be done.
+    Where it is not ours, it runs ranks for the fixtures and changes nothing else. Raises a
+    UsageError where what the options say cannot be done.
     """
     saver = gate = torchrun = None
     if is_ours:

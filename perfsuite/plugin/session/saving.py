@@ -194,11 +194,7 @@ def commit_info(config: pytest.Config) -> dict[str, Any]:
 
 
 def write_run(config: pytest.Config, path: Path) -> None:
-    """Write all benchmarks of the session as pytest-benchmark JSON, raw rounds included.
-
-    Raises:
-        WriteError: The file cannot be written.
-    """
+    """Write all benchmarks as pytest-benchmark JSON with raw rounds; raises a WriteError."""
     session = recorder.session_of(config)
     output = config.hook.pytest_benchmark_generate_json(
         config=config,

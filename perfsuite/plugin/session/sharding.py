@@ -92,11 +92,7 @@ UNCUT: Final = Sharding(shard=Shard(number=1, num_shards=1), cells=frozenset(), 
 
 
 def refuse_own_choices(shard: Shard, options: Mapping[str, object]) -> None:
-    """Refuse options of pytest that choose other cells on each runner, before any is cut.
-
-    Raises:
-        SettingError: Names the option and what to do.
-    """
+    """Raise a SettingError for options that choose other cells on each runner."""
     for name, flag in _CHOSEN_BY_CACHE.items():
         if options.get(name) and not shard.is_whole:
             raise SettingError(
@@ -119,9 +115,8 @@ def duration_source(config: pytest.Config, named: str | None) -> DurationSource:
 def cut(names: Sequence[str], shard: Shard, find_source: Callable[[], DurationSource]) -> Sharding:
     """Return which of the cells, by node id, are this shard's; `find_source` only where it is one.
 
-    Raises:
-        SettingError: The user named the source, and it has no cell's duration.
-        StorageError: The source cannot be looked into.
+    Raises a SettingError where the source that the user named has no cell's duration, and a
+    StorageError where it cannot be looked into.
     """
     if shard.is_whole:
         return Sharding(shard=shard, cells=frozenset(names), others=frozenset())

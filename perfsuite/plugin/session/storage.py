@@ -42,11 +42,7 @@ def encode_run(output_json: Any) -> bytes:
 
 
 def use_storage(config: pytest.Config, fail: Fail) -> None:
-    """Store where the option says, under `baselines/` where it says nothing.
-
-    Raises:
-        pytest.UsageError: It is a URL that nothing can be stored at.
-    """
+    """Store where the option says, else under `baselines/`; raises a UsageError for a wrong URL."""
     given: str = config.getoption("benchmark_storage")
     session = recorder.session_of(config)
     if given == _DEFAULT_OF_PYTEST_BENCHMARK:

@@ -19,10 +19,8 @@ _SETTING = re.compile(r"""^\s*perf_gate\s*=\s*["']?(on|off)\b""", re.MULTILINE)
 def refuse_change(config: pytest.Config, environ: Mapping[str, str], *, measures: bool) -> None:
     """Refuse `perf_gate = off` in an ini file, unless the base's has it or had no gate to lose.
 
-    `measures` says whether the session would be gated without any setting.
-
-    Raises:
-        SettingError: The change switches the gate off, or the base is not known.
+    `measures` says whether the session would be gated without any setting. Raises a SettingError
+    where the change switches the gate off, or the base is not known.
     """
     top = find_top(config.rootpath)
     if top is None or config.inipath is None or not config.inipath.is_relative_to(top):

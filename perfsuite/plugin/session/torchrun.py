@@ -68,8 +68,7 @@ class TorchrunSession:
     ) -> None:
         """Silence this rank unless it is the first, and begin to look for the others.
 
-        Raises:
-            pytest.UsageError: An option has no meaning with several ranks.
+        Raises a UsageError for an option that has no meaning with several ranks.
         """
         self.is_first = membership.is_first
         self.finished: dict[str, CellLine] = {}
@@ -203,9 +202,7 @@ def keep_finished(path: Path, *, since_s: float) -> dict[str, CellLine]:
 
     Skipped cells cost nothing and are not kept, nor is a line that was cut off. A file that is
     older than the launch, which began at `since_s` by the system's clock, is another launch's.
-
-    Raises:
-        WriteError: The file cannot be written.
+    Raises a WriteError where the file cannot be written.
     """
     if not path.exists() or path.stat().st_mtime < since_s:
         return {}
@@ -224,8 +221,7 @@ def keep_finished(path: Path, *, since_s: float) -> dict[str, CellLine]:
 def finished_outcome(finished: Mapping[str, CellLine], name: str) -> Outcome | None:
     """Return what was measured of a cell before the restart; None of one that was not finished.
 
-    Raises:
-        PerfsuiteError: The cell failed before it was measured.
+    Raises a PerfsuiteError where the cell failed before it was measured.
     """
     line = finished.get(name)
     if line is None:

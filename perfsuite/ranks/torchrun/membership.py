@@ -46,8 +46,7 @@ class Membership:
 def read_membership(environ: Mapping[str, str]) -> Membership | None:
     """Return the place that torchrun's variables give; None where RANK or WORLD_SIZE is not set.
 
-    Raises:
-        SettingError: Another required one is not set, or one has a value that is not allowed.
+    Raises a SettingError where another required one is not set, or one has a wrong value.
 
     >>> place = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "node0", "MASTER_PORT": "29500"}
     >>> read_membership(place).rank, read_membership({"MASTER_PORT": "29500"})

@@ -66,14 +66,9 @@ def reduction_limit(
     """The limit of T0: the same gradients summed over the ranks in two different orders.
 
     With two ranks a + b and b + a are the same number, so on a CPU, where nothing else changes the
-    order of a sum, the gradients are equal bit for bit.
-
-    Args:
-        epsilon: Of the dtype in which gradients are reduced.
-        recipe: Has the world size and the accumulation steps.
-        device: Where the ranks computed.
-        is_ordered: Whether each element is a single sum over the ranks; False for sparse gradients,
-            which may hold a row several times.
+    order of a sum, the gradients are equal bit for bit. `epsilon` is of the dtype in which
+    gradients are reduced. `is_ordered` says whether each element is a single sum over the ranks;
+    False for sparse gradients, which may hold a row several times.
     """
     num_ranks, num_steps = recipe.plan.world_size, recipe.grad_accumulation_steps
     if is_ordered and num_ranks <= 2 and num_steps == 1 and device.type == "cpu":

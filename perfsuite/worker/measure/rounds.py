@@ -27,10 +27,8 @@ def choose_num_iterations(
     Where an epoch is shorter than two such rounds, the next whole number of epochs instead: then
     every round has the same number of epoch starts, which cost more than other steps.
 
-    `steps_per_epoch` is None if nothing happens at the end of an epoch.
-
-    Raises:
-        PerfsuiteError: The estimate is not a positive, finite number.
+    `steps_per_epoch` is None if nothing happens at the end of an epoch. Raises a PerfsuiteError
+    where the estimate is not a positive, finite number.
 
     >>> choose_num_iterations(0.002, steps_per_epoch=None)
     32

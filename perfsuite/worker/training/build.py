@@ -38,11 +38,8 @@ def build_trainer(
     Every rank builds from the same seed, so that all start from the same weights. At the end the
     random numbers are seeded anew with `seed + shard_index`: ranks that load different data draw
     different dropout masks, and ranks that share a batch draw the same ones. The default process
-    group must be initialised for every mode but "single" and "dp".
-
-    Raises:
-        RecipeError: The workload cannot be trained with this recipe.
-        WorkloadError: The workload breaks its contract.
+    group must be initialised for every mode but "single" and "dp". Raises a RecipeError where the
+    workload cannot be trained with this recipe, and a WorkloadError where it breaks its contract.
     """
     precision = precision_policy(recipe.precision)
     strategy = choose_strategy(workload, recipe, device=device)

@@ -52,10 +52,8 @@ def checkpoint_blocks(workload: Workload, recipe: Recipe, blocks: list[nn.Module
     """Let the blocks recompute in backward what the recipe does not keep, in place.
 
     `blocks` are the workload's blocks on this rank, in order; "segments:C" are C runs of these.
-
-    Raises:
-        RecipeError: The workload names no blocks, or fewer blocks than the recipe has segments.
-        WorkloadError: A block is named twice, or has a forward that cannot be wrapped.
+    Raises a RecipeError where the workload names no blocks, or fewer than the recipe has segments,
+    and a WorkloadError where a block is named twice, or has a forward that cannot be wrapped.
     """
     if recipe.checkpointing == "none":
         return

@@ -25,10 +25,8 @@ def wrap_forward(module: nn.Module, wrapper: ForwardWrapper) -> None:
     hooks, its name and the names of its parameters stay. A wrapping module would rename the
     parameters, and a `forward` attribute of the instance would bind every replica that
     nn.DataParallel copies to the first one's parameters. Here each replica's own forward is passed
-    on. Where a module is wrapped again, the newer wrapper is the outer one.
-
-    Raises:
-        WorkloadError: The module has a `forward` of its own that its class does not have.
+    on. Where a module is wrapped again, the newer wrapper is the outer one. Raises a WorkloadError
+    where the module has a `forward` of its own that its class does not have.
     """
     original = type(module)
     if "forward" in vars(module):

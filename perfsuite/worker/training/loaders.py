@@ -50,11 +50,8 @@ def build_batches(
     """Return the batches of a split's shard `shard_index`, from 0, without end.
 
     `seed`, of the order and of the workers, is the same on every rank. `on_worker_start` is called
-    first in each loader worker.
-
-    Raises:
-        NotExercisedError: The recipe pins memory, and the device needs none.
-        WorkloadError: There is no such split, or it cannot fill one batch of each shard.
+    first in each loader worker. Raises a NotExercisedError for memory pinned where the device needs
+    none, and a WorkloadError for a split that is absent or cannot fill a batch of each shard.
     """
     _refuse_idle_pinning(recipe, device)
     origin = f"workload {workload.name!r}: its {split} dataset"
@@ -133,9 +130,8 @@ class EpochBatches(Iterator[Any]):
     def __next__(self) -> Any:
         """Return the next batch; after an epoch's last one, the first of the next epoch.
 
-        Raises:
-            DataLoadError: The dataset or a loader worker failed.
-            WorkloadError: A batch is not (inputs, target).
+        Raises a DataLoadError where the dataset or a loader worker failed, and a WorkloadError
+        where a batch is not (inputs, target).
         """
         if self._is_closed:
             raise StopIteration

@@ -31,16 +31,11 @@ from perfsuite.worker.training.trainer import Trainer
 def train_step(trainer: Trainer, batches: Iterator[Any], stage: Stage) -> Tensor | None:
     """Take one optimizer step and return the mean loss of this rank's micro-batches.
 
-    Args:
-        trainer: This rank's.
-        batches: Gives (inputs, target), `grad_accumulation_steps` times.
-        stage: Marks "load" around each `next(batches)` alone, "forward" around the model's call,
-            "backward" around loss and backward, "optimizer" around clearing the gradients, waiting
-            for their reduction, unscaling, clipping and stepping. No stage holds the copy to the
-            device.
-
-    Returns:
-        A detached scalar; None where this rank holds no loss (a pipeline's earlier stage).
+    That is a detached scalar; None where this rank holds no loss (a pipeline's earlier stage).
+    `batches` gives (inputs, target), `grad_accumulation_steps` times. `stage` marks "load" around
+    each `next(batches)` alone, "forward" around the model's call, "backward" around loss and
+    backward, and "optimizer" around clearing the gradients, waiting for their reduction, unscaling,
+    clipping and stepping. No stage holds the copy to the device.
     """
     num_micro_batches = trainer.recipe.grad_accumulation_steps
     losses = []
@@ -77,9 +72,7 @@ def evaluate_batch(trainer: Trainer, batches: Iterator[Any], stage: Stage) -> Te
 
     None where another rank has the model's outputs. `stage` marks "load" around `next(batches)`,
     "evaluation" around the model's call and loss. Afterwards modules are in the mode they were in.
-
-    Raises:
-        NotExercisedError: The ranks hold stages that cannot be run in eval mode.
+    Raises a NotExercisedError where the ranks hold stages that cannot be run in eval mode.
     """
     if trainer.strategy.why_not_evaluated is not None:
         raise NotExercisedError(trainer.strategy.why_not_evaluated)
@@ -110,8 +103,7 @@ def forward_backward(trainer: Trainer, inputs: Any, target: Any, stage: Stage) -
 def compute_loss(trainer: Trainer, outputs: Any, target: Any) -> Tensor:
     """Return the workload's loss: the mean over the micro-batch, in the precision's loss dtype.
 
-    Raises:
-        WorkloadError: The loss is not a single number.
+    Raises a WorkloadError where it is not a single number.
     """
     loss: object
     if trainer.precision.is_plain:  # in a small step even calls that do nothing take time

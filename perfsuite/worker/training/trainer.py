@@ -48,9 +48,8 @@ class Trainer:
 def choose_strategy(workload: Workload, recipe: Recipe, *, device: torch.device) -> Strategy:
     """Return the strategy of the recipe's parallel mode.
 
-    Raises:
-        NotExercisedError: The process group has another size, or the device cannot run the mode.
-        RecipeError: The mode cannot train this workload with this recipe, whatever the model.
+    Raises a NotExercisedError for a group of another size or a device that cannot run the mode, and
+    a RecipeError where it cannot train this workload with this recipe, whatever the model.
     """
     plan = recipe.plan
     if plan.needs_group and dist.get_world_size() != plan.world_size:

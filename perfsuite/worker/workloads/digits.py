@@ -33,10 +33,8 @@ def digits(split: Split, *, image_size: int, num_channels: int = 1) -> TensorDat
     """Return (image, class) pairs of one of three disjoint parts, images all in memory.
 
     The scans are enlarged bilinearly to (num_channels, image_size, image_size), float32 from 0 for
-    paper to 1 for ink, with equal channels. Classes are 0 to 9.
-
-    Raises:
-        WorkloadError: The file of scikit-learn is not there.
+    paper to 1 for ink, with equal channels. Classes are 0 to 9. Raises a WorkloadError where the
+    file of scikit-learn is not there.
     """
     scans, labels = _read_scans()
     shuffle = torch.Generator().manual_seed(_SHUFFLE_SEED)

@@ -38,14 +38,12 @@ _FILES = {
 def mnist(split: Split) -> TensorDataset:
     """Return (image, class) pairs of one of three disjoint parts, images all in memory.
 
-    The files lie in MNIST/raw under the folder that the environment variable `MNIST_ROOT` names,
-    by default data/ in the current directory. They are downloaded only if `PERFSUITE_DOWNLOAD` is
-    "1". The last twelfth of the training file (5000 of 60000 images) is for validation.
+    The files lie in MNIST/raw under the folder that the environment variable `MNIST_ROOT` names, by
+    default data/ in the current directory. They are downloaded only if `PERFSUITE_DOWNLOAD` is "1".
+    The last twelfth of the training file (5000 of 60000 images) is for validation.
 
-    Images are (1, 28, 28) float32 from 0 for paper to 1 for ink, classes 0 to 9.
-
-    Raises:
-        WorkloadError: A file is absent, could not be downloaded, or is damaged.
+    Images are (1, 28, 28) float32 from 0 for paper to 1 for ink, classes 0 to 9. Raises a
+    WorkloadError where a file is absent, could not be downloaded, or is damaged.
     """
     folder = _find_files()
     image_file, label_file = _FILES["test" if split == "test" else "train"]

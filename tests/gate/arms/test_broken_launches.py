@@ -69,18 +69,24 @@ def test_a_launch_that_fails_on_a_full_disk_says_so(
         assert launch.failure.splitlines()[-1].endswith(" is full: 4.00 KiB left")
 
 
-def test_an_arm_that_hangs_in_its_turn_is_ended(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_apart", [False, True])
+def test_an_arm_that_hangs_in_its_turn_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_apart: bool
+) -> None:
+    monkeypatch.setattr(launches_module, "_GRACE_S", 0.1)
     suite = """
 import os, pathlib, time
 def test_hangs(benchmark):
     pathlib.Path("pid").write_text(str(os.getpid()))
     benchmark.pedantic(time.sleep, (600,), rounds=1)
 """
-    launches = pair(make_arms(tmp_path, suite), timeout_s=2.0)
+    launches = pair(make_arms(tmp_path, suite), timeout_s=2.0, is_apart=is_apart)
 
     for launch in launches.values():
         assert launch.failure is not None
-        assert launch.failure.splitlines()[0] == "no progress for 2 s"
+        assert launch.failure.splitlines()[0] == (
+            "no progress for 2 s, also without the other arm" if is_apart else "no progress for 2 s"
+        )
         assert launch.cells == {}
         assert not is_alive(int((launch.arm.tree / "pid").read_text()))
 
@@ -204,29 +210,56 @@ def test_a(benchmark): benchmark.pedantic(outer, rounds=2, iterations=3)
 # --- the gate itself ---
 
 
-def test_no_arm_outlives_a_gate_that_is_killed(tmp_path: Path) -> None:
+def test_no_arm_and_nothing_that_it_started_outlives_a_gate_that_is_killed(tmp_path: Path) -> None:
     suite = """
-import os, pathlib, time
+import os, pathlib, subprocess, time
 def test_long(benchmark):
-    pathlib.Path("writing").write_text(str(os.getpid()))
-    pathlib.Path("writing").rename("pid")
+    started = [subprocess.Popen(["sleep", "600"], start_new_session=own).pid for own in (0, 1)]
+    pathlib.Path("writing").write_text(f"{os.getpid()} {started[0]} {started[1]}")
+    pathlib.Path("writing").rename("pids")
     benchmark.pedantic(time.sleep, (600,), rounds=1)
 """
     arms = make_arms(tmp_path, suite)
     with start_gate(arms) as gate:
-        pids = [wait_for_number(arm.tree / "pid", gate) for arm in arms]
-        arms_running = [psutil.Process(pid) for pid in pids]
+        pids = [pid for arm in arms for pid in wait_for_numbers(arm.tree / "pids", gate)]
+        running = [psutil.Process(pid) for pid in pids]
         gate.send_signal(signal.SIGKILL)
 
-        _, alive = psutil.wait_procs(arms_running, timeout=3)
+        _, alive = psutil.wait_procs(running, timeout=3)
 
     assert alive == []
+    assert len(running) == 6
 
 
-@contextlib.contextmanager
-def start_gate(arms: Sequence[Arm]) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that runs a pair, as a gate would."""
+def test_a_build_does_not_outlive_a_gate_that_is_killed(tmp_path: Path) -> None:
     script = f"""
+import os, sys
+from pathlib import Path
+from perfsuite.gate.arms.build import build_base
+command = "sleep 600 & echo $$ $! > writing; mv writing pids; wait"
+folder = Path({str(tmp_path)!r})
+build_base(
+    command,
+    folder,
+    site=folder / "site",
+    root=folder,
+    python=sys.executable,
+    environment=dict(os.environ),
+)
+"""
+    with start(script) as gate:
+        running = [psutil.Process(pid) for pid in wait_for_numbers(tmp_path / "pids", gate)]
+        gate.send_signal(signal.SIGKILL)
+
+        _, alive = psutil.wait_procs(running, timeout=3)
+
+    assert alive == []
+    assert len(running) == 2
+
+
+def start_gate(arms: Sequence[Arm]) -> contextlib.AbstractContextManager[subprocess.Popen[bytes]]:
+    """A process that runs a pair, as a gate would."""
+    return start(f"""
 import tempfile
 from pathlib import Path, PosixPath
 from perfsuite.gate.arms.arm import Arm, PairPlan
@@ -235,7 +268,11 @@ arms = {[*arms]!r}
 plan = PairPlan(number=1, first="base", hash_seed=1, core=0, timeout_s=60)
 with tempfile.TemporaryDirectory() as scratch:
     run_pair(arms, plan, choose=lambda suites: list(suites["base"].cells), scratch=Path(scratch))
-"""
+""")
+
+
+@contextlib.contextmanager
+def start(script: str) -> Iterator[subprocess.Popen[bytes]]:
     gate = subprocess.Popen([sys.executable, "-c", script], env={**os.environ, "TMPDIR": "/tmp"})
     try:
         yield gate
@@ -244,8 +281,8 @@ with tempfile.TemporaryDirectory() as scratch:
         gate.wait()
 
 
-def wait_for_number(path: Path, gate: subprocess.Popen[bytes]) -> int:
+def wait_for_numbers(path: Path, gate: subprocess.Popen[bytes]) -> list[int]:
     while not path.exists():
         with contextlib.suppress(subprocess.TimeoutExpired):
             pytest.fail(f"the gate ended with {gate.wait(0.05)}")
-    return int(path.read_text())
+    return [int(number) for number in path.read_text().split()]

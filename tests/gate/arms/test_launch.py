@@ -486,9 +486,11 @@ def test_plugins_that_time_seed_and_repeat_tests_do_not_part_the_arms(tmp_path: 
         assert not (launch.arm.tree / "timer").exists()
 
 
-def test_a_file_may_have_any_name_in_any_locale(tmp_path: Path) -> None:
+def test_files_and_folders_may_have_any_name_in_any_locale(tmp_path: Path) -> None:
     name = "test_b\xe9nch.py"
-    arms = make_arms(tmp_path, "")
+    folder = tmp_path / "a [tree] of 'mine'"
+    folder.mkdir()
+    arms = make_arms(folder, "")
     for arm in arms:
         (arm.tree / name).write_text("def test_cell(benchmark): benchmark.pedantic(int, rounds=2)")
     script = f"""

@@ -50,6 +50,7 @@ class Machine:
         self._cells = cells
         self.loaded = {"base": NOTHING, "head": NOTHING}
         self.failure: str | None = None
+        self.leaves_daemon = False
         self.broken: dict[str, dict[str, str]] = {}
         self.unfit: list[str | None] = []
         self.plans: list[PairPlan] = []
@@ -77,6 +78,7 @@ class Machine:
                 cells={name: run for name, run in runs.items() if run is not None},
                 loaded=self.loaded[arm.name],
                 failure=self.failure,
+                leaves_daemon=self.leaves_daemon,
             )
         return launches
 
@@ -838,6 +840,37 @@ def test_a_cell_that_is_too_large_for_one_arm_is_an_error(run: Run) -> None:
     assert words(judgement) == {"big": "ERROR"}
     assert judgement.num_pairs == 2
     assert judgement.trials[0].reason == f"the head arm failed: {_FULL}"
+
+
+def test_arms_that_one_daemon_may_have_served_are_run_again_launch_after_launch(run: Run) -> None:
+    machine = slower_by(a=0.0, b=0.0)
+    machine.leaves_daemon = True
+
+    for trial in run(machine, ["a", "b"], max_pairs=3).trials:
+        assert (trial.word, len(trial.raw)) == ("PASS", 2)
+        assert "one port, file, device or daemon: launch ran after launch" in (trial.reason or "")
+    assert [plan.is_apart for plan in machine.plans] == [False, True, True]
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+def test_arms_that_get_no_further_are_tried_once_more_launch_after_launch(
+    run: Run, hangs: bool
+) -> None:
+    """One may hold what the other waits for; a cell that hangs alone too costs no other cell."""
+
+    def cells(name: str, arm: str, number: int) -> CellRun | None:
+        names = machine.names[-1]
+        is_stuck = "held" in names and (hangs or not machine.plans[-1].is_apart)
+        machine.failure = "no progress for 30 s\n  | held.py" if is_stuck else None
+        is_reached = not is_stuck or names.index(name) < names.index("held")
+        return timed(1.0) if is_reached else None
+
+    machine = Machine(cells)
+
+    held, free = run(machine, ["held", "free"], max_pairs=5).trials
+
+    assert (held.word, free.word) == ("INVALID" if hangs else "PASS", "PASS")
+    assert [plan.is_apart for plan in machine.plans[:3]] == [False, True, not hangs]
 
 
 def test_arms_that_want_one_port_run_launch_after_launch(run: Run) -> None:

@@ -7,11 +7,9 @@ of ours. The other end of its socket is `perfsuite.gate.arms.channel`, which doc
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import shlex
-import signal
 import socket
 import tempfile
 from pathlib import Path
@@ -28,8 +26,6 @@ _NUM_FUNCTIONS = 40
 _FIRST_S = 0.3
 # The version of the messages that ranks send; a perfsuite with another version cannot take part.
 _PROTOCOL = 2
-# prctl(2), <linux/prctl.h>.
-_PR_SET_PDEATHSIG = 1
 
 
 class Channel:
@@ -132,7 +128,9 @@ class ArmPlugin:
         known.update({name: value for name, value in options.items() if name in known})
         if listed := Path(os.environ["PERFSUITE_ARM_CHANNEL"]).with_name("files").read_bytes():
             names = os.fsdecode(listed).split("\n")
-            config.args[:] = [str(config.rootpath / name) for name in names]
+            # pytest takes a "[" in a path for that of a parameter; above the folder it may stand.
+            above = os.path.relpath(config.rootpath, config.invocation_params.dir)
+            config.args[:] = [str(Path(above, name)) for name in names]
         elif "PERFSUITE_ARM_LACKS" in os.environ:
             # The user names head's paths; the base runs those of its own files that exist.
             folder = config.invocation_params.dir
@@ -373,9 +371,6 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
     parser.addini("cache_dir", "Cache directory path", default=".pytest_cache")
     # For a suite whose arms have no perfsuite.
     parser.addini("perf_share", "files that both arms may use", type="args", default=[])
-    # From now on the kernel ends this process when the gate ends. The gate cannot ask for that
-    # between fork and exec: Python runs its own handlers around such a fork, which lose a Ctrl-C.
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     from perfsuite_background import Background  # type: ignore[import-not-found]
 
     background = Background()  # before there are threads: it forks

@@ -1,15 +1,19 @@
 """What works beside the main thread of a process; copied into an arm: the standard library alone.
 
 While the other arm has its turn, the other processes of a launch are stopped. Threads cannot be:
-their processor time is counted.
+their processor time is counted. When the gate is killed, all that a launch started is ended.
+
+As a program it runs the command that it is given, which ends so too.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import select
 import signal
+import sys
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -18,6 +22,13 @@ from pathlib import Path
 
 # Threads that the gate itself has in a launch have names that begin so.
 OUR_THREADS = "perfsuite"
+# The process that outlives a launch has this name.
+WATCHER = "perfsuite-ends"
+# What the gate gives to a launch: its own process id, and a log that no other launch has.
+GATE = "PERFSUITE_ARM_GATE"
+LOG = "PERFSUITE_ARM_LOADED"
+# prctl(2), <linux/prctl.h>.
+_PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 # States in proc(5): stopped, traced, zombie, dead. None of them is to be stopped or resumed.
 _AT_REST = frozenset("TtZX")
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -37,16 +48,16 @@ class Background:
     """The other processes of a launch, and the other threads of this one."""
 
     def __init__(self) -> None:
-        """Call it early: it forks a process that resumes what this one leaves stopped at its end.
+        """Call it early: it forks, as `end_with_gate` says.
 
-        Nothing is stopped where the kernel cannot wait for that end (pidfd_open(2), Linux 5.3).
+        Nothing is stopped where the kernel cannot wait for an end (pidfd_open(2), Linux 5.3).
         """
         self._found: set[int] = set()
         self._known: set[int] = set()
         self._stopped: set[int] = set()
         self._told: set[int] = set()
         before = newest_process()
-        self._waker = _start_waker()
+        self._waker = end_with_gate()
         # A container's own /proc may not count.
         self._counts_starts = newest_process() != before
         self._newest = b""
@@ -176,6 +187,17 @@ def _read_process(pid: int) -> Process | None:
     )
 
 
+def processes_with(log: str) -> list[int]:
+    """Return the other processes whose environment has this log: all that one launch started."""
+    variable = f"{LOG}={log}".encode()
+    found = []
+    for name in filter(str.isdigit, os.listdir("/proc")):  # noqa: PTH208  # faster
+        with contextlib.suppress(OSError):  # it has ended, or is another user's
+            if variable in Path(f"/proc/{name}/environ").read_bytes().split(b"\0"):
+                found.append(int(name))
+    return [pid for pid in found if pid != os.getpid()]
+
+
 def _has_children() -> bool:
     """Whether this process has a child, ended ones that it did not wait for included."""
     try:
@@ -191,30 +213,44 @@ def _signal(pids: Iterable[int], number: signal.Signals) -> None:
             os.kill(pid, number)
 
 
-def _start_waker() -> int | None:
-    """Fork a process that outlives this one and resumes what it has stopped; return its pipe."""
+def end_with_gate() -> int | None:
+    """Have this process, and all that it starts, end when the gate, its parent, has ended.
+
+    It forks a process that outlives this one, and returns a pipe to it: processes whose ids are
+    written there are resumed when this one has ended. None where the kernel cannot wait for an end.
+    """
+    # The gate cannot ask for that between fork and exec: Python runs its own handlers around such a
+    # fork, which lose a Ctrl-C.
+    prctl = ctypes.CDLL(None).prctl
+    prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     try:
         own = os.pidfd_open(os.getpid())
+        gate = os.pidfd_open(int(os.environ[GATE]))
     except OSError:
         return None
     reader, writer = os.pipe()
     if (child := os.fork()) == 0:
         try:
             os.setsid()  # what ends the launch's group must not end this one
+            prctl(_PR_SET_NAME, WATCHER.encode(), 0, 0, 0)
             if os.fork() == 0:  # not a child of the launch, which may wait for all of its children
-                _wake_at_end(own, reader, writer)
+                _clear_up(own, gate, reader, writer)
         finally:
             os._exit(0)
     os.waitpid(child, 0)
-    os.close(own)
-    os.close(reader)
+    for descriptor in (own, gate, reader):
+        os.close(descriptor)
     os.set_blocking(writer, False)
     return writer
 
 
-def _wake_at_end(process: int, reader: int, writer: int) -> None:
-    """Wait until a process has ended, then resume what it wrote that it had stopped."""
+def _clear_up(process: int, gate: int, reader: int, writer: int) -> None:
+    """Resume what a process has named when it has ended; kill what it started when the gate has.
+
+    A gate that lives kills all that itself, and this process too.
+    """
     os.close(writer)
+    os.closerange(0, 3)  # the gate reads what the process says up to its end
     os.chdir("/")
     select.select([process], [], [])
     os.set_blocking(reader, False)
@@ -225,3 +261,10 @@ def _wake_at_end(process: int, reader: int, writer: int) -> None:
     processes = list_processes()
     stopped = {int(pid) for pid in told.split()} & processes.keys()
     _signal([pid for pid in stopped if processes[pid].state == "T"], signal.SIGCONT)
+    select.select([gate], [], [])
+    _signal(processes_with(os.environ[LOG]), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    end_with_gate()
+    os.execvp(sys.argv[1], sys.argv[1:])

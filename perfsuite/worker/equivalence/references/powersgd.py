@@ -38,9 +38,8 @@ class PowerSGD:
     difference of an uncompressed gradient from its mean as lost. So the sums grow with every step,
     and so does the rounding that depends on the order of more than two ranks.
 
-    Args:
-        parameters: The model's by name, for their shapes, strides and dtypes.
-        num_plain_steps: Calls of `average` before it compresses.
+    `parameters` are the model's by name, for their shapes, strides and dtypes; `average` compresses
+    after `num_plain_steps` calls.
     """
 
     def __init__(

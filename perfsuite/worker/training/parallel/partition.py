@@ -49,11 +49,8 @@ def partition_model(
     anew in each stage that needs them; all others go from stage to stage. No module is copied.
 
     `blocks` are in the order of the calls. `given` are the parameters of the model's forward that
-    calls will name; the others keep their defaults, and the recording holds for these alone.
-
-    Raises:
-        RecipeError: The model cannot be cut so.
-        WorkloadError: A block is not part of the model.
+    calls will name; the others keep their defaults, and the recording holds for these alone. Raises
+    a RecipeError where the model cannot be cut so, a WorkloadError where a block is no part of it.
     """
     if len(blocks) < num_stages:
         raise RecipeError(

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 import pytest
+
+from perfsuite.gate.arms.launch import end_all
+from perfsuite.gate.arms.launched import background
 
 # Starts a process in a session of its own and one whose parent has ended; says what it sees.
 LAUNCH = """
@@ -62,16 +65,18 @@ input()
 
 
 @pytest.fixture
-def launch() -> Iterator[subprocess.Popen[str]]:
+def launch(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    log = str(tmp_path / "log")
     process = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(LAUNCH)],
+        env={**os.environ, background.GATE: str(os.getpid()), background.LOG: log},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
         start_new_session=True,
     )
     yield process
-    process.kill()
+    end_all(process, log)
     process.communicate()
 
 
@@ -81,18 +86,14 @@ def test_all_that_a_launch_started_is_stopped_and_goes_on_though_the_launch_is_k
 ) -> None:
     assert launch.stdout is not None
     child, orphan, *seen = json.loads(launch.stdout.readline())
-    try:
-        during, after, again, facts = seen
-        assert during == ["T", "T"]
-        assert "T" not in after
-        assert again == ["T", "T"]
-        assert facts == [True] * 4
+    during, after, again, facts = seen
+    assert during == ["T", "T"]
+    assert "T" not in after
+    assert again == ["T", "T"]
+    assert facts == [True] * 4
 
-        launch.kill()
+    launch.kill()
 
-        for pid in (child, orphan):
-            while psutil.Process(pid).status() == psutil.STATUS_STOPPED:
-                os.sched_yield()
-    finally:
-        os.kill(child, signal.SIGKILL)
-        os.kill(orphan, signal.SIGKILL)
+    for pid in (child, orphan):
+        while psutil.Process(pid).status() == psutil.STATUS_STOPPED:
+            os.sched_yield()
