@@ -91,7 +91,7 @@ def why_too_much(
 
 
 def describe_rest(
-    trials: Sequence[Trial], first_s: float, budget: Budget, *, has_history: bool
+    trials: Sequence[Trial], first_s: float, budget: Budget, has_history: bool
 ) -> str:
     """Return what people read after the first pair, which took so long, of undecided cells.
 

@@ -255,10 +255,7 @@ def _judge_numerics(trial: Trial) -> None:
 
 
 def _progress(
-    session: _Session,
-    judged: Sequence[Trial],
-    trials: Sequence[Trial],
-    rules: Mapping[str, Rule],
+    session: _Session, judged: Sequence[Trial], trials: Sequence[Trial], rules: Mapping[str, Rule]
 ) -> Iterator[str]:
     """How many cells are decided, and the running intervals: those decided now, the widest else."""
     undecided = [trial for trial in trials if trial.word is None]
@@ -268,9 +265,8 @@ def _progress(
     if session.num_pairs < 2:  # one pair does not show its spread
         if undecided:
             has_history = all(rules[trial.name].prior for trial in undecided)
-            yield session.why_too_long(trials) or describe_rest(
-                undecided, session.first_s, session.budget, has_history=has_history
-            )
+            rest = describe_rest(undecided, session.first_s, session.budget, has_history)
+            yield session.why_too_long(trials) or rest
         return
     shown = [trial for trial in judged if trial.word is not None]
     shown += sorted(undecided, key=_width, reverse=True)[:_MOST_SHOWN]

@@ -60,7 +60,7 @@ def test_before_the_first_pair_more_cells_take_more_pairs() -> None:
 def test_after_the_first_pair_the_planned_rounds_count(
     costs: tuple[PairCost, ...], has_history: bool, text: str
 ) -> None:
-    assert describe_rest(trials(4, *costs), 5.0, BUDGET, has_history=has_history) == text
+    assert describe_rest(trials(4, *costs), 5.0, BUDGET, has_history) == text
 
 
 def test_the_rest_ends_with_the_budget_and_equal_bounds_take_all_of_it() -> None:
