@@ -149,8 +149,7 @@ def _order_effect(sessions: Sequence[SessionPairs]) -> tuple[float, float] | tup
     if min(map(len, by_first.values())) < 2:
         return None, None
     base, head = by_first["base"], by_first["head"]
-    effect = statistics.fmean(head) - statistics.fmean(base)
-    return effect, math.sqrt(
+    return statistics.fmean(head) - statistics.fmean(base), math.sqrt(
         statistics.variance(base) / len(base) + statistics.variance(head) / len(head)
     )
 

@@ -102,8 +102,7 @@ def die_with_controller() -> None:
     sentinel = controller.sentinel
     fcntl.fcntl(sentinel, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(sentinel, _F_SETSIG, signal.SIGKILL)
-    flags = fcntl.fcntl(sentinel, fcntl.F_GETFL)
-    fcntl.fcntl(sentinel, fcntl.F_SETFL, flags | os.O_ASYNC)
+    fcntl.fcntl(sentinel, fcntl.F_SETFL, fcntl.fcntl(sentinel, fcntl.F_GETFL) | os.O_ASYNC)
     if select.select([sentinel], [], [], 0)[0]:  # it died before the signal was armed
         os.kill(os.getpid(), signal.SIGKILL)
 

@@ -257,8 +257,7 @@ def measure_drift(
     if not variance:
         return None
     left = np.asarray(values, float) - np.median(ordered) * np.asarray(times, float)
-    parts = [left[start:end] for start, end in pairwise(bounds)]
-    variance *= inflation(find_correlation(parts))
+    variance *= inflation(find_correlation([left[start:end] for start, end in pairwise(bounds)]))
     sd, num_slopes = math.sqrt(variance), len(ordered)
     score = float(np.sign(ordered).sum())
     # Corrected by half a step of S, which moves by 2 (Kendall 1975).

@@ -124,8 +124,7 @@ class Environment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     @property
     def fingerprint(self) -> str:
         """Twelve hexadecimal digits that differ wherever any field does."""
-        canonical = msgspec.json.encode(self, order="deterministic")
-        return hashlib.sha256(canonical).hexdigest()[:12]
+        return hashlib.sha256(msgspec.json.encode(self, order="deterministic")).hexdigest()[:12]
 
 
 # The variable that each CI service sets for a pull request, and its values then; None where any

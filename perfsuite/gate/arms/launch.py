@@ -57,10 +57,9 @@ _CACHES = {
 def scratch_folder() -> Iterator[Path]:
     """Give a temporary folder that is gone afterwards, or swept once this process is dead."""
     # The path of a Unix socket, of the ranks' too, has 108 characters at most (unix(7)).
-    is_short = len(tempfile.gettempdir()) <= _LONGEST_TEMPORARY_PATH
     with tempfile.TemporaryDirectory(
         prefix=f"perfsuite-{os.getpid()}-pair-",
-        dir=None if is_short else "/tmp",
+        dir=None if len(tempfile.gettempdir()) <= _LONGEST_TEMPORARY_PATH else "/tmp",
         ignore_cleanup_errors=True,
     ) as folder:
         yield Path(folder)

@@ -102,9 +102,8 @@ class LoadLogReader:
 def _mapped_libraries(process: int) -> set[str]:
     """The files whose code a process has mapped (proc(5)), its program included."""
     maps = Path(f"/proc/{process}/maps").read_text(errors="surrogateescape")
-    fields = (line.split(maxsplit=5) for line in maps.splitlines())
     return {
         place[5].removesuffix(" (deleted)")
-        for place in fields
+        for place in (line.split(maxsplit=5) for line in maps.splitlines())
         if len(place) == 6 and "x" in place[1] and place[5].startswith("/")
     }

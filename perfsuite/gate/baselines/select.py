@@ -293,8 +293,7 @@ def _save_remotely(folder: RemotePath, name: str, data: bytes) -> RemotePath:
 
 def _take_number(folder: _Folder, name: str, create: Callable[[_Folder], None]) -> _Folder:
     """Return the first path above the highest number that `create` could make."""
-    taken = [int(path.name[:4]) for path in folder.glob(_NUMBERED)]
-    number = max(taken, default=0) + 1
+    number = max((int(path.name[:4]) for path in folder.glob(_NUMBERED)), default=0) + 1
     while True:
         path = folder / f"{number:04}_{name}.json"
         try:

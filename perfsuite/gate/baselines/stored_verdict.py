@@ -76,9 +76,8 @@ class History:
         own = self._find_own(name)
         if own is None or own.cells[name].num_samples != num_samples:
             return None
-        base = own.cells[name]
         compared = compare_counts(
-            base,
+            own.cells[name],
             head,
             slacks=policy.slacks,
             accepted_ratio=policy.accepted_increase,

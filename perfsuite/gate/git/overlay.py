@@ -206,8 +206,7 @@ def tree_files(folder: Path) -> list[Path]:
         return path.parts != () and (is_left_out(folder / path) or is_inside(path.parent))
 
     # Where nothing is ignored, git lists virtual environments and caches as well.
-    inner = repository.working_files(folder)
-    return [path for path in inner if not is_inside(path.parent)]
+    return [path for path in repository.working_files(folder) if not is_inside(path.parent)]
 
 
 def read_source(file: Path) -> bytes:

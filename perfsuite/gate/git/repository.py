@@ -176,10 +176,9 @@ def _literal(path: Path) -> str:
 
 def submodules(tree: Path) -> dict[Path, str]:
     """Return the commits of the submodules of a checkout, by their path from `tree`, its top."""
-    entries = output(tree, "ls-files", "-z", "--stage").split(b"\0")
     return {
         Path(os.fsdecode(entry.partition(b"\t")[2])): entry.split()[1].decode()
-        for entry in entries
+        for entry in output(tree, "ls-files", "-z", "--stage").split(b"\0")
         if entry.startswith(_SUBMODULE_MODE)
     }
 

@@ -257,8 +257,7 @@ def _judge_numerics(trial: Trial) -> None:
 def _progress(session: _Session, judged: Sequence[Trial], trials: Sequence[Trial]) -> Iterator[str]:
     """How many cells are decided, and the running intervals: those decided now, the widest else."""
     undecided = [trial for trial in trials if trial.word is None]
-    num_decided = len(trials) - len(undecided)
-    decided = f"{num_decided} of {len(trials)} cells decided"
+    decided = f"{len(trials) - len(undecided)} of {len(trials)} cells decided"
     yield f"pair {session.num_pairs}: {decided} ({session.spent_s:.0f} s)"
     if session.num_pairs < 2:  # one pair does not show its spread
         if undecided:

@@ -100,8 +100,7 @@ class KeptPairs:
             earlier = _read(self.path).comparisons
         except (OSError, ValueError):  # which was told as it was read
             earlier = []
-        trees = self.base, self.head
-        others = [one for one in earlier if (one.base, one.head) != trees]
+        others = [one for one in earlier if (one.base, one.head) != (self.base, self.head)]
         newest = _Comparison(base=self.base, head=self.head, cells=cells)
         kept = _File(comparisons=[*others, newest][-_MOST_COMPARISONS:])
         write_atomically(self.path, msgspec.json.format(msgspec.json.encode(kept), indent=1))

@@ -75,8 +75,7 @@ def add_pair(trial: Trial, launches: Mapping[str, Launch], first: str, launch_s:
     base_s = statistics.median(base.rounds_s)
     log_ratio, error = locate_log_ratio(base.rounds_s, head.rounds_s)
     base_samples, head_samples = trial.policy.num_samples
-    head_s = base_s * math.exp(log_ratio)
-    raw = base_s / base_samples, head_s / head_samples
+    raw = base_s / base_samples, base_s * math.exp(log_ratio) / head_samples
     trial.raw.append(raw)
     total = mean_log_ratio(base.rounds_s, head.rounds_s)
     pair = Pair(

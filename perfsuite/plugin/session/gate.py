@@ -316,8 +316,7 @@ class SessionGate:
 
     def _run(self, cells: Sequence[str], **changes: Any) -> GateResult:
         """Judge cells in what is left of the session's budget."""
-        request = dataclasses.replace(self._request(cells), **changes)
-        result = run_gate(request, say=self._say)
+        result = run_gate(dataclasses.replace(self._request(cells), **changes), say=self._say)
         if result.judgement is not None:
             self._left_s = max(0.0, self._left_s - result.judgement.wall_s)
         return result
@@ -361,5 +360,4 @@ def _extra_info(item: Any) -> dict[str, Any] | None:
 def _store_verdict(extra_info: dict[str, Any] | None, verdict: CellVerdict) -> None:
     """Put a verdict into the JSON of a test's benchmark."""
     if extra_info is not None:
-        record = extra_info.setdefault("perfsuite", {})
-        record["verdict"] = msgspec.to_builtins(verdict.as_record())
+        extra_info.setdefault("perfsuite", {})["verdict"] = msgspec.to_builtins(verdict.as_record())

@@ -142,12 +142,11 @@ class MeasuredSession:
     def choose_cells(self, items: list[pytest.Item]) -> None:
         """Check markers, choose the matrix and the shard, and give each cell its clock."""
         assert self._saver is not None
-        matrix = self._choices.matrix
         try:
             for item in items:
                 markers.marker_arguments(item)
             self._foreign_markers = markers.describe_foreign(items)
-            self._select(items, lambda item: markers.is_in_matrix(item, matrix))
+            self._select(items, lambda item: markers.is_in_matrix(item, self._choices.matrix))
             cells = [item.nodeid for item in items if recorder.is_benchmark(item)]
             source = partial(sharding.duration_source, self._config, self._choices.durations)
             self._sharding = sharding.cut(cells, self._choices.shard, source)
@@ -258,8 +257,7 @@ class MeasuredSession:
     ) -> None:
         """Let a test that passed end in its verdict."""
         outcome = item.stash.get(OUTCOME, None)
-        record = None if outcome is None else outcome.record
-        verdict = gate.verdict_of(item, record)
+        verdict = gate.verdict_of(item, None if outcome is None else outcome.record)
         if verdict is not None:
             self._tell(item, report, verdict)
 

@@ -64,8 +64,7 @@ def draw_pie(profile: Profile, file_format: Format) -> bytes:
         ]
         axes.legend(wedges, labels, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
         # Dollars in a name do not make it a formula.
-        title = f"{profile.workload}: {format_seconds(profile.wall_s)}"
-        axes.set_title(title, parse_math=False)
+        axes.set_title(f"{profile.workload}: {format_seconds(profile.wall_s)}", parse_math=False)
         figure.savefig(
             output,
             format=file_format,

@@ -208,8 +208,7 @@ def _cells(rows: Sequence[Row]) -> Iterator[ScaledCell]:
     for row in rows:
         batch_size = _global_batch_size(row)
         if batch_size is not None and row.recipe is not None:
-            key = batch_size, shared_fields(row, "micro_batch_size")
-            groups.setdefault(key, []).append(row)
+            groups.setdefault((batch_size, shared_fields(row, "micro_batch_size")), []).append(row)
     for (batch_size, _), launched in groups.items():
         yield ScaledCell(rows=tuple(launched), global_batch_size=batch_size)
 

@@ -190,8 +190,7 @@ def run_stages(
     outputs: Any = ()
     for index, stage in sorted(stages.items()):
         activations = () if index == 0 else _receive((index - 1) % world_size, device)
-        given = (inputs[name] for name in stage.input_names)
-        outputs = stage.module(*activations, *given)
+        outputs = stage.module(*activations, *(inputs[name] for name in stage.input_names))
         if index < num_stages - 1:
             _send(outputs, (index + 1) % world_size, device)
     return outputs if num_stages - 1 in stages else None
