@@ -317,9 +317,7 @@ class BaseSide:
         """Head's tree, as far as the base's is a counterpart of it."""
         root = self.suite.root
         return Head(
-            top=_top(self.request, root),
-            root=root.resolve(),
-            python_files=self.suite.python_files,
+            top=_top(self.request, root), root=root.resolve(), python_files=self.suite.python_files
         )
 
     def _command(self, tree: Path) -> Command:

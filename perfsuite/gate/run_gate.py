@@ -46,14 +46,7 @@ from perfsuite.gate.provenance.edits import code_times, why_edited
 from perfsuite.gate.provenance.identical import Comparison
 from perfsuite.gate.provenance.own_files import MIXED, find_mixed, give_back, read_own_files
 from perfsuite.gate.provenance.untracked import name_untracked
-from perfsuite.gate.request import (
-    BaseSide,
-    GateRequest,
-    base_of,
-    collect,
-    head_arm,
-    session_caches,
-)
+from perfsuite.gate.request import BaseSide, GateRequest, base_of, collect, head_arm, session_caches
 from perfsuite.records.verdict import CellVerdict, Explanation
 from perfsuite.system.signals import ends_on_signals
 from perfsuite.units import listed

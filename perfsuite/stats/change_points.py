@@ -140,10 +140,7 @@ def _weights(num_values: int) -> _Weights:
 
 
 def _is_significant(
-    observed: float,
-    segments: Sequence[Floats],
-    correlation: float,
-    generator: np.random.Generator,
+    observed: float, segments: Sequence[Floats], correlation: float, generator: np.random.Generator
 ) -> bool:
     """Whether no shuffled series has as large a Q; a series without a change ends after a few."""
     least = observed * (1 - _ROUNDING)

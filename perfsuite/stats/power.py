@@ -48,11 +48,7 @@ def recommend(prior: Prior, *, num_cells: int, max_pairs: int) -> tuple[float, f
     noise = np.random.default_rng(0).normal(0.0, prior.sd, (_NUM_SESSIONS, max_pairs))
     for tolerance, limit in _CHOICES:
         rule = Rule(
-            tolerance=tolerance,
-            limit=limit,
-            num_cells=num_cells,
-            max_pairs=max_pairs,
-            prior=prior,
+            tolerance=tolerance, limit=limit, num_cells=num_cells, max_pairs=max_pairs, prior=prior
         )
         slower, same = (_judge(noise + math.log1p(slowdown), rule) for slowdown in (limit, 0.0))
         found, passed = (slower == "FAIL").mean(), np.isin(same, ("PASS", "IMPROVED")).mean()

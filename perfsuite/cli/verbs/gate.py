@@ -61,8 +61,7 @@ Identical = Annotated[
     typer.Option(help="Let cells that no change touches pass, or judge them too."),
 ]
 NumericsChange = Annotated[
-    Literal["tell", "fail"],
-    typer.Option(help="Tell, or fail, a cell whose first losses changed."),
+    Literal["tell", "fail"], typer.Option(help="Tell, or fail, a cell whose first losses changed.")
 ]
 Markdown = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Write a summary for a pull request.")

@@ -110,10 +110,7 @@ class Command:
             folder = to / inner
             environment["PWD"] = str(folder)
         return dataclasses.replace(
-            self,
-            folder=folder,
-            arguments=tuple(map(lead, self.arguments)),
-            environment=environment,
+            self, folder=folder, arguments=tuple(map(lead, self.arguments)), environment=environment
         )
 
 

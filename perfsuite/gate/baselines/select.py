@@ -74,8 +74,7 @@ def trunk_rules(
 def base_rules(root: Path, storage: AnyPath, base: Base, lineage: Container[str]) -> TrunkRules:
     """Return the rules for a change that is compared with a base, which has this lineage."""
     return TrunkRules(
-        is_in_history=lineage.__contains__,
-        is_proposed=find_proposed(root, storage, base.revision),
+        is_in_history=lineage.__contains__, is_proposed=find_proposed(root, storage, base.revision)
     )
 
 

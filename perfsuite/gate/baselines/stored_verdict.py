@@ -77,10 +77,7 @@ class History:
         if own is None or own.cells[name].num_samples != num_samples:
             return None
         compared = compare_counts(
-            own.cells[name],
-            head,
-            slacks=policy.slacks,
-            accepted_ratio=policy.accepted_increase,
+            own.cells[name], head, slacks=policy.slacks, accepted_ratio=policy.accepted_increase
         )
         if compared.decreases:
             shrunk = "; ".join(map(str, compared.decreases))
@@ -152,10 +149,4 @@ def read_history(
     def is_of_base(commit: str) -> bool:
         return commit == revision or not is_code_changed(root, commit, revision)
 
-    return History(
-        runs=runs,
-        refused=refused,
-        probe=probe,
-        behind=behind,
-        is_of_base=is_of_base,
-    )
+    return History(runs=runs, refused=refused, probe=probe, behind=behind, is_of_base=is_of_base)

@@ -83,11 +83,7 @@ class SessionGate:
     """The verdicts of one session's cells."""
 
     def __init__(
-        self,
-        config: pytest.Config,
-        choices: Choices,
-        saver: RunSaver,
-        say: Callable[[str], None],
+        self, config: pytest.Config, choices: Choices, saver: RunSaver, say: Callable[[str], None]
     ) -> None:
         self._say = say
         self._first: GateResult | None = None

@@ -124,9 +124,7 @@ def _fetch(dataset: Any, indices: list[int]) -> list[Any]:
 
 
 def gather_evidence(
-    loaders: DataLoaders,
-    drawn: Sequence[Sequence[Sequence[int]]],
-    seen: Sequence[Sequence[Any]],
+    loaders: DataLoaders, drawn: Sequence[Sequence[Sequence[int]]], seen: Sequence[Sequence[Any]]
 ) -> DataEvidence:
     """Return what the ranks drew and saw, and what they should have; see `check_data`."""
 
