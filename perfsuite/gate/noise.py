@@ -64,9 +64,7 @@ class CellNoise(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     @property
     def launch_sd(self) -> float | None:
         """The part that launches vary by, beyond what their rounds explain."""
-        if self.round_sd is None:
-            return None
-        return math.sqrt(max(0.0, self.sd**2 - self.round_sd**2))
+        return None if self.round_sd is None else math.sqrt(max(0.0, self.sd**2 - self.round_sd**2))
 
     def as_prior(self) -> Prior:
         """What the rule may know beforehand; pairs that were all equal claim next to nothing."""

@@ -157,7 +157,7 @@ def sweep_stale_folders() -> None:
     """Remove what this user's groups left when their controller was killed."""
     for folder in Path(tempfile.gettempdir()).glob(f"{_GROUP_PREFIX}-*"):
         owned = _OWNED.fullmatch(folder.name)
-        if owned is None or not _is_gone(int(owned[1])):
+        if owned is None or _status(int(owned[1])) not in (None, psutil.STATUS_ZOMBIE):
             continue
         if folder.is_dir() and folder.lstat().st_uid == os.getuid():
             if (folder / SOCKETS).is_symlink():
@@ -168,10 +168,6 @@ def sweep_stale_folders() -> None:
 def is_stopped(pid: int) -> bool:
     """Whether a process is stopped until a SIGCONT."""
     return _status(pid) in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
-
-
-def _is_gone(pid: int) -> bool:
-    return _status(pid) in (None, psutil.STATUS_ZOMBIE)
 
 
 def _status(pid: int) -> str | None:

@@ -41,8 +41,7 @@ class Counts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             gets (the convention of nccl-tests).
         saved_activation_bytes: Bytes that the forward pass left alive for the backward pass.
         kernel_launches: CUDA kernels launched; None on a CPU.
-        collected_objects: Objects that refer to one another, so that only Python's collector frees
-            them.
+        collected_objects: Objects that refer to one another: only Python's collector frees them.
     """
 
     flops: Count | None

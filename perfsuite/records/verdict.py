@@ -26,8 +26,7 @@ VerdictWord = Literal[
     "SKIPPED",
 ]
 
-# The most severe first: a failing test says more than a slow cell, and that more than a missing
-# one.
+# The most severe first: a failing test says more than a slow cell, that more than a missing one.
 SEVERITY: Final[Mapping[VerdictWord, ExitCode]] = {
     "ERROR": ExitCode.FAILED,
     "FAIL": ExitCode.REGRESSION,
@@ -78,8 +77,7 @@ class Verdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     """What the gate decided of a cell, as its record keeps it.
 
     Attributes:
-        by: What decided: "identical", "counts", "numerics", "screen", "pairs", "collection" or
-            "test".
+        by: What decided: "identical", "counts", "numerics", "screen", "pairs", "collection", "test"
         ratio: head / base, with its bounds, the interval; None where nothing was compared.
         mean_ratio: The same of all rounds together, stalls included; None without a pair.
         detectable: The smallest slowdown that would have been seen, 0.034 = 3.4 %.

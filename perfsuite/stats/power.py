@@ -34,8 +34,7 @@ def recommend(prior: Prior, *, num_cells: int, max_pairs: int) -> tuple[float, f
     """Return the tightest (tolerance, limit) that the rule can hold, None if it can hold none.
 
     With it the rule finds a slowdown as large as the limit, and passes identical code, in nine of
-    ten sessions, which are simulated with normal noise; their rounds explain none of it, and no
-    round stalls.
+    ten sessions, simulated with normal noise; their rounds explain none of it, none stalls.
 
     >>> recommend(Prior(sd=0.004), num_cells=8, max_pairs=16)
     (0.005, 0.02)

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 # With fewer values the luck of the shuffles decides whether even a clean step is found: two of the
 # 462 ways to part eleven into five and six are as clean, which is just the level of a change point.
 MIN_VALUES: Final = 13
-# Half of the tolerance of a gate by default. A long history proves smaller changes, too small to
-# act on.
+# Half of a gate's default tolerance. A long history proves smaller changes, too small to act on.
 SMALLEST_CHANGE: Final = 0.01
 # A slope a week from less than a week would be a guess about the rest of the week.
 _MIN_SPAN_WEEKS: Final = 1.0

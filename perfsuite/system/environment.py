@@ -44,8 +44,7 @@ _OWN_VARIABLES: Final = {"GLOO_SOCKET_IFNAME": "lo"}
 def describe_host(environ: Mapping[str, str], num_cores: int) -> Environment:
     """Return the environment of a whole session, whatever its tests measure.
 
-    CUDA's libraries and torch's settings, which only a rank knows, are in the fingerprint of each
-    cell.
+    CUDA's libraries and torch's settings, which only a rank knows, are in each cell's fingerprint.
     """
     return Environment(
         accelerators=tuple(map(describe_gpu, visible_gpus(environ))),

@@ -124,7 +124,6 @@ def _base_fields(
     build: str | None,
     variables: list[str],
 ) -> dict[str, Any]:
-    """What a request says of the base: a revision or a folder, and what its arm has of its own."""
     if base is not None and base_dir is not None:
         raise SettingError("--base and --base-dir name two bases; give one of them")
     wrong = next((pair for pair in variables if pair.find("=") < 1), None)

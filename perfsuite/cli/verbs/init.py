@@ -111,7 +111,6 @@ def write_starters(folder: Path, *, num_gpus: int | None = None) -> tuple[list[s
 
 
 def _pytest_configuration(folder: Path) -> str | None:
-    """The file that configures pytest, or may; None where there is none."""
     there = [name for name in _PYTEST_SECTIONS if (folder / name).is_file()]
     for name in there:
         if _pytest_section(name, _text(folder / name)) is not None:

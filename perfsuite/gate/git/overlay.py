@@ -18,8 +18,7 @@ Whatever paths the user named, these files of head are laid over:
 4. The conftest.py of every folder above those, up to the top.
 
 A folder is laid over by removing the base's first. Head's files are those that git tracks or would
-add, as they are on the disk. A symbolic link stays a link, and none of the base's is written
-through.
+add, as they are on disk. A symbolic link stays a link; none of the base's is written through.
 """
 
 from __future__ import annotations

@@ -161,17 +161,13 @@ def working_files(folder: Path) -> list[Path]:
 
 def tracked_files(top: Path, paths: Iterable[Path]) -> set[Path]:
     """Return those of the paths, relative to the top, that git tracks."""
-    listed = output(top, "ls-files", "-z", "--cached", "--", *map(_literal, paths))
+    listed = output(top, "ls-files", "-z", "--cached", "--", *(f":(literal){one}" for one in paths))
     return {Path(os.fsdecode(name)) for name in listed.split(b"\0") if name}
 
 
 def is_ignored(top: Path, path: Path) -> bool:
     """Whether git ignores a path, relative to the top; it ignores nothing outside of a checkout."""
     return run_git(top, "check-ignore", "--quiet", "--", os.fspath(path)).returncode == 0
-
-
-def _literal(path: Path) -> str:
-    return f":(literal){path}"
 
 
 def submodules(tree: Path) -> dict[Path, str]:

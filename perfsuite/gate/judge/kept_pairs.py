@@ -2,8 +2,7 @@
 
 Without it every re-run of a red session would be another draw: a slowdown that passes in one of
 seven sessions passes in half of five re-runs. A FAIL is kept, and the rule goes on from pairs that
-it found inconclusive. The file is untrusted: it may come from the cache of a continuous
-integration.
+it found inconclusive. The file is untrusted: it may come from a CI's cache.
 """
 
 from __future__ import annotations

@@ -194,7 +194,6 @@ def _value(config: pytest.Config, option: Option) -> Any:
 
 
 def _source(config: pytest.Config, name: str) -> str:
-    """Return where a value was given, for people."""
     if name.startswith("-"):
         is_typed = any(str(word).startswith(name) for word in config.invocation_params.args)
         return "command line" if is_typed else "addopts or PYTEST_ADDOPTS"

@@ -163,7 +163,7 @@ class SessionGate:
             return None
         if is_benchmark(item):
             verdict = self._decide(item, record, self._first, self._history)
-        elif self._was_timed(item):
+        elif any(one.fullname == item.nodeid for one in benchmarks_of(self._config)):
             verdict = CellVerdict(name=item.nodeid, word="INVALID", by="collection", reason=HIDDEN)
         else:
             return None
@@ -259,10 +259,6 @@ class SessionGate:
             return False
         return verdict.ratio > (1 + verdict.tolerance) / allowed  # the cell's own tolerance
 
-    def _was_timed(self, item: pytest.Item) -> bool:
-        """Whether pytest-benchmark has times of a test."""
-        return any(one.fullname == item.nodeid for one in benchmarks_of(self._config))
-
     def _decide(
         self, item: Any, record: CellRecord | None, first: GateResult, history: History
     ) -> CellVerdict | None:
@@ -354,6 +350,5 @@ def _extra_info(item: Any) -> dict[str, Any] | None:
 
 
 def _store_verdict(extra_info: dict[str, Any] | None, verdict: CellVerdict) -> None:
-    """Put a verdict into the JSON of a test's benchmark."""
     if extra_info is not None:
         extra_info.setdefault("perfsuite", {})["verdict"] = msgspec.to_builtins(verdict.as_record())

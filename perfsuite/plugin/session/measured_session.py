@@ -197,7 +197,6 @@ class MeasuredSession:
             self._judge(self._gate, session.items)
 
     def _judge(self, gate: SessionGate, items: list[pytest.Item]) -> None:
-        """Have all cells judged before the first of them is measured here."""
         try:
             self.session.hold_machine()
             gate.judge(items, self._sharding)
@@ -262,7 +261,6 @@ class MeasuredSession:
             self._tell(item, report, verdict)
 
     def _tell(self, item: pytest.Item, report: pytest.TestReport, verdict: CellVerdict) -> None:
-        """Put a verdict into the record and the report of a cell."""
         if (outcome := item.stash.get(OUTCOME, None)) is not None:
             record = msgspec.structs.replace(outcome.record, verdict=verdict.as_record())
             item.stash[OUTCOME] = msgspec.structs.replace(outcome, record=record)

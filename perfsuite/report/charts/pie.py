@@ -39,8 +39,7 @@ def describe_pie(profile: Profile) -> str:
 
 def draw_pie(profile: Profile, file_format: Format) -> bytes:
     """Return the chart as a file; the same profile gives the same bytes."""
-    # Imported here, because no other report needs it; not pyplot, which keeps figures and looks
-    # for a screen.
+    # Imported here, as no other report needs it; pyplot would keep figures and look for a screen.
     import matplotlib
     from matplotlib.figure import Figure
 

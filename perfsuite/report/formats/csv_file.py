@@ -66,6 +66,4 @@ def escape_formula(value: object) -> object:
     >>> escape_formula("=1+1"), escape_formula(-1.5)
     ("'=1+1", -1.5)
     """
-    if isinstance(value, str) and value.startswith(_FORMULA_STARTS):
-        return f"'{value}"
-    return value
+    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA_STARTS) else value

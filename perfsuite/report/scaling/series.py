@@ -113,8 +113,7 @@ class ScalingPoint:
         efficiency: Samples per second and device over the base's; None of the base.
         forward_ratio: Seconds of forward for a sample of a device, over the base's; None where
             forward communicates, or was not measured.
-        exposed_ratio: The part of the step that waits for communication; None where the stages do
-            not show it.
+        exposed_ratio: The part of a step that waits for communication; None if it is not shown.
     """
 
     cell: ScaledCell

@@ -219,6 +219,4 @@ def _evaluated_split(trainer: Trainer) -> tuple[EvaluatedSplit | None, str | Non
 
 
 def _gpu_uuid(device: torch.device) -> str | None:
-    if device.type != "cuda":
-        return None
-    return f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+    return None if device.type != "cuda" else f"GPU-{torch.cuda.get_device_properties(device).uuid}"

@@ -159,12 +159,9 @@ class LiveStorage(StepMode):  # type: ignore[no-untyped-call]
         key = id(storage)
         life = self._lives.get(key)
         if life is None:
-            reference = weakref.ref(storage, lambda _: self._forget(key))
+            reference = weakref.ref(storage, lambda _: self._resize(self._lives.pop(key), 0))
             life = self._lives[key] = _Life(reference, 0, is_made_here)
         self._resize(life, storage.nbytes())
-
-    def _forget(self, key: int) -> None:
-        self._resize(self._lives.pop(key), 0)
 
     def _read_sizes(self) -> None:
         if self._follow_resizes:

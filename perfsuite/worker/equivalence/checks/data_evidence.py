@@ -41,8 +41,7 @@ class DataEvidence:
             single epoch where all have the same order.
         drawn: For each shard, the indices of the first epoch (S, B) as its ranks drew them.
         seen: For each shard, the first batches that its ranks saw.
-        expected: At least the same batches as one process loads them; None where they depend on
-            random numbers.
+        expected: At least the same batches as one process loads them; None where they are random.
         by_workers: The first batches of shard 0 as loader workers load them; None where there are
             no workers, or nothing to compare with.
     """
