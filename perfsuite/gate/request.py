@@ -77,8 +77,7 @@ class GateRequest:
         head_environment: Variables of head's launches alone: what a calibration plants.
         explains: Whether what moved in a cell is looked for.
         heeds_exceptions: Whether what head lists as accepted may let a cell through.
-        pairs_file: Where a re-run of the same two trees finds what this session leaves open; None
-            judges anew each time.
+        pairs_file: Where a re-run of the same trees finds what this session leaves open, or None.
     """
 
     command: Command

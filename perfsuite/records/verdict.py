@@ -129,8 +129,7 @@ class CellVerdict(Verdict, frozen=True, kw_only=True):
         raw: Seconds an iteration of both launches of each pair, base first.
         firsts: The arm that ran first in each pair.
         mean_ratios: head / base of all rounds of each pair together, stalls included.
-        errors: Standard error of the logarithm of each ratio in `raw`, by the rounds of its pair;
-            None where it is not known.
+        errors: Standard error of each log ratio in `raw`, by the rounds of its pair, or None.
         rule: The arguments of the rule, with which the pairs give the verdict again.
         accepted: The reviewed exceptions that it rests on, in words.
     """

@@ -85,8 +85,7 @@ class Suite:
 
     Attributes:
         cells: What the markers of each cell set, unparsed.
-        root: pytest's rootdir, as `inifile` is its configuration; `pythonpath` and `python_files`
-            are ini values.
+        root: pytest's rootdir; `inifile` is its file, `pythonpath` and `python_files` ini values.
         broken: Why files and folders cannot be collected, by their names from the root.
         shared: What git ignores and both arms may use, as head's configuration says.
         hidden: Tests that request the benchmark fixture only while they run.

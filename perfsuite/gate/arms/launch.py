@@ -24,8 +24,7 @@ from perfsuite.gate.arms.launched import background, bytecode, collected, load_l
 from perfsuite.units import format_bytes
 
 _PLUGIN_NAME = "perfsuite_arm"
-# The files that a launch gets, under names that no package has: the launch may have another
-# perfsuite, or none.
+# A launch's files, under names that no package has: it may have another perfsuite, or none.
 _COPIED = {
     _PLUGIN_NAME: Path(background.__file__).with_name("arm_plugin.py"),
     "perfsuite_background": Path(background.__file__),

@@ -1,7 +1,6 @@
 """Options and ini values, resolved once: command line before ini file before default.
 
-Every message says where a value came from. Below this module nothing reads an option, an ini value
-or the environment.
+Every message says where a value came from. Nothing below reads options, ini or the environment.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The gate of one pytest session: `pytest PATHS --benchmark-compare`.
 
-Refuses what would pass in silence, has the cells judged before the first test runs, and gives each
-test its verdict.
+Refuses silent passes, has cells judged before the first test runs, and gives each its verdict.
 """
 
 from __future__ import annotations

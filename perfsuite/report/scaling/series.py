@@ -136,8 +136,7 @@ class ScalingSeries:
     Attributes:
         name: What they share, for people.
         batch: Samples of a step that they share: of a device (weak), or of all (strong).
-        base: What the others are measured against: `single` where it was measured, else the fewest
-            devices of the mode.
+        base: What the others are measured against: `single`, else the fewest devices of the mode.
         points: At least one, in order of devices; without the base.
     """
 

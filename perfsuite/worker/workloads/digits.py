@@ -24,8 +24,7 @@ SPLIT_SIZES: dict[Split, int] = {"train": 1200, "validation": 300, "test": 297}
 
 _SCAN_SIZE = 8
 _LARGEST_GREY = 16
-# The file is sorted by writer, so it is shuffled before it is split, and in the same way on every
-# rank and in every cell.
+# The file is sorted by writer, so it is shuffled before it is split, alike on every rank and cell.
 _SHUFFLE_SEED = 20
 
 

@@ -27,8 +27,7 @@ from perfsuite.worker.training.parallel.strategy import Strategy
 from perfsuite.worker.training.step import eval_mode
 from perfsuite.worker.training.trainer import Trainer
 
-# Stages of each rank under the interleaved schedule; with one it would be 1F1B (Narayanan et al.
-# 2021, section 2.2).
+# A rank's stages in the interleaved schedule; one would be 1F1B (Narayanan et al. 2021, 2.2).
 INTERLEAVED_STAGES_PER_RANK = 2
 
 
