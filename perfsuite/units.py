@@ -151,6 +151,15 @@ def format_change(ratio: float) -> str:
     return f"{'+' if ratio >= 1 else '-'}{format_ratio(abs(ratio - 1))}"
 
 
+def counted(number: int, noun: str) -> str:
+    """Return how many of them there are.
+
+    >>> counted(1, "cell"), counted(0, "cell")
+    ('1 cell', '0 cells')
+    """
+    return f"{number} {noun}{'s' * (number != 1)}"
+
+
 def listed(names: Collection[object], most: int = 3) -> str:
     """Return the first few of them.
 

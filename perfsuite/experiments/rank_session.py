@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import Any, cast
@@ -72,6 +73,7 @@ class Session:
             turns=settings.turns,
             shows_output=settings.shows_output,
         )
+        self._waited_s = 0.0
         self._has_swept = False
         self._reports: dict[tuple[object, ...], EquivalenceReport] = {}
 
@@ -89,7 +91,14 @@ class Session:
 
         Where another one holds it for all of the waiting time, this raises a BusyMachineError.
         """
+        began_s = time.monotonic()
         self._launcher.hold_machine()
+        self._waited_s += time.monotonic() - began_s
+
+    def take_waited_s(self) -> float:
+        """Return the seconds that `hold_machine` took since this was asked last."""
+        waited_s, self._waited_s = self._waited_s, 0.0
+        return waited_s
 
     def close(self) -> None:
         """Let the machine go."""

@@ -35,6 +35,7 @@ from perfsuite.gate.provenance.identical import Comparison
 from perfsuite.stats.evidence import Prior
 from perfsuite.system.untrusted import read_untrusted, why_unreadable
 from perfsuite.system.urls import AnyPath
+from perfsuite.units import counted
 
 # Of what is kept beside the baselines: exceptions, and a calibration.
 _MAX_FILE_BYTES = 16 * 2**20
@@ -256,7 +257,7 @@ class BaseSide:
             return None
 
         def run(names: Sequence[str]) -> Launch:
-            say(f"looking what {len(names)} cells of head load")
+            say(f"looking what is loaded by {counted(len(names), 'cell')} of head")
             plan = PairPlan(
                 number=0,
                 first="head",

@@ -49,7 +49,7 @@ from perfsuite.gate.provenance.untracked import name_untracked
 from perfsuite.gate.request import BaseSide, GateRequest, base_of, collect, head_arm, session_caches
 from perfsuite.records.verdict import CellVerdict, Explanation
 from perfsuite.system.signals import ends_on_signals
-from perfsuite.units import listed
+from perfsuite.units import counted, listed
 
 _HAS_THEM = "where a cell needs them, name a checkout that has them with --base-dir"
 # The machine of a caller that holds it already.
@@ -108,18 +108,18 @@ def run_gate(
             call = " ".join(["pytest", *request.command.arguments])
             say(f"nothing to compare: {call} selects no test with the benchmark fixture")
         side = BaseSide(request=request, suite=head.suite, base=base, caches=caches)
-        with machine:
-            session = _Session(
-                side=side,
-                differs=differs,
-                collected=head,
-                collected_s=collected_s,
-                accepted=read_exceptions(side),
-                say=say,
-            )
-            cells, judgement = session.compare()
-            if base is not None and base.instead is not None and _are_identical(cells, request):
-                cells, judgement = session.against(base.instead).compare()
+        session = _Session(
+            side=side,
+            differs=differs,
+            collected=head,
+            collected_s=collected_s,
+            accepted=read_exceptions(side),
+            say=say,
+            machine=machine,
+        )
+        cells, judgement = session.compare()
+        if base is not None and base.instead is not None and _are_identical(cells, request):
+            cells, judgement = session.against(base.instead).compare()
     return GateResult(
         cells=tuple(sorted(cells, key=lambda cell: cell.name)),
         differs=differs,
@@ -163,6 +163,7 @@ class _Session:
     collected_s: float
     accepted: Accepted
     say: Callable[[str], None]
+    machine: AbstractContextManager[object]
     policies: dict[str, CellPolicy] = field(default_factory=dict)
     used: defaultdict[str, list[Entry]] = field(default_factory=lambda: defaultdict(list))
 
@@ -181,9 +182,10 @@ class _Session:
             comparison = self.side.compare(tree, self.collected, self.say)
             if comparison is not None and comparison.reaches_no_cell:
                 return self._pass_all(comparison), None
-            if (refusal := self._prepare(tree)) is not None:
-                return not_compared("NO-BASELINE", self.side.suite.cells, refusal), None
-            cells, judgement = self._compare_with(tree, comparison)
+            with self.machine:
+                if (refusal := self._prepare(tree)) is not None:
+                    return not_compared("NO-BASELINE", self.side.suite.cells, refusal), None
+                cells, judgement = self._compare_with(tree, comparison)
             return [self._complete(cell, tree) for cell in cells], judgement
 
     def _compare_with(
@@ -347,7 +349,8 @@ class _Session:
         }
         if not skipped:
             return
-        self.say(f"looking whether the base measures what is skipped now: {len(skipped)} cells")
+        cells = counted(len(skipped), "cell")
+        self.say(f"looking whether the base measures what is skipped now: {cells}")
         with self.side.tree() as plain:
             self._prepare(plain)
             own = self.side.own_arm(plain)
@@ -363,7 +366,7 @@ class _Session:
         moved = [trial.name for trial in judgement.trials if trial.word in ("FAIL", "IMPROVED")]
         if not moved or not self.side.request.explains:
             return {}
-        self.say(f"profiling what moved: {len(moved)} cells")
+        self.say(f"profiling what moved: {counted(len(moved), 'cell')}")
         launches = launch_pair(arms, self._further_pair(judgement, profiles=True), moved)
         base, head = launches["base"].cells, launches["head"].cells
         return {

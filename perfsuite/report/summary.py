@@ -12,7 +12,7 @@ from perfsuite.errors import ExitCode
 from perfsuite.records.verdict import SEVERITY, CellVerdict, Explanation, exit_code
 from perfsuite.report.rows import Row
 from perfsuite.system.untrusted import printable_lines
-from perfsuite.units import format_change, format_seconds
+from perfsuite.units import counted, format_change, format_seconds
 
 _WORDS: Final = {
     ExitCode.OK: "PASS",
@@ -37,7 +37,7 @@ class Summary:
 def summarize(rows: Sequence[Row]) -> Summary:
     """Return the verdict over all cells."""
     words = Counter(row.verdict.word for row in by_severity(rows) if row.verdict is not None)
-    cells = "1 cell" if len(rows) == 1 else f"{len(rows)} cells"
+    cells = counted(len(rows), "cell")
     if not words:
         return Summary(word=None, text=f"{cells}, none of them judged")
     text = ", ".join(f"{words[word]} {word}" for word in SEVERITY if word in words)
@@ -75,7 +75,7 @@ def verdict_sentence(cell: CellVerdict) -> str:
     text: str = cell.word
     if cell.ratio is not None and cell.num_pairs > 1:
         change = f"{format_change(cell.ratio)} against the base"
-        text += f": {change}, between {interval_text(cell)} ({cell.num_pairs} pairs)"
+        text += f": {change}, between {interval_text(cell)} ({counted(cell.num_pairs, 'pair')})"
     return printable_lines("; ".join(filter(None, [text, reason_text(cell)])))
 
 

@@ -61,6 +61,7 @@ def test_a_change_of_documentation_alone_launches_nothing(shop: Repository, tmp_
         f"{PRICE} PASS",
         "1 cell: identical: only documentation differs from the base: README.md, docs/conf.py",
     )
+    assert gated.output.count("only documentation differs") == 1
     # The session itself, and what asked head for its cells.
     assert num_processes == 2
     judged.expect(0, "pair 1: *", f"{PRICE} PASS *", "1 cell: pairs against the first parent *")
@@ -93,6 +94,8 @@ def test_where_no_cell_loads_what_is_uncommitted_the_commit_itself_is_judged(
 
     gated.expect(
         10,
+        "looking what is loaded by 1 cell of head",
+        "profiling what moved: 1 cell",
         "base: the first parent of HEAD, *; nothing that a cell loads differs from HEAD",
         f"{PRICE} FAIL +200.0 % *",
     )

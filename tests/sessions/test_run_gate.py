@@ -617,6 +617,17 @@ def test_a_base_that_is_none_is_refused_without_waiting_for_the_machine(
     assert not machine.was_held
 
 
+def test_a_change_of_documentation_alone_does_not_wait_for_the_machine(tmp_path: Path) -> None:
+    base = {"pkg/code.py": CODE.format(slow=1), "bench/test_a.py": BENCH}
+    folder = make_project(tmp_path, base, {"README.md": "more"})
+    machine = Machine()
+
+    result = gate(folder, machine=machine)
+
+    assert {cell.by for cell in result.cells} == {"identical"}
+    assert not machine.was_held
+
+
 @pytest.mark.parametrize(("heeds", "allowed"), [(True, 1.5), (False, 1.0)])
 def test_exceptions_in_a_linked_file_count_only_where_they_are_heeded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, heeds: bool, allowed: float

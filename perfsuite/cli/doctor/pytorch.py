@@ -21,6 +21,7 @@ from perfsuite.cli.doctor.findings import Finding
 from perfsuite.errors import PerfsuiteError
 from perfsuite.experiments.rank_session import Session
 from perfsuite.experiments.settings import Settings
+from perfsuite.units import counted
 
 # Torch is loaded within 4 s and two ranks have their sum 0.1 s later (measured on 2 cores): ranks
 # that need these times are stuck.
@@ -120,7 +121,7 @@ def torch_finding(facts: TorchFacts, num_gpus: int) -> Finding:
     """Judge the torch build against the GPUs that NVML shows."""
     parts = {"CUDA": facts.cuda, "cuDNN": facts.cudnn, "NCCL": facts.nccl}
     libraries = ", ".join(f"{name} {found}" for name, found in parts.items() if found)
-    threads = "1 thread" if facts.num_threads == 1 else f"{facts.num_threads} threads"
+    threads = counted(facts.num_threads, "thread")
     gpus = "1 GPU" if facts.num_gpus == 1 else f"{facts.num_gpus} GPUs"
     text = f"{facts.version} ({libraries or 'no CUDA'}), {threads} a rank, {gpus}"
     if facts.num_gpus == num_gpus:

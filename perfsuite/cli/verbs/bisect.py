@@ -19,7 +19,7 @@ from perfsuite.report.summary import reason_text
 from perfsuite.stats.sequential import DEFAULT_MAX_PAIRS, LEAST_MAX_PAIRS
 from perfsuite.system.files import check_writable
 from perfsuite.system.untrusted import printable_lines
-from perfsuite.units import format_change, format_ratio, option_bounds, short_commit
+from perfsuite.units import counted, format_change, format_ratio, option_bounds, short_commit
 
 # The gate's, for the one that is not given beside the other.
 _TOLERANCE, _LIMIT = "2%", "5%"
@@ -104,7 +104,7 @@ def _describe_first(first: BisectStep) -> str:
         return f"{subject}: {reason_text(verdict)}"
     low, high = map(format_change, verdict.interval)
     text = f"{subject}: slower by {format_ratio(verdict.ratio - 1)} than the good one "
-    text += f"({low} to {high}, {verdict.num_pairs} pairs)"
+    text += f"({low} to {high}, {counted(verdict.num_pairs, 'pair')})"
     return "; ".join(filter(None, [text, reason_text(verdict)]))
 
 

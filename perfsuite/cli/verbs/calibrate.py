@@ -23,7 +23,7 @@ from perfsuite.records.recipe_text import parse_recipe
 from perfsuite.stats.power import recommend
 from perfsuite.stats.sequential import DEFAULT_MAX_PAIRS
 from perfsuite.system.files import check_writable
-from perfsuite.units import format_ratio, option_bounds, option_ratio
+from perfsuite.units import counted, format_ratio, option_bounds, option_ratio
 
 Planted = Annotated[
     list[str] | None,
@@ -106,7 +106,7 @@ def describe(result: CalibrationResult) -> list[str]:
 
 
 def _describe_noise(noise: CellNoise) -> str:
-    text = f"{format_ratio(noise.sd)} ({noise.num_pairs} pairs"
+    text = f"{format_ratio(noise.sd)} ({counted(noise.num_pairs, 'pair')}"
     if noise.round_sd is not None and noise.launch_sd is not None:
         text += f"; rounds explain {format_ratio(noise.round_sd)}"
         text += f", launches {format_ratio(noise.launch_sd)}"

@@ -19,7 +19,7 @@ from perfsuite.records.recipe_text import describe_recipe, parse_recipe
 from perfsuite.report.terminal.compare import comparison_sentence, comparison_table
 from perfsuite.stats.sequential import DEFAULT_MAX_PAIRS
 from perfsuite.system.files import check_writable
-from perfsuite.units import option_bounds
+from perfsuite.units import counted, option_bounds
 
 
 def compare_recipes(
@@ -70,7 +70,8 @@ def compare_recipes(
     typer.echo(comparison_table(names, comparison.step_times_s, comparison.num_samples, records))
     sentence = comparison_sentence(comparison.word, comparison.ratio, comparison.interval)
     typer.echo(sentence)
-    typer.echo(f"{len(comparison.raw)} pairs in {comparison.wall_s:.0f} s, seed {request.seed}")
+    pairs = counted(len(comparison.raw), "pair")
+    typer.echo(f"{pairs} in {comparison.wall_s:.0f} s, seed {request.seed}")
     write_json(json_file, **_figures(request, comparison), sentence=sentence, numerics=numerics)
 
 

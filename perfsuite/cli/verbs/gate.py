@@ -30,7 +30,7 @@ from perfsuite.stats.sequential import DEFAULT_MAX_PAIRS
 from perfsuite.system.files import check_writable, write_atomically
 from perfsuite.system.untrusted import printable
 from perfsuite.system.urls import locate
-from perfsuite.units import format_change, option_bounds
+from perfsuite.units import counted, format_change, option_bounds
 
 Base = Annotated[
     str | None, typer.Option(help="Revision to compare with; the merge base unless given.")
@@ -152,7 +152,8 @@ def _show(result: GateResult) -> None:
     for text in verdict_lines(result.cells, result.refusal, result.differs):
         typer.echo(text)
     if (judged := result.judgement) is not None:
-        typer.echo(f"{judged.num_pairs} pairs in {judged.wall_s:.0f} s, seed {result.seed}")
+        pairs = counted(judged.num_pairs, "pair")
+        typer.echo(f"{pairs} in {judged.wall_s:.0f} s, seed {result.seed}")
 
 
 def _to_markdown(result: GateResult, request: GateRequest) -> str:

@@ -30,7 +30,14 @@ from perfsuite.stats.trend import MIN_VALUES
 from perfsuite.system.files import check_writable
 from perfsuite.system.untrusted import printable
 from perfsuite.system.urls import locate
-from perfsuite.units import format_change, format_ratio, format_seconds, option_ratio, short_commit
+from perfsuite.units import (
+    counted,
+    format_change,
+    format_ratio,
+    format_seconds,
+    option_ratio,
+    short_commit,
+)
 
 # A run on each working day of a year.
 _NUM_RUNS = 250
@@ -152,7 +159,7 @@ def _known(cell: str, stored: StoredHistory) -> str:
 
 def _overview(one: CellHistory) -> Iterator[str]:
     points = one.timeline.points
-    runs = f"{len(points)} run{'s' * (len(points) > 1)}"
+    runs = counted(len(points), "run")
     yield f"{one.timeline.cell}: {runs}, {_named(points[0])} to {_named(points[-1])}"
     if num_elsewhere := one.timeline.num_elsewhere:
         yield f"further runs, whose ranks found another environment: {num_elsewhere}"
@@ -205,7 +212,7 @@ def _where(change: DatedChange) -> str:
         return text if change.num_commits is None else f"{text}, so not by a commit"
     return (
         f"between {_name(before)} and {_name(after)} ({after.made_at:%Y-%m-%d}, "
-        f"{change.num_commits} commit{'s' * (change.num_commits > 1)})"
+        f"{counted(change.num_commits, 'commit')})"
     )
 
 

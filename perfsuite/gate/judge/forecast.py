@@ -8,6 +8,7 @@ from typing import Final
 
 from perfsuite.gate.judge.trial import Budget
 from perfsuite.stats.spending import FIRST_LOOK
+from perfsuite.units import counted
 
 # For a session in which nothing became slower; a slowdown takes more.
 _USUAL_PAIRS: Final = 3
@@ -41,7 +42,7 @@ def describe_cost(num_cells: int, pair_s: float | None, budget: Budget) -> str:
     >>> describe_cost(8, None, Budget(max_pairs=16, max_s=1800.0))
     '8 cells, at most 30 min; the first pair will tell how long'
     """
-    cells = f"{num_cells} cell{'s' * (num_cells != 1)}"
+    cells = counted(num_cells, "cell")
     most = f"at most {_time(budget.max_s)}"
     if pair_s is None:
         return f"{cells}, {most}; the first pair will tell how long"

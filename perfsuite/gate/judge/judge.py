@@ -28,7 +28,7 @@ from perfsuite.gate.provenance.symmetry import find_asymmetry
 from perfsuite.stats.evidence import Prior
 from perfsuite.stats.sequential import Rule
 from perfsuite.system.fitness import read_sensors, why_unfit
-from perfsuite.units import format_change
+from perfsuite.units import counted, format_change
 
 # Pairs that do not count, before the machine as a whole does not.
 _MAX_UNFIT = 3
@@ -257,7 +257,7 @@ def _judge_numerics(trial: Trial) -> None:
 def _progress(session: _Session, judged: Sequence[Trial], trials: Sequence[Trial]) -> Iterator[str]:
     """How many cells are decided, and the running intervals: those decided now, the widest else."""
     undecided = [trial for trial in trials if trial.word is None]
-    decided = f"{len(trials) - len(undecided)} of {len(trials)} cells decided"
+    decided = f"{len(trials) - len(undecided)} of {counted(len(trials), 'cell')} decided"
     yield f"pair {session.num_pairs}: {decided} ({session.spent_s:.0f} s)"
     if session.num_pairs < 2:  # one pair does not show its spread
         if undecided:

@@ -12,7 +12,7 @@ from perfsuite.gate.judge.counts import parse_slacks
 from perfsuite.plugin.fixtures import is_cell
 from perfsuite.plugin.recorder import is_benchmark
 from perfsuite.plugin.session.choices import MATRICES, one_of
-from perfsuite.units import parse_ratio, parse_seconds
+from perfsuite.units import counted, parse_ratio, parse_seconds
 
 
 def _counts(value: Any) -> dict[str, Any]:
@@ -73,7 +73,7 @@ def describe_foreign(items: Sequence[pytest.Item]) -> str | None:
         return None
     item, marker = foreign[0]
     values = (*map(repr, marker.args), *(f"{k}={v!r}" for k, v in marker.kwargs.items()))
-    of_tests = "1 test" if len(foreign) == 1 else f"{len(foreign)} tests"
+    of_tests = counted(len(foreign), "test")
     return (
         f"the perf markers of {of_tests} have arguments that are not perfsuite's and were not "
         f"read; the first: {item.nodeid} has perf({', '.join(values)})"

@@ -199,6 +199,7 @@ class MeasuredSession:
     def _judge(self, gate: SessionGate, items: list[pytest.Item]) -> None:
         try:
             self.session.hold_machine()
+            self.session.take_waited_s()  # by no test
             gate.judge(items, self._sharding)
         except SettingError as error:
             raise pytest.UsageError(str(error)) from error
@@ -211,6 +212,8 @@ class MeasuredSession:
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         """Show a user's mistake in one message, and keep the line of a cell that ended."""
         report = yield
+        if self._saver is not None and self._session is not None:
+            self._saver.leave_out(item.nodeid, self._session.take_waited_s())
         error = call.excinfo.value if call.excinfo is not None else None
         if isinstance(error, BusyMachineError):
             pytest.exit(f"perfsuite: {error}", returncode=ExitCode.REFUSED)

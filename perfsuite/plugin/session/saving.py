@@ -129,6 +129,10 @@ class RunSaver:
         if report.failed and not hasattr(report, "wasxfail") and not is_verdicts:
             self.failed.add(report.nodeid)
 
+    def leave_out(self, fullname: str, seconds: float) -> None:
+        """Do not count a part of a test's duration, in which it waited for the machine."""
+        self._durations_s[fullname] -= seconds
+
     def pytest_keyboard_interrupt(self) -> None:
         """Count a session that was cut off: what it was at has no report, but may have times."""
         self.failed.add("the test that was interrupted")

@@ -20,7 +20,7 @@ from perfsuite.plugin.session.saving import commit_info
 from perfsuite.plugin.session.storage import STORAGE
 from perfsuite.records.shard import Shard, ShardStamp, assign, digest_of
 from perfsuite.system.urls import AnyPath, locate
-from perfsuite.units import format_seconds
+from perfsuite.units import counted, format_seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +80,7 @@ class Sharding:
         if self.num_cells == 0:
             return f"shard {self.shard} is empty: no cell was collected"
         return (
-            f"shard {self.shard} is empty: {_counted(self.num_cells)} in "
+            f"shard {self.shard} is empty: {counted(self.num_cells, 'cell')} in "
             f"{self.shard.num_shards} shards; use {self.num_cells} shards or fewer"
         )
 
@@ -128,7 +128,7 @@ def cut(names: Sequence[str], shard: Shard, find_source: Callable[[], DurationSo
         why = f" ({durations.refused[0].reason})" if durations.refused else ""
         raise SettingError(
             f"--perf-durations is {str(source)!r}, which has no duration of any of the "
-            f"{_counted(len(names))}{why}; name a run that perfsuite wrote, such as "
+            f"{counted(len(names), 'cell')}{why}; name a run that perfsuite wrote, such as "
             "results/run.json, or a folder of them"
         )
     assigned = assign(durations.seconds, shard.num_shards)
@@ -156,11 +156,7 @@ def _describe(
         for names in (cells, durations.seconds)
     )
     return (
-        f"shard {stamp.shard}: {len(cells)} of {_counted(stamp.num_cells)}, partition "
+        f"shard {stamp.shard}: {len(cells)} of {counted(stamp.num_cells, 'cell')}, partition "
         f"{stamp.partition}, {own_s} of {all_s} by {durations.num_known} known durations from "
         f"{source}"
     )
-
-
-def _counted(num_cells: int) -> str:
-    return "1 cell" if num_cells == 1 else f"{num_cells} cells"

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Final, Literal
 
-from perfsuite.units import format_bytes, format_seconds
+from perfsuite.units import counted, format_bytes, format_seconds
 
 Axis = Literal["world_size", "num_bytes"]
 
@@ -98,11 +98,8 @@ def fit_ring(measured: Sequence[AllReduce]) -> RingModel | str:
     usable = list(filter(is_usable, measured))
     sizes = sorted({one.num_bytes for one in usable})
     if len(sizes) < 2:
-        plural = "" if len(sizes) == 1 else "s"
-        return (
-            f"all_reduce was measured at {len(sizes)} message size{plural}; parameters need 2 or "
-            "more"
-        )
+        measured_at = counted(len(sizes), "message size")
+        return f"all_reduce was measured at {measured_at}; parameters need 2 or more"
     if sizes[-1] < _LEAST_SIZE_RATIO * sizes[0]:
         return (
             f"all_reduce was measured from {format_bytes(sizes[0])} to "

@@ -10,7 +10,7 @@ from perfsuite.records.verdict import CellVerdict
 from perfsuite.report.summary import exceptions_of, interval_text, reason_text
 from perfsuite.report.terminal.tables import text_table
 from perfsuite.system.untrusted import printable, printable_lines
-from perfsuite.units import format_change
+from perfsuite.units import counted, format_change
 
 _COLUMNS: Final = (
     *(("cell", False), ("verdict", False)),
@@ -49,10 +49,10 @@ def verdict_lines(
         yield verdict_table(cells)
     compared = Counter(filter(None, (cell.compared_with for cell in cells)))
     for text, number in compared.items():
-        yield printable(f"{number} cell{'s' if number > 1 else ''}: {text}")
+        yield printable(f"{counted(number, 'cell')}: {text}")
     for cell in cells:
         text = reason_text(cell)
-        if text and text != refusal:
+        if text and text != refusal and cell.by != "identical":  # said once above
             yield printable_lines(f"{printable(cell.name)}: {text}")
     if cells and all(cell.word == "NEW" for cell in cells):
         yield NOTHING_YET

@@ -6,16 +6,19 @@ import json
 import os
 import subprocess
 import sys
+import time
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
+from _pytest import timing
 
 from perfsuite.gate.baselines.select import choose_runs
 from perfsuite.plugin.session import saving
 from perfsuite.plugin.session.saving import RunSaver, drop_volatile_facts
 from perfsuite.system import environment
+from perfsuite.system.timing_lock import TimingLock
 
 # A plain suite is perfsuite's to stamp and to store where one of its settings is given.
 OURS = ("--perf-gate=on",)
@@ -83,6 +86,29 @@ def test_a_run_is_saved_with_its_stamp_and_is_a_baseline(pytester: pytest.Pytest
     choice = choose_runs(pytester.path / "baselines", True, fingerprint)
     assert [list(run.cells) for run in choice.usable] == [["test_inner.py::test_sum"]]
     assert choice.refused == ()
+
+
+def test_the_duration_of_a_test_leaves_out_the_wait_for_the_machine(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited_s = [0.0]
+    for module, name in ((time, "monotonic"), (timing, "perf_counter")):
+        clock = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda clock=clock: clock() + sum(waited_s))
+    monkeypatch.setattr(TimingLock, "acquire", lambda lock: waited_s.append(3600.0))
+    cell = """
+        from perfsuite.plugin.fixtures import RUNNER
+
+        def test_sum(request, benchmark):
+            request.config.stash[RUNNER]().session.hold_machine()
+            benchmark(sum, [1])
+    """
+
+    result = run(pytester, cell, "--benchmark-save=base")
+
+    assert result.ret == 0
+    (seconds,) = saved(pytester.path / "baselines")["perfsuite"]["durations_s"].values()
+    assert 0 <= seconds < 1800
 
 
 @pytest.mark.parametrize("option", ["--benchmark-autosave", "--benchmark-save=base"])
