@@ -363,14 +363,16 @@ class _Session:
 
     def _explain(self, arms: Sequence[Arm], judgement: Judgement) -> dict[str, Explanation]:
         """What moved in each cell that failed or improved, from one more pair that is profiled."""
-        moved = [trial.name for trial in judgement.trials if trial.word in ("FAIL", "IMPROVED")]
+        moved = {one.name: one for one in judgement.trials if one.word in ("FAIL", "IMPROVED")}
         if not moved or not self.side.request.explains:
             return {}
         self.say(f"profiling what moved: {counted(len(moved), 'cell')}")
-        launches = launch_pair(arms, self._further_pair(judgement, profiles=True), moved)
+        launches = launch_pair(arms, self._further_pair(judgement, profiles=True), [*moved])
         base, head = launches["base"].cells, launches["head"].cells
         return {
-            name: explain(base[name], head[name]) for name in moved if name in base and name in head
+            name: explain(trial, base[name], head[name])
+            for name, trial in moved.items()
+            if name in base and name in head
         }
 
     def _further_pair(self, judgement: Judgement, *, profiles: bool = False) -> PairPlan:

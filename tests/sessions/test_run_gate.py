@@ -42,7 +42,7 @@ def same(clock):
 
 def slow(clock):
     spin({slow})
-    clock.work({slow} * 1e-6)
+    clock.work({slow} * 1e-8)
 """
 BENCH = """
 import pytest
@@ -204,8 +204,8 @@ def test_a_judged_cell_keeps_its_raw_pairs_and_numbers(result: GateResult) -> No
 
     assert slow.by == "pairs"
     assert slow.num_pairs == 3
-    assert [base_s for base_s, _ in slow.raw] == pytest.approx([0.05] * 3)
-    assert [head_s for _, head_s in slow.raw] == pytest.approx([0.1] * 3)
+    assert [base_s for base_s, _ in slow.raw] == pytest.approx([0.0005] * 3, rel=1e-4)
+    assert [head_s for _, head_s in slow.raw] == pytest.approx([0.001] * 3, rel=1e-4)
     assert slow.ratio == pytest.approx(2.0)
     assert slow.interval is not None
     assert 1.9 < slow.interval[0] < 2 < slow.interval[1] < 2.1

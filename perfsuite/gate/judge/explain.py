@@ -2,53 +2,88 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from perfsuite.gate.arms.arm import CellRun
-from perfsuite.records.cell import Operator
+from perfsuite.gate.judge.trial import Trial
 from perfsuite.records.run_file import StoredCell
 from perfsuite.records.verdict import Explanation
 from perfsuite.system.untrusted import MOST
 
 _NUM_NAMED = 10
-# A function is named if it alone explains at least this share of what the cell moved by.
+# A stage or a function is named if it alone explains at least this share of the cell's change.
 _SHARE_THAT_EXPLAINS = 0.3
 
 
-def explain(base: CellRun, head: CellRun) -> Explanation:
-    """Return what differs between the launches of a cell."""
+def explain(trial: Trial, base: CellRun, head: CellRun) -> Explanation:
+    """Return what moved in a cell over its pairs, and the functions of two profiled launches.
+
+    Counts alone explain a verdict that does not rest on times.
+    """
+    moves_s = [head_s - base_s for base_s, head_s in trial.raw] if trial.by == "pairs" else []
+    # A failure that an earlier session found has no other launches in this one.
+    pairs = [*zip(trial.runs.get("base", [base]), trial.runs.get("head", [head]), strict=False)]
     return _explain(
-        _pairs(_part(base, "stages_s"), _part(head, "stages_s")),
-        _pairs(_part(base, "counts"), _part(head, "counts")),
-        _functions(base.profile, head.profile),
+        statistics.median(moves_s or [0.0]),
+        _stages_over(pairs),
+        _pairs(*(_part(run, "counts") for run in pairs[-1])),
+        _rows(
+            *({name: (calls, own_s) for name, calls, own_s in one.profile} for one in (base, head)),
+            missing=(0.0, 0.0),
+        ),
     )
 
 
 def explain_stored(base: StoredCell, head: StoredCell) -> Explanation:
     """Return what differs between two stored runs of a cell."""
     return _explain(
+        head.median_s - base.median_s,
         _pairs(_fields(base.stages_s), _fields(head.stages_s)),
         _pairs(_fields(base.counts), _fields(head.counts)),
-        _operators(base.operators or (), head.operators or ()),
+        # None for an operator that a run did not keep.
+        _rows(
+            *({o.name: (o.calls, o.self_s) for o in run.operators or ()} for run in (base, head)),
+            missing=(None, None),
+        ),
     )
 
 
 def _explain(
+    change_s: float,
     stages: dict[str, tuple[float, float]],
     counts: dict[str, tuple[float, float]],
-    operators: tuple[dict[str, Any], ...],
+    rows: list[dict[str, Any]],
 ) -> Explanation:
-    moves = {name: abs(head_s - base_s) for name, (base_s, head_s) in stages.items()}
-    moved = max(moves, key=lambda name: moves[name], default=None)
+    """Name the stage and the functions that moved as the cell did, if they explain its change."""
+    moves = {name: head_s - base_s for name, (base_s, head_s) in stages.items()}
+    moved = max(moves, key=lambda name: moves[name] * change_s, default=None)
+    least_s = _SHARE_THAT_EXPLAINS * abs(change_s)
+    explains = moved is not None and moves[moved] * change_s > 0 and abs(moves[moved]) >= least_s
+    # A profile slows all of it down: what moved must explain the change of the profile too.
+    total_s = max(abs(change_s), abs(sum(map(_move_s, rows))))
+    rows = [row for row in rows if _move_s(row) * change_s > 0]
+    is_named = rows and abs(_move_s(rows[0])) >= _SHARE_THAT_EXPLAINS * total_s
     return Explanation(
-        moved_stage=moved if moved is not None and moves[moved] > 0 else None,
+        moved_stage=moved if explains else None,
         stages=stages,
         counts={name: (int(a), int(b)) for name, (a, b) in counts.items() if a != b},
-        operators=operators,
+        operators=tuple(rows[:_NUM_NAMED]) if is_named else (),
     )
+
+
+def _stages_over(runs: Sequence[tuple[CellRun, CellRun]]) -> dict[str, tuple[float, float]]:
+    """The base's median of each stage, and that with the median of the moves, as in `raw`."""
+    found = [_pairs(_part(base, "stages_s"), _part(head, "stages_s")) for base, head in runs]
+    stages: dict[str, tuple[float, float]] = {}
+    for name in found[-1]:
+        pairs = [one[name] for one in found if name in one]
+        base_s = statistics.median(before for before, _ in pairs)
+        stages[name] = base_s, max(0.0, base_s + statistics.median(b - a for a, b in pairs))
+    return stages
 
 
 def _fields(record: msgspec.Struct | None) -> Mapping[str, Any]:
@@ -71,28 +106,6 @@ def _pairs(base: Mapping[str, Any], head: Mapping[str, Any]) -> dict[str, tuple[
 def _is_number(value: object) -> bool:
     # A test may put there what it likes, more than a float holds, or NaN.
     return isinstance(value, int | float) and 0 <= value <= MOST
-
-
-def _operators(base: Sequence[Operator], head: Sequence[Operator]) -> tuple[dict[str, Any], ...]:
-    """The operators that differ; None for one that a run did not keep."""
-    before = {one.name: (one.calls, one.self_s) for one in base}
-    after = {one.name: (one.calls, one.self_s) for one in head}
-    rows = _rows(before, after, missing=(None, None))
-    differing = [row for row in rows if before.get(row["name"]) != after.get(row["name"])]
-    return tuple(differing[:_NUM_NAMED])
-
-
-def _functions(
-    base: Sequence[tuple[str, float, float]], head: Sequence[tuple[str, float, float]]
-) -> tuple[dict[str, Any], ...]:
-    """The functions whose own time changed most; none where no single one explains the move."""
-    before = {name: (calls, self_s) for name, calls, self_s in base}
-    after = {name: (calls, self_s) for name, calls, self_s in head}
-    rows = _rows(before, after, missing=(0.0, 0.0))
-    moves = [_move_s(row) for row in rows]
-    if not rows or abs(moves[0]) < _SHARE_THAT_EXPLAINS * abs(sum(moves)):
-        return ()
-    return tuple(rows[:_NUM_NAMED])
 
 
 def _rows(

@@ -79,7 +79,7 @@ def judge(
                 break
             continue
         pair.decide(undecided, rules)
-        for line in _progress(session, undecided, trials):
+        for line in _progress(session, undecided, trials, rules):
             say(line)
     for trial in trials:
         _end(trial, pair, session.why_too_long(trials))
@@ -254,14 +254,22 @@ def _judge_numerics(trial: Trial) -> None:
         trial.word, trial.by = "INCONCLUSIVE", "numerics"
 
 
-def _progress(session: _Session, judged: Sequence[Trial], trials: Sequence[Trial]) -> Iterator[str]:
+def _progress(
+    session: _Session,
+    judged: Sequence[Trial],
+    trials: Sequence[Trial],
+    rules: Mapping[str, Rule],
+) -> Iterator[str]:
     """How many cells are decided, and the running intervals: those decided now, the widest else."""
     undecided = [trial for trial in trials if trial.word is None]
     decided = f"{len(trials) - len(undecided)} of {counted(len(trials), 'cell')} decided"
     yield f"pair {session.num_pairs}: {decided} ({session.spent_s:.0f} s)"
     if session.num_pairs < 2:  # one pair does not show its spread
         if undecided:
-            yield session.why_too_long(trials) or describe_rest(session.first_s, session.budget)
+            has_history = all(rules[trial.name].prior for trial in undecided)
+            yield session.why_too_long(trials) or describe_rest(
+                undecided, session.first_s, session.budget, has_history=has_history
+            )
         return
     shown = [trial for trial in judged if trial.word is not None]
     shown += sorted(undecided, key=_width, reverse=True)[:_MOST_SHOWN]

@@ -8,8 +8,10 @@ import pytest
 
 from perfsuite.gate.arms.arm import CellRun
 from perfsuite.gate.judge.explain import explain, explain_stored
+from perfsuite.gate.judge.trial import CellPolicy, Trial
 from perfsuite.records.cell import Operator
 from perfsuite.records.run_file import StoredCell
+from perfsuite.records.verdict import Explanation
 
 Profile = tuple[tuple[str, float, float], ...]
 
@@ -22,33 +24,48 @@ def stages(**seconds: float | None) -> CellRun:
     return run({"stages_s": seconds})
 
 
-def names(*runs: CellRun) -> list[str]:
-    return [function["name"] for function in explain(*runs).operators]
+def moved(*pairs: tuple[CellRun, CellRun], by_s: float = 0.1, by: str = "pairs") -> Explanation:
+    """Of a cell that became slower by so much in these pairs, the last of which is profiled too."""
+    policy = CellPolicy(tolerance=0.02, limit=0.05, floor_s=0.0)
+    trial = Trial(name="t", policy=policy, by=by, raw=[(1.0, 1.0 + by_s)] * len(pairs))
+    if len(pairs) > 1:  # else it failed in an earlier session
+        trial.runs = {"base": [base for base, _ in pairs], "head": [head for _, head in pairs]}
+    return explain(trial, *pairs[-1])
 
 
-def test_the_stage_that_changed_most_is_named() -> None:
-    found = explain(
+def names(base: CellRun, head: CellRun, by_s: float = 0.1) -> list[str]:
+    return [function["name"] for function in moved((base, head), by_s=by_s).operators]
+
+
+def test_the_stage_that_moved_most_as_the_cell_did_is_named() -> None:
+    pair = (
         stages(load=0.010, forward=0.002, backward=0.003),
-        stages(load=0.011, forward=0.006, backward=0.003),
+        stages(load=0.002, forward=0.006, backward=0.004),
     )
 
+    found = moved(pair, by_s=0.005)
+
     assert found.moved_stage == "forward"
-    assert found.stages == {
-        "load": (0.010, 0.011),
-        "forward": (0.002, 0.006),
-        "backward": (0.003, 0.003),
-    }
+    assert found.stages.keys() == {"load", "forward", "backward"}
+    assert found.stages["forward"] == pytest.approx((0.002, 0.006))
+    assert moved(pair, by_s=-0.005).moved_stage == "load"
+    assert moved(pair, by_s=0.020).moved_stage is None  # a fifth of it
+    assert moved(pair, by_s=0.005, by="counts").moved_stage is None
 
 
-def test_a_stage_that_became_faster_counts_as_much() -> None:
-    found = explain(stages(load=0.010, forward=0.002), stages(load=0.001, forward=0.003))
+def test_the_stage_is_that_of_all_pairs_and_not_of_one() -> None:
+    even = stages(forward=1.0, optimizer=0.5), stages(forward=1.1, optimizer=0.5)
+    odd = stages(forward=1.0, optimizer=0.5), stages(forward=1.1, optimizer=0.9)
 
-    assert found.moved_stage == "load"
+    found = moved(even, even, odd)
+
+    assert found.moved_stage == "forward"
+    assert found.stages["optimizer"] == (0.5, 0.5)
 
 
 def test_a_stage_that_an_arm_does_not_know_is_left_out() -> None:
-    found = explain(
-        stages(load=0.010, evaluation=None, forward=0.1), stages(load=0.020, evaluation=0.5)
+    found = moved(
+        (stages(load=0.010, evaluation=None, forward=0.1), stages(load=0.020, evaluation=0.5))
     )
 
     assert found.stages == {"load": (0.010, 0.020)}
@@ -58,7 +75,9 @@ def test_a_stage_that_an_arm_does_not_know_is_left_out() -> None:
 def test_what_is_no_number_of_anything_is_left_out(number: Any) -> None:
     head = run({"counts": {"flops": number, "ops": 6}, "stages_s": {"load": number}})
 
-    found = explain(run({"counts": {"flops": 10, "ops": 5}, "stages_s": {"load": 0.1}}), head)
+    base = run({"counts": {"flops": 10, "ops": 5}, "stages_s": {"load": 0.1}})
+
+    found = moved((base, head))
 
     assert (found.counts, found.stages) == ({"ops": (5, 6)}, {})
 
@@ -67,19 +86,18 @@ def test_counts_are_listed_where_they_differ() -> None:
     base = run({"counts": {"flops": 10, "ops": 5, "kernel_launches": None}})
     head = run({"counts": {"flops": 12, "ops": 5, "kernel_launches": 3}})
 
-    assert explain(base, head).counts == {"flops": (10, 12)}
+    assert moved((base, head)).counts == {"flops": (10, 12)}
 
 
-def test_functions_are_in_the_order_of_what_they_moved_by() -> None:
+def test_functions_that_became_slower_are_in_the_order_of_by_how_much() -> None:
     base = run(profile=(("a.py:same", 1, 0.5), ("a.py:slow", 2, 0.1), ("a.py:gone", 1, 0.02)))
     head = run(profile=(("a.py:slow", 2, 0.4), ("a.py:same", 1, 0.5), ("a.py:new", 3, 0.05)))
 
-    found = explain(base, head).operators
+    found = moved((base, head)).operators
 
-    assert found[:3] == (
+    assert found == (
         {"name": "a.py:slow", "calls": (2, 2), "self_s": (0.1, 0.4)},
         {"name": "a.py:new", "calls": (0.0, 3), "self_s": (0.0, 0.05)},
-        {"name": "a.py:gone", "calls": (1, 0.0), "self_s": (0.02, 0.0)},
     )
 
 
@@ -100,25 +118,33 @@ def test_where_no_function_moved_enough_by_itself_none_is_named() -> None:
     assert names(base, head) == []  # a quarter each
 
 
+def test_a_function_that_moved_by_a_trifle_of_the_cells_change_is_not_named() -> None:
+    base, head = run(profile=(("a.py:f", 9, 3e-6),)), run(profile=(("a.py:f", 9, 7e-6),))
+
+    assert names(base, head, by_s=0.001) == []
+    assert names(base, head, by_s=1e-6) == ["a.py:f"]
+    assert names(head, base, by_s=1e-6) == []
+
+
 def test_without_records_and_profiles_nothing_is_claimed() -> None:
-    found = explain(run(), run({"stages_s": "broken", "counts": None}))
+    found = moved((run(), run({"stages_s": "broken", "counts": None})))
 
     assert (found.moved_stage, found.stages, found.counts, found.operators) == (None, {}, {}, ())
 
 
-def stored(*operators: tuple[str, int, float]) -> StoredCell:
+def stored(*operators: tuple[str, int, float], median_s: float = 1.0) -> StoredCell:
     kept = tuple(Operator(name=name, calls=calls, self_s=own) for name, calls, own in operators)
-    return StoredCell(median_s=1.0, params={}, operators=kept or None)
+    return StoredCell(median_s=median_s, params={}, operators=kept or None)
 
 
-def test_stored_operators_that_differ_are_listed_what_moved_most_first() -> None:
+def test_stored_operators_that_became_slower_are_listed_what_moved_most_first() -> None:
     base = stored(("aten::mm", 4, 0.5), ("aten::add", 9, 0.1), ("aten::mul", 1, 0.05))
-    head = stored(("aten::mm", 4, 0.5), ("aten::add", 18, 0.2), ("aten::sin", 2, 0.3))
+    now = ("aten::mm", 4, 0.5), ("aten::add", 18, 0.2), ("aten::sin", 2, 0.3)
+    head = stored(*now, median_s=1.4)
 
     assert explain_stored(base, head).operators == (
         {"name": "aten::sin", "calls": (None, 2), "self_s": (None, 0.3)},
         {"name": "aten::add", "calls": (9, 18), "self_s": (0.1, 0.2)},
-        {"name": "aten::mul", "calls": (1, None), "self_s": (0.05, None)},
     )
 
 
