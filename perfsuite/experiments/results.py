@@ -101,10 +101,9 @@ def combine_stages(
     """
     means = [_mean_stages(rounds, num_iterations) for rounds in rounds_by_rank]
     names = ("load", "forward", "backward", "optimizer", "evaluation", "other")
-    largest = {
-        name: max((one[name] for one in means if name in one), default=None) for name in names
-    }
-    return StageTimes(**largest)
+    return StageTimes(
+        **{name: max((one[name] for one in means if name in one), default=None) for name in names}
+    )
 
 
 def _mean_stages(rounds: Sequence[RoundTimes], num_iterations: int) -> dict[str, float]:

@@ -25,8 +25,7 @@ _MAX_DEGREES_OF_FREEDOM = 8.0
 # As the rule's own floor: less is a coarse clock.
 _LEAST_SD = 0.001
 _MAX_FILE_BYTES = 16 * 2**20
-# A factor of e^50 between launches, in a billion pairs: a larger number is no measurement, and its
-# square overflows.
+# A factor of e^50 between launches, a billion pairs: more is no measurement; its square overflows.
 _MOST_SPREAD = 50.0
 _MOST_PAIRS = 10**9
 

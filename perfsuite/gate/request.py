@@ -248,8 +248,7 @@ class BaseSide:
     ) -> Comparison | None:
         """Return how to find the cells that no change touches; None where all are to be judged.
 
-        `tree` is the base's own, without head's benchmarks; `collected` is head's launch that
-        collected everything.
+        `tree` is the base's own, without head's benchmarks; `collected` is head's of everything.
         """
         request = self.request
         differs = request.base_python or request.base_environment or request.base_build

@@ -210,8 +210,7 @@ def _locate_ratio(before: Sequence[float], after: Sequence[float]) -> tuple[floa
 def locate_shift(before: Sequence[float], after: Sequence[float]) -> tuple[float, float, float]:
     """Return by how much one sample is above another, and its bounds.
 
-    The median of all differences (Hodges and Lehmann 1963), within the bounds that the test of Mann
-    and Whitney does not reject.
+    The median of all differences (Hodges and Lehmann 1963), with bounds by Mann and Whitney's test.
 
     >>> locate_shift([1.0, 2.0, 3.0], [11.0, 12.0, 13.0])[0]
     10.0

@@ -22,7 +22,6 @@ class Arm:
         folder: Where its launches run; None is the tree.
         import_roots: Folders that come first on their module path.
         pytest_arguments: What pytest is called with, paths included.
-        python_options: Of the interpreter.
         inherited: Variables that the user's own session was given.
         environment: Variables that this arm alone has.
         watched: Files and folders that its launches say whether they open.

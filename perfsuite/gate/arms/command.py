@@ -28,9 +28,7 @@ class Command:
     """One call of pytest.
 
     Attributes:
-        folder: Where.
         arguments: As they were typed, less what is for the calling session alone.
-        python_options: Of the interpreter.
         environment: Before any code under test could change it.
     """
 

@@ -255,10 +255,7 @@ def _judge_numerics(trial: Trial) -> None:
 
 
 def _progress(
-    session: _Session,
-    judged: Sequence[Trial],
-    trials: Sequence[Trial],
-    rules: Mapping[str, Rule],
+    session: _Session, judged: Sequence[Trial], trials: Sequence[Trial], rules: Mapping[str, Rule]
 ) -> Iterator[str]:
     """How many cells are decided, and the running intervals: those decided now, the widest else."""
     undecided = [trial for trial in trials if trial.word is None]

@@ -271,9 +271,7 @@ def blamed_rank(ends: Sequence[PhaseEnd]) -> int | None:
     first = [rank for rank in failed if not ends[rank].is_consequence]
     # Others pass, or wait in vain for the rank that skips.
     skipped = [rank for rank, end in enumerate(ends) if end.outcome == "skipped"]
-    if len(skipped) == len(ends):
-        return None
-    return next(iter([*first, *skipped, *failed]), None)
+    return None if len(skipped) == len(ends) else next(iter([*first, *skipped, *failed]), None)
 
 
 def _refuse_process_pools(config: pytest.Config) -> None:

@@ -1,7 +1,6 @@
 """Batches of a workload's data, epoch after epoch.
 
-Any exception of the user's dataset, here or in a loader worker, becomes one message without a
-traceback of torch.
+Any exception of the user's dataset, here or in a worker, becomes one message without a traceback.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """What the check of the data judges: the order of the samples, and the first few batches.
 
-One process reads them from the suite's own loaders. Shapes: S batches of one epoch on one shard, B
-samples of a micro-batch.
+One process reads them from the suite's loaders. S batches of an epoch on a shard, B samples each.
 """
 
 from __future__ import annotations
