@@ -258,8 +258,7 @@ class Session:
     ) -> Outcome:
         """Measure the sum over ranks of a tensor of `message_bytes` bytes.
 
-        Raises a NotExercisedError without enough devices, and a PerfsuiteError where the sum is
-        wrong or a rank failed.
+        Raises a NotExercisedError without the devices, a PerfsuiteError for a bad sum or rank.
         """
         job = messages.RunCell(
             workload=None,

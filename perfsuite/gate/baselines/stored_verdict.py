@@ -70,8 +70,7 @@ class History:
     ) -> str | None:
         """Return which counts grew against the base's own run, in words; None where none did.
 
-        A decrease calls for a new stored run, because the old one would let the count grow again
-        unseen. `say` shows a line.
+        A decrease calls for a new stored run, or the count may grow again. `say` shows a line.
         """
         own = self._find_own(name)
         if own is None or own.cells[name].num_samples != num_samples:

@@ -24,8 +24,7 @@ Kind = Literal["weak", "strong"]
 # What an interval rests on: repeated launches, or the rounds of one launch of each cell.
 Basis = Literal["launches", "rounds"]
 
-# A rate times a time is a whole number of samples but for the rounding of doubles; any other rate
-# is not one of that step.
+# A rate times a time is whole samples but for rounding; any other rate is not one of that step.
 _ROUNDING: Final = 1e-9
 # Beyond it a double cannot represent every whole number.
 _MOST_SAMPLES: Final = 2**53

@@ -109,8 +109,7 @@ class LiveStorage(StepMode):  # type: ignore[no-untyped-call]
     """Follows the bytes of all live storages that operators in its `with` block use.
 
     It starts with the storages of `held`. A storage that an operator makes counts until it is
-    freed; any other (of a batch from a loader) counts from its first use. Views share a storage,
-    which counts once.
+    freed; any other (of a loader's batch) from its first use. Views share a storage, counted once.
 
     A storage can be resized without any operator, as FSDP2 frees parameters by
     `storage.resize_(0)`. With `follow_resizes` the size of every live storage is read again after
