@@ -258,7 +258,8 @@ class Session:
     ) -> Outcome:
         """Measure the sum over ranks of a tensor of `message_bytes` bytes.
 
-        Raises a NotExercisedError without the devices, a PerfsuiteError for a bad sum or rank.
+        Raises a NotExercisedError without enough devices, and a PerfsuiteError where the sum is
+        wrong or a rank failed.
         """
         job = messages.RunCell(
             workload=None,
