@@ -1,7 +1,6 @@
 """Seconds, bytes and ratios as people write and read them.
 
-Below the reports all is seconds, bytes and plain ratios; "ms", "GiB" and "%" exist only here and in
-the reports.
+Below the reports all is seconds, bytes and plain ratios, without "ms", "GiB" or "%".
 """
 
 from __future__ import annotations

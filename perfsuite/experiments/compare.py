@@ -145,7 +145,6 @@ def compare(
 
 
 def _reversed(pair: Pair) -> Pair:
-    """The pair as one of a against b."""
     return dataclasses.replace(pair, log_ratio=-pair.log_ratio, mean_log_ratio=-pair.mean_log_ratio)
 
 

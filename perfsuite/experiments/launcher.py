@@ -43,8 +43,7 @@ class TorchrunLauncher:
         self, hardware: Hardware, lock: TimingLock, peers: Peers, gpus: Sequence[str]
     ) -> None:
         """Gather the places of all peers; `gpus` are the UUIDs of those that this process sees."""
-        mine = read_place(lock.folder, gpus)
-        self._topology = Topology(tuple(peers.gather("topology", mine)))
+        self._topology = Topology(tuple(peers.gather("topology", read_place(lock.folder, gpus))))
         self.hardware = dataclasses.replace(
             hardware, num_gpus=self._topology.num_gpus, num_cores=self._topology.num_cores
         )

@@ -116,8 +116,7 @@ class Session:
 
         Modules `by_value`, such as the test's own, hold functions that the ranks cannot import.
         Raises a RankFailureError that names the first rank that crashed, was killed, hung, or
-        raised, and a WorkloadError where the function or its arguments cannot be sent to another
-        process.
+        raised, and a WorkloadError where function or arguments cannot be sent to another process.
         """
         self._sweep_once()
         job = messages.CallFunction(call=pack((function, tuple(args)), by_value=by_value))

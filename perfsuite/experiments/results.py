@@ -101,10 +101,9 @@ def combine_stages(
     """
     means = [_mean_stages(rounds, num_iterations) for rounds in rounds_by_rank]
     names = ("load", "forward", "backward", "optimizer", "evaluation", "other")
-    largest = {
-        name: max((one[name] for one in means if name in one), default=None) for name in names
-    }
-    return StageTimes(**largest)
+    return StageTimes(
+        **{name: max((one[name] for one in means if name in one), default=None) for name in names}
+    )
 
 
 def _mean_stages(rounds: Sequence[RoundTimes], num_iterations: int) -> dict[str, float]:
@@ -112,8 +111,7 @@ def _mean_stages(rounds: Sequence[RoundTimes], num_iterations: int) -> dict[str,
     for times in rounds:
         for name, seconds in times.stages_s.items():
             totals[name] = totals.get(name, 0.0) + seconds
-    in_no_stage = sum(times.duration_s for times in rounds) - sum(totals.values())
-    totals["other"] = max(0.0, in_no_stage)
+    totals["other"] = max(0.0, sum(times.duration_s for times in rounds) - sum(totals.values()))
     return {name: total / (len(rounds) * num_iterations) for name, total in totals.items()}
 
 

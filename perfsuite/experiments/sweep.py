@@ -21,8 +21,7 @@ from perfsuite.stats.intervals import Interval, geometric_interval
 Times = Mapping[int, Sequence[float]]
 _ACTIVITIES: tuple[ActivityName, ...] = ("train", "load")
 
-# A gain of more than the gate's tolerance is worth a process; advice against workers needs proof
-# that there is none.
+# A gain over the gate's tolerance is worth a process; advice against workers needs proof of none.
 _WORTHWHILE_RATIO = 0.02
 
 

@@ -138,7 +138,6 @@ class _Search:
     say: Callable[[str], None]
 
     def run(self, good_commit: str, bad_commit: str) -> BisectResult:
-        """Judge both ends, and then what lies between."""
         root, request = self.suite.root, self.request
         num_commits = repository.count_commits(root, good_commit, bad_commit)
         most = _most_steps(num_commits)
@@ -227,8 +226,7 @@ class _Bisection:
     """`git bisect` in a worktree of its own, which has its state.
 
     That is the refs `refs/bisect` and the files BISECT_* (git-worktree(1), "Refs"): a bisection
-    that the user has begun goes on undisturbed. Git checks nothing out; it only names the next
-    commit.
+    that the user has begun goes on undisturbed. Git checks nothing out; it names the next commit.
     """
 
     def __init__(self, folder: Path, *, good: str, bad: str) -> None:
@@ -324,7 +322,6 @@ def _find_ends(request: BisectRequest) -> tuple[str, str]:
 
 
 def _collect(request: BisectRequest) -> tuple[Suite, str]:
-    """The suite of the working tree, and the one cell that is named."""
     named = GateRequest(
         command=Command(folder=request.folder, arguments=(request.cell,)),
         budget=request.budget,

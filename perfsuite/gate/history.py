@@ -182,8 +182,7 @@ class CellHistory:
 class StoredHistory:
     """All stored runs of one environment, and why each other run was refused.
 
-    Runs are in the order of their commits, each with when its commit was made. `root` is None
-    outside of git.
+    Runs are in the order of their commits, with when each was made. `root` is None outside git.
     """
 
     root: Path | None

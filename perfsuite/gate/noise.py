@@ -25,8 +25,7 @@ _MAX_DEGREES_OF_FREEDOM = 8.0
 # As the rule's own floor: less is a coarse clock.
 _LEAST_SD = 0.001
 _MAX_FILE_BYTES = 16 * 2**20
-# A factor of e^50 between launches, in a billion pairs: a larger number is no measurement, and its
-# square overflows.
+# A factor of e^50 between launches, a billion pairs: more is no measurement; its square overflows.
 _MOST_SPREAD = 50.0
 _MOST_PAIRS = 10**9
 
@@ -64,9 +63,7 @@ class CellNoise(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     @property
     def launch_sd(self) -> float | None:
         """The part that launches vary by, beyond what their rounds explain."""
-        if self.round_sd is None:
-            return None
-        return math.sqrt(max(0.0, self.sd**2 - self.round_sd**2))
+        return None if self.round_sd is None else math.sqrt(max(0.0, self.sd**2 - self.round_sd**2))
 
     def as_prior(self) -> Prior:
         """What the rule may know beforehand; pairs that were all equal claim next to nothing."""
@@ -149,8 +146,7 @@ def _order_effect(sessions: Sequence[SessionPairs]) -> tuple[float, float] | tup
     if min(map(len, by_first.values())) < 2:
         return None, None
     base, head = by_first["base"], by_first["head"]
-    effect = statistics.fmean(head) - statistics.fmean(base)
-    return effect, math.sqrt(
+    return statistics.fmean(head) - statistics.fmean(base), math.sqrt(
         statistics.variance(base) / len(base) + statistics.variance(head) / len(head)
     )
 

@@ -78,8 +78,7 @@ class GateRequest:
         head_environment: Variables of head's launches alone: what a calibration plants.
         explains: Whether what moved in a cell is looked for.
         heeds_exceptions: Whether what head lists as accepted may let a cell through.
-        pairs_file: Where a re-run of the same two trees finds what this session leaves open; None
-            judges anew each time.
+        pairs_file: Where a re-run of the same trees finds what this session leaves open, or None.
     """
 
     command: Command
@@ -249,8 +248,7 @@ class BaseSide:
     ) -> Comparison | None:
         """Return how to find the cells that no change touches; None where all are to be judged.
 
-        `tree` is the base's own, without head's benchmarks; `collected` is head's launch that
-        collected everything.
+        `tree` is the base's own, without head's benchmarks; `collected` is head's of everything.
         """
         request = self.request
         differs = request.base_python or request.base_environment or request.base_build
@@ -318,9 +316,7 @@ class BaseSide:
         """Head's tree, as far as the base's is a counterpart of it."""
         root = self.suite.root
         return Head(
-            top=_top(self.request, root),
-            root=root.resolve(),
-            python_files=self.suite.python_files,
+            top=_top(self.request, root), root=root.resolve(), python_files=self.suite.python_files
         )
 
     def _command(self, tree: Path) -> Command:

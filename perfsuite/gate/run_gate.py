@@ -46,14 +46,7 @@ from perfsuite.gate.provenance.edits import code_times, why_edited
 from perfsuite.gate.provenance.identical import Comparison
 from perfsuite.gate.provenance.own_files import MIXED, find_mixed, give_back, read_own_files
 from perfsuite.gate.provenance.untracked import name_untracked
-from perfsuite.gate.request import (
-    BaseSide,
-    GateRequest,
-    base_of,
-    collect,
-    head_arm,
-    session_caches,
-)
+from perfsuite.gate.request import BaseSide, GateRequest, base_of, collect, head_arm, session_caches
 from perfsuite.records.verdict import CellVerdict, Explanation
 from perfsuite.system.signals import ends_on_signals
 from perfsuite.units import counted, listed
@@ -290,8 +283,7 @@ class _Session:
         """Name the exceptions that a verdict rests on, and what the base failed for want of."""
         reason = cell.reason
         if cell.word == "NO-BASELINE" and reason is not None:
-            root = self.side.suite.root
-            found = name_untracked(reason, root, tree, self.side.import_roots)
+            found = name_untracked(reason, self.side.suite.root, tree, self.side.import_roots)
             reason = reason if found is None else f"{reason}; {found}"
         accepted = tuple(map(in_words, self.used[cell.name]))
         return msgspec.structs.replace(cell, reason=reason, accepted=accepted)
@@ -313,8 +305,7 @@ class _Session:
         """Return the verdicts of cells that are the same on both sides, and of those that hide."""
         request, suite = self.side.request, self.side.suite
         cells = [name for name in suite.cells if request.asks_for(name)]
-        hidden = not_compared("INVALID", suite.hidden, HIDDEN)
-        return [*comparison.find_identical(cells), *hidden]
+        return [*comparison.find_identical(cells), *not_compared("INVALID", suite.hidden, HIDDEN)]
 
     def _describe_tree(self, tree: Path, changed: Collection[Path]) -> None:
         """Say where and what the base's tree is, and which benchmark files head has changed."""
@@ -329,8 +320,7 @@ class _Session:
             which = listed(sorted(names - {ANY})) or "other ones"
             self.differs[file] = f"declares {which}; both arms run with those that are installed"
         if changed:
-            named = listed(changed)
-            self.differs["benchmark files"] = f"head's run on both sides: {named}"
+            self.differs["benchmark files"] = f"head's run on both sides: {listed(changed)}"
             self.say(f"changed benchmark files; {self.differs['benchmark files']}")
 
     def _describe_variables(self, own: Suite) -> None:
@@ -364,8 +354,7 @@ class _Session:
         with self.side.tree() as plain:
             self._prepare(plain)
             own = self.side.own_arm(plain)
-            plan = self._further_pair(judgement)
-            launches = launch_pair([own], plan, [*skipped])
+            launches = launch_pair([own], self._further_pair(judgement), [*skipped])
         for name, trial in skipped.items():
             run = launches["base"].cells.get(name)
             if run is not None and run.rounds_s:

@@ -1,7 +1,6 @@
 """The fixtures of the plugin: what a test calls to measure, to prove, and to run ranks.
 
-Every pytest session imports this, so that pytest can list the fixtures; what they need is imported
-when a test calls one.
+Every session imports this, to list the fixtures; what they need is imported when a test calls one.
 """
 
 from __future__ import annotations

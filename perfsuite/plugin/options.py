@@ -1,7 +1,6 @@
 """The `--perf-*` options and their ini twins, as pytest lists them.
 
-Every pytest session imports this; what a value may be is in `choices`, which only sessions of ours
-import.
+Every pytest session imports this; what a value may be is in `choices`, which only ours import.
 """
 
 from __future__ import annotations

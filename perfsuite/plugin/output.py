@@ -19,9 +19,8 @@ _ASCII = str.maketrans({"─": "-", "±": "+-"})
 
 def legible(text: str) -> str:
     """Return a text in ASCII where the terminal has no more."""
-    encoding = getattr(sys.__stdout__, "encoding", None) or "utf-8"
     try:
-        text.encode(encoding)
+        text.encode(getattr(sys.__stdout__, "encoding", None) or "utf-8")
     except UnicodeEncodeError:
         return text.translate(_ASCII)
     return text

@@ -32,8 +32,7 @@ class Assignment:
     Attributes:
         place: Its number among those ranks of the group that may use the same processors.
         num_neighbours: How many those are, itself included.
-        gpu: Its GPU's number among those that the process sees, if it sees any; numbers beyond the
-            last begin again.
+        gpu: Its GPU's number among those that the process sees, if any; after the last the first.
         backend: "gloo" or "nccl", where the group needs torch.distributed.
         rendezvous: None for a group of one controller, which meets in its folder.
     """

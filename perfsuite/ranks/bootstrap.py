@@ -102,8 +102,7 @@ def die_with_controller() -> None:
     sentinel = controller.sentinel
     fcntl.fcntl(sentinel, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(sentinel, _F_SETSIG, signal.SIGKILL)
-    flags = fcntl.fcntl(sentinel, fcntl.F_GETFL)
-    fcntl.fcntl(sentinel, fcntl.F_SETFL, flags | os.O_ASYNC)
+    fcntl.fcntl(sentinel, fcntl.F_SETFL, fcntl.fcntl(sentinel, fcntl.F_GETFL) | os.O_ASYNC)
     if select.select([sentinel], [], [], 0)[0]:  # it died before the signal was armed
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -158,7 +157,7 @@ def sweep_stale_folders() -> None:
     """Remove what this user's groups left when their controller was killed."""
     for folder in Path(tempfile.gettempdir()).glob(f"{_GROUP_PREFIX}-*"):
         owned = _OWNED.fullmatch(folder.name)
-        if owned is None or not _is_gone(int(owned[1])):
+        if owned is None or _status(int(owned[1])) not in (None, psutil.STATUS_ZOMBIE):
             continue
         if folder.is_dir() and folder.lstat().st_uid == os.getuid():
             if (folder / SOCKETS).is_symlink():
@@ -169,10 +168,6 @@ def sweep_stale_folders() -> None:
 def is_stopped(pid: int) -> bool:
     """Whether a process is stopped until a SIGCONT."""
     return _status(pid) in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
-
-
-def _is_gone(pid: int) -> bool:
-    return _status(pid) in (None, psutil.STATUS_ZOMBIE)
 
 
 def _status(pid: int) -> str | None:

@@ -257,8 +257,7 @@ class RankGroup:
         left = [one for rank in self._running.values() for one in (rank, *_descendants(rank))]
         for pipe in self._pipes.values():
             pipe.close()  # a rank that has replied waits for this, and leaves
-        board = self._board
-        have_replied = all(board.read(rank).phase == "finish" for rank in self._ranks)
+        have_replied = all(self._board.read(rank).phase == "finish" for rank in self._ranks)
         deadline_s = time.monotonic() + (_GRACE_S if have_replied else 0.0)
         for process in self._processes.values():
             process.join(max(0.0, deadline_s - time.monotonic()))

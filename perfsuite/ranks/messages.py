@@ -59,8 +59,7 @@ class GroupPolicy:
         import_roots: Folders that come first on the ranks' module path.
         shows_output: Print what the ranks printed when all went well.
         pins_ranks: Give each rank a processor of its own, on a CPU where there are enough.
-        entry: The function that a rank runs, "package.module:function": by name, because its module
-            imports torch.
+        entry: What a rank runs, "package.module:function": by name, as its module imports torch.
         turns: Where rounds ask for their turn; None where no other arm runs beside them.
     """
 

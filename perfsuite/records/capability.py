@@ -28,9 +28,7 @@ class Hardware:
 
         Starting a group keeps half a core busy.
         """
-        if self.device != "cpu" or self.num_cores is None:
-            return 1
-        return self.num_cores // 2 + 2
+        return 1 if self.device != "cpu" or self.num_cores is None else self.num_cores // 2 + 2
 
 
 # A rank holds half a GiB and more; hundreds of them on a few processors starve the machine before

@@ -41,8 +41,7 @@ class Counts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             gets (the convention of nccl-tests).
         saved_activation_bytes: Bytes that the forward pass left alive for the backward pass.
         kernel_launches: CUDA kernels launched; None on a CPU.
-        collected_objects: Objects that refer to one another, so that only Python's collector frees
-            them.
+        collected_objects: Objects that refer to one another: only Python's collector frees them.
     """
 
     flops: Count | None
@@ -60,8 +59,7 @@ class Operator(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     Attributes:
         name: The dispatcher's, such as "aten::addmm", or that of a longer part of the step that
             torch itself names, such as "Optimizer.step#SGD.step".
-        self_s: Seconds in it and in no operator that it called: of the GPU's kernels on CUDA, of
-            the host elsewhere.
+        self_s: Seconds in it, in no operator that it called: on CUDA of kernels, else the host's.
     """
 
     name: str
@@ -123,8 +121,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         step_times_s: Seconds per iteration of each round, the slowest rank's.
-        num_iterations: Iterations of one round; None where the cell was measured before torchrun
-            restarted the ranks.
+        num_iterations: Iterations of one round; None where measured before torchrun's restart.
         missing: Why a number in the record is None, by the number's name.
     """
 

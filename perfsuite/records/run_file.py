@@ -241,8 +241,7 @@ def read_moment(path: AnyPath) -> datetime | Unusable:
     Enough to find the newest of a thousand runs: of most files only the first lines are read.
     """
     try:
-        head = _read_before(path, _STAMP) or read_json_as(path, _Head)
-        return in_utc(head.datetime)
+        return in_utc((_read_before(path, _STAMP) or read_json_as(path, _Head)).datetime)
     except (msgspec.ValidationError, OSError, ValueError) as error:
         return _unusable(path, error)
 

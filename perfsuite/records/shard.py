@@ -79,8 +79,7 @@ def assign(durations_s: Mapping[str, float | None], num_shards: int) -> dict[str
 
     The last shard then ends at most a third later than it could (Graham 1969, "Bounds on
     Multiprocessing Timing Anomalies"). Ties go by name, number of cells and number of the shard,
-    so that the result depends on the arguments alone. An unknown duration, None, counts as the
-    median.
+    so that the result depends on the arguments alone. None, unknown, counts as the median.
 
     >>> assign({"a": 1.0, "b": 3.0, "c": 1.0, "d": None, "e": 2.0}, 2)
     {'b': 1, 'e': 2, 'd': 2, 'a': 1, 'c': 2}

@@ -26,8 +26,7 @@ VerdictWord = Literal[
     "SKIPPED",
 ]
 
-# The most severe first: a failing test says more than a slow cell, and that more than a missing
-# one.
+# The most severe first: a failing test says more than a slow cell, that more than a missing one.
 SEVERITY: Final[Mapping[VerdictWord, ExitCode]] = {
     "ERROR": ExitCode.FAILED,
     "FAIL": ExitCode.REGRESSION,
@@ -78,8 +77,7 @@ class Verdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     """What the gate decided of a cell, as its record keeps it.
 
     Attributes:
-        by: What decided: "identical", "counts", "numerics", "screen", "pairs", "collection" or
-            "test".
+        by: What decided: "identical", "counts", "numerics", "screen", "pairs", "collection", "test"
         ratio: head / base, with its bounds, the interval; None where nothing was compared.
         mean_ratio: The same of all rounds together, stalls included; None without a pair.
         detectable: The smallest slowdown that would have been seen, 0.034 = 3.4 %.
@@ -131,8 +129,7 @@ class CellVerdict(Verdict, frozen=True, kw_only=True):
         raw: Seconds an iteration of both launches of each pair, base first.
         firsts: The arm that ran first in each pair.
         mean_ratios: head / base of all rounds of each pair together, stalls included.
-        errors: Standard error of the logarithm of each ratio in `raw`, by the rounds of its pair;
-            None where it is not known.
+        errors: Standard error of each log ratio in `raw`, by the rounds of its pair, or None.
         rule: The arguments of the rule, with which the pairs give the verdict again.
         accepted: The reviewed exceptions that it rests on, in words.
     """

@@ -39,8 +39,7 @@ class Workload:
         blocks: (model) -> the modules, in order, between which checkpointing, pipeline and
             splitting cut; None where the model has no such chain.
         micro_batch_size: Samples in a batch unless the recipe says otherwise.
-        metric: "accuracy", "none", or (outputs, targets) -> dict of numbers, each the mean over the
-            batch.
+        metric: "accuracy", "none", or (outputs, targets) -> dict of numbers, means over the batch.
     """
 
     name: str

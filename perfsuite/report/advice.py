@@ -133,8 +133,7 @@ def _is_fewer(per_s: float, row: Row, alone_per_s: float, alone: Row) -> bool:
     relative_error = math.hypot(
         _standard_error(row) / row.step_time_s, _standard_error(alone) / alone.step_time_s
     )
-    needed = max(_LAUNCHES_DIFFER, _STANDARD_ERRORS * relative_error)
-    return alone_per_s / per_s - 1 > needed
+    return alone_per_s / per_s - 1 > max(_LAUNCHES_DIFFER, _STANDARD_ERRORS * relative_error)
 
 
 def _precision(rows: Sequence[Row]) -> Iterator[Advice]:

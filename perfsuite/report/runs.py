@@ -193,7 +193,6 @@ def _with_stamped(rows: Sequence[Row], words: Mapping[str, VerdictWord]) -> Iter
 
 
 def _accepted(exceptions: Mapping[str, Sequence[str]]) -> Iterator[str]:
-    """Yield a line for each reviewed exception that verdicts rest on."""
     for text in dict.fromkeys(text for texts in exceptions.values() for text in texts):
         yield printable(f"accepted: {text}")
 

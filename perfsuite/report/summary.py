@@ -22,8 +22,7 @@ _WORDS: Final = {
     ExitCode.REFUSED: "NO VERDICT",
     ExitCode.NOTHING_COMPARED: "NOTHING COMPARED",
 }
-# Changes that a reader need not be told: there is none, or there are no losses, as in every cell of
-# a plain suite.
+# Changes that a reader need not be told: none, or no losses, as in every cell of a plain suite.
 _UNTOLD: Final = ("same bits", "cannot be told: no loss")
 
 

@@ -9,8 +9,7 @@ Y of m values beside each other it measures
 takes the split of any segment where Q is largest, tests it against the same search over series
 with shuffled segments, and goes on until a split is not significant. Apache Otava's search for a
 split is the same; its significance test is another (decision 0011). The shuffled series have the
-autocorrelation of the tested one between its changes, so that a machine which is slow for some days
-is no change of the code.
+autocorrelation of the tested one between its changes, so that a machine's slow days are no change.
 
 Shapes: n values; a matrix of Q has a row for each end of X and a column for each end of Y.
 """
@@ -140,10 +139,7 @@ def _weights(num_values: int) -> _Weights:
 
 
 def _is_significant(
-    observed: float,
-    segments: Sequence[Floats],
-    correlation: float,
-    generator: np.random.Generator,
+    observed: float, segments: Sequence[Floats], correlation: float, generator: np.random.Generator
 ) -> bool:
     """Whether no shuffled series has as large a Q; a series without a change ends after a few."""
     least = observed * (1 - _ROUNDING)

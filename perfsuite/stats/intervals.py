@@ -84,8 +84,7 @@ def geometric_interval(samples: Sequence[float], *, tail: float = 0.025) -> Inte
         return Interval(centre=samples[0], low=0.0, high=math.inf)
     logs = [math.log(sample) for sample in samples]
     mean = statistics.fmean(logs)
-    freedom = len(logs) - 1
-    reach = float(exceeded_t(tail, freedom)) * statistics.stdev(logs) / math.sqrt(len(logs))
+    reach = float(exceeded_t(tail, len(logs) - 1)) * statistics.stdev(logs) / math.sqrt(len(logs))
     return Interval(centre=math.exp(mean), low=math.exp(mean - reach), high=math.exp(mean + reach))
 
 

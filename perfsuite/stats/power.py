@@ -34,8 +34,7 @@ def recommend(prior: Prior, *, num_cells: int, max_pairs: int) -> tuple[float, f
     """Return the tightest (tolerance, limit) that the rule can hold, None if it can hold none.
 
     With it the rule finds a slowdown as large as the limit, and passes identical code, in nine of
-    ten sessions, which are simulated with normal noise; their rounds explain none of it, and no
-    round stalls.
+    ten sessions, simulated with normal noise; their rounds explain none of it, none stalls.
 
     >>> recommend(Prior(sd=0.004), num_cells=8, max_pairs=16)
     (0.005, 0.02)
@@ -48,11 +47,7 @@ def recommend(prior: Prior, *, num_cells: int, max_pairs: int) -> tuple[float, f
     noise = np.random.default_rng(0).normal(0.0, prior.sd, (_NUM_SESSIONS, max_pairs))
     for tolerance, limit in _CHOICES:
         rule = Rule(
-            tolerance=tolerance,
-            limit=limit,
-            num_cells=num_cells,
-            max_pairs=max_pairs,
-            prior=prior,
+            tolerance=tolerance, limit=limit, num_cells=num_cells, max_pairs=max_pairs, prior=prior
         )
         slower, same = (_judge(noise + math.log1p(slowdown), rule) for slowdown in (limit, 0.0))
         found, passed = (slower == "FAIL").mean(), np.isin(same, ("PASS", "IMPROVED")).mean()

@@ -64,7 +64,6 @@ class Rule:
             IMPROVED in one with no cell faster than that.
         beta: Probability of a PASS of a cell at its limit. The screen has 2.5 % more.
         prior: None where this machine has no history: the pairs alone count.
-        first_look: Number of pairs of the first look.
     """
 
     tolerance: float

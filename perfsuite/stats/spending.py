@@ -29,7 +29,6 @@ class Schedule:
 
     Attributes:
         max_pairs: Of one session.
-        first_look: Number of pairs of the first look.
     """
 
     max_pairs: int

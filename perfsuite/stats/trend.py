@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 # With fewer values the luck of the shuffles decides whether even a clean step is found: two of the
 # 462 ways to part eleven into five and six are as clean, which is just the level of a change point.
 MIN_VALUES: Final = 13
-# Half of the tolerance of a gate by default. A long history proves smaller changes, too small to
-# act on.
+# Half of a gate's default tolerance. A long history proves smaller changes, too small to act on.
 SMALLEST_CHANGE: Final = 0.01
 # A slope a week from less than a week would be a guess about the rest of the week.
 _MIN_SPAN_WEEKS: Final = 1.0
@@ -211,8 +210,7 @@ def _locate_ratio(before: Sequence[float], after: Sequence[float]) -> tuple[floa
 def locate_shift(before: Sequence[float], after: Sequence[float]) -> tuple[float, float, float]:
     """Return by how much one sample is above another, and its bounds.
 
-    The median of all differences (Hodges and Lehmann 1963), within the bounds that the test of Mann
-    and Whitney does not reject.
+    The median of all differences (Hodges and Lehmann 1963), with bounds by Mann and Whitney's test.
 
     >>> locate_shift([1.0, 2.0, 3.0], [11.0, 12.0, 13.0])[0]
     10.0
@@ -257,8 +255,7 @@ def measure_drift(
     if not variance:
         return None
     left = np.asarray(values, float) - np.median(ordered) * np.asarray(times, float)
-    parts = [left[start:end] for start, end in pairwise(bounds)]
-    variance *= inflation(find_correlation(parts))
+    variance *= inflation(find_correlation([left[start:end] for start, end in pairwise(bounds)]))
     sd, num_slopes = math.sqrt(variance), len(ordered)
     score = float(np.sign(ordered).sum())
     # Corrected by half a step of S, which moves by 2 (Kendall 1975).

@@ -44,8 +44,7 @@ _OWN_VARIABLES: Final = {"GLOO_SOCKET_IFNAME": "lo"}
 def describe_host(environ: Mapping[str, str], num_cores: int) -> Environment:
     """Return the environment of a whole session, whatever its tests measure.
 
-    CUDA's libraries and torch's settings, which only a rank knows, are in the fingerprint of each
-    cell.
+    CUDA's libraries and torch's settings, which only a rank knows, are in each cell's fingerprint.
     """
     return Environment(
         accelerators=tuple(map(describe_gpu, visible_gpus(environ))),
@@ -124,8 +123,7 @@ class Environment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     @property
     def fingerprint(self) -> str:
         """Twelve hexadecimal digits that differ wherever any field does."""
-        canonical = msgspec.json.encode(self, order="deterministic")
-        return hashlib.sha256(canonical).hexdigest()[:12]
+        return hashlib.sha256(msgspec.json.encode(self, order="deterministic")).hexdigest()[:12]
 
 
 # The variable that each CI service sets for a pull request, and its values then; None where any

@@ -34,8 +34,7 @@ _MOST_GPU_USED = 10
 # last of our own processes ended stands for another: only what is busy for longer is another's.
 _GPU_SAMPLES_S = 2.0
 _GPU_LOOK_S = 0.2
-# Of the time, by NVML's own counter: a GPU that slows down for its heat slows down one arm's rounds
-# and not the other's.
+# Of the time, by NVML's own counter: a GPU that its heat slows down slows one arm's rounds alone.
 _MOST_THROTTLED = 0.02
 _OWN_GROUPS = Path("/proc/self/cgroup")
 _MOUNT = Path("/sys/fs/cgroup")

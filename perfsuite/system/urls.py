@@ -238,8 +238,7 @@ def _filesystem(protocol: str) -> Any:
 @functools.cache
 def _failures(protocol: str) -> tuple[type[Exception], ...]:
     names = (name.split(":") for name in _PROTOCOLS[protocol].failures)
-    others = (getattr(importlib.import_module(module), name) for module, name in names)
-    return (OSError, *others)
+    return (OSError, *(getattr(importlib.import_module(module), name) for module, name in names))
 
 
 @contextlib.contextmanager

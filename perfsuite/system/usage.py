@@ -113,8 +113,7 @@ class UsageSample(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         at_s: Since the start of the first epoch.
         utilization_ratio: Of a GPU: the time in which any kernel ran on it (NVML). Of a CPU: of
             all cores, by any process. None where the device does not report it.
-        memory_bytes: Of a GPU: all that is in use on it. Of a CPU: the rank's resident set,
-            without its loader workers.
+        memory_bytes: In use on a GPU; on a CPU the rank's resident set without loader workers.
     """
 
     at_s: float

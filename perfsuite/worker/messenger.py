@@ -68,7 +68,6 @@ class _Controller:
             self._pipe.send(message)
 
     def give_up(self, reason: str) -> None:
-        """Send that no further letter will come."""
         # A controller that is stopped would never hear it, and not take torchrun's SIGTERM either.
         with contextlib.suppress(ProcessLookupError):  # it is gone, and needs nothing
             os.kill(self._pid, signal.SIGCONT)
@@ -85,7 +84,6 @@ class _Reader:
         self._num_read = 0
 
     def run(self) -> None:
-        """Read until the store is gone."""
         pause_s = _SHORTEST_PAUSE_S
         try:
             while True:

@@ -152,8 +152,7 @@ def to_document(result: CalibrationResult) -> dict[str, Any]:
         "pair_sd_by_cell": {name: noise.sd for name, noise in result.noise.items()},
         "noise": {
             name: pick(
-                noise,
-                "sd round_sd launch_sd order_effect order_error session_sd bias bias_error",
+                noise, "sd round_sd launch_sd order_effect order_error session_sd bias bias_error"
             )
             | {"recommended": recommend_for(noise, result)}
             for name, noise in result.noise.items()

@@ -50,8 +50,7 @@ def claims(
     typer.echo(text_table([(title, False) for title in _COLUMNS], rows))
     typer.echo(f"seed {seed}")
     if bench.lines:
-        records = b"".join(encode_line(line) + b"\n" for line in bench.lines)
-        write_atomically(RECORDS_FILE, records)
+        write_atomically(RECORDS_FILE, b"".join(encode_line(line) + b"\n" for line in bench.lines))
         typer.echo(f"the records of {len(bench.lines)} launches are in {RECORDS_FILE}")
     write_json(json_file, claims=list(map(_figures, results)))
     if any(one.is_broken for one in results):

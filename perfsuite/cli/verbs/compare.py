@@ -77,7 +77,6 @@ def compare_recipes(
 
 def _figures(request: ComparisonRequest, comparison: Comparison) -> dict[str, Any]:
     """What the JSON says of the pairs; `ratio` and `raw` are of seconds per sample."""
-    records = comparison.records
     return {
         "workload": request.a.workload,
         "a": request.a.recipe.as_dict(),
@@ -87,7 +86,7 @@ def _figures(request: ComparisonRequest, comparison: Comparison) -> dict[str, An
         "pairs": len(comparison.raw),
         **pick(request, "tolerance limit seed"),
         **{
-            part: {name: getattr(record, part) for name, record in records.items()}
+            part: {name: getattr(record, part) for name, record in comparison.records.items()}
             for part in ("stages_s", "memory", "counts")
         },
     }

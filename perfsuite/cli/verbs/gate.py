@@ -61,8 +61,7 @@ Identical = Annotated[
     typer.Option(help="Let cells that no change touches pass, or judge them too."),
 ]
 NumericsChange = Annotated[
-    Literal["tell", "fail"],
-    typer.Option(help="Tell, or fail, a cell whose first losses changed."),
+    Literal["tell", "fail"], typer.Option(help="Tell, or fail, a cell whose first losses changed.")
 ]
 Markdown = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Write a summary for a pull request.")
@@ -125,7 +124,6 @@ def _base_fields(
     build: str | None,
     variables: list[str],
 ) -> dict[str, Any]:
-    """What a request says of the base: a revision or a folder, and what its arm has of its own."""
     if base is not None and base_dir is not None:
         raise SettingError("--base and --base-dir name two bases; give one of them")
     wrong = next((pair for pair in variables if pair.find("=") < 1), None)

@@ -94,8 +94,7 @@ def write_starters(folder: Path, *, num_gpus: int | None = None) -> tuple[list[s
         written.append(str(path))
     if configured is None:
         # The gate's arms import from these in any case (`import_roots`); so do other sessions.
-        pythonpath = "src ." if (folder / "src").is_dir() else "."
-        text = _CONFIGURATION.format(pythonpath=pythonpath)
+        text = _CONFIGURATION.format(pythonpath="src ." if (folder / "src").is_dir() else ".")
         write_atomically(folder / "pytest.ini", text.encode())
         written.append("pytest.ini")
     elif configuration is not None:
@@ -112,7 +111,6 @@ def write_starters(folder: Path, *, num_gpus: int | None = None) -> tuple[list[s
 
 
 def _pytest_configuration(folder: Path) -> str | None:
-    """The file that configures pytest, or may; None where there is none."""
     there = [name for name in _PYTEST_SECTIONS if (folder / name).is_file()]
     for name in there:
         if _pytest_section(name, _text(folder / name)) is not None:

@@ -18,8 +18,7 @@ _NUM_MICRO_BATCHES = 4
 # As many as a chain of the shortest length has blocks.
 _NUM_CHECKPOINTS = 4
 _LENGTHS = (4, 8, 16, 32)
-# A layer's backward pass is two products of the size of its forward one: for its input and for its
-# weight.
+# A layer's backward pass is two products as large as its forward one: for its input and its weight.
 _PASSES = 3
 
 _STATUSES: dict[NumericsStatus, Status] = {

@@ -84,10 +84,9 @@ def try_bound(bench: Bench) -> ClaimFinding:
         count: Cell(workload=workload, recipe=Recipe(num_workers=count))
         for count in _QUOTED_WORKERS
     }
-    series = bench.measure(cells, num_repetitions=_NUM_REPETITIONS).items()
     times_s = {
         count: [_load_and_update_s(each.record.stages_s) for each in outcomes]
-        for count, outcomes in series
+        for count, outcomes in bench.measure(cells, num_repetitions=_NUM_REPETITIONS).items()
     }
     return weigh_bound(times_s).on(workload)
 

@@ -22,7 +22,6 @@ class Arm:
         folder: Where its launches run; None is the tree.
         import_roots: Folders that come first on their module path.
         pytest_arguments: What pytest is called with, paths included.
-        python_options: Of the interpreter.
         inherited: Variables that the user's own session was given.
         environment: Variables that this arm alone has.
         watched: Files and folders that its launches say whether they open.
@@ -85,8 +84,7 @@ class Suite:
 
     Attributes:
         cells: What the markers of each cell set, unparsed.
-        root: pytest's rootdir, as `inifile` is its configuration; `pythonpath` and `python_files`
-            are ini values.
+        root: pytest's rootdir; `inifile` is its file, `pythonpath` and `python_files` ini values.
         broken: Why files and folders cannot be collected, by their names from the root.
         shared: What git ignores and both arms may use, as head's configuration says.
         hidden: Tests that request the benchmark fixture only while they run.

@@ -79,10 +79,9 @@ def _place() -> Path:
 
 def _installed() -> dict[str, int]:
     """When each distribution of this interpreter was installed, by the folder of its record."""
-    folders = {_place(), Path(sysconfig.get_path("platlib"))}
     return {
         path.name: path.stat().st_mtime_ns
-        for folder in folders
+        for folder in {_place(), Path(sysconfig.get_path("platlib"))}
         for path in folder.glob("*")
         if path.suffix in (".dist-info", ".egg-info", ".egg-link")
     }

@@ -177,8 +177,7 @@ class Server:
             case "finished":
                 self._read_loaded(arm)
                 if self.launches[arm].suite is None:
-                    reason = "its pytest ended before it had collected anything"
-                    self.launches[arm].failure = reason
+                    self.launches[arm].failure = "its pytest ended before it had collected anything"
                 self._finish(arm)
 
     def _take_suite(self, arm: str, message: dict[str, Any]) -> None:

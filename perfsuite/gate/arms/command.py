@@ -28,9 +28,7 @@ class Command:
     """One call of pytest.
 
     Attributes:
-        folder: Where.
         arguments: As they were typed, less what is for the calling session alone.
-        python_options: Of the interpreter.
         environment: Before any code under test could change it.
     """
 
@@ -110,10 +108,7 @@ class Command:
             folder = to / inner
             environment["PWD"] = str(folder)
         return dataclasses.replace(
-            self,
-            folder=folder,
-            arguments=tuple(map(lead, self.arguments)),
-            environment=environment,
+            self, folder=folder, arguments=tuple(map(lead, self.arguments)), environment=environment
         )
 
 

@@ -24,8 +24,7 @@ from perfsuite.gate.arms.launched import background, bytecode, collected, load_l
 from perfsuite.units import format_bytes
 
 _PLUGIN_NAME = "perfsuite_arm"
-# The files that a launch gets, under names that no package has: the launch may have another
-# perfsuite, or none.
+# A launch's files, under names that no package has: it may have another perfsuite, or none.
 _COPIED = {
     _PLUGIN_NAME: Path(background.__file__).with_name("arm_plugin.py"),
     "perfsuite_background": Path(background.__file__),
@@ -57,10 +56,9 @@ _CACHES = {
 def scratch_folder() -> Iterator[Path]:
     """Give a temporary folder that is gone afterwards, or swept once this process is dead."""
     # The path of a Unix socket, of the ranks' too, has 108 characters at most (unix(7)).
-    is_short = len(tempfile.gettempdir()) <= _LONGEST_TEMPORARY_PATH
     with tempfile.TemporaryDirectory(
         prefix=f"perfsuite-{os.getpid()}-pair-",
-        dir=None if is_short else "/tmp",
+        dir=None if len(tempfile.gettempdir()) <= _LONGEST_TEMPORARY_PATH else "/tmp",
         ignore_cleanup_errors=True,
     ) as folder:
         yield Path(folder)

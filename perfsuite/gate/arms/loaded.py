@@ -19,7 +19,6 @@ class Loaded:
         files: Python sources, compiled code, and the files that the launch watches.
         recent: The files of processes that lived since the last reading, and of those that they
             were forked from.
-        programs: The programs that were started.
         silent: Commands whose process may have run Python but could not log what it loaded.
         shells: Commands of shells and their scripts, which may have started such a process.
     """
@@ -102,9 +101,8 @@ class LoadLogReader:
 def _mapped_libraries(process: int) -> set[str]:
     """The files whose code a process has mapped (proc(5)), its program included."""
     maps = Path(f"/proc/{process}/maps").read_text(errors="surrogateescape")
-    fields = (line.split(maxsplit=5) for line in maps.splitlines())
     return {
         place[5].removesuffix(" (deleted)")
-        for place in fields
+        for place in (line.split(maxsplit=5) for line in maps.splitlines())
         if len(place) == 6 and "x" in place[1] and place[5].startswith("/")
     }

@@ -14,8 +14,7 @@ class Scheduler:
     An arm that requests a turn waits until the other requests one too, or has left the cell: what
     an arm does before its first turn would otherwise disturb what the other times. An arm that has
     left a cell waits for the other at a barrier. Where memory has no room for two, one arm enters
-    the cell after the other. Unless it says otherwise, a method returns the arms whose turn begins
-    now.
+    the cell after the other. By default a method returns the arms whose turn begins now.
     """
 
     def __init__(self, arms: Sequence[str], *, first: str) -> None:

@@ -44,8 +44,6 @@ _HEADER = re.compile(rb"^[ \t]*\[\[[ \t]*accepted[ \t]*\]\]", re.MULTILINE)
 class _Entry(
     msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="kind"
 ):
-    """The fields of every exception."""
-
     cell: str
     reason: str
     expires: datetime.date
@@ -196,8 +194,7 @@ def read_accepted(path: Path, today: datetime.date) -> Accepted:
 def read_brought(path: Path, base: bytes, today: datetime.date) -> Accepted:
     """Return the exceptions of head's file that `base`, the base's own file, does not list.
 
-    Where the base's file cannot be read, head's mends it, and no entry counts. Raises as
-    `read_accepted`.
+    Where the base's file cannot be read, head's mends it; none counts. Raises as `read_accepted`.
     """
     entries = _parse(path, _read(path))
     try:

@@ -54,10 +54,9 @@ class CellDigests:
 
     @cached_property
     def _shared(self) -> set[Path]:
-        overlay = plan_overlay(self._head, self._paths)
         return {
             path
-            for path in benchmark_files(self._head, overlay)
+            for path in benchmark_files(self._head, plan_overlay(self._head, self._paths))
             if path.name == "conftest.py" or not is_test_file(self._head, path)
         }
 

@@ -45,8 +45,7 @@ _PRIOR_DF = 8.0
 _PRIOR_HOLDS_TO = 1.25
 # e^50: more than any real ratio. The history is untrusted, and must not overflow.
 _MAX_DIFFERENCE = 50.0
-# A cell at its limit passes the screen in at most 2.5 % of sessions: a quarter of what screen and
-# judge may let pass together.
+# A cell at its limit passes the screen in at most 2.5 % of sessions: a quarter of what may pass.
 _CONFIDENCE = 0.975
 _WEEK = timedelta(weeks=1)
 
@@ -59,7 +58,6 @@ class Candidate:
         median_s: Median of its rounds, in seconds per iteration.
         fingerprint: The environment that its ranks found, None where it is not known.
         tolerance: The slowdown that is tolerated, 0.02 = 2 %.
-        limit: The slowdown that must not pass.
         num_samples: Of a step; None where the cell runs no steps.
         digest: Of its benchmark files, recipe and workload; None where they are not known.
     """

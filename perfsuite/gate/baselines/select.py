@@ -74,8 +74,7 @@ def trunk_rules(
 def base_rules(root: Path, storage: AnyPath, base: Base, lineage: Container[str]) -> TrunkRules:
     """Return the rules for a change that is compared with a base, which has this lineage."""
     return TrunkRules(
-        is_in_history=lineage.__contains__,
-        is_proposed=find_proposed(root, storage, base.revision),
+        is_in_history=lineage.__contains__, is_proposed=find_proposed(root, storage, base.revision)
     )
 
 
@@ -293,8 +292,7 @@ def _save_remotely(folder: RemotePath, name: str, data: bytes) -> RemotePath:
 
 def _take_number(folder: _Folder, name: str, create: Callable[[_Folder], None]) -> _Folder:
     """Return the first path above the highest number that `create` could make."""
-    taken = [int(path.name[:4]) for path in folder.glob(_NUMBERED)]
-    number = max(taken, default=0) + 1
+    number = max((int(path.name[:4]) for path in folder.glob(_NUMBERED)), default=0) + 1
     while True:
         path = folder / f"{number:04}_{name}.json"
         try:

@@ -70,18 +70,13 @@ class History:
     ) -> str | None:
         """Return which counts grew against the base's own run, in words; None where none did.
 
-        A decrease calls for a new stored run, because the old one would let the count grow again
-        unseen. `say` shows a line.
+        A decrease calls for a new stored run, or the count may grow again. `say` shows a line.
         """
         own = self._find_own(name)
         if own is None or own.cells[name].num_samples != num_samples:
             return None
-        base = own.cells[name]
         compared = compare_counts(
-            base,
-            head,
-            slacks=policy.slacks,
-            accepted_ratio=policy.accepted_increase,
+            own.cells[name], head, slacks=policy.slacks, accepted_ratio=policy.accepted_increase
         )
         if compared.decreases:
             shrunk = "; ".join(map(str, compared.decreases))
@@ -153,10 +148,4 @@ def read_history(
     def is_of_base(commit: str) -> bool:
         return commit == revision or not is_code_changed(root, commit, revision)
 
-    return History(
-        runs=runs,
-        refused=refused,
-        probe=probe,
-        behind=behind,
-        is_of_base=is_of_base,
-    )
+    return History(runs=runs, refused=refused, probe=probe, behind=behind, is_of_base=is_of_base)

@@ -47,9 +47,8 @@ def is_documentation(path: PurePath) -> bool:
     [False, False]
     """
     is_at_top = len(path.parts) == 1
-    is_text = path.suffix.lower() in _TEXTS
     return (
-        (is_text and (is_at_top or path.stem.lower() in _TEXT_NAMES))
+        (path.suffix.lower() in _TEXTS and (is_at_top or path.stem.lower() in _TEXT_NAMES))
         or path.parts[0] in _TEXT_FOLDERS
         or _LICENCE.fullmatch(path.name) is not None
     )
@@ -76,8 +75,7 @@ def read_uncommitted(
     root: Path, *, outputs: Sequence[Path] = (), folders: Sequence[Path] = ()
 ) -> Uncommitted:
     """Return whether the tree differs from HEAD in what a cell could load; see below."""
-    top = find_top(root) or root
-    found = [*uncommitted_files(root, top, outputs=outputs, folders=folders)]
+    found = [*uncommitted_files(root, find_top(root) or root, outputs=outputs, folders=folders)]
     return Uncommitted(is_dirty=any(is_code for _, is_code in found), is_clean=not found)
 
 
@@ -102,8 +100,7 @@ def uncommitted_files(
             yield path, is_code
         elif not is_sessions(path):
             is_searched = any(path.is_relative_to(folder) for folder in searched)
-            is_importable = path.suffix in _IMPORTABLE and is_searched
-            yield path, is_importable and not is_left_behind(top, path)
+            yield path, path.suffix in _IMPORTABLE and is_searched and not is_left_behind(top, path)
 
 
 def is_code_changed(root: Path, old: str, new: str) -> bool:
@@ -179,8 +176,7 @@ def _of_sessions(root: Path, outputs: Sequence[Path]) -> Callable[[Path], bool]:
 
 def _are_equal(one: Path, other: Path) -> bool:
     if one.is_symlink() or other.is_symlink():
-        are_links = one.is_symlink() and other.is_symlink()
-        return are_links and one.readlink() == other.readlink()
+        return one.is_symlink() and other.is_symlink() and one.readlink() == other.readlink()
     if not (one.is_file() and other.is_file()):
         return False
     is_program = [bool(path.stat().st_mode & stat.S_IXUSR) for path in (one, other)]

@@ -18,8 +18,7 @@ Whatever paths the user named, these files of head are laid over:
 4. The conftest.py of every folder above those, up to the top.
 
 A folder is laid over by removing the base's first. Head's files are those that git tracks or would
-add, as they are on the disk. A symbolic link stays a link, and none of the base's is written
-through.
+add, as they are on disk. A symbolic link stays a link; none of the base's is written through.
 """
 
 from __future__ import annotations
@@ -206,8 +205,7 @@ def tree_files(folder: Path) -> list[Path]:
         return path.parts != () and (is_left_out(folder / path) or is_inside(path.parent))
 
     # Where nothing is ignored, git lists virtual environments and caches as well.
-    inner = repository.working_files(folder)
-    return [path for path in inner if not is_inside(path.parent)]
+    return [path for path in repository.working_files(folder) if not is_inside(path.parent)]
 
 
 def read_source(file: Path) -> bytes:

@@ -161,7 +161,7 @@ def working_files(folder: Path) -> list[Path]:
 
 def tracked_files(top: Path, paths: Iterable[Path]) -> set[Path]:
     """Return those of the paths, relative to the top, that git tracks."""
-    listed = output(top, "ls-files", "-z", "--cached", "--", *map(_literal, paths))
+    listed = output(top, "ls-files", "-z", "--cached", "--", *(f":(literal){one}" for one in paths))
     return {Path(os.fsdecode(name)) for name in listed.split(b"\0") if name}
 
 
@@ -170,16 +170,11 @@ def is_ignored(top: Path, path: Path) -> bool:
     return run_git(top, "check-ignore", "--quiet", "--", os.fspath(path)).returncode == 0
 
 
-def _literal(path: Path) -> str:
-    return f":(literal){path}"
-
-
 def submodules(tree: Path) -> dict[Path, str]:
     """Return the commits of the submodules of a checkout, by their path from `tree`, its top."""
-    entries = output(tree, "ls-files", "-z", "--stage").split(b"\0")
     return {
         Path(os.fsdecode(entry.partition(b"\t")[2])): entry.split()[1].decode()
-        for entry in entries
+        for entry in output(tree, "ls-files", "-z", "--stage").split(b"\0")
         if entry.startswith(_SUBMODULE_MODE)
     }
 

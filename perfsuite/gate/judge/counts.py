@@ -255,8 +255,7 @@ def _nearest(before: Sequence[int], after: Sequence[int]) -> tuple[int, int] | N
 def _usual_slack(name: str, cell: Counted) -> Slack:
     if name not in ("saved_activation_bytes", "memory"):
         return EXACT
-    is_allocators = _metric(cell) == "max_memory_allocated"
-    return _ALLOCATOR_SLACK if is_allocators else _LIVE_STORAGE_SLACK
+    return _ALLOCATOR_SLACK if _metric(cell) == "max_memory_allocated" else _LIVE_STORAGE_SLACK
 
 
 def _values(cells: Sequence[Counted], name: str) -> list[int]:

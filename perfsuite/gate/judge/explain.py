@@ -96,7 +96,6 @@ def _part(run: CellRun, name: str) -> Mapping[str, Any]:
 
 
 def _pairs(base: Mapping[str, Any], head: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
-    """The numbers that both have."""
     return {
         name: (float(base[name]), float(head[name]))
         for name in base

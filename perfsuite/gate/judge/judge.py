@@ -259,8 +259,7 @@ def _progress(
 ) -> Iterator[str]:
     """How many cells are decided, and the running intervals: those decided now, the widest else."""
     undecided = [trial for trial in trials if trial.word is None]
-    num_decided = len(trials) - len(undecided)
-    decided = f"{num_decided} of {counted(len(trials), 'cell')} decided"
+    decided = f"{len(trials) - len(undecided)} of {counted(len(trials), 'cell')} decided"
     yield f"pair {session.num_pairs}: {decided} ({session.spent_s:.0f} s)"
     if session.num_pairs < 2:  # one pair does not show its spread
         if undecided:

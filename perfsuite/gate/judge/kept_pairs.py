@@ -2,8 +2,7 @@
 
 Without it every re-run of a red session would be another draw: a slowdown that passes in one of
 seven sessions passes in half of five re-runs. A FAIL is kept, and the rule goes on from pairs that
-it found inconclusive. The file is untrusted: it may come from the cache of a continuous
-integration.
+it found inconclusive. The file is untrusted: it may come from a CI's cache.
 """
 
 from __future__ import annotations
@@ -100,8 +99,7 @@ class KeptPairs:
             earlier = _read(self.path).comparisons
         except (OSError, ValueError):  # which was told as it was read
             earlier = []
-        trees = self.base, self.head
-        others = [one for one in earlier if (one.base, one.head) != trees]
+        others = [one for one in earlier if (one.base, one.head) != (self.base, self.head)]
         newest = _Comparison(base=self.base, head=self.head, cells=cells)
         kept = _File(comparisons=[*others, newest][-_MOST_COMPARISONS:])
         write_atomically(self.path, msgspec.json.format(msgspec.json.encode(kept), indent=1))

@@ -59,7 +59,9 @@ def describe_numerics_change(base: Sequence[CellRun], head: Sequence[CellRun]) -
     if not base or not head:
         return None
     try:
-        theirs, ours = ([_read(run) for run in runs] for runs in (base, head))
+        theirs, ours = (
+            [msgspec.convert(run.record or {}, _Trained) for run in runs] for runs in (base, head)
+        )
         limit = max(one.rounding for one in (*theirs, *ours))
     except (msgspec.ValidationError, KeyError, TypeError, ValueError) as error:
         return f"{UNKNOWN}: a record has another form: {error}"
@@ -87,10 +89,6 @@ def describe_numerics_change(base: Sequence[CellRun], head: Sequence[CellRun]) -
     if len(theirs) < 2:
         return f"{UNKNOWN}: one launch of the base does not show that the next has the same losses"
     return f"{CHANGED}: loss at step {found.step} {found.before} -> {found.after}"
-
-
-def _read(run: CellRun) -> _Trained:
-    return _Trained() if run.record is None else msgspec.convert(run.record, _Trained)
 
 
 def _beyond_rounding(differences: Sequence[_Difference | None]) -> _Difference | None:

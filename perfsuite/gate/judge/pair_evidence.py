@@ -49,8 +49,7 @@ _LEAST_BACKGROUND_S = 0.001
 def add_pair(trial: Trial, launches: Mapping[str, Launch], first: str, launch_s: float) -> None:
     """Add what a pair says of a cell, or end its trial with the reason why it says nothing.
 
-    `first` is the arm that ran the first round; `launch_s` is what the pair cost beside the rounds
-    of the cell.
+    `first` is the arm that ran the first round; `launch_s` is what the pair cost beside its rounds.
     """
     # The one that failed by itself first: the other was ended because of it.
     for arm in sorted(launches, key=lambda arm: _is_ended_by_other(launches[arm])):
@@ -75,8 +74,7 @@ def add_pair(trial: Trial, launches: Mapping[str, Launch], first: str, launch_s:
     base_s = statistics.median(base.rounds_s)
     log_ratio, error = locate_log_ratio(base.rounds_s, head.rounds_s)
     base_samples, head_samples = trial.policy.num_samples
-    head_s = base_s * math.exp(log_ratio)
-    raw = base_s / base_samples, head_s / head_samples
+    raw = base_s / base_samples, base_s * math.exp(log_ratio) / head_samples
     trial.raw.append(raw)
     total = mean_log_ratio(base.rounds_s, head.rounds_s)
     pair = Pair(

@@ -52,9 +52,7 @@ def decide_beyond(pairs: list[Pair], rule: Rule, accepted_slowdown: float) -> De
     accepted = math.log(accepted_slowdown)
     beyond = [
         dataclasses.replace(
-            pair,
-            log_ratio=pair.log_ratio - accepted,
-            mean_log_ratio=pair.mean_log_ratio - accepted,
+            pair, log_ratio=pair.log_ratio - accepted, mean_log_ratio=pair.mean_log_ratio - accepted
         )
         for pair in pairs
     ]

@@ -21,7 +21,6 @@ class CellPolicy:
 
     Attributes:
         tolerance: The slowdown that is accepted, 0.02 = 2 %.
-        limit: The slowdown that must not pass.
         floor_s: A slowdown of an iteration below this many seconds is never a FAIL.
         accepted_slowdown: A reviewed exception: the base may be taken to be this many times slower.
         slacks: Of counts, in place of the usual ones, by name; the value None switches a count

@@ -26,8 +26,7 @@ ANY = "*"
 def changed_dependencies(base: Path, head: Path) -> dict[str, frozenset[str]]:
     """Return the files that declare dependencies otherwise, and to each the distributions' names.
 
-    Not those that head alone names: the base does without them. ANY is among the names where it is
-    not known which they are.
+    Not those that head alone names: the base does without them. ANY stands for unknown ones.
     """
     before, after = _declared(base), _declared(head)
     changed = {}

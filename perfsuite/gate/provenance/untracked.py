@@ -20,8 +20,7 @@ SHARE = "name it in pytest's perf_share where both may use head's"
 def name_untracked(reason: str, head: Path, base: Path, roots: Sequence[Path]) -> str | None:
     """Return what head has, git does not track, and the base failed for; None where nothing.
 
-    `reason` is why the base failed, `head` and `base` are the two roots, and `roots` are head's
-    import roots.
+    `reason` is why the base failed, `head` and `base` are the roots, `roots` head's import roots.
     """
     for path in _candidates(reason, head, base, roots):
         top = find_top(head)

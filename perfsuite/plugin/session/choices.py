@@ -1,7 +1,6 @@
 """Options and ini values, resolved once: command line before ini file before default.
 
-Every message says where a value came from. Below this module nothing reads an option, an ini value
-or the environment.
+Every message says where a value came from. Nothing below reads options, ini or the environment.
 """
 
 from __future__ import annotations
@@ -194,7 +193,6 @@ def _value(config: pytest.Config, option: Option) -> Any:
 
 
 def _source(config: pytest.Config, name: str) -> str:
-    """Return where a value was given, for people."""
     if name.startswith("-"):
         is_typed = any(str(word).startswith(name) for word in config.invocation_params.args)
         return "command line" if is_typed else "addopts or PYTEST_ADDOPTS"

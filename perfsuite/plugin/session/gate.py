@@ -1,7 +1,6 @@
 """The gate of one pytest session: `pytest PATHS --benchmark-compare`.
 
-Refuses what would pass in silence, has the cells judged before the first test runs, and gives each
-test its verdict.
+Refuses silent passes, has cells judged before the first test runs, and gives each its verdict.
 """
 
 from __future__ import annotations
@@ -83,11 +82,7 @@ class SessionGate:
     """The verdicts of one session's cells."""
 
     def __init__(
-        self,
-        config: pytest.Config,
-        choices: Choices,
-        saver: RunSaver,
-        say: Callable[[str], None],
+        self, config: pytest.Config, choices: Choices, saver: RunSaver, say: Callable[[str], None]
     ) -> None:
         self._say = say
         self._first: GateResult | None = None
@@ -167,7 +162,7 @@ class SessionGate:
             return None
         if is_benchmark(item):
             verdict = self._decide(item, record, self._first, self._history)
-        elif self._was_timed(item):
+        elif any(one.fullname == item.nodeid for one in benchmarks_of(self._config)):
             verdict = CellVerdict(name=item.nodeid, word="INVALID", by="collection", reason=HIDDEN)
         else:
             return None
@@ -263,10 +258,6 @@ class SessionGate:
             return False
         return verdict.ratio > (1 + verdict.tolerance) / allowed  # the cell's own tolerance
 
-    def _was_timed(self, item: pytest.Item) -> bool:
-        """Whether pytest-benchmark has times of a test."""
-        return any(one.fullname == item.nodeid for one in benchmarks_of(self._config))
-
     def _decide(
         self, item: Any, record: CellRecord | None, first: GateResult, history: History
     ) -> CellVerdict | None:
@@ -316,8 +307,7 @@ class SessionGate:
 
     def _run(self, cells: Sequence[str], **changes: Any) -> GateResult:
         """Judge cells in what is left of the session's budget."""
-        request = dataclasses.replace(self._request(cells), **changes)
-        result = run_gate(request, say=self._say)
+        result = run_gate(dataclasses.replace(self._request(cells), **changes), say=self._say)
         if result.judgement is not None:
             self._left_s = max(0.0, self._left_s - result.judgement.wall_s)
         return result
@@ -359,7 +349,5 @@ def _extra_info(item: Any) -> dict[str, Any] | None:
 
 
 def _store_verdict(extra_info: dict[str, Any] | None, verdict: CellVerdict) -> None:
-    """Put a verdict into the JSON of a test's benchmark."""
     if extra_info is not None:
-        record = extra_info.setdefault("perfsuite", {})
-        record["verdict"] = msgspec.to_builtins(verdict.as_record())
+        extra_info.setdefault("perfsuite", {})["verdict"] = msgspec.to_builtins(verdict.as_record())

@@ -142,12 +142,11 @@ class MeasuredSession:
     def choose_cells(self, items: list[pytest.Item]) -> None:
         """Check markers, choose the matrix and the shard, and give each cell its clock."""
         assert self._saver is not None
-        matrix = self._choices.matrix
         try:
             for item in items:
                 markers.marker_arguments(item)
             self._foreign_markers = markers.describe_foreign(items)
-            self._select(items, lambda item: markers.is_in_matrix(item, matrix))
+            self._select(items, lambda item: markers.is_in_matrix(item, self._choices.matrix))
             cells = [item.nodeid for item in items if recorder.is_benchmark(item)]
             source = partial(sharding.duration_source, self._config, self._choices.durations)
             self._sharding = sharding.cut(cells, self._choices.shard, source)
@@ -198,7 +197,6 @@ class MeasuredSession:
             self._judge(self._gate, session.items)
 
     def _judge(self, gate: SessionGate, items: list[pytest.Item]) -> None:
-        """Have all cells judged before the first of them is measured here."""
         try:
             self.session.hold_machine()
             self.session.take_waited_s()  # by no test
@@ -261,13 +259,11 @@ class MeasuredSession:
     ) -> None:
         """Let a test that passed end in its verdict."""
         outcome = item.stash.get(OUTCOME, None)
-        record = None if outcome is None else outcome.record
-        verdict = gate.verdict_of(item, record)
+        verdict = gate.verdict_of(item, None if outcome is None else outcome.record)
         if verdict is not None:
             self._tell(item, report, verdict)
 
     def _tell(self, item: pytest.Item, report: pytest.TestReport, verdict: CellVerdict) -> None:
-        """Put a verdict into the record and the report of a cell."""
         if (outcome := item.stash.get(OUTCOME, None)) is not None:
             record = msgspec.structs.replace(outcome.record, verdict=verdict.as_record())
             item.stash[OUTCOME] = msgspec.structs.replace(outcome, record=record)

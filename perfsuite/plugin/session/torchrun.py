@@ -1,7 +1,6 @@
 """The pytest sessions that torchrun started, one on each rank, as one session that rank 0 reports.
 
-All run the same tests in the same order, and a phase of a test (setup, call, teardown) ends for
-all alike.
+All run the same tests in the same order, and a test's phase (setup, call, teardown) ends alike.
 """
 
 from __future__ import annotations
@@ -272,9 +271,7 @@ def blamed_rank(ends: Sequence[PhaseEnd]) -> int | None:
     first = [rank for rank in failed if not ends[rank].is_consequence]
     # Others pass, or wait in vain for the rank that skips.
     skipped = [rank for rank, end in enumerate(ends) if end.outcome == "skipped"]
-    if len(skipped) == len(ends):
-        return None
-    return next(iter([*first, *skipped, *failed]), None)
+    return None if len(skipped) == len(ends) else next(iter([*first, *skipped, *failed]), None)
 
 
 def _refuse_process_pools(config: pytest.Config) -> None:
@@ -286,7 +283,6 @@ def _refuse_process_pools(config: pytest.Config) -> None:
 
 
 def _silence(config: pytest.Config, output: HeldOutput | None) -> None:
-    """Write and print nothing, whatever the options say."""
     if output is not None:
         output.drop()
     recorder.write_nothing(config)

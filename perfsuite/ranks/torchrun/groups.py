@@ -153,7 +153,6 @@ class _JobOutcome:
         return time.monotonic() - self._stopped_s > CASCADE_S
 
     def _lead(self) -> None:
-        """Broadcast the outcome of the group once it is known."""
         if self._has_decided:
             return
         ended: dict[int, RankEnd] = self._peers.received(self._ended)

@@ -82,8 +82,7 @@ class Topology:
 
     def is_on_one_machine(self, world_size: int) -> bool:
         """Whether a group's ranks share a loopback interface."""
-        group = self.everyone[:world_size]
-        return len({(one.machine, one.network) for one in group}) == 1
+        return len({(one.machine, one.network) for one in self.everyone[:world_size]}) == 1
 
     def gpu_of(self, rank: int) -> int:
         """Return the number of a rank's GPU among those that it sees, 0 if it sees none.
@@ -106,8 +105,7 @@ class Topology:
         group = self.everyone[:world_size]
         if not all(one.gpus for one in group):
             return False
-        taken = {one.gpus[self.gpu_of(rank)] for rank, one in enumerate(group)}
-        return len(taken) == world_size
+        return len({one.gpus[self.gpu_of(rank)] for rank, one in enumerate(group)}) == world_size
 
     def why_not_exercised(self, recipe: Recipe) -> str | None:
         """Return why these ranks cannot run a recipe, None if they can."""

@@ -39,8 +39,7 @@ def describe_pie(profile: Profile) -> str:
 
 def draw_pie(profile: Profile, file_format: Format) -> bytes:
     """Return the chart as a file; the same profile gives the same bytes."""
-    # Imported here, because no other report needs it; not pyplot, which keeps figures and looks
-    # for a screen.
+    # Imported here, as no other report needs it; pyplot would keep figures and look for a screen.
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -64,8 +63,7 @@ def draw_pie(profile: Profile, file_format: Format) -> bytes:
         ]
         axes.legend(wedges, labels, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
         # Dollars in a name do not make it a formula.
-        title = f"{profile.workload}: {format_seconds(profile.wall_s)}"
-        axes.set_title(title, parse_math=False)
+        axes.set_title(f"{profile.workload}: {format_seconds(profile.wall_s)}", parse_math=False)
         figure.savefig(
             output,
             format=file_format,

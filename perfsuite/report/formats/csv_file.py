@@ -51,14 +51,12 @@ def _bounds(row: Row) -> tuple[float | None, ...]:
     """The ends of the interval, and the tolerance and limit that it was held against."""
     if row.verdict is None:
         return (None,) * len(_BOUNDS)
-    interval = row.verdict.interval or (None, None)
-    return (*interval, row.verdict.tolerance, row.verdict.limit)
+    return (*(row.verdict.interval or (None, None)), row.verdict.tolerance, row.verdict.limit)
 
 
 def _write(lines: Iterable[Sequence[object]]) -> str:
     output = io.StringIO()
-    writer = csv.writer(output, lineterminator="\n")
-    writer.writerows(map(escape_formula, line) for line in lines)
+    csv.writer(output, lineterminator="\n").writerows(map(escape_formula, line) for line in lines)
     return output.getvalue()
 
 
@@ -68,6 +66,4 @@ def escape_formula(value: object) -> object:
     >>> escape_formula("=1+1"), escape_formula(-1.5)
     ("'=1+1", -1.5)
     """
-    if isinstance(value, str) and value.startswith(_FORMULA_STARTS):
-        return f"'{value}"
-    return value
+    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA_STARTS) else value

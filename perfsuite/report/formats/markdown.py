@@ -1,7 +1,6 @@
 """The report as Markdown, for a step summary or a comment on a pull request.
 
-Verdict first, then the table, explanations folded. The name of a cell is shown as code and stays in
-its place.
+Verdict first, then the table, explanations folded. A cell's name is shown as code, in its place.
 """
 
 from __future__ import annotations

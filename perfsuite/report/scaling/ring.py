@@ -1,8 +1,7 @@
 """What an all_reduce costs on a ring: the model, its two parameters, and how far it errs.
 
 Every link has a latency alpha and a time for each byte beta (Hockney 1994, "The communication
-challenge for MPP"). A ring reduces and then gathers p parts of n bytes in 2 (p - 1) steps of n / p
-bytes each, so
+challenge for MPP"). A ring reduces, then gathers p parts of n bytes in 2 (p - 1) steps of n / p, so
 
     t(p, n) = 2 (p - 1) alpha + 2 (p - 1) / p n beta
 

@@ -24,8 +24,7 @@ Kind = Literal["weak", "strong"]
 # What an interval rests on: repeated launches, or the rounds of one launch of each cell.
 Basis = Literal["launches", "rounds"]
 
-# A rate times a time is a whole number of samples but for the rounding of doubles; any other rate
-# is not one of that step.
+# A rate times a time is whole samples but for rounding; any other rate is not one of that step.
 _ROUNDING: Final = 1e-9
 # Beyond it a double cannot represent every whole number.
 _MOST_SAMPLES: Final = 2**53
@@ -113,8 +112,7 @@ class ScalingPoint:
         efficiency: Samples per second and device over the base's; None of the base.
         forward_ratio: Seconds of forward for a sample of a device, over the base's; None where
             forward communicates, or was not measured.
-        exposed_ratio: The part of the step that waits for communication; None where the stages do
-            not show it.
+        exposed_ratio: The part of a step that waits for communication; None if it is not shown.
     """
 
     cell: ScaledCell
@@ -137,8 +135,7 @@ class ScalingSeries:
     Attributes:
         name: What they share, for people.
         batch: Samples of a step that they share: of a device (weak), or of all (strong).
-        base: What the others are measured against: `single` where it was measured, else the fewest
-            devices of the mode.
+        base: What the others are measured against: `single`, else the fewest devices of the mode.
         points: At least one, in order of devices; without the base.
     """
 
@@ -208,8 +205,7 @@ def _cells(rows: Sequence[Row]) -> Iterator[ScaledCell]:
     for row in rows:
         batch_size = _global_batch_size(row)
         if batch_size is not None and row.recipe is not None:
-            key = batch_size, shared_fields(row, "micro_batch_size")
-            groups.setdefault(key, []).append(row)
+            groups.setdefault((batch_size, shared_fields(row, "micro_batch_size")), []).append(row)
     for (batch_size, _), launched in groups.items():
         yield ScaledCell(rows=tuple(launched), global_batch_size=batch_size)
 

@@ -166,8 +166,7 @@ def _measured(scaling: Scaling, series: ScalingSeries) -> Iterator[_Measured]:
 
 def _predicted(links: Links) -> Iterator[tuple[str, ...]]:
     for one in links.held_out:
-        is_size = one.axis == "world_size"
-        left_out = f"{one.value} ranks" if is_size else format_bytes(one.value)
+        left_out = f"{one.value} ranks" if one.axis == "world_size" else format_bytes(one.value)
         if one.ratios:
             yield links.device, left_out, *_errors(one.ratios), ""
         else:

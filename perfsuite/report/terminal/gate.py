@@ -47,8 +47,7 @@ def verdict_lines(
         yield printable_lines(f"not compared: {refusal}")
     if cells:
         yield verdict_table(cells)
-    compared = Counter(filter(None, (cell.compared_with for cell in cells)))
-    for text, number in compared.items():
+    for text, number in Counter(filter(None, (cell.compared_with for cell in cells))).items():
         yield printable(f"{counted(number, 'cell')}: {text}")
     for cell in cells:
         text = reason_text(cell)

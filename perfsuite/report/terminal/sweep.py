@@ -41,10 +41,7 @@ def draw_sweep(
     title: str, training: Intervals, loading: Intervals, optimum: int, hurts_from: int | None
 ) -> Picture:
     """Return both times with their intervals over the workers, the optimum and what hurts."""
-    lines = [
-        _line("training step, loading included", training),
-        _line("loading alone", loading),
-    ]
+    lines = [_line("training step, loading included", training), _line("loading alone", loading)]
     tallest_s = max(high for line in lines for _, high in line.error_bars)
     best = ((float(optimum), 0.0), (float(optimum), tallest_s))
     lines.append(PlotLine(name=f"optimum: {optimum}", points=best, is_reference=True))

@@ -74,8 +74,7 @@ def text_table(columns: Sequence[tuple[str, bool]], rows: Iterable[Iterable[str]
 def render(table: Table) -> str:
     """Return a table as plain text, each row one line however long."""
     output = io.StringIO()
-    plain = Console(
+    Console(
         file=output, width=_UNLIMITED_WIDTH, color_system=None, markup=False, emoji=False
-    )
-    plain.print(table)
+    ).print(table)
     return "\n".join(text.rstrip() for text in output.getvalue().splitlines() if text.strip())

@@ -83,8 +83,7 @@ def start_activity(job: RunCell, start: RankStart, device: torch.device) -> Iter
     shard = (start.rank if num_shards > 1 else 0, num_shards)
     if trainer is not None:
         shard = trainer.strategy.shard
-    seed = job.plan.seed
-    with open_batches(workload, job.recipe, shard, seed, device, start, split) as batches:
+    with open_batches(workload, job.recipe, shard, job.plan.seed, device, start, split) as batches:
         if trainer is None:
             yield _Load(batches)
         elif job.activity == "train":

@@ -30,8 +30,7 @@ from perfsuite.worker.measure.stages import StageClock
 # in the first step. The third is the first that is like all later ones.
 _NUM_WARMUP_ITERATIONS = 3
 # Of rounds that take turns with the other arm: a disturbance of the machine lasts for longer, and
-# so happens to both. Over 240 LeNet steps a launch, turns of 2 steps had two thirds of the error of
-# turns of 8 steps.
+# so happens to both. Over 240 LeNet steps a launch, turns of 2 had two thirds of the error of 8.
 _TURN_S = 0.010
 
 

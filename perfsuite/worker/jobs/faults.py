@@ -1,7 +1,4 @@
-"""Fault injection: what a calibration adds to each iteration of one arm, for the gate to find.
-
-Runs in a rank.
-"""
+"""Fault injection in a rank: what a calibration adds to an arm's iterations for a gate to find."""
 
 from __future__ import annotations
 

@@ -215,11 +215,8 @@ def _evaluated_split(trainer: Trainer) -> tuple[EvaluatedSplit | None, str | Non
     for split in splits:
         if trainer.workload.build_dataset(split) is not None:
             return split, None
-    name = trainer.workload.name
-    return None, f"workload {name!r} has neither a validation nor a test dataset"
+    return None, f"workload {trainer.workload.name!r} has neither a validation nor a test dataset"
 
 
 def _gpu_uuid(device: torch.device) -> str | None:
-    if device.type != "cuda":
-        return None
-    return f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+    return None if device.type != "cuda" else f"GPU-{torch.cuda.get_device_properties(device).uuid}"

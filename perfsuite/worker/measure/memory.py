@@ -109,8 +109,7 @@ class LiveStorage(StepMode):  # type: ignore[no-untyped-call]
     """Follows the bytes of all live storages that operators in its `with` block use.
 
     It starts with the storages of `held`. A storage that an operator makes counts until it is
-    freed; any other (of a batch from a loader) counts from its first use. Views share a storage,
-    which counts once.
+    freed; any other (of a loader's batch) from its first use. Views share a storage, counted once.
 
     A storage can be resized without any operator, as FSDP2 frees parameters by
     `storage.resize_(0)`. With `follow_resizes` the size of every live storage is read again after
@@ -159,12 +158,9 @@ class LiveStorage(StepMode):  # type: ignore[no-untyped-call]
         key = id(storage)
         life = self._lives.get(key)
         if life is None:
-            reference = weakref.ref(storage, lambda _: self._forget(key))
+            reference = weakref.ref(storage, lambda _: self._resize(self._lives.pop(key), 0))
             life = self._lives[key] = _Life(reference, 0, is_made_here)
         self._resize(life, storage.nbytes())
-
-    def _forget(self, key: int) -> None:
-        self._resize(self._lives.pop(key), 0)
 
     def _read_sizes(self) -> None:
         if self._follow_resizes:

@@ -138,6 +138,4 @@ class _DeviceSpan:
 
     def take_s(self) -> float | None:
         used, self._num_used = self._pairs[: self._num_used], 0
-        if not used:
-            return None
-        return sum(start.elapsed_time(end) for start, end in used) / 1e3
+        return None if not used else sum(start.elapsed_time(end) for start, end in used) / 1e3

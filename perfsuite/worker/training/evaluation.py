@@ -1,7 +1,6 @@
 """How good a model is, on one rank's share of a split: right answers by class, or its own metric.
 
-Shapes: B samples of a batch, C classes, and any further dimensions ... that outputs and targets
-share.
+Shapes: B samples of a batch, C classes, and further dimensions ... that outputs and targets share.
 """
 
 from __future__ import annotations

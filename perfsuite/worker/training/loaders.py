@@ -1,7 +1,6 @@
 """Batches of a workload's data, epoch after epoch.
 
-Any exception of the user's dataset, here or in a loader worker, becomes one message without a
-traceback of torch.
+Any exception of the user's dataset, here or in a worker, becomes one message without a traceback.
 """
 
 from __future__ import annotations
@@ -261,5 +260,4 @@ def _describe(error: Exception) -> str:
 def _reason(error: Exception) -> str:
     # The cause names the signal or the exit code, the outer error only a process id.
     cause = error.__cause__ if isinstance(error.__cause__, RuntimeError) else error
-    text = str(cause).strip() or type(cause).__name__
-    return text.splitlines()[0].rstrip(". ")
+    return (str(cause).strip() or type(cause).__name__).splitlines()[0].rstrip(". ")

@@ -2,8 +2,7 @@
 
 Casting and autocast, loss scaling, and float32 master weights (mixed precision training,
 Micikevicius et al. 2018). O0 to O3 are Apex-like: the properties of `apex.amp`
-(apex/amp/frontend.py, removed 2025-05) with torch's own autocast in place of Apex's patched
-functions.
+(apex/amp/frontend.py, removed 2025-05) with torch's autocast for its patched functions.
 """
 
 from __future__ import annotations

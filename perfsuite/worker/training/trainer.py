@@ -25,8 +25,7 @@ class Trainer:
     """One rank's share of a training run, wrapped and ready to step.
 
     Attributes:
-        model: What this rank calls, wrapped (DistributedDataParallel, ...); under pp and mp the
-            holder of its stage modules.
+        model: What this rank calls, wrapped (DDP, ...); under pp and mp the holder of its stages.
         module: The same before data-parallel wrapping: its parameter names are the user's.
         optimizer: The workload's, wrapped where the mode or the precision wraps it.
         unstepped: Parameters with gradients that the optimizer does not step.

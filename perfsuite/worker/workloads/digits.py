@@ -24,8 +24,7 @@ SPLIT_SIZES: dict[Split, int] = {"train": 1200, "validation": 300, "test": 297}
 
 _SCAN_SIZE = 8
 _LARGEST_GREY = 16
-# The file is sorted by writer, so it is shuffled before it is split, and in the same way on every
-# rank and in every cell.
+# The file is sorted by writer, so it is shuffled before it is split, alike on every rank and cell.
 _SHUFFLE_SEED = 20
 
 
@@ -37,8 +36,7 @@ def digits(split: Split, *, image_size: int, num_channels: int = 1) -> TensorDat
     file of scikit-learn is not there.
     """
     scans, labels = _read_scans()
-    shuffle = torch.Generator().manual_seed(_SHUFFLE_SEED)
-    order = torch.randperm(len(labels), generator=shuffle)
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(_SHUFFLE_SEED))
     scans, labels = take_split(split, SPLIT_SIZES, scans[order], labels[order]).tensors
     images = F.interpolate(scans, size=(image_size, image_size), mode="bilinear")
     return TensorDataset(images.repeat(1, num_channels, 1, 1), labels)
@@ -63,5 +61,4 @@ def _read_scans() -> tuple[Tensor, Tensor]:
             f"the handwritten digits of scikit-learn cannot be read from {path}: "
             f"{error.strerror or error}; pip install --force-reinstall scikit-learn"
         ) from error
-    scans = table[:, :-1].view(-1, 1, _SCAN_SIZE, _SCAN_SIZE) / _LARGEST_GREY
-    return scans, table[:, -1].long()
+    return table[:, :-1].view(-1, 1, _SCAN_SIZE, _SCAN_SIZE) / _LARGEST_GREY, table[:, -1].long()

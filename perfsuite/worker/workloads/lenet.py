@@ -1,8 +1,7 @@
 """LeNet-5 on handwritten digits, as scanned or with a random affine augmentation.
 
 Images are augmented one at a time, as loader workers do it. All randomness is torch's default
-generator, so the seed of the loader worker decides, or of the rank where there is none. Shapes: B
-images of a batch.
+generator, so the loader worker's seed decides, else the rank's. Shapes: B images of a batch.
 """
 
 from __future__ import annotations

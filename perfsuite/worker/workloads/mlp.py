@@ -90,5 +90,4 @@ def teacher_data(split: Split) -> TensorDataset:
     num_samples = sum(SPLIT_SIZES.values())
     teacher = torch.randn(WIDTH, NUM_CLASSES, generator=generator)
     features = torch.randn(num_samples, WIDTH, generator=generator)
-    labels = (features @ teacher).argmax(dim=1)
-    return take_split(split, SPLIT_SIZES, features, labels)
+    return take_split(split, SPLIT_SIZES, features, (features @ teacher).argmax(dim=1))

@@ -18,8 +18,7 @@ from torch.utils.data import TensorDataset
 from perfsuite.errors import WorkloadError
 from perfsuite.records.workload import Split
 
-# The place of the data belongs to the machine and not to a cell, so these two are variables and not
-# options.
+# The place of the data belongs to the machine, not to a cell: these are variables, not options.
 ROOT_VARIABLE = "MNIST_ROOT"
 DOWNLOAD_VARIABLE = "PERFSUITE_DOWNLOAD"
 DEFAULT_ROOT = "data"

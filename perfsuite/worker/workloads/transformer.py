@@ -164,8 +164,7 @@ def _transformer_workload(
 transformer_tiny = partial(
     _transformer_workload, "transformer-tiny", build_transformer, _LEARNING_RATE
 )
-# Only the LoRA weights and the head are trained. At the same seed its base and its first output are
-# those of "transformer-tiny".
+# Trains the LoRA weights and the head. At one seed base and first output are "transformer-tiny"'s.
 transformer_tiny_lora = partial(
     _transformer_workload, "transformer-tiny-lora", build_transformer_with_lora, _LORA_LEARNING_RATE
 )

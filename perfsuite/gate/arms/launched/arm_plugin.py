@@ -340,8 +340,7 @@ def _agree_on_rounds(fixture: Any, channel: Channel, core: Any, sets_rounds: boo
 def _know_precision(clock: Any, given: Any) -> None:
     """Give pytest-benchmark the precision of the clock that ours wraps.
 
-    It would measure the precision by single reads, where ours is read in pairs, and has no public
-    way to set it.
+    It would measure it by single reads, where ours is read in pairs, and has no public setter.
     """
     from pytest_benchmark.fixture import BenchmarkFixture
     from pytest_benchmark.timers import compute_timer_precision

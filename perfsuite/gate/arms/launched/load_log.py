@@ -90,8 +90,7 @@ class LoadLog:
         is_read = path.endswith(_READ) or ".so." in path
         if is_read or (self._watched and _is_below(path, self._watched)):
             self._seen.add(path)
-            # A name without a folder is a library that the dynamic linker finds; the process's map
-            # has its path.
+            # A name without a folder is a library that the linker finds; the map has its path.
             if "/" in path or os.path.exists(path):
                 self.write("file", _source_of(os.path.abspath(path)))
 

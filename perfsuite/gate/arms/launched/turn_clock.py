@@ -128,8 +128,7 @@ class SharedCore:
 
     A difference between two cores would be taken for one between the arms. But threads and
     processes that start on one core stay there, where parallel work is as slow as serial work. So
-    the first turns, in which pytest-benchmark calibrates, are not pinned, and show what the cell
-    uses.
+    the first turns, in which pytest-benchmark calibrates, are not pinned; they show what it uses.
 
     Attributes:
         number: Of the core; None pins nothing.

@@ -69,8 +69,7 @@ def _compare(step: Step, twin: Step, number: int, limit: Limit) -> list[comparis
 def _judge(
     expected: Tensors, number: int, limit: Limit, tested: Tensors
 ) -> list[comparison.Discrepancy]:
-    errors = comparison.measure_errors(tested, expected)
-    return comparison.judge(errors, "gradient", number, limit)
+    return comparison.judge(comparison.measure_errors(tested, expected), "gradient", number, limit)
 
 
 def _bugs(gradients: Tensors, recipe: Recipe, limit: Limit) -> Iterator[Bug]:

@@ -200,8 +200,7 @@ def plant_bugs(evidence: DataEvidence) -> Iterator[tuple[str, DataEvidence]]:
         lost = _with_sample(first, others[0][0, 0])
         yield "a sample lost to one of another shard", with_epoch([lost, *others])
     if first.numel() > 1:
-        repeated = _with_sample(first, first[-1, -1])
-        yield "a sample repeated", with_epoch([repeated, *others])
+        yield "a sample repeated", with_epoch([_with_sample(first, first[-1, -1]), *others])
     yield "a lost batch", with_epoch([first[:-1], *others])
     if later_epochs:
         yield "no set_epoch", replace(evidence, epochs=[shards] * len(evidence.epochs))

@@ -1,7 +1,6 @@
 """What the check of the data judges: the order of the samples, and the first few batches.
 
-One process reads them from the suite's own loaders. Shapes: S batches of one epoch on one shard, B
-samples of a micro-batch.
+One process reads them from the suite's loaders. S batches of an epoch on a shard, B samples each.
 """
 
 from __future__ import annotations
@@ -41,8 +40,7 @@ class DataEvidence:
             single epoch where all have the same order.
         drawn: For each shard, the indices of the first epoch (S, B) as its ranks drew them.
         seen: For each shard, the first batches that its ranks saw.
-        expected: At least the same batches as one process loads them; None where they depend on
-            random numbers.
+        expected: At least the same batches as one process loads them; None where they are random.
         by_workers: The first batches of shard 0 as loader workers load them; None where there are
             no workers, or nothing to compare with.
     """
@@ -124,9 +122,7 @@ def _fetch(dataset: Any, indices: list[int]) -> list[Any]:
 
 
 def gather_evidence(
-    loaders: DataLoaders,
-    drawn: Sequence[Sequence[Sequence[int]]],
-    seen: Sequence[Sequence[Any]],
+    loaders: DataLoaders, drawn: Sequence[Sequence[Sequence[int]]], seen: Sequence[Sequence[Any]]
 ) -> DataEvidence:
     """Return what the ranks drew and saw, and what they should have; see `check_data`."""
 

@@ -194,17 +194,13 @@ def _mistakes(case: Case) -> Iterator[tuple[str, Finish]]:
     step, max_norm = case.trace.steps[0], case.recipe.clip_grad_norm
     if max_norm is None or total_norm(step.gradients) <= max_norm * step.scale:
         return
-    yield "the gradients are not clipped", _without_clipping
+    yield "the gradients are not clipped", lambda stepped, scale, _: _clip(stepped, scale, None)
     if step.scale != 1.0:
         yield "the gradients are clipped before they are unscaled", _clip_while_scaled
 
 
 def _keep_weights(stepped: list[nn.Parameter], scale: float, max_norm: float | None) -> bool:
     return False
-
-
-def _without_clipping(stepped: list[nn.Parameter], scale: float, max_norm: float | None) -> bool:
-    return _clip(stepped, scale, None)
 
 
 def _clip_while_scaled(stepped: list[nn.Parameter], scale: float, max_norm: float | None) -> bool:

@@ -199,8 +199,7 @@ def _bugs(references: _References, expected: _Expected, case: Case) -> Iterator[
 
 def _hypotheses(plain: Reference, step: Step, expected: _Expected) -> Iterator[Bug]:
     """Mistakes with the micro-batches of this step; no mistakes where all of them are equal."""
-    num_parts = sum(map(len, step.shards))
-    yield planted_bugs.summed_loss(scaled(expected.plain_gradients, 1 / num_parts))
+    yield planted_bugs.summed_loss(scaled(expected.plain_gradients, 1 / sum(map(len, step.shards))))
     parts = [[scaled(part, 1 / step.scale) for part in shard] for shard in _parts(plain, step)]
     yield planted_bugs.mean_of_means(average([part for shard in parts for part in shard], "none"))
     num_steps = len(step.shards[0])
@@ -222,8 +221,7 @@ def _mean_of_parts(plain: Reference, expected: _Expected, sizes: list[int]) -> T
     """The gradients of consecutive parts of the batch, averaged as if they were equally large."""
     begin, parts = 0, []
     for size in sizes:
-        part = slice_batch(expected.batch, begin, begin + size)
-        parts.append(plain.run([part]).gradients)
+        parts.append(plain.run([slice_batch(expected.batch, begin, begin + size)]).gradients)
         begin += size
     return average(parts, "none")
 

@@ -95,8 +95,7 @@ class PowerSGD:
         ]
 
     def _draw_q(self, bucket: _Bucket) -> Tensor:
-        seed = int(self._random.randint(_NUM_SEEDS))
-        generator = torch.Generator().manual_seed(seed)
+        generator = torch.Generator().manual_seed(int(self._random.randint(_NUM_SEEDS)))
         q = bucket.memory.new_empty(sum(matrix.shape[2] for matrix in bucket.compressed))
         for column in _columns(q, bucket.compressed):
             column.copy_(torch.randn(column.shape, generator=generator, dtype=column.dtype))

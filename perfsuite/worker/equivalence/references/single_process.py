@@ -141,8 +141,7 @@ def _join(parts: Sequence[Any]) -> Any:
     if any(type(part) is not type(first) for part in parts):
         raise UnjoinableError("the batches are built differently, so they do not make one")
     if isinstance(first, Tensor):
-        shapes = {tuple(part.shape[1:]) for part in parts}
-        if len(shapes) > 1 or first.dim() == 0:
+        if len({tuple(part.shape[1:]) for part in parts}) > 1 or first.dim() == 0:
             found = ", ".join(str(tuple(part.shape)) for part in parts)
             raise UnjoinableError(f"batches of shapes {found} do not make one")
         return torch.cat(list(parts))

@@ -1,7 +1,6 @@
 """Where two batches differ, bit for bit and sample by sample.
 
-A batch is a pair (inputs, target) of nested containers, as `default_collate` makes them, of B
-samples.
+A batch is a pair (inputs, target) of nested containers of B samples, as `default_collate` makes it.
 """
 
 from __future__ import annotations

@@ -118,7 +118,6 @@ class _Recorder:
         return getattr(self._inner, name)
 
     def take_step(self, batches: Iterator[Any]) -> Tensor | None:
-        """Take a step and return its loss."""
         self.micro_batches, self.gradients = [], {}
         return train_step(self._trainer, self._keep(batches), untimed)
 

@@ -46,7 +46,6 @@ class _Sharing:
         self._rank = dist.get_rank()
 
     def share_step(self, recorded: RankStep, step: int) -> RankStep:
-        """The step with whole tensors."""
         before = recorded.before
         return dataclasses.replace(
             recorded,
@@ -56,7 +55,6 @@ class _Sharing:
         )
 
     def share_weights(self, weights: Weights, step: int) -> Weights:
-        """The weights with whole tensors."""
         return Weights(
             parameters=self._share(weights.parameters, "parameter", step),
             buffers=self._share(weights.buffers, "buffer", step),

@@ -1,7 +1,6 @@
 """What a training run did, step by step: the data it saw, its gradients, losses and weights.
 
-Each rank leaves a `RankTrace` in a file, and `join_traces` makes one `Trace` of them. All tensors
-are on the CPU.
+Each rank leaves a `RankTrace` in a file; `join_traces` makes one `Trace`, all tensors on the CPU.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Horovod's way: a hook starts averaging each gradient in backward, the optimizer waits for it.
 
-Sergeev and Del Balso 2018. Once with torch.distributed ("horovod-like"), once the real package
-("horovod").
+Sergeev and Del Balso 2018. Over torch.distributed ("horovod-like"), and the package ("horovod").
 """
 
 from __future__ import annotations

@@ -27,8 +27,7 @@ from perfsuite.worker.training.parallel.strategy import Strategy
 from perfsuite.worker.training.step import eval_mode
 from perfsuite.worker.training.trainer import Trainer
 
-# Stages of each rank under the interleaved schedule; with one it would be 1F1B (Narayanan et al.
-# 2021, section 2.2).
+# A rank's stages in the interleaved schedule; one would be 1F1B (Narayanan et al. 2021, 2.2).
 INTERLEAVED_STAGES_PER_RANK = 2
 
 
@@ -190,8 +189,7 @@ def run_stages(
     outputs: Any = ()
     for index, stage in sorted(stages.items()):
         activations = () if index == 0 else _receive((index - 1) % world_size, device)
-        given = (inputs[name] for name in stage.input_names)
-        outputs = stage.module(*activations, *given)
+        outputs = stage.module(*activations, *(inputs[name] for name in stage.input_names))
         if index < num_stages - 1:
             _send(outputs, (index + 1) % world_size, device)
     return outputs if num_stages - 1 in stages else None

@@ -145,9 +145,8 @@ class ChunkSchedule:
         for output in outputs:
             if not isinstance(output, Tensor) or not output.is_floating_point():
                 kind = output.dtype if isinstance(output, Tensor) else type(output).__name__
-                recipe = self._trainer.recipe
                 raise RecipeError(
-                    f"parallel {recipe.parallel!r}: stage {index} of workload "
+                    f"parallel {self._trainer.recipe.parallel!r}: stage {index} of workload "
                     f"{self._trainer.workload.name!r} would hand a {kind} to the next, and only "
                     "floating tensors have gradients; compute it from the model's inputs alone, or "
                     "inside the block that needs it"
