@@ -27,9 +27,10 @@ SHOWN = r"\x1b[2J\x1b]0;owned\x07\u202e\r\nPASS"
 
 
 def run_of(name: str, **changes: Any) -> dict[str, Any]:
+    more_s = 0.001 * len(changes)
     record = {
         "schema": 1,
-        "operators": [{"name": f"op {name}", "calls": 3, "self_s": 0.001 * len(changes)}],
+        "operators": [{"name": f"op {name}", "calls": 3, "self_s": more_s}],
     }
     return {
         "datetime": "2026-11-21T15:02:29+00:00",
@@ -38,7 +39,7 @@ def run_of(name: str, **changes: Any) -> dict[str, Any]:
         "benchmarks": [
             {
                 "fullname": name,
-                "stats": {"median": 0.2, "data": [0.2]},
+                "stats": {"median": 0.2 + more_s, "data": [0.2 + more_s]},
                 "extra_info": {"perfsuite": record},
             }
         ],
@@ -114,7 +115,7 @@ def test_an_explanation_shows_escapes_as_text(
     told = told_by(["explain", "a.json", "b.json"], monkeypatch, capsys)
 
     assert is_inert(told)
-    assert told.startswith(f"{SHOWN}: +0.0 %; moved most: op {SHOWN} ")
+    assert told.startswith(f"{SHOWN}: +0.5 %; moved most: op {SHOWN} ")
 
 
 @pytest.mark.parametrize(
