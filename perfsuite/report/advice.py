@@ -14,7 +14,6 @@ from typing import Final
 from perfsuite.records.cell import Memory
 from perfsuite.report.families import Family, Member, RecipeField, families
 from perfsuite.report.rows import Row
-from perfsuite.stats import intervals
 from perfsuite.units import format_bytes, format_change, format_ratio, format_seconds
 
 # Below half of the iteration, making loading free could not double the speed.
@@ -65,18 +64,20 @@ def is_slower(slow: Row, fast: Row) -> bool:
     >>> is_slower(Row(name="b", step_time_s=1.1, rounds_s=(1.1, 1.1, 1.1)), steady)
     False
     """
-    if not slow.step_time_s or not fast.step_time_s:
-        return False
-    if min(len(slow.rounds_s), len(fast.rounds_s)) < 2:
-        return False
-    gained_s = slow.step_time_s - fast.step_time_s
-    error_s = math.hypot(_standard_error(slow), _standard_error(fast))
-    return gained_s > max(_LAUNCHES_DIFFER * fast.step_time_s, _STANDARD_ERRORS * error_s)
+    return _takes_longer(slow, slow.step_time_s or 0.0, fast, fast.step_time_s or 0.0)
 
 
-def _standard_error(row: Row) -> float:
-    """The standard error of the median of the rounds."""
-    return _MEDIAN_OVER_MEAN * intervals.robust_sd(row.rounds_s) / math.sqrt(len(row.rounds_s))
+def _takes_longer(slow: Row, slow_s: float, fast: Row, fast_s: float) -> bool:
+    """Whether one time is above another beyond noise, as steps or as seconds for equal work."""
+    if slow.spread_ratio is None or fast.spread_ratio is None:
+        return False
+    error_s = math.hypot(slow_s * _relative_error(slow), fast_s * _relative_error(fast))
+    return slow_s - fast_s > max(_LAUNCHES_DIFFER * fast_s, _STANDARD_ERRORS * error_s)
+
+
+def _relative_error(row: Row) -> float:
+    """The standard error of the median of the rounds, over it."""
+    return _MEDIAN_OVER_MEAN * (row.spread_ratio or 0.0) / math.sqrt(len(row.rounds_s))
 
 
 def _loading(rows: Sequence[Row]) -> Iterator[Advice]:
@@ -110,9 +111,9 @@ def _scaling(rows: Sequence[Row]) -> Iterator[Advice]:
         per_s, alone_per_s = _samples_per_s(member.row), _samples_per_s(alone.row)
         if not per_s or not alone_per_s:
             continue
-        if _is_fewer(per_s, member.row, alone_per_s, alone.row):
+        if _takes_longer(member.row, 1 / per_s, alone.row, 1 / alone_per_s):
             yield Advice(
-                text=f"{family.full_name} over {member.value} is slower than over 1 here",
+                text=f"{family.name} over {member.value} is slower than over 1 here",
                 evidence=f"{per_s:.0f} samples/s over {member.value}, {alone_per_s:.0f} over 1, "
                 f"an efficiency of {format_ratio(per_s / (member.value * alone_per_s))}",
                 rule="more devices process fewer samples a second than one, beyond the noise",
@@ -122,18 +123,6 @@ def _scaling(rows: Sequence[Row]) -> Iterator[Advice]:
 
 def _samples_per_s(row: Row) -> float | None:
     return None if row.record is None else row.record.samples_per_s
-
-
-def _is_fewer(per_s: float, row: Row, alone_per_s: float, alone: Row) -> bool:
-    """Whether the same samples take longer, beyond the noise: both as seconds for one share."""
-    if min(len(row.rounds_s), len(alone.rounds_s)) < 2 or not (
-        row.step_time_s and alone.step_time_s
-    ):
-        return False
-    relative_error = math.hypot(
-        _standard_error(row) / row.step_time_s, _standard_error(alone) / alone.step_time_s
-    )
-    return alone_per_s / per_s - 1 > max(_LAUNCHES_DIFFER, _STANDARD_ERRORS * relative_error)
 
 
 def _precision(rows: Sequence[Row]) -> Iterator[Advice]:

@@ -28,23 +28,10 @@ class Member:
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """Cells that differ in `field` alone.
+    """At least two cells, in order of the value in which alone they differ; named by the others."""
 
-    Attributes:
-        name: What they share, for people.
-        variant: What else they share, and other families of that name do not, such as "ddp".
-        members: At least two, in order of their value.
-    """
-
-    field: RecipeField
     name: str
-    variant: str
     members: tuple[Member, ...]
-
-    @property
-    def full_name(self) -> str:
-        """The name with the variant."""
-        return ", ".join(filter(None, [self.name, self.variant]))
 
     def at(self, value: Any) -> Member | None:
         """The member with a value of the field, None where there is none."""
@@ -67,7 +54,7 @@ def families(rows: Sequence[Row], field: RecipeField) -> tuple[Family, ...]:
             found += _by_mode(group)
         else:
             members = [_member(getattr(row.recipe, field), row) for row in group]
-            found.append(_family(field, members, shared_name(group[0], field)))
+            found.append(_family(members, shared_name(group[0], field)))
     return tuple(family for family in found if len(family.members) > 1)
 
 
@@ -113,7 +100,7 @@ def _by_mode(group: Sequence[Row]) -> Iterable[Family]:
     for mode, members in by_mode.items():
         if alone and all(member.value > 1 for member in members):
             members = [_member(1, alone[0]), *members]
-        yield _family("parallel", members, shared_name(group[0], "parallel"), mode)
+        yield _family(members, f"{shared_name(group[0], 'parallel')}, {mode}")
 
 
 def _member(value: Any, row: Row) -> Member:
@@ -121,14 +108,8 @@ def _member(value: Any, row: Row) -> Member:
     return Member(value=value, row=row, step_time_s=row.step_time_s)
 
 
-def _family(field: RecipeField, members: Sequence[Member], name: str, variant: str = "") -> Family:
+def _family(members: Sequence[Member], name: str) -> Family:
     # The first with each value: two cells with one value differ in something outside the recipe.
-    unique: dict[Any, Member] = {}
-    for member in members:
-        unique.setdefault(member.value, member)
-    is_number = field in ("num_workers", "parallel")
-    ordered = sorted(
-        unique, key=None if is_number else lambda word: (word not in _REFERENCES, word)
-    )
-    members = tuple(unique[value] for value in ordered)
-    return Family(field=field, name=name, variant=variant, members=members)
+    unique = {member.value: member for member in reversed(members)}
+    ordered = sorted(unique, key=lambda value: (value not in _REFERENCES, value))
+    return Family(name=name, members=tuple(unique[value] for value in ordered))
