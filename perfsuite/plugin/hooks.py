@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from perfsuite.errors import SettingError
 from perfsuite.plugin import fixtures, options, recorder
-from perfsuite.plugin.output import HeldOutput
+from perfsuite.plugin.output import HeldOutput, ends_on_mistakes
 
 if TYPE_CHECKING:
     from perfsuite.plugin.session.choices import Choices
@@ -97,11 +96,9 @@ class Ownership:
         from perfsuite.plugin.session.choices import resolve
         from perfsuite.plugin.session.sharding import refuse_own_choices
 
-        try:
+        with ends_on_mistakes():
             choices = resolve(self._config, self.environ, _ENVIRONMENT)
             refuse_own_choices(choices.shard, vars(self._config.option))
-        except SettingError as error:
-            raise pytest.UsageError(str(error)) from error
         return choices
 
     @pytest.hookimpl(tryfirst=True)
@@ -137,10 +134,8 @@ class Ownership:
         if in_ini and options.given(self._config).get("gate") == "off":
             from perfsuite.plugin.session.switched_off import refuse_change
 
-            try:
+            with ends_on_mistakes():
                 refuse_change(self._config, self.environ, measures=self.is_ours)
-            except SettingError as error:
-                raise pytest.UsageError(str(error)) from error
 
     def _begin(self) -> MeasuredSession:
         """Make the session that measures; a UsageError reaches a user from xdist's workers too."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import msgspec
 import pytest
@@ -38,6 +38,13 @@ _NO_GATE_UNDER_TORCHRUN = (
     "--benchmark-compare is the gate, which starts the ranks of both sides on one machine, and "
     "torchrun has started this session; gate without torchrun, or add --perf-gate=off"
 )
+# Each with what takes it back: so pytest-benchmark has it.
+_MEASURE_NOTHING = {
+    "--benchmark-disable": "--benchmark-enable",
+    "--benchmark-skip": "--benchmark-only",
+    "--setup-only": "",
+    "--setup-plan": "",
+}
 _NOT_REACHED = "it was selected, and the session ended before it had a verdict"
 _SKIPPED_IN_PAIRS = "this session measured it and its launches did not"
 
@@ -57,20 +64,11 @@ def refuse_silent_passes(config: pytest.Config, *, is_under_torchrun: bool) -> N
         raise pytest.UsageError(
             "--benchmark-compare measures nothing beside xdist's -n; use -n0, or leave it out"
         )
-    # Each with what takes it back: so pytest-benchmark has it.
-    for option, opposite in (
-        ("benchmark_disable", "benchmark_enable"),
-        ("benchmark_skip", "benchmark_only"),
-    ):
-        if config.getoption(option, False) and not config.getoption(opposite, False):
-            _refuse(option.replace("_", "-"))
-    for option, name in (("setuponly", "setup-only"), ("setupplan", "setup-plan")):
-        if config.getoption(option, False):
-            _refuse(name)
-
-
-def _refuse(name: str) -> NoReturn:
-    raise pytest.UsageError(f"--benchmark-compare measures nothing beside --{name}; leave it out")
+    for flag, opposite in _MEASURE_NOTHING.items():
+        if config.getoption(flag, False) and not config.getoption(opposite, False):
+            raise pytest.UsageError(
+                f"--benchmark-compare measures nothing beside {flag}; leave it out"
+            )
 
 
 def _is_test_path(text: str) -> bool:
@@ -167,10 +165,9 @@ class SessionGate:
         else:
             return None
         if verdict is None:
-            self._leave_open(item)
+            self._open[item.nodeid] = _extra_info(item)
             return None
-        self._record(verdict, fails_test=verdict.word == "FAIL")
-        _store_verdict(_extra_info(item), verdict)
+        self._record(verdict, _extra_info(item), fails_test=verdict.word == "FAIL")
         return verdict
 
     def may_leave_open(self, item: pytest.Item) -> bool:
@@ -199,8 +196,7 @@ class SessionGate:
             found, refusal = {}, f"the pairs could not be run: {error}"
         verdicts = {name: found.get(name) or _unknown(name, refusal) for name in self._open}
         for name, extra_info in self._open.items():
-            self._record(verdicts[name], fails_test=verdicts[name].word == "FAIL")
-            _store_verdict(extra_info, verdicts[name])
+            self._record(verdicts[name], extra_info, fails_test=verdicts[name].word == "FAIL")
         self._open.clear()
         return verdicts
 
@@ -211,9 +207,6 @@ class SessionGate:
                 self._record(
                     CellVerdict(name=name, word="INVALID", by="collection", reason=_NOT_REACHED)
                 )
-
-    def _leave_open(self, item: Any) -> None:
-        self._open[item.nodeid] = _extra_info(item)
 
     def record_unmeasured(
         self, item: Any, report: pytest.TestReport, error: BaseException | None
@@ -226,27 +219,28 @@ class SessionGate:
             return
         if report.failed:
             self._open.pop(item.nodeid, None)
-            verdict = _failed(item.nodeid, report, error)
-            self._record(verdict)
-            _store_verdict(_extra_info(item), verdict)
+            self._record(_failed(item.nodeid, report, error), _extra_info(item))
         elif item.nodeid not in self._judged:  # only the pairs know whether the base has it
-            self._leave_open(item)
+            self._open[item.nodeid] = _extra_info(item)
         elif self._judged[item.nodeid].by == "identical":  # so the base skips it too
             reason = f"skipped: {report.longreprtext.partition(chr(10))[0]}"
             verdict = CellVerdict(name=item.nodeid, word="SKIPPED", by="test", reason=reason)
-            self._record(verdict)
-            _store_verdict(_extra_info(item), verdict)
+            self._record(verdict, _extra_info(item))
 
-    def _record(self, verdict: CellVerdict, *, fails_test: bool = False) -> None:
-        """Show a verdict in the table, and stamp it."""
+    def _record(
+        self,
+        verdict: CellVerdict,
+        extra_info: dict[str, Any] | None = None,
+        *,
+        fails_test: bool = False,
+    ) -> None:
+        """Show a verdict in the table, stamp it, and keep it beside its cell's times."""
         self._verdicts[verdict.name] = verdict
-        self._saver.add_verdict(
-            verdict.name,
-            verdict.word,
-            is_accepted=self._is_accepted(verdict),
-            fails_test=fails_test,
-            exceptions=verdict.accepted,
-        )
+        is_accepted = self._is_accepted(verdict)
+        self._saver.add_verdict(verdict, is_accepted=is_accepted, fails_test=fails_test)
+        if extra_info is not None:
+            record = extra_info.setdefault("perfsuite", {})
+            record["verdict"] = msgspec.to_builtins(verdict.as_record())
 
     def _is_accepted(self, verdict: CellVerdict) -> bool:
         """Whether only a reviewed exception let a slowdown through."""
@@ -273,15 +267,14 @@ class SessionGate:
             if stats is not None:
                 num_samples = samples_of_step(record.samples_per_s, stats.stats.median)
             grown = history.find_increases(name, record, num_samples, policy, self._say)
-            if grown is not None and name not in self._judged:
+            if grown is not None and judged is None:
                 self._say(f"{name} goes to the judge: {grown} since the base's stored run")
                 return None
-        judged = self._judged.get(name)
         if judged is not None and judged.word == "SKIPPED" and stats is not None:
             reason = f"{_SKIPPED_IN_PAIRS}: {judged.reason}"
             return CellVerdict(name=name, word="INVALID", by="collection", reason=reason)
-        if name in self._judged or not history.can_screen(name) or stats is None:
-            return self._judged.get(name) or _unknown(name, first.refusal)
+        if judged is not None or not history.can_screen(name) or stats is None:
+            return judged or _unknown(name, first.refusal)
         return history.screen(
             Candidate(
                 fullname=name,
@@ -346,8 +339,3 @@ def _failed(name: str, report: pytest.TestReport, error: BaseException | None) -
 def _extra_info(item: Any) -> dict[str, Any] | None:
     """What pytest-benchmark keeps of a test beside its times."""
     return getattr(getattr(item, "funcargs", {}).get("benchmark"), "extra_info", None)
-
-
-def _store_verdict(extra_info: dict[str, Any] | None, verdict: CellVerdict) -> None:
-    if extra_info is not None:
-        extra_info.setdefault("perfsuite", {})["verdict"] = msgspec.to_builtins(verdict.as_record())

@@ -20,14 +20,12 @@ from perfsuite.errors import (
     ExitCode,
     NotExercisedError,
     PerfsuiteError,
-    SettingError,
-    StorageError,
     WriteError,
 )
 from perfsuite.experiments.rank_session import Session
 from perfsuite.plugin import recorder
 from perfsuite.plugin.fixtures import OUTCOME, is_cell
-from perfsuite.plugin.output import legible, say
+from perfsuite.plugin.output import ends_on_mistakes, legible, say
 from perfsuite.plugin.session import markers, phases, saving, sharding
 from perfsuite.plugin.session.choices import Choices
 from perfsuite.plugin.session.gate import SessionGate, refuse_silent_passes
@@ -122,10 +120,6 @@ class MeasuredSession:
         return None if self._torchrun is None else finished_outcome(self._torchrun.finished, name)
 
     @property
-    def _has_lost_a_rank(self) -> bool:
-        return self._torchrun is not None and self._torchrun.has_lost
-
-    @property
     def session(self) -> Session:
         """The session, made when the first test needs it."""
         if self._session is None:
@@ -142,7 +136,7 @@ class MeasuredSession:
     def choose_cells(self, items: list[pytest.Item]) -> None:
         """Check markers, choose the matrix and the shard, and give each cell its clock."""
         assert self._saver is not None
-        try:
+        with ends_on_mistakes():
             for item in items:
                 markers.marker_arguments(item)
             self._foreign_markers = markers.describe_foreign(items)
@@ -150,10 +144,6 @@ class MeasuredSession:
             cells = [item.nodeid for item in items if recorder.is_benchmark(item)]
             source = partial(sharding.duration_source, self._config, self._choices.durations)
             self._sharding = sharding.cut(cells, self._choices.shard, source)
-        except SettingError as error:
-            raise pytest.UsageError(str(error)) from error
-        except StorageError as error:
-            pytest.exit(f"perfsuite: {error}", returncode=ExitCode.REFUSED)
         self._select(items, lambda item: self._sharding.owns(item.nodeid))
         self._saver.shard = self._sharding.stamp
         for item in items:
@@ -194,17 +184,10 @@ class MeasuredSession:
             )
         is_whole = not session.testsfailed or session.config.option.continue_on_collection_errors
         if self._gate is not None and is_whole:
-            self._judge(self._gate, session.items)
-
-    def _judge(self, gate: SessionGate, items: list[pytest.Item]) -> None:
-        try:
-            self.session.hold_machine()
-            self.session.take_waited_s()  # by no test
-            gate.judge(items, self._sharding)
-        except SettingError as error:
-            raise pytest.UsageError(str(error)) from error
-        except PerfsuiteError as error:
-            pytest.exit(f"perfsuite: {error}", returncode=ExitCode.REFUSED)
+            with ends_on_mistakes():
+                self.session.hold_machine()
+                self.session.take_waited_s()  # by no test
+                self._gate.judge(session.items, self._sharding)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_makereport(
@@ -280,7 +263,8 @@ class MeasuredSession:
         """Append a cell that ended to cells.jsonl, which each session starts again."""
         is_first = not self._lines and not self.finished
         self._lines[line.fullname] = line
-        if not self._writes or line.fullname in self.finished or self._has_lost_a_rank:
+        has_lost_a_rank = self._torchrun is not None and self._torchrun.has_lost
+        if not self._writes or line.fullname in self.finished or has_lost_a_rank:
             return
         path = self._choices.results / CELLS_FILE
         try:
@@ -368,10 +352,8 @@ class MeasuredSession:
             result = self._gate.result
             for text in verdict_lines(result.cells, result.refusal, result.differs):
                 terminalreporter.write_line(legible(text))
-        if self._foreign_markers is not None:
-            terminalreporter.write_line(f"perfsuite: {self._foreign_markers}")
-        if self._sharding.why_empty is not None:
-            terminalreporter.write_line(f"perfsuite: {self._sharding.why_empty}")
+        for remark in filter(None, [self._foreign_markers, self._sharding.why_empty]):
+            terminalreporter.write_line(f"perfsuite: {remark}")
         if self._write_error is not None:
             terminalreporter.write_line(f"perfsuite: {self._write_error}", red=True)
 
