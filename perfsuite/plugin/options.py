@@ -18,9 +18,7 @@ class Option:
 
     Attributes:
         name: Without prefix, with hyphens: "collective-timeout".
-        metavar: Stands for the value in the help.
         default: As text, where neither command line nor ini file gives one.
-        help: One line.
         is_hidden: Left out of --help, because it follows from others.
         is_repeated: May be given several times, and in the ini file a value a line.
     """

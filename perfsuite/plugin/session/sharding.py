@@ -30,7 +30,6 @@ class DurationSource:
     Attributes:
         path: A stored run, or a folder of them; None where runs are stored elsewhere.
         is_named: Whether the user named it, and not only the place where runs are stored.
-        root: pytest's rootdir.
         commit: What is measured now; None where that is not known.
     """
 

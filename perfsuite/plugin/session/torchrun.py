@@ -36,13 +36,7 @@ _LATE_S = 2.0
 
 @dataclass(frozen=True, kw_only=True)
 class PhaseEnd:
-    """How a phase of a test ended on one rank.
-
-    Attributes:
-        outcome: pytest's.
-        text: Why it failed or was skipped.
-        is_consequence: Whether it failed because another rank did.
-    """
+    """How a phase of a test ended on one rank and why, perhaps only because another rank failed."""
 
     outcome: PhaseOutcome
     text: str
