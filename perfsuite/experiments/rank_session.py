@@ -1,7 +1,4 @@
-"""From a cell to its record: the one place that knows ranks, measurements and records.
-
-It finds what the machine can exercise, runs the ranks, and combines what they measured.
-"""
+"""From a cell to its record: the one place that knows ranks, measurements and records."""
 
 from __future__ import annotations
 
@@ -87,10 +84,7 @@ class Session:
         self._launcher = TorchrunLauncher(self.hardware, self._lock, peers, self._gpus)
 
     def hold_machine(self) -> None:
-        """Wait for other timing sessions, then hold the machine until `close`.
-
-        Where another one holds it for all of the waiting time, this raises a BusyMachineError.
-        """
+        """Wait for the machine, and hold it until `close`; raises a BusyMachineError."""
         began_s = time.monotonic()
         self._launcher.hold_machine()
         self._waited_s += time.monotonic() - began_s

@@ -43,10 +43,7 @@ def sweep_workers(
     seed: int,
     say: Callable[[str], None],
 ) -> Sweep:
-    """Return the times of a workload under each number of loader workers.
-
-    Launches of each of the ascending `counts` repeat in an order drawn with the seed.
-    """
+    """Return the times of a workload under each of the ascending numbers of loader workers."""
     cells = {
         f"{activity} with num_workers={count}": Cell(
             workload=workload, recipe=with_workers(recipe, count), activity=activity

@@ -158,10 +158,7 @@ def use_rank_clock(item: pytest.Item) -> None:
 
 
 def replay(benchmark: Any, step_times_s: Sequence[float], clock: RankClock) -> None:
-    """Have pytest-benchmark record exactly `step_times_s` (seconds), one round each.
-
-    `benchmark` is its fixture, made with `clock`.
-    """
+    """Have a benchmark fixture, made with `clock`, record exactly these seconds, one round each."""
     remaining = iter(step_times_s)
 
     def report_next() -> None:
@@ -191,9 +188,6 @@ def is_recorded(item: pytest.Item) -> bool:
 
 
 def expect_no_record(benchmark: Any) -> None:
-    """Keep pytest-benchmark from warning that a cell which failed or was skipped has no times.
-
-    `benchmark` is its fixture, or None where the test got none.
-    """
+    """Keep pytest-benchmark from warning that a cell which failed or was skipped has no times."""
     if benchmark is not None:
         benchmark.skipped = True

@@ -1,7 +1,4 @@
-"""Cells that differ in one thing only, so that a difference in speed has one cause.
-
-A family shares workload, device, environment and every field of the recipe but one.
-"""
+"""Cells that differ in one field of the recipe alone, so that their speed differs by one cause."""
 
 from __future__ import annotations
 

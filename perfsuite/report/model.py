@@ -53,10 +53,7 @@ class Report:
 def report_on_runs(
     runs: Sequence[Run], trainings: Sequence[Training] = (), *, tolerance: float, limit: float
 ) -> Report:
-    """Return the report on at least one run, the newest last, with learning curves of trainings.
-
-    Each cell is shown as the newest run has it; the others are its history.
-    """
+    """Return the report on at least one run, the newest last, with learning curves of trainings."""
     rows = rows_of(runs)
     newest = runs[-1]
     older = [row.name for row in rows if row.is_from_older_run]
@@ -83,10 +80,7 @@ def report_on_verdicts(
     tolerance: float,
     limit: float,
 ) -> Report:
-    """Return the report on a gate, with what differs between its arms as sources.
-
-    `refusal` says why nothing was compared at all.
-    """
+    """Return the report on a gate: what its arms differ in, and why nothing was compared at all."""
     report = report_on_rows(
         [row_of_verdict(cell, reason_text(cell) or None) for cell in cells],
         sources=[f"{name}: {value}" for name, value in differs.items()],

@@ -71,10 +71,7 @@ def try_checkpointing(bench: Bench) -> ClaimFinding:
 def weigh_checkpoints(
     *, plain: ChainCounts, fixed: ChainCounts, every: ChainCounts, num_checkpoints: int
 ) -> ClaimFinding:
-    """Return what chains of several lengths say of C9.
-
-    They have no checkpoints, `num_checkpoints` whatever their length, and one for every block.
-    """
+    """Return what chains with no, `num_checkpoints` and as many checkpoints as blocks say of C9."""
     chains = {"none": plain, f"segments:{num_checkpoints}": fixed, "every-block": every}
     slopes = {name: _slopes(chain.saved_bytes) for name, chain in chains.items()}
     by_length, constant, by_checkpoints = slopes.values()

@@ -92,10 +92,7 @@ def try_bound(bench: Bench) -> ClaimFinding:
 
 
 def weigh_bound(times_s: Mapping[int, Sequence[tuple[float, float]]]) -> ClaimFinding:
-    """Return what (load, update) seconds of a batch, by number of workers, say of C2.
-
-    The claim is about loading in the training process itself, without workers.
-    """
+    """Return what (load, update) seconds of a batch, by number of workers, say of C2."""
     figures, here = {}, []
     for count, times in times_s.items():
         loads_s, updates_s = zip(*times, strict=True)
@@ -106,6 +103,7 @@ def weigh_bound(times_s: Mapping[int, Sequence[tuple[float, float]]]) -> ClaimFi
             "load_per_update": as_figure(paired_ratio(loads_s, updates_s)),
         }
         here.append(f"{count} workers {format_seconds(load_s)} / {format_seconds(update_s)}")
+    # The claim is about loading in the training process itself.
     alone = paired_ratio(*zip(*times_s[0], strict=True))
     status = weigh_interval(alone, low=1.0)
     return weigh(

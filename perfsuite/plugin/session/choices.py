@@ -196,10 +196,7 @@ def _source(config: pytest.Config, name: str) -> str:
 
 
 def _refuse_unused_durations(config: pytest.Config, names: Container[str]) -> None:
-    """Raise a SettingError for durations on the command line of a session that is not a shard.
-
-    An ini file may name them for those sessions that are.
-    """
+    """Refuse durations on the command line where nothing is cut; an ini file may name them."""
     named = config.getoption("--perf-durations")
     if named is not None and "shard" not in names:
         raise SettingError(

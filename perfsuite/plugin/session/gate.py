@@ -152,10 +152,7 @@ class SessionGate:
             self._record(cell)
 
     def verdict_of(self, item: Any, record: CellRecord | None) -> CellVerdict | None:
-        """Return the verdict of a test that passed, None where it is no cell or is left open.
-
-        A plain benchmark has no record.
-        """
+        """Return the verdict of a test that passed, None where it is no cell or is left open."""
         if self._first is None or self._history is None:
             return None
         if is_benchmark(item):
@@ -211,10 +208,7 @@ class SessionGate:
     def record_unmeasured(
         self, item: Any, report: pytest.TestReport, error: BaseException | None
     ) -> None:
-        """Give a cell that failed or was skipped here its verdict.
-
-        `report` is of the phase in which it did not pass, and `error` what it raised.
-        """
+        """Give a cell that failed or was skipped here its verdict, by the report of that phase."""
         if self._first is None or not is_benchmark(item):
             return
         if report.failed:

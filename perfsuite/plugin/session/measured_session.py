@@ -1,7 +1,4 @@
-"""A pytest session that is ours, or that runs ranks: its cells, and what became of them.
-
-Made by `hooks` when a session turns out to be one.
-"""
+"""A pytest session that is ours, or that runs ranks: its cells, and what became of them."""
 
 from __future__ import annotations
 

@@ -26,12 +26,7 @@ _SMALLEST_SHOWN: Final = 1e-100
 
 @dataclass(frozen=True, kw_only=True)
 class Axis:
-    """One axis.
-
-    Attributes:
-        ticks: At least two values in order; the first and the last are the ends.
-        is_logarithmic: Whether equal lengths are equal factors, and all values are above 0.
-    """
+    """One axis between its first and its last tick; on a logarithmic one all values are above 0."""
 
     ticks: tuple[float, ...]
     is_logarithmic: bool = False
@@ -131,10 +126,7 @@ def line_of_values(name: str, values: Iterable[float | None]) -> PlotLine:
 
 
 def linear(largest: float, unit: float = 1.0, least_step: float = 0.0) -> Axis:
-    """Return the axis from 0 to at least `largest`, its ticks round numbers of a unit.
-
-    `least_step` lies between two ticks: 1 where what is counted has no halves.
-    """
+    """Return the axis from 0 to at least `largest`, its `ticks` round numbers of a unit."""
     return Axis(ticks=tuple(tick * unit for tick in ticks(largest / unit, least_step=least_step)))
 
 

@@ -1,7 +1,4 @@
-"""The report as Markdown, for a step summary or a comment on a pull request.
-
-Verdict first, then the table, explanations folded. A cell's name is shown as code, in its place.
-"""
+"""The report as Markdown, for a step summary or a comment: verdict, table, and the rest folded."""
 
 from __future__ import annotations
 

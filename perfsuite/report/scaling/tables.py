@@ -1,7 +1,4 @@
-"""Scaling as tables, as JSON and in sentences: measurements, errors of the model, estimates.
-
-Measurements and estimates are never in one table.
-"""
+"""Scaling as tables, JSON and sentences; measurements and estimates are never in one table."""
 
 from __future__ import annotations
 
@@ -132,10 +129,7 @@ def _grid(title: str, columns: Sequence[tuple[str, bool]], rows: Iterable[tuple[
 
 
 def scaling_document(scaling: Scaling) -> dict[str, Any]:
-    """Return everything for JSON, in base units: series, models, their errors and estimates.
-
-    An unknown value is None.
-    """
+    """Return series, models, errors and estimates for JSON, in base units; None is unknown."""
     return {
         "schema": SCHEMA,
         "formula": ring.FORMULA,

@@ -1,7 +1,4 @@
-"""A profile as a terminal shows it.
-
-It shows the same digits as the JSON: the stages are rounded once, where ranks are combined.
-"""
+"""A profile as a terminal shows it, with the digits of its JSON."""
 
 from __future__ import annotations
 
