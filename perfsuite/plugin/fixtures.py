@@ -143,7 +143,7 @@ def _measuring(
     ) -> Outcome:
         def run(is_timed: bool) -> Outcome:
             numerics = None
-            if activity == "train" and runner.checks_numerics:
+            if activity == "train" and runner.choices.checks_numerics:
                 numerics = session.require_equivalence(workload, recipe, by_value=by_value).numerics
             return session.measure_cell(
                 workload,

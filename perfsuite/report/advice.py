@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from perfsuite.records.cell import Memory
 from perfsuite.report.families import Family, Member, RecipeField, families
 from perfsuite.report.rows import Row
 from perfsuite.units import format_bytes, format_change, format_ratio, format_seconds
@@ -129,9 +128,10 @@ def _precision(rows: Sequence[Row]) -> Iterator[Advice]:
     for family, member, full in _against(rows, "precision", "fp32"):
         slower = is_slower(member.row, full.row)
         if member.value != "fp64" and (slower or is_slower(full.row, member.row)):
+            _, moved = _memory_change(member.row, full.row)
             yield Advice(
                 text=f"{family.name}: {member.value} is {'slower' if slower else 'faster'} "
-                f"than fp32 here{_memory_change(member.row, full.row)}",
+                f"than fp32 here{moved}",
                 evidence=_two_steps(member, full),
                 rule="a lower precision is slower or faster than fp32, beyond the noise",
                 cells=(member.row.name, full.row.name),
@@ -140,12 +140,13 @@ def _precision(rows: Sequence[Row]) -> Iterator[Advice]:
 
 def _checkpointing(rows: Sequence[Row]) -> Iterator[Advice]:
     for family, member, plain in _against(rows, "checkpointing", "none"):
-        moved = _memory_change(member.row, plain.row)
+        ratio, moved = _memory_change(member.row, plain.row)
         if moved and is_slower(member.row, plain.row):
-            saves = (_memory_ratio(member.row, plain.row) or 1.0) < 1 - _MEMORY_MOVED
+            trade = (
+                "trades time for memory" if ratio < 1 - _MEMORY_MOVED else "saves no memory here"
+            )
             yield Advice(
-                text=f"{family.name}: checkpointing {member.value} "
-                f"{'trades time for memory' if saves else 'saves no memory here'}{moved}",
+                text=f"{family.name}: checkpointing {member.value} {trade}{moved}",
                 evidence=_two_steps(member, plain),
                 rule="checkpointing costs time beyond the noise; the peak memory is compared too",
                 cells=(member.row.name, plain.row.name),
@@ -157,41 +158,31 @@ def _against(
 ) -> Iterator[tuple[Family, Member, Member]]:
     """Each other member of a family, with the member at the reference value of the field."""
     for family in families(rows, field):
-        base = family.at(reference)
-        if base is not None:
+        for base in (member for member in family.members if member.value == reference):
             yield from ((family, member, base) for member in family.members if member is not base)
 
 
 def _noise(rows: Sequence[Row]) -> Iterator[Advice]:
-    noisy = [row for row in rows if (row.spread_ratio or 0.0) > _NOISY]
+    spreads = [(row.spread_ratio or 0.0, row.name) for row in rows]
+    noisy = [one for one in spreads if one[0] > _NOISY]
     if noisy:
-        worst = max(noisy, key=lambda row: row.spread_ratio or 0.0)
-        assert worst.spread_ratio is not None
+        widest, name = max(noisy)
         yield Advice(
             text=f"the rounds of {len(noisy)} of {len(rows)} cells are noisy; "
             "perfsuite doctor says what disturbs this machine",
-            evidence=f"the widest spread is {format_ratio(worst.spread_ratio)}, of {worst.name}",
+            evidence=f"the widest spread is {format_ratio(widest)}, of {name}",
             rule=f"the rounds of a cell spread by over {_NOISY:.0%} of their median",
-            cells=tuple(row.name for row in noisy),
+            cells=tuple(name for _, name in noisy),
         )
 
 
-def _memory(row: Row) -> Memory | None:
-    return None if row.record is None else row.record.memory
-
-
-def _memory_ratio(row: Row, base: Row) -> float | None:
-    mine, its = _memory(row), _memory(base)
+def _memory_change(row: Row, base: Row) -> tuple[float, str]:
+    """Peak memory over the base's, and in words; 1 without words where it is not known."""
+    mine, its = (None if one.record is None else one.record.memory for one in (row, base))
     if mine is None or its is None or mine.metric != its.metric or not its.peak_bytes:
-        return None
-    return mine.peak_bytes / its.peak_bytes
-
-
-def _memory_change(row: Row, base: Row) -> str:
-    ratio, memory = _memory_ratio(row, base), _memory(row)
-    if ratio is None or memory is None:
-        return ""
-    return f", with {format_change(ratio)} peak memory ({format_bytes(memory.peak_bytes)})"
+        return 1.0, ""
+    ratio = mine.peak_bytes / its.peak_bytes
+    return ratio, f", with {format_change(ratio)} peak memory ({format_bytes(mine.peak_bytes)})"
 
 
 def _two_steps(member: Member, base: Member) -> str:

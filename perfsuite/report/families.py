@@ -30,10 +30,6 @@ class Family:
     name: str
     members: tuple[Member, ...]
 
-    def at(self, value: Any) -> Member | None:
-        """The member with a value of the field, None where there is none."""
-        return next((member for member in self.members if member.value == value), None)
-
 
 def families(rows: Sequence[Row], field: RecipeField) -> tuple[Family, ...]:
     """Return the families of cells that differ in one field.

@@ -85,7 +85,7 @@ class MeasuredSession:
         saver: saving.RunSaver | None,
     ) -> None:
         self._config = config
-        self._choices = choices
+        self.choices = choices
         self._gate = gate
         if gate is not None:
             held = HeldReports(gate, self._finish_held)
@@ -103,11 +103,6 @@ class MeasuredSession:
         self._write_error: WriteError | None = None
 
     @property
-    def checks_numerics(self) -> bool:
-        """Whether cells are checked before they are timed."""
-        return self._choices.checks_numerics
-
-    @property
     def finished(self) -> Mapping[str, CellLine]:
         """Cells that were measured before torchrun started the ranks again."""
         return {} if self._torchrun is None else self._torchrun.finished
@@ -122,7 +117,7 @@ class MeasuredSession:
         if self._session is None:
             if self._torchrun is None:  # which ends all of its processes alike
                 self._signals.enter_context(ends_on_signals(_end_session))
-            self._session = Session(self._choices.settings, say=partial(say, self._config))
+            self._session = Session(self.choices.settings, say=partial(say, self._config))
         return self._session
 
     @property
@@ -137,10 +132,10 @@ class MeasuredSession:
             for item in items:
                 markers.marker_arguments(item)
             self._foreign_markers = markers.describe_foreign(items)
-            self._select(items, lambda item: markers.is_in_matrix(item, self._choices.matrix))
+            self._select(items, lambda item: markers.is_in_matrix(item, self.choices.matrix))
             cells = [item.nodeid for item in items if recorder.is_benchmark(item)]
-            source = partial(sharding.duration_source, self._config, self._choices.durations)
-            self._sharding = sharding.cut(cells, self._choices.shard, source)
+            source = partial(sharding.duration_source, self._config, self.choices.durations)
+            self._sharding = sharding.cut(cells, self.choices.shard, source)
         self._select(items, lambda item: self._sharding.owns(item.nodeid))
         self._saver.shard = self._sharding.stamp
         for item in items:
@@ -156,9 +151,9 @@ class MeasuredSession:
 
     def pytest_report_collectionfinish(self) -> list[str]:
         """Say what the session measures with, and which of the cells are its shard's."""
-        settings = self._choices.settings
+        settings = self.choices.settings
         lines = [
-            f"perfsuite: device {settings.device}, matrix {self._choices.matrix}, "
+            f"perfsuite: device {settings.device}, matrix {self.choices.matrix}, "
             f"{settings.num_rounds or 'as many as the gate wants'} rounds, seed {settings.seed}"
         ]
         if self._sharding.described is not None:
@@ -171,7 +166,7 @@ class MeasuredSession:
         """Refuse a machine without enough GPUs, and have cells judged, before the first test."""
         if session.config.option.collectonly:
             return
-        required = self._choices.require_gpus
+        required = self.choices.require_gpus
         found = self.session.hardware.num_gpus if required else 0
         if found < required:
             pytest.exit(
@@ -263,7 +258,7 @@ class MeasuredSession:
         has_lost_a_rank = self._torchrun is not None and self._torchrun.has_lost
         if not self._writes or line.fullname in self.finished or has_lost_a_rank:
             return
-        path = self._choices.results / CELLS_FILE
+        path = self.choices.results / CELLS_FILE
         try:
             if is_first:
                 write_atomically(path, encode_line(line) + b"\n")
@@ -303,14 +298,14 @@ class MeasuredSession:
         # A gated suite may be a plain one, and its verdicts are wanted all the same.
         is_judged = self._gate is not None and bool(recorder.benchmarks_of(self._config))
         if self._writes and (has_cells or is_judged):
-            self._write_run(self._choices.results / "run.json")
+            self._write_run(self.choices.results / "run.json")
         if session.exitstatus == pytest.ExitCode.OK and self._write_error is not None:
             session.exitstatus = ExitCode.REFUSED
         elif self._gate is not None and not session.config.option.collectonly:
             session.exitstatus = self._gated_exit(session)
 
     def _write_run(self, path: Path) -> None:
-        gate = self._choices.gate
+        gate = self.choices.gate
         try:
             saving.write_run(self._config, path)
         except WriteError as error:
@@ -343,7 +338,7 @@ class MeasuredSession:
             for text in not_exercised_lines(lines):
                 terminalreporter.write_line(legible(text))
             if self._write_error is None:
-                terminalreporter.write_line(f"written to {self._choices.results}")
+                terminalreporter.write_line(f"written to {self.choices.results}")
         if self._gate is not None and self._gate.result is not None:
             terminalreporter.section("perfsuite gate", sep="=")
             result = self._gate.result

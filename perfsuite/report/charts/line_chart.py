@@ -23,6 +23,8 @@ _MOST_POWERS: Final = 6
 # A smaller value is drawn as 0: a file may hold times whose quotients no float can.
 _SMALLEST_SHOWN: Final = 1e-100
 
+write_number: Final = "{:g}".format
+
 
 @dataclass(frozen=True, kw_only=True)
 class Axis:
@@ -106,11 +108,6 @@ def draw_lines(
         paths=tuple(paths),
         texts=tuple(texts),
     )
-
-
-def write_number(value: float) -> str:
-    """Return a plain number."""
-    return f"{value:g}"
 
 
 def line_of_values(name: str, values: Iterable[float | None]) -> PlotLine:
