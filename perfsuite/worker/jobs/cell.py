@@ -17,7 +17,7 @@ from perfsuite.records.stages import Stage
 from perfsuite.worker.jobs.activities import Activity, start_activity
 from perfsuite.worker.jobs.faults import inject_fault
 from perfsuite.worker.jobs.loader_workers import resume_loader_workers, stop_loader_workers
-from perfsuite.worker.jobs.turns import Turns
+from perfsuite.worker.jobs.turns import Agreed, Turns
 from perfsuite.worker.measure.clock import start_together
 from perfsuite.worker.measure.counters import count_garbage, count_iteration, count_kernel_launches
 from perfsuite.worker.measure.environment import describe_environment
@@ -47,15 +47,15 @@ def run_cell(
         iteration_s = measurement.warm_up()
         board.enter_phase("measure")
         try:
-            num_rounds, num_iterations = measurement.agree(iteration_s, job.plan)
-            rounds = measurement.measure(num_rounds, num_iterations)
+            agreed = measurement.agree(iteration_s, job.plan)
+            rounds = measurement.measure(agreed.rounds, agreed.iterations)
         finally:
             resume_loader_workers()  # a stopped one could not be ended
         board.enter_phase("count")
-        counts, peak, operators, missing = measurement.count()
+        counts, peak, operators, missing = measurement.count(agreed)
         return messages.CellMeasured(
             rounds=rounds,
-            num_iterations=num_iterations,
+            num_iterations=agreed.iterations,
             losses=activity.first_losses(),
             global_batch_size=activity.global_batch_size,
             counts=counts,
@@ -98,8 +98,8 @@ class _Measurement:
         self._stages.collect()
         return shortest_s
 
-    def agree(self, iteration_s: float, plan: messages.MeasurePlan) -> tuple[int, int]:
-        """Return the rounds, and iterations of each, that all ranks of both arms run."""
+    def agree(self, iteration_s: float, plan: messages.MeasurePlan) -> Agreed:
+        """Return what all ranks of both arms run."""
         stop_loader_workers()  # the other arm may be long in coming
         if dist.is_initialized():
             slowest = torch.tensor([iteration_s], dtype=torch.float64, device=self._device)
@@ -110,16 +110,16 @@ class _Measurement:
             steps_per_epoch=self._activity.steps_per_epoch,
             round_s=_TURN_S if self._has_turns else plan.round_s or ROUND_S,
         )
-        if self._has_turns:
-            agreed = torch.zeros(2, dtype=torch.int64, device=self._device)
-            if self._turns is not None:
-                agreed += torch.tensor(self._turns.agree(num_iterations, iteration_s))
-            if dist.is_initialized():
-                dist.broadcast(agreed, src=0)
-            num_iterations, gate_rounds = agreed.tolist()
-            return plan.num_rounds or gate_rounds, num_iterations
-        assert plan.num_rounds is not None  # only a gate chooses rounds
-        return plan.num_rounds, num_iterations
+        if not self._has_turns:
+            assert plan.num_rounds is not None  # only a gate chooses rounds
+            return Agreed(num_iterations, plan.num_rounds)
+        told = torch.zeros(len(Agreed._fields), dtype=torch.int64, device=self._device)
+        if self._turns is not None:
+            told += torch.tensor(self._turns.agree(num_iterations, iteration_s))
+        if dist.is_initialized():
+            dist.broadcast(told, src=0)
+        agreed = Agreed(*told.tolist())
+        return agreed._replace(rounds=plan.num_rounds or agreed.rounds)
 
     def measure(self, num_rounds: int, num_iterations: int) -> tuple[messages.RoundTimes, ...]:
         """Return the timed rounds; losses are checked between them, outside of the time."""
@@ -156,11 +156,11 @@ class _Measurement:
         self._activity.check()
 
     def count(
-        self,
+        self, agreed: Agreed
     ) -> tuple[Counts, messages.PeakMemory | None, tuple[Operator, ...] | None, dict[str, str]]:
         """Return counts, memory, the costliest operators, and why any of them is missing."""
         missing = dict(self._activity.missing)
-        if not self._activity.is_counted:
+        if not self._activity.is_counted or not agreed.counts:
             return Counts(**dict.fromkeys(Counts.__struct_fields__)), None, None, missing
         counted = count_iteration(self._iterate)
         peak = measure_peak(
@@ -178,8 +178,10 @@ class _Measurement:
             "collected_objects": count_garbage(self._iterate),
         }
         counts = Counts(**{name: None if name in missing else found[name] for name in found})
-        profiler = profile_iterations(self._iterate, self._device, num_iterations=1)
-        operators = costliest_operators(profiler.key_averages(), self._device)
+        operators = None
+        if agreed.profiles:
+            profiler = profile_iterations(self._iterate, self._device, num_iterations=1)
+            operators = costliest_operators(profiler.key_averages(), self._device)
         return counts, None if "memory" in missing else peak, operators, missing
 
     def _iterate_once(self, stage: Stage) -> None:
