@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterable
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.utils.flop_counter import flop_registry
 
-from perfsuite.records.stages import Stage
+from perfsuite.records.stages import Stage, untimed
 from perfsuite.worker.measure.clock import collector_off
 from perfsuite.worker.measure.dispatch import StepMode, communicated_bytes, is_communication
 
@@ -78,7 +77,7 @@ def count_garbage(iterate: Callable[[Stage], object]) -> int:
     found = []
     with collector_off():
         for _ in range(_NUM_LOOKS):
-            iterate(lambda name: nullcontext())
+            iterate(untimed)
             found.append(gc.collect())
     return min(found)
 
@@ -93,7 +92,7 @@ def count_kernel_launches(iterate: Callable[[Stage], None], device: torch.device
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
     torch.cuda.synchronize(device)
     with torch.profiler.profile(activities=activities) as profiler:
-        iterate(lambda name: nullcontext())
+        iterate(untimed)
         torch.cuda.synchronize(device)
     return count_launches(event.name for event in profiler.events() or ())
 
