@@ -29,6 +29,8 @@ def alternate_with_a_hand_written_loop(num_pairs: int, num_steps: int) -> list[t
     from torch.utils.data import DataLoader
 
     from perfsuite import Recipe
+    from perfsuite.ranks.messages import RoundTimes
+    from perfsuite.worker.measure.iterations import run_iterations
     from perfsuite.worker.measure.rounds import measure_rounds
     from perfsuite.worker.measure.stages import StageClock
     from perfsuite.worker.training.build import build_trainer
@@ -66,8 +68,9 @@ def alternate_with_a_hand_written_loop(num_pairs: int, num_steps: int) -> list[t
         else:
             by_hand()
 
-    rounds = measure_rounds(
-        iterate,
+    rounds: list[RoundTimes] = []
+    asked = measure_rounds(
+        rounds,
         num_rounds=2 * num_pairs,
         num_iterations=num_steps,
         stages=StageClock(device),
@@ -75,6 +78,7 @@ def alternate_with_a_hand_written_loop(num_pairs: int, num_steps: int) -> list[t
         synchronize=lambda: None,
         after_round=finished_rounds.append,
     )
+    run_iterations(asked, iterate)
     times_s = [times.duration_s for times in rounds]
     pairs = zip(times_s[::2], times_s[1::2], strict=True)
     return [pair if number % 2 == 0 else pair[::-1] for number, pair in enumerate(pairs)]

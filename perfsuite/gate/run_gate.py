@@ -209,7 +209,8 @@ class _Session:
         }
         if comparison is not None:
             cells += comparison.find_identical(policies)
-        cells += not_compared("INVALID", find_mixed(policies, changed), MIXED)
+        mixed = find_mixed(policies, changed, suite.python_files)
+        cells += not_compared("INVALID", mixed, MIXED)
         settled = request.waiting.union(cell.name for cell in cells)
         policies = {name: policy for name, policy in policies.items() if name not in settled}
         if not policies:
@@ -280,7 +281,7 @@ class _Session:
         return self.side.build(tree)
 
     def _complete(self, cell: CellVerdict, tree: Path) -> CellVerdict:
-        """Name the exceptions that a verdict rests on, and what the base failed for want of."""
+        """Name the exceptions that a verdict rests on, and the file that the base lacks."""
         reason = cell.reason
         if cell.word == "NO-BASELINE" and reason is not None:
             found = name_untracked(reason, self.side.suite.root, tree, self.side.import_roots)

@@ -24,6 +24,9 @@ from perfsuite.units import format_ratio
 # busy, pairs of eight unchanged cells came to eight PASS. With less than a fifth left, the
 # scheduler is timed.
 _MOST_FOREIGN = 0.8
+# Five of the ticks in which the kernel counts (proc(5)), and the percentage of them that is a load.
+_LOOK_AT_CORES_S = 0.05
+_BUSY = 50
 # Both arms of a pair lose the same stolen time, but no longer where it is a tenth or more.
 _MOST_STOLEN = 0.1
 # Of the periods of its quota, as of stolen time.
@@ -174,6 +177,13 @@ def _is_busy(handle: Any) -> bool:
             return True
         time.sleep(_GPU_LOOK_S)
     return False
+
+
+def quietest_core() -> int:
+    """Return the core that others use least, as a short look shows; the last of those at rest."""
+    busy = dict(enumerate(psutil.cpu_percent(_LOOK_AT_CORES_S, percpu=True)))
+    # Some containers number cores in one way and count their time in another.
+    return min(os.sched_getaffinity(0), key=lambda core: (busy.get(core, 0) // _BUSY, -core))
 
 
 def _busy_s() -> float:

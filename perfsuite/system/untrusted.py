@@ -18,7 +18,7 @@ from perfsuite.units import format_bytes
 
 def open_untrusted(path: Path) -> BinaryIO:
     """Return a file to read from; raises OSError, or ValueError where it is not a regular file."""
-    # A pipe or a device is refused before it is opened: opening one can block for ever.
+    # A pipe or a device is refused before it is opened: opening one can block forever.
     if not stat.S_ISREG(path.stat().st_mode):
         raise ValueError("is not a regular file")
     return path.open("rb")

@@ -59,7 +59,7 @@ def test_an_edit_while_head_is_judged_voids_the_session_and_nothing_of_it_is_kep
     gated.expect(
         12,
         f"{PRICE} INVALID",
-        f"{PRICE}: depot.py changed while head was judged, so its launches did not run one tree; *",
+        f"{PRICE}: depot.py changed while head was judged, by an edit or by a test, so its *",
     )
     assert not (shop.path / "results" / "pairs.json").exists()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -35,6 +36,25 @@ def reading(at_s: float, **changes: Any) -> Reading:
         "gpu_users": (),
     }
     return Reading(at_s=at_s, **(values | changes))
+
+
+@pytest.mark.parametrize(
+    ("busy", "quietest"),
+    [
+        ([0.0, 0.0, 0.0], 2),
+        ([0.0, 20.0, 100.0], 1),
+        ([100.0, 60.0, 100.0], 1),
+        ([100.0, 100.0, 100.0], 2),
+        ([100.0], 2),  # a container that does not count the cores it may use
+    ],
+)
+def test_arms_share_the_core_that_others_use_least(
+    busy: list[float], quietest: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(psutil, "cpu_percent", lambda interval, percpu: busy)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2})
+
+    assert fitness.quietest_core() == quietest
 
 
 def test_a_machine_without_other_load_is_fit() -> None:

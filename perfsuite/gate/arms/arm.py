@@ -165,6 +165,7 @@ class PairPlan:
         is_apart: Whether one launch runs after the other: they want one port, file or daemon.
         files: What is collected, from pytest's root; none for what the user's own call collects.
         unpinned: Cells that need more than the shared core.
+        uncounted: Cells of which no launch need count anything any more.
     """
 
     number: int
@@ -178,3 +179,4 @@ class PairPlan:
     is_apart: bool = False
     files: tuple[str, ...] = ()
     unpinned: frozenset[str] = frozenset()
+    uncounted: frozenset[str] = frozenset()

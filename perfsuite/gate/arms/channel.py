@@ -248,7 +248,12 @@ class Server:
         done = self.launches[arms[0]].cells
         cell = next((name for name in self._chosen if name not in done), "")
         rounds = self._plan.num_rounds.get(cell) or first_num_rounds(round_s, shapes[0]["first_s"])
-        return {"iterations": iterations, "rounds": rounds}
+        return {
+            "iterations": iterations,
+            "rounds": rounds,
+            "counts": cell not in self._plan.uncounted,
+            "profiles": self._plan.profiles,
+        }
 
 
 class Patience:

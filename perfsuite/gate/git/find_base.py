@@ -16,8 +16,8 @@ from perfsuite.gate.git.repository import Base, NoBase, is_shallow, why_not_a_ch
 from perfsuite.system.untrusted import printable
 from perfsuite.units import short_commit
 
-# The upstream's default branch, in this order, where nobody names one. A continuous integration's
-# checkout often has neither origin/HEAD nor a local branch, only the last two.
+# The upstream's default branch, in this order, where the user names none. A checkout in CI often
+# has neither origin/HEAD nor a local branch, only the last two.
 _UPSTREAMS = (
     "refs/remotes/origin/HEAD",
     "refs/heads/main",

@@ -167,10 +167,14 @@ def lay_configuration(tree: Path, head: Path, inifile: Path | None) -> Path:
     return tree / place
 
 
-def is_mixed(file: Path) -> bool:
-    """Whether a file of tests is named as code is: no word of its path says what it is for."""
+def is_mixed(file: Path, python_files: Sequence[str]) -> bool:
+    """Whether a file of tests is named as code is.
+
+    No word of its path says what it is for, nor does a pattern of pytest's `python_files`.
+    """
     words = {word for part in file.parts for word in re.split(r"[^a-z0-9]", part.lower())}
-    return _BENCHMARK_WORDS.isdisjoint(words) and file.name != _CONFTEST
+    telling = [pattern for pattern in python_files if pattern != "*.py"]
+    return _BENCHMARK_WORDS.isdisjoint(words) and not _is_named(file, telling)
 
 
 def source_files(folder: Path, *, leave_out: Path | None = None) -> Iterator[Path]:
@@ -319,9 +323,8 @@ def _holds_code(head: Head, folder: Path) -> bool:
 
 def _is_in_package(folder: Path, *, is_usual: bool) -> bool:
     """Whether modules of a folder are a package's; by itself only an unusual one is a package."""
-    return any(
-        (one / "__init__.py").is_file() for one in (folder.parent, *([] if is_usual else [folder]))
-    )
+    packages = [folder.parent] if is_usual else [folder.parent, folder]
+    return any((one / "__init__.py").is_file() for one in packages)
 
 
 def _is_for_tests(head: Head, path: Path) -> bool:
@@ -350,9 +353,12 @@ def _project_package(root: Path) -> str | None:
 
 def is_test_file(head: Head, path: Path) -> bool:
     """Whether pytest takes a file for one with tests, or for what they share."""
-    return path.name == _CONFTEST or any(
-        fnmatch.fnmatchcase(f"/{path.as_posix()}", f"*/{pattern}") for pattern in head.python_files
-    )
+    return path.name == _CONFTEST or _is_named(path, head.python_files)
+
+
+def _is_named(path: Path, patterns: Sequence[str]) -> bool:
+    at = f"/{path.as_posix()}"
+    return any(fnmatch.fnmatchcase(at, f"*/{pattern}") for pattern in patterns)
 
 
 def _files_of(head: Head, folder: Path) -> list[Path]:

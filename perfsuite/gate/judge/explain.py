@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,6 +11,7 @@ import msgspec
 
 from perfsuite.gate.arms.arm import CellRun
 from perfsuite.gate.judge.trial import Trial
+from perfsuite.records.cell import Operator
 from perfsuite.records.run_file import StoredCell
 from perfsuite.records.verdict import Explanation
 from perfsuite.system.untrusted import MOST
@@ -17,6 +19,12 @@ from perfsuite.system.untrusted import MOST
 _NUM_NAMED = 10
 # A stage or a function is named if it alone explains at least this share of the cell's change.
 _SHARE_THAT_EXPLAINS = 0.3
+
+
+class _Profiled(msgspec.Struct, frozen=True):
+    """What is read of a record; the base's perfsuite may keep other things beside it."""
+
+    operators: tuple[Operator, ...] | None = None
 
 
 def explain(trial: Trial, base: CellRun, head: CellRun) -> Explanation:
@@ -30,11 +38,8 @@ def explain(trial: Trial, base: CellRun, head: CellRun) -> Explanation:
     return _explain(
         statistics.median(moves_s or [0.0]),
         _stages_over(pairs),
-        _pairs(*(_part(run, "counts") for run in pairs[-1])),
-        _rows(
-            *({name: (calls, own_s) for name, calls, own_s in one.profile} for one in (base, head)),
-            missing=(0.0, 0.0),
-        ),
+        _pairs(_part(base, "counts"), _part(head, "counts")),
+        _functions(base, head),
     )
 
 
@@ -44,11 +49,7 @@ def explain_stored(base: StoredCell, head: StoredCell) -> Explanation:
         head.median_s - base.median_s,
         _pairs(_fields(base.stages_s), _fields(head.stages_s)),
         _pairs(_fields(base.counts), _fields(head.counts)),
-        # None for an operator that a run did not keep.
-        _rows(
-            *({o.name: (o.calls, o.self_s) for o in run.operators or ()} for run in (base, head)),
-            missing=(None, None),
-        ),
+        _operators(base.operators or (), head.operators or ()),
     )
 
 
@@ -106,6 +107,24 @@ def _pairs(base: Mapping[str, Any], head: Mapping[str, Any]) -> dict[str, tuple[
 def _is_number(value: object) -> bool:
     # A test may put there what it likes, more than a float holds, or NaN.
     return isinstance(value, int | float) and 0 <= value <= MOST
+
+
+def _functions(base: CellRun, head: CellRun) -> list[dict[str, Any]]:
+    """The operators that both ranks' records have, else the functions of both profiles."""
+    with contextlib.suppress(msgspec.ValidationError):  # the base's perfsuite has another form
+        found = [msgspec.convert(run.record or {}, _Profiled).operators for run in (base, head)]
+        if found[0] and found[1]:
+            return _operators(found[0], found[1])
+    profiles = (
+        {name: (calls, own_s) for name, calls, own_s in one.profile} for one in (base, head)
+    )
+    return _rows(*profiles, missing=(0.0, 0.0))
+
+
+def _operators(base: Sequence[Operator], head: Sequence[Operator]) -> list[dict[str, Any]]:
+    """Rows of operators; None for one that a run did not keep."""
+    kept = ({one.name: (one.calls, one.self_s) for one in run} for run in (base, head))
+    return _rows(*kept, missing=(None, None))
 
 
 def _rows(

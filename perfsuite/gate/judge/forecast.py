@@ -95,7 +95,7 @@ def describe_rest(
 ) -> str:
     """Return what people read after the first pair, which took so long, of undecided cells.
 
-    The later launches have the rounds that are planned by it. What is no round is paid as long as
+    The next launches have the rounds that are planned by it. What is no round is paid as long as
     one cell is undecided, and the rounds of a cell until it is decided.
     """
     other_s, rounds_s, variances = first_s, 0.0, []

@@ -17,7 +17,7 @@ from types import MappingProxyType
 from perfsuite.gate.arms.arm import Arm, Launch, PairPlan
 from perfsuite.gate.arms.launch import launch_pair
 from perfsuite.gate.arms.num_rounds import plan_num_rounds
-from perfsuite.gate.judge.counts import compare_run_counts
+from perfsuite.gate.judge.counts import CountComparison, compare_run_counts
 from perfsuite.gate.judge.forecast import describe_rest, why_too_much
 from perfsuite.gate.judge.kept_pairs import KeptCell, resume
 from perfsuite.gate.judge.numerics_change import CHANGED, UNKNOWN, describe_numerics_change
@@ -27,7 +27,8 @@ from perfsuite.gate.judge.trial import Budget, CellPolicy, Judgement, Trial
 from perfsuite.gate.provenance.symmetry import find_asymmetry
 from perfsuite.stats.evidence import Prior
 from perfsuite.stats.sequential import Rule
-from perfsuite.system.fitness import read_sensors, why_unfit
+from perfsuite.system.fitness import quietest_core, read_sensors, why_unfit
+from perfsuite.system.untrusted import printable
 from perfsuite.units import counted, format_change
 
 # Pairs that do not count, before the machine as a whole does not.
@@ -100,8 +101,8 @@ def _rule_of(
     kept: Mapping[str, KeptCell],
 ) -> Rule:
     """The rule of a cell, which goes on where an earlier session has ended."""
-    if trial.name in kept:
-        return resume(trial, kept[trial.name])
+    if (found := kept.get(printable(trial.name))) is not None:
+        return resume(trial, found)
     return Rule(
         tolerance=trial.policy.tolerance,
         limit=trial.policy.limit,
@@ -134,6 +135,7 @@ class _Pair:
             if is_postponed(trial, self.launches, self.names, was_apart=was_apart):
                 continue
             add_pair(trial, self.launches, self.plan.first, self._other_s)
+            _count_until_alike(trial)
             if trial.word is None:
                 decide_by_pairs(trial, rules[trial.name])
 
@@ -182,6 +184,7 @@ class _Session:
             number=self.num_pairs,
             first=self.random_numbers.choice(("base", "head")),
             hash_seed=self.random_numbers.randint(0, _MAX_HASH_SEED),
+            core=quietest_core(),
             timeout_s=self.budget.timeout_s,
             num_rounds={
                 trial.name: plan_num_rounds(
@@ -193,6 +196,7 @@ class _Session:
             one_by_one=frozenset(trial.name for trial in trials if trial.is_one_by_one),
             is_apart=any(trial.is_apart for trial in trials),
             unpinned=frozenset(trial.name for trial in trials if trial.is_unpinned),
+            uncounted=frozenset(one.name for one in trials if one.num_counted is not None),
         )
         names = [trial.name for trial in trials]
         self.random_numbers.shuffle(names)
@@ -228,12 +232,26 @@ def _end(trial: Trial, last: _Pair | None, too_long: str | None) -> None:
         _judge_numerics(trial)
 
 
+def _count_until_alike(trial: Trial) -> None:
+    """Let later launches count nothing: an increase must stand in all, and these have none."""
+    has_both = trial.runs.keys() == {"base", "head"}
+    is_asked = has_both and trial.policy.slacks and trial.num_counted is None
+    if is_asked and not _compare_counts(trial).changes:
+        trial.num_counted = len(trial.runs["head"])
+
+
+def _compare_counts(trial: Trial) -> CountComparison:
+    policy = trial.policy
+    return compare_run_counts(
+        **{arm: runs[: trial.num_counted] for arm, runs in trial.runs.items()},
+        slacks=policy.slacks,
+        accepted_ratio=policy.accepted_increase,
+    )
+
+
 def _judge_counts(trial: Trial) -> None:
     """Fail a cell in which head counts more than the base, whatever its times say."""
-    policy = trial.policy
-    compared = compare_run_counts(
-        **trial.runs, slacks=policy.slacks, accepted_ratio=policy.accepted_increase
-    )
+    compared = _compare_counts(trial)
     trial.accepted_counts = compared.accepted
     if compared.increases and trial.word != "FAIL":
         trial.word, trial.by, trial.reason = "FAIL", "counts", None

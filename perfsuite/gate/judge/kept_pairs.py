@@ -25,6 +25,7 @@ from perfsuite.system.untrusted import (
     Amount,
     Label,
     printable,
+    printable_lines,
     read_untrusted,
     why_unreadable,
 )
@@ -78,7 +79,7 @@ class KeptPairs:
     Attributes:
         path: The file.
         base, head: What tells the trees from others.
-        cells: Found in it, by name.
+        cells: Found in it, by `printable` name: what is no text cannot be written.
         told: What a reader should know of where they come from.
     """
 
@@ -90,7 +91,7 @@ class KeptPairs:
 
     def write(self, trials: Iterable[Trial]) -> None:
         """Keep what a re-run must not judge again; raises a WriteError where it cannot."""
-        judged = {trial.name: trial for trial in trials}
+        judged = {printable(trial.name): trial for trial in trials}
         cells = {name: kept for name, kept in self.cells.items() if name not in judged}
         cells |= {name: _keep(trial) for name, trial in judged.items() if _is_kept(trial)}
         if not cells and not self.cells:
@@ -122,7 +123,7 @@ def read_kept_pairs(path: Path, base: str, head: str) -> KeptPairs:
 
 
 def kept_names(path: Path | None, head: str | None) -> frozenset[str]:
-    """Return the cells that the file has of a head, whatever it was compared with."""
+    """Return the `printable` names of what the file has of a head, with whichever base."""
     if path is None:
         return frozenset()
     try:
@@ -166,7 +167,7 @@ def _keep(trial: Trial) -> KeptCell:
         {
             "word": trial.word,
             "by": trial.by,
-            "reason": trial.reason,
+            "reason": None if trial.reason is None else printable_lines(trial.reason),
             "rule": {
                 name: value for name, value in trial.rule.items() if name != "accepted_slowdown"
             },

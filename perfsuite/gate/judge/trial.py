@@ -82,6 +82,7 @@ class Trial:
         decision: What the pairs prove so far.
         rule: The arguments of the rule, accepted slowdown included; empty before the first pair.
         runs: Those of all pairs, by arm.
+        num_counted: The first so many of these have counts; None where all have.
         firsts: The arm that ran the first round of each pair in `raw`.
         costs: Of each pair, for the number of rounds of the next.
         is_one_by_one: Whether memory had no room for both arms.
@@ -101,6 +102,7 @@ class Trial:
     decision: Decision | None = None
     rule: dict[str, Any] = field(default_factory=dict)
     runs: dict[str, list[CellRun]] = field(default_factory=dict)
+    num_counted: int | None = None
     firsts: list[str] = field(default_factory=list)
     costs: list[PairCost] = field(default_factory=list)
     is_one_by_one: bool = False

@@ -23,6 +23,6 @@ def why_edited(top: Path, before: Mapping[Path, int]) -> str | None:
     if not edited:
         return None
     return (
-        f"{listed(sorted(edited))} changed while head was judged, so its launches did not run one "
-        "tree; gate again, and leave the working tree as it is meanwhile"
+        f"{listed(sorted(edited))} changed while head was judged, by an edit or by a test, so its "
+        "launches did not run one tree; gate again, and leave the working tree as it is meanwhile"
     )

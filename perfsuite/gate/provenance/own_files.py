@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from perfsuite.gate.arms.arm import Suite
@@ -20,10 +20,12 @@ def read_own_files(tree: Path, suite: Suite | None) -> dict[str, bytes]:
     return {name: (tree / name).read_bytes() for name in names}
 
 
-def find_mixed(cells: Collection[str], changed: Collection[Path]) -> list[str]:
+def find_mixed(
+    cells: Collection[str], changed: Collection[Path], python_files: Sequence[str]
+) -> list[str]:
     """Return the cells whose file is code under test as well, and differs between head and base."""
-    files = {name: Path(name.partition("::")[0]) for name in cells}
-    return [name for name, file in files.items() if file in changed and is_mixed(file)]
+    mixed = {str(file) for file in changed if is_mixed(file, python_files)}
+    return [name for name in cells if name.partition("::")[0] in mixed]
 
 
 def give_back(

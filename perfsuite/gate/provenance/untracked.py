@@ -1,4 +1,4 @@
-"""Which file that git does not track the base lacks, where it failed for want of it."""
+"""The file that the base lacks, where it fails because git does not track that file."""
 
 from __future__ import annotations
 

@@ -32,6 +32,7 @@ from perfsuite.plugin.session.sharding import Sharding, duration_source
 from perfsuite.plugin.session.storage import STORAGE
 from perfsuite.records.cell import CellRecord, samples_of_step
 from perfsuite.records.verdict import CellVerdict
+from perfsuite.system.untrusted import printable
 
 _NOT_FOUND = "a launch of head with the same command line has no such cell"
 _NO_GATE_UNDER_TORCHRUN = (
@@ -144,7 +145,9 @@ class SessionGate:
         # A stored run has no launch of the base to compare the mathematics with.
         screens = not self._choices.refuses_numerics_change
         at_once = [
-            name for name in cells if name in kept or not (screens and history.can_screen(name))
+            name
+            for name in cells
+            if printable(name) in kept or not (screens and history.can_screen(name))
         ]
         waiting = frozenset(cells).difference(at_once)
         self._num_cells = sharding.num_cells

@@ -1,6 +1,6 @@
 """Run every check that applies to a recorded run, and conclude each to one row of the report.
 
-Runs in one process. Must not know torch.distributed: no reference may share a mistake of the ranks.
+Runs in one process. It imports no torch.distributed: no reference may share a mistake of the ranks.
 """
 
 from __future__ import annotations

@@ -17,10 +17,11 @@ from perfsuite.records.stages import Stage
 from perfsuite.worker.jobs.activities import Activity, start_activity
 from perfsuite.worker.jobs.faults import inject_fault
 from perfsuite.worker.jobs.loader_workers import resume_loader_workers, stop_loader_workers
-from perfsuite.worker.jobs.turns import Turns
+from perfsuite.worker.jobs.turns import Agreed, Turns
 from perfsuite.worker.measure.clock import start_together
 from perfsuite.worker.measure.counters import count_garbage, count_iteration, count_kernel_launches
 from perfsuite.worker.measure.environment import describe_environment
+from perfsuite.worker.measure.iterations import Iterations, run_iterations
 from perfsuite.worker.measure.memory import measure_peak
 from perfsuite.worker.measure.operators import costliest_operators, profile_iterations
 from perfsuite.worker.measure.rounds import ROUND_S, choose_num_iterations, measure_rounds
@@ -42,64 +43,84 @@ def run_cell(
     # Before the recipe's precision changes settings that the fingerprint holds.
     environment = describe_environment(start.request.policy.device)
     with start_activity(job, start, device) as activity:
-        measurement = _Measurement(activity, device, board, start)
-        board.enter_phase("warm-up")
-        iteration_s = measurement.warm_up()
-        board.enter_phase("measure")
-        try:
-            num_rounds, num_iterations = measurement.agree(iteration_s, job.plan)
-            rounds = measurement.measure(num_rounds, num_iterations)
-        finally:
-            resume_loader_workers()  # a stopped one could not be ended
-        board.enter_phase("count")
-        counts, peak, operators, missing = measurement.count()
+        measurement = _Measurement(activity, job.plan, device, board, start)
+        asked = inject_fault(measurement.whole(), start.request.policy.turns, device)
+        run_iterations(asked, measurement.iterate)
         return messages.CellMeasured(
-            rounds=rounds,
-            num_iterations=num_iterations,
+            rounds=tuple(measurement.rounds),
+            num_iterations=measurement.num_iterations,
             losses=activity.first_losses(),
             global_batch_size=activity.global_batch_size,
-            counts=counts,
-            peak=peak,
-            operators=operators,
+            counts=measurement.counts,
+            peak=measurement.peak,
+            operators=measurement.operators,
             environment=environment,
-            missing=missing,
+            missing=measurement.missing,
         )
 
 
 class _Measurement:
-    """One activity on its way through warm-up, rounds and counting."""
+    """One activity on its way through warm-up, rounds and counting, and what was found so far."""
 
     def __init__(
         self,
         activity: Activity,
+        plan: messages.MeasurePlan,
         device: torch.device,
         board: BoardWriter,
         start: messages.RankStart,
     ) -> None:
         self._activity = activity
+        self._plan = plan
         self._device = device
         self._board = board
         self._stages = StageClock(device, on_enter=board.enter_stage)
         channel = start.request.policy.turns
         self._has_turns = channel is not None
-        self._iterate = inject_fault(activity.iterate, channel, device)
         self._turns = Turns(channel) if channel is not None and start.rank == 0 else None
+        self.rounds: list[messages.RoundTimes] = []
+        self.num_iterations = 0
+        self.counts = Counts(**dict.fromkeys(Counts.__struct_fields__))
+        self.peak: messages.PeakMemory | None = None
+        self.operators: tuple[Operator, ...] | None = None
+        self.missing = dict(activity.missing)
 
-    def warm_up(self) -> float:
+    def iterate(self, stage: Stage) -> None:
+        """Do one iteration."""
+        self._board.begin_step()
+        self._activity.iterate(stage)
+
+    def whole(self) -> Iterations[None]:
+        """Warm up, measure and count."""
+        self._board.enter_phase("warm-up")
+        iteration_s = yield from self._warm_up()
+        self._board.enter_phase("measure")
+        try:
+            agreed = self._agree(iteration_s)
+            self.num_iterations = agreed.iterations
+            yield from self._measure(agreed.rounds)
+        finally:
+            resume_loader_workers()  # a stopped one could not be ended
+        self._board.enter_phase("count")
+        if self._activity.is_counted and agreed.counts:
+            yield from self._count(profiles=agreed.profiles)
+
+    def _warm_up(self) -> Iterations[float]:
         """Run the untimed first iterations, checked one by one; return the shortest's seconds."""
         shortest_s = float("inf")
         for _ in range(_NUM_WARMUP_ITERATIONS):
             self._synchronize()
             began_s = time.perf_counter()
-            self._iterate_once(self._stages)
+            yield self._stages
             self._synchronize()
             shortest_s = min(shortest_s, time.perf_counter() - began_s)
             self._activity.check()
         self._stages.collect()
         return shortest_s
 
-    def agree(self, iteration_s: float, plan: messages.MeasurePlan) -> tuple[int, int]:
-        """Return the rounds, and iterations of each, that all ranks of both arms run."""
+    def _agree(self, iteration_s: float) -> Agreed:
+        """Return what all ranks of both arms run."""
+        plan = self._plan
         stop_loader_workers()  # the other arm may be long in coming
         if dist.is_initialized():
             slowest = torch.tensor([iteration_s], dtype=torch.float64, device=self._device)
@@ -110,30 +131,29 @@ class _Measurement:
             steps_per_epoch=self._activity.steps_per_epoch,
             round_s=_TURN_S if self._has_turns else plan.round_s or ROUND_S,
         )
-        if self._has_turns:
-            agreed = torch.zeros(2, dtype=torch.int64, device=self._device)
-            if self._turns is not None:
-                agreed += torch.tensor(self._turns.agree(num_iterations, iteration_s))
-            if dist.is_initialized():
-                dist.broadcast(agreed, src=0)
-            num_iterations, gate_rounds = agreed.tolist()
-            return plan.num_rounds or gate_rounds, num_iterations
-        assert plan.num_rounds is not None  # only a gate chooses rounds
-        return plan.num_rounds, num_iterations
+        if not self._has_turns:
+            assert plan.num_rounds is not None  # only a gate chooses rounds
+            return Agreed(num_iterations, plan.num_rounds)
+        told = torch.zeros(len(Agreed._fields), dtype=torch.int64, device=self._device)
+        if self._turns is not None:
+            told += torch.tensor(self._turns.agree(num_iterations, iteration_s))
+        if dist.is_initialized():
+            dist.broadcast(told, src=0)
+        agreed = Agreed(*told.tolist())
+        return agreed._replace(rounds=plan.num_rounds or agreed.rounds)
 
-    def measure(self, num_rounds: int, num_iterations: int) -> tuple[messages.RoundTimes, ...]:
-        """Return the timed rounds; losses are checked between them, outside of the time."""
-        rounds = measure_rounds(
-            self._iterate_once,
+    def _measure(self, num_rounds: int) -> Iterations[None]:
+        """Take the timed rounds; losses are checked between them, outside of the time."""
+        yield from measure_rounds(
+            self.rounds,
             num_rounds=num_rounds,
-            num_iterations=num_iterations,
+            num_iterations=self.num_iterations,
             stages=self._stages,
             start_together=self._start_with_workers,
             synchronize=self._synchronize,
             after_round=self._end_round,
             take_turn=self._take_turn,
         )
-        return tuple(rounds)
 
     @contextmanager
     def _take_turn(self) -> Iterator[None]:
@@ -155,36 +175,28 @@ class _Measurement:
         stop_loader_workers()
         self._activity.check()
 
-    def count(
-        self,
-    ) -> tuple[Counts, messages.PeakMemory | None, tuple[Operator, ...] | None, dict[str, str]]:
-        """Return counts, memory, the costliest operators, and why any of them is missing."""
-        missing = dict(self._activity.missing)
-        if not self._activity.is_counted:
-            return Counts(**dict.fromkeys(Counts.__struct_fields__)), None, None, missing
-        counted = count_iteration(self._iterate)
-        peak = measure_peak(
-            self._iterate,
-            self._activity.held_tensors(),
-            self._device,
-            follow_resizes=self._activity.has_resized_storages,
+    def _count(self, *, profiles: bool) -> Iterations[None]:
+        """Find counts, memory and the costliest operators, and why any of them is missing."""
+        activity, device = self._activity, self._device
+        counted = yield from count_iteration()
+        peak = yield from measure_peak(
+            activity.held_tensors(), device, follow_resizes=activity.has_resized_storages
         )
-        launches = count_kernel_launches(self._iterate, self._device)
+        launches = yield from count_kernel_launches(device)
         if launches is None:
-            missing["kernel_launches"] = "kernels are launched on CUDA devices only"
+            self.missing["kernel_launches"] = "kernels are launched on CUDA devices only"
         found = dataclasses.asdict(counted) | {
             "saved_activation_bytes": peak.saved_activation_bytes,
             "kernel_launches": launches,
-            "collected_objects": count_garbage(self._iterate),
+            "collected_objects": (yield from count_garbage()),
         }
-        counts = Counts(**{name: None if name in missing else found[name] for name in found})
-        profiler = profile_iterations(self._iterate, self._device, num_iterations=1)
-        operators = costliest_operators(profiler.key_averages(), self._device)
-        return counts, None if "memory" in missing else peak, operators, missing
-
-    def _iterate_once(self, stage: Stage) -> None:
-        self._board.begin_step()
-        self._iterate(stage)
+        self.counts = Counts(
+            **{name: None if name in self.missing else found[name] for name in found}
+        )
+        self.peak = None if "memory" in self.missing else peak
+        if profiles:
+            profiler = yield from profile_iterations(device, num_iterations=1)
+            self.operators = costliest_operators(profiler.key_averages(), device)
 
     def _synchronize(self) -> None:
         if self._device.type == "cuda":

@@ -3,38 +3,53 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 import torch.distributed as dist
 
 from perfsuite.errors import WorkloadError
 from perfsuite.ranks.messages import TurnChannel
-from perfsuite.records.stages import Stage
+from perfsuite.worker.measure.iterations import Iterations, T
 
 # A MiB more than the exact gate leaves to CUDA's allocator.
 LEAKED_BYTES = 17 * 2**20
 
-Iterate = Callable[[Stage], None]
+# What is entered for each iteration.
+Fault = Callable[[], AbstractContextManager[None]]
 
 
-def inject_fault(iterate: Iterate, channel: TurnChannel | None, device: torch.device) -> Iterate:
-    """Return the iteration with the fault that the arm's channel names, itself without one."""
-    if channel is None:
-        return iterate
+def inject_fault(
+    asked: Iterations[T], channel: TurnChannel | None, device: torch.device
+) -> Iterations[T]:
+    """Ask for the same iterations, each with the fault that the arm's channel names, if any."""
+    fault = nullcontext if channel is None else _fault_of(channel, device)
+    while True:
+        try:
+            stage = next(asked)
+        except StopIteration as ended:
+            result: T = ended.value
+            return result
+        with fault():
+            yield stage
+
+
+def _fault_of(channel: TurnChannel, device: torch.device) -> Fault:
     if channel.planted_ratio:
-        return _slower(iterate, channel.planted_ratio, device)
+        return _slowness(channel.planted_ratio, device)
     if channel.planted_fault == "leak":
-        return _leaking(iterate, device)
+        return _leak(device)
     if channel.planted_fault == "synchronization":
-        return _synchronizing(iterate, device)
-    return iterate
+        return _synchronization(device)
+    return nullcontext
 
 
-def _slower(iterate: Iterate, ratio: float, device: torch.device) -> Iterate:
-    def iterate_slower(stage: Stage) -> None:
+def _slowness(ratio: float, device: torch.device) -> Fault:
+    @contextmanager
+    def slower() -> Iterator[None]:
         began_s = time.perf_counter()
-        iterate(stage)
+        yield
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         now_s = time.perf_counter()
@@ -42,22 +57,23 @@ def _slower(iterate: Iterate, ratio: float, device: torch.device) -> Iterate:
         while time.perf_counter() < until_s:  # a sleep would last 0.1 ms too long
             pass
 
-    return iterate_slower
+    return slower
 
 
-def _leaking(iterate: Iterate, device: torch.device) -> Iterate:
+def _leak(device: torch.device) -> Fault:
     """Keep the memory of the last iteration alone: the machine would run out of more."""
     leaked: list[torch.Tensor] = []
 
-    def iterate_leaking(stage: Stage) -> None:
+    @contextmanager
+    def leaking() -> Iterator[None]:
         leaked.clear()
         leaked.append(torch.empty(LEAKED_BYTES, dtype=torch.uint8, device=device))
-        iterate(stage)
+        yield
 
-    return iterate_leaking
+    return leaking
 
 
-def _synchronizing(iterate: Iterate, device: torch.device) -> Iterate:
+def _synchronization(device: torch.device) -> Fault:
     has_ranks = dist.is_initialized() and dist.get_world_size() > 1
     if device.type != "cuda" and not has_ranks:
         raise WorkloadError(
@@ -66,11 +82,12 @@ def _synchronizing(iterate: Iterate, device: torch.device) -> Iterate:
         )
     token = torch.zeros(1, device=device)
 
-    def iterate_synchronizing(stage: Stage) -> None:
-        iterate(stage)
+    @contextmanager
+    def synchronizing() -> Iterator[None]:
+        yield
         if has_ranks:
             dist.all_reduce(token)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
 
-    return iterate_synchronizing
+    return synchronizing

@@ -20,6 +20,7 @@ from perfsuite.system.usage import UsageLog, open_meter
 from perfsuite.worker.jobs.loader_workers import open_batches
 from perfsuite.worker.measure import operators
 from perfsuite.worker.measure.clock import DeviceClock, start_together
+from perfsuite.worker.measure.iterations import run_iterations
 from perfsuite.worker.measure.stages import StageClock
 from perfsuite.worker.training.build import build_trainer
 from perfsuite.worker.training.evaluation import MetricSums, Tally, evaluate_split
@@ -131,9 +132,10 @@ class _ProfiledTraining:
         return tuple(epochs)
 
     def profile_steps(self) -> torch.profiler.profile:
-        return operators.profile_iterations(
-            self._step, self._trainer.device, num_iterations=_NUM_PROFILED_STEPS, with_memory=True
+        asked = operators.profile_iterations(
+            self._trainer.device, num_iterations=_NUM_PROFILED_STEPS, with_memory=True
         )
+        return run_iterations(asked, self._step)
 
     def describe(self, profiler: torch.profiler.profile, folder: Path) -> ProfilerOutput:
         """Return what the profiler saw; `folder` takes a temporary file."""

@@ -10,12 +10,28 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 from perfsuite.ranks.messages import TurnChannel
 
 # Duration of all rounds in a first launch: starting ranks costs as much.
 _FIRST_S = 1.0
+
+
+class Agreed(NamedTuple):
+    """What both arms run; a gate that does not say whether they count or profile has them do it.
+
+    Attributes:
+        iterations: Of a round.
+        rounds: As many as the gate wants.
+        counts: Whether an iteration is counted after the rounds.
+        profiles: Whether its operators are profiled.
+    """
+
+    iterations: int
+    rounds: int
+    counts: bool = True
+    profiles: bool = True
 
 
 class Turns:
@@ -36,8 +52,8 @@ class Turns:
         yield
         self._send(kind="done")
 
-    def agree(self, num_iterations: int, iteration_s: float) -> tuple[int, int]:
-        """Return the iterations of a round, and the rounds, that both arms run.
+    def agree(self, num_iterations: int, iteration_s: float) -> Agreed:
+        """Return what both arms run.
 
         `num_iterations` is what this arm alone would run, `iteration_s` the seconds of one.
         """
@@ -45,7 +61,7 @@ class Turns:
             kind="shape", iterations=num_iterations, iteration_s=iteration_s, first_s=_FIRST_S
         )
         answer = json.loads(self._receive())
-        return answer["iterations"], answer["rounds"]
+        return Agreed(**{name: answer.get(name, True) for name in Agreed._fields})
 
     def _receive(self) -> str:
         line = self._lines.readline()

@@ -1,5 +1,5 @@
 """Measuring a callable: rounds, stages, memory, counts, operators, environment.
 
-Must not know of training: a callable is timed that works inside `stage("forward")` and the like,
-context managers that it is given.
+It knows nothing of training: it times a callable, whose work lies inside context managers that it
+is given, such as `stage("forward")`.
 """

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.utils.flop_counter import flop_registry
 
-from perfsuite.records.stages import Stage, untimed
+from perfsuite.records.stages import untimed
 from perfsuite.worker.measure.clock import collector_off
 from perfsuite.worker.measure.dispatch import StepMode, communicated_bytes, is_communication
+from perfsuite.worker.measure.iterations import Iterations
 
 # Markers of the profiler, and queries about a tensor (prim::device), which run no kernel.
 _BOOKKEEPING_NAMESPACES = frozenset({"profiler", "prim"})
@@ -43,7 +44,7 @@ class IterationCounts:
     collective_bytes: int
 
 
-def count_iteration(iterate: Callable[[Stage], object]) -> IterationCounts:
+def count_iteration() -> Iterations[IterationCounts]:
     """Return the counts of one iteration on this rank; every rank must run it.
 
     - `ops`: operators of any namespace that reach a dispatch mode after composite ones were taken
@@ -60,7 +61,7 @@ def count_iteration(iterate: Callable[[Stage], object]) -> IterationCounts:
     """
     counter = _Counter()
     with counter:
-        iterate(counter.stage)
+        yield counter.stage
     return IterationCounts(
         ops=counter.ops,
         flops=counter.flops,
@@ -69,7 +70,7 @@ def count_iteration(iterate: Callable[[Stage], object]) -> IterationCounts:
     )
 
 
-def count_garbage(iterate: Callable[[Stage], object]) -> int:
+def count_garbage() -> Iterations[int]:
     """Return how many objects of one iteration only Python's collector can free.
 
     The fewest of several iterations: the start of an epoch makes some of its own.
@@ -77,12 +78,12 @@ def count_garbage(iterate: Callable[[Stage], object]) -> int:
     found = []
     with collector_off():
         for _ in range(_NUM_LOOKS):
-            iterate(untimed)
+            yield untimed
             found.append(gc.collect())
     return min(found)
 
 
-def count_kernel_launches(iterate: Callable[[Stage], None], device: torch.device) -> int | None:
+def count_kernel_launches(device: torch.device) -> Iterations[int | None]:
     """Return how many kernels one iteration launches on a GPU, None on a CPU.
 
     The launches are counted by `torch.profiler`; those of a replayed CUDA graph are not counted.
@@ -92,7 +93,7 @@ def count_kernel_launches(iterate: Callable[[Stage], None], device: torch.device
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
     torch.cuda.synchronize(device)
     with torch.profiler.profile(activities=activities) as profiler:
-        iterate(untimed)
+        yield untimed
         torch.cuda.synchronize(device)
     return count_launches(event.name for event in profiler.events() or ())
 

@@ -16,18 +16,17 @@ import torch
 from torch import Tensor
 
 from perfsuite.ranks.messages import PeakMemory
-from perfsuite.records.stages import Stage
 from perfsuite.worker.measure.clock import collector_off
 from perfsuite.worker.measure.dispatch import StepMode, tensors_in
+from perfsuite.worker.measure.iterations import Iterations
 
 
 def measure_peak(
-    iterate: Callable[[Stage], None],
     held: Iterator[Tensor],
     device: torch.device,
     *,
     follow_resizes: bool = True,
-) -> PeakMemory:
+) -> Iterations[PeakMemory]:
     """Return the peak memory of one iteration on this rank; every rank must run it.
 
     `saved_activation_bytes` is the memory in use at the start of a backward pass less that at the
@@ -40,7 +39,7 @@ def measure_peak(
     a GPU, where the allocator's own peak is. `LiveStorage` explains `follow_resizes`.
     """
     if device.type == "cuda":
-        return _measure_allocator(iterate, device)
+        return (yield from _measure_allocator(device))
     tracker = LiveStorage(held, follow_resizes=follow_resizes)
     saved = _SavedBytes(lambda: tracker.made_bytes)
 
@@ -50,7 +49,7 @@ def measure_peak(
 
     # The collector would free reference cycles at any time.
     with collector_off(), tracker:
-        iterate(stage)
+        yield stage
     return PeakMemory(
         metric="live_storage_peak",
         peak_bytes=tracker.peak_bytes,
@@ -58,7 +57,7 @@ def measure_peak(
     )
 
 
-def _measure_allocator(iterate: Callable[[Stage], None], device: torch.device) -> PeakMemory:
+def _measure_allocator(device: torch.device) -> Iterations[PeakMemory]:
     saved = _SavedBytes(lambda: torch.cuda.memory_allocated(device))
 
     def stage(name: str) -> AbstractContextManager[None]:
@@ -67,7 +66,7 @@ def _measure_allocator(iterate: Callable[[Stage], None], device: torch.device) -
 
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
-    iterate(stage)
+    yield stage
     torch.cuda.synchronize(device)
     return PeakMemory(
         metric="max_memory_allocated",

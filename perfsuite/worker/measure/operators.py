@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from perfsuite.records.cell import Operator
 from perfsuite.records.profile import Communication
-from perfsuite.records.stages import Stage
+from perfsuite.worker.measure.iterations import Iterations
 
 NUM_OPERATORS = 10
 _NUM_TABLE_ROWS = 40
@@ -37,12 +37,8 @@ def mark_stage(name: str) -> record_function:
 
 
 def profile_iterations(
-    iterate: Callable[[Stage], None],
-    device: torch.device,
-    *,
-    num_iterations: int,
-    with_memory: bool = False,
-) -> profile:
+    device: torch.device, *, num_iterations: int, with_memory: bool = False
+) -> Iterations[profile]:
     """Return the finished profile; `with_memory` adds what operators allocate, which takes time."""
     activities = [ProfilerActivity.CPU]
     if device.type == "cuda":
@@ -50,7 +46,7 @@ def profile_iterations(
     profiler = profile(activities=activities, profile_memory=with_memory)
     with _silent_errors(), profiler:
         for _ in range(num_iterations):
-            iterate(mark_stage)
+            yield mark_stage
         if device.type == "cuda":
             torch.cuda.synchronize(device)
     return profiler

@@ -9,8 +9,8 @@ from contextlib import AbstractContextManager, nullcontext
 
 from perfsuite.errors import PerfsuiteError
 from perfsuite.ranks.messages import RoundTimes
-from perfsuite.records.stages import Stage
 from perfsuite.worker.measure.clock import collection_s, collector_off
+from perfsuite.worker.measure.iterations import Iterations
 from perfsuite.worker.measure.stages import StageClock
 
 # The noise of paired launches was measured with rounds of at least 25 ms: a standard deviation of
@@ -49,7 +49,7 @@ def choose_num_iterations(
 
 
 def measure_rounds(
-    iterate: Callable[[Stage], None],
+    rounds: list[RoundTimes],
     *,
     num_rounds: int,
     num_iterations: int,
@@ -59,15 +59,14 @@ def measure_rounds(
     after_round: Callable[[int], None],
     take_turn: Callable[[], AbstractContextManager[None]] = nullcontext,
     clock: Callable[[], float] = time.perf_counter,
-) -> list[RoundTimes]:
-    """Return this rank's own times of each round.
+) -> Iterations[None]:
+    """Append this rank's own times of each round to `rounds`.
 
     The garbage collector runs between rounds, and what the garbage of a round costs it belongs to
     the time of that round. `start_together` returns when all
     ranks have called it, `synchronize` when the device has done all its work. `take_turn` is
     entered for each round, its preparation and `after_round`, which gets its number, from 0.
     """
-    rounds = []
     with collector_off():
         synchronize()
         stages.collect()
@@ -77,9 +76,8 @@ def measure_rounds(
                 synchronize()
                 start_s = clock()
                 for _ in range(num_iterations):
-                    iterate(stages)
+                    yield stages
                 synchronize()
                 duration_s = clock() - start_s + collection_s(clock)
                 rounds.append(RoundTimes(duration_s=duration_s, stages_s=stages.collect()))
                 after_round(number)
-    return rounds

@@ -23,12 +23,12 @@ def pairs(*log_ratios: float, **changes: Any) -> list[PairCost]:
 
 def test_rounds_are_as_many_as_make_four_pairs_enough() -> None:
     # A round's sd is 0.01 * sqrt(100); (0.1 / 0.0082823)^2 = 145.8.
-    assert plan_num_rounds(pairs(0.0), **USUAL) == 146
+    assert plan_num_rounds(pairs(0.0, 0.0, 0.0), **USUAL) == 146
 
 
 def test_a_tighter_limit_takes_more_rounds() -> None:
     # (0.1 / (log(1.02 / 1.005) / 3.5))^2 = 559.2, and 3 s of each arm are room for 600.
-    assert plan_num_rounds(pairs(0.0), tolerance=0.005, limit=0.02) == 559
+    assert plan_num_rounds(pairs(0.0, 0.0, 0.0), tolerance=0.005, limit=0.02) == 559
 
 
 def test_rounds_cannot_buy_what_launches_vary_by() -> None:
@@ -36,8 +36,9 @@ def test_rounds_cannot_buy_what_launches_vary_by() -> None:
     assert plan_num_rounds(pairs(-0.03, 0.0, 0.03), **USUAL) == 71
 
 
-def test_two_pairs_say_nothing_of_launches_yet() -> None:
-    assert plan_num_rounds(pairs(-0.03, 0.03), **USUAL) == 146
+def test_before_three_pairs_no_launch_is_longer_than_the_first() -> None:
+    assert plan_num_rounds(pairs(-0.03, 0.03), **USUAL) == 100
+    assert plan_num_rounds(pairs(0.0, error=0.001), **USUAL) == 20
 
 
 def test_the_noise_of_launches_leaves_less_to_that_of_rounds() -> None:
@@ -58,7 +59,7 @@ def test_the_noise_of_launches_leaves_less_to_that_of_rounds() -> None:
 def test_rounds_stay_within_what_a_location_needs_and_what_a_launch_may_take(
     changes: dict[str, float], num_rounds: int
 ) -> None:
-    assert plan_num_rounds(pairs(0.0, **changes), **USUAL) == num_rounds
+    assert plan_num_rounds(pairs(0.0, 0.0, 0.0, **changes), **USUAL) == num_rounds
 
 
 @given(

@@ -12,6 +12,7 @@ from perfsuite.gate.git.overlay import (
     Head,
     Overlay,
     copy_file,
+    is_mixed,
     lay_configuration,
     lay_over,
     make_folder,
@@ -85,6 +86,14 @@ def test_the_outermost_benchmark_folder_is_laid_over_whatever_is_named_in_it(
     overlay = plan_overlay(head, [head.top / path])
 
     assert overlay.folders == {Path("tests")}
+
+
+def test_a_file_is_mixed_if_neither_its_name_nor_a_pattern_says_that_it_holds_tests() -> None:
+    patterns = ["speed_*.py", "*.py"]
+
+    assert is_mixed(Path("lib/algo.py"), patterns)
+    assert not is_mixed(Path("lib/speed_algo.py"), patterns)
+    assert not is_mixed(Path("perf/algo.py"), patterns)
 
 
 @pytest.mark.parametrize("mark", ["pyproject.toml", "setup.py"])

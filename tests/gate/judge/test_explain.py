@@ -101,6 +101,15 @@ def test_functions_that_became_slower_are_in_the_order_of_by_how_much() -> None:
     )
 
 
+def test_the_operators_of_both_ranks_come_before_functions_of_their_controllers() -> None:
+    def ran(self_s: float) -> CellRun:
+        operator = {"name": "aten::addmm", "calls": 4, "self_s": self_s}
+        return run({"operators": [operator]}, profile=(("wait.py:wait", 1, 10 * self_s),))
+
+    assert names(ran(0.1), ran(0.2)) == ["aten::addmm"]
+    assert names(ran(0.1), run(profile=(("wait.py:wait", 1, 2.0),))) == ["wait.py:wait"]
+
+
 def test_ten_functions_are_listed_at_most() -> None:
     base = run(profile=tuple((f"a.py:f{number}", 1, 0.1) for number in range(20)))
     head = run(profile=tuple((f"a.py:f{number}", 1, 0.1 + number) for number in range(20)))

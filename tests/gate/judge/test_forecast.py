@@ -12,6 +12,7 @@ from perfsuite.gate.judge.trial import Budget, CellPolicy, Trial
 
 BUDGET = Budget(max_pairs=20, max_s=1800.0)
 SHORT = PairCost(log_ratio=0.0, error=0.02, num_rounds=50, round_s=0.02, launch_s=1.0)
+EVEN = PairCost(log_ratio=0.0, error=0.001, num_rounds=50, round_s=0.02, launch_s=1.0)
 
 
 def trials(num_cells: int, *costs: PairCost) -> list[Trial]:
@@ -50,9 +51,11 @@ def test_before_the_first_pair_more_cells_take_more_pairs() -> None:
 @pytest.mark.parametrize(
     ("costs", "has_history", "text"),
     [
-        # 4 x 50 rounds of 0.02 s are 292 each from now on (`plan_num_rounds`).
-        ((SHORT,), False, "a pair takes 24 s: about 67 s more where nothing became slower"),
-        ((SHORT,), True, "a pair takes 24 s: about 43 s more where nothing became slower"),
+        # 4 x 50 rounds of 0.02 s, and 1 s beside them.
+        ((SHORT,), False, "a pair takes 5 s: about 36 s more where nothing became slower"),
+        ((SHORT,), True, "a pair takes 5 s: about 31 s more where nothing became slower"),
+        # Rounds so alike that 20 suffice.
+        ((EVEN,), False, "a pair takes 3 s: about 5 s more where nothing became slower"),
         # The test chooses its rounds, and nothing is known of their noise.
         ((), False, "a pair takes 5 s: about 17 s more where nothing became slower"),
     ],
@@ -70,4 +73,4 @@ def test_the_rest_ends_with_the_budget_and_equal_bounds_take_all_of_it() -> None
 
     told = describe_rest([one], 10.0, budget, has_history=False)
 
-    assert told == "a pair takes 15 s: about 30 s more where nothing became slower"
+    assert told == "a pair takes 10 s: about 30 s more where nothing became slower"

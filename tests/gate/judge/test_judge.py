@@ -796,6 +796,30 @@ def test_an_increase_must_stand_in_every_launch(run: Run, flops: Sequence[int], 
     )
 
 
+def test_launches_count_until_head_and_base_have_counted_alike(run: Run) -> None:
+    flops = {"a": (1000, 1000, 1100), "b": (1100, 1000, 1000), "c": (1100, 1100, 1100)}
+
+    def noisy(name: str, arm: str, number: int) -> CellRun:
+        times = timed(0.001 if arm == "base" else 0.001 + 0.00005 * (-1) ** number)
+        return dataclasses.replace(times, record=counted(arm, flops=flops[name][number - 1]).record)
+
+    machine = Machine(noisy)
+    judgement = run(machine, ["a", "b", "c"], max_pairs=3, policies=dict.fromkeys("abc", EXACTLY))
+
+    assert [plan.uncounted for plan in machine.plans] == [set(), {"a"}, {"a", "b"}]
+    words = [one.word for one in judgement.trials]
+    assert words == ["INCONCLUSIVE", "INCONCLUSIVE", "FAIL"]
+
+
+def test_launches_that_need_not_count_leave_what_the_others_counted(run: Run) -> None:
+    def once(name: str, arm: str, number: int) -> CellRun:
+        return counted(arm, memory=None) if number == 1 else trained(arm)
+
+    trial = run(Machine(once), ["a"], max_pairs=3, policies={"a": EXACTLY}).trials[0]
+
+    assert trial.reason == "memory is not available of head, so it is not compared"
+
+
 # --- memory ---
 
 _FULL = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"

@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 from made_up_pairs import plain_pairs
 
+from perfsuite.gate.arms.arm import Arm
+from perfsuite.gate.judge.judge import judge
 from perfsuite.gate.judge.kept_pairs import KeptPairs, read_kept_pairs, resume
 from perfsuite.gate.judge.pairs_verdict import decide_by_pairs
-from perfsuite.gate.judge.trial import CellPolicy, Trial
+from perfsuite.gate.judge.trial import Budget, CellPolicy, Trial
 from perfsuite.stats.evidence import Prior
 from perfsuite.stats.sequential import Rule
 
@@ -66,6 +68,28 @@ def test_a_failure_is_kept_with_its_numbers_and_says_so(tmp_path: Path) -> None:
     assert trial.decision == failed.decision
     assert (trial.raw, trial.pairs, trial.firsts) == (failed.raw, failed.pairs, failed.firsts)
     assert trial.reason == "an earlier session of these two trees has failed it"
+
+
+def test_a_failure_is_kept_of_a_cell_whose_file_has_a_name_that_is_no_text(tmp_path: Path) -> None:
+    failed = judged(SLOW, name="test_\udcff.py::test_a")
+    failed.add_reason("slower in test_\udcff.py")
+
+    kept(tmp_path).write([failed])
+
+    (found,) = kept(tmp_path).cells.values()
+    assert (found.word, found.reason) == ("FAIL", "slower in test_\\udcff.py")
+    arm = Arm(name="base", tree=tmp_path, import_roots=(), pytest_arguments=())
+    judge_again = judge(
+        arm,
+        arm,
+        {failed.name: USUAL},
+        budget=Budget(max_pairs=4, max_s=0.0),
+        seed=0,
+        priors={},
+        kept=kept(tmp_path).cells,
+        say=print,
+    )
+    assert [trial.word for trial in judge_again.trials] == ["FAIL"]
 
 
 def test_a_failure_by_counts_is_kept_with_its_reason(tmp_path: Path) -> None:

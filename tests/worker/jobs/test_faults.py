@@ -9,6 +9,8 @@ from perfsuite.errors import WorkloadError
 from perfsuite.ranks.messages import TurnChannel
 from perfsuite.records.stages import Stage
 from perfsuite.worker.jobs.faults import LEAKED_BYTES, inject_fault
+from perfsuite.worker.measure.counters import count_iteration
+from perfsuite.worker.measure.iterations import Iterations, T, run_iterations
 from perfsuite.worker.measure.memory import measure_peak
 
 CPU = torch.device("cpu")
@@ -23,28 +25,29 @@ def channel(**planted: object) -> TurnChannel:
     return TurnChannel(path="/nowhere", arm="head", **planted)  # type: ignore[arg-type]
 
 
-def peak_bytes(planted: object) -> int:
-    peak = measure_peak(planted, iter(()), CPU).peak_bytes  # type: ignore[arg-type]
-    assert peak is not None
-    return peak
+def planted_in(asked: Iterations[T], **planted: object) -> T:
+    return run_iterations(inject_fault(asked, channel(**planted), CPU), iterate)
 
 
-@pytest.mark.parametrize("given", [None, channel(), channel(planted_recipe=("precision=fp32",))])
-def test_an_arm_without_a_plant_runs_what_it_is_given(given: TurnChannel | None) -> None:
-    assert inject_fault(iterate, given, CPU) is iterate
+def test_an_arm_without_a_plant_runs_what_it_is_given() -> None:
+    for given in (None, channel(), channel(planted_recipe=("precision=fp32",))):
+        counted = run_iterations(inject_fault(count_iteration(), given, CPU), iterate)
+
+        assert counted.ops == run_iterations(count_iteration(), iterate).ops == 2
 
 
 def test_a_leak_is_in_the_peak_of_every_iteration() -> None:
-    planted = inject_fault(iterate, channel(planted_fault="leak"), CPU)
+    def peak_bytes(**planted: object) -> int:
+        return planted_in(measure_peak(iter(()), CPU), **planted).peak_bytes
 
-    leaked = [peak_bytes(planted) - peak_bytes(iterate) for _ in range(3)]
+    leaked = [peak_bytes(planted_fault="leak") - peak_bytes() for _ in range(3)]
 
     assert leaked == [LEAKED_BYTES] * 3
 
 
 def test_one_process_on_a_cpu_has_no_rank_to_wait_for() -> None:
     with pytest.raises(WorkloadError) as raised:
-        inject_fault(iterate, channel(planted_fault="synchronization"), CPU)
+        planted_in(count_iteration(), planted_fault="synchronization")
 
     assert str(raised.value) == (
         "a synchronization cannot be planted in one process on a CPU, where nothing is "

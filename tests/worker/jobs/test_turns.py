@@ -143,7 +143,14 @@ def run_cells(folder: Path) -> dict[str, Launch]:
                 python=sys.executable,
             )
         )
-    plan = PairPlan(number=1, first="head", hash_seed=1, core=0, timeout_s=120.0)
+    plan = PairPlan(
+        number=1,
+        first="head",
+        hash_seed=1,
+        core=0,
+        timeout_s=120.0,
+        uncounted=frozenset({LOADED}),
+    )
     with tempfile.TemporaryDirectory() as scratch:
         launches = run_pair(arms, plan, choose=lambda suites: [CELL, LOADED], scratch=Path(scratch))
     for launch in launches.values():
@@ -173,6 +180,15 @@ def test_no_rank_of_an_arm_works_while_the_other_arm_has_its_turn(pair: Pair) ->
         own = pair.steps_of(arm, "calls-[0-9]*")
         inside = [began for began, _ in own if granted_s < began < ended_s]
         assert len(inside) >= 2 * 2  # ranks and iterations; after the last turn, counting
+
+
+def test_launches_count_what_the_gate_asks_for_and_profile_nothing(pair: Pair) -> None:
+    for launch in pair.launches.values():
+        records = {name: run.record or {} for name, run in launch.cells.items()}
+        assert records[CELL]["counts"]["collectives"] == 1
+        assert records[CELL]["memory"] is not None
+        assert {*records[LOADED]["counts"].values(), records[LOADED]["memory"]} == {None}
+        assert records[CELL]["operators"] is records[LOADED]["operators"] is None
 
 
 def test_no_loader_worker_fills_its_queue_while_the_other_arm_has_its_turn(pair: Pair) -> None:

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 from perfsuite.worker.measure.counters import count_iteration
+from perfsuite.worker.measure.iterations import run_iterations
 from perfsuite.worker.measure.memory import measure_peak
 
 PARAMETER_BYTES = 4 * ((32 * 64 + 64) + (64 * 64 + 64) + (64 * 8 + 8))
@@ -73,18 +74,20 @@ def count_ddp(hook_name):
     if hook_name is not None:
         model.register_comm_hook(None, getattr(default_hooks, hook_name))
     step = warmed_up(training_step(model))
-    return [count_iteration(step) for _ in range(3)]
+    return [run_iterations(count_iteration(), step) for _ in range(3)]
 
 
 def count_fsdp():
     step = warmed_up(training_step(shard(build_mlp())))
-    return [count_iteration(step) for _ in range(3)]
+    return [run_iterations(count_iteration(), step) for _ in range(3)]
 
 
 def measure_fsdp():
     model = shard(build_mlp())
     step = warmed_up(training_step(model))
-    return [measure_peak(step, held_by(model), torch.device("cpu")) for _ in range(3)]
+    return [
+        run_iterations(measure_peak(held_by(model), torch.device("cpu")), step) for _ in range(3)
+    ]
 
 
 def count_tensor_parallel():
@@ -101,7 +104,7 @@ def count_tensor_parallel():
     inputs = torch.randn(16, 32)
     # DTensor runs each operator once more the first time, to learn the shape of its result.
     model(inputs)
-    return count_iteration(lambda stage: model(inputs))
+    return run_iterations(count_iteration(), lambda stage: model(inputs))
 
 
 def count_one(name):
@@ -119,7 +122,7 @@ def count_one(name):
         "barrier": dist.barrier,
         "monitored_barrier": dist.monitored_barrier,
     }[name]
-    counts = count_iteration(lambda stage: communicate())
+    counts = run_iterations(count_iteration(), lambda stage: communicate())
     return counts.collectives, counts.collective_bytes
 
 

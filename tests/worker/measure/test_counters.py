@@ -16,6 +16,7 @@ from perfsuite.worker.measure.counters import (
     count_kernel_launches,
     count_launches,
 )
+from perfsuite.worker.measure.iterations import run_iterations
 
 
 def untimed(name):
@@ -96,7 +97,7 @@ def test_flops_equal_those_of_torchs_own_counter(name):
     with FlopCounterMode(display=False) as theirs:
         step(untimed)
 
-    assert count_iteration(step).flops == theirs.get_total_flops() > 0
+    assert run_iterations(count_iteration(), step).flops == theirs.get_total_flops() > 0
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -107,7 +108,7 @@ def test_every_operator_counts_except_the_markers_of_the_profiler(name):
     markers = [func for func in every.calls if func.namespace == "profiler"]
 
     assert len(markers) > 0
-    assert count_iteration(step).ops == len(every.calls) - len(markers)
+    assert run_iterations(count_iteration(), step).ops == len(every.calls) - len(markers)
 
 
 def test_a_lenet_step_takes_the_flops_that_its_layers_add_up_to():
@@ -118,13 +119,13 @@ def test_a_lenet_step_takes_the_flops_that_its_layers_add_up_to():
     # The backward pass takes twice that, less the gradient of the inputs that nobody wants.
     expected = 3 * forward - 2 * 32 * convolutions[0]
 
-    assert count_iteration(step_of("lenet")).flops == expected
+    assert run_iterations(count_iteration(), step_of("lenet")).flops == expected
 
 
 def test_recomputation_is_counted():
     plain, again = (
-        count_iteration(step_of("encoder")),
-        count_iteration(step_of("checkpointed encoder")),
+        run_iterations(count_iteration(), step_of("encoder")),
+        run_iterations(count_iteration(), step_of("checkpointed encoder")),
     )
 
     assert again.flops > plain.flops
@@ -134,7 +135,7 @@ def test_recomputation_is_counted():
 def test_the_counts_are_the_same_each_time():
     step = step_of("encoder")
 
-    assert len({count_iteration(step) for _ in range(3)}) == 1
+    assert len({run_iterations(count_iteration(), step) for _ in range(3)}) == 1
 
 
 def test_inference_mode_hides_no_flops():
@@ -147,7 +148,7 @@ def test_inference_mode_hides_no_flops():
     with FlopCounterMode(display=False) as theirs:
         evaluate(untimed)
 
-    assert count_iteration(evaluate).flops == theirs.get_total_flops() > 0
+    assert run_iterations(count_iteration(), evaluate).flops == theirs.get_total_flops() > 0
 
 
 def test_what_loading_does_is_not_counted():
@@ -157,7 +158,7 @@ def test_what_loading_does_is_not_counted():
         with stage("forward"):
             batch.relu()
 
-    counts = count_iteration(iterate)
+    counts = run_iterations(count_iteration(), iterate)
 
     assert (counts.ops, counts.flops) == (1, 0)
 
@@ -170,7 +171,7 @@ def test_loading_that_fails_does_not_hide_what_comes_after():
         except StopIteration:
             torch.zeros(1)
 
-    assert count_iteration(iterate).ops == 1
+    assert run_iterations(count_iteration(), iterate).ops == 1
 
 
 def test_launches_of_the_runtime_and_of_the_driver_count_and_nothing_else():
@@ -194,7 +195,7 @@ def test_a_cpu_launches_no_kernels_so_their_number_is_none():
     def never(stage):
         raise AssertionError("not to be run")
 
-    assert count_kernel_launches(never, torch.device("cpu")) is None
+    assert run_iterations(count_kernel_launches(torch.device("cpu")), never) is None
 
 
 def test_on_cuda_the_launches_of_one_synchronised_iteration_are_counted(monkeypatch):
@@ -221,7 +222,7 @@ def test_on_cuda_the_launches_of_one_synchronised_iteration_are_counted(monkeypa
         with stage("forward"):
             trace.append("iterate")
 
-    assert count_kernel_launches(iterate, torch.device("cuda", 0)) == 1
+    assert run_iterations(count_kernel_launches(torch.device("cuda", 0)), iterate) == 1
     assert trace == ["synchronize", "begin", "iterate", "synchronize", "end"]
 
 
@@ -235,5 +236,5 @@ def test_garbage_of_an_iteration_is_counted_without_what_an_epochs_start_adds():
             ring = []
             ring.append(ring)
 
-    assert count_garbage(iterate) == 3
-    assert count_garbage(lambda stage: None) == 0
+    assert run_iterations(count_garbage(), iterate) == 3
+    assert run_iterations(count_garbage(), lambda stage: None) == 0

@@ -12,6 +12,7 @@ from torch.utils.checkpoint import (
 )
 
 from perfsuite.ranks.messages import PeakMemory
+from perfsuite.worker.measure.iterations import run_iterations
 from perfsuite.worker.measure.memory import LiveStorage, measure_peak
 
 CPU = torch.device("cpu")
@@ -58,7 +59,9 @@ def measure_chain(num_blocks: int, checkpointing: str) -> PeakMemory:
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
     held = (tensor for p in model.parameters() for tensor in (p, p.grad))
-    return measure_peak(functools.partial(forward_and_backward, model, inputs), held, CPU)
+    return run_iterations(
+        measure_peak(held, CPU), functools.partial(forward_and_backward, model, inputs)
+    )
 
 
 @pytest.mark.parametrize(
@@ -179,7 +182,7 @@ def test_loading_is_not_counted_but_what_it_loaded_is_once_used():
         with stage("backward"):
             outputs.sum()
 
-    measured = measure_peak(iterate, iter([]), CPU)
+    measured = run_iterations(measure_peak(iter([]), CPU), iterate)
 
     assert measured.peak_bytes == 2 * KIB + 4
     assert measured.saved_activation_bytes == 1 * KIB
@@ -193,7 +196,7 @@ def test_of_several_micro_batches_the_one_that_keeps_most_counts():
             with stage("backward"):
                 del kept
 
-    assert measure_peak(iterate, iter([]), CPU).saved_activation_bytes == 3 * KIB
+    assert run_iterations(measure_peak(iter([]), CPU), iterate).saved_activation_bytes == 3 * KIB
 
 
 def test_a_pipelines_forward_passes_count_together_until_the_first_backward_pass():
@@ -206,7 +209,7 @@ def test_a_pipelines_forward_passes_count_together_until_the_first_backward_pass
                 else:
                     kept.pop()
 
-    assert measure_peak(iterate, iter([]), CPU).saved_activation_bytes == 2 * KIB
+    assert run_iterations(measure_peak(iter([]), CPU), iterate).saved_activation_bytes == 2 * KIB
 
 
 def test_without_a_backward_pass_nothing_is_said_of_saved_activations():
@@ -214,7 +217,7 @@ def test_without_a_backward_pass_nothing_is_said_of_saved_activations():
         with stage("evaluation"):
             torch.zeros(256)
 
-    assert measure_peak(evaluate, iter([]), CPU) == PeakMemory(
+    assert run_iterations(measure_peak(iter([]), CPU), evaluate) == PeakMemory(
         metric="live_storage_peak", peak_bytes=1 * KIB, saved_activation_bytes=None
     )
 
@@ -242,7 +245,7 @@ def test_on_cuda_the_allocator_is_read_after_a_reset_and_a_synchronisation(monke
             with stage(name):
                 calls.append(name)
 
-    measured = measure_peak(iterate, iter([]), device)
+    measured = run_iterations(measure_peak(iter([]), device), iterate)
 
     assert measured == PeakMemory(
         metric="max_memory_allocated", peak_bytes=900, saved_activation_bytes=600

@@ -11,6 +11,7 @@ from torch._C._autograd import DeviceType
 
 from perfsuite.records.cell import Operator
 from perfsuite.records.profile import Communication
+from perfsuite.worker.measure.iterations import run_iterations
 from perfsuite.worker.measure.operators import (
     costliest_operators,
     describe_memory,
@@ -49,7 +50,7 @@ def event(name, start, end, *, device_type=DeviceType.CPU, is_async=False, is_an
 
 
 def test_each_operator_of_all_profiled_iterations_is_counted():
-    profiler = profile_iterations(multiply, CPU, num_iterations=3)
+    profiler = run_iterations(profile_iterations(CPU, num_iterations=3), multiply)
 
     operators = {one.name: one for one in costliest_operators(profiler.key_averages(), CPU)}
 
@@ -59,13 +60,13 @@ def test_each_operator_of_all_profiled_iterations_is_counted():
 
 
 def test_the_profiler_says_nothing_on_standard_error(capfd):
-    profile_iterations(multiply, CPU, num_iterations=1, with_memory=True)
+    run_iterations(profile_iterations(CPU, num_iterations=1, with_memory=True), multiply)
 
     assert capfd.readouterr().err == ""
 
 
 def test_the_trace_holds_the_stages_and_leaves_no_file(tmp_path):
-    profiler = profile_iterations(multiply, CPU, num_iterations=1)
+    profiler = run_iterations(profile_iterations(CPU, num_iterations=1), multiply)
 
     trace = json.loads(read_trace(profiler, tmp_path))
 
@@ -74,7 +75,7 @@ def test_the_trace_holds_the_stages_and_leaves_no_file(tmp_path):
 
 
 def test_the_tables_are_those_of_the_profiler():
-    profiler = profile_iterations(multiply, CPU, num_iterations=1, with_memory=True)
+    profiler = run_iterations(profile_iterations(CPU, num_iterations=1, with_memory=True), multiply)
     averages = profiler.key_averages()
 
     assert "aten::mm" in describe_operators(averages, CPU)

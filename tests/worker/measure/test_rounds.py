@@ -8,6 +8,7 @@ import torch
 
 from perfsuite.errors import PerfsuiteError
 from perfsuite.ranks.messages import RoundTimes
+from perfsuite.worker.measure.iterations import run_iterations
 from perfsuite.worker.measure.rounds import choose_num_iterations, measure_rounds
 from perfsuite.worker.measure.stages import StageClock
 
@@ -36,7 +37,9 @@ def measure(host: FakeHost, iterate, **changes):
         "after_round": lambda number: None,
         "clock": host,
     }
-    return measure_rounds(iterate, **(arguments | changes))
+    rounds: list[RoundTimes] = []
+    run_iterations(measure_rounds(rounds, **(arguments | changes)), iterate)
+    return rounds
 
 
 def test_a_round_lasts_from_the_common_start_to_the_last_synchronisation():

@@ -26,6 +26,35 @@ _NUM_FUNCTIONS = 40
 _FIRST_S = 0.3
 # The version of the messages that ranks send; a perfsuite with another version cannot take part.
 _PROTOCOL = 2
+# A launch stores and compares nothing, runs each cell once, and alone in its process.
+_OPTIONS: dict[str, Any] = {
+    "benchmark_disable": False,
+    "benchmark_enable": True,
+    "benchmark_skip": False,
+    "benchmark_compare": None,
+    "benchmark_compare_fail": None,
+    "benchmark_save": None,
+    "benchmark_autosave": False,
+    "benchmark_json": None,
+    "benchmark_histogram": None,
+    "benchmark_cprofile_dump": None,
+    "xmlpath": None,
+    "maxfail": 0,
+    "continue_on_collection_errors": True,
+    "basetemp": None,
+    "log_file": os.devnull,
+    "lf": False,
+    "failedfirst": False,
+    "newfirst": False,
+    "stepwise": False,
+    "usepdb": False,
+    "trace": False,
+    "numprocesses": 0,
+    "dist": "no",
+    "tx": [],
+    "perf_gate": "off",
+    "perf_numerics": "off",
+}
 
 
 class Channel:
@@ -89,36 +118,7 @@ class ArmPlugin:
     def pytest_cmdline_main(self, config: pytest.Config) -> Any:
         """Override options that a suite may have set, before any plugin reads them."""
         files = tempfile.mkdtemp(prefix="results-")
-        options: dict[str, Any] = {
-            "benchmark_disable": False,
-            "benchmark_enable": True,
-            "benchmark_skip": False,
-            "benchmark_compare": None,
-            "benchmark_compare_fail": None,
-            "benchmark_save": None,
-            "benchmark_autosave": False,
-            "benchmark_json": None,
-            "benchmark_storage": f"file://{files}",
-            "benchmark_histogram": None,
-            "benchmark_cprofile_dump": None,
-            "xmlpath": None,
-            "maxfail": 0,
-            "continue_on_collection_errors": True,
-            "basetemp": None,
-            "log_file": os.devnull,
-            "lf": False,
-            "failedfirst": False,
-            "newfirst": False,
-            "stepwise": False,
-            "usepdb": False,
-            "trace": False,
-            "numprocesses": 0,
-            "dist": "no",
-            "tx": [],
-            "perf_gate": "off",
-            "perf_numerics": "off",
-            "perf_report": files,
-        }
+        options = {**_OPTIONS, "benchmark_storage": f"file://{files}", "perf_report": files}
         if "PERFSUITE_ARM_PROFILES" in os.environ:
             options |= {"benchmark_cprofile": "tottime", "benchmark_cprofile_loops": None}
         known = vars(config.option)

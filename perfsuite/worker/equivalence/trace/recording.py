@@ -20,6 +20,7 @@ from perfsuite.worker.equivalence.tensors import Tensors
 from perfsuite.worker.equivalence.trace import trace
 from perfsuite.worker.equivalence.trace.random_state import read_random_state
 from perfsuite.worker.measure.counters import count_iteration
+from perfsuite.worker.measure.iterations import run_iterations
 from perfsuite.worker.training.batches import map_tensors
 from perfsuite.worker.training.parallel.strategy import Strategy
 from perfsuite.worker.training.step import train_step
@@ -56,7 +57,7 @@ def record_run(
     trainer.strategy = strategy  # the next step is not recorded
     work = None
     if counts_work:
-        counts = count_iteration(partial(train_step, trainer, batches))
+        counts = run_iterations(count_iteration(), partial(train_step, trainer, batches))
         work = trace.Work(counts.ops, counts.flops)
     return trace.RankTrace(
         indices=indices,

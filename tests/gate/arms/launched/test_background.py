@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from perfsuite.gate.arms.launch import end_all
-from perfsuite.gate.arms.launched import background
+from perfsuite.gate.arms.launched import background, load_log
 
 # Starts a process in a session of its own and one whose parent has ended; says what it sees.
 LAUNCH = """
@@ -62,6 +62,10 @@ facts = [is_theirs, is_rare, is_found, is_gone]
 print(json.dumps([child.pid, orphan, during, after, again, facts]), flush=True)
 input()
 """
+
+
+def test_both_copies_read_one_variable() -> None:
+    assert background.LOG == load_log.LOG
 
 
 @pytest.fixture
