@@ -168,24 +168,21 @@ class _StoredRecord(msgspec.Struct, frozen=True):
     operators: tuple[Operator, ...] | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class StoredCell:
+class StoredCell(_StoredRecord, frozen=True, kw_only=True):
     """One benchmark of a stored run; a suite without perfsuite's fixtures stores times alone.
 
     Attributes:
         median_s: Median of the rounds, in seconds per iteration; finite and above 0.
-        num_samples: Of a step; None where the cell runs no steps, or they were not kept.
         fingerprint: The environment that the ranks found; it differs between cells.
     """
 
     median_s: float
     params: dict[str, Any]
-    num_samples: int | None = None
-    fingerprint: str | None = None
-    stages_s: StageTimes | None = None
-    counts: Counts | None = None
-    memory: Memory | None = None
-    operators: tuple[Operator, ...] | None = None
+
+    @property
+    def num_samples(self) -> int | None:
+        """Samples of a step; None where the cell runs no steps, or they were not kept."""
+        return samples_of_step(self.samples_per_s, self.median_s)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -308,15 +305,10 @@ def _stored_cell(benchmark: Benchmark) -> StoredCell:
         raise invalid_record(benchmark.fullname, error) from error
     for operator in record.operators or ():
         _require_text(operator.name)
-    kept = msgspec.structs.asdict(record)
-    del kept["schema"]
-    rate = kept.pop("samples_per_s")
-    median_s = benchmark.median_s
     return StoredCell(
-        median_s=median_s,
+        median_s=benchmark.median_s,
         params=benchmark.params or {},
-        num_samples=samples_of_step(rate, median_s),
-        **kept,
+        **msgspec.structs.asdict(record),
     )
 
 

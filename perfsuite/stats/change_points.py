@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
@@ -98,44 +97,30 @@ def best_split(segment: Floats) -> tuple[float, int | None]:
     # sums[i, j]: of |value - other| over the first i values and the first j others.
     sums = np.zeros((num_values + 1, num_values + 1))
     sums[1:, 1:] = np.abs(values[:, None] - values[None, :]).cumsum(axis=0).cumsum(axis=1)
-    weights = _weights(num_values)
+    of_between, of_x, of_y, forbidden = _weights(num_values)
     across = sums[MIN_SEGMENT:-MIN_SEGMENT, 2 * MIN_SEGMENT :]
     within = sums.diagonal()
     within_x = within[MIN_SEGMENT:-MIN_SEGMENT, None]
     between = across - within_x
     within_y = within[None, 2 * MIN_SEGMENT :] - across - between
-    q = weights.between * between
-    q -= weights.within_x * within_x
-    q -= weights.within_y * within_y
-    q += weights.forbidden
+    q = of_between * between
+    q -= of_x * within_x
+    q -= of_y * within_y
+    q += forbidden
     row, column = np.unravel_index(np.argmax(q), q.shape)
     return float(q[row, column]), int(row) + MIN_SEGMENT
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Weights:
-    """Factors of the sums of distances in Q; `forbidden` is -inf where Y is too short, else 0."""
-
-    between: Floats
-    within_x: Floats
-    within_y: Floats
-    forbidden: Floats
-
-
 @lru_cache(maxsize=32)
-def _weights(num_values: int) -> _Weights:
-    """Return the factors for a segment, which each of its shuffles needs again."""
+def _weights(num_values: int) -> tuple[Floats, ...]:
+    """The factors of the three sums in Q, and -inf where Y is too short; for all shuffles."""
     import numpy as np
 
     n = np.arange(MIN_SEGMENT, num_values - MIN_SEGMENT + 1)[:, None]
     both = np.arange(2 * MIN_SEGMENT, num_values + 1)[None, :]
     m = np.maximum(both - n, MIN_SEGMENT)
-    return _Weights(
-        between=2 / (n + m),
-        within_x=m / (n - 1) / (n + m),
-        within_y=n / (m - 1) / (n + m),
-        forbidden=np.where(both - n < MIN_SEGMENT, -np.inf, 0.0),
-    )
+    forbidden = np.where(both - n < MIN_SEGMENT, -np.inf, 0.0)
+    return 2 / (n + m), m / (n - 1) / (n + m), n / (m - 1) / (n + m), forbidden
 
 
 def _is_significant(

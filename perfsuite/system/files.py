@@ -21,17 +21,22 @@ _PREFIX = ".perfsuite-"
 _SUFFIX = ".tmp"
 
 
+@contextlib.contextmanager
+def _explained(attempt: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise WriteError(f"cannot {attempt}: {error.strerror or error}") from error
+
+
 def write_atomically(path: Path, data: bytes) -> None:
     """Make `path` hold exactly `data`, or leave it as it was.
 
     Raises a WriteError that names the path and the reason.
     """
-    try:
-        with written_beside(path, data) as beside:
-            beside.replace(path)
-            sync_folder(path.parent)
-    except OSError as error:
-        raise WriteError(f"cannot write {path}: {error.strerror or error}") from error
+    with _explained(f"write {path}"), written_beside(path, data) as beside:
+        beside.replace(path)
+        sync_folder(path.parent)
 
 
 @contextlib.contextmanager
@@ -42,7 +47,7 @@ def written_beside(path: Path, data: bytes) -> Iterator[Path]:
     before. Raises a WriteError that names the path and the reason.
     """
     with contextlib.ExitStack() as left:
-        try:
+        with _explained(f"write {path}"):
             path.parent.mkdir(parents=True, exist_ok=True)
             _remove_abandoned(path.parent)
             handle, name = _open_locked(path.parent)
@@ -52,8 +57,6 @@ def written_beside(path: Path, data: bytes) -> Iterator[Path]:
             file.flush()
             os.fchmod(handle, 0o644)
             os.fsync(handle)
-        except OSError as error:
-            raise WriteError(f"cannot write {path}: {error.strerror or error}") from error
         yield Path(name)
 
 
@@ -64,7 +67,7 @@ def check_writable(*paths: Path | None) -> None:
     a folder cannot be made or written, or is where a file should be.
     """
     for path in filter(None, paths):
-        try:
+        with _explained(f"write {path}"):
             if path.is_dir():
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
             folder = next(parent for parent in path.absolute().parents if parent.exists())
@@ -72,8 +75,6 @@ def check_writable(*paths: Path | None) -> None:
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
             with tempfile.TemporaryFile(dir=folder):
                 pass
-        except OSError as error:
-            raise WriteError(f"cannot write {path}: {error.strerror or error}") from error
 
 
 def append_line(path: Path, line: bytes) -> None:
@@ -82,7 +83,7 @@ def append_line(path: Path, line: bytes) -> None:
     A line that could not be written whole is taken back, so the file always ends with a newline.
     Raises a WriteError that names the path and the reason.
     """
-    try:
+    with _explained(f"append to {path}"):
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a+b", buffering=0) as file:
             end = file.seek(0, os.SEEK_END)
@@ -97,16 +98,12 @@ def append_line(path: Path, line: bytes) -> None:
                 with contextlib.suppress(OSError):  # the first reason is the one to report
                     file.truncate(end)
                 raise
-    except OSError as error:
-        raise WriteError(f"cannot append to {path}: {error.strerror or error}") from error
 
 
 def remove_file(path: Path) -> None:
     """Remove `path` where it exists; raises a WriteError with the path and the reason."""
-    try:
+    with _explained(f"remove {path}"):
         path.unlink(missing_ok=True)
-    except OSError as error:
-        raise WriteError(f"cannot remove {path}: {error.strerror or error}") from error
 
 
 def sync_folder(folder: Path) -> None:

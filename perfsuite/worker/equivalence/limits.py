@@ -73,7 +73,7 @@ def reduction_limit(
     num_ranks, num_steps = recipe.plan.world_size, recipe.grad_accumulation_steps
     if is_ordered and num_ranks <= 2 and num_steps == 1 and device.type == "cpu":
         return BITWISE
-    limit = _limit(_REDUCTION_FACTOR, epsilon, num_ranks, num_steps)
+    limit = _limit(_REDUCTION_FACTOR, epsilon, recipe)
     # The mean over three ranks multiplies by a third, which is rounded by at most u / 2.
     is_exact = num_ranks & (num_ranks - 1) == 0
     return limit if is_exact else dataclasses.replace(limit, shared=epsilon / 2)
@@ -81,15 +81,11 @@ def reduction_limit(
 
 def semantic_limit(recipe: Recipe) -> Limit:
     """The limit of T1: the sum over one large batch against the sum over its parts."""
-    return _limit(
-        _SEMANTIC_FACTOR,
-        path_epsilon(recipe),
-        recipe.plan.world_size,
-        recipe.grad_accumulation_steps,
-    )
+    return _limit(_SEMANTIC_FACTOR, path_epsilon(recipe), recipe)
 
 
-def _limit(factor: int, epsilon: float, num_ranks: int, num_steps: int) -> Limit:
+def _limit(factor: int, epsilon: float, recipe: Recipe) -> Limit:
+    num_ranks, num_steps = recipe.plan.world_size, recipe.grad_accumulation_steps
     value = factor * epsilon * math.sqrt(num_ranks * num_steps)
     formula = f"{factor} u sqrt(ws A), u {epsilon:.1e}, ws {num_ranks}, A {num_steps}"
     return Limit(value, formula, WORST_PARAMETER_FACTOR * value)

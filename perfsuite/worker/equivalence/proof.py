@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from perfsuite.records.equivalence import Check, EquivalenceRow
+from perfsuite.records.equivalence import Check, EquivalenceRow, NumericsStatus
 from perfsuite.records.recipe import Recipe
 from perfsuite.records.workload import Workload
 from perfsuite.worker.equivalence.comparison import Discrepancy
@@ -66,48 +66,42 @@ class Proof:
 
     def conclude(self, recipe: Recipe) -> EquivalenceRow:
         """Return what the proof shows: a mismatch before no power before equivalent."""
-        # The first step that went wrong, because later ones inherit its error; then the worst.
         failures = [one for one in self.evidence if not one.is_within]
-        decisive = min(
-            failures or self.evidence,
-            key=lambda one: (one.step if failures else 0, -one.severity),
-            default=None,
-        )
         no_power = [*self.vacuous]
         if missed(self.planted):
             no_power.append(f"it does not find a planted bug: {missed(self.planted)}")
-        if decisive is None:
+        if not self.evidence:
             no_power.append("there was nothing to compare")
+        status: NumericsStatus = "equivalent"
+        shown = max(self.evidence, key=lambda one: one.severity, default=None)
         if failures:
-            assert decisive is not None
-            named = self._first_named(failures, decisive)
-            cause = explain_weights(named) or self.find_cause(named)
-            reason = _describe(named) + (f"; likeliest cause: {cause}" if cause else "")
-        elif no_power:
-            reason = "; ".join(no_power)
+            status, shown = "mismatch", _decisive(failures)
+            cause = explain_weights(shown) or self.find_cause(shown)
+            reason = _describe(shown) + (f"; likeliest cause: {cause}" if cause else "")
+        elif shown is None or no_power:
+            status, reason = "no power", "; ".join(no_power)
+        elif shown.limit == 0:
+            reason = f"equal {shown.formula}"
         else:
-            assert decisive is not None
-            reason = f"limit {decisive.limit:.1e} = {decisive.formula}"
-            if decisive.limit == 0:
-                reason = f"equal {decisive.formula}"
-        shown = self._first_named(failures, decisive) if failures and decisive else decisive
+            reason = f"limit {shown.limit:.1e} = {shown.formula}"
         return EquivalenceRow.of(
             recipe,
             self.check,
-            "mismatch" if failures else "no power" if no_power else "equivalent",
+            status,
             "; ".join([reason, *self.notes]),
             error=None if shown is None else shown.error,
             limit=None if shown is None else shown.limit,
             planted=self.planted,
         )
 
-    @staticmethod
-    def _first_named(failures: list[Discrepancy], decisive: Discrepancy) -> Discrepancy:
-        """The first of the same step that names a tensor, which says more than a total."""
-        return next(
-            (one for one in failures if one.step == decisive.step and one.name is not None),
-            decisive,
-        )
+
+def _decisive(failures: list[Discrepancy]) -> Discrepancy:
+    """The worst of the first step that went wrong, because later ones inherit its error.
+
+    Before it the first of that step that names a tensor, which says more than a total.
+    """
+    worst = min(failures, key=lambda one: (one.step, -one.severity))
+    return next((one for one in failures if one.step == worst.step and one.name is not None), worst)
 
 
 def _describe(found: Discrepancy) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,11 +43,9 @@ def measure_peak(
     tracker = LiveStorage(held, follow_resizes=follow_resizes)
     saved = _SavedBytes(lambda: tracker.made_bytes)
 
-    @contextmanager
-    def stage(name: str) -> Iterator[None]:
+    def stage(name: str) -> AbstractContextManager[None]:
         saved.enter(name)
-        with tracker.stage(name):
-            yield
+        return tracker.stage(name)
 
     # The collector would free reference cycles at any time.
     with collector_off(), tracker:
@@ -62,10 +60,9 @@ def measure_peak(
 def _measure_allocator(device: torch.device) -> Iterations[PeakMemory]:
     saved = _SavedBytes(lambda: torch.cuda.memory_allocated(device))
 
-    @contextmanager
-    def stage(name: str) -> Iterator[None]:
+    def stage(name: str) -> AbstractContextManager[None]:
         saved.enter(name)
-        yield
+        return nullcontext()
 
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)

@@ -5,26 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from functools import partial
+from typing import Final
 
 import torch
+from torch.cuda import Event
 
 from perfsuite.errors import PerfsuiteError
 from perfsuite.records.stages import STAGES
 
-
-class DeviceEvent(Protocol):
-    """The part of `torch.cuda.Event` that is used here."""
-
-    def record(self) -> None:
-        """Mark this point on the current stream."""
-
-    def elapsed_time(self, end: Any, /) -> float:
-        """Return the milliseconds from this event to the other."""
-
-
-def _make_cuda_event() -> DeviceEvent:
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+_make_timed_event: Final = partial(Event, enable_timing=True)
 
 
 class StageClock:
@@ -47,7 +37,7 @@ class StageClock:
         *,
         on_enter: Callable[[str], None] | None = None,
         clock: Callable[[], float] = time.perf_counter,
-        make_event: Callable[[], DeviceEvent] = _make_cuda_event,
+        make_event: Callable[[], Event] = _make_timed_event,
     ) -> None:
         self._clock = clock
         self._on_enter = on_enter
@@ -118,11 +108,11 @@ class _DeviceSpan:
 
     __slots__ = ("_make_event", "_num_used", "_owner", "_pairs", "name")
 
-    def __init__(self, name: str, owner: StageClock, make_event: Callable[[], DeviceEvent]) -> None:
+    def __init__(self, name: str, owner: StageClock, make_event: Callable[[], Event]) -> None:
         self.name = name
         self._owner = owner
         self._make_event = make_event
-        self._pairs: list[tuple[DeviceEvent, DeviceEvent]] = []
+        self._pairs: list[tuple[Event, Event]] = []
         self._num_used = 0
 
     def __enter__(self) -> None:

@@ -52,7 +52,10 @@ def build_batches(
     first in each loader worker. Raises a NotExercisedError for memory pinned where the device needs
     none, and a WorkloadError for a split that is absent or cannot fill a batch of each shard.
     """
-    _refuse_idle_pinning(recipe, device)
+    if recipe.pin_memory and device.type == "cpu":
+        raise NotExercisedError(
+            "pin_memory=True pins nothing without an accelerator; this cell runs on cpu"
+        )
     origin = f"workload {workload.name!r}: its {split} dataset"
     trains = split == "train"
     batch_size = recipe.micro_batch_size or workload.micro_batch_size
@@ -82,13 +85,6 @@ def build_batches(
         worker_init_fn=None if on_worker_start is None else lambda _: on_worker_start(),
     )
     return EpochBatches(loader, sampler, len(dataset), origin)
-
-
-def _refuse_idle_pinning(recipe: Recipe, device: torch.device) -> None:
-    if recipe.pin_memory and device.type == "cpu":
-        raise NotExercisedError(
-            "pin_memory=True pins nothing without an accelerator; this cell runs on cpu"
-        )
 
 
 class EpochBatches(Iterator[Any]):

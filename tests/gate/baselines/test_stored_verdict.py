@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from git_checkouts import git
 
@@ -76,9 +77,9 @@ def test_more_flops_than_in_the_bases_run_are_an_increase() -> None:
 
 
 def test_counts_that_a_stored_run_cannot_say_are_named() -> None:
-    elsewhere = dataclasses.replace(cell(flops=100), fingerprint="aaaa")
-    here = dataclasses.replace(cell(flops=120), fingerprint="bbbb")
-    without = dataclasses.replace(cell(), counts=None)
+    elsewhere = msgspec.structs.replace(cell(flops=100), fingerprint="aaaa")
+    here = msgspec.structs.replace(cell(flops=120), fingerprint="bbbb")
+    without = msgspec.structs.replace(cell(), counts=None)
     said: list[str] = []
 
     assert history(elsewhere).find_increases("test_a", here, None, COUNTED, said.append) is None
@@ -102,7 +103,7 @@ def test_fewer_or_equal_counts_are_no_increase() -> None:
 
 
 def test_steps_over_other_samples_are_not_compared_with_stored_ones() -> None:
-    small = dataclasses.replace(cell(flops=100), num_samples=16)
+    small = msgspec.structs.replace(cell(flops=100), samples_per_s=16 / 0.01)
     stored = history(*[small] * 5)
     now = dataclasses.replace(candidate(0.01), num_samples=64)
     said: list[str] = []

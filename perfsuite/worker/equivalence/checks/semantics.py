@@ -24,13 +24,13 @@ from perfsuite.worker.equivalence.references.single_process import (
     Pass,
     Reference,
     UnjoinableError,
-    num_samples,
     one_batch,
     plain_recipe,
     slice_batch,
 )
 from perfsuite.worker.equivalence.tensors import Tensors
 from perfsuite.worker.equivalence.trace.trace import MicroBatch, Step
+from perfsuite.worker.training.batches import num_samples
 
 # A mean of means is wrong for parts of unequal size: three quarters of the batch and the rest.
 _FIRST_PART, _NUM_PARTS = 3, 4
@@ -180,7 +180,7 @@ def _parameter_limits(case: Case, plain_errors: comparison.Errors) -> Callable[[
 
 def _bugs(references: _References, expected: _Expected, case: Case) -> Iterator[Bug]:
     gradients, errors = expected.plain_gradients, expected.plain_errors
-    size = num_samples(expected.batch)
+    size = num_samples(expected.batch.batch)
     if size > 1:
         yield planted_bugs.lost_samples(_mean_of_parts(references.plain, expected, [size // 2]))
     limit_of = _parameter_limits(case, errors)

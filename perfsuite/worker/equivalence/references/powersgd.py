@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 import numpy
 import torch
@@ -86,7 +87,7 @@ class PowerSGD:
 
         _approximate([bucket.compressed for bucket in buckets], self._q[index])
         for gradients in zip(*(bucket.uncompressed for bucket in buckets), strict=True):
-            mean = _sum(gradients) / len(gradients)
+            mean = reduce(torch.add, gradients) / len(gradients)
             for gradient in gradients:
                 gradient.copy_(mean)
 
@@ -143,10 +144,11 @@ def _approximate(matrices_of_ranks: Sequence[list[Tensor]], q: Tensor) -> None:
     """Replace the matrices by the product of p and q, and q by this step's: algorithm 1."""
     matrices = matrices_of_ranks[0]
     _normalize(_columns(q, matrices))
-    p = _sum([_multiply(own, q) for own in matrices_of_ranks])
+    p = reduce(torch.add, [_multiply(own, q) for own in matrices_of_ranks])
     transposed_of_ranks = [[matrix.mT for matrix in own] for own in matrices_of_ranks]
     _normalize(_columns(p, transposed_of_ranks[0]))
-    q.copy_(_sum([_multiply(own, p) for own in transposed_of_ranks]) / len(matrices_of_ranks))
+    total = reduce(torch.add, [_multiply(own, p) for own in transposed_of_ranks])
+    q.copy_(total / len(matrices_of_ranks))
     for own in matrices_of_ranks:
         columns = zip(_columns(p, transposed_of_ranks[0]), _columns(q, matrices), strict=True)
         for matrix, (left, right) in zip(own, columns, strict=True):
@@ -172,10 +174,3 @@ def _normalize(columns: Sequence[Tensor]) -> None:
     # Which orthogonalizes a matrix of one column.
     for column in columns:
         column /= torch.linalg.vector_norm(column, dim=1, keepdim=True)
-
-
-def _sum(tensors: Sequence[Tensor]) -> Tensor:
-    total = tensors[0].clone()
-    for tensor in tensors[1:]:
-        total += tensor
-    return total

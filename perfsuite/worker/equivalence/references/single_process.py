@@ -27,7 +27,6 @@ from perfsuite.worker.equivalence.trace.trace import (
     read_gradients,
     read_weights,
 )
-from perfsuite.worker.measure.dispatch import tensors_in
 from perfsuite.worker.training.batches import call_model, map_tensors
 from perfsuite.worker.training.build import build_trainer
 from perfsuite.worker.training.step import compute_loss, prepare_batch
@@ -123,11 +122,6 @@ def one_batch(micro_batches: Sequence[MicroBatch]) -> MicroBatch:
     """All samples of several micro-batches as one, or raise `UnjoinableError`."""
     joined = _join([micro_batch.batch for micro_batch in micro_batches])
     return dataclasses.replace(micro_batches[0], batch=joined)
-
-
-def num_samples(micro_batch: MicroBatch) -> int:
-    """Samples of a micro-batch: the length of its first tensor's first dimension."""
-    return len(next(tensors_in(micro_batch.batch)))
 
 
 def slice_batch(micro_batch: MicroBatch, begin: int, end: int) -> MicroBatch:

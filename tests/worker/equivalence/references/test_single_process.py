@@ -12,7 +12,6 @@ from perfsuite import Recipe, Workload
 from perfsuite.worker.equivalence.references.single_process import (
     Pass,
     Reference,
-    num_samples,
     one_batch,
     plain_recipe,
     slice_batch,
@@ -20,6 +19,7 @@ from perfsuite.worker.equivalence.references.single_process import (
 from perfsuite.worker.equivalence.tensors import Tensors
 from perfsuite.worker.equivalence.trace.random_state import read_random_state
 from perfsuite.worker.equivalence.trace.trace import MicroBatch, Weights
+from perfsuite.worker.training.batches import num_samples
 
 CPU = torch.device("cpu")
 
@@ -353,8 +353,8 @@ def test_samples_are_counted_and_cut_along_the_first_dimension() -> None:
 
     part = slice_batch(one, 2, 5)
 
-    assert num_samples(one) == 6
-    assert num_samples(part) == 3
+    assert num_samples(one.batch) == 6
+    assert num_samples(part.batch) == 3
     inputs, target = part.batch
     assert inputs["ids"].tolist() == target.tolist() == [2, 3, 4]
     assert part.random_state is one.random_state
