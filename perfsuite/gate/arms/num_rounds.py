@@ -23,7 +23,7 @@ _LONGEST_ROUND_S = 0.1
 # 4.0 (Student's t, 11 degrees of freedom, one in 1600) / sqrt(4), and half as much for power.
 _PART_OF_GAP = 1 / 3.5
 # Without history the rule decides on no fewer, and fewer say nothing of how launches vary.
-_LEAST_PAIRS = 3
+LEAST_PAIRS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +94,7 @@ def plan_num_rounds(pairs: Sequence[PairCost], *, tolerance: float, limit: float
     num_rounds = (
         round_variance / (target - launch_variance) if target > launch_variance else math.inf
     )
-    if len(pairs) < _LEAST_PAIRS:
+    if len(pairs) < LEAST_PAIRS:
         num_rounds = min(num_rounds, pairs[0].num_rounds)
     elif launch_variance > 0:
         split = math.sqrt(round_variance / launch_variance * launch_s / round_s)
@@ -105,7 +105,7 @@ def plan_num_rounds(pairs: Sequence[PairCost], *, tolerance: float, limit: float
 
 def _launch_variance(pairs: Sequence[PairCost]) -> float:
     """What the results of pairs vary by beyond the error that their rounds explain."""
-    if len(pairs) < _LEAST_PAIRS:
+    if len(pairs) < LEAST_PAIRS:
         return 0.0
     spread = statistics.variance([pair.log_ratio for pair in pairs])
     return max(0.0, spread - statistics.median([pair.error**2 for pair in pairs]))
