@@ -95,8 +95,8 @@ def describe_rest(
 ) -> str:
     """Return what people read after the first pair, which took so long, of undecided cells.
 
-    Rounds are reckoned as planned where such pairs suffice to plan. What is no round is paid as long
-    as one cell is undecided, and the rounds of a cell until it is decided.
+    Rounds are reckoned as planned once there are enough such pairs. What is no round is paid as
+    long as one cell is undecided, and the rounds of a cell until it is decided.
     """
     other_s, rounds_s, variances = first_s, 0.0, []
     for trial in (trial for trial in trials if trial.costs):
