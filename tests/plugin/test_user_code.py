@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch  # noqa: F401
+from command_line import call_verb
 
 TRAINING = """
     import os
@@ -139,6 +140,10 @@ def test_steps_and_loops_are_cells_like_others(project: pytest.Pytester) -> None
         assert len(record["losses"]) == (9 if has_load else 10)
     # One seed: a step and a loop compute the same.
     assert records["test_step"]["losses"] == records["test_loop"]["losses"][:9]
+    result.stdout.fnmatch_lines(["*workload * tokens/s *", "*build_alone * - *"])
+    run_file = str(project.path / "results" / "run.json")
+    assert call_verb("report", run_file, "--html", "page", "--markdown", "cells.md") == 0
+    assert "tokens/s" in (project.path / "cells.md").read_text()
     times = benchmarks_of(project)["test_step"]["stats"]
     assert len(times["data"]) == 3
     assert records["test_step"]["tokens_per_s"] == 32 / times["median"]

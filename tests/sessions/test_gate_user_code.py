@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 MODEL = """
     import torch
 
-    NUM_STEPS = 40
+    NUM_STEPS = 99
 
     def build():
         return torch.nn.Linear(4, 4)
@@ -60,13 +60,13 @@ CELLS = """
             step()
 
     def test_loop(loop_benchmark):
-        loop_benchmark(train, ranks=2, steps=10, warmup=3)
+        loop_benchmark(train, ranks=2, steps=40, warmup=3)
 
     def test_ends(loop_benchmark):
-        loop_benchmark(train, steps=60, warmup=3)
+        loop_benchmark(train, steps=200, warmup=3)
 
     def test_step(step_benchmark):
-        step_benchmark(build_step, rounds=5)
+        step_benchmark(build_step, rounds=20)
 """
 
 
@@ -82,7 +82,7 @@ def test_a_slower_loop_fails_and_its_twin_passes(tmp_path: Path) -> None:
     twin.expect(0, "*::test_ends PASS *", "*::test_loop PASS *", "*::test_step PASS *")
     assert set(verdicts_of(tmp_path).values()) == {("PASS", "pairs", "same bits", None)}
 
-    slower = MODEL.replace("20_000", "1_000_000").replace("40", "30")
+    slower = MODEL.replace("20_000", "1_000_000").replace("99", "60")
     repository.write(model=slower)
     repository.commit()
 
