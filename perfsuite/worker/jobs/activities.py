@@ -81,8 +81,6 @@ def start_activity(job: RunCell, start: RankStart, device: torch.device) -> Iter
     split: Split = _evaluated_split(workload) if job.activity == "evaluate" else "train"
     num_shards = job.recipe.plan.data_parallel_size
     shard = (start.rank if num_shards > 1 else 0, num_shards)
-    if trainer is not None:
-        shard = trainer.strategy.shard
     with open_batches(workload, job.recipe, shard, job.plan.seed, device, start, split) as batches:
         if trainer is None:
             yield _Load(batches)
