@@ -32,7 +32,6 @@ from perfsuite.system.files import check_writable, write_atomically
 
 PICTURE_FILE = Path("results") / "sweep.svg"
 _SWEPT = "num_workers"
-_DEFAULT_COUNTS = "0..10"
 # More loader processes than this for one rank is a mistyped number.
 _MOST_WORKERS = 256
 
@@ -44,7 +43,7 @@ def sweep(
     recipe: Recipe,
     num_workers: Annotated[
         str, typer.Option(metavar="A..B", help="Numbers of workers: 0..10, or 0,1,2,4.")
-    ] = _DEFAULT_COUNTS,
+    ] = "0..10",
     repetitions: Annotated[
         int, typer.Option(min=2, help="Launches of each number of workers.")
     ] = 5,

@@ -34,7 +34,6 @@ from perfsuite.records.cell import CellRecord, samples_of_step
 from perfsuite.records.verdict import CellVerdict
 from perfsuite.system.untrusted import printable
 
-_NOT_FOUND = "a launch of head with the same command line has no such cell"
 _NO_GATE_UNDER_TORCHRUN = (
     "--benchmark-compare is the gate, which starts the ranks of both sides on one machine, and "
     "torchrun has started this session; gate without torchrun, or add --perf-gate=off"
@@ -47,7 +46,6 @@ _MEASURE_NOTHING = {
     "--setup-plan": "",
 }
 _NOT_REACHED = "it was selected, and the session ended before it had a verdict"
-_SKIPPED_IN_PAIRS = "this session measured it and its launches did not"
 
 
 def refuse_silent_passes(config: pytest.Config, *, is_under_torchrun: bool) -> None:
@@ -268,7 +266,7 @@ class SessionGate:
                 self._say(f"{name} goes to the judge: {grown} since the base's stored run")
                 return None
         if judged is not None and judged.word == "SKIPPED" and stats is not None:
-            reason = f"{_SKIPPED_IN_PAIRS}: {judged.reason}"
+            reason = f"this session measured it and its launches did not: {judged.reason}"
             return CellVerdict(name=name, word="INVALID", by="collection", reason=reason)
         if judged is not None or not history.can_screen(name) or stats is None:
             return judged or _unknown(name, first.refusal)
@@ -322,7 +320,8 @@ def _recipe_of(record: CellRecord | None) -> dict[str, Any]:
 def _unknown(name: str, refusal: str | None) -> CellVerdict:
     if refusal is not None:
         return CellVerdict(name=name, word="NO-BASELINE", by="collection", reason=refusal)
-    return CellVerdict(name=name, word="INVALID", by="collection", reason=_NOT_FOUND)
+    reason = "a launch of head with the same command line has no such cell"
+    return CellVerdict(name=name, word="INVALID", by="collection", reason=reason)
 
 
 def _failed(name: str, report: pytest.TestReport, error: BaseException | None) -> CellVerdict:

@@ -12,7 +12,6 @@ from perfsuite.report.rows import HistoryPoint, Row
 from perfsuite.units import format_change, format_ratio, format_seconds, short_commit
 
 _WIDTH: Final = 120.0
-_HEIGHT: Final = 14.0
 # The gauge shows changes up to so many limits either way; a larger one lies on its border.
 _LIMITS_SHOWN: Final = 2.0
 _STYLES: Final = {"PASS": "v-good", "IMPROVED": "v-good", "FAIL": "v-bad"}
@@ -102,7 +101,7 @@ def draw_history(history: Sequence[HistoryPoint]) -> Picture | None:
 
 
 def _small(label: str, *paths: tuple[str, str]) -> Picture:
-    return Picture(label=label, width=_WIDTH, height=_HEIGHT, paths=paths)
+    return Picture(label=label, width=_WIDTH, height=14.0, paths=paths)
 
 
 def _short(length: float) -> str:
