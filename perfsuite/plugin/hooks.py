@@ -76,21 +76,13 @@ class Ownership:
         self._measured: MeasuredSession | None = None
         self._choices: Choices | None = None
         self.is_ours = False
-        if self._has_settings():
+        given = options.given(config, overridden=_SET_BY_ARMS if self._is_arm else ())
+        if given not in ({}, {"gate": "off"}):  # which alone makes no session ours
             self._choices = self._resolve()
-        if self._is_later_rank():
+        is_of_torchrun = not self._is_arm and "WORLD_SIZE" in self.environ
+        if is_of_torchrun and self.environ.get("RANK", "0") != "0":
             self.held_output = HeldOutput()
         self._given = recorder.withhold_storage(config)
-
-    def _has_settings(self) -> bool:
-        """Whether one of our settings is given; `perf_gate = off` alone does not count."""
-        given = options.given(self._config, overridden=_SET_BY_ARMS if self._is_arm else ())
-        return given not in ({}, {"gate": "off"})
-
-    def _is_later_rank(self) -> bool:
-        """Whether torchrun has started this process, and the one that prints beside it."""
-        is_alone = not {"RANK", "WORLD_SIZE"} <= self.environ.keys()
-        return not is_alone and not self._is_arm and self.environ["RANK"] != "0"
 
     def _resolve(self) -> Choices:
         from perfsuite.plugin.session.choices import resolve

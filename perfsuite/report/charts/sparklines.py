@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Final
 
 from perfsuite.records.verdict import Verdict
 from perfsuite.report.charts.sections import Picture
-from perfsuite.report.rows import HistoryPoint, Row
+from perfsuite.report.rows import Row
 from perfsuite.units import format_change, format_ratio, format_seconds, short_commit
 
 _WIDTH: Final = 120.0
@@ -79,8 +78,9 @@ def draw_verdict(verdict: Verdict, tolerance: float, limit: float) -> Picture | 
     )
 
 
-def draw_history(history: Sequence[HistoryPoint]) -> Picture | None:
+def draw_history(row: Row) -> Picture | None:
     """Return the step time of each run, from 0 up, and a line where a change was accepted."""
+    history = row.history
     if len(history) < 2:
         return None
     slowest_s = max(point.step_time_s for point in history)
