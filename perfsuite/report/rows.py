@@ -1,7 +1,6 @@
 """One row for each cell, and the columns of its tables, which feed every format alike.
 
-A row keeps numbers as they were recorded; a column turns one of them into text. A value that is not
-available is None, shown as a dash.
+Numbers are as they were recorded; one that is not available is None, shown as a dash.
 """
 
 from __future__ import annotations
