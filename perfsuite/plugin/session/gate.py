@@ -29,7 +29,7 @@ from perfsuite.plugin.recorder import benchmarks_of, is_benchmark
 from perfsuite.plugin.session.choices import Choices
 from perfsuite.plugin.session.markers import marker_arguments
 from perfsuite.plugin.session.saving import RunSaver
-from perfsuite.plugin.session.sharding import Sharding, duration_source
+from perfsuite.plugin.session.sharding import Sharding, durations_place
 from perfsuite.plugin.session.storage import STORAGE
 from perfsuite.records.cell import CellRecord, samples_of_step
 from perfsuite.records.verdict import CellVerdict
@@ -298,7 +298,7 @@ class SessionGate:
             found=self._found,
             budget=dataclasses.replace(self._choices.budget, max_s=self._left_s),
             seed=draw_seed(),
-            stored=duration_source(self._config, self._durations).path,
+            stored=durations_place(self._config, self._durations),
             fingerprint=self._saver.fingerprint,
         )
 

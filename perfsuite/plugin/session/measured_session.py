@@ -137,8 +137,8 @@ class MeasuredSession:
             self._foreign_markers = markers.describe_foreign(items)
             self._select(items, lambda item: markers.is_in_matrix(item, self.choices.matrix))
             cells = [item.nodeid for item in items if recorder.is_benchmark(item)]
-            source = partial(sharding.duration_source, self._config, self.choices.durations)
-            self._sharding = sharding.cut(cells, self.choices.shard, source)
+            named = self.choices.durations
+            self._sharding = sharding.cut(self._config, cells, self.choices.shard, named)
         self._select(items, lambda item: self._sharding.owns(item.nodeid))
         self._saver.shard = self._sharding.stamp
         for item in items:
