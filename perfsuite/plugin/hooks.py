@@ -52,7 +52,6 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[fixtures.RUNNER] = ownership.runner
     config.pluginmanager.register(fixtures, "perfsuite-fixtures")
     config.pluginmanager.register(ownership, "perfsuite-ownership")
-    config.pluginmanager.register(Selection(ownership), "perfsuite-selection")
 
 
 class Ownership:
@@ -112,13 +111,16 @@ class Ownership:
     def pytest_collection_modifyitems(
         self, items: list[pytest.Item]
     ) -> Generator[None, object, object]:
-        """Decide before any plugin deselects a test."""
+        """Decide before any plugin deselects a test, and choose from those that all have left."""
         self.is_ours = self._choices is not None or any(map(fixtures.is_cell, items))
         if self._given.compare and not self._is_arm:
             self._refuse_a_gate_that_is_switched_off()
         if self.is_ours or any(map(fixtures.uses_ranks, items)):
             self._begin()
-        return (yield)
+        result = yield
+        if self.is_ours:
+            self.runner().choose_cells(items)
+        return result
 
     def _refuse_a_gate_that_is_switched_off(self) -> None:
         """Refuse an ini file that takes the session out of the gate, where the base's does not."""
@@ -178,16 +180,3 @@ class Ownership:
         """Show what was held back in a session that ended before anything was decided."""
         if self.held_output is not None:
             self.held_output.show()
-
-
-class Selection:
-    """What becomes of the tests that all other plugins have left."""
-
-    def __init__(self, ownership: Ownership) -> None:
-        self._ownership = ownership
-
-    @pytest.hookimpl(trylast=True)
-    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Choose the cells of a session that is ours."""
-        if self._ownership.is_ours:
-            self._ownership.runner().choose_cells(items)
