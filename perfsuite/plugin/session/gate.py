@@ -52,12 +52,13 @@ _NOT_REACHED = "it was selected, and the session ended before it had a verdict"
 def refuse_silent_passes(config: pytest.Config, *, is_under_torchrun: bool) -> None:
     """Raise a UsageError for options that measure nothing, or that are not what they seem."""
     compare = config.getoption("benchmark_compare", None)
-    file, colons, _ = compare.partition("::") if isinstance(compare, str) else ("", "", "")
-    if colons or file.endswith(".py") or (file and Path(file).is_dir()):
-        raise pytest.UsageError(
-            f"--benchmark-compare takes {compare!r} for the run to compare with; "
-            f"write: pytest {compare} --benchmark-compare"
-        )
+    if isinstance(compare, str):
+        file, colons, _ = compare.partition("::")
+        if colons or file.endswith(".py") or Path(file).is_dir():
+            raise pytest.UsageError(
+                f"--benchmark-compare takes {compare!r} for the run to compare with; "
+                f"write: pytest {compare} --benchmark-compare"
+            )
     if is_under_torchrun:
         raise pytest.UsageError(_NO_GATE_UNDER_TORCHRUN)
     is_worker = hasattr(config, "workerinput")
