@@ -60,10 +60,9 @@ def sweep(
     recipe = dataclasses.replace(recipe, num_workers=max(1, counts[-1]))
     # Of a hundred launches, most have more workers than torch thinks wise.
     with closing(open_session(device, shows_output=False, round_s=ROUND_S)) as session:
-        found = sweep_workers(
+        training, loading = sweep_workers(
             session, workload, recipe, counts, num_repetitions=repetitions, seed=seed, say=say
         )
-    training, loading = found.training, found.loading
     optimum, hurts_from = find_optimum(training), find_hurts_from(training)
     shown = intervals_of(training), intervals_of(loading), optimum, hurts_from
     advice = advise(training)
