@@ -1,7 +1,4 @@
-"""The command line: one console script, one verb a function.
-
-Every verb has --help with an example, and `--json FILE` where it has a result.
-"""
+"""The command line: one console script, one verb a function, each with an example in its --help."""
 
 from __future__ import annotations
 

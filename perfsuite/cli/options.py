@@ -129,10 +129,7 @@ def _recipe_options() -> dict[str, inspect.Parameter]:
 def open_session(
     device: str, seed: int = 0, *, shows_output: bool = True, round_s: float | None = None
 ) -> Session:
-    """Return a session that finds workloads in the current directory; the rest as in `Settings`.
-
-    An unknown device raises a SettingError.
-    """
+    """Return a session that finds workloads here; an unknown device raises a SettingError."""
     chosen = next((known for known in DEVICES if known == device), None)
     if chosen is None:
         raise SettingError(f"--device is {device!r}; use one of {', '.join(DEVICES)}")

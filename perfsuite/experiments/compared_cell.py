@@ -1,7 +1,4 @@
-"""The cells that `compare` has both arms run; what to measure is in an arm's environment.
-
-An ordinary benchmark file, which pytest is handed by its path.
-"""
+"""The benchmark file that `compare` hands to both arms, whose environments say what to measure."""
 
 from __future__ import annotations
 

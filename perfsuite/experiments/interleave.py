@@ -55,10 +55,9 @@ def measure_interleaved(
     seed: int,
     say: Callable[[str], None],
 ) -> dict[Key, list[Outcome]]:
-    """Return the outcomes of every cell, one for each repetition.
+    """Return the outcomes of every cell, one a repetition, in an order drawn with the seed.
 
-    The session's rounds take `ROUND_S`, the seed is of the order of cells, and the text of a key
-    names its cell in the lines shown.
+    The text of a key names its cell in the lines shown.
     """
     random_numbers = random.Random(seed)
     outcomes: dict[Key, list[Outcome]] = {key: [] for key in cells}

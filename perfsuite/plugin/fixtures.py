@@ -26,7 +26,6 @@ _OTHERS = ("rank_group", "check_equivalence")
 
 Measure = Callable[..., "Outcome"]
 
-
 # Returns the session, which is made when the first test needs it.
 RUNNER: pytest.StashKey[Callable[[], MeasuredSession]] = pytest.StashKey()
 OUTCOME: pytest.StashKey[Outcome] = pytest.StashKey()
@@ -143,7 +142,7 @@ def _measuring(
     ) -> Outcome:
         def run(is_timed: bool) -> Outcome:
             numerics = None
-            if activity == "train" and runner.checks_numerics:
+            if activity == "train" and runner.choices.checks_numerics:
                 numerics = session.require_equivalence(workload, recipe, by_value=by_value).numerics
             return session.measure_cell(
                 workload,

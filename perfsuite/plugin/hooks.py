@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from perfsuite.errors import SettingError
 from perfsuite.plugin import fixtures, options, recorder
-from perfsuite.plugin.output import HeldOutput
+from perfsuite.plugin.output import HeldOutput, ends_on_mistakes
 
 if TYPE_CHECKING:
     from perfsuite.plugin.session.choices import Choices
@@ -53,7 +52,6 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[fixtures.RUNNER] = ownership.runner
     config.pluginmanager.register(fixtures, "perfsuite-fixtures")
     config.pluginmanager.register(ownership, "perfsuite-ownership")
-    config.pluginmanager.register(Selection(ownership), "perfsuite-selection")
 
 
 class Ownership:
@@ -77,31 +75,21 @@ class Ownership:
         self._measured: MeasuredSession | None = None
         self._choices: Choices | None = None
         self.is_ours = False
-        if self._has_settings():
+        given = options.given(config, overridden=_SET_BY_ARMS if self._is_arm else ())
+        if given not in ({}, {"gate": "off"}):  # which alone makes no session ours
             self._choices = self._resolve()
-        if self._is_later_rank():
+        is_of_torchrun = not self._is_arm and "WORLD_SIZE" in self.environ
+        if is_of_torchrun and self.environ.get("RANK", "0") != "0":
             self.held_output = HeldOutput()
         self._given = recorder.withhold_storage(config)
-
-    def _has_settings(self) -> bool:
-        """Whether one of our settings is given; `perf_gate = off` alone does not count."""
-        given = options.given(self._config, overridden=_SET_BY_ARMS if self._is_arm else ())
-        return given not in ({}, {"gate": "off"})
-
-    def _is_later_rank(self) -> bool:
-        """Whether torchrun has started this process, and the one that prints beside it."""
-        is_alone = not {"RANK", "WORLD_SIZE"} <= self.environ.keys()
-        return not is_alone and not self._is_arm and self.environ["RANK"] != "0"
 
     def _resolve(self) -> Choices:
         from perfsuite.plugin.session.choices import resolve
         from perfsuite.plugin.session.sharding import refuse_own_choices
 
-        try:
+        with ends_on_mistakes():
             choices = resolve(self._config, self.environ, _ENVIRONMENT)
             refuse_own_choices(choices.shard, vars(self._config.option))
-        except SettingError as error:
-            raise pytest.UsageError(str(error)) from error
         return choices
 
     @pytest.hookimpl(tryfirst=True)
@@ -123,13 +111,16 @@ class Ownership:
     def pytest_collection_modifyitems(
         self, items: list[pytest.Item]
     ) -> Generator[None, object, object]:
-        """Decide before any plugin deselects a test."""
+        """Decide before any plugin deselects a test, and choose from those that all have left."""
         self.is_ours = self._choices is not None or any(map(fixtures.is_cell, items))
         if self._given.compare and not self._is_arm:
             self._refuse_a_gate_that_is_switched_off()
         if self.is_ours or any(map(fixtures.uses_ranks, items)):
             self._begin()
-        return (yield)
+        result = yield
+        if self.is_ours:
+            self.runner().choose_cells(items)
+        return result
 
     def _refuse_a_gate_that_is_switched_off(self) -> None:
         """Refuse an ini file that takes the session out of the gate, where the base's does not."""
@@ -137,10 +128,8 @@ class Ownership:
         if in_ini and options.given(self._config).get("gate") == "off":
             from perfsuite.plugin.session.switched_off import refuse_change
 
-            try:
+            with ends_on_mistakes():
                 refuse_change(self._config, self.environ, measures=self.is_ours)
-            except SettingError as error:
-                raise pytest.UsageError(str(error)) from error
 
     def _begin(self) -> MeasuredSession:
         """Make the session that measures; a UsageError reaches a user from xdist's workers too."""
@@ -191,16 +180,3 @@ class Ownership:
         """Show what was held back in a session that ended before anything was decided."""
         if self.held_output is not None:
             self.held_output.show()
-
-
-class Selection:
-    """What becomes of the tests that all other plugins have left."""
-
-    def __init__(self, ownership: Ownership) -> None:
-        self._ownership = ownership
-
-    @pytest.hookimpl(trylast=True)
-    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Choose the cells of a session that is ours."""
-        if self._ownership.is_ours:
-            self._ownership.runner().choose_cells(items)

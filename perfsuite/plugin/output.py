@@ -8,10 +8,13 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from perfsuite.errors import ExitCode, PerfsuiteError, SettingError
 
 # The characters of our tables that a terminal may lack.
 _ASCII = str.maketrans({"─": "-", "±": "+-"})
@@ -36,6 +39,17 @@ def say(config: pytest.Config, text: str) -> None:
         reporter.ensure_newline()
         reporter.write_line(legible(text))
         reporter.flush()
+
+
+@contextlib.contextmanager
+def ends_on_mistakes() -> Iterator[None]:
+    """End pytest in 4 for a setting that is not allowed, in 12 for what else cannot be done."""
+    try:
+        yield
+    except SettingError as error:
+        raise pytest.UsageError(str(error)) from error
+    except PerfsuiteError as error:
+        pytest.exit(f"perfsuite: {error}", returncode=ExitCode.REFUSED)
 
 
 class HeldStream:

@@ -40,10 +40,7 @@ class Given(NamedTuple):
 
 
 def withhold_storage(config: pytest.Config) -> Given:
-    """Keep pytest-benchmark, which is configured next, from looking for runs or making a folder.
-
-    Where its runs are is known when collection ends.
-    """
+    """Keep pytest-benchmark from its runs; where they are is known when collection ends."""
     given = Given(
         config.getoption("benchmark_compare", None), config.getoption("benchmark_storage", None)
     )
@@ -158,10 +155,7 @@ def use_rank_clock(item: pytest.Item) -> None:
 
 
 def replay(benchmark: Any, step_times_s: Sequence[float], clock: RankClock) -> None:
-    """Have pytest-benchmark record exactly `step_times_s` (seconds), one round each.
-
-    `benchmark` is its fixture, made with `clock`.
-    """
+    """Have a benchmark fixture, made with `clock`, record exactly these seconds, one round each."""
     remaining = iter(step_times_s)
 
     def report_next() -> None:
@@ -191,9 +185,6 @@ def is_recorded(item: pytest.Item) -> bool:
 
 
 def expect_no_record(benchmark: Any) -> None:
-    """Keep pytest-benchmark from warning that a cell which failed or was skipped has no times.
-
-    `benchmark` is its fixture, or None where the test got none.
-    """
+    """Keep pytest-benchmark from warning that a cell which failed or was skipped has no times."""
     if benchmark is not None:
         benchmark.skipped = True

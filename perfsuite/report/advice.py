@@ -11,10 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from perfsuite.records.cell import Memory
 from perfsuite.report.families import Family, Member, RecipeField, families
 from perfsuite.report.rows import Row
-from perfsuite.stats import intervals
 from perfsuite.units import format_bytes, format_change, format_ratio, format_seconds
 
 # Below half of the iteration, making loading free could not double the speed.
@@ -65,18 +63,20 @@ def is_slower(slow: Row, fast: Row) -> bool:
     >>> is_slower(Row(name="b", step_time_s=1.1, rounds_s=(1.1, 1.1, 1.1)), steady)
     False
     """
-    if not slow.step_time_s or not fast.step_time_s:
-        return False
-    if min(len(slow.rounds_s), len(fast.rounds_s)) < 2:
-        return False
-    gained_s = slow.step_time_s - fast.step_time_s
-    error_s = math.hypot(_standard_error(slow), _standard_error(fast))
-    return gained_s > max(_LAUNCHES_DIFFER * fast.step_time_s, _STANDARD_ERRORS * error_s)
+    return _takes_longer(slow, slow.step_time_s or 0.0, fast, fast.step_time_s or 0.0)
 
 
-def _standard_error(row: Row) -> float:
-    """The standard error of the median of the rounds."""
-    return _MEDIAN_OVER_MEAN * intervals.robust_sd(row.rounds_s) / math.sqrt(len(row.rounds_s))
+def _takes_longer(slow: Row, slow_s: float, fast: Row, fast_s: float) -> bool:
+    """Whether one time is above another beyond noise, as steps or as seconds for equal work."""
+    if slow.spread_ratio is None or fast.spread_ratio is None:
+        return False
+    error_s = math.hypot(slow_s * _relative_error(slow), fast_s * _relative_error(fast))
+    return slow_s - fast_s > max(_LAUNCHES_DIFFER * fast_s, _STANDARD_ERRORS * error_s)
+
+
+def _relative_error(row: Row) -> float:
+    """The standard error of the median of the rounds, over it."""
+    return _MEDIAN_OVER_MEAN * (row.spread_ratio or 0.0) / math.sqrt(len(row.rounds_s))
 
 
 def _loading(rows: Sequence[Row]) -> Iterator[Advice]:
@@ -107,12 +107,12 @@ def _against_compute(row: Row) -> str:
 
 def _scaling(rows: Sequence[Row]) -> Iterator[Advice]:
     for family, member, alone in _against(rows, "parallel", 1):
-        per_s, alone_per_s = _samples_per_s(member.row), _samples_per_s(alone.row)
+        per_s, alone_per_s = member.record.samples_per_s, alone.record.samples_per_s
         if not per_s or not alone_per_s:
             continue
-        if _is_fewer(per_s, member.row, alone_per_s, alone.row):
+        if _takes_longer(member.row, 1 / per_s, alone.row, 1 / alone_per_s):
             yield Advice(
-                text=f"{family.full_name} over {member.value} is slower than over 1 here",
+                text=f"{family.name} over {member.value} is slower than over 1 here",
                 evidence=f"{per_s:.0f} samples/s over {member.value}, {alone_per_s:.0f} over 1, "
                 f"an efficiency of {format_ratio(per_s / (member.value * alone_per_s))}",
                 rule="more devices process fewer samples a second than one, beyond the noise",
@@ -120,29 +120,14 @@ def _scaling(rows: Sequence[Row]) -> Iterator[Advice]:
             )
 
 
-def _samples_per_s(row: Row) -> float | None:
-    return None if row.record is None else row.record.samples_per_s
-
-
-def _is_fewer(per_s: float, row: Row, alone_per_s: float, alone: Row) -> bool:
-    """Whether the same samples take longer, beyond the noise: both as seconds for one share."""
-    if min(len(row.rounds_s), len(alone.rounds_s)) < 2 or not (
-        row.step_time_s and alone.step_time_s
-    ):
-        return False
-    relative_error = math.hypot(
-        _standard_error(row) / row.step_time_s, _standard_error(alone) / alone.step_time_s
-    )
-    return alone_per_s / per_s - 1 > max(_LAUNCHES_DIFFER, _STANDARD_ERRORS * relative_error)
-
-
 def _precision(rows: Sequence[Row]) -> Iterator[Advice]:
     for family, member, full in _against(rows, "precision", "fp32"):
         slower = is_slower(member.row, full.row)
         if member.value != "fp64" and (slower or is_slower(full.row, member.row)):
+            _, moved = _memory_change(member, full)
             yield Advice(
                 text=f"{family.name}: {member.value} is {'slower' if slower else 'faster'} "
-                f"than fp32 here{_memory_change(member.row, full.row)}",
+                f"than fp32 here{moved}",
                 evidence=_two_steps(member, full),
                 rule="a lower precision is slower or faster than fp32, beyond the noise",
                 cells=(member.row.name, full.row.name),
@@ -151,12 +136,13 @@ def _precision(rows: Sequence[Row]) -> Iterator[Advice]:
 
 def _checkpointing(rows: Sequence[Row]) -> Iterator[Advice]:
     for family, member, plain in _against(rows, "checkpointing", "none"):
-        moved = _memory_change(member.row, plain.row)
+        ratio, moved = _memory_change(member, plain)
         if moved and is_slower(member.row, plain.row):
-            saves = (_memory_ratio(member.row, plain.row) or 1.0) < 1 - _MEMORY_MOVED
+            trade = (
+                "trades time for memory" if ratio < 1 - _MEMORY_MOVED else "saves no memory here"
+            )
             yield Advice(
-                text=f"{family.name}: checkpointing {member.value} "
-                f"{'trades time for memory' if saves else 'saves no memory here'}{moved}",
+                text=f"{family.name}: checkpointing {member.value} {trade}{moved}",
                 evidence=_two_steps(member, plain),
                 rule="checkpointing costs time beyond the noise; the peak memory is compared too",
                 cells=(member.row.name, plain.row.name),
@@ -168,41 +154,31 @@ def _against(
 ) -> Iterator[tuple[Family, Member, Member]]:
     """Each other member of a family, with the member at the reference value of the field."""
     for family in families(rows, field):
-        base = family.at(reference)
-        if base is not None:
+        for base in (member for member in family.members if member.value == reference):
             yield from ((family, member, base) for member in family.members if member is not base)
 
 
 def _noise(rows: Sequence[Row]) -> Iterator[Advice]:
-    noisy = [row for row in rows if (row.spread_ratio or 0.0) > _NOISY]
+    spreads = [(row.spread_ratio or 0.0, row.name) for row in rows]
+    noisy = [one for one in spreads if one[0] > _NOISY]
     if noisy:
-        worst = max(noisy, key=lambda row: row.spread_ratio or 0.0)
-        assert worst.spread_ratio is not None
+        widest, name = max(noisy)
         yield Advice(
             text=f"the rounds of {len(noisy)} of {len(rows)} cells are noisy; "
             "perfsuite doctor says what disturbs this machine",
-            evidence=f"the widest spread is {format_ratio(worst.spread_ratio)}, of {worst.name}",
+            evidence=f"the widest spread is {format_ratio(widest)}, of {name}",
             rule=f"the rounds of a cell spread by over {_NOISY:.0%} of their median",
-            cells=tuple(row.name for row in noisy),
+            cells=tuple(name for _, name in noisy),
         )
 
 
-def _memory(row: Row) -> Memory | None:
-    return None if row.record is None else row.record.memory
-
-
-def _memory_ratio(row: Row, base: Row) -> float | None:
-    mine, its = _memory(row), _memory(base)
+def _memory_change(member: Member, base: Member) -> tuple[float, str]:
+    """Peak memory over the base's, and in words; 1 without words where it is not known."""
+    mine, its = member.record.memory, base.record.memory
     if mine is None or its is None or mine.metric != its.metric or not its.peak_bytes:
-        return None
-    return mine.peak_bytes / its.peak_bytes
-
-
-def _memory_change(row: Row, base: Row) -> str:
-    ratio, memory = _memory_ratio(row, base), _memory(row)
-    if ratio is None or memory is None:
-        return ""
-    return f", with {format_change(ratio)} peak memory ({format_bytes(memory.peak_bytes)})"
+        return 1.0, ""
+    ratio = mine.peak_bytes / its.peak_bytes
+    return ratio, f", with {format_change(ratio)} peak memory ({format_bytes(mine.peak_bytes)})"
 
 
 def _two_steps(member: Member, base: Member) -> str:

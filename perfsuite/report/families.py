@@ -1,7 +1,4 @@
-"""Cells that differ in one thing only, so that a difference in speed has one cause.
-
-A family shares workload, device, environment and every field of the recipe but one.
-"""
+"""Cells that differ in one field of the recipe alone, so that their speed differs by one cause."""
 
 from __future__ import annotations
 
@@ -9,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+from perfsuite.records.cell import CellRecord
 from perfsuite.records.parallel import ParallelPlan
 from perfsuite.report.rows import RECIPE_FIELDS, Row
 
@@ -23,32 +21,16 @@ class Member:
 
     value: Any
     row: Row
+    record: CellRecord
     step_time_s: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """Cells that differ in `field` alone.
+    """At least two cells, in order of the value in which alone they differ; named by the others."""
 
-    Attributes:
-        name: What they share, for people.
-        variant: What else they share, and other families of that name do not, such as "ddp".
-        members: At least two, in order of their value.
-    """
-
-    field: RecipeField
     name: str
-    variant: str
     members: tuple[Member, ...]
-
-    @property
-    def full_name(self) -> str:
-        """The name with the variant."""
-        return ", ".join(filter(None, [self.name, self.variant]))
-
-    def at(self, value: Any) -> Member | None:
-        """The member with a value of the field, None where there is none."""
-        return next((member for member in self.members if member.value == value), None)
 
 
 def families(rows: Sequence[Row], field: RecipeField) -> tuple[Family, ...]:
@@ -67,7 +49,7 @@ def families(rows: Sequence[Row], field: RecipeField) -> tuple[Family, ...]:
             found += _by_mode(group)
         else:
             members = [_member(getattr(row.recipe, field), row) for row in group]
-            found.append(_family(field, members, shared_name(group[0], field)))
+            found.append(_family(members, shared_name(group[0], field)))
     return tuple(family for family in found if len(family.members) > 1)
 
 
@@ -113,22 +95,17 @@ def _by_mode(group: Sequence[Row]) -> Iterable[Family]:
     for mode, members in by_mode.items():
         if alone and all(member.value > 1 for member in members):
             members = [_member(1, alone[0]), *members]
-        yield _family("parallel", members, shared_name(group[0], "parallel"), mode)
+        yield _family(members, f"{shared_name(group[0], 'parallel')}, {mode}")
 
 
 def _member(value: Any, row: Row) -> Member:
+    assert row.record is not None
     assert row.step_time_s is not None
-    return Member(value=value, row=row, step_time_s=row.step_time_s)
+    return Member(value=value, row=row, record=row.record, step_time_s=row.step_time_s)
 
 
-def _family(field: RecipeField, members: Sequence[Member], name: str, variant: str = "") -> Family:
+def _family(members: Sequence[Member], name: str) -> Family:
     # The first with each value: two cells with one value differ in something outside the recipe.
-    unique: dict[Any, Member] = {}
-    for member in members:
-        unique.setdefault(member.value, member)
-    is_number = field in ("num_workers", "parallel")
-    ordered = sorted(
-        unique, key=None if is_number else lambda word: (word not in _REFERENCES, word)
-    )
-    members = tuple(unique[value] for value in ordered)
-    return Family(field=field, name=name, variant=variant, members=members)
+    unique = {member.value: member for member in reversed(members)}
+    ordered = sorted(unique, key=lambda value: (value not in _REFERENCES, value))
+    return Family(name=name, members=tuple(unique[value] for value in ordered))

@@ -28,13 +28,9 @@ from perfsuite.system.untrusted import printable
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """A report.
+    """A report, the most severe verdicts first; sources and remarks have a line each.
 
     Attributes:
-        rows: The most severe verdicts first.
-        sections: Of scaling, and of cells that differ in one thing only.
-        sources: What was read or compared, one line each.
-        remarks: Other facts about the sources, such as cells that the newest run does not have.
         tolerance: The slowdown that is accepted, 0.02 = 2 %, where a verdict names none.
         limit: The slowdown that must not pass, likewise.
     """
@@ -53,10 +49,7 @@ class Report:
 def report_on_runs(
     runs: Sequence[Run], trainings: Sequence[Training] = (), *, tolerance: float, limit: float
 ) -> Report:
-    """Return the report on at least one run, the newest last, with learning curves of trainings.
-
-    Each cell is shown as the newest run has it; the others are its history.
-    """
+    """Return the report on at least one run, the newest last, with learning curves of trainings."""
     rows = rows_of(runs)
     newest = runs[-1]
     older = [row.name for row in rows if row.is_from_older_run]
@@ -83,10 +76,7 @@ def report_on_verdicts(
     tolerance: float,
     limit: float,
 ) -> Report:
-    """Return the report on a gate, with what differs between its arms as sources.
-
-    `refusal` says why nothing was compared at all.
-    """
+    """Return the report on a gate: what its arms differ in, and why nothing was compared at all."""
     report = report_on_rows(
         [row_of_verdict(cell, reason_text(cell) or None) for cell in cells],
         sources=[f"{name}: {value}" for name, value in differs.items()],

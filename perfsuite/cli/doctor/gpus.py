@@ -27,17 +27,11 @@ _THROTTLE_REASONS = {
 
 @dataclass(frozen=True, kw_only=True)
 class GpuState:
-    """What may disturb a timing on one GPU; a value is None where NVML does not show it.
+    """What may disturb a timing on one GPU; a value is None where NVML does not show it."""
 
-    Attributes:
-        throttle_bits: Why its clock is held down, as a bit mask.
-        is_persistent: Whether the driver stays loaded while no process uses the GPU.
-        process_ids: Of the processes that compute on it.
-    """
-
-    throttle_bits: int | None
+    throttle_bits: int | None  # why its clock is held down
     is_persistent: bool | None
-    process_ids: tuple[int, ...] | None
+    process_ids: tuple[int, ...] | None  # that compute on it
 
 
 def examine_gpus() -> list[Finding]:

@@ -43,10 +43,7 @@ _NOTHING = "-"
 
 @dataclass(frozen=True, kw_only=True)
 class ListedRun:
-    """A stored run as `list` shows it, and the reason why no comparison uses it.
-
-    Only path and reason are known where the file holds no run.
-    """
+    """A stored run, or a file without one, as `list` shows it, and why no comparison uses it."""
 
     path: AnyPath
     saved_at: datetime | None = None

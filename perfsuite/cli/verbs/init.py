@@ -77,10 +77,7 @@ def init(
 
 
 def write_starters(folder: Path, *, num_gpus: int | None = None) -> tuple[list[str], list[str]]:
-    """Return which files were written, and which were there already, from the folder.
-
-    With `num_gpus` a workflow is among them for runners of the user's own that have so many.
-    """
+    """Return which files were written and which were there; `num_gpus` adds a workflow for them."""
     configured = _pytest_configuration(folder)
     configuration = None if configured is None else _with_gate(folder / configured)
     written, kept = [], []
@@ -124,10 +121,7 @@ def _pytest_section(name: str, text: str) -> re.Match[str] | None:
 
 
 def _with_gate(path: Path) -> str | None:
-    """What configures pytest, with the gate switched on; None where it says already on or off.
-
-    Raises a SettingError where a line cannot be added to it.
-    """
+    """What configures pytest, with the gate on; None where it says so. Raises a SettingError."""
     text = _text(path)
     if re.search(r"^[ \t]*perf_gate[ \t]*=", text, re.MULTILINE):
         return None

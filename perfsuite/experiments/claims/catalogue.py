@@ -121,10 +121,7 @@ class Tested:
 
 
 def choose_claims(only: Sequence[str], claims: Sequence[Claim] = CLAIMS) -> list[Claim]:
-    """Return the claims with ids such as "C5" or "c8,C9", in their usual order; all without ids.
-
-    An unknown id raises a SettingError.
-    """
+    """Return the claims with ids such as "C5" or "c8,C9", or all; raises a SettingError."""
     chosen = {name.strip().upper() for text in only for name in text.split(",")}
     known = [claim.id for claim in claims]
     if unknown := sorted(chosen - set(known)):

@@ -92,10 +92,7 @@ def try_bound(bench: Bench) -> ClaimFinding:
 
 
 def weigh_bound(times_s: Mapping[int, Sequence[tuple[float, float]]]) -> ClaimFinding:
-    """Return what (load, update) seconds of a batch, by number of workers, say of C2.
-
-    The claim is about loading in the training process itself, without workers.
-    """
+    """Return what (load, update) seconds of a batch, by number of workers, say of C2."""
     figures, here = {}, []
     for count, times in times_s.items():
         loads_s, updates_s = zip(*times, strict=True)
@@ -106,6 +103,7 @@ def weigh_bound(times_s: Mapping[int, Sequence[tuple[float, float]]]) -> ClaimFi
             "load_per_update": as_figure(paired_ratio(loads_s, updates_s)),
         }
         here.append(f"{count} workers {format_seconds(load_s)} / {format_seconds(update_s)}")
+    # The claim is about loading in the training process itself.
     alone = paired_ratio(*zip(*times_s[0], strict=True))
     status = weigh_interval(alone, low=1.0)
     return weigh(
@@ -113,7 +111,7 @@ def weigh_bound(times_s: Mapping[int, Sequence[tuple[float, float]]]) -> ClaimFi
         here="; ".join(here),
         reason=(
             f"without workers loading takes {alone.centre:.2g} times as long as the update "
-            f"(between {alone.low:.2g} and {alone.high:.2g}){NOISE[status]}"
+            f"(between {alone.low:.2g} and {alone.high:.2g}){NOISE.get(status, '')}"
         ),
         **figures,
     )
@@ -137,7 +135,7 @@ def weigh_augmentation(augmented_s: Sequence[float], plain_s: Sequence[float]) -
     low, high = _ABOUT_HALF
     status = weigh_interval(share, low=low, high=high)
     augmented, plain = (geometric_interval(times).centre for times in (augmented_s, plain_s))
-    why = NOISE[status]
+    why = NOISE.get(status, "")
     if share.low > high:
         why = "; images that lie in memory as tensors leave little else to do"
     return weigh(

@@ -23,7 +23,7 @@ _LONGEST_ROUND_S = 0.1
 # 4.0 (Student's t, 11 degrees of freedom, one in 1600) / sqrt(4), and half as much for power.
 _PART_OF_GAP = 1 / 3.5
 # Without history the rule decides on no fewer, and fewer say nothing of how launches vary.
-_LEAST_PAIRS = 3
+LEAST_PAIRS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,13 +78,13 @@ def plan_num_rounds(pairs: Sequence[PairCost], *, tolerance: float, limit: float
     launches. Never more than the split of time between launches and rounds with the least variance
     for its cost, sd of a round / sd of a launch * sqrt(cost of a launch / cost of a round)
     (Kalibera and Jones 2013, "Rigorous Benchmarking in Reasonable Time", section 8). Until three
-    pairs show what launches vary by, never more than the first: without them no rounds decide.
+    pairs show what launches vary by, rounds take no longer than what is paid beside them.
 
     >>> pair = PairCost(log_ratio=0.0, error=0.02, num_rounds=50, round_s=0.02, launch_s=5.0)
     >>> plan_num_rounds([pair] * 3, tolerance=0.02, limit=0.05)  # (0.141 / 0.00828)^2 = 292: 3 s
     292
-    >>> plan_num_rounds([pair], tolerance=0.02, limit=0.05)
-    50
+    >>> plan_num_rounds([pair], tolerance=0.02, limit=0.05)  # 5 s
+    250
     """
     round_variance = statistics.median([pair.error**2 * pair.num_rounds for pair in pairs])
     round_s = statistics.median([pair.round_s for pair in pairs])
@@ -94,8 +94,8 @@ def plan_num_rounds(pairs: Sequence[PairCost], *, tolerance: float, limit: float
     num_rounds = (
         round_variance / (target - launch_variance) if target > launch_variance else math.inf
     )
-    if len(pairs) < _LEAST_PAIRS:
-        num_rounds = min(num_rounds, pairs[0].num_rounds)
+    if len(pairs) < LEAST_PAIRS:
+        num_rounds = min(num_rounds, max(pairs[0].num_rounds, launch_s / round_s))
     elif launch_variance > 0:
         split = math.sqrt(round_variance / launch_variance * launch_s / round_s)
         num_rounds = min(num_rounds, split)
@@ -105,7 +105,7 @@ def plan_num_rounds(pairs: Sequence[PairCost], *, tolerance: float, limit: float
 
 def _launch_variance(pairs: Sequence[PairCost]) -> float:
     """What the results of pairs vary by beyond the error that their rounds explain."""
-    if len(pairs) < _LEAST_PAIRS:
+    if len(pairs) < LEAST_PAIRS:
         return 0.0
     spread = statistics.variance([pair.log_ratio for pair in pairs])
     return max(0.0, spread - statistics.median([pair.error**2 for pair in pairs]))

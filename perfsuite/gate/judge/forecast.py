@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
-from perfsuite.gate.arms.num_rounds import plan_num_rounds
+from perfsuite.gate.arms.num_rounds import LEAST_PAIRS, plan_num_rounds
 from perfsuite.gate.judge.trial import Budget, Trial
 from perfsuite.stats.spending import FIRST_FULL_LOOK, FIRST_LOOK
 from perfsuite.units import counted
@@ -95,13 +95,15 @@ def describe_rest(
 ) -> str:
     """Return what people read after the first pair, which took so long, of undecided cells.
 
-    The next launches have the rounds that are planned by it. What is no round is paid as long as
-    one cell is undecided, and the rounds of a cell until it is decided.
+    Rounds are reckoned as planned once there are enough such pairs. What is no round is paid as
+    long as one cell is undecided, and the rounds of a cell until it is decided.
     """
     other_s, rounds_s, variances = first_s, 0.0, []
     for trial in (trial for trial in trials if trial.costs):
         cost, policy = trial.costs[-1], trial.policy
-        planned = plan_num_rounds([cost], tolerance=policy.tolerance, limit=policy.limit)
+        planned = plan_num_rounds(
+            [cost] * LEAST_PAIRS, tolerance=policy.tolerance, limit=policy.limit
+        )
         other_s -= cost.num_rounds * cost.round_s
         rounds_s += planned * cost.round_s
         usual_sd = math.log((1 + policy.limit) / (1 + policy.tolerance)) / _SDS_IN_GAP

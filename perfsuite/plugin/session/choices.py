@@ -40,12 +40,8 @@ class Choices:
     """Everything that the options say.
 
     Attributes:
-        settings: What the session runs cells with.
-        matrix: The size of the matrix, one of `MATRICES`.
         require_gpus: GPUs without which nothing runs.
         results: Folder of run.json and cells.jsonl.
-        checks_numerics: Whether cells are checked before they are timed.
-        shard: The part of the cells that is measured.
         durations: Where it is written how long cells took; None for the stored runs.
         is_gate: Whether `--benchmark-compare` is the gate.
         gate: How cells are judged, unless a marker says otherwise.
@@ -64,15 +60,15 @@ class Choices:
     membership: Membership | None
 
 
-def one_of(*allowed: str) -> Callable[[str], str]:
-    """Return what parses one of these words, and raises ValueError for any other."""
+def one_of(*allowed: str) -> tuple[Callable[[str], str], str]:
+    """Return what parses one of these words, a ValueError for any other, and names them all."""
 
     def parse(text: str) -> str:
         if text not in allowed:
             raise ValueError(text)
         return text
 
-    return parse
+    return parse, " or ".join(allowed) if len(allowed) == 2 else f"one of {', '.join(allowed)}"
 
 
 def _whole_number(smallest: int, largest: int | None = None) -> tuple[Callable[[str], int], str]:
@@ -103,17 +99,16 @@ def _positive_seconds(text: str) -> float:
     return value
 
 
-_ON_OFF = one_of("on", "off"), "on or off"
 # What parses each option and raises ValueError, and what a value may be.
 _PARSERS: dict[str, tuple[Callable[[str], Any], str]] = {
-    "device": (one_of(*DEVICES), f"one of {', '.join(DEVICES)}"),
+    "device": one_of(*DEVICES),
     "require-gpus": _whole_number(0),
     "rounds": _whole_number(1),
-    "matrix": (one_of(*MATRICES), f"one of {', '.join(MATRICES)}"),
-    "numerics": _ON_OFF,
-    "identical": (one_of("pass", "judge"), "pass or judge"),
-    "numerics-change": (one_of("tell", "fail"), "tell or fail"),
-    "gate": _ON_OFF,
+    "matrix": one_of(*MATRICES),
+    "numerics": one_of("on", "off"),
+    "identical": one_of("pass", "judge"),
+    "numerics-change": one_of("tell", "fail"),
+    "gate": one_of("on", "off"),
     "tolerance": (parse_ratio, "a ratio such as 2%"),
     "limit": (parse_ratio, "a ratio such as 5%"),
     "base": (str, "a revision"),
@@ -201,10 +196,7 @@ def _source(config: pytest.Config, name: str) -> str:
 
 
 def _refuse_unused_durations(config: pytest.Config, names: Container[str]) -> None:
-    """Raise a SettingError for durations on the command line of a session that is not a shard.
-
-    An ini file may name them for those sessions that are.
-    """
+    """Refuse durations on the command line where nothing is cut; an ini file may name them."""
     named = config.getoption("--perf-durations")
     if named is not None and "shard" not in names:
         raise SettingError(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import msgspec
 import pytest
@@ -24,33 +24,41 @@ from perfsuite.gate.judge.kept_pairs import kept_names
 from perfsuite.gate.judge.trial import CellPolicy, draw_seed
 from perfsuite.gate.request import GateRequest, base_of
 from perfsuite.gate.run_gate import GateResult, run_gate
+from perfsuite.plugin.fixtures import OUTCOME
 from perfsuite.plugin.recorder import benchmarks_of, is_benchmark
 from perfsuite.plugin.session.choices import Choices
 from perfsuite.plugin.session.markers import marker_arguments
 from perfsuite.plugin.session.saving import RunSaver
-from perfsuite.plugin.session.sharding import Sharding, duration_source
+from perfsuite.plugin.session.sharding import Sharding, durations_place
 from perfsuite.plugin.session.storage import STORAGE
 from perfsuite.records.cell import CellRecord, samples_of_step
 from perfsuite.records.verdict import CellVerdict
 from perfsuite.system.untrusted import printable
 
-_NOT_FOUND = "a launch of head with the same command line has no such cell"
 _NO_GATE_UNDER_TORCHRUN = (
     "--benchmark-compare is the gate, which starts the ranks of both sides on one machine, and "
     "torchrun has started this session; gate without torchrun, or add --perf-gate=off"
 )
+# Each with what takes it back: so pytest-benchmark has it.
+_MEASURE_NOTHING = {
+    "--benchmark-disable": "--benchmark-enable",
+    "--benchmark-skip": "--benchmark-only",
+    "--setup-only": "",
+    "--setup-plan": "",
+}
 _NOT_REACHED = "it was selected, and the session ended before it had a verdict"
-_SKIPPED_IN_PAIRS = "this session measured it and its launches did not"
 
 
 def refuse_silent_passes(config: pytest.Config, *, is_under_torchrun: bool) -> None:
     """Raise a UsageError for options that measure nothing, or that are not what they seem."""
     compare = config.getoption("benchmark_compare", None)
-    if isinstance(compare, str) and _is_test_path(compare):
-        raise pytest.UsageError(
-            f"--benchmark-compare takes {compare!r} for the run to compare with; "
-            f"write: pytest {compare} --benchmark-compare"
-        )
+    if isinstance(compare, str):
+        file, colons, _ = compare.partition("::")
+        if colons or file.endswith(".py") or Path(file).is_dir():
+            raise pytest.UsageError(
+                f"--benchmark-compare takes {compare!r} for the run to compare with; "
+                f"write: pytest {compare} --benchmark-compare"
+            )
     if is_under_torchrun:
         raise pytest.UsageError(_NO_GATE_UNDER_TORCHRUN)
     is_worker = hasattr(config, "workerinput")
@@ -58,25 +66,11 @@ def refuse_silent_passes(config: pytest.Config, *, is_under_torchrun: bool) -> N
         raise pytest.UsageError(
             "--benchmark-compare measures nothing beside xdist's -n; use -n0, or leave it out"
         )
-    # Each with what takes it back: so pytest-benchmark has it.
-    for option, opposite in (
-        ("benchmark_disable", "benchmark_enable"),
-        ("benchmark_skip", "benchmark_only"),
-    ):
-        if config.getoption(option, False) and not config.getoption(opposite, False):
-            _refuse(option.replace("_", "-"))
-    for option, name in (("setuponly", "setup-only"), ("setupplan", "setup-plan")):
-        if config.getoption(option, False):
-            _refuse(name)
-
-
-def _refuse(name: str) -> NoReturn:
-    raise pytest.UsageError(f"--benchmark-compare measures nothing beside --{name}; leave it out")
-
-
-def _is_test_path(text: str) -> bool:
-    file = text.partition("::")[0]
-    return "::" in text or Path(file).is_dir() or file.endswith(".py")
+    for flag, opposite in _MEASURE_NOTHING.items():
+        if config.getoption(flag, False) and not config.getoption(opposite, False):
+            raise pytest.UsageError(
+                f"--benchmark-compare measures nothing beside {flag}; leave it out"
+            )
 
 
 class SessionGate:
@@ -100,14 +94,6 @@ class SessionGate:
         self._saver = saver
         self._history: History | None = None
         self._found: Base | NoBase | None = None
-
-    @property
-    def replaces_comparison(self) -> bool:
-        """Whether pytest-benchmark compares nothing itself, since it would take any newest file.
-
-        Where --benchmark-compare-fail asks for it, it compares too.
-        """
-        return not self._config.getoption("benchmark_compare_fail", None)
 
     @property
     def result(self) -> GateResult | None:
@@ -156,24 +142,20 @@ class SessionGate:
         for cell in self._judged.values():
             self._record(cell)
 
-    def verdict_of(self, item: Any, record: CellRecord | None) -> CellVerdict | None:
-        """Return the verdict of a test that passed, None where it is no cell or is left open.
-
-        A plain benchmark has no record.
-        """
+    def verdict_of(self, item: Any) -> CellVerdict | None:
+        """Return the verdict of a test that passed, None where it is no cell or is left open."""
         if self._first is None or self._history is None:
             return None
         if is_benchmark(item):
-            verdict = self._decide(item, record, self._first, self._history)
+            verdict = self._decide(item, self._first, self._history)
         elif any(one.fullname == item.nodeid for one in benchmarks_of(self._config)):
             verdict = CellVerdict(name=item.nodeid, word="INVALID", by="collection", reason=HIDDEN)
         else:
             return None
         if verdict is None:
-            self._leave_open(item)
+            self._open[item.nodeid] = _extra_info(item)
             return None
-        self._record(verdict, fails_test=verdict.word == "FAIL")
-        _store_verdict(_extra_info(item), verdict)
+        self._record(verdict, _extra_info(item), fails_test=verdict.word == "FAIL")
         return verdict
 
     def may_leave_open(self, item: pytest.Item) -> bool:
@@ -202,8 +184,7 @@ class SessionGate:
             found, refusal = {}, f"the pairs could not be run: {error}"
         verdicts = {name: found.get(name) or _unknown(name, refusal) for name in self._open}
         for name, extra_info in self._open.items():
-            self._record(verdicts[name], fails_test=verdicts[name].word == "FAIL")
-            _store_verdict(extra_info, verdicts[name])
+            self._record(verdicts[name], extra_info, fails_test=verdicts[name].word == "FAIL")
         self._open.clear()
         return verdicts
 
@@ -215,41 +196,36 @@ class SessionGate:
                     CellVerdict(name=name, word="INVALID", by="collection", reason=_NOT_REACHED)
                 )
 
-    def _leave_open(self, item: Any) -> None:
-        self._open[item.nodeid] = _extra_info(item)
-
     def record_unmeasured(
         self, item: Any, report: pytest.TestReport, error: BaseException | None
     ) -> None:
-        """Give a cell that failed or was skipped here its verdict.
-
-        `report` is of the phase in which it did not pass, and `error` what it raised.
-        """
+        """Give a cell that failed or was skipped here its verdict, by the report of that phase."""
         if self._first is None or not is_benchmark(item):
             return
         if report.failed:
             self._open.pop(item.nodeid, None)
-            verdict = _failed(item.nodeid, report, error)
-            self._record(verdict)
-            _store_verdict(_extra_info(item), verdict)
+            self._record(_failed(item.nodeid, report, error), _extra_info(item))
         elif item.nodeid not in self._judged:  # only the pairs know whether the base has it
-            self._leave_open(item)
+            self._open[item.nodeid] = _extra_info(item)
         elif self._judged[item.nodeid].by == "identical":  # so the base skips it too
             reason = f"skipped: {report.longreprtext.partition(chr(10))[0]}"
             verdict = CellVerdict(name=item.nodeid, word="SKIPPED", by="test", reason=reason)
-            self._record(verdict)
-            _store_verdict(_extra_info(item), verdict)
+            self._record(verdict, _extra_info(item))
 
-    def _record(self, verdict: CellVerdict, *, fails_test: bool = False) -> None:
-        """Show a verdict in the table, and stamp it."""
+    def _record(
+        self,
+        verdict: CellVerdict,
+        extra_info: dict[str, Any] | None = None,
+        *,
+        fails_test: bool = False,
+    ) -> None:
+        """Show a verdict in the table, stamp it, and keep it beside its cell's times."""
         self._verdicts[verdict.name] = verdict
-        self._saver.add_verdict(
-            verdict.name,
-            verdict.word,
-            is_accepted=self._is_accepted(verdict),
-            fails_test=fails_test,
-            exceptions=verdict.accepted,
-        )
+        is_accepted = self._is_accepted(verdict)
+        self._saver.add_verdict(verdict, is_accepted=is_accepted, fails_test=fails_test)
+        if extra_info is not None:
+            record = extra_info.setdefault("perfsuite", {})
+            record["verdict"] = msgspec.to_builtins(verdict.as_record())
 
     def _is_accepted(self, verdict: CellVerdict) -> bool:
         """Whether only a reviewed exception let a slowdown through."""
@@ -261,11 +237,11 @@ class SessionGate:
             return False
         return verdict.ratio > (1 + verdict.tolerance) / allowed  # the cell's own tolerance
 
-    def _decide(
-        self, item: Any, record: CellRecord | None, first: GateResult, history: History
-    ) -> CellVerdict | None:
+    def _decide(self, item: Any, first: GateResult, history: History) -> CellVerdict | None:
         """Counts first, then what pairs or the stored times say; None where pairs must."""
         name: str = item.nodeid
+        outcome = item.stash.get(OUTCOME, None)
+        record: CellRecord | None = None if outcome is None else outcome.record
         judged = self._judged.get(name)
         if judged is not None and judged.by == "identical":
             return judged
@@ -276,22 +252,22 @@ class SessionGate:
             if stats is not None:
                 num_samples = samples_of_step(record.samples_per_s, stats.stats.median)
             grown = history.find_increases(name, record, num_samples, policy, self._say)
-            if grown is not None and name not in self._judged:
+            if grown is not None and judged is None:
                 self._say(f"{name} goes to the judge: {grown} since the base's stored run")
                 return None
-        judged = self._judged.get(name)
         if judged is not None and judged.word == "SKIPPED" and stats is not None:
-            reason = f"{_SKIPPED_IN_PAIRS}: {judged.reason}"
+            reason = f"this session measured it and its launches did not: {judged.reason}"
             return CellVerdict(name=name, word="INVALID", by="collection", reason=reason)
-        if name in self._judged or not history.can_screen(name) or stats is None:
-            return self._judged.get(name) or _unknown(name, first.refusal)
+        if judged is not None or not history.can_screen(name) or stats is None:
+            return judged or _unknown(name, first.refusal)
+        digested = {} if record is None else {"workload": record.workload, "recipe": record.recipe}
         return history.screen(
             Candidate(
                 fullname=name,
                 median_s=stats.stats.median,
                 fingerprint=None if record is None else record.fingerprint,
                 num_samples=num_samples,
-                digest=self._saver.digests.of(name, _recipe_of(record)) or "unknown",
+                digest=self._saver.digests.of(name, digested) or "unknown",
                 tolerance=policy.tolerance,
                 limit=policy.limit,
             ),
@@ -323,19 +299,16 @@ class SessionGate:
             found=self._found,
             budget=dataclasses.replace(self._choices.budget, max_s=self._left_s),
             seed=draw_seed(),
-            stored=duration_source(self._config, self._durations).path,
+            stored=durations_place(self._config, self._durations),
             fingerprint=self._saver.fingerprint,
         )
-
-
-def _recipe_of(record: CellRecord | None) -> dict[str, Any]:
-    return {} if record is None else {"workload": record.workload, "recipe": record.recipe}
 
 
 def _unknown(name: str, refusal: str | None) -> CellVerdict:
     if refusal is not None:
         return CellVerdict(name=name, word="NO-BASELINE", by="collection", reason=refusal)
-    return CellVerdict(name=name, word="INVALID", by="collection", reason=_NOT_FOUND)
+    reason = "a launch of head with the same command line has no such cell"
+    return CellVerdict(name=name, word="INVALID", by="collection", reason=reason)
 
 
 def _failed(name: str, report: pytest.TestReport, error: BaseException | None) -> CellVerdict:
@@ -349,8 +322,3 @@ def _failed(name: str, report: pytest.TestReport, error: BaseException | None) -
 def _extra_info(item: Any) -> dict[str, Any] | None:
     """What pytest-benchmark keeps of a test beside its times."""
     return getattr(getattr(item, "funcargs", {}).get("benchmark"), "extra_info", None)
-
-
-def _store_verdict(extra_info: dict[str, Any] | None, verdict: CellVerdict) -> None:
-    if extra_info is not None:
-        extra_info.setdefault("perfsuite", {})["verdict"] = msgspec.to_builtins(verdict.as_record())

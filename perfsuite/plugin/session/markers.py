@@ -26,7 +26,7 @@ _MARKER_PARSERS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "limit": (parse_ratio, "a ratio such as '5%'"),
     "floor": (parse_seconds, "a duration such as '50us'"),
     "counts": (_counts, "a dict such as {'flops': 'exact'}"),
-    "matrix": (one_of(*MATRICES), f"one of {', '.join(MATRICES)}"),
+    "matrix": one_of(*MATRICES),
 }
 # Nothing is counted in a plain benchmark.
 _OF_PLAIN_BENCHMARKS = frozenset(_MARKER_PARSERS) - {"counts"}

@@ -1,7 +1,4 @@
-"""A pytest session that is ours, or that runs ranks: its cells, and what became of them.
-
-Made by `hooks` when a session turns out to be one.
-"""
+"""A pytest session that is ours, or that runs ranks: its cells, and what became of them."""
 
 from __future__ import annotations
 
@@ -20,14 +17,12 @@ from perfsuite.errors import (
     ExitCode,
     NotExercisedError,
     PerfsuiteError,
-    SettingError,
-    StorageError,
     WriteError,
 )
 from perfsuite.experiments.rank_session import Session
 from perfsuite.plugin import recorder
 from perfsuite.plugin.fixtures import OUTCOME, is_cell
-from perfsuite.plugin.output import legible, say
+from perfsuite.plugin.output import ends_on_mistakes, legible, say
 from perfsuite.plugin.session import markers, phases, saving, sharding
 from perfsuite.plugin.session.choices import Choices
 from perfsuite.plugin.session.gate import SessionGate, refuse_silent_passes
@@ -90,7 +85,7 @@ class MeasuredSession:
         saver: saving.RunSaver | None,
     ) -> None:
         self._config = config
-        self._choices = choices
+        self.choices = choices
         self._gate = gate
         if gate is not None:
             held = HeldReports(gate, self._finish_held)
@@ -108,11 +103,6 @@ class MeasuredSession:
         self._write_error: WriteError | None = None
 
     @property
-    def checks_numerics(self) -> bool:
-        """Whether cells are checked before they are timed."""
-        return self._choices.checks_numerics
-
-    @property
     def finished(self) -> Mapping[str, CellLine]:
         """Cells that were measured before torchrun started the ranks again."""
         return {} if self._torchrun is None else self._torchrun.finished
@@ -122,38 +112,33 @@ class MeasuredSession:
         return None if self._torchrun is None else finished_outcome(self._torchrun.finished, name)
 
     @property
-    def _has_lost_a_rank(self) -> bool:
-        return self._torchrun is not None and self._torchrun.has_lost
-
-    @property
     def session(self) -> Session:
         """The session, made when the first test needs it."""
         if self._session is None:
             if self._torchrun is None:  # which ends all of its processes alike
                 self._signals.enter_context(ends_on_signals(_end_session))
-            self._session = Session(self._choices.settings, say=partial(say, self._config))
+            self._session = Session(self.choices.settings, say=partial(say, self._config))
         return self._session
 
     @property
     def is_gated(self) -> bool:
-        """Whether the gate compares, and not pytest-benchmark."""
-        return self._gate is not None and self._gate.replaces_comparison
+        """Whether the gate compares, and not pytest-benchmark, which would take any newest file.
+
+        Where --benchmark-compare-fail asks for it, pytest-benchmark compares too.
+        """
+        return self._gate is not None and not self._config.getoption("benchmark_compare_fail", None)
 
     def choose_cells(self, items: list[pytest.Item]) -> None:
         """Check markers, choose the matrix and the shard, and give each cell its clock."""
         assert self._saver is not None
-        try:
+        with ends_on_mistakes():
             for item in items:
                 markers.marker_arguments(item)
             self._foreign_markers = markers.describe_foreign(items)
-            self._select(items, lambda item: markers.is_in_matrix(item, self._choices.matrix))
+            self._select(items, lambda item: markers.is_in_matrix(item, self.choices.matrix))
             cells = [item.nodeid for item in items if recorder.is_benchmark(item)]
-            source = partial(sharding.duration_source, self._config, self._choices.durations)
-            self._sharding = sharding.cut(cells, self._choices.shard, source)
-        except SettingError as error:
-            raise pytest.UsageError(str(error)) from error
-        except StorageError as error:
-            pytest.exit(f"perfsuite: {error}", returncode=ExitCode.REFUSED)
+            named = self.choices.durations
+            self._sharding = sharding.cut(self._config, cells, self.choices.shard, named)
         self._select(items, lambda item: self._sharding.owns(item.nodeid))
         self._saver.shard = self._sharding.stamp
         for item in items:
@@ -169,9 +154,9 @@ class MeasuredSession:
 
     def pytest_report_collectionfinish(self) -> list[str]:
         """Say what the session measures with, and which of the cells are its shard's."""
-        settings = self._choices.settings
+        settings = self.choices.settings
         lines = [
-            f"perfsuite: device {settings.device}, matrix {self._choices.matrix}, "
+            f"perfsuite: device {settings.device}, matrix {self.choices.matrix}, "
             f"{settings.num_rounds or 'as many as the gate wants'} rounds, seed {settings.seed}"
         ]
         if self._sharding.described is not None:
@@ -184,7 +169,7 @@ class MeasuredSession:
         """Refuse a machine without enough GPUs, and have cells judged, before the first test."""
         if session.config.option.collectonly:
             return
-        required = self._choices.require_gpus
+        required = self.choices.require_gpus
         found = self.session.hardware.num_gpus if required else 0
         if found < required:
             pytest.exit(
@@ -194,17 +179,10 @@ class MeasuredSession:
             )
         is_whole = not session.testsfailed or session.config.option.continue_on_collection_errors
         if self._gate is not None and is_whole:
-            self._judge(self._gate, session.items)
-
-    def _judge(self, gate: SessionGate, items: list[pytest.Item]) -> None:
-        try:
-            self.session.hold_machine()
-            self.session.take_waited_s()  # by no test
-            gate.judge(items, self._sharding)
-        except SettingError as error:
-            raise pytest.UsageError(str(error)) from error
-        except PerfsuiteError as error:
-            pytest.exit(f"perfsuite: {error}", returncode=ExitCode.REFUSED)
+            with ends_on_mistakes():
+                self.session.hold_machine()
+                self.session.take_waited_s()  # by no test
+                self._gate.judge(session.items, self._sharding)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_makereport(
@@ -231,8 +209,9 @@ class MeasuredSession:
             self._torchrun.agree_on(item, report, error)
         if self._gate is not None and not report.passed:
             self._gate.record_unmeasured(item, report, error)
-        if report.when == "call" and report.passed and self._gate is not None:
-            self._give_verdict(item, report, self._gate)
+        is_passed = report.when == "call" and report.passed
+        if is_passed and self._gate and (verdict := self._gate.verdict_of(item)) is not None:
+            self._tell(item, report, verdict)
         if report.when == "call" and not (self._gate and self._gate.is_open(item.nodeid)):
             self._keep_line(item, report, error)
         return report
@@ -254,16 +233,8 @@ class MeasuredSession:
                 self._tell(item, report, verdict)
             self._keep_line(item, report, None)
 
-    def _give_verdict(
-        self, item: pytest.Item, report: pytest.TestReport, gate: SessionGate
-    ) -> None:
-        """Let a test that passed end in its verdict."""
-        outcome = item.stash.get(OUTCOME, None)
-        verdict = gate.verdict_of(item, None if outcome is None else outcome.record)
-        if verdict is not None:
-            self._tell(item, report, verdict)
-
     def _tell(self, item: pytest.Item, report: pytest.TestReport, verdict: CellVerdict) -> None:
+        """Let a test that passed end in its verdict."""
         if (outcome := item.stash.get(OUTCOME, None)) is not None:
             record = msgspec.structs.replace(outcome.record, verdict=verdict.as_record())
             item.stash[OUTCOME] = msgspec.structs.replace(outcome, record=record)
@@ -280,9 +251,10 @@ class MeasuredSession:
         """Append a cell that ended to cells.jsonl, which each session starts again."""
         is_first = not self._lines and not self.finished
         self._lines[line.fullname] = line
-        if not self._writes or line.fullname in self.finished or self._has_lost_a_rank:
+        has_lost_a_rank = self._torchrun is not None and self._torchrun.has_lost
+        if not self._writes or line.fullname in self.finished or has_lost_a_rank:
             return
-        path = self._choices.results / CELLS_FILE
+        path = self.choices.results / CELLS_FILE
         try:
             if is_first:
                 write_atomically(path, encode_line(line) + b"\n")
@@ -322,14 +294,14 @@ class MeasuredSession:
         # A gated suite may be a plain one, and its verdicts are wanted all the same.
         is_judged = self._gate is not None and bool(recorder.benchmarks_of(self._config))
         if self._writes and (has_cells or is_judged):
-            self._write_run(self._choices.results / "run.json")
+            self._write_run(self.choices.results / "run.json")
         if session.exitstatus == pytest.ExitCode.OK and self._write_error is not None:
             session.exitstatus = ExitCode.REFUSED
         elif self._gate is not None and not session.config.option.collectonly:
             session.exitstatus = self._gated_exit(session)
 
     def _write_run(self, path: Path) -> None:
-        gate = self._choices.gate
+        gate = self.choices.gate
         try:
             saving.write_run(self._config, path)
         except WriteError as error:
@@ -362,16 +334,14 @@ class MeasuredSession:
             for text in not_exercised_lines(lines):
                 terminalreporter.write_line(legible(text))
             if self._write_error is None:
-                terminalreporter.write_line(f"written to {self._choices.results}")
+                terminalreporter.write_line(f"written to {self.choices.results}")
         if self._gate is not None and self._gate.result is not None:
             terminalreporter.section("perfsuite gate", sep="=")
             result = self._gate.result
             for text in verdict_lines(result.cells, result.refusal, result.differs):
                 terminalreporter.write_line(legible(text))
-        if self._foreign_markers is not None:
-            terminalreporter.write_line(f"perfsuite: {self._foreign_markers}")
-        if self._sharding.why_empty is not None:
-            terminalreporter.write_line(f"perfsuite: {self._sharding.why_empty}")
+        for remark in filter(None, [self._foreign_markers, self._sharding.why_empty]):
+            terminalreporter.write_line(f"perfsuite: {remark}")
         if self._write_error is not None:
             terminalreporter.write_line(f"perfsuite: {self._write_error}", red=True)
 

@@ -22,7 +22,7 @@ from perfsuite.plugin import recorder
 from perfsuite.plugin.session.storage import encode_run, use_storage
 from perfsuite.records.run_file import STAMP_KEY, RunStamp
 from perfsuite.records.shard import ShardStamp
-from perfsuite.records.verdict import VerdictWord
+from perfsuite.records.verdict import CellVerdict
 from perfsuite.system.environment import describe_host, is_pull_request
 from perfsuite.system.files import write_atomically
 from perfsuite.system.host_probe import probe_host
@@ -63,32 +63,23 @@ class RunSaver:
         self._environ = dict(environ)
         self._num_cores = num_cores
         self._failed_by_verdict: set[str] = set()
-        self._verdicts: dict[str, VerdictWord] = {}
+        self._verdicts: dict[str, CellVerdict] = {}
         self._accepted: set[str] = set()
-        self._exceptions: dict[str, tuple[str, ...]] = {}
         self._durations_s: defaultdict[str, float] = defaultdict(float)
 
     def add_verdict(
-        self,
-        fullname: str,
-        word: VerdictWord,
-        *,
-        is_accepted: bool = False,
-        fails_test: bool = False,
-        exceptions: tuple[str, ...] = (),
+        self, verdict: CellVerdict, *, is_accepted: bool = False, fails_test: bool = False
     ) -> None:
         """Keep what the gate decided of a cell, before the report of its test is logged.
 
         `is_accepted`: only a reviewed exception let the cell through. `fails_test`: the cell's own
-        test passed, and the verdict alone fails it. `exceptions`: those that the verdict rests on.
+        test passed, and the verdict alone fails it.
         """
-        self._verdicts[fullname] = word
+        self._verdicts[verdict.name] = verdict
         if is_accepted:
-            self._accepted.add(fullname)
-        if exceptions:
-            self._exceptions[fullname] = exceptions
+            self._accepted.add(verdict.name)
         if fails_test:
-            self._failed_by_verdict.add(fullname)
+            self._failed_by_verdict.add(verdict.name)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -159,9 +150,9 @@ class RunSaver:
             probe_s=self.probe_s if _is_stored(self._config) else None,
             num_failed=len(self.failed),
             is_pull_request=is_pull_request(self._environ),
-            verdicts=self._verdicts,
+            verdicts={name: one.word for name, one in self._verdicts.items()},
             accepted=tuple(sorted(self._accepted)),
-            exceptions=self._exceptions,
+            exceptions={n: one.accepted for n, one in self._verdicts.items() if one.accepted},
             durations_s={name: round(self._durations_s[name], 3) for name in records},
             digests={
                 name: digest

@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 from pytest_benchmark.storage.file import FileStorage
 
-from perfsuite.errors import ExitCode, SettingError, StorageError, WriteError
+from perfsuite.errors import WriteError
 from perfsuite.gate.baselines.select import find_runs, save_run
 from perfsuite.plugin import recorder
+from perfsuite.plugin.output import ends_on_mistakes
 from perfsuite.records.run_file import Unusable, read_run
 from perfsuite.system.json_files import read_json
 from perfsuite.system.urls import AnyPath, RemotePath, locate
@@ -51,10 +52,8 @@ def use_storage(config: pytest.Config, fail: Fail) -> None:
         config.stash[STORAGE] = None
         session.storage = recorder.open_storage(config, given)
         return
-    try:
+    with ends_on_mistakes():
         place = locate(given, "--benchmark-storage")
-    except SettingError as error:
-        raise pytest.UsageError(str(error)) from error
     if isinstance(place, RemotePath):
         config.stash[STORAGE] = place
         session.storage = UrlStorage(place, session, fail)
@@ -104,12 +103,8 @@ class UrlStorage:
 
     def load(self, selector: str | None = None) -> Iterator[tuple[PurePosixPath, Any]]:
         """Yield the runs that a selector names, the newest last; without one, only the newest."""
-        try:
+        with ends_on_mistakes():
             found = find_runs(self._place, selector or _NUMBERED)
-        except StorageError as error:
-            pytest.exit(f"perfsuite: {error}", returncode=ExitCode.REFUSED)
-        except SettingError as error:
-            raise pytest.UsageError(str(error)) from error
         for path in found if selector else reversed(found):
             run = read_run(path)
             if isinstance(run, Unusable):

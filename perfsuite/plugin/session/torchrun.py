@@ -36,13 +36,7 @@ _LATE_S = 2.0
 
 @dataclass(frozen=True, kw_only=True)
 class PhaseEnd:
-    """How a phase of a test ended on one rank.
-
-    Attributes:
-        outcome: pytest's.
-        text: Why it failed or was skipped.
-        is_consequence: Whether it failed because another rank did.
-    """
+    """How a phase of a test ended on one rank and why, perhaps only because another rank failed."""
 
     outcome: PhaseOutcome
     text: str
@@ -65,10 +59,7 @@ class TorchrunSession:
         cells_file: Path,
         output: HeldOutput | None,
     ) -> None:
-        """Silence this rank unless it is the first, and begin to look for the others.
-
-        Raises a UsageError for an option that has no meaning with several ranks.
-        """
+        """Silence this rank unless it is the first; raises a UsageError for process pools."""
         self.is_first = membership.is_first
         self.finished: dict[str, CellLine] = {}
         self.has_lost = False
@@ -218,10 +209,7 @@ def keep_finished(path: Path, *, since_s: float) -> dict[str, CellLine]:
 
 
 def finished_outcome(finished: Mapping[str, CellLine], name: str) -> Outcome | None:
-    """Return what was measured of a cell before the restart; None of one that was not finished.
-
-    Raises a PerfsuiteError where the cell failed before it was measured.
-    """
+    """Return what was measured of a cell before the restart; a PerfsuiteError where it failed."""
     line = finished.get(name)
     if line is None:
         return None

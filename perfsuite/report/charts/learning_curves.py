@@ -1,7 +1,4 @@
-"""Learning curves of profiled trainings: loss and accuracy of each epoch, one line a precision.
-
-A file is untrusted: it ends in a valid `Profile`, or in one sentence that says what is wrong.
-"""
+"""Learning curves of profiled trainings: loss and accuracy of each epoch, one line a precision."""
 
 from __future__ import annotations
 

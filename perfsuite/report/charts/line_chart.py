@@ -23,15 +23,12 @@ _MOST_POWERS: Final = 6
 # A smaller value is drawn as 0: a file may hold times whose quotients no float can.
 _SMALLEST_SHOWN: Final = 1e-100
 
+write_number: Final = "{:g}".format
+
 
 @dataclass(frozen=True, kw_only=True)
 class Axis:
-    """One axis.
-
-    Attributes:
-        ticks: At least two values in order; the first and the last are the ends.
-        is_logarithmic: Whether equal lengths are equal factors, and all values are above 0.
-    """
+    """One axis between its first and its last tick; on a logarithmic one all values are above 0."""
 
     ticks: tuple[float, ...]
     is_logarithmic: bool = False
@@ -52,10 +49,7 @@ class Axis:
 
 @dataclass(frozen=True, kw_only=True)
 class PlotLine:
-    """One line of a chart; `error_bars` has both ends of each point's, or is empty.
-
-    A reference is drawn thin and without marks.
-    """
+    """One line of a chart, a reference thin and without marks; `error_bars` may be empty."""
 
     name: str
     points: tuple[tuple[float, float], ...]
@@ -113,11 +107,6 @@ def draw_lines(
     )
 
 
-def write_number(value: float) -> str:
-    """Return a plain number."""
-    return f"{value:g}"
-
-
 def line_of_values(name: str, values: Iterable[float | None]) -> PlotLine:
     """Return the line of values numbered from 1, without those that cannot be drawn from 0 up."""
     return PlotLine(
@@ -131,10 +120,7 @@ def line_of_values(name: str, values: Iterable[float | None]) -> PlotLine:
 
 
 def linear(largest: float, unit: float = 1.0, least_step: float = 0.0) -> Axis:
-    """Return the axis from 0 to at least `largest`, its ticks round numbers of a unit.
-
-    `least_step` lies between two ticks: 1 where what is counted has no halves.
-    """
+    """Return the axis from 0 to at least `largest`, its `ticks` round numbers of a unit."""
     return Axis(ticks=tuple(tick * unit for tick in ticks(largest / unit, least_step=least_step)))
 
 

@@ -8,6 +8,7 @@ from perfsuite.records.profile import Profile
 from perfsuite.report.model import Report
 from perfsuite.report.rows import columns_of, filled
 from perfsuite.report.terminal.profile import profile_title
+from perfsuite.units import counted
 
 _COLUMNS: Final = columns_of(
     *("cell", "workload", "parallel", "precision", "checkpointing", "num_workers"),
@@ -60,11 +61,10 @@ def profile_latex(profile: Profile) -> str:
         rf"{escape(name)} & {seconds:.6f} & {100 * seconds / profile.wall_s:.1f} \\"
         for name, seconds in profile.stages_s.as_rows()
     )
-    num_epochs = len(profile.epochs)
     caption = (
         f"Where the time of {profile_title(profile)} went: "
-        f"{num_epochs} {'epoch' if num_epochs == 1 else 'epochs'} on {profile.device}, "
-        f"{profile.world_size} {'rank' if profile.world_size == 1 else 'ranks'}."
+        f"{counted(len(profile.epochs), 'epoch')} on {profile.device}, "
+        f"{counted(profile.world_size, 'rank')}."
     )
     return rf"""\begin{{table}}
 \centering

@@ -1,7 +1,4 @@
-"""The report as Markdown, for a step summary or a comment on a pull request.
-
-Verdict first, then the table, explanations folded. A cell's name is shown as code, in its place.
-"""
+"""The report as Markdown, for a step summary or a comment: verdict, table, and the rest folded."""
 
 from __future__ import annotations
 
@@ -40,10 +37,8 @@ def to_markdown(report: Report) -> str:
         ]
     tail = _tail(report)
     room = _MOST_CHARACTERS - sum(len(line) + 1 for line in (*head, *tail))
-    lines = (_table_line(_value(column, row) for column in columns) for row in report.rows)
-    body = list(_fitting(lines, room))
-    if len(body) < len(report.rows):
-        body.append(f"\n{len(report.rows) - len(body)} more cells are in the other formats.")
+    lines = [_table_line(_value(column, row) for column in columns) for row in report.rows]
+    body = _fitting(lines, room, "\n{} more cells are in the other formats.")
     return "\n".join([*head, *body, *tail]) + "\n"
 
 
@@ -78,30 +73,25 @@ def _folded_grid(grid: Grid) -> Iterator[str]:
     yield f"<details><summary>{escape(grid.title)}</summary>\n"
     yield _table_line(escape(title) for title, _ in grid.columns)
     yield _table_line("--:" if is_number else ":--" for _, is_number in grid.columns)
-    lines = (_table_line(map(escape, row)) for row in grid.rows)
-    shown = list(_fitting(lines, _MOST_CHARACTERS // 15))
-    yield from shown
-    if len(shown) < len(grid.rows):
-        yield f"\n{len(grid.rows) - len(shown)} more rows are in the other formats."
+    lines = [_table_line(map(escape, row)) for row in grid.rows]
+    rest = "\n{} more rows are in the other formats."
+    yield from _fitting(lines, _MOST_CHARACTERS // 15, rest)
     yield "\n</details>\n"
 
 
 def _folded(title: str, items: Sequence[str]) -> Iterator[str]:
-    if not items:
-        return
-    yield f"<details><summary>{title}</summary>\n"
-    shown = list(_fitting(items, _MOST_CHARACTERS // 5))
-    yield from shown
-    if len(shown) < len(items):
-        yield f"- {len(items) - len(shown)} more are in the other formats"
-    yield "\n</details>\n"
+    if items:
+        yield f"<details><summary>{title}</summary>\n"
+        yield from _fitting(items, _MOST_CHARACTERS // 5, "- {} more are in the other formats")
+        yield "\n</details>\n"
 
 
-def _fitting(lines: Iterable[str], room: int) -> Iterator[str]:
-    """Yield the first lines that fit into `room` characters together."""
-    for line in lines:
+def _fitting(lines: Sequence[str], room: int, rest: str) -> Iterator[str]:
+    """Yield the first lines that fit into `room` characters together, and how many do not."""
+    for number, line in enumerate(lines):
         room -= len(line) + 1
         if room < 0:
+            yield rest.format(len(lines) - number)
             return
         yield line
 

@@ -30,10 +30,7 @@ _MOST_NAME_CHARACTERS: Final = 120
 
 
 def log_to_tensorboard(runs: Sequence[Run], folder: Path) -> None:
-    """Write one event file for each cell of each run, in `folder`/run/cell.
-
-    Raises a SettingError without tensorboard, and a WriteError.
-    """
+    """Write `folder`/run/cell for each cell of each run; raises a SettingError, or a WriteError."""
     writers = _import("tensorboard.summary.writer.event_file_writer", "tensorboard")
     hparams = _import("tensorboard.plugins.hparams.summary_v2", "tensorboard")
     for run in runs:

@@ -120,10 +120,7 @@ def fit_ring(measured: Sequence[AllReduce]) -> RingModel | str:
 
 
 def hold_out(measured: Sequence[AllReduce]) -> tuple[HeldOut, ...]:
-    """Return what the rest says of each world size, then of each message size, left out in turn.
-
-    A value that all measurements share cannot be left out, so it is not among them.
-    """
+    """Return what the rest says of each world size, then of each message size, left out in turn."""
     usable = list(filter(is_usable, measured))
     return (*_leave_out(usable, "world_size"), *_leave_out(usable, "num_bytes"))
 

@@ -18,11 +18,6 @@ _COLUMNS: Final = (
 )
 
 
-NOTHING_YET: Final = (
-    "nothing to compare yet: commit these benchmarks, and the next change is judged"
-)
-
-
 def verdict_table(cells: Sequence[CellVerdict]) -> str:
     """Return the table of all cells as text, one row each."""
     rows = (
@@ -54,6 +49,6 @@ def verdict_lines(
         if text and text != refusal and cell.by != "identical":  # said once above
             yield printable_lines(f"{printable(cell.name)}: {text}")
     if cells and all(cell.word == "NEW" for cell in cells):
-        yield NOTHING_YET
+        yield "nothing to compare yet: commit these benchmarks, and the next change is judged"
     for text in exceptions_of(cells):
         yield printable(f"accepted: {text}")

@@ -68,11 +68,6 @@ def text_table(columns: Sequence[tuple[str, bool]], rows: Iterable[Iterable[str]
         table.add_column(title, justify="right" if is_number else "left", no_wrap=True)
     for row in rows:
         table.add_row(*row)
-    return render(table)
-
-
-def render(table: Table) -> str:
-    """Return a table as plain text, each row one line however long."""
     output = io.StringIO()
     Console(
         file=output, width=_UNLIMITED_WIDTH, color_system=None, markup=False, emoji=False

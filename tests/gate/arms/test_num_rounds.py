@@ -36,8 +36,9 @@ def test_rounds_cannot_buy_what_launches_vary_by() -> None:
     assert plan_num_rounds(pairs(-0.03, 0.0, 0.03), **USUAL) == 71
 
 
-def test_before_three_pairs_no_launch_is_longer_than_the_first() -> None:
-    assert plan_num_rounds(pairs(-0.03, 0.03), **USUAL) == 100
+def test_before_three_pairs_rounds_take_no_longer_than_what_is_paid_beside_them() -> None:
+    assert plan_num_rounds(pairs(-0.03, 0.03, launch_s=1.2), **USUAL) == 120
+    assert plan_num_rounds(pairs(0.0, launch_s=0.5), **USUAL) == 100  # as many as the first
     assert plan_num_rounds(pairs(0.0, error=0.001), **USUAL) == 20
 
 

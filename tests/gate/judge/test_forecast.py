@@ -51,9 +51,9 @@ def test_before_the_first_pair_more_cells_take_more_pairs() -> None:
 @pytest.mark.parametrize(
     ("costs", "has_history", "text"),
     [
-        # 4 x 50 rounds of 0.02 s, and 1 s beside them.
-        ((SHORT,), False, "a pair takes 5 s: about 36 s more where nothing became slower"),
-        ((SHORT,), True, "a pair takes 5 s: about 31 s more where nothing became slower"),
+        # 4 x 50 rounds of 0.02 s are 292 each once they can be planned (`plan_num_rounds`).
+        ((SHORT,), False, "a pair takes 24 s: about 67 s more where nothing became slower"),
+        ((SHORT,), True, "a pair takes 24 s: about 43 s more where nothing became slower"),
         # Rounds so alike that 20 suffice.
         ((EVEN,), False, "a pair takes 3 s: about 5 s more where nothing became slower"),
         # The test chooses its rounds, and nothing is known of their noise.
@@ -73,4 +73,4 @@ def test_the_rest_ends_with_the_budget_and_equal_bounds_take_all_of_it() -> None
 
     told = describe_rest([one], 10.0, budget, has_history=False)
 
-    assert told == "a pair takes 10 s: about 30 s more where nothing became slower"
+    assert told == "a pair takes 15 s: about 30 s more where nothing became slower"

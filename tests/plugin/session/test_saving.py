@@ -17,6 +17,7 @@ from _pytest import timing
 from perfsuite.gate.baselines.select import choose_runs
 from perfsuite.plugin.session import saving
 from perfsuite.plugin.session.saving import RunSaver, drop_volatile_facts
+from perfsuite.records.verdict import CellVerdict
 from perfsuite.system import environment
 from perfsuite.system.timing_lock import TimingLock
 
@@ -271,16 +272,19 @@ def test_a_verdict_is_in_the_stamp_and_its_failure_is_not_counted_as_the_tests(
 ) -> None:
     pytester.makeconftest("""
         import pytest
+        from perfsuite.records.verdict import CellVerdict
 
         @pytest.hookimpl(wrapper=True, tryfirst=True)
         def pytest_runtest_makereport(item, call):
             report = yield
             saver = item.config.pluginmanager.get_plugin("perfsuite-saver")
             if report.when == "call" and "slow" in item.name:
-                saver.add_verdict(item.nodeid, "FAIL", fails_test=True)
+                verdict = CellVerdict(name=item.nodeid, word="FAIL", by="pairs")
+                saver.add_verdict(verdict, fails_test=True)
                 report.outcome, report.longrepr = "failed", "FAIL"
             elif report.when == "call":
-                saver.add_verdict(item.nodeid, "PASS", is_accepted=True)
+                verdict = CellVerdict(name=item.nodeid, word="PASS", by="pairs")
+                saver.add_verdict(verdict, is_accepted=True)
             return report
     """)
     test = PLAIN + "    def test_slow(benchmark):\n        benchmark.pedantic(sum, args=([1],))\n"
@@ -310,7 +314,7 @@ def test_a_verdict_does_not_hide_that_the_test_itself_failed(
     )
     output: dict[str, Any] = {"benchmarks": []}
 
-    saver.add_verdict("a", "PASS")
+    saver.add_verdict(CellVerdict(name="a", word="PASS", by="pairs"))
     saver.pytest_runtest_logreport(report)
     saver.pytest_benchmark_update_json(output)
 
