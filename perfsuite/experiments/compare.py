@@ -107,10 +107,7 @@ def check_numerics(session: Session, cell: Cell) -> EquivalenceReport:
 def compare(
     session: Session, request: ComparisonRequest, *, say: Callable[[str], None]
 ) -> Comparison:
-    """Return whether b is faster than a; raises a WorkloadError where one cannot be measured.
-
-    The session holds the machine from here on.
-    """
+    """Return whether b is faster than a, on a machine held from here on; raises a WorkloadError."""
     cells = request.a, request.b
     num_samples = _count_samples(session, request.a), _count_samples(session, request.b)
     session.hold_machine()

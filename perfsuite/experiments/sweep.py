@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 from perfsuite.experiments.interleave import Cell, measure_interleaved, paired_ratio, times_of
 from perfsuite.experiments.rank_session import Session
@@ -25,14 +24,6 @@ _ACTIVITIES: tuple[ActivityName, ...] = ("train", "load")
 _WORTHWHILE_RATIO = 0.02
 
 
-@dataclass(frozen=True, kw_only=True)
-class Sweep:
-    """Times of an optimizer step, loading included, and of taking a batch out of the loader."""
-
-    training: Times
-    loading: Times
-
-
 def sweep_workers(
     session: Session,
     workload: str,
@@ -42,8 +33,8 @@ def sweep_workers(
     num_repetitions: int,
     seed: int,
     say: Callable[[str], None],
-) -> Sweep:
-    """Return the times of a workload under each of the ascending numbers of loader workers."""
+) -> tuple[Times, Times]:
+    """Return times of an optimizer step and of loading a batch alone, by ascending `counts`."""
     cells = {
         f"{activity} with num_workers={count}": Cell(
             workload=workload, recipe=with_workers(recipe, count), activity=activity
@@ -58,7 +49,7 @@ def sweep_workers(
         {count: times_of(outcomes[f"{activity} with num_workers={count}"]) for count in counts}
         for activity in _ACTIVITIES
     )
-    return Sweep(training=training, loading=loading)
+    return training, loading
 
 
 def with_workers(recipe: Recipe, num_workers: int) -> Recipe:

@@ -33,7 +33,6 @@ _OTHERS = ("rank_group", "check_equivalence")
 
 Measure = Callable[..., "Outcome"]
 
-
 # Returns the session, which is made when the first test needs it.
 RUNNER: pytest.StashKey[Callable[[], MeasuredSession]] = pytest.StashKey()
 OUTCOME: pytest.StashKey[Outcome] = pytest.StashKey()

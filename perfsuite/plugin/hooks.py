@@ -52,7 +52,6 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[fixtures.RUNNER] = ownership.runner
     config.pluginmanager.register(fixtures, "perfsuite-fixtures")
     config.pluginmanager.register(ownership, "perfsuite-ownership")
-    config.pluginmanager.register(Selection(ownership), "perfsuite-selection")
 
 
 class Ownership:
@@ -76,21 +75,13 @@ class Ownership:
         self._measured: MeasuredSession | None = None
         self._choices: Choices | None = None
         self.is_ours = False
-        if self._has_settings():
+        given = options.given(config, overridden=_SET_BY_ARMS if self._is_arm else ())
+        if given not in ({}, {"gate": "off"}):  # which alone makes no session ours
             self._choices = self._resolve()
-        if self._is_later_rank():
+        is_of_torchrun = not self._is_arm and "WORLD_SIZE" in self.environ
+        if is_of_torchrun and self.environ.get("RANK", "0") != "0":
             self.held_output = HeldOutput()
         self._given = recorder.withhold_storage(config)
-
-    def _has_settings(self) -> bool:
-        """Whether one of our settings is given; `perf_gate = off` alone does not count."""
-        given = options.given(self._config, overridden=_SET_BY_ARMS if self._is_arm else ())
-        return given not in ({}, {"gate": "off"})
-
-    def _is_later_rank(self) -> bool:
-        """Whether torchrun has started this process, and the one that prints beside it."""
-        is_alone = not {"RANK", "WORLD_SIZE"} <= self.environ.keys()
-        return not is_alone and not self._is_arm and self.environ["RANK"] != "0"
 
     def _resolve(self) -> Choices:
         from perfsuite.plugin.session.choices import resolve
@@ -120,22 +111,29 @@ class Ownership:
     def pytest_collection_modifyitems(
         self, items: list[pytest.Item]
     ) -> Generator[None, object, object]:
-        """Decide before any plugin deselects a test."""
+        """Decide before any plugin deselects a test, and choose from those that all have left."""
         self.is_ours = self._choices is not None or any(map(fixtures.is_cell, items))
         if self._given.compare and not self._is_arm:
-            self._refuse_a_gate_that_is_switched_off()
+            self._refuse_what_is_switched_off()
         if self.is_ours or any(map(fixtures.uses_ranks, items)):
             self._begin()
-        return (yield)
+        result = yield
+        if self.is_ours:
+            self.runner().choose_cells(items)
+        return result
 
-    def _refuse_a_gate_that_is_switched_off(self) -> None:
-        """Refuse an ini file that takes the session out of the gate, where the base's does not."""
-        in_ini = self._config.getoption("--perf-gate") is None
-        if in_ini and options.given(self._config).get("gate") == "off":
+    def _refuse_what_is_switched_off(self) -> None:
+        """Refuse an ini file that leaves out the gate, or a check of it, where the base's does not.
+
+        Without a gate there is no check of it to lose.
+        """
+        given = options.given(self._config)
+        name = next((name for name in ("gate", "numerics") if given.get(name) == "off"), None)
+        if name is not None:
             from perfsuite.plugin.session.switched_off import refuse_change
 
             with ends_on_mistakes():
-                refuse_change(self._config, self.environ, measures=self.is_ours)
+                refuse_change(self._config, self.environ, name, measures=self.is_ours)
 
     def _begin(self) -> MeasuredSession:
         """Make the session that measures; a UsageError reaches a user from xdist's workers too."""
@@ -186,16 +184,3 @@ class Ownership:
         """Show what was held back in a session that ended before anything was decided."""
         if self.held_output is not None:
             self.held_output.show()
-
-
-class Selection:
-    """What becomes of the tests that all other plugins have left."""
-
-    def __init__(self, ownership: Ownership) -> None:
-        self._ownership = ownership
-
-    @pytest.hookimpl(trylast=True)
-    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Choose the cells of a session that is ours."""
-        if self._ownership.is_ours:
-            self._ownership.runner().choose_cells(items)

@@ -19,7 +19,6 @@ class Option:
     Attributes:
         name: Without prefix, with hyphens: "collective-timeout".
         default: As text, where neither command line nor ini file gives one.
-        is_hidden: Left out of --help, because it follows from others.
         is_repeated: May be given several times, and in the ini file a value a line.
     """
 
@@ -27,7 +26,6 @@ class Option:
     metavar: str
     default: str
     help: str
-    is_hidden: bool = False
     is_repeated: bool = False
 
     @property
@@ -41,7 +39,7 @@ class Option:
         return f"perf_{self.name.replace('-', '_')}"
 
 
-OPTIONS = (
+_SHOWN = (
     Option("device", "DEVICE", "auto", "where cells run; auto is cuda where a GPU is visible"),
     Option("require-gpus", "N", "0", "refuse to run (exit 12) with fewer visible GPUs"),
     Option("rounds", "N", "10", "timed rounds of each cell"),
@@ -53,37 +51,29 @@ OPTIONS = (
         "report or fail a cell whose first losses differ from the base's, in the gate",
     ),
     Option("gate", "on|off", "on", "judge cells under --benchmark-compare, or leave it as it is"),
-    Option("tolerance", "RATIO", "2%", "slowdown that is accepted", is_hidden=True),
     Option("limit", "RATIO", "5%", "slowdown that must not pass"),
     Option("base", "REV", "", "what cells are compared with; the merge base unless given"),
-    Option(
-        "base-dir", "DIR", "", "a folder to compare with, instead of a revision", is_hidden=True
-    ),
     Option("base-python", "PY", "", "interpreter of the base's launches; this one unless given"),
     Option("base-build", "CMD", "", "builds the base in its tree, or into $PERFSUITE_SITE"),
     Option("base-env", "KEY=VALUE", "", "a variable of the base's launches", is_repeated=True),
-    Option("max-pairs", "N", "20", "launches of each side, at most", is_hidden=True),
     Option("max-minutes", "TIME", "30min", "no pair of launches starts that would end later"),
-    Option("seed", "N", "0", "seed of weights, data order and random numbers", is_hidden=True),
     Option("timeout", "SECONDS", "120", "a cell fails after so long without progress"),
-    Option(
-        "collective-timeout",
-        "SECONDS",
-        "30",
-        "a rank fails that has waited so long for another",
-        is_hidden=True,
-    ),
     Option("wait", "SECONDS", "86400", "patience with another timing session; 0 refuses (exit 12)"),
-    Option(
-        "report",
-        "DIR",
-        "results",
-        "folder of run.json and cells.jsonl, from the rootdir",
-        is_hidden=True,
-    ),
     Option("shard", "I/N", "1/1", "measure one of N shares of the cells, balanced by their times"),
-    Option("durations", "PATH", "", "run or folder that says how long cells took", is_hidden=True),
 )
+# Left out of --help, because they follow from others.
+_HIDDEN = (
+    Option("tolerance", "RATIO", "2%", "slowdown that is accepted"),
+    Option("base-dir", "DIR", "", "a folder to compare with, instead of a revision"),
+    Option("max-pairs", "N", "20", "launches of each side, at most"),
+    Option("seed", "N", "0", "seed of weights, data order and random numbers"),
+    Option(
+        *("collective-timeout", "SECONDS", "30"), "a rank fails that has waited so long for another"
+    ),
+    Option("report", "DIR", "results", "folder of run.json and cells.jsonl, from the rootdir"),
+    Option("durations", "PATH", "", "run or folder that says how long cells took"),
+)
+OPTIONS = (*_SHOWN, *_HIDDEN)
 
 
 def add_options(parser: pytest.Parser) -> None:
@@ -92,7 +82,7 @@ def add_options(parser: pytest.Parser) -> None:
     for option in OPTIONS:
         text = f"{option.help} (ini: {option.ini}; default: {option.default or 'none'})"
         # argparse takes what follows a % for its own.
-        shown = argparse.SUPPRESS if option.is_hidden else text.replace("%", "%%")
+        shown = argparse.SUPPRESS if option in _HIDDEN else text.replace("%", "%%")
         action = "append" if option.is_repeated else "store"
         group.addoption(
             option.flag, action=action, metavar=option.metavar, default=None, help=shown

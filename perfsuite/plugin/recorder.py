@@ -40,10 +40,7 @@ class Given(NamedTuple):
 
 
 def withhold_storage(config: pytest.Config) -> Given:
-    """Keep pytest-benchmark, which is configured next, from looking for runs or making a folder.
-
-    Where its runs are is known when collection ends.
-    """
+    """Keep pytest-benchmark from its runs; where they are is known when collection ends."""
     given = Given(
         config.getoption("benchmark_compare", None), config.getoption("benchmark_storage", None)
     )

@@ -107,7 +107,7 @@ def _against_compute(row: Row) -> str:
 
 def _scaling(rows: Sequence[Row]) -> Iterator[Advice]:
     for family, member, alone in _against(rows, "parallel", 1):
-        per_s, alone_per_s = _samples_per_s(member.row), _samples_per_s(alone.row)
+        per_s, alone_per_s = member.record.samples_per_s, alone.record.samples_per_s
         if not per_s or not alone_per_s:
             continue
         if _takes_longer(member.row, 1 / per_s, alone.row, 1 / alone_per_s):
@@ -120,15 +120,11 @@ def _scaling(rows: Sequence[Row]) -> Iterator[Advice]:
             )
 
 
-def _samples_per_s(row: Row) -> float | None:
-    return None if row.record is None else row.record.samples_per_s
-
-
 def _precision(rows: Sequence[Row]) -> Iterator[Advice]:
     for family, member, full in _against(rows, "precision", "fp32"):
         slower = is_slower(member.row, full.row)
         if member.value != "fp64" and (slower or is_slower(full.row, member.row)):
-            _, moved = _memory_change(member.row, full.row)
+            _, moved = _memory_change(member, full)
             yield Advice(
                 text=f"{family.name}: {member.value} is {'slower' if slower else 'faster'} "
                 f"than fp32 here{moved}",
@@ -140,7 +136,7 @@ def _precision(rows: Sequence[Row]) -> Iterator[Advice]:
 
 def _checkpointing(rows: Sequence[Row]) -> Iterator[Advice]:
     for family, member, plain in _against(rows, "checkpointing", "none"):
-        ratio, moved = _memory_change(member.row, plain.row)
+        ratio, moved = _memory_change(member, plain)
         if moved and is_slower(member.row, plain.row):
             trade = (
                 "trades time for memory" if ratio < 1 - _MEMORY_MOVED else "saves no memory here"
@@ -176,9 +172,9 @@ def _noise(rows: Sequence[Row]) -> Iterator[Advice]:
         )
 
 
-def _memory_change(row: Row, base: Row) -> tuple[float, str]:
+def _memory_change(member: Member, base: Member) -> tuple[float, str]:
     """Peak memory over the base's, and in words; 1 without words where it is not known."""
-    mine, its = (None if one.record is None else one.record.memory for one in (row, base))
+    mine, its = member.record.memory, base.record.memory
     if mine is None or its is None or mine.metric != its.metric or not its.peak_bytes:
         return 1.0, ""
     ratio = mine.peak_bytes / its.peak_bytes

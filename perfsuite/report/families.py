@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+from perfsuite.records.cell import CellRecord
 from perfsuite.records.parallel import ParallelPlan
 from perfsuite.report.rows import RECIPE_FIELDS, Row
 
@@ -20,6 +21,7 @@ class Member:
 
     value: Any
     row: Row
+    record: CellRecord
     step_time_s: float
 
 
@@ -98,8 +100,9 @@ def _by_mode(group: Sequence[Row]) -> Iterable[Family]:
 
 
 def _member(value: Any, row: Row) -> Member:
+    assert row.record is not None
     assert row.step_time_s is not None
-    return Member(value=value, row=row, step_time_s=row.step_time_s)
+    return Member(value=value, row=row, record=row.record, step_time_s=row.step_time_s)
 
 
 def _family(members: Sequence[Member], name: str) -> Family:

@@ -28,13 +28,9 @@ from perfsuite.system.untrusted import printable
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """A report.
+    """A report, the most severe verdicts first; sources and remarks have a line each.
 
     Attributes:
-        rows: The most severe verdicts first.
-        sections: Of scaling, and of cells that differ in one thing only.
-        sources: What was read or compared, one line each.
-        remarks: Other facts about the sources, such as cells that the newest run does not have.
         tolerance: The slowdown that is accepted, 0.02 = 2 %, where a verdict names none.
         limit: The slowdown that must not pass, likewise.
     """

@@ -1,7 +1,6 @@
 """One row for each cell, and the columns of its tables, which feed every format alike.
 
-A row keeps numbers as they were recorded; a column turns one of them into text. A value that is not
-available is None, shown as a dash.
+Numbers are as they were recorded; one that is not available is None, shown as a dash.
 """
 
 from __future__ import annotations
@@ -182,20 +181,22 @@ def _write_interval(bounds: tuple[float, float]) -> str:
     return " and ".join(map(units.format_change, bounds))
 
 
-def _write_numerics_change(change: str) -> str:
+def _write_mathematics(change: str) -> str:
     """The change, without the reason why there is none to tell, which is a sentence."""
     return "cannot be told" if change.startswith("cannot be told") else change
 
 
-def _text_column(key: str, path: str) -> Column[Row]:
-    return Column(key, key, _attribute(path), is_number=False)
+def _text_column(
+    key: str, path: str, title: str = "", write: Callable[..., str] = str
+) -> Column[Row]:
+    return Column(key, title or key, _attribute(path), write, is_number=False)
 
 
 COLUMNS: Final[tuple[Column[Row], ...]] = (
     _text_column("cell", "name"),
     _text_column("verdict", "verdict.word"),
     Column("change_ratio", "change", _attribute("verdict.ratio"), units.format_change),
-    Column("interval", "between", _attribute("verdict.interval"), _write_interval, is_number=False),
+    _text_column("interval", "verdict.interval", "between", _write_interval),
     Column("step_time_s", "step", _attribute("step_time_s"), units.format_seconds),
     Column("spread_ratio", "spread", _attribute("spread_ratio"), _write_spread),
     Column("samples_per_s", "samples/s", _attribute("record.samples_per_s"), units.format_count),
@@ -207,13 +208,7 @@ COLUMNS: Final[tuple[Column[Row], ...]] = (
     _text_column("checkpointing", "recipe.checkpointing"),
     Column("num_workers", "workers", _attribute("recipe.num_workers")),
     _text_column("numerics", "record.numerics.status"),
-    Column(
-        "numerics_change",
-        "mathematics",
-        _attribute("verdict.numerics_change"),
-        _write_numerics_change,
-        is_number=False,
-    ),
+    _text_column("numerics_change", "verdict.numerics_change", "mathematics", _write_mathematics),
     Column("peak_bytes", "peak memory", _attribute("record.memory.peak_bytes"), units.format_bytes),
     Column(
         "saved_activation_bytes",

@@ -95,10 +95,7 @@ def _join(parts: Mapping[int, Run], remarks: Sequence[str]) -> Run:
 
 
 def _gaps(stamp: ShardStamp, parts: Mapping[int, Run], num_absent: int) -> Iterator[str]:
-    """What is missing of the session: shards, else cells that its shards do not have.
-
-    Those were neither measured nor judged, such as cells that failed in a session without a gate.
-    """
+    """Yield what is missing of the session: shards, else cells neither measured nor judged."""
     numbers = (number for number in range(1, stamp.num_shards + 1) if number not in parts)
     missing = [Shard(number=number, num_shards=stamp.num_shards) for number in numbers]
     if missing:

@@ -98,12 +98,8 @@ def reason_text(cell: CellVerdict) -> str:
         texts.append(f"mathematics: {cell.numerics_change}")
     if cell.explanation is not None:
         texts.append(explanation_text(cell.explanation))
-    if (
-        cell.word == "INCONCLUSIVE"
-        and cell.by != "numerics"
-        and math.isfinite(cell.detectable or math.inf)
-    ):
-        assert cell.detectable is not None
+    is_of_time = cell.word == "INCONCLUSIVE" and cell.by != "numerics"
+    if is_of_time and cell.detectable and math.isfinite(cell.detectable):
         smallest = format_change(1 + cell.detectable)
         texts.append(f"the smallest slowdown that it could have seen is {smallest}")
     return "; ".join(texts)

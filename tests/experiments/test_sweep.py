@@ -98,7 +98,7 @@ def test_a_sweep_measures_loading_and_training_with_every_number() -> None:
         return make_outcome([(recipe.num_workers + 1) * (0.002 if activity == "train" else 0.001)])
 
     session = MadeUpSession(answer)
-    found = sweep_workers(
+    training, loading = sweep_workers(
         session,  # type: ignore[arg-type]
         "toy-mlp",
         Recipe(num_workers=2),
@@ -108,7 +108,7 @@ def test_a_sweep_measures_loading_and_training_with_every_number() -> None:
         say=lambda line: None,
     )
 
-    assert found.training == {0: (0.002, 0.002), 2: (0.006, 0.006)}
-    assert found.loading == {0: (0.001, 0.001), 2: (0.003, 0.003)}
-    assert (find_optimum(found.training), find_hurts_from(found.training)) == (0, 2)
+    assert training == {0: (0.002, 0.002), 2: (0.006, 0.006)}
+    assert loading == {0: (0.001, 0.001), 2: (0.003, 0.003)}
+    assert (find_optimum(training), find_hurts_from(training)) == (0, 2)
     assert len(session.measured) == 8

@@ -144,10 +144,7 @@ def sum_finding(sums: list[float]) -> Finding:
 
 
 def interface_finding(host: str, address: str | None, chosen: str | None) -> Finding:
-    """Judge the network interface that gloo would use between several hosts.
-
-    It is that of the host name's `address`, unless GLOO_SOCKET_IFNAME has `chosen` another one.
-    """
+    """Judge gloo's interface between hosts: that of the host's address, unless one is chosen."""
     subject = "gloo between hosts"
     if chosen:
         return Finding(subject, "ok", f"GLOO_SOCKET_IFNAME={chosen}")

@@ -24,7 +24,6 @@ from perfsuite.units import counted, format_change, format_ratio, option_bounds,
 # The gate's, for the one that is not given beside the other.
 _TOLERANCE, _LIMIT = "2%", "5%"
 
-
 Tolerance = Annotated[
     str | None,
     typer.Option(

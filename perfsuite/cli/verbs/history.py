@@ -34,11 +34,9 @@ from perfsuite.units import format_change, format_ratio, format_seconds, option_
 
 # A run on each working day of a year.
 _NUM_RUNS = 250
-_MOST_SUGGESTED = 3
 _MOST_REFUSED = 5
 _LINE_WIDTH = 20
 _BLOCKS = "▁▂▃▄▅▆▇█"
-
 
 CellName = Annotated[str | None, typer.Argument(metavar="CELL", help="The cell's full name.")]
 IsAll = Annotated[bool, typer.Option("--all", help="Every cell, one line each.")]
@@ -143,7 +141,7 @@ def _known(cell: str, stored: StoredHistory) -> str:
     cells = stored.cells()
     if cell in cells:
         return cell
-    nearest = difflib.get_close_matches(cell, cells, n=_MOST_SUGGESTED, cutoff=0.0)
+    nearest = difflib.get_close_matches(cell, cells, cutoff=0.0)
     raise SettingError(
         f"{cell!r} is not a cell of the stored runs; "
         f"of their {len(cells)} cells these come nearest: {', '.join(map(repr, nearest))}"

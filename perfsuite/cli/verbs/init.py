@@ -121,10 +121,7 @@ def _pytest_section(name: str, text: str) -> re.Match[str] | None:
 
 
 def _with_gate(path: Path) -> str | None:
-    """What configures pytest, with the gate switched on; None where it says already on or off.
-
-    Raises a SettingError where a line cannot be added to it.
-    """
+    """What configures pytest, with the gate on; None where it says so. Raises a SettingError."""
     text = _text(path)
     if re.search(r"^[ \t]*perf_gate[ \t]*=", text, re.MULTILINE):
         return None

@@ -32,7 +32,6 @@ from perfsuite.system.files import check_writable, write_atomically
 
 PICTURE_FILE = Path("results") / "sweep.svg"
 _SWEPT = "num_workers"
-_DEFAULT_COUNTS = "0..10"
 # More loader processes than this for one rank is a mistyped number.
 _MOST_WORKERS = 256
 
@@ -44,7 +43,7 @@ def sweep(
     recipe: Recipe,
     num_workers: Annotated[
         str, typer.Option(metavar="A..B", help="Numbers of workers: 0..10, or 0,1,2,4.")
-    ] = _DEFAULT_COUNTS,
+    ] = "0..10",
     repetitions: Annotated[
         int, typer.Option(min=2, help="Launches of each number of workers.")
     ] = 5,
@@ -61,10 +60,9 @@ def sweep(
     recipe = dataclasses.replace(recipe, num_workers=max(1, counts[-1]))
     # Of a hundred launches, most have more workers than torch thinks wise.
     with closing(open_session(device, shows_output=False, round_s=ROUND_S)) as session:
-        found = sweep_workers(
+        training, loading = sweep_workers(
             session, workload, recipe, counts, num_repetitions=repetitions, seed=seed, say=say
         )
-    training, loading = found.training, found.loading
     optimum, hurts_from = find_optimum(training), find_hurts_from(training)
     shown = intervals_of(training), intervals_of(loading), optimum, hurts_from
     advice = advise(training)

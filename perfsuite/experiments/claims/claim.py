@@ -18,11 +18,7 @@ from perfsuite.stats import intervals
 
 Status = Literal["holds", "does not hold", "cannot be tested here"]
 # What a reason ends in where the noise may leave both possible.
-NOISE: dict[Status, str] = {
-    "holds": "",
-    "does not hold": "",
-    "cannot be tested here": "; the noise is too large to say",
-}
+NOISE: dict[Status, str] = {"cannot be tested here": "; the noise is too large to say"}
 Key = TypeVar("Key")
 
 
@@ -102,9 +98,6 @@ class Bench:
         self.lines.append(line)
 
 
-Experiment = Callable[[Bench], ClaimFinding]
-
-
 @dataclass(frozen=True, kw_only=True)
 class Claim:
     """A claim of reference.md, with the figures that are quoted for it and their documents."""
@@ -113,7 +106,7 @@ class Claim:
     text: str
     quoted: str
     source: str
-    experiment: Experiment
+    experiment: Callable[[Bench], ClaimFinding]
 
 
 def call_by_name(name: str, *args: Any) -> Any:

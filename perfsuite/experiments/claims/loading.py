@@ -111,7 +111,7 @@ def weigh_bound(times_s: Mapping[int, Sequence[tuple[float, float]]]) -> ClaimFi
         here="; ".join(here),
         reason=(
             f"without workers loading takes {alone.centre:.2g} times as long as the update "
-            f"(between {alone.low:.2g} and {alone.high:.2g}){NOISE[status]}"
+            f"(between {alone.low:.2g} and {alone.high:.2g}){NOISE.get(status, '')}"
         ),
         **figures,
     )
@@ -135,7 +135,7 @@ def weigh_augmentation(augmented_s: Sequence[float], plain_s: Sequence[float]) -
     low, high = _ABOUT_HALF
     status = weigh_interval(share, low=low, high=high)
     augmented, plain = (geometric_interval(times).centre for times in (augmented_s, plain_s))
-    why = NOISE[status]
+    why = NOISE.get(status, "")
     if share.low > high:
         why = "; images that lie in memory as tensors leave little else to do"
     return weigh(

@@ -25,7 +25,6 @@ _IMAGES = "lenet-digits"
 _SENTENCES = "transformer-tiny"
 # The loss of the digits has settled after these.
 _NUM_CURVE_EPOCHS = 8
-_NUM_STAGE_EPOCHS = 2
 # The quoted runs name their first epoch, and what the following ones took.
 _NUM_EPOCHS = 4
 _NUM_RUNS = 8
@@ -34,7 +33,6 @@ _SAME_LOSS = 0.01
 _SAME_ACCURACY = 0.01
 # A look at 3 pairs and two more, at 10 s a pair: minutes are for all claims together.
 _BUDGET = Budget(max_pairs=5, max_s=60.0, timeout_s=120.0)
-
 
 # What a comparison's word is called where less time was claimed.
 _TIMES: dict[Word, str] = {
@@ -128,7 +126,7 @@ def weigh_precisions(
 
 def try_stages(bench: Bench) -> ClaimFinding:
     """C10: whether evaluation, loading and the rest outweigh forward and backward."""
-    profile = bench.profile(_SENTENCES, Recipe(), num_epochs=_NUM_STAGE_EPOCHS)
+    profile = bench.profile(_SENTENCES, Recipe(), num_epochs=2)
     return weigh_stages(profile.stages_s).on(_SENTENCES)
 
 
@@ -169,7 +167,7 @@ def weigh_first_epoch(durations_s: Sequence[Sequence[float]]) -> ClaimFinding:
         here=f"{format_seconds(first.centre)} then {format_seconds(later.centre)}",
         reason=(
             f"over {len(firsts)} fresh runs the first epoch takes x{ratio.centre:.2f} of a later "
-            f"one (between {ratio.low:.2f} and {ratio.high:.2f}){NOISE[status]}"
+            f"one (between {ratio.low:.2f} and {ratio.high:.2f}){NOISE.get(status, '')}"
         ),
         epochs_s=[list(durations) for durations in durations_s],
         first_per_later=as_figure(ratio),

@@ -24,17 +24,17 @@ from perfsuite.gate.judge.kept_pairs import kept_names
 from perfsuite.gate.judge.trial import CellPolicy, draw_seed
 from perfsuite.gate.request import GateRequest, base_of
 from perfsuite.gate.run_gate import GateResult, run_gate
+from perfsuite.plugin.fixtures import OUTCOME
 from perfsuite.plugin.recorder import benchmarks_of, is_benchmark
 from perfsuite.plugin.session.choices import Choices
 from perfsuite.plugin.session.markers import marker_arguments
 from perfsuite.plugin.session.saving import RunSaver
-from perfsuite.plugin.session.sharding import Sharding, duration_source
+from perfsuite.plugin.session.sharding import Sharding, durations_place
 from perfsuite.plugin.session.storage import STORAGE
 from perfsuite.records.cell import CellRecord, samples_of_step
 from perfsuite.records.verdict import CellVerdict
 from perfsuite.system.untrusted import printable
 
-_NOT_FOUND = "a launch of head with the same command line has no such cell"
 _NO_GATE_UNDER_TORCHRUN = (
     "--benchmark-compare is the gate, which starts the ranks of both sides on one machine, and "
     "torchrun has started this session; gate without torchrun, or add --perf-gate=off"
@@ -43,21 +43,22 @@ _NO_GATE_UNDER_TORCHRUN = (
 _MEASURE_NOTHING = {
     "--benchmark-disable": "--benchmark-enable",
     "--benchmark-skip": "--benchmark-only",
+    "--setup-plan": "",  # which sets the other
     "--setup-only": "",
-    "--setup-plan": "",
 }
 _NOT_REACHED = "it was selected, and the session ended before it had a verdict"
-_SKIPPED_IN_PAIRS = "this session measured it and its launches did not"
 
 
 def refuse_silent_passes(config: pytest.Config, *, is_under_torchrun: bool) -> None:
     """Raise a UsageError for options that measure nothing, or that are not what they seem."""
     compare = config.getoption("benchmark_compare", None)
-    if isinstance(compare, str) and _is_test_path(compare):
-        raise pytest.UsageError(
-            f"--benchmark-compare takes {compare!r} for the run to compare with; "
-            f"write: pytest {compare} --benchmark-compare"
-        )
+    if isinstance(compare, str):
+        file, colons, _ = compare.partition("::")
+        if colons or file.endswith(".py") or Path(file).is_dir():
+            raise pytest.UsageError(
+                f"--benchmark-compare takes {compare!r} for the run to compare with; "
+                f"write: pytest {compare} --benchmark-compare"
+            )
     if is_under_torchrun:
         raise pytest.UsageError(_NO_GATE_UNDER_TORCHRUN)
     is_worker = hasattr(config, "workerinput")
@@ -70,11 +71,6 @@ def refuse_silent_passes(config: pytest.Config, *, is_under_torchrun: bool) -> N
             raise pytest.UsageError(
                 f"--benchmark-compare measures nothing beside {flag}; leave it out"
             )
-
-
-def _is_test_path(text: str) -> bool:
-    file = text.partition("::")[0]
-    return "::" in text or Path(file).is_dir() or file.endswith(".py")
 
 
 class SessionGate:
@@ -98,14 +94,6 @@ class SessionGate:
         self._saver = saver
         self._history: History | None = None
         self._found: Base | NoBase | None = None
-
-    @property
-    def replaces_comparison(self) -> bool:
-        """Whether pytest-benchmark compares nothing itself, since it would take any newest file.
-
-        Where --benchmark-compare-fail asks for it, it compares too.
-        """
-        return not self._config.getoption("benchmark_compare_fail", None)
 
     @property
     def result(self) -> GateResult | None:
@@ -154,12 +142,12 @@ class SessionGate:
         for cell in self._judged.values():
             self._record(cell)
 
-    def verdict_of(self, item: Any, record: CellRecord | None) -> CellVerdict | None:
+    def verdict_of(self, item: Any) -> CellVerdict | None:
         """Return the verdict of a test that passed, None where it is no cell or is left open."""
         if self._first is None or self._history is None:
             return None
         if is_benchmark(item):
-            verdict = self._decide(item, record, self._first, self._history)
+            verdict = self._decide(item, self._first, self._history)
         elif any(one.fullname == item.nodeid for one in benchmarks_of(self._config)):
             verdict = CellVerdict(name=item.nodeid, word="INVALID", by="collection", reason=HIDDEN)
         else:
@@ -249,11 +237,11 @@ class SessionGate:
             return False
         return verdict.ratio > (1 + verdict.tolerance) / allowed  # the cell's own tolerance
 
-    def _decide(
-        self, item: Any, record: CellRecord | None, first: GateResult, history: History
-    ) -> CellVerdict | None:
+    def _decide(self, item: Any, first: GateResult, history: History) -> CellVerdict | None:
         """Counts first, then what pairs or the stored times say; None where pairs must."""
         name: str = item.nodeid
+        outcome = item.stash.get(OUTCOME, None)
+        record: CellRecord | None = None if outcome is None else outcome.record
         judged = self._judged.get(name)
         if judged is not None and judged.by == "identical":
             return judged
@@ -268,17 +256,18 @@ class SessionGate:
                 self._say(f"{name} goes to the judge: {grown} since the base's stored run")
                 return None
         if judged is not None and judged.word == "SKIPPED" and stats is not None:
-            reason = f"{_SKIPPED_IN_PAIRS}: {judged.reason}"
+            reason = f"this session measured it and its launches did not: {judged.reason}"
             return CellVerdict(name=name, word="INVALID", by="collection", reason=reason)
         if judged is not None or not history.can_screen(name) or stats is None:
             return judged or _unknown(name, first.refusal)
+        digested = {} if record is None else {"workload": record.workload, "recipe": record.recipe}
         return history.screen(
             Candidate(
                 fullname=name,
                 median_s=stats.stats.median,
                 fingerprint=None if record is None else record.fingerprint,
                 num_samples=num_samples,
-                digest=self._saver.digests.of(name, _recipe_of(record)) or "unknown",
+                digest=self._saver.digests.of(name, digested) or "unknown",
                 tolerance=policy.tolerance,
                 limit=policy.limit,
             ),
@@ -310,19 +299,16 @@ class SessionGate:
             found=self._found,
             budget=dataclasses.replace(self._choices.budget, max_s=self._left_s),
             seed=draw_seed(),
-            stored=duration_source(self._config, self._durations).path,
+            stored=durations_place(self._config, self._durations),
             fingerprint=self._saver.fingerprint,
         )
-
-
-def _recipe_of(record: CellRecord | None) -> dict[str, Any]:
-    return {} if record is None else {"workload": record.workload, "recipe": record.recipe}
 
 
 def _unknown(name: str, refusal: str | None) -> CellVerdict:
     if refusal is not None:
         return CellVerdict(name=name, word="NO-BASELINE", by="collection", reason=refusal)
-    return CellVerdict(name=name, word="INVALID", by="collection", reason=_NOT_FOUND)
+    reason = "a launch of head with the same command line has no such cell"
+    return CellVerdict(name=name, word="INVALID", by="collection", reason=reason)
 
 
 def _failed(name: str, report: pytest.TestReport, error: BaseException | None) -> CellVerdict:

@@ -122,8 +122,11 @@ class MeasuredSession:
 
     @property
     def is_gated(self) -> bool:
-        """Whether the gate compares, and not pytest-benchmark."""
-        return self._gate is not None and self._gate.replaces_comparison
+        """Whether the gate compares, and not pytest-benchmark, which would take any newest file.
+
+        Where --benchmark-compare-fail asks for it, pytest-benchmark compares too.
+        """
+        return self._gate is not None and not self._config.getoption("benchmark_compare_fail", None)
 
     def choose_cells(self, items: list[pytest.Item]) -> None:
         """Check markers, choose the matrix and the shard, and give each cell its clock."""
@@ -134,8 +137,8 @@ class MeasuredSession:
             self._foreign_markers = markers.describe_foreign(items)
             self._select(items, lambda item: markers.is_in_matrix(item, self.choices.matrix))
             cells = [item.nodeid for item in items if recorder.is_benchmark(item)]
-            source = partial(sharding.duration_source, self._config, self.choices.durations)
-            self._sharding = sharding.cut(cells, self.choices.shard, source)
+            named = self.choices.durations
+            self._sharding = sharding.cut(self._config, cells, self.choices.shard, named)
         self._select(items, lambda item: self._sharding.owns(item.nodeid))
         self._saver.shard = self._sharding.stamp
         for item in items:
@@ -206,8 +209,9 @@ class MeasuredSession:
             self._torchrun.agree_on(item, report, error)
         if self._gate is not None and not report.passed:
             self._gate.record_unmeasured(item, report, error)
-        if report.when == "call" and report.passed and self._gate is not None:
-            self._give_verdict(item, report, self._gate)
+        is_passed = report.when == "call" and report.passed
+        if is_passed and self._gate and (verdict := self._gate.verdict_of(item)) is not None:
+            self._tell(item, report, verdict)
         if report.when == "call" and not (self._gate and self._gate.is_open(item.nodeid)):
             self._keep_line(item, report, error)
         return report
@@ -229,16 +233,8 @@ class MeasuredSession:
                 self._tell(item, report, verdict)
             self._keep_line(item, report, None)
 
-    def _give_verdict(
-        self, item: pytest.Item, report: pytest.TestReport, gate: SessionGate
-    ) -> None:
-        """Let a test that passed end in its verdict."""
-        outcome = item.stash.get(OUTCOME, None)
-        verdict = gate.verdict_of(item, None if outcome is None else outcome.record)
-        if verdict is not None:
-            self._tell(item, report, verdict)
-
     def _tell(self, item: pytest.Item, report: pytest.TestReport, verdict: CellVerdict) -> None:
+        """Let a test that passed end in its verdict."""
         if (outcome := item.stash.get(OUTCOME, None)) is not None:
             record = msgspec.structs.replace(outcome.record, verdict=verdict.as_record())
             item.stash[OUTCOME] = msgspec.structs.replace(outcome, record=record)

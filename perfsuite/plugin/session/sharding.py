@@ -7,7 +7,7 @@ that runners which agree on both measure each cell once.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -21,28 +21,6 @@ from perfsuite.plugin.session.storage import STORAGE
 from perfsuite.records.shard import Shard, ShardStamp, assign, digest_of
 from perfsuite.system.urls import AnyPath, locate
 from perfsuite.units import counted, format_seconds
-
-
-@dataclass(frozen=True, kw_only=True)
-class DurationSource:
-    """Where it is looked up how long cells took.
-
-    Attributes:
-        path: A stored run, or a folder of them; None where runs are stored elsewhere.
-        is_named: Whether the user named it, and not only the place where runs are stored.
-        commit: What is measured now; None where that is not known.
-    """
-
-    path: AnyPath | None
-    is_named: bool
-    root: Path
-    commit: str | None
-
-    def __str__(self) -> str:
-        if self.path is None:
-            return "Elasticsearch"
-        is_below = isinstance(self.path, Path) and self.path.is_relative_to(self.root)
-        return os.path.relpath(str(self.path), self.root) if is_below else str(self.path)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,33 +78,32 @@ def refuse_own_choices(shard: Shard, options: Mapping[str, object]) -> None:
             )
 
 
-def duration_source(config: pytest.Config, named: str | None) -> DurationSource:
-    """Return where it is written how long cells took: what is named, else the stored runs."""
+def durations_place(config: pytest.Config, named: str | None) -> AnyPath | None:
+    """Return where it is written how long cells took: what is named, else the stored runs.
+
+    None where these are stored neither in a folder nor behind a URL.
+    """
     place = config.stash.get(STORAGE, None) if named is None else locate(named, "--perf-durations")
-    return DurationSource(
-        path=config.rootpath / place if isinstance(place, Path) else place,
-        is_named=named is not None,
-        root=config.rootpath,
-        commit=commit_info(config).get("id"),
-    )
+    return config.rootpath / place if isinstance(place, Path) else place
 
 
-def cut(names: Sequence[str], shard: Shard, find_source: Callable[[], DurationSource]) -> Sharding:
-    """Return which of the cells, by node id, are this shard's; `find_source` only where it is one.
+def cut(config: pytest.Config, names: Sequence[str], shard: Shard, named: str | None) -> Sharding:
+    """Return which of the cells, by node id, are this shard's, by durations in a place if named.
 
-    Raises a SettingError where the source that the user named has no cell's duration, and a
-    StorageError where it cannot be looked into.
+    Raises a SettingError where the named place has no cell's duration, and a StorageError where it
+    cannot be looked into.
     """
     if shard.is_whole:
         return Sharding(shard=shard, cells=frozenset(names), others=frozenset())
-    source = find_source()
+    place = durations_place(config, named)
+    source = _describe_place(place, config.rootpath)
     # Shards that end early store their runs while others have not begun.
-    but_of = None if source.is_named else source.commit
-    durations = read_durations(source.path, names, but_of=but_of)
-    if source.is_named and names and not durations.num_known:
+    but_of = commit_info(config).get("id") if named is None else None
+    durations = read_durations(place, names, but_of=but_of)
+    if named is not None and names and not durations.num_known:
         why = f" ({durations.refused[0].reason})" if durations.refused else ""
         raise SettingError(
-            f"--perf-durations is {str(source)!r}, which has no duration of any of the "
+            f"--perf-durations is {source!r}, which has no duration of any of the "
             f"{counted(len(names), 'cell')}{why}; name a run that perfsuite wrote, such as "
             "results/run.json, or a folder of them"
         )
@@ -147,9 +124,14 @@ def cut(names: Sequence[str], shard: Shard, find_source: Callable[[], DurationSo
     )
 
 
-def _describe(
-    cells: frozenset[str], stamp: ShardStamp, durations: Durations, source: DurationSource
-) -> str:
+def _describe_place(place: AnyPath | None, root: Path) -> str:
+    if place is None:
+        return "Elasticsearch"
+    is_below = isinstance(place, Path) and place.is_relative_to(root)
+    return os.path.relpath(str(place), root) if is_below else str(place)
+
+
+def _describe(cells: frozenset[str], stamp: ShardStamp, durations: Durations, source: str) -> str:
     own_s, all_s = (
         format_seconds(sum(durations.seconds[name] or 0 for name in names))
         for names in (cells, durations.seconds)

@@ -47,7 +47,7 @@ def _checkpointing(kind: str, family: Family) -> Picture | None:
     lines = [
         PlotLine(name=str(member.value), points=((member.step_time_s, float(memory.peak_bytes)),))
         for member in family.members
-        if member.row.record is not None and (memory := member.row.record.memory) is not None
+        if (memory := member.record.memory) is not None
     ]
     if len(lines) < 2:
         return None
@@ -56,12 +56,8 @@ def _checkpointing(kind: str, family: Family) -> Picture | None:
 
 
 def _losses(kind: str, family: Family) -> Picture | None:
-    lines = [
-        _loss_line(str(member.value), member.row.record.losses)
-        for member in family.members
-        if member.row.record is not None
-    ]
-    lines = [line for line in lines if len(line.points) > 1]
+    drawn = (_loss_line(str(member.value), member.record.losses) for member in family.members)
+    lines = [line for line in drawn if len(line.points) > 1]
     if len(lines) < 2:
         return None
     return draw_lines(lines, kind, family.name, ("step", "loss"), write_number)

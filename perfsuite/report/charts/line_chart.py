@@ -49,10 +49,7 @@ class Axis:
 
 @dataclass(frozen=True, kw_only=True)
 class PlotLine:
-    """One line of a chart; `error_bars` has both ends of each point's, or is empty.
-
-    A reference is drawn thin and without marks.
-    """
+    """One line of a chart, a reference thin and without marks; `error_bars` may be empty."""
 
     name: str
     points: tuple[tuple[float, float], ...]

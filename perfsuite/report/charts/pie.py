@@ -19,7 +19,6 @@ _COLORS: Final = {
     "evaluation": "#009E73",
     "other": "#BBBBBB",
 }
-_DOTS_PER_INCH = 200
 # Of its own, so that a user's style does not change it; text stays text that can be searched.
 _STYLE: Final[dict[Any, Any]] = {
     "svg.fonttype": "none",
@@ -67,7 +66,7 @@ def draw_pie(profile: Profile, file_format: Format) -> bytes:
         figure.savefig(
             output,
             format=file_format,
-            dpi=_DOTS_PER_INCH,
+            dpi=200,
             metadata=_metadata(profile, file_format),
             bbox_inches="tight",
         )

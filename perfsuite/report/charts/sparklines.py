@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Final
 
 from perfsuite.records.verdict import Verdict
 from perfsuite.report.charts.sections import Picture
-from perfsuite.report.rows import HistoryPoint, Row
+from perfsuite.report.rows import Row
 from perfsuite.units import format_change, format_ratio, format_seconds, short_commit
 
 _WIDTH: Final = 120.0
-_HEIGHT: Final = 14.0
 # The gauge shows changes up to so many limits either way; a larger one lies on its border.
 _LIMITS_SHOWN: Final = 2.0
 _STYLES: Final = {"PASS": "v-good", "IMPROVED": "v-good", "FAIL": "v-bad"}
@@ -80,8 +78,9 @@ def draw_verdict(verdict: Verdict, tolerance: float, limit: float) -> Picture | 
     )
 
 
-def draw_history(history: Sequence[HistoryPoint]) -> Picture | None:
+def draw_history(row: Row) -> Picture | None:
     """Return the step time of each run, from 0 up, and a line where a change was accepted."""
+    history = row.history
     if len(history) < 2:
         return None
     slowest_s = max(point.step_time_s for point in history)
@@ -102,7 +101,7 @@ def draw_history(history: Sequence[HistoryPoint]) -> Picture | None:
 
 
 def _small(label: str, *paths: tuple[str, str]) -> Picture:
-    return Picture(label=label, width=_WIDTH, height=_HEIGHT, paths=paths)
+    return Picture(label=label, width=_WIDTH, height=14.0, paths=paths)
 
 
 def _short(length: float) -> str:

@@ -1,7 +1,4 @@
-"""Tables as CSV: every column of a report's cells in base units, and the stages of a profile.
-
-A text that a spreadsheet would calculate is stored as text, with an apostrophe before it.
-"""
+"""Tables as CSV: every column of a report's cells in base units, and the stages of a profile."""
 
 from __future__ import annotations
 

@@ -95,11 +95,7 @@ def _columns() -> Iterator[Column[Row]]:
         yield column
         if column.key == _LAST_BEFORE_PICTURES:
             yield Column("stages", "stages", sparklines.draw_stages, is_number=False)
-            yield Column("history", "history", _draw_history, is_number=False)
-
-
-def _draw_history(row: Row) -> Picture | None:
-    return sparklines.draw_history(row.history)
+            yield Column("history", "history", sparklines.draw_history, is_number=False)
 
 
 def _cell(column: Column[Row], row: Row, report: Report) -> _Cell:

@@ -39,7 +39,6 @@ class Links:
     """The links of one environment; the names of the fields are those of scaling.json.
 
     Attributes:
-        num_cores: Of the machine; None where it is not known.
         reason: Why the measurements give no model.
         all_reduces: What the model is fitted to, one for each launch.
         all_reduces_sharing_cores: Those of more ranks than cores, in no fit.

@@ -130,10 +130,9 @@ class ScalingPoint:
 
 @dataclass(frozen=True, kw_only=True)
 class ScalingSeries:
-    """Cells of one mode that differ in their number of devices.
+    """Cells of one mode that differ in their number of devices; `name` says what they share.
 
     Attributes:
-        name: What they share, for people.
         batch: Samples of a step that they share: of a device (weak), or of all (strong).
         base: What the others are measured against: `single`, else the fewest devices of the mode.
         points: At least one, in order of devices; without the base.

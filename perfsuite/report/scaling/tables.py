@@ -13,7 +13,6 @@ from perfsuite.report.scaling.cost_model import NUM_DEVICES, Estimate, Links, Sc
 from perfsuite.report.scaling.series import ScaledCell, ScalingPoint, ScalingSeries
 from perfsuite.units import format_bytes, format_change, format_count, format_ratio, format_seconds
 
-SCHEMA: Final = 1
 # More rows are not worth reading through; all of them are in the file beside the page.
 _MOST_ROWS: Final = 200
 
@@ -131,7 +130,7 @@ def _grid(title: str, columns: Sequence[tuple[str, bool]], rows: Iterable[tuple[
 def scaling_document(scaling: Scaling) -> dict[str, Any]:
     """Return series, models, errors and estimates for JSON, in base units; None is unknown."""
     return {
-        "schema": SCHEMA,
+        "schema": 1,
         "formula": ring.FORMULA,
         "source": ring.SOURCE,
         "links": [asdict(links) for links in scaling.links.values()],

@@ -4,22 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import Final
 
-from perfsuite.records.cell import CellRecord, StageTimes
+from perfsuite.records.cell import CellRecord, Counts, StageTimes
 from perfsuite.records.equivalence import Numerics
 from perfsuite.report.rows import NOT_AVAILABLE
 from perfsuite.report.terminal.tables import text_table
 from perfsuite.units import format_bytes, format_change, format_count, format_ratio, format_seconds
-
-_COUNTS: Final[dict[str, Callable[[float], str]]] = {
-    "flops": format_count,
-    "ops": format_count,
-    "collectives": format_count,
-    "collective_bytes": format_bytes,
-    "saved_activation_bytes": format_bytes,
-    "kernel_launches": format_count,
-}
 
 
 def comparison_table(
@@ -80,7 +70,8 @@ def _rows(
         yield f"  {stage}", getattr(a.stages_s, stage), getattr(b.stages_s, stage), format_seconds
     a_bytes, b_bytes = (one.memory.peak_bytes if one.memory else None for one in (a, b))
     yield "peak memory", a_bytes, b_bytes, format_bytes
-    for name, write in _COUNTS.items():
+    for name in Counts.__struct_fields__:
+        write = format_bytes if name.endswith("_bytes") else format_count
         yield name.replace("_", " "), getattr(a.counts, name), getattr(b.counts, name), write
 
 

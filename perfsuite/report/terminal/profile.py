@@ -8,8 +8,6 @@ from perfsuite.report.terminal.tables import text_table
 from perfsuite.system.untrusted import printable
 from perfsuite.units import format_bytes, format_ratio, format_seconds, listed
 
-_NUM_CLASSES_SHOWN = 20
-
 
 def profile_text(profile: Profile) -> str:
     """Return what the terminal shows: stages, epochs, accuracy, operators, and what is missing."""
@@ -74,13 +72,12 @@ def _epoch_table(profile: Profile) -> str:
 def _accuracy_lines(profile: Profile) -> list[str]:
     if profile.accuracy is None or profile.accuracy_per_class is None:
         return []
-    by_class = [
-        f"{label}: {format_ratio(accuracy)}"
-        for label, accuracy in profile.accuracy_per_class.items()
+    accuracies = profile.accuracy_per_class.items()
+    by_class = [f"{label}: {format_ratio(accuracy)}" for label, accuracy in accuracies]
+    return [
+        f"accuracy on the {profile.evaluated_split} split: {format_ratio(profile.accuracy)}",
+        f"by class: {listed(by_class, most=20)}",
     ]
-    shown = listed(by_class, _NUM_CLASSES_SHOWN)
-    overall = format_ratio(profile.accuracy)
-    return [f"accuracy on the {profile.evaluated_split} split: {overall}", f"by class: {shown}"]
 
 
 def _metric_lines(profile: Profile) -> list[str]:

@@ -51,8 +51,6 @@ def start_activity(job: RunCell, start: RankStart, device: torch.device) -> Iter
     split: Split = _evaluated_split(workload) if job.activity == "evaluate" else "train"
     num_shards = job.recipe.plan.data_parallel_size
     shard = (start.rank if num_shards > 1 else 0, num_shards)
-    if trainer is not None:
-        shard = trainer.strategy.shard
     with open_batches(workload, job.recipe, shard, job.plan.seed, device, start, split) as batches:
         if trainer is None:
             yield _Load(batches)
@@ -140,9 +138,6 @@ class _AllReduce(Repeatable):
         num_elements = max(1, message_bytes // _FLOAT32_BYTES)
         self._tensor = torch.full((num_elements,), dist.get_rank() + 1.0, device=device)
         self.missing = {"saved_activation_bytes": "an all_reduce has no forward pass"}
-        self._prove_the_sum()
-
-    def _prove_the_sum(self) -> None:
         world_size = dist.get_world_size()
         expected = world_size * (world_size + 1) / 2
         dist.all_reduce(self._tensor)

@@ -11,14 +11,11 @@ from command_line import call_verb
 
 from perfsuite.cli.verbs import sweep
 from perfsuite.cli.verbs.sweep import parse_counts
-from perfsuite.experiments.sweep import Sweep
+from perfsuite.experiments.sweep import Times
 from perfsuite.records.recipe import Recipe
 
 GOOD, SLOW = (0.001, 0.0015, 0.0011), (0.002, 0.0031, 0.0022)
-FOUND = Sweep(
-    training={0: SLOW, 1: GOOD, 2: GOOD, 3: SLOW},
-    loading={0: GOOD, 1: SLOW, 2: SLOW, 3: SLOW},
-)
+FOUND = {0: SLOW, 1: GOOD, 2: GOOD, 3: SLOW}, {0: GOOD, 1: SLOW, 2: SLOW, 3: SLOW}
 
 
 class Verb:
@@ -37,7 +34,7 @@ class Verb:
             *,
             num_repetitions: int,
             **_: Any,
-        ) -> Sweep:
+        ) -> tuple[Times, Times]:
             self.calls.append((workload, recipe, counts, num_repetitions))
             return FOUND
 

@@ -88,8 +88,12 @@ def point(step_time_s: float, *, is_accepted: bool = False) -> HistoryPoint:
     return HistoryPoint(when="day", commit="abc", step_time_s=step_time_s, is_accepted=is_accepted)
 
 
+def history(*points: HistoryPoint) -> Row:
+    return Row(name="t", history=points)
+
+
 def test_a_history_is_drawn_from_0_with_its_accepted_changes() -> None:
-    drawn = draw_history([point(1.0), point(2.0, is_accepted=True), point(2.0)])
+    drawn = draw_history(history(point(1.0), point(2.0, is_accepted=True), point(2.0)))
 
     assert drawn is not None
     assert dict(drawn.paths)["h"] == "M1 7L60 1L119 1"
@@ -100,4 +104,4 @@ def test_a_history_is_drawn_from_0_with_its_accepted_changes() -> None:
 
 
 def test_one_run_is_no_history() -> None:
-    assert draw_history([point(1.0)]) is None
+    assert draw_history(history(point(1.0))) is None
