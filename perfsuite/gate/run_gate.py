@@ -52,6 +52,7 @@ from perfsuite.system.signals import ends_on_signals
 from perfsuite.units import counted, listed
 
 _HAS_THEM = "where a cell needs them, name a checkout that has them with --base-dir"
+_ANOTHER_BASE = "if its own commit is broken, name an older one with --base (pytest: --perf-base)"
 # The machine of a caller that holds it already.
 HELD: AbstractContextManager[object] = contextlib.nullcontext()
 
@@ -198,7 +199,7 @@ class _Session:
         self._describe_tree(tree, changed)
         refusal = None if own.takes_turns else "the base's perfsuite is too old to take turns"
         if own.suite is None or own.failure is not None:
-            refusal = f"the base's tests cannot be collected: {own.failure}"
+            refusal = f"the base's tests cannot be collected; {_ANOTHER_BASE}: {own.failure}"
         if refusal is not None:
             return not_compared("NO-BASELINE", suite.cells, refusal), None
         assert own.suite is not None

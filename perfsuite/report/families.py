@@ -41,7 +41,8 @@ def families(rows: Sequence[Row], field: RecipeField) -> tuple[Family, ...]:
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
         # A cell without samples, such as a bare collective, has more to it than its recipe says.
-        if row.record is not None and row.record.samples_per_s is not None:
+        has_samples = row.record is not None and row.record.samples_per_s is not None
+        if has_samples and row.recipe is not None:
             groups.setdefault(shared_fields(row, field), []).append(row)
     found: list[Family] = []
     for group in groups.values():

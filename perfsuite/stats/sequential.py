@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, cast
 
 from perfsuite.stats.evidence import Evidence, Pair, Prior, Sessions, weigh
-from perfsuite.stats.spending import FIRST_FULL_LOOK, FIRST_LOOK, Schedule
+from perfsuite.stats.spending import FIRST_FULL_LOOK, Schedule
 
 if TYPE_CHECKING:
     import numpy as np
@@ -51,15 +51,15 @@ _FIRST_STAGE_BETA: Final = 0.75
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rule:
-    """The requirements on a cell, and the error rates; raises a ValueError for one out of range.
+class Rule(Schedule):
+    """The requirements on a cell, the error rates, and where they are spent in the first stage.
+
+    Raises a ValueError for one out of range.
 
     Attributes:
         tolerance: The slowdown that is accepted, 0.02 = 2 %.
         limit: The slowdown that must not pass.
         num_cells: Cells under test in the session: they share `alpha`.
-        max_pairs: Where the rule gives up in one session.
-        num_sessions: Of the same two trees, this one included: they go on from their pairs.
         alpha: Probability of a FAIL in a session with all cells within the tolerance, and of an
             IMPROVED in one with no cell faster than that.
         beta: Probability of a PASS of a cell at its limit. The screen has 2.5 % more.
@@ -70,11 +70,9 @@ class Rule:
     limit: float
     num_cells: int
     max_pairs: int = DEFAULT_MAX_PAIRS
-    num_sessions: int = 1
     alpha: float = 0.05
     beta: float = 0.075
     prior: Prior | None = None
-    first_look: int = FIRST_LOOK
 
     def __post_init__(self) -> None:
         if not 0 <= self.tolerance < 1:
@@ -96,13 +94,6 @@ class Rule:
             value = getattr(self, name)
             if not 0 < value < 0.5:
                 raise ValueError(f"{name} is {value}; it must be in (0, 0.5)")
-
-    @property
-    def schedule(self) -> Schedule:
-        """Where it looks in its first stage."""
-        return Schedule(
-            max_pairs=self.max_pairs, num_sessions=self.num_sessions, first_look=self.first_look
-        )
 
     @property
     def stages(self) -> tuple[Rule, ...]:
@@ -237,7 +228,7 @@ def _follow_stage(pairs: Sessions, rule: Rule) -> tuple[NDArray[np.str_], NDArra
     import numpy as np
 
     num_sessions, num_pairs = pairs.log_ratios.shape
-    looks = rule.schedule.looks
+    looks = rule.looks
     words = np.full(num_sessions, "", dtype="<U12")
     ends = np.full(num_sessions, min(num_pairs, looks[-1]))
     undecided = np.arange(num_sessions)
@@ -271,7 +262,7 @@ def _words(evidence: Evidence, rule: Rule, *, is_full: bool, is_last: bool) -> N
 
 def weigh_look(pairs: Sessions, rule: Rule) -> Evidence:
     """Return what (S, n) pairs say at the first look that is not earlier, n at least 2."""
-    alpha_share, beta_share = rule.schedule.shares(pairs.log_ratios.shape[1])
+    alpha_share, beta_share = rule.shares(pairs.log_ratios.shape[1])
     return weigh(
         pairs,
         rule.prior,

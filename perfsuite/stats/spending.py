@@ -28,7 +28,8 @@ class Schedule:
     """The looks of one or more sessions of the same two trees.
 
     Attributes:
-        max_pairs: Of one session.
+        max_pairs: Where the rule gives up in one session.
+        num_sessions: Of the same two trees, this one included: they go on from their pairs.
     """
 
     max_pairs: int

@@ -10,6 +10,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
@@ -71,20 +72,33 @@ class LevelChange:
 
 @dataclass(frozen=True, kw_only=True)
 class Trend:
-    """Steps of a series, a drift of its logarithm a week, and the logarithms without the drift."""
+    """One explanation of a series: a drift of its logarithm a week, or none, and steps beside it.
 
-    steps: tuple[LevelChange, ...]
+    `bounds` part the series at its steps, `detrended` are the logarithms without the drift.
+    """
+
     drift: Drift | None
+    bounds: tuple[int, ...]
     detrended: tuple[float, ...]
+
+    @cached_property
+    def steps(self) -> tuple[LevelChange, ...]:
+        """Each change from one level to the next."""
+        steps = []
+        for level, place in enumerate(self.bounds[1:-1], start=1):
+            ratio, low, high = self.compare(level - 1, level)
+            steps.append(LevelChange(place=place, ratio=ratio, low=low, high=high))
+        return tuple(steps)
 
     def compare(self, before: int, after: int) -> tuple[float, float, float]:
         """Return the ratio of level `after` over level `before`, and its bounds of 95 % confidence.
 
         Level 0 is the one before the first step.
         """
-        bounds = (0, *(step.place for step in self.steps), len(self.detrended))
+        bounds = self.bounds
         old, new = (self.detrended[bounds[level] : bounds[level + 1]] for level in (before, after))
-        return _locate_ratio(old, new)
+        shift, low, high = locate_shift(old, new)
+        return as_ratio(shift), as_ratio(low), as_ratio(high)
 
     def is_recovered(self, level: int, *, smallest: float) -> bool:
         """Whether the slowdown at the step to a level was undone, but for less than `smallest`.
@@ -96,15 +110,6 @@ class Trend:
             if low <= 1 or ratio < 1 + smallest:
                 return True
         return False
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Fit:
-    """One explanation of the series: a drift or none, and segments beside it."""
-
-    drift: Drift | None
-    bounds: tuple[int, ...]
-    detrended: tuple[float, ...]
 
     def information(self) -> float:
         """Return the cost (Schwarz 1978), Laplace's errors; a step costs its place and its size."""
@@ -132,14 +137,13 @@ def find_trend(
     # A large step hides a drift from what has not seen it, and a staircase of small ones is one.
     starts = dict.fromkeys([(0, len(logs)), stepped.bounds])
     drifting = [_fit_drift(weeks, logs, start) for start in starts]
-    best = min([stepped, *filter(None, drifting)], key=_Fit.information)
-    kept = _without_small(best, weeks, logs, math.log1p(smallest))
-    return Trend(steps=tuple(_steps_of(kept)), drift=kept.drift, detrended=kept.detrended)
+    best = min([stepped, *filter(None, drifting)], key=Trend.information)
+    return _without_small(best, weeks, logs, math.log1p(smallest))
 
 
 def _fit_drift(
     weeks: Sequence[float], logs: Sequence[float], bounds: tuple[int, ...]
-) -> _Fit | None:
+) -> Trend | None:
     """Return the fit with a drift, found in turns with its steps; None without a drift."""
     if max(weeks) - min(weeks) < _MIN_SPAN_WEEKS:
         return None
@@ -155,12 +159,14 @@ def _fit_drift(
     return None
 
 
-def _fit_steps(values: Sequence[float], drift: Drift | None) -> _Fit:
+def _fit_steps(values: Sequence[float], drift: Drift | None) -> Trend:
     bounds = (0, *find_change_points(values), len(values))
-    return _Fit(drift=drift, bounds=bounds, detrended=tuple(values))
+    return Trend(drift=drift, bounds=bounds, detrended=tuple(values))
 
 
-def _without_small(fit: _Fit, weeks: Sequence[float], logs: Sequence[float], least: float) -> _Fit:
+def _without_small(
+    fit: Trend, weeks: Sequence[float], logs: Sequence[float], least: float
+) -> Trend:
     """Return the fit without small steps and a small drift; the smallest steps go first."""
     drift = fit.drift
     if drift is not None and abs(drift.slope) * (max(weeks) - min(weeks)) < least:
@@ -176,15 +182,7 @@ def _without_small(fit: _Fit, weeks: Sequence[float], logs: Sequence[float], lea
         if sizes[smallest] >= least:
             break
         del bounds[smallest + 1]
-    return _Fit(drift=drift, bounds=tuple(bounds), detrended=tuple(values))
-
-
-def _steps_of(fit: _Fit) -> list[LevelChange]:
-    steps = []
-    for start, place, end in zip(fit.bounds, fit.bounds[1:], fit.bounds[2:], strict=False):
-        ratio, low, high = _locate_ratio(fit.detrended[start:place], fit.detrended[place:end])
-        steps.append(LevelChange(place=place, ratio=ratio, low=low, high=high))
-    return steps
+    return Trend(drift=drift, bounds=tuple(bounds), detrended=tuple(values))
 
 
 def _bounded_logs(times_s: Sequence[float]) -> list[float]:
@@ -200,11 +198,6 @@ def as_ratio(difference: float) -> float:
     (1.0, True)
     """
     return math.exp(max(-_MAX_DIFFERENCE, min(_MAX_DIFFERENCE, difference)))
-
-
-def _locate_ratio(before: Sequence[float], after: Sequence[float]) -> tuple[float, float, float]:
-    shift, low, high = locate_shift(before, after)
-    return as_ratio(shift), as_ratio(low), as_ratio(high)
 
 
 def locate_shift(before: Sequence[float], after: Sequence[float]) -> tuple[float, float, float]:

@@ -6,9 +6,9 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import NoReturn
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, NoReturn
 
 # A CI that cancels, and a terminal that is closed.
 SIGNALS = (signal.SIGTERM, signal.SIGHUP)
@@ -37,15 +37,9 @@ def ends_on_signals(end: Callable[[int], NoReturn] = _exit) -> Iterator[None]:
 
     `end` raises the exception, given the signal; by default one line and that of `sys.exit`.
     """
-    is_main = threading.current_thread() is threading.main_thread()
-    ours = [one for one in SIGNALS if is_main and signal.getsignal(one) is signal.SIG_DFL]
-    for one in ours:
-        signal.signal(one, lambda number, _: end(number))
-    try:
+    ours = [number for number in SIGNALS if signal.getsignal(number) is signal.SIG_DFL]
+    with _handled_by(lambda number, _: end(number), ours):
         yield
-    finally:
-        for one in ours:
-            signal.signal(one, signal.SIG_DFL)
 
 
 @contextmanager
@@ -55,31 +49,28 @@ def uninterrupted() -> Iterator[None]:
     Their handlers are replaced. Blocking the signals would not suffice: another thread, such as
     one of a numeric library, takes them then, and Python still runs the handler in the main one.
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield  # Python runs no handler here
-        return
     came: list[int] = []
-    before = {
-        number: signal.signal(number, lambda number, _: came.append(number))
-        for number in (signal.SIGINT, *SIGNALS)
-    }
     try:
-        yield
+        with _handled_by(lambda number, _: came.append(number), (signal.SIGINT, *SIGNALS)):
+            yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
         for first in came[:1]:
             signal.raise_signal(first)
 
 
-@contextmanager
-def ignores_ctrl_c() -> Iterator[None]:
+def ignores_ctrl_c() -> AbstractContextManager[None]:
     """Ignore SIGINT: a first one has begun the end that a second would cut off."""
+    return _handled_by(signal.SIG_IGN, (signal.SIGINT,))
+
+
+@contextmanager
+def _handled_by(handler: Any, numbers: Sequence[signal.Signals]) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
-        yield
+        yield  # Python runs no handler here
         return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    before = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, earlier in before.items():
+            signal.signal(number, earlier)

@@ -12,19 +12,19 @@ import functools
 import importlib
 import logging
 import os
+import pkgutil
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from perfsuite.errors import SettingError
 from perfsuite.system.untrusted import printable
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Protocol:
+class _Protocol(NamedTuple):
     """The client of one kind of URL: a package that fsspec needs and an extra installs.
 
     `failures` are its errors beside OSError, as module:class.
@@ -237,8 +237,7 @@ def _filesystem(protocol: str) -> Any:
 
 @functools.cache
 def _failures(protocol: str) -> tuple[type[Exception], ...]:
-    names = (name.split(":") for name in _PROTOCOLS[protocol].failures)
-    return (OSError, *(getattr(importlib.import_module(module), name) for module, name in names))
+    return (OSError, *map(pkgutil.resolve_name, _PROTOCOLS[protocol].failures))
 
 
 @contextlib.contextmanager

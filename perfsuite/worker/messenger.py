@@ -35,10 +35,15 @@ def serve(start: MessengerStart, pipe: Connection) -> None:
         outgoing = _connect(start, is_host=start.membership.hosts_store)
         incoming = _connect(start, is_host=False)
     except StoreError as error:
-        controller.give_up(_cannot_connect(start, error))
+        place = start.membership
+        controller.give_up(
+            f"rank {place.rank} of {place.world_size} cannot reach the store at "
+            f"{place.host}:{place.port} (MASTER_ADDR, MASTER_PORT): {_first_line(error)}; "
+            "give torchrun a --master-addr that every host can reach, and open the port"
+        )
         return
-    reader = _Reader(incoming, controller, start.membership.world_size)
-    thread = threading.Thread(target=reader.run, daemon=True)
+    given = (incoming, controller, start.membership.world_size)
+    thread = threading.Thread(target=_send_on, args=given, daemon=True)
     thread.start()
     heartbeats = _Heartbeats(start, outgoing)
     try:
@@ -74,41 +79,34 @@ class _Controller:
         self.send(SessionBroken(reason))
 
 
-class _Reader:
-    """Sends each letter of the list on to the controller."""
+def _send_on(store: Store, controller: _Controller, world_size: int) -> None:
+    """Send each letter of the list on to the controller."""
+    num_read = 0
+    pause_s = _SHORTEST_PAUSE_S
+    try:
+        while True:
+            # Not a wait with a time-out: one that runs out just as the letter comes may never
+            # return (torch 2.15).
+            if store.check([_key(num_read)]):
+                controller.send(_take(store, _key(num_read), world_size))
+                num_read += 1
+                pause_s = _SHORTEST_PAUSE_S
+            else:
+                time.sleep(pause_s)
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+    except StoreError as error:
+        controller.give_up(f"the store of torchrun is gone: {_first_line(error)}")
+    except (BrokenPipeError, ConnectionResetError):
+        return  # the controller is gone, and so is this process in a moment
 
-    def __init__(self, store: Store, controller: _Controller, world_size: int) -> None:
-        self._store = store
-        self._controller = controller
-        self._world_size = world_size
-        self._num_read = 0
 
-    def run(self) -> None:
-        pause_s = _SHORTEST_PAUSE_S
-        try:
-            while True:
-                # Not a wait with a time-out: one that runs out just as the letter comes may never
-                # return (torch 2.15).
-                if self._store.check([_key(self._num_read)]):
-                    self._controller.send(self._take())
-                    pause_s = _SHORTEST_PAUSE_S
-                else:
-                    time.sleep(pause_s)
-                    pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-        except StoreError as error:
-            self._controller.give_up(f"the store of torchrun is gone: {_first_line(error)}")
-        except (BrokenPipeError, ConnectionResetError):
-            return  # the controller is gone, and so is this process in a moment
-
-    def _take(self) -> bytes:
-        key = _key(self._num_read)
-        num_pages = int(self._store.get(key))
-        content = b"".join(self._store.get(f"{key}.{page}") for page in range(num_pages))
-        if self._store.add(f"{key} read", 1) == self._world_size:
-            for page in range(num_pages):
-                self._store.delete_key(f"{key}.{page}")
-        self._num_read += 1
-        return content
+def _take(store: Store, key: str, world_size: int) -> bytes:
+    num_pages = int(store.get(key))
+    content = b"".join(store.get(f"{key}.{page}") for page in range(num_pages))
+    if store.add(f"{key} read", 1) == world_size:
+        for page in range(num_pages):
+            store.delete_key(f"{key}.{page}")
+    return content
 
 
 class _Heartbeats:
@@ -196,15 +194,6 @@ def _post(store: Store, content: bytes) -> None:
 
 def _key(number: int) -> str:
     return f"letter {number}"
-
-
-def _cannot_connect(start: MessengerStart, error: Exception) -> str:
-    membership = start.membership
-    return (
-        f"rank {membership.rank} of {membership.world_size} cannot reach the store at "
-        f"{membership.host}:{membership.port} (MASTER_ADDR, MASTER_PORT): {_first_line(error)}; "
-        "give torchrun a --master-addr that every host can reach, and open the port"
-    )
 
 
 def _first_line(error: Exception) -> str:

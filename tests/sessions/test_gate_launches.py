@@ -232,12 +232,33 @@ def test_arms_that_want_what_one_alone_can_have_run_launch_after_launch(
     gated.expect(0, f"{PRICE} PASS *", f"{PRICE}: *launch ran after launch, not round by round")
 
 
-def test_a_change_that_switches_the_gate_off_is_refused(shop: Repository) -> None:
-    (shop.path / "pytest.ini").write_text("[pytest]\npythonpath = .\nperf_gate = off\n")
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ("perf_gate = off", "perf_gate"),
+        ("addopts = --perf-gate=off", "perf_gate"),
+        ("perf_numerics = off", "perf_numerics"),
+    ],
+)
+def test_a_change_that_switches_the_gate_or_a_check_of_it_off_is_refused(
+    shop: Repository, line: str, name: str
+) -> None:
+    (shop.path / "pytest.ini").write_text(f"[pytest]\npythonpath = .\n{line}\n")
 
-    gated = shop.gate()
+    gated = shop.gate("--perf-limit=6%")
 
-    gated.expect(4, "ERROR: perf_gate is 'off' (*pytest.ini) and was not in the base, *")
+    gated.expect(4, f"ERROR: {name} is 'off' (*pytest.ini) and was not in the base, *")
+
+
+def test_a_gate_that_is_off_at_the_base_too_stays_so(shop: Repository) -> None:
+    (shop.path / "pytest.ini").write_text("[pytest]\npythonpath = .\naddopts = --perf-gate=off\n")
+    shop.commit()
+    shop.write(shop=SLOW_SHOP)
+
+    gated = shop.gate("--perf-limit=6%")
+
+    gated.expect(0, "*1 passed*")
+    assert PRICE not in gated.output
 
 
 def test_a_change_that_leaves_the_plugin_out_is_refused_where_the_gate_is_asked_for(

@@ -69,11 +69,26 @@ def repeat(run: Path) -> None:
         run.with_name(f"{number:04}_main.json").write_text(json.dumps(content))
 
 
+def store_as_of(shop: Repository, commit: str, name: str) -> None:
+    """Store the runs once more, under another name, as if they were of another commit."""
+    for run in stored_runs(shop):
+        if run.name.endswith("_main.json"):
+            content = json.loads(run.read_text())
+            content["commit_info"]["id"] = commit
+            run.with_name(run.name.replace("main", name)).write_text(json.dumps(content))
+
+
+def commit_code(shop: Repository, text: str) -> str:
+    """Commit the shop alone, and return the commit's full name."""
+    shop.write(shop=text)
+    shop.git("add", "*.py")
+    shop.git("commit", "--quiet", "--message", "code")
+    return shop.git("rev-parse", "HEAD")
+
+
 def gate_the_slow_change(shop: Repository, *arguments: str) -> Gated:
     """Make the base fast and head slow, and gate head."""
-    shop.write(shop=SHOP)
-    shop.git("add", "*.py")
-    shop.git("commit", "--quiet", "--message", "fast")
+    commit_code(shop, SHOP)
     shop.write(shop=SLOW_SHOP)
     return shop.gate(*arguments)
 
@@ -91,13 +106,30 @@ def expect_refusal(gated: Gated, shop: Repository, reason: str) -> None:
     )
 
 
-def test_good_runs_of_an_older_commit_let_no_change_pass_that_is_slower_than_its_base(
+def test_good_runs_of_any_other_commit_let_no_change_pass_that_is_slower_than_its_base(
     shop: Repository,
 ) -> None:
-    gated = gate_the_slow_change(shop)
+    """Of an older one, of a later one, and runs that the change brings as if of the base."""
+    base = commit_code(shop, SHOP)
+    later = commit_code(shop, SLOW_SHOP)
+    store_as_of(shop, later, "later")
+    store_as_of(shop, base, "brought")
+    shop.git("add", "*_brought.json")
+    shop.git("commit", "--quiet", "--message", "a change")
 
-    gated.expect(10, f"{PRICE} FAIL +200.0 % *")
-    assert "not compared with" not in gated.output
+    gated = shop.gate(f"--perf-base={base}")
+
+    why = {
+        "brought": "comes with the commits that are judged; it counts once they are merged",
+        "later": f"its commit {later[:12]} is neither the base nor an ancestor of it",
+    }
+    refused = [
+        f"not compared with {run}: {why[kind]}"
+        for run in stored_runs(shop)
+        if (kind := run.stem.partition("_")[2]) in why
+    ]
+    gated.expect(10, *refused, f"{PRICE} FAIL +200.0 % *")
+    assert len(refused) == gated.output.count("not compared with") == 2 * MIN_SESSIONS
 
 
 # Each iteration does the work twice.

@@ -63,10 +63,18 @@ def test_a_library_that_both_arms_load_from_head_proves_nothing(shop: Repository
     )
 
 
-CACHED = """
+CACHES = (
+    *("PYTHONPYCACHEPREFIX", "TORCH_EXTENSIONS_DIR", "TORCHINDUCTOR_CACHE_DIR"),
+    *("TRITON_CACHE_DIR", "NUMBA_CACHE_DIR", "CUPY_CACHE_DIR"),
+)
+CACHED = f"""
     import os, runpy, shutil
     from pathlib import Path
 
+    if "PERFSUITE_ARM_NAME" in os.environ:
+        with open(os.environ["CACHES"], "a") as caches:
+            for name in {CACHES}:
+                print(os.environ["PERFSUITE_ARM_NAME"], name, os.environ[name], file=caches)
     BUILT = Path(os.environ["KERNELS"], "kernel_built.py")
     if not BUILT.exists():
         shutil.copyfile(Path(__file__).with_name("kernel.py"), BUILT)
@@ -75,13 +83,14 @@ CACHED = """
 
 
 def test_what_one_arm_builds_for_both_proves_nothing(shop: Repository, tmp_path: Path) -> None:
+    """Compilers are told of a folder of each arm, which all launches of the arm have."""
     shop.write(shop=CACHED, kernel=SHOP)
     shop.commit()
     shop.write(kernel=SLOW_SHOP)
     shop.write(shop=f"{CACHED}    # it is loaded, and the kernel is not")
     (tmp_path / "kernels").mkdir()
 
-    gated = shop.gate(KERNELS=str(tmp_path / "kernels"))
+    gated = shop.gate(KERNELS=str(tmp_path / "kernels"), CACHES=str(tmp_path / "caches"))
 
     gated.expect(
         12,
@@ -89,6 +98,10 @@ def test_what_one_arm_builds_for_both_proves_nothing(shop: Repository, tmp_path:
         f"{PRICE}: both arms loaded {tmp_path}/kernels/kernel_built.py, which was written during "
         "this session; gate again if *; else have the code build it in the tree, *",
     )
+    lines = (tmp_path / "caches").read_text().splitlines()
+    folders = {(arm, name): folder for arm, name, folder in map(str.split, lines)}
+    assert len(lines) > len(folders) == len(set(folders.values())) == 2 * len(CACHES)
+    assert {*map(tuple, map(str.split, lines))} == {(*key, folders[key]) for key in folders}
 
 
 BY_DATA = """

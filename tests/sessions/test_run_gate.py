@@ -14,6 +14,7 @@ import pytest
 from gated_repository import CLOCK
 from git_checkouts import git
 from made_up_machine import Machine
+from made_up_runs import stamp, write_run
 
 from perfsuite.errors import SettingError, WorkloadError
 from perfsuite.gate import run_gate as run_gate_module
@@ -342,8 +343,12 @@ def test_where_the_bases_tests_cannot_be_collected_no_cell_passes(tmp_path: Path
     assert words(result) == {"test_same": "NO-BASELINE", "test_slow": "NO-BASELINE"}
     reason = cell(result, "test_same").reason
     assert reason is not None
-    assert reason.startswith("the base's tests cannot be collected: ")
+    assert reason.startswith(
+        "the base's tests cannot be collected; if its own commit is broken, name an older one with "
+        "--base (pytest: --perf-base): "
+    )
     assert "ZeroDivisionError" in reason
+    assert exit_code(words(result).values()) == 12
 
 
 def test_a_change_that_repairs_a_benchmark_of_the_base_is_judged(tmp_path: Path) -> None:
@@ -356,6 +361,7 @@ def test_a_change_that_repairs_a_benchmark_of_the_base_is_judged(tmp_path: Path)
     result = gate(folder)
 
     assert words(result) == {"test_same": "PASS", "test_slow": "FAIL"}
+    assert exit_code(words(result).values()) == 10
 
 
 def test_options_that_the_bases_pytest_refuses_are_left_out(tmp_path: Path) -> None:
@@ -372,6 +378,7 @@ def test_options_that_the_bases_pytest_refuses_are_left_out(tmp_path: Path) -> N
     result = gate(folder)
 
     assert words(result) == {"test_same": "PASS", "test_slow": "VANISHED"}
+    assert exit_code(words(result).values()) == 12
 
 
 def test_a_base_whose_perfsuite_cannot_take_turns_is_no_baseline(tmp_path: Path) -> None:
@@ -544,6 +551,7 @@ def test_a_cell_that_reads_a_submodule_of_another_commit_proves_nothing(tmp_path
     result = gate(folder)
 
     assert words(result) == {"test_same": "INVALID", "test_slow": "INVALID"}
+    assert exit_code(words(result).values()) == 12
     assert result.differs["base's tree"] == (
         "the submodule part is empty in the base's tree; where a cell needs them, name a checkout "
         "that has them with --base-dir"
@@ -626,6 +634,23 @@ def test_a_change_of_documentation_alone_does_not_wait_for_the_machine(tmp_path:
 
     assert {cell.by for cell in result.cells} == {"identical"}
     assert not machine.was_held
+
+
+def test_a_budget_that_is_known_to_be_too_small_is_refused_before_the_first_pair(
+    project: Path, tmp_path: Path
+) -> None:
+    known = stamp(durations_s={"bench/test_a.py::test_slow": 3600.0})
+    stored = write_run(tmp_path / "0001_main.json", perfsuite=known)
+
+    asked = {"arguments": (*CALL, "-k", "slow"), "judges_identical": True}
+    result = gate(project, stored=stored, **asked)
+
+    assert (result.judgement, words(result)) == (None, {"test_slow": "INCONCLUSIVE"})
+    assert exit_code(words(result).values()) == 11
+    assert cell(result, "test_slow").reason == (
+        "2 pairs are the fewest that decide, one takes about 120 min, and the budget is 5 min; "
+        "allow more with --perf-max-minutes"
+    )
 
 
 @pytest.mark.parametrize(("heeds", "allowed"), [(True, 1.5), (False, 1.0)])

@@ -164,7 +164,7 @@ def test_between_looks_the_interval_runs_on_at_the_level_of_the_next_look() -> N
 
     evidence = weigh_look(sessions(np.array([log_ratios])), QUIET)
     assert decision.word is None
-    assert QUIET.schedule.shares(7) == QUIET.schedule.shares(8)
+    assert QUIET.shares(7) == QUIET.shares(8)
     assert decision.interval == (math.exp(evidence.lower[0]), math.exp(evidence.upper[0]))
 
 
@@ -268,7 +268,7 @@ def test_a_decision_rests_on_the_pairs_up_to_it_alone(some: list[Pair], rule: Ru
 
     assert decide(some[: decision.num_pairs], rule) == decision
     if rule.num_cells < 200:
-        assert decision.word is None or decision.num_pairs in rule.schedule.looks
+        assert decision.word is None or decision.num_pairs in rule.looks
     if decision.word is not None:
         assert decide([*some, *without_stalls([0.1, -0.1])], rule) == decision
 
@@ -278,7 +278,7 @@ def test_the_order_of_the_pairs_between_two_looks_does_not_matter(
     log_ratios: list[float], rule: Rule, random: Any
 ) -> None:
     rule = dataclasses.replace(rule, num_cells=24)
-    looks = rule.schedule.looks
+    looks = rule.looks
     shuffled = []
     for begin, end in zip((0, *looks), looks, strict=False):
         stretch = log_ratios[begin:end]

@@ -79,7 +79,15 @@ NOISY_SHOP = """
         clock.work(0.001)
 """
 # Of a session whose environment the inner one must not take for its own.
-_OURS = ("PYTEST_", "PERFSUITE_", "GIT_", "PYTHONPATH", "PYTHONHASHSEED", "GITHUB_BASE_REF")
+_OURS = (
+    "PYTEST_",
+    "PERFSUITE_",
+    "GIT_",
+    "PYTHONPATH",
+    "PYTHONHASHSEED",
+    "GITHUB_BASE_REF",
+    "CI_MERGE_",
+)
 _ENVIRONMENT = {
     **{name: value for name, value in os.environ.items() if not name.startswith(_OURS)},
     # Fewer plugins, which every launch would import.

@@ -103,7 +103,7 @@ def simulate(
         num_sessions=1 + num_reruns,
         prior=None if factor is None else Prior(sd=factor * pair_sd),
     )
-    most = max(_MOST_PAIRS, rule.schedule.looks[-1])
+    most = max(_MOST_PAIRS, rule.looks[-1])
     normal, noise, chance, errors = _draw(world.noise, num_sessions, most, seed)
     is_slow = chance < world.slow_launches
     common = math.log1p(slowdown) + math.log1p(world.slower_by) * is_slow

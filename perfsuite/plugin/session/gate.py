@@ -43,8 +43,8 @@ _NO_GATE_UNDER_TORCHRUN = (
 _MEASURE_NOTHING = {
     "--benchmark-disable": "--benchmark-enable",
     "--benchmark-skip": "--benchmark-only",
+    "--setup-plan": "",  # which sets the other
     "--setup-only": "",
-    "--setup-plan": "",
 }
 _NOT_REACHED = "it was selected, and the session ended before it had a verdict"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -13,6 +14,7 @@ from perfsuite.records.workload import Workload
 from perfsuite.worker.equivalence.comparison import Discrepancy
 from perfsuite.worker.equivalence.diagnosis import explain_weights
 from perfsuite.worker.equivalence.planted_bugs import Bug, missed
+from perfsuite.worker.equivalence.references.single_process import Reference, plain_recipe
 from perfsuite.worker.equivalence.tensors import Tensors
 from perfsuite.worker.equivalence.trace.trace import Trace
 
@@ -37,6 +39,11 @@ class Case:
     trace: Trace
     twin: Trace | None
     on_step: Callable[[], None]
+
+    def reference(self, **changes: Any) -> Reference:
+        """Return one process that computes the run's gradients, with changes to its recipe."""
+        recipe = plain_recipe(self.recipe, **changes)
+        return Reference(self.workload, recipe, device=self.device, seed=self.seed)
 
 
 @dataclass(kw_only=True)

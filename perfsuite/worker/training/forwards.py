@@ -4,21 +4,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from torch import nn
 
 from perfsuite.errors import WorkloadError
 
 
-class ForwardWrapper(Protocol):
-    """What runs in place of a forward, and gets that forward, bound to its module."""
-
-    def __call__(self, forward: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """The answer to one call of the module."""
-
-
-def wrap_forward(module: nn.Module, wrapper: ForwardWrapper) -> None:
+def wrap_forward(module: nn.Module, wrapper: Callable[..., Any]) -> None:
     """Let `wrapper(forward, *args, **kwargs)` answer each call of the module, in place.
 
     The module's class is exchanged for a subclass of its own, as FSDP2 does it: its attributes, its

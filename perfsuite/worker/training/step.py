@@ -54,7 +54,9 @@ def train_step(trainer: Trainer, batches: Iterator[Any], stage: Stage) -> Tensor
             losses.append(loss)
     with stage("optimizer"):
         apply_gradients(trainer)
-    return _mean(losses)
+    if len(losses) > 1:
+        return torch.stack(losses).mean()
+    return losses[0] if losses else None
 
 
 def apply_gradients(trainer: Trainer) -> None:
@@ -148,12 +150,6 @@ def clip_gradients(trainer: Trainer, max_norm: float) -> None:
         differ_between_ranks=trainer.strategy.splits_parameters,
         device=trainer.device,
     )
-
-
-def _mean(losses: list[Tensor]) -> Tensor | None:
-    if len(losses) > 1:
-        return torch.stack(losses).mean()
-    return losses[0] if losses else None
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import pkgutil
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -56,7 +56,6 @@ def choose_strategy(workload: Workload, recipe: Recipe, *, device: torch.device)
             f"parallel {recipe.parallel!r} needs {plan.world_size} ranks, and the process group "
             f"has {dist.get_world_size()}"
         )
-    module, _, name = plan.properties.strategy.partition(":")
-    strategies = importlib.import_module(f"perfsuite.worker.training.parallel.{module}")
-    strategy: Strategy = getattr(strategies, name)(workload, recipe, device)
+    kind = pkgutil.resolve_name(f"{__package__}.parallel.{plan.properties.strategy}")
+    strategy: Strategy = kind(workload, recipe, device)
     return strategy

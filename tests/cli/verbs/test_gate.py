@@ -16,7 +16,7 @@ from gated_repository import CLOCK, ONE_CELL, SHOP, Repository
 
 from perfsuite.cli import app
 from perfsuite.cli.verbs import gate as gate_module
-from perfsuite.gate.judge.trial import Judgement
+from perfsuite.gate.judge.trial import Budget, Judgement
 from perfsuite.gate.request import GateRequest
 from perfsuite.gate.run_gate import GateResult
 from perfsuite.records.verdict import CellVerdict, Explanation
@@ -129,7 +129,7 @@ def test_every_option_reaches_the_session(gate: Gate, tmp_path: Path) -> None:
         *("a.py", "b::c", "-k", "lenet and not ddp", "--base", "v1", "--base-env", "A=1=2"),
         *("--base-env", "B=", "--tolerance", "1%", "--limit", "0.03", "--max-pairs", "8"),
         *("--max-minutes", "0.5", "--seed", "5", "--json", "gate.json", "--base-build", "make"),
-        *("--numerics-change", "fail"),
+        *("--numerics-change", "fail", "--timeout", "900"),
     )
 
     (request,) = gate.requests
@@ -137,7 +137,7 @@ def test_every_option_reaches_the_session(gate: Gate, tmp_path: Path) -> None:
     assert (request.base, request.base_build, request.seed) == ("v1", "make", 5)
     assert request.base_environment == {"A": "1=2", "B": ""}
     assert (request.tolerance, request.limit) == (0.01, 0.03)
-    assert (request.budget.max_pairs, request.budget.max_s) == (8, 30.0)
+    assert request.budget == Budget(max_pairs=8, max_s=30.0, timeout_s=900.0)
     assert request.outputs == (Path("gate.json"),)
     assert request.refuses_numerics_change
 

@@ -9,7 +9,13 @@ import pytest
 from git_checkouts import clone, commit, git, head_of
 
 from perfsuite.errors import SettingError
-from perfsuite.gate.git.find_base import describe_head, find_base, find_trunk, is_dirty
+from perfsuite.gate.git.find_base import (
+    describe_head,
+    find_base,
+    find_trunk,
+    is_dirty,
+    target_branch,
+)
 from perfsuite.gate.git.repository import Base, NoBase, find_top
 
 # --- a base that the user names ---
@@ -254,6 +260,11 @@ def test_the_branch_that_a_change_goes_to_comes_before_the_default_one(
             "release/1.x:refs/remotes/origin/release/1.x', or name a base with --base or "
             "--base-dir (pytest: --perf-base, --perf-base-dir)"
         )
+
+
+@pytest.mark.parametrize("name", ["GITHUB_BASE_REF", "CI_MERGE_REQUEST_TARGET_BRANCH_NAME"])
+def test_the_branch_that_a_change_goes_to_is_a_variable_of_github_and_of_gitlab(name: str) -> None:
+    assert target_branch({"GITHUB_BASE_REF": "", name: "release/1.x"}) == "release/1.x"
 
 
 @pytest.mark.parametrize(("num_commits", "is_warned"), [(50, False), (51, True)])

@@ -897,10 +897,17 @@ def test_arms_that_get_no_further_are_tried_once_more_launch_after_launch(
     assert [plan.is_apart for plan in machine.plans[:3]] == [False, True, not hangs]
 
 
-def test_arms_that_want_one_port_run_launch_after_launch(run: Run) -> None:
+@pytest.mark.parametrize(
+    "why",
+    [
+        "OSError: [Errno 98] Address already in use",
+        "torch.AcceleratorError: CUDA error: CUDA-capable device(s) is/are busy or unavailable",
+    ],
+)
+def test_arms_that_want_what_one_alone_can_have_run_launch_after_launch(run: Run, why: str) -> None:
     def cells(name: str, arm: str, number: int) -> CellRun:
         if not machine.plans[-1].is_apart and arm == "head":
-            return ended("failed", "OSError: [Errno 98] Address already in use")
+            return ended("failed", why)
         return timed(1.0)
 
     machine = Machine(cells)

@@ -249,6 +249,22 @@ def test_an_installed_project_of_the_tree_is_known_by_its_name(
     assert is_shared_wrongly(folder, install(folder, "my-shop", "calc.py"), "lib/calc.py")
 
 
+def test_what_a_project_of_the_tree_has_compiled_and_installed_is_one_for_both(
+    folder: Path,
+) -> None:
+    """Such as an extension that no module of the tree is named after."""
+    add(folder, "pyproject.toml", '[project]\nname = "shop"\n')
+    built = install(folder, "shop", "_fast.cpython-311-x86_64-linux-gnu.so", "\x7fELF")
+    other = install(folder, "numpy", "_core.cpython-311-x86_64-linux-gnu.so", "\x7fELF")
+
+    assert compare(folder, [other], [other]) is None
+    assert compare(folder, [other, built], [other, built]) == (
+        f"both arms loaded {folder}/{built}, which shop has installed; build it in the base's "
+        "tree with --base-build CMD (pytest: --perf-base-build), or give the base an interpreter "
+        "of its own with --base-python (pytest: --perf-base-python)"
+    )
+
+
 def test_another_project_may_have_a_module_that_is_called_as_one_of_the_tree(folder: Path) -> None:
     add(folder, "pyproject.toml", '[project]\nname = "shop"\n')
     add(folder, "experiments/datasets/__init__.py")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -52,10 +52,12 @@ def words(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     return found
 
 
-def gated(pytester: pytest.Pytester, other: str = "benchmark(int)") -> pytest.RunResult:
+def gated(
+    pytester: pytest.Pytester, other: str = "benchmark(int)", *, options: Sequence[str] = ()
+) -> pytest.RunResult:
     pytester.makepyfile(test_inner=SUITE.format(other=other))
     arguments = (".", "--benchmark-compare", "--benchmark-json=run.json", "--perf-gate=on")
-    return pytester.runpytest_inprocess(*arguments, "-p", "no:cacheprovider")
+    return pytester.runpytest_inprocess(*arguments, *options, "-p", "no:cacheprovider")
 
 
 def table(result: pytest.RunResult) -> dict[str, str]:
@@ -194,6 +196,18 @@ def test_a_cell_that_is_never_reached_is_invalid(
     assert table(result) == {FINE: "PASS", OTHER: "INVALID"}
     reason = "it was selected, and the session ended before it had a verdict"
     assert f"{OTHER}: {reason}" in result.outlines
+
+
+@pytest.mark.parametrize("option", ["--setup-only", "--setup-plan"])
+def test_what_runs_no_test_is_refused(
+    pytester: pytest.Pytester, words: dict[str, str], option: str
+) -> None:
+    result = gated(pytester, options=(option,))
+
+    assert result.ret == 4
+    result.stderr.fnmatch_lines(
+        [f"ERROR: --benchmark-compare measures nothing beside {option}; leave it out"]
+    )
 
 
 def leave_open(monkeypatch: pytest.MonkeyPatch) -> None:

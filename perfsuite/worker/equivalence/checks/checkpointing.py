@@ -16,7 +16,6 @@ from perfsuite.worker.equivalence.limits import BITWISE, Limit, reduction_limit
 from perfsuite.worker.equivalence.planted_bugs import Bug, gradient_bugs, wrong_scale
 from perfsuite.worker.equivalence.proof import Case, Proof
 from perfsuite.worker.equivalence.tensors import Tensors
-from perfsuite.worker.equivalence.trace.trace import Step
 
 
 def check_checkpointing(case: Case) -> Proof | str:
@@ -30,7 +29,12 @@ def check_checkpointing(case: Case) -> Proof | str:
     ):
         if number > 1 and limit.value > 0:
             break  # the runs may drift apart by more than the rounding of one step
-        proof.evidence += _compare(step, twin, number, limit)
+        buffers = comparison.measure_buffer_errors(step.after.buffers, twin.after.buffers)
+        proof.evidence += [
+            *comparison.judge_losses(step.losses, twin.losses, number, limit),
+            *_judge(twin.gradients, number, limit, step.gradients),
+            *comparison.judge(buffers, "buffer", number, limit),
+        ]
         if number == 1:
             bugs = _bugs(twin.gradients, case.recipe, limit)
             proof.plant(bugs, partial(_judge, twin.gradients, 1, limit))
@@ -55,15 +59,6 @@ def _limit(case: Case) -> Limit:
         default=0.0,
     )
     return reduction_limit(epsilon, recipe, case.device)
-
-
-def _compare(step: Step, twin: Step, number: int, limit: Limit) -> list[comparison.Discrepancy]:
-    buffers = comparison.measure_buffer_errors(step.after.buffers, twin.after.buffers)
-    return [
-        *comparison.judge_losses(step.losses, twin.losses, number, limit),
-        *_judge(twin.gradients, number, limit, step.gradients),
-        *comparison.judge(buffers, "buffer", number, limit),
-    ]
 
 
 def _judge(

@@ -18,7 +18,6 @@ from torch import nn
 from perfsuite.worker.equivalence.comparison import Discrepancy, judge, measure_errors, total_norm
 from perfsuite.worker.equivalence.limits import BITWISE, Limit
 from perfsuite.worker.equivalence.proof import Case, Proof
-from perfsuite.worker.equivalence.references.single_process import Reference, plain_recipe
 from perfsuite.worker.equivalence.tensors import Tensors, in_double
 from perfsuite.worker.equivalence.trace.trace import Step, read_weights
 from perfsuite.worker.training.mixed_precision import precision_policy
@@ -64,12 +63,8 @@ class _Replay:
         self._max_norm = recipe.clip_grad_norm
         self._sparse = case.trace.sparse
         self._num_steps = 0
-        self._reference = Reference(
-            case.workload,
-            plain_recipe(recipe, **({"precision": "fp32"} if self._has_master_weights else {})),
-            device=case.device,
-            seed=case.seed,
-        )
+        precision = "fp32" if self._has_master_weights else recipe.precision
+        self._reference = case.reference(precision=precision)
 
     def weights(self) -> Tensors:
         """The present parameters, master weights in float32."""

@@ -21,7 +21,7 @@ from perfsuite.worker.equivalence.planted_bugs import Bug
 from perfsuite.worker.equivalence.proof import Case, Proof
 from perfsuite.worker.equivalence.references.averaging import average
 from perfsuite.worker.equivalence.references.powersgd import NUM_PLAIN_STEPS, PowerSGD
-from perfsuite.worker.equivalence.references.single_process import Pass, Reference, plain_recipe
+from perfsuite.worker.equivalence.references.single_process import Pass, Reference
 from perfsuite.worker.equivalence.tensors import Tensors
 from perfsuite.worker.equivalence.trace.trace import Step
 
@@ -45,7 +45,7 @@ def check_reduction(case: Case) -> Proof | str:
     if (reason := why_no_reduction(case.recipe)) is not None:
         return reason
     recipe = case.recipe
-    reference = Reference(case.workload, plain_recipe(recipe), device=case.device, seed=case.seed)
+    reference = case.reference()
     proof = Proof(check="T0")
     reduce = _reduction(case, reference)
     steps = case.trace.steps

@@ -25,7 +25,6 @@ from perfsuite.worker.equivalence.references.single_process import (
     Reference,
     UnjoinableError,
     one_batch,
-    plain_recipe,
     slice_batch,
 )
 from perfsuite.worker.equivalence.tensors import Tensors
@@ -101,9 +100,7 @@ class _References:
 
     def build(self, precision: str) -> Reference:
         """Return one process without accumulation."""
-        case = self._case
-        recipe = plain_recipe(case.recipe, precision=precision, grad_accumulation_steps=1)
-        return Reference(case.workload, recipe, device=case.device, seed=case.seed)
+        return self._case.reference(precision=precision, grad_accumulation_steps=1)
 
     def compute(self, step: Step) -> _Expected:
         """Return what both compute, or raise `UnjoinableError`."""

@@ -50,10 +50,10 @@ def record_run(
     before each step, to show progress.
     """
     strategy = trainer.strategy
-    recorder = _Recorder(trainer, strategy)
+    recorder = _Recorder(trainer)
     trainer.strategy = cast(Strategy, recorder)
     start = trace.read_weights(trainer.module)
-    steps, num_skipped = _take_steps(trainer, recorder, batches, num_steps, on_step)
+    steps, num_skipped = recorder.take_steps(batches, num_steps, on_step)
     trainer.strategy = strategy  # the next step is not recorded
     work = None
     if counts_work:
@@ -72,66 +72,60 @@ def record_run(
     )
 
 
-def _take_steps(
-    trainer: Trainer,
-    recorder: _Recorder,
-    batches: Iterator[Any],
-    num_steps: int,
-    on_step: Callable[[], None],
-) -> tuple[list[trace.RankStep], int]:
-    """Return the steps that were taken, and how many the scaler skipped."""
-    steps: list[trace.RankStep] = []
-    num_skipped = 0
-    before = None
-    while len(steps) < num_steps and num_skipped < _MAX_SKIPPED_STEPS:
-        on_step()
-        scale = trainer.scaler.get_scale()
-        loss = recorder.take_step(batches)
-        if _agree(trainer, trainer.scaler.get_scale() >= scale):
-            steps.append(
-                trace.RankStep(
-                    micro_batches=recorder.micro_batches,
-                    loss=None if loss is None else float(loss),
-                    scale=scale,
-                    gradients=recorder.gradients,
-                    before=before,
-                    after=trace.read_weights(trainer.module),
-                )
-            )
-            before = None
-        else:
-            num_skipped += 1
-            before = trace.read_weights(trainer.module)
-    return steps, num_skipped
-
-
 class _Recorder:
     """The trainer's strategy, which also keeps what the last step saw, and all batches."""
 
-    def __init__(self, trainer: Trainer, inner: Strategy) -> None:
-        self.micro_batches: list[trace.MicroBatch] = []
-        self.gradients: Tensors = {}
+    def __init__(self, trainer: Trainer) -> None:
         self.batches: list[Any] = []
+        self._micro_batches: list[trace.MicroBatch] = []
+        self._gradients: Tensors = {}
         self._trainer = trainer
-        self._inner = inner
+        self._inner = trainer.strategy
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
-    def take_step(self, batches: Iterator[Any]) -> Tensor | None:
-        self.micro_batches, self.gradients = [], {}
-        return train_step(self._trainer, self._keep(batches), untimed)
+    def take_steps(
+        self, batches: Iterator[Any], num_steps: int, on_step: Callable[[], None]
+    ) -> tuple[list[trace.RankStep], int]:
+        """Return the steps that were taken, and how many the scaler skipped."""
+        module, scaler = self._trainer.module, self._trainer.scaler
+        steps: list[trace.RankStep] = []
+        num_skipped = 0
+        before = None
+        while len(steps) < num_steps and num_skipped < _MAX_SKIPPED_STEPS:
+            on_step()
+            scale = scaler.get_scale()
+            self._micro_batches, self._gradients = [], {}
+            loss = train_step(self._trainer, self._keep(batches), untimed)
+            weights = trace.read_weights(module)
+            if not _agree(self._trainer, scaler.get_scale() >= scale):
+                num_skipped += 1
+                before = weights
+                continue
+            steps.append(
+                trace.RankStep(
+                    micro_batches=self._micro_batches,
+                    loss=None if loss is None else float(loss),
+                    scale=scale,
+                    gradients=self._gradients,
+                    before=before,
+                    after=weights,
+                )
+            )
+            before = None
+        return steps, num_skipped
 
     def run_micro_batch(self, *args: Any, **kwargs: Any) -> Tensor | None:
         """Keep the batch, and the random state before its forward pass."""
         state = read_random_state(self._trainer.device)
-        self.micro_batches.append(trace.MicroBatch(batch=self.batches[-1], random_state=state))
+        self._micro_batches.append(trace.MicroBatch(batch=self.batches[-1], random_state=state))
         return self._inner.run_micro_batch(*args, **kwargs)
 
     def finish_gradients(self) -> None:
         """Keep the gradients after their reduction."""
         self._inner.finish_gradients()
-        self.gradients = trace.read_gradients(self._trainer.module)
+        self._gradients = trace.read_gradients(self._trainer.module)
 
     def _keep(self, batches: Iterator[Any]) -> Iterator[Any]:
         for batch in batches:

@@ -61,7 +61,10 @@ class _Sharing:
         )
 
     def _share(self, tensors: Tensors, quantity: Quantity, step: int) -> Tensors:
-        mine = {name: _whole(tensor) for name, tensor in tensors.items()}
+        mine = {
+            name: tensor.full_tensor().cpu() if isinstance(tensor, DTensor) else tensor
+            for name, tensor in tensors.items()
+        }
         layouts: list[dict[str, _Layout]] = [{} for _ in range(dist.get_world_size())]
         dist.all_gather_object(
             layouts, {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in mine.items()}
@@ -116,10 +119,6 @@ def _names_by_holders(layouts: Sequence[dict[str, _Layout]]) -> dict[tuple[int, 
     for name in dict.fromkeys(itertools.chain.from_iterable(layouts)):
         groups[tuple(rank for rank, names in enumerate(layouts) if name in names)].append(name)
     return groups
-
-
-def _whole(tensor: Tensor) -> Tensor:
-    return tensor.full_tensor().cpu() if isinstance(tensor, DTensor) else tensor
 
 
 def _as_bytes(tensor: Tensor) -> Tensor:

@@ -19,11 +19,7 @@ from perfsuite.records.capability import Hardware, why_not_exercised
 from perfsuite.records.recipe import Recipe
 from perfsuite.records.stages import Stage
 from perfsuite.records.workload import Workload
-from perfsuite.worker.training.parallel.strategy import (
-    DataSharded,
-    Strategy,
-    refuse_sparse_gradients,
-)
+from perfsuite.worker.training.parallel.strategy import Strategy, refuse_sparse_gradients
 from perfsuite.worker.training.step import forward_backward
 from perfsuite.worker.training.trainer import Trainer
 
@@ -90,7 +86,7 @@ class ReplicaCount:
             )
 
 
-class DDP(DataSharded):
+class DDP(Strategy):
     """The `Strategy` of "ddp": DistributedDataParallel with the options of the recipe.
 
     Attributes:

@@ -18,12 +18,12 @@ from torch.distributed.tensor import DTensor
 
 from perfsuite.records.stages import Stage
 from perfsuite.worker.training.checkpointing import checkpoint_units
-from perfsuite.worker.training.parallel.strategy import DataSharded, refuse_sparse_gradients
+from perfsuite.worker.training.parallel.strategy import Strategy, refuse_sparse_gradients
 from perfsuite.worker.training.step import forward_backward
 from perfsuite.worker.training.trainer import Trainer
 
 
-class FSDP(DataSharded):
+class FSDP(Strategy):
     """The `Strategy` of "fsdp": what is checkpointed together is gathered together."""
 
     # Whether parameters are freed after forward and gathered again for backward; None frees all

@@ -21,12 +21,12 @@ from perfsuite.records.capability import Hardware, why_not_exercised
 from perfsuite.records.recipe import Recipe
 from perfsuite.records.stages import Stage
 from perfsuite.records.workload import Workload
-from perfsuite.worker.training.parallel.strategy import DataSharded, refuse_sparse_gradients
+from perfsuite.worker.training.parallel.strategy import Strategy, refuse_sparse_gradients
 from perfsuite.worker.training.step import forward_backward
 from perfsuite.worker.training.trainer import Trainer
 
 
-class HorovodLike(DataSharded):
+class HorovodLike(Strategy):
     """The `Strategy` of "horovod-like": averages each gradient as soon as backward accumulated it.
 
     Unlike in Horovod nothing is negotiated: the same parameters must receive gradients on all
@@ -78,7 +78,7 @@ class HorovodLike(DataSharded):
         self._pending.append(work)
 
 
-class Horovod(DataSharded):
+class Horovod(Strategy):
     """The `Strategy` of "horovod": the package's own DistributedOptimizer."""
 
     _model: nn.Module

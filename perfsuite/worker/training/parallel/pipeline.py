@@ -64,15 +64,13 @@ class Pipeline(Strategy):
             )
         blocks = list(self.workload.blocks(model))
         self._signature = inspect.signature(model.forward)
+        stages = self._partition(model, blocks)
+        self._stages, self._evaluated_stages = self._own(stages), {}
         try:
-            stages = partition_model(model, blocks, self._num_stages, self._given_inputs())
+            with eval_mode(model):  # a recording holds for one mode
+                self._evaluated_stages = self._own(self._partition(model, blocks, " in eval mode"))
         except RecipeError as error:
-            raise RecipeError(
-                f"parallel {self.recipe.parallel!r} cannot cut the model of workload "
-                f"{self.workload.name!r}: {error}"
-            ) from error
-        self._stages = self._own(stages)
-        self._evaluated_stages = self._own(self._partition_for_evaluation(model, blocks))
+            self.why_not_evaluated = str(error)
         self.speaks_for_shard = self._num_stages - 1 in self._stages
         for name in _called(stages) - _called(self._stages.values()):
             path, _, attribute = name.rpartition(".")
@@ -121,19 +119,16 @@ class Pipeline(Strategy):
         rank, size = dist.get_rank(), self.recipe.plan.size
         return {i: stage for i, stage in enumerate(stages) if i % size == rank}
 
-    def _partition_for_evaluation(
-        self, model: nn.Module, blocks: Sequence[nn.Module]
+    def _partition(
+        self, model: nn.Module, blocks: Sequence[nn.Module], mode: str = ""
     ) -> list[ModelStage]:
-        """The same stages in eval mode, because a recording holds for one mode."""
         try:
-            with eval_mode(model):
-                return partition_model(model, blocks, self._num_stages, self._given_inputs())
+            return partition_model(model, blocks, self._num_stages, self._given_inputs())
         except RecipeError as error:
-            self.why_not_evaluated = (
+            raise RecipeError(
                 f"parallel {self.recipe.parallel!r} cannot cut the model of workload "
-                f"{self.workload.name!r} in eval mode: {error}"
-            )
-            return []
+                f"{self.workload.name!r}{mode}: {error}"
+            ) from error
 
     def _part(self, value: Any, index: int) -> Any:
         return map_tensors(value, lambda tensor: tensor.chunk(self._num_chunks)[index])

@@ -28,8 +28,6 @@ class Strategy:
         why_not_evaluated: Why the model cannot be evaluated; None where it can.
     """
 
-    shard_index = 0
-    num_shards = 1
     speaks_for_shard = True
     why_not_evaluated: str | None = None
 
@@ -37,6 +35,8 @@ class Strategy:
         self.workload = workload
         self.recipe = recipe
         self.device = device
+        self.num_shards = recipe.plan.data_parallel_size
+        self.shard_index = dist.get_rank() if self.num_shards > 1 else 0
 
     @property
     def shard(self) -> tuple[int, int]:
@@ -84,15 +84,6 @@ class Strategy:
 
     def finish_gradients(self) -> None:
         """Wait until the gradients of the model's own parameters are reduced over the ranks."""
-
-
-class DataSharded(Strategy):
-    """The base of the modes where each rank loads its own shard of the data."""
-
-    def __init__(self, workload: Workload, recipe: Recipe, device: torch.device) -> None:
-        super().__init__(workload, recipe, device)
-        self.shard_index = dist.get_rank()
-        self.num_shards = dist.get_world_size()
 
 
 def refuse_sparse_gradients(model: nn.Module, recipe: Recipe) -> None:
