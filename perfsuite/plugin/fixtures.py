@@ -6,6 +6,7 @@ Every session imports this, to list the fixtures; what they need is imported whe
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -83,12 +84,7 @@ def check_equivalence(request: pytest.FixtureRequest) -> Callable[..., Equivalen
     this machine cannot exercise has the status "not exercised", with the reason.
     """
     session = request.config.stash[RUNNER]().session
-    by_value = _modules_of(request)
-
-    def check(workload: str | Workload, recipe: Recipe, *, num_steps: int = 3) -> EquivalenceReport:
-        return session.verify(workload, recipe, num_steps=num_steps, by_value=by_value)
-
-    return check
+    return partial(session.verify, by_value=_modules_of(request))
 
 
 @pytest.fixture
@@ -275,7 +271,7 @@ def _recorded(
     if outcome is None:
         outcome = run(recorder.is_recorded(item))
     benchmark.extra_info["perfsuite"] = to_plain(outcome.record)
-    recorder.replay(benchmark, outcome.step_times_s, recorder.clock_of(item))
+    recorder.replay(benchmark, outcome.step_times_s, item.stash[recorder.CLOCK])
     item.stash[OUTCOME] = outcome
     return outcome
 
