@@ -26,7 +26,9 @@ def combine(
     step_s = statistics.median(step_times_s)
     samples = first.global_batch_size
     tokens = None if job.user_code is None else job.user_code.tokens_per_step
-    losses = zip(*(rank.losses for rank in ranks if rank.losses is not None), strict=True)
+    told = [rank.losses for rank in ranks if rank.losses is not None]
+    # A user's own code may tell fewer on one rank than on another.
+    losses = zip(*told, strict=job.user_code is None)
     record = CellRecord(
         workload=name,
         recipe=None if job.recipe is None else job.recipe.as_dict(),

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from made_up_machine import Machine
@@ -17,6 +18,7 @@ from perfsuite.errors import WorkloadError
 from perfsuite.gate import calibrate as calibrate_module
 from perfsuite.gate.arms.arm import Arm, Launch, Suite
 from perfsuite.gate.arms.command import Command
+from perfsuite.gate.arms.launched.collected import policy_of
 from perfsuite.gate.arms.num_rounds import PairCost
 from perfsuite.gate.calibrate import CalibrationResult, Plant, calibrate
 from perfsuite.gate.git.changes import Uncommitted
@@ -193,13 +195,19 @@ def test_what_counts_find_is_distinguished_from_what_times_find(judge: Gate) -> 
     assert lines[1].startswith("leak planted: 2 of 2 (cells: 4 FAIL by counts; ")
 
 
-@pytest.mark.parametrize("plant", [Plant(fault="leak"), Plant(recipe="precision=fp32")])
-def test_a_plain_benchmark_has_nothing_to_plant_but_a_slowdown(
-    judge: Gate, monkeypatch: pytest.MonkeyPatch, plant: Plant
+@pytest.mark.parametrize(
+    ("fixture", "plant"),
+    [("benchmark", Plant(fault="leak")), ("loop_benchmark", Plant(recipe="precision=fp32"))],
+)
+def test_a_cell_without_a_recipe_has_nothing_to_plant_but_a_slowdown(
+    judge: Gate, monkeypatch: pytest.MonkeyPatch, fixture: str, plant: Plant
 ) -> None:
     launch = calibrate_module.collect(calibrate_module.head_arm(REQUEST, None))
     assert launch.suite is not None
-    cells = {"a": {"is_train": True}, "plain": {"is_train": False}}
+    item = SimpleNamespace(fixturenames=[fixture], iter_markers=lambda name: ())
+    plain = policy_of(item)  # type: ignore[arg-type]
+    assert plain["is_train"] is (fixture == "loop_benchmark")  # it has the floor of a training
+    cells = {"a": {"is_train": True}, "plain": plain}
     launch.suite = dataclasses.replace(launch.suite, cells=cells)
     monkeypatch.setattr(calibrate_module, "collect", lambda _: launch)
 

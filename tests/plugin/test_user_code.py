@@ -68,7 +68,9 @@ TRAINING = """
         step = steps(num_workers=1)
         try:
             for number in range(1_000):
-                perfsuite.log_loss(step())
+                loss = step()
+                if number < 4 or seen["RANK"] != "1":  # not all ranks tell as much
+                    perfsuite.log_loss(loss)
         finally:
             print("ended after", number + 1)
 """
@@ -137,7 +139,7 @@ def test_steps_and_loops_are_cells_like_others(project: pytest.Pytester) -> None
         has_load = name.startswith("test_step")  # whose loader has no process of its own
         assert stages == {"forward", "backward", "other"} | ({"load"} if has_load else set())
         assert record["memory"]["peak_bytes"] > record["counts"]["saved_activation_bytes"] > 0
-        assert len(record["losses"]) == (9 if has_load else 10)
+        assert len(record["losses"]) == {"test_loop": 10, "test_loop_of_two": 4}.get(name, 9)
     # One seed: a step and a loop compute the same.
     assert records["test_step"]["losses"] == records["test_loop"]["losses"][:9]
     result.stdout.fnmatch_lines(["*workload * tokens/s *", "*build_alone * - *"])

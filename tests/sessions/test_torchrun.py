@@ -162,6 +162,21 @@ TWO_AGENTS = """
         outcome = train_benchmark(POINTS, Recipe(), iterations=2)
         assert outcome.record.world_size == 1
 
+    def test_a_loop(loop_benchmark):
+        def train():
+            import torch
+            import torch.distributed as dist
+
+            dist.init_process_group("gloo")
+            model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 2))
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            while True:
+                model(torch.ones(4)).sum().backward()
+                optimizer.step()
+
+        outcome = loop_benchmark(train, ranks=2, steps=4, warmup=2)
+        assert outcome.record.counts.collectives == 1
+
     def test_too_many_ranks(train_benchmark):
         train_benchmark(POINTS, Recipe(parallel="ddp:4"))
 
@@ -221,6 +236,7 @@ def test_cells_run_on_the_ranks_of_two_agents(two_agents: Ended) -> None:
     assert {name: line.outcome for name, line in lines.items()} == {
         "test_two_ranks": "passed",
         "test_one_rank": "passed",
+        "test_a_loop": "passed",
         "test_too_many_ranks": "skipped",
         "test_a_killed_rank": "failed",
         "test_a_mistake_of_rank_1": "failed",
@@ -278,7 +294,7 @@ def test_what_one_rank_skips_is_skipped_on_all(two_agents: Ended) -> None:
 def test_rank_0_alone_prints(two_agents: Ended) -> None:
     first, second = two_agents.outputs
 
-    assert "4 failed, 4 passed, 4 skipped" in first
+    assert "4 failed, 5 passed, 4 skipped" in first
     assert "torchrun: 2 ranks, meeting at 127.0.0.1:" in first
     assert "test_inner.py" not in second
     assert "pytest" not in second.partition("torch.distributed.elastic")[0]
