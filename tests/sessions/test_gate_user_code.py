@@ -1,6 +1,6 @@
 """The gate on training loops and steps of a user's own: two arms that take turns at step borders.
 
-Times may differ by any factor that a machine makes: what decides is fifty times the work.
+Times may differ by any factor that a machine makes: what decides is two hundred times the work.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 MODEL = """
     import torch
 
-    NUM_STEPS = 99
+    NUM_STEPS = 40
 
     def build():
         return torch.nn.Linear(4, 4)
@@ -34,7 +34,7 @@ CELLS = """
     import model
     import perfsuite
 
-    pytestmark = pytest.mark.perf(tolerance="99%", limit="1000%")
+    pytestmark = pytest.mark.perf(tolerance="99%", limit="300%")
 
     def build_step():
         network = model.build()
@@ -60,13 +60,13 @@ CELLS = """
             step()
 
     def test_loop(loop_benchmark):
-        loop_benchmark(train, ranks=2, steps=40, warmup=3)
+        loop_benchmark(train, ranks=2, steps=20, warmup=3)
 
     def test_ends(loop_benchmark):
-        loop_benchmark(train, steps=200, warmup=3)
+        loop_benchmark(train, steps=36, warmup=3)
 
     def test_step(step_benchmark):
-        step_benchmark(build_step, rounds=20)
+        step_benchmark(build_step, rounds=10)
 """
 
 
@@ -82,7 +82,7 @@ def test_a_slower_loop_fails_and_its_twin_passes(tmp_path: Path) -> None:
     twin.expect(0, "*::test_ends PASS *", "*::test_loop PASS *")
     assert set(verdicts_of(tmp_path).values()) == {("PASS", "pairs", "same bits", None)}
 
-    slower = MODEL.replace("20_000", "1_000_000").replace("99", "60")
+    slower = MODEL.replace("20_000", "4_000_000").replace("40", "26")
     repository.write(model=slower)
     repository.commit()
 
@@ -95,7 +95,7 @@ def test_a_slower_loop_fails_and_its_twin_passes(tmp_path: Path) -> None:
         "*::test_step FAIL +*",
         "*::test_ends: the loop ended by itself, after * rounds in the base and * in head, so that "
         "neither times nor counts compare; let both take the steps that the test asks for*",
-        "*::test_loop: moved most: forward *",
+        "*::test_loop: *moved most: forward *",
     )
 
 
