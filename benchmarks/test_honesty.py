@@ -20,8 +20,8 @@ ALLOWED_RATIO = 0.03
 pytestmark = pytest.mark.perf(matrix="full")
 
 
-def delayed(stage: str, *, only_on_rank: int | None = None) -> Workload:
-    """Return a tiny workload that takes `DELAY_S` longer in one stage."""
+def spin_on(only_on_rank: int | None) -> Any:
+    """Return what takes `DELAY_S` on one rank, or on all of them."""
 
     def delay() -> None:
         import time
@@ -32,6 +32,13 @@ def delayed(stage: str, *, only_on_rank: int | None = None) -> Workload:
             end_s = time.perf_counter() + DELAY_S
             while time.perf_counter() < end_s:
                 pass
+
+    return delay
+
+
+def delayed(stage: str, *, only_on_rank: int | None = None) -> Workload:
+    """Return a tiny workload that takes `DELAY_S` longer in one stage."""
+    delay = spin_on(only_on_rank)
 
     def build_model() -> Any:
         import torch
@@ -105,15 +112,76 @@ def delayed(stage: str, *, only_on_rank: int | None = None) -> Workload:
     )
 
 
-@pytest.mark.parametrize("stage", ["load", "forward", "backward", "optimizer"])
-def test_a_delay_is_found_in_its_stage(train_benchmark: Any, stage: str) -> None:
-    outcome = train_benchmark(delayed(stage), Recipe(), rounds=3, iterations=2)
+def delayed_training(stage: str, *, only_on_rank: int | None = None) -> tuple[Any, Any]:
+    """Return a step of a user's own, built, and a loop of it, with the same delay in one stage."""
+    delay = spin_on(only_on_rank)
 
+    def build_step() -> Any:
+        import torch
+        import torch.distributed as dist
+
+        import perfsuite
+
+        model: Any = torch.nn.Linear(8, 2)
+        if dist.is_initialized():
+            model = torch.nn.parallel.DistributedDataParallel(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+
+        def in_stage(name: str, work: Any) -> Any:
+            with perfsuite.stage(name):
+                if name == stage:
+                    delay()
+                return work()
+
+        def step() -> Any:
+            batch = in_stage("load", lambda: torch.ones(BATCH_SIZE, 8))
+            loss = in_stage("forward", lambda: model(batch).square().mean())
+            in_stage("backward", loss.backward)
+            in_stage("optimizer", optimizer.step)
+            return loss
+
+        return step
+
+    def train() -> None:
+        import os
+
+        import torch.distributed as dist
+
+        if "RANK" in os.environ:
+            dist.init_process_group("gloo")
+        step = build_step()
+        while True:
+            step()
+
+    return build_step, train
+
+
+def expect_delay(outcome: Any, stage: str, *, alone: bool = True) -> None:
+    """Fail unless the delay is in the time and in its stage, and, if `alone`, in no other."""
     times = outcome.record.stages_s
     assert statistics.median(outcome.step_times_s) == pytest.approx(DELAY_S, rel=ALLOWED_RATIO)
     assert getattr(times, stage) == pytest.approx(DELAY_S, rel=ALLOWED_RATIO)
     for other in {"load", "forward", "backward", "optimizer", "other"} - {stage}:
-        assert getattr(times, other) < ALLOWED_RATIO * DELAY_S
+        assert not alone or getattr(times, other) < ALLOWED_RATIO * DELAY_S
+
+
+@pytest.mark.parametrize("stage", ["load", "forward", "backward", "optimizer"])
+def test_a_delay_is_found_in_its_stage(train_benchmark: Any, stage: str) -> None:
+    expect_delay(train_benchmark(delayed(stage), Recipe(), rounds=3, iterations=2), stage)
+
+
+@pytest.mark.parametrize("stage", ["load", "forward", "backward", "optimizer"])
+def test_a_delay_is_found_in_the_stage_of_a_users_step(step_benchmark: Any, stage: str) -> None:
+    build_step, _ = delayed_training(stage)
+
+    expect_delay(step_benchmark(build_step, rounds=3, iterations=2), stage)
+
+
+@pytest.mark.parametrize("stage", ["load", "forward", "backward", "optimizer"])
+def test_a_delay_is_found_in_the_stage_of_a_users_loop(loop_benchmark: Any, stage: str) -> None:
+    _, train = delayed_training(stage)
+
+    expect_delay(loop_benchmark(train, steps=6, warmup=2), stage)
 
 
 def test_the_slowest_rank_is_the_cells_time(train_benchmark: Any) -> None:
@@ -121,5 +189,18 @@ def test_the_slowest_rank_is_the_cells_time(train_benchmark: Any) -> None:
 
     outcome = train_benchmark(workload, Recipe(parallel="ddp:2"), rounds=3, iterations=2)
 
-    assert statistics.median(outcome.step_times_s) == pytest.approx(DELAY_S, rel=ALLOWED_RATIO)
-    assert outcome.record.stages_s.forward == pytest.approx(DELAY_S, rel=ALLOWED_RATIO)
+    expect_delay(outcome, "forward", alone=False)
+
+
+def test_the_slowest_rank_is_the_time_of_a_users_step(step_benchmark: Any) -> None:
+    build_step, _ = delayed_training("forward", only_on_rank=1)
+
+    outcome = step_benchmark(build_step, ranks=2, rounds=3, iterations=2)
+
+    expect_delay(outcome, "forward", alone=False)
+
+
+def test_the_slowest_rank_is_the_time_of_a_users_loop(loop_benchmark: Any) -> None:
+    _, train = delayed_training("forward", only_on_rank=1)
+
+    expect_delay(loop_benchmark(train, ranks=2, steps=6, warmup=2), "forward", alone=False)

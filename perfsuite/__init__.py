@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from perfsuite.records.cell import Outcome
     from perfsuite.records.equivalence import EquivalenceReport
     from perfsuite.records.recipe import Recipe
+    from perfsuite.records.stages import Step, StopLoop, log_loss, stage, step_done
     from perfsuite.records.workload import Workload, workload
 
 
@@ -30,8 +31,13 @@ __all__ = [
     "RankFailureError",
     "Recipe",
     "RecipeError",
+    "Step",
+    "StopLoop",
     "Workload",
     "WorkloadError",
+    "log_loss",
+    "stage",
+    "step_done",
     "workload",
 ]
 
@@ -43,8 +49,13 @@ _HOME = {
     "RankFailureError": "errors",
     "Recipe": "records.recipe",
     "RecipeError": "errors",
+    "Step": "records.stages",
+    "StopLoop": "records.stages",
     "Workload": "records.workload",
     "WorkloadError": "errors",
+    "log_loss": "records.stages",
+    "stage": "records.stages",
+    "step_done": "records.stages",
     "workload": "records.workload",
 }
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import inspect
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from perfsuite.errors import (
     EquivalenceError,
@@ -27,7 +28,7 @@ from perfsuite.ranks.chains import Chain, run_chain, run_chains
 from perfsuite.ranks.messages import GroupPolicy, GroupRequest
 from perfsuite.ranks.pickling import pack, unpack
 from perfsuite.ranks.torchrun.peers import Peers
-from perfsuite.records.capability import Hardware
+from perfsuite.records.capability import Hardware, what_ranks_need
 from perfsuite.records.cell import Outcome
 from perfsuite.records.equivalence import EquivalenceReport, Numerics
 from perfsuite.records.profile import ProfiledRun
@@ -215,7 +216,7 @@ class Session:
         return results.report(_name(workload), recipe, checked)
 
     def _check(self, workload: bytes, recipe: Recipe, num_steps: int) -> Chain[messages.RunChecked]:
-        self._prepare(recipe)
+        self._sweep_once()
         folder = make_group_folder()
         # The timed run of the same steps will print what they print.
         policy = dataclasses.replace(self._policy, shows_output=False, pins_ranks=False)
@@ -233,7 +234,7 @@ class Session:
                     num_steps=num_steps,
                     counts_work=has_twin and not recipe.compile,
                 )
-                yield _request(job, run, policy)
+                yield self._request(job, run, policy)
             check = messages.CheckRun(
                 workload=workload,
                 recipe=recipe,
@@ -252,13 +253,54 @@ class Session:
     ) -> Outcome:
         """Measure the sum over ranks of `message_bytes` bytes; raises what `measure_cell` does."""
         job = messages.RunCell(
-            workload=None,
             recipe=Recipe(parallel=parallel),
             activity="all_reduce",
             plan=self._plan(is_timed),
             message_bytes=message_bytes,
         )
         return self._measure(job, "all_reduce", is_timed)
+
+    def measure_user_code(
+        self,
+        function: Callable[[], Any],
+        *,
+        kind: Literal["step", "loop"],
+        num_rounds: int | None = None,
+        num_iterations: int | None = None,
+        is_timed: bool = True,
+        by_value: Sequence[ModuleType] = (),
+        **code: Any,
+    ) -> Outcome:
+        """Measure the step that a user's function builds, or the loop that it is.
+
+        `code` has the other fields of `messages.UserCode`; the rest is as in `measure_cell`. Raises
+        a SettingError for a value that is not allowed.
+        """
+        argument = "build_step" if kind == "step" else "train"
+        if not callable(function):
+            raise SettingError(f"{argument} is {function!r}; use a function without arguments")
+        try:
+            inspect.signature(function).bind()
+        except TypeError as error:
+            raise SettingError(
+                f"{argument} cannot be called without arguments ({error}); use a function without "
+                "arguments"
+            ) from error
+        name = getattr(function, "__name__", type(function).__name__)
+        user_code = messages.UserCode(
+            name=name, function=pack(function, by_value=by_value), kind=kind, **code
+        )
+        if not is_timed and kind == "loop":
+            user_code = dataclasses.replace(user_code, num_steps=2, num_warmup=2)
+        world_size = user_code.world_size
+        if (needs := what_ranks_need(world_size, self.hardware)) is not None:
+            raise NotExercisedError(f"ranks={world_size} needs {needs}")
+        job = messages.RunCell(
+            activity=kind,
+            plan=self._plan(is_timed, num_rounds, num_iterations),
+            user_code=user_code,
+        )
+        return self._measure(job, name, is_timed)
 
     def _plan(
         self, is_timed: bool, num_rounds: int | None = None, num_iterations: int | None = None
@@ -275,7 +317,19 @@ class Session:
     def _measure(
         self, job: messages.RunCell, name: str, is_timed: bool, numerics: Numerics | None = None
     ) -> Outcome:
-        replies = self._run_timed(job, is_timed=is_timed)
+        code = job.user_code
+        if code is None:
+            assert job.recipe is not None
+            request = self._request(job, job.recipe)
+        else:
+            request = GroupRequest(
+                job=job,
+                world_size=code.world_size,
+                policy=self._policy,
+                # A loop makes its own, as under torchrun.
+                needs_group=code.kind == "step",
+            )
+        replies = self._run_timed(request, is_timed=is_timed)
         ranks = [cast(messages.CellMeasured, reply) for reply in replies]
         return results.combine(job, name, self.hardware.device, ranks, numerics)
 
@@ -290,34 +344,33 @@ class Session:
             seed=self._settings.seed,
             num_epochs=num_epochs,
         )
-        ranks = [cast(messages.ProfileTaken, reply) for reply in self._run_timed(job)]
+        replies = self._run_timed(self._request(job, recipe))
+        ranks = [cast(messages.ProfileTaken, reply) for reply in replies]
         return combine_profiles(job, _name(workload), self.hardware.device, ranks)
 
-    def _run_timed(
-        self, job: messages.RunCell | messages.RunProfile, *, is_timed: bool = True
-    ) -> list[messages.Reply]:
+    def _run_timed(self, request: GroupRequest, *, is_timed: bool = True) -> list[messages.Reply]:
         """What the ranks reply, alone on the machine where their times are kept."""
-        self._prepare(job.recipe)
+        self._sweep_once()
         if is_timed and self._settings.turns is None:
             self.hold_machine()
-        return self._launcher.run(_request(job, job.recipe, self._policy))
+        return self._launcher.run(request)
 
-    def _prepare(self, recipe: Recipe) -> None:
+    def _request(
+        self, job: messages.Job, recipe: Recipe, policy: GroupPolicy | None = None
+    ) -> GroupRequest:
         if (reason := self._launcher.why_not_exercised(recipe)) is not None:
             raise NotExercisedError(reason)
-        self._sweep_once()
+        return GroupRequest(
+            job=job,
+            world_size=recipe.plan.world_size,
+            policy=policy or self._policy,
+            needs_group=recipe.plan.needs_group,
+        )
 
     def _sweep_once(self) -> None:
         if not self._has_swept:
             sweep_stale_folders()
             self._has_swept = True
-
-
-def _request(job: messages.Job, recipe: Recipe, policy: GroupPolicy) -> GroupRequest:
-    plan = recipe.plan
-    return GroupRequest(
-        job=job, world_size=plan.world_size, policy=policy, needs_group=plan.needs_group
-    )
 
 
 def _name(workload: str | Workload) -> str:

@@ -23,11 +23,13 @@ def combine(
     first = ranks[0]
     rounds_by_rank = [rank.rounds for rank in ranks]
     step_times_s = slowest_rank_times(rounds_by_rank, first.num_iterations)
-    batch_size = first.global_batch_size
+    step_s = statistics.median(step_times_s)
+    samples = first.global_batch_size
+    tokens = None if job.user_code is None else job.user_code.tokens_per_step
     losses = zip(*(rank.losses for rank in ranks if rank.losses is not None), strict=True)
     record = CellRecord(
         workload=name,
-        recipe=job.recipe.as_dict(),
+        recipe=None if job.recipe is None else job.recipe.as_dict(),
         device=device,
         world_size=len(ranks),
         exercised=True,
@@ -36,7 +38,8 @@ def combine(
         stages_s=combine_stages(rounds_by_rank, first.num_iterations),
         counts=_busiest([rank.counts for rank in ranks]),
         memory=_memory(ranks),
-        samples_per_s=None if batch_size is None else batch_size / statistics.median(step_times_s),
+        samples_per_s=None if samples is None else samples / step_s,
+        tokens_per_s=None if tokens is None else tokens / step_s,
         losses=tuple(sum(of_step) / len(of_step) for of_step in losses),
         verdict=None,
         operators=first.operators,

@@ -6,6 +6,7 @@ Every session imports this, to list the fixtures; what they need is imported whe
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,7 +22,14 @@ if TYPE_CHECKING:
     from perfsuite.records.recipe import Recipe
     from perfsuite.records.workload import Workload
 
-_MEASURING = ("train_benchmark", "loader_benchmark", "evaluation_benchmark", "all_reduce_benchmark")
+_MEASURING = (
+    "train_benchmark",
+    "loader_benchmark",
+    "evaluation_benchmark",
+    "all_reduce_benchmark",
+    "step_benchmark",
+    "loop_benchmark",
+)
 _OTHERS = ("rank_group", "check_equivalence")
 
 Measure = Callable[..., "Outcome"]
@@ -76,12 +84,7 @@ def check_equivalence(request: pytest.FixtureRequest) -> Callable[..., Equivalen
     this machine cannot exercise has the status "not exercised", with the reason.
     """
     session = request.config.stash[RUNNER]().session
-    by_value = _modules_of(request)
-
-    def check(workload: str | Workload, recipe: Recipe, *, num_steps: int = 3) -> EquivalenceReport:
-        return session.verify(workload, recipe, num_steps=num_steps, by_value=by_value)
-
-    return check
+    return partial(session.verify, by_value=_modules_of(request))
 
 
 @pytest.fixture
@@ -122,6 +125,87 @@ def all_reduce_benchmark(request: pytest.FixtureRequest, benchmark: Any) -> Meas
                 parallel, message_bytes, is_timed=is_timed
             ),
         )
+
+    return measure
+
+
+@pytest.fixture
+def step_benchmark(request: pytest.FixtureRequest, benchmark: Any) -> Measure:
+    """Measure a training step of one's own: `step_benchmark(build_step, *, ranks=1)`.
+
+    `build_step()` is called on every rank, with the default process group up, and returns a
+    function that takes one step and returns its loss, or a `perfsuite.Step`. `samples_per_step` and
+    `tokens_per_step` count those of all ranks; `rounds` and `iterations` are `train_benchmark`'s.
+    """
+    measure_code = _measuring_code(request, benchmark)
+
+    def measure(
+        build_step: Callable[[], Any],
+        *,
+        ranks: int = 1,
+        rounds: int | None = None,
+        iterations: int | None = None,
+        samples_per_step: int | None = None,
+        tokens_per_step: int | None = None,
+    ) -> Outcome:
+        return measure_code(
+            build_step,
+            kind="step",
+            world_size=ranks,
+            num_rounds=rounds,
+            num_iterations=iterations,
+            samples_per_step=samples_per_step,
+            tokens_per_step=tokens_per_step,
+        )
+
+    return measure
+
+
+@pytest.fixture
+def loop_benchmark(request: pytest.FixtureRequest, benchmark: Any) -> Measure:
+    """Measure a training loop as it is: `loop_benchmark(train, *, ranks=1, steps=40, warmup=10)`.
+
+    `train()` is called on every rank as torchrun would have it, so that it makes its own process
+    group. A step ends where the first optimizer that steps has stepped, or one of the class that
+    `optimizer` names, or where the loop calls `perfsuite.step_done()`. After `warmup` and `steps`
+    steps, and two more, the loop is ended by `perfsuite.StopLoop`.
+    """
+    measure_code = _measuring_code(request, benchmark)
+
+    def measure(
+        train: Callable[[], object],
+        *,
+        ranks: int = 1,
+        steps: int,
+        warmup: int = 10,
+        samples_per_step: int | None = None,
+        tokens_per_step: int | None = None,
+        optimizer: str | None = None,
+    ) -> Outcome:
+        return measure_code(
+            train,
+            kind="loop",
+            world_size=ranks,
+            num_steps=steps,
+            num_warmup=warmup,
+            samples_per_step=samples_per_step,
+            tokens_per_step=tokens_per_step,
+            optimizer=optimizer,
+        )
+
+    return measure
+
+
+def _measuring_code(request: pytest.FixtureRequest, benchmark: Any) -> Measure:
+    runner = _runner_of(request, benchmark)
+    session = runner.session
+    by_value = _modules_of(request)
+
+    def measure(function: Callable[[], Any], **code: Any) -> Outcome:
+        def run(is_timed: bool) -> Outcome:
+            return session.measure_user_code(function, is_timed=is_timed, by_value=by_value, **code)
+
+        return _recorded(request.node, benchmark, runner, run)
 
     return measure
 
@@ -187,7 +271,7 @@ def _recorded(
     if outcome is None:
         outcome = run(recorder.is_recorded(item))
     benchmark.extra_info["perfsuite"] = to_plain(outcome.record)
-    recorder.replay(benchmark, outcome.step_times_s, recorder.clock_of(item))
+    recorder.replay(benchmark, outcome.step_times_s, item.stash[recorder.CLOCK])
     item.stash[OUTCOME] = outcome
     return outcome
 

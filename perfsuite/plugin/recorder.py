@@ -144,6 +144,10 @@ class RankClock:
         self._pending_s = duration_s
 
 
+# Of a test that measures through one of our fixtures.
+CLOCK = pytest.StashKey[RankClock]()
+
+
 def use_rank_clock(item: pytest.Item) -> None:
     """Give a test's benchmark fixture a clock of its own, keeping the marker options it has."""
     if not item.config.pluginmanager.has_plugin(_PLUGIN_NAME):
@@ -151,7 +155,8 @@ def use_rank_clock(item: pytest.Item) -> None:
     options: dict[str, Any] = {}
     for marker in reversed(list(item.iter_markers("benchmark"))):
         options.update(marker.kwargs)
-    item.add_marker(pytest.mark.benchmark(**{**options, "timer": RankClock()}), append=False)
+    item.stash[CLOCK] = options["timer"] = RankClock()
+    item.add_marker(pytest.mark.benchmark(**options), append=False)
 
 
 def replay(benchmark: Any, step_times_s: Sequence[float], clock: RankClock) -> None:
@@ -163,14 +168,6 @@ def replay(benchmark: Any, step_times_s: Sequence[float], clock: RankClock) -> N
         clock.report(next(remaining, 0.0))
 
     benchmark.pedantic(report_next, rounds=len(step_times_s), iterations=1)
-
-
-def clock_of(item: pytest.Item) -> RankClock:
-    """Return the clock that `use_rank_clock` gave the test."""
-    marker = item.get_closest_marker("benchmark")
-    assert marker is not None
-    clock: RankClock = marker.kwargs["timer"]
-    return clock
 
 
 def is_benchmark(item: pytest.Item) -> bool:

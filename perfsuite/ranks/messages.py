@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from perfsuite.errors import RecipeError
+from perfsuite.errors import RecipeError, SettingError
 from perfsuite.ranks.assignments import Assignment
 from perfsuite.records.cell import Counts, Operator
 from perfsuite.records.equivalence import EquivalenceRow
@@ -18,7 +18,7 @@ from perfsuite.records.recipe import Recipe, is_int_from, optional
 from perfsuite.records.recipe_text import parse_recipe
 from perfsuite.system.environment import Environment
 
-ActivityName = Literal["train", "load", "evaluate", "all_reduce"]
+ActivityName = Literal["train", "load", "evaluate", "all_reduce", "step", "loop"]
 # Faults that a calibration can inject into each iteration, beside slowdowns: memory that the
 # iteration keeps, and a wait for all ranks or for the device.
 INJECTABLE_FAULTS = ("leak", "synchronization")
@@ -141,17 +141,67 @@ class MeasurePlan:
 
 
 @dataclass(frozen=True, kw_only=True)
+class UserCode:
+    """A function of a user's that trains, measured as it is.
+
+    Attributes:
+        function: Packed: `build_step`, which returns the step, or `train`, which is a whole loop.
+        world_size: Of the ranks that call it.
+        samples_per_step: Of all ranks together; None where the user does not say.
+        num_steps: Steps of a loop that are timed.
+        num_warmup: Steps before those.
+        optimizer: Name of the class whose steps count; None is the first optimizer that steps.
+    """
+
+    name: str
+    function: bytes
+    kind: Literal["step", "loop"]
+    world_size: int = 1
+    samples_per_step: int | None = None
+    tokens_per_step: int | None = None
+    num_steps: int | None = None
+    num_warmup: int = 3
+    optimizer: str | None = None
+
+    def __post_init__(self) -> None:
+        given = {
+            "ranks": (self.world_size, is_int_from(1), "a whole number from 1"),
+            "samples_per_step": (self.samples_per_step, *_NONE_OR_FROM_1),
+            "tokens_per_step": (self.tokens_per_step, *_NONE_OR_FROM_1),
+            "optimizer": (
+                self.optimizer,
+                optional(lambda value: isinstance(value, str)),
+                "the name of its class, such as 'AdamW'",
+            ),
+        }
+        if self.kind == "loop":
+            # Two rounds of a step; the time from one step's end to the next one's chooses rounds.
+            given["steps"] = self.num_steps, is_int_from(2), "a whole number from 2"
+            given["warmup"] = self.num_warmup, is_int_from(2), "a whole number from 2"
+        for name, (value, is_allowed, allowed) in given.items():
+            if not is_allowed(value):
+                raise SettingError(f"{name} is {value!r}; use {allowed}")
+
+
+_NONE_OR_FROM_1 = optional(is_int_from(1)), "None or a whole number from 1"
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunCell:
     """Job: build a cell, warm it up, measure it, count it.
 
-    `message_bytes` is the size of the tensor that "all_reduce" reduces; others have none.
+    Attributes:
+        workload: With the recipe, what a cell of ours trains; neither for the user's own code.
+        message_bytes: Of the tensor that "all_reduce" reduces; None for any other activity.
+        user_code: Of "step" and "loop" alone.
     """
 
-    workload: bytes | None
-    recipe: Recipe
     activity: ActivityName
     plan: MeasurePlan
+    workload: bytes | None = None
+    recipe: Recipe | None = None
     message_bytes: int | None = None
+    user_code: UserCode | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -52,26 +52,15 @@ def why_not_exercised(recipe: Recipe, hardware: Hardware) -> str | None:
             f"parallel {recipe.parallel!r}: nn.DataParallel silently runs the plain module on cpu; "
             "it needs a CUDA device"
         )
-    num_gpus, num_cores = hardware.num_gpus, hardware.num_cores
-    needs = ""
-    if mode.runs_threads and 1 < num_gpus < plan.size:
-        needs = f"{plan.size} GPUs, and {num_gpus} are here"
-    elif on_cuda and plan.world_size > num_gpus:
-        needs = (
-            f"{plan.world_size} {'GPU' if plan.world_size == 1 else 'GPUs'}, and {num_gpus} "
-            f"{'is' if num_gpus == 1 else 'are'} here"
-        )
-    elif not on_cuda and num_cores and plan.world_size > (most := _MAX_RANKS_PER_CORE * num_cores):
-        needs = (
-            f"{plan.world_size} ranks, and {num_cores} cores take at most {most}, "
-            f"{_MAX_RANKS_PER_CORE} each"
-        )
-    elif mode.needs_horovod and not hardware.has_horovod:
+    needs = what_ranks_need(plan.world_size, hardware)
+    if mode.runs_threads and 1 < hardware.num_gpus < plan.size:
+        needs = f"{plan.size} GPUs, and {hardware.num_gpus} are here"
+    elif needs is None and mode.needs_horovod and not hardware.has_horovod:
         needs = (
             "the package horovod, which cannot be imported; "
             f"horovod-like:{plan.size} does the same with torch.distributed"
         )
-    if needs:
+    if needs is not None:
         return f"parallel {recipe.parallel!r} needs {needs}"
     if recipe.precision == "tf32":
         capability = hardware.compute_capability
@@ -83,4 +72,26 @@ def why_not_exercised(recipe: Recipe, hardware: Hardware) -> str | None:
             )
     if recipe.pin_memory and not on_cuda:
         return "pin_memory=True pins nothing without an accelerator; this cell runs on cpu"
+    return None
+
+
+def what_ranks_need(world_size: int, hardware: Hardware) -> str | None:
+    """Return what so many ranks need beyond what is here, or None.
+
+    >>> what_ranks_need(2, Hardware(device="cuda", num_gpus=1))
+    '2 GPUs, and 1 is here'
+    """
+    num_gpus, num_cores = hardware.num_gpus, hardware.num_cores
+    if hardware.device == "cuda":
+        if world_size <= num_gpus:
+            return None
+        return (
+            f"{world_size} {'GPU' if world_size == 1 else 'GPUs'}, and {num_gpus} "
+            f"{'is' if num_gpus == 1 else 'are'} here"
+        )
+    if num_cores and world_size > (most := _MAX_RANKS_PER_CORE * num_cores):
+        return (
+            f"{world_size} ranks, and {num_cores} cores take at most {most}, "
+            f"{_MAX_RANKS_PER_CORE} each"
+        )
     return None

@@ -79,13 +79,14 @@ class CellRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """`extra_info["perfsuite"]` of one benchmark: what was trained, how, and what was measured.
 
     Attributes:
+        recipe: None where a user's own code was measured.
         operators: The ten costliest of one iteration on rank 0; None where none was profiled, as
             in every record from before they were kept.
     """
 
     schema: Literal[1] = SCHEMA
     workload: str
-    recipe: dict[str, RecipeValue]
+    recipe: dict[str, RecipeValue] | None
     device: Label
     world_size: Count
     exercised: bool
@@ -98,6 +99,7 @@ class CellRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     losses: tuple[float, ...]
     verdict: Verdict | None
     operators: tuple[Operator, ...] | None = None
+    tokens_per_s: Amount | None = None
 
 
 class CellLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -117,7 +119,7 @@ class CellLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of `train_benchmark`; `record` was stored beside the times.
+    """The result of a measuring fixture; `record` was stored beside the times.
 
     Attributes:
         step_times_s: Seconds per iteration of each round, the slowest rank's.

@@ -1,12 +1,16 @@
-"""The stages of an iteration: the vocabulary between training and measuring.
+"""The stages of an iteration, and what code that trains tells whoever measures it.
 
-Training enters `stage("forward")` around the model's call; measuring defines what entering does.
+The vocabulary between training and measuring: training enters `stage("forward")` around the model's
+call, and measuring defines what entering does. Users write these names into code of their own,
+where they do nothing until somebody measures, and need nothing but Python.
 """
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
-from typing import Protocol
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 STAGES = ("load", "forward", "backward", "optimizer", "evaluation")
 
@@ -21,3 +25,72 @@ class Stage(Protocol):
 def untimed(name: str) -> AbstractContextManager[None]:
     """Be the `Stage` that does nothing."""
     return nullcontext()
+
+
+@dataclass(frozen=True)
+class Step:
+    """What `build_step()` may return instead of the function that takes one training step.
+
+    Attributes:
+        run: () -> the step's loss, or None.
+        model: Its parameters and buffers count as memory from the beginning of the step.
+        optimizer: So does its state.
+    """
+
+    run: Callable[[], Any]
+    model: Any = None
+    optimizer: Any = None
+
+
+class StopLoop(BaseException):  # like StopIteration, it says that all went well
+    """Ends a training loop, on every rank, once enough of its steps are measured."""
+
+
+class Listener(Protocol):
+    """Who measures the code that runs now."""
+
+    def stage(self, name: str) -> AbstractContextManager[None]:
+        """Return the context manager of the stage of this name."""
+
+    def step_done(self) -> None:
+        """Hear that a step ends here."""
+
+    def log_loss(self, loss: Any) -> None:
+        """Hear of the loss of this step."""
+
+
+_listener: Listener | None = None
+
+
+def stage(name: str) -> AbstractContextManager[None]:
+    """Mark a part of a training step: `with perfsuite.stage("load"):`, or another of `STAGES`."""
+    return nullcontext() if _listener is None else _listener.stage(name)
+
+
+def step_done() -> None:
+    """Mark the end of a step in a loop where no torch optimizer steps."""
+    if _listener is not None:
+        _listener.step_done()
+
+
+def log_loss(loss: Any) -> None:
+    """Tell the loss of this step, a number or a tensor, which nothing waits for."""
+    if _listener is not None:
+        _listener.log_loss(loss)
+
+
+@contextmanager
+def listening(listener: Listener) -> Iterator[None]:
+    """Let the listener hear what the code in the block tells."""
+    global _listener
+    _listener = listener
+    try:
+        yield
+    finally:
+        stop_listening()
+
+
+def stop_listening() -> None:
+    """Let nobody hear: also in a process that was forked from one that is measured."""
+    global _listener
+    _listener = None

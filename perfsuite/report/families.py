@@ -41,7 +41,8 @@ def families(rows: Sequence[Row], field: RecipeField) -> tuple[Family, ...]:
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
         # A cell without samples, such as a bare collective, has more to it than its recipe says.
-        if row.record is not None and row.record.samples_per_s is not None:
+        has_samples = row.record is not None and row.record.samples_per_s is not None
+        if has_samples and row.recipe is not None:
             groups.setdefault(shared_fields(row, field), []).append(row)
     found: list[Family] = []
     for group in groups.values():
@@ -85,16 +86,15 @@ def shared_name(row: Row, field: RecipeField) -> str:
 
 
 def _by_mode(group: Sequence[Row]) -> Iterable[Family]:
-    alone = [row for row in group if row.recipe is not None and row.recipe.parallel == "single"]
     by_mode: dict[str, list[Member]] = {}
     for row in group:
         assert row.recipe is not None
         plan = row.recipe.plan
-        if plan.mode != "single":
-            by_mode.setdefault(mode_name(plan), []).append(_member(plan.size, row))
+        by_mode.setdefault(mode_name(plan), []).append(_member(plan.size, row))
+    alone = by_mode.pop("single", [])
     for mode, members in by_mode.items():
-        if alone and all(member.value > 1 for member in members):
-            members = [_member(1, alone[0]), *members]
+        if all(member.value > 1 for member in members):
+            members = [*alone[:1], *members]
         yield _family(members, f"{shared_name(group[0], 'parallel')}, {mode}")
 
 

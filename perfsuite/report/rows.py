@@ -91,6 +91,8 @@ class Row:
         if self.record is None:
             return None
         workload = printable(self.record.workload)
+        if self.recipe is None:
+            return workload
         if "evaluation" in self.stages_s and "backward" not in self.stages_s:
             return f"{workload}, evaluated"
         if "load" in self.stages_s and "forward" not in self.stages_s:
@@ -98,8 +100,13 @@ class Row:
         return workload
 
 
-def recipe_of(record: CellRecord) -> Recipe:
-    """Return how a cell was trained; RecipeError for a bad value, TypeError for a bad field."""
+def recipe_of(record: CellRecord) -> Recipe | None:
+    """Return how a cell was trained; RecipeError for a bad value, TypeError for a bad field.
+
+    None where a user's own code was measured.
+    """
+    if record.recipe is None:
+        return None
     fields: dict[str, Any] = {**record.recipe}
     return Recipe(**fields)
 
@@ -193,6 +200,7 @@ COLUMNS: Final[tuple[Column[Row], ...]] = (
     Column("step_time_s", "step", _attribute("step_time_s"), units.format_seconds),
     Column("spread_ratio", "spread", _attribute("spread_ratio"), _write_spread),
     Column("samples_per_s", "samples/s", _attribute("record.samples_per_s"), units.format_count),
+    Column("tokens_per_s", "tokens/s", _attribute("record.tokens_per_s"), units.format_count),
     Column("load_ratio", "load", _attribute("load_ratio"), units.format_ratio),
     _text_column("workload", "subject"),
     _text_column("parallel", "recipe.parallel"),

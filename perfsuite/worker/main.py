@@ -11,7 +11,6 @@ import datetime
 import gc
 import os
 import random
-import socket
 import sys
 import time
 import traceback
@@ -25,14 +24,13 @@ import torch.distributed as dist
 from perfsuite import errors
 from perfsuite.errors import NotExercisedError, PerfsuiteError
 from perfsuite.ranks import messages
-from perfsuite.ranks.assignments import Rendezvous
 from perfsuite.ranks.failures import says_lost_peer
 from perfsuite.ranks.pickling import pack, unpack
 from perfsuite.ranks.progress import Board, BoardWriter
 from perfsuite.worker.jobs.cell import run_cell
 from perfsuite.worker.jobs.profile import take_profile
 from perfsuite.worker.jobs.verify import check_recorded, record_rank
-from perfsuite.worker.store import Store, open_store
+from perfsuite.worker.store import group_store, prefer_loopback
 
 _NOT_THE_USERS = (str(Path(__file__).parent.parent), str(Path(torch.__file__).parent))
 
@@ -103,15 +101,12 @@ def _process_group(start: messages.RankStart, device: torch.device) -> Iterator[
     if not start.request.needs_group:
         yield
         return
-    backend, rendezvous = start.assignment.backend, start.assignment.rendezvous
-    shares_machine = rendezvous is None or rendezvous.is_on_one_machine
-    has_loopback = any(name == "lo" for _, name in socket.if_nameindex())
-    if backend == "gloo" and shares_machine and has_loopback:
-        # The ranks share this machine; the host's name may lead nowhere.
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    backend = start.assignment.backend
+    if backend == "gloo":
+        prefer_loopback(start)
     dist.init_process_group(
         backend,
-        store=_store(start, rendezvous),
+        store=group_store(start),
         rank=start.rank,
         world_size=start.request.world_size,
         timeout=datetime.timedelta(seconds=start.request.policy.collective_timeout_s),
@@ -120,19 +115,6 @@ def _process_group(start: messages.RankStart, device: torch.device) -> Iterator[
     )
     yield
     dist.destroy_process_group()
-
-
-def _store(start: messages.RankStart, rendezvous: Rendezvous | None) -> Store:
-    if rendezvous is None:
-        return dist.FileStore(  # type: ignore[attr-defined]  # documented, missing in __all__
-            str(Path(start.folder) / "store"), start.request.world_size
-        )
-    return open_store(
-        rendezvous.host,
-        rendezvous.port,
-        prefix=rendezvous.prefix,
-        timeout_s=start.request.policy.collective_timeout_s,
-    )
 
 
 def _run(

@@ -1,15 +1,28 @@
-"""Torch's TCP store, where processes under torchrun meet. Runs in ranks and messengers."""
+"""Torch's stores, where processes meet. Runs in ranks and messengers."""
 
 from __future__ import annotations
 
 import datetime
+import os
+import socket
+from pathlib import Path
 
 import torch.distributed as dist
 
 # Documented, and missing in __all__.
-from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import FileStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
-__all__ = ["Store", "StoreError", "open_store"]
+from perfsuite.ranks.messages import RankStart
+
+__all__ = [
+    "PrefixStore",
+    "Store",
+    "StoreError",
+    "TCPStore",
+    "group_store",
+    "open_store",
+    "prefer_loopback",
+]
 
 # The base of all that torch raises about a store.
 StoreError = dist.DistError
@@ -31,3 +44,25 @@ def open_store(
         wait_for_workers=False,
     )
     return PrefixStore(prefix, server)
+
+
+def group_store(start: RankStart) -> Store:
+    """Return a store of this group of ranks alone."""
+    rendezvous = start.assignment.rendezvous
+    if rendezvous is None:
+        return FileStore(str(Path(start.folder) / "store"), start.request.world_size)
+    return open_store(
+        rendezvous.host,
+        rendezvous.port,
+        prefix=rendezvous.prefix,
+        timeout_s=start.request.policy.collective_timeout_s,
+    )
+
+
+def prefer_loopback(start: RankStart) -> None:
+    """Let gloo use it where the ranks share a machine, whose name may lead nowhere."""
+    rendezvous = start.assignment.rendezvous
+    shares_machine = rendezvous is None or rendezvous.is_on_one_machine
+    has_loopback = any(name == "lo" for _, name in socket.if_nameindex())
+    if shares_machine and has_loopback:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")

@@ -198,6 +198,7 @@ def test_the_record_has_exactly_the_keys_of_the_contract(project: pytest.Pyteste
         "losses",
         "verdict",
         "operators",
+        "tokens_per_s",
     ]
     assert list(record["stages_s"]) == [
         "load",

@@ -84,9 +84,9 @@ ENVIRONMENT = Environment(
 )
 
 
-def test_a_record_from_before_operators_were_kept_is_still_read() -> None:
+def test_a_record_from_before_operators_and_tokens_were_kept_is_still_read() -> None:
     plain = json.loads(encode_line(LINE))
-    del plain["perfsuite"]["operators"]
+    del plain["perfsuite"]["operators"], plain["perfsuite"]["tokens_per_s"]
 
     assert decode_line(json.dumps(plain).encode()) == LINE
 
@@ -111,7 +111,11 @@ def test_operators_survive_a_round_trip() -> None:
 
 
 def test_a_line_survives_its_journey() -> None:
+    own_code = msgspec.structs.replace(RECORD, recipe=None, tokens_per_s=9.5)
+    line = msgspec.structs.replace(LINE, perfsuite=own_code)
+
     assert decode_line(encode_line(LINE)) == LINE
+    assert decode_line(encode_line(line)) == line
 
 
 def test_a_line_is_one_line_of_json_with_the_contracts_names() -> None:
@@ -136,6 +140,7 @@ def test_a_line_is_one_line_of_json_with_the_contracts_names() -> None:
         "losses",
         "verdict",
         "operators",
+        "tokens_per_s",
     }
     assert document["perfsuite"]["schema"] == SCHEMA == 1
 

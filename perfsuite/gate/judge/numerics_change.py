@@ -30,14 +30,15 @@ class _Trained(msgspec.Struct, frozen=True):
     """What is read of a record; the base's perfsuite may keep other things beside it."""
 
     losses: tuple[float, ...] = ()
-    recipe: dict[str, Any] = {}
+    recipe: dict[str, Any] | None = None
     world_size: Count = 1
 
     @property
     def rounding(self) -> float:
         """By how much rounding alone may make losses differ, relatively."""
-        epsilon = EPSILONS[self.recipe.get("precision", "fp32")]
-        num_steps = self.recipe.get("grad_accumulation_steps", 1)
+        recipe = self.recipe or {}
+        epsilon = EPSILONS[recipe.get("precision", "fp32")]
+        num_steps = recipe.get("grad_accumulation_steps", 1)
         return _FACTOR * epsilon * math.sqrt(self.world_size * num_steps)
 
 

@@ -230,7 +230,7 @@ class _Trained(msgspec.Struct, frozen=True):
     """What is read of a record; the base's perfsuite may keep other things beside it."""
 
     workload: str | None = None
-    recipe: dict[str, Any] = {}
+    recipe: dict[str, Any] | None = None
     samples_per_s: Amount | None = None
 
 
@@ -240,6 +240,13 @@ def _why_incomparable(base: CellRun, head: CellRun) -> str | None:
     A step over a quarter of the samples is faster, and needs less of everything, while training
     may have become slower.
     """
+    num_rounds = len(base.rounds_s), len(head.rounds_s)
+    if _trains(base) and _trains(head) and len(set(num_rounds)) > 1:
+        return (
+            f"the loop ended by itself, after {num_rounds[0]} rounds in the base and "
+            f"{num_rounds[1]} in head, so that neither times nor counts compare; let both take the "
+            "steps that the test asks for"
+        )
     before, after = _samples_of(base), _samples_of(head)
     if before is None or after is None or before == after:
         return None
@@ -247,6 +254,12 @@ def _why_incomparable(base: CellRun, head: CellRun) -> str | None:
         f"a step has {before} samples in the base and {after} in head, so that neither times nor "
         "counts compare; give the test another name where that is meant"
     )
+
+
+def _trains(run: CellRun) -> bool:
+    """Whether a cell is one of ours, whose rounds the gate itself counts off."""
+    record = _read(run)
+    return record is not None and record.workload is not None
 
 
 def _samples_of(run: CellRun) -> int | None:
@@ -264,8 +277,8 @@ def describe_changes(base: CellRun, head: CellRun) -> str | None:
     before, after = _read(base), _read(head)
     if before is None or after is None:
         return None
-    ours = {"workload": after.workload, **after.recipe}
-    theirs = {"workload": before.workload, **before.recipe}
+    ours = {"workload": after.workload, **(after.recipe or {})}
+    theirs = {"workload": before.workload, **(before.recipe or {})}
     changed = [
         f"{name} {ours[name]!r} instead of {theirs[name]!r}"
         for name in ours.keys() & theirs.keys()

@@ -126,6 +126,7 @@ def _is_bare_all_reduce(row: Row) -> bool:
     record = row.record
     return (
         record is not None
+        and row.recipe is not None
         and record.workload == _ALL_REDUCE
         and record.samples_per_s is None
         and record.counts.collectives == 1

@@ -18,7 +18,8 @@ _UNLIMITED_WIDTH = 400
 # What a person looks for first, in the order of the fields of a recipe.
 _COLUMNS = columns_of(
     *("workload", "parallel", "precision", "checkpointing", "numerics", "num_workers"),
-    *("step_time_s", "spread_ratio", "samples_per_s", "load_ratio", "peak_bytes", "collectives"),
+    *("step_time_s", "spread_ratio", "samples_per_s", "tokens_per_s", "load_ratio"),
+    *("peak_bytes", "collectives"),
 )
 
 
@@ -39,7 +40,10 @@ def progress_line(line: CellLine) -> str:
 
 def terminal_table(lines: Sequence[CellLine]) -> str:
     """Return the table of all measured cells as text."""
-    return _table_of(_COLUMNS, [row for row in map(row_of_line, lines) if row is not None])
+    rows = [row for row in map(row_of_line, lines) if row is not None]
+    # Only a user's own code says how many tokens a step has.
+    columns = [one for one in _COLUMNS if one.key != "tokens_per_s" or filled((one,), rows)]
+    return _table_of(columns, rows)
 
 
 def report_table(rows: Sequence[Row]) -> str:

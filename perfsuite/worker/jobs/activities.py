@@ -5,7 +5,6 @@ Runs in a rank. Each activity joins a workload and a recipe to the one iteration
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -20,50 +19,16 @@ from perfsuite.records.cell import Counts
 from perfsuite.records.recipe import Recipe
 from perfsuite.records.stages import Stage
 from perfsuite.records.workload import Split, Workload, load_workload
+from perfsuite.worker.jobs.activity import NUM_RECORDED_LOSSES, Activity, Repeatable, held_by
 from perfsuite.worker.jobs.loader_workers import open_batches
-from perfsuite.worker.measure.dispatch import tensors_in
+from perfsuite.worker.jobs.user_code import start_user_code
 from perfsuite.worker.training.build import build_trainer
 from perfsuite.worker.training.loaders import EpochBatches
 from perfsuite.worker.training.nonfinite import check_finite
 from perfsuite.worker.training.step import evaluate_batch, train_step
 from perfsuite.worker.training.trainer import Trainer
 
-# Enough to see a loss fall; every cell runs at least as many steps with the default rounds.
-_NUM_RECORDED_LOSSES = 10
 _FLOAT32_BYTES = 4
-
-
-class Activity(ABC):
-    """One kind of iteration, ready to be repeated.
-
-    Attributes:
-        steps_per_epoch: Iterations until the loader starts again; None if it never does.
-        global_batch_size: Samples of one iteration over all ranks; None without samples.
-        is_counted: Whether the iteration runs operators that are worth counting.
-        has_resized_storages: Whether storages change size in place, as FSDP's do.
-        missing: Numbers of the record that this activity cannot have, with the reason.
-    """
-
-    steps_per_epoch: int | None = None
-    global_batch_size: int | None = None
-    is_counted = True
-    has_resized_storages = False
-    missing: dict[str, str]
-
-    @abstractmethod
-    def iterate(self, stage: Stage) -> None:
-        """Do one iteration, handing its stages to `stage`."""
-
-    def check(self) -> None:  # noqa: B027  # most have nothing to check
-        """Raise if an iteration since the last check went wrong; never called in a timed round."""
-
-    def first_losses(self) -> tuple[float, ...] | None:
-        """Return the losses of the first steps; None where this rank holds none."""
-        return None
-
-    def held_tensors(self) -> Iterator[Tensor]:
-        """Return the tensors that live before, during and after an iteration."""
-        return iter(())
 
 
 @contextmanager
@@ -73,7 +38,12 @@ def start_activity(job: RunCell, start: RankStart, device: torch.device) -> Iter
         assert job.message_bytes is not None
         yield _AllReduce(job.message_bytes, device)
         return
+    if job.user_code is not None:
+        with start_user_code(job.user_code, job.plan.seed, start) as activity:
+            yield activity
+        return
     assert job.workload is not None
+    assert job.recipe is not None
     workload = load_workload(unpack(job.workload))
     trainer = None
     if job.activity != "load":
@@ -90,7 +60,7 @@ def start_activity(job: RunCell, start: RankStart, device: torch.device) -> Iter
             yield _Evaluate(trainer, batches)
 
 
-class _OnModel(Activity):
+class _OnModel(Repeatable):
     """What training and evaluating have in common: a trainer, its batches, the first losses."""
 
     def __init__(self, trainer: Trainer, batches: EpochBatches, num_micro_batches: int = 1) -> None:
@@ -106,12 +76,7 @@ class _OnModel(Activity):
         return tuple(float(loss) for loss in self.losses) or None
 
     def held_tensors(self) -> Iterator[Tensor]:
-        for parameter in self.trainer.module.parameters():
-            yield from tensors_in(parameter, parameter.grad)
-        yield from tensors_in(list(self.trainer.module.buffers()))
-        optimizer = self.trainer.optimizer
-        yield from tensors_in([group["params"] for group in optimizer.param_groups])
-        yield from tensors_in(list(optimizer.state.values()))
+        return held_by(self.trainer.module, self.trainer.optimizer)
 
 
 class _Train(_OnModel):
@@ -130,7 +95,7 @@ class _Train(_OnModel):
     def check(self) -> None:
         check_finite(self.trainer, self._unchecked, first_step=self._num_checked + 1)
         self._num_checked += len(self._unchecked)
-        self.losses.extend(self._unchecked[: _NUM_RECORDED_LOSSES - len(self.losses)])
+        self.losses.extend(self._unchecked[: NUM_RECORDED_LOSSES - len(self.losses)])
         self._unchecked.clear()
 
 
@@ -143,14 +108,14 @@ class _Evaluate(_OnModel):
 
     def iterate(self, stage: Stage) -> None:
         loss = evaluate_batch(self.trainer, self.batches, stage)
-        if loss is not None and len(self.losses) < _NUM_RECORDED_LOSSES:
+        if loss is not None and len(self.losses) < NUM_RECORDED_LOSSES:
             self.losses.append(loss)
 
     def check(self) -> None:
         check_finite(self.trainer, self.losses, first_step=1)
 
 
-class _Load(Activity):
+class _Load(Repeatable):
     """A batch out of the loader, and nothing done with it; a failing loader raises by itself."""
 
     is_counted = False
@@ -166,7 +131,7 @@ class _Load(Activity):
             next(self._batches)
 
 
-class _AllReduce(Activity):
+class _AllReduce(Repeatable):
     """One sum over all ranks of a float32 tensor of a given size, proven once at the start."""
 
     def __init__(self, message_bytes: int, device: torch.device) -> None:

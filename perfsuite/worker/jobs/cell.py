@@ -7,32 +7,30 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 
+import msgspec
 import torch
-import torch.distributed as dist
 
 from perfsuite.ranks import messages
 from perfsuite.ranks.progress import BoardWriter
 from perfsuite.records.cell import Counts, Operator
-from perfsuite.records.stages import Stage
-from perfsuite.worker.jobs.activities import Activity, start_activity
+from perfsuite.worker.jobs.activities import start_activity
+from perfsuite.worker.jobs.activity import Activity
 from perfsuite.worker.jobs.faults import inject_fault
 from perfsuite.worker.jobs.loader_workers import resume_loader_workers, stop_loader_workers
 from perfsuite.worker.jobs.turns import Agreed, Turns
-from perfsuite.worker.measure.clock import start_together
 from perfsuite.worker.measure.counters import count_garbage, count_iteration, count_kernel_launches
 from perfsuite.worker.measure.environment import describe_environment
-from perfsuite.worker.measure.iterations import Iterations, run_iterations
+from perfsuite.worker.measure.iterations import Iterations
 from perfsuite.worker.measure.memory import measure_peak
 from perfsuite.worker.measure.operators import costliest_operators, profile_iterations
 from perfsuite.worker.measure.rounds import ROUND_S, choose_num_iterations, measure_rounds
 from perfsuite.worker.measure.stages import StageClock
 
-# DDP's first step uses one bucket and rebuilds its buckets after it; optimizers make their state
-# in the first step. The third is the first that is like all later ones.
-_NUM_WARMUP_ITERATIONS = 3
 # Of rounds that take turns with the other arm: a disturbance of the machine lasts for longer, and
 # so happens to both. Over 240 LeNet steps a launch, turns of 2 had two thirds of the error of 8.
 _TURN_S = 0.010
+# Of a loop: with fewer an outlier moves any location.
+_LEAST_ROUNDS = 5
 
 
 def run_cell(
@@ -45,7 +43,7 @@ def run_cell(
     with start_activity(job, start, device) as activity:
         measurement = _Measurement(activity, job.plan, device, board, start)
         asked = inject_fault(measurement.whole(), start.request.policy.turns, device)
-        run_iterations(asked, measurement.iterate)
+        activity.run(asked, board.begin_step)
         return messages.CellMeasured(
             rounds=tuple(measurement.rounds),
             num_iterations=measurement.num_iterations,
@@ -55,7 +53,7 @@ def run_cell(
             peak=measurement.peak,
             operators=measurement.operators,
             environment=environment,
-            missing=measurement.missing,
+            missing=measurement.missing | activity.end(len(measurement.rounds)),
         )
 
 
@@ -85,11 +83,6 @@ class _Measurement:
         self.operators: tuple[Operator, ...] | None = None
         self.missing = dict(activity.missing)
 
-    def iterate(self, stage: Stage) -> None:
-        """Do one iteration."""
-        self._board.begin_step()
-        self._activity.iterate(stage)
-
     def whole(self) -> Iterations[None]:
         """Warm up, measure and count."""
         self._board.enter_phase("warm-up")
@@ -108,7 +101,7 @@ class _Measurement:
     def _warm_up(self) -> Iterations[float]:
         """Run the untimed first iterations, checked one by one; return the shortest's seconds."""
         shortest_s = float("inf")
-        for _ in range(_NUM_WARMUP_ITERATIONS):
+        for _ in range(self._activity.num_warmup):
             self._synchronize()
             began_s = time.perf_counter()
             yield self._stages
@@ -122,25 +115,26 @@ class _Measurement:
         """Return what all ranks of both arms run."""
         plan = self._plan
         stop_loader_workers()  # the other arm may be long in coming
-        if dist.is_initialized():
-            slowest = torch.tensor([iteration_s], dtype=torch.float64, device=self._device)
-            dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
-            iteration_s = float(slowest.item())
+        (iteration_s,) = self._activity.largest_over_ranks([iteration_s], self._device)
         num_iterations = plan.num_iterations or choose_num_iterations(
             iteration_s,
             steps_per_epoch=self._activity.steps_per_epoch,
             round_s=_TURN_S if self._has_turns else plan.round_s or ROUND_S,
         )
-        if not self._has_turns:
-            assert plan.num_rounds is not None  # only a gate chooses rounds
-            return Agreed(num_iterations, plan.num_rounds)
-        told = torch.zeros(len(Agreed._fields), dtype=torch.int64, device=self._device)
-        if self._turns is not None:
-            told += torch.tensor(self._turns.agree(num_iterations, iteration_s))
-        if dist.is_initialized():
-            dist.broadcast(told, src=0)
-        agreed = Agreed(*told.tolist())
-        return agreed._replace(rounds=plan.num_rounds or agreed.rounds)
+        if (num_steps := self._activity.num_steps) is not None:
+            num_iterations = min(num_iterations, max(1, num_steps // _LEAST_ROUNDS))
+        agreed, num_rounds = Agreed(num_iterations, 0), plan.num_rounds
+        if self._has_turns:
+            told = [0.0] * len(Agreed._fields)
+            if self._turns is not None:
+                told = [*map(float, self._turns.agree(num_iterations, iteration_s))]
+            told = self._activity.largest_over_ranks(told, self._device)
+            agreed = Agreed(int(told[0]), int(told[1]), *map(bool, told[2:]))
+            num_rounds = num_rounds or agreed.rounds
+        if num_steps is not None:
+            num_rounds = num_steps // agreed.iterations
+        assert num_rounds is not None  # only a gate chooses rounds
+        return agreed._replace(rounds=num_rounds)
 
     def _measure(self, num_rounds: int) -> Iterations[None]:
         """Take the timed rounds; losses are checked between them, outside of the time."""
@@ -162,13 +156,13 @@ class _Measurement:
             return
         with nullcontext() if self._turns is None else self._turns.take():
             # No rank is at work before the first has the turn, or after the other arm may begin.
-            start_together()
+            self._activity.start_together()
             yield
-            start_together()
+            self._activity.start_together()
 
     def _start_with_workers(self) -> None:
         """Begin a round on all ranks; between rounds loader workers would fill their queues."""
-        start_together()
+        self._activity.start_together()
         resume_loader_workers()
 
     def _end_round(self, _: int) -> None:
@@ -182,21 +176,23 @@ class _Measurement:
         peak = yield from measure_peak(
             activity.held_tensors(), device, follow_resizes=activity.has_resized_storages
         )
-        launches = yield from count_kernel_launches(device)
-        if launches is None:
-            self.missing["kernel_launches"] = "kernels are launched on CUDA devices only"
-        found = dataclasses.asdict(counted) | {
-            "saved_activation_bytes": peak.saved_activation_bytes,
-            "kernel_launches": launches,
-            "collected_objects": (yield from count_garbage()),
-        }
-        self.counts = Counts(
-            **{name: None if name in self.missing else found[name] for name in found}
-        )
         self.peak = None if "memory" in self.missing else peak
-        if profiles:
-            profiler = yield from profile_iterations(device, num_iterations=1)
-            self.operators = costliest_operators(profiler.key_averages(), device)
+        if peak.saved_activation_bytes is None:
+            reason = "no stage 'backward' followed a stage 'forward'"
+            self.missing.setdefault("saved_activation_bytes", reason)
+        found = dataclasses.asdict(counted) | {
+            "saved_activation_bytes": peak.saved_activation_bytes
+        }
+        if activity.num_steps is None:
+            found["kernel_launches"] = yield from count_kernel_launches(device)
+            if found["kernel_launches"] is None:
+                self.missing["kernel_launches"] = "kernels are launched on CUDA devices only"
+            found["collected_objects"] = yield from count_garbage()
+            if profiles:
+                profiler = yield from profile_iterations(device, num_iterations=1)
+                self.operators = costliest_operators(profiler.key_averages(), device)
+        found = {name: None if name in self.missing else found[name] for name in found}
+        self.counts = msgspec.structs.replace(self.counts, **found)
 
     def _synchronize(self) -> None:
         if self._device.type == "cuda":

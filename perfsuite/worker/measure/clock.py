@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -42,6 +42,15 @@ def start_together() -> None:
     """Return when all ranks of the process group, if there is one, have called this."""
     if dist.is_initialized():
         dist.barrier()
+
+
+def largest_over_ranks(values: Sequence[float], device: torch.device) -> list[float]:
+    """Return the largest of each value over all ranks of the process group, if there is one."""
+    if not dist.is_initialized():
+        return list(values)
+    largest = torch.tensor(values, dtype=torch.float64, device=device)
+    dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+    return largest.tolist()
 
 
 def collection_s(clock: Callable[[], float] = time.perf_counter) -> float:

@@ -34,13 +34,13 @@ def check_finite(trainer: Trainer, losses: Sequence[Tensor], first_step: int) ->
                 else "every gradient and parameter on this rank is finite, so it comes from the "
                 "inputs, the forward pass or the loss itself"
             )
-            raise NonFiniteError(f"the loss is {value} at step {step}; {where}; {_ADVICE}")
+            raise NonFiniteError(f"the loss is {value} at step {step}; {where}; {ADVICE}")
     name = _first_with_bad_value(trainer)
     if name is not None:
         last_step = first_step + max(len(values), 1) - 1
         raise NonFiniteError(
             f"parameter {name!r} is not finite after step {last_step}, although the loss was; "
-            f"{_ADVICE}"
+            f"{ADVICE}"
         )
 
 
@@ -69,7 +69,7 @@ def gradients_are_finite(trainer: Trainer) -> Tensor:
     return torch.stack([norm.float() for norm in largest]).isfinite().all()
 
 
-_ADVICE = "lower the learning rate, clip gradients, or use a precision with more range"
+ADVICE = "lower the learning rate, clip gradients, or use a precision with more range"
 
 
 def _first_with_bad_value(trainer: Trainer) -> str | None:

@@ -8,7 +8,7 @@ epoch, and a schedule needs batches that divide into chunks, which a split's las
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -111,9 +111,19 @@ class Pipeline(Strategy):
         return self._schedules[shapes].run(chunks, stage)
 
     def evaluate(self, trainer: Trainer, inputs: Any) -> Any | None:
-        """The outputs on the rank of the last stage, None on the others."""
+        """The outputs on the rank of the last stage, None on the others.
+
+        Rank r has the stages r, r + world_size, ...; neighbouring stages are never on one rank.
+        """
         given = bind_inputs(self._signature, inputs)
-        return run_stages(self._evaluated_stages, self._num_stages, given, self.device)
+        world_size, last = self.recipe.plan.size, self._num_stages - 1
+        outputs: Any = ()
+        for index, stage in sorted(self._evaluated_stages.items()):
+            activations = () if index == 0 else _receive((index - 1) % world_size, self.device)
+            outputs = stage.module(*activations, *(given[name] for name in stage.input_names))
+            if index < last:
+                _send(outputs, (index + 1) % world_size, self.device)
+        return outputs if last in self._evaluated_stages else None
 
     def _own(self, stages: Iterable[ModelStage]) -> dict[int, ModelStage]:
         rank, size = dist.get_rank(), self.recipe.plan.size
@@ -167,27 +177,6 @@ def _called(stages: Iterable[ModelStage]) -> set[str]:
         for node in stage.module.graph.nodes
         if node.op in ("call_module", "get_attr")
     }
-
-
-def run_stages(
-    stages: Mapping[int, ModelStage],
-    num_stages: int,
-    inputs: Mapping[str, Any],
-    device: torch.device,
-) -> Any | None:
-    """Return the model's outputs on the rank of its last stage, None on the others.
-
-    This rank r has the stages r, r + world_size, ...; neighbouring stages are never on one rank.
-    Every rank has the model's inputs, by the names of the parameters of its forward.
-    """
-    world_size = dist.get_world_size()
-    outputs: Any = ()
-    for index, stage in sorted(stages.items()):
-        activations = () if index == 0 else _receive((index - 1) % world_size, device)
-        outputs = stage.module(*activations, *(inputs[name] for name in stage.input_names))
-        if index < num_stages - 1:
-            _send(outputs, (index + 1) % world_size, device)
-    return outputs if num_stages - 1 in stages else None
 
 
 def _send(activations: Sequence[Tensor], target: int, device: torch.device) -> None:

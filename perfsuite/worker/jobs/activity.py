@@ -1,0 +1,97 @@
+"""What a measurement needs of what it measures: iterations, one by one. Runs in a rank."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from perfsuite.records.stages import Stage
+from perfsuite.worker.measure.clock import largest_over_ranks, start_together
+from perfsuite.worker.measure.dispatch import tensors_in
+from perfsuite.worker.measure.iterations import Iterations, run_iterations
+
+# Enough to see a loss fall; every cell runs at least as many steps with the default rounds.
+NUM_RECORDED_LOSSES = 10
+
+
+class Activity(ABC):
+    """One kind of iteration.
+
+    Attributes:
+        steps_per_epoch: Iterations until the loader starts again; None if it never does.
+        global_batch_size: Samples of one iteration over all ranks; None without samples.
+        is_counted: Whether the iteration runs operators that are worth counting.
+        has_resized_storages: Whether storages change size in place, as FSDP's do.
+        num_warmup: Untimed iterations before the first round.
+        num_steps: Iterations to time, after which there are two more; None for any number.
+        missing: Numbers of the record that this activity cannot have, with the reason.
+    """
+
+    steps_per_epoch: int | None = None
+    global_batch_size: int | None = None
+    is_counted = True
+    has_resized_storages = False
+    # DDP's first step uses one bucket and rebuilds its buckets after it; optimizers make their
+    # state in the first step. The third is the first that is like all later ones.
+    num_warmup = 3
+    num_steps: int | None = None
+    missing: dict[str, str]
+
+    @abstractmethod
+    def run(self, asked: Iterations[None], begin_step: Callable[[], None]) -> None:
+        """Do the iterations that a measurement asks for; `begin_step` is called before each."""
+
+    def check(self) -> None:  # noqa: B027  # most have nothing to check
+        """Raise if an iteration since the last check went wrong; never called in a timed round."""
+
+    def start_together(self) -> None:
+        """Return when all ranks have called this."""
+        start_together()
+
+    def largest_over_ranks(self, values: list[float], device: torch.device) -> list[float]:
+        """Return the largest of each value over all ranks, which all call this."""
+        return largest_over_ranks(values, device)
+
+    def end(self, num_rounds: int) -> dict[str, str]:
+        """Return further numbers that are missing, and why; raises after too few rounds."""
+        return {}
+
+    def first_losses(self) -> tuple[float, ...] | None:
+        """Return the losses of the first steps; None where this rank holds none."""
+        return None
+
+    def held_tensors(self) -> Iterator[Tensor]:
+        """Return the tensors that live before, during and after an iteration."""
+        return iter(())
+
+
+class Repeatable(Activity):
+    """An iteration that can be repeated at will."""
+
+    @abstractmethod
+    def iterate(self, stage: Stage) -> None:
+        """Do one iteration, handing its stages to `stage`."""
+
+    def run(self, asked: Iterations[None], begin_step: Callable[[], None]) -> None:
+        """Repeat the iteration as often as is asked for."""
+
+        def iterate(stage: Stage) -> None:
+            begin_step()
+            self.iterate(stage)
+
+        run_iterations(asked, iterate)
+
+
+def held_by(model: Any, optimizer: Any) -> Iterator[Tensor]:
+    """Yield the tensors of a model and its optimizer, None of either included."""
+    if model is not None:
+        for parameter in model.parameters():
+            yield from tensors_in(parameter, parameter.grad)
+        yield from tensors_in(list(model.buffers()))
+    if optimizer is not None:
+        yield from tensors_in([group["params"] for group in optimizer.param_groups])
+        yield from tensors_in(list(optimizer.state.values()))

@@ -1,0 +1,66 @@
+"""The ranks that run a user's loop: what torchrun would tell them, and where they meet beside it.
+
+The loop makes a process group of its own, or none, so the measurement has one that it cannot see.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+
+from perfsuite.ranks.messages import RankStart
+from perfsuite.worker.store import PrefixStore, TCPStore, group_store, prefer_loopback
+
+_LOCAL_HOST = "127.0.0.1"
+
+
+class LoopRanks:
+    """All ranks of a loop; no operator of theirs is in the loop's process group."""
+
+    def __init__(self, group: dist.ProcessGroupGloo) -> None:
+        self._group = group
+
+    def largest(self, values: Sequence[float]) -> list[float]:
+        """Return the largest of each value over all ranks, which all call this."""
+        largest = torch.tensor(values, dtype=torch.float64)
+        options = dist.AllreduceOptions()
+        options.reduceOp = dist.ReduceOp.MAX
+        self._group.allreduce([largest], options).wait()  # type: ignore[attr-defined]  # untyped
+        return largest.tolist()
+
+
+@contextmanager
+def join_ranks(start: RankStart) -> Iterator[LoopRanks]:
+    """Set torchrun's variables in this rank, and meet the others."""
+    rank, world_size = start.rank, start.request.world_size
+    rendezvous = start.assignment.rendezvous
+    prefer_loopback(start)
+    host = _LOCAL_HOST if rendezvous is None else rendezvous.host
+    meeting = group_store(start)
+    port = 0
+    if rank > 0:
+        port = int(meeting.get("port of the loop"))
+    timeout = datetime.timedelta(seconds=start.request.policy.collective_timeout_s)
+    # Kept by rank 0, as torchrun keeps one for the processes that it starts.
+    store = TCPStore(host, port, is_master=rank == 0, timeout=timeout, wait_for_workers=False)
+    if rank == 0:
+        port = store.port
+        meeting.set("port of the loop", str(port))
+    os.environ |= {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(start.assignment.place),
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_WORLD_SIZE": str(start.assignment.num_neighbours),
+        "MASTER_ADDR": host,
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_RUN_ID": "perfsuite",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
+    group = dist.ProcessGroupGloo(PrefixStore("perfsuite", store), rank, world_size, timeout)
+    yield LoopRanks(group)

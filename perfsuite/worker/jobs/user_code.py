@@ -1,0 +1,299 @@
+"""A user's own training step, or whole loop, as an activity of a cell. Runs in a rank.
+
+A loop calls, and is not called: where one of its steps ends, a hook of torch's optimizers has the
+measurement go on to the next one.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
+
+from perfsuite.errors import NonFiniteError, PerfsuiteError, WorkloadError
+from perfsuite.ranks.bootstrap import loader_worker_entry
+from perfsuite.ranks.messages import RankStart, UserCode
+from perfsuite.ranks.pickling import unpack
+from perfsuite.records.cell import Counts
+from perfsuite.records.stages import (
+    Stage,
+    Step,
+    StopLoop,
+    listening,
+    stop_listening,
+    untimed,
+)
+from perfsuite.worker.jobs.activity import NUM_RECORDED_LOSSES, Activity, held_by
+from perfsuite.worker.jobs.loop_ranks import LoopRanks, join_ranks
+from perfsuite.worker.measure.iterations import Iterations, run_iterations
+from perfsuite.worker.training.build import seed_random_numbers
+from perfsuite.worker.training.nonfinite import ADVICE
+
+_NOT_IN_TWO_STEPS = ("kernel_launches", "collected_objects", "operators")
+
+
+@contextmanager
+def start_user_code(code: UserCode, seed: int, start: RankStart) -> Iterator[Activity]:
+    """Load a user's function under the cell's seed, and build its step."""
+    _let_children_be_loader_workers(start)
+    function = unpack(code.function)
+    seed_random_numbers(seed)
+    if code.kind == "step":
+        yield UserStep(code, function)
+    elif code.world_size == 1:
+        yield UserLoop(code, function, None)
+    else:
+        with join_ranks(start) as ranks:
+            yield UserLoop(code, function, ranks)
+
+
+def _let_children_be_loader_workers(start: RankStart) -> None:
+    """Have a process that this one forks end with it, run on any core, and measure nothing."""
+    rank_pid = os.getpid()
+    enter_loader_worker = loader_worker_entry(start.folder, start.cores)
+
+    def enter_child() -> None:
+        stop_listening()
+        if os.getppid() == rank_pid:
+            enter_loader_worker()
+
+    os.register_at_fork(after_in_child=enter_child)
+
+
+class _UserCode(Activity):
+    """What a step and a loop have in common: the stages that they mark, the losses they tell."""
+
+    has_resized_storages = True  # as far as anybody knows
+
+    def __init__(self, code: UserCode) -> None:
+        self._name = code.name
+        self.global_batch_size = code.samples_per_step
+        self.missing = {}
+        self._stage: Stage = untimed
+        self._span: AbstractContextManager[None] | None = None
+        self._span_name = ""
+        self._thread = threading.get_ident()
+        self._told: Any = None
+        self._unchecked: list[Any] = []
+        self._num_checked = 0
+        self._losses: list[float] = []
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Time a part of the step; another thread's would be timed twice."""
+        if threading.get_ident() != self._thread:
+            yield
+            return
+        self._enter(name)
+        try:
+            yield
+        finally:
+            self._leave()
+
+    def _enter(self, name: str) -> None:
+        span = self._stage(name)
+        span.__enter__()
+        self._span, self._span_name = span, name
+
+    def _leave(self) -> None:
+        span, self._span = self._span, None
+        if span is not None:
+            span.__exit__(None, None, None)
+
+    def log_loss(self, loss: Any) -> None:
+        """Keep the step's loss, without its graph; it is read later."""
+        if not isinstance(loss, Tensor | int | float) or (
+            isinstance(loss, Tensor) and loss.numel() != 1
+        ):
+            what = f"of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
+            raise WorkloadError(f"{self._name}: a step's loss is {what}; give a single number")
+        self._told = loss.detach() if isinstance(loss, Tensor) else loss
+
+    def step_done(self) -> None:
+        """Do nothing: a step ends where its function returns."""
+
+    def _end_step(self) -> None:
+        if self._told is not None:
+            self._unchecked.append(self._told)
+            self._told = None
+
+    def check(self) -> None:
+        losses = [float(loss) for loss in self._unchecked]
+        for number, loss in enumerate(losses, self._num_checked + 1):
+            if not math.isfinite(loss):
+                raise NonFiniteError(f"the loss is {loss} at step {number}; {ADVICE}")
+        self._losses += losses[: NUM_RECORDED_LOSSES - len(self._losses)]
+        self._num_checked += len(losses)
+        self._unchecked.clear()
+
+    def first_losses(self) -> tuple[float, ...] | None:
+        return tuple(self._losses) or None
+
+
+class UserStep(_UserCode):
+    """A function that takes one training step each time."""
+
+    def __init__(self, code: UserCode, build_step: Callable[[], Any]) -> None:
+        super().__init__(code)
+        built = build_step()
+        self._step = built if isinstance(built, Step) else Step(built)
+        if not callable(self._step.run):
+            raise WorkloadError(
+                f"{code.name} returned {built!r}; return the function that takes one step, or "
+                "perfsuite.Step(run, model, optimizer)"
+            )
+
+    def run(self, asked: Iterations[None], begin_step: Callable[[], None]) -> None:
+        """Take steps, and hear what they tell."""
+
+        def iterate(stage: Stage) -> None:
+            begin_step()
+            self._stage = stage
+            loss = self._step.run()
+            if loss is not None:
+                self.log_loss(loss)
+            self._end_step()
+
+        with listening(self):
+            run_iterations(asked, iterate)
+
+    def held_tensors(self) -> Iterator[Tensor]:
+        """Return those of the model and the optimizer that the user has named."""
+        return held_by(self._step.model, self._step.optimizer)
+
+
+class UserLoop(_UserCode):
+    """A whole training loop: its steps end where its optimizer has stepped, or it says so.
+
+    Its first step, which may hold all that comes before the training, is not measured.
+    """
+
+    def __init__(
+        self, code: UserCode, train: Callable[[], object], ranks: LoopRanks | None
+    ) -> None:
+        super().__init__(code)
+        assert code.num_steps is not None
+        self.num_steps = code.num_steps
+        self.num_warmup = code.num_warmup - 1
+        self.missing = dict.fromkeys(
+            _NOT_IN_TWO_STEPS, "a loop takes only two steps more than the timed ones"
+        )
+        self._train = train
+        self._ranks = ranks
+        self._class_name = code.optimizer
+        self._stepped: dict[str, None] = {}
+        # What ends a step: the first optimizer that does, or this object where the loop says so.
+        self._ends: object = None
+        self._num_ends = 0
+        self._is_over = False
+        self._error: Exception | None = None
+
+    def run(self, asked: Iterations[None], begin_step: Callable[[], None]) -> None:
+        """Run the loop until the measurement asks for nothing more, or it ends by itself."""
+        self._asked, self._begin_step = asked, begin_step
+        hook = register_optimizer_step_post_hook(self._after_optimizer)
+        try:
+            with listening(self):
+                self._train()
+        except StopLoop:
+            pass
+        except Exception:
+            if self._error is None:
+                raise
+        finally:
+            hook.remove()
+            asked.close()
+        if self._error is not None:
+            raise self._error
+        self.start_together()
+
+    def _after_optimizer(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        name = type(optimizer).__name__
+        self._stepped[name] = None
+        if self._ends is None and self._class_name in (None, name):
+            self._ends = optimizer
+        if optimizer is self._ends:
+            self._end_step()
+
+    def step_done(self) -> None:
+        """End the step, unless an optimizer ends the steps of this loop."""
+        if self._ends is None and self._class_name is None:
+            self._ends = self
+        if self._ends is self:
+            self._end_step()
+
+    def _end_step(self) -> None:
+        """Have the measurement go on to the next step; raises StopLoop after the last."""
+        if self._is_over:
+            raise StopLoop
+        super()._end_step()
+        self._num_ends += 1
+        was_in_stage = self._span is not None  # as in `with stage("optimizer"): optimizer.step()`
+        self._leave()
+        try:
+            self._stage = next(self._asked)
+        except StopIteration:
+            self._is_over = True
+        except Exception as error:  # noqa: BLE001  # raised where the loop cannot handle it
+            self._is_over, self._error = True, error
+        if self._is_over:
+            self._stage = untimed
+            raise StopLoop
+        self._begin_step()
+        if was_in_stage:
+            self._enter(self._span_name)
+
+    def start_together(self) -> None:
+        """Return when all ranks have called this, after equally many steps."""
+        self.largest_over_ranks([], torch.device("cpu"))
+
+    def largest_over_ranks(self, values: list[float], device: torch.device) -> list[float]:
+        """Return the largest of each value over all ranks; raises where their steps differ."""
+        if self._ranks is None:
+            return values
+        *largest, most, least = self._ranks.largest([*values, self._num_ends, -self._num_ends])
+        if most != -least:
+            raise PerfsuiteError(
+                f"{self._name}: when one rank had taken {most:.0f} steps, another had taken only "
+                f"{-least:.0f} and waited or ended; give all ranks equally many steps"
+            )
+        return largest
+
+    def held_tensors(self) -> Iterator[Tensor]:
+        """Return those of the optimizer that ends a step."""
+        return held_by(None, None if self._ends is self else self._ends)
+
+    def end(self, num_rounds: int) -> dict[str, str]:
+        """Return what a loop that ended by itself lacks; raises a WorkloadError for too few."""
+        if self._num_ends == 0:
+            raise WorkloadError(f"{self._name}: {self._why_no_step()}")
+        taken = f"the loop ended by itself after {self._num_ends} steps"
+        if num_rounds < 2:
+            raise WorkloadError(
+                f"{self._name}: {taken}, too few for two rounds after {self.num_warmup + 1} to "
+                "warm up; let it take more, or ask for fewer (warmup=, steps=)"
+            )
+        return (
+            {}
+            if self._is_over
+            else dict.fromkeys(
+                (*Counts.__struct_fields__, "memory", "operators"),
+                f"{taken}, before the two that are counted",
+            )
+        )
+
+    def _why_no_step(self) -> str:
+        if self._class_name is None or not self._stepped:
+            return (
+                "no torch optimizer stepped in the loop; call perfsuite.step_done() at the end of "
+                "each step"
+            )
+        stepped = " and ".join(self._stepped)
+        return f"no {self._class_name} stepped in the loop (optimizer=), but {stepped} did"

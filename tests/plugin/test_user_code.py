@@ -1,0 +1,278 @@
+"""A user's step and loop through an inner pytest session: real ranks, records, arguments."""
+
+from __future__ import annotations
+
+import json
+
+# As in test_hooks: torch can be imported only once per process.
+import multiprocessing.forkserver  # noqa: F401
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch  # noqa: F401
+from command_line import call_verb
+
+TRAINING = """
+    import os
+
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    import perfsuite
+
+
+    class Points(torch.utils.data.Dataset):
+        def __len__(self):
+            return 10_000
+
+        def __getitem__(self, index):
+            with perfsuite.stage("load"):  # in a worker process nobody measures
+                return torch.full((4,), float(index % 7))
+
+
+    def steps(num_workers=0):
+        model = torch.nn.Linear(4, 2)
+        if dist.is_initialized():
+            model = DistributedDataParallel(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        loader = iter(torch.utils.data.DataLoader(Points(), 8, num_workers=num_workers))
+
+        def step():
+            batch = next(loader)
+            with perfsuite.stage("forward"):
+                loss = model(batch).square().mean()
+            with perfsuite.stage("backward"):
+                optimizer.zero_grad()
+                loss.backward()
+            optimizer.step()
+            return loss
+
+        return step
+
+
+    def train():
+        seen = {name: os.environ.get(name) for name in (
+            "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "TORCHELASTIC_RUN_ID")}
+        assert not dist.is_initialized()
+        if seen["WORLD_SIZE"] is None:
+            assert set(seen.values()) == {None}
+        else:
+            assert seen == {"RANK": seen["RANK"], "LOCAL_RANK": seen["RANK"], "WORLD_SIZE": "2",
+                            "MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_RUN_ID": "perfsuite"}
+            assert int(os.environ["MASTER_PORT"]) > 0
+            dist.init_process_group("gloo")
+            assert str(dist.get_rank()) == seen["RANK"]
+        step = steps(num_workers=1)
+        try:
+            for number in range(1_000):
+                perfsuite.log_loss(step())
+        finally:
+            print("ended after", number + 1)
+"""
+
+
+@pytest.fixture
+def project(pytester: pytest.Pytester) -> pytest.Pytester:
+    """A project with a training of its own."""
+    pytester.makepyfile(training=TRAINING)
+    pytester.makeini("[pytest]\nperf_device = cpu\nperf_timeout = 60\npythonpath = .\n")
+    return pytester
+
+
+def run(project: pytest.Pytester, test: str, *arguments: str) -> pytest.RunResult:
+    project.makepyfile(test_inner=test)
+    return project.runpytest_inprocess("-p", "no:cacheprovider", *arguments)
+
+
+def benchmarks_of(project: pytest.Pytester) -> dict[str, Any]:
+    found = json.loads((project.path / "results" / "run.json").read_text())["benchmarks"]
+    return {one["name"]: one for one in found}
+
+
+def test_steps_and_loops_are_cells_like_others(project: pytest.Pytester) -> None:
+    test = """
+        import perfsuite
+        from training import steps, train
+
+        def build_alone():
+            return perfsuite.Step(steps())
+
+        def test_step(step_benchmark):
+            outcome = step_benchmark(
+                build_alone, rounds=3, iterations=2, samples_per_step=8, tokens_per_step=32
+            )
+            assert outcome.losses_are_finite
+
+        def test_step_of_two(step_benchmark):
+            step_benchmark(steps, ranks=2, rounds=3, iterations=2)
+
+        def test_loop(loop_benchmark):
+            loop_benchmark(train, steps=20, warmup=3, samples_per_step=8)
+
+        def test_loop_of_two(loop_benchmark):
+            loop_benchmark(train, ranks=2, steps=20, warmup=3, optimizer="SGD")
+    """
+
+    result = run(project, test, "--capture=no")
+
+    assert result.ret == 0, result.stdout.str()
+    assert "ended after 25" in result.stdout.str()  # 3, 20, and two that are counted
+    records = {name: one["extra_info"]["perfsuite"] for name, one in benchmarks_of(project).items()}
+    found = {
+        name: (one["workload"], one["world_size"], one["counts"]["collectives"])
+        for name, one in records.items()
+    }
+    assert found == {
+        "test_step": ("build_alone", 1, 1),
+        "test_step_of_two": ("steps", 2, 1),
+        "test_loop": ("train", 1, 0),
+        "test_loop_of_two": ("train", 2, 1),
+    }
+    for name, record in records.items():
+        assert (record["recipe"], record["numerics"]) == (None, None)
+        stages = {stage for stage, seconds in record["stages_s"].items() if seconds is not None}
+        has_load = name.startswith("test_step")  # whose loader has no process of its own
+        assert stages == {"forward", "backward", "other"} | ({"load"} if has_load else set())
+        assert record["memory"]["peak_bytes"] > record["counts"]["saved_activation_bytes"] > 0
+        assert len(record["losses"]) == (9 if has_load else 10)
+    # One seed: a step and a loop compute the same.
+    assert records["test_step"]["losses"] == records["test_loop"]["losses"][:9]
+    result.stdout.fnmatch_lines(["*workload * tokens/s *", "*build_alone * - *"])
+    run_file = str(project.path / "results" / "run.json")
+    assert call_verb("report", run_file, "--html", "page", "--markdown", "cells.md") == 0
+    assert "tokens/s" in (project.path / "cells.md").read_text()
+    times = benchmarks_of(project)["test_step"]["stats"]
+    assert len(times["data"]) == 3
+    assert records["test_step"]["tokens_per_s"] == 32 / times["median"]
+    assert records["test_step"]["samples_per_s"] == 8 / times["median"]
+
+
+ARGUMENTS = [
+    ("step", "ranks=0", "ranks is 0; use a whole number from 1"),
+    ("step", "ranks='2'", "ranks is '2'; use a whole number from 1"),
+    ("step", "rounds=0", "rounds is 0; use a whole number from 1"),
+    ("step", "iterations=1.5", "iterations is 1.5; use None or a whole number from 1"),
+    ("step", "samples_per_step=0", "samples_per_step is 0; use None or a whole number from 1"),
+    ("step", "tokens_per_step=-1", "tokens_per_step is -1; use None or a whole number from 1"),
+    ("loop", "steps=1", "steps is 1; use a whole number from 2"),
+    ("loop", "steps=None", "steps is None; use a whole number from 2"),
+    ("loop", "steps=9, warmup=1", "warmup is 1; use a whole number from 2"),
+    ("loop", "steps=9, ranks=True", "ranks is True; use a whole number from 1"),
+    (
+        "loop",
+        "steps=9, optimizer=int",
+        "optimizer is <class 'int'>; use the name of its class, such as 'AdamW'",
+    ),
+    (
+        "loop",
+        "steps=9, samples_per_step='8'",
+        "samples_per_step is '8'; use None or a whole number from 1",
+    ),
+]
+FUNCTIONS = [
+    ("step", "3", "build_step is 3; use a function without arguments"),
+    ("loop", "'train.py'", "train is 'train.py'; use a function without arguments"),
+    (
+        "loop",
+        "lambda config: None",
+        "train cannot be called without arguments (missing a required argument: 'config'); use a "
+        "function without arguments",
+    ),
+]
+
+
+def test_a_wrong_argument_fails_its_own_cell_in_one_sentence(project: pytest.Pytester) -> None:
+    calls = [(kind, f"print, {arguments}", error) for kind, arguments, error in ARGUMENTS]
+    calls += [
+        (kind, f"{function}{', steps=9' if kind == 'loop' else ''}", error)
+        for kind, function, error in FUNCTIONS
+    ]
+    tests = "\n".join(
+        f"def test_{number}({kind}_benchmark): {kind}_benchmark({call})"
+        for number, (kind, call, _) in enumerate(calls)
+    )
+
+    result = run(project, tests)
+
+    assert result.ret == 1
+    result.stdout.fnmatch_lines([f"*Error: {error}" for *_, error in calls])
+
+
+def test_loops_that_go_wrong_fail_in_one_sentence(project: pytest.Pytester) -> None:
+    test = """
+        import os
+        import pytest
+        from training import steps
+
+        def never():
+            steps()
+
+        def short():
+            step = steps()
+            for _ in range(4):
+                step()
+
+        def broken():
+            step = steps()
+            for number in range(50):
+                if number == 7:
+                    raise ZeroDivisionError("no more data")
+                step()
+
+        def uneven():
+            step = steps()
+            for _ in range(8 if os.environ["RANK"] == "1" else 50):
+                step()
+
+        def ten():
+            step = steps()
+            for _ in range(10):
+                step()
+
+        @pytest.mark.parametrize("train", [never, short, broken])
+        def test_loop(loop_benchmark, train):
+            loop_benchmark(train, steps=20, warmup=3)
+
+        def test_ranks(loop_benchmark):
+            loop_benchmark(uneven, ranks=2, steps=20, warmup=3)
+
+        def test_last(loop_benchmark):
+            outcome = loop_benchmark(ten, steps=6, warmup=3)
+            assert outcome.record.memory is None
+            assert outcome.missing["flops"] == (
+                "the loop ended by itself after 10 steps, before the two that are counted"
+            )
+    """
+
+    result = run(project, test)
+
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(
+        [
+            "WorkloadError: never: no torch optimizer stepped in the loop; call "
+            "perfsuite.step_done() at the end of each step",
+            "WorkloadError: short: the loop ended by itself after 4 steps, too few for two rounds "
+            "after 3 to warm up; let it take more, or ask for fewer (warmup=, steps=)",
+            "RankFailureError: rank 0 of 1 raised ZeroDivisionError: no more data, in phase *",
+            "*uneven: when one rank had taken * steps, another had taken only 8 and waited or "
+            "ended; give all ranks equally many steps*",
+        ]
+    )
+    result.assert_outcomes(failed=4, passed=1)
+
+
+def test_the_names_for_user_code_need_nothing_but_python() -> None:
+    script = (
+        "import sys; before = set(sys.modules); import perfsuite\n"
+        "perfsuite.stage, perfsuite.step_done, perfsuite.log_loss, perfsuite.Step, "
+        "perfsuite.StopLoop\n"
+        "new = {name.partition('.')[0] for name in set(sys.modules) - before}\n"
+        "print(sorted(new - sys.stdlib_module_names))"
+    )
+
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+
+    assert (ended.stdout, ended.stderr) == ("['perfsuite']\n", "")

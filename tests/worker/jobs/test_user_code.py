@@ -1,0 +1,364 @@
+"""A user's step and loop in this process: a measurement whose clock the code under test moves."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import perfsuite
+from perfsuite.errors import NonFiniteError, PerfsuiteError, WorkloadError
+from perfsuite.ranks.messages import RoundTimes, UserCode
+from perfsuite.records.stages import STAGES, untimed
+from perfsuite.worker.jobs.user_code import UserLoop, UserStep
+from perfsuite.worker.measure.iterations import Iterations
+from perfsuite.worker.measure.rounds import measure_rounds
+from perfsuite.worker.measure.stages import StageClock
+
+PLANTED_S = 0.050
+TRAINED = ("load", "forward", "backward", "optimizer")
+
+
+class WorkClock:
+    """A clock that work moves, and nothing else."""
+
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+    def work(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
+class Rounds:
+    """A measurement of two rounds of three steps, between which the other arm has its turn."""
+
+    def __init__(self, clock: WorkClock) -> None:
+        self.times: list[RoundTimes] = []
+        self.asked = measure_rounds(
+            self.times,
+            num_rounds=2,
+            num_iterations=3,
+            stages=StageClock(torch.device("cpu"), clock=clock),
+            start_together=lambda: clock.work(1000.0),
+            synchronize=lambda: None,
+            after_round=lambda number: clock.work(1000.0),
+            clock=clock,
+        )
+
+
+def code(kind: Any, **fields: Any) -> UserCode:
+    steps = {"num_steps": 6, "num_warmup": 2} if kind == "loop" else {}
+    return UserCode(name="mine", function=b"", kind=kind, **(steps | fields))
+
+
+def make_step(work: Callable[[str], None] = lambda name: None) -> Callable[[], torch.Tensor]:
+    """Return a step all of whose stages are marked; `work` is done in each."""
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step() -> torch.Tensor:
+        with perfsuite.stage("load"):
+            work("load")
+            inputs = torch.ones(3, 4)
+        with perfsuite.stage("forward"):
+            work("forward")
+            loss = model(inputs).square().mean()
+        with perfsuite.stage("backward"):
+            work("backward")
+            optimizer.zero_grad()
+            loss.backward()
+        with perfsuite.stage("optimizer"):
+            work("optimizer")
+            optimizer.step()
+        return loss
+
+    return step
+
+
+def run_loop(train: Callable[[], object], asked: Iterations[None], **fields: Any) -> UserLoop:
+    loop = UserLoop(code("loop", **fields), train, None)
+    loop.run(asked, lambda: None)
+    return loop
+
+
+def ask(num: int, seen: list[int] | None = None) -> Iterations[None]:
+    """Ask for so many iterations; `seen` gets a number as each begins."""
+    for number in range(num):
+        if seen is not None:
+            seen.append(number)
+        yield untimed
+
+
+@pytest.mark.parametrize("slow", TRAINED)
+@pytest.mark.parametrize("kind", ["step", "loop"])
+def test_a_delay_is_in_the_stage_that_the_user_marked_around_it(kind: str, slow: str) -> None:
+    clock = WorkClock()
+    step = make_step(lambda name: clock.work(PLANTED_S if name == slow else 0.001))
+    rounds = Rounds(clock)
+
+    if kind == "step":
+        UserStep(code("step"), lambda: step).run(rounds.asked, lambda: None)
+    else:
+        run_loop(lambda: [step() for _ in range(99)], rounds.asked)
+
+    # The stages of a loop's step are those from one optimizer step to the next: all four.
+    expected = {name: 3 * (PLANTED_S if name == slow else 0.001) for name in TRAINED}
+    assert len(rounds.times) == 2
+    for times in rounds.times:
+        assert times.stages_s == pytest.approx(expected)
+        assert times.duration_s == pytest.approx(sum(expected.values()))
+
+
+def test_a_stage_is_free_where_nobody_measures_and_another_thread_has_none() -> None:
+    with perfsuite.stage("no such stage"):
+        perfsuite.log_loss(object())
+        perfsuite.step_done()
+    clock = WorkClock()
+    rounds = Rounds(clock)
+
+    def prefetch() -> None:
+        with perfsuite.stage("load"):
+            clock.work(1.0)
+
+    def step() -> None:
+        thread = threading.Thread(target=prefetch)
+        with perfsuite.stage("forward"):
+            thread.start()
+            thread.join()
+
+    UserStep(code("step"), lambda: step).run(rounds.asked, lambda: None)
+
+    assert [times.stages_s for times in rounds.times] == [{"forward": 3.0}] * 2
+
+
+@pytest.mark.parametrize(
+    ("names", "error"),
+    [
+        (
+            ["evaluate"],
+            "stage 'evaluate' is not known; use one of load, forward, backward, optimizer, "
+            "evaluation",
+        ),
+        (
+            ["forward", "load"],
+            "stage 'load' was entered inside of stage 'forward'; stages do not nest, so leave "
+            "'forward' first",
+        ),
+    ],
+)
+def test_a_wrong_stage_is_refused_in_one_sentence(names: list[str], error: str) -> None:
+    def step(remaining: tuple[str, ...] = tuple(names)) -> None:
+        if remaining:
+            with perfsuite.stage(remaining[0]):
+                step(remaining[1:])
+
+    with pytest.raises(PerfsuiteError) as raised:
+        UserStep(code("step"), lambda: step).run(Rounds(WorkClock()).asked, lambda: None)
+
+    assert str(raised.value) == error
+    assert len(STAGES) == 5
+
+
+def test_the_loop_ends_after_the_last_step_that_is_asked_for_and_may_clean_up() -> None:
+    step, told, begun = make_step(), [], []
+
+    def train() -> None:
+        try:
+            for number in range(99):
+                told.append(number)
+                step()
+        except ZeroDivisionError:
+            pass
+        finally:
+            told.append("closed")
+
+    loop = run_loop(train, ask(4, begun))
+
+    # The first step ends where the first iteration begins.
+    assert (told, begun) == ([0, 1, 2, 3, 4, "closed"], [0, 1, 2, 3])
+    assert loop.end(num_rounds=2) == {}
+
+
+def test_the_first_optimizer_that_steps_counts_or_the_one_that_is_named() -> None:
+    weight = nn.Parameter(torch.ones(2))
+    adam, sgd = torch.optim.Adam([weight]), torch.optim.SGD([weight])
+
+    def train() -> int:
+        for number in range(99):
+            weight.grad = torch.ones(2)
+            adam.step()
+            if number % 3 == 2:
+                sgd.step()
+            perfsuite.step_done()  # the optimizer has ended the step
+        return 0
+
+    def num_steps(**fields: Any) -> int:
+        stepped: list[int] = []
+        run_loop(train, ask(1000, stepped), **fields)
+        return len(stepped)
+
+    assert (num_steps(), num_steps(optimizer="SGD")) == (99, 33)
+
+
+def test_a_loop_without_an_optimizer_says_where_its_steps_end() -> None:
+    begun: list[int] = []
+
+    run_loop(lambda: [perfsuite.step_done() for _ in range(99)], ask(6, begun))
+
+    assert begun == [0, 1, 2, 3, 4, 5]
+
+
+def test_losses_are_read_when_a_round_has_ended_and_the_last_of_a_step_counts() -> None:
+    step, losses = make_step(), iter(range(99))
+
+    def telling() -> None:
+        perfsuite.log_loss(-1.0)
+        perfsuite.log_loss(torch.tensor([float(next(losses))], requires_grad=True))
+        step()
+
+    loop = run_loop(lambda: [telling() for _ in range(99)], ask(11))
+    assert loop.first_losses() is None
+    loop.check()
+
+    assert loop.first_losses() == tuple(map(float, range(10)))
+
+
+@pytest.mark.parametrize(
+    ("told", "kind", "error"),
+    [
+        ("0.5", WorkloadError, "mine: a step's loss is '0.5'; give a single number"),
+        (
+            torch.ones(2, 1),
+            WorkloadError,
+            "mine: a step's loss is of shape (2, 1); give a single number",
+        ),
+        (
+            float("nan"),
+            NonFiniteError,
+            "the loss is nan at step 1; lower the learning rate, clip gradients, or use a "
+            "precision with more range",
+        ),
+    ],
+)
+def test_a_loss_that_is_none_is_refused(told: Any, kind: type[Exception], error: str) -> None:
+    step = UserStep(code("step"), lambda: lambda: told)
+
+    def take_and_check() -> None:
+        step.run(ask(1), lambda: None)
+        step.check()
+
+    with pytest.raises(kind) as raised:
+        take_and_check()
+
+    assert str(raised.value) == error
+
+
+def test_what_a_measurement_raises_reaches_no_handler_of_the_loop() -> None:
+    step = make_step()
+
+    def fail() -> Iterations[None]:
+        yield untimed
+        raise PerfsuiteError("too warm")
+
+    def train() -> None:
+        while True:
+            try:
+                step()
+            except PerfsuiteError:
+                continue
+
+    with pytest.raises(PerfsuiteError, match="too warm"):
+        run_loop(train, fail())
+
+
+def test_a_step_is_a_function_or_says_what_it_holds() -> None:
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    step = UserStep(code("step"), lambda: perfsuite.Step(lambda: None, model, optimizer))
+
+    assert {id(one) for one in step.held_tensors()} == {id(one) for one in model.parameters()}
+    with pytest.raises(WorkloadError) as raised:
+        UserStep(code("step"), lambda: 3)
+    assert str(raised.value) == (
+        "mine returned 3; return the function that takes one step, or "
+        "perfsuite.Step(run, model, optimizer)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("train", "fields", "error"),
+    [
+        (
+            lambda: None,
+            {},
+            "mine: no torch optimizer stepped in the loop; call perfsuite.step_done() at the end "
+            "of each step",
+        ),
+        (
+            lambda: make_step()(),
+            {"optimizer": "AdamW"},
+            "mine: no AdamW stepped in the loop (optimizer=), but SGD did",
+        ),
+        (
+            lambda: [perfsuite.step_done() for _ in range(3)],
+            {},
+            "mine: the loop ended by itself after 3 steps, too few for two rounds after 2 to warm "
+            "up; let it take more, or ask for fewer (warmup=, steps=)",
+        ),
+    ],
+)
+def test_a_loop_with_too_few_steps_fails_in_one_sentence(
+    train: Callable[[], object], fields: dict[str, Any], error: str
+) -> None:
+    loop = run_loop(train, ask(9), **fields)
+
+    with pytest.raises(WorkloadError) as raised:
+        loop.end(num_rounds=1)
+
+    assert str(raised.value) == error
+
+
+def test_a_loop_that_ends_before_it_is_counted_says_so() -> None:
+    loop = run_loop(lambda: [perfsuite.step_done() for _ in range(8)], ask(9))
+
+    missing = loop.end(num_rounds=2)
+
+    assert set(missing.values()) == {
+        "the loop ended by itself after 8 steps, before the two that are counted"
+    }
+    assert {"flops", "memory", "operators"} <= missing.keys()
+
+
+class OtherRank:
+    """Another rank, which has taken as many steps as this one, or fewer."""
+
+    def __init__(self, num_fewer: int = 0) -> None:
+        self._num_fewer = num_fewer
+
+    def largest(self, values: list[float]) -> list[float]:
+        *values, most, least = values
+        return [*values, most, least + self._num_fewer]
+
+
+def test_ranks_that_took_different_numbers_of_steps_fail_with_both() -> None:
+    step = make_step()
+
+    def run(other: OtherRank) -> None:
+        loop = UserLoop(code("loop", world_size=2), lambda: [step() for _ in range(9)], other)  # type: ignore[arg-type]
+        loop.run(ask(4), lambda: None)
+
+    run(OtherRank())
+    with pytest.raises(PerfsuiteError) as raised:
+        run(OtherRank(num_fewer=2))
+
+    assert str(raised.value) == (
+        "mine: when one rank had taken 5 steps, another had taken only 3 and waited or ended; give "
+        "all ranks equally many steps"
+    )
