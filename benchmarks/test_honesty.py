@@ -28,7 +28,8 @@ def spin_on(only_on_rank: int | None) -> Any:
 
         import torch.distributed as dist
 
-        if only_on_rank is None or dist.get_rank() == only_on_rank:
+        rank = dist.get_rank() if dist.is_initialized() else 0  # a reference has no group
+        if only_on_rank in (None, rank):
             end_s = time.perf_counter() + DELAY_S
             while time.perf_counter() < end_s:
                 pass

@@ -96,6 +96,66 @@ def test_against_a_hand_written_loop(rank_group: Any, capsys: Any) -> None:
     assert 0.99 <= statistics.median(ratios) <= 1.02
 
 
+def time_bare_steps(num_pairs: int, num_steps: int) -> list[tuple[float, float]]:
+    """Return seconds of a step with all its marks and no work: in a measured loop, and alone."""
+    import torch
+
+    import perfsuite
+    from perfsuite.ranks.messages import RoundTimes, UserCode
+    from perfsuite.worker.jobs.user_code import UserLoop
+    from perfsuite.worker.measure.clock import collector_off
+    from perfsuite.worker.measure.rounds import measure_rounds
+    from perfsuite.worker.measure.stages import StageClock
+
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))])
+    loss = torch.ones(())
+
+    def step() -> None:
+        for name in ("load", "forward", "backward"):
+            with perfsuite.stage(name):
+                pass
+        perfsuite.log_loss(loss)
+        with perfsuite.stage("optimizer"):
+            optimizer.step()
+
+    def train() -> None:
+        while True:
+            step()
+
+    def in_a_loop_s() -> float:
+        rounds: list[RoundTimes] = []
+        asked = measure_rounds(
+            rounds,
+            num_rounds=1,
+            num_iterations=num_steps,
+            stages=StageClock(torch.device("cpu")),
+            start_together=lambda: None,
+            synchronize=lambda: None,
+            after_round=lambda number: None,
+        )
+        code = UserCode(name="bare", function=b"", kind="loop", num_steps=num_steps)
+        UserLoop(code, train, None).run(asked, lambda: None)
+        return rounds[0].duration_s / num_steps
+
+    def alone_s() -> float:
+        with collector_off():
+            began_s = time.perf_counter()
+            for _ in range(num_steps):
+                step()
+            return (time.perf_counter() - began_s) / num_steps
+
+    return [(in_a_loop_s(), alone_s()) for _ in range(num_pairs)]
+
+
+def test_the_marks_and_borders_of_a_loop(rank_group: Any, capsys: Any) -> None:
+    (pairs,) = rank_group(1, time_bare_steps, 200, 50)
+
+    cost_s = statistics.median(measured_s - alone_s for measured_s, alone_s in pairs)
+    with capsys.disabled():
+        print(f"\n  a step's border, four stages and loss: {1e6 * cost_s:.1f} us")
+    assert cost_s < 0.01 * 0.005  # of a step of 5 ms
+
+
 TORCHRUN_SCRIPT = """
 import torch, torch.distributed as dist
 dist.init_process_group("gloo")

@@ -204,7 +204,10 @@ def test_a_wrong_argument_fails_its_own_cell_in_one_sentence(project: pytest.Pyt
 def test_loops_that_go_wrong_fail_in_one_sentence(project: pytest.Pytester) -> None:
     test = """
         import os
+        import signal
+        import sys
         import pytest
+        import torch.distributed as dist
         from training import steps
 
         def never():
@@ -232,12 +235,25 @@ def test_loops_that_go_wrong_fail_in_one_sentence(project: pytest.Pytester) -> N
             for _ in range(10):
                 step()
 
-        @pytest.mark.parametrize("train", [never, short, broken])
+        def leaving():
+            steps()()
+            sys.exit("no GPU")
+
+        def killed():
+            dist.init_process_group("gloo")
+            step = steps()
+            for number in range(50):
+                if number == 7 and os.environ["RANK"] == "1":
+                    os.kill(os.getpid(), signal.SIGKILL)
+                step()
+
+        @pytest.mark.parametrize("train", [never, short, broken, leaving])
         def test_loop(loop_benchmark, train):
             loop_benchmark(train, steps=20, warmup=3)
 
-        def test_ranks(loop_benchmark):
-            loop_benchmark(uneven, ranks=2, steps=20, warmup=3)
+        @pytest.mark.parametrize("train", [uneven, killed])
+        def test_ranks(loop_benchmark, train):
+            loop_benchmark(train, ranks=2, steps=20, warmup=3)
 
         def test_last(loop_benchmark):
             outcome = loop_benchmark(ten, steps=6, warmup=3)
@@ -257,11 +273,14 @@ def test_loops_that_go_wrong_fail_in_one_sentence(project: pytest.Pytester) -> N
             "WorkloadError: short: the loop ended by itself after 4 steps, too few for two rounds "
             "after 3 to warm up; let it take more, or ask for fewer (warmup=, steps=)",
             "RankFailureError: rank 0 of 1 raised ZeroDivisionError: no more data, in phase *",
+            "WorkloadError: leaving: the loop ended by sys.exit('no GPU')",
             "*uneven: when one rank had taken * steps, another had taken only 8 and waited or "
             "ended; give all ranks equally many steps*",
+            "RankFailureError: rank 1 of 2 was killed by SIGKILL (by a user, or by the kernel "
+            "because memory ran out), in phase *",
         ]
     )
-    result.assert_outcomes(failed=4, passed=1)
+    result.assert_outcomes(failed=6, passed=1)
 
 
 def test_the_names_for_user_code_need_nothing_but_python() -> None:

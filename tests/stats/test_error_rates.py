@@ -9,6 +9,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+import simulation
 from simulation import (
     ALPHA_PER_CELL,
     LIMIT,
@@ -20,6 +21,14 @@ from simulation import (
 )
 
 NO_HISTORY = World(prior_factor=None)
+# Of --fast: seeded too, and enough to notice a broken rule.
+_FEW_SESSIONS = 4_000
+
+
+@pytest.fixture(autouse=True)
+def _few_in_a_fast_session(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.config.option.fast:
+        monkeypatch.setattr(simulation, "NUM_SESSIONS", _FEW_SESSIONS)
 
 
 @pytest.mark.parametrize("pair_sd", [0.01, 0.02])

@@ -89,11 +89,12 @@ def simulate(
     slowdown: float,
     num_cells: int = NUM_CELLS,
     max_pairs: int = DEFAULT_MAX_PAIRS,
-    num_sessions: int = NUM_SESSIONS,
+    num_sessions: int | None = None,
     num_reruns: int = 0,
     seed: int = 0,
 ) -> Judged:
     """Return what becomes of a cell whose head is slower by `slowdown` (0.05 = 5 %)."""
+    num_sessions = num_sessions or NUM_SESSIONS
     factor = world.prior_factor
     rule = Rule(
         tolerance=TOLERANCE,
@@ -156,6 +157,6 @@ def _deviations(
     return normal
 
 
-def most_by_chance(rate: float, num_sessions: int = NUM_SESSIONS) -> float:
+def most_by_chance(rate: float, num_sessions: int | None = None) -> float:
     """Return a rate with three Monte Carlo standard deviations."""
-    return rate + 3 * math.sqrt(rate * (1 - rate) / num_sessions)
+    return rate + 3 * math.sqrt(rate * (1 - rate) / (num_sessions or NUM_SESSIONS))

@@ -19,7 +19,13 @@ from perfsuite.records.cell import Counts
 from perfsuite.records.recipe import Recipe
 from perfsuite.records.stages import Stage
 from perfsuite.records.workload import Split, Workload, load_workload
-from perfsuite.worker.jobs.activity import NUM_RECORDED_LOSSES, Activity, Repeatable, held_by
+from perfsuite.worker.jobs.activity import (
+    NUM_RECORDED_LOSSES,
+    OF_COMPILED,
+    Activity,
+    Repeatable,
+    held_by,
+)
 from perfsuite.worker.jobs.loader_workers import open_batches
 from perfsuite.worker.jobs.user_code import start_user_code
 from perfsuite.worker.training.build import build_trainer
@@ -160,11 +166,10 @@ _ALL_COUNTS = (*Counts.__struct_fields__, "memory", "operators")
 
 def _uncountable(recipe: Recipe) -> dict[str, str]:
     """Return the counts that a mode hides from the dispatcher, with the reason."""
-    hidden = ("flops", "ops", "saved_activation_bytes")
     if recipe.compile:
-        # torch.compile is off under a dispatch mode, so eager operators would be counted.
-        return dict.fromkeys((*hidden, "memory"), "a compiled model cannot be watched")
+        return dict(OF_COMPILED)
     if recipe.plan.properties.runs_threads:
+        hidden = ("flops", "ops", "saved_activation_bytes")
         return dict.fromkeys(hidden, "DataParallel's replicas run in threads of their own")
     return {}
 

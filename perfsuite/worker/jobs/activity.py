@@ -16,6 +16,10 @@ from perfsuite.worker.measure.iterations import Iterations, run_iterations
 
 # Enough to see a loss fall; every cell runs at least as many steps with the default rounds.
 NUM_RECORDED_LOSSES = 10
+# torch.compile is off under a dispatch mode, so eager operators would be counted.
+OF_COMPILED = dict.fromkeys(
+    ("flops", "ops", "saved_activation_bytes", "memory"), "a compiled model cannot be watched"
+)
 
 
 class Activity(ABC):
@@ -28,7 +32,8 @@ class Activity(ABC):
         has_resized_storages: Whether storages change size in place, as FSDP's do.
         num_warmup: Untimed iterations before the first round.
         num_steps: Iterations to time, after which there are two more; None for any number.
-        missing: Numbers of the record that this activity cannot have, with the reason.
+        missing: Numbers of the record that this activity cannot have, with the reason; more may
+            be found while it is measured.
     """
 
     steps_per_epoch: int | None = None

@@ -81,7 +81,7 @@ class _Measurement:
         self.counts = Counts(**dict.fromkeys(Counts.__struct_fields__))
         self.peak: messages.PeakMemory | None = None
         self.operators: tuple[Operator, ...] | None = None
-        self.missing = dict(activity.missing)
+        self.missing = activity.missing
 
     def whole(self) -> Iterations[None]:
         """Warm up, measure and count."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -30,7 +31,7 @@ from perfsuite.records.stages import (
     stop_listening,
     untimed,
 )
-from perfsuite.worker.jobs.activity import NUM_RECORDED_LOSSES, Activity, held_by
+from perfsuite.worker.jobs.activity import NUM_RECORDED_LOSSES, OF_COMPILED, Activity, held_by
 from perfsuite.worker.jobs.loop_ranks import LoopRanks, join_ranks
 from perfsuite.worker.measure.iterations import Iterations, run_iterations
 from perfsuite.worker.training.build import seed_random_numbers
@@ -132,9 +133,17 @@ class _UserCode(Activity):
         self._losses += losses[: NUM_RECORDED_LOSSES - len(self._losses)]
         self._num_checked += len(losses)
         self._unchecked.clear()
+        if _has_compiled():
+            self.missing |= OF_COMPILED
 
     def first_losses(self) -> tuple[float, ...] | None:
         return tuple(self._losses) or None
+
+
+def _has_compiled() -> bool:
+    """Whether torch.compile has compiled anything in this process."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return dynamo is not None and bool(dynamo.counters["frames"])
 
 
 class UserStep(_UserCode):
@@ -204,6 +213,10 @@ class UserLoop(_UserCode):
                 self._train()
         except StopLoop:
             pass
+        except SystemExit as ended:
+            if ended.code:
+                what = f"the loop ended by sys.exit({ended.code!r})"
+                raise WorkloadError(f"{self._name}: {what}") from ended
         except Exception:
             if self._error is None:
                 raise

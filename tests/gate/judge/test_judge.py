@@ -102,6 +102,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Judgement]:
         machine: Machine, names: Sequence[str], *, max_pairs: int = 8, **changes: Any
     ) -> Judgement:
         monkeypatch.setattr(module, "launch_pair", machine.launch_pair)
+        monkeypatch.setattr(module, "quietest_core", lambda: 0)
         monkeypatch.setattr(
             module, "why_unfit", lambda *_: machine.unfit.pop(0) if machine.unfit else None
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -290,6 +291,22 @@ def test_a_step_is_a_function_or_says_what_it_holds() -> None:
         "mine returned 3; return the function that takes one step, or "
         "perfsuite.Step(run, model, optimizer)"
     )
+
+
+def test_a_compiled_training_is_not_counted_as_if_it_were_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from torch._dynamo.utils import counters
+
+    step = UserStep(code("step"), lambda: make_step())
+    monkeypatch.setitem(counters, "frames", Counter())
+    step.check()
+    assert step.missing == {}
+
+    counters["frames"]["ok"] += 1
+    step.check()
+
+    assert set(step.missing.values()) == {"a compiled model cannot be watched"}
 
 
 @pytest.mark.parametrize(
