@@ -114,7 +114,7 @@ class Ownership:
         """Decide before any plugin deselects a test, and choose from those that all have left."""
         self.is_ours = self._choices is not None or any(map(fixtures.is_cell, items))
         if self._given.compare and not self._is_arm:
-            self._refuse_what_is_switched_off()
+            self._refuse_what_only_a_change_sets()
         if self.is_ours or any(map(fixtures.uses_ranks, items)):
             self._begin()
         result = yield
@@ -122,18 +122,13 @@ class Ownership:
             self.runner().choose_cells(items)
         return result
 
-    def _refuse_what_is_switched_off(self) -> None:
-        """Refuse an ini file that leaves out the gate, or a check of it, where the base's does not.
-
-        Without a gate there is no check of it to lose.
-        """
-        given = options.given(self._config)
-        name = next((name for name in ("gate", "numerics") if given.get(name) == "off"), None)
-        if name is not None:
-            from perfsuite.plugin.session.switched_off import refuse_change
+    def _refuse_what_only_a_change_sets(self) -> None:
+        """Refuse an ini file that takes the session out of the gate, where the base's does not."""
+        if options.given(self._config):
+            from perfsuite.plugin.session.brought_settings import refuse_change
 
             with ends_on_mistakes():
-                refuse_change(self._config, self.environ, name, measures=self.is_ours)
+                refuse_change(self._config, self.environ, measures=self.is_ours)
 
     def _begin(self) -> MeasuredSession:
         """Make the session that measures; a UsageError reaches a user from xdist's workers too."""

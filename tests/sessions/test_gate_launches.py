@@ -238,16 +238,20 @@ def test_arms_that_want_what_one_alone_can_have_run_launch_after_launch(
         ("perf_gate = off", "perf_gate"),
         ("addopts = --perf-gate=off", "perf_gate"),
         ("perf_numerics = off", "perf_numerics"),
+        ("perf_base = HEAD", "perf_base"),
+        ("perf_base_dir = .", "perf_base_dir"),
     ],
 )
-def test_a_change_that_switches_the_gate_or_a_check_of_it_off_is_refused(
+def test_a_change_that_switches_off_what_judges_it_or_names_its_base_is_refused(
     shop: Repository, line: str, name: str
 ) -> None:
     (shop.path / "pytest.ini").write_text(f"[pytest]\npythonpath = .\n{line}\n")
+    shop.write(shop=SLOW_SHOP)
+    shop.commit()
 
     gated = shop.gate("--perf-limit=6%")
 
-    gated.expect(4, f"ERROR: {name} is 'off' (*pytest.ini) and was not in the base, *")
+    gated.expect(4, f"ERROR: {name} is '*' (*pytest.ini) and was not in the base, *")
 
 
 def test_a_gate_that_is_off_at_the_base_too_stays_so(shop: Repository) -> None:

@@ -60,6 +60,10 @@ def shop(tmp_path: Path) -> Repository:
             "use a branch, a tag or a commit that 'git log -1 no-such-branch' shows",
         ),
         (
+            ("--perf-base=HEAD~1", "--perf-base-dir=."),
+            "--perf-base and --perf-base-dir name two bases; give one of them",
+        ),
+        (
             ("--perf-base-dir=no-such-folder",),
             "the base 'no-such-folder' is not a folder; name one",
         ),

@@ -222,6 +222,10 @@ def _gate_request(
     typed = {str(argument).partition("=")[0] for argument in arguments}
     typed_words = map(str, config.invocation_params.args)
     command = Command.of_this_process(config.invocation_params.dir, typed_words, given_environ)
+    typed_bases = typed & {"--perf-base", "--perf-base-dir"}
+    if len(typed_bases) == 2:
+        raise SettingError("--perf-base and --perf-base-dir name two bases; give one of them")
+    base_dir = None if typed_bases == {"--perf-base"} else value["base-dir"]
     return GateRequest(
         command=command.followed_by(*_OURS),
         seed=draw_seed(),
@@ -232,7 +236,7 @@ def _gate_request(
         base=value["base"] or None,
         target=target_branch(environ),
         judges_identical=value["identical"] == "judge",
-        base_dir=Path(value["base-dir"]) if value["base-dir"] else None,
+        base_dir=Path(base_dir) if base_dir else None,
         base_python=value["base-python"],
         base_build=value["base-build"] or None,
         base_environment=value["base-env"],

@@ -210,6 +210,15 @@ def test_what_runs_no_test_is_refused(
     )
 
 
+def test_a_base_on_the_command_line_goes_before_a_folder_in_the_ini_file(
+    pytester: pytest.Pytester, words: dict[str, str]
+) -> None:
+    pytester.makeini("[pytest]\nperf_base_dir = nowhere\n")
+    words[OTHER] = "PASS"
+
+    assert gated(pytester, options=("--perf-base=HEAD~1",)).ret == 0
+
+
 def leave_open(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let stored runs say too little of every cell, once it was measured."""
     monkeypatch.setattr(History, "can_screen", lambda self, name: True)
