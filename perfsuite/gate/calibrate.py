@@ -163,11 +163,7 @@ def _count_cells(request: GateRequest, plants: Sequence[Plant]) -> int:
     cells = collected.suite.cells
     if not cells:
         raise WorkloadError("there is no benchmark to calibrate with")
-    others = [
-        name
-        for name, markers in cells.items()
-        if not markers.get("is_train") or not markers.get("has_recipe", True)
-    ]
+    others = [name for name, found in cells.items() if found["fixture"] != "train_benchmark"]
     for plant in plants:
         if plant.needs_recipe and others:
             raise WorkloadError(

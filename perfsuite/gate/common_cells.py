@@ -28,7 +28,7 @@ from perfsuite.system.untrusted import printable
 from perfsuite.units import format_ratio, listed, parse_ratio, parse_seconds
 
 HOW_TO_ACCEPT: Final = "if that is meant, say so with 'perfsuite baseline accept'"
-_TRAIN_FLOOR_S = 50e-6
+_FLOOR_S = 50e-6
 # Reviewed exceptions, from pytest's root.
 ACCEPTED_FILE: Final = Path("baselines") / "accepted.toml"
 _SPENT = "what was accepted of it is spent: the base has the entry too"
@@ -74,8 +74,8 @@ def choose_cells(request: GateRequest, head: Suite, base: Suite, accepted: Accep
             accepted_slowdown=1.0 if slowdown is None else slowdown.ratio,
             accepted_increase=functools.partial(_accepted_increase, accepted, name),
         )
-        is_train = bool(head.cells[name].get("is_train"))
-        base_policy = _base_policy(base_request, base, old_name, is_train=is_train)
+        unmarked = {"fixture": head.cells[name].get("fixture")}
+        base_policy = _base_policy(base_request, base, old_name, unmarked)
         ruling = rule(name, policy, base_policy, accepted)
         policies[name] = ruling.policy
         used[name] = [*([] if rename is None else [rename]), *ruling.loosened]
@@ -145,9 +145,10 @@ def _accepted_increase(accepted: Accepted, cell: str, count: str) -> float:
     return 1.0 if increase is None else increase.most_ratio
 
 
-def _base_policy(request: GateRequest, base: Suite, name: str, *, is_train: bool) -> CellPolicy:
+def _base_policy(
+    request: GateRequest, base: Suite, name: str, unmarked: Mapping[str, Any]
+) -> CellPolicy:
     """How the base itself would judge a cell, without markers where they are wrong or unknown."""
-    unmarked = {"is_train": is_train}
     try:
         cells = {name: base.cells.get(name, unmarked)}
         return _policy_of(request, dataclasses.replace(base, cells=cells), name)
@@ -181,7 +182,7 @@ def _policy_of(request: GateRequest, suite: Suite, name: str) -> CellPolicy:
     markers = suite.cells[name]
     floor_s = request.floor_s
     if floor_s is None:
-        floor_s = _TRAIN_FLOOR_S if markers.get("is_train") else 0.0
+        floor_s = 0.0 if markers.get("fixture") is None else _FLOOR_S
 
     def parsed(marker: str, parse: Callable[[Any], float], default: float) -> float:
         return parse(markers[marker]) if marker in markers else default
@@ -195,7 +196,8 @@ def _policy_of(request: GateRequest, suite: Suite, name: str) -> CellPolicy:
             refuses_numerics_change=request.refuses_numerics_change,
         )
     except (TypeError, ValueError) as error:
-        raise SettingError(f"{name}: the perf marker has {dict(markers)!r}: {error}") from error
+        marked = {key: value for key, value in markers.items() if key != "fixture"}
+        raise SettingError(f"{name}: the perf marker has {marked!r}: {error}") from error
     if policy.tolerance >= 1:
         raise SettingError(
             f"{name}: the tolerance is {format_ratio(policy.tolerance)}; use less than 100 %"

@@ -6,13 +6,13 @@ The lock is the kernel's (flock), so it never outlives its process.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
 from filelock import FileLock, Timeout
 
-from perfsuite.errors import BusyMachineError, WriteError
+from perfsuite.errors import BusyMachineError, SettingError, WriteError
 from perfsuite.system.files import write_atomically
 
 # Names a folder of the host that its containers share; the tests have one for each worker.
@@ -23,15 +23,24 @@ _FOLDER = "/tmp"
 WAIT_S: Final = 86_400.0
 
 
+def lock_folder(environ: Mapping[str, str]) -> Path:
+    """Return where the lock is; raises a SettingError where the variable names no folder."""
+    folder = Path(environ.get(LOCK_DIR) or _FOLDER)
+    if not folder.is_dir():
+        raise SettingError(f"{LOCK_DIR} names {folder}, which is no folder; make it, or unset it")
+    return folder
+
+
 class TimingLock:
     """Holds the machine from the first timed cell to the end of the session."""
 
     def __init__(self, *, wait_s: float, say: Callable[[str], None]) -> None:
         """Prepare the lock without taking it; a `wait_s` of 0 refuses where it is taken.
 
-        `say` shows a line at once: it is called before the wait begins.
+        `say` shows a line at once: it is called before the wait begins. Raises what
+        `lock_folder` does.
         """
-        self.folder = folder = Path(os.environ.get(LOCK_DIR) or _FOLDER)
+        self.folder = folder = lock_folder(os.environ)
         self._wait_s = wait_s
         self._say = say
         self._lock = FileLock(folder / f"perfsuite-{os.getuid()}.lock")

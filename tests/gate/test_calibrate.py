@@ -87,7 +87,7 @@ class Gate:
 def judge(monkeypatch: pytest.MonkeyPatch) -> Gate:
     arm = Arm(name="head", tree=Path("/project"), import_roots=(), pytest_arguments=())
     suite = Suite(
-        cells={"a": {"is_train": True}, "b": {"is_train": True}},
+        cells={"a": {"fixture": "train_benchmark"}, "b": {"fixture": "train_benchmark"}},
         root=Path("/project"),
         inifile=None,
         pythonpath=(),
@@ -206,8 +206,7 @@ def test_a_cell_without_a_recipe_has_nothing_to_plant_but_a_slowdown(
     assert launch.suite is not None
     item = SimpleNamespace(fixturenames=[fixture], iter_markers=lambda name: ())
     plain = policy_of(item)  # type: ignore[arg-type]
-    assert plain["is_train"] is (fixture == "loop_benchmark")  # it has the floor of a training
-    cells = {"a": {"is_train": True}, "plain": plain}
+    cells = {"a": {"fixture": "train_benchmark"}, "plain": plain}
     launch.suite = dataclasses.replace(launch.suite, cells=cells)
     monkeypatch.setattr(calibrate_module, "collect", lambda _: launch)
 

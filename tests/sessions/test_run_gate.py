@@ -451,7 +451,7 @@ def test_a_marker_that_says_nothing_sensible_is_a_users_mistake(tmp_path: Path) 
         gate(folder)
 
     assert str(raised.value) == (
-        "bench/test_a.py::test_a: the perf marker has {'is_train': False, 'limit': 'much'}: "
+        "bench/test_a.py::test_a: the perf marker has {'limit': 'much'}: "
         "'much' is not a ratio; write '2%' or '0.02'"
     )
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from perfsuite.errors import BusyMachineError, WriteError
+from perfsuite.errors import BusyMachineError, SettingError, WriteError
 from perfsuite.system.timing_lock import LOCK_DIR, TimingLock
 
 _FORK = multiprocessing.get_context("fork")
@@ -140,17 +140,27 @@ def test_letting_go_of_a_machine_that_is_not_held_is_harmless(other: Other) -> N
         lock.acquire()
 
 
-def test_a_lock_that_cannot_be_made_names_its_path(
+def test_a_folder_for_locks_that_is_none_is_a_users_mistake(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = tmp_path / "file"
-    folder.write_text("")
-    monkeypatch.setenv(LOCK_DIR, str(folder))
+    monkeypatch.setenv(LOCK_DIR, str(tmp_path / "none"))
+
+    with pytest.raises(SettingError) as failure:
+        TimingLock(wait_s=0, say=print)
+
+    assert str(failure.value) == (
+        f"{LOCK_DIR} names {tmp_path}/none, which is no folder; make it, or unset it"
+    )
+
+
+def test_a_lock_that_cannot_be_made_names_its_path(tmp_path: Path) -> None:
+    lock = tmp_path / f"perfsuite-{os.getuid()}.lock"
+    lock.mkdir()
 
     with pytest.raises(WriteError) as failure:
         TimingLock(wait_s=0, say=print).acquire()
 
-    assert str(failure.value) == f"cannot lock {folder}/perfsuite-{os.getuid()}.lock: File exists"
+    assert str(failure.value) == f"cannot lock {lock}: Is a directory"
 
 
 def test_a_session_that_cannot_leave_its_name_does_not_keep_the_machine(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from perfsuite.ranks.messages import INJECTABLE_FAULTS, TurnChannel
 from perfsuite.ranks.torchrun.membership import Membership, read_membership
 from perfsuite.records.shard import Shard, parse_shard
 from perfsuite.stats.sequential import LEAST_MAX_PAIRS
+from perfsuite.system.timing_lock import lock_folder
 from perfsuite.system.urls import mask
 from perfsuite.units import parse_ratio, parse_seconds
 
@@ -145,6 +146,7 @@ def resolve(
     names = given(config).keys()
     turns = _turn_channel(environ)
     if turns is None:
+        lock_folder(environ)
         _refuse_unused_durations(config, names)
     return Choices(
         settings=Settings(

@@ -179,12 +179,13 @@ def test_c(): pass
     launches = pair([head], [], first="head")
 
     suite_of_head = launches["head"].suite
-    asked = {"is_train": False, "tolerance": "1%", "floor": "1ms"}
+    asked = {"fixture": None, "tolerance": "1%", "floor": "1ms"}
     assert launches["head"].failure is None
     assert launches["head"].cells == {}
     assert suite_of_head is not None
     assert suite_of_head.cells == {
-        "test_cells.py::test_a": asked | {"is_train": True, "limit": "9%", "tolerance": "3%"},
+        "test_cells.py::test_a": asked
+        | {"fixture": "train_benchmark", "limit": "9%", "tolerance": "3%"},
         "test_cells.py::test_b": asked,
     }
     assert suite_of_head.pythonpath == (head.tree / "lib", head.tree)

@@ -162,7 +162,7 @@ def test_both_arms_tell_what_they_collected(whole: dict[str, Launch], folder: Pa
         assert suite.python_files == ("test_*.py", "*_test.py")
         assert suite.cells.keys() > set(RUNS)
         assert "test_cells.py::test_plain" not in suite.cells
-        assert suite.cells["test_cells.py::test_quick"] == {"is_train": False}
+        assert suite.cells["test_cells.py::test_quick"] == {"fixture": None}
         assert launch.takes_turns
         assert launch.failure is None
 

@@ -14,16 +14,21 @@ import pytest
 
 # How many calls away from a test a helper may request its fixture and still be seen.
 _MOST_CALLS = 2
-# Fixtures of perfsuite that measure training steps.
-_TRAINING = frozenset({"train_benchmark", "step_benchmark", "loop_benchmark"})
+# perfsuite's fixtures that measure.
+_FIXTURES = (
+    "train_benchmark",
+    "loader_benchmark",
+    "evaluation_benchmark",
+    "all_reduce_benchmark",
+    "step_benchmark",
+    "loop_benchmark",
+)
 
 
 def policy_of(item: pytest.Item) -> dict[str, Any]:
-    """Return what the test's own markers set, unparsed; the closest marker first."""
-    fixtures = _TRAINING.intersection(getattr(item, "fixturenames", ()))
-    policy: dict[str, Any] = {"is_train": bool(fixtures)}
-    if fixtures and "train_benchmark" not in fixtures:
-        policy["has_recipe"] = False
+    """Return what the test's markers set, unparsed, the closest first, and perfsuite's fixture."""
+    names = getattr(item, "fixturenames", ())
+    policy: dict[str, Any] = {"fixture": next((one for one in _FIXTURES if one in names), None)}
     for marker in item.iter_markers("perf"):
         for name in ("tolerance", "limit", "floor", "counts"):
             if name in marker.kwargs:
