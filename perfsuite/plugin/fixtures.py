@@ -158,6 +158,7 @@ def step_benchmark(request: pytest.FixtureRequest, benchmark: Any) -> Measure:
             tokens_per_step=tokens_per_step,
         )
 
+    measure.__qualname__ = "step_benchmark"  # in Python's messages about its arguments
     return measure
 
 
@@ -193,6 +194,7 @@ def loop_benchmark(request: pytest.FixtureRequest, benchmark: Any) -> Measure:
             optimizer=optimizer,
         )
 
+    measure.__qualname__ = "loop_benchmark"
     return measure
 
 

@@ -22,7 +22,7 @@ from perfsuite.gate.judge.forecast import describe_rest, why_too_much
 from perfsuite.gate.judge.kept_pairs import KeptCell, resume
 from perfsuite.gate.judge.numerics_change import CHANGED, UNKNOWN, describe_numerics_change
 from perfsuite.gate.judge.pair_evidence import add_pair, describe_changes, is_postponed
-from perfsuite.gate.judge.pairs_verdict import decide_by_pairs
+from perfsuite.gate.judge.pairs_verdict import decide_by_pairs, tell_stalls
 from perfsuite.gate.judge.trial import Budget, CellPolicy, Judgement, Trial
 from perfsuite.gate.provenance.symmetry import find_asymmetry
 from perfsuite.stats.evidence import Prior
@@ -221,6 +221,7 @@ def _end(trial: Trial, last: _Pair | None, too_long: str | None) -> None:
         trial.word, trial.reason = "INVALID", f"the machine was not fit: {last.unfit}"
     elif trial.word is None:
         trial.word, trial.reason = "INCONCLUSIVE", too_long or "the time was up"
+        tell_stalls(trial)
     if trial.is_one_by_one and trial.raw:
         trial.add_reason(_ONE_BY_ONE)
     if trial.is_apart and trial.raw:
@@ -257,6 +258,11 @@ def _judge_counts(trial: Trial) -> None:
         trial.word, trial.by, trial.reason = "FAIL", "counts", None
     for one in (*compared.increases, *compared.unavailable):
         trial.add_reason(str(one))
+    # A recipe says what a step is; the user's own code may make it a smaller one.
+    if (trial.last["head"].record or {}).get("recipe", {}) is None:
+        for one in compared.decreases:
+            if one.name == "flops":
+                trial.add_reason(f"{one}: times compare only if a step still trains as much")
     if (changes := describe_changes(**trial.last)) is not None:
         trial.add_reason(changes)
 

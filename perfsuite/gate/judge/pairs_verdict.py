@@ -31,8 +31,7 @@ def decide_by_pairs(trial: Trial, rule: Rule) -> None:
     trial.word = decision.word
     if decision.word is None:
         return
-    if (stalls := _describe_stalls(trial.decision, 1 + trial.policy.bounds[1])) is not None:
-        trial.add_reason(stalls)
+    tell_stalls(trial)
     if accepted != 1.0:
         trial.add_reason(f"a slowdown by {format_ratio(accepted - 1)} is accepted")
         # Faster than what is accepted is not yet faster than the base.
@@ -59,13 +58,18 @@ def decide_beyond(pairs: list[Pair], rule: Rule, accepted_slowdown: float) -> De
     return decide(beyond, rule)
 
 
-def _describe_stalls(decision: Decision, most_ratio: float) -> str | None:
-    """Both locations where they differ, or where the mean alone keeps the cell from passing."""
+def tell_stalls(trial: Trial) -> None:
+    """Tell both locations where they differ, or where the mean alone keeps a cell from passing."""
+    decision = trial.decision
+    if decision is None:
+        return
     both = f"typical {format_change(decision.ratio)}, mean {format_change(decision.mean_ratio)}"
-    is_open = decision.word == "INCONCLUSIVE" and decision.interval[1] < most_ratio
+    is_below = decision.interval[1] < 1 + trial.policy.bounds[1]
+    is_open = is_below and decision.word in (None, "INCONCLUSIVE")
     if decision.mean_differs:
-        return f"{both}: stalls" if is_open else both
-    return f"{both}: the mean is not proven to be below the limit" if is_open else None
+        trial.add_reason(f"{both}: stalls" if is_open else both)
+    elif is_open:
+        trial.add_reason(f"{both}: the mean is not proven to be below the limit")
 
 
 def _slower_s(trial: Trial) -> float:

@@ -6,6 +6,7 @@ measurement go on to the next one.
 
 from __future__ import annotations
 
+import inspect
 import math
 import os
 import sys
@@ -31,12 +32,16 @@ from perfsuite.records.stages import (
     stop_listening,
     untimed,
 )
+from perfsuite.units import counted
 from perfsuite.worker.jobs.activity import NUM_RECORDED_LOSSES, OF_COMPILED, Activity, held_by
 from perfsuite.worker.jobs.loop_ranks import LoopRanks, join_ranks
 from perfsuite.worker.measure.iterations import Iterations, run_iterations
 from perfsuite.worker.training.build import seed_random_numbers
 from perfsuite.worker.training.nonfinite import ADVICE
 
+# A critic may step more often than a generator, by which steps are counted; a loop without an end
+# would never say that its optimizer steps no more.
+_MOST_OTHERS = 20
 _NOT_IN_TWO_STEPS = ("kernel_launches", "collected_objects", "operators")
 
 
@@ -114,8 +119,12 @@ class _UserCode(Activity):
             isinstance(loss, Tensor) and loss.numel() != 1
         ):
             what = f"of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
-            raise WorkloadError(f"{self._name}: a step's loss is {what}; give a single number")
-        self._told = loss.detach() if isinstance(loss, Tensor) else loss
+            raise WorkloadError(
+                f"{self._name}: a step's loss is {what}; give a single number, returned alone or "
+                "told by perfsuite.log_loss"
+            )
+        # A copy: the user may go on with the tensor, as with a running sum.
+        self._told = loss.detach().clone() if isinstance(loss, Tensor) else loss
 
     def step_done(self) -> None:
         """Do nothing: a step ends where its function returns."""
@@ -201,6 +210,9 @@ class UserLoop(_UserCode):
         # What ends a step: the first optimizer that does, or this object where the loop says so.
         self._ends: object = None
         self._num_ends = 0
+        # Steps of optimizers that end none, since the last end.
+        self._num_others = 0
+        self._most_others = _MOST_OTHERS * (self.num_warmup + code.num_steps)
         self._is_over = False
         self._error: Exception | None = None
 
@@ -210,7 +222,11 @@ class UserLoop(_UserCode):
         hook = register_optimizer_step_post_hook(self._after_optimizer)
         try:
             with listening(self):
-                self._train()
+                if inspect.isgenerator(self._train()):
+                    raise WorkloadError(
+                        f"{self._name} is a generator function, of which nothing has run; give a "
+                        "function that runs the whole loop"
+                    )
         except StopLoop:
             pass
         except SystemExit as ended:
@@ -233,7 +249,12 @@ class UserLoop(_UserCode):
         if self._ends is None and self._class_name in (None, name):
             self._ends = optimizer
         if optimizer is self._ends:
+            self._num_others = 0
             self._end_step()
+        elif self._num_others > self._most_others:
+            self._is_over, self._error = True, WorkloadError(f"{self._name}: {self._why_no_step()}")
+            raise StopLoop
+        self._num_others += 1
 
     def step_done(self) -> None:
         """End the step, unless an optimizer ends the steps of this loop."""
@@ -303,6 +324,12 @@ class UserLoop(_UserCode):
         )
 
     def _why_no_step(self) -> str:
+        if self._num_ends > 0:
+            return (
+                f"the optimizer that ends its steps stepped {counted(self._num_ends, 'time')} and "
+                "no more, while others went on; keep one for the whole loop, or name the class of "
+                "one that steps throughout (optimizer=)"
+            )
         if self._class_name is None or not self._stepped:
             return (
                 "no torch optimizer stepped in the loop; call perfsuite.step_done() at the end of "

@@ -496,6 +496,25 @@ def test_no_pair_begins_that_would_not_end_in_time(
     assert len(trial.raw) == 3
 
 
+def test_a_cell_whose_mean_alone_is_slower_says_so_when_the_time_is_up(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = [100.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: now_s[0])
+
+    def stalling(name: str, arm: str, number: int) -> CellRun:
+        now_s[0] += 5.0
+        return timed(*[0.001] * 9, 0.001 if arm == "base" else 0.005 + 0.0001 * number)
+
+    judgement = run(
+        Machine(stalling), ["a"], budget=Budget(max_pairs=64, max_s=30.0, timeout_s=30.0)
+    )
+
+    (trial,) = judgement.trials
+    assert (trial.word, len(trial.raw)) == ("INCONCLUSIVE", 3)
+    assert trial.reason == "the time was up; typical +0.0 %, mean +42.0 %: stalls"
+
+
 def test_without_time_nothing_is_judged_and_nothing_passes(run: Run) -> None:
     machine = slower_by(a=0.0)
     budget = Budget(max_pairs=8, max_s=-1.0, timeout_s=30.0)
@@ -659,6 +678,17 @@ def test_a_count_that_grew_fails_a_cell_that_is_no_slower(run: Run) -> None:
 
     assert (trial.word, trial.by) == ("FAIL", "counts")
     assert trial.reason == "flops 1.00 k -> 1.10 k (+10.0 %), allowed 0 %"
+
+
+def test_a_users_own_step_that_computes_less_is_told_of(run: Run) -> None:
+    trial = judge_counts(run, EXACTLY, flops=500, recipe=None)
+
+    assert trial.word == "PASS"
+    assert trial.reason == (
+        "flops 1.00 k -> 500 (-50.0 %), allowed 0 %: times compare only if a step still trains as "
+        "much"
+    )
+    assert judge_counts(run, EXACTLY, flops=500).reason is None
 
 
 def test_memory_that_grew_fails_it_too(run: Run) -> None:

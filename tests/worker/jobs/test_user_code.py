@@ -220,7 +220,10 @@ def test_losses_are_read_when_a_round_has_ended_and_the_last_of_a_step_counts() 
 
     def telling() -> None:
         perfsuite.log_loss(-1.0)
-        perfsuite.log_loss(torch.tensor([float(next(losses))], requires_grad=True))
+        told = torch.tensor([float(next(losses))], requires_grad=True)
+        perfsuite.log_loss(told)
+        with torch.no_grad():
+            told += 100.0  # as a running sum does
         step()
 
     loop = run_loop(lambda: [telling() for _ in range(99)], ask(11))
@@ -233,11 +236,17 @@ def test_losses_are_read_when_a_round_has_ended_and_the_last_of_a_step_counts() 
 @pytest.mark.parametrize(
     ("told", "kind", "error"),
     [
-        ("0.5", WorkloadError, "mine: a step's loss is '0.5'; give a single number"),
+        (
+            "0.5",
+            WorkloadError,
+            "mine: a step's loss is '0.5'; give a single number, returned alone or told by "
+            "perfsuite.log_loss",
+        ),
         (
             torch.ones(2, 1),
             WorkloadError,
-            "mine: a step's loss is of shape (2, 1); give a single number",
+            "mine: a step's loss is of shape (2, 1); give a single number, returned alone or told "
+            "by perfsuite.log_loss",
         ),
         (
             float("nan"),
@@ -258,6 +267,47 @@ def test_a_loss_that_is_none_is_refused(told: Any, kind: type[Exception], error:
         take_and_check()
 
     assert str(raised.value) == error
+
+
+@pytest.mark.parametrize(
+    ("keeps", "named", "error"),
+    [
+        (True, "Adamw", "mine: no Adamw stepped in the loop (optimizer=), but SGD did"),
+        (
+            False,
+            None,
+            "mine: the optimizer that ends its steps stepped 1 time and no more, while others "
+            "went on; keep one for the whole loop, or name the class of one that steps throughout "
+            "(optimizer=)",
+        ),
+    ],
+)
+def test_an_endless_loop_whose_steps_have_no_end_is_ended(
+    keeps: bool, named: str | None, error: str
+) -> None:
+    step = make_step()
+
+    def train() -> None:
+        while True:
+            (step if keeps else make_step())()
+
+    with pytest.raises(WorkloadError) as raised:
+        run_loop(train, ask(9), optimizer=named)
+
+    assert str(raised.value) == error
+
+
+def test_a_generator_is_no_loop() -> None:
+    def train() -> Any:
+        yield
+
+    with pytest.raises(WorkloadError) as raised:
+        run_loop(train, ask(9))
+
+    assert str(raised.value) == (
+        "mine is a generator function, of which nothing has run; give a function that runs the "
+        "whole loop"
+    )
 
 
 def test_what_a_measurement_raises_reaches_no_handler_of_the_loop() -> None:
