@@ -80,15 +80,15 @@ def test_a_free_machine_is_left_free(lock_folder: Path) -> None:
 def test_a_lock_that_cannot_be_made_is_a_finding(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = tmp_path / "file"
-    folder.write_text("")
-    monkeypatch.setenv(LOCK_DIR, str(folder))
+    monkeypatch.setenv(LOCK_DIR, str(tmp_path))
+    lock = tmp_path / f"perfsuite-{os.getuid()}.lock"
+    lock.mkdir()
 
     finding = examine_timing_lock(TimingLock(wait_s=0, say=print))
 
     assert finding == Finding(
         "timing session",
         "fail",
-        f"cannot lock {folder}/perfsuite-{os.getuid()}.lock: File exists",
+        f"cannot lock {lock}: Is a directory",
         "make the folder writable",
     )
