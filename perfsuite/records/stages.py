@@ -1,8 +1,8 @@
-"""The stages of an iteration, and what code that trains tells whoever measures it.
+"""The stages of an iteration, and what code that trains tells a measurement.
 
 The vocabulary between training and measuring: training enters `stage("forward")` around the model's
 call, and measuring defines what entering does. Users write these names into code of their own,
-where they do nothing until somebody measures, and need nothing but Python.
+where they do nothing outside of a measurement, and need nothing but Python.
 """
 
 from __future__ import annotations
@@ -91,6 +91,6 @@ def listening(listener: Listener) -> Iterator[None]:
 
 
 def stop_listening() -> None:
-    """Let nobody hear: also in a process that was forked from one that is measured."""
+    """End the listening: also in a process that was forked from one that is measured."""
     global _listener
     _listener = None

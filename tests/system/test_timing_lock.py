@@ -111,12 +111,13 @@ def test_waiting_ends_after_the_time_that_was_given(other: Other) -> None:
     )
 
 
-def test_a_killed_session_no_longer_holds_the_machine(other: Other) -> None:
+def test_a_killed_session_no_longer_holds_the_machine(other: Other, tmp_path: Path) -> None:
     other.kill()
 
     lock = TimingLock(wait_s=0, say=print)
     lock.acquire()
 
+    assert (tmp_path / f"perfsuite-{os.getuid()}.holder").read_text() == str(os.getpid())
     lock.release()
 
 

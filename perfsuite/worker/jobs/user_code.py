@@ -76,7 +76,7 @@ def _let_children_be_loader_workers(start: RankStart) -> None:
 class _UserCode(Activity):
     """What a step and a loop have in common: the stages that they mark, the losses they tell."""
 
-    has_resized_storages = True  # as far as anybody knows
+    has_resized_storages = True  # FSDP may be inside
 
     def __init__(self, code: UserCode) -> None:
         self._name = code.name
