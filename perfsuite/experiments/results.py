@@ -10,6 +10,7 @@ from perfsuite.ranks.messages import CellMeasured, RoundTimes, RunCell, RunCheck
 from perfsuite.records.cell import CellRecord, Counts, Memory, Outcome, StageTimes
 from perfsuite.records.equivalence import Check, EquivalenceReport, EquivalenceRow, Numerics
 from perfsuite.records.recipe import Recipe
+from perfsuite.system.peaks import peak_flops_per_s
 
 # The precisions that compute in float32 or finer.
 _FULL_PRECISIONS = ("fp64", "fp32", "O0")
@@ -29,6 +30,8 @@ def combine(
     told = [rank.losses for rank in ranks if rank.losses is not None]
     # A user's own code may tell fewer on one rank than on another.
     losses = zip(*told, strict=job.user_code is None)
+    precision = None if job.recipe is None else job.recipe.precision
+    speeds, missing = _speeds(precision, device, ranks, step_s)
     record = CellRecord(
         workload=name,
         recipe=None if job.recipe is None else job.recipe.as_dict(),
@@ -45,13 +48,45 @@ def combine(
         losses=tuple(sum(of_step) / len(of_step) for of_step in losses),
         verdict=None,
         operators=first.operators,
+        **speeds,
     )
     return Outcome(
         step_times_s=tuple(step_times_s),
         num_iterations=first.num_iterations,
         record=record,
-        missing=first.missing,
+        missing=missing | first.missing,
     )
+
+
+def _speeds(
+    precision: str | None, device: str, ranks: Sequence[CellMeasured], step_s: float
+) -> tuple[dict[str, float], dict[str, str]]:
+    """Return TFLOP/s of a device, MFU and HFU, as far as they are known, and why one is missing."""
+    model, all_flops = (
+        statistics.fmean(flops) / step_s if None not in flops else None
+        for flops in (
+            [rank.counts.model_flops for rank in ranks],
+            [rank.counts.flops for rank in ranks],
+        )
+    )
+    if model is None or all_flops is None:
+        return {}, {}  # the counts say why
+    speeds = {"tflops": model / 1e12}
+    # An instance of a GPU that is cut has no peak of its own.
+    gpus = {
+        gpu.split(", ")[0]
+        for rank in ranks
+        for gpu in rank.environment.accelerators
+        if "MIG on" not in gpu
+    }
+    if precision is None:
+        return speeds, {"mfu": "the precision of a user's own code is not known"}
+    peaks = {peak_flops_per_s(gpu, precision) for gpu in gpus}
+    if len(peaks) != 1 or None in peaks:
+        name = " and ".join(sorted(gpus)) or device
+        return speeds, {"mfu": f"the table of peaks has none of {name} in {precision}"}
+    (peak,) = peaks
+    return speeds | {"mfu": model / peak, "hfu": all_flops / peak}, {}
 
 
 def _busiest(counts: Sequence[Counts]) -> Counts:

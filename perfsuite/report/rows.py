@@ -85,6 +85,26 @@ class Row:
             return None
         return self.stages_s["load"] / total_s
 
+    @property
+    def device_samples_per_s(self) -> float | None:
+        """Samples a second on each of several devices."""
+        return self._of_each("samples_per_s")
+
+    @property
+    def device_tokens_per_s(self) -> float | None:
+        """Tokens a second on each of several devices."""
+        return self._of_each("tokens_per_s")
+
+    def _of_each(self, name: str) -> float | None:
+        rate: float | None = getattr(self.record, name, None)
+        if self.record is None or rate is None:
+            return None
+        num_devices = self.record.world_size
+        if self.recipe is not None:
+            # One process of DataParallel has several.
+            num_devices = self.recipe.plan.size
+        return rate / num_devices if num_devices > 1 else None
+
     @cached_property
     def subject(self) -> str | None:
         """The workload, with what is done to it where that is not training."""
@@ -201,6 +221,21 @@ COLUMNS: Final[tuple[Column[Row], ...]] = (
     Column("spread_ratio", "spread", _attribute("spread_ratio"), _write_spread),
     Column("samples_per_s", "samples/s", _attribute("record.samples_per_s"), units.format_count),
     Column("tokens_per_s", "tokens/s", _attribute("record.tokens_per_s"), units.format_count),
+    Column(
+        "device_samples_per_s",
+        "samples/s each",
+        _attribute("device_samples_per_s"),
+        units.format_count,
+    ),
+    Column(
+        "device_tokens_per_s",
+        "tokens/s each",
+        _attribute("device_tokens_per_s"),
+        units.format_count,
+    ),
+    Column("tflops", "TFLOP/s each", _attribute("record.tflops"), "{:.3g}".format),
+    Column("mfu", "MFU", _attribute("record.mfu"), units.format_ratio),
+    Column("hfu", "HFU", _attribute("record.hfu"), units.format_ratio),
     Column("load_ratio", "load", _attribute("load_ratio"), units.format_ratio),
     _text_column("workload", "subject"),
     _text_column("parallel", "recipe.parallel"),
@@ -217,6 +252,9 @@ COLUMNS: Final[tuple[Column[Row], ...]] = (
         units.format_bytes,
     ),
     Column("flops", "FLOPs", _attribute("record.counts.flops"), units.format_count),
+    Column(
+        "model_flops", "model FLOPs", _attribute("record.counts.model_flops"), units.format_count
+    ),
     Column("collectives", "collectives", _attribute("record.counts.collectives")),
 )
 _BY_KEY: Final = {column.key: column for column in COLUMNS}

@@ -169,7 +169,7 @@ def _uncountable(recipe: Recipe) -> dict[str, str]:
     if recipe.compile:
         return dict(OF_COMPILED)
     if recipe.plan.properties.runs_threads:
-        hidden = ("flops", "ops", "saved_activation_bytes")
+        hidden = ("flops", "model_flops", "ops", "saved_activation_bytes")
         return dict.fromkeys(hidden, "DataParallel's replicas run in threads of their own")
     return {}
 
