@@ -6,6 +6,7 @@ import dataclasses
 import statistics
 from collections.abc import Sequence
 
+from perfsuite.experiments.slow_ranks import own_stage_times, step_percentiles
 from perfsuite.ranks.messages import CellMeasured, RoundTimes, RunCell, RunChecked
 from perfsuite.records.cell import CellRecord, Counts, Memory, Outcome, StageTimes
 from perfsuite.records.equivalence import Check, EquivalenceReport, EquivalenceRow, Numerics
@@ -32,6 +33,7 @@ def combine(
     losses = zip(*told, strict=job.user_code is None)
     precision = None if job.recipe is None else job.recipe.precision
     speeds, missing = _speeds(precision, device, ranks, step_s)
+    own_s = own_stage_times(rounds_by_rank, first.num_iterations)
     record = CellRecord(
         workload=name,
         recipe=None if job.recipe is None else job.recipe.as_dict(),
@@ -48,14 +50,23 @@ def combine(
         losses=tuple(sum(of_step) / len(of_step) for of_step in losses),
         verdict=None,
         operators=first.operators,
+        rank_stages_s=own_s,
+        slow_ranks=own_s and {name: times.index(max(times)) for name, times in own_s.items()},
+        step_s=step_percentiles(rounds_by_rank),
         **speeds,
     )
     return Outcome(
         step_times_s=tuple(step_times_s),
         num_iterations=first.num_iterations,
         record=record,
-        missing=missing | first.missing,
+        missing=missing | _why_no_rank(own_s, len(ranks)) | first.missing,
     )
+
+
+def _why_no_rank(own_s: object, num_ranks: int) -> dict[str, str]:
+    if own_s is not None or num_ranks == 1:
+        return {}
+    return {"slow_ranks": "the ranks ran different stages"}
 
 
 def _speeds(

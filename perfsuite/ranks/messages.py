@@ -255,15 +255,25 @@ class FunctionReturned:
     value: bytes
 
 
+# A stage, and when it began and ended, in seconds since its round did.
+Span = tuple[str, float, float]
+
+
 @dataclass(frozen=True, kw_only=True)
 class RoundTimes:
     """One rank's own times of one round, from the common start to the last synchronisation.
 
-    `stages_s` are seconds of the whole round in each stage that was entered.
+    Attributes:
+        stages_s: Seconds of the whole round in each stage that was entered.
+        steps_s: Of each iteration, from border to border.
+        spans: The stages in their order, on a CPU with what lies between as "other"; empty where
+            enough rounds have theirs, or there is no other rank to compare with.
     """
 
     duration_s: float
     stages_s: dict[str, float]
+    steps_s: tuple[float, ...] = ()
+    spans: tuple[Span, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

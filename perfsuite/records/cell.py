@@ -78,11 +78,22 @@ class Memory(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     per_rank: tuple[Count, ...]
 
 
+class StepPercentiles(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Seconds that half of the steps, 95 % and 99 % took at most, each on its slowest rank."""
+
+    p50: Amount
+    p95: Amount
+    p99: Amount
+
+
 class CellRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """`extra_info["perfsuite"]` of one benchmark: what was trained, how, and what was measured.
 
     Attributes:
         recipe: None where a user's own code was measured.
+        slow_ranks: By stage, the rank that took longest in it, less its waiting for other ranks.
+        rank_stages_s: Seconds per iteration of each stage on each rank, likewise. Both are None
+            for a single rank, and where the ranks ran different stages.
         tflops: 1e12 model FLOPs a second on one device, the mean over ranks.
         mfu: `tflops` over the dense peak of the device in the cell's precision, 0.5 = 50 %.
         hfu: The same with recomputation.
@@ -109,6 +120,9 @@ class CellRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     tflops: Amount | None = None
     mfu: Amount | None = None
     hfu: Amount | None = None
+    slow_ranks: dict[str, Count] | None = None
+    rank_stages_s: dict[str, tuple[Amount, ...]] | None = None
+    step_s: StepPercentiles | None = None
 
 
 class CellLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -202,6 +202,9 @@ def test_the_record_has_exactly_the_keys_of_the_contract(project: pytest.Pyteste
         "tflops",
         "mfu",
         "hfu",
+        "slow_ranks",
+        "rank_stages_s",
+        "step_s",
     ]
     assert list(record["stages_s"]) == [
         "load",
@@ -232,6 +235,8 @@ def test_the_record_has_exactly_the_keys_of_the_contract(project: pytest.Pyteste
     step_s = document["benchmarks"][0]["stats"]["median"]
     assert record["tflops"] == pytest.approx(record["counts"]["flops"] / step_s / 1e12)
     assert (record["mfu"], record["hfu"]) == (None, None)  # of a CPU
+    assert (record["slow_ranks"], record["rank_stages_s"]) == (None, None)  # of one rank
+    assert 0 < record["step_s"]["p50"] <= record["step_s"]["p95"] <= record["step_s"]["p99"]
     assert record["memory"]["metric"] == "live_storage_peak"
     assert record["recipe"]["parallel"] == "single"
 

@@ -29,6 +29,8 @@ from perfsuite.worker.measure.stages import StageClock
 # Of rounds that take turns with the other arm: a disturbance of the machine lasts for longer, and
 # so happens to both. Over 240 LeNet steps a launch, turns of 2 had two thirds of the error of 8.
 _TURN_S = 0.010
+# Of each rank, to find which one the others wait for: more than a thousand steps of training.
+_MOST_SPANS = 10_000
 # Of a loop: with fewer an outlier moves any location.
 _LEAST_ROUNDS = 5
 
@@ -75,6 +77,7 @@ class _Measurement:
         self._stages = StageClock(device, on_enter=board.enter_stage)
         channel = start.request.policy.turns
         self._has_turns = channel is not None
+        self._has_peers = start.request.world_size > 1
         self._turns = Turns(channel) if channel is not None and start.rank == 0 else None
         self.rounds: list[messages.RoundTimes] = []
         self.num_iterations = 0
@@ -147,6 +150,7 @@ class _Measurement:
             synchronize=self._synchronize,
             after_round=self._end_round,
             take_turn=self._take_turn,
+            most_spans=_MOST_SPANS if self._has_peers else 0,
         )
 
     @contextmanager
