@@ -33,7 +33,9 @@ def combine(
     losses = zip(*told, strict=job.user_code is None)
     precision = None if job.recipe is None else job.recipe.precision
     speeds, missing = _speeds(precision, device, ranks, step_s)
-    own_s = own_stage_times(rounds_by_rank, first.num_iterations)
+    own_s = own_stage_times(
+        rounds_by_rank, first.num_iterations, [rank.watched_s for rank in ranks]
+    )
     record = CellRecord(
         workload=name,
         recipe=None if job.recipe is None else job.recipe.as_dict(),

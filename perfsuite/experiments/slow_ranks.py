@@ -4,20 +4,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Final
 
 from perfsuite.ranks.messages import RoundTimes
 from perfsuite.records.cell import StepPercentiles
 
+# Two watched ranks with equal work differ by less.
+_CLEARLY: Final = 1.5
+
+# By stage, the seconds outside and inside of collectives.
+Watched = dict[str, tuple[float, float]]
+
 
 def own_stage_times(
-    rounds_by_rank: Sequence[Sequence[RoundTimes]], num_iterations: int
+    rounds_by_rank: Sequence[Sequence[RoundTimes]],
+    num_iterations: int,
+    watched_by_rank: Sequence[Sequence[Watched]] = (),
 ) -> dict[str, tuple[float, ...]] | None:
     """Return seconds per iteration of each stage on each rank, without waiting for a later rank.
 
     A rank that enters a stage before the last one does may wait for that one inside, in a
     collective. So its time in the stage counts up to what the group's progress took: from when the
-    last rank entered it to when the last rank left it. None where spans were not kept, or the ranks
-    ran different stages.
+    last rank entered it to when the last rank left it. Where a rank is late within the very stage
+    in which the others wait, only watched iterations tell. None where spans were not kept, or the
+    ranks ran different stages.
 
     >>> early = RoundTimes(duration_s=5.0, stages_s={}, spans=(("load", 0, 1), ("forward", 1, 5)))
     >>> late = RoundTimes(duration_s=5.0, stages_s={}, spans=(("load", 0, 4), ("forward", 4, 5)))
@@ -38,9 +48,34 @@ def own_stage_times(
                 of_stage[rank] += min(end - start, progress_s)
     num_steps = num_rounds * num_iterations
     return {
-        name: tuple(max(0.0, seconds) / num_steps for seconds in of_stage)
+        name: _without_waiting_inside(
+            [max(0.0, seconds) / num_steps for seconds in of_stage],
+            [
+                [one.get(name, (0.0, 0.0)) for one in ranks]
+                for ranks in zip(*watched_by_rank, strict=True)
+            ],
+        )
         for name, of_stage in totals.items()
     } or None
+
+
+def _without_waiting_inside(
+    times_s: Sequence[float], watched: Sequence[Sequence[tuple[float, float]]]
+) -> tuple[float, ...]:
+    """Each rank's time in a stage, less what it waited there as far as its time hides it."""
+    found = []
+    for rank, time_s in enumerate(times_s):
+        waited_s = min((_lead_s(ranks, rank) for ranks in watched), default=0.0)
+        hidden_s = max(0.0, waited_s - (max(times_s) - time_s))
+        found.append(max(0.0, time_s - hidden_s))
+    return tuple(found)
+
+
+def _lead_s(ranks: Sequence[tuple[float, float]], rank: int) -> float:
+    """How long a rank of a watched iteration waited for one that clearly had more to do."""
+    own_s, communication_s = ranks[rank]
+    slowest_s = max(one for one, _ in ranks)
+    return min(slowest_s - own_s, communication_s) if slowest_s > _CLEARLY * own_s else 0.0
 
 
 def step_percentiles(rounds_by_rank: Sequence[Sequence[RoundTimes]]) -> StepPercentiles | None:

@@ -301,6 +301,8 @@ class CellMeasured:
         global_batch_size: Samples of one iteration over all ranks; None if it has no samples.
         peak: Of one iteration, as `operators`; None where nothing was counted.
         missing: Why a number is None, by its name in the record.
+        watched_s: Of untimed iterations on a CPU, in which each operator is watched: by stage the
+            seconds outside and inside of collectives.
     """
 
     rounds: tuple[RoundTimes, ...]
@@ -312,6 +314,7 @@ class CellMeasured:
     operators: tuple[Operator, ...] | None
     environment: Environment
     missing: dict[str, str]
+    watched_s: tuple[dict[str, tuple[float, float]], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from perfsuite.experiments.slow_ranks import own_stage_times, step_percentiles
+from perfsuite.experiments.slow_ranks import Watched, own_stage_times, step_percentiles
 from perfsuite.ranks.messages import RoundTimes, Span
 from perfsuite.records.cell import StepPercentiles
 
@@ -62,6 +62,36 @@ def test_two_ranks_with_delays_of_their_own_both_have_them() -> None:
     # Rank 2 is on its way while rank 0 loads: it holds nobody up before rank 0 has come.
     assert own_s["forward"] == pytest.approx((0.010, 0.010, 0.010))
     assert own_s["backward"] == pytest.approx((0.020, 0.020, 0.020))
+
+
+def test_a_rank_that_is_late_where_the_others_wait_is_found_by_watching() -> None:
+    rounds = train("backward", None, ("backward", DELAY_S), None)
+    early = {"backward": (0.025, 0.051), "forward": (0.015, 0.0)}
+    late = {"backward": (0.075, 0.001), "forward": (0.016, 0.0)}
+
+    blind = own_stage_times(rounds, NUM_STEPS)
+    own_s = own_stage_times(rounds, NUM_STEPS, [[early] * 2, [late] * 2, [early] * 2])
+
+    assert blind is not None
+    assert own_s is not None
+    assert blind["backward"] == pytest.approx((0.070, 0.070, 0.070))
+    assert own_s["backward"] == pytest.approx((0.020, 0.070, 0.020))
+    assert own_s["forward"] == blind["forward"] == pytest.approx((0.010, 0.010, 0.010))
+
+
+@pytest.mark.parametrize(
+    "early",
+    [
+        pytest.param({"backward": (0.025, 0.0)}, id="nothing is waited for"),
+        pytest.param({"backward": (0.060, 0.051)}, id="no rank clearly has more to do"),
+    ],
+)
+def test_watched_ranks_that_prove_no_waiting_keep_their_time(early: Watched) -> None:
+    rounds = train("backward", None, ("backward", DELAY_S))
+
+    own_s = own_stage_times(rounds, NUM_STEPS, [[early], [{"backward": (0.075, 0.001)}]])
+
+    assert own_s == own_stage_times(rounds, NUM_STEPS)
 
 
 def test_ranks_that_run_different_stages_are_not_compared() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -56,6 +55,7 @@ def run_cell(
             operators=measurement.operators,
             environment=environment,
             missing=measurement.missing | activity.end(len(measurement.rounds)),
+            watched_s=tuple(measurement.watched_s),
         )
 
 
@@ -83,6 +83,7 @@ class _Measurement:
         self.num_iterations = 0
         self.counts = Counts(**dict.fromkeys(Counts.__struct_fields__))
         self.peak: messages.PeakMemory | None = None
+        self.watched_s: list[dict[str, tuple[float, float]]] = []
         self.operators: tuple[Operator, ...] | None = None
         self.missing = activity.missing
 
@@ -177,6 +178,10 @@ class _Measurement:
         """Find counts, memory and the costliest operators, and why any of them is missing."""
         activity, device = self._activity, self._device
         counted = yield from count_iteration()
+        if self._has_peers and device.type == "cpu":
+            self.watched_s.append(counted.watched_s)
+            if activity.num_steps is None:
+                self.watched_s.append((yield from count_iteration()).watched_s)
         peak = yield from measure_peak(
             activity.held_tensors(), device, follow_resizes=activity.has_resized_storages
         )
@@ -184,9 +189,11 @@ class _Measurement:
         if peak.saved_activation_bytes is None:
             reason = "no stage 'backward' followed a stage 'forward'"
             self.missing.setdefault("saved_activation_bytes", reason)
-        found = dataclasses.asdict(counted) | {
-            "saved_activation_bytes": peak.saved_activation_bytes
+        found: dict[str, int | None] = {
+            name: getattr(counted, name)
+            for name in ("ops", "flops", "model_flops", "collectives", "collective_bytes")
         }
+        found["saved_activation_bytes"] = peak.saved_activation_bytes
         if activity.num_steps is None:
             found["kernel_launches"] = yield from count_kernel_launches(device)
             if found["kernel_launches"] is None:

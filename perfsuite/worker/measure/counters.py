@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -39,13 +39,17 @@ _KERNEL_LAUNCHES = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class IterationCounts:
-    """Counts of one iteration on one rank; `records.cell.Counts` says what each means."""
+    """Counts of one iteration on one rank; `records.cell.Counts` says what each means.
+
+    `watched_s` is `StepMode`'s, and the same in no two iterations.
+    """
 
     ops: int
     flops: int
     model_flops: int
     collectives: int
     collective_bytes: int
+    watched_s: dict[str, tuple[float, float]] = field(compare=False)
 
 
 def count_iteration() -> Iterations[IterationCounts]:
@@ -74,6 +78,7 @@ def count_iteration() -> Iterations[IterationCounts]:
         model_flops=counter.flops - counter.recomputed_flops(),
         collectives=counter.collectives,
         collective_bytes=counter.collective_bytes,
+        watched_s=counter.watched_s,
     )
 
 
