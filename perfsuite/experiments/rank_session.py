@@ -208,6 +208,7 @@ class Session:
             raise SettingError(
                 f"num_steps is {num_steps!r}; use a whole number from 1 to {MAX_VERIFIED_STEPS}"
             )
+        recipe.require_own_loader()
         packed = pack(find_workload(workload), by_value=by_value)
         try:
             checked = yield from self._check(packed, recipe, num_steps)
@@ -338,6 +339,7 @@ class Session:
 
         Raises a NotExercisedError where this machine would profile something else.
         """
+        recipe.require_own_loader()
         job = messages.RunProfile(
             workload=pack(find_workload(workload)),
             recipe=recipe,

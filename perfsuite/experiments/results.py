@@ -15,7 +15,10 @@ from perfsuite.system.peaks import peak_flops_per_s
 
 # The precisions that compute in float32 or finer.
 _FULL_PRECISIONS = ("fp64", "fp32", "O0")
-_OF_LOADER = ("num_workers", "persistent_workers", "pin_memory", "prefetch_factor", "non_blocking")
+_OF_LOADER = (
+    *("loader", "num_workers", "persistent_workers", "pin_memory", "prefetch_factor"),
+    "non_blocking",
+)
 
 
 def combine(

@@ -175,4 +175,4 @@ def _uncountable(recipe: Recipe) -> dict[str, str]:
 
 
 def _evaluated_split(workload: Workload) -> Split:
-    return "test" if workload.build_dataset("test") is not None else "validation"
+    return "test" if workload.has_split("test") else "validation"
