@@ -85,16 +85,12 @@ def _speeds(
             [rank.counts.flops for rank in ranks],
         )
     )
-    if model is None or all_flops is None:
-        return {}, {}  # the counts say why
+    if not model or all_flops is None:
+        return {}, {}  # the counts say why, or there is no model
     speeds = {"tflops": model / 1e12}
-    # An instance of a GPU that is cut has no peak of its own.
-    gpus = {
-        gpu.split(", ")[0]
-        for rank in ranks
-        for gpu in rank.environment.accelerators
-        if "MIG on" not in gpu
-    }
+    accelerators = {gpu for rank in ranks for gpu in rank.environment.accelerators}
+    # A part of a GPU that is cut has no peak of its own.
+    gpus = {gpu if "MIG on" in gpu else gpu.split(", ")[0] for gpu in accelerators}
     if precision is None:
         return speeds, {"mfu": "the precision of a user's own code is not known"}
     peaks = {peak_flops_per_s(gpu, precision) for gpu in gpus}

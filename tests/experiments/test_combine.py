@@ -125,7 +125,11 @@ def test_mfu_is_the_model_flops_of_the_mean_rank_over_the_dense_peak_of_its_gpu(
             (H200, "NVIDIA L4, 22.5 GiB, 72 W, no MIG"),
             "... of NVIDIA H200 and NVIDIA L4 in tf32",
         ),
-        ("bf16", ("NVIDIA H200, 140 GiB, 700 W, MIG on",), "... of cuda in bf16"),
+        (
+            "bf16",
+            ("NVIDIA H200, 140 GiB, 700 W, MIG on",),
+            "... of NVIDIA H200, 140 GiB, 700 W, MIG on in bf16",
+        ),
     ],
 )
 def test_there_is_no_mfu_without_a_known_peak(precision, accelerators, reason):
