@@ -266,8 +266,7 @@ class RoundTimes:
     Attributes:
         stages_s: Seconds of the whole round in each stage that was entered.
         steps_s: Of each iteration, from border to border.
-        spans: The stages in their order, on a CPU with what lies between as "other"; empty where
-            enough rounds have theirs, or there is no other rank to compare with.
+        spans: The stages in order, on a CPU with "other" between; empty where no rank is compared.
     """
 
     duration_s: float
@@ -301,8 +300,7 @@ class CellMeasured:
         global_batch_size: Samples of one iteration over all ranks; None if it has no samples.
         peak: Of one iteration, as `operators`; None where nothing was counted.
         missing: Why a number is None, by its name in the record.
-        watched_s: Of untimed iterations on a CPU, in which each operator is watched: by stage the
-            seconds outside and inside of collectives.
+        watched_s: Of untimed iterations on a CPU: each stage's seconds out of and in collectives.
     """
 
     rounds: tuple[RoundTimes, ...]
