@@ -339,7 +339,6 @@ class Session:
 
         Raises a NotExercisedError where this machine would profile something else.
         """
-        recipe.require_own_loader()
         job = messages.RunProfile(
             workload=pack(find_workload(workload)),
             recipe=recipe,

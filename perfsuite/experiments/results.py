@@ -6,7 +6,7 @@ import dataclasses
 import statistics
 from collections.abc import Sequence
 
-from perfsuite.experiments.slow_ranks import own_stage_times, step_percentiles
+from perfsuite.experiments.slow_ranks import own_stage_times, slowest_ranks, step_percentiles
 from perfsuite.ranks.messages import CellMeasured, RoundTimes, RunCell, RunChecked
 from perfsuite.records.cell import CellRecord, Counts, Memory, Outcome, StageTimes
 from perfsuite.records.equivalence import Check, EquivalenceReport, EquivalenceRow, Numerics
@@ -56,9 +56,11 @@ def combine(
         verdict=None,
         operators=first.operators,
         rank_stages_s=own_s,
-        slow_ranks=own_s and {name: times.index(max(times)) for name, times in own_s.items()},
+        slow_ranks=None if own_s is None else slowest_ranks(own_s),
         step_s=step_percentiles(rounds_by_rank),
-        **speeds,
+        tflops=speeds["tflops"],
+        mfu=speeds["mfu"],
+        hfu=speeds["hfu"],
     )
     return Outcome(
         step_times_s=tuple(step_times_s),
@@ -76,29 +78,28 @@ def _why_no_rank(own_s: object, num_ranks: int) -> dict[str, str]:
 
 def _speeds(
     precision: str | None, device: str, ranks: Sequence[CellMeasured], step_s: float
-) -> tuple[dict[str, float], dict[str, str]]:
+) -> tuple[dict[str, float | None], dict[str, str]]:
     """Return TFLOP/s of a device, MFU and HFU, as far as they are known, and why one is missing."""
-    model, all_flops = (
-        statistics.fmean(flops) / step_s if None not in flops else None
-        for flops in (
-            [rank.counts.model_flops for rank in ranks],
-            [rank.counts.flops for rank in ranks],
-        )
-    )
-    if not model or all_flops is None:
-        return {}, {}  # the counts say why, or there is no model
-    speeds = {"tflops": model / 1e12}
+    counts = [rank.counts for rank in ranks]
+    model = [one.model_flops for one in counts if one.model_flops is not None]
+    with_recomputation = [one.flops for one in counts if one.flops is not None]
+    speeds: dict[str, float | None] = dict.fromkeys(("tflops", "mfu", "hfu"))
+    if len(model) < len(ranks) or not any(model):
+        return speeds, {}  # the counts say why, or there is no model
+    speeds["tflops"] = statistics.fmean(model) / step_s / 1e12
+    if precision is None:
+        return speeds, {"mfu": "the precision of a user's own code is not known"}
     accelerators = {gpu for rank in ranks for gpu in rank.environment.accelerators}
     # A part of a GPU that is cut has no peak of its own.
     gpus = {gpu if "MIG on" in gpu else gpu.split(", ")[0] for gpu in accelerators}
-    if precision is None:
-        return speeds, {"mfu": "the precision of a user's own code is not known"}
-    peaks = {peak_flops_per_s(gpu, precision) for gpu in gpus}
-    if len(peaks) != 1 or None in peaks:
+    peaks = {peak_flops_per_s(gpu, precision) for gpu in gpus or {device}}
+    peak = peaks.pop()
+    if peaks or peak is None:
         name = " and ".join(sorted(gpus)) or device
         return speeds, {"mfu": f"the table of peaks has none of {name} in {precision}"}
-    (peak,) = peaks
-    return speeds | {"mfu": model / peak, "hfu": all_flops / peak}, {}
+    speeds["mfu"] = statistics.fmean(model) / step_s / peak
+    speeds["hfu"] = statistics.fmean(with_recomputation) / step_s / peak
+    return speeds, {}
 
 
 def _busiest(counts: Sequence[Counts]) -> Counts:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from perfsuite.ranks.messages import RoundTimes
@@ -76,6 +76,11 @@ def _lead_s(ranks: Sequence[tuple[float, float]], rank: int) -> float:
     own_s, communication_s = ranks[rank]
     slowest_s = max(one for one, _ in ranks)
     return min(slowest_s - own_s, communication_s) if slowest_s > _CLEARLY * own_s else 0.0
+
+
+def slowest_ranks(own_s: Mapping[str, Sequence[float]]) -> dict[str, int]:
+    """Return the rank that took longest in each stage, the first of equal ones."""
+    return {name: times_s.index(max(times_s)) for name, times_s in own_s.items()}
 
 
 def step_percentiles(rounds_by_rank: Sequence[Sequence[RoundTimes]]) -> StepPercentiles | None:

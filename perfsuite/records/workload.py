@@ -86,7 +86,7 @@ class Workload:
                 f"{origin} returned None; return a loader for it, or ask for another split"
             )
         kind = type(loader).__name__
-        if not isinstance(loader, Iterable):
+        if not hasattr(loader, "__iter__"):
             raise WorkloadError(f"{origin} returned a {kind}; return an iterable of batches")
         try:
             num_batches = len(loader)

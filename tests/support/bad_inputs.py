@@ -104,7 +104,6 @@ WORKLOADS: Final[tuple[dict[str, Any], ...]] = (
     {"metric": None},
     {"build_loader": ["a", "batch"]},
     {"build_loader": "loader"},
-    {"build_loader": print},  # beside a build_dataset
 )
 
 REFERENCES: Final[tuple[Any, ...]] = (

@@ -192,5 +192,5 @@ def _scores_flops(formula: Any, args: tuple[Any, ...], flops: int) -> int:
     if not re.search("att(n|ention).*backward", name):
         return 0
     first = 0 if "flex" in name else 1  # the others begin with the gradient
-    query_width, value_width = (args[first + place].shape[-1] for place in (0, 2))
+    query_width, value_width = (int(args[first + place].shape[-1]) for place in (0, 2))
     return flops * query_width // (3 * query_width + 2 * value_width)

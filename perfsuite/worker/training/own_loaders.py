@@ -92,9 +92,9 @@ class OwnBatches(EpochBatches):
     def _start_epoch(self, epoch: int) -> None:
         self.epoch, self._num_given = epoch, 0
         # As a training loop would do, for whatever part of the loader draws the order.
-        parts = [self._own_loader]
-        parts += [getattr(parts[0], name, None) for name in ("sampler", "batch_sampler", "dataset")]
-        for part in parts:
+        names = ("sampler", "batch_sampler", "dataset")
+        parts = (getattr(self._own_loader, name, None) for name in names)
+        for part in (self._own_loader, *parts):
             if callable(set_epoch := getattr(part, "set_epoch", None)):
                 set_epoch(epoch)
         self._iterator = iter(self._own_loader)
