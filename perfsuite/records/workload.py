@@ -9,7 +9,7 @@ import importlib
 import inspect
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from perfsuite.errors import WorkloadError
 from perfsuite.records.recipe import is_int_from
@@ -99,7 +99,7 @@ class Workload:
             raise WorkloadError(
                 f"{origin} returned a {kind} without a batch; it needs one at least"
             )
-        return loader
+        return cast("Collection[Any]", loader)
 
 
 _CALLABLE = ("a callable", callable)
