@@ -23,6 +23,7 @@ from perfsuite.experiments.rank_session import Session
 from perfsuite.experiments.settings import DEVICES, MAX_SEED, Settings
 from perfsuite.experiments.user_code import plan_command, plan_launch
 from perfsuite.gate.arms.command import Command
+from perfsuite.gate.git.repository import find_top, tracked_files
 from perfsuite.gate.judge.trial import draw_seed
 from perfsuite.ranks.messages import MeasurePlan
 from perfsuite.records.parallel import PARALLEL_FORMS
@@ -163,23 +164,23 @@ def command_call(words: Sequence[str], given: Mapping[str, Any]) -> Command:
     """
     folder = Path.cwd()
     launch = plan_launch(words, root=folder, name=given.get("name"))
-    launch.program(os.environ)
-    cell = {"steps": 40, "warmup": 10, **given, "command": launch.words, "name": launch.name}
+    cell = {"steps": 40, "warmup": 10, **given, "command": [*words], "name": launch.name}
     counts = {f"num_{name}": cell[name] for name in ("steps", "warmup")}
     others = {name: cell[name] for name in cell.keys() & {"samples_per_step", "tokens_per_step"}}
     plan = MeasurePlan(num_rounds=None, num_iterations=None, seed=0)
     plan_command(launch, cell.get("metrics"), plan, **counts, **others)
     # Nothing of the user's configuration of pytest concerns it.
-    environment = {
-        name: value
-        for name, value in os.environ.items()
-        if name not in ("PYTEST_ADDOPTS", "PYTEST_PLUGINS")
-    }
-    return Command(
-        folder=folder,
-        arguments=("-c", _INIFILE, f"--rootdir={folder}", f"--command-cell={json.dumps(cell)}"),
-        environment={**environment, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
-    )
+    environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    environment |= {"PYTEST_ADDOPTS": "", "PYTEST_PLUGINS": ""}
+    program, top = Path(launch.program(os.environ)), find_top(folder)
+    is_inside = top is not None and program.is_relative_to(top)
+    if top is not None and is_inside and not tracked_files(top, [program.relative_to(top)]):
+        # As in a virtual environment, which is in no other tree.
+        cell["command"][0] = program.name
+        paths = str(program.parent), environment.get("PATH", os.defpath)
+        environment["PATH"] = os.pathsep.join(paths)
+    arguments = "-c", _INIFILE, f"--rootdir={folder}", f"--command-cell={json.dumps(cell)}"
+    return Command(folder=folder, arguments=arguments, environment=environment)
 
 
 def wait_for_machine() -> TimingLock:

@@ -59,13 +59,22 @@ TRAIN = """
     if what == "ten-and-fail":
         sys.exit(4)
 """
+MARKED = """
+    import perfsuite
+
+    for number in range(1_000):
+        with perfsuite.stage("forward"):
+            sum(range(1_000))
+        perfsuite.log_loss(float(number))
+        perfsuite.step_done()
+"""
 TORCHRUN = [str(Path(sys.executable).with_name("torchrun")), "--nproc-per-node=2", "train.py"]
 
 
 @pytest.fixture
 def project(pytester: pytest.Pytester) -> pytest.Pytester:
     """A project with a script that trains."""
-    pytester.makepyfile(train=TRAIN)
+    pytester.makepyfile(train=TRAIN, marked=MARKED)
     pytester.mkdir("pkg").joinpath("job.py").write_text(
         "import runpy\nrunpy.run_path('train.py')\n"
     )
@@ -111,6 +120,7 @@ def test_a_command_is_a_cell_like_others_whatever_launches_it(project: pytest.Py
         "module": '["python", "-m", "pkg.job"], steps=20, warmup=3',
         "run": '[sys.executable, "-m", "torch.distributed.run", *TORCHRUN[1:]], steps=20, warmup=3',
         "shell": '["./../run.sh"], steps=20, warmup=3, cwd="inner"',
+        "marked": '["python", "marked.py"], steps=20, warmup=3',
     }
 
     result = run(project, calls, "--capture=no")
@@ -128,10 +138,14 @@ def test_a_command_is_a_cell_like_others_whatever_launches_it(project: pytest.Py
         "test_module": ("pkg.job", 1, 0),
         "test_run": ("train", 2, 1),
         "test_shell": ("run", 1, 0),
+        "test_marked": ("marked", 1, 0),
     }
     for record in records_of(project).values():
         assert (record["recipe"], record["numerics"], record["device"]) == (None, None, "cpu")
-        assert record["memory"]["peak_bytes"] > 0
+    marked = records_of(project)["test_marked"]
+    assert marked["losses"] == [float(number) for number in range(10)]
+    assert marked["stages_s"]["forward"] > 0
+    assert records_of(project)["test_torchrun"]["memory"]["peak_bytes"] > 0
     assert_nothing_is_left()
 
 
@@ -231,3 +245,111 @@ def test_commands_that_go_wrong_fail_in_one_sentence_and_leave_nothing(
         line for line in result.outlines if not line.startswith(("[rank", "Traceback (most"))
     )
     assert_nothing_is_left()
+
+
+WAITING = {
+    "hang": (
+        '["python", "train.py", "hang"], steps=20, warmup=3',
+        "RankFailureError: rank 0 of 1 made no progress for 4 s (--perf-timeout), in phase "
+        "'measure', step 7",
+    ),
+    "stopped": (
+        'TORCHRUN + ["stop"], steps=20, warmup=3',
+        "RankFailureError: rank 0 of 2 made no progress for 4 s (--perf-timeout), in phase "
+        "'measure', step 7",
+    ),
+    "uneven": (
+        'TORCHRUN + ["uneven"], steps=20, warmup=3',
+        "WorkloadError: train: rank 1 ended by itself after * steps, and rank 0, which had taken "
+        "*, went on; give all ranks equally many steps",
+    ),
+}
+
+
+def test_a_command_that_waits_for_ever_is_ended_with_the_rank_that_it_waits_for(
+    project: pytest.Pytester,
+) -> None:
+    calls = {name: call for name, (call, _) in WAITING.items()}
+
+    result = run(project, calls, "--perf-timeout=4", "--perf-collective-timeout=2")
+
+    result.assert_outcomes(failed=len(WAITING))
+    hang, stopped, uneven = (error for _, error in WAITING.values())
+    stop = "    it is stopped: process * was sent SIGSTOP, as a debugger does"
+    result.stdout.fnmatch_lines([hang, stopped, "  where it is:", stop, uneven])
+    assert_nothing_is_left()
+
+
+LOGS = """
+    import json
+    import os
+    import pathlib
+    import sys
+
+    assert "torch" not in sys.modules
+    seconds = [0.5, 0.25, 0.001, 0.002, 0.003]
+    if sys.argv[1] == "file":
+        with open(sys.argv[2], "a") as log:
+            for number, one in enumerate(seconds):
+                print(json.dumps({"step": number, "step_time_s": one}), file=log)
+                print(json.dumps({"evaluation": 1.0}), file=log)
+    elif sys.argv[1] == "events":
+        from torch.utils.tensorboard import SummaryWriter
+
+        writer = SummaryWriter(sys.argv[2])
+        for number, one in enumerate(seconds):
+            writer.add_scalar("perf/step_time", one, number)
+        writer.close()
+    elif sys.argv[1] == "print":
+        for one in seconds:
+            print(f"step time: {1000 * one} ms")
+    else:
+        sys.exit(f"no {sys.argv[1]}")
+"""
+
+
+def test_a_command_that_is_not_touched_is_timed_by_what_it_logs(project: pytest.Pytester) -> None:
+    project.makepyfile(logs=LOGS)
+    (project.path / "times.jsonl").write_text('{"step_time_s": 9.0}\n')  # of an earlier launch
+    metrics = {
+        "file": '"file", "times.jsonl"], metrics="jsonl:times.jsonl:step_time_s"',
+        "out": '"file", "{out}/times.jsonl"], metrics="jsonl:times.jsonl:step_time_s"',
+        "events": '"events", "{out}/runs"], metrics="tensorboard:runs:perf/step_time"',
+        "printed": '"print"], metrics="regex:step time: ([0-9.]+) ms*0.001"',
+    }
+    faults = {
+        "missing": (
+            '"print"], metrics="jsonl:none.jsonl:time"',
+            "WorkloadError: logs: none.jsonl cannot be read: No such file or directory "
+            "(metrics='jsonl:none.jsonl:time')",
+        ),
+        "too_few": (
+            '"print"], metrics="regex:loss: (.*)"',
+            "WorkloadError: logs: the command logged 0 step times (metrics='regex:loss: (.*)'); "
+            "each is a positive number of seconds, and at least two follow 2 to warm up",
+        ),
+        "failed": (
+            '"nothing"], metrics="regex:step time: (.*) s"',
+            "WorkloadError: logs: the command ended with exit code 1: no nothing",
+        ),
+    }
+    every = metrics | {name: call for name, (call, _) in faults.items()}
+    calls = {
+        name: f'["python", "logs.py", {call}, steps=3, warmup=2, samples_per_step=8'
+        for name, call in every.items()
+    }
+
+    result = run(project, calls)
+
+    result.assert_outcomes(passed=len(metrics), failed=len(faults))
+    result.stdout.fnmatch_lines([error for _, error in faults.values()])
+    stored = json.loads((project.path / "results" / "run.json").read_text())["benchmarks"]
+    for one in stored:
+        assert one["stats"]["data"] == pytest.approx([0.001, 0.002, 0.003])
+        record = one["extra_info"]["perfsuite"]
+        assert (record["workload"], record["memory"], record["counts"]["flops"]) == (
+            "logs",
+            None,
+            None,
+        )
+        assert record["samples_per_s"] == pytest.approx(4000.0)

@@ -70,38 +70,20 @@ NumericsChange = Annotated[
 Markdown = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Write a summary for a pull request.")
 ]
-_OF_COMMAND = "COMMAND"
-Steps = Annotated[
-    int | None, typer.Option(metavar="N", help="Steps to time; 40.", rich_help_panel=_OF_COMMAND)
+
+
+def _of_command(metavar: str, text: str) -> Any:
+    return typer.Option(metavar=metavar, help=text, rich_help_panel="Of a COMMAND after --")
+
+
+Steps = Annotated[int | None, _of_command("N", "Steps to time; 40 unless given.")]
+Warmup = Annotated[int | None, _of_command("N", "Steps before them; 10 unless given.")]
+Name = Annotated[str | None, _of_command("NAME", "Of the cell; that of the command's first file.")]
+Metrics = Annotated[
+    str | None, _of_command("SPEC", "Where it logs step times, such as jsonl:FILE:KEY.")
 ]
-Warmup = Annotated[
-    int | None,
-    typer.Option(metavar="N", help="Steps before them; 10.", rich_help_panel=_OF_COMMAND),
-]
-Name = Annotated[
-    str | None,
-    typer.Option(help="Of the cell; the first file in the command.", rich_help_panel=_OF_COMMAND),
-]
-OptimizerName = Annotated[
-    str | None,
-    typer.Option(
-        metavar="CLASS",
-        help="Whose steps count; the first that steps.",
-        rich_help_panel=_OF_COMMAND,
-    ),
-]
-MetricsPlace = Annotated[
-    str | None,
-    typer.Option(
-        metavar="SPEC",
-        help="Where it logs step times, such as jsonl:FILE:KEY; then it is not touched.",
-        rich_help_panel=_OF_COMMAND,
-    ),
-]
-PerStep = Annotated[
-    int | None,
-    typer.Option(metavar="N", help="Of all ranks together.", rich_help_panel=_OF_COMMAND),
-]
+Optimizer = Annotated[str | None, _of_command("CLASS", "Whose steps count; the first that steps.")]
+PerStep = Annotated[int | None, _of_command("N", "Of all ranks together.")]
 
 
 class CommandAfterDashes(typer.core.TyperCommand):
@@ -134,8 +116,8 @@ def gate(
     steps: Steps = None,
     warmup: Warmup = None,
     name: Name = None,
-    metrics: MetricsPlace = None,
-    optimizer: OptimizerName = None,
+    metrics: Metrics = None,
+    optimizer: Optimizer = None,
     samples_per_step: PerStep = None,
     tokens_per_step: PerStep = None,
     *,

@@ -70,11 +70,11 @@ def read_end(
 
 
 def ended_error(
-    name: str, exit_code: int | None, num_steps: int | None, output: str, has_hook: bool
+    name: str, exit_code: int | None, num_steps: int | None, output: str, has_hook: bool | None
 ) -> WorkloadError:
     """Return the error of a command whose launcher ended before its ranks had replied.
 
-    `num_steps` is None where no rank was found.
+    `num_steps` is None where no rank was found, `has_hook` where none was looked for.
     """
     how = f"{name}: the command ended with exit code {exit_code}"
     if exit_code is None:
@@ -84,7 +84,8 @@ def ended_error(
     if num_steps is not None:
         return WorkloadError(f"{how} after {counted(num_steps, 'step')}: {last_words(output)}")
     if exit_code != 0:
-        return WorkloadError(f"{how} before its first optimizer step: {last_words(output)}")
+        when = "" if has_hook is None else " before its first optimizer step"
+        return WorkloadError(f"{how}{when}: {last_words(output)}")
     if has_hook:
         return WorkloadError(
             f"{how}, and no torch optimizer stepped in it; call perfsuite.step_done() at the end "

@@ -111,16 +111,17 @@ class CommandGroup(RankGroup):
         self._prepare(request)
         self._request = request
         self._name = launch.name
+        self._has_hook = has_hook
         self._joined: dict[int, Joined] = {}
         self._progress, self._since_s = ("", 0), time.monotonic()
         try:
             with uninterrupted():
-                self._start(launch, has_hook)
+                self._start(launch)
         except BaseException:
             self.end()
             raise
 
-    def _start(self, launch: CommandLaunch, has_hook: bool) -> None:
+    def _start(self, launch: CommandLaunch) -> None:
         self._folder = folder = bootstrap.make_group_folder()
         self._cleanup.callback(bootstrap.remove_group_folder, folder)
         self.out = folder / "out"
@@ -133,7 +134,7 @@ class CommandGroup(RankGroup):
         self._listener.listen()
         self._variable = f"{hook.CHANNEL}={channel}"
         variables[hook.CHANNEL] = channel
-        if has_hook:
+        if self._has_hook:
             paths = [hook.FOLDER, variables.get("PYTHONPATH")]
             variables["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
         words = [word.replace("{out}", str(self.out)) for word in launch.words[1:]]
@@ -276,7 +277,7 @@ class CommandGroup(RankGroup):
         exit_code = self._process.returncode
         if exit_code == 0 and (left := self._left_behind()):
             return faults.daemon_error(self._name, left)
-        has_hook = (self._folder / hook.LOADED).exists()
+        has_hook = (self._folder / hook.LOADED).exists() if self._has_hook else None
         num_steps = max((self.position(rank).step for rank in self._ranks), default=None)
         return faults.ended_error(self._name, exit_code, num_steps, self._output, has_hook)
 
