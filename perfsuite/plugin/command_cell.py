@@ -12,6 +12,15 @@ from typing import Any
 import pytest
 
 
+class _Cell(pytest.Function):
+    """A test that is in no file."""
+
+    @property
+    def nodeid(self) -> str:
+        """The name of the command."""
+        return self.name
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Take the arguments of `command_benchmark`, and the name of the cell."""
     parser.addoption("--command-cell", metavar="JSON", help="arguments of command_benchmark")
@@ -27,8 +36,7 @@ def pytest_collection(session: pytest.Session) -> bool:
     def measure(command_benchmark: Callable[..., Any]) -> None:
         command_benchmark(**arguments)
 
-    cell = pytest.Function.from_parent(session, name=arguments["name"], callobj=measure)
-    cell._nodeid = arguments["name"]
+    cell = _Cell.from_parent(session, name=arguments["name"], callobj=measure)
     session.items, session.testscollected = [cell], 1
     hook = config.hook
     hook.pytest_collection_modifyitems(session=session, config=config, items=session.items)

@@ -83,7 +83,6 @@ class RankGroup:
     def _prepare(self, request: GroupRequest) -> None:
         self._world_size = request.world_size
         self._policy = request.policy
-        self._ranks: tuple[int, ...] = ()
         self._running: dict[int, psutil.Process] = {}
         self._pipes: dict[int, Connection] = {}
         self._replies: dict[int, Reply | Died] = {}

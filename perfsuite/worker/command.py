@@ -61,7 +61,7 @@ def _describe_itself() -> messages.Joined:
         world_size=world_size,
         place=int(os.environ.get("LOCAL_RANK", rank)),
         num_neighbours=int(os.environ.get("LOCAL_WORLD_SIZE", world_size)),
-        device="cuda" if torch.cuda.is_initialized() else "cpu",
+        device="cuda" if torch.cuda.is_initialized() else "cpu",  # type: ignore[no-untyped-call]
     )
 
 

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import click
 import msgspec
 import typer
 import typer.core
@@ -89,7 +88,7 @@ PerStep = Annotated[int | None, _of_command("N", "Of all ranks together.")]
 class CommandAfterDashes(typer.core.TyperCommand):
     """A verb that is given what follows the first `--` as its context's object."""
 
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse what comes before."""
         if "--" in args:
             at = args.index("--")

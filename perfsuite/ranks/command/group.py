@@ -109,6 +109,7 @@ class CommandGroup(RankGroup):
     ) -> None:
         """Start the command, with the hook or as if it ran by itself."""
         self._prepare(request)
+        self._ranks: tuple[int, ...] = ()
         self._request = request
         self._name = launch.name
         self._has_hook = has_hook
@@ -159,6 +160,8 @@ class CommandGroup(RankGroup):
             self._gather()
             self._begin()
             while (replies := self.poll(POLL_S)) is None:
+                if wait([self._listener], 0):  # one rank too many
+                    self._accept()
                 has_ended = self._process.poll() is not None
                 if has_ended and (replies := self.poll(0)) is None:
                     raise self._ended()
