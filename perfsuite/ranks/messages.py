@@ -109,24 +109,6 @@ class RankStart:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Joined:
-    """What a process of a command says first; it is answered with a `RankStart`.
-
-    Attributes:
-        process: Its id.
-        place: As in an `Assignment`, with `num_neighbours`.
-        device: "cpu" or "cuda", where its steps run.
-    """
-
-    process: int
-    rank: int
-    world_size: int
-    place: int
-    num_neighbours: int
-    device: str
-
-
-@dataclass(frozen=True, kw_only=True)
 class CallFunction:
     """Job: call a function with the default process group initialised; (function, args), packed."""
 

@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 from perfsuite.ranks import messages
+from perfsuite.ranks.command.joined import Joined
 from perfsuite.ranks.progress import Board
 from perfsuite.records import stages
 from perfsuite.records.stages import StopLoop
@@ -50,12 +51,12 @@ def join(path: str, loss: Any) -> CommandRank:
     return rank
 
 
-def _describe_itself() -> messages.Joined:
+def _describe_itself() -> Joined:
     """Say which rank this is: as torchrun has it, else by its process group, else the only one."""
     group = dist.is_available() and dist.is_initialized()
     rank = int(os.environ.get("RANK", dist.get_rank() if group else 0))
     world_size = int(os.environ.get("WORLD_SIZE", dist.get_world_size() if group else 1))
-    return messages.Joined(
+    return Joined(
         process=os.getpid(),
         rank=rank,
         world_size=world_size,

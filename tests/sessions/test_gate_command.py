@@ -134,7 +134,7 @@ def test_the_verb_needs_no_benchmark_and_leaves_the_repository_as_it_is(
         repository,
         path,
         *(*NAMES, "--base=HEAD~1", f"--json={result}", "--"),
-        *("torchrun", "--nproc-per-node=2", "train.py"),
+        *("python", "train.py"),
     )
 
     failed.expect(10, "train FAIL +*")
@@ -160,8 +160,8 @@ def test_a_command_that_fails_is_the_base_without_a_baseline_or_a_failed_test_of
     repository.commit()
     base = gate_command(repository, path, *call)
 
-    head.expect(1, "train ERROR *", f"*the head arm failed: WorkloadError: {says}")
-    base.expect(12, "train NO-BASELINE *", f"*the base arm failed: WorkloadError: {says}")
+    head.expect(1, "train ERROR*", f"*the head arm failed: WorkloadError: {says}")
+    base.expect(12, "train NO-BASELINE*", f"*the base arm failed: WorkloadError: {says}")
 
 
 MISTAKES = {

@@ -81,7 +81,10 @@ def launch_pair(arms: Sequence[Arm], plan: PairPlan, names: Sequence[str]) -> di
         launches: dict[str, Launch] = {}
         for arm in sorted(arms, key=lambda arm: arm.name != plan.first):
             with scratch_folder() as scratch:
-                alone = dataclasses.replace(plan, first=arm.name)
+                agreed = {
+                    name: one.agreed[name] for one in launches.values() for name in one.agreed
+                }
+                alone = dataclasses.replace(plan, first=arm.name, agreed=agreed)
                 launches |= run_pair([arm], alone, choose=choose, scratch=scratch)
         return {arm.name: launches[arm.name] for arm in arms}
     except OSError as error:
