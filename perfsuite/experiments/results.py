@@ -6,12 +6,12 @@ import dataclasses
 import statistics
 from collections.abc import Sequence
 
-from perfsuite.experiments.peaks import peak_flops_per_s
 from perfsuite.experiments.slow_ranks import own_stage_times, slowest_ranks, step_percentiles
 from perfsuite.ranks.messages import CellMeasured, RoundTimes, RunCell, RunChecked
 from perfsuite.records.cell import CellRecord, Counts, Memory, Outcome, StageTimes
 from perfsuite.records.equivalence import Check, EquivalenceReport, EquivalenceRow, Numerics
 from perfsuite.records.recipe import Recipe
+from perfsuite.system.gpus import peak_flops_per_s
 
 # The precisions that compute in float32 or finer.
 _FULL_PRECISIONS = ("fp64", "fp32", "O0")

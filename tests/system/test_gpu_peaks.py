@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from perfsuite.experiments.peaks import peak_flops_per_s
 from perfsuite.records.recipe import PRECISIONS
+from perfsuite.system.gpus import peak_flops_per_s
 
 
 # Names as drivers report them, with the dense figures of bf16 products, or of fp16 before Ampere.
