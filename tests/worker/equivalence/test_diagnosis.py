@@ -163,11 +163,6 @@ def test_nothing_is_explained_where_all_is_zero() -> None:
             "they drawn from a generator of their own?",
         ),
         (
-            {"what": "parameter", "step": 1, "error": math.inf},
-            "a weight is not finite: lower the learning rate; in a low precision the optimizer's "
-            "eps may be 0",
-        ),
-        (
             {"what": "parameter", "step": 1},
             "the optimizer's step does not follow from the gradients: stale master weights, "
             "gradients clipped before they are unscaled, or state that another process shares",
