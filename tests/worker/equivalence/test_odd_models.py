@@ -416,6 +416,32 @@ def test_dropout_is_held_to_one_batch_like_any_layer(
     assert reason(report, "checkpointing") == "equal bit for bit"
 
 
+class Branching(nn.Module):
+    """Uses its float32 input twice: autocast casts it twice, or once where it is a leaf."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return hidden + self.left(hidden).tanh() * self.right(hidden)
+
+
+@pytest.mark.parametrize("parallel", ["pp:2", "mp:2"])
+def test_a_stage_that_casts_once_what_it_is_handed_is_equivalent(
+    check_equivalence: Check, parallel: str
+) -> None:
+    workload = make_workload(
+        lambda: nn.Sequential(*(Branching() for _ in range(4)), nn.Linear(6, 4)),
+        blocks=lambda model: list(model)[:-1],
+    )
+
+    report = check_equivalence(workload, Recipe(parallel=parallel, precision="amp-bf16"))
+
+    assert report.is_equivalent, report
+    assert "u 7.8e-03" in reason(report, "T0")
+
+
 class NoDoubles(nn.Module):
     """A kernel that has no float64."""
 

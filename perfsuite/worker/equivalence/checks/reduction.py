@@ -24,6 +24,7 @@ from perfsuite.worker.equivalence.references.powersgd import NUM_PLAIN_STEPS, Po
 from perfsuite.worker.equivalence.references.single_process import Pass, Reference
 from perfsuite.worker.equivalence.tensors import Tensors
 from perfsuite.worker.equivalence.trace.trace import Step
+from perfsuite.worker.training.mixed_precision import precision_policy
 
 # PowerSGD feeds back the errors of its compression. They grow with every step, and rounding with
 # them, so only the first steps are compared.
@@ -181,5 +182,12 @@ def _limit(gradients: Tensors, case: Case) -> Limit:
     dtypes = {gradient.dtype for gradient in gradients.values()}
     if case.recipe.comm_hook in _HOOK_DTYPES:
         dtypes.add(_HOOK_DTYPES[case.recipe.comm_hook])
+    is_ordered = not case.trace.sparse
+    low = precision_policy(case.recipe.precision).autocast_dtype
+    if case.recipe.plan.properties.cuts_model and low is not None:
+        # Autocast casts a leaf once, and other tensors for each use. What a stage is handed is a
+        # leaf, so the gradients of its uses are added before they are cast back, not after.
+        dtypes.add(low)
+        is_ordered = False
     epsilon = max((torch.finfo(dtype).eps for dtype in dtypes), default=0.0)
-    return reduction_limit(epsilon, case.recipe, case.device, is_ordered=not case.trace.sparse)
+    return reduction_limit(epsilon, case.recipe, case.device, is_ordered=is_ordered)
