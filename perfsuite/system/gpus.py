@@ -156,8 +156,8 @@ class _Peak(NamedTuple):
     source: str
 
 
-# Dense figures in TFLOP/s: where the vendor prints those with 2:4 sparsity alone, half of them. A GPU
-# that is not listed has none, and neither has a part of one (MIG).
+# Dense figures in TFLOP/s: where the vendor prints those with 2:4 sparsity alone, half of them. A
+# GPU that is not listed has none, and neither has a part of one (MIG).
 _PEAKS: Final = (
     _Peak("Tesla V100S-PCIE-32GB", 16.4, None, 130, "NVIDIA V100 data sheet, January 2020"),
     _Peak("Tesla V100-PCIE-(16|32)GB", 14, None, 112, "NVIDIA V100 data sheet, January 2020"),
