@@ -28,6 +28,7 @@ class Discrepancy:
         formula: How the limit is derived.
         name: The parameter or buffer, None for all together.
         rank: The rank that differs, None where no single one does.
+        cause: The likeliest cause, where the comparison itself shows it.
     """
 
     what: Quantity
@@ -37,6 +38,7 @@ class Discrepancy:
     formula: str
     name: str | None = None
     rank: int | None = None
+    cause: str | None = None
 
     @property
     def is_within(self) -> bool:

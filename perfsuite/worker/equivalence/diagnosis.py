@@ -42,7 +42,7 @@ def explain_weights(discrepancy: Discrepancy) -> str | None:
             "BatchNorm, or another forward pass with side effects: each rank keeps the statistics "
             "of its own data; use SyncBatchNorm or GroupNorm"
         )
-    if discrepancy.what != "parameter":
+    if discrepancy.what != "parameter" and discrepancy.step > 0:
         return None
     if math.isinf(discrepancy.error):
         return (
