@@ -169,7 +169,9 @@ class ParallelPlan:
     def properties(self) -> ParallelMode:
         """The mode's row in the table; that of a mesh depends on its axes."""
         mode = PARALLEL_MODES[self.mode]
-        shared = next((axis for axis in self.axes if not axis.divides_batch), None)
+        shared = next(
+            (axis for axis in self.axes if axis.size > 1 and not axis.divides_batch), None
+        )
         if shared is None:
             return mode
         reason = f"the ranks of axis {shared.name!r} share a batch, and no gradient is their sum"

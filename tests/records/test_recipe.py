@@ -69,7 +69,7 @@ def test_a_rank_of_a_mesh_has_a_place_and_shares_its_shard_with_the_axes_of_the_
 
 
 def test_a_gradient_is_a_sum_over_ranks_only_where_every_axis_divides_the_batch() -> None:
-    assert parse_parallel("mesh:dp=2,fsdp=2").properties.why_no_reduction is None
+    assert parse_parallel("mesh:dp=2,fsdp=2,tp=1").properties.why_no_reduction is None
     assert parse_parallel("mesh:fsdp=2,tp=2").properties.why_no_reduction == (
         "the ranks of axis 'tp' share a batch, and no gradient is their sum"
     )

@@ -208,7 +208,10 @@ def _parameter_limits(case: Case, plain_errors: comparison.Errors) -> Callable[[
     epsilon = limits.WORST_PARAMETER_FACTOR * _slack(case.recipe)
 
     def limit_of(name: str) -> float:
-        own_error = max(plain_errors.by_name.get(name, 0.0), plain_errors.total)
+        own_error, total = plain_errors.by_name.get(name, 0.0), plain_errors.total
+        # Without a slack, a parameter of few elements needs some: of 120 trainings of a small
+        # transformer, its error was at most 1.9 times the larger of both, and 1.2 times their sum.
+        own_error = own_error + total if case.recipe.has_float8 else max(own_error, total)
         return limits.ratio_limit(own_error, epsilon).value
 
     return limit_of
