@@ -132,10 +132,7 @@ def test_an_average_that_each_micro_batch_moves_is_no_mean_over_the_batch(
 ) -> None:
     recipe = Recipe(parallel="ddp:2", grad_accumulation_steps=2)
     where = "the buffer of 'average.weight' differs at step 2"
-    cause = (
-        "the forward pass changes a buffer by the data that it sees, or once for each "
-        "micro-batch, and no process sees the whole batch at once"
-    )
+    cause = "the forward pass changes a buffer, once for each micro-batch"
 
     expect_mismatch(averaging(True), recipe, "T1", where, cause, num_steps=2)
 

@@ -40,7 +40,8 @@ def check_optimizer_steps(case: Case, proof: Proof) -> None:
         expected = replay.take_step(step)
         limit = _limit(case, step, number, expected)
         proof.evidence.append(_judge(step.after.parameters, expected, step, number, limit))
-        _check_buffers(step, replay.buffers(step), number, limit, proof)
+        if step.buffers:
+            _check_buffers(step, replay.buffers(step), number, limit, proof)
         for mistake in mistakes:
             found = _judge(mistake.replay.take_step(step), expected, step, number, limit)
             mistake.differs |= found.error > 0
@@ -58,10 +59,11 @@ def _judge_start(case: Case, start: Weights) -> Iterator[Discrepancy]:
     tested = case.trace.start
     weights = _rounded_like(tested.parameters, start.parameters)
     buffers = _rounded_like(tested.buffers, start.buffers)
-    for found in (
-        *judge(measure_errors(tested.parameters, weights), "parameter", 0, BITWISE),
-        *judge(measure_buffer_errors(tested.buffers, buffers), "buffer", 0, BITWISE),
-    ):
+    found_all = judge(measure_errors(tested.parameters, weights), "parameter", 0, BITWISE)
+    if buffers:
+        errors = measure_buffer_errors(tested.buffers, buffers)
+        found_all += judge(errors, "buffer", 0, BITWISE)
+    for found in found_all:
         if found.name in tested.parameters.keys() & weights.keys() and not found.is_within:
             cause = explain_start(
                 tested.parameters[found.name], weights[found.name], case.recipe.plan

@@ -316,9 +316,11 @@ def _find_cause(
             "which is a different computation; use SyncBatchNorm or GroupNorm"
         )
     if discrepancy.what == "buffer":
+        if case.recipe.grad_accumulation_steps > 1:
+            return "the forward pass changes a buffer, once for each micro-batch"
         return (
-            "the forward pass changes a buffer by the data that it sees, or once for each "
-            "micro-batch, and no process sees the whole batch at once"
+            "the forward pass changes a buffer by the data that it sees, and no process sees "
+            "the whole batch"
         )
     step, is_first = case.trace.steps[discrepancy.step - 1], discrepancy.step == 1
     expected = expected_of_first if is_first else references.compute(step)
