@@ -389,7 +389,8 @@ class Session:
         )
 
     def _require_timeable(self, recipe: Recipe, numerics: Numerics | None = None) -> None:
-        if (reason := why_not_timed(recipe, self.hardware)) is not None:
+        reason = why_not_timed(recipe, self.hardware)
+        if reason is not None and self._launcher.why_not_exercised(recipe) is None:
             proven = "" if numerics is None else f"; its numerics are {numerics.status}"
             raise NotExercisedError(reason + proven)
 

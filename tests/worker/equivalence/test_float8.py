@@ -16,7 +16,9 @@ from torch.utils.data import TensorDataset
 
 from perfsuite import Recipe, Workload
 from perfsuite.errors import NotExercisedError, RecipeError
-from perfsuite.records.equivalence import EquivalenceReport, EquivalenceRow
+from perfsuite.experiments.rank_session import Session
+from perfsuite.experiments.settings import Settings
+from perfsuite.records.equivalence import EquivalenceReport, EquivalenceRow, Numerics
 from perfsuite.worker.equivalence.proof import Case
 from perfsuite.worker.equivalence.run_checks import check_run
 from perfsuite.worker.equivalence.trace.recording import record_run
@@ -94,6 +96,20 @@ def test_it_is_equivalent_or_names_the_package(
         assert report.worst.reason == NOT_INSTALLED.format(precision)
     else:
         assert report.is_equivalent, str(report)
+
+
+def test_where_it_is_emulated_it_has_numerics_and_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    session = Session(Settings(device="cpu"), say=print)
+    proven = Numerics(status="equivalent", check="T2", error=0.05, limit=0.1, power="6/6")
+
+    with pytest.raises(NotExercisedError) as raised:
+        session.measure_cell(WORKLOAD, Recipe(precision="fp8-rowwise"), numerics=proven)
+
+    assert str(raised.value) == (
+        "precision 'fp8-rowwise' has no time here: 8-bit products need an NVIDIA GPU of compute "
+        "capability 9.0 or more, and torchao emulates them on cpu; its numerics are equivalent"
+    )
 
 
 def nothing(model: nn.Module) -> None:
