@@ -169,13 +169,16 @@ class ParallelPlan:
     def properties(self) -> ParallelMode:
         """The mode's row in the table; that of a mesh depends on its axes."""
         mode = PARALLEL_MODES[self.mode]
-        shared = next(
-            (axis for axis in self.axes if axis.size > 1 and not axis.divides_batch), None
-        )
-        if shared is None:
+        if not self.model_axes:
             return mode
-        reason = f"the ranks of axis {shared.name!r} share a batch, and no gradient is their sum"
+        name = self.model_axes[0].name
+        reason = f"the ranks of axis {name!r} share a batch, and no gradient is their sum"
         return replace(mode, why_no_reduction=reason)
+
+    @property
+    def model_axes(self) -> tuple[MeshAxis, ...]:
+        """The axes of a mesh along which several ranks share a batch."""
+        return tuple(axis for axis in self.axes if axis.size > 1 and not axis.divides_batch)
 
     @property
     def world_size(self) -> int:

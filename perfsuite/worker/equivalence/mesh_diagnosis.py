@@ -75,8 +75,7 @@ def explain_parts(tested: Tensors, expected: Tensors, plan: ParallelPlan) -> str
                         f"the gradient of {name!r} is {times} what it should be: is it {wrong} "
                         f"over axis {_names(_long_axes(plan), size)} where its {right} is due?"
                     )
-        model_axes = [axis for axis in _long_axes(plan) if not axis.divides_batch]
-        for axis, dim in _cuts(model_axes, its):
+        for axis, dim in _cuts(plan.model_axes, its):
             parts = mine.chunk(axis.size, dim)
             if (
                 mine.any()
@@ -85,7 +84,7 @@ def explain_parts(tested: Tensors, expected: Tensors, plan: ParallelPlan) -> str
             ):
                 return (
                     f"a part of the gradient of {name!r} along its dimension {dim} is zero: do "
-                    f"the ranks of axis {_names(model_axes, axis.size)} use one shard?"
+                    f"the ranks of axis {_names(plan.model_axes, axis.size)} use one shard?"
                 )
     return None
 

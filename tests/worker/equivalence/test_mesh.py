@@ -104,6 +104,44 @@ def test_the_examples_are_equivalent(check_equivalence: Check, example: str, par
     assert report.status == "equivalent", str(report)
 
 
+class Dropping(nn.Module):
+    """Drops inputs, which the ranks of "tp" share, or hidden units, of which each has a part."""
+
+    def __init__(self, of_inputs: float, of_hidden: float) -> None:
+        super().__init__()
+        self.hidden, self.output = nn.Linear(6, 8), nn.Linear(8, 3)
+        self.drops = nn.ModuleList(map(nn.Dropout, (of_inputs, of_hidden)))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.output(self.drops[1](self.hidden(self.drops[0](inputs)).tanh()))
+
+
+def test_a_mask_that_all_ranks_of_a_batch_share_is_replayed(
+    check_equivalence: Check, perceptron_workload: Build
+) -> None:
+    workload = perceptron_workload(
+        build_model=lambda: Dropping(0.5, 0.0), blocks=None, parallelize=shard_and_split
+    )
+
+    report = check_equivalence(workload, Recipe(parallel=FSDP_TP), num_steps=1)
+
+    assert statuses(report) == {"T1": "equivalent", "data": "equivalent"}, str(report)
+
+
+@pytest.mark.parametrize("parallel", [FSDP_TP, "mesh:fsdp=1,tp=2"])
+def test_masks_of_parts_of_a_layer_are_not_exercised_and_name_the_operator(
+    check_equivalence: Check, perceptron_workload: Build, parallel: str
+) -> None:
+    workload = perceptron_workload(
+        build_model=lambda: Dropping(0.0, 0.5), blocks=None, parallelize=shard_and_split
+    )
+
+    report = check_equivalence(workload, Recipe(parallel=parallel), num_steps=1)
+
+    assert statuses(report) == {"T1": "not exercised", "data": "equivalent"}, str(report)
+    assert "aten.bernoulli_ draws " in str(report)
+
+
 # Wrong parallelisations.
 
 

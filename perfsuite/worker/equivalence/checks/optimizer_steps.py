@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from perfsuite.worker.equivalence.comparison import (
     Discrepancy,
@@ -22,6 +23,7 @@ from perfsuite.worker.equivalence.comparison import (
     measure_errors,
     total_norm,
 )
+from perfsuite.worker.equivalence.diagnosis import explain_non_finite
 from perfsuite.worker.equivalence.limits import BITWISE, Limit
 from perfsuite.worker.equivalence.mesh_diagnosis import explain_start
 from perfsuite.worker.equivalence.proof import Case, Proof
@@ -39,6 +41,7 @@ def check_optimizer_steps(case: Case, proof: Proof) -> None:
         case.on_step()
         expected = replay.take_step(step)
         limit = _limit(case, step, number, expected)
+        proof.evidence += _find_non_finite(step, number, replay.optimizer)
         proof.evidence.append(_judge(step.after.parameters, expected, step, number, limit))
         if step.buffers:
             _check_buffers(step, replay.buffers(step), number, limit, proof)
@@ -112,6 +115,11 @@ class _Replay:
         """The buffers after the last step, in the recorded dtypes."""
         return _rounded_like(step.after.buffers, self.weights().buffers)
 
+    @property
+    def optimizer(self) -> Optimizer:
+        """The workload's, of one process."""
+        return self._reference.trainer.optimizer
+
     def take_step(self, step: Step) -> Tensors:
         """The parameters after a step from the recorded weights, in the recorded dtypes."""
         trainer = self._reference.trainer
@@ -164,6 +172,16 @@ def _unscale(stepped: list[nn.Parameter], scale: float) -> None:
     for parameter in stepped:
         assert parameter.grad is not None
         parameter.grad.mul_(1 / scale)
+
+
+def _find_non_finite(step: Step, number: int, optimizer: Optimizer) -> list[Discrepancy]:
+    """The first weight that a step made infinite, which the right step by its gradient does too."""
+    if not all(map(math.isfinite, step.losses)):
+        return []  # which says more
+    for name, weight in step.after.parameters.items():
+        if (cause := explain_non_finite(weight, optimizer, number)) is not None:
+            return [Discrepancy("parameter", number, math.inf, 0.0, "finite", name, cause=cause)]
+    return []
 
 
 def _judge(
