@@ -1,0 +1,7 @@
+"""The whole loop of train.py, which loads in a worker; its checkpoints go to a temporary folder."""
+
+from train import BATCH_SIZE, main
+
+
+def test_loop(loop_benchmark, tmp_path):
+    loop_benchmark(lambda: main(out=tmp_path), steps=40, samples_per_step=BATCH_SIZE)

@@ -1,0 +1,32 @@
+"""Every example is measured in its own repository, and some are gated: `make test-examples`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
+
+from example_sessions import EXAMPLES, NAMES, Example
+
+# A gate takes a minute for both of its sessions; benchmarks/example_sessions.py gates all.
+GATED = {"plain_loop", "fsdp2", "hf_trainer"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_example_ends_as_its_readme_says(name: str, tmp_path: Path) -> None:
+    example = Example(name, tmp_path)
+    for kind in ("measured", "twin", "slower") if name in GATED else ("measured",):
+        ended, _, wrong = example.run(kind)
+
+        assert wrong == [], ended.output
+
+
+def test_a_benchmark_is_short_and_a_training_knows_nothing_of_it() -> None:
+    for path in EXAMPLES.glob("*/**/*.py"):
+        if path.parent.name == "benchmarks":
+            assert len(path.read_text().splitlines()) <= 15, path
+        else:
+            assert "perfsuite" not in path.read_text(), path
