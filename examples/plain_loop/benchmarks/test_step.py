@@ -1,13 +1,14 @@
 """One step of train.py, without what stands around it."""
 
-from itertools import chain, repeat
+import itertools
 
-from train import BATCH_SIZE, build, load_data, train_step
+
+def build_step():
+    from train import build, load_data, train_step
+
+    training, batches = build(), itertools.cycle(list(load_data()))
+    return lambda: train_step(*training, *next(batches))
 
 
 def test_step(step_benchmark):
-    def build_step():
-        training, batches = build(), chain.from_iterable(repeat(load_data()))
-        return lambda: train_step(*training, *next(batches))
-
-    step_benchmark(build_step, samples_per_step=BATCH_SIZE)
+    step_benchmark(build_step, samples_per_step=64)
