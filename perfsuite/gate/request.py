@@ -69,7 +69,7 @@ class GateRequest:
         tolerance: The slowdown that is accepted unless a marker says otherwise.
         limit: The slowdown that must not pass.
         refuses_numerics_change: Whether a cell fails whose mathematics changed.
-        fixed: Of these two, those that hold for both sides, whatever their configuration says.
+        fixed: Of these three, those that hold for both sides, whatever their configuration says.
         floor_s: None is 50 us for cells of perfsuite, 0 for any others.
         priors: What this machine's history says of the noise of a pair, by cell.
         fingerprint: Of this machine, whose calibration at the base gives them where it is given.
@@ -96,7 +96,7 @@ class GateRequest:
     tolerance: float = 0.02
     limit: float = 0.05
     refuses_numerics_change: bool = False
-    fixed: frozenset[str] = frozenset({"tolerance", "limit"})
+    fixed: frozenset[str] = frozenset({"tolerance", "limit", "numerics-change"})
     floor_s: float | None = None
     budget: Budget
     seed: int
@@ -328,6 +328,10 @@ class BaseSide:
         return _import_roots(self.suite.root, self.suite)
 
     def _arm(self, tree: Path, command: Command, variables: Mapping[str, str]) -> Arm:
+        python = self.request.base_python
+        if python is not None:  # for what a cell starts by its name, such as torchrun
+            paths = str(Path(python).parent), command.environment.get("PATH", os.defpath)
+            variables = {"PATH": os.pathsep.join(paths), **variables}
         return Arm(
             name="base",
             tree=tree,
@@ -338,7 +342,7 @@ class BaseSide:
             python=self.request.base_python or sys.executable,
             python_options=command.python_options,
             inherited=command.environment,
-            environment={**self.request.base_environment, **variables},
+            environment={**variables, **self.request.base_environment},
             caches=self.caches,
         )
 
