@@ -8,4 +8,4 @@ def train():
 
 
 def test_loop(loop_benchmark):
-    loop_benchmark(train, steps=40, samples_per_step=64)
+    loop_benchmark(train, steps=100, samples_per_step=64)

@@ -7,4 +7,4 @@ def test_loop(loop_benchmark, tmp_path):
 
         main(out=tmp_path)
 
-    loop_benchmark(train, steps=40, samples_per_step=64)
+    loop_benchmark(train, steps=100, samples_per_step=64)
