@@ -13,7 +13,7 @@ from example_sessions import EXAMPLES, NAMES, Example
 
 # The gate takes a minute or two for both of its sessions; benchmarks/example_sessions.py judges all
 # by the default limits, which need a quiet machine.
-GATED = {"plain_loop", "fsdp2"}
+GATED = {"plain_loop", "gan"}
 OPTIONS = ("--tolerance=4%", "--limit=10%")
 
 

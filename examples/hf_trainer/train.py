@@ -37,6 +37,7 @@ def main(out="runs", epochs=20):
         output_dir=str(out),
         num_train_epochs=epochs,
         per_device_train_batch_size=BATCH_SIZE,
+        dataloader_drop_last=True,
         learning_rate=1e-3,
         logging_steps=20,
         save_strategy="epoch",

@@ -41,6 +41,7 @@ def main(out="runs", epochs=20):
         ShiftedDigits(),
         BATCH_SIZE,
         shuffle=True,
+        drop_last=True,
         num_workers=1,
         snapshot_every_n_steps=SAVE_EVERY,
         persistent_workers=True,
