@@ -256,15 +256,24 @@ class FunctionReturned:
     value: bytes
 
 
+# A stage, and when it began and ended, in seconds since its round did.
+Span = tuple[str, float, float]
+
+
 @dataclass(frozen=True, kw_only=True)
 class RoundTimes:
     """One rank's own times of one round, from the common start to the last synchronisation.
 
-    `stages_s` are seconds of the whole round in each stage that was entered.
+    Attributes:
+        stages_s: Seconds of the whole round in each stage that was entered.
+        steps_s: Of each iteration, from border to border.
+        spans: The stages in order, on a CPU with "other" between; empty where no rank is compared.
     """
 
     duration_s: float
     stages_s: dict[str, float]
+    steps_s: tuple[float, ...] = ()
+    spans: tuple[Span, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -292,6 +301,7 @@ class CellMeasured:
         global_batch_size: Samples of one iteration over all ranks; None if it has no samples.
         peak: Of one iteration, as `operators`; None where nothing was counted.
         missing: Why a number is None, by its name in the record.
+        watched_s: Of untimed iterations on a CPU: each stage's seconds out of and in collectives.
     """
 
     rounds: tuple[RoundTimes, ...]
@@ -303,6 +313,7 @@ class CellMeasured:
     operators: tuple[Operator, ...] | None
     environment: Environment
     missing: dict[str, str]
+    watched_s: tuple[dict[str, tuple[float, float]], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
