@@ -75,6 +75,14 @@ class Memory(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     per_rank: tuple[Count, ...]
 
 
+class TensorDigest(msgspec.Struct, frozen=True, array_like=True):
+    """What is told of a parameter's weights: all elements' sum and sum of squares, in float64."""
+
+    num_elements: Count
+    total: float
+    squares: float
+
+
 class CellRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """`extra_info["perfsuite"]` of one benchmark: what was trained, how, and what was measured.
 
@@ -82,6 +90,8 @@ class CellRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         recipe: None where a user's own code was measured.
         operators: The ten costliest of one iteration on rank 0; None where none was profiled, as
             in every record from before they were kept.
+        weights: The digest of each parameter after each of a loop's first steps, summed over the
+            ranks, whose copies or parts of it they are; None except in a gate's launches.
     """
 
     schema: Literal[1] = SCHEMA
@@ -100,6 +110,7 @@ class CellRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     verdict: Verdict | None
     operators: tuple[Operator, ...] | None = None
     tokens_per_s: Amount | None = None
+    weights: tuple[tuple[TensorDigest, ...], ...] | None = None
 
 
 class CellLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -52,6 +52,7 @@ def run_cell(
             counts=measurement.counts,
             peak=measurement.peak,
             operators=measurement.operators,
+            weights=activity.first_weights(),
             environment=environment,
             missing=measurement.missing | activity.end(len(measurement.rounds)),
         )

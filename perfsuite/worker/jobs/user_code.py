@@ -11,6 +11,7 @@ import math
 import os
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -21,9 +22,10 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from perfsuite.errors import NonFiniteError, PerfsuiteError, WorkloadError
 from perfsuite.ranks.bootstrap import loader_worker_entry
-from perfsuite.ranks.messages import RankStart, UserCode
+from perfsuite.ranks.messages import RankStart
 from perfsuite.ranks.pickling import unpack
-from perfsuite.records.cell import Counts
+from perfsuite.ranks.user_code import UserCode
+from perfsuite.records.cell import Counts, TensorDigest
 from perfsuite.records.stages import (
     Stage,
     Step,
@@ -36,28 +38,41 @@ from perfsuite.units import counted
 from perfsuite.worker.jobs.activity import NUM_RECORDED_LOSSES, OF_COMPILED, Activity, held_by
 from perfsuite.worker.jobs.loop_ranks import LoopRanks, join_ranks
 from perfsuite.worker.measure.iterations import Iterations, run_iterations
+from perfsuite.worker.measure.weights_digest import digest_weights
 from perfsuite.worker.training.build import seed_random_numbers
 from perfsuite.worker.training.nonfinite import ADVICE
 
 # A critic may step more often than a generator, by which steps are counted; a loop without an end
 # would never say that its optimizer steps no more.
 _MOST_OTHERS = 20
+# Of which the weights are told; optimizer steps multiply a difference in rounding.
+_NUM_DIGESTS = 3
 _NOT_IN_TWO_STEPS = ("kernel_launches", "collected_objects", "operators")
 
 
 @contextmanager
 def start_user_code(code: UserCode, seed: int, start: RankStart) -> Iterator[Activity]:
     """Load a user's function under the cell's seed, and build its step."""
+    if code.kind == "step":
+        yield build_step(code, seed, start)
+        return
     _let_children_be_loader_workers(start)
     function = unpack(code.function)
     seed_random_numbers(seed)
-    if code.kind == "step":
-        yield UserStep(code, function)
-    elif code.world_size == 1:
-        yield UserLoop(code, function, None)
+    is_gated = start.request.policy.turns is not None
+    if code.world_size == 1:
+        yield UserLoop(code, function, None, digests_weights=is_gated)
     else:
         with join_ranks(start) as ranks:
-            yield UserLoop(code, function, ranks)
+            yield UserLoop(code, function, ranks, digests_weights=is_gated)
+
+
+def build_step(code: UserCode, seed: int, start: RankStart) -> UserStep:
+    """Return the step that a user's function builds under the cell's seed."""
+    _let_children_be_loader_workers(start)
+    function = unpack(code.function)
+    seed_random_numbers(seed)
+    return UserStep(code, function)
 
 
 def _let_children_be_loader_workers(start: RankStart) -> None:
@@ -149,6 +164,20 @@ class _UserCode(Activity):
         return tuple(self._losses) or None
 
 
+@contextmanager
+def _staying(what: str) -> Iterator[None]:
+    """Refuse a step that would end the rank."""
+    try:
+        yield
+    except SystemExit as ended:
+        raise WorkloadError(f"{what} ended by {_describe_exit(ended)}; have it return") from ended
+
+
+def _describe_exit(ended: SystemExit) -> str:
+    place = traceback.extract_tb(ended.__traceback__)[-1]
+    return f"sys.exit({ended.code!r}) at {place.filename}:{place.lineno}"
+
+
 def _has_compiled() -> bool:
     """Whether torch.compile has compiled anything in this process."""
     dynamo = sys.modules.get("torch._dynamo.utils")
@@ -160,7 +189,8 @@ class UserStep(_UserCode):
 
     def __init__(self, code: UserCode, build_step: Callable[[], Any]) -> None:
         super().__init__(code)
-        built = build_step()
+        with _staying(code.name):
+            built = build_step()
         self._step = built if isinstance(built, Step) else Step(built)
         if not callable(self._step.run):
             raise WorkloadError(
@@ -168,19 +198,35 @@ class UserStep(_UserCode):
                 "perfsuite.Step(run, model, optimizer)"
             )
 
+    @property
+    def model(self) -> Any:
+        """What the user has named as the model; None of nothing."""
+        return self._step.model
+
     def run(self, asked: Iterations[None], begin_step: Callable[[], None]) -> None:
         """Take steps, and hear what they tell."""
 
         def iterate(stage: Stage) -> None:
             begin_step()
             self._stage = stage
-            loss = self._step.run()
-            if loss is not None:
-                self.log_loss(loss)
+            self._take()
             self._end_step()
 
         with listening(self):
             run_iterations(asked, iterate)
+
+    def take(self) -> float | None:
+        """Take a step that nothing measures, and return the loss that it tells."""
+        with listening(self):
+            self._take()
+        told, self._told = self._told, None
+        return None if told is None else float(told)
+
+    def _take(self) -> None:
+        with _staying(f"the step of {self._name}"):
+            loss = self._step.run()
+        if loss is not None:
+            self.log_loss(loss)
 
     def held_tensors(self) -> Iterator[Tensor]:
         """Return those of the model and the optimizer that the user has named."""
@@ -194,7 +240,12 @@ class UserLoop(_UserCode):
     """
 
     def __init__(
-        self, code: UserCode, train: Callable[[], object], ranks: LoopRanks | None
+        self,
+        code: UserCode,
+        train: Callable[[], object],
+        ranks: LoopRanks | None,
+        *,
+        digests_weights: bool = False,
     ) -> None:
         super().__init__(code)
         assert code.num_steps is not None
@@ -215,6 +266,11 @@ class UserLoop(_UserCode):
         self._most_others = _MOST_OTHERS * (self.num_warmup + code.num_steps)
         self._is_over = False
         self._error: Exception | None = None
+        self._ended_by = "itself"
+        # After the steps before the first timed one, of the optimizers that have stepped by then.
+        self._num_digests = min(_NUM_DIGESTS, code.num_warmup) if digests_weights else 0
+        self._digests: list[tuple[TensorDigest, ...]] = []
+        self._optimizers: dict[int, Optimizer] = {}
 
     def run(self, asked: Iterations[None], begin_step: Callable[[], None]) -> None:
         """Run the loop until the measurement asks for nothing more, or it ends by itself."""
@@ -230,9 +286,9 @@ class UserLoop(_UserCode):
         except StopLoop:
             pass
         except SystemExit as ended:
+            self._ended_by = _describe_exit(ended)
             if ended.code:
-                what = f"the loop ended by sys.exit({ended.code!r})"
-                raise WorkloadError(f"{self._name}: {what}") from ended
+                raise WorkloadError(f"{self._name}: the loop ended by {self._ended_by}") from ended
         except Exception:
             if self._error is None:
                 raise
@@ -246,6 +302,8 @@ class UserLoop(_UserCode):
     def _after_optimizer(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         name = type(optimizer).__name__
         self._stepped[name] = None
+        if len(self._digests) < self._num_digests:
+            self._optimizers[id(optimizer)] = optimizer
         if self._ends is None and self._class_name in (None, name):
             self._ends = optimizer
         if optimizer is self._ends:
@@ -269,6 +327,10 @@ class UserLoop(_UserCode):
             raise StopLoop
         super()._end_step()
         self._num_ends += 1
+        if len(self._digests) < self._num_digests:
+            groups = [group for one in self._optimizers.values() for group in one.param_groups]
+            weights = {id(weight): weight for group in groups for weight in group["params"]}
+            self._digests.append(digest_weights(weights.values()))
         was_in_stage = self._span is not None  # as in `with stage("optimizer"): optimizer.step()`
         self._leave()
         try:
@@ -300,6 +362,10 @@ class UserLoop(_UserCode):
             )
         return largest
 
+    def first_weights(self) -> tuple[tuple[TensorDigest, ...], ...]:
+        """Return those of the optimizers that had stepped by then."""
+        return tuple(self._digests)
+
     def held_tensors(self) -> Iterator[Tensor]:
         """Return those of the optimizer that ends a step."""
         return held_by(None, None if self._ends is self else self._ends)
@@ -308,7 +374,7 @@ class UserLoop(_UserCode):
         """Return what a loop that ended by itself lacks; raises a WorkloadError for too few."""
         if self._num_ends == 0:
             raise WorkloadError(f"{self._name}: {self._why_no_step()}")
-        taken = f"the loop ended by itself after {self._num_ends} steps"
+        taken = f"the loop ended by {self._ended_by} after {self._num_ends} steps"
         if num_rounds < 2:
             raise WorkloadError(
                 f"{self._name}: {taken}, too few for two rounds after {self.num_warmup + 1} to "
