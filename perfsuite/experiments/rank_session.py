@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-import inspect
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import Any, Literal, cast
+
+import msgspec
 
 from perfsuite.errors import (
     EquivalenceError,
@@ -20,6 +21,7 @@ from perfsuite.errors import (
 )
 from perfsuite.experiments import results
 from perfsuite.experiments.launcher import Launcher, LocalLauncher, TorchrunLauncher
+from perfsuite.experiments.own_reference import compare_with_reference
 from perfsuite.experiments.profile import combine_profiles
 from perfsuite.experiments.settings import Settings
 from perfsuite.ranks import messages
@@ -28,6 +30,7 @@ from perfsuite.ranks.chains import Chain, run_chain, run_chains
 from perfsuite.ranks.messages import GroupPolicy, GroupRequest
 from perfsuite.ranks.pickling import pack, unpack
 from perfsuite.ranks.torchrun.peers import Peers
+from perfsuite.ranks.user_code import UserCode
 from perfsuite.records.capability import Hardware, what_ranks_need
 from perfsuite.records.cell import Outcome
 from perfsuite.records.equivalence import EquivalenceReport, Numerics
@@ -265,6 +268,8 @@ class Session:
         function: Callable[[], Any],
         *,
         kind: Literal["step", "loop"],
+        reference: Callable[[], Any] | None = None,
+        checks_numerics: bool = True,
         num_rounds: int | None = None,
         num_iterations: int | None = None,
         is_timed: bool = True,
@@ -273,23 +278,20 @@ class Session:
     ) -> Outcome:
         """Measure the step that a user's function builds, or the loop that it is.
 
-        `code` has the other fields of `messages.UserCode`; the rest is as in `measure_cell`. Raises
-        a SettingError for a value that is not allowed.
+        A step is compared first with the one that `reference` builds: an EquivalenceError says that
+        it computes something else. `code` has the other fields of `UserCode`; the rest is as in
+        `measure_cell`. Raises a SettingError for a value that is not allowed.
         """
         argument = "build_step" if kind == "step" else "train"
-        if not callable(function):
-            raise SettingError(f"{argument} is {function!r}; use a function without arguments")
-        try:
-            inspect.signature(function).bind()
-        except TypeError as error:
-            raise SettingError(
-                f"{argument} cannot be called without arguments ({error}); use a function without "
-                "arguments"
-            ) from error
-        name = getattr(function, "__name__", type(function).__name__)
-        user_code = messages.UserCode(
-            name=name, function=pack(function, by_value=by_value), kind=kind, **code
-        )
+        user_code = UserCode.of(argument, function, by_value=by_value, kind=kind, **code)
+        reference_code = None
+        if reference is not None:
+            reference_code = UserCode.of(
+                *("reference", reference),
+                by_value=by_value,
+                kind="step",
+                precision=user_code.precision,
+            )
         if not is_timed and kind == "loop":
             user_code = dataclasses.replace(user_code, num_steps=2, num_warmup=2)
         world_size = user_code.world_size
@@ -300,7 +302,13 @@ class Session:
             plan=self._plan(is_timed, num_rounds, num_iterations),
             user_code=user_code,
         )
-        return self._measure(job, name, is_timed)
+        numerics, missing = None, dict[str, str]()
+        if checks_numerics and kind == "step":
+            self._sweep_once()
+            run = self._launcher.run
+            numerics, missing = compare_with_reference(user_code, reference_code, self._policy, run)
+        outcome = self._measure(job, user_code.name, is_timed, numerics)
+        return msgspec.structs.replace(outcome, missing=outcome.missing | missing)
 
     def _plan(
         self, is_timed: bool, num_rounds: int | None = None, num_iterations: int | None = None

@@ -19,6 +19,7 @@ from bad_inputs import (
     RECIPES,
     REFERENCES,
     USAGE,
+    USER_CODE,
     VERBS,
     VERBS_OF_EXCEPTIONS,
     WORKLOADS,
@@ -30,15 +31,19 @@ from perfsuite.errors import PerfsuiteError, RecipeError, SettingError, Workload
 from perfsuite.plugin.session import markers
 from perfsuite.plugin.session.choices import resolve
 from perfsuite.plugin.session.markers import marker_arguments
+from perfsuite.ranks.user_code import UserCode
 from perfsuite.records.workload import find_workload
 
 GIVEN = [(name, text) for name, (texts, _) in OPTIONS.items() for text in texts]
 
 
 def test_two_hundred_bad_inputs_are_tried() -> None:
-    tables = (MARKERS, RECIPES, WORKLOADS, REFERENCES, VERBS, VERBS_OF_EXCEPTIONS, USAGE, CELLS)
+    tables = (
+        *(MARKERS, RECIPES, WORKLOADS, REFERENCES, USER_CODE),
+        *(VERBS, VERBS_OF_EXCEPTIONS, USAGE, CELLS),
+    )
 
-    assert len(GIVEN) + sum(map(len, tables)) > 280
+    assert len(GIVEN) + sum(map(len, tables)) > 330
 
 
 def message_of(error: pytest.ExceptionInfo[PerfsuiteError]) -> str:
@@ -163,6 +168,19 @@ def test_a_bad_reference_is_refused_before_anything_is_imported(reference: Any) 
 
     assert repr(reference) in message_of(refused)
     assert set(sys.modules) == loaded
+
+
+@pytest.mark.parametrize(("argument", "function", "fields"), USER_CODE)
+def test_bad_user_code_is_refused_by_the_name_of_its_argument(
+    argument: str, function: Any, fields: dict[str, Any]
+) -> None:
+    with pytest.raises(SettingError) as refused:
+        UserCode.of(argument, function, **{"kind": "step", **fields})
+
+    name = [argument, *(name for name in fields if name != "kind")][-1]
+    names = {"world_size": "ranks", "num_warmup": "warmup", "num_steps": "steps"}
+    is_of_function = argument if function is not dict else names.get(name, name)
+    assert message_of(refused).startswith(is_of_function)
 
 
 def test_a_bad_cell_fails_alone_in_one_line(pytester: pytest.Pytester) -> None:
