@@ -20,6 +20,7 @@ from perfsuite.records.cell import (
     Operator,
     Outcome,
     StageTimes,
+    TensorDigest,
     decode_line,
     encode_line,
     to_plain,
@@ -111,7 +112,8 @@ def test_operators_survive_a_round_trip() -> None:
 
 
 def test_a_line_survives_its_journey() -> None:
-    own_code = msgspec.structs.replace(RECORD, recipe=None, tokens_per_s=9.5)
+    weights = ((TensorDigest(2, 3.0, 5.0),), (TensorDigest(2, 1.0, 0.5),))
+    own_code = msgspec.structs.replace(RECORD, recipe=None, tokens_per_s=9.5, weights=weights)
     line = msgspec.structs.replace(LINE, perfsuite=own_code)
 
     assert decode_line(encode_line(LINE)) == LINE
@@ -140,6 +142,7 @@ def test_a_line_is_one_line_of_json_with_the_contracts_names() -> None:
         "losses",
         "verdict",
         "operators",
+        "weights",
         "tokens_per_s",
     }
     assert document["perfsuite"]["schema"] == SCHEMA == 1

@@ -17,6 +17,7 @@ import torch
 from perfsuite.ranks.bootstrap import loader_worker_entry
 from perfsuite.ranks.messages import RankStart
 from perfsuite.records.recipe import Recipe
+from perfsuite.records.stages import stop_listening
 from perfsuite.records.workload import Split, Workload
 from perfsuite.worker.training.build import seed_random_numbers
 from perfsuite.worker.training.loaders import EpochBatches, build_batches
@@ -47,6 +48,19 @@ def open_batches(
     ) as batches:
         seed_random_numbers(seed + shard[0])
         yield batches
+
+
+def let_children_be_loader_workers(start: RankStart) -> None:
+    """Have a process that this one forks end with it, run on any core, and measure nothing."""
+    rank_pid = os.getpid()
+    enter_loader_worker = loader_worker_entry(start.folder, start.cores)
+
+    def enter_child() -> None:
+        stop_listening()
+        if os.getppid() == rank_pid:
+            enter_loader_worker()
+
+    os.register_at_fork(after_in_child=enter_child)
 
 
 def stop_loader_workers() -> None:

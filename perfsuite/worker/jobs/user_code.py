@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 import math
-import os
 import sys
 import threading
 import traceback
@@ -21,7 +20,6 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from perfsuite.errors import NonFiniteError, PerfsuiteError, WorkloadError
-from perfsuite.ranks.bootstrap import loader_worker_entry
 from perfsuite.ranks.messages import RankStart
 from perfsuite.ranks.pickling import unpack
 from perfsuite.ranks.user_code import UserCode
@@ -31,22 +29,20 @@ from perfsuite.records.stages import (
     Step,
     StopLoop,
     listening,
-    stop_listening,
     untimed,
 )
 from perfsuite.units import counted
 from perfsuite.worker.jobs.activity import NUM_RECORDED_LOSSES, OF_COMPILED, Activity, held_by
+from perfsuite.worker.jobs.loader_workers import let_children_be_loader_workers
 from perfsuite.worker.jobs.loop_ranks import LoopRanks, join_ranks
 from perfsuite.worker.measure.iterations import Iterations, run_iterations
-from perfsuite.worker.measure.weights_digest import digest_weights
+from perfsuite.worker.measure.weights_digest import FirstWeights
 from perfsuite.worker.training.build import seed_random_numbers
 from perfsuite.worker.training.nonfinite import ADVICE
 
 # A critic may step more often than a generator, by which steps are counted; a loop without an end
 # would never say that its optimizer steps no more.
 _MOST_OTHERS = 20
-# Of which the weights are told; optimizer steps multiply a difference in rounding.
-_NUM_DIGESTS = 3
 _NOT_IN_TWO_STEPS = ("kernel_launches", "collected_objects", "operators")
 
 
@@ -56,7 +52,7 @@ def start_user_code(code: UserCode, seed: int, start: RankStart) -> Iterator[Act
     if code.kind == "step":
         yield build_step(code, seed, start)
         return
-    _let_children_be_loader_workers(start)
+    let_children_be_loader_workers(start)
     function = unpack(code.function)
     seed_random_numbers(seed)
     is_gated = start.request.policy.turns is not None
@@ -69,23 +65,10 @@ def start_user_code(code: UserCode, seed: int, start: RankStart) -> Iterator[Act
 
 def build_step(code: UserCode, seed: int, start: RankStart) -> UserStep:
     """Return the step that a user's function builds under the cell's seed."""
-    _let_children_be_loader_workers(start)
+    let_children_be_loader_workers(start)
     function = unpack(code.function)
     seed_random_numbers(seed)
     return UserStep(code, function)
-
-
-def _let_children_be_loader_workers(start: RankStart) -> None:
-    """Have a process that this one forks end with it, run on any core, and measure nothing."""
-    rank_pid = os.getpid()
-    enter_loader_worker = loader_worker_entry(start.folder, start.cores)
-
-    def enter_child() -> None:
-        stop_listening()
-        if os.getppid() == rank_pid:
-            enter_loader_worker()
-
-    os.register_at_fork(after_in_child=enter_child)
 
 
 class _UserCode(Activity):
@@ -267,10 +250,8 @@ class UserLoop(_UserCode):
         self._is_over = False
         self._error: Exception | None = None
         self._ended_by = "itself"
-        # After the steps before the first timed one, of the optimizers that have stepped by then.
-        self._num_digests = min(_NUM_DIGESTS, code.num_warmup) if digests_weights else 0
-        self._digests: list[tuple[TensorDigest, ...]] = []
-        self._optimizers: dict[int, Optimizer] = {}
+        # Of steps before the first timed one.
+        self._weights = FirstWeights(code.num_warmup if digests_weights else 0)
 
     def run(self, asked: Iterations[None], begin_step: Callable[[], None]) -> None:
         """Run the loop until the measurement asks for nothing more, or it ends by itself."""
@@ -302,8 +283,7 @@ class UserLoop(_UserCode):
     def _after_optimizer(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         name = type(optimizer).__name__
         self._stepped[name] = None
-        if len(self._digests) < self._num_digests:
-            self._optimizers[id(optimizer)] = optimizer
+        self._weights.note_update(optimizer)
         if self._ends is None and self._class_name in (None, name):
             self._ends = optimizer
         if optimizer is self._ends:
@@ -327,10 +307,7 @@ class UserLoop(_UserCode):
             raise StopLoop
         super()._end_step()
         self._num_ends += 1
-        if len(self._digests) < self._num_digests:
-            groups = [group for one in self._optimizers.values() for group in one.param_groups]
-            weights = {id(weight): weight for group in groups for weight in group["params"]}
-            self._digests.append(digest_weights(weights.values()))
+        self._weights.end_step()
         was_in_stage = self._span is not None  # as in `with stage("optimizer"): optimizer.step()`
         self._leave()
         try:
@@ -364,7 +341,7 @@ class UserLoop(_UserCode):
 
     def first_weights(self) -> tuple[tuple[TensorDigest, ...], ...]:
         """Return those of the optimizers that had stepped by then."""
-        return tuple(self._digests)
+        return tuple(self._weights.digests)
 
     def held_tensors(self) -> Iterator[Tensor]:
         """Return those of the optimizer that ends a step."""

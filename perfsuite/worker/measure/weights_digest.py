@@ -7,8 +7,12 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
 
 from perfsuite.records.cell import TensorDigest
+
+# Steps that are told; training multiplies a difference in rounding.
+_MOST_STEPS = 3
 
 
 @torch.no_grad()
@@ -28,3 +32,29 @@ def digest_weights(parameters: Iterable[Tensor]) -> tuple[TensorDigest, ...]:
         TensorDigest(part.numel(), float(total), float(squares))
         for part, (total, squares) in zip(parts, sums, strict=True)
     )
+
+
+class FirstWeights:
+    """The weights of all optimizers that have stepped, after each of a loop's first steps.
+
+    Attributes:
+        digests: By step.
+    """
+
+    def __init__(self, most_steps: int) -> None:
+        self.digests: list[tuple[TensorDigest, ...]] = []
+        self._num_left = min(_MOST_STEPS, most_steps)
+        self._optimizers: dict[int, Optimizer] = {}
+
+    def note_update(self, optimizer: Optimizer) -> None:
+        """Know from now on what this optimizer updates."""
+        if self._num_left > 0:
+            self._optimizers[id(optimizer)] = optimizer
+
+    def end_step(self) -> None:
+        """Digest the weights, if this is one of the first steps."""
+        if self._num_left > 0:
+            self._num_left -= 1
+            groups = [group for one in self._optimizers.values() for group in one.param_groups]
+            weights = {id(weight): weight for group in groups for weight in group["params"]}
+            self.digests.append(digest_weights(weights.values()))
