@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Sequence
+from types import ModuleType
 from typing import cast
 
 from perfsuite.errors import EquivalenceError
+from perfsuite.experiments.user_code import Run, plan_function
 from perfsuite.ranks.bootstrap import make_group_folder, remove_group_folder
 from perfsuite.ranks.chains import Chain, run_chain
-from perfsuite.ranks.messages import GroupPolicy, GroupRequest, Reply, RunChecked
+from perfsuite.ranks.messages import GroupPolicy, GroupRequest, RunChecked
 from perfsuite.ranks.user_code import CheckSteps, RecordSteps, UserCode
 from perfsuite.records.equivalence import EquivalenceReport, Numerics
 from perfsuite.records.recipe import EPSILONS
@@ -21,9 +23,10 @@ _NUM_STEPS = 3
 
 def compare_with_reference(
     code: UserCode,
-    reference: UserCode | None,
+    reference: object,
+    by_value: Sequence[ModuleType],
     policy: GroupPolicy,
-    run: Callable[[GroupRequest], list[Reply]],
+    run: Run,
 ) -> tuple[Numerics, dict[str, str]]:
     """Return what the first steps of both show, and by name why something was not compared.
 
@@ -39,7 +42,8 @@ def compare_with_reference(
             power=None,
         )
         return nothing, {"numerics": "no reference= is given"}
-    checked = run_chain(_compare(code, reference, policy), run)
+    given = plan_function("reference", reference, by_value, kind="step", precision=code.precision)
+    checked = run_chain(_compare(code, given, policy), run)
     recipe = {
         "parallel": counted(code.world_size, "rank"),
         "precision": code.precision,

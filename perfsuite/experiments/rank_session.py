@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib.util
 import os
 import time
@@ -24,13 +25,20 @@ from perfsuite.experiments.launcher import Launcher, LocalLauncher, TorchrunLaun
 from perfsuite.experiments.own_reference import compare_with_reference
 from perfsuite.experiments.profile import combine_profiles
 from perfsuite.experiments.settings import Settings
+from perfsuite.experiments.user_code import (
+    Run,
+    plan_command,
+    plan_function,
+    request_ranks,
+    shortest,
+)
 from perfsuite.ranks import messages
 from perfsuite.ranks.bootstrap import make_group_folder, remove_group_folder, sweep_stale_folders
 from perfsuite.ranks.chains import Chain, run_chain, run_chains
+from perfsuite.ranks.command.group import CommandLaunch
 from perfsuite.ranks.messages import GroupPolicy, GroupRequest
 from perfsuite.ranks.pickling import pack, unpack
 from perfsuite.ranks.torchrun.peers import Peers
-from perfsuite.ranks.user_code import UserCode
 from perfsuite.records.capability import Hardware, what_ranks_need
 from perfsuite.records.cell import Outcome
 from perfsuite.records.equivalence import EquivalenceReport, Numerics
@@ -75,7 +83,7 @@ class Session:
             shows_output=settings.shows_output,
         )
         self._waited_s = 0.0
-        self._has_swept = False
+        self._sweep_once = functools.cache(sweep_stale_folders)
         self._reports: dict[tuple[object, ...], EquivalenceReport] = {}
 
     @property
@@ -283,32 +291,40 @@ class Session:
         `measure_cell`. Raises a SettingError for a value that is not allowed.
         """
         argument = "build_step" if kind == "step" else "train"
-        user_code = UserCode.of(argument, function, by_value=by_value, kind=kind, **code)
-        reference_code = None
-        if reference is not None:
-            reference_code = UserCode.of(
-                *("reference", reference),
-                by_value=by_value,
-                kind="step",
-                precision=user_code.precision,
-            )
-        if not is_timed and kind == "loop":
-            user_code = dataclasses.replace(user_code, num_steps=2, num_warmup=2)
+        user_code = plan_function(argument, function, by_value, kind=kind, **code)
         world_size = user_code.world_size
         if (needs := what_ranks_need(world_size, self.hardware)) is not None:
             raise NotExercisedError(f"ranks={world_size} needs {needs}")
         job = messages.RunCell(
             activity=kind,
             plan=self._plan(is_timed, num_rounds, num_iterations),
-            user_code=user_code,
+            user_code=shortest(user_code, is_timed),
         )
         numerics, missing = None, dict[str, str]()
         if checks_numerics and kind == "step":
             self._sweep_once()
-            run = self._launcher.run
-            numerics, missing = compare_with_reference(user_code, reference_code, self._policy, run)
+            numerics, missing = compare_with_reference(
+                user_code, reference, by_value, self._policy, self._launcher.run
+            )
         outcome = self._measure(job, user_code.name, is_timed, numerics)
         return msgspec.structs.replace(outcome, missing=outcome.missing | missing)
+
+    def measure_command(
+        self,
+        launch: CommandLaunch,
+        *,
+        metrics: str | None = None,
+        is_timed: bool = True,
+        **code: Any,
+    ) -> Outcome:
+        """Measure a user's command; `code` and what is raised are as in `measure_user_code`.
+
+        `metrics` says where a command without the hook logs the times of its steps.
+        """
+        job, run = plan_command(launch, metrics, self._plan(is_timed), is_timed=is_timed, **code)
+        if isinstance(self._launcher, TorchrunLauncher):
+            raise NotExercisedError("a command starts its own ranks; measure it without torchrun")
+        return self._measure(job, launch.name, is_timed, run=run)
 
     def _plan(
         self, is_timed: bool, num_rounds: int | None = None, num_iterations: int | None = None
@@ -323,23 +339,24 @@ class Session:
         )
 
     def _measure(
-        self, job: messages.RunCell, name: str, is_timed: bool, numerics: Numerics | None = None
+        self,
+        job: messages.RunCell,
+        name: str,
+        is_timed: bool,
+        numerics: Numerics | None = None,
+        run: Run | None = None,
     ) -> Outcome:
-        code = job.user_code
-        if code is None:
+        if job.user_code is None:
             assert job.recipe is not None
             request = self._request(job, job.recipe)
         else:
-            request = GroupRequest(
-                job=job,
-                world_size=code.world_size,
-                policy=self._policy,
-                # A loop makes its own, as under torchrun.
-                needs_group=code.kind == "step",
-            )
-        replies = self._run_timed(request, is_timed=is_timed)
+            request = request_ranks(job, job.user_code, self._policy)
+        replies = self._run_timed(request, is_timed=is_timed, run=run)
         ranks = [cast(messages.CellMeasured, reply) for reply in replies]
-        return results.combine(job, name, self.hardware.device, ranks, numerics)
+        device = self.hardware.device
+        if run is not None:  # a command chooses its device itself
+            device = "cuda" if ranks[0].environment.accelerators else "cpu"
+        return results.combine(job, name, device, ranks, numerics)
 
     def profile(self, workload: str | Workload, recipe: Recipe, *, num_epochs: int) -> ProfiledRun:
         """Train for some epochs with an evaluation after each, and return where the time went.
@@ -356,12 +373,14 @@ class Session:
         ranks = [cast(messages.ProfileTaken, reply) for reply in replies]
         return combine_profiles(job, _name(workload), self.hardware.device, ranks)
 
-    def _run_timed(self, request: GroupRequest, *, is_timed: bool = True) -> list[messages.Reply]:
+    def _run_timed(
+        self, request: GroupRequest, *, is_timed: bool = True, run: Run | None = None
+    ) -> list[messages.Reply]:
         """What the ranks reply, alone on the machine where their times are kept."""
         self._sweep_once()
         if is_timed and self._settings.turns is None:
             self.hold_machine()
-        return self._launcher.run(request)
+        return (run or self._launcher.run)(request)
 
     def _request(
         self, job: messages.Job, recipe: Recipe, policy: GroupPolicy | None = None
@@ -374,11 +393,6 @@ class Session:
             policy=policy or self._policy,
             needs_group=recipe.plan.needs_group,
         )
-
-    def _sweep_once(self) -> None:
-        if not self._has_swept:
-            sweep_stale_folders()
-            self._has_swept = True
 
 
 def _name(workload: str | Workload) -> str:

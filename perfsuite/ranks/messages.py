@@ -19,7 +19,7 @@ from perfsuite.records.recipe import Recipe, is_int_from, optional
 from perfsuite.records.recipe_text import parse_recipe
 from perfsuite.system.environment import Environment
 
-ActivityName = Literal["train", "load", "evaluate", "all_reduce", "step", "loop"]
+ActivityName = Literal["train", "load", "evaluate", "all_reduce", "step", "loop", "command"]
 # Faults that a calibration can inject into each iteration, beside slowdowns: memory that the
 # iteration keeps, and a wait for all ranks or for the device.
 INJECTABLE_FAULTS = ("leak", "synchronization")
@@ -148,7 +148,7 @@ class RunCell:
     Attributes:
         workload: With the recipe, what a cell of ours trains; neither for the user's own code.
         message_bytes: Of the tensor that "all_reduce" reduces; None for any other activity.
-        user_code: Of "step" and "loop" alone.
+        user_code: Of "step", "loop" and "command" alone.
     """
 
     activity: ActivityName

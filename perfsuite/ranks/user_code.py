@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import inspect
-from collections.abc import Sequence
 from dataclasses import dataclass
-from types import ModuleType
-from typing import Any, Literal
+from typing import Literal
 
 from perfsuite.errors import SettingError
-from perfsuite.ranks.pickling import pack
 from perfsuite.records.recipe import is_int_from, optional
 
 # Those that one process can be held to whatever computes them; `Recipe` has more.
@@ -19,13 +14,14 @@ OWN_PRECISIONS = ("fp64", "fp32", "bf16", "amp-bf16", "amp-fp16")
 
 @dataclass(frozen=True, kw_only=True)
 class UserCode:
-    """A function of a user's that trains, measured as it is.
+    """A function or a command of a user's that trains, measured as it is.
 
     Attributes:
-        function: Packed: `build_step`, which returns the step, or `train`, which is a whole loop.
-        world_size: Of the ranks that call it.
+        function: Packed: `build_step`, which returns the step, or `train`, which is a whole loop;
+            empty for a command.
+        world_size: Of the ranks that call it; a command itself says how many it starts.
         samples_per_step: Of all ranks together; None where the user does not say.
-        num_steps: Steps of a loop that are timed.
+        num_steps: Steps of a loop or a command that are timed.
         num_warmup: Steps before those.
         optimizer: Name of the class whose steps count; None is the first optimizer that steps.
         precision: Of a step's arithmetic, one of `OWN_PRECISIONS`.
@@ -33,7 +29,7 @@ class UserCode:
 
     name: str
     function: bytes
-    kind: Literal["step", "loop"]
+    kind: Literal["step", "loop", "command"]
     world_size: int = 1
     samples_per_step: int | None = None
     tokens_per_step: int | None = None
@@ -41,28 +37,6 @@ class UserCode:
     num_warmup: int = 3
     optimizer: str | None = None
     precision: str = "fp32"
-
-    @classmethod
-    def of(
-        cls, argument: str, function: Any, *, by_value: Sequence[ModuleType] = (), **fields: Any
-    ) -> UserCode:
-        """Return the code of a function that an argument of a test gives.
-
-        Raises a SettingError for what is no function without arguments, or another wrong field, and
-        a WorkloadError where it cannot be sent to another process.
-        """
-        if not callable(function):
-            raise SettingError(f"{argument} is {function!r}; use a function without arguments")
-        try:
-            with contextlib.suppress(ValueError):  # some builtins have no signature
-                inspect.signature(function).bind()
-        except TypeError as error:
-            raise SettingError(
-                f"{argument} cannot be called without arguments ({error}); use a function without "
-                "arguments"
-            ) from error
-        name = getattr(function, "__name__", type(function).__name__)
-        return cls(name=name, function=pack(function, by_value=by_value), **fields)
 
     def __post_init__(self) -> None:
         given = {
@@ -80,7 +54,7 @@ class UserCode:
                 f"one of {', '.join(OWN_PRECISIONS)}",
             ),
         }
-        if self.kind == "loop":
+        if self.kind != "step":
             # Two rounds of a step; the time from one step's end to the next one's chooses rounds.
             given["steps"] = self.num_steps, is_int_from(2), "a whole number from 2"
             given["warmup"] = self.num_warmup, is_int_from(2), "a whole number from 2"

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from bad_inputs import (
     CELLS,
+    COMMANDS,
     FILES,
     MARKERS,
     OPTIONS,
@@ -28,10 +29,10 @@ from command_line import call_verb
 
 from perfsuite import Recipe, Workload
 from perfsuite.errors import PerfsuiteError, RecipeError, SettingError, WorkloadError
+from perfsuite.experiments.user_code import plan_function
 from perfsuite.plugin.session import markers
 from perfsuite.plugin.session.choices import resolve
 from perfsuite.plugin.session.markers import marker_arguments
-from perfsuite.ranks.user_code import UserCode
 from perfsuite.records.workload import find_workload
 
 GIVEN = [(name, text) for name, (texts, _) in OPTIONS.items() for text in texts]
@@ -43,7 +44,7 @@ def test_two_hundred_bad_inputs_are_tried() -> None:
         *(VERBS, VERBS_OF_EXCEPTIONS, USAGE, CELLS),
     )
 
-    assert len(GIVEN) + sum(map(len, tables)) > 330
+    assert len(GIVEN) + sum(map(len, (*tables, COMMANDS))) > 380
 
 
 def message_of(error: pytest.ExceptionInfo[PerfsuiteError]) -> str:
@@ -175,7 +176,7 @@ def test_bad_user_code_is_refused_by_the_name_of_its_argument(
     argument: str, function: Any, fields: dict[str, Any]
 ) -> None:
     with pytest.raises(SettingError) as refused:
-        UserCode.of(argument, function, **{"kind": "step", **fields})
+        plan_function(argument, function, **{"kind": "step", **fields})
 
     name = [argument, *(name for name in fields if name != "kind")][-1]
     names = {"world_size": "ranks", "num_warmup": "warmup", "num_steps": "steps"}
@@ -184,9 +185,12 @@ def test_bad_user_code_is_refused_by_the_name_of_its_argument(
 
 
 def test_a_bad_cell_fails_alone_in_one_line(pytester: pytest.Pytester) -> None:
+    commands = [
+        (f"command_benchmark({call})", f"SettingError: {message}") for call, message in COMMANDS
+    ]
     tests = [
-        f"def test_{number}(train_benchmark):\n    {body}\n"
-        for number, (body, _) in enumerate(CELLS)
+        f"def test_{number}(train_benchmark, command_benchmark):\n    {body}\n"
+        for number, (body, _) in enumerate((*CELLS, *commands))
     ]
     pytester.makepyfile("from perfsuite import Recipe\n" + "\n".join(tests))
 
@@ -195,9 +199,9 @@ def test_a_bad_cell_fails_alone_in_one_line(pytester: pytest.Pytester) -> None:
     )
 
     assert result.ret == pytest.ExitCode.TESTS_FAILED
-    result.assert_outcomes(failed=len(CELLS))
+    result.assert_outcomes(failed=len(tests))
     assert "Traceback" not in str(result.stdout)
-    for _, message in CELLS:
+    for _, message in (*CELLS, *commands):
         assert any(line.startswith(message) for line in result.outlines), message
 
 

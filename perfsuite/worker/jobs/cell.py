@@ -12,12 +12,13 @@ import torch
 
 from perfsuite.ranks import messages
 from perfsuite.ranks.progress import BoardWriter
+from perfsuite.ranks.turns import Agreed, Turns
 from perfsuite.records.cell import Counts, Operator
+from perfsuite.system.environment import Environment
 from perfsuite.worker.jobs.activities import start_activity
 from perfsuite.worker.jobs.activity import Activity
 from perfsuite.worker.jobs.faults import inject_fault
 from perfsuite.worker.jobs.loader_workers import resume_loader_workers, stop_loader_workers
-from perfsuite.worker.jobs.turns import Agreed, Turns
 from perfsuite.worker.measure.counters import count_garbage, count_iteration, count_kernel_launches
 from perfsuite.worker.measure.environment import describe_environment
 from perfsuite.worker.measure.iterations import Iterations
@@ -41,24 +42,12 @@ def run_cell(
     # Before the recipe's precision changes settings that the fingerprint holds.
     environment = describe_environment(start.request.policy.device)
     with start_activity(job, start, device) as activity:
-        measurement = _Measurement(activity, job.plan, device, board, start)
-        asked = inject_fault(measurement.whole(), start.request.policy.turns, device)
-        activity.run(asked, board.begin_step)
-        return messages.CellMeasured(
-            rounds=tuple(measurement.rounds),
-            num_iterations=measurement.num_iterations,
-            losses=activity.first_losses(),
-            global_batch_size=activity.global_batch_size,
-            counts=measurement.counts,
-            peak=measurement.peak,
-            operators=measurement.operators,
-            weights=activity.first_weights(),
-            environment=environment,
-            missing=measurement.missing | activity.end(len(measurement.rounds)),
-        )
+        measurement = Measurement(activity, job.plan, device, board, start)
+        activity.run(measurement.asked(), board.begin_step)
+        return measurement.result(environment)
 
 
-class _Measurement:
+class Measurement:
     """One activity on its way through warm-up, rounds and counting, and what was found so far."""
 
     def __init__(
@@ -74,7 +63,7 @@ class _Measurement:
         self._device = device
         self._board = board
         self._stages = StageClock(device, on_enter=board.enter_stage)
-        channel = start.request.policy.turns
+        self._channel = channel = start.request.policy.turns
         self._has_turns = channel is not None
         self._turns = Turns(channel) if channel is not None and start.rank == 0 else None
         self.rounds: list[messages.RoundTimes] = []
@@ -84,7 +73,27 @@ class _Measurement:
         self.operators: tuple[Operator, ...] | None = None
         self.missing = activity.missing
 
-    def whole(self) -> Iterations[None]:
+    def asked(self) -> Iterations[None]:
+        """Return all iterations of the cell, with the fault that a calibration injects."""
+        return inject_fault(self._whole(), self._channel, self._device)
+
+    def result(self, environment: Environment) -> messages.CellMeasured:
+        """Return what was found; raises where the iterations were too few."""
+        activity = self._activity
+        return messages.CellMeasured(
+            rounds=tuple(self.rounds),
+            num_iterations=self.num_iterations,
+            losses=activity.first_losses(),
+            global_batch_size=activity.global_batch_size,
+            counts=self.counts,
+            peak=self.peak,
+            operators=self.operators,
+            weights=activity.first_weights(),
+            environment=environment,
+            missing=self.missing | activity.end(len(self.rounds)),
+        )
+
+    def _whole(self) -> Iterations[None]:
         """Warm up, measure and count."""
         self._board.enter_phase("warm-up")
         iteration_s = yield from self._warm_up()
