@@ -21,17 +21,11 @@ from perfsuite.errors import (
     SettingError,
 )
 from perfsuite.experiments import results
+from perfsuite.experiments import user_code as own_code
 from perfsuite.experiments.launcher import Launcher, LocalLauncher, TorchrunLauncher
 from perfsuite.experiments.own_reference import compare_with_reference
 from perfsuite.experiments.profile import combine_profiles
 from perfsuite.experiments.settings import Settings
-from perfsuite.experiments.user_code import (
-    Run,
-    plan_command,
-    plan_function,
-    request_ranks,
-    shortest,
-)
 from perfsuite.ranks import messages
 from perfsuite.ranks.bootstrap import make_group_folder, remove_group_folder, sweep_stale_folders
 from perfsuite.ranks.chains import Chain, run_chain, run_chains
@@ -291,14 +285,14 @@ class Session:
         `measure_cell`. Raises a SettingError for a value that is not allowed.
         """
         argument = "build_step" if kind == "step" else "train"
-        user_code = plan_function(argument, function, by_value, kind=kind, **code)
+        user_code = own_code.plan_function(argument, function, by_value, kind=kind, **code)
         world_size = user_code.world_size
         if (needs := what_ranks_need(world_size, self.hardware)) is not None:
             raise NotExercisedError(f"ranks={world_size} needs {needs}")
         job = messages.RunCell(
             activity=kind,
             plan=self._plan(is_timed, num_rounds, num_iterations),
-            user_code=shortest(user_code, is_timed),
+            user_code=own_code.shortest(user_code, is_timed),
         )
         numerics, missing = None, dict[str, str]()
         if checks_numerics and kind == "step":
@@ -321,7 +315,9 @@ class Session:
 
         `metrics` says where a command without the hook logs the times of its steps.
         """
-        job, run = plan_command(launch, metrics, self._plan(is_timed), is_timed=is_timed, **code)
+        job, run = own_code.plan_command(
+            launch, metrics, self._plan(is_timed), is_timed=is_timed, **code
+        )
         if isinstance(self._launcher, TorchrunLauncher):
             raise NotExercisedError("a command starts its own ranks; measure it without torchrun")
         return self._measure(job, launch.name, is_timed, run=run)
@@ -344,13 +340,13 @@ class Session:
         name: str,
         is_timed: bool,
         numerics: Numerics | None = None,
-        run: Run | None = None,
+        run: own_code.Run | None = None,
     ) -> Outcome:
         if job.user_code is None:
             assert job.recipe is not None
             request = self._request(job, job.recipe)
         else:
-            request = request_ranks(job, job.user_code, self._policy)
+            request = own_code.request_ranks(job, job.user_code, self._policy)
         replies = self._run_timed(request, is_timed=is_timed, run=run)
         ranks = [cast(messages.CellMeasured, reply) for reply in replies]
         device = self.hardware.device
@@ -374,7 +370,7 @@ class Session:
         return combine_profiles(job, _name(workload), self.hardware.device, ranks)
 
     def _run_timed(
-        self, request: GroupRequest, *, is_timed: bool = True, run: Run | None = None
+        self, request: GroupRequest, *, is_timed: bool = True, run: own_code.Run | None = None
     ) -> list[messages.Reply]:
         """What the ranks reply, alone on the machine where their times are kept."""
         self._sweep_once()
