@@ -245,7 +245,7 @@ class CellMeasured:
         losses: Losses of the first optimizer steps; None on a rank that holds no loss.
         global_batch_size: Samples of one iteration over all ranks; None if it has no samples.
         peak: Of one iteration, as `operators`; None where nothing was counted.
-        weights: Of this rank after each of the first steps; empty where nobody asks.
+        weights: Of this rank after each of the first steps; empty where no gate asks.
         missing: Why a number is None, by its name in the record.
     """
 
@@ -256,7 +256,7 @@ class CellMeasured:
     counts: Counts
     peak: PeakMemory | None
     operators: tuple[Operator, ...] | None
-    weights: tuple[tuple[TensorDigest, ...], ...]
+    weights: tuple[tuple[TensorDigest, ...], ...] = ()
     environment: Environment
     missing: dict[str, str]
 
