@@ -213,6 +213,7 @@ class Session:
             raise SettingError(
                 f"num_steps is {num_steps!r}; use a whole number from 1 to {MAX_VERIFIED_STEPS}"
             )
+        recipe.require_own_loader()
         packed = pack(find_workload(workload), by_value=by_value)
         try:
             checked = yield from self._check(packed, recipe, num_steps)
@@ -286,9 +287,8 @@ class Session:
         """
         argument = "build_step" if kind == "step" else "train"
         user_code = own_code.plan_function(argument, function, by_value, kind=kind, **code)
-        world_size = user_code.world_size
-        if (needs := what_ranks_need(world_size, self.hardware)) is not None:
-            raise NotExercisedError(f"ranks={world_size} needs {needs}")
+        if (needs := what_ranks_need(user_code.world_size, self.hardware)) is not None:
+            raise NotExercisedError(f"ranks={user_code.world_size} needs {needs}")
         job = messages.RunCell(
             activity=kind,
             plan=self._plan(is_timed, num_rounds, num_iterations),

@@ -210,15 +210,24 @@ class FunctionReturned:
     value: bytes
 
 
+# A stage, and when it began and ended, in seconds since its round did.
+Span = tuple[str, float, float]
+
+
 @dataclass(frozen=True, kw_only=True)
 class RoundTimes:
     """One rank's own times of one round, from the common start to the last synchronisation.
 
-    `stages_s` are seconds of the whole round in each stage that was entered.
+    Attributes:
+        stages_s: Seconds of the whole round in each stage that was entered.
+        steps_s: Of each iteration, from border to border.
+        spans: The stages in order, on a CPU with "other" between; empty where no rank is compared.
     """
 
     duration_s: float
     stages_s: dict[str, float]
+    steps_s: tuple[float, ...] = ()
+    spans: tuple[Span, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -247,6 +256,7 @@ class CellMeasured:
         peak: Of one iteration, as `operators`; None where nothing was counted.
         weights: Of this rank after each of the first steps; empty where no gate asks.
         missing: Why a number is None, by its name in the record.
+        watched_s: Of untimed iterations on a CPU: each stage's seconds out of and in collectives.
     """
 
     rounds: tuple[RoundTimes, ...]
@@ -259,6 +269,7 @@ class CellMeasured:
     weights: tuple[tuple[TensorDigest, ...], ...] = ()
     environment: Environment
     missing: dict[str, str]
+    watched_s: tuple[dict[str, tuple[float, float]], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,8 @@ from perfsuite.worker.measure.iterations import Iterations, run_iterations
 NUM_RECORDED_LOSSES = 10
 # torch.compile is off under a dispatch mode, so eager operators would be counted.
 OF_COMPILED = dict.fromkeys(
-    ("flops", "ops", "saved_activation_bytes", "memory"), "a compiled model cannot be watched"
+    ("flops", "model_flops", "ops", "saved_activation_bytes", "memory"),
+    "a compiled model cannot be watched",
 )
 
 

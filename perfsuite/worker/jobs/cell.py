@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -30,6 +29,8 @@ from perfsuite.worker.measure.stages import StageClock
 # Of rounds that take turns with the other arm: a disturbance of the machine lasts for longer, and
 # so happens to both. Over 240 LeNet steps a launch, turns of 2 had two thirds of the error of 8.
 _TURN_S = 0.010
+# Of each rank, to find which one the others wait for: more than a thousand steps of training.
+_MOST_SPANS = 10_000
 # Of a loop: with fewer an outlier moves any location.
 _LEAST_ROUNDS = 5
 
@@ -65,11 +66,13 @@ class Measurement:
         self._stages = StageClock(device, on_enter=board.enter_stage)
         self._channel = channel = start.request.policy.turns
         self._has_turns = channel is not None
+        self._has_peers = start.request.world_size > 1
         self._turns = Turns(channel) if channel is not None and start.rank == 0 else None
         self.rounds: list[messages.RoundTimes] = []
         self.num_iterations = 0
         self.counts = Counts(**dict.fromkeys(Counts.__struct_fields__))
         self.peak: messages.PeakMemory | None = None
+        self.watched_s: list[dict[str, tuple[float, float]]] = []
         self.operators: tuple[Operator, ...] | None = None
         self.missing = activity.missing
 
@@ -91,6 +94,7 @@ class Measurement:
             weights=activity.first_weights(),
             environment=environment,
             missing=self.missing | activity.end(len(self.rounds)),
+            watched_s=tuple(self.watched_s),
         )
 
     def _whole(self) -> Iterations[None]:
@@ -157,6 +161,7 @@ class Measurement:
             synchronize=self._synchronize,
             after_round=self._end_round,
             take_turn=self._take_turn,
+            most_spans=_MOST_SPANS if self._has_peers else 0,
         )
 
     @contextmanager
@@ -183,6 +188,10 @@ class Measurement:
         """Find counts, memory and the costliest operators, and why any of them is missing."""
         activity, device = self._activity, self._device
         counted = yield from count_iteration()
+        if self._has_peers and device.type == "cpu":
+            self.watched_s.append(counted.watched_s)
+            if activity.num_steps is None:
+                self.watched_s.append((yield from count_iteration()).watched_s)
         peak = yield from measure_peak(
             activity.held_tensors(), device, follow_resizes=activity.has_resized_storages
         )
@@ -190,9 +199,11 @@ class Measurement:
         if peak.saved_activation_bytes is None:
             reason = "no stage 'backward' followed a stage 'forward'"
             self.missing.setdefault("saved_activation_bytes", reason)
-        found = dataclasses.asdict(counted) | {
-            "saved_activation_bytes": peak.saved_activation_bytes
+        found: dict[str, int | None] = {
+            name: getattr(counted, name)
+            for name in ("ops", "flops", "model_flops", "collectives", "collective_bytes")
         }
+        found["saved_activation_bytes"] = peak.saved_activation_bytes
         if activity.num_steps is None:
             found["kernel_launches"] = yield from count_kernel_launches(device)
             if found["kernel_launches"] is None:

@@ -52,7 +52,7 @@ def start_user_code(code: UserCode, seed: int, start: RankStart) -> Iterator[Act
     if code.kind == "step":
         yield build_step(code, seed, start)
         return
-    let_children_be_loader_workers(start)
+    let_children_be_loader_workers(start.folder, start.cores)
     function = unpack(code.function)
     seed_random_numbers(seed)
     is_gated = start.request.policy.turns is not None
@@ -65,7 +65,7 @@ def start_user_code(code: UserCode, seed: int, start: RankStart) -> Iterator[Act
 
 def build_step(code: UserCode, seed: int, start: RankStart) -> UserStep:
     """Return the step that a user's function builds under the cell's seed."""
-    let_children_be_loader_workers(start)
+    let_children_be_loader_workers(start.folder, start.cores)
     function = unpack(code.function)
     seed_random_numbers(seed)
     return UserStep(code, function)

@@ -58,6 +58,7 @@ def measure_rounds(
     synchronize: Callable[[], None],
     after_round: Callable[[int], None],
     take_turn: Callable[[], AbstractContextManager[None]] = nullcontext,
+    most_spans: int = 0,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Iterations[None]:
     """Append this rank's own times of each round to `rounds`.
@@ -65,8 +66,10 @@ def measure_rounds(
     The garbage collector runs between rounds, and what the garbage of a round costs it belongs to
     the time of that round. `start_together` returns when all
     ranks have called it, `synchronize` when the device has done all its work. `take_turn` is
-    entered for each round, its preparation and `after_round`, which gets its number, from 0.
+    entered for each round, its preparation and `after_round`, which gets its number, from 0. The
+    first rounds keep their spans, until there are `most_spans`.
     """
+    num_spans = 0
     with collector_off():
         synchronize()
         stages.collect()
@@ -76,8 +79,20 @@ def measure_rounds(
                 synchronize()
                 start_s = clock()
                 for _ in range(num_iterations):
+                    stages.mark_border()
                     yield stages
+                stages.mark_border()
                 synchronize()
                 duration_s = clock() - start_s + collection_s(clock)
-                rounds.append(RoundTimes(duration_s=duration_s, stages_s=stages.collect()))
+                spans = stages.spans() if num_spans < most_spans else ()
+                num_spans += len(spans)
+                steps_s = stages.steps_s()
+                rounds.append(
+                    RoundTimes(
+                        duration_s=duration_s,
+                        stages_s=stages.collect(),
+                        steps_s=steps_s,
+                        spans=spans,
+                    )
+                )
                 after_round(number)
