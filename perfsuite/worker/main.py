@@ -27,9 +27,15 @@ from perfsuite.ranks import messages
 from perfsuite.ranks.failures import says_lost_peer
 from perfsuite.ranks.pickling import pack, unpack
 from perfsuite.ranks.progress import Board, BoardWriter
+from perfsuite.ranks.user_code import CheckSteps, RecordSteps
 from perfsuite.worker.jobs.cell import run_cell
 from perfsuite.worker.jobs.profile import take_profile
-from perfsuite.worker.jobs.verify import check_recorded, record_rank
+from perfsuite.worker.jobs.verify import (
+    check_own_recorded,
+    check_recorded,
+    record_own_rank,
+    record_rank,
+)
 from perfsuite.worker.store import group_store, prefer_loopback
 
 _NOT_THE_USERS = (str(Path(__file__).parent.parent), str(Path(torch.__file__).parent))
@@ -129,6 +135,10 @@ def _run(
         return take_profile(job, start, device, board)
     if isinstance(job, messages.CheckRun):
         return check_recorded(job, device, board)
+    if isinstance(job, RecordSteps):
+        return record_own_rank(job, start, device, board)
+    if isinstance(job, CheckSteps):
+        return check_own_recorded(job, start, device, board)
     board.enter_phase("call")
     function, args = unpack(job.call)
     return messages.FunctionReturned(value=pack(function(*args)))

@@ -104,7 +104,7 @@ def _scale(tested: Tensors, expected: Tensors) -> str | None:
     error = measure_errors(tested, expected).total
     if measure_errors(tested, multiple).total * abs(factor) >= _UNEXPLAINED * error:
         return None
-    return f"all gradients are {factor:.4g} times what they should be: is the loss scaled?"
+    return f"all gradients are {factor:.6g} times what they should be: is the loss scaled?"
 
 
 def has_batchnorm(model: nn.Module) -> bool:

@@ -57,22 +57,22 @@ class Weights:
 def read_weights(module: nn.Module) -> Weights:
     """Return copies of the model's parameters and buffers."""
     return Weights(
-        parameters={name: _copy(tensor) for name, tensor in module.named_parameters()},
-        buffers={name: _copy(tensor) for name, tensor in module.named_buffers()},
+        parameters={name: copy_tensor(tensor) for name, tensor in module.named_parameters()},
+        buffers={name: copy_tensor(tensor) for name, tensor in module.named_buffers()},
     )
 
 
 def read_gradients(module: nn.Module) -> Tensors:
     """Return copies of the gradients that exist; sparse ones become dense."""
     return {
-        name: _copy(parameter.grad)
+        name: copy_tensor(parameter.grad)
         for name, parameter in module.named_parameters()
         if parameter.grad is not None
     }
 
 
-def _copy(tensor: Tensor) -> Tensor:
-    """A copy on the CPU; a DTensor stays one, because making it whole is a collective."""
+def copy_tensor(tensor: Tensor) -> Tensor:
+    """Return a copy on the CPU; a DTensor stays one, because making it whole is a collective."""
     copied = tensor.detach()
     if copied.layout is not torch.strided:
         copied = copied.to_dense()
@@ -130,6 +130,7 @@ class RankTrace:
         sparse: The parameters with sparse gradients, which are recorded as dense ones.
         work: That of one further step; None where it cannot be counted.
         bucket_layout: The parameters in each of DDP's buckets, where a hook depends on it.
+        num_accumulated: How often a step adds to a gradient, where that is not the recipe's to say.
         differences: Its tensors that differ from those of an earlier rank.
     """
 
@@ -142,6 +143,7 @@ class RankTrace:
     sparse: frozenset[str]
     work: Work | None
     bucket_layout: list[list[str]]
+    num_accumulated: int = 1
     differences: list[Discrepancy] = field(default_factory=list)
 
 
@@ -184,6 +186,7 @@ class Trace:
     sparse: frozenset[str]
     work: Work | None
     bucket_layout: list[list[str]]
+    num_accumulated: int
     differences: list[Discrepancy]
 
 
@@ -241,6 +244,7 @@ def join_traces(ranks: Sequence[RankTrace]) -> Trace:
         sparse=frozenset().union(*(rank.sparse for rank in ranks)),
         work=None if len(works) < len(ranks) else sum(works, start=Work(0, 0)),
         bucket_layout=ranks[0].bucket_layout,
+        num_accumulated=max(rank.num_accumulated for rank in ranks),
         differences=differences,
     )
 
