@@ -22,6 +22,9 @@ MIB = 1024 * KIB
         pytest.param(1 * MIB, marks=in_default, id="1MiB"),
         pytest.param(16 * MIB, marks=in_full, id="16MiB"),
         pytest.param(64 * MIB, marks=in_full, id="64MiB"),
+        # Links of GPUs are at their peak from here on.
+        pytest.param(256 * MIB, marks=in_full, id="256MiB"),
+        pytest.param(1024 * MIB, marks=in_full, id="1GiB"),
     ],
 )
 @pytest.mark.parametrize("world_size", [2, pytest.param(4, marks=in_full)])

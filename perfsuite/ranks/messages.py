@@ -11,7 +11,7 @@ from typing import Literal
 
 from perfsuite.errors import RecipeError, SettingError
 from perfsuite.ranks.assignments import Assignment
-from perfsuite.records.cell import Counts, Operator
+from perfsuite.records.cell import Counts, MemoryMetric, Operator
 from perfsuite.records.equivalence import EquivalenceRow
 from perfsuite.records.profile import ProfilerOutput, RankUsage
 from perfsuite.records.recipe import Recipe, is_int_from, optional
@@ -30,7 +30,7 @@ class TurnChannel:
 
     Attributes:
         path: The gate's Unix socket.
-        planted_ratio: Slowdown of each iteration, 0.05 = 5 %.
+        planted_ratio: Slowdown of each round, 0.05 = 5 %.
         planted_recipe: Changed fields of each recipe: ("precision=fp32",).
         planted_fault: One of INJECTABLE_FAULTS, in each iteration.
     """
@@ -93,7 +93,7 @@ class RankStart:
     Attributes:
         folder: The group's own temporary folder: rendezvous file, progress board, logs.
         core: Processor that the rank is pinned to, None if there are not enough.
-        cores: Processors that the whole group, its loader workers included, may use.
+        cores: Processors that it, where it has no such core, and its loader workers may use.
     """
 
     request: GroupRequest
@@ -257,8 +257,9 @@ class FunctionReturned:
 
 @dataclass(frozen=True, kw_only=True)
 class RoundTimes:
-    """One rank's own times of one round, from the common start to the last synchronisation.
+    """One rank's own times of one round: on a CPU from the common start to the end of its work.
 
+    On an accelerator from the device's first iteration to its last, when the host has run ahead.
     `stages_s` are seconds of the whole round in each stage that was entered.
     """
 
@@ -275,11 +276,13 @@ class PeakMemory:
         peak_bytes: Most bytes that were alive at once.
         saved_activation_bytes: Bytes that a forward pass left alive for its backward pass; None
             where no forward pass was followed by a backward pass on this rank.
+        reserved_bytes: Most that an accelerator's allocator held; None on a CPU.
     """
 
-    metric: Literal["live_storage_peak", "max_memory_allocated"]
+    metric: MemoryMetric
     peak_bytes: int
     saved_activation_bytes: int | None
+    reserved_bytes: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -289,6 +292,7 @@ class CellMeasured:
     Attributes:
         losses: Losses of the first optimizer steps; None on a rank that holds no loss.
         global_batch_size: Samples of one iteration over all ranks; None if it has no samples.
+        stage_rounds: Rounds that have the times of stages, where `rounds` have none.
         peak: Of one iteration, as `operators`; None where nothing was counted.
         missing: Why a number is None, by its name in the record.
     """
@@ -302,6 +306,7 @@ class CellMeasured:
     operators: tuple[Operator, ...] | None
     environment: Environment
     missing: dict[str, str]
+    stage_rounds: tuple[RoundTimes, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

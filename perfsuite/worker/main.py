@@ -7,7 +7,6 @@ torch with it. The controller never does.
 from __future__ import annotations
 
 import contextlib
-import datetime
 import gc
 import os
 import random
@@ -22,15 +21,16 @@ import torch
 import torch.distributed as dist
 
 from perfsuite import errors
-from perfsuite.errors import NotExercisedError, PerfsuiteError
+from perfsuite.errors import DeviceError, NotExercisedError, PerfsuiteError
 from perfsuite.ranks import messages
 from perfsuite.ranks.failures import says_lost_peer
 from perfsuite.ranks.pickling import pack, unpack
 from perfsuite.ranks.progress import Board, BoardWriter
+from perfsuite.units import counted
 from perfsuite.worker.jobs.cell import run_cell
 from perfsuite.worker.jobs.profile import take_profile
 from perfsuite.worker.jobs.verify import check_recorded, record_rank
-from perfsuite.worker.store import group_store, prefer_loopback
+from perfsuite.worker.store import group_store, patience, prefer_loopback
 
 _NOT_THE_USERS = (str(Path(__file__).parent.parent), str(Path(torch.__file__).parent))
 
@@ -89,9 +89,23 @@ def _set_up_torch(start: messages.RankStart) -> torch.device:
     random.seed(policy.seed)
     torch.manual_seed(policy.seed)
     if policy.device != "cuda":
+        # Some of torch asks whether there are GPUs, and not where its tensors are. A function of a
+        # user's may use both.
+        if not isinstance(start.request.job, messages.CallFunction):
+            os.environ["CUDA_VISIBLE_DEVICES"] = ""
         return torch.device("cpu")
+    if not torch.cuda.is_available():
+        built = f"CUDA {torch.version.cuda}" if torch.version.cuda else "no CUDA"
+        raise DeviceError(
+            f"NVML shows {counted(policy.num_gpus, 'GPU')}, and torch {torch.__version__} "
+            f"({built}) can use none: install a torch build with CUDA, or a newer driver, or give "
+            "--perf-device=cpu"
+        )
     device = torch.device("cuda", start.assignment.gpu % torch.cuda.device_count())
     torch.cuda.set_device(device)
+    if isinstance(start.request.job, messages.CheckRun):
+        # It compares on the CPU what was computed on the device: nothing here depends on threads.
+        torch.set_num_threads(len(start.cores))
     return device
 
 
@@ -109,7 +123,7 @@ def _process_group(start: messages.RankStart, device: torch.device) -> Iterator[
         store=group_store(start),
         rank=start.rank,
         world_size=start.request.world_size,
-        timeout=datetime.timedelta(seconds=start.request.policy.collective_timeout_s),
+        timeout=patience(start),
         # Otherwise NCCL guesses the device of a barrier from the rank.
         device_id=device if backend == "nccl" else None,
     )

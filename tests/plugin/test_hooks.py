@@ -216,6 +216,7 @@ def test_the_record_has_exactly_the_keys_of_the_contract(project: pytest.Pyteste
         "saved_activation_bytes",
         "kernel_launches",
         "collected_objects",
+        "allocator_retries",
     ]
     assert record["numerics"]["status"] == "equivalent"
     assert record["numerics"]["check"] == "T1"

@@ -1,4 +1,10 @@
-"""Rounds: iterations between two device synchronisations, each of which yields one sample."""
+"""Rounds: iterations between two device synchronisations, each of which yields one sample.
+
+A training loop does not wait for its accelerator between steps: the host queues the next step while
+the device computes this one. So there a round is long enough to show that, begins when the host has
+run ahead by one iteration, and lasts from event to event in the device's own time: what a step of
+the training takes is seen, and filling and draining the queue is not.
+"""
 
 from __future__ import annotations
 
@@ -7,21 +13,26 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
+from torch import Event
+
 from perfsuite.errors import PerfsuiteError
 from perfsuite.ranks.messages import RoundTimes
+from perfsuite.records.stages import Stage, untimed
 from perfsuite.worker.measure.clock import collection_s, collector_off
 from perfsuite.worker.measure.iterations import Iterations
-from perfsuite.worker.measure.stages import StageClock
+from perfsuite.worker.measure.stages import StageClock, StageMarks
 
 # The noise of paired launches was measured with rounds of at least 25 ms: a standard deviation of
 # 0.4 % over pairs. Twice as long allows for an estimate that is off by half.
 ROUND_S = 0.050
+# Iterations of a round on an accelerator, at least: of one or two, the host's lead is gone at once.
+LEAST_ON_ACCELERATOR = 8
 
 
 def choose_num_iterations(
-    iteration_s: float, *, steps_per_epoch: int | None, round_s: float = ROUND_S
+    iteration_s: float, *, steps_per_epoch: int | None, round_s: float = ROUND_S, least: int = 1
 ) -> int:
-    """Return how many iterations make a round of about so many seconds.
+    """Return how many iterations make a round of about so many seconds, and no fewer than `least`.
 
     A power of two, so that a noisy estimate of the iteration's time rarely changes the choice.
     Where an epoch is shorter than two such rounds, the next whole number of epochs instead: then
@@ -36,13 +47,15 @@ def choose_num_iterations(
     45
     >>> choose_num_iterations(3.0, steps_per_epoch=1000)
     1
+    >>> choose_num_iterations(3.0, steps_per_epoch=1000, least=8)
+    8
     """
     if not 0 < iteration_s < math.inf:
         raise PerfsuiteError(
             f"an iteration of {iteration_s!r} s cannot be timed in rounds; "
             "it must take a positive, finite number of seconds"
         )
-    num_iterations = 1 << (math.ceil(round_s / iteration_s) - 1).bit_length()
+    num_iterations = max(least, 1 << (math.ceil(round_s / iteration_s) - 1).bit_length())
     if steps_per_epoch is not None and steps_per_epoch < 2 * num_iterations:
         return math.ceil(num_iterations / steps_per_epoch) * steps_per_epoch
     return num_iterations
@@ -53,12 +66,15 @@ def measure_rounds(
     *,
     num_rounds: int,
     num_iterations: int,
-    stages: StageClock,
+    stages: StageClock | StageMarks,
     start_together: Callable[[], None],
     synchronize: Callable[[], None],
     after_round: Callable[[int], None],
     take_turn: Callable[[], AbstractContextManager[None]] = nullcontext,
     clock: Callable[[], float] = time.perf_counter,
+    events: tuple[Event, Event] | None = None,
+    run_up: Stage = untimed,
+    slowdown: float = 0.0,
 ) -> Iterations[None]:
     """Append this rank's own times of each round to `rounds`.
 
@@ -66,6 +82,9 @@ def measure_rounds(
     the time of that round. `start_together` returns when all
     ranks have called it, `synchronize` when the device has done all its work. `take_turn` is
     entered for each round, its preparation and `after_round`, which gets its number, from 0.
+
+    With `events` a round is timed between them on the device, after one iteration more under the
+    stage `run_up`. Each round lasts longer by `slowdown` of itself: 0.05 = 5 %.
     """
     with collector_off():
         synchronize()
@@ -74,10 +93,27 @@ def measure_rounds(
             with take_turn():
                 start_together()
                 synchronize()
+                if events is not None:
+                    yield run_up
+                    events[0].record()
                 start_s = clock()
                 for _ in range(num_iterations):
                     yield stages
+                if events is not None:
+                    events[1].record()
                 synchronize()
-                duration_s = clock() - start_s + collection_s(clock)
+                duration_s = clock() - start_s
+                if events is not None:
+                    duration_s = events[0].elapsed_time(events[1]) / 1e3
+                duration_s += collection_s(clock)
+                duration_s += _spend(slowdown * duration_s, clock)
                 rounds.append(RoundTimes(duration_s=duration_s, stages_s=stages.collect()))
                 after_round(number)
+
+
+def _spend(seconds: float, clock: Callable[[], float]) -> float:
+    """Work for so long, and return for how long it was; a sleep would last 0.1 ms too long."""
+    now_s = start_s = clock() if seconds else 0.0
+    while now_s - start_s < seconds:
+        now_s = clock()
+    return now_s - start_s

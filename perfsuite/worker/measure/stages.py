@@ -6,15 +6,13 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Final
 
 import torch
-from torch.cuda import Event
+from torch import Event
 
 from perfsuite.errors import PerfsuiteError
-from perfsuite.records.stages import STAGES
-
-_make_timed_event: Final = partial(Event, enable_timing=True)
+from perfsuite.records.stages import STAGES, untimed
+from perfsuite.worker.measure.device import is_accelerator, make_event
 
 
 class StageClock:
@@ -26,7 +24,7 @@ class StageClock:
     because the seconds of an inner stage would count twice.
 
     `on_enter` is called with the name of each stage that is entered, before its time starts.
-    `clock` is the host's, in seconds; `make_event` makes an event with timing for a GPU.
+    `clock` is the host's, in seconds; `make_event` makes an event with timing for a device.
     """
 
     __slots__ = ("_clock", "_on_enter", "_open", "_spans")
@@ -37,14 +35,14 @@ class StageClock:
         *,
         on_enter: Callable[[str], None] | None = None,
         clock: Callable[[], float] = time.perf_counter,
-        make_event: Callable[[], Event] = _make_timed_event,
+        make_event: Callable[[torch.device], Event] = make_event,
     ) -> None:
         self._clock = clock
         self._on_enter = on_enter
         self._open: str | None = None
         self._spans: dict[str, _HostSpan | _DeviceSpan] = {
-            name: _DeviceSpan(name, self, make_event)
-            if device.type == "cuda" and name != "load"
+            name: _DeviceSpan(name, self, partial(make_event, device))
+            if is_accelerator(device) and name != "load"
             else _HostSpan(name, self)
             for name in STAGES
         }
@@ -75,6 +73,22 @@ class StageClock:
         self._open = name
         if self._on_enter is not None:
             self._on_enter(name)
+
+
+class StageMarks:
+    """A `Stage` that times nothing: the events of a step would take longer than a short kernel."""
+
+    def __init__(self, on_enter: Callable[[str], None]) -> None:
+        self._on_enter = on_enter
+
+    def __call__(self, name: str) -> AbstractContextManager[None]:
+        """Tell which stage is entered."""
+        self._on_enter(name)
+        return untimed(name)
+
+    def collect(self) -> dict[str, float]:
+        """Return no seconds of any stage."""
+        return {}
 
 
 class _HostSpan:

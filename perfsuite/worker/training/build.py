@@ -47,6 +47,7 @@ def build_trainer(
     seed_random_numbers(seed)
 
     model = _build_model(workload)
+    set_tf32(precision, device)
     cast_parameters(model, precision)
     model.to(device)
     model = strategy.split(model)

@@ -198,7 +198,10 @@ def clip_grad_norm(
 def _norm_over_ranks(gradients: list[Tensor], device: torch.device) -> Tensor:
     sharded = [gradient for gradient in gradients if isinstance(gradient, DTensor)]
     plain = [gradient for gradient in gradients if not isinstance(gradient, DTensor)]
-    square = _square(get_total_norm(plain), device)
+    # The norm of no gradients is torch's zero on the CPU, and copying that waits for the device.
+    square = torch.zeros((), dtype=torch.float64, device=device)
+    if plain:
+        square += _square(get_total_norm(plain), device)
     if sharded:
         square += _square(get_total_norm(sharded), device)
     else:
@@ -207,6 +210,6 @@ def _norm_over_ranks(gradients: list[Tensor], device: torch.device) -> Tensor:
 
 
 def _square(norm: Tensor, device: torch.device) -> Tensor:
-    # The square of a float16 norm would overflow, and a rank without gradients has no dtype.
+    # The square of a float16 norm would overflow.
     full = norm.full_tensor() if isinstance(norm, DTensor) else norm
     return full.to(device, torch.float64).square()

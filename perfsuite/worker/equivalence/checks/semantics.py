@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+import torch
+
 from perfsuite.worker.equivalence import comparison, limits, planted_bugs
 from perfsuite.worker.equivalence.diagnosis import explain_gradients, has_batchnorm
 from perfsuite.worker.equivalence.limits import Limit, is_low_precision
@@ -121,8 +123,11 @@ class _References:
         self.truth.load(step.before)
         try:
             return self.truth.run([batch])
+        except torch.OutOfMemoryError as error:
+            raise UnjoinableError(f"no room for the float64 reference ({error})") from error
         except RuntimeError as error:
-            if self.notes:
+            # After an error of its own a GPU refuses everything.
+            if self.notes or "CUDA error" in str(error):
                 raise
             first_line = str(error).strip().partition("\n")[0]
             self.notes.append(f"float32 is the truth, because float64 is refused ({first_line})")
