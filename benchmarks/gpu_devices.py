@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 import weakref
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, Protocol
 
@@ -119,6 +120,7 @@ class StandIn:
         changed.synchronize = lambda _: self.synchronize()
         changed.memory_stats = lambda _: {"num_alloc_retries": self.num_retries}
         changed.time = SimpleNamespace(perf_counter=self.clock)
+        changed.measure_rounds = partial(cell.measure_rounds, clock=self.clock)
         of_device = cell.StageClock
 
         def stages(_: torch.device, *, on_enter: Any) -> Any:
@@ -164,7 +166,7 @@ class StandIn:
         self._now_s = self.at_s()
 
     def clock(self) -> float:
-        self._now_s += 1e-9  # time that somebody waits for comes
+        self._now_s += 1e-6  # time that somebody waits for comes
         return self._now_s
 
     def at_s(self) -> float:

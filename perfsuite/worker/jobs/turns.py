@@ -104,7 +104,8 @@ class ArmTurns:
         # the other arm is timed on. One of gloo waits on the host.
         if self.are_needed and start.request.needs_group and start.assignment.backend == "nccl":
             prefer_loopback(start)
-            self._group = dist.new_group(backend="gloo", timeout=_PATIENCE)
+            group: Any = dist.new_group(backend="gloo", timeout=_PATIENCE)
+            self._group = group
 
     @contextmanager
     def take(self, meet: Callable[[], None] = start_together) -> Iterator[None]:
