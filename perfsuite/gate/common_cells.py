@@ -167,8 +167,11 @@ def _request_of_base(request: GateRequest, own: Suite) -> GateRequest:
         except (KeyError, ValueError):  # a wrong value is for the change to mend
             return default
 
+    is_fixed = "numerics-change" in request.fixed
+    refuses = own.settings.get("perf_numerics_change") == "fail"
     return dataclasses.replace(
         request,
+        refuses_numerics_change=request.refuses_numerics_change if is_fixed else refuses,
         tolerance=of_base("tolerance", request.tolerance, GateRequest.tolerance),
         limit=of_base("limit", request.limit, GateRequest.limit),
     )

@@ -69,7 +69,7 @@ class GateRequest:
         tolerance: The slowdown that is accepted unless a marker says otherwise.
         limit: The slowdown that must not pass.
         refuses_numerics_change: Whether a cell fails whose mathematics changed.
-        fixed: Of these two, those that hold for both sides, whatever their configuration says.
+        fixed: Of these three, those that hold for both sides, whatever their configuration says.
         floor_s: None is 50 us for cells of perfsuite, 0 for any others.
         priors: What this machine's history says of the noise of a pair, by cell.
         fingerprint: Of this machine, whose calibration at the base gives them where it is given.
@@ -96,7 +96,7 @@ class GateRequest:
     tolerance: float = 0.02
     limit: float = 0.05
     refuses_numerics_change: bool = False
-    fixed: frozenset[str] = frozenset({"tolerance", "limit"})
+    fixed: frozenset[str] = frozenset({"tolerance", "limit", "numerics-change"})
     floor_s: float | None = None
     budget: Budget
     seed: int

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 Word = Literal["PASS", "FAIL", "IMPROVED", "INCONCLUSIVE"]
 
-# With 16 a slowdown of the limit at a pair sd of 2 % would be found in nine of ten sessions.
-DEFAULT_MAX_PAIRS: Final = 20
+# With 20 a cell of identical code whose pairs have an sd of 10 % would be INCONCLUSIVE.
+DEFAULT_MAX_PAIRS: Final = 40
 # Fewer pairs prove no slowdown.
 LEAST_MAX_PAIRS: Final = FIRST_FULL_LOOK
 

@@ -1,23 +1,28 @@
 """Where the rule looks, and which part of its error rates it spends there.
 
-The looks of one session spend four fifths of alpha and beta. A re-run of the same two trees goes on
-from the pairs of the session before, with looks of its own that spend a fifth of what that session
-spent: however many re-runs there are, all looks together spend no more than alpha and beta.
+The looks at the first 20 pairs of a session spend four fifths of alpha and beta. Later pairs, and
+those of a re-run of the same two trees, which goes on from the pairs of the session before, are
+parts with looks of their own that spend a fifth of what the part before has spent: however many
+there are, all looks together spend no more than alpha and beta. So pairs that only a noisy cell
+needs cost the others no power.
 """
 
 from __future__ import annotations
 
+import bisect
 from dataclasses import dataclass
 from typing import Final
 
-# As far as `max_pairs` allows, which itself is the last look of a session. The first one can only
-# end in PASS: where spikes hit head alone, two pairs would fail identical code.
-_LOOKS: Final = (2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64)
+# In the first part, whose end is a look too. The first one can only end in PASS: where spikes hit
+# head alone, two pairs would fail identical code.
+_LOOKS: Final = (2, 3, 4, 5, 6, 8, 10, 12, 16)
 FIRST_LOOK: Final = _LOOKS[0]
 FIRST_FULL_LOOK: Final = _LOOKS[1]
 
-# Of what is left: the rest is for re-runs. At nine tenths a re-run could prove next to nothing.
-_SPENT_BY_SESSION: Final = 0.8
+# With 16 a slowdown of the limit at a pair sd of 2 % would be found in nine of ten sessions.
+_FIRST_PART: Final = 20
+# Of what is left: the rest is for later parts, which at nine tenths could prove next to nothing.
+_SPENT_BY_PART: Final = 0.8
 # The power of a look's number of pairs that its share of alpha is in proportion to: as the pairs'
 # own spread alone proves a FAIL, few pairs prove little, and what they are given is lost.
 _ALPHA_POWER: Final = 2
@@ -44,21 +49,29 @@ class Schedule:
         (2, 3, 4, 5, 6, 8, 10, 12, 16)
         >>> Schedule(max_pairs=9, num_sessions=3).looks  # a re-run half-way through and at its end
         (2, 3, 4, 5, 6, 8, 9, 14, 18, 23, 27)
+        >>> Schedule(max_pairs=40).looks[-4:]  # so are the pairs after the first 20
+        (16, 20, 30, 40)
         """
-        return tuple(look for number in range(self.num_sessions) for look in self._looks_of(number))
+        return tuple(look for part in range(len(self._part_ends)) for look in self._looks_of(part))
 
-    def _looks_of(self, number: int) -> tuple[int, ...]:
-        """The looks of a session, which are counted from 0."""
-        if number == 0:
-            earlier = (look for look in _LOOKS if self.first_look <= look < self.max_pairs)
-            return (*earlier, self.max_pairs)
-        before = number * self.max_pairs
-        return before + (self.max_pairs + 1) // 2, before + self.max_pairs
+    @property
+    def _part_ends(self) -> list[int]:
+        """The pairs with which the parts of all sessions end."""
+        ends = sorted({min(_FIRST_PART, self.max_pairs), self.max_pairs})
+        return [n * self.max_pairs + end for n in range(self.num_sessions) for end in ends]
+
+    def _looks_of(self, part: int) -> tuple[int, ...]:
+        """The looks of a part; parts are counted from 0."""
+        end = self._part_ends[part]
+        if part == 0:
+            return (*(look for look in _LOOKS if self.first_look <= look < end), end)
+        begin = self._part_ends[part - 1]
+        return tuple(sorted({(begin + end + 1) // 2, end}))
 
     def shares(self, num_pairs: int) -> tuple[float, float]:
         """Return which part of alpha and of beta is spent at the first look that is not earlier.
 
-        Fixed beforehand: within a session alpha in proportion to the square of a look's number of
+        Fixed beforehand: within a part alpha in proportion to the square of a look's number of
         pairs, and beta equally. A look at two pairs spends nothing of alpha.
 
         >>> Schedule(max_pairs=5).shares(4)  # 16 of 9 + 16 + 25, one of four looks; of 0.8 both
@@ -66,10 +79,10 @@ class Schedule:
         >>> Schedule(max_pairs=4, num_sessions=2).shares(7)  # at 8: 64 of 36 + 64
         (0.10239999999999999, 0.07999999999999999)
         """
-        number = (num_pairs - 1) // self.max_pairs
-        looks = self._looks_of(number)
+        part = bisect.bisect_left(self._part_ends, num_pairs)
+        looks = self._looks_of(part)
         full = [look for look in looks if look >= FIRST_FULL_LOOK]
         next_full = next(look for look in full if look >= num_pairs)
-        spent = _SPENT_BY_SESSION * (1 - _SPENT_BY_SESSION) ** number
+        spent = _SPENT_BY_PART * (1 - _SPENT_BY_PART) ** part
         weights = {look: look**_ALPHA_POWER for look in full}
         return spent * weights[next_full] / sum(weights.values()), spent / len(looks)

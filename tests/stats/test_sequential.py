@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from perfsuite.stats.evidence import Pair, Prior, Sessions
 from perfsuite.stats.sequential import Decision, Rule, decide, follow, weigh_look
 
-QUIET = Rule(tolerance=0.02, limit=0.05, num_cells=24, prior=Prior(sd=0.004))
+QUIET = Rule(tolerance=0.02, limit=0.05, num_cells=24, max_pairs=20, prior=Prior(sd=0.004))
 MANY = dataclasses.replace(QUIET, num_cells=480)
 
 log_ratios_of_pairs = st.lists(st.floats(min_value=-0.2, max_value=0.2), min_size=1, max_size=20)

@@ -97,8 +97,10 @@ def run_pair(
 ) -> dict[str, Launch]:
     """Run one launch of each arm, and return the launches by the arm's name.
 
-    `choose` returns the cells to run in both, in order, from what each arm has collected. The
-    socket, logs and temporary files go to `scratch`. Whatever happens, no process stays.
+    The arm that runs the first round starts first: what a launch meets in memory and on the cores
+    depends on what was started just before it. `choose` returns the cells to run in both, in order,
+    from what each arm has collected. The socket, logs and temporary files go to `scratch`. Whatever
+    happens, no process stays.
     """
     for name, source in _COPIED.items():
         shutil.copyfile(source, scratch / f"{name}.py")
@@ -107,7 +109,7 @@ def run_pair(
         # Closed before they are ended: an arm that waits for an answer then goes by itself.
         contextlib.closing(Server(arms, plan, choose, scratch / "channel")) as server,
     ):
-        for arm in arms:
+        for arm in sorted(arms, key=lambda arm: arm.name != plan.first):
             process = _process(server.launches[arm.name], plan, scratch)
             server.watch(arm.name, processes.enter_context(process))
         server.serve()

@@ -51,6 +51,12 @@ def rule(cell: str, head: CellPolicy, base: CellPolicy, accepted: Accepted) -> R
         if held < ours:
             refused.append(f"head's {name} of {write(ours)} is looser than {write(held)}")
         policy = replace(policy, **{field: held})
+    if base.refuses_numerics_change and not head.refuses_numerics_change:
+        refused.append(
+            "head's perf_numerics_change of tell is looser than fail, where "
+            "--perf-numerics-change=tell would hold for both sides"
+        )
+        policy = replace(policy, refuses_numerics_change=True)
     # Each bound may come from another side.
     policy = replace(policy, tolerance=min(policy.tolerance, policy.limit))
     return Ruling(policy=policy, loosened=tuple(dict.fromkeys(loosened)), refused=tuple(refused))

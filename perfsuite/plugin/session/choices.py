@@ -234,7 +234,7 @@ def _gate_request(
         tolerance=value["tolerance"],
         limit=value["limit"],
         refuses_numerics_change=value["numerics-change"] == "fail",
-        fixed=frozenset(name for name in ("tolerance", "limit") if f"--perf-{name}" in typed),
+        fixed=frozenset(name for name in GateRequest.fixed if f"--perf-{name}" in typed),
         base=value["base"] or None,
         target=target_branch(environ),
         judges_identical=value["identical"] == "judge",

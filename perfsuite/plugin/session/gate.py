@@ -246,6 +246,8 @@ class SessionGate:
         if judged is not None and judged.by == "identical":
             return judged
         policy = first.policies.get(name) or self._own_policy(item)
+        if judged is None and policy.refuses_numerics_change:  # as only the base may do
+            return None
         stats = getattr(item.funcargs.get("benchmark"), "stats", None)
         num_samples = None
         if record is not None:

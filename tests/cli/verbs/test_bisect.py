@@ -86,7 +86,7 @@ def test_without_options_the_bounds_follow_the_bad_end(bisect: Bisect, tmp_path:
     assert (request.folder, request.cell) == (tmp_path, CELL)
     assert (request.good, request.bad) == ("v1", "HEAD")
     assert request.bounds is None
-    assert (request.budget.max_pairs, request.budget.max_s) == (20, 1800.0)
+    assert (request.budget.max_pairs, request.budget.max_s) == (40, 1800.0)
     assert request.priors == {}
 
 

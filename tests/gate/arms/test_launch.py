@@ -175,6 +175,24 @@ def test_both_arms_run_the_chosen_cells_alone_and_in_the_chosen_order(
         assert not (folder / name / "ran").exists()
 
 
+@pytest.mark.parametrize("first", ["base", "head"])
+def test_the_arm_of_the_first_round_starts_first(
+    whole: dict[str, Launch], first: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[str] = []
+    start = launch_module._process
+    monkeypatch.setattr(
+        launch_module,
+        "_process",
+        lambda launch, *rest: started.append(launch.arm.name) or start(launch, *rest),
+    )
+
+    launches = pair([one.arm for one in whole.values()], [RUNS[0]], first=first)
+
+    assert started == [first, *({"base", "head"} - {first})]
+    assert [*launches] == ["base", "head"]
+
+
 def test_rounds_come_back_from_every_way_of_timing(whole: dict[str, Launch]) -> None:
     for launch in whole.values():
         rounds = {name.partition("::")[2]: run.rounds_s for name, run in launch.cells.items()}
