@@ -13,9 +13,10 @@ import random
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -101,12 +102,42 @@ def _set_up_torch(start: messages.RankStart) -> torch.device:
             f"({built}) can use none: install a torch build with CUDA, or a newer driver, or give "
             "--perf-device=cpu"
         )
+    if isinstance(start.request.job, messages.RecordRun | messages.CheckRun):
+        _choose_repeatable_kernels()
     device = torch.device("cuda", start.assignment.gpu % torch.cuda.device_count())
     torch.cuda.set_device(device)
     if isinstance(start.request.job, messages.CheckRun):
         # It compares on the CPU what was computed on the device: nothing here depends on threads.
         torch.set_num_threads(len(start.cores))
     return device
+
+
+def _choose_repeatable_kernels() -> None:
+    """Have a device compute the same bits each time, as far as it can: a proof compares runs.
+
+    Called before CUDA begins; a process that times nothing ends with it.
+    """
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # cuBLAS, "Results reproducibility"
+    os.environ.setdefault("NCCL_ALGO", "Ring")
+    os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
+    backends: Any = torch.backends
+    backends.cudnn.benchmark, backends.cudnn.deterministic = False, True
+    # Sums in 16 bits of parts of a product.
+    backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+    torch.utils.deterministic.fill_uninitialized_memory = False
+    torch.use_deterministic_algorithms(True)
+
+
+def _repeatably(run: Callable[[], messages.Reply]) -> messages.Reply:
+    """Run a job, once more without the demand where an operator has no such kernel."""
+    try:
+        return run()
+    except RuntimeError as error:
+        if "does not have a deterministic implementation" not in str(error):
+            raise
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        return run()
 
 
 @contextlib.contextmanager
@@ -137,11 +168,11 @@ def _run(
     if isinstance(job, messages.RunCell):
         return run_cell(job, start, device, board)
     if isinstance(job, messages.RecordRun):
-        return record_rank(job, start, device, board)
+        return _repeatably(lambda: record_rank(job, start, device, board))
     if isinstance(job, messages.RunProfile):
         return take_profile(job, start, device, board)
     if isinstance(job, messages.CheckRun):
-        return check_recorded(job, device, board)
+        return _repeatably(lambda: check_recorded(job, device, board))
     board.enter_phase("call")
     function, args = unpack(job.call)
     return messages.FunctionReturned(value=pack(function(*args)))

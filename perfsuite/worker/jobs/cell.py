@@ -133,9 +133,10 @@ class _Measurement:
         """Warm up, measure and count."""
         self._board.enter_phase("warm-up")
         iteration_s = yield from self._warm_up()
-        self._after_warm_up()
         self._board.enter_phase("measure")
+        stop_loader_workers()  # the other arm may be long in coming
         try:
+            self._after_warm_up()
             agreed = self._agree(iteration_s)
             self.num_iterations = agreed.iterations
             yield from self._measure(agreed.rounds)
@@ -172,7 +173,6 @@ class _Measurement:
     def _agree(self, iteration_s: float) -> Agreed:
         """Return what all ranks of both arms run."""
         plan, turns = self._plan, self._turns
-        stop_loader_workers()  # the other arm may be long in coming
         (iteration_s,) = turns.largest([iteration_s], self._largest)
         num_iterations = plan.num_iterations or choose_num_iterations(
             iteration_s,
@@ -203,11 +203,11 @@ class _Measurement:
             yield from self._take_rounds(self.rounds, num_rounds, self._stages)
             return
         is_loop = self._activity.num_steps is not None
-        before = memory_stats(self._device)["num_alloc_retries"]
+        before = memory_stats(self._device).get("num_alloc_retries", 0)
         yield from self._take_rounds(
             self.rounds, num_rounds, self._stages if is_loop else self._marks
         )
-        retries = memory_stats(self._device)["num_alloc_retries"] - before
+        retries = memory_stats(self._device).get("num_alloc_retries", 0) - before
         self.counts = msgspec.structs.replace(self.counts, allocator_retries=retries)
         if not is_loop:
             yield from self._take_rounds(self.stage_rounds, _NUM_STAGE_ROUNDS, self._stages)

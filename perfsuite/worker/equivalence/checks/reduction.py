@@ -16,7 +16,7 @@ import torch
 from perfsuite.records.recipe import Recipe
 from perfsuite.worker.equivalence import comparison, planted_bugs
 from perfsuite.worker.equivalence.diagnosis import explain_gradients
-from perfsuite.worker.equivalence.limits import Limit, reduction_limit
+from perfsuite.worker.equivalence.limits import Limit, above_noise, reduction_limit
 from perfsuite.worker.equivalence.planted_bugs import Bug
 from perfsuite.worker.equivalence.proof import Case, Proof
 from perfsuite.worker.equivalence.references.averaging import average
@@ -161,4 +161,5 @@ def _limit(gradients: Tensors, case: Case) -> Limit:
     if case.recipe.comm_hook in _HOOK_DTYPES:
         dtypes.add(_HOOK_DTYPES[case.recipe.comm_hook])
     epsilon = max((torch.finfo(dtype).eps for dtype in dtypes), default=0.0)
-    return reduction_limit(epsilon, case.recipe, case.device, is_ordered=not case.trace.sparse)
+    limit = reduction_limit(epsilon, case.recipe, case.device, is_ordered=not case.trace.sparse)
+    return above_noise(limit, case.noise)
