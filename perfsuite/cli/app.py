@@ -18,7 +18,7 @@ from perfsuite.cli.verbs.bisect import bisect_commits
 from perfsuite.cli.verbs.calibrate import calibrate_machine
 from perfsuite.cli.verbs.claims import claims
 from perfsuite.cli.verbs.compare import compare_recipes
-from perfsuite.cli.verbs.gate import explain, gate
+from perfsuite.cli.verbs.gate import CommandAfterDashes, explain, gate
 from perfsuite.cli.verbs.history import history
 from perfsuite.cli.verbs.init import init
 from perfsuite.cli.verbs.profile import profile
@@ -92,7 +92,7 @@ def run(context: typer.Context) -> None:
 
 _VERBS: dict[str, tuple[Callable[..., None], str]] = {
     "verify": (verify, "my_package.module:workload --parallel ddp:2 --precision amp-bf16"),
-    "gate": (gate, "benchmarks/ --base origin/main --json gate.json"),
+    "gate": (gate, "benchmarks/ --base origin/main; perfsuite gate -- torchrun train.py"),
     "profile": (profile, "lenet-digits --num-workers 2 --epochs 3"),
     "report": (report, "results/run.json --html results/report"),
     "init": (init, ""),
@@ -106,4 +106,8 @@ _VERBS: dict[str, tuple[Callable[..., None], str]] = {
     "doctor": (doctor, "--json doctor.json"),
 }
 for _name, (_verb, _example) in _VERBS.items():
-    app.command(_name, epilog=f"Example: perfsuite {_name} {_example}".rstrip())(_verb)
+    app.command(
+        _name,
+        cls=CommandAfterDashes if _verb is gate else None,
+        epilog=f"Example: perfsuite {_name} {_example}".rstrip(),
+    )(_verb)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -15,12 +16,16 @@ from typing import Annotated, Any
 
 import typer
 
+import perfsuite
 from perfsuite.cli.output import say
 from perfsuite.errors import SettingError
 from perfsuite.experiments.rank_session import Session
 from perfsuite.experiments.settings import DEVICES, MAX_SEED, Settings
+from perfsuite.experiments.user_code import plan_command, plan_launch
 from perfsuite.gate.arms.command import Command
+from perfsuite.gate.git.repository import find_top, tracked_files
 from perfsuite.gate.judge.trial import draw_seed
+from perfsuite.ranks.messages import MeasurePlan
 from perfsuite.records.parallel import PARALLEL_FORMS
 from perfsuite.records.recipe import COMM_HOOKS, PRECISIONS, Recipe
 from perfsuite.records.recipe_text import fields_of
@@ -61,6 +66,8 @@ DrawnSeed = Annotated[
     ),
 ]
 
+# Of the session of a command; its plugin lies beside it.
+_INIFILE = str(Path(perfsuite.__file__).parent / "plugin" / "command_cell.ini")
 _HELP = {
     "parallel": f"One of {PARALLEL_FORMS}.",
     "precision": f"One of {', '.join(PRECISIONS)}.",
@@ -147,6 +154,33 @@ def pytest_command(paths: Sequence[str] | None, select: str | None) -> Command:
     """Return the call of pytest that a verb stands for, with its paths and its -k."""
     selection = () if select is None else ("-k", select)
     return Command.of_this_process(Path.cwd(), (*(paths or ()), *selection), os.environ)
+
+
+def command_call(words: Sequence[str], given: Mapping[str, Any]) -> Command:
+    """Return the call of pytest whose only cell is a command, in this folder.
+
+    `given` are arguments of `command_benchmark`. Raises a SettingError for one that is wrong, or
+    where the program is not there.
+    """
+    folder = Path.cwd()
+    launch = plan_launch(words, root=folder, name=given.get("name"))
+    cell = {"steps": 40, "warmup": 10, **given, "command": [*words], "name": launch.name}
+    counts = {f"num_{name}": cell[name] for name in ("steps", "warmup")}
+    others = {name: cell[name] for name in cell.keys() & {"samples_per_step", "tokens_per_step"}}
+    plan = MeasurePlan(num_rounds=None, num_iterations=None, seed=0)
+    plan_command(launch, cell.get("metrics"), plan, **counts, **others)
+    # Nothing of the user's configuration of pytest concerns it.
+    environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    environment |= {"PYTEST_ADDOPTS": "", "PYTEST_PLUGINS": ""}
+    program, top = Path(launch.program(os.environ)), find_top(folder)
+    is_inside = top is not None and program.is_relative_to(top)
+    if top is not None and is_inside and not tracked_files(top, [program.relative_to(top)]):
+        # As in a virtual environment, which is in no other tree.
+        cell["command"][0] = program.name
+        paths = str(program.parent), environment.get("PATH", os.defpath)
+        environment["PATH"] = os.pathsep.join(paths)
+    arguments = "-c", _INIFILE, f"--rootdir={folder}", f"--command-cell={json.dumps(cell)}"
+    return Command(folder=folder, arguments=arguments, environment=environment)
 
 
 def wait_for_machine() -> TimingLock:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-import inspect
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -22,9 +21,11 @@ from perfsuite.experiments import results
 from perfsuite.experiments.launcher import Launcher, LocalLauncher, TorchrunLauncher
 from perfsuite.experiments.profile import combine_profiles
 from perfsuite.experiments.settings import Settings
+from perfsuite.experiments.user_code import Run, check_function, plan_command, shortest
 from perfsuite.ranks import messages
 from perfsuite.ranks.bootstrap import make_group_folder, remove_group_folder, sweep_stale_folders
 from perfsuite.ranks.chains import Chain, run_chain, run_chains
+from perfsuite.ranks.command.group import CommandLaunch
 from perfsuite.ranks.messages import GroupPolicy, GroupRequest
 from perfsuite.ranks.pickling import pack, unpack
 from perfsuite.ranks.torchrun.peers import Peers
@@ -276,31 +277,37 @@ class Session:
         `code` has the other fields of `messages.UserCode`; the rest is as in `measure_cell`. Raises
         a SettingError for a value that is not allowed.
         """
-        argument = "build_step" if kind == "step" else "train"
-        if not callable(function):
-            raise SettingError(f"{argument} is {function!r}; use a function without arguments")
-        try:
-            inspect.signature(function).bind()
-        except TypeError as error:
-            raise SettingError(
-                f"{argument} cannot be called without arguments ({error}); use a function without "
-                "arguments"
-            ) from error
+        check_function(function, "build_step" if kind == "step" else "train")
         name = getattr(function, "__name__", type(function).__name__)
         user_code = messages.UserCode(
             name=name, function=pack(function, by_value=by_value), kind=kind, **code
         )
-        if not is_timed and kind == "loop":
-            user_code = dataclasses.replace(user_code, num_steps=2, num_warmup=2)
         world_size = user_code.world_size
         if (needs := what_ranks_need(world_size, self.hardware)) is not None:
             raise NotExercisedError(f"ranks={world_size} needs {needs}")
         job = messages.RunCell(
             activity=kind,
             plan=self._plan(is_timed, num_rounds, num_iterations),
-            user_code=user_code,
+            user_code=shortest(user_code, is_timed),
         )
         return self._measure(job, name, is_timed)
+
+    def measure_command(
+        self,
+        launch: CommandLaunch,
+        *,
+        metrics: str | None = None,
+        is_timed: bool = True,
+        **code: Any,
+    ) -> Outcome:
+        """Measure a user's command; `code` and what is raised are as in `measure_user_code`.
+
+        `metrics` says where a command without the hook logs the times of its steps.
+        """
+        job, run = plan_command(launch, metrics, self._plan(is_timed), is_timed=is_timed, **code)
+        if isinstance(self._launcher, TorchrunLauncher):
+            raise NotExercisedError("a command starts its own ranks; measure it without torchrun")
+        return self._measure(job, launch.name, is_timed, run=run)
 
     def _plan(
         self, is_timed: bool, num_rounds: int | None = None, num_iterations: int | None = None
@@ -315,7 +322,12 @@ class Session:
         )
 
     def _measure(
-        self, job: messages.RunCell, name: str, is_timed: bool, numerics: Numerics | None = None
+        self,
+        job: messages.RunCell,
+        name: str,
+        is_timed: bool,
+        numerics: Numerics | None = None,
+        run: Run | None = None,
     ) -> Outcome:
         code = job.user_code
         if code is None:
@@ -326,12 +338,15 @@ class Session:
                 job=job,
                 world_size=code.world_size,
                 policy=self._policy,
-                # A loop makes its own, as under torchrun.
+                # A loop or a command makes its own, as under torchrun.
                 needs_group=code.kind == "step",
             )
-        replies = self._run_timed(request, is_timed=is_timed)
+        replies = self._run_timed(request, is_timed=is_timed, run=run)
         ranks = [cast(messages.CellMeasured, reply) for reply in replies]
-        return results.combine(job, name, self.hardware.device, ranks, numerics)
+        device = self.hardware.device
+        if run is not None:  # a command chooses its device itself
+            device = "cuda" if ranks[0].environment.accelerators else "cpu"
+        return results.combine(job, name, device, ranks, numerics)
 
     def profile(self, workload: str | Workload, recipe: Recipe, *, num_epochs: int) -> ProfiledRun:
         """Train for some epochs with an evaluation after each, and return where the time went.
@@ -348,12 +363,14 @@ class Session:
         ranks = [cast(messages.ProfileTaken, reply) for reply in replies]
         return combine_profiles(job, _name(workload), self.hardware.device, ranks)
 
-    def _run_timed(self, request: GroupRequest, *, is_timed: bool = True) -> list[messages.Reply]:
+    def _run_timed(
+        self, request: GroupRequest, *, is_timed: bool = True, run: Run | None = None
+    ) -> list[messages.Reply]:
         """What the ranks reply, alone on the machine where their times are kept."""
         self._sweep_once()
         if is_timed and self._settings.turns is None:
             self.hold_machine()
-        return self._launcher.run(request)
+        return (run or self._launcher.run)(request)
 
     def _request(
         self, job: messages.Job, recipe: Recipe, policy: GroupPolicy | None = None

@@ -328,6 +328,10 @@ class BaseSide:
         return _import_roots(self.suite.root, self.suite)
 
     def _arm(self, tree: Path, command: Command, variables: Mapping[str, str]) -> Arm:
+        python = self.request.base_python
+        if python is not None:  # for what a cell starts by its name, such as torchrun
+            paths = str(Path(python).parent), command.environment.get("PATH", os.defpath)
+            variables = {"PATH": os.pathsep.join(paths), **variables}
         return Arm(
             name="base",
             tree=tree,
@@ -338,7 +342,7 @@ class BaseSide:
             python=self.request.base_python or sys.executable,
             python_options=command.python_options,
             inherited=command.environment,
-            environment={**self.request.base_environment, **variables},
+            environment={**variables, **self.request.base_environment},
             caches=self.caches,
         )
 

@@ -31,6 +31,7 @@ from perfsuite.gate.common_cells import (
 )
 from perfsuite.gate.git.fill_tree import check_shared
 from perfsuite.gate.git.find_base import describe_head
+from perfsuite.gate.git.overlay import tree_files
 from perfsuite.gate.git.repository import Base, NoBase
 from perfsuite.gate.git.tree_digest import digest_tree
 from perfsuite.gate.git.worktree import sweep_stale_trees, what_is_missing, why_elsewhere
@@ -42,7 +43,7 @@ from perfsuite.gate.judge.pairs_verdict import verdict_of
 from perfsuite.gate.judge.remarks import remarks_on
 from perfsuite.gate.judge.trial import CellPolicy, Judgement
 from perfsuite.gate.provenance.dependencies import ANY, changed_dependencies
-from perfsuite.gate.provenance.edits import code_times, why_edited
+from perfsuite.gate.provenance.edits import code_times, name_new, why_edited
 from perfsuite.gate.provenance.identical import Comparison
 from perfsuite.gate.provenance.own_files import MIXED, find_mixed, give_back, read_own_files
 from perfsuite.gate.provenance.untracked import name_untracked
@@ -118,9 +119,12 @@ def run_gate(
             say=say,
             machine=machine,
         )
+        files = tree_files(side.head.top) if _has_command(head.suite) else None
         cells, judgement = session.compare()
         if base is not None and base.instead is not None and _are_identical(cells, request):
             cells, judgement = session.against(base.instead).compare()
+        if files is not None and (new := name_new(side.head.top, files)) is not None:
+            differs["head's tree"] = new
     return GateResult(
         cells=tuple(sorted(cells, key=lambda cell: cell.name)),
         differs=differs,
@@ -128,6 +132,10 @@ def run_gate(
         policies=session.policies,
         seed=request.seed,
     )
+
+
+def _has_command(suite: Suite) -> bool:
+    return any(cell.get("fixture") == "command_benchmark" for cell in suite.cells.values())
 
 
 def _describe_base(request: GateRequest, base: Base | None) -> dict[str, str]:

@@ -5,7 +5,7 @@ Every session imports this, to list the fixtures; what they need is imported whe
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
@@ -29,6 +29,7 @@ _MEASURING = (
     "all_reduce_benchmark",
     "step_benchmark",
     "loop_benchmark",
+    "command_benchmark",
 )
 _OTHERS = ("rank_group", "check_equivalence")
 
@@ -195,6 +196,53 @@ def loop_benchmark(request: pytest.FixtureRequest, benchmark: Any) -> Measure:
         )
 
     measure.__qualname__ = "loop_benchmark"
+    return measure
+
+
+@pytest.fixture
+def command_benchmark(request: pytest.FixtureRequest, benchmark: Any) -> Measure:
+    """Measure a command as it is: `command_benchmark(["torchrun", "train.py"], steps=40)`.
+
+    Its ranks are the processes in which an optimizer of torch steps; where a step ends, and when
+    the command does, is as in `loop_benchmark`. It runs in `cwd` below pytest's rootdir, with the
+    variables of `env` too. The cell's workload is `name`, else the first file in the command.
+    `metrics` says where it logs the times of its steps, if it must not be touched at all.
+    """
+    runner = _runner_of(request, benchmark)
+
+    def measure(
+        command: Sequence[str],
+        *,
+        steps: int,
+        warmup: int = 10,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        samples_per_step: int | None = None,
+        tokens_per_step: int | None = None,
+        optimizer: str | None = None,
+        metrics: str | None = None,
+        name: str | None = None,
+    ) -> Outcome:
+        from perfsuite.experiments.user_code import plan_launch
+
+        root = request.config.rootpath
+        launch = plan_launch(command, root=root, cwd=cwd, env=env, name=name)
+
+        def run(is_timed: bool) -> Outcome:
+            return runner.session.measure_command(
+                launch,
+                metrics=metrics,
+                is_timed=is_timed,
+                num_steps=steps,
+                num_warmup=warmup,
+                samples_per_step=samples_per_step,
+                tokens_per_step=tokens_per_step,
+                optimizer=optimizer,
+            )
+
+        return _recorded(request.node, benchmark, runner, run)
+
+    measure.__qualname__ = "command_benchmark"
     return measure
 
 

@@ -138,7 +138,7 @@ def rank_error(
             what += " (by a user, or by the kernel because memory ran out)"
     else:
         exit_code = failure.exit_code
-        what = f"ended with exit code {exit_code}"
+        what = "ended" if exit_code is None else f"ended with exit code {exit_code}"
     tail = last_output(log)
     return RankFailureError(
         f"rank {rank} of {world_size} {what}, in {position}"

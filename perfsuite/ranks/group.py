@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
-from typing import cast
+from typing import Self, cast
 
 import psutil
 
@@ -60,10 +60,8 @@ class RankGroup:
 
     def __init__(self, request: GroupRequest, only: Assignment | None = None) -> None:
         """Start the ranks, or `only` one of them, if the group spans controllers."""
-        self._world_size = request.world_size
-        self._policy = policy = request.policy
-        recipe: Recipe | None = getattr(request.job, "recipe", None)
-        self._compiles = recipe is not None and recipe.compile
+        self._prepare(request)
+        policy = request.policy
         assignments = (
             (only,)
             if only is not None
@@ -71,11 +69,6 @@ class RankGroup:
         )
         self._ranks = tuple(one.rank for one in assignments)
         self._processes: dict[int, ForkServerProcess] = {}
-        self._running: dict[int, psutil.Process] = {}
-        self._pipes: dict[int, Connection] = {}
-        self._replies: dict[int, Reply | Died] = {}
-        # What `end` has to do, from the last to the first.
-        self._cleanup = contextlib.ExitStack()
         try:
             with uninterrupted():
                 self._folder = bootstrap.make_group_folder()
@@ -89,7 +82,18 @@ class RankGroup:
             raise
         self._watch = failures.ProgressWatch(self._board, self._world_size)
 
-    def __enter__(self) -> RankGroup:
+    def _prepare(self, request: GroupRequest) -> None:
+        self._world_size = request.world_size
+        self._policy = request.policy
+        recipe: Recipe | None = getattr(request.job, "recipe", None)
+        self._compiles = recipe is not None and recipe.compile
+        self._running: dict[int, psutil.Process] = {}
+        self._pipes: dict[int, Connection] = {}
+        self._replies: dict[int, Reply | Died] = {}
+        # What `end` has to do, from the last to the first.
+        self._cleanup = contextlib.ExitStack()
+
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

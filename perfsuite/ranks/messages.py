@@ -18,7 +18,7 @@ from perfsuite.records.recipe import Recipe, is_int_from, optional
 from perfsuite.records.recipe_text import parse_recipe
 from perfsuite.system.environment import Environment
 
-ActivityName = Literal["train", "load", "evaluate", "all_reduce", "step", "loop"]
+ActivityName = Literal["train", "load", "evaluate", "all_reduce", "step", "loop", "command"]
 # Faults that a calibration can inject into each iteration, beside slowdowns: memory that the
 # iteration keeps, and a wait for all ranks or for the device.
 INJECTABLE_FAULTS = ("leak", "synchronization")
@@ -142,20 +142,21 @@ class MeasurePlan:
 
 @dataclass(frozen=True, kw_only=True)
 class UserCode:
-    """A function of a user's that trains, measured as it is.
+    """A function or a command of a user's that trains, measured as it is.
 
     Attributes:
-        function: Packed: `build_step`, which returns the step, or `train`, which is a whole loop.
-        world_size: Of the ranks that call it.
+        function: Packed: `build_step`, which returns the step, or `train`, which is a whole loop;
+            empty for a command.
+        world_size: Of the ranks that call it; a command itself says how many it starts.
         samples_per_step: Of all ranks together; None where the user does not say.
-        num_steps: Steps of a loop that are timed.
+        num_steps: Steps of a loop or a command that are timed.
         num_warmup: Steps before those.
         optimizer: Name of the class whose steps count; None is the first optimizer that steps.
     """
 
     name: str
     function: bytes
-    kind: Literal["step", "loop"]
+    kind: Literal["step", "loop", "command"]
     world_size: int = 1
     samples_per_step: int | None = None
     tokens_per_step: int | None = None
@@ -174,7 +175,7 @@ class UserCode:
                 "the name of its class, such as 'AdamW'",
             ),
         }
-        if self.kind == "loop":
+        if self.kind != "step":
             # Two rounds of a step; the time from one step's end to the next one's chooses rounds.
             given["steps"] = self.num_steps, is_int_from(2), "a whole number from 2"
             given["warmup"] = self.num_warmup, is_int_from(2), "a whole number from 2"
@@ -193,7 +194,7 @@ class RunCell:
     Attributes:
         workload: With the recipe, what a cell of ours trains; neither for the user's own code.
         message_bytes: Of the tensor that "all_reduce" reduces; None for any other activity.
-        user_code: Of "step" and "loop" alone.
+        user_code: Of "step", "loop" and "command" alone.
     """
 
     activity: ActivityName

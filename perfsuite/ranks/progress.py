@@ -15,7 +15,11 @@ from pathlib import Path
 from perfsuite.errors import WriteError
 from perfsuite.records.stages import STAGES
 
-PHASES = ("start", "build", "warm-up", "measure", "count", "call", "record", "check", "finish")
+# "exit" is of a command that ends by itself.
+PHASES = (
+    *("start", "build", "warm-up", "measure", "count", "call", "record", "check", "finish"),
+    "exit",
+)
 # A slot holds the index of the stage; the first means none.
 _STAGES = ("", *STAGES)
 
@@ -35,8 +39,10 @@ class Position:
     step: int
 
     def __str__(self) -> str:
-        stage = f", stage '{self.stage}' of step {self.step}" if self.stage else ""
-        return f"phase '{self.phase}'{stage}"
+        where = f", stage '{self.stage}' of step {self.step}" if self.stage else ""
+        if self.step and not self.stage:
+            where = f", step {self.step}"
+        return f"phase '{self.phase}'{where}"
 
 
 class Board:

@@ -79,11 +79,16 @@ def log_loss(loss: Any) -> None:
         _listener.log_loss(loss)
 
 
+def listen(listener: Listener) -> None:
+    """Let the listener hear what code tells, until `stop_listening`."""
+    global _listener
+    _listener = listener
+
+
 @contextmanager
 def listening(listener: Listener) -> Iterator[None]:
     """Let the listener hear what the code in the block tells."""
-    global _listener
-    _listener = listener
+    listen(listener)
     try:
         yield
     finally:

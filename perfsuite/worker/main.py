@@ -50,7 +50,7 @@ def serve(start: messages.RankStart, pipe: Connection) -> None:
     except NotExercisedError as error:
         _send(pipe, messages.Skipped(reason=str(error)))
     except Exception as error:  # noqa: BLE001  # the controller raises it
-        _send(pipe, _failed(error))
+        _send(pipe, failed(error))
     else:
         return
     # Skip every exit handler: after an error a process group may hang in its own.
@@ -66,7 +66,8 @@ def _send(pipe: Connection, reply: messages.Reply) -> None:
         pipe.recv()
 
 
-def _failed(error: Exception) -> messages.Failed:
+def failed(error: Exception) -> messages.Failed:
+    """Return what the controller raises for an error of this rank."""
     message = str(error)
     frames = traceback.extract_tb(error.__traceback__)
     # The user's frames, and the one that raised.

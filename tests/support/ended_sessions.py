@@ -15,6 +15,7 @@ import psutil
 from shared_memory import orphaned_segments
 
 from perfsuite.records.cell import CellLine, decode_line
+from perfsuite.system.background import processes_with
 
 # No process of a session may live on for longer (issue 7).
 MOST_S = 2.0
@@ -70,12 +71,13 @@ class RunningSession:
         return [" ".join(process.info["cmdline"] or ()) for process in self.processes()]
 
     def processes(self) -> list[psutil.Process]:
-        """All of its processes, whoever their parents are by now."""
+        """All of its processes, whoever their parents are by now, those of its commands too."""
+        of_commands = processes_with(f"TMPDIR={self.temporary}")
         return [
             process
             for process in psutil.process_iter(["status", "cmdline"])
             if process.info["status"] != psutil.STATUS_ZOMBIE
-            and _session_of(process.pid) == self.process.pid
+            and (process.pid in of_commands or _session_of(process.pid) == self.process.pid)
         ]
 
     def leftovers(self) -> list[str]:

@@ -88,7 +88,7 @@ _OURS = (
     "GITHUB_BASE_REF",
     "CI_MERGE_",
 )
-_ENVIRONMENT = {
+ENVIRONMENT = {
     **{name: value for name, value in os.environ.items() if not name.startswith(_OURS)},
     # Fewer plugins, which every launch would import.
     "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
@@ -130,7 +130,7 @@ class Repository:
         """Return what git answers."""
         return subprocess.run(
             ["git", "-C", str(self.path), *arguments],
-            env=_ENVIRONMENT,
+            env=ENVIRONMENT,
             check=True,
             capture_output=True,
             text=True,
@@ -151,7 +151,7 @@ class Repository:
             ],
             cwd=self.folder,
             env={
-                **_ENVIRONMENT,
+                **ENVIRONMENT,
                 "PYTHONUNBUFFERED": "1",
                 LOCK_DIR: os.environ[LOCK_DIR],
                 **environment,

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from bad_inputs import (
     CELLS,
+    COMMANDS,
     FILES,
     MARKERS,
     OPTIONS,
@@ -38,7 +39,7 @@ GIVEN = [(name, text) for name, (texts, _) in OPTIONS.items() for text in texts]
 def test_two_hundred_bad_inputs_are_tried() -> None:
     tables = (MARKERS, RECIPES, WORKLOADS, REFERENCES, VERBS, VERBS_OF_EXCEPTIONS, USAGE, CELLS)
 
-    assert len(GIVEN) + sum(map(len, tables)) > 280
+    assert len(GIVEN) + sum(map(len, (*tables, COMMANDS))) > 320
 
 
 def message_of(error: pytest.ExceptionInfo[PerfsuiteError]) -> str:
@@ -166,9 +167,12 @@ def test_a_bad_reference_is_refused_before_anything_is_imported(reference: Any) 
 
 
 def test_a_bad_cell_fails_alone_in_one_line(pytester: pytest.Pytester) -> None:
+    commands = [
+        (f"command_benchmark({call})", f"SettingError: {message}") for call, message in COMMANDS
+    ]
     tests = [
-        f"def test_{number}(train_benchmark):\n    {body}\n"
-        for number, (body, _) in enumerate(CELLS)
+        f"def test_{number}(train_benchmark, command_benchmark):\n    {body}\n"
+        for number, (body, _) in enumerate((*CELLS, *commands))
     ]
     pytester.makepyfile("from perfsuite import Recipe\n" + "\n".join(tests))
 
@@ -177,9 +181,9 @@ def test_a_bad_cell_fails_alone_in_one_line(pytester: pytest.Pytester) -> None:
     )
 
     assert result.ret == pytest.ExitCode.TESTS_FAILED
-    result.assert_outcomes(failed=len(CELLS))
+    result.assert_outcomes(failed=len(tests))
     assert "Traceback" not in str(result.stdout)
-    for _, message in CELLS:
+    for _, message in (*CELLS, *commands):
         assert any(line.startswith(message) for line in result.outlines), message
 
 

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
 import typer
+import typer.core
 
 from perfsuite.cli import options
 from perfsuite.cli.output import JsonFile, say, write_json
 from perfsuite.errors import ExitCode, SettingError
 from perfsuite.gate.arms.build import find_interpreter
+from perfsuite.gate.arms.command import Command
 from perfsuite.gate.git.find_base import target_branch
 from perfsuite.gate.judge.explain import explain_stored
 from perfsuite.gate.judge.kept_pairs import PAIRS_FILE
@@ -68,7 +71,33 @@ Markdown = Annotated[
 ]
 
 
+def _of_command(metavar: str, text: str) -> Any:
+    return typer.Option(metavar=metavar, help=text, rich_help_panel="Of a COMMAND after --")
+
+
+Steps = Annotated[int | None, _of_command("N", "Steps to time; 40 unless given.")]
+Warmup = Annotated[int | None, _of_command("N", "Steps before them; 10 unless given.")]
+Name = Annotated[str | None, _of_command("NAME", "Of the cell; that of the command's first file.")]
+Metrics = Annotated[
+    str | None, _of_command("SPEC", "Where it logs step times, such as jsonl:FILE:KEY.")
+]
+Optimizer = Annotated[str | None, _of_command("CLASS", "Whose steps count; the first that steps.")]
+PerStep = Annotated[int | None, _of_command("N", "Of all ranks together.")]
+
+
+class CommandAfterDashes(typer.core.TyperCommand):
+    """A verb that is given what follows the first `--` as its context's object."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse what comes before."""
+        if "--" in args:
+            at = args.index("--")
+            ctx.obj, args = args[at + 1 :], args[:at]
+        return super().parse_args(ctx, args)
+
+
 def gate(
+    context: typer.Context,
     paths: options.Paths = None,
     base: Base = None,
     base_dir: BaseDir = None,
@@ -83,6 +112,13 @@ def gate(
     timeout: Timeout = LAUNCH_TIMEOUT_S,
     identical: Identical = "pass",
     numerics_change: NumericsChange = "tell",
+    steps: Steps = None,
+    warmup: Warmup = None,
+    name: Name = None,
+    metrics: Metrics = None,
+    optimizer: Optimizer = None,
+    samples_per_step: PerStep = None,
+    tokens_per_step: PerStep = None,
     *,
     seed: options.DrawnSeed,
     json_file: JsonFile = None,
@@ -90,12 +126,24 @@ def gate(
 ) -> None:
     """Judge whether the benchmarks of any pytest-benchmark suite became slower than their base.
 
+    Or one training command, as it is: `perfsuite gate -- torchrun --nproc-per-node=2 train.py`.
+
     Exit code: 0 none did, 10 a regression, 11 inconclusive, 12 no base or an unfit machine,
     13 nothing was compared, 1 a test failed.
     """
     bounds = option_bounds(tolerance, limit)
+    given = {
+        "steps": steps,
+        "warmup": warmup,
+        "name": name,
+        "metrics": metrics,
+        "optimizer": optimizer,
+        "samples_per_step": samples_per_step,
+        "tokens_per_step": tokens_per_step,
+    }
+    words: list[str] | None = context.obj
     request = GateRequest(
-        command=options.pytest_command(paths, select),
+        command=_command(words, given, paths or (), select),
         **_base_fields(base, base_dir, base_python, base_build, base_env or []),
         judges_identical=identical == "judge",
         tolerance=bounds[0],
@@ -104,9 +152,9 @@ def gate(
         budget=Budget(max_pairs=max_pairs, max_s=60 * max_minutes, timeout_s=timeout),
         seed=seed,
         fingerprint=options.fingerprint_here(),
-        stored=stored if (stored := Path(options.STORAGE)).is_dir() else None,
+        stored=stored if words is None and (stored := Path(options.STORAGE)).is_dir() else None,
         outputs=tuple(path for path in (json_file, markdown) if path is not None),
-        pairs_file=Path.cwd() / "results" / PAIRS_FILE,
+        pairs_file=None if words is not None else Path.cwd() / "results" / PAIRS_FILE,
     )
     check_writable(*request.outputs)
     result = run_gate(request, say=say, machine=options.wait_for_machine())
@@ -115,6 +163,24 @@ def gate(
     if markdown is not None:
         write_atomically(markdown, _to_markdown(result, request).encode())
     raise typer.Exit(end_code(result))
+
+
+def _command(
+    words: Sequence[str] | None, given: Mapping[str, Any], paths: Sequence[str], select: str | None
+) -> Command:
+    """Return the call of pytest: of the user's benchmarks, or of a command as the only cell."""
+    given = {name: value for name, value in given.items() if value is not None}
+    if words is not None:
+        others = [*paths, *([] if select is None else ["-k"])]
+        if others:
+            raise SettingError(
+                f"{others[0]} stands before -- and a command, which is the only cell; leave it out"
+            )
+        return options.command_call(words, given)
+    if given:
+        option = f"--{next(iter(given)).replace('_', '-')}"
+        raise SettingError(f"{option} is for a command; write the command at the end, after --")
+    return options.pytest_command(paths, select)
 
 
 def _base_fields(

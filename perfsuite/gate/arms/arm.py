@@ -126,6 +126,7 @@ class Launch:
         suite: What the arm has collected; None until it has.
         takes_turns: Whether the arm's perfsuite, if it has one, can take turns.
         cells: Those that were run.
+        agreed: By cell, how its rounds were, which the other arm's must be too.
         loaded: By all its processes.
         failure: Why something is missing; None of a whole launch.
         leaves_daemon: Whether it left a process outside its group, which was ended then.
@@ -135,6 +136,7 @@ class Launch:
     suite: Suite | None = None
     takes_turns: bool = True
     cells: dict[str, CellRun] = field(default_factory=dict)
+    agreed: dict[str, dict[str, int]] = field(default_factory=dict)
     loaded: Loaded = NOTHING
     failure: str | None = None
     leaves_daemon: bool = False
@@ -165,6 +167,7 @@ class PairPlan:
             in it as many as fit into a first launch.
         one_by_one: Cells that one arm runs after the other: memory has no room for both.
         is_apart: Whether one launch runs after the other: they want one port, file or daemon.
+        agreed: Rounds of cells that the other arm has run before, where `is_apart`.
         files: What is collected, from pytest's root; none for what the user's own call collects.
         unpinned: Cells that need more than the shared core.
         uncounted: Cells of which no launch need count anything any more.
@@ -179,6 +182,7 @@ class PairPlan:
     num_rounds: Mapping[str, int] = field(default_factory=dict)
     one_by_one: frozenset[str] = frozenset()
     is_apart: bool = False
+    agreed: Mapping[str, dict[str, int]] = field(default_factory=dict)
     files: tuple[str, ...] = ()
     unpinned: frozenset[str] = frozenset()
     uncounted: frozenset[str] = frozenset()

@@ -10,8 +10,7 @@ import sysconfig
 from collections.abc import Mapping
 from pathlib import Path
 
-from perfsuite.gate.arms.launch import end_all
-from perfsuite.gate.arms.launched import background
+from perfsuite.system import background
 
 _NUM_LOG_LINES = 20
 
@@ -46,9 +45,12 @@ def build_base(
     before = _installed()
     log = f"{site}.log"
     process = subprocess.Popen(
-        [sys.executable, "-IS", background.__file__, "sh", "-c", command],
+        [
+            *(sys.executable, "-IS", background.__file__),
+            *(str(os.getpid()), f"{background.LOG}={log}", "sh", "-c", command),
+        ],
         cwd=tree,
-        env={**variables, background.GATE: str(os.getpid()), background.LOG: log},
+        env={**variables, background.LOG: log},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -59,7 +61,7 @@ def build_base(
     try:
         said, _ = process.communicate()
     finally:
-        end_all(process, log)
+        background.end_all(process, f"{background.LOG}={log}")
     if changed := sorted({*before.items()} ^ {*_installed().items()}):
         names = dict.fromkeys(name.partition("-")[0] for name, _ in changed)
         return (

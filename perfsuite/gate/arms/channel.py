@@ -250,19 +250,24 @@ class Server:
 
     def _agree_on_shape(self, arms: Sequence[str]) -> dict[str, int]:
         """Rounds of one length for both arms: a longer round is timed otherwise."""
+        done = self.launches[arms[0]].cells
+        cell = next((name for name in self._chosen if name not in done), "")
+        if cell in self._plan.agreed:
+            return self._plan.agreed[cell]
         shapes = [self._shapes[arm] for arm in arms]
         iteration_s = [shape["iteration_s"] for shape in shapes]
         iterations = agree_on_iterations([shape["iterations"] for shape in shapes], iteration_s)
         round_s = iterations * max(iteration_s)
-        done = self.launches[arms[0]].cells
-        cell = next((name for name in self._chosen if name not in done), "")
         rounds = self._plan.num_rounds.get(cell) or first_num_rounds(round_s, shapes[0]["first_s"])
-        return {
+        agreed = {
             "iterations": iterations,
             "rounds": rounds,
             "counts": cell not in self._plan.uncounted,
             "profiles": self._plan.profiles,
         }
+        for arm in arms:
+            self.launches[arm].agreed[cell] = agreed
+        return agreed
 
 
 class Patience:

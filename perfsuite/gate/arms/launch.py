@@ -9,24 +9,23 @@ import contextlib
 import dataclasses
 import os
 import shutil
-import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from perfsuite.errors import WriteError
 from perfsuite.gate.arms.arm import Arm, Choose, Launch, PairPlan, Suite
 from perfsuite.gate.arms.channel import Server
-from perfsuite.gate.arms.launched import background, bytecode, collected, load_log, turn_clock
+from perfsuite.gate.arms.launched import bytecode, collected, load_log, turn_clock
+from perfsuite.system import background
 from perfsuite.units import format_bytes
 
 _PLUGIN_NAME = "perfsuite_arm"
 # A launch's files, under names that no package has: it may have another perfsuite, or none.
 _COPIED = {
-    _PLUGIN_NAME: Path(background.__file__).with_name("arm_plugin.py"),
+    _PLUGIN_NAME: Path(load_log.__file__).with_name("arm_plugin.py"),
     "perfsuite_background": Path(background.__file__),
     "perfsuite_bytecode": Path(bytecode.__file__),
     "perfsuite_collected": Path(collected.__file__),
@@ -82,7 +81,10 @@ def launch_pair(arms: Sequence[Arm], plan: PairPlan, names: Sequence[str]) -> di
         launches: dict[str, Launch] = {}
         for arm in sorted(arms, key=lambda arm: arm.name != plan.first):
             with scratch_folder() as scratch:
-                alone = dataclasses.replace(plan, first=arm.name)
+                agreed = {
+                    name: one.agreed[name] for one in launches.values() for name in one.agreed
+                }
+                alone = dataclasses.replace(plan, first=arm.name, agreed=agreed)
                 launches |= run_pair([arm], alone, choose=choose, scratch=scratch)
         return {arm.name: launches[arm.name] for arm in arms}
     except OSError as error:
@@ -139,6 +141,7 @@ def _process(launch: Launch, plan: PairPlan, scratch: Path) -> Iterator[subproce
         background.LOG: log_of_files,
         load_log.WATCHED: os.pathsep.join(map(str, arm.watched)),
         "PERFSUITE_ARM_NAME": arm.name,
+        "PERFSUITE_LAUNCH": f"{arm.name}-{plan.number}",
         "PERFSUITE_ARM_CORE": str(plan.core),
         **({"PERFSUITE_ARM_PROFILES": "1"} if plan.profiles else {}),
     }
@@ -160,7 +163,7 @@ def _process(launch: Launch, plan: PairPlan, scratch: Path) -> Iterator[subproce
     finally:
         with contextlib.suppress(subprocess.TimeoutExpired):  # it may be finishing
             process.wait(_GRACE_S)
-        launch.leaves_daemon = end_all(process, log_of_files)
+        launch.leaves_daemon = background.end_all(process, f"{background.LOG}={log_of_files}")
 
 
 def _cache_variables(arm: Arm) -> dict[str, str]:
@@ -169,24 +172,6 @@ def _cache_variables(arm: Arm) -> dict[str, str]:
     # An empty value is none: the variable may be the user's.
     folders = {name: str(arm.caches / arm.name / folder) for name, folder in _CACHES.items()}
     return {**folders, "PYTHONDONTWRITEBYTECODE": ""}
-
-
-def end_all(process: subprocess.Popen[Any], log: str) -> bool:
-    """End a process, its group and all else that has its log; return whether there was more.
-
-    A daemon that has left the group would serve a later launch, perhaps of the other arm, with the
-    code of this one. It is known by its environment, which names the log of no other launch.
-    """
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    has_more = False
-    for pid in background.processes_with(log):
-        with contextlib.suppress(OSError):  # it has ended
-            is_watcher = Path(f"/proc/{pid}/comm").read_text().strip() == background.WATCHER
-            has_more |= not is_watcher and os.getpgid(pid) != process.pid
-            os.kill(pid, signal.SIGKILL)
-    return has_more
 
 
 def _say_if_full(folder: Path) -> str:

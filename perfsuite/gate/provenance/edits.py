@@ -1,8 +1,8 @@
-"""Whether head's code stayed as it is while it was judged: its launches read the working tree."""
+"""Whether head's tree stayed as it is while it was judged: its launches run in the working tree."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from perfsuite.gate.git.overlay import tree_files
@@ -26,3 +26,9 @@ def why_edited(top: Path, before: Mapping[Path, int]) -> str | None:
         f"{listed(sorted(edited))} changed while head was judged, by an edit or by a test, so its "
         "launches did not run one tree; gate again, and leave the working tree as it is meanwhile"
     )
+
+
+def name_new(top: Path, before: Collection[Path]) -> str | None:
+    """Return which files a checkout has that git does not ignore and that were not there before."""
+    new = set(tree_files(top)).difference(before)
+    return f"new since, and left there: {listed(sorted(map(str, new)))}" if new else None

@@ -17,7 +17,8 @@ MIXED = (
 def read_own_files(tree: Path, suite: Suite | None) -> dict[str, bytes]:
     """Return what is in the files of an arm's cells, by their names from the root."""
     names = {name.partition("::")[0] for name in suite.cells} if suite is not None else ()
-    return {name: (tree / name).read_bytes() for name in names}
+    # A command's cell is in none.
+    return {name: (tree / name).read_bytes() for name in names if (tree / name).is_file()}
 
 
 def find_mixed(

@@ -13,12 +13,14 @@ import torch
 
 from perfsuite.ranks import messages
 from perfsuite.ranks.progress import BoardWriter
+from perfsuite.ranks.turns import Agreed
 from perfsuite.records.cell import Counts, Operator
+from perfsuite.system.environment import Environment
 from perfsuite.worker.jobs.activities import start_activity
 from perfsuite.worker.jobs.activity import Activity
+from perfsuite.worker.jobs.arm_turns import ArmTurns
 from perfsuite.worker.jobs.faults import inject_fault
 from perfsuite.worker.jobs.loader_workers import resume_loader_workers, stop_loader_workers
-from perfsuite.worker.jobs.turns import Agreed, ArmTurns
 from perfsuite.worker.measure import warm_up
 from perfsuite.worker.measure.counters import count_garbage, count_iteration, count_kernel_launches
 from perfsuite.worker.measure.device import (
@@ -57,7 +59,6 @@ def run_cell(
     # Before the recipe's precision changes settings that the fingerprint holds.
     environment = describe_environment(start.request.policy.device)
     turns = ArmTurns(start, on_wait=board.mark)
-    channel = start.request.policy.turns
     preparing = ExitStack()
     preparing.callback(shorten_patience, start)
     with ExitStack() as stack:
@@ -66,32 +67,14 @@ def run_cell(
             stack.push(preparing)
             preparing.enter_context(turns.take())
         activity = stack.enter_context(start_activity(job, start, device))
-        measurement = _Measurement(
-            activity,
-            job,
-            device,
-            board,
-            turns,
-            slowdown=0.0 if channel is None else channel.planted_ratio,
-            after_warm_up=preparing.close,
+        measurement = Measurement(
+            activity, job.plan, device, board, start, turns, after_warm_up=preparing.close
         )
-        asked = inject_fault(measurement.whole(), channel, device)
-        activity.run(asked, board.begin_step)
-        return messages.CellMeasured(
-            rounds=tuple(measurement.rounds),
-            stage_rounds=tuple(measurement.stage_rounds),
-            num_iterations=measurement.num_iterations,
-            losses=activity.first_losses(),
-            global_batch_size=activity.global_batch_size,
-            counts=measurement.counts,
-            peak=measurement.peak,
-            operators=measurement.operators,
-            environment=environment,
-            missing=measurement.missing | activity.end(len(measurement.rounds)),
-        )
+        activity.run(measurement.asked(), board.begin_step)
+        return measurement.result(environment)
 
 
-class _Measurement:
+class Measurement:
     """One activity on its way through warm-up, rounds and counting, and what was found so far.
 
     Attributes:
@@ -101,20 +84,21 @@ class _Measurement:
     def __init__(
         self,
         activity: Activity,
-        job: messages.RunCell,
+        plan: messages.MeasurePlan,
         device: torch.device,
         board: BoardWriter,
-        turns: ArmTurns,
+        start: messages.RankStart,
+        turns: ArmTurns | None = None,
         *,
-        slowdown: float,
-        after_warm_up: Callable[[], None],
+        after_warm_up: Callable[[], None] = lambda: None,
     ) -> None:
         self._activity = activity
-        self._plan = job.plan
+        self._plan = plan
         self._device = device
         self._board = board
-        self._turns = turns
-        self._slowdown = slowdown
+        self._channel = channel = start.request.policy.turns
+        self._turns = turns or ArmTurns(start, on_wait=board.mark)
+        self._slowdown = 0.0 if channel is None else channel.planted_ratio
         self._after_warm_up = after_warm_up
         self._stages = StageClock(device, on_enter=board.enter_stage)
         self._marks = StageMarks(board.enter_stage)
@@ -129,7 +113,27 @@ class _Measurement:
         self.operators: tuple[Operator, ...] | None = None
         self.missing = activity.missing
 
-    def whole(self) -> Iterations[None]:
+    def asked(self) -> Iterations[None]:
+        """Return all iterations of the cell, with the fault that a calibration injects."""
+        return inject_fault(self._whole(), self._channel, self._device)
+
+    def result(self, environment: Environment) -> messages.CellMeasured:
+        """Return what was found; raises where the iterations were too few."""
+        activity = self._activity
+        return messages.CellMeasured(
+            rounds=tuple(self.rounds),
+            stage_rounds=tuple(self.stage_rounds),
+            num_iterations=self.num_iterations,
+            losses=activity.first_losses(),
+            global_batch_size=activity.global_batch_size,
+            counts=self.counts,
+            peak=self.peak,
+            operators=self.operators,
+            environment=environment,
+            missing=self.missing | activity.end(len(self.rounds)),
+        )
+
+    def _whole(self) -> Iterations[None]:
         """Warm up, measure and count."""
         self._board.enter_phase("warm-up")
         iteration_s = yield from self._warm_up()

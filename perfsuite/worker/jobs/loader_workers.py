@@ -18,6 +18,7 @@ from perfsuite.ranks.bootstrap import loader_worker_entry
 from perfsuite.ranks.messages import RankStart
 from perfsuite.records.recipe import Recipe
 from perfsuite.records.workload import Split, Workload
+from perfsuite.system import background
 from perfsuite.worker.training.build import seed_random_numbers
 from perfsuite.worker.training.loaders import EpochBatches, build_batches
 
@@ -50,7 +51,7 @@ def open_batches(
 
 
 def stop_loader_workers() -> None:
-    """Stop every process that this one has started with multiprocessing."""
+    """Stop every process that this one has started, and those that these have."""
     _signal_children(signal.SIGSTOP)
 
 
@@ -60,7 +61,20 @@ def resume_loader_workers() -> None:
 
 
 def _signal_children(number: signal.Signals) -> None:
-    for child in multiprocessing.active_children():
-        if child.pid is not None:
-            with contextlib.suppress(ProcessLookupError):  # it has just ended
-                os.kill(child.pid, number)
+    workers = {child.pid for child in multiprocessing.active_children() if child.pid is not None}
+    for child in workers | _descendants():
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # it has just ended
+            os.kill(child, number)
+
+
+def _descendants() -> set[int]:
+    """The processes that this one and its children have started, looked up where any is new."""
+    global _newest, _found
+    if background.has_children() and (newest := background.newest_process()) != _newest:
+        _newest = newest
+        _found = {*background.launched_processes(os.getpid(), background.list_processes())}
+    return _found
+
+
+_newest = b""
+_found: set[int] = set()

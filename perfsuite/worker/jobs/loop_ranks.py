@@ -34,6 +34,20 @@ class LoopRanks:
         return largest.tolist()
 
 
+def meet_ranks(start: RankStart) -> LoopRanks:
+    """Meet the other ranks of a command, and change nothing that its code can see."""
+    rank, world_size = start.rank, start.request.world_size
+    timeout = datetime.timedelta(seconds=start.request.policy.collective_timeout_s)
+    store = PrefixStore("perfsuite", group_store(start))
+    before = dict(os.environ)
+    prefer_loopback(start)
+    try:
+        return LoopRanks(dist.ProcessGroupGloo(store, rank, world_size, timeout))
+    finally:
+        for name in os.environ.keys() - before:
+            del os.environ[name]
+
+
 @contextmanager
 def join_ranks(start: RankStart) -> Iterator[LoopRanks]:
     """Set torchrun's variables in this rank, and meet the others."""

@@ -195,7 +195,8 @@ class UserStep(_UserCode):
 class UserLoop(_UserCode):
     """A whole training loop: its steps end where its optimizer has stepped, or it says so.
 
-    Its first step, which may hold all that comes before the training, is not measured.
+    Its first step, which may hold all that comes before the training, is not measured. That of a
+    command runs already when this is made, and is not called.
     """
 
     def __init__(
@@ -203,10 +204,11 @@ class UserLoop(_UserCode):
     ) -> None:
         super().__init__(code)
         assert code.num_steps is not None
+        self._what = code.kind
         self.num_steps = code.num_steps
         self.num_warmup = code.num_warmup - 1
         self.missing = dict.fromkeys(
-            _NOT_IN_TWO_STEPS, "a loop takes only two steps more than the timed ones"
+            _NOT_IN_TWO_STEPS, f"a {code.kind} takes only two steps more than the timed ones"
         )
         self._train = train
         self._ranks = ranks
@@ -223,8 +225,8 @@ class UserLoop(_UserCode):
 
     def run(self, asked: Iterations[None], begin_step: Callable[[], None]) -> None:
         """Run the loop until the measurement asks for nothing more, or it ends by itself."""
-        self._asked, self._begin_step = asked, begin_step
-        hook = register_optimizer_step_post_hook(self._after_optimizer)
+        self.begin(asked, begin_step)
+        hook = register_optimizer_step_post_hook(self.after_optimizer)
         try:
             with listening(self):
                 if inspect.isgenerator(self._train()):
@@ -244,11 +246,21 @@ class UserLoop(_UserCode):
         finally:
             hook.remove()
             asked.close()
+        self.finish()
+
+    def begin(self, asked: Iterations[None], begin_step: Callable[[], None]) -> None:
+        """Have the measurement hear of the ends of steps."""
+        self._asked, self._begin_step = asked, begin_step
+
+    def finish(self) -> None:
+        """Return when all ranks have ended, or raise what the measurement has raised."""
+        self._asked.close()
         if self._error is not None:
             raise self._error
         self.start_together()
 
-    def _after_optimizer(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def after_optimizer(self, optimizer: Optimizer, *_: Any) -> None:
+        """End the step, if it is this optimizer that ends steps; raises StopLoop after the last."""
         name = type(optimizer).__name__
         self._stepped[name] = None
         if self._ends is None and self._class_name in (None, name):
@@ -313,7 +325,7 @@ class UserLoop(_UserCode):
         """Return what a loop that ended by itself lacks; raises a WorkloadError for too few."""
         if self._num_ends == 0:
             raise WorkloadError(f"{self._name}: {self._why_no_step()}")
-        taken = f"the loop ended by itself after {self._num_ends} steps"
+        taken = f"the {self._what} ended by itself after {self._num_ends} steps"
         if num_rounds < 2:
             raise WorkloadError(
                 f"{self._name}: {taken}, too few for two rounds after {self.num_warmup + 1} to "
@@ -337,8 +349,8 @@ class UserLoop(_UserCode):
             )
         if self._class_name is None or not self._stepped:
             return (
-                "no torch optimizer stepped in the loop; call perfsuite.step_done() at the end of "
-                "each step"
+                f"no torch optimizer stepped in the {self._what}; call perfsuite.step_done() at "
+                "the end of each step"
             )
         stepped = " and ".join(self._stepped)
-        return f"no {self._class_name} stepped in the loop (optimizer=), but {stepped} did"
+        return f"no {self._class_name} stepped in the {self._what} (optimizer=), but {stepped} did"

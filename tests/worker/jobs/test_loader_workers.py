@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import subprocess
 
 import psutil
 
@@ -43,3 +44,26 @@ def test_children_that_have_ended_are_passed_over() -> None:
     resume_loader_workers()
 
     assert child.exitcode == 0
+
+
+def test_children_of_every_kind_and_their_children_are_stopped_and_go_on() -> None:
+    shell = subprocess.Popen(
+        ["sh", "-c", "sleep 600 & echo $!; wait"], stdout=subprocess.PIPE, text=True
+    )
+    assert shell.stdout is not None
+    child = int(shell.stdout.readline())
+    both = [psutil.Process(shell.pid), psutil.Process(child)]
+
+    def wait_until(stopped: bool) -> None:
+        while any((one.status() == psutil.STATUS_STOPPED) is not stopped for one in both):
+            os.sched_yield()
+
+    try:
+        stop_loader_workers()
+        wait_until(stopped=True)
+        resume_loader_workers()
+        wait_until(stopped=False)
+    finally:
+        for one in both:
+            one.kill()
+        shell.communicate()

@@ -54,7 +54,7 @@ class Rounds:
 
 
 def code(kind: Any, **fields: Any) -> UserCode:
-    steps = {"num_steps": 6, "num_warmup": 2} if kind == "loop" else {}
+    steps = {} if kind == "step" else {"num_steps": 6, "num_warmup": 2}
     return UserCode(name="mine", function=b"", kind=kind, **(steps | fields))
 
 
@@ -83,7 +83,7 @@ def make_step(work: Callable[[str], None] = lambda name: None) -> Callable[[], t
 
 
 def run_loop(train: Callable[[], object], asked: Iterations[None], **fields: Any) -> UserLoop:
-    loop = UserLoop(code("loop", **fields), train, None)
+    loop = UserLoop(code(**{"kind": "loop", **fields}), train, None)
     loop.run(asked, lambda: None)
     return loop
 
@@ -372,6 +372,11 @@ def test_a_compiled_training_is_not_counted_as_if_it_were_not(
             lambda: make_step()(),
             {"optimizer": "AdamW"},
             "mine: no AdamW stepped in the loop (optimizer=), but SGD did",
+        ),
+        (
+            lambda: make_step()(),
+            {"optimizer": "AdamW", "kind": "command"},
+            "mine: no AdamW stepped in the command (optimizer=), but SGD did",
         ),
         (
             lambda: [perfsuite.step_done() for _ in range(3)],

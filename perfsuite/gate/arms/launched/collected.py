@@ -22,6 +22,7 @@ _FIXTURES = (
     "all_reduce_benchmark",
     "step_benchmark",
     "loop_benchmark",
+    "command_benchmark",
 )
 
 

@@ -174,7 +174,7 @@ def _interpreter_of(program: str) -> list[str]:
 
 def _run_the_next() -> None:
     """Run the environment's own `sitecustomize`, which this one hides."""
-    spec = PathFinder.find_spec(__name__, [path for path in sys.path if path != _FOLDER])
+    spec = PathFinder.find_spec(__name__, sys.path[sys.path.index(_FOLDER) + 1 :])
     if spec is not None and spec.loader is not None:
         module = sys.modules[__name__] = module_from_spec(spec)
         spec.loader.exec_module(module)

@@ -3,7 +3,7 @@
 While the other arm has its turn, the other processes of a launch are stopped. Threads cannot be:
 their processor time is counted. When the gate is killed, all that a launch started is ended.
 
-As a program it runs the command that it is given, which ends so too.
+As a program it runs a command that ends so too: `PID NAME=VALUE COMMAND`, see `end_with`.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ import ctypes
 import os
 import select
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 # Threads that the gate itself has in a launch have names that begin so.
 OUR_THREADS = "perfsuite"
@@ -48,7 +50,7 @@ class Background:
     """The other processes of a launch, and the other threads of this one."""
 
     def __init__(self) -> None:
-        """Call it early: it forks, as `end_with_gate` says.
+        """Call it early: it forks, as `end_with` says.
 
         Nothing is stopped where the kernel cannot wait for an end (pidfd_open(2), Linux 5.3).
         """
@@ -57,7 +59,7 @@ class Background:
         self._stopped: set[int] = set()
         self._told: set[int] = set()
         before = newest_process()
-        self._waker = end_with_gate()
+        self._waker = end_with(int(os.environ[GATE]), f"{LOG}={os.environ[LOG]}")
         # A container's own /proc may not count.
         self._counts_starts = newest_process() != before
         self._newest = b""
@@ -98,7 +100,7 @@ class Background:
 
     def processes(self, *, looks: bool = False) -> dict[int, Process]:
         """Return all other processes of the launch, by their ids."""
-        if not (looks or self._found or _has_children()):
+        if not (looks or self._found or has_children()):
             return {}
         newest = newest_process()
         if looks or newest != self._newest or not self._counts_starts:
@@ -187,18 +189,42 @@ def _read_process(pid: int) -> Process | None:
     )
 
 
-def processes_with(log: str) -> list[int]:
-    """Return the other processes whose environment has this log: all that one launch started."""
-    variable = f"{LOG}={log}".encode()
+def processes_with(variable: str) -> list[int]:
+    """Return the other processes whose environment has NAME=VALUE, as all of one launch have."""
     found = []
     for name in filter(str.isdigit, os.listdir("/proc")):  # noqa: PTH208  # faster
         with contextlib.suppress(OSError):  # it has ended, or is another user's
-            if variable in Path(f"/proc/{name}/environ").read_bytes().split(b"\0"):
+            if variable.encode() in Path(f"/proc/{name}/environ").read_bytes().split(b"\0"):
                 found.append(int(name))
     return [pid for pid in found if pid != os.getpid()]
 
 
-def _has_children() -> bool:
+def end_all(process: subprocess.Popen[Any], variable: str) -> bool:
+    """End a process, its group and all else that has its variable; return whether there was more.
+
+    A daemon that has left the group would serve a later launch, perhaps of the other arm, with the
+    code of this one. It is known by its environment, which no other launch has.
+    """
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    more = left_behind(process.pid, variable)
+    _signal(processes_with(variable), signal.SIGKILL)
+    return bool(more)
+
+
+def left_behind(group: int, variable: str) -> list[int]:
+    """Return the processes with a variable outside of a group, but not the one that ends them."""
+    found = []
+    for pid in processes_with(variable):
+        with contextlib.suppress(OSError):  # it has ended
+            is_watcher = Path(f"/proc/{pid}/comm").read_text().strip() == WATCHER
+            if not is_watcher and os.getpgid(pid) != group:
+                found.append(pid)
+    return found
+
+
+def has_children() -> bool:
     """Whether this process has a child, ended ones that it did not wait for included."""
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -213,11 +239,12 @@ def _signal(pids: Iterable[int], number: signal.Signals) -> None:
             os.kill(pid, number)
 
 
-def end_with_gate() -> int | None:
+def end_with(gate: int, variable: str) -> int | None:
     """Have this process, and all that it starts, end when the gate, its parent, has ended.
 
-    It forks a process that outlives this one, and returns a pipe to it: processes whose ids are
-    written there are resumed when this one has ended. None where the kernel cannot wait for an end.
+    What it starts is known by a variable of its environment, NAME=VALUE. It forks a process that
+    outlives this one, and returns a pipe to it: processes whose ids are written there are resumed
+    when this one has ended. None where the kernel cannot wait for an end.
     """
     # The gate cannot ask for that between fork and exec: Python runs its own handlers around such a
     # fork, which lose a Ctrl-C.
@@ -225,7 +252,7 @@ def end_with_gate() -> int | None:
     prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     try:
         own = os.pidfd_open(os.getpid())
-        gate = os.pidfd_open(int(os.environ[GATE]))
+        ending = os.pidfd_open(gate)
     except OSError:
         return None
     reader, writer = os.pipe()
@@ -234,17 +261,17 @@ def end_with_gate() -> int | None:
             os.setsid()  # what ends the launch's group must not end this one
             prctl(_PR_SET_NAME, WATCHER.encode(), 0, 0, 0)
             if os.fork() == 0:  # not a child of the launch, which may wait for all of its children
-                _clear_up(own, gate, reader, writer)
+                _clear_up(own, ending, reader, writer, variable)
         finally:
             os._exit(0)
     os.waitpid(child, 0)
-    for descriptor in (own, gate, reader):
+    for descriptor in (own, ending, reader):
         os.close(descriptor)
     os.set_blocking(writer, False)
     return writer
 
 
-def _clear_up(process: int, gate: int, reader: int, writer: int) -> None:
+def _clear_up(process: int, gate: int, reader: int, writer: int, variable: str) -> None:
     """Resume what a process has named when it has ended; kill what it started when the gate has.
 
     A gate that lives kills all that itself, and this process too.
@@ -262,9 +289,9 @@ def _clear_up(process: int, gate: int, reader: int, writer: int) -> None:
     stopped = {int(pid) for pid in told.split()} & processes.keys()
     _signal([pid for pid in stopped if processes[pid].state == "T"], signal.SIGCONT)
     select.select([gate], [], [])
-    _signal(processes_with(os.environ[LOG]), signal.SIGKILL)
+    _signal(processes_with(variable), signal.SIGKILL)
 
 
 if __name__ == "__main__":
-    end_with_gate()
-    os.execvp(sys.argv[1], sys.argv[1:])
+    end_with(int(sys.argv[1]), sys.argv[2])
+    os.execvp(sys.argv[3], sys.argv[3:])

@@ -13,14 +13,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from perfsuite.gate.arms.launch import end_all
-from perfsuite.gate.arms.launched import background, load_log
+from perfsuite.gate.arms.launched import load_log
+from perfsuite.system import background
 
 # Starts a process in a session of its own and one whose parent has ended; says what it sees.
 LAUNCH = """
 import json, os, subprocess, sys, threading, time
-import perfsuite.gate.arms.launched.background as module
-from perfsuite.gate.arms.launched.background import Background
+import perfsuite.system.background as module
+from perfsuite.system.background import Background
 
 background = Background()
 assert background.processes(looks=True) == {} and background.threads() == []
@@ -80,7 +80,7 @@ def launch(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
         start_new_session=True,
     )
     yield process
-    end_all(process, log)
+    background.end_all(process, f"{background.LOG}={log}")
     process.communicate()
 
 

@@ -1,0 +1,97 @@
+"""What a user gives of a training of one's own, checked: a function, or a command and its name."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from perfsuite.errors import SettingError
+from perfsuite.ranks.command.group import CommandLaunch, run_command
+from perfsuite.ranks.command.metrics import Metrics, run_logged
+from perfsuite.ranks.messages import GroupRequest, MeasurePlan, Reply, RunCell, UserCode
+
+# Runs a group of ranks.
+Run = Callable[[GroupRequest], list[Reply]]
+
+
+def check_function(function: Any, argument: str) -> None:
+    """Raise a SettingError for what cannot be called without arguments."""
+    if not callable(function):
+        raise SettingError(f"{argument} is {function!r}; use a function without arguments")
+    try:
+        inspect.signature(function).bind()
+    except TypeError as error:
+        raise SettingError(
+            f"{argument} cannot be called without arguments ({error}); use a function without "
+            "arguments"
+        ) from error
+
+
+def plan_launch(
+    command: Any, *, root: Path, cwd: Any = None, env: Any = None, name: Any = None
+) -> CommandLaunch:
+    """Return how a command is launched below a root; a SettingError for a wrong argument."""
+    words = command if isinstance(command, Sequence) and not isinstance(command, str) else ()
+    if not words or not all(isinstance(word, str) and word for word in words):
+        raise SettingError(
+            f"command is {command!r}; use a list of words, such as ['torchrun', 'train.py']"
+        )
+    if not (cwd is None or isinstance(cwd, str | Path)) or not (root / (cwd or "")).is_dir():
+        raise SettingError(f"cwd is {cwd!r}; use a folder, which counts from {root}")
+    given = {} if env is None else env
+    if not isinstance(given, Mapping) or not all(
+        isinstance(text, str) for pair in given.items() for text in pair
+    ):
+        raise SettingError(f"env is {env!r}; use a dict of strings, such as {{'SEED': '0'}}")
+    if not (name is None or (isinstance(name, str) and name.strip())):
+        raise SettingError(f"name is {name!r}; use a text, or None for the name of a file")
+    folder = root / (cwd or "")
+    return CommandLaunch(
+        name=name or name_of(words, folder),
+        words=tuple(words),
+        folder=folder,
+        environment=dict(given),
+    )
+
+
+def name_of(words: Sequence[str], folder: Path) -> str:
+    """Return the name of a command: its first argument that is a file, without the suffix.
+
+    A module's name where it runs one, else that of its program.
+    """
+    files = [word for word in words[1:] if (folder / word).is_file()]
+    modules = [after for word, after in itertools.pairwise(words) if word == "-m"]
+    if modules and not files:
+        return modules[-1]
+    return str(Path((files or [Path(words[0]).name])[0]).with_suffix(""))
+
+
+def plan_command(
+    launch: CommandLaunch,
+    metrics: Any,
+    plan: MeasurePlan,
+    *,
+    is_timed: bool = True,
+    **code: Any,
+) -> tuple[RunCell, Run]:
+    """Return the job of a command, and what runs it; `code` has other fields of `UserCode`.
+
+    Raises a SettingError for a value that is not allowed.
+    """
+    user_code = UserCode(name=launch.name, function=b"", kind="command", **code)
+    run: Run = partial(run_command, launch=launch)
+    if metrics is not None:
+        run = partial(run_logged, launch=launch, metrics=Metrics.parse(metrics))
+    user_code = shortest(user_code, is_timed)
+    return RunCell(activity="command", plan=plan, user_code=user_code), run
+
+
+def shortest(code: UserCode, is_timed: bool) -> UserCode:
+    """Return what is run of a loop or a command of which no time is kept."""
+    is_whole = is_timed or code.num_steps is None
+    return code if is_whole else dataclasses.replace(code, num_steps=2, num_warmup=2)

@@ -1,0 +1,134 @@
+"""What went wrong in a command, one sentence each, with the last words of its output."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+
+from perfsuite.errors import WorkloadError
+from perfsuite.ranks.command.joined import Joined
+from perfsuite.ranks.failures import Died, says_lost_peer
+from perfsuite.ranks.messages import Failed
+from perfsuite.units import counted
+
+# torch begins each line of a rank's traceback so.
+_RANK = re.compile(r"^(?:\[rank\d+\]: ?)?", re.MULTILINE)
+# The lines after a traceback's first are indented, up to the one that says what was raised.
+_TRACEBACK = re.compile(r"^Traceback \(most recent call last\):\n(?:[ \t].*\n|\n)+(\S.*)$", re.M)
+_OF_LAUNCHER = "torch.distributed.elastic"
+# torchrun names the signal that ended a rank.
+_SIGNALLED = 128  # a shell adds it to the signal that ended a process
+_SIGNAL = r"\((SIG\w+)\) received by PID {process}\b"
+
+
+def last_words(output: str) -> str:
+    r"""Return what the last traceback says that tells of no other rank, else the last line.
+
+    >>> last_words("Traceback (most recent call last):\n  File x, line 1\nKeyError: 'a'\nbye\n")
+    "KeyError: 'a'"
+    >>> last_words("loading\n"), last_words("")
+    ('loading', 'it printed nothing')
+    """
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    return next(iter([*_tracebacks(output)[-1:], *lines[-1:]]), "it printed nothing")
+
+
+def _tracebacks(output: str) -> list[str]:
+    """The last lines of all tracebacks, after those that only tell that another rank is gone."""
+    found: list[str] = _TRACEBACK.findall(_RANK.sub("", output))
+    return sorted((line for line in found if _OF_LAUNCHER not in line), key=_is_cause)
+
+
+def _is_cause(line: str) -> bool:
+    return not says_lost_peer(line)
+
+
+def read_end(
+    rank: Joined, launcher: subprocess.Popen[bytes], output: str, *, at_s: float
+) -> Died | Failed:
+    """Return how a rank ended without a reply, as far as its launcher and its output tell."""
+    exit_code: int | None = launcher.returncode
+    if killed := re.findall(_SIGNAL.format(process=rank.process), output):
+        exit_code = -signal.Signals[killed[0]]
+    elif exit_code is not None and exit_code > _SIGNALLED:
+        exit_code = _SIGNALLED - exit_code
+    elif rank.process != launcher.pid:
+        exit_code = None
+    raised = _tracebacks(output)
+    if raised and (exit_code is None or exit_code >= 0):
+        error, _, message = raised[-1].partition(": ")
+        return Failed(
+            error=error,
+            is_ours=False,
+            message=message,
+            lost_peer=says_lost_peer(message),
+            at_s=at_s,
+            lines=(),
+        )
+    return Died(exit_code=exit_code, lost_peer=False, at_s=at_s)
+
+
+def ended_error(
+    name: str, exit_code: int | None, num_steps: int | None, output: str, has_hook: bool | None
+) -> WorkloadError:
+    """Return the error of a command whose launcher ended before its ranks had replied.
+
+    `num_steps` is None where no rank was found, `has_hook` where none was looked for.
+    """
+    how = f"{name}: the command ended with exit code {exit_code}"
+    if exit_code is None:
+        how = f"{name}: the command lost a rank"
+    elif exit_code < 0:
+        how = f"{name}: the command was killed by {signal.Signals(-exit_code).name}"
+    if num_steps is not None:
+        return WorkloadError(f"{how} after {counted(num_steps, 'step')}: {last_words(output)}")
+    if exit_code != 0:
+        when = "" if has_hook is None else " before its first optimizer step"
+        return WorkloadError(f"{how}{when}: {last_words(output)}")
+    if has_hook:
+        return WorkloadError(
+            f"{how}, and no torch optimizer stepped in it; call perfsuite.step_done() at the end "
+            "of each step"
+        )
+    return WorkloadError(
+        f"{how}, and no process of it loaded torch.optim with perfsuite's hook; start Python "
+        "without -I, -E and -S, with the PYTHONPATH that the command is given, and on this "
+        "machine, outside of a container; or name what it logs (metrics=)"
+    )
+
+
+def daemon_error(name: str, left: Sequence[int]) -> WorkloadError:
+    """Return the error of a command that ended and left processes, which nothing waits for."""
+    return WorkloadError(
+        f"{name}: the command ended with exit code 0 and left {counted(len(left), 'process')} "
+        f"running (process {left[0]}), which were ended; keep it in the foreground: in a shell "
+        "script, end with 'wait'"
+    )
+
+
+def same_rank_error(name: str, first: Joined, second: Joined) -> WorkloadError:
+    """Return the error of two processes that both say that they are one rank."""
+    return WorkloadError(
+        f"{name}: processes {first.process} and {second.process} both take steps as rank "
+        f"{second.rank} of {second.world_size}; start the ranks with torchrun, or set RANK and "
+        "WORLD_SIZE in each"
+    )
+
+
+def uneven_error(name: str, steps: Mapping[int, int]) -> WorkloadError:
+    """Return the error of a rank that ended, the first, while another went on, with their steps."""
+    (ended, num_steps), (other, num_others) = steps.items()
+    return WorkloadError(
+        f"{name}: rank {ended} ended by itself after {counted(num_steps, 'step')}, and rank "
+        f"{other}, which had taken {num_others}, went on; give all ranks equally many steps"
+    )
+
+
+def silent_error(name: str, what: str, seconds: float, output: str) -> WorkloadError:
+    """Return the error of a command that comes no further and prints nothing."""
+    return WorkloadError(
+        f"{name}: {what}, and it printed nothing, for {seconds:g} s (ten times --perf-timeout); "
+        f"its last words: {last_words(output)}"
+    )

@@ -1,0 +1,326 @@
+"""The ranks of a command: found, measured and ended. Runs in the controller.
+
+The launcher is the user's own. A rank is a process of the command in which an optimizer steps:
+there a hook connects to the socket of this group, and gets the job that any rank gets.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from perfsuite.errors import PerfsuiteError, SettingError
+from perfsuite.ranks import bootstrap, failures
+from perfsuite.ranks.assignments import Assignment
+from perfsuite.ranks.command import faults
+from perfsuite.ranks.command.hooked import sitecustomize as hook
+from perfsuite.ranks.command.joined import Joined
+from perfsuite.ranks.failures import Died
+from perfsuite.ranks.group import POLL_S, RankGroup
+from perfsuite.ranks.messages import Failed, GroupRequest, RankStart, Reply
+from perfsuite.ranks.progress import Board
+from perfsuite.system import background
+from perfsuite.system.signals import uninterrupted
+
+# Before the first step a command loads data and compiles.
+_PATIENCE = 10
+# For a launcher to end once its ranks have, which torchrun looks for ten times a second.
+_GRACE_S = 5.0
+# For what the kernel ends after the launcher, such as helper processes of multiprocessing.
+_REAPED_S = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommandLaunch:
+    """A command, and how it is launched.
+
+    Attributes:
+        name: Of the cell.
+        words: "{out}" in one, as in a value of `environment`, is a folder of this launch alone.
+        folder: Where it runs.
+        inherited: Variables that the session was given.
+        environment: Variables that the user gives to the command alone.
+    """
+
+    name: str
+    words: tuple[str, ...]
+    folder: Path
+    inherited: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    def variables(self, out: Path) -> dict[str, str]:
+        """Return the environment of its processes."""
+        given = {name: value.replace("{out}", str(out)) for name, value in self.environment.items()}
+        return {
+            "WANDB_MODE": "disabled",
+            "MASTER_PORT": str(_free_port()),
+            "PET_MASTER_PORT": str(_free_port()),
+            "PERFSUITE_LAUNCH": "head-0",
+            **self.inherited,
+            "PERFSUITE_OUT": str(out),
+            **given,
+        }
+
+    def program(self, variables: Mapping[str, str]) -> str:
+        """Return the path of its program; raises a SettingError where there is none."""
+        name = self.words[0]
+        place = str(self.folder / name) if "/" in name else name
+        found = shutil.which(place, path=variables.get("PATH", os.defpath))
+        if found is None:
+            raise SettingError(
+                f"the command begins with {name!r}, which is no program in {self.folder} or on "
+                "PATH; name one that can be run"
+            )
+        return str(Path(found).absolute())
+
+
+def run_command(request: GroupRequest, launch: CommandLaunch) -> list[Reply]:
+    """Run a command until its ranks have done a job, and return their replies in rank order.
+
+    Whatever happens, no process and no temporary file of it stays, but what it wrote elsewhere.
+
+    Raises:
+        SettingError: Its program is not there.
+        WorkloadError: It ended before the first step of an optimizer, or never came to one.
+        RankFailureError: A rank crashed, was killed, or hung.
+        PerfsuiteError: A rank raised one of ours.
+    """
+    with CommandGroup(request, launch) as group:
+        return group.run()
+
+
+class CommandGroup(RankGroup):
+    """A running command; a context manager that leaves nothing behind."""
+
+    def __init__(
+        self, request: GroupRequest, launch: CommandLaunch, *, has_hook: bool = True
+    ) -> None:
+        """Start the command, with the hook or as if it ran by itself."""
+        self._prepare(request)
+        self._ranks: tuple[int, ...] = ()
+        self._request = request
+        self._name = launch.name
+        self._has_hook = has_hook
+        self._joined: dict[int, Joined] = {}
+        self._progress, self._since_s = ("", 0), time.monotonic()
+        try:
+            with uninterrupted():
+                self._start(launch)
+        except BaseException:
+            self.end()
+            raise
+
+    def _start(self, launch: CommandLaunch) -> None:
+        self._folder = folder = bootstrap.make_group_folder()
+        self._cleanup.callback(bootstrap.remove_group_folder, folder)
+        self.out = folder / "out"
+        self.out.mkdir()
+        variables = launch.variables(self.out)
+        program = launch.program(variables)
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._cleanup.callback(self._listener.close)
+        self._listener.bind(channel := str(folder / "ranks"))
+        self._listener.listen()
+        self._variable = f"{hook.CHANNEL}={channel}"
+        variables[hook.CHANNEL] = channel
+        if self._has_hook:
+            paths = [hook.FOLDER, variables.get("PYTHONPATH")]
+            variables["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+        words = [word.replace("{out}", str(self.out)) for word in launch.words[1:]]
+        runner = [sys.executable, "-P", background.__file__, str(os.getpid()), self._variable]
+        self._log = folder / "output.log"
+        with self._log.open("wb") as output:
+            self._process = subprocess.Popen(
+                [*runner, program, *words],
+                cwd=launch.folder,
+                env=variables,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                # A group of its own: Ctrl-C reaches the controller alone, which ends it.
+                start_new_session=True,
+            )
+        self._cleanup.callback(self._end_processes)
+
+    def run(self) -> list[Reply]:
+        """Return the replies of all ranks; see `run_command`."""
+        try:
+            self._gather()
+            self._begin()
+            while (replies := self.poll(POLL_S)) is None:
+                if wait([self._listener], 0):  # one rank too many
+                    self._accept()
+                has_ended = self._process.poll() is not None
+                if has_ended and (replies := self.poll(0)) is None:
+                    raise self._ended()
+            if any(self.position(rank).phase == "exit" for rank in self._ranks):
+                self._wait_for_end()
+                if self._process.returncode:
+                    raise self._ended()
+            return replies
+        except PerfsuiteError:
+            self._show_logs()
+            raise
+
+    def run_to_end(self) -> str:
+        """Return what a command without the hook printed, when it has ended by itself."""
+        try:
+            while self._process.poll() is None:
+                time.sleep(POLL_S)
+                self._lose_patience("it did not end")
+            if self._process.returncode or self._left_behind():
+                raise self._ended()
+        finally:
+            self._show_logs()
+        return self._output
+
+    def _gather(self) -> None:
+        """Wait until every rank has taken its first step."""
+        while len(self._joined) < self._world_size:
+            for source in wait([self._listener, *self._pipes.values()], POLL_S):
+                if source is self._listener:
+                    self._accept()
+                else:  # a rank died
+                    self._wait_for_end()
+                    raise self._ended()
+            if self._process.poll() is not None:
+                raise self._ended()
+            num_joined = len(self._joined)
+            only = f"only {num_joined} of its {self._world_size} ranks took a first step"
+            self._lose_patience(only if num_joined else "no optimizer stepped in it")
+
+    def _lose_patience(self, what: str) -> None:
+        """Raise where the command has neither printed anything nor come further for too long."""
+        progress = what, self._log.stat().st_size
+        if progress != self._progress:
+            self._progress, self._since_s = progress, time.monotonic()
+        most_s = _PATIENCE * self._policy.timeout_s
+        if time.monotonic() - self._since_s > most_s:
+            raise faults.silent_error(self._name, what, most_s, self._output)
+
+    def _accept(self) -> None:
+        pipe: Connection[Any, Any] = Connection(self._listener.accept()[0].detach())
+        with contextlib.suppress(EOFError, OSError):  # it died meanwhile
+            joined: Joined = pipe.recv()
+            first = self._joined.setdefault(joined.rank, joined)
+            if first is not joined or joined.rank >= joined.world_size:
+                raise faults.same_rank_error(self._name, first, joined)
+            self._world_size = joined.world_size
+            self._pipes[joined.rank] = pipe
+            self._running[joined.rank] = psutil.Process(joined.process)
+
+    def _begin(self) -> None:
+        """Give every rank its job."""
+        self._ranks = tuple(sorted(self._joined))
+        self._board = Board(self._folder / "progress", self._world_size)
+        self._cleanup.callback(self._board.close)
+        self._watch = failures.ProgressWatch(self._board, self._world_size)
+        for rank, joined in self._joined.items():
+            policy = dataclasses.replace(self._policy, device=joined.device)
+            start = RankStart(
+                request=dataclasses.replace(
+                    self._request, world_size=self._world_size, policy=policy
+                ),
+                assignment=Assignment(
+                    rank=rank,
+                    place=joined.place,
+                    num_neighbours=joined.num_neighbours,
+                    gpu=joined.place,
+                    backend="gloo",
+                ),
+                folder=str(self._folder),
+                core=None,
+                cores=tuple(sorted(os.sched_getaffinity(0))),
+            )
+            with contextlib.suppress(OSError):  # it died meanwhile, as is seen next
+                self._pipes[rank].send(start)
+
+    def sources(self) -> Mapping[Connection | int, int]:
+        """Return the pipes, which end with their rank."""
+        return {self._pipes[rank]: rank for rank in self._waiting()}
+
+    def _reply_of(self, rank: int) -> Reply | Died:
+        try:
+            reply: Reply = self._pipes[rank].recv()
+        except (EOFError, ConnectionResetError):
+            at_s = time.monotonic()
+            self._wait_for_end()
+            return faults.read_end(self._joined[rank], self._process, self._output, at_s=at_s)
+        return reply
+
+    def _raise_first_failure(self) -> None:
+        for rank, reply in self._replies.items():
+            waits = isinstance(reply, Failed) and reply.lost_peer
+            if waits and self.position(rank).phase == "exit" and (running := self._waiting()):
+                steps = {one: self.position(one).step for one in (rank, running[0])}
+                raise faults.uneven_error(self._name, steps)
+        super()._raise_first_failure()
+
+    def where_it_hangs(self, rank: int) -> tuple[str, ...]:
+        """Say whether a rank is stopped: its signals are the command's own."""
+        process = self._joined[rank].process
+        if bootstrap.is_stopped(process):
+            return (f"it is stopped: process {process} was sent SIGSTOP, as a debugger does",)
+        return ()
+
+    def _ended(self) -> PerfsuiteError:
+        """Return the error of a command whose launcher ended before its ranks had replied."""
+        exit_code = self._process.returncode
+        if exit_code == 0 and (left := self._left_behind()):
+            return faults.daemon_error(self._name, left)
+        has_hook = (self._folder / hook.LOADED).exists() if self._has_hook else None
+        num_steps = max((self.position(rank).step for rank in self._ranks), default=None)
+        return faults.ended_error(self._name, exit_code, num_steps, self._output, has_hook)
+
+    def _left_behind(self) -> Sequence[int]:
+        """The processes that live on after the launcher has ended, and not only for a moment."""
+        deadline_s = time.monotonic() + _REAPED_S
+        while left := background.left_behind(0, self._variable):
+            if time.monotonic() > deadline_s:
+                break
+            time.sleep(POLL_S)
+        return left
+
+    def _wait_for_end(self) -> None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_GRACE_S)
+
+    @property
+    def _output(self) -> str:
+        return self._log.read_text(errors="replace")
+
+    def _log_lines(self, rank: int) -> tuple[str, ...]:
+        return ()  # its last words are in the message
+
+    def _show_logs(self) -> None:
+        print(self._output, end="")
+
+    def _end_processes(self) -> None:
+        for pipe in self._pipes.values():
+            pipe.close()
+        if self._ranks and not self._waiting():
+            self._wait_for_end()
+        deadline_s = time.monotonic() + _REAPED_S
+        while background.end_all(self._process, self._variable) and time.monotonic() < deadline_s:
+            time.sleep(POLL_S / 4)
+
+
+def _free_port() -> int:
+    """Return a port of this machine that no process listens on now."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as one:
+        one.bind(("127.0.0.1", 0))
+        port: int = one.getsockname()[1]
+        return port

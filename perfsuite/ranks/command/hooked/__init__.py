@@ -1,0 +1,1 @@
+"""The folder that comes first on the module path of a command's processes."""

@@ -1,0 +1,79 @@
+"""A rank's turns: a round waits until the other arm of a comparison is blocked.
+
+Runs in the first rank of a group, for all of them: its end of the channel that the gate opens.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from perfsuite.ranks.messages import TurnChannel
+
+# Duration of all rounds in a first launch: starting ranks costs as much.
+_FIRST_S = 1.0
+# How often a rank that waits for its turn shows that it is not stuck.
+_LOOK_S = 1.0
+
+
+class Agreed(NamedTuple):
+    """What both arms run; a gate that does not say whether they count or profile has them do it.
+
+    Attributes:
+        iterations: Of a round.
+        rounds: As many as the gate wants.
+        counts: Whether an iteration is counted after the rounds.
+        profiles: Whether its operators are profiled.
+    """
+
+    iterations: int
+    rounds: int
+    counts: bool = True
+    profiles: bool = True
+
+
+class Turns:
+    """The turns of one arm."""
+
+    def __init__(self, channel: TurnChannel, on_wait: Callable[[], None] = lambda: None) -> None:
+        """Connect to the gate; `on_wait` is called again and again while it does not answer."""
+        self._on_wait = on_wait
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.connect(channel.path)
+        self._lines = self._socket.makefile("r", encoding="utf-8")
+        self._send(kind="hello", arm=channel.arm)
+
+    @contextmanager
+    def take(self) -> Iterator[None]:
+        """Hold the turn: enter when it is this arm's, and hand it on at the end."""
+        self._send(kind="turn")
+        self._receive()
+        yield
+        self._send(kind="done")
+
+    def agree(self, num_iterations: int, iteration_s: float) -> Agreed:
+        """Return what both arms run.
+
+        `num_iterations` is what this arm alone would run, `iteration_s` the seconds of one.
+        """
+        self._send(
+            kind="shape", iterations=num_iterations, iteration_s=iteration_s, first_s=_FIRST_S
+        )
+        answer = json.loads(self._receive())
+        return Agreed(**{name: answer.get(name, True) for name in Agreed._fields})
+
+    def _receive(self) -> str:
+        while not select.select([self._socket], [], [], _LOOK_S)[0]:
+            self._on_wait()
+        line = self._lines.readline()
+        if not line:
+            os._exit(1)  # the gate has ended, and started this process
+        return line
+
+    def _send(self, **message: Any) -> None:
+        self._socket.sendall(json.dumps(message).encode() + b"\n")

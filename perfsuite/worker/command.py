@@ -1,0 +1,133 @@
+"""A rank of a user's command: measured from its first optimizer step until it has taken enough.
+
+Runs in the user's own process, where the hook in `perfsuite.ranks.command.hooked` loads it by name.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Callable
+from multiprocessing import util
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from perfsuite.ranks import messages
+from perfsuite.ranks.command.joined import Joined
+from perfsuite.ranks.progress import Board
+from perfsuite.records import stages
+from perfsuite.records.stages import StopLoop
+from perfsuite.worker.jobs.cell import Measurement
+from perfsuite.worker.jobs.loop_ranks import meet_ranks
+from perfsuite.worker.jobs.user_code import UserLoop
+from perfsuite.worker.main import failed
+from perfsuite.worker.measure.environment import describe_environment
+
+# Before any other finalizer of the process: workers and process groups still live.
+_FIRST = 1000
+
+
+class StopCommand(StopLoop, SystemExit):
+    """Ends the rank: where nothing catches it, with exit code 0 and without a word."""
+
+
+def join(path: str, loss: Any) -> CommandRank:
+    """Return this process as a rank, when all others have come; `loss` is its first step's."""
+    channel = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    channel.connect(path)
+    pipe: Connection[Any, Any] = Connection(channel.detach())
+    try:
+        pipe.send(_describe_itself())
+        rank = CommandRank(pipe.recv(), pipe)
+    except (EOFError, OSError):  # the controller has ended this command
+        raise StopCommand from None
+    if loss is not None:
+        rank.log_loss(loss)
+    return rank
+
+
+def _describe_itself() -> Joined:
+    """Say which rank this is: as torchrun has it, else by its process group, else the only one."""
+    group = dist.is_available() and dist.is_initialized()
+    rank = int(os.environ.get("RANK", dist.get_rank() if group else 0))
+    world_size = int(os.environ.get("WORLD_SIZE", dist.get_world_size() if group else 1))
+    return Joined(
+        process=os.getpid(),
+        rank=rank,
+        world_size=world_size,
+        place=int(os.environ.get("LOCAL_RANK", rank)),
+        num_neighbours=int(os.environ.get("LOCAL_WORLD_SIZE", world_size)),
+        device="cuda" if torch.cuda.is_initialized() else "cpu",  # type: ignore[no-untyped-call]
+    )
+
+
+class CommandRank:
+    """This process: the loop that runs in it, as a listener, and the measurement of that."""
+
+    def __init__(self, start: messages.RankStart, pipe: Connection[Any, Any]) -> None:
+        job = start.request.job
+        assert isinstance(job, messages.RunCell)
+        assert job.user_code is not None
+        self._pipe = pipe
+        device = torch.device(start.request.policy.device)
+        if device.type == "cuda":
+            device = torch.device("cuda", torch.cuda.current_device())
+        self._environment = describe_environment(device.type)
+        world_size = start.request.world_size
+        self._board = Board(Path(start.folder) / "progress", world_size).writer(start.rank)
+        ranks = None if world_size == 1 else meet_ranks(start)
+        self._loop = UserLoop(job.user_code, _has_begun, ranks)
+        self._measurement = Measurement(self._loop, job.plan, device, self._board, start)
+        self._loop.begin(self._measurement.asked(), self._board.begin_step)
+        self.stage, self.log_loss = self._loop.stage, self._loop.log_loss
+        stages.listen(self)
+        os.register_at_fork(after_in_child=stages.stop_listening)
+        util.Finalize(None, self._end_by_itself, exitpriority=_FIRST)
+
+    def after_optimizer(self, optimizer: Any) -> None:
+        """Hear that an optimizer has stepped."""
+        self._tell(self._loop.after_optimizer, optimizer)
+
+    def step_done(self) -> None:
+        """Hear that a step ends here."""
+        self._tell(self._loop.step_done)
+
+    def _tell(self, hear: Callable[..., None], *what: Any) -> None:
+        try:
+            hear(*what)
+        except StopLoop:
+            self._board.enter_phase("finish")
+            self._reply()
+            raise StopCommand from None
+
+    def _end_by_itself(self) -> None:
+        """Reply as the process ends, unless an exception ends it, which has been printed."""
+        if sys.exc_info()[0] is None and not hasattr(sys, "last_value"):
+            self._board.enter_phase("exit")
+            self._reply()
+
+    def _reply(self) -> None:
+        if self._pipe.closed:
+            return
+        stages.stop_listening()
+        reply: messages.Reply
+        try:
+            self._loop.finish()
+            reply = self._measurement.result(self._environment)
+        except Exception as error:  # noqa: BLE001  # the controller raises it
+            reply = failed(error)
+        try:
+            self._pipe.send(reply)
+        except OSError:
+            pass  # the controller has ended this command
+        finally:
+            self._pipe.close()
+
+
+def _has_begun() -> None:
+    """Be the loop of a command, which nothing need call."""

@@ -1,0 +1,193 @@
+"""The gate on a user's commands: launchers of two trees, whose ranks take turns at step borders.
+
+Times may differ by any factor that a machine makes: what decides is two hundred times the work.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from gated_repository import ENVIRONMENT, Gated, Repository
+
+from perfsuite.system.timing_lock import LOCK_DIR
+
+pytestmark = pytest.mark.slow
+
+MODEL = """
+    import torch
+
+    def build():
+        return torch.nn.Linear(4, 4)
+
+    def think():
+        sum(range(20_000))
+"""
+# Not a line of it knows of perfsuite.
+TRAIN = """
+    import os
+    import pathlib
+    import socket
+    import sys
+
+    import torch
+    import torch.distributed as dist
+
+    import model
+
+    if "--port" in sys.argv:
+        held = socket.socket()
+        held.bind(("127.0.0.1", 18_347))
+        held.listen()
+    if "RANK" in os.environ:
+        dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    network = model.build()
+    if dist.is_initialized():
+        network = torch.nn.parallel.DistributedDataParallel(network)
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    out = pathlib.Path(os.environ["PERFSUITE_OUT"])
+    assert not any(out.iterdir()) or dist.is_initialized()
+    (out / "checkpoint").touch()
+    while True:
+        model.think()
+        loss = network(torch.ones(8, 4)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+"""
+CELLS = """
+    import os
+
+    import pytest
+
+    pytestmark = pytest.mark.perf(tolerance="99%", limit="300%")
+
+    def test_ranks(command_benchmark):
+        assert os.environ.get("PERFSUITE_LAUNCH", "head-0")[:5] in ("base-", "head-")
+        command = ["torchrun", "--nproc-per-node=2", "train.py", "--out={out}"]
+        command_benchmark(command, steps=20, warmup=3)
+
+    def test_port(command_benchmark):
+        command_benchmark(["python", "train.py", "--port"], steps=20, warmup=3)
+"""
+NAMES = ("--tolerance=99%", "--limit=300%", "--steps=20", "--warmup=3")
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Repository:
+    """A repository whose second commit changes nothing that runs."""
+    repository = Repository(tmp_path)
+    repository.write(model=MODEL, train=TRAIN, benchmarks__test_commands=CELLS)
+    (repository.path / "pytest.ini").write_text("[pytest]\nperf_gate = on\n")
+    repository.git("init", "--quiet", "--initial-branch=main")
+    repository.commit()
+    repository.write(model=f"{MODEL}\n    # the same\n")
+    repository.commit()
+    return repository
+
+
+@pytest.fixture
+def path() -> str:
+    return os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+
+
+def gate_command(repository: Repository, path: str, *arguments: str) -> Gated:
+    """Call the verb."""
+    ended = subprocess.run(
+        [sys.executable, "-c", "from perfsuite.cli.app import main; main()", "gate", *arguments],
+        cwd=repository.path,
+        env={**ENVIRONMENT, LOCK_DIR: os.environ[LOCK_DIR], "PATH": path},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    return Gated(ended.returncode, ended.stdout)
+
+
+def test_the_arms_of_a_command_take_turns_or_run_launch_after_launch(
+    repository: Repository, path: str
+) -> None:
+    twin = repository.gate("--perf-base=HEAD~1", PATH=path)
+
+    twin.expect(
+        0,
+        "*::test_port PASS *",
+        "*::test_ranks PASS *",
+        "*::test_port: *both arms want one port, file, device or daemon: launch ran after launch*",
+    )
+
+
+def test_the_verb_needs_no_benchmark_and_leaves_the_repository_as_it_is(
+    repository: Repository, path: str
+) -> None:
+    slower = MODEL.replace("20_000", "1_000_000")
+    repository.write(model=slower)
+    repository.commit()
+    result = repository.path.parent / "gate.json"
+
+    failed = gate_command(
+        repository,
+        path,
+        *(*NAMES, "--base=HEAD~1", f"--json={result}", "--"),
+        *("python", "train.py"),
+    )
+
+    failed.expect(10, "train FAIL +*")
+    (cell,) = json.loads(result.read_text())["cells"]
+    assert (cell["id"], cell["word"], cell["by"]) == ("train", "FAIL", "pairs")
+    assert repository.git("status", "--porcelain", "--ignored") == ""
+
+
+def test_a_command_that_fails_is_the_base_without_a_baseline_or_a_failed_test_of_head(
+    repository: Repository, path: str
+) -> None:
+    repository.write(model=f"{MODEL}\n    raise OSError('no such data')")
+    repository.commit()
+    call = (*NAMES, "--base=HEAD~1", "--", "python", "train.py")
+    says = (
+        "train: the command ended with exit code 1 before its first optimizer step: OSError: no "
+        "such data*"
+    )
+
+    head = gate_command(repository, path, *call)
+    repository.write(model=MODEL)
+    (repository.path / "train.py").open("a").write("# left\n")
+    repository.commit()
+    base = gate_command(repository, path, *call)
+
+    head.expect(1, "train ERROR*", f"*the head arm failed: WorkloadError: {says}")
+    base.expect(12, "train NO-BASELINE*", f"*the base arm failed: WorkloadError: {says}")
+
+
+MISTAKES = {
+    ("-k", "a", "--", "python", "train.py"): (
+        "perfsuite: -k stands before -- and a command, which is the only cell; leave it out\n"
+    ),
+    ("benchmarks", "--", "python", "train.py"): (
+        "perfsuite: benchmarks stands before -- and a command, which is the only cell; leave it "
+        "out\n"
+    ),
+    ("--", "trane", "train.py"): (
+        "perfsuite: the command begins with 'trane', which is no program in {folder} or on PATH; "
+        "name one that can be run\n"
+    ),
+    ("--",): ("perfsuite: command is []; use a list of words, such as ['torchrun', 'train.py']\n"),
+    ("--steps=9", "benchmarks"): (
+        "perfsuite: --steps is for a command; write the command at the end, after --\n"
+    ),
+    ("--steps=1", "--", "python"): "perfsuite: steps is 1; use a whole number from 2\n",
+}
+
+
+@pytest.mark.parametrize("arguments", MISTAKES, ids=" ".join)
+def test_a_mistake_beside_a_command_ends_in_one_line(
+    tmp_path: Path, path: str, arguments: tuple[str, ...]
+) -> None:
+    ended = gate_command(Repository(tmp_path), path, *arguments)
+
+    assert (ended.code, ended.output) == (2, MISTAKES[arguments].replace("{folder}", str(tmp_path)))
