@@ -126,7 +126,8 @@ def _choose_repeatable_kernels() -> None:
     # Sums in 16 bits of parts of a product.
     backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
-    torch.utils.deterministic.fill_uninitialized_memory = False
+    deterministic: Any = torch.utils.deterministic
+    deterministic.fill_uninitialized_memory = False
     torch.use_deterministic_algorithms(True)
 
 

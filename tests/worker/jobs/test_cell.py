@@ -23,7 +23,7 @@ from perfsuite.ranks.progress import Board
 from perfsuite.records.stages import Stage
 from perfsuite.worker.jobs import cell
 from perfsuite.worker.jobs.activity import Repeatable
-from perfsuite.worker.measure import warm_up
+from perfsuite.worker.measure import rounds, warm_up
 
 CPU = torch.device("cpu")
 NUM_ROUNDS, NUM_STAGE_ROUNDS, NUM_ITERATIONS = 5, 3, 8
@@ -77,6 +77,7 @@ def accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cell, "is_accelerator", lambda _: True)
     monkeypatch.setattr(cell, "make_event", lambda _: Event())
     monkeypatch.setattr(cell, "memory_stats", lambda _: {"num_alloc_retries": next(retries)})
+    monkeypatch.setattr(rounds, "collection_s", lambda _: 0.0)  # another test left garbage
     monkeypatch.setattr(warm_up, "_LEAST_S", 0.0)  # its clock need not rise
     monkeypatch.setattr(warm_up, "_STEADY", float("inf"))
 
