@@ -14,14 +14,16 @@ import pytest
 from perfsuite import Recipe, Workload
 
 DELAY_S = 0.2
+# On one of two ranks alone.
+SHORT_DELAY_S = 0.05
 BATCH_SIZE = 4
 ALLOWED_RATIO = 0.03
 
 pytestmark = pytest.mark.perf(matrix="full")
 
 
-def spin_on(only_on_rank: int | None) -> Any:
-    """Return what takes `DELAY_S` on one rank, or on all of them."""
+def spin_on(only_on_rank: int | None, delay_s: float = DELAY_S) -> Any:
+    """Return what takes some seconds on one rank, or on all of them."""
 
     def delay() -> None:
         import time
@@ -30,7 +32,7 @@ def spin_on(only_on_rank: int | None) -> Any:
 
         rank = dist.get_rank() if dist.is_initialized() else 0  # a reference has no group
         if only_on_rank in (None, rank):
-            end_s = time.perf_counter() + DELAY_S
+            end_s = time.perf_counter() + delay_s
             while time.perf_counter() < end_s:
                 pass
 
@@ -113,9 +115,11 @@ def delayed(stage: str, *, only_on_rank: int | None = None) -> Workload:
     )
 
 
-def delayed_training(stage: str, *, only_on_rank: int | None = None) -> tuple[Any, Any]:
+def delayed_training(
+    stage: str, *, only_on_rank: int | None = None, delay_s: float = DELAY_S
+) -> tuple[Any, Any]:
     """Return a step of a user's own, built, and a loop of it, with the same delay in one stage."""
-    delay = spin_on(only_on_rank)
+    delay = spin_on(only_on_rank, delay_s)
 
     def build_step() -> Any:
         import torch
@@ -157,6 +161,41 @@ def delayed_training(stage: str, *, only_on_rank: int | None = None) -> tuple[An
     return build_step, train
 
 
+def time_by_hand(train: Any, num_steps: int) -> float:
+    """Return the seconds of a step of a loop as its own author would time it."""
+    import time
+
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    import perfsuite
+
+    borders_s: list[float] = []
+
+    def note(*_: Any) -> None:
+        borders_s.append(time.perf_counter())
+        if len(borders_s) > num_steps + 2:
+            raise perfsuite.StopLoop
+
+    hook = register_optimizer_step_post_hook(note)
+    try:
+        train()
+    except perfsuite.StopLoop:
+        return (borders_s[-1] - borders_s[1]) / (len(borders_s) - 2)
+    finally:
+        hook.remove()
+    raise AssertionError("the loop has no end")
+
+
+def expect_slow_rank(outcome: Any, stage: str, by_hand_s: float) -> None:
+    """Fail unless rank 1 is slow in one stage by its delay, and every other time is its own."""
+    record = outcome.record
+    assert statistics.median(outcome.step_times_s) == pytest.approx(by_hand_s, rel=ALLOWED_RATIO)
+    for name, (first_s, second_s) in record.rank_stages_s.items():
+        delay_s = SHORT_DELAY_S if name == stage else 0.0
+        assert second_s - first_s == pytest.approx(delay_s, abs=ALLOWED_RATIO * SHORT_DELAY_S)
+    assert record.slow_ranks[stage] == 1
+
+
 def expect_delay(outcome: Any, stage: str, *, alone: bool = True) -> None:
     """Fail unless the delay is in the time and in its stage, and, if `alone`, in no other."""
     times = outcome.record.stages_s
@@ -193,15 +232,33 @@ def test_the_slowest_rank_is_the_cells_time(train_benchmark: Any) -> None:
     expect_delay(outcome, "forward", alone=False)
 
 
-def test_the_slowest_rank_is_the_time_of_a_users_step(step_benchmark: Any) -> None:
-    build_step, _ = delayed_training("forward", only_on_rank=1)
+@pytest.mark.parametrize("stage", ["load", "forward", "backward", "optimizer"])
+def test_a_slow_rank_is_named_with_its_stage_in_a_users_step(
+    step_benchmark: Any, rank_group: Any, stage: str
+) -> None:
+    build_step, _ = delayed_training(stage, only_on_rank=1, delay_s=SHORT_DELAY_S)
 
-    outcome = step_benchmark(build_step, ranks=2, rounds=3, iterations=2)
+    def train() -> None:
+        step = build_step()
+        while True:
+            step()
 
-    expect_delay(outcome, "forward", alone=False)
+    outcome = step_benchmark(build_step, ranks=2, rounds=5, iterations=4)
+
+    expect_slow_rank(outcome, stage, max(rank_group(2, time_by_hand, train, 20)))
 
 
-def test_the_slowest_rank_is_the_time_of_a_users_loop(loop_benchmark: Any) -> None:
-    _, train = delayed_training("forward", only_on_rank=1)
+@pytest.mark.parametrize("stage", ["load", "forward", "backward", "optimizer"])
+def test_a_slow_rank_is_named_with_its_stage_in_a_users_loop(
+    loop_benchmark: Any, rank_group: Any, stage: str
+) -> None:
+    build_step, train = delayed_training(stage, only_on_rank=1, delay_s=SHORT_DELAY_S)
 
-    expect_delay(loop_benchmark(train, ranks=2, steps=6, warmup=2), "forward", alone=False)
+    def train_in_group() -> None:
+        step = build_step()
+        while True:
+            step()
+
+    outcome = loop_benchmark(train, ranks=2, steps=20, warmup=2)
+
+    expect_slow_rank(outcome, stage, max(rank_group(2, time_by_hand, train_in_group, 20)))

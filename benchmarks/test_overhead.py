@@ -96,12 +96,15 @@ def test_against_a_hand_written_loop(rank_group: Any, capsys: Any) -> None:
     assert 0.99 <= statistics.median(ratios) <= 1.02
 
 
-def time_bare_steps(num_pairs: int, num_steps: int) -> list[tuple[float, float]]:
-    """Return seconds of a step with all its marks and no work: in a measured loop, and alone."""
+def time_marked_steps(num_pairs: int, num_steps: int, work_s: float) -> list[tuple[float, float]]:
+    """Return seconds of a step with all its marks and some work: in a measured loop, and alone."""
+    import tempfile
+
     import torch
 
     import perfsuite
     from perfsuite.ranks.messages import RoundTimes, UserCode
+    from perfsuite.ranks.progress import Board
     from perfsuite.worker.jobs.user_code import UserLoop
     from perfsuite.worker.measure.clock import collector_off
     from perfsuite.worker.measure.rounds import measure_rounds
@@ -109,8 +112,13 @@ def time_bare_steps(num_pairs: int, num_steps: int) -> list[tuple[float, float]]
 
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))])
     loss = torch.ones(())
+    board = Board(Path(tempfile.mkdtemp()) / "board", 1)
+    writer = board.writer(0)
 
     def step() -> None:
+        end_s = time.perf_counter() + work_s
+        while time.perf_counter() < end_s:
+            pass
         for name in ("load", "forward", "backward"):
             with perfsuite.stage(name):
                 pass
@@ -128,13 +136,14 @@ def time_bare_steps(num_pairs: int, num_steps: int) -> list[tuple[float, float]]
             rounds,
             num_rounds=1,
             num_iterations=num_steps,
-            stages=StageClock(torch.device("cpu")),
+            stages=StageClock(torch.device("cpu"), on_enter=writer.enter_stage),
             start_together=lambda: None,
             synchronize=lambda: None,
             after_round=lambda number: None,
+            most_spans=10_000,
         )
         code = UserCode(name="bare", function=b"", kind="loop", num_steps=num_steps)
-        UserLoop(code, train, None).run(asked, lambda: None)
+        UserLoop(code, train, None).run(asked, writer.begin_step)
         return rounds[0].duration_s / num_steps
 
     def alone_s() -> float:
@@ -144,16 +153,34 @@ def time_bare_steps(num_pairs: int, num_steps: int) -> list[tuple[float, float]]
                 step()
             return (time.perf_counter() - began_s) / num_steps
 
-    return [(in_a_loop_s(), alone_s()) for _ in range(num_pairs)]
+    # Ours, alone, alone, ours, ...
+    pairs = []
+    for number in range(num_pairs):
+        sides = (in_a_loop_s, alone_s) if number % 2 == 0 else (alone_s, in_a_loop_s)
+        times_s = {side: side() for side in sides}
+        pairs.append((times_s[in_a_loop_s], times_s[alone_s]))
+    return pairs
 
 
 def test_the_marks_and_borders_of_a_loop(rank_group: Any, capsys: Any) -> None:
-    (pairs,) = rank_group(1, time_bare_steps, 200, 50)
+    (pairs,) = rank_group(1, time_marked_steps, 200, 50, 0.0)
 
     cost_s = statistics.median(measured_s - alone_s for measured_s, alone_s in pairs)
     with capsys.disabled():
         print(f"\n  a step's border, four stages and loss: {1e6 * cost_s:.1f} us")
     assert cost_s < 0.01 * 0.005  # of a step of 5 ms
+
+
+def test_a_measured_loop_of_5_ms_steps(rank_group: Any, capsys: Any) -> None:
+    (pairs,) = rank_group(1, time_marked_steps, 100, 8, 0.005)
+
+    ratios = [measured_s / alone_s for measured_s, alone_s in pairs]
+    with capsys.disabled():
+        print(
+            f"\n  a step of 5 ms, measured / alone: median {statistics.median(ratios):.5f}, "
+            f"from {min(ratios):.3f} to {max(ratios):.3f} over {len(ratios)} pairs"
+        )
+    assert statistics.median(ratios) <= 1.01
 
 
 TORCHRUN_SCRIPT = """

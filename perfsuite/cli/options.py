@@ -72,6 +72,7 @@ _HELP = {
     "parallel": f"One of {PARALLEL_FORMS}.",
     "precision": f"One of {', '.join(PRECISIONS)}.",
     "checkpointing": "none, every-block, segments:C or selective.",
+    "loader": "own, or cached: as if loading were free (compare and sweep).",
     "num_workers": "Loader processes of each rank.",
     "persistent_workers": "Keep the loader processes from epoch to epoch.",
     "pin_memory": "Load into page-locked memory.",

@@ -99,8 +99,10 @@ def check_numerics(session: Session, cell: Cell) -> EquivalenceReport:
     measure something else.
     """
     report = session.require_equivalence(cell.workload, cell.recipe)
-    if report.status == "not exercised":
-        raise NotExercisedError(report.worst.reason)
+    # What a loader of the user's own gives is no question of this machine.
+    missing = [row for row in report.rows if row.status == "not exercised" and row.check != "data"]
+    if report.status == "not exercised" and missing:
+        raise NotExercisedError(missing[0].reason)
     return report
 
 

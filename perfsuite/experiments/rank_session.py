@@ -209,6 +209,7 @@ class Session:
             raise SettingError(
                 f"num_steps is {num_steps!r}; use a whole number from 1 to {MAX_VERIFIED_STEPS}"
             )
+        recipe.require_own_loader()
         packed = pack(find_workload(workload), by_value=by_value)
         try:
             checked = yield from self._check(packed, recipe, num_steps)

@@ -6,14 +6,19 @@ import dataclasses
 import statistics
 from collections.abc import Sequence
 
+from perfsuite.experiments.slow_ranks import own_stage_times, slowest_ranks, step_percentiles
 from perfsuite.ranks.messages import CellMeasured, RoundTimes, RunCell, RunChecked
 from perfsuite.records.cell import CellRecord, Counts, Memory, Outcome, StageTimes
 from perfsuite.records.equivalence import Check, EquivalenceReport, EquivalenceRow, Numerics
 from perfsuite.records.recipe import Recipe
+from perfsuite.system.gpus import peak_flops_per_s
 
 # The precisions that compute in float32 or finer.
 _FULL_PRECISIONS = ("fp64", "fp32", "O0")
-_OF_LOADER = ("num_workers", "persistent_workers", "pin_memory", "prefetch_factor", "non_blocking")
+_OF_LOADER = (
+    *("loader", "num_workers", "persistent_workers", "pin_memory", "prefetch_factor"),
+    "non_blocking",
+)
 
 
 def combine(
@@ -30,6 +35,10 @@ def combine(
     told = [rank.losses for rank in ranks if rank.losses is not None]
     # A user's own code may tell fewer on one rank than on another.
     losses = zip(*told, strict=job.user_code is None)
+    precision = None if job.recipe is None else job.recipe.precision
+    speeds, missing = _speeds(precision, device, ranks, step_s)
+    staged = [rank.stage_rounds or rank.rounds for rank in ranks]
+    own_s = own_stage_times(staged, first.num_iterations, [rank.watched_s for rank in ranks])
     record = CellRecord(
         workload=name,
         recipe=None if job.recipe is None else job.recipe.as_dict(),
@@ -38,11 +47,7 @@ def combine(
         exercised=True,
         fingerprint=None if why_mixed else first.environment.fingerprint,
         numerics=numerics,
-        stages_s=combine_stages(
-            [rank.stage_rounds or rank.rounds for rank in ranks],
-            first.num_iterations,
-            overlaps_loading=device != "cpu",
-        ),
+        stages_s=combine_stages(staged, first.num_iterations, overlaps_loading=device != "cpu"),
         counts=_busiest([rank.counts for rank in ranks]),
         memory=_memory(ranks),
         samples_per_s=None if samples is None else samples / step_s,
@@ -50,12 +55,18 @@ def combine(
         losses=tuple(sum(of_step) / len(of_step) for of_step in losses),
         verdict=None,
         operators=first.operators,
+        rank_stages_s=own_s,
+        slow_ranks=None if own_s is None else slowest_ranks(own_s),
+        step_s=step_percentiles(rounds_by_rank),
+        tflops=speeds["tflops"],
+        mfu=speeds["mfu"],
+        hfu=speeds["hfu"],
     )
     return Outcome(
         step_times_s=tuple(step_times_s),
         num_iterations=first.num_iterations,
         record=record,
-        missing=first.missing | why_mixed,
+        missing=missing | _why_no_rank(own_s, len(ranks)) | first.missing | why_mixed,
     )
 
 
@@ -66,6 +77,38 @@ def _why_mixed(ranks: Sequence[CellMeasured]) -> dict[str, str]:
         if its != ours:
             return {"fingerprint": f"rank 0 and rank {rank} differ: {ours.difference(its)}"}
     return {}
+
+
+def _why_no_rank(own_s: object, num_ranks: int) -> dict[str, str]:
+    if own_s is not None or num_ranks == 1:
+        return {}
+    return {"slow_ranks": "the ranks ran different stages"}
+
+
+def _speeds(
+    precision: str | None, device: str, ranks: Sequence[CellMeasured], step_s: float
+) -> tuple[dict[str, float | None], dict[str, str]]:
+    """Return TFLOP/s of a device, MFU and HFU, as far as they are known, and why one is missing."""
+    counts = [rank.counts for rank in ranks]
+    model = [one.model_flops for one in counts if one.model_flops is not None]
+    with_recomputation = [one.flops for one in counts if one.flops is not None]
+    speeds: dict[str, float | None] = dict.fromkeys(("tflops", "mfu", "hfu"))
+    if len(model) < len(ranks) or not any(model):
+        return speeds, {}  # the counts say why, or there is no model
+    speeds["tflops"] = statistics.fmean(model) / step_s / 1e12
+    if precision is None:
+        return speeds, {"mfu": "the precision of a user's own code is not known"}
+    accelerators = {gpu for rank in ranks for gpu in rank.environment.accelerators}
+    # A part of a GPU that is cut has no peak of its own.
+    gpus = {gpu if "MIG on" in gpu else gpu.split(", ")[0] for gpu in accelerators}
+    peaks = {peak_flops_per_s(gpu, precision) for gpu in gpus or {device}}
+    peak = peaks.pop()
+    if peaks or peak is None:
+        name = " and ".join(sorted(gpus)) or device
+        return speeds, {"mfu": f"the table of peaks has none of {name} in {precision}"}
+    speeds["mfu"] = statistics.fmean(model) / step_s / peak
+    speeds["hfu"] = statistics.fmean(with_recomputation) / step_s / peak
+    return speeds, {}
 
 
 def _busiest(counts: Sequence[Counts]) -> Counts:

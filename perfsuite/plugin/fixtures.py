@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -263,6 +264,9 @@ def _measuring_code(request: pytest.FixtureRequest, benchmark: Any) -> Measure:
 def _measuring(
     request: pytest.FixtureRequest, benchmark: Any, activity: Literal["train", "load", "evaluate"]
 ) -> Measure:
+    from perfsuite.experiments import compared_cell
+    from perfsuite.records.recipe import Recipe
+
     runner = _runner_of(request, benchmark)
     session = runner.session
     by_value = _modules_of(request)
@@ -274,6 +278,9 @@ def _measuring(
         rounds: int | None = None,
         iterations: int | None = None,
     ) -> Outcome:
+        if isinstance(recipe, Recipe) and request.path != Path(compared_cell.__file__):
+            recipe.require_own_loader()
+
         def run(is_timed: bool) -> Outcome:
             numerics = None
             if activity == "train" and runner.choices.checks_numerics:

@@ -256,16 +256,26 @@ class FunctionReturned:
     value: bytes
 
 
+# A stage, and when it began and ended, in seconds since its round did.
+Span = tuple[str, float, float]
+
+
 @dataclass(frozen=True, kw_only=True)
 class RoundTimes:
     """One rank's own times of one round: on a CPU from the common start to the end of its work.
 
     On an accelerator from the device's first iteration to its last, when the host has run ahead.
-    `stages_s` are seconds of the whole round in each stage that was entered.
+
+    Attributes:
+        stages_s: Seconds of the whole round in each stage that was entered.
+        steps_s: Of each iteration, from border to border.
+        spans: The stages in order, on a CPU with "other" between; empty where no rank is compared.
     """
 
     duration_s: float
     stages_s: dict[str, float]
+    steps_s: tuple[float, ...] = ()
+    spans: tuple[Span, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -296,6 +306,7 @@ class CellMeasured:
         stage_rounds: Rounds that have the times of stages, where `rounds` have none.
         peak: Of one iteration, as `operators`; None where nothing was counted.
         missing: Why a number is None, by its name in the record.
+        watched_s: Of untimed iterations on a CPU: each stage's seconds out of and in collectives.
     """
 
     rounds: tuple[RoundTimes, ...]
@@ -308,6 +319,7 @@ class CellMeasured:
     environment: Environment
     missing: dict[str, str]
     stage_rounds: tuple[RoundTimes, ...] = ()
+    watched_s: tuple[dict[str, tuple[float, float]], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

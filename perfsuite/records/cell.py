@@ -36,6 +36,8 @@ class Counts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
     Attributes:
         flops: Floating-point operations of matrix products, convolutions and attention.
+        model_flops: Those of `flops` that are no recomputation, neither by checkpointing nor inside
+            of fused attention.
         ops: Operators that the dispatcher ran.
         collectives: Collective and point-to-point communications that the rank took part in.
         collective_bytes: Their sizes; a collective's is the larger of what the rank gives and
@@ -55,6 +57,7 @@ class Counts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     kernel_launches: Count | None
     collected_objects: Count | None = None
     allocator_retries: Count | None = None
+    model_flops: Count | None = None
 
 
 class Operator(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -86,11 +89,25 @@ class Memory(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     reserved_bytes: Count | None = None
 
 
+class StepPercentiles(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Seconds that half of the steps, 95 % and 99 % took at most, each on its slowest rank."""
+
+    p50: Amount
+    p95: Amount
+    p99: Amount
+
+
 class CellRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """`extra_info["perfsuite"]` of one benchmark: what was trained, how, and what was measured.
 
     Attributes:
         recipe: None where a user's own code was measured.
+        slow_ranks: By stage, the rank that took longest in it, less its waiting for other ranks.
+        rank_stages_s: Seconds per iteration of each stage on each rank, likewise. Both are None
+            for a single rank, and where the ranks ran different stages.
+        tflops: 1e12 model FLOPs a second on one device, the mean over ranks.
+        mfu: `tflops` over the dense peak of the device in the cell's precision, 0.5 = 50 %.
+        hfu: The same with recomputation.
         operators: The ten costliest of one iteration on rank 0; None where none was profiled, as
             in every record from before they were kept.
     """
@@ -111,6 +128,12 @@ class CellRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     verdict: Verdict | None
     operators: tuple[Operator, ...] | None = None
     tokens_per_s: Amount | None = None
+    tflops: Amount | None = None
+    mfu: Amount | None = None
+    hfu: Amount | None = None
+    slow_ranks: dict[str, Count] | None = None
+    rank_stages_s: dict[str, tuple[Amount, ...]] | None = None
+    step_s: StepPercentiles | None = None
 
 
 class CellLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -181,5 +204,8 @@ def decode_line(data: bytes) -> CellLine:
     return msgspec.json.decode(data, type=CellLine)
 
 
-# Everything beside the time that can grow.
-COUNT_NAMES: Final = (*Counts.__struct_fields__, "memory")
+# Everything beside the time that can grow; model FLOPs are a part of the FLOPs.
+COUNT_NAMES: Final = (
+    *(name for name in Counts.__struct_fields__ if name != "model_flops"),
+    "memory",
+)

@@ -29,6 +29,7 @@ EPSILONS = {
     "O3": 2.0**-10,
 }
 PRECISIONS = tuple(EPSILONS)
+LOADERS = ("own", "cached")
 COMM_HOOKS = ("none", "fp16", "bf16", "powersgd")
 
 
@@ -37,6 +38,8 @@ class Recipe:
     """How a workload is trained: loader, parallel mode, precision, checkpointing and step.
 
     Attributes:
+        loader: "own", or "cached": the first batches over and over, as if loading were free; for
+            `perfsuite compare` and `sweep` alone.
         num_workers: Loader processes of each rank; 0 loads in the rank itself.
         persistent_workers: Keep the loader processes from one epoch to the next.
         pin_memory: Load into page-locked memory.
@@ -56,6 +59,7 @@ class Recipe:
         comm_hook: What DDP does to a bucket before it is reduced, one of `COMM_HOOKS`.
     """
 
+    loader: str = "own"
     num_workers: int = 0
     persistent_workers: bool = False
     pin_memory: bool = False
@@ -111,6 +115,14 @@ class Recipe:
         prefix, _, count = self.checkpointing.partition(":")
         return int(count) if prefix == "segments" else None
 
+    def require_own_loader(self) -> None:
+        """Raise a RecipeError where loading is not the workload's own."""
+        if self.loader != "own":
+            raise RecipeError(
+                f"loader={self.loader!r} trains on a few batches over and over, and is for "
+                "perfsuite compare and perfsuite sweep alone; use loader='own'"
+            )
+
     def as_dict(self) -> dict[str, Any]:
         """All fields by name, as plain values."""
         return dataclasses.asdict(self)
@@ -147,6 +159,7 @@ def _is_checkpointing(value: Any) -> bool:
 _BOOLEAN = ("True or False", lambda value: isinstance(value, bool))
 # Each field with what it may be, in words and as a test.
 _ALLOWED: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "loader": (f"one of {', '.join(LOADERS)}", LOADERS.__contains__),
     "num_workers": ("a whole number from 0", is_int_from(0)),
     "persistent_workers": _BOOLEAN,
     "pin_memory": _BOOLEAN,

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from perfsuite.errors import WorkloadError
 from perfsuite.records.recipe import is_int_from
@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 Split = Literal["train", "validation", "test"]
 
 
+def no_dataset(split: Split) -> None:
+    """Be the `build_dataset` of a workload that builds its own loader."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Workload:
     """What is trained. Every `build_*` is called under the cell's seed, on every rank.
@@ -34,6 +38,9 @@ class Workload:
         build_dataset: (split) -> a map-style dataset of (inputs, target), None for a split that
             the workload does not have. `inputs` may be a tensor (`model(inputs)`), a tuple or list
             (`model(*inputs)`) or a dict (`model(**inputs)`).
+        build_loader: In its place (split, shard_index, num_shards) -> this shard's batches, pairs
+            (inputs, target) of `micro_batch_size` samples: a DataLoader of any kind, or another
+            iterable with a length, new in each epoch; None for a split that it does not have.
         loss: (outputs, targets) -> scalar mean over the batch.
         build_optimizer: (parameters) -> the optimizer.
         blocks: (model) -> the modules, in order, between which checkpointing, pipeline and
@@ -44,9 +51,10 @@ class Workload:
 
     name: str
     build_model: Callable[[], Module]
-    build_dataset: Callable[[Split], Dataset[Any] | None]
     loss: Callable[[Any, Any], Tensor]
     build_optimizer: Callable[[Iterator[Parameter]], Optimizer]
+    build_dataset: Callable[[Split], Dataset[Any] | None] = no_dataset
+    build_loader: Callable[[Split, int, int], Iterable[Any] | None] | None = None
     blocks: Callable[[Module], list[Module]] | None = None
     micro_batch_size: int = 32
     metric: str | Callable[[Any, Any], dict[str, float]] = "accuracy"
@@ -58,6 +66,40 @@ class Workload:
             value = getattr(self, field)
             if not is_allowed(value):
                 raise WorkloadError(f"workload {self.name!r}: {field} is {value!r}; use {allowed}")
+        if (self.build_dataset is no_dataset) == (self.build_loader is None):
+            has = "neither build_dataset nor" if self.build_loader is None else "build_dataset and"
+            raise WorkloadError(f"workload {self.name!r} has {has} build_loader; use one of them")
+
+    def has_split(self, split: Split) -> bool:
+        """Whether there are data of a split."""
+        if self.build_loader is not None:
+            return self.build_loader(split, 0, 1) is not None
+        return self.build_dataset(split) is not None
+
+    def own_loader(self, split: Split, shard_index: int, num_shards: int) -> Collection[Any]:
+        """Return what `build_loader` builds; a WorkloadError where it cannot be trained from."""
+        assert self.build_loader is not None
+        loader: Any = self.build_loader(split, shard_index, num_shards)
+        origin = f"workload {self.name!r}: build_loader({split!r}, {shard_index}, {num_shards})"
+        if loader is None:
+            raise WorkloadError(
+                f"{origin} returned None; return a loader for it, or ask for another split"
+            )
+        kind = type(loader).__name__
+        if not hasattr(loader, "__iter__"):
+            raise WorkloadError(f"{origin} returned a {kind}; return an iterable of batches")
+        try:
+            num_batches = len(loader)
+        except TypeError as error:
+            raise WorkloadError(
+                f"{origin} returned a {kind} without a length; give it, or the dataset in it, a "
+                "__len__, so that it is known when an epoch ends"
+            ) from error
+        if num_batches == 0:
+            raise WorkloadError(
+                f"{origin} returned a {kind} without a batch; it needs one at least"
+            )
+        return cast("Collection[Any]", loader)
 
 
 _CALLABLE = ("a callable", callable)
@@ -67,6 +109,10 @@ _ALLOWED: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "build_dataset": _CALLABLE,
     "loss": _CALLABLE,
     "build_optimizer": _CALLABLE,
+    "build_loader": (
+        "None or a function of (split, shard_index, num_shards)",
+        lambda value: value is None or callable(value),
+    ),
     "blocks": (
         "None or a function from the model to a list of its modules",
         lambda value: value is None or callable(value),

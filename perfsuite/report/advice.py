@@ -44,6 +44,7 @@ class Advice:
 def advise(rows: Sequence[Row]) -> tuple[Advice, ...]:
     """Return all that the rules find, in the order of the rules."""
     return (
+        *_slow_ranks(rows),
         *_loading(rows),
         *_scaling(rows),
         *_precision(rows),
@@ -77,6 +78,18 @@ def _takes_longer(slow: Row, slow_s: float, fast: Row, fast_s: float) -> bool:
 def _relative_error(row: Row) -> float:
     """The standard error of the median of the rounds, over it."""
     return _MEDIAN_OVER_MEAN * (row.spread_ratio or 0.0) / math.sqrt(len(row.rounds_s))
+
+
+def _slow_ranks(rows: Sequence[Row]) -> Iterator[Advice]:
+    for row in rows:
+        if row.slow_rank is not None:
+            yield Advice(
+                text=f"{row.subject}: {row.slow_rank}, and the other ranks wait for it",
+                evidence=f"the step takes {format_seconds(row.step_time_s or 0.0)}",
+                rule="the longest time of a rank in a stage, less its own waiting for others, is "
+                "above the median rank's by a tenth of the step",
+                cells=(row.name,),
+            )
 
 
 def _loading(rows: Sequence[Row]) -> Iterator[Advice]:

@@ -20,6 +20,8 @@ from perfsuite.stats import intervals
 from perfsuite.system.untrusted import printable
 
 NOT_AVAILABLE: Final = "-"
+# Part of a step: ranks that share two busy cores differ by less.
+_RANK_LAGS: Final = 0.10
 
 T = TypeVar("T")
 
@@ -92,6 +94,42 @@ class Row:
         if "load" not in self.stages_s or total_s == 0:
             return None
         return self.stages_s["load"] / total_s
+
+    @property
+    def device_samples_per_s(self) -> float | None:
+        """Samples a second on each of several devices."""
+        return self._of_each("samples_per_s")
+
+    @property
+    def device_tokens_per_s(self) -> float | None:
+        """Tokens a second on each of several devices."""
+        return self._of_each("tokens_per_s")
+
+    def _of_each(self, name: str) -> float | None:
+        rate: float | None = getattr(self.record, name, None)
+        if self.record is None or rate is None:
+            return None
+        num_devices = self.record.world_size
+        if self.recipe is not None:
+            # One process of DataParallel has several.
+            num_devices = self.recipe.plan.size
+        return rate / num_devices if num_devices > 1 else None
+
+    @cached_property
+    def slow_rank(self) -> str | None:
+        """The stage in which one rank holds the others up, in words, if any does much."""
+        times_s = None if self.record is None else self.record.rank_stages_s
+        if not times_s or not self.step_time_s:
+            return None
+        lags_s = {name: max(one) - statistics.median_low(one) for name, one in times_s.items()}
+        name = max(lags_s, key=lags_s.__getitem__)
+        if lags_s[name] < _RANK_LAGS * self.step_time_s:
+            return None
+        slowest_s = max(times_s[name])
+        return (
+            f"rank {times_s[name].index(slowest_s)} takes {units.format_seconds(slowest_s)} in "
+            f"{printable(name)}, the median rank {units.format_seconds(slowest_s - lags_s[name])}"
+        )
 
     @cached_property
     def subject(self) -> str | None:
@@ -207,8 +245,26 @@ COLUMNS: Final[tuple[Column[Row], ...]] = (
     _text_column("interval", "verdict.interval", "between", _write_interval),
     Column("step_time_s", "step", _attribute("step_time_s"), units.format_seconds),
     Column("spread_ratio", "spread", _attribute("spread_ratio"), _write_spread),
+    Column("step_p95_s", "p95", _attribute("record.step_s.p95"), units.format_seconds),
+    Column("step_p99_s", "p99", _attribute("record.step_s.p99"), units.format_seconds),
     Column("samples_per_s", "samples/s", _attribute("record.samples_per_s"), units.format_count),
     Column("tokens_per_s", "tokens/s", _attribute("record.tokens_per_s"), units.format_count),
+    Column(
+        "device_samples_per_s",
+        "samples/s each",
+        _attribute("device_samples_per_s"),
+        units.format_count,
+    ),
+    Column(
+        "device_tokens_per_s",
+        "tokens/s each",
+        _attribute("device_tokens_per_s"),
+        units.format_count,
+    ),
+    Column("tflops", "TFLOP/s each", _attribute("record.tflops"), "{:.3g}".format),
+    Column("mfu", "MFU", _attribute("record.mfu"), units.format_ratio),
+    Column("hfu", "HFU", _attribute("record.hfu"), units.format_ratio),
+    _text_column("slow_rank", "slow_rank", "slow rank"),
     Column("load_ratio", "load", _attribute("load_ratio"), units.format_ratio),
     _text_column("workload", "subject"),
     _text_column("parallel", "recipe.parallel"),
@@ -225,6 +281,9 @@ COLUMNS: Final[tuple[Column[Row], ...]] = (
         units.format_bytes,
     ),
     Column("flops", "FLOPs", _attribute("record.counts.flops"), units.format_count),
+    Column(
+        "model_flops", "model FLOPs", _attribute("record.counts.model_flops"), units.format_count
+    ),
     Column("collectives", "collectives", _attribute("record.counts.collectives")),
 )
 _BY_KEY: Final = {column.key: column for column in COLUMNS}
@@ -239,6 +298,12 @@ def columns_of(*keys: str) -> tuple[Column[Row], ...]:
 def filled(columns: Sequence[Column[T]], rows: Sequence[T]) -> tuple[Column[T], ...]:
     """Return the columns in which any row has a value."""
     return tuple(column for column in columns if any(column.value(row) is not None for row in rows))
+
+
+def slow_rank_lines(lines: Sequence[CellLine]) -> list[str]:
+    """Return a line for each cell in which one rank holds the others up."""
+    rows = filter(None, map(row_of_line, lines))
+    return [f"SLOW RANK {row.name}: {row.slow_rank}" for row in rows if row.slow_rank is not None]
 
 
 def not_exercised_lines(lines: Sequence[CellLine]) -> list[str]:

@@ -38,6 +38,7 @@ def test_without_options_the_recipe_is_the_default_one(verb) -> None:
 def test_every_field_of_a_recipe_is_an_option(verb) -> None:
     app, calls = verb
     recipe = Recipe(
+        loader="cached",
         num_workers=2,
         persistent_workers=True,
         pin_memory=True,

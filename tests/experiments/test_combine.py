@@ -3,11 +3,15 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import msgspec
 import pytest
+from made_up_cells import NO_COUNTS
 
-from perfsuite.experiments.results import combine_stages, slowest_rank_times
-from perfsuite.ranks.messages import RoundTimes
-from perfsuite.records.cell import StageTimes
+from perfsuite import Recipe
+from perfsuite.experiments.results import combine, combine_stages, slowest_rank_times
+from perfsuite.ranks.messages import CellMeasured, MeasurePlan, RoundTimes, RunCell
+from perfsuite.records.cell import Outcome, StageTimes
+from perfsuite.system.environment import Environment
 
 
 def times(duration_s: float, **stages_s: float) -> RoundTimes:
@@ -67,6 +71,88 @@ def test_loading_that_overlaps_with_the_device_leaves_no_negative_rest():
     combined = combine_stages([[times(1.0, load=0.75, forward=0.5)]], num_iterations=1)
 
     assert combined.other == 0.0
+
+
+def measured(model_flops: int | None, *accelerators: str) -> CellMeasured:
+    environment = Environment(
+        accelerators=accelerators,
+        **dict.fromkeys(("driver", "cuda", "cudnn", "nccl")),
+        torch="2.15.0",
+        cpu="Xeon",
+        num_cores=2,
+        python="3.11",
+        knobs={},
+    )
+    flops = None if model_flops is None else model_flops * 4 // 3
+    return CellMeasured(
+        rounds=(times(0.5), times(0.5)),
+        num_iterations=1,
+        losses=(1.0,),
+        global_batch_size=8,
+        counts=msgspec.structs.replace(NO_COUNTS, flops=flops, model_flops=model_flops),
+        peak=None,
+        operators=None,
+        environment=environment,
+        missing={},
+    )
+
+
+def combined(precision: str, *ranks: CellMeasured) -> Outcome:
+    plan = MeasurePlan(num_rounds=2, num_iterations=1, seed=0)
+    recipe = Recipe(parallel="ddp:2", precision=precision)
+    job = RunCell(activity="train", plan=plan, recipe=recipe)
+    device = "cuda" if ranks[0].environment.accelerators else "cpu"
+    return combine(job, "toy-mlp", device, ranks, None)
+
+
+H200 = "NVIDIA H200, 140 GiB, 700 W, MIG off, clocks set to 1200 MHz"
+
+
+def test_mfu_is_the_model_flops_of_the_mean_rank_over_the_dense_peak_of_its_gpu():
+    record = combined(
+        "amp-bf16",
+        measured(3 * 10**14, H200, H200),
+        measured(10**14 * 45 // 10, H200, H200),
+    ).record
+
+    # 3.75e14 FLOP in half a second, of 989.5 TFLOP/s.
+    assert record.counts.model_flops == 45 * 10**13
+    assert record.tflops == 750
+    assert record.mfu == pytest.approx(750 / 989.5)
+    assert record.hfu == pytest.approx(1000 / 989.5)
+
+
+@pytest.mark.parametrize(
+    ("precision", "accelerators", "reason"),
+    [
+        ("fp32", (), "the table of peaks has none of cpu in fp32"),
+        ("fp64", (H200,), "the table of peaks has none of NVIDIA H200 in fp64"),
+        ("fp32", ("NVIDIA A10G, 22.5 GiB, 300 W, no MIG",), "... of NVIDIA A10G in fp32"),
+        (
+            "tf32",
+            (H200, "NVIDIA L4, 22.5 GiB, 72 W, no MIG"),
+            "... of NVIDIA H200 and NVIDIA L4 in tf32",
+        ),
+        (
+            "bf16",
+            ("NVIDIA H200, 140 GiB, 700 W, MIG on",),
+            "... of NVIDIA H200, 140 GiB, 700 W, MIG on in bf16",
+        ),
+    ],
+)
+def test_there_is_no_mfu_without_a_known_peak(precision, accelerators, reason):
+    outcome = combined(precision, measured(3 * 10**12, *accelerators))
+
+    assert outcome.record.tflops == 6
+    assert (outcome.record.mfu, outcome.record.hfu) == (None, None)
+    expected = reason.replace("...", "the table of peaks has none")
+    assert outcome.missing["mfu"] == expected
+
+
+def test_a_rank_without_model_flops_leaves_no_speed_in_them():
+    record = combined("bf16", measured(3 * 10**12, H200), measured(None, H200)).record
+
+    assert (record.counts.model_flops, record.tflops, record.mfu) == (None, None, None)
 
 
 def test_the_controllers_part_of_measuring_imports_no_torch():

@@ -232,7 +232,7 @@ def test_the_cell_that_arms_run_is_there_and_reads_its_recipe(
         "a": Cell(workload="toy-mlp", recipe=Recipe(), activity=activity),  # type: ignore[arg-type]
         "b": Cell(
             workload="toy-mlp",
-            recipe=Recipe(micro_batch_size=16),
+            recipe=Recipe(micro_batch_size=16, loader="cached"),
             activity=activity,  # type: ignore[arg-type]
         ),
     }

@@ -199,6 +199,12 @@ def test_the_record_has_exactly_the_keys_of_the_contract(project: pytest.Pyteste
         "verdict",
         "operators",
         "tokens_per_s",
+        "tflops",
+        "mfu",
+        "hfu",
+        "slow_ranks",
+        "rank_stages_s",
+        "step_s",
     ]
     assert list(record["stages_s"]) == [
         "load",
@@ -217,6 +223,7 @@ def test_the_record_has_exactly_the_keys_of_the_contract(project: pytest.Pyteste
         "kernel_launches",
         "collected_objects",
         "allocator_retries",
+        "model_flops",
     ]
     assert record["numerics"]["status"] == "equivalent"
     assert record["numerics"]["check"] == "T1"
@@ -225,7 +232,12 @@ def test_the_record_has_exactly_the_keys_of_the_contract(project: pytest.Pyteste
     assert record["counts"]["kernel_launches"] is None
     assert record["counts"]["collectives"] == 0
     # Forward and two backward products of (8, 4) by (4, 3); the input needs no gradient.
-    assert record["counts"]["flops"] == 2 * (2 * 8 * 4 * 3)
+    assert record["counts"]["flops"] == record["counts"]["model_flops"] == 2 * (2 * 8 * 4 * 3)
+    step_s = document["benchmarks"][0]["stats"]["median"]
+    assert record["tflops"] == pytest.approx(record["counts"]["flops"] / step_s / 1e12)
+    assert (record["mfu"], record["hfu"]) == (None, None)  # of a CPU
+    assert (record["slow_ranks"], record["rank_stages_s"]) == (None, None)  # of one rank
+    assert 0 < record["step_s"]["p50"] <= record["step_s"]["p95"] <= record["step_s"]["p99"]
     assert record["memory"]["metric"] == "live_storage_peak"
     assert record["recipe"]["parallel"] == "single"
 
@@ -566,7 +578,10 @@ def test_a_failing_cell_says_what_failed_and_the_next_one_runs(project: pytest.P
         assert reason.startswith("DataLoadError: ")
         assert "OSError: cannot read image 11" in reason
         assert "in bad_file" in reason or "test_inner.py" in reason
-    assert reasons[5] == "no kernel_launches: kernels are launched on CUDA devices only"
+    assert reasons[5] == (
+        "no kernel_launches: kernels are launched on CUDA devices only; "
+        "no mfu: the table of peaks has none of cpu in fp32"
+    )
     run_json = json.loads((project.path / "results" / "run.json").read_text())
     assert [bench["name"] for bench in run_json["benchmarks"]] == ["test_cell[fine]"]
 

@@ -20,6 +20,7 @@ from perfsuite.records.cell import (
     Operator,
     Outcome,
     StageTimes,
+    StepPercentiles,
     decode_line,
     encode_line,
     to_plain,
@@ -84,9 +85,17 @@ ENVIRONMENT = Environment(
 )
 
 
-def test_a_record_from_before_operators_and_tokens_were_kept_is_still_read() -> None:
+LATER_KEYS = (
+    *("operators", "tokens_per_s", "tflops", "mfu", "hfu"),
+    *("slow_ranks", "rank_stages_s", "step_s"),
+)
+
+
+def test_a_record_from_before_later_keys_were_kept_is_still_read() -> None:
     plain = json.loads(encode_line(LINE))
-    del plain["perfsuite"]["operators"], plain["perfsuite"]["tokens_per_s"]
+    for name in LATER_KEYS:
+        del plain["perfsuite"][name]
+    del plain["perfsuite"]["counts"]["model_flops"]
 
     assert decode_line(json.dumps(plain).encode()) == LINE
 
@@ -111,7 +120,14 @@ def test_operators_survive_a_round_trip() -> None:
 
 
 def test_a_line_survives_its_journey() -> None:
-    own_code = msgspec.structs.replace(RECORD, recipe=None, tokens_per_s=9.5)
+    own_code = msgspec.structs.replace(
+        RECORD,
+        recipe=None,
+        tokens_per_s=9.5,
+        slow_ranks={"load": 1},
+        rank_stages_s={"load": (0.1, 0.2)},
+        step_s=StepPercentiles(p50=0.1, p95=0.2, p99=0.3),
+    )
     line = msgspec.structs.replace(LINE, perfsuite=own_code)
 
     assert decode_line(encode_line(LINE)) == LINE
@@ -139,8 +155,7 @@ def test_a_line_is_one_line_of_json_with_the_contracts_names() -> None:
         "samples_per_s",
         "losses",
         "verdict",
-        "operators",
-        "tokens_per_s",
+        *LATER_KEYS,
     }
     assert document["perfsuite"]["schema"] == SCHEMA == 1
 

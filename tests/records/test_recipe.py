@@ -176,6 +176,7 @@ _ALLOWED = {
     "static_graph": "True or False",
     "gradient_as_bucket_view": "True or False",
     "find_unused_parameters": "True or False",
+    "loader": "one of own, cached",
     "num_workers": "a whole number from 0",
     "grad_accumulation_steps": "a whole number from 1",
     "prefetch_factor": "None or a whole number from 1",
@@ -197,6 +198,7 @@ def test_every_field_of_a_recipe_has_its_refusals_tested() -> None:
     ("name", "value"),
     [
         *((name, 1) for name, allowed in _ALLOWED.items() if allowed == "True or False"),
+        ("loader", "free"),
         ("num_workers", -1),
         ("num_workers", True),
         ("num_workers", 1.0),

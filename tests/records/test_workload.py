@@ -10,7 +10,12 @@ import pytest
 
 from perfsuite import Workload, WorkloadError, workload
 from perfsuite.records import workload as workload_module
-from perfsuite.records.workload import find_workload, load_workload, workload_names
+from perfsuite.records.workload import (
+    find_workload,
+    load_workload,
+    no_dataset,
+    workload_names,
+)
 
 
 def build(**changed: Any) -> Workload:
@@ -64,6 +69,19 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         (
             {"micro_batch_size": True},
             "workload 'mine': micro_batch_size is True; use a whole number from 1",
+        ),
+        (
+            {"build_loader": [(1, 2)]},
+            "workload 'mine': build_loader is [(1, 2)]; "
+            "use None or a function of (split, shard_index, num_shards)",
+        ),
+        (
+            {"build_loader": lambda *_: []},
+            "workload 'mine' has build_dataset and build_loader; use one of them",
+        ),
+        (
+            {"build_dataset": no_dataset},
+            "workload 'mine' has neither build_dataset nor build_loader; use one of them",
         ),
         (
             {"metric": "f1"},

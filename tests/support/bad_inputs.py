@@ -71,6 +71,7 @@ RECIPES: Final[tuple[dict[str, Any], ...]] = (
     *({"checkpointing": name} for name in (
         "some", "segments", "segments:0", "segments:-1", f"segments:{LONG}", "", None, True,
     )),
+    *({"loader": name} for name in ("", "free", None, True, ["own"])),
     *({"num_workers": count} for count in (-1, 1.0, "2", True, None, math.nan)),
     *({"micro_batch_size": size} for size in (0, -1, 1.5, "32", True)),
     *({"grad_accumulation_steps": count} for count in (0, None, "1", 2.0)),
@@ -101,6 +102,8 @@ WORKLOADS: Final[tuple[dict[str, Any], ...]] = (
     {"micro_batch_size": None},
     {"metric": "f1"},
     {"metric": None},
+    {"build_loader": ["a", "batch"]},
+    {"build_loader": "loader"},
 )
 
 REFERENCES: Final[tuple[Any, ...]] = (
@@ -119,6 +122,9 @@ VERBS: Final[tuple[tuple[tuple[str, ...], str], ...]] = (
     (("verify", "toy-mlp", "--checkpointing", "some"), "checkpointing is 'some'"),
     (("verify", "toy-mlp", "--device", "tpu"), "--device is 'tpu'"),
     (("verify", "toy-mlp", "--all", "--precision", "bf16"), "leave the options of one recipe out"),
+    (("verify", "toy-mlp", "--loader", "cached"), "is for perfsuite compare and perfsuite sweep"),
+    (("profile", "toy-mlp", "--loader", "cached"), "is for perfsuite compare and perfsuite sweep"),
+    (("profile", "toy-mlp", "--loader", "free"), "loader is 'free'; use one of own, cached"),
     (("profile", "toy-mlp", "--precision", "fp8"), "precision is 'fp8'"),
     (("profile", "toy-mlp", "--device", "none"), "--device is 'none'"),
     (("sweep", "toy-mlp", "--num-workers", "many"), "--num-workers is 'many'"),
@@ -232,6 +238,11 @@ CELLS: Final[tuple[tuple[str, str], ...]] = (
     ('train_benchmark("toy-mlp", {"parallel": "ddp:2"})', "RecipeError: recipe is {"),
     ('train_benchmark("toy-mlp", Recipe(parallel="ddp:0"))', "RecipeError: parallel 'ddp:0'"),
     ('train_benchmark("toy-mlp", Recipe(precision="fp8"))', "RecipeError: precision is 'fp8'"),
+    (
+        'train_benchmark("toy-mlp", Recipe(loader="cached"))',
+        "RecipeError: loader='cached' trains on a few batches over and over, and is for perfsuite "
+        "compare and perfsuite sweep alone; use loader='own'",
+    ),
     ('train_benchmark("toy-mlp", Recipe(), rounds=0)', "RecipeError: rounds is 0"),
     ('train_benchmark("toy-mlp", Recipe(), rounds="ten")', "RecipeError: rounds is 'ten'"),
     ('train_benchmark("toy-mlp", Recipe(), iterations=-1)', "RecipeError: iterations is -1"),

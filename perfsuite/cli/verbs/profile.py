@@ -37,6 +37,7 @@ def profile(
     Writes results/profile.tex, .csv, .svg, .pdf and .png, and from a few steps under torch.profiler
     after the last epoch results/trace.json, operators.txt and memory.txt.
     """
+    recipe.require_own_loader()
     check_writable(_FOLDER / "trace.json", json_file)
     with closing(open_session(device, seed)) as session:
         say(f"training {workload} for {num_epochs} {'epoch' if num_epochs == 1 else 'epochs'}")

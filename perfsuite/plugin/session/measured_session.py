@@ -30,7 +30,7 @@ from perfsuite.plugin.session.held_reports import HeldReports
 from perfsuite.plugin.session.torchrun import TorchrunSession, finished_outcome
 from perfsuite.records.cell import CellLine, Outcome, encode_line
 from perfsuite.records.verdict import CellVerdict, VerdictWord, exit_code
-from perfsuite.report.rows import not_exercised_lines
+from perfsuite.report.rows import not_exercised_lines, slow_rank_lines
 from perfsuite.report.summary import verdict_sentence
 from perfsuite.report.terminal.gate import verdict_lines
 from perfsuite.report.terminal.tables import progress_line, terminal_table
@@ -331,7 +331,7 @@ class MeasuredSession:
         if any(line.perfsuite is not None for line in lines):
             terminalreporter.section("perfsuite", sep="=")
             terminalreporter.write_line(legible(terminal_table(lines)))
-            for text in not_exercised_lines(lines):
+            for text in (*slow_rank_lines(lines), *not_exercised_lines(lines)):
                 terminalreporter.write_line(legible(text))
             if self._write_error is None:
                 terminalreporter.write_line(f"written to {self.choices.results}")

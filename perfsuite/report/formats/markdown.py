@@ -12,7 +12,8 @@ from perfsuite.report.rows import Column, Row, columns_of, filled
 
 _COLUMNS: Final = columns_of(
     *("cell", "verdict", "change_ratio", "interval", "step_time_s"),
-    *("spread_ratio", "samples_per_s", "tokens_per_s", "load_ratio", "peak_bytes", "numerics"),
+    *("spread_ratio", "samples_per_s", "tokens_per_s", "tflops", "mfu", "hfu", "load_ratio"),
+    *("peak_bytes", "numerics"),
 )
 # GitHub refuses a comment of over 65,536 characters, and cuts a step summary at a MiB; the rest is
 # in the other formats.

@@ -58,7 +58,7 @@ def differing_fields(report: EquivalenceReport) -> list[str]:
     return [
         f"{name}={value}"
         for name, value in report.recipe.items()
-        if name not in _OWN_COLUMNS and value not in (None, False, 0, "none")
+        if name not in _OWN_COLUMNS and value not in (None, False, 0, "none", "own")
         if not (name == "grad_accumulation_steps" and value == 1)
     ]
 

@@ -18,8 +18,13 @@ _UNLIMITED_WIDTH = 400
 # What a person looks for first, in the order of the fields of a recipe.
 _COLUMNS = columns_of(
     *("workload", "parallel", "precision", "checkpointing", "numerics", "num_workers"),
-    *("step_time_s", "spread_ratio", "samples_per_s", "tokens_per_s", "load_ratio"),
-    *("peak_bytes", "collectives"),
+    *("step_time_s", "spread_ratio", "samples_per_s", "tokens_per_s", "device_samples_per_s"),
+    *("device_tokens_per_s", "tflops", "mfu", "hfu", "load_ratio", "peak_bytes", "collectives"),
+)
+# Only a user's own code says how many tokens a step has, few cells have several devices, and few
+# devices have a known peak.
+_WHERE_FILLED = columns_of(
+    *("tokens_per_s", "device_samples_per_s", "device_tokens_per_s", "tflops", "mfu", "hfu")
 )
 
 
@@ -41,8 +46,8 @@ def progress_line(line: CellLine) -> str:
 def terminal_table(lines: Sequence[CellLine]) -> str:
     """Return the table of all measured cells as text."""
     rows = [row for row in map(row_of_line, lines) if row is not None]
-    # Only a user's own code says how many tokens a step has.
-    columns = [one for one in _COLUMNS if one.key != "tokens_per_s" or filled((one,), rows)]
+    shown = filled(_WHERE_FILLED, rows)
+    columns = [one for one in _COLUMNS if one not in _WHERE_FILLED or one in shown]
     return _table_of(columns, rows)
 
 

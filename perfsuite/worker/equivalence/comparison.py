@@ -28,6 +28,7 @@ class Discrepancy:
         formula: How the limit is derived.
         name: The parameter or buffer, None for all together.
         rank: The rank that differs, None where no single one does.
+        cause: The likeliest cause, where the comparison itself tells it.
     """
 
     what: Quantity
@@ -37,6 +38,7 @@ class Discrepancy:
     formula: str
     name: str | None = None
     rank: int | None = None
+    cause: str | None = None
 
     @property
     def is_within(self) -> bool:
@@ -162,6 +164,13 @@ def judge_alignment(
     limit_along = min(limit.value, limit.value * random_share + limit.shared)
     formula = f"along the gradient of {num_elements:.0f} elements, from {limit.formula}"
     return [Discrepancy("gradient", step, abs(along), limit_along, formula)]
+
+
+def judge_draws(wrong: str | None, step: int) -> list[Discrepancy]:
+    """Return the discrepancy of a run that draws other random numbers than one process does."""
+    if wrong is None:
+        return []
+    return [Discrepancy("random draw", step, math.inf, 0.0, "call by call", cause=wrong)]
 
 
 def judge_losses(

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from perfsuite.worker.equivalence.comparison import Discrepancy, measure_errors
 from perfsuite.worker.equivalence.planted_bugs import Bug, scaled
@@ -42,13 +44,10 @@ def explain_weights(discrepancy: Discrepancy) -> str | None:
             "BatchNorm, or another forward pass with side effects: each rank keeps the statistics "
             "of its own data; use SyncBatchNorm or GroupNorm"
         )
+    if discrepancy.what == "random draw":
+        return "ranks that share a batch draw other numbers: seed them alike"
     if discrepancy.what != "parameter":
         return None
-    if math.isinf(discrepancy.error):
-        return (
-            "a weight is not finite: lower the learning rate; in a low precision the optimizer's "
-            "eps may be 0"
-        )
     if discrepancy.rank is not None:
         return "no synchronisation: the ranks step by different gradients, or not together"
     if discrepancy.step == 0:
@@ -60,6 +59,27 @@ def explain_weights(discrepancy: Discrepancy) -> str | None:
         "the optimizer's step does not follow from the gradients: stale master weights, gradients "
         "clipped before they are unscaled, or state that another process shares"
     )
+
+
+def explain_non_finite(weight: Tensor, optimizer: Optimizer, step: int) -> str | None:
+    """Return how a step made a weight infinite and what to use instead; None if it is finite."""
+    num_bad = int((~weight.isfinite()).sum())
+    if num_bad == 0:
+        return None
+    found = f"{num_bad} of its {weight.numel()} values are infinite or NaN after step {step}"
+    kind, eps = str(weight.dtype).removeprefix("torch."), optimizer.defaults.get("eps")
+    if eps and not torch.tensor(eps, dtype=weight.dtype):
+        return (
+            f"{found}: the eps of {type(optimizer).__name__}, {eps:g}, is 0 in {kind}, as squares "
+            "of small gradients are, and it divides by both; use eps=1e-6, or a precision that "
+            "steps float32 weights (amp-fp16, O2)"
+        )
+    if weight.dtype.itemsize < 4:
+        return (
+            f"{found}, in {kind}: lower the learning rate, clip gradients (clip_grad_norm), or use "
+            "a precision that steps float32 weights (amp-bf16, amp-fp16, O2)"
+        )
+    return f"{found}: lower the learning rate, or clip gradients (clip_grad_norm)"
 
 
 def _matching_bug(tested: Tensors, expected: Tensors, bugs: Sequence[Bug]) -> str | None:

@@ -110,6 +110,12 @@ def lost_micro_batch(gradients: Tensors, which: str) -> Bug:
     )
 
 
+def drawn_anew(gradients: Tensors, expected: Tensors) -> Iterator[Bug]:
+    """The mistake of drawing other random numbers; none where those draw the same, as a few may."""
+    if any(not torch.equal(gradients[name], its) for name, its in expected.items()):
+        yield Bug("other random numbers", "random numbers are drawn anew", gradients)
+
+
 # Each is called with the gradients that the mistake computes.
 mean_of_means = partial(
     Bug,

@@ -98,7 +98,7 @@ class Proof:
         shown = max(self.evidence, key=lambda one: one.severity, default=None)
         if failures:
             status, shown = "mismatch", _decisive(failures)
-            cause = explain_weights(shown) or self.find_cause(shown)
+            cause = shown.cause or explain_weights(shown) or self.find_cause(shown)
             reason = _describe(shown) + (f"; likeliest cause: {cause}" if cause else "")
         elif shown is None or no_power:
             status, reason = "no power", "; ".join(no_power)
@@ -120,10 +120,13 @@ class Proof:
 def _decisive(failures: list[Discrepancy]) -> Discrepancy:
     """The worst of the first step that went wrong, because later ones inherit its error.
 
-    Before it the first of that step that names a tensor, which says more than a total.
+    Before it a random draw of that step, which the rest follows from, then the first that names a
+    tensor, which says more than a total.
     """
     worst = min(failures, key=lambda one: (one.step, -one.severity))
-    return next((one for one in failures if one.step == worst.step and one.name is not None), worst)
+    of_step = [one for one in failures if one.step == worst.step]
+    draw = next((one for one in of_step if one.what == "random draw"), None)
+    return draw or next((one for one in of_step if one.name is not None), worst)
 
 
 def _describe(found: Discrepancy) -> str:

@@ -5,6 +5,8 @@ Runs in one process. It imports no torch.distributed: no reference may share a m
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from perfsuite.records.equivalence import Check, EquivalenceRow
 from perfsuite.worker.equivalence.checks.checkpointing import check_checkpointing
 from perfsuite.worker.equivalence.checks.data import check_data
@@ -30,17 +32,20 @@ def check_run(case: Case) -> tuple[tuple[EquivalenceRow, ...], dict[str, str]]:
             "loss, or a precision with more range"
         )
         return (EquivalenceRow.of(recipe, semantics, "no power", reason),), {}
-    checks = {
+    checks: dict[str, Callable[[Case], Proof | EquivalenceRow | str]] = {
         "T0": check_reduction,
         semantics: check_semantics,
         "checkpointing": check_checkpointing,
     }
     proofs: list[Proof] = []
+    not_exercised: list[EquivalenceRow] = []
     inapplicable: dict[str, str] = {}
     for name, check in checks.items():
         result = check(case)
         if isinstance(result, Proof):
             proofs.append(result)
+        elif isinstance(result, EquivalenceRow):
+            not_exercised.append(result)
         else:
             inapplicable[name] = result
     if proofs:
@@ -51,8 +56,8 @@ def check_run(case: Case) -> tuple[tuple[EquivalenceRow, ...], dict[str, str]]:
         if not any(proof.check == semantics for proof in proofs):
             proofs.append(Proof(check=semantics))
         next(proof for proof in proofs if proof.check == semantics).evidence += unequal
-    rows = [proof.conclude(recipe) for proof in proofs]
-    if not _has_reference(case, proofs):
+    rows = [*(proof.conclude(recipe) for proof in proofs), *not_exercised]
+    if not not_exercised and not _has_reference(case, proofs):
         reason = "; ".join(f"{name} does not apply: {why}" for name, why in inapplicable.items())
         rows.append(EquivalenceRow.of(recipe, semantics, "not exercised", reason))
         inapplicable = {}

@@ -173,10 +173,11 @@ def _uncountable(recipe: Recipe) -> dict[str, str]:
     if recipe.compile:
         return hidden_in_compiled()
     if recipe.plan.properties.runs_threads:
-        hidden = ("flops", "ops", "collectives", "collective_bytes", "saved_activation_bytes")
+        collectives = ("collectives", "collective_bytes")
+        hidden = ("flops", "model_flops", "ops", "saved_activation_bytes", *collectives)
         return dict.fromkeys(hidden, "DataParallel's replicas run in threads of their own")
     return {}
 
 
 def _evaluated_split(workload: Workload) -> Split:
-    return "test" if workload.build_dataset("test") is not None else "validation"
+    return "test" if workload.has_split("test") else "validation"

@@ -98,7 +98,9 @@ def hidden_in_compiled() -> dict[str, str]:
     # an accelerator is its allocator's to count, and its kernels are chosen by their time.
     on_accelerator = torch.accelerator.is_available()
     others = ("kernel_launches",) if on_accelerator else ("saved_activation_bytes", "memory")
-    return dict.fromkeys(("flops", "ops", *others), "a compiled model cannot be watched")
+    return dict.fromkeys(
+        ("flops", "model_flops", "ops", *others), "a compiled model cannot be watched"
+    )
 
 
 def num_compiled_graphs() -> int:

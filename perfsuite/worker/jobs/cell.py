@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -25,7 +24,6 @@ from perfsuite.worker.measure import warm_up
 from perfsuite.worker.measure.counters import count_garbage, count_iteration, count_kernel_launches
 from perfsuite.worker.measure.device import (
     is_accelerator,
-    make_event,
     memory_stats,
     synchronize,
 )
@@ -45,6 +43,8 @@ from perfsuite.worker.store import shorten_patience
 # Of rounds that take turns with the other arm: a disturbance of the machine lasts for longer, and
 # so happens to both. Over 240 LeNet steps a launch, turns of 2 had two thirds of the error of 8.
 _TURN_S = 0.010
+# Of each rank, to find which one the others wait for: more than a thousand steps of training.
+_MOST_SPANS = 10_000
 # Of a loop: with fewer an outlier moves any location.
 _LEAST_ROUNDS = 5
 # Stages explain a time and gate nothing, so the mean of a few rounds will do.
@@ -97,19 +97,19 @@ class Measurement:
         self._device = device
         self._board = board
         self._channel = channel = start.request.policy.turns
+        self._has_peers = start.request.world_size > 1
         self._turns = turns or ArmTurns(start, on_wait=board.mark)
         self._slowdown = 0.0 if channel is None else channel.planted_ratio
         self._after_warm_up = after_warm_up
         self._stages = StageClock(device, on_enter=board.enter_stage)
-        self._marks = StageMarks(board.enter_stage)
-        self._events = None
-        if is_accelerator(device):
-            self._events = make_event(device), make_event(device)
+        self._marks = StageMarks(device, on_enter=board.enter_stage)
+        self._on_accelerator = is_accelerator(device)
         self.rounds: list[messages.RoundTimes] = []
         self.stage_rounds: list[messages.RoundTimes] = []
         self.num_iterations = 0
         self.counts = Counts(**dict.fromkeys(Counts.__struct_fields__))
         self.peak: messages.PeakMemory | None = None
+        self.watched_s: list[dict[str, tuple[float, float]]] = []
         self.operators: tuple[Operator, ...] | None = None
         self.missing = activity.missing
 
@@ -131,6 +131,7 @@ class Measurement:
             operators=self.operators,
             environment=environment,
             missing=self.missing | activity.end(len(self.rounds)),
+            watched_s=tuple(self.watched_s),
         )
 
     def _whole(self) -> Iterations[None]:
@@ -164,7 +165,7 @@ class Measurement:
             self._activity.check()
             is_warm = len(durations_s) >= self._activity.num_warmup
             # A loop takes as many steps as its user says.
-            if self._events is not None and self._activity.num_steps is None:
+            if self._on_accelerator and self._activity.num_steps is None:
                 states.append(self._activity.state())
                 is_cold = not is_warm or not warm_up.is_warm(durations_s, states)
                 is_warm = not any(self._largest([is_cold]))  # on any rank: all take the next one
@@ -182,9 +183,9 @@ class Measurement:
             iteration_s,
             steps_per_epoch=self._activity.steps_per_epoch,
             round_s=_TURN_S if turns.are_needed else plan.round_s or ROUND_S,
-            least=1 if self._events is None else LEAST_ON_ACCELERATOR,
+            least=LEAST_ON_ACCELERATOR if self._on_accelerator else 1,
         )
-        num_run_up = 0 if self._events is None else 1
+        num_run_up = int(self._on_accelerator)
         if (num_steps := self._activity.num_steps) is not None:
             most = max(1, num_steps // _LEAST_ROUNDS - num_run_up)
             num_iterations = min(num_iterations, most)
@@ -203,7 +204,7 @@ class Measurement:
         On an accelerator the events of its stages are in rounds of their own: eight a step make a
         small one slower. A loop has no more steps for those.
         """
-        if self._events is None:
+        if not self._on_accelerator:
             yield from self._take_rounds(self.rounds, num_rounds, self._stages)
             return
         is_loop = self._activity.num_steps is not None
@@ -231,8 +232,8 @@ class Measurement:
             synchronize=partial(synchronize, self._device),
             after_round=self._end_round,
             take_turn=partial(self._turns.take, self._activity.start_together),
-            events=self._events,
-            run_up=self._marks,
+            most_spans=_MOST_SPANS if self._has_peers and stages is self._stages else 0,
+            run_up=self._marks if self._on_accelerator else None,
             slowdown=self._slowdown,
         )
 
@@ -249,6 +250,10 @@ class Measurement:
         """Find counts, memory and the costliest operators, and why any of them is missing."""
         activity, device = self._activity, self._device
         counted = yield from count_iteration()
+        if self._has_peers and device.type == "cpu":
+            self.watched_s.append(counted.watched_s)
+            if activity.num_steps is None:
+                self.watched_s.append((yield from count_iteration()).watched_s)
         peak = yield from measure_peak(
             activity.held_tensors(), device, follow_resizes=activity.has_resized_storages
         )
@@ -256,9 +261,11 @@ class Measurement:
         if peak.saved_activation_bytes is None:
             reason = "no stage 'backward' followed a stage 'forward'"
             self.missing.setdefault("saved_activation_bytes", reason)
-        found = dataclasses.asdict(counted) | {
-            "saved_activation_bytes": peak.saved_activation_bytes
+        found: dict[str, int | None] = {
+            name: getattr(counted, name)
+            for name in ("ops", "flops", "model_flops", "collectives", "collective_bytes")
         }
+        found["saved_activation_bytes"] = peak.saved_activation_bytes
         if activity.num_steps is None:
             found["kernel_launches"] = yield from count_kernel_launches(device)
             if found["kernel_launches"] is None:

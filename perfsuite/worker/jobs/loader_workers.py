@@ -7,6 +7,7 @@ or the other arm has its turn, which hides the time of loading and takes a proce
 from __future__ import annotations
 
 import contextlib
+import functools
 import multiprocessing
 import os
 import signal
@@ -14,13 +15,17 @@ from collections.abc import Iterator
 
 import torch
 
+from perfsuite.errors import WorkloadError
 from perfsuite.ranks.bootstrap import loader_worker_entry
 from perfsuite.ranks.messages import RankStart
 from perfsuite.records.recipe import Recipe
+from perfsuite.records.stages import stop_listening
 from perfsuite.records.workload import Split, Workload
 from perfsuite.system import background
+from perfsuite.worker.measure.clock import largest_over_ranks
 from perfsuite.worker.training.build import seed_random_numbers
 from perfsuite.worker.training.loaders import EpochBatches, build_batches
+from perfsuite.worker.training.own_loaders import CachedBatches, build_own_batches
 
 
 @contextlib.contextmanager
@@ -36,18 +41,65 @@ def open_batches(
     """Yield this rank's batches of a split; their loader workers end with the context."""
     # The dataset is the same on every rank; what it and the model draw later is not.
     seed_random_numbers(seed)
-    with build_batches(
+    with _build(workload, recipe, shard, seed, device, start, split) as batches:
+        if workload.build_loader is not None:
+            _check_lengths(workload, split, batches, device)
+        seed_random_numbers(seed + shard[0])
+        yield batches if recipe.loader == "own" else CachedBatches(batches)
+
+
+def _build(
+    workload: Workload,
+    recipe: Recipe,
+    shard: tuple[int, int],
+    seed: int,
+    device: torch.device,
+    start: RankStart,
+    split: Split,
+) -> EpochBatches:
+    shard_index, num_shards = shard
+    if workload.build_loader is not None:
+        let_children_be_loader_workers(start.folder, start.cores)
+        return build_own_batches(
+            workload, recipe, split, shard_index=shard_index, num_shards=num_shards
+        )
+    return build_batches(
         workload,
         recipe,
         split,
-        shard_index=shard[0],
-        num_shards=shard[1],
+        shard_index=shard_index,
+        num_shards=num_shards,
         seed=seed,
         device=device,
         on_worker_start=loader_worker_entry(start.folder, start.cores),
-    ) as batches:
-        seed_random_numbers(seed + shard[0])
-        yield batches
+    )
+
+
+def _check_lengths(
+    workload: Workload, split: Split, batches: EpochBatches, device: torch.device
+) -> None:
+    """Raise a WorkloadError on every rank where one would wait for batches that another lacks."""
+    length = float(batches.steps_per_epoch)
+    most, least = largest_over_ranks([length, -length], device)
+    if most != -least:
+        raise WorkloadError(
+            f"workload {workload.name!r}: build_loader gives one rank {most:.0f} {split} batches "
+            f"an epoch, and another {-least:.0f}; give every rank as many"
+        )
+
+
+@functools.cache
+def let_children_be_loader_workers(folder: str, cores: tuple[int, ...]) -> None:
+    """Have a process that this one forks end with it, run on any core, and measure nothing."""
+    rank_pid = os.getpid()
+    enter_loader_worker = loader_worker_entry(folder, cores)
+
+    def enter_child() -> None:
+        stop_listening()
+        if os.getppid() == rank_pid:
+            enter_loader_worker()
+
+    os.register_at_fork(after_in_child=enter_child)
 
 
 def stop_loader_workers() -> None:

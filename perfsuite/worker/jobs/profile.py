@@ -216,7 +216,7 @@ def _evaluated_split(trainer: Trainer) -> tuple[EvaluatedSplit | None, str | Non
         return None, reason
     splits: tuple[EvaluatedSplit, ...] = ("validation", "test")
     for split in splits:
-        if trainer.workload.build_dataset(split) is not None:
+        if trainer.workload.has_split(split):
             return split, None
     return None, f"workload {trainer.workload.name!r} has neither a validation nor a test dataset"
 

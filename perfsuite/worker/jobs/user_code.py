@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 import math
-import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -20,7 +19,6 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from perfsuite.errors import NonFiniteError, PerfsuiteError, WorkloadError
-from perfsuite.ranks.bootstrap import loader_worker_entry
 from perfsuite.ranks.messages import RankStart, UserCode
 from perfsuite.ranks.pickling import unpack
 from perfsuite.records.cell import Counts
@@ -29,7 +27,6 @@ from perfsuite.records.stages import (
     Step,
     StopLoop,
     listening,
-    stop_listening,
     untimed,
 )
 from perfsuite.units import counted
@@ -39,6 +36,7 @@ from perfsuite.worker.jobs.activity import (
     held_by,
     hidden_in_compiled,
 )
+from perfsuite.worker.jobs.loader_workers import let_children_be_loader_workers
 from perfsuite.worker.jobs.loop_ranks import LoopRanks, join_ranks
 from perfsuite.worker.measure.iterations import Iterations, run_iterations
 from perfsuite.worker.training.build import seed_random_numbers
@@ -53,7 +51,7 @@ _NOT_IN_TWO_STEPS = ("kernel_launches", "collected_objects", "operators")
 @contextmanager
 def start_user_code(code: UserCode, seed: int, start: RankStart) -> Iterator[Activity]:
     """Load a user's function under the cell's seed, and build its step."""
-    _let_children_be_loader_workers(start)
+    let_children_be_loader_workers(start.folder, start.cores)
     function = unpack(code.function)
     seed_random_numbers(seed)
     if code.kind == "step":
@@ -63,19 +61,6 @@ def start_user_code(code: UserCode, seed: int, start: RankStart) -> Iterator[Act
     else:
         with join_ranks(start) as ranks:
             yield UserLoop(code, function, ranks)
-
-
-def _let_children_be_loader_workers(start: RankStart) -> None:
-    """Have a process that this one forks end with it, run on any core, and measure nothing."""
-    rank_pid = os.getpid()
-    enter_loader_worker = loader_worker_entry(start.folder, start.cores)
-
-    def enter_child() -> None:
-        stop_listening()
-        if os.getppid() == rank_pid:
-            enter_loader_worker()
-
-    os.register_at_fork(after_in_child=enter_child)
 
 
 class _UserCode(Activity):

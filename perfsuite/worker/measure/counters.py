@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import re
+from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -19,6 +21,8 @@ from perfsuite.worker.measure.iterations import Iterations
 _BOOKKEEPING_NAMESPACES = frozenset({"profiler", "prim"})
 
 _NUM_LOOKS = 3
+# What torch calls the pass outside of any.
+_NO_BACKWARD = -1
 
 # The CUDA runtime's and driver's calls that launch one kernel, as CUPTI names them (CUDA Runtime
 # API, "Execution Control"; CUDA Driver API, "Execution Control").
@@ -36,12 +40,17 @@ _KERNEL_LAUNCHES = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class IterationCounts:
-    """Counts of one iteration on one rank; `records.cell.Counts` says what each means."""
+    """Counts of one iteration on one rank; `records.cell.Counts` says what each means.
+
+    `watched_s` is `StepMode`'s, and the same in no two iterations.
+    """
 
     ops: int
     flops: int
+    model_flops: int
     collectives: int
     collective_bytes: int
+    watched_s: dict[str, tuple[float, float]] = field(compare=False)
 
 
 def count_iteration() -> Iterations[IterationCounts]:
@@ -52,6 +61,8 @@ def count_iteration() -> Iterations[IterationCounts]:
       on a list of tensors (`_foreach_add_`) counts as one.
     - `flops`: by the formulas of `torch.utils.flop_counter`, so equal to `FlopCounterMode` on plain
       tensors; on DTensors the local share.
+    - `model_flops`: those, less what a backward pass computes anew: checkpointed parts of the
+      model, and the scores inside of fused attention.
     - `collectives`: operators that move data between ranks, including point to point, without
       waiting and barriers. An operator that calls others counts as one.
     - `collective_bytes`: for each, the larger of what this rank sends and what it receives.
@@ -65,8 +76,10 @@ def count_iteration() -> Iterations[IterationCounts]:
     return IterationCounts(
         ops=counter.ops,
         flops=counter.flops,
+        model_flops=counter.flops - counter.recomputed_flops(),
         collectives=counter.collectives,
         collective_bytes=counter.collective_bytes,
+        watched_s=counter.watched_s,
     )
 
 
@@ -112,6 +125,21 @@ class _Counter(StepMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()
         self.ops = self.flops = self.collectives = self.collective_bytes = 0
+        self._scores_flops = 0
+        # By backward pass, of operators that autograd records; and the passes with others.
+        self._recorded_flops: Counter[int] = Counter()
+        self._plain_passes: set[int] = set()
+
+    def recomputed_flops(self) -> int:
+        """Return the part of `flops` that a backward pass computed anew.
+
+        A backward pass records only what it recomputes, unless it is differentiated itself: then
+        it records all that it does.
+        """
+        recorded = self._recorded_flops.items()
+        return self._scores_flops + sum(
+            flops for number, flops in recorded if number in self._plain_passes
+        )
 
     def observe(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if isinstance(func, torch._ops.OpOverload):
@@ -144,5 +172,26 @@ class _Counter(StepMode):  # type: ignore[no-untyped-call]
         self, formula: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
     ) -> None:
         self.ops += 1
+        backward = torch._C._current_graph_task_id()
+        if not torch.is_grad_enabled():
+            self._plain_passes.add(backward)
         if formula in flop_registry:
-            self.flops += flop_registry[formula](*args, **kwargs, out_val=result)
+            flops = flop_registry[formula](*args, **kwargs, out_val=result)
+            self.flops += flops
+            self._scores_flops += _scores_flops(formula, args, flops)
+            if backward != _NO_BACKWARD and torch.is_grad_enabled():
+                self._recorded_flops[backward] += flops
+
+
+def _scores_flops(formula: Any, args: tuple[Any, ...], flops: int) -> int:
+    """The part of a fused attention's backward pass that computes the scores again, else 0.
+
+    Of five products, q k^T and those of the gradients of q and k are as wide as q, the other two as
+    v (`torch.utils.flop_counter.sdpa_backward_flop_count`).
+    """
+    name = str(formula)
+    if not re.search("att(n|ention).*backward", name):
+        return 0
+    first = 0 if "flex" in name else 1  # the others begin with the gradient
+    query_width, value_width = (int(args[first + place].shape[-1]) for place in (0, 2))
+    return flops * query_width // (3 * query_width + 2 * value_width)

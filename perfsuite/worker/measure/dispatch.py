@@ -33,6 +33,9 @@ class StepMode(TorchDispatchMode, ABC):  # type: ignore[no-untyped-call]
       are not. So each collective is waited for at once, and the rest of a DDP communication hook
       runs in this thread and not in one of gloo.
     - A compiled model runs uncompiled, because torch.compile is off under a dispatch mode.
+
+    Attributes:
+        watched_s: Of each stage on a CPU, the seconds outside and inside of collectives.
     """
 
     # Without this, torch refuses to run flex_attention and other operators that take functions.
@@ -41,6 +44,8 @@ class StepMode(TorchDispatchMode, ABC):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._is_loading = False
+        self._communication_s = 0.0
+        self.watched_s: dict[str, tuple[float, float]] = {}
 
     @abstractmethod
     def observe(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -48,18 +53,25 @@ class StepMode(TorchDispatchMode, ABC):  # type: ignore[no-untyped-call]
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the operator's result, after a collective has ended."""
+        began_s = time.perf_counter()
         result = func(*args, **kwargs)
-        settle(func, result)
+        if settle(func, result):
+            self._communication_s += time.perf_counter() - began_s
         return result
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
         """Enter a stage; the iteration is given this method as its `Stage`."""
         self._is_loading = name == "load"
+        before_s, began_s = self._communication_s, time.perf_counter()
         try:
             yield
         finally:
             self._is_loading = False
+            communication_s = self._communication_s - before_s
+            own_s = time.perf_counter() - began_s - communication_s
+            before = self.watched_s.get(name, (0.0, 0.0))
+            self.watched_s[name] = before[0] + own_s, before[1] + communication_s
 
     def __torch_dispatch__(
         self,
@@ -140,8 +152,10 @@ def communicated_bytes(args: tuple[Any, ...], kwargs: dict[str, Any], result: An
     return max(sum(tensor.nbytes for tensor in tensors_in(side)) for side in sides)
 
 
-def settle(func: Any, result: Any) -> None:
+def settle(func: Any, result: Any) -> bool:
     """Return when the collective that `func` began or waited for has ended and is released.
+
+    Returns whether `func` is of torch.distributed at all.
 
     gloo's threads run the callbacks of a collective that is not waited for, where a dispatch mode
     does not see them, and hold its tensors for a moment after it. Point-to-point communication is
@@ -149,11 +163,12 @@ def settle(func: Any, result: Any) -> None:
     """
     name = _name_in_torch_distributed(func)
     if name is None or name in _POINT_TO_POINT:
-        return
+        return name is not None
     for part in result if isinstance(result, tuple) else ():
         if isinstance(part, torch.ScriptObject):
             part.wait()  # type: ignore[attr-defined]  # a c10d Work
     time.sleep(_SETTLE_S)
+    return True
 
 
 def _name_in_torch_distributed(func: Any) -> str | None:

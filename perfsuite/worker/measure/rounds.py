@@ -2,7 +2,7 @@
 
 A training loop does not wait for its accelerator between steps: the host queues the next step while
 the device computes this one. So there a round is long enough to show that, begins when the host has
-run ahead by one iteration, and lasts from event to event in the device's own time: what a step of
+run ahead by one iteration, and lasts from border to border in the device's own time: what a step of
 the training takes is seen, and filling and draining the queue is not.
 """
 
@@ -13,14 +13,12 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
-from torch import Event
-
 from perfsuite.errors import PerfsuiteError
 from perfsuite.ranks.messages import RoundTimes
-from perfsuite.records.stages import Stage, untimed
+from perfsuite.records.stages import Stage
 from perfsuite.worker.measure.clock import collection_s, collector_off
 from perfsuite.worker.measure.iterations import Iterations
-from perfsuite.worker.measure.stages import StageClock, StageMarks
+from perfsuite.worker.measure.stages import StageClock
 
 # The noise of paired launches was measured with rounds of at least 25 ms: a standard deviation of
 # 0.4 % over pairs. Twice as long allows for an estimate that is off by half.
@@ -66,14 +64,14 @@ def measure_rounds(
     *,
     num_rounds: int,
     num_iterations: int,
-    stages: StageClock | StageMarks,
+    stages: StageClock,
     start_together: Callable[[], None],
     synchronize: Callable[[], None],
     after_round: Callable[[int], None],
     take_turn: Callable[[], AbstractContextManager[None]] = nullcontext,
+    most_spans: int = 0,
     clock: Callable[[], float] = time.perf_counter,
-    events: tuple[Event, Event] | None = None,
-    run_up: Stage = untimed,
+    run_up: Stage | None = None,
     slowdown: float = 0.0,
 ) -> Iterations[None]:
     """Append this rank's own times of each round to `rounds`.
@@ -81,11 +79,13 @@ def measure_rounds(
     The garbage collector runs between rounds, and what the garbage of a round costs it belongs to
     the time of that round. `start_together` returns when all
     ranks have called it, `synchronize` when the device has done all its work. `take_turn` is
-    entered for each round, its preparation and `after_round`, which gets its number, from 0.
+    entered for each round, its preparation and `after_round`, which gets its number, from 0. The
+    first rounds keep their spans, until there are `most_spans`.
 
-    With `events` a round is timed between them on the device, after one iteration more under the
-    stage `run_up`. Each round lasts longer by `slowdown` of itself: 0.05 = 5 %.
+    With `run_up`, the stage of one iteration more before each round, the device times it, from
+    border to border. A round lasts longer by `slowdown` of itself: 0.05 = 5 %.
     """
+    num_spans = 0
     with collector_off():
         synchronize()
         stages.collect()
@@ -93,21 +93,30 @@ def measure_rounds(
             with take_turn():
                 start_together()
                 synchronize()
-                if events is not None:
+                if run_up is not None:
                     yield run_up
-                    events[0].record()
                 start_s = clock()
                 for _ in range(num_iterations):
+                    stages.mark_border()
                     yield stages
-                if events is not None:
-                    events[1].record()
+                stages.mark_border()
                 synchronize()
                 duration_s = clock() - start_s
-                if events is not None:
-                    duration_s = events[0].elapsed_time(events[1]) / 1e3
+                if run_up is not None:
+                    duration_s = math.fsum(stages.steps_s())
                 duration_s += collection_s(clock)
                 duration_s += _spend(slowdown * duration_s, clock)
-                rounds.append(RoundTimes(duration_s=duration_s, stages_s=stages.collect()))
+                spans = stages.spans() if num_spans < most_spans else ()
+                num_spans += len(spans)
+                steps_s = stages.steps_s()
+                rounds.append(
+                    RoundTimes(
+                        duration_s=duration_s,
+                        stages_s=stages.collect(),
+                        steps_s=steps_s,
+                        spans=spans,
+                    )
+                )
                 after_round(number)
 
 

@@ -6,17 +6,20 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
+from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Event
 
 from perfsuite.errors import PerfsuiteError
+from perfsuite.ranks.messages import Span
 from perfsuite.records.stages import STAGES, untimed
 from perfsuite.worker.measure.device import is_accelerator, make_event
 
 
 class StageClock:
-    """A `Stage` that adds up the seconds of each stage until `collect` takes them.
+    """A `Stage` that keeps when each stage began and ended, until `collect` takes it.
 
     A stage may be entered many times. On a GPU all stages but "load" are timed by events on the
     current stream, because the host only queues their work; nothing waits for an event before
@@ -27,7 +30,10 @@ class StageClock:
     `clock` is the host's, in seconds; `make_event` makes an event with timing for a device.
     """
 
-    __slots__ = ("_clock", "_on_enter", "_open", "_spans")
+    __slots__ = (
+        *("_began_s", "_borders", "_clock", "_mark", "_on_cpu", "_on_enter", "_open", "_passed"),
+        *("_rewind", "_spans"),
+    )
 
     def __init__(
         self,
@@ -37,14 +43,19 @@ class StageClock:
         clock: Callable[[], float] = time.perf_counter,
         make_event: Callable[[torch.device], Event] = make_event,
     ) -> None:
+        events = _Events(partial(make_event, device))
         self._clock = clock
+        self._on_cpu = not is_accelerator(device)
+        # Reads the time, as a float or as an event.
+        self._mark: Callable[[], Any] = clock if self._on_cpu else events.record
+        self._rewind = events.rewind
         self._on_enter = on_enter
         self._open: str | None = None
-        self._spans: dict[str, _HostSpan | _DeviceSpan] = {
-            name: _DeviceSpan(name, self, partial(make_event, device))
-            if is_accelerator(device) and name != "load"
-            else _HostSpan(name, self)
-            for name in STAGES
+        self._passed: list[tuple[str, Any, Any]] = []
+        self._began_s = 0.0
+        self._borders: list[Any] = []
+        self._spans = {
+            name: _Span(name, self, clock if name == "load" else self._mark) for name in STAGES
         }
 
     def __call__(self, name: str) -> AbstractContextManager[None]:
@@ -56,13 +67,47 @@ class StageClock:
                 f"stage {name!r} is not known; use one of {', '.join(STAGES)}"
             ) from None
 
+    def mark_border(self) -> None:
+        """Begin a step, or end the last one."""
+        if not self._borders:
+            self._began_s = self._clock()
+        self._borders.append(self._mark())
+
+    def steps_s(self) -> tuple[float, ...]:
+        """Return the seconds from border to border, after the device was synchronised."""
+        return tuple(_seconds(*borders) for borders in pairwise(self._borders))
+
+    def spans(self) -> tuple[Span, ...]:
+        """Return the stages in their order, between the borders; on a CPU with what lies between.
+
+        After the device was synchronised.
+        """
+        first, last = self._borders[0], self._borders[-1]
+        if not self._on_cpu:
+            return tuple(
+                (name, _seconds(since, start), _seconds(since, end))
+                for name, start, end in self._passed
+                for since in ((self._began_s if name == "load" else first),)
+            )
+        spans: list[Span] = []
+        before_s = 0.0
+        for name, start, end in (*self._passed, ("", last, last)):
+            spans += [("other", before_s, start - first), (name, start - first, end - first)]
+            before_s = end - first
+        return tuple(spans[:-1])
+
     def collect(self) -> dict[str, float]:
         """Return the seconds of each stage that was entered since the last call.
 
         On a GPU the device must have been synchronised after the last stage.
         """
-        totals = {name: span.take_s() for name, span in self._spans.items()}
-        return {name: seconds for name, seconds in totals.items() if seconds is not None}
+        totals: dict[str, float] = {}
+        for name, start, end in self._passed:
+            totals[name] = totals.get(name, 0.0) + _seconds(start, end)
+        self._passed.clear()
+        self._borders.clear()
+        self._rewind()
+        return totals
 
     def _enter(self, name: str) -> None:
         if self._open is not None:
@@ -75,71 +120,59 @@ class StageClock:
             self._on_enter(name)
 
 
-class StageMarks:
-    """A `Stage` that times nothing: the events of a step would take longer than a short kernel."""
-
-    def __init__(self, on_enter: Callable[[str], None]) -> None:
-        self._on_enter = on_enter
+class StageMarks(StageClock):
+    """Times steps alone: the events of stages would take longer than a short kernel."""
 
     def __call__(self, name: str) -> AbstractContextManager[None]:
         """Tell which stage is entered."""
-        self._on_enter(name)
+        super().__call__(name)
+        if self._on_enter is not None:
+            self._on_enter(name)
         return untimed(name)
 
-    def collect(self) -> dict[str, float]:
-        """Return no seconds of any stage."""
-        return {}
 
+class _Span:
+    """One stage; the time is read last on entering and first on leaving."""
 
-class _HostSpan:
-    """One stage, timed by the host's clock, which is read last on entering and first on leaving."""
+    __slots__ = ("_mark", "_owner", "_start", "name")
 
-    __slots__ = ("_owner", "_start_s", "_total_s", "_was_entered", "name")
-
-    def __init__(self, name: str, owner: StageClock) -> None:
+    def __init__(self, name: str, owner: StageClock, mark: Callable[[], Any]) -> None:
         self.name = name
         self._owner = owner
-        self._start_s = self._total_s = 0.0
-        self._was_entered = False
+        self._mark = mark
+        self._start: Any = None
 
     def __enter__(self) -> None:
         self._owner._enter(self.name)
-        self._was_entered = True
-        self._start_s = self._owner._clock()
+        self._start = self._mark()
 
     def __exit__(self, *exception: object) -> None:
-        self._total_s += self._owner._clock() - self._start_s
+        end = self._mark()
+        self._owner._passed.append((self.name, self._start, end))
         self._owner._open = None
 
-    def take_s(self) -> float | None:
-        total_s = self._total_s if self._was_entered else None
-        self._total_s, self._was_entered = 0.0, False
-        return total_s
 
+class _Events:
+    """Events that are used again after each rewind."""
 
-class _DeviceSpan:
-    """One stage, timed by pairs of events that are reused after each `take_s`."""
-
-    __slots__ = ("_make_event", "_num_used", "_owner", "_pairs", "name")
-
-    def __init__(self, name: str, owner: StageClock, make_event: Callable[[], Event]) -> None:
-        self.name = name
-        self._owner = owner
+    def __init__(self, make_event: Callable[[], Event]) -> None:
         self._make_event = make_event
-        self._pairs: list[tuple[Event, Event]] = []
+        self._events: list[Event] = []
         self._num_used = 0
 
-    def __enter__(self) -> None:
-        self._owner._enter(self.name)
-        if self._num_used == len(self._pairs):
-            self._pairs.append((self._make_event(), self._make_event()))
-        self._pairs[self._num_used][0].record()
-
-    def __exit__(self, *exception: object) -> None:
-        self._pairs[self._num_used][1].record()
+    def record(self) -> Event:
+        if self._num_used == len(self._events):
+            self._events.append(self._make_event())
+        event = self._events[self._num_used]
+        event.record()
         self._num_used += 1
-        self._owner._open = None
+        return event
 
-    def take_s(self) -> float | None:
-        used, self._num_used = self._pairs[: self._num_used], 0
-        return None if not used else sum(start.elapsed_time(end) for start, end in used) / 1e3
+    def rewind(self) -> None:
+        self._num_used = 0
+
+
+def _seconds(start: Any, end: Any) -> float:
+    if isinstance(start, float):
+        return float(end - start)
+    return float(start.elapsed_time(end)) / 1e3

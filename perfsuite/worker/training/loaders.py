@@ -211,7 +211,7 @@ class _Fetching(Dataset[Any]):
             return default_collate([self._dataset[index] for index in indices])
         # The user's dataset may raise anything, and the user is to read all of it.
         except Exception as error:  # noqa: BLE001
-            return _Failure(_describe(error))
+            return _Failure(describe_failure(error))
 
 
 def _checked_dataset(
@@ -226,7 +226,8 @@ def _checked_dataset(
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
         raise WorkloadError(
             f"{origin} is a {type(dataset).__name__} without a length; "
-            "use a map-style dataset with __len__ and __getitem__"
+            "use a map-style dataset with __len__ and __getitem__, or build_loader in place of "
+            "build_dataset"
         )
     if len(dataset) == 0:
         raise WorkloadError(f"{origin} is empty; it needs at least one sample")
@@ -240,7 +241,8 @@ def _checked_dataset(
     return dataset
 
 
-def _describe(error: Exception) -> str:
+def describe_failure(error: Exception) -> str:
+    """Return what a user's dataset or loader raised, with the place in the user's code."""
     places = [
         f"{frame.filename}:{frame.lineno}"
         for frame in traceback.extract_tb(error.__traceback__)

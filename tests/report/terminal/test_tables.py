@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import msgspec
+
 from perfsuite.records.cell import CellLine, CellRecord, Counts, Memory, StageTimes
 from perfsuite.records.equivalence import Numerics
 from perfsuite.records.recipe import Recipe
@@ -54,13 +56,29 @@ def test_the_table_has_a_row_for_each_measured_cell_and_none_for_others() -> Non
 
     header, _, *rows = table.splitlines()
     titles = (
-        "workload parallel precision checkpointing numerics workers step spread samples/s load "
-        "peak memory"
+        "workload parallel precision checkpointing numerics workers step spread samples/s "
+        "samples/s each load peak memory"
     )
-    values = "lenet ddp:2 fp32 none equivalent 2 2.00 ms ± 74.1 % 16.0 k 25.0 % 1.00 MiB 3"
+    values = "lenet ddp:2 fp32 none equivalent 2 2.00 ms ± 74.1 % 16.0 k 8.00 k 25.0 % 1.00 MiB 3"
     assert " ".join(header.split()) == f"{titles} collectives"
     assert [" ".join(row.split()) for row in rows] == [values]
     assert not_exercised_lines([line(TRAINED), skipped]) == ["NOT EXERCISED b::t: no GPU"]
+
+
+def test_speeds_have_columns_where_any_cell_has_them() -> None:
+    measured = line(TRAINED)
+    assert measured.perfsuite is not None
+    record = msgspec.structs.replace(
+        measured.perfsuite, tokens_per_s=1.2e6, tflops=312.46, mfu=0.3158, hfu=0.421
+    )
+
+    table = terminal_table([msgspec.structs.replace(measured, perfsuite=record)])
+
+    header, _, row = (" ".join(text.split()) for text in table.splitlines())
+    assert (
+        "samples/s tokens/s samples/s each tokens/s each TFLOP/s each MFU HFU load peak" in header
+    )
+    assert "16.0 k 1.20 M 8.00 k 600 k 312 31.6 % 42.1 % 25.0 %" in row
 
 
 def test_evaluating_and_loading_are_told_from_training() -> None:

@@ -1,15 +1,18 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
+from perfsuite import Recipe
 from perfsuite.worker.measure.counters import (
     count_garbage,
     count_iteration,
@@ -17,6 +20,10 @@ from perfsuite.worker.measure.counters import (
     count_launches,
 )
 from perfsuite.worker.measure.iterations import run_iterations
+from perfsuite.worker.training.build import build_trainer
+from perfsuite.worker.training.loaders import build_batches
+from perfsuite.worker.training.step import train_step
+from perfsuite.worker.workloads.transformer import transformer_tiny
 
 
 def untimed(name):
@@ -120,6 +127,74 @@ def test_a_lenet_step_takes_the_flops_that_its_layers_add_up_to():
     expected = 3 * forward - 2 * 32 * convolutions[0]
 
     assert run_iterations(count_iteration(), step_of("lenet")).flops == expected
+
+
+def transformer_step(recipe):
+    workload, device = transformer_tiny(), torch.device("cpu")
+    trainer = build_trainer(workload, recipe, device=device, seed=0)
+    shard = {"shard_index": 0, "num_shards": 1}
+    batches = build_batches(workload, recipe, "train", **shard, seed=0, device=device)
+    return partial(train_step, trainer, batches)
+
+
+@pytest.mark.parametrize("checkpointing", ["none", "every-block", "segments:2", "selective"])
+def test_the_model_flops_of_a_transformer_are_those_of_its_shapes(checkpointing):
+    batch, tokens, width, layers, classes = 8, 64, 128, 4, 4
+    projections = 4 * 2 * batch * tokens * width * width
+    perceptron = 2 * 2 * batch * tokens * width * (4 * width)
+    attention = 2 * 2 * batch * tokens * tokens * width
+    head = 2 * batch * width * width + 2 * batch * width * classes  # of the first token
+    # A backward pass takes twice as much: the gradients of weights and of inputs.
+    by_hand = 3 * (layers * (projections + perceptron + attention) + head)
+
+    step = transformer_step(Recipe(checkpointing=checkpointing))
+    counts = run_iterations(count_iteration(), step)
+
+    assert counts.model_flops == pytest.approx(by_hand, rel=0.01)
+    assert (counts.flops > 1.2 * by_hand) == (checkpointing in ("every-block", "segments:2"))
+
+
+class Attention(nn.Module):
+    def __init__(self, backend, use_reentrant):
+        super().__init__()
+        self.qkv = nn.Linear(16, 48)
+        self.backend, self.use_reentrant = backend, use_reentrant
+
+    def attend(self, inputs):
+        query, key, value = self.qkv(inputs).view(2, 8, 3, 2, 8).permute(2, 0, 3, 1, 4)
+        with sdpa_kernel(self.backend):
+            mixed = nn.functional.scaled_dot_product_attention(query, key, value)
+        return mixed.transpose(1, 2).flatten(2)
+
+    def forward(self, inputs):
+        if self.use_reentrant is None:
+            return self.attend(inputs)
+        return checkpoint(self.attend, inputs, use_reentrant=self.use_reentrant)
+
+
+@pytest.mark.parametrize("use_reentrant", [None, False, True])
+@pytest.mark.parametrize("backend", [SDPBackend.MATH, SDPBackend.FLASH_ATTENTION])
+def test_model_flops_leave_out_every_kind_of_recomputation(backend, use_reentrant):
+    model, inputs = Attention(backend, use_reentrant), torch.randn(2, 8, 16, requires_grad=True)
+    counts = run_iterations(count_iteration(), lambda _: model(inputs).square().sum().backward())
+
+    linear, attention = 2 * 2 * 8 * 16 * 48, 2 * 2 * (2 * 2 * 8 * 8 * 8)
+    assert counts.model_flops == 3 * (linear + attention)
+    recomputes = backend is SDPBackend.FLASH_ATTENTION or use_reentrant is not None
+    assert (counts.flops > counts.model_flops) == recomputes
+
+
+def test_a_backward_pass_that_is_differentiated_recomputes_nothing():
+    weight, inputs = torch.randn(4, 4, requires_grad=True), torch.randn(2, 4, requires_grad=True)
+
+    def penalized(stage):
+        (gradient,) = torch.autograd.grad((inputs @ weight).sum(), inputs, create_graph=True)
+        gradient.square().sum().backward()
+
+    counts = run_iterations(count_iteration(), penalized)
+
+    # A product, one for its gradient, and one for the gradient of that.
+    assert counts.model_flops == counts.flops == 3 * (2 * 2 * 4 * 4)
 
 
 def test_recomputation_is_counted():

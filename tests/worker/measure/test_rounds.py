@@ -113,7 +113,7 @@ def test_a_round_lasts_from_the_common_start_to_the_last_synchronisation():
         after_round=lambda number: host.spend(1000.0),
     )
 
-    assert rounds == [RoundTimes(duration_s=3.5, stages_s={})] * 2
+    assert rounds == [RoundTimes(duration_s=3.5, stages_s={}, steps_s=(1.0, 1.0, 1.0))] * 2
 
 
 def test_each_round_has_its_own_stages_and_none_of_the_warm_up():
@@ -130,6 +130,25 @@ def test_each_round_has_its_own_stages_and_none_of_the_warm_up():
     rounds = measure(host, iterate, stages=stages, num_iterations=1)
 
     assert [times.stages_s for times in rounds] == [{"forward": 1.0}, {"forward": 2.0}]
+
+
+def test_rounds_keep_what_they_passed_in_order_until_there_is_enough():
+    host = FakeHost()
+
+    def iterate(stage):
+        host.spend(0.5)
+        with stage("load"):
+            host.spend(2.0)
+        with stage("forward"):
+            host.spend(1.0)
+
+    first, second = measure(host, iterate, num_iterations=1, most_spans=1)
+
+    assert first.spans == (
+        *(("other", 0.0, 0.5), ("load", 0.5, 2.5), ("other", 2.5, 2.5)),
+        *(("forward", 2.5, 3.5), ("other", 3.5, 3.5)),
+    )
+    assert second.spans == ()
 
 
 def test_the_ranks_start_together_before_the_device_is_synchronised():

@@ -150,6 +150,25 @@ def test_on_a_gpu_loading_takes_host_time_and_the_rest_device_time(host, device)
     }
 
 
+def test_on_a_gpu_spans_and_steps_are_the_devices_and_loading_is_the_hosts(host, device):
+    stage = StageClock(CUDA, clock=host, make_event=device.make_event)
+
+    for _ in range(2):
+        stage.mark_border()
+        with stage("load"):
+            host.now_s += 1.0
+        device.now_ms += 500.0
+        with stage("forward"):
+            device.now_ms += 250.0
+    stage.mark_border()
+
+    assert stage.steps_s() == (0.75, 0.75)
+    assert stage.spans() == (
+        *(("load", 0.0, 1.0), ("forward", 0.5, 0.75)),
+        *(("load", 1.0, 2.0), ("forward", 1.25, 1.5)),
+    )
+
+
 def test_events_are_used_again_after_each_collection(device):
     stage = StageClock(CUDA, make_event=device.make_event)
 

@@ -398,7 +398,8 @@ class Streaming(IterableDataset[Any]):
 def test_a_dataset_without_a_length_is_refused(build: Any) -> None:
     message = (
         "workload 'small': its train dataset is a Streaming without a length; "
-        "use a map-style dataset with __len__ and __getitem__"
+        "use a map-style dataset with __len__ and __getitem__, or build_loader in place of "
+        "build_dataset"
     )
     with refusal(WorkloadError, message):
         build(Streaming())

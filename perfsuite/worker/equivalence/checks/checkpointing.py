@@ -16,6 +16,12 @@ from perfsuite.worker.equivalence.limits import BITWISE, Limit, above_noise, red
 from perfsuite.worker.equivalence.planted_bugs import Bug, gradient_bugs, wrong_scale
 from perfsuite.worker.equivalence.proof import Case, Proof
 from perfsuite.worker.equivalence.tensors import Tensors
+from perfsuite.worker.equivalence.trace.trace import Step
+
+_OTHER_NUMBERS = (
+    "random numbers: recomputation draws other numbers than the forward pass did; is "
+    "preserve_rng_state off, or does the model draw from a generator of its own?"
+)
 
 
 def check_checkpointing(case: Case) -> Proof | str:
@@ -31,6 +37,7 @@ def check_checkpointing(case: Case) -> Proof | str:
             break  # the runs may drift apart by more than the rounding of one step
         buffers = comparison.measure_buffer_errors(step.after.buffers, twin.after.buffers)
         proof.evidence += [
+            *comparison.judge_draws(_drawn_anew(step, twin), number),
             *comparison.judge_losses(step.losses, twin.losses, number, limit),
             *_judge(twin.gradients, number, limit, step.gradients),
             *comparison.judge(buffers, "buffer", number, limit),
@@ -82,13 +89,21 @@ def _bugs(gradients: Tensors, recipe: Recipe, limit: Limit) -> Iterator[Bug]:
     )
 
 
+def _drawn_anew(step: Step, twin: Step) -> str | None:
+    """How recomputation drew other numbers than the forward pass; None where it did not."""
+    anew, expected = (
+        [operator for shard in one.shards for part in shard for operator in part.drawn_anew]
+        for one in (step, twin)
+    )
+    if len(anew) <= len(expected):
+        return None
+    return f"{_OTHER_NUMBERS} (the first is {anew[0]})"
+
+
 def _explain(discrepancy: comparison.Discrepancy) -> str:
     if discrepancy.what == "buffer":
         return (
             "side effects: the forward pass changes a buffer, as BatchNorm changes its statistics, "
             "and recomputation changes it once more"
         )
-    return (
-        "random numbers: recomputation draws other numbers than the forward pass did; is "
-        "preserve_rng_state off, or does the model draw from a generator of its own?"
-    )
+    return _OTHER_NUMBERS

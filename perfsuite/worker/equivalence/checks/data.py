@@ -20,6 +20,7 @@ from perfsuite.worker.equivalence.checks.data_evidence import (
     DataLoaders,
     gather_evidence,
 )
+from perfsuite.worker.equivalence.checks.own_loader import check_own_loader
 from perfsuite.worker.equivalence.planted_bugs import missed
 from perfsuite.worker.equivalence.proof import Case
 from perfsuite.worker.equivalence.trace.batch_difference import find_differences
@@ -34,6 +35,8 @@ def check_data(case: Case) -> EquivalenceRow:
     or repeated, a smaller last batch) are reported with their size, and are no mismatch. The
     generators of random numbers are left as they were.
     """
+    if case.workload.build_loader is not None:
+        return check_own_loader(case)
     recipe, state = case.recipe, read_random_state(case.device)
     try:
         loaders = DataLoaders(case.workload, recipe, case.seed, case.device)

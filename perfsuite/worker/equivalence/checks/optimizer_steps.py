@@ -14,8 +14,10 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from perfsuite.worker.equivalence.comparison import Discrepancy, judge, measure_errors, total_norm
+from perfsuite.worker.equivalence.diagnosis import explain_non_finite
 from perfsuite.worker.equivalence.limits import BITWISE, Limit
 from perfsuite.worker.equivalence.proof import Case, Proof
 from perfsuite.worker.equivalence.tensors import Tensors, in_double
@@ -36,6 +38,7 @@ def check_optimizer_steps(case: Case, proof: Proof) -> None:
         case.on_step()
         expected = replay.take_step(step)
         limit = _limit(case, step, number, expected)
+        proof.evidence += _find_non_finite(step, number, replay.optimizer)
         proof.evidence.append(_judge(step.after.parameters, expected, step, number, limit))
         for mistake in mistakes:
             found = _judge(mistake.replay.take_step(step), expected, step, number, limit)
@@ -66,6 +69,11 @@ class _Replay:
         self._num_steps = 0
         precision = "fp32" if self._has_master_weights else recipe.precision
         self._reference = case.reference(precision=precision)
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """The workload's, of one process."""
+        return self._reference.trainer.optimizer
 
     def weights(self) -> Tensors:
         """The present parameters, master weights in float32."""
@@ -122,6 +130,16 @@ def _unscale(stepped: list[nn.Parameter], scale: float) -> None:
     for parameter in stepped:
         assert parameter.grad is not None
         parameter.grad.mul_(1 / scale)
+
+
+def _find_non_finite(step: Step, number: int, optimizer: Optimizer) -> list[Discrepancy]:
+    """The first weight that a step made infinite, which the right step by its gradient does too."""
+    if not all(map(math.isfinite, step.losses)):
+        return []  # which says more
+    for name, weight in step.after.parameters.items():
+        if (cause := explain_non_finite(weight, optimizer, number)) is not None:
+            return [Discrepancy("parameter", number, math.inf, 0.0, "finite", name, cause=cause)]
+    return []
 
 
 def _judge(

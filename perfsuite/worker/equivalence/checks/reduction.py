@@ -24,6 +24,7 @@ from perfsuite.worker.equivalence.references.powersgd import NUM_PLAIN_STEPS, Po
 from perfsuite.worker.equivalence.references.single_process import Pass, Reference
 from perfsuite.worker.equivalence.tensors import Tensors
 from perfsuite.worker.equivalence.trace.trace import Step
+from perfsuite.worker.training.mixed_precision import precision_policy
 
 # PowerSGD feeds back the errors of its compression. They grow with every step, and rounding with
 # them, so only the first steps are compared.
@@ -54,14 +55,17 @@ def check_reduction(case: Case) -> Proof | str:
     for number, step in enumerate(steps, start=1):
         case.on_step()
         passes = _run_shards(reference, step, recipe)
-        if recipe.plan.data_parallel_size == 1 and passes[0].drew_random_numbers:
-            return "the model draws random numbers, and each stage of a pipeline draws its own"
+        # The ranks of a pipeline share a batch, and each draws for its stages.
+        if recipe.plan.data_parallel_size == 1:
+            reason = passes[0].why_not_repeated(by_several=True)
+            if reason is not None:
+                return reason
         shares = [one.gradients for one in passes]
         expected = reduce(shares)
         limit = _limit(step.gradients, case)
         proof.evidence += _compare(step, number, passes, expected, limit)
         if number == 1:
-            bugs = list(_bugs(reference, step, shares, expected, recipe))
+            bugs = list(_bugs(reference, step, passes, expected, recipe))
             proof.plant(bugs, lambda tested: _judge(tested, expected, 1, limit))  # noqa: B023
             proof.find_cause = partial(_find_cause, case, reference, passes, expected, bugs)
     if any(step.has_equal_shards for step in case.trace.steps):
@@ -111,13 +115,19 @@ def _find_cause(
 
 
 def _run_shards(reference: Reference, step: Step, recipe: Recipe) -> list[Pass]:
-    passes = []
-    for micro_batches in step.shards:
-        reference.load(step.before)
-        passes.append(
-            reference.run(micro_batches, scale=step.scale, num_chunks=recipe.plan.num_chunks)
-        )
-    return passes
+    return [_run_shard(reference, step, index, recipe) for index in range(len(step.shards))]
+
+
+def _run_shard(
+    reference: Reference, step: Step, index: int, recipe: Recipe, *, draws_anew: bool = False
+) -> Pass:
+    reference.load(step.before)
+    return reference.run(
+        step.shards[index],
+        scale=step.scale,
+        num_chunks=recipe.plan.num_chunks,
+        draws_anew=draws_anew,
+    )
 
 
 def _compare(
@@ -125,7 +135,13 @@ def _compare(
 ) -> list[comparison.Discrepancy]:
     # Rank 0 saw the first shard. A buffer that a rank does not have is not compared.
     buffers = comparison.measure_buffer_errors(step.after.buffers, passes[0].buffers)
+    wrong = [
+        f"shard {index}: {one.wrong_draw}" if len(passes) > 1 else one.wrong_draw
+        for index, one in enumerate(passes)
+        if one.wrong_draw is not None
+    ]
     return [
+        *comparison.judge_draws(next(iter(wrong), None), number),
         *comparison.judge_losses(step.losses, [one.loss for one in passes], number, limit),
         *_judge(step.gradients, expected, number, limit),
         *comparison.judge(buffers, "buffer", number, limit),
@@ -142,8 +158,14 @@ def _judge(
 
 
 def _bugs(
-    reference: Reference, step: Step, shares: Sequence[Tensors], expected: Tensors, recipe: Recipe
+    reference: Reference, step: Step, passes: Sequence[Pass], expected: Tensors, recipe: Recipe
 ) -> Iterator[Bug]:
+    shares = [one.gradients for one in passes]
+    if passes[-1].draws:
+        anew = _run_shard(reference, step, -1, recipe, draws_anew=True).gradients
+        for bug in planted_bugs.drawn_anew(anew, shares[-1]):
+            mean = average([*shares[:-1], bug.gradients], recipe.comm_hook)
+            yield dataclasses.replace(bug, gradients=mean)
     if len(shares) > 1:
         yield from planted_bugs.reduction_bugs(shares, recipe.comm_hook)
     if recipe.grad_accumulation_steps > 1:
@@ -160,6 +182,13 @@ def _limit(gradients: Tensors, case: Case) -> Limit:
     dtypes = {gradient.dtype for gradient in gradients.values()}
     if case.recipe.comm_hook in _HOOK_DTYPES:
         dtypes.add(_HOOK_DTYPES[case.recipe.comm_hook])
+    is_ordered = not case.trace.sparse
+    low = precision_policy(case.recipe.precision).autocast_dtype
+    if case.recipe.plan.properties.cuts_model and low is not None:
+        # Autocast casts a leaf once, and other tensors for each use. What a stage is handed is a
+        # leaf, so the gradients of its uses are added before they are cast back, not after.
+        dtypes.add(low)
+        is_ordered = False
     epsilon = max((torch.finfo(dtype).eps for dtype in dtypes), default=0.0)
-    limit = reduction_limit(epsilon, case.recipe, case.device, is_ordered=not case.trace.sparse)
+    limit = reduction_limit(epsilon, case.recipe, case.device, is_ordered=is_ordered)
     return above_noise(limit, case.noise)

@@ -16,6 +16,7 @@ from functools import partial
 
 import torch
 
+from perfsuite.records.equivalence import EquivalenceRow
 from perfsuite.worker.equivalence import comparison, limits, planted_bugs
 from perfsuite.worker.equivalence.diagnosis import explain_gradients, has_batchnorm
 from perfsuite.worker.equivalence.limits import Limit, is_low_precision
@@ -26,6 +27,7 @@ from perfsuite.worker.equivalence.references.single_process import (
     Pass,
     Reference,
     UnjoinableError,
+    UnrepeatableError,
     one_batch,
     slice_batch,
 )
@@ -43,8 +45,8 @@ _LOW_PRECISION_RATIO = 4
 _NUM_SHOWN = 3
 
 
-def check_semantics(case: Case) -> Proof | str:
-    """Return what T1 or T2 shows, or why neither applies."""
+def check_semantics(case: Case) -> Proof | EquivalenceRow | str:
+    """Return what T1 or T2 shows, why it cannot be exercised, or why neither applies."""
     recipe = case.recipe
     proof = Proof(check="T2" if is_low_precision(recipe) else "T1")
     losses: list[float] = []
@@ -53,10 +55,10 @@ def check_semantics(case: Case) -> Proof | str:
         case.on_step()
         try:
             expected = references.compute(step)
+        except UnrepeatableError as error:
+            return EquivalenceRow.of(recipe, proof.check, "not exercised", str(error))
         except UnjoinableError as error:
             return str(error)
-        if expected.truth.drew_random_numbers:
-            return "the model draws random numbers"
         if recipe.comm_hook != "none":
             compressed = step.gradients
             step = dataclasses.replace(step, gradients=references.average_uncompressed(step))
@@ -109,12 +111,19 @@ class _References:
         return self._case.reference(precision=precision, grad_accumulation_steps=1)
 
     def compute(self, step: Step) -> _Expected:
-        """Return what both compute, or raise `UnjoinableError`."""
+        """Return what both compute, or raise `UnjoinableError` or `UnrepeatableError`."""
         batch = one_batch([micro_batch for shard in step.shards for micro_batch in shard])
+        is_cut = self._case.recipe.plan.properties.cuts_model
+        by_several = is_cut or len(batch.draws or ()) > 1
         self.plain.load(step.before)
         plain = self.plain.run([batch], scale=step.scale)
+        if batch.draws is not None and plain.wrong_draw is None:
+            batch = dataclasses.replace(batch, draws=[plain.draws])
         plain_gradients = scaled(plain.gradients, 1 / step.scale)
         truth = self._find_truth(step, batch)
+        for one in (plain, truth):
+            if (reason := one.why_not_repeated(by_several=by_several)) is not None:
+                raise UnrepeatableError(reason)
         plain_errors = comparison.measure_errors(plain_gradients, truth.gradients)
         return _Expected(batch, truth, plain, plain_gradients, plain_errors)
 
@@ -148,6 +157,7 @@ def _judge_step(
     buffers = comparison.measure_buffer_errors(step.after.buffers, truth.buffers)
     plain_buffers = comparison.measure_buffer_errors(plain.buffers, truth.buffers)
     return [
+        *comparison.judge_draws(plain.wrong_draw or truth.wrong_draw, number),
         *comparison.judge_losses([mean_loss], [truth.loss], number, _limit(case, plain_loss)),
         *_judge(scaled(step.gradients, 1 / step.scale), expected, number, case),
         *comparison.judge(buffers, "buffer", number, _limit(case, plain_buffers.total)),
@@ -199,6 +209,11 @@ def _bugs(references: _References, expected: _Expected, case: Case) -> Iterator[
     size = num_samples(expected.batch.batch)
     if size > 1:
         yield planted_bugs.lost_samples(_mean_of_parts(references.plain, expected, [size // 2]))
+    if expected.plain.draws:
+        scale = case.trace.steps[0].scale
+        anew = references.plain.run([expected.batch], scale=scale, draws_anew=True).gradients
+        for bug in planted_bugs.drawn_anew(anew, expected.plain.gradients):
+            yield dataclasses.replace(bug, gradients=scaled(bug.gradients, 1 / scale))
     limit_of = _parameter_limits(case, errors)
     if limit_of is not None:
         # A lost gradient has an error of 1, which no limit of 1 or more can find.

@@ -19,7 +19,9 @@ from torch import Tensor
 
 from perfsuite.records.recipe import Recipe
 from perfsuite.records.workload import Workload
+from perfsuite.worker.equivalence.references.replay import Replay
 from perfsuite.worker.equivalence.tensors import Tensors
+from perfsuite.worker.equivalence.trace.draws import Draw
 from perfsuite.worker.equivalence.trace.random_state import read_random_state, restore_random_state
 from perfsuite.worker.equivalence.trace.trace import (
     MicroBatch,
@@ -27,19 +29,35 @@ from perfsuite.worker.equivalence.trace.trace import (
     read_gradients,
     read_weights,
 )
-from perfsuite.worker.training.batches import call_model, map_tensors
+from perfsuite.worker.training.batches import call_model, map_tensors, num_samples
 from perfsuite.worker.training.build import build_trainer
 from perfsuite.worker.training.step import compute_loss, prepare_batch
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Pass:
-    """The mean loss over the micro-batches, the scaled gradients, and the buffers at the end."""
+    """The mean loss over the micro-batches, the scaled gradients, and the buffers at the end.
+
+    Attributes:
+        draws: What the last micro-batch drew, as the recorded run did.
+        wrong_draw: How one process draws other random numbers than the run; None where it does not.
+        unknown_draw: Why it cannot draw those of the run, None where it can.
+        drew_outside: A module besides torch that drew random numbers; None where none did.
+    """
 
     loss: float
     gradients: Tensors
     buffers: Tensors
-    drew_random_numbers: bool
+    draws: list[Draw]
+    wrong_draw: str | None
+    unknown_draw: str | None
+    drew_outside: str | None
+
+    def why_not_repeated(self, *, by_several: bool) -> str | None:
+        """Why it did not draw what the run drew; `by_several`: that drew it in several passes."""
+        if self.drew_outside is not None and by_several:
+            return f"{self.drew_outside} draws random numbers, for which sample cannot be told"
+        return self.unknown_draw
 
 
 def plain_recipe(recipe: Recipe, **changes: Any) -> Recipe:
@@ -71,30 +89,49 @@ class Reference:
                 own[name].copy_(given[name])
 
     def run(
-        self, micro_batches: Sequence[MicroBatch], *, scale: float = 1.0, num_chunks: int = 1
+        self,
+        micro_batches: Sequence[MicroBatch],
+        *,
+        scale: float = 1.0,
+        num_chunks: int = 1,
+        draws_anew: bool = False,
     ) -> Pass:
         """Return the results of the passes over all micro-batches, at the present weights.
 
-        Each is run with its recorded random state, in chunks along its first dimension. `scale` is
-        the factor of the loss, where the precision scales it.
+        Each is run with its recorded random state and draws, in chunks along its first dimension.
+        `scale` is the factor of the loss, where the precision scales it. With `draws_anew` it draws
+        other random numbers.
         """
         trainer, device = self.trainer, self.trainer.device
         trainer.module.zero_grad()
-        losses = []
-        drew = False
+        losses, replays, outside = [], [], None
         for micro_batch in micro_batches:
-            restore_random_state(micro_batch.random_state, device)
-            parts = [
-                self._run_chunk(micro_batch.batch, index, num_chunks, scale)
-                for index in range(num_chunks)
-            ]
+            start, draws = micro_batch.random_state, micro_batch.draws
+            restore_random_state(start, device)
+            if draws_anew:
+                torch.rand((), device=device)
+                draws = None
+            parts = []
+            for index in range(num_chunks):
+                chunk = draws if draws is None or num_chunks == 1 else draws[index : index + 1]
+                replay = Replay(chunk, device, micro_batch.rows)
+                with replay:
+                    parts.append(self._run_chunk(micro_batch.batch, index, num_chunks, scale))
+                replay.finish()
+                replays.append(replay)
             losses.append(torch.stack(parts).mean())
-            drew |= read_random_state(device).has_moved_from(micro_batch.random_state)
+            end = read_random_state(device)
+            outside = outside or end.outside_torch(start)
+            if end.torch_has_moved_from(start):
+                replays[-1].expect_draws()
         return Pass(
             loss=float(torch.stack(losses).mean()),
             gradients=read_gradients(trainer.module),
             buffers=read_weights(trainer.module).buffers,
-            drew_random_numbers=drew,
+            draws=replays[-1].given,
+            wrong_draw=next((one.wrong for one in replays if one.wrong), None),
+            unknown_draw=next((one.unknown for one in replays if one.unknown), None),
+            drew_outside=outside,
         )
 
     def _run_chunk(self, batch: Any, index: int, num_chunks: int, scale: float) -> Tensor:
@@ -118,16 +155,23 @@ class UnjoinableError(ValueError):
     """Several micro-batches do not make one batch."""
 
 
+class UnrepeatableError(ValueError):
+    """One process cannot draw the random numbers that the run drew."""
+
+
 def one_batch(micro_batches: Sequence[MicroBatch]) -> MicroBatch:
     """All samples of several micro-batches as one, or raise `UnjoinableError`."""
     joined = _join([micro_batch.batch for micro_batch in micro_batches])
-    return dataclasses.replace(micro_batches[0], batch=joined)
+    draws = [micro_batch.draws for micro_batch in micro_batches]
+    parts = None if None in draws else [part for one in draws for part in one or ()]
+    return dataclasses.replace(micro_batches[0], batch=joined, draws=parts)
 
 
 def slice_batch(micro_batch: MicroBatch, begin: int, end: int) -> MicroBatch:
     """The samples from `begin` up to `end` of a micro-batch."""
     part = map_tensors(micro_batch.batch, lambda tensor: tensor[begin:end])
-    return dataclasses.replace(micro_batch, batch=part)
+    rows = (begin, end, num_samples(micro_batch.batch))
+    return dataclasses.replace(micro_batch, batch=part, rows=rows)
 
 
 def _join(parts: Sequence[Any]) -> Any:

@@ -22,17 +22,24 @@ class RandomState:
 
     def has_moved_from(self, other: RandomState) -> bool:
         """Whether numbers were drawn between the other state and this one."""
-        return (
-            self.python != other.python
-            or not numpy.array_equal(self.numpy[1], other.numpy[1])
-            or self.numpy[2:] != other.numpy[2:]
-            or not torch.equal(self.torch, other.torch)
-            or (
-                self.cuda is not None
-                and other.cuda is not None
-                and not torch.equal(self.cuda, other.cuda)
-            )
+        return self.torch_has_moved_from(other) or self.outside_torch(other) is not None
+
+    def torch_has_moved_from(self, other: RandomState) -> bool:
+        """Whether torch drew numbers between the other state and this one."""
+        return not torch.equal(self.torch, other.torch) or (
+            self.cuda is not None
+            and other.cuda is not None
+            and not torch.equal(self.cuda, other.cuda)
         )
+
+    def outside_torch(self, other: RandomState) -> str | None:
+        """The module besides torch that drew numbers between the other state and this one."""
+        if self.python != other.python:
+            return "random"
+        has_moved = self.numpy[2:] != other.numpy[2:] or not numpy.array_equal(
+            self.numpy[1], other.numpy[1]
+        )
+        return "numpy.random" if has_moved else None
 
 
 def read_random_state(device: torch.device) -> RandomState:

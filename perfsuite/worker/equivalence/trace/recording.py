@@ -7,6 +7,7 @@ collective of the recording can wait for one that the run forgot.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, cast
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from perfsuite.records.stages import untimed
 from perfsuite.worker.equivalence.tensors import Tensors
 from perfsuite.worker.equivalence.trace import trace
+from perfsuite.worker.equivalence.trace.draws import DrawRecorder
 from perfsuite.worker.equivalence.trace.random_state import read_random_state
 from perfsuite.worker.measure.counters import count_iteration
 from perfsuite.worker.measure.iterations import run_iterations
@@ -54,6 +56,7 @@ def record_run(
     trainer.strategy = cast(Strategy, recorder)
     start = trace.read_weights(trainer.module)
     steps, num_skipped = recorder.take_steps(batches, num_steps, on_step)
+    recorder.close()
     trainer.strategy = strategy  # the next step is not recorded
     work = None
     if counts_work:
@@ -81,6 +84,7 @@ class _Recorder:
         self._gradients: Tensors = {}
         self._trainer = trainer
         self._inner = trainer.strategy
+        self._draws = _draw_recorder(trainer)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
@@ -117,10 +121,22 @@ class _Recorder:
         return steps, num_skipped
 
     def run_micro_batch(self, *args: Any, **kwargs: Any) -> Tensor | None:
-        """Keep the batch, and the random state before its forward pass."""
+        """Keep the batch, and what is drawn for it."""
         state = read_random_state(self._trainer.device)
-        self._micro_batches.append(trace.MicroBatch(batch=self.batches[-1], random_state=state))
-        return self._inner.run_micro_batch(*args, **kwargs)
+        one = trace.MicroBatch(batch=self.batches[-1], random_state=state)
+        if self._draws is None:
+            loss = self._inner.run_micro_batch(*args, **kwargs)
+        else:
+            with self._draws.micro_batch() as (draws, anew):
+                loss = self._inner.run_micro_batch(*args, **kwargs)
+            one = dataclasses.replace(one, draws=draws, drawn_anew=tuple(anew))
+        self._micro_batches.append(one)
+        return loss
+
+    def close(self) -> None:
+        """Leave the model as it was."""
+        if self._draws is not None:
+            self._draws.close()
 
     def finish_gradients(self) -> None:
         """Keep the gradients after their reduction."""
@@ -132,6 +148,18 @@ class _Recorder:
             # Cloned, because a model may change its inputs in place.
             self.batches.append(map_tensors(batch, lambda tensor: tensor.cpu().clone()))
             yield batch
+
+
+def _draw_recorder(trainer: Trainer) -> DrawRecorder | None:
+    recipe, strategy = trainer.recipe, trainer.strategy
+    mode = recipe.plan.properties
+    # Neither a compiled model nor another thread shows its operators.
+    if recipe.compile or mode.runs_threads:
+        return None
+    entries = strategy.entry_modules(trainer.module)
+    # Rank r of a pipeline has the stages r, r + world_size, ...
+    first, step = (dist.get_rank(), dist.get_world_size()) if mode.cuts_model else (0, 0)
+    return DrawRecorder(entries, [first + n * step for n in range(len(entries))], trainer.device)
 
 
 def _sparse_parameters(module: nn.Module) -> frozenset[str]:

@@ -5,7 +5,9 @@ Each rank leaves a `RankTrace` in a file; `join_traces` makes one `Trace`, all t
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,15 +21,29 @@ from torch.distributed.tensor import DTensor
 from perfsuite.worker.equivalence.comparison import Discrepancy
 from perfsuite.worker.equivalence.tensors import Tensors
 from perfsuite.worker.equivalence.trace.batch_difference import find_differences
+from perfsuite.worker.equivalence.trace.draws import Draw, join_ranks
 from perfsuite.worker.equivalence.trace.random_state import RandomState
+
+_ALL_RANKS = "on all ranks that share a batch"
 
 
 @dataclass(frozen=True, kw_only=True)
 class MicroBatch:
-    """One batch (inputs, target) from the loader, and the random state before its forward pass."""
+    """One batch (inputs, target) from the loader, and what was drawn for it.
+
+    Attributes:
+        random_state: That of all generators before its forward pass.
+        draws: Those of torch in the forward passes of consecutive parts of the batch: the chunks
+            of a pipeline, else one part; None where they were not recorded.
+        drawn_anew: The operators that drew in the backward pass what no forward pass had drawn.
+        rows: (begin, end, size) where `batch` is a slice of that which the draws are for.
+    """
 
     batch: Any
     random_state: RandomState
+    draws: list[list[Draw]] | None = None
+    drawn_anew: tuple[str, ...] = ()
+    rows: tuple[int, int, int] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,10 +201,12 @@ def load_traces(paths: Sequence[Path]) -> Trace:
 
 def join_traces(ranks: Sequence[RankTrace]) -> Trace:
     """Return the run of all ranks, given in rank order."""
-    by_shard: dict[int, RankTrace] = {}
+    by_shard: dict[int, list[RankTrace]] = {}
     for rank in ranks:
-        by_shard.setdefault(rank.shard_index, rank)
-    shards = [by_shard[index] for index in sorted(by_shard)]
+        by_shard.setdefault(rank.shard_index, []).append(rank)
+    sharing = [by_shard[index] for index in sorted(by_shard)]
+    shards = [first for first, *_ in sharing]
+    differences = [difference for rank in ranks for difference in rank.differences]
     steps = []
     before = start = _join([rank.start for rank in ranks])
     for index in range(len(ranks[0].steps)):
@@ -201,7 +219,10 @@ def join_traces(ranks: Sequence[RankTrace]) -> Trace:
             losses = [part.loss for part in parts]
         steps.append(
             Step(
-                shards=[rank.steps[index].micro_batches for rank in shards],
+                shards=[
+                    _join_micro_batches([rank.steps[index] for rank in group], index, differences)
+                    for group in sharing
+                ],
                 losses=[loss for loss in losses if loss is not None],
                 scale=parts[0].scale,
                 gradients=_merge([part.gradients for part in parts]),
@@ -220,8 +241,28 @@ def join_traces(ranks: Sequence[RankTrace]) -> Trace:
         sparse=frozenset().union(*(rank.sparse for rank in ranks)),
         work=None if len(works) < len(ranks) else sum(works, start=Work(0, 0)),
         bucket_layout=ranks[0].bucket_layout,
-        differences=[difference for rank in ranks for difference in rank.differences],
+        differences=differences,
     )
+
+
+def _join_micro_batches(
+    ranks: Sequence[RankStep], index: int, differences: list[Discrepancy]
+) -> list[MicroBatch]:
+    """The micro-batches of ranks that share them; what they draw differently is a difference."""
+    joined = []
+    for parts in zip(*(rank.micro_batches for rank in ranks), strict=True):
+        draws = [part.draws for part in parts if part.draws is not None]
+        if len(draws) == len(parts) > 1:
+            chunks, differing = join_ranks(draws)
+            differences += [
+                Discrepancy("random draw", index + 1, math.inf, 0.0, _ALL_RANKS, operator, rank)
+                for rank, operator in differing.items()
+            ]
+            anew = tuple(itertools.chain.from_iterable(part.drawn_anew for part in parts))
+            joined.append(dataclasses.replace(parts[0], draws=chunks, drawn_anew=anew))
+        else:
+            joined.append(parts[0])
+    return joined
 
 
 def _join(parts: Sequence[Weights]) -> Weights:

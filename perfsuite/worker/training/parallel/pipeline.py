@@ -160,6 +160,9 @@ class Pipeline(Strategy):
         if all(p.default is inspect.Parameter.empty for p in parameters.values()):
             return set(parameters)
         # Only a sample shows which of the optional ones the model is called with.
+        if self.workload.build_loader is not None:
+            batch = next(iter(self.workload.own_loader("train", 0, 1)))
+            return set(bind_inputs(self._signature, batch[0]))
         dataset: Any = self.workload.build_dataset("train")
         if dataset is None:
             raise WorkloadError(

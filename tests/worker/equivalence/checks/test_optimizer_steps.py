@@ -297,12 +297,51 @@ def test_a_step_that_hardly_depends_on_the_gradients_length_is_no_lack_of_power(
     assert STAYS in proof.planted
 
 
-def test_weights_that_are_not_finite_are_a_mismatch() -> None:
-    trained = workload(build_optimizer=lambda parameters: torch.optim.SGD(parameters, lr=1e38))
+@pytest.mark.parametrize(
+    ("optimizer", "precision", "start", "advice"),
+    [
+        (
+            lambda parameters: torch.optim.SGD(parameters, lr=6e4),
+            "O3",
+            " of its 48 values are infinite or NaN after step 1, in float16: ",
+            "lower the learning rate, clip gradients (clip_grad_norm), or use a precision that "
+            "steps float32 weights (amp-bf16, amp-fp16, O2)",
+        ),
+        (
+            lambda parameters: torch.optim.AdamW(parameters, lr=1e-3),
+            "O3",
+            " of its 48 values are infinite or NaN after step 1: ",
+            "the eps of AdamW, 1e-08, is 0 in float16, as squares of small gradients are, and it "
+            "divides by both; use eps=1e-6, or a precision that steps float32 weights (amp-fp16, "
+            "O2)",
+        ),
+    ],
+    ids=["float16", "eps"],
+)
+def test_a_weight_that_becomes_infinite_is_named_with_its_step_and_what_to_use(
+    optimizer: Any, precision: str, start: str, advice: str
+) -> None:
+    def loss(outputs: Tensor, target: Tensor) -> Tensor:
+        # So large that a step of 60,000 gradients leaves the range of float16.
+        factor = 1 if "AdamW" in advice else 4096
+        return functional.cross_entropy(outputs, target) * factor
 
-    row = check(trained, Recipe())
+    trained = workload(build_optimizer=optimizer, loss=loss)
+
+    row = check(trained, Recipe(precision=precision))
 
     assert (row.status, row.error) == ("mismatch", math.inf)
+    assert row.reason.startswith("the parameter of '0.weight' differs at step "), row.reason
+    assert start in row.reason, row.reason
+    assert row.reason.endswith(advice), row.reason
+
+
+def test_adam_with_the_eps_of_roberta_survives_float16() -> None:
+    trained = workload(
+        build_optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-3, eps=1e-6)
+    )
+
+    assert check(trained, Recipe(precision="O3")).status == "equivalent"
 
 
 def test_a_step_after_a_skipped_one_starts_from_where_it_left_the_weights() -> None:

@@ -110,7 +110,7 @@ def test_gradients_are_those_of_a_loop_written_by_hand_bit_by_bit() -> None:
     assert result.loss == loss.item()
     assert_same_bits(result.gradients, gradients_by_hand(model))
     assert_same_bits(result.buffers, dict(model.named_buffers()))
-    assert not result.drew_random_numbers
+    assert (result.draws, result.unknown_draw, result.drew_outside) == ([], None, None)
 
 
 def test_micro_batches_are_accumulated_as_by_hand_bit_by_bit() -> None:
@@ -236,7 +236,9 @@ def test_dropout_is_drawn_as_it_was_before_each_forward_pass() -> None:
         [parts[0], MicroBatch(batch=parts[1].batch, random_state=parts[0].random_state)]
     )
 
-    assert first.drew_random_numbers
+    assert first.unknown_draw == (
+        "aten.bernoulli_ draws random numbers that were not recorded, as in a compiled model"
+    )
     assert_same_bits(second.gradients, first.gradients)
     assert not torch.equal(other.gradients["1.weight"], first.gradients["1.weight"])
 

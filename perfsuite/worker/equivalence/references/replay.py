@@ -1,0 +1,198 @@
+"""Give one process the random numbers that a run drew, call by call and sample by sample."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from perfsuite.worker.equivalence.trace.draws import Call, Draw, DrawMode, in_backward
+
+# Arguments may be computed from the data, in a precision as coarse as bfloat16.
+_SAME_ARGUMENT = 2.0**-6
+# Numbers that two parts of a batch draw alike by chance at most this often were seeded alike.
+_LARGEST_CHANCE = 1e-9
+
+
+class Replay(DrawMode):  # type: ignore[no-untyped-call]
+    """Lets each operator that draws have drawn what the run's did, whatever it draws itself.
+
+    `parts` are the draws of consecutive parts of the pass's batch; None where none were recorded.
+    With `rows` the pass sees the samples from the first up to the second of the third alone.
+
+    Attributes:
+        given: The draws of the whole batch, as they were given out.
+        wrong: How the run's draws differ from what one process draws; None where they do not.
+        unknown: Why the run's draws cannot be given out to this pass; None where they can.
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[Sequence[Draw]] | None,
+        device: torch.device,
+        rows: tuple[int, int, int] | None = None,
+    ) -> None:
+        super().__init__(device)
+        self.given: list[Draw] = []
+        self.wrong: str | None = None
+        self.unknown: str | None = None
+        self._parts = parts
+        self._rows = rows
+        self._num_calls = 0
+        self._calls: dict[bytes, int] = {}
+        num_parts = len(parts or ())
+        # Pairs of parts that have drawn the same numbers so far, and how unlikely that is.
+        self._alike = list(itertools.combinations(range(num_parts), 2))
+        self._surprise = 0.0
+
+    def handle(self, call: Call, state: bytes) -> None:
+        """Put what the run drew in this call in the place of what was drawn now."""
+        draw = call.describe(None)
+        if self._parts is None:
+            self._refuse(
+                f"{draw.operator} draws random numbers that were not recorded, as in a compiled "
+                "model"
+            )
+            return
+        if not in_backward():
+            self._calls[state] = self._num_calls
+            self._num_calls += 1
+        elif state not in self._calls:
+            self._refuse(f"{draw.operator} draws random numbers in the backward pass")
+            return
+        index = self._calls[state]
+        recorded = [part[index] for part in self._parts if index < len(part)]
+        if len(recorded) < len(self._parts):
+            return  # `finish` says so
+        self._compare(recorded, draw)
+        values = None if self.wrong else self._whole(recorded, draw, call)
+        if values is not None:
+            call.put(values)
+        if not in_backward():
+            self.given.append(dataclasses.replace(draw, values=values))
+
+    def finish(self) -> None:
+        """Judge the pass as a whole, once it has ended."""
+        for part in self._parts or ():
+            if len(part) != self._num_calls:
+                self._differ(
+                    f"a rank draws {len(part)} times, and one process {self._num_calls} times; is "
+                    "a rank in eval mode?"
+                )
+        if self._alike and self._surprise > -math.log(_LARGEST_CHANCE):
+            one, other = self._alike[0]
+            self._differ(
+                f"parts {one + 1} and {other + 1} of the batch, which have other data, draw the "
+                "same numbers; seed each rank by its number"
+            )
+
+    def expect_draws(self) -> None:
+        """Refuse where a generator has moved and no operator was seen to draw from it."""
+        if self._num_calls == 0:
+            self._refuse(
+                "an operator that torch does not tag nondeterministic_seeded draws random numbers"
+            )
+
+    def _compare(self, recorded: Sequence[Draw], wanted: Draw) -> None:
+        for draw in recorded:
+            if draw.operator != wanted.operator:
+                self._differ(f"a rank calls {draw.operator}, and one process {wanted.operator}")
+            elif len(draw.arguments) != len(wanted.arguments) or not all(
+                map(_is_close, draw.arguments, wanted.arguments)
+            ):
+                self._differ(
+                    f"a rank calls {draw.operator} with {_listed(draw.arguments)}, and one process "
+                    f"with {_listed(wanted.arguments)}; has a rank another probability?"
+                )
+
+    def _whole(self, recorded: Sequence[Draw], wanted: Draw, call: Call) -> Tensor | None:
+        """What the parts have drawn, in the shape that this pass draws."""
+        drawn, values = call.drawn(), [draw.values for draw in recorded if draw.values is not None]
+        if drawn is None or len(values) < len(recorded):
+            self._refuse(f"{wanted.operator} does not tell the random numbers that it draws")
+            return None
+        if self._rows is not None:
+            return self._slice(recorded[0], wanted, drawn.shape)
+        shapes = ", ".join(str(tuple(part.shape)) for part in values)
+        axes = [
+            axis
+            for axis, sizes in enumerate(zip(drawn.shape, *(p.shape for p in values), strict=False))
+            if len(set(sizes)) > 1
+        ]
+        has_batch = [sum(part.shape[axis] for part in values) == drawn.shape[axis] for axis in axes]
+        if any(part.dim() != drawn.dim() for part in values) or has_batch not in ([], [True]):
+            say = self._differ if len(values) == 1 else self._refuse
+            say(
+                f"{wanted.operator} draws {shapes} in the parts of the batch and "
+                f"{tuple(drawn.shape)} in the whole of it, so its samples cannot be told apart"
+            )
+            return None
+        if axes:
+            shifted = self._shift(recorded, wanted)
+            if shifted is not None:
+                self._note_alike(values)
+                return torch.cat(shifted, axes[0])
+        elif all(torch.equal(part, values[0]) for part in values):
+            return values[0]
+        self._refuse(
+            f"{wanted.operator} draws {shapes} in the parts of the batch, other numbers in each, "
+            "so its samples cannot be told apart"
+        )
+        return None
+
+    def _shift(self, recorded: Sequence[Draw], wanted: Draw) -> list[Tensor] | None:
+        """The parts' values; those that number the samples of a part number those of the whole."""
+        values = [draw.values for draw in recorded if draw.values is not None]
+        bounds = [draw.bound or 0 for draw in recorded]
+        if wanted.bound is None or all(bound == wanted.bound for bound in bounds):
+            return values
+        if sum(bounds) != wanted.bound:
+            return None
+        before = itertools.accumulate(bounds, initial=0)
+        return [part + shift for part, shift in zip(values, before, strict=False)]
+
+    def _slice(self, draw: Draw, wanted: Draw, shape: torch.Size) -> Tensor | None:
+        """A slice of the whole batch's draw; None where it is not divided by samples."""
+        assert self._rows is not None
+        begin, end, num_samples = self._rows
+        values = draw.values
+        if values is None or values.dim() != len(shape) or draw.bound != wanted.bound:
+            return None
+        axes = [axis for axis, size in enumerate(values.shape) if size != shape[axis]]
+        if not axes:
+            return values
+        (axis, *others), repeats = axes, values.shape[axes[0]] // num_samples
+        if others or shape[axis] != repeats * (end - begin):
+            return None
+        return values.narrow(axis, begin * repeats, shape[axis])
+
+    def _note_alike(self, values: Sequence[Tensor]) -> None:
+        self._alike = [
+            (one, other)
+            for one, other in self._alike
+            if values[one].shape == values[other].shape and torch.equal(values[one], values[other])
+        ]
+        if self._alike:
+            drawn = values[self._alike[0][0]]
+            _, counts = torch.unique(drawn, return_counts=True)
+            # Of two elements drawn alike, the chance is the sum of the squares of the shares.
+            shares = counts.double() / drawn.numel()
+            self._surprise -= drawn.numel() * math.log(float(shares.square().sum()))
+
+    def _differ(self, how: str) -> None:
+        self.wrong = self.wrong or how
+
+    def _refuse(self, why: str) -> None:
+        self.unknown = self.unknown or why
+
+
+def _is_close(one: float, other: float) -> bool:
+    return math.isclose(one, other, rel_tol=_SAME_ARGUMENT)
+
+
+def _listed(arguments: Sequence[float]) -> str:
+    return ", ".join(f"{argument:g}" for argument in arguments) or "no argument"

@@ -1,0 +1,232 @@
+"""The random numbers that a model draws, operator by operator.
+
+A dropout mask, noise, a permutation: whatever moves a generator of torch. The operators run as they
+would without being seen, and leave the generators where they would have left them.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from perfsuite.worker.measure.dispatch import StepMode
+
+# Operators of torch that compute with what they draw and do not return it.
+_KEEP_TO_THEMSELVES = ("attention", "dropout", "rnn", "rrelu")
+# The arguments that their integers, which may be indices of samples, are below.
+_BOUNDS = frozenset({"n", "high", "to"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Draw:
+    """What one call of an operator drew.
+
+    Attributes:
+        operator: Its name, such as "aten.bernoulli_".
+        arguments: Its floating arguments: a probability, a mean.
+        bound: What the integers that it draws are below; None where it draws no integers.
+        values: On the CPU, masks as booleans; None where the operator keeps them to itself.
+        stage: The stage of a pipeline that called it; 0 where the model is whole.
+    """
+
+    operator: str
+    arguments: tuple[float, ...]
+    bound: int | None
+    values: Tensor | None
+    stage: int = 0
+
+
+class DrawMode(StepMode):  # type: ignore[no-untyped-call]
+    """Sees each operator that moves a generator of torch while it runs on a device."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self._device = device
+
+    @abstractmethod
+    def handle(self, call: Call, state: bytes) -> None:
+        """Take a call that drew, and change its result if need be.
+
+        `state` is that of the generators before it: where a forward pass is computed again, its
+        draws meet the states that they met the first time.
+        """
+
+    def observe(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return the operator's result, after `handle` was called if it drew anything."""
+        if not _may_draw(func):
+            return func(*args, **kwargs)
+        before = self._read_generators(args, kwargs)
+        result = func(*args, **kwargs)
+        # Attention draws only with dropout. Of no samples, as an expert may see, nothing is drawn.
+        is_empty = isinstance(result, Tensor) and result.numel() == 0
+        if is_empty or self._read_generators(args, kwargs) != before:
+            self.handle(Call(func, args, kwargs, result), before)
+        return result
+
+    def _read_generators(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
+        generators = [torch.default_generator]
+        if self._device.type == "cuda":
+            generators.append(torch.cuda.default_generators[torch.cuda.current_device()])
+        given = (*args, *kwargs.values())
+        generators += [value for value in given if isinstance(value, torch.Generator)]
+        return b"".join(generator.get_state().numpy().tobytes() for generator in generators)
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of an operator that drew random numbers."""
+
+    func: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    result: Any
+
+    def describe(self, values: Tensor | None, stage: int = 0) -> Draw:
+        """The call with the values that it drew."""
+        given = self._arguments()
+        bounds = (value for name, value in given.items() if name in _BOUNDS)
+        if self.func.overloadpacket.__name__ == "multinomial":
+            bounds = iter(self.args[0].shape[-1:])
+        return Draw(
+            operator=str(self.func.overloadpacket),
+            arguments=tuple(value for value in given.values() if isinstance(value, float)),
+            bound=next(bounds, None),
+            values=values,
+            stage=stage,
+        )
+
+    def copy_drawn(self) -> Tensor | None:
+        """The drawn values on the CPU, masks as booleans; None where the operator has no tensor."""
+        drawn, name = self.drawn(), self.func.overloadpacket.__name__
+        if drawn is None or not name.startswith("bernoulli"):
+            return None if drawn is None else drawn.detach().to("cpu", copy=True)
+        return drawn.detach().cpu().bool()
+
+    def drawn(self) -> Tensor | None:
+        """The tensor that holds the drawn values; None where none does."""
+        name = self.func.overloadpacket.__name__
+        if name == "native_dropout":
+            return self.result[1]  # type: ignore[no-any-return]
+        keeps = self.func.namespace != "aten" or any(part in name for part in _KEEP_TO_THEMSELVES)
+        return None if keeps or not isinstance(self.result, Tensor) else self.result
+
+    def put(self, values: Tensor) -> None:
+        """Let the call have drawn these values."""
+        drawn = self.drawn()
+        assert drawn is not None
+        values = values.to(drawn.device, drawn.dtype)
+        if torch.equal(drawn, values):
+            return
+        drawn.copy_(values)
+        if drawn is not self.result:  # native_dropout, which has multiplied by its mask
+            inputs, probability = self.args[:2]
+            scale = values.to(inputs.dtype) * (1 / (1 - probability))
+            self.result[0].copy_(inputs * scale)
+
+    def _arguments(self) -> dict[str, Any]:
+        """By name, with those that were left out because they are at their defaults."""
+        arguments = self.func._schema.arguments
+        given = {one.name: one.default_value for one in arguments if one.has_default_value()}
+        given |= {one.name: value for one, value in zip(arguments, self.args, strict=False)}
+        return given | self.kwargs
+
+
+class DrawRecorder(DrawMode):  # type: ignore[no-untyped-call]
+    """Keeps what each micro-batch of a training run draws in its forward pass and its loss.
+
+    `entries` are the modules that the step calls, with the stage of each; a further call of one is
+    another chunk of the micro-batch.
+    """
+
+    def __init__(
+        self, entries: Sequence[nn.Module], stages: Sequence[int], device: torch.device
+    ) -> None:
+        super().__init__(device)
+        self._stages = stages
+        self._hooks = [
+            entry.register_forward_pre_hook(functools.partial(self._enter, index))
+            for index, entry in enumerate(entries)
+        ]
+
+    @contextmanager
+    def micro_batch(self) -> Iterator[tuple[list[list[Draw]], list[str]]]:
+        """Give the draws of each chunk, and the operators that drew anew in the backward pass."""
+        self._chunks: list[list[Draw]] = [[]]
+        self._drawn_anew: list[str] = []
+        self._drawn: dict[bytes, Tensor | None] = {}
+        self._num_calls = [0] * len(self._stages)
+        self._stage, self._current, self._is_probe = 0, self._chunks[0], False
+        with self:
+            yield self._chunks, self._drawn_anew
+
+    def close(self) -> None:
+        """Leave the modules as they were."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def handle(self, call: Call, state: bytes) -> None:
+        """Keep what was drawn, or compare it with what it repeats."""
+        values = call.copy_drawn()
+        if in_backward():
+            if state not in self._drawn or not _same(values, self._drawn[state]):
+                self._drawn_anew.append(str(call.func.overloadpacket))
+        elif not self._is_probe:
+            self._drawn[state] = values
+            self._current.append(call.describe(values, self._stage))
+
+    def _enter(self, index: int, module: nn.Module, args: Any) -> None:
+        # A pipeline learns the shapes of activations from a pass without gradients.
+        self._is_probe = not torch.is_grad_enabled()
+        if self._is_probe or in_backward():
+            return
+        chunk = self._num_calls[index]
+        self._num_calls[index] += 1
+        self._chunks += [[] for _ in range(len(self._chunks), chunk + 1)]
+        self._stage, self._current = self._stages[index], self._chunks[chunk]
+
+
+def in_backward() -> bool:
+    """Whether autograd is running, so that a forward pass seen now is a recomputation."""
+    return torch._C._current_graph_task_id() != -1
+
+
+def join_ranks(ranks: Sequence[list[list[Draw]]]) -> tuple[list[list[Draw]], dict[int, str]]:
+    """The draws of a batch that several ranks computed, chunk by chunk in the order of the stages.
+
+    And by rank the first operator that drew other numbers in a stage that an earlier rank has too.
+    """
+    chunks: list[list[Draw]] = []
+    differing: dict[int, str] = {}
+    for parts in itertools.zip_longest(*ranks, fillvalue=()):
+        joined: dict[int, list[Draw]] = {}
+        for rank, part in enumerate(parts):
+            own: dict[int, list[Draw]] = {}
+            for draw in part:
+                own.setdefault(draw.stage, []).append(draw)
+            for stage, draws in own.items():
+                earlier = joined.setdefault(stage, draws)
+                for mine, its in itertools.zip_longest(draws, earlier):
+                    if not (mine and its and _same(mine.values, its.values)):
+                        differing.setdefault(rank, (mine or its).operator)
+        chunks.append([draw for stage in sorted(joined) for draw in joined[stage]])
+    return chunks, differing
+
+
+def _same(one: Tensor | None, other: Tensor | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return one.shape == other.shape and torch.equal(one, other)
+
+
+@functools.cache
+def _may_draw(func: Any) -> bool:
+    is_overload = isinstance(func, torch._ops.OpOverload)
+    return is_overload and torch.Tag.nondeterministic_seeded in func.tags

@@ -1,0 +1,192 @@
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from perfsuite import Recipe, Workload
+from perfsuite.records.stages import untimed
+from perfsuite.worker.equivalence.trace.draws import Draw, DrawRecorder, join_ranks
+from perfsuite.worker.equivalence.trace.random_state import read_random_state
+from perfsuite.worker.equivalence.trace.recording import record_run
+from perfsuite.worker.training.build import build_trainer
+from perfsuite.worker.training.step import train_step
+from perfsuite.worker.workloads.transformer import transformer_tiny
+
+CPU = torch.device("cpu")
+
+
+class Drawing(nn.Module):
+    """Draws in several ways: by its layers, in attention, and by hand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(8, 2, dropout=0.2, batch_first=True)
+        self.layer = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Dropout(0.3))
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, points: Tensor) -> Tensor:
+        hidden = functional.pad(points, (0, 2))[:, None].expand(-1, 4, -1)
+        hidden = self.layer(self.attention(hidden, hidden, hidden)[0][:, 0])
+        kept = torch.rand(len(hidden), 1) < 0.7
+        outputs: Tensor = self.head((hidden + torch.randn_like(hidden)) * kept)
+        return outputs
+
+
+def workload() -> Workload:
+    inputs = torch.randn(24, 6, generator=torch.Generator().manual_seed(1))
+    return Workload(
+        name="drawing",
+        build_model=Drawing,
+        build_dataset=lambda split: torch.utils.data.TensorDataset(inputs, torch.arange(24) % 3),
+        loss=lambda outputs, target: functional.cross_entropy(
+            outputs + torch.rand_like(outputs), target
+        ),
+        build_optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        blocks=lambda model: [model.layer],
+        micro_batch_size=4,
+    )
+
+
+def batches_of(one: Workload) -> Iterator[Any]:
+    dataset: Any = one.build_dataset("train")
+    loader = torch.utils.data.DataLoader(dataset, batch_size=one.micro_batch_size)
+    return itertools.cycle([tuple(batch) for batch in itertools.islice(loader, 6)])
+
+
+@pytest.mark.parametrize("build", [workload, transformer_tiny], ids=["drawing", "transformer"])
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        Recipe(),
+        Recipe(checkpointing="every-block", grad_accumulation_steps=2),
+        Recipe(checkpointing="selective", precision="amp-bf16"),
+        Recipe(precision="bf16"),
+    ],
+    ids=["plain", "recomputed", "selective", "bf16"],
+)
+def test_recording_changes_no_bit_and_leaves_the_generators_where_the_run_would(
+    build: Callable[[], Workload], recipe: Recipe
+) -> None:
+    unwatched = build_trainer(build(), recipe, device=CPU, seed=5)
+    left = batches_of(build())
+    losses = [train_step(unwatched, left, untimed) for _ in range(2)]
+    state, following = read_random_state(CPU), torch.rand(3)
+
+    recorded = build_trainer(build(), recipe, device=CPU, seed=5)
+    trace = record_run(
+        recorded,
+        batches_of(build()),
+        indices=[],
+        num_steps=2,
+        counts_work=False,
+        on_step=lambda: None,
+    )
+
+    assert not read_random_state(CPU).has_moved_from(state)
+    assert torch.equal(torch.rand(3), following)
+    assert [step.loss for step in trace.steps] == [
+        float(loss) for loss in losses if loss is not None
+    ]
+    for name, parameter in unwatched.module.named_parameters():
+        assert torch.equal(trace.steps[-1].after.parameters[name], parameter), name
+    micro_batches = [one for step in trace.steps for one in step.micro_batches]
+    assert all(one.draws is not None and one.draws[0] for one in micro_batches)
+    assert not any(one.drawn_anew for one in micro_batches)
+    assert not any(module._forward_pre_hooks for module in recorded.module.modules())
+
+
+def record(model: nn.Module, *inputs: Tensor) -> tuple[list[list[Draw]], list[str]]:
+    recorder = DrawRecorder([model], [0], CPU)
+    with recorder.micro_batch() as (chunks, drawn_anew):
+        for one in inputs:
+            model(one).sum().backward()
+    recorder.close()
+    return chunks, drawn_anew
+
+
+def test_a_mask_is_kept_as_booleans_with_its_operator_and_probability() -> None:
+    (chunk,), _ = record(nn.Sequential(nn.Linear(3, 5), nn.Dropout(0.25)), torch.ones(2, 3))
+
+    (draw,) = chunk
+    assert (draw.operator, draw.arguments, draw.bound) == ("aten.bernoulli_", (0.75,), None)
+    assert draw.values is not None
+    assert (draw.values.dtype, draw.values.shape) == (torch.bool, (2, 5))
+
+
+def test_each_call_of_the_model_is_a_chunk_and_a_call_without_gradients_is_none() -> None:
+    model = nn.Sequential(nn.Linear(3, 5), nn.Dropout(0.25))
+    recorder = DrawRecorder([model], [3], CPU)
+
+    with recorder.micro_batch() as (chunks, _):
+        with torch.no_grad():
+            model(torch.ones(1, 3))
+        first = model(torch.ones(2, 3))
+        model(torch.ones(4, 3))
+        first.sum().backward()
+
+    assert [[draw.values.shape[0] for draw in chunk] for chunk in chunks] == [[2], [4]]
+    assert chunks[0][0].stage == 3
+
+
+class Recomputing(nn.Module):
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.block = nn.Sequential(nn.Linear(3, 5), nn.Dropout(0.25), nn.Linear(5, 5))
+        self.options = options
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = checkpoint(self.block, inputs, use_reentrant=False, **self.options)
+        return outputs
+
+
+def test_what_recomputation_draws_again_is_compared_and_not_kept() -> None:
+    chunks, drawn_anew = record(Recomputing(), torch.ones(9, 3))
+
+    assert ([len(chunk) for chunk in chunks], drawn_anew) == ([1], [])
+
+
+def test_recomputation_that_draws_other_numbers_is_seen() -> None:
+    chunks, drawn_anew = record(Recomputing(preserve_rng_state=False), torch.ones(9, 3))
+
+    assert ([len(chunk) for chunk in chunks], drawn_anew) == ([1], ["aten.bernoulli_"])
+
+
+def test_attention_without_dropout_draws_nothing() -> None:
+    class Attention(nn.Module):
+        def forward(self, inputs: Tensor) -> Tensor:
+            return functional.scaled_dot_product_attention(inputs, inputs, inputs)
+
+    inputs = torch.ones(2, 2, 4, 8, requires_grad=True)
+
+    assert record(Attention(), inputs) == ([[]], [])
+
+
+def drawn(value: float, stage: int = 0) -> Draw:
+    return Draw(
+        operator="aten.rand", arguments=(), bound=None, values=torch.tensor([value]), stage=stage
+    )
+
+
+def test_stages_of_several_ranks_are_joined_in_their_order_chunk_by_chunk() -> None:
+    first = [[drawn(0.0), drawn(2.0, stage=2)], [drawn(4.0), drawn(6.0, stage=2)]]
+    second = [[drawn(1.0, stage=1), drawn(3.0, stage=3)], [drawn(5.0, stage=1)]]
+
+    chunks, differing = join_ranks([first, second])
+
+    values = [[float(draw.values) for draw in chunk] for chunk in chunks if chunk]
+    assert values == [[0.0, 1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]
+    assert differing == {}
+
+
+def test_ranks_that_compute_the_same_are_kept_once_and_compared() -> None:
+    chunks, differing = join_ranks([[[drawn(1.0)]], [[drawn(1.0)]], [[drawn(2.0)]], [[]]])
+
+    assert [[float(draw.values) for draw in chunk] for chunk in chunks] == [[1.0]]
+    assert differing == {2: "aten.rand"}
