@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from perfsuite.records.stages import Stage
 from perfsuite.worker.jobs import cell
 from perfsuite.worker.jobs.activity import Repeatable
 from perfsuite.worker.measure import rounds, warm_up
+from perfsuite.worker.measure.stages import StageClock, StageMarks
 
 CPU = torch.device("cpu")
 NUM_ROUNDS, NUM_STAGE_ROUNDS, NUM_ITERATIONS = 5, 3, 8
@@ -75,7 +77,10 @@ def accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
     retries = iter([2, 5])
     monkeypatch.setattr(Event, "num_recorded", 0)
     monkeypatch.setattr(cell, "is_accelerator", lambda _: True)
-    monkeypatch.setattr(cell, "make_event", lambda _: Event())
+    for kind in (StageClock, StageMarks):
+        on_device = partial(kind, torch.device("cuda"), make_event=lambda _: Event())
+        new = lambda _, on_enter, on_device=on_device: on_device(on_enter=on_enter)  # noqa: E731
+        monkeypatch.setattr(cell, kind.__name__, new)
     monkeypatch.setattr(cell, "memory_stats", lambda _: {"num_alloc_retries": next(retries)})
     monkeypatch.setattr(rounds, "collection_s", lambda _: 0.0)  # another test left garbage
     monkeypatch.setattr(warm_up, "_LEAST_S", 0.0)  # its clock need not rise
@@ -105,12 +110,16 @@ def test_rounds_of_an_accelerator_hold_no_event_of_a_stage_and_let_the_host_run_
     measured = measure(tmp_path)
 
     assert measured.num_iterations == NUM_ITERATIONS
-    assert [(one.duration_s, one.stages_s) for one in measured.rounds] == [(0.016, {})] * NUM_ROUNDS
+    expected = (pytest.approx(NUM_ITERATIONS * 0.016), {})
+    assert [(one.duration_s, one.stages_s) for one in measured.rounds] == [expected] * NUM_ROUNDS
     assert [list(one.stages_s) for one in measured.stage_rounds] == [["forward"]] * NUM_STAGE_ROUNDS
-    assert Event.num_recorded == 2 * (NUM_ROUNDS + NUM_STAGE_ROUNDS)
+    # Of the borders, and of one stage of each step in rounds of their own; and of the warm-up's.
+    num_warm_up = len(SCALES) + 2
+    of_borders = (NUM_ROUNDS + NUM_STAGE_ROUNDS) * (NUM_ITERATIONS + 1)
+    of_stages = 2 * (NUM_STAGE_ROUNDS * NUM_ITERATIONS + num_warm_up)
+    assert Event.num_recorded == of_borders + of_stages
     assert measured.counts.allocator_retries == 3
     # Three steps alike after the scale has settled, and one before each round.
-    num_warm_up = len(SCALES) + 2
     assert steps.num_done == num_warm_up + (NUM_ROUNDS + NUM_STAGE_ROUNDS) * (NUM_ITERATIONS + 1)
 
 

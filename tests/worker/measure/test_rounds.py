@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -61,6 +62,10 @@ class QueueEvent:
         return 1e3 * (end.at_s - self.at_s)
 
 
+def on_queue(queue: Queue) -> StageClock:
+    return StageClock(torch.device("cuda"), make_event=lambda _: QueueEvent(queue))
+
+
 def measure_queue(host_s: float, device_s: float, *, waits: bool = False, **changes):
     """The seconds of an iteration in each round on a device with a queue, and the queue."""
     host = changes.pop("host", None) or FakeHost()
@@ -80,7 +85,8 @@ def measure_queue(host_s: float, device_s: float, *, waits: bool = False, **chan
         iterate,
         num_iterations=num_iterations,
         synchronize=queue.synchronize,
-        events=(QueueEvent(queue), QueueEvent(queue)),
+        stages=on_queue(queue),
+        run_up=lambda name: nullcontext(),
         **changes,
     )
     return [times.duration_s / num_iterations for times in rounds], queue
@@ -218,12 +224,11 @@ def test_an_iteration_before_each_round_of_a_queue_has_a_stage_of_its_own():
     stages = []
     host = FakeHost()
     queue = Queue(host)
-    events = QueueEvent(queue), QueueEvent(queue)
 
     def run_up(name):
         raise AssertionError(name)
 
-    measure(host, stages.append, num_iterations=2, events=events, run_up=run_up)
+    measure(host, stages.append, num_iterations=2, stages=on_queue(queue), run_up=run_up)
 
     assert [stage is run_up for stage in stages] == [True, False, False] * 2
 

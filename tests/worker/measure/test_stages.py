@@ -183,7 +183,7 @@ def test_events_are_used_again_after_each_collection(device):
 
 def test_marks_tell_which_stage_is_entered_and_time_none():
     heard = []
-    stage = StageMarks(heard.append)
+    stage = StageMarks(CPU, on_enter=heard.append)
 
     for name in ("load", "forward"):
         with stage(name):
