@@ -16,6 +16,7 @@ import torch
 from perfsuite.worker.jobs import cell
 from perfsuite.worker.measure import device as measured
 from perfsuite.worker.measure import memory
+from perfsuite.worker.measure.stages import StageClock, StageMarks
 
 
 class Device(Protocol):
@@ -116,27 +117,25 @@ class StandIn:
         """Have cells measured on it: `run_cell` believes that it drives an accelerator."""
         changed: Any = cell
         changed.is_accelerator = lambda _: True
-        changed.make_event = lambda _: self.make_event()
         changed.synchronize = lambda _: self.synchronize()
         changed.memory_stats = lambda _: {"num_alloc_retries": self.num_retries}
         changed.time = SimpleNamespace(perf_counter=self.clock)
         changed.measure_rounds = partial(cell.measure_rounds, clock=self.clock)
-        of_device = cell.StageClock
-
-        def stages(_: torch.device, *, on_enter: Any) -> Any:
-            return of_device(
-                torch.device("cuda"),
-                on_enter=on_enter,
-                clock=self.clock,
-                make_event=lambda _: self.make_event(),
-            )
-
-        changed.StageClock = stages
+        for kind in (StageClock, StageMarks):
+            setattr(changed, kind.__name__, partial(self._make_stages, kind))
         allocator: Any = memory
         allocator.is_accelerator = lambda _: True
         allocator.synchronize = lambda _: self.synchronize()
         allocator.memory_stats = lambda _: self._read_allocator()
         allocator.reset_peak_memory = lambda _: self._reset_peak()
+
+    def _make_stages(self, kind: type[StageClock], _: object, *, on_enter: Any) -> StageClock:
+        return kind(
+            torch.device("cuda"),
+            on_enter=on_enter,
+            clock=self.clock,
+            make_event=lambda _: self.make_event(),
+        )
 
     def _read_allocator(self) -> dict[str, int]:
         """As CUDA's: blocks that were cached are given whole, so they tell of what was before."""

@@ -90,12 +90,6 @@ from perfsuite.ranks.messages import RunCell
 
 CALLS = os.path.join(os.path.dirname(__file__), "calls-device")
 
-class Event:
-    def record(self):
-        self.at_s = time.perf_counter()
-    def elapsed_time(self, end):
-        return 1e3 * (end.at_s - self.at_s)
-
 def serve(start, pipe):
     from perfsuite.worker import main
     job = start.request.job
@@ -118,7 +112,6 @@ def stand_in():
     dist.barrier, dist.all_reduce = watched(dist.barrier), watched(dist.all_reduce)
     warm_up._LEAST_S, warm_up._STEADY = 0.0, float("inf")  # its clock need not rise
     cell.is_accelerator = lambda device: True
-    cell.make_event = lambda device: Event()
     cell.memory_stats = lambda device: {{"num_alloc_retries": 0}}
 
 def watched(collective):

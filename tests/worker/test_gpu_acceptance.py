@@ -44,7 +44,7 @@ def times_each_round_by_the_host(device: Any) -> None:
     whole = measured.measure_rounds
     measured.LEAST_ON_ACCELERATOR = 1
     measured.measure_rounds = lambda rounds, **options: whole(
-        rounds, **(options | {"events": None, "clock": device.clock})
+        rounds, **(options | {"run_up": None, "clock": device.clock})
     )
 
 
