@@ -56,7 +56,7 @@ def counts_loading_as_the_devices(_: Any) -> None:
 
 def records_events_in_timed_rounds(device: Any) -> None:
     measured: Any = cell
-    measured.StageMarks = lambda on_enter: measured.StageClock(None, on_enter=on_enter)
+    measured.StageMarks = lambda _, on_enter: measured.StageClock(None, on_enter=on_enter)
 
 
 def warms_up_for_three_steps(_: Any) -> None:
