@@ -12,7 +12,7 @@ from typing import Literal
 from perfsuite.errors import RecipeError
 from perfsuite.ranks.assignments import Assignment
 from perfsuite.ranks.user_code import CheckSteps, RecordSteps, UserCode
-from perfsuite.records.cell import Counts, Operator, TensorDigest
+from perfsuite.records.cell import Counts, MemoryMetric, Operator, TensorDigest
 from perfsuite.records.equivalence import EquivalenceRow
 from perfsuite.records.profile import ProfilerOutput, RankUsage
 from perfsuite.records.recipe import Recipe, is_int_from, optional
@@ -31,7 +31,7 @@ class TurnChannel:
 
     Attributes:
         path: The gate's Unix socket.
-        planted_ratio: Slowdown of each iteration, 0.05 = 5 %.
+        planted_ratio: Slowdown of each round, 0.05 = 5 %.
         planted_recipe: Changed fields of each recipe: ("precision=fp32",).
         planted_fault: One of INJECTABLE_FAULTS, in each iteration.
     """
@@ -94,7 +94,7 @@ class RankStart:
     Attributes:
         folder: The group's own temporary folder: rendezvous file, progress board, logs.
         core: Processor that the rank is pinned to, None if there are not enough.
-        cores: Processors that the whole group, its loader workers included, may use.
+        cores: Processors that it, where it has no such core, and its loader workers may use.
     """
 
     request: GroupRequest
@@ -216,7 +216,9 @@ Span = tuple[str, float, float]
 
 @dataclass(frozen=True, kw_only=True)
 class RoundTimes:
-    """One rank's own times of one round, from the common start to the last synchronisation.
+    """One rank's own times of one round: on a CPU from the common start to the end of its work.
+
+    On an accelerator from the device's first iteration to its last, when the host has run ahead.
 
     Attributes:
         stages_s: Seconds of the whole round in each stage that was entered.
@@ -239,11 +241,13 @@ class PeakMemory:
         peak_bytes: Most bytes that were alive at once.
         saved_activation_bytes: Bytes that a forward pass left alive for its backward pass; None
             where no forward pass was followed by a backward pass on this rank.
+        reserved_bytes: Most that an accelerator's allocator held; None on a CPU.
     """
 
-    metric: Literal["live_storage_peak", "max_memory_allocated"]
+    metric: MemoryMetric
     peak_bytes: int
     saved_activation_bytes: int | None
+    reserved_bytes: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -253,6 +257,7 @@ class CellMeasured:
     Attributes:
         losses: Losses of the first optimizer steps; None on a rank that holds no loss.
         global_batch_size: Samples of one iteration over all ranks; None if it has no samples.
+        stage_rounds: Rounds that have the times of stages, where `rounds` have none.
         peak: Of one iteration, as `operators`; None where nothing was counted.
         weights: Of this rank after each of the first steps; empty where no gate asks.
         missing: Why a number is None, by its name in the record.
@@ -269,6 +274,7 @@ class CellMeasured:
     weights: tuple[tuple[TensorDigest, ...], ...] = ()
     environment: Environment
     missing: dict[str, str]
+    stage_rounds: tuple[RoundTimes, ...] = ()
     watched_s: tuple[dict[str, tuple[float, float]], ...] = ()
 
 

@@ -21,7 +21,12 @@ from perfsuite.gate.judge.counts import CountComparison, compare_run_counts
 from perfsuite.gate.judge.forecast import describe_rest, why_too_much
 from perfsuite.gate.judge.kept_pairs import KeptCell, resume
 from perfsuite.gate.judge.numerics_change import CHANGED, UNKNOWN, describe_numerics_change
-from perfsuite.gate.judge.pair_evidence import add_pair, describe_changes, is_postponed
+from perfsuite.gate.judge.pair_evidence import (
+    add_pair,
+    describe_changes,
+    is_postponed,
+    why_clocks_differ,
+)
 from perfsuite.gate.judge.pairs_verdict import decide_by_pairs, tell_stalls
 from perfsuite.gate.judge.trial import Budget, CellPolicy, Judgement, Trial
 from perfsuite.gate.provenance.symmetry import find_asymmetry
@@ -203,6 +208,7 @@ class _Session:
         before = read_sensors()
         launches = launch_pair(self.arms, plan, names)
         unfit = why_unfit(before, read_sensors(), len(os.sched_getaffinity(0)))
+        unfit = unfit or why_clocks_differ(launches)
         wall_s = time.monotonic() - began_s
         self.first_s = self.first_s or wall_s
         self.longest_s = max(self.longest_s, wall_s)

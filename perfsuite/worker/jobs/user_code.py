@@ -32,7 +32,12 @@ from perfsuite.records.stages import (
     untimed,
 )
 from perfsuite.units import counted
-from perfsuite.worker.jobs.activity import NUM_RECORDED_LOSSES, OF_COMPILED, Activity, held_by
+from perfsuite.worker.jobs.activity import (
+    NUM_RECORDED_LOSSES,
+    Activity,
+    held_by,
+    hidden_in_compiled,
+)
 from perfsuite.worker.jobs.loader_workers import let_children_be_loader_workers
 from perfsuite.worker.jobs.loop_ranks import LoopRanks, join_ranks
 from perfsuite.worker.measure.iterations import Iterations, run_iterations
@@ -141,7 +146,7 @@ class _UserCode(Activity):
         self._num_checked += len(losses)
         self._unchecked.clear()
         if _has_compiled():
-            self.missing |= OF_COMPILED
+            self.missing |= hidden_in_compiled()
 
     def first_losses(self) -> tuple[float, ...] | None:
         return tuple(self._losses) or None

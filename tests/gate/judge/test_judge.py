@@ -612,6 +612,27 @@ def test_a_pair_on_an_unfit_machine_is_run_again(run: Run) -> None:
     assert "pair 2 does not count: too hot" in said
 
 
+def test_a_pair_whose_arms_ran_at_other_clocks_is_run_again(run: Run) -> None:
+    def trained_at(name: str, arm: str, number: int) -> CellRun:
+        clocks = (1980.0, 345.0) if (arm, number) == ("head", 1) else (1950.0, 1980.0)
+        device = {"device": "cpu" if name == "on a CPU" else "cuda", "world_size": 1}
+        return dataclasses.replace(timed(0.001), record=device, clocks_mhz=clocks)
+
+    judgement = run(Machine(trained_at), ["on a CPU"], max_pairs=3)
+    assert (words(judgement), judgement.num_pairs) == ({"on a CPU": "PASS"}, 2)
+
+    judgement = run(Machine(trained_at), ["on a GPU"], max_pairs=3)
+    assert (words(judgement), judgement.num_pairs) == ({"on a GPU": "PASS"}, 3)
+    always = Machine(lambda name, arm, number: trained_at(name, arm, 1))
+    (trial,) = run(always, ["on a GPU"], max_pairs=9).trials
+    assert (trial.word, trial.reason) == (
+        "INVALID",
+        "the machine was not fit: GPU 0 ran at 1950 MHz in the base's turns of on a GPU, and at "
+        "1980 MHz in head's; lock its clock below what its power limit allows (nvidia-smi "
+        "--lock-gpu-clocks)",
+    )
+
+
 def test_a_machine_that_stays_unfit_makes_undecided_cells_invalid(run: Run) -> None:
     machine = slower_by(slower=0.0, wild=0.0)
     machine._cells = lambda name, arm, number: timed(
@@ -855,6 +876,13 @@ _ONE_BY_ONE = "memory has no room for both arms: they ran one after the other, n
         "MemoryError",
         "OSError: [Errno 12] Cannot allocate memory",
         "rank 1 of 2 was killed by SIGKILL (by a user, or by the kernel because memory ran out)",
+        "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "RuntimeError: CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate`",
+        "RuntimeError: cuDNN error: CUDNN_STATUS_NOT_INITIALIZED",
+        "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+        "RuntimeError: GET was unable to find an engine to execute this computation",
+        "ncclUnhandledCudaError: Last error:\nCuda failure 2 'out of memory'",
+        "Cuda failure 2",
     ],
 )
 def test_a_cell_that_memory_has_no_room_for_twice_is_run_one_by_one(run: Run, why: str) -> None:
@@ -874,6 +902,21 @@ def test_a_cell_that_memory_has_no_room_for_twice_is_run_one_by_one(run: Run, wh
     assert [trial.reason for trial in judgement.trials] == [_ONE_BY_ONE, None]
     assert [plan.one_by_one for plan in machine.plans] == [frozenset(), *[frozenset({"big"})] * 2]
     assert [len(trial.raw) for trial in judgement.trials] == [2, 2]
+
+
+def test_an_arm_whose_allocator_waited_for_memory_is_run_without_the_other(run: Run) -> None:
+    def retries(name: str, arm: str, number: int) -> CellRun:
+        is_short = number == 1 and arm == "base"
+        return dataclasses.replace(
+            timed(0.001), record={"counts": {"allocator_retries": int(is_short)}}
+        )
+
+    machine = Machine(retries)
+    judgement = run(machine, ["big"], max_pairs=3)
+
+    assert words(judgement) == {"big": "PASS"}
+    assert judgement.trials[0].reason == _ONE_BY_ONE
+    assert [plan.one_by_one for plan in machine.plans] == [frozenset(), *[frozenset({"big"})] * 2]
 
 
 def test_a_cell_that_is_too_large_for_one_arm_is_an_error(run: Run) -> None:
