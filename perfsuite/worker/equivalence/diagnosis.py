@@ -24,7 +24,10 @@ _SAME = 1e-3
 def explain_gradients(tested: Tensors, expected: Tensors, bugs: Sequence[Bug]) -> str | None:
     """Return the likeliest cause of gradients that differ."""
     if not all(bool(tensor.isfinite().all()) for tensor in tested.values()):
-        return "a gradient is not finite: lower the learning rate, or scale the loss"
+        return (
+            "a gradient is not finite: lower the learning rate, or use a precision with more range "
+            "that scales the loss or steps float32 weights (amp-bf16, amp-fp16, O2)"
+        )
     lost = [
         name
         for name, gradient in expected.items()

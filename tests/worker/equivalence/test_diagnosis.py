@@ -107,7 +107,10 @@ def test_a_gradient_that_is_zero_anyhow_is_not_lost() -> None:
 def test_a_gradient_that_is_not_finite_is_named_first(bad: float) -> None:
     tested = {"a": torch.full((40,), bad)}
 
-    assert explain(tested) == "a gradient is not finite: lower the learning rate, or scale the loss"
+    assert explain(tested) == (
+        "a gradient is not finite: lower the learning rate, or use a precision with more range "
+        "that scales the loss or steps float32 weights (amp-bf16, amp-fp16, O2)"
+    )
 
 
 def test_what_no_known_bug_explains_is_left_open() -> None:
