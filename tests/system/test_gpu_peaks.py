@@ -58,6 +58,9 @@ def test_what_is_not_in_the_table_has_no_peak(gpu: str, precision: str) -> None:
     assert peak_flops_per_s(gpu, precision) is None
 
 
-@pytest.mark.parametrize("precision", sorted({*PRECISIONS} - {"fp64"}))
-def test_every_precision_but_fp64_has_a_peak_somewhere(precision: str) -> None:
+# In fp8 only the products of linear layers have 8 bits, so that no one peak is a step's.
+@pytest.mark.parametrize(
+    "precision", [name for name in PRECISIONS if name != "fp64" and not name.startswith("fp8")]
+)
+def test_every_precision_of_one_arithmetic_has_a_peak_somewhere(precision: str) -> None:
     assert peak_flops_per_s("NVIDIA H200", precision) is not None
