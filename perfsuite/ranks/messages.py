@@ -210,7 +210,6 @@ class RecordRun:
     """Job: train some steps, and write what each rank saw of them to a file.
 
     Attributes:
-        folder: The verification's temporary folder.
         name: "tested", or "twin" for the same run without checkpointing.
         counts_work: Whether to count what one further step runs.
     """
@@ -262,9 +261,7 @@ Span = tuple[str, float, float]
 
 @dataclass(frozen=True, kw_only=True)
 class RoundTimes:
-    """One rank's own times of one round: on a CPU from the common start to the end of its work.
-
-    On an accelerator from the device's first iteration to its last, when the host has run ahead.
+    """One rank's own times of one round, as `perfsuite.worker.measure.rounds` explains.
 
     Attributes:
         stages_s: Seconds of the whole round in each stage that was entered.
@@ -283,11 +280,9 @@ class PeakMemory:
     """Memory of one iteration on one rank.
 
     Attributes:
-        metric: How the peak was read, see `perfsuite.worker.measure.memory`.
-        peak_bytes: Most bytes that were alive at once.
+        metric, peak_bytes, reserved_bytes: As in `records.cell.Memory`.
         saved_activation_bytes: Bytes that a forward pass left alive for its backward pass; None
             where no forward pass was followed by a backward pass on this rank.
-        reserved_bytes: Most that an accelerator's allocator held; None on a CPU.
     """
 
     metric: MemoryMetric
