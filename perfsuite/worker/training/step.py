@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grad_norm_, get_total_norm
 
@@ -196,15 +197,15 @@ def clip_grad_norm(
 
 
 def _norm_over_ranks(gradients: list[Tensor], device: torch.device) -> Tensor:
-    sharded = [gradient for gradient in gradients if isinstance(gradient, DTensor)]
-    plain = [gradient for gradient in gradients if not isinstance(gradient, DTensor)]
+    by_mesh: dict[DeviceMesh | None, list[Tensor]] = {}
+    for gradient in gradients:
+        mesh = gradient.device_mesh if isinstance(gradient, DTensor) else None
+        by_mesh.setdefault(mesh, []).append(gradient)
     # The norm of no gradients is torch's zero on the CPU, and copying that waits for the device.
-    square = torch.zeros((), dtype=torch.float64, device=device)
-    if plain:
-        square += _square(get_total_norm(plain), device)
-    if sharded:
-        square += _square(get_total_norm(sharded), device)
-    else:
+    none = torch.zeros((), dtype=torch.float64, device=device)
+    squares = [_square(get_total_norm(those), device) for those in by_mesh.values()]
+    square = torch.stack([none, *squares]).sum()
+    if not by_mesh.keys() - {None}:  # plain ones alone
         dist.all_reduce(square)
     return square.sqrt()
 
