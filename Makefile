@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: install bytecode bench test test-sessions test-fast soak lint
+.PHONY: install bytecode bench test test-sessions test-examples test-fast soak lint
 
 install: $(STAMP)
 
@@ -37,6 +37,16 @@ test: bytecode
 test-sessions: bytecode
 	$(TESTS) $(SESSIONS)
 
+# Trainings of users, with the frameworks that they use, in an environment of its own.
+EXAMPLES := examples/.venv
+$(EXAMPLES)/.installed: pyproject.toml examples/requirements.txt
+	test -x $(EXAMPLES)/bin/python || $(PYTHON) -m venv $(EXAMPLES)
+	$(EXAMPLES)/bin/python -m pip install --quiet --editable . --requirement examples/requirements.txt
+	@touch $@
+
+test-examples: $(EXAMPLES)/.installed
+	$(EXAMPLES)/bin/python -m pytest examples/test_examples.py
+
 # For the inner loop: no rank, no pytest session.
 test-fast: bytecode
 	$(TESTS) tests --fast $(SESSIONS:%=--ignore=%)
@@ -46,8 +56,8 @@ soak: install
 	$(BIN)/python -m pytest tests -m soak
 
 lint: install
-	$(BIN)/ruff format --check perfsuite benchmarks tests noxfile.py
-	$(BIN)/ruff check perfsuite benchmarks tests noxfile.py
+	$(BIN)/ruff format --check perfsuite benchmarks examples tests noxfile.py
+	$(BIN)/ruff check perfsuite benchmarks examples tests noxfile.py
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/zizmor --offline --quiet --persona=pedantic $(WORKFLOWS) .github/dependabot.yml

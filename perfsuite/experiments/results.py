@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import statistics
 from collections.abc import Sequence
 
 from perfsuite.experiments.slow_ranks import own_stage_times, slowest_ranks, step_percentiles
 from perfsuite.ranks.messages import CellMeasured, RoundTimes, RunCell, RunChecked
-from perfsuite.records.cell import CellRecord, Counts, Memory, Outcome, StageTimes
+from perfsuite.records.cell import (
+    CellRecord,
+    Counts,
+    Memory,
+    Outcome,
+    StageTimes,
+    TensorDigest,
+)
 from perfsuite.records.equivalence import Check, EquivalenceReport, EquivalenceRow, Numerics
 from perfsuite.records.recipe import Recipe
 from perfsuite.system.gpus import peak_flops_per_s
@@ -55,6 +63,7 @@ def combine(
         losses=tuple(sum(of_step) / len(of_step) for of_step in losses),
         verdict=None,
         operators=first.operators,
+        weights=add_digests([rank.weights for rank in ranks]),
         rank_stages_s=own_s,
         slow_ranks=None if own_s is None else slowest_ranks(own_s),
         step_s=step_percentiles(rounds_by_rank),
@@ -119,6 +128,28 @@ def _busiest(counts: Sequence[Counts]) -> Counts:
         return None if None in values else max(values)
 
     return Counts(**{name: largest(name) for name in Counts.__struct_fields__})
+
+
+def add_digests(
+    ranks: Sequence[tuple[tuple[TensorDigest, ...], ...]],
+) -> tuple[tuple[TensorDigest, ...], ...] | None:
+    """Return the digests of all ranks' weights, as if those of one place were one tensor.
+
+    >>> add_digests([((TensorDigest(2, 3.0, 5.0),),), ((TensorDigest(1, 1.0, 1.0),),)])
+    ((TensorDigest(num_elements=3, total=4.0, squares=6.0),),)
+    """
+    steps = [
+        tuple(
+            TensorDigest(
+                sum(part.num_elements for part in parts),
+                sum(part.total for part in parts),
+                sum(part.squares for part in parts),
+            )
+            for parts in itertools.zip_longest(*step, fillvalue=TensorDigest(0, 0.0, 0.0))
+        )
+        for step in zip(*ranks, strict=False)
+    ]
+    return tuple(steps) if any(steps) else None
 
 
 def _memory(ranks: Sequence[CellMeasured]) -> Memory | None:

@@ -26,6 +26,9 @@ _STACK_HEADER = "(most recent call first):"
 _CRASH_HEADER = "Fatal Python error:"
 # The frames from here outwards are the same in every rank.
 _OUTER_FRAME = "perfsuite/worker/main.py"
+# Where a rank is that waits for others: in a collective, in a backward pass that reduces, or in the
+# measurement, of which no part but waiting takes long.
+_WAITING_PLACES = ("/torch/distributed/", "/torch/autograd/graph.py", "/perfsuite/worker/")
 # What gloo and NCCL say about a peer that is gone or late; such an error is a consequence.
 _LOST_PEER_SIGNS = (
     "Connection closed by peer",
@@ -119,6 +122,22 @@ def says_lost_peer(text: str) -> bool:
 def furthest_behind(positions: Mapping[int, Position]) -> int:
     """Return the rank with the fewest steps, and among equals the one with the fewest marks."""
     return min(positions, key=lambda rank: (positions[rank].step, positions[rank].num_marks))
+
+
+def latest(positions: Mapping[int, Position], stacks: Mapping[int, Sequence[str]]) -> int:
+    """Return the rank that the others wait for: the furthest behind of those that do not wait.
+
+    >>> here = Position(num_marks=1, phase="measure", stage=None, step=7)
+    >>> waits = 'File "/usr/lib/torch/distributed/distributed_c10d.py", line 3, in all_reduce'
+    >>> latest({0: here, 1: here}, {0: [waits], 1: ['File "train.py", line 9, in step']})
+    1
+    """
+    at_work = {
+        rank: position
+        for rank, position in positions.items()
+        if not any(place in line for line in stacks[rank][:1] for place in _WAITING_PLACES)
+    }
+    return furthest_behind(at_work or positions)
 
 
 def rank_error(

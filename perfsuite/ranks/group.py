@@ -225,7 +225,8 @@ class RankGroup:
         )
 
     def _stuck(self, waiting: Sequence[int]) -> RankFailureError:
-        rank = failures.furthest_behind({one: self._board.read(one) for one in waiting})
+        stacks = {one: self.where_it_hangs(one) for one in waiting}
+        rank = failures.latest({one: self._board.read(one) for one in waiting}, stacks)
         position = self._board.read(rank)
         num_workers = len(_descendants(self._running[rank]))
         workers = f" ({num_workers} loader workers alive)" if num_workers else ""
@@ -237,7 +238,7 @@ class RankGroup:
             what + workers,
             position,
             world_size=self._world_size,
-            lines=self.where_it_hangs(rank),
+            lines=stacks[rank],
         )
 
     def position(self, rank: int) -> Position:

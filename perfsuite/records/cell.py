@@ -89,6 +89,14 @@ class Memory(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     reserved_bytes: Count | None = None
 
 
+class TensorDigest(msgspec.Struct, frozen=True, array_like=True):
+    """What is told of a parameter's weights: all elements' sum and sum of squares, in float64."""
+
+    num_elements: Count
+    total: float
+    squares: float
+
+
 class StepPercentiles(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Seconds that half of the steps, 95 % and 99 % took at most, each on its slowest rank."""
 
@@ -110,6 +118,8 @@ class CellRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         hfu: The same with recomputation.
         operators: The ten costliest of one iteration on rank 0; None where none was profiled, as
             in every record from before they were kept.
+        weights: The digest of each parameter after each of a loop's first steps, summed over the
+            ranks, whose copies or parts of it they are; None except in a gate's launches.
     """
 
     schema: Literal[1] = SCHEMA
@@ -134,6 +144,7 @@ class CellRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     slow_ranks: dict[str, Count] | None = None
     rank_stages_s: dict[str, tuple[Amount, ...]] | None = None
     step_s: StepPercentiles | None = None
+    weights: tuple[tuple[TensorDigest, ...], ...] | None = None
 
 
 class CellLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -133,12 +133,15 @@ class Row:
 
     @cached_property
     def subject(self) -> str | None:
-        """The workload, with what is done to it where that is not training."""
+        """The workload, with what is done to it where that is not training.
+
+        Of a user's own code with the test's parameters, which no recipe tells.
+        """
         if self.record is None:
             return None
         workload = printable(self.record.workload)
         if self.recipe is None:
-            return workload
+            return workload + "".join(self.name.partition("[")[1:])
         if "evaluation" in self.stages_s and "backward" not in self.stages_s:
             return f"{workload}, evaluated"
         if "load" in self.stages_s and "forward" not in self.stages_s:

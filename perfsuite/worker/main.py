@@ -27,10 +27,16 @@ from perfsuite.ranks import messages
 from perfsuite.ranks.failures import says_lost_peer
 from perfsuite.ranks.pickling import pack, unpack
 from perfsuite.ranks.progress import Board, BoardWriter
+from perfsuite.ranks.user_code import CheckSteps, RecordSteps
 from perfsuite.units import counted
 from perfsuite.worker.jobs.cell import run_cell
 from perfsuite.worker.jobs.profile import take_profile
-from perfsuite.worker.jobs.verify import check_recorded, record_rank
+from perfsuite.worker.jobs.verify import (
+    check_own_recorded,
+    check_recorded,
+    record_own_rank,
+    record_rank,
+)
 from perfsuite.worker.store import group_store, patience, prefer_loopback
 
 _NOT_THE_USERS = (str(Path(__file__).parent.parent), str(Path(torch.__file__).parent))
@@ -103,7 +109,9 @@ def _set_up_torch(start: messages.RankStart) -> torch.device:
             f"({built}) can use none: install a torch build with CUDA, or a newer driver, or give "
             "--perf-device=cpu"
         )
-    if isinstance(start.request.job, messages.RecordRun | messages.CheckRun):
+    if isinstance(
+        start.request.job, messages.RecordRun | messages.CheckRun | RecordSteps | CheckSteps
+    ):
         _choose_repeatable_kernels()
     device = torch.device("cuda", start.assignment.gpu % torch.cuda.device_count())
     torch.cuda.set_device(device)
@@ -175,6 +183,10 @@ def _run(
         return take_profile(job, start, device, board)
     if isinstance(job, messages.CheckRun):
         return _repeatably(lambda: check_recorded(job, device, board))
+    if isinstance(job, RecordSteps):
+        return _repeatably(lambda: record_own_rank(job, start, device, board))
+    if isinstance(job, CheckSteps):
+        return _repeatably(lambda: check_own_recorded(job, start, device, board))
     board.enter_phase("call")
     function, args = unpack(job.call)
     return messages.FunctionReturned(value=pack(function(*args)))

@@ -117,6 +117,18 @@ def _limit(factor: int, epsilon: float, recipe: Recipe) -> Limit:
     return Limit(value, formula, WORST_PARAMETER_FACTOR * value)
 
 
+def update_limit(epsilon: float, size: float) -> Limit:
+    """The limit of the weights after a step from equal gradients, in units of the step.
+
+    `size` is the weights' norm in those units. The step is off by a share e of itself, and the
+    weights by what `checks.optimizer_steps` derives from that: sqrt(e u |p|).
+    """
+    share = _SEMANTIC_FACTOR * epsilon
+    value = share + math.sqrt(share * epsilon * size)
+    formula = f"e + sqrt(e u |p| / |D|), e {_SEMANTIC_FACTOR} u, u {epsilon:.1e}, in steps |D|"
+    return Limit(value, formula, value)
+
+
 def ratio_limit(plain_error: float, epsilon: float) -> Limit:
     """The limit of T2: twice the error of plain training in the same precision, plus `u`.
 

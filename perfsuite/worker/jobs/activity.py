@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from perfsuite.records.cell import TensorDigest
 from perfsuite.records.stages import Stage
 from perfsuite.worker.measure.clock import largest_over_ranks, start_together
 from perfsuite.worker.measure.dispatch import tensors_in
@@ -69,6 +70,10 @@ class Activity(ABC):
     def first_losses(self) -> tuple[float, ...] | None:
         """Return the losses of the first steps; None where this rank holds none."""
         return None
+
+    def first_weights(self) -> tuple[tuple[TensorDigest, ...], ...]:
+        """Return the digests of this rank's weights after its first steps; none if not asked."""
+        return ()
 
     def held_tensors(self) -> Iterator[Tensor]:
         """Return the tensors that live before, during and after an iteration."""

@@ -129,6 +129,7 @@ class Measurement:
             counts=self.counts,
             peak=self.peak,
             operators=self.operators,
+            weights=activity.first_weights(),
             environment=environment,
             missing=self.missing | activity.end(len(self.rounds)),
             watched_s=tuple(self.watched_s),

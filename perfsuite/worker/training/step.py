@@ -197,15 +197,15 @@ def clip_grad_norm(
 
 
 def _norm_over_ranks(gradients: list[Tensor], device: torch.device) -> Tensor:
-    by_mesh: dict[DeviceMesh | None, list[Tensor]] = {}
+    by_mesh: dict[DeviceMesh | None, list[Tensor]] = {None: []}
     for gradient in gradients:
         mesh = gradient.device_mesh if isinstance(gradient, DTensor) else None
         by_mesh.setdefault(mesh, []).append(gradient)
     # The norm of no gradients is torch's zero on the CPU, and copying that waits for the device.
-    none = torch.zeros((), dtype=torch.float64, device=device)
-    squares = [_square(get_total_norm(those), device) for those in by_mesh.values()]
-    square = torch.stack([none, *squares]).sum()
-    if not by_mesh.keys() - {None}:  # plain ones alone
+    square = torch.zeros((), dtype=torch.float64, device=device)
+    for those in filter(None, by_mesh.values()):
+        square += _square(get_total_norm(those), device)
+    if len(by_mesh) == 1:  # plain ones alone
         dist.all_reduce(square)
     return square.sqrt()
 

@@ -1,0 +1,11 @@
+"""The whole loop of train.py."""
+
+
+def train():
+    from train import main  # here, so that collecting tests stays fast
+
+    main()
+
+
+def test_loop(loop_benchmark):
+    loop_benchmark(train, steps=100, samples_per_step=64)
