@@ -29,7 +29,7 @@ from perfsuite.ranks.command.group import CommandLaunch
 from perfsuite.ranks.messages import GroupPolicy, GroupRequest
 from perfsuite.ranks.pickling import pack, unpack
 from perfsuite.ranks.torchrun.peers import Peers
-from perfsuite.records.capability import Hardware, what_ranks_need
+from perfsuite.records.capability import Hardware, what_ranks_need, why_not_timed
 from perfsuite.records.cell import Outcome
 from perfsuite.records.equivalence import EquivalenceReport, Numerics
 from perfsuite.records.profile import ProfiledRun
@@ -55,6 +55,7 @@ class Session:
             num_cores=len(os.sched_getaffinity(0)),
             compute_capability=gpus[0].compute_capability if gpus else None,
             has_horovod=importlib.util.find_spec("horovod") is not None,
+            has_torchao=importlib.util.find_spec("torchao") is not None,
         )
         self._gpus = [gpu.uuid for gpu in gpus]
         self._lock = TimingLock(wait_s=settings.wait_s, say=say)
@@ -144,6 +145,8 @@ class Session:
             PerfsuiteError: The workload, its data or its training is at fault, or a rank failed.
         """
         _check_is_recipe(recipe)
+        if is_timed and activity != "load":
+            self._require_timeable(recipe, numerics)
         if self._settings.turns is not None:
             recipe = self._settings.turns.inject_into(recipe)
         job = messages.RunCell(
@@ -354,6 +357,7 @@ class Session:
 
         Raises a NotExercisedError where this machine would profile something else.
         """
+        self._require_timeable(recipe)
         job = messages.RunProfile(
             workload=pack(find_workload(workload)),
             recipe=recipe,
@@ -384,6 +388,12 @@ class Session:
             policy=policy or self._policy,
             needs_group=recipe.plan.needs_group,
         )
+
+    def _require_timeable(self, recipe: Recipe, numerics: Numerics | None = None) -> None:
+        reason = why_not_timed(recipe, self.hardware)
+        if reason is not None and self._launcher.why_not_exercised(recipe) is None:
+            proven = "" if numerics is None else f"; its numerics are {numerics.status}"
+            raise NotExercisedError(reason + proven)
 
     def _sweep_once(self) -> None:
         if not self._has_swept:

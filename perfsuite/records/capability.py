@@ -21,6 +21,7 @@ class Hardware:
     num_cores: int | None = None
     compute_capability: tuple[int, int] | None = None
     has_horovod: bool = False
+    has_torchao: bool = False
 
     @property
     def num_untimed_at_once(self) -> int:
@@ -36,6 +37,8 @@ class Hardware:
 _MAX_RANKS_PER_CORE = 4
 # Ampere, the first with TensorFloat-32 units (NVIDIA A100 Tensor Core GPU Architecture, 2020).
 _TF32_CAPABILITY = (8, 0)
+# Ada and Hopper, as torchao's float8 training asks for them (torchao/float8/README.md).
+_FLOAT8_CAPABILITIES = {"fp8-tensorwise": (8, 9), "fp8-rowwise": (9, 0)}
 
 
 def why_not_exercised(recipe: Recipe, hardware: Hardware) -> str | None:
@@ -70,9 +73,32 @@ def why_not_exercised(recipe: Recipe, hardware: Hardware) -> str | None:
                 "precision 'tf32' needs an NVIDIA GPU of compute capability 8.0 or more; "
                 f"this cell runs on {found}"
             )
+    if recipe.has_float8 and not hardware.has_torchao:
+        return (
+            f"precision {recipe.precision!r} needs the package torchao, which is not installed: "
+            "pip install 'perfsuite[fp8]'"
+        )
     if recipe.pin_memory and not on_cuda:
         return "pin_memory=True pins nothing without an accelerator; this cell runs on cpu"
     return None
+
+
+def why_not_timed(recipe: Recipe, hardware: Hardware) -> str | None:
+    """Return why a time here would be one of something else, though the numerics are the recipe's.
+
+    >>> why_not_timed(Recipe(precision="fp8-rowwise"), Hardware(device="cpu"))
+    "precision 'fp8-rowwise' has no time here: 8-bit products need an NVIDIA GPU of compute \
+capability 9.0 or more, and torchao emulates them on cpu"
+    """
+    needed, found = _FLOAT8_CAPABILITIES.get(recipe.precision), hardware.compute_capability
+    on_cuda = hardware.device == "cuda"
+    if needed is None or (on_cuda and found is not None and found >= needed):
+        return None
+    where = f"compute capability {found}" if on_cuda else "cpu"
+    return (
+        f"precision {recipe.precision!r} has no time here: 8-bit products need an NVIDIA GPU of "
+        f"compute capability {needed[0]}.{needed[1]} or more, and torchao emulates them on {where}"
+    )
 
 
 def what_ranks_need(world_size: int, hardware: Hardware) -> str | None:

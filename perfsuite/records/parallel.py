@@ -5,6 +5,7 @@ A new mode is a row here, a `Strategy` that the row names, and a test.
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, replace
 from typing import Final
@@ -14,6 +15,10 @@ from perfsuite.errors import RecipeError
 PIPELINE_SCHEDULES = ("gpipe", "1f1b", "interleaved")
 # No more digits than a size can need: int() refuses thousands of them.
 NUMBER: Final = r"(?:0|[1-9][0-9]{0,8})"
+# What the first word of an axis's name says: its ranks have samples of their own, or share them.
+# torchtitan and Megatron-LM use most of these names.
+_BATCH_AXES: Final = ("dp", "ddp", "fsdp", "hsdp", "data", "replicate", "shard")
+_MODEL_AXES: Final = ("tp", "cp", "sp", "ep", "tensor", "context", "sequence", "expert", "model")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,8 +128,23 @@ PARALLEL_MODES: Final[dict[str, ParallelMode]] = {
     "horovod": replace(
         _HOROVOD_LIKE, form="horovod:N", strategy="horovod:Horovod", needs_horovod=True
     ),
+    # What the user's function may do, which is anything that FSDP or tensor parallelism does.
+    "mesh": replace(_FSDP, form="mesh:AXIS=N[,AXIS=N]", strategy="mesh:Mesh"),
 }
 PARALLEL_FORMS: Final = ", ".join(mode.form for mode in PARALLEL_MODES.values())
+
+
+@dataclass(frozen=True)
+class MeshAxis:
+    """One axis of a DeviceMesh: its name, and how many ranks lie along it."""
+
+    name: str
+    size: int
+
+    @property
+    def divides_batch(self) -> bool:
+        """Whether ranks along it have samples of their own; otherwise they share a batch."""
+        return self.name.partition("_")[0] in _BATCH_AXES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,17 +156,29 @@ class ParallelPlan:
         size: The N of the mode: ranks, or devices for "dp". 1 for "single".
         num_shards: For "hsdp" the S of RxS: ranks that share one copy of the parameters.
         schedule: The pipeline schedule; None where the mode has none.
+        axes: For "mesh" its axes, the last one's ranks next to each other; otherwise none.
     """
 
     mode: str
     size: int
     num_shards: int = 1
     schedule: str | None = None
+    axes: tuple[MeshAxis, ...] = ()
 
     @property
     def properties(self) -> ParallelMode:
-        """The mode's row in the table."""
-        return PARALLEL_MODES[self.mode]
+        """The mode's row in the table; that of a mesh depends on its axes."""
+        mode = PARALLEL_MODES[self.mode]
+        if not self.model_axes:
+            return mode
+        name = self.model_axes[0].name
+        reason = f"the ranks of axis {name!r} share a batch, and no gradient is their sum"
+        return replace(mode, why_no_reduction=reason)
+
+    @property
+    def model_axes(self) -> tuple[MeshAxis, ...]:
+        """The axes of a mesh along which several ranks share a batch."""
+        return tuple(axis for axis in self.axes if axis.size > 1 and not axis.divides_batch)
 
     @property
     def world_size(self) -> int:
@@ -156,7 +188,34 @@ class ParallelPlan:
     @property
     def data_parallel_size(self) -> int:
         """Shards of the training data."""
+        if self.axes:
+            return math.prod(axis.size for axis in self.axes if axis.divides_batch)
         return 1 if self.properties.shares_batch else self.world_size
+
+    def coordinates(self, rank: int) -> dict[str, int]:
+        """Where a rank of a mesh is, by axis.
+
+        >>> parse_parallel("mesh:fsdp=2,tp=2").coordinates(2)
+        {'fsdp': 1, 'tp': 0}
+        """
+        found = {}
+        for axis in reversed(self.axes):
+            rank, found[axis.name] = divmod(rank, axis.size)
+        return {axis.name: found[axis.name] for axis in self.axes}
+
+    def shard_of(self, rank: int) -> int:
+        """The shard of the training data that a rank loads, from 0.
+
+        >>> [parse_parallel("mesh:fsdp=2,tp=2").shard_of(rank) for rank in range(4)]
+        [0, 0, 1, 1]
+        """
+        if not self.axes:
+            return rank if self.data_parallel_size > 1 else 0
+        index, at = 0, self.coordinates(rank)
+        for axis in self.axes:
+            if axis.divides_batch:
+                index = index * axis.size + at[axis.name]
+        return index
 
     @property
     def num_chunks(self) -> int:
@@ -190,6 +249,9 @@ def parse_parallel(text: str) -> ParallelPlan:
                 "use hsdp:RxS with R replicas and S shards of at least 1, such as hsdp:2x2"
             )
         return ParallelPlan(mode="hsdp", size=replicas * shards, num_shards=shards)
+    if text.startswith("mesh:"):
+        axes = _parse_axes(text)
+        return ParallelPlan(mode="mesh", size=math.prod(axis.size for axis in axes), axes=axes)
     match = re.fullmatch(rf"([a-z0-9-]+):({NUMBER})(?::([a-z0-9]+))?", text)
     name, schedule = (match[1], match[3]) if match else ("", None)
     mode = PARALLEL_MODES.get(name)
@@ -209,3 +271,33 @@ def parse_parallel(text: str) -> ParallelPlan:
             f"use one of {', '.join(PIPELINE_SCHEDULES)}"
         )
     return ParallelPlan(mode=name, size=size, schedule=schedule)
+
+
+def _parse_axes(text: str) -> tuple[MeshAxis, ...]:
+    axes: list[MeshAxis] = []
+    for part in text.removeprefix("mesh:").split(","):
+        match = re.fullmatch(rf"([a-z][a-z0-9_]{{0,31}})=({NUMBER})", part)
+        if match is None:
+            raise RecipeError(
+                f"parallel {text!r} has {part!r} where an axis is to be; use mesh:AXIS=N[,AXIS=N] "
+                "with the names and sizes of a DeviceMesh's axes, such as mesh:fsdp=2,tp=2"
+            )
+        axis = MeshAxis(match[1], int(match[2]))
+        if axis.size < 1:
+            raise RecipeError(
+                f"parallel {text!r} gives axis {axis.name!r} a size of 0; use 1 or more"
+            )
+        if axis.name in (other.name for other in axes):
+            raise RecipeError(
+                f"parallel {text!r} names axis {axis.name!r} twice; give each a name of its own, "
+                "such as dp_replicate and dp_shard"
+            )
+        if not axis.divides_batch and axis.name.partition("_")[0] not in _MODEL_AXES:
+            raise RecipeError(
+                f"parallel {text!r} does not say whether the ranks of axis {axis.name!r} share a "
+                f"batch; begin its name with {', '.join(_BATCH_AXES)} where it divides the batch, "
+                f"or with {', '.join(_MODEL_AXES)} where its ranks share one, such as dp_"
+                f"{axis.name}"
+            )
+        axes.append(axis)
+    return tuple(axes)

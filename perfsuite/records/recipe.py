@@ -15,7 +15,8 @@ from perfsuite.errors import RecipeError
 from perfsuite.records.parallel import NUMBER, PARALLEL_FORMS, ParallelPlan, parse_parallel
 
 # The distance from 1 to the next number of the coarsest arithmetic in each: TensorFloat-32 keeps 10
-# bits of the significand (NVIDIA A100 whitepaper, 2020), as float16 does, and bfloat16 keeps 7.
+# bits of the significand (NVIDIA A100 whitepaper, 2020), as float16 does, bfloat16 keeps 7, and
+# float8_e4m3 keeps 3 (FP8 Formats for Deep Learning, Micikevicius et al. 2022).
 EPSILONS = {
     "fp64": 2.0**-52,
     "fp32": 2.0**-23,
@@ -23,6 +24,8 @@ EPSILONS = {
     "bf16": 2.0**-7,
     "amp-bf16": 2.0**-7,
     "amp-fp16": 2.0**-10,
+    "fp8-tensorwise": 2.0**-3,
+    "fp8-rowwise": 2.0**-3,
     "O0": 2.0**-23,
     "O1": 2.0**-10,
     "O2": 2.0**-10,
@@ -46,7 +49,8 @@ class Recipe:
         prefetch_factor: Batches that each worker loads ahead; None is torch's default of 2.
         non_blocking: Copy to the device without waiting.
         parallel: One of `PARALLEL_FORMS`.
-        precision: One of `PRECISIONS`; O0 to O3 are Apex-like.
+        precision: One of `PRECISIONS`; O0 to O3 are Apex-like, and fp8 is amp-bf16 with torchao's
+            linear layers.
         checkpointing: "none", "every-block", "segments:C" or "selective".
         micro_batch_size: Samples that one rank's loader puts in a batch; None is the workload's.
         grad_accumulation_steps: Micro-batches of one optimizer step.
@@ -98,6 +102,11 @@ class Recipe:
                 f"DistributedDataParallel, and parallel is {self.parallel!r}; "
                 f"use parallel='ddp:2' or leave {changed[0]} out"
             )
+        if self.has_float8 and self.plan.mode == "tp":
+            raise RecipeError(
+                f"precision {self.precision!r} cannot be combined with parallel {self.parallel!r}: "
+                "torchao's linear layers are not split; use precision='amp-bf16', or another mode"
+            )
         if properties.cuts_model and self.compile:
             raise RecipeError(
                 f"compile=True cannot be combined with parallel {self.parallel!r}: the model is "
@@ -108,6 +117,11 @@ class Recipe:
     def plan(self) -> ParallelPlan:
         """The parsed parallel mode."""
         return parse_parallel(self.parallel)
+
+    @property
+    def has_float8(self) -> bool:
+        """Whether linear layers multiply numbers of 8 bits."""
+        return self.precision.startswith("fp8-")
 
     @property
     def num_segments(self) -> int | None:

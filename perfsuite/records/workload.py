@@ -16,6 +16,7 @@ from perfsuite.records.recipe import is_int_from
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from torch.distributed.device_mesh import DeviceMesh
     from torch.nn import Module, Parameter
     from torch.optim import Optimizer
     from torch.utils.data import Dataset
@@ -47,6 +48,12 @@ class Workload:
             splitting cut; None where the model has no such chain.
         micro_batch_size: Samples in a batch unless the recipe says otherwise.
         metric: "accuracy", "none", or (outputs, targets) -> dict of numbers, means over the batch.
+        parallelize: (model, mesh) -> the model, parallelized in place, or a wrapper around it; used
+            under `parallel="mesh:AXIS=N[,AXIS=N]"` alone, on every rank. The model is on the
+            device, in the precision's dtype; `mesh` is the DeviceMesh of those axes. Ranks of axes
+            that begin with dp, ddp or fsdp are given samples of their own; those of others (tp,
+            cp) are given the same batch and return the same outputs. Gradients are means over the
+            whole batch. Parameters keep their names; one that is split is a DTensor.
     """
 
     name: str
@@ -58,6 +65,7 @@ class Workload:
     blocks: Callable[[Module], list[Module]] | None = None
     micro_batch_size: int = 32
     metric: str | Callable[[Any, Any], dict[str, float]] = "accuracy"
+    parallelize: Callable[[Module, DeviceMesh], Module] | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
@@ -121,6 +129,10 @@ _ALLOWED: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "metric": (
         "'accuracy', 'none' or a function of (outputs, targets)",
         lambda value: value in ("accuracy", "none") or callable(value),
+    ),
+    "parallelize": (
+        "None or a function from (model, mesh) to the model",
+        lambda value: value is None or callable(value),
     ),
 }
 

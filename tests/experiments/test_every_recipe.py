@@ -8,7 +8,8 @@ from perfsuite.records.recipe import COMM_HOOKS, PRECISIONS
 def test_every_value_of_every_axis_is_in_the_table() -> None:
     recipes = list(every_recipe())
 
-    assert {recipe.plan.mode for recipe in recipes} == set(PARALLEL_MODES)
+    # No workload of ours has a function that parallelizes it.
+    assert {recipe.plan.mode for recipe in recipes} == {*PARALLEL_MODES} - {"mesh"}
     assert {recipe.precision for recipe in recipes} == set(PRECISIONS)
     assert {recipe.comm_hook for recipe in recipes} == set(COMM_HOOKS)
     assert {recipe.plan.schedule for recipe in recipes} == {None, *PIPELINE_SCHEDULES}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import pickle
 from typing import Any
@@ -40,6 +41,9 @@ from perfsuite.records.recipe import COMM_HOOKS, PRECISIONS
         ("mp:2", 2, 1),
         ("horovod-like:2", 2, 2),
         ("horovod:2", 2, 2),
+        ("mesh:fsdp=2,tp=3", 6, 2),
+        ("mesh:dp_replicate=2,dp_shard=2,cp=2", 8, 4),
+        ("mesh:tp=2", 2, 1),
     ],
 )
 def test_a_mode_says_how_many_processes_and_shards_of_data_it_has(
@@ -53,6 +57,22 @@ def test_a_mode_says_how_many_processes_and_shards_of_data_it_has(
 
 def test_a_hybrid_mesh_knows_its_shards() -> None:
     assert parse_parallel("hsdp:2x3") == ParallelPlan(mode="hsdp", size=6, num_shards=3)
+
+
+def test_a_rank_of_a_mesh_has_a_place_and_shares_its_shard_with_the_axes_of_the_model() -> None:
+    plan = parse_parallel("mesh:dp=2,tp=2,fsdp=2")
+
+    places = [tuple(plan.coordinates(rank).values()) for rank in range(8)]
+
+    assert places == list(itertools.product(range(2), repeat=3))
+    assert [plan.shard_of(rank) for rank in range(8)] == [0, 1, 0, 1, 2, 3, 2, 3]
+
+
+def test_a_gradient_is_a_sum_over_ranks_only_where_every_axis_divides_the_batch() -> None:
+    assert parse_parallel("mesh:dp=2,fsdp=2,tp=1").properties.why_no_reduction is None
+    assert parse_parallel("mesh:fsdp=2,tp=2").properties.why_no_reduction == (
+        "the ranks of axis 'tp' share a batch, and no gradient is their sum"
+    )
 
 
 @pytest.mark.parametrize("schedule", PIPELINE_SCHEDULES)
@@ -100,7 +120,8 @@ def test_an_unknown_mode_is_refused_with_all_forms(text: str) -> None:
 
     assert str(refused.value) == (
         f"parallel {text!r} is not a known mode; use one of single, dp:N, ddp:N, fsdp:N, hsdp:RxS, "
-        "zero1:N, zero2:N, tp:N, pp:N[:gpipe|1f1b|interleaved], mp:N, horovod-like:N, horovod:N"
+        "zero1:N, zero2:N, tp:N, pp:N[:gpipe|1f1b|interleaved], mp:N, horovod-like:N, horovod:N, "
+        "mesh:AXIS=N[,AXIS=N]"
     )
 
 
@@ -123,6 +144,27 @@ def test_an_unknown_mode_is_refused_with_all_forms(text: str) -> None:
             "parallel 'pp:2:zigzag' names the pipeline schedule 'zigzag'; "
             "use one of gpipe, 1f1b, interleaved",
         ),
+        (
+            "mesh:fsdp=2,2",
+            "parallel 'mesh:fsdp=2,2' has '2' where an axis is to be; use mesh:AXIS=N[,AXIS=N] "
+            "with the names and sizes of a DeviceMesh's axes, such as mesh:fsdp=2,tp=2",
+        ),
+        (
+            "mesh:fsdp=2,tp=0",
+            "parallel 'mesh:fsdp=2,tp=0' gives axis 'tp' a size of 0; use 1 or more",
+        ),
+        (
+            "mesh:dp=2,dp=2",
+            "parallel 'mesh:dp=2,dp=2' names axis 'dp' twice; give each a name of its own, such as "
+            "dp_replicate and dp_shard",
+        ),
+        (
+            "mesh:rows=2",
+            "parallel 'mesh:rows=2' does not say whether the ranks of axis 'rows' share a batch; "
+            "begin its name with dp, ddp, fsdp, hsdp, data, replicate, shard where it divides the "
+            "batch, or with tp, cp, sp, ep, tensor, context, sequence, expert, model where its "
+            "ranks share one, such as dp_rows",
+        ),
     ],
 )
 def test_an_impossible_size_or_schedule_is_refused(text: str, message: str) -> None:
@@ -133,7 +175,8 @@ def test_an_impossible_size_or_schedule_is_refused(text: str, message: str) -> N
 
 
 near_modes = st.from_regex(
-    r"(single|[a-z0-9-]{1,12}:[0-9x]{0,4}(:[a-z0-9]{0,11})?)", fullmatch=True
+    r"(single|[a-z0-9-]{1,12}:[0-9x]{0,4}(:[a-z0-9]{0,11})?|mesh:([dt]p_?[a-z]?=?[0-9],?){0,4})",
+    fullmatch=True,
 )
 
 
@@ -183,7 +226,8 @@ _ALLOWED = {
     "micro_batch_size": "None or a whole number from 1",
     "clip_grad_norm": "None or a number above 0",
     "bucket_cap_mb": "None or a number of MiB above 0",
-    "precision": "one of fp64, fp32, tf32, bf16, amp-bf16, amp-fp16, O0, O1, O2, O3",
+    "precision": "one of fp64, fp32, tf32, bf16, amp-bf16, amp-fp16, fp8-tensorwise, fp8-rowwise, "
+    "O0, O1, O2, O3",
     "comm_hook": "one of none, fp16, bf16, powersgd",
     "checkpointing": "none, every-block, segments:C with C from 1, or selective",
     "parallel": f"one of {PARALLEL_FORMS}",
@@ -254,6 +298,11 @@ def test_a_value_that_is_not_allowed_is_refused_by_name(name: str, value: Any) -
             "use parallel='ddp:2' or leave comm_hook out",
         ),
         (
+            {"parallel": "tp:2", "precision": "fp8-rowwise"},
+            "precision 'fp8-rowwise' cannot be combined with parallel 'tp:2': torchao's linear "
+            "layers are not split; use precision='amp-bf16', or another mode",
+        ),
+        (
             {"parallel": "pp:2", "compile": True},
             "compile=True cannot be combined with parallel 'pp:2': the model is cut into stages; "
             "use compile=False",
@@ -297,6 +346,7 @@ modes = st.one_of(
     st.just("single"),
     st.builds("{}:{}".format, st.sampled_from(SIZED_MODES), sizes),
     st.builds("hsdp:{}x{}".format, sizes, sizes),
+    st.builds("mesh:dp={},tp={}".format, sizes, sizes),
     st.builds("pp:{}:{}".format, sizes, st.sampled_from(PIPELINE_SCHEDULES)),
 )
 positive = st.none() | st.floats(min_value=1e-3, max_value=1e3)

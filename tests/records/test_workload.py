@@ -88,6 +88,11 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
             "workload 'mine': metric is 'f1'; "
             "use 'accuracy', 'none' or a function of (outputs, targets)",
         ),
+        (
+            {"parallelize": "fsdp"},
+            "workload 'mine': parallelize is 'fsdp'; "
+            "use None or a function from (model, mesh) to the model",
+        ),
     ],
 )
 def test_a_workload_that_breaks_the_contract_is_refused(

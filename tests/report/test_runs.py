@@ -124,7 +124,8 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
             [benchmark("t", info={**to_plain(record()), "recipe": {"parallel": "warp:9"}})],
             "holds an invalid record of the cell t: parallel 'warp:9' is not a known "
             "mode; use one of single, dp:N, ddp:N, fsdp:N, hsdp:RxS, zero1:N, zero2:N, tp:N, "
-            "pp:N[:gpipe|1f1b|interleaved], mp:N, horovod-like:N, horovod:N",
+            "pp:N[:gpipe|1f1b|interleaved], mp:N, horovod-like:N, horovod:N, "
+            "mesh:AXIS=N[,AXIS=N]",
         ),
         (
             [benchmark("t", info={**to_plain(record()), "schema": 2})],

@@ -64,7 +64,9 @@ RECIPES: Final[tuple[dict[str, Any], ...]] = (
     *({"parallel": mode} for mode in (
         "", "single:1", "ddp", "ddp:", "ddp:0", "ddp:-2", "ddp:2.0", "ddp:02", "ddp: 2", "DDP:2",
         "ddp:2:gpipe", "dp:1", "tp:1", "pp:1", "mp:1", "pp:2:fast", "pp:2:", "hsdp:2", "hsdp:0x2",
-        "hsdp:2x", "hsdp:2x2x2", "horovod", "ddp:2,fsdp:2", "ddp:٢", f"ddp:{LONG}", "\x1b[2J",
+        "hsdp:2x", "hsdp:2x2x2", "horovod", "ddp:2,fsdp:2", "mesh", "mesh:", "mesh:2x2",
+        "mesh:dp=2,", "mesh:dp=0", "mesh:dp=2,dp=2", "mesh:rows=2", "mesh:DP=2", "mesh:dp=2 tp=2",
+        f"mesh:dp={LONG}", "ddp:٢", f"ddp:{LONG}", "\x1b[2J",
         "--help", "../ddp:2", None, 2, ["ddp:2"],
     )),
     *({"precision": name} for name in ("fp8", "", "FP32", None, 16, ["fp32"])),
@@ -85,6 +87,8 @@ RECIPES: Final[tuple[dict[str, Any], ...]] = (
     {"comm_hook": "zip", "parallel": "ddp:2"},
     {"comm_hook": "fp16", "parallel": "fsdp:2"},
     {"parallel": "pp:2", "compile": True},
+    {"parallel": "tp:2", "precision": "fp8-tensorwise"},
+    {"precision": "fp8-blockwise"},
 )  # fmt: skip
 
 WORKLOADS: Final[tuple[dict[str, Any], ...]] = (
@@ -102,6 +106,8 @@ WORKLOADS: Final[tuple[dict[str, Any], ...]] = (
     {"micro_batch_size": None},
     {"metric": "f1"},
     {"metric": None},
+    {"parallelize": "fsdp"},
+    {"parallelize": False},
     {"build_loader": ["a", "batch"]},
     {"build_loader": "loader"},
 )
@@ -118,6 +124,7 @@ VERBS: Final[tuple[tuple[tuple[str, ...], str], ...]] = (
     (("verify", "\x1b[2J"), "is not known"),
     (("verify", "toy-mlp", "--parallel", "ddp:0"), "parallel 'ddp:0' has a size of 0"),
     (("verify", "toy-mlp", "--parallel", "warp:9"), "is not a known mode"),
+    (("verify", "toy-mlp", "--parallel", "mesh:rows=2"), "axis 'rows' share a batch"),
     (("verify", "toy-mlp", "--precision", "fp8"), "precision is 'fp8'"),
     (("verify", "toy-mlp", "--checkpointing", "some"), "checkpointing is 'some'"),
     (("verify", "toy-mlp", "--device", "tpu"), "--device is 'tpu'"),

@@ -46,7 +46,7 @@ def explain_weights(discrepancy: Discrepancy) -> str | None:
         )
     if discrepancy.what == "random draw":
         return "ranks that share a batch draw other numbers: seed them alike"
-    if discrepancy.what != "parameter":
+    if discrepancy.what != "parameter" and discrepancy.step > 0:
         return None
     if discrepancy.rank is not None:
         return "no synchronisation: the ranks step by different gradients, or not together"

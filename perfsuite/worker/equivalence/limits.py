@@ -92,7 +92,11 @@ def _limit(factor: int, epsilon: float, recipe: Recipe) -> Limit:
 
 
 def ratio_limit(plain_error: float, epsilon: float) -> Limit:
-    """The limit of T2: twice the error of plain training in the same precision, plus `u`."""
+    """The limit of T2: twice the error of plain training in the same precision, plus `u`.
+
+    `epsilon` is 0 for numbers of 8 bits, whose `u` of 0.125 would hide what is to be seen.
+    """
     value = ERROR_RATIO * plain_error + epsilon
-    formula = f"{ERROR_RATIO} times the error {plain_error:.1e} of plain training + {epsilon:.1e}"
+    formula = f"{ERROR_RATIO} times the error {plain_error:.1e} of plain training"
+    formula += f" + {epsilon:.1e}" if epsilon else ""
     return Limit(value, formula, WORST_PARAMETER_FACTOR * value)

@@ -13,7 +13,7 @@ from functools import partial
 
 import torch
 
-from perfsuite.worker.equivalence.limits import SMALLEST_SHARE
+from perfsuite.worker.equivalence.limits import ERROR_RATIO, SMALLEST_SHARE
 from perfsuite.worker.equivalence.references.averaging import average
 from perfsuite.worker.equivalence.tensors import Tensors, in_double, norm
 
@@ -63,9 +63,12 @@ def gradient_bugs(gradients: Tensors, names: Collection[str] | None = None) -> I
     )
 
 
-def wrong_scale(gradients: Tensors, world_size: int) -> Bug:
-    """The smallest error of scale that a check must find: an eighth of one rank's share."""
-    scale = 1 + 1 / (_SHARE_OF_ONE_RANK * world_size)
+def wrong_scale(gradients: Tensors, world_size: int, plain_error: float = 0.0) -> Bug:
+    """The smallest error of scale that a check must find: an eighth of one rank's share.
+
+    At least four times the error of plain training, where the check allows it twice.
+    """
+    scale = 1 + max(1 / (_SHARE_OF_ONE_RANK * world_size), 2 * ERROR_RATIO * plain_error)
     return Bug(
         f"all gradients are {scale:g} times too large",
         "the loss or the gradients are scaled",

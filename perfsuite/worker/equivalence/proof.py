@@ -11,8 +11,10 @@ import torch
 from perfsuite.records.equivalence import Check, EquivalenceRow, NumericsStatus
 from perfsuite.records.recipe import Recipe
 from perfsuite.records.workload import Workload
-from perfsuite.worker.equivalence.comparison import Discrepancy
+from perfsuite.worker.equivalence.comparison import Discrepancy, judge, measure_buffer_errors
 from perfsuite.worker.equivalence.diagnosis import explain_weights
+from perfsuite.worker.equivalence.limits import Limit
+from perfsuite.worker.equivalence.mesh_diagnosis import explain_ranks
 from perfsuite.worker.equivalence.planted_bugs import Bug, missed
 from perfsuite.worker.equivalence.references.single_process import Reference, plain_recipe
 from perfsuite.worker.equivalence.tensors import Tensors
@@ -71,6 +73,21 @@ class Proof:
             bug.name: any(not one.is_within for one in judge(bug.gradients)) for bug in bugs
         }
 
+    def plant_buffers(self, steps: Iterable[tuple[Tensors, Tensors, Limit]]) -> None:
+        """Give the check each step's buffers before the pass in place of those that it leaves.
+
+        `steps` are both, and their limit. An average that moves by less cannot be proven.
+        """
+        found = [
+            one
+            for before, expected, limit in steps
+            for one in judge(measure_buffer_errors(before, expected), "buffer", 1, limit)
+        ]
+        if any(not one.is_within for one in found):
+            self.planted["the buffers stay as they are"] = True
+        elif any(one.error > 0 for one in found):
+            self.notes.append("not proven: buffers that move by less than their limit")
+
     def conclude(self, recipe: Recipe) -> EquivalenceRow:
         """Return what the proof shows: a mismatch before no power before equivalent."""
         failures = [one for one in self.evidence if not one.is_within]
@@ -83,7 +100,12 @@ class Proof:
         shown = max(self.evidence, key=lambda one: one.severity, default=None)
         if failures:
             status, shown = "mismatch", _decisive(failures)
-            cause = shown.cause or explain_weights(shown) or self.find_cause(shown)
+            cause = (
+                explain_ranks(failures, recipe.plan)
+                or shown.cause
+                or explain_weights(shown)
+                or self.find_cause(shown)
+            )
             reason = _describe(shown) + (f"; likeliest cause: {cause}" if cause else "")
         elif shown is None or no_power:
             status, reason = "no power", "; ".join(no_power)

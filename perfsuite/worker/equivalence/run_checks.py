@@ -32,6 +32,8 @@ def check_run(case: Case) -> tuple[tuple[EquivalenceRow, ...], dict[str, str]]:
             "loss, or a precision with more range"
         )
         return (EquivalenceRow.of(recipe, semantics, "no power", reason),), {}
+    if (difference := _find_other_shape(case)) is not None:
+        return (EquivalenceRow.of(recipe, semantics, "mismatch", difference),), {}
     checks: dict[str, Callable[[Case], Proof | EquivalenceRow | str]] = {
         "T0": check_reduction,
         semantics: check_semantics,
@@ -50,7 +52,9 @@ def check_run(case: Case) -> tuple[tuple[EquivalenceRow, ...], dict[str, str]]:
             inapplicable[name] = result
     if proofs:
         check_optimizer_steps(case, proofs[0])
-        proofs[0].evidence += [one for one in case.trace.differences if one.what != "buffer"]
+        # What ranks draw for their parts of a user's layers is theirs.
+        apart = {"buffer", "random draw"} if recipe.plan.model_axes else {"buffer"}
+        proofs[0].evidence += [one for one in case.trace.differences if one.what not in apart]
     # Buffers that differ between ranks are T1's or T2's; T0 allows them.
     if unequal := [one for one in case.trace.differences if one.what == "buffer"]:
         if not any(proof.check == semantics for proof in proofs):
@@ -62,6 +66,23 @@ def check_run(case: Case) -> tuple[tuple[EquivalenceRow, ...], dict[str, str]]:
         rows.append(EquivalenceRow.of(recipe, semantics, "not exercised", reason))
         inapplicable = {}
     return (*rows, check_data(case)), inapplicable
+
+
+def _find_other_shape(case: Case) -> str | None:
+    """Why no reference can take the run's weights; None where it can."""
+    if not case.recipe.plan.axes:
+        return None
+    expected = dict(case.reference().trainer.module.named_parameters())
+    start = case.trace.start
+    for name, tensor in (start.parameters | start.buffers).items():
+        if name in expected and tensor.shape != expected[name].shape:
+            return (
+                f"the parts of parameter {name!r} make a tensor of shape {tuple(tensor.shape)}, "
+                f"and build_model gives one of shape {tuple(expected[name].shape)}; likeliest "
+                "cause: its placements are not those by which it was split, or the parts are no "
+                "DTensor"
+            )
+    return None
 
 
 def _has_reference(case: Case, proofs: list[Proof]) -> bool:

@@ -55,8 +55,8 @@ def start_activity(job: RunCell, start: RankStart, device: torch.device) -> Iter
     if job.activity != "load":
         trainer = build_trainer(workload, job.recipe, device=device, seed=job.plan.seed)
     split: Split = _evaluated_split(workload) if job.activity == "evaluate" else "train"
-    num_shards = job.recipe.plan.data_parallel_size
-    shard = (start.rank if num_shards > 1 else 0, num_shards)
+    plan = job.recipe.plan
+    shard = (plan.shard_of(start.rank), plan.data_parallel_size)
     with open_batches(workload, job.recipe, shard, job.plan.seed, device, start, split) as batches:
         if trainer is None:
             yield _Load(batches)

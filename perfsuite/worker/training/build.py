@@ -14,6 +14,7 @@ from perfsuite.errors import RecipeError, WorkloadError
 from perfsuite.records.recipe import Recipe
 from perfsuite.records.workload import Workload
 from perfsuite.worker.training.checkpointing import checkpoint_blocks
+from perfsuite.worker.training.float8 import use_float8
 from perfsuite.worker.training.mixed_precision import (
     LossScaler,
     MasterWeights,
@@ -46,7 +47,7 @@ def build_trainer(
     set_tf32(precision, device)
     seed_random_numbers(seed)
 
-    model = _build_model(workload)
+    model = use_float8(_build_model(workload), workload, precision, device)
     cast_parameters(model, precision)
     model.to(device)
     model = strategy.split(model)

@@ -40,6 +40,7 @@ class PrecisionPolicy:
         max_loss_scale: The greatest dynamic scale; None for no limit.
         master_weights: The optimizer steps float32 copies of the parameters.
         allows_tf32: float32 products on CUDA may be computed in TensorFloat-32.
+        float8_recipe: torchao's name for how linear layers round to 8 bits; None where none does.
     """
 
     name: str
@@ -50,6 +51,7 @@ class PrecisionPolicy:
     max_loss_scale: float | None = None
     master_weights: bool = False
     allows_tf32: bool = False
+    float8_recipe: Literal["tensorwise", "rowwise"] | None = None
 
     @property
     def is_plain(self) -> bool:
@@ -64,6 +66,10 @@ _POLICIES = (
     PrecisionPolicy(name="bf16", parameter_dtype=torch.bfloat16),
     PrecisionPolicy(name="amp-bf16", autocast_dtype=torch.bfloat16),
     PrecisionPolicy(name="amp-fp16", autocast_dtype=torch.float16, loss_scale="dynamic"),
+    PrecisionPolicy(
+        name="fp8-tensorwise", autocast_dtype=torch.bfloat16, float8_recipe="tensorwise"
+    ),
+    PrecisionPolicy(name="fp8-rowwise", autocast_dtype=torch.bfloat16, float8_recipe="rowwise"),
     PrecisionPolicy(name="O0"),
     PrecisionPolicy(
         name="O1",

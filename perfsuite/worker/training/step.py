@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grad_norm_, get_total_norm
 
@@ -196,12 +197,13 @@ def clip_grad_norm(
 
 
 def _norm_over_ranks(gradients: list[Tensor], device: torch.device) -> Tensor:
-    sharded = [gradient for gradient in gradients if isinstance(gradient, DTensor)]
-    plain = [gradient for gradient in gradients if not isinstance(gradient, DTensor)]
-    square = _square(get_total_norm(plain), device)
-    if sharded:
-        square += _square(get_total_norm(sharded), device)
-    else:
+    by_mesh: dict[DeviceMesh | None, list[Tensor]] = {None: []}
+    for gradient in gradients:
+        mesh = gradient.device_mesh if isinstance(gradient, DTensor) else None
+        by_mesh.setdefault(mesh, []).append(gradient)
+    squares = [_square(get_total_norm(those), device) for those in by_mesh.values()]
+    square = torch.stack(squares).sum()
+    if len(by_mesh) == 1:  # plain ones alone
         dist.all_reduce(square)
     return square.sqrt()
 

@@ -44,7 +44,8 @@ def test_every_precision_of_a_recipe_has_a_policy() -> None:
 
 def test_an_unknown_precision_is_refused() -> None:
     message = (
-        "precision is 'fp8'; use one of fp64, fp32, tf32, bf16, amp-bf16, amp-fp16, O0, O1, O2, O3"
+        "precision is 'fp8'; use one of fp64, fp32, tf32, bf16, amp-bf16, amp-fp16, "
+        "fp8-tensorwise, fp8-rowwise, O0, O1, O2, O3"
     )
     with pytest.raises(RecipeError, match=f"^{re.escape(message)}$"):
         precision_policy("fp8")

@@ -35,7 +35,7 @@ def check_checkpointing(case: Case) -> Proof | str:
     ):
         if number > 1 and limit.value > 0:
             break  # the runs may drift apart by more than the rounding of one step
-        buffers = comparison.measure_buffer_errors(step.after.buffers, twin.after.buffers)
+        buffers = comparison.measure_buffer_errors(step.buffers, twin.buffers)
         proof.evidence += [
             *comparison.judge_draws(_drawn_anew(step, twin), number),
             *comparison.judge_losses(step.losses, twin.losses, number, limit),

@@ -10,28 +10,32 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from perfsuite.worker.equivalence.comparison import Discrepancy, judge, measure_errors, total_norm
+from perfsuite.worker.equivalence.comparison import (
+    Discrepancy,
+    judge,
+    measure_buffer_errors,
+    measure_errors,
+    total_norm,
+)
 from perfsuite.worker.equivalence.diagnosis import explain_non_finite
 from perfsuite.worker.equivalence.limits import BITWISE, Limit
+from perfsuite.worker.equivalence.mesh_diagnosis import explain_start
 from perfsuite.worker.equivalence.proof import Case, Proof
 from perfsuite.worker.equivalence.tensors import Tensors, in_double
-from perfsuite.worker.equivalence.trace.trace import Step, read_weights
+from perfsuite.worker.equivalence.trace.trace import Step, Weights, read_weights
 from perfsuite.worker.training.mixed_precision import precision_policy
 
 
 def check_optimizer_steps(case: Case, proof: Proof) -> None:
     """Add the discrepancies of the weights before the first step and after each one to a proof."""
     replay = _Replay(case, _clip)
-    start = _rounded_like(case.trace.start.parameters, replay.weights())
-    proof.evidence += judge(
-        measure_errors(case.trace.start.parameters, start), "parameter", 0, BITWISE
-    )
+    proof.evidence += _judge_start(case, replay.weights())
     mistakes = [_Mistake(name, _Replay(case, step_by)) for name, step_by in _mistakes(case)]
     for number, step in enumerate(case.trace.steps, start=1):
         case.on_step()
@@ -39,6 +43,8 @@ def check_optimizer_steps(case: Case, proof: Proof) -> None:
         limit = _limit(case, step, number, expected)
         proof.evidence += _find_non_finite(step, number, replay.optimizer)
         proof.evidence.append(_judge(step.after.parameters, expected, step, number, limit))
+        if step.buffers:
+            _check_buffers(step, replay.buffers(step), number, limit, proof)
         for mistake in mistakes:
             found = _judge(mistake.replay.take_step(step), expected, step, number, limit)
             mistake.differs |= found.error > 0
@@ -50,6 +56,38 @@ def check_optimizer_steps(case: Case, proof: Proof) -> None:
         for mistake in mistakes
         if mistake.differs or mistake.replay.finish is _keep_weights
     }
+
+
+def _judge_start(case: Case, start: Weights) -> Iterator[Discrepancy]:
+    tested = case.trace.start
+    weights = _rounded_like(tested.parameters, start.parameters)
+    buffers = _rounded_like(tested.buffers, start.buffers)
+    found_all = judge(measure_errors(tested.parameters, weights), "parameter", 0, BITWISE)
+    if buffers:
+        errors = measure_buffer_errors(tested.buffers, buffers)
+        found_all += judge(errors, "buffer", 0, BITWISE)
+    for found in found_all:
+        if found.name in tested.parameters.keys() & weights.keys() and not found.is_within:
+            cause = explain_start(
+                tested.parameters[found.name], weights[found.name], case.recipe.plan
+            )
+            found = replace(found, cause=cause)
+        yield found
+
+
+def _check_buffers(step: Step, expected: Tensors, number: int, limit: Limit, proof: Proof) -> None:
+    """Judge what the optimizer's step makes of the buffers, such as an average of the weights."""
+    for found in judge(
+        measure_buffer_errors(step.after.buffers, expected), "buffer", number, limit
+    ):
+        cause = "the optimizer's step leaves other buffers than in one process: does every rank "
+        cause += "average its weights, and after each step?"
+        proof.evidence.append(replace(found, cause=cause))
+    moved = judge(measure_buffer_errors(step.buffers, expected), "buffer", number, limit)
+    if any(one.error > 0 for one in moved):
+        name = "the optimizer leaves the buffers as they are"
+        is_flagged = any(not one.is_within for one in moved)
+        proof.planted[name] = proof.planted.get(name, False) or is_flagged
 
 
 # (parameters, scale of the loss, max norm) -> whether to step; unscales and clips the gradients.
@@ -69,14 +107,18 @@ class _Replay:
         precision = "fp32" if self._has_master_weights else recipe.precision
         self._reference = case.reference(precision=precision)
 
+    def weights(self) -> Weights:
+        """The present parameters and buffers, master weights in float32."""
+        return read_weights(self._reference.trainer.module)
+
+    def buffers(self, step: Step) -> Tensors:
+        """The buffers after the last step, in the recorded dtypes."""
+        return _rounded_like(step.after.buffers, self.weights().buffers)
+
     @property
     def optimizer(self) -> Optimizer:
         """The workload's, of one process."""
         return self._reference.trainer.optimizer
-
-    def weights(self) -> Tensors:
-        """The present parameters, master weights in float32."""
-        return read_weights(self._reference.trainer.module).parameters
 
     def take_step(self, step: Step) -> Tensors:
         """The parameters after a step from the recorded weights, in the recorded dtypes."""
@@ -84,6 +126,7 @@ class _Replay:
         # Master weights start as the rounded weights; from the first step on they are more precise.
         if not self._has_master_weights or self._num_steps == 0:
             self._reference.load(step.before)
+        self._reference.load(Weights(parameters={}, buffers=step.buffers))
         self._num_steps += 1
         stepped = []
         for name, parameter in trainer.module.named_parameters():
@@ -96,7 +139,7 @@ class _Replay:
                 stepped.append(parameter)
         if self.finish(stepped, step.scale, self._max_norm):
             trainer.optimizer.step()
-        return _rounded_like(step.after.parameters, self.weights())
+        return _rounded_like(step.after.parameters, self.weights().parameters)
 
 
 def _rounded_like(tested: Tensors, expected: Tensors) -> Tensors:

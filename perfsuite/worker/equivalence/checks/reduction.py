@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import torch
+from torch import nn
 
 from perfsuite.records.recipe import Recipe
 from perfsuite.worker.equivalence import comparison, planted_bugs
@@ -47,8 +48,11 @@ def check_reduction(case: Case) -> Proof | str:
         return reason
     recipe = case.recipe
     reference = case.reference()
+    if _normalises_over_ranks(reference.trainer.module) and recipe.plan.data_parallel_size > 1:
+        return "SyncBatchNorm: a rank's gradient is no function of its shard alone"
     proof = Proof(check="T0")
     reduce = _reduction(case, reference)
+    buffers: list[tuple[Tensors, Tensors, Limit]] = []
     steps = case.trace.steps
     if recipe.comm_hook == "powersgd":
         steps = steps[:_NUM_POWERSGD_STEPS]
@@ -64,15 +68,21 @@ def check_reduction(case: Case) -> Proof | str:
         expected = reduce(shares)
         limit = _limit(step.gradients, case)
         proof.evidence += _compare(step, number, passes, expected, limit)
+        buffers.append((step.before.buffers, passes[0].buffers, limit))
         if number == 1:
             bugs = list(_bugs(reference, step, passes, expected, recipe))
             proof.plant(bugs, lambda tested: _judge(tested, expected, 1, limit))  # noqa: B023
             proof.find_cause = partial(_find_cause, case, reference, passes, expected, bugs)
+    proof.plant_buffers(buffers)
     if any(step.has_equal_shards for step in case.trace.steps):
         proof.vacuous.append(
             "two ranks saw the same data, so that a missing reduction would change nothing"
         )
     return proof
+
+
+def _normalises_over_ranks(model: nn.Module) -> bool:
+    return any(isinstance(layer, nn.SyncBatchNorm) and layer.training for layer in model.modules())
 
 
 def _reduction(case: Case, reference: Reference) -> Callable[[Sequence[Tensors]], Tensors]:
@@ -134,7 +144,7 @@ def _compare(
     step: Step, number: int, passes: Sequence[Pass], expected: Tensors, limit: Limit
 ) -> list[comparison.Discrepancy]:
     # Rank 0 saw the first shard. A buffer that a rank does not have is not compared.
-    buffers = comparison.measure_buffer_errors(step.after.buffers, passes[0].buffers)
+    buffers = comparison.measure_buffer_errors(step.buffers, passes[0].buffers)
     wrong = [
         f"shard {index}: {one.wrong_draw}" if len(passes) > 1 else one.wrong_draw
         for index, one in enumerate(passes)

@@ -26,8 +26,8 @@ from perfsuite.worker.equivalence.trace.random_state import read_random_state, r
 from perfsuite.worker.equivalence.trace.trace import (
     MicroBatch,
     Weights,
+    read_buffers,
     read_gradients,
-    read_weights,
 )
 from perfsuite.worker.training.batches import call_model, map_tensors, num_samples
 from perfsuite.worker.training.build import build_trainer
@@ -79,14 +79,12 @@ class Reference:
     def load(self, weights: Weights) -> None:
         """Take these weights, rounded to the recipe's dtypes; the others stay as they are."""
         module = self.trainer.module
-        for own, given in (
-            (dict(module.named_parameters()), weights.parameters),
-            (dict(module.named_buffers()), weights.buffers),
-        ):
-            for name in own.keys() & given.keys():
-                if own[name].shape != given[name].shape:  # a buffer that grows
-                    own[name].resize_(given[name].shape)
-                own[name].copy_(given[name])
+        own: Tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+        given = weights.parameters | weights.buffers
+        for name in own.keys() & given.keys():
+            if own[name].shape != given[name].shape:  # a buffer that grows
+                own[name].resize_(given[name].shape)
+            own[name].copy_(given[name])
 
     def run(
         self,
@@ -127,7 +125,7 @@ class Reference:
         return Pass(
             loss=float(torch.stack(losses).mean()),
             gradients=read_gradients(trainer.module),
-            buffers=read_weights(trainer.module).buffers,
+            buffers=read_buffers(trainer.module),
             draws=replays[-1].given,
             wrong_draw=next((one.wrong for one in replays if one.wrong), None),
             unknown_draw=next((one.unknown for one in replays if one.unknown), None),

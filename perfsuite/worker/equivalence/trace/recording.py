@@ -23,7 +23,7 @@ from perfsuite.worker.equivalence.trace.draws import DrawRecorder
 from perfsuite.worker.equivalence.trace.random_state import read_random_state
 from perfsuite.worker.measure.counters import count_iteration
 from perfsuite.worker.measure.iterations import run_iterations
-from perfsuite.worker.training.batches import map_tensors
+from perfsuite.worker.training.batches import local_tensor, map_tensors
 from perfsuite.worker.training.parallel.strategy import Strategy
 from perfsuite.worker.training.step import train_step
 from perfsuite.worker.training.trainer import Trainer
@@ -82,6 +82,7 @@ class _Recorder:
         self.batches: list[Any] = []
         self._micro_batches: list[trace.MicroBatch] = []
         self._gradients: Tensors = {}
+        self._buffers: Tensors = {}
         self._trainer = trainer
         self._inner = trainer.strategy
         self._draws = _draw_recorder(trainer)
@@ -115,6 +116,7 @@ class _Recorder:
                     gradients=self._gradients,
                     before=before,
                     after=weights,
+                    unstepped=_changed(self._buffers, weights.buffers),
                 )
             )
             before = None
@@ -142,6 +144,7 @@ class _Recorder:
         """Keep the gradients after their reduction."""
         self._inner.finish_gradients()
         self._gradients = trace.read_gradients(self._trainer.module)
+        self._buffers = trace.read_buffers(self._trainer.module)
 
     def _keep(self, batches: Iterator[Any]) -> Iterator[Any]:
         for batch in batches:
@@ -168,6 +171,14 @@ def _sparse_parameters(module: nn.Module) -> frozenset[str]:
         for name, parameter in module.named_parameters()
         if parameter.grad is not None and parameter.grad.is_sparse
     )
+
+
+def _changed(before: Tensors, after: Tensors) -> Tensors:
+    """All buffers before a step if it changed one; so ranks with parts of them agree."""
+    is_same = all(
+        torch.equal(local_tensor(before[name]), local_tensor(after[name])) for name in before
+    )
+    return {} if is_same else before
 
 
 def _agree(trainer: Trainer, was_taken: bool) -> bool:

@@ -52,6 +52,7 @@ class _Sharing:
             gradients=self._share(recorded.gradients, "gradient", step),
             before=None if before is None else self.share_weights(before, step - 1),
             after=self.share_weights(recorded.after, step),
+            unstepped=self._share(recorded.unstepped, "buffer", step),
         )
 
     def share_weights(self, weights: Weights, step: int) -> Weights:

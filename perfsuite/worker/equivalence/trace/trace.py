@@ -48,7 +48,12 @@ class MicroBatch:
 
 @dataclass(frozen=True, kw_only=True)
 class Weights:
-    """A model's tensors by the user's names."""
+    """A model's tensors by the user's names.
+
+    Attributes:
+        parameters: Those that are trained.
+        buffers: The buffers, and the parameters that are not: an average of the weights may be one.
+    """
 
     parameters: Tensors
     buffers: Tensors
@@ -56,10 +61,17 @@ class Weights:
 
 def read_weights(module: nn.Module) -> Weights:
     """Return copies of the model's parameters and buffers."""
+    trained = {name: one for name, one in module.named_parameters() if one.requires_grad}
     return Weights(
-        parameters={name: _copy(tensor) for name, tensor in module.named_parameters()},
-        buffers={name: _copy(tensor) for name, tensor in module.named_buffers()},
+        parameters={name: _copy(tensor) for name, tensor in trained.items()},
+        buffers=read_buffers(module),
     )
+
+
+def read_buffers(module: nn.Module) -> Tensors:
+    """Return copies of the model's buffers and of its parameters that are not trained."""
+    frozen = {name: one for name, one in module.named_parameters() if not one.requires_grad}
+    return {name: _copy(one) for name, one in (dict(module.named_buffers()) | frozen).items()}
 
 
 def read_gradients(module: nn.Module) -> Tensors:
@@ -108,6 +120,7 @@ class RankStep:
         before: Weights before the step, where skipped steps came between; otherwise None, because
             they are those after the step before.
         after: Weights after the step.
+        unstepped: The buffers before the optimizer's step, if it changed any; otherwise empty.
     """
 
     micro_batches: list[MicroBatch]
@@ -116,6 +129,7 @@ class RankStep:
     gradients: Tensors
     before: Weights | None
     after: Weights
+    unstepped: Tensors = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,15 +166,19 @@ class Step:
     Attributes:
         shards: The micro-batches of each shard of the data.
         losses: The mean loss of each shard; pp and mp have one.
+        rank_losses: That of each rank; None where another rank has it.
         scale: The factor of the gradients.
+        buffers: Between the last backward pass and the optimizer's step.
     """
 
     shards: list[list[MicroBatch]]
     losses: list[float]
+    rank_losses: list[float | None]
     scale: float
     gradients: Tensors
     before: Weights
     after: Weights
+    buffers: Tensors
 
     @property
     def has_equal_shards(self) -> bool:
@@ -224,10 +242,12 @@ def join_traces(ranks: Sequence[RankTrace]) -> Trace:
                     for group in sharing
                 ],
                 losses=[loss for loss in losses if loss is not None],
+                rank_losses=[part.loss for part in parts],
                 scale=parts[0].scale,
                 gradients=_merge([part.gradients for part in parts]),
                 before=before,
                 after=after,
+                buffers=after.buffers | _merge([part.unstepped for part in parts]),
             )
         )
         before = after

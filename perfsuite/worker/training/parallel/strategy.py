@@ -36,7 +36,7 @@ class Strategy:
         self.recipe = recipe
         self.device = device
         self.num_shards = recipe.plan.data_parallel_size
-        self.shard_index = dist.get_rank() if self.num_shards > 1 else 0
+        self.shard_index = recipe.plan.shard_of(dist.get_rank()) if self.num_shards > 1 else 0
 
     @property
     def shard(self) -> tuple[int, int]:

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -67,15 +67,26 @@ class TensorParallel(Strategy):
         return model
 
     def build_optimizer(self, parameters: list[nn.Parameter]) -> Optimizer:
-        """The workload's optimizer; the foreach kernels want DTensors in groups of their own."""
-        optimizer = super().build_optimizer(parameters)
-        for group in list(optimizer.param_groups):
-            whole = [p for p in group["params"] if not isinstance(p, DTensor)]
-            split = [p for p in group["params"] if isinstance(p, DTensor)]
-            if whole and split:
-                group["params"] = whole
-                optimizer.add_param_group({**group, "params": split})
-        return optimizer
+        """The workload's optimizer, with whole and split parameters in groups of their own."""
+        return separate_meshes(super().build_optimizer(parameters))
+
+
+def separate_meshes(optimizer: Optimizer) -> Optimizer:
+    """Put DTensors of each mesh, and plain parameters, into groups of their own.
+
+    The foreach kernels take no two of them together.
+    """
+    for group in list(optimizer.param_groups):
+        by_mesh: dict[DeviceMesh | None, list[nn.Parameter]] = {}
+        for parameter in group["params"]:
+            mesh = parameter.device_mesh if isinstance(parameter, DTensor) else None
+            by_mesh.setdefault(mesh, []).append(parameter)
+        for number, parameters in enumerate(by_mesh.values()):
+            if number == 0:
+                group["params"] = parameters
+            else:
+                optimizer.add_param_group({**group, "params": parameters})
+    return optimizer
 
 
 def plan_layers(model: nn.Module, size: int) -> dict[nn.Module, ParallelStyle]:

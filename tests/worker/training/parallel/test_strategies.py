@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ def refusal(workload: Workload) -> str:
 
 
 def shards(workload: Workload, parallel: str) -> tuple[int, int, bool]:
+    workload = dataclasses.replace(workload, parallelize=lambda model, mesh: model)
     strategy = choose_strategy(workload, Recipe(parallel=parallel), device=CPU)
     return strategy.shard_index, strategy.num_shards, strategy.splits_parameters
 
@@ -45,6 +47,8 @@ def test_a_single_process_needs_no_group(make_image: Any) -> None:
         ("tp:2", (0, 1, True)),
         ("pp:2", (0, 1, True)),
         ("mp:2", (0, 1, True)),
+        ("mesh:tp=2", (0, 1, False)),
+        ("mesh:fsdp=2", (1, 2, False)),
     ],
 )
 def test_ranks_load_the_same_data_only_where_they_compute_one_batch_together(

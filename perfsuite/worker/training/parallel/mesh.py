@@ -1,0 +1,80 @@
+"""The user's own parallelisation: a function of theirs over a DeviceMesh of the recipe's axes."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from perfsuite.errors import RecipeError, WorkloadError
+from perfsuite.records.recipe import Recipe
+from perfsuite.records.workload import Workload
+from perfsuite.worker.training.parallel.strategy import Strategy
+from perfsuite.worker.training.parallel.tensor_parallel import separate_meshes
+
+
+class Mesh(Strategy):
+    """The `Strategy` of "mesh": what `Workload.parallelize` makes of the model."""
+
+    _model: nn.Module | None = None
+
+    def __init__(self, workload: Workload, recipe: Recipe, device: torch.device) -> None:
+        super().__init__(workload, recipe, device)
+        plan = recipe.plan
+        if workload.parallelize is None:
+            raise RecipeError(
+                f"parallel {recipe.parallel!r} needs the workload's own function, and workload "
+                f"{workload.name!r} has none; use Workload(parallelize=f) with "
+                f"f(model, mesh) -> model, or a mode that needs none, such as fsdp:{plan.size}"
+            )
+        at = plan.coordinates(dist.get_rank())
+        self.speaks_for_shard = not any(
+            at[axis.name] for axis in plan.axes if not axis.divides_batch
+        )
+
+    @property
+    def splits_parameters(self) -> bool:
+        """Whether the user's function has made DTensors of parameters."""
+        return self._model is not None and any(
+            isinstance(parameter, DTensor) for parameter in self._model.parameters()
+        )
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        """What the user's function returns: the model, which keeps its parameters' names."""
+        assert self.workload.parallelize is not None
+        axes = self.recipe.plan.axes
+        mesh = init_device_mesh(
+            self.device.type,
+            tuple(axis.size for axis in axes),
+            mesh_dim_names=tuple(axis.name for axis in axes),
+        )
+        names = {name for name, _ in model.named_parameters()}
+        parallelized: object = self.workload.parallelize(model, mesh)
+        if not isinstance(parallelized, nn.Module) or model not in parallelized.modules():
+            raise WorkloadError(
+                f"workload {self.workload.name!r}: parallelize returned "
+                f"{_describe(parallelized)}; return the model that it is given, changed in place, "
+                "or a wrapper around it"
+            )
+        kept = {name for name, _ in model.named_parameters()}
+        if changed := [*sorted(names - kept), *sorted(kept - names)]:
+            verb = "took away" if changed[0] in names else "added"
+            raise WorkloadError(
+                f"workload {self.workload.name!r}: parallelize {verb} parameter {changed[0]!r}; "
+                "keep the parameters' names, as fully_shard and parallelize_module do, so that "
+                "their gradients can be compared with those of one process"
+            )
+        self._model = model
+        return parallelized
+
+    def build_optimizer(self, parameters: list[nn.Parameter]) -> Optimizer:
+        """The workload's optimizer, with the parameters of each mesh in groups of their own."""
+        return separate_meshes(super().build_optimizer(parameters))
+
+
+def _describe(value: object) -> str:
+    kind = type(value).__name__
+    return f"another model, a {kind}" if isinstance(value, nn.Module) else f"a {kind}"
