@@ -57,7 +57,7 @@ def drawing() -> perfsuite.Workload:
         build_model=lambda: nn.Sequential(Noise(), *(Block() for _ in range(8)), nn.Linear(16, 4)),
         build_dataset=lambda split: data if split == "train" else None,
         loss=nn.functional.cross_entropy,
-        build_optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-3, eps=1e-6),
+        build_optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9),
         blocks=lambda model: list(model)[1:-1],
         micro_batch_size=24,
     )

@@ -63,7 +63,7 @@ class DataLoadError(PerfsuiteError):
 
 
 class DeviceError(PerfsuiteError):
-    """A GPU, or its driver, does not answer any more."""
+    """A GPU, or its driver, does not answer any more, or not to this torch."""
 
 
 class BusyMachineError(PerfsuiteError):

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib.util
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import Any, Literal, cast
+
+import msgspec
 
 from perfsuite.errors import (
     EquivalenceError,
@@ -18,10 +21,11 @@ from perfsuite.errors import (
     SettingError,
 )
 from perfsuite.experiments import results
+from perfsuite.experiments import user_code as own_code
 from perfsuite.experiments.launcher import Launcher, LocalLauncher, TorchrunLauncher
+from perfsuite.experiments.own_reference import compare_with_reference
 from perfsuite.experiments.profile import combine_profiles
 from perfsuite.experiments.settings import Settings
-from perfsuite.experiments.user_code import Run, check_function, plan_command, shortest
 from perfsuite.ranks import messages
 from perfsuite.ranks.bootstrap import make_group_folder, remove_group_folder, sweep_stale_folders
 from perfsuite.ranks.chains import Chain, run_chain, run_chains
@@ -74,7 +78,7 @@ class Session:
             shows_output=settings.shows_output,
         )
         self._waited_s = 0.0
-        self._has_swept = False
+        self._sweep_once = functools.cache(sweep_stale_folders)
         self._reports: dict[tuple[object, ...], EquivalenceReport] = {}
 
     @property
@@ -270,6 +274,8 @@ class Session:
         function: Callable[[], Any],
         *,
         kind: Literal["step", "loop"],
+        reference: Callable[[], Any] | None = None,
+        checks_numerics: bool = True,
         num_rounds: int | None = None,
         num_iterations: int | None = None,
         is_timed: bool = True,
@@ -278,23 +284,27 @@ class Session:
     ) -> Outcome:
         """Measure the step that a user's function builds, or the loop that it is.
 
-        `code` has the other fields of `messages.UserCode`; the rest is as in `measure_cell`. Raises
-        a SettingError for a value that is not allowed.
+        A step is compared first with the one that `reference` builds: an EquivalenceError says that
+        it computes something else. `code` has the other fields of `UserCode`; the rest is as in
+        `measure_cell`. Raises a SettingError for a value that is not allowed.
         """
-        check_function(function, "build_step" if kind == "step" else "train")
-        name = getattr(function, "__name__", type(function).__name__)
-        user_code = messages.UserCode(
-            name=name, function=pack(function, by_value=by_value), kind=kind, **code
-        )
-        world_size = user_code.world_size
-        if (needs := what_ranks_need(world_size, self.hardware)) is not None:
-            raise NotExercisedError(f"ranks={world_size} needs {needs}")
+        argument = "build_step" if kind == "step" else "train"
+        user_code = own_code.plan_function(argument, function, by_value, kind=kind, **code)
+        if (needs := what_ranks_need(user_code.world_size, self.hardware)) is not None:
+            raise NotExercisedError(f"ranks={user_code.world_size} needs {needs}")
         job = messages.RunCell(
             activity=kind,
             plan=self._plan(is_timed, num_rounds, num_iterations),
-            user_code=shortest(user_code, is_timed),
+            user_code=own_code.shortest(user_code, is_timed),
         )
-        return self._measure(job, name, is_timed)
+        numerics, missing = None, dict[str, str]()
+        if checks_numerics and kind == "step":
+            self._sweep_once()
+            numerics, missing = compare_with_reference(
+                user_code, reference, by_value, self._policy, self._launcher.run
+            )
+        outcome = self._measure(job, user_code.name, is_timed, numerics)
+        return msgspec.structs.replace(outcome, missing=outcome.missing | missing)
 
     def measure_command(
         self,
@@ -308,7 +318,9 @@ class Session:
 
         `metrics` says where a command without the hook logs the times of its steps.
         """
-        job, run = plan_command(launch, metrics, self._plan(is_timed), is_timed=is_timed, **code)
+        job, run = own_code.plan_command(
+            launch, metrics, self._plan(is_timed), is_timed=is_timed, **code
+        )
         if isinstance(self._launcher, TorchrunLauncher):
             raise NotExercisedError("a command starts its own ranks; measure it without torchrun")
         return self._measure(job, launch.name, is_timed, run=run)
@@ -331,20 +343,13 @@ class Session:
         name: str,
         is_timed: bool,
         numerics: Numerics | None = None,
-        run: Run | None = None,
+        run: own_code.Run | None = None,
     ) -> Outcome:
-        code = job.user_code
-        if code is None:
+        if job.user_code is None:
             assert job.recipe is not None
             request = self._request(job, job.recipe)
         else:
-            request = GroupRequest(
-                job=job,
-                world_size=code.world_size,
-                policy=self._policy,
-                # A loop or a command makes its own, as under torchrun.
-                needs_group=code.kind == "step",
-            )
+            request = own_code.request_ranks(job, job.user_code, self._policy)
         replies = self._run_timed(request, is_timed=is_timed, run=run)
         ranks = [cast(messages.CellMeasured, reply) for reply in replies]
         device = self.hardware.device
@@ -369,7 +374,7 @@ class Session:
         return combine_profiles(job, _name(workload), self.hardware.device, ranks)
 
     def _run_timed(
-        self, request: GroupRequest, *, is_timed: bool = True, run: Run | None = None
+        self, request: GroupRequest, *, is_timed: bool = True, run: own_code.Run | None = None
     ) -> list[messages.Reply]:
         """What the ranks reply, alone on the machine where their times are kept."""
         self._sweep_once()
@@ -394,11 +399,6 @@ class Session:
         if reason is not None and self._launcher.why_not_exercised(recipe) is None:
             proven = "" if numerics is None else f"; its numerics are {numerics.status}"
             raise NotExercisedError(reason + proven)
-
-    def _sweep_once(self) -> None:
-        if not self._has_swept:
-            sweep_stale_folders()
-            self._has_swept = True
 
 
 def _name(workload: str | Workload) -> str:

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import statistics
 from collections.abc import Sequence
 
 from perfsuite.experiments.slow_ranks import own_stage_times, slowest_ranks, step_percentiles
 from perfsuite.ranks.messages import CellMeasured, RoundTimes, RunCell, RunChecked
-from perfsuite.records.cell import CellRecord, Counts, Memory, Outcome, StageTimes
+from perfsuite.records.cell import (
+    CellRecord,
+    Counts,
+    Memory,
+    Outcome,
+    StageTimes,
+    TensorDigest,
+)
 from perfsuite.records.equivalence import Check, EquivalenceReport, EquivalenceRow, Numerics
 from perfsuite.records.recipe import Recipe
 from perfsuite.system.gpus import peak_flops_per_s
@@ -31,23 +39,23 @@ def combine(
     step_s = statistics.median(step_times_s)
     samples = first.global_batch_size
     tokens = None if job.user_code is None else job.user_code.tokens_per_step
+    why_mixed = _why_mixed(ranks)
     told = [rank.losses for rank in ranks if rank.losses is not None]
     # A user's own code may tell fewer on one rank than on another.
     losses = zip(*told, strict=job.user_code is None)
     precision = None if job.recipe is None else job.recipe.precision
     speeds, missing = _speeds(precision, device, ranks, step_s)
-    own_s = own_stage_times(
-        rounds_by_rank, first.num_iterations, [rank.watched_s for rank in ranks]
-    )
+    staged = [rank.stage_rounds or rank.rounds for rank in ranks]
+    own_s = own_stage_times(staged, first.num_iterations, [rank.watched_s for rank in ranks])
     record = CellRecord(
         workload=name,
         recipe=None if job.recipe is None else job.recipe.as_dict(),
         device=device,
         world_size=len(ranks),
         exercised=True,
-        fingerprint=first.environment.fingerprint,
+        fingerprint=None if why_mixed else first.environment.fingerprint,
         numerics=numerics,
-        stages_s=combine_stages(rounds_by_rank, first.num_iterations),
+        stages_s=combine_stages(staged, first.num_iterations, overlaps_loading=device != "cpu"),
         counts=_busiest([rank.counts for rank in ranks]),
         memory=_memory(ranks),
         samples_per_s=None if samples is None else samples / step_s,
@@ -55,6 +63,7 @@ def combine(
         losses=tuple(sum(of_step) / len(of_step) for of_step in losses),
         verdict=None,
         operators=first.operators,
+        weights=add_digests([rank.weights for rank in ranks]),
         rank_stages_s=own_s,
         slow_ranks=None if own_s is None else slowest_ranks(own_s),
         step_s=step_percentiles(rounds_by_rank),
@@ -66,8 +75,17 @@ def combine(
         step_times_s=tuple(step_times_s),
         num_iterations=first.num_iterations,
         record=record,
-        missing=missing | _why_no_rank(own_s, len(ranks)) | first.missing,
+        missing=missing | _why_no_rank(own_s, len(ranks)) | first.missing | why_mixed,
     )
+
+
+def _why_mixed(ranks: Sequence[CellMeasured]) -> dict[str, str]:
+    """Why the cell belongs to no environment; empty where its ranks found the same one."""
+    ours = ranks[0].environment
+    for rank, its in enumerate(one.environment for one in ranks):
+        if its != ours:
+            return {"fingerprint": f"rank 0 and rank {rank} differ: {ours.difference(its)}"}
+    return {}
 
 
 def _why_no_rank(own_s: object, num_ranks: int) -> dict[str, str]:
@@ -112,12 +130,40 @@ def _busiest(counts: Sequence[Counts]) -> Counts:
     return Counts(**{name: largest(name) for name in Counts.__struct_fields__})
 
 
+def add_digests(
+    ranks: Sequence[tuple[tuple[TensorDigest, ...], ...]],
+) -> tuple[tuple[TensorDigest, ...], ...] | None:
+    """Return the digests of all ranks' weights, as if those of one place were one tensor.
+
+    >>> add_digests([((TensorDigest(2, 3.0, 5.0),),), ((TensorDigest(1, 1.0, 1.0),),)])
+    ((TensorDigest(num_elements=3, total=4.0, squares=6.0),),)
+    """
+    steps = [
+        tuple(
+            TensorDigest(
+                sum(part.num_elements for part in parts),
+                sum(part.total for part in parts),
+                sum(part.squares for part in parts),
+            )
+            for parts in itertools.zip_longest(*step, fillvalue=TensorDigest(0, 0.0, 0.0))
+        )
+        for step in zip(*ranks, strict=False)
+    ]
+    return tuple(steps) if any(steps) else None
+
+
 def _memory(ranks: Sequence[CellMeasured]) -> Memory | None:
     peaks = [rank.peak for rank in ranks if rank.peak is not None]
     if len(peaks) < len(ranks):
         return None
     per_rank = tuple(peak.peak_bytes for peak in peaks)
-    return Memory(metric=peaks[0].metric, peak_bytes=max(per_rank), per_rank=per_rank)
+    reserved = [peak.reserved_bytes for peak in peaks if peak.reserved_bytes is not None]
+    return Memory(
+        metric=peaks[0].metric,
+        peak_bytes=max(per_rank),
+        per_rank=per_rank,
+        reserved_bytes=max(reserved, default=None),
+    )
 
 
 def slowest_rank_times(
@@ -139,32 +185,39 @@ def slowest_rank_times(
 
 
 def combine_stages(
-    rounds_by_rank: Sequence[Sequence[RoundTimes]], num_iterations: int
+    rounds_by_rank: Sequence[Sequence[RoundTimes]],
+    num_iterations: int,
+    *,
+    overlaps_loading: bool = False,
 ) -> StageTimes:
     """Return seconds per iteration of each stage: the maximum over ranks of the rank's mean.
 
     The stages may come from different ranks, so they need not add up to the step time. `other` is
-    a rank's duration less its stages, again the maximum over ranks. It is not below 0: on a GPU
-    the loading of a batch overlaps with the device's work, and both are counted in full.
+    a rank's duration less its stages, again the maximum over ranks. On an accelerator it is the
+    time in which the device did nothing of the kind: copies, and the wait for a batch. The host
+    loads while the device computes, so that "load" counts in full and is no part of the duration.
 
     >>> rounds = [RoundTimes(duration_s=1.0, stages_s={"load": 0.25, "forward": 0.5})]
     >>> times = combine_stages([rounds], num_iterations=1)
     >>> times.load, times.forward, times.backward, times.other
     (0.25, 0.5, None, 0.25)
     """
-    means = [_mean_stages(rounds, num_iterations) for rounds in rounds_by_rank]
+    means = [_mean_stages(rounds, num_iterations, overlaps_loading) for rounds in rounds_by_rank]
     names = ("load", "forward", "backward", "optimizer", "evaluation", "other")
     return StageTimes(
         **{name: max((one[name] for one in means if name in one), default=None) for name in names}
     )
 
 
-def _mean_stages(rounds: Sequence[RoundTimes], num_iterations: int) -> dict[str, float]:
+def _mean_stages(
+    rounds: Sequence[RoundTimes], num_iterations: int, overlaps_loading: bool
+) -> dict[str, float]:
     totals: dict[str, float] = {}
     for times in rounds:
         for name, seconds in times.stages_s.items():
             totals[name] = totals.get(name, 0.0) + seconds
-    totals["other"] = max(0.0, sum(times.duration_s for times in rounds) - sum(totals.values()))
+    within_s = sum(totals.values()) - (totals.get("load", 0.0) if overlaps_loading else 0.0)
+    totals["other"] = max(0.0, sum(times.duration_s for times in rounds) - within_s)
     return {name: total / (len(rounds) * num_iterations) for name, total in totals.items()}
 
 

@@ -2,34 +2,54 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from perfsuite.errors import SettingError
 from perfsuite.ranks.command.group import CommandLaunch, run_command
 from perfsuite.ranks.command.metrics import Metrics, run_logged
-from perfsuite.ranks.messages import GroupRequest, MeasurePlan, Reply, RunCell, UserCode
+from perfsuite.ranks.messages import GroupPolicy, GroupRequest, MeasurePlan, Reply, RunCell
+from perfsuite.ranks.pickling import pack
+from perfsuite.ranks.user_code import UserCode
 
 # Runs a group of ranks.
 Run = Callable[[GroupRequest], list[Reply]]
 
 
-def check_function(function: Any, argument: str) -> None:
-    """Raise a SettingError for what cannot be called without arguments."""
+def plan_function(
+    argument: str, function: Any, by_value: Sequence[ModuleType] = (), **code: Any
+) -> UserCode:
+    """Return the code of a function that an argument of a test gives.
+
+    Raises a SettingError for what cannot be called without arguments and for another field that is
+    not allowed, and a WorkloadError for what cannot be sent to another process.
+    """
     if not callable(function):
         raise SettingError(f"{argument} is {function!r}; use a function without arguments")
     try:
-        inspect.signature(function).bind()
+        with contextlib.suppress(ValueError):  # some builtins have no signature
+            inspect.signature(function).bind()
     except TypeError as error:
         raise SettingError(
             f"{argument} cannot be called without arguments ({error}); use a function without "
             "arguments"
         ) from error
+    name = getattr(function, "__name__", type(function).__name__)
+    return UserCode(name=name, function=pack(function, by_value=by_value), **code)
+
+
+def request_ranks(job: RunCell, code: UserCode, policy: GroupPolicy) -> GroupRequest:
+    """Return the group of ranks that run a user's code; a loop or a command makes its own."""
+    return GroupRequest(
+        job=job, world_size=code.world_size, policy=policy, needs_group=code.kind == "step"
+    )
 
 
 def plan_launch(

@@ -138,6 +138,8 @@ def step_benchmark(request: pytest.FixtureRequest, benchmark: Any) -> Measure:
     `build_step()` is called on every rank, with the default process group up, and returns a
     function that takes one step and returns its loss, or a `perfsuite.Step`. `samples_per_step` and
     `tokens_per_step` count those of all ranks; `rounds` and `iterations` are `train_benchmark`'s.
+    `reference` is a `build_step` for one process, whose step takes what those of all ranks take
+    together; the first three steps are held to it, within the rounding of `precision`.
     """
     measure_code = _measuring_code(request, benchmark)
 
@@ -149,10 +151,14 @@ def step_benchmark(request: pytest.FixtureRequest, benchmark: Any) -> Measure:
         iterations: int | None = None,
         samples_per_step: int | None = None,
         tokens_per_step: int | None = None,
+        reference: Callable[[], Any] | None = None,
+        precision: str = "fp32",
     ) -> Outcome:
         return measure_code(
             build_step,
             kind="step",
+            reference=reference,
+            precision=precision,
             world_size=ranks,
             num_rounds=rounds,
             num_iterations=iterations,
@@ -254,7 +260,13 @@ def _measuring_code(request: pytest.FixtureRequest, benchmark: Any) -> Measure:
 
     def measure(function: Callable[[], Any], **code: Any) -> Outcome:
         def run(is_timed: bool) -> Outcome:
-            return session.measure_user_code(function, is_timed=is_timed, by_value=by_value, **code)
+            return session.measure_user_code(
+                function,
+                is_timed=is_timed,
+                by_value=by_value,
+                checks_numerics=runner.choices.checks_numerics,
+                **code,
+            )
 
         return _recorded(request.node, benchmark, runner, run)
 

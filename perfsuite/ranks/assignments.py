@@ -63,3 +63,27 @@ def all_assignments(world_size: int, *, device: str, num_gpus: int) -> tuple[Ass
         Assignment(rank=rank, place=rank, num_neighbours=world_size, gpu=rank, backend=backend)
         for rank in range(world_size)
     )
+
+
+def cores_beside_gpus(
+    assignments: Sequence[Assignment], cores: Sequence[int], near: Sequence[Sequence[int]]
+) -> dict[int, tuple[int, ...]]:
+    """Return the processors of each rank: its share of those beside its GPU, else all `cores`.
+
+    A rank on the far socket launches and copies more slowly, in one launch and not in the next.
+    `near` are the processors beside each GPU, all that the machine has.
+
+    >>> ranks = all_assignments(4, device="cuda", num_gpus=4)
+    >>> cores_beside_gpus(ranks, range(8), [(0, 1, 2, 3), (0, 1, 2, 3), (4, 5, 6, 9), ()])
+    {0: (0, 2), 1: (1, 3), 2: (4, 5, 6), 3: (0, 1, 2, 3, 4, 5, 6, 7)}
+    """
+    beside = {
+        one.rank: tuple(core for core in cores if core in near[one.gpu % len(near)])
+        for one in assignments
+    }
+    shares: dict[int, tuple[int, ...]] = {}
+    for rank, mine in beside.items():
+        sharing = [other for other, its in beside.items() if its == mine]
+        share = mine[sharing.index(rank) :: len(sharing)]
+        shares[rank] = share or mine or tuple(cores)
+    return shares

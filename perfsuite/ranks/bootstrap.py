@@ -81,11 +81,16 @@ def enter_rank(start: RankStart, pipe: Connection) -> None:
         os.environ.pop(name, None)
     tempfile.tempdir = start.folder
     os.environ["TMPDIR"] = start.folder
+    # What NCCL's flight recorder writes when a collective times out.
+    for name in ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"):
+        os.environ[name] = str(Path(start.folder) / "flight_recorder_")
     for root in reversed(start.request.policy.import_roots):
         if root not in sys.path[:1]:
             sys.path.insert(0, root)
     if start.core is not None:
         os.sched_setaffinity(0, {start.core})
+    elif start.request.policy.device != "cpu":
+        os.sched_setaffinity(0, start.cores)
     pkgutil.resolve_name(start.request.policy.entry)(start, pipe)
 
 

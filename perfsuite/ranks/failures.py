@@ -19,10 +19,16 @@ from perfsuite.ranks.progress import Board, Position
 
 NUM_LOG_LINES = 12
 _STACK_WAIT_S = 1.0
+# Ranks compile in these, for minutes; in all others a step has been taken already.
+_COMPILING_PHASES = {"start", "build", "warm-up", "record", "check"}
+_COMPILING = 10
 _STACK_HEADER = "(most recent call first):"
 _CRASH_HEADER = "Fatal Python error:"
 # The frames from here outwards are the same in every rank.
 _OUTER_FRAME = "perfsuite/worker/main.py"
+# Where a rank is that waits for others: in a collective, in a backward pass that reduces, or in the
+# measurement, of which no part but waiting takes long.
+_WAITING_PLACES = ("/torch/distributed/", "/torch/autograd/graph.py", "/perfsuite/worker/")
 # What gloo and NCCL say about a peer that is gone or late; such an error is a consequence.
 _LOST_PEER_SIGNS = (
     "Connection closed by peer",
@@ -34,9 +40,18 @@ _LOST_PEER_SIGNS = (
     "Socket Timeout",
     "wait timeout after",
     "Watchdog caught collective operation timeout",
+    "Process group watchdog thread terminated",
     "NCCL communicator was aborted",
     "remote process exited or there was a network error",
+    # From torch 2.15 on, whose backend for NCCL is another.
+    "NCCL operation timed out",
+    "NCCL Async Error",
+    "Aborting process on rank",
 )
+# What a rank says whose own kernel failed; its watchdog ends it like one that waited.
+_OWN_ERROR = "CUDA error:"
+# NCCL's watchdog ends a rank by SIGABRT: then its words lie before the stacks of all its threads.
+NUM_WATCHDOG_BYTES = 2**16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +88,17 @@ class ProgressWatch:
         return time.monotonic() - self._last_progress_s
 
 
+def patience_s(timeout_s: float, *, compiles: bool, phases: Iterable[str]) -> float:
+    """Return for how long ranks in these phases may make no mark: torch.compile makes none.
+
+    >>> patience_s(120.0, compiles=True, phases=["warm-up", "build"])
+    1200.0
+    >>> patience_s(120.0, compiles=True, phases=["warm-up", "measure"])
+    120.0
+    """
+    return timeout_s * (_COMPILING if compiles and _COMPILING_PHASES.issuperset(phases) else 1)
+
+
 def first_failure(failures: Mapping[int, Failed | Died]) -> tuple[int, Failed | Died]:
     """Return the rank that caused the failure of the group, and how it failed.
 
@@ -90,12 +116,28 @@ def says_lost_peer(text: str) -> bool:
     >>> says_lost_peer("Timed out waiting 4000ms for recv operation to complete")
     True
     """
-    return any(sign in text for sign in _LOST_PEER_SIGNS)
+    return any(sign in text for sign in _LOST_PEER_SIGNS) and _OWN_ERROR not in text
 
 
 def furthest_behind(positions: Mapping[int, Position]) -> int:
     """Return the rank with the fewest steps, and among equals the one with the fewest marks."""
     return min(positions, key=lambda rank: (positions[rank].step, positions[rank].num_marks))
+
+
+def latest(positions: Mapping[int, Position], stacks: Mapping[int, Sequence[str]]) -> int:
+    """Return the rank that the others wait for: the furthest behind of those that do not wait.
+
+    >>> here = Position(num_marks=1, phase="measure", stage=None, step=7)
+    >>> waits = 'File "/usr/lib/torch/distributed/distributed_c10d.py", line 3, in all_reduce'
+    >>> latest({0: here, 1: here}, {0: [waits], 1: ['File "train.py", line 9, in step']})
+    1
+    """
+    at_work = {
+        rank: position
+        for rank, position in positions.items()
+        if not any(place in line for line in stacks[rank][:1] for place in _WAITING_PLACES)
+    }
+    return furthest_behind(at_work or positions)
 
 
 def rank_error(

@@ -20,11 +20,13 @@ import psutil
 from perfsuite import errors
 from perfsuite.errors import PerfsuiteError, RankFailureError
 from perfsuite.ranks import bootstrap, failures
-from perfsuite.ranks.assignments import Assignment, all_assignments
+from perfsuite.ranks.assignments import Assignment, all_assignments, cores_beside_gpus
 from perfsuite.ranks.failures import Died
 from perfsuite.ranks.forkserver import start_process
 from perfsuite.ranks.messages import Failed, GroupRequest, RankStart, Reply, Skipped
 from perfsuite.ranks.progress import Board, Position
+from perfsuite.records.recipe import Recipe
+from perfsuite.system.gpus import visible_gpus
 from perfsuite.system.signals import uninterrupted
 
 # How often the board is read while no rank sends anything.
@@ -83,6 +85,8 @@ class RankGroup:
     def _prepare(self, request: GroupRequest) -> None:
         self._world_size = request.world_size
         self._policy = request.policy
+        recipe: Recipe | None = getattr(request.job, "recipe", None)
+        self._compiles = recipe is not None and recipe.compile
         self._running: dict[int, psutil.Process] = {}
         self._pipes: dict[int, Connection] = {}
         self._replies: dict[int, Reply | Died] = {}
@@ -99,13 +103,15 @@ class RankGroup:
         policy = self._policy
         cores = tuple(sorted(os.sched_getaffinity(0)))
         pins = policy.pins_ranks and policy.device == "cpu"
+        near = [gpu.cores for gpu in visible_gpus()] if policy.device != "cpu" else []
+        beside = cores_beside_gpus(assignments, cores, near) if near else {}
         for one in assignments:
             start = RankStart(
                 request=request,
                 assignment=one,
                 folder=str(self._folder),
                 core=one.core_of(cores) if pins else None,
-                cores=cores,
+                cores=beside.get(one.rank, cores),
             )
             try:
                 process, pipe = start_process(bootstrap.enter_rank, start)
@@ -130,7 +136,7 @@ class RankGroup:
             self._receive_cascade()
         elif not any(isinstance(reply, Skipped) for reply in received):
             waiting = self._waiting()
-            if waiting and self._watch.stuck_for_s(waiting) > self._policy.timeout_s:
+            if waiting and self._watch.stuck_for_s(waiting) > self._patience_s(waiting):
                 raise self._stuck(waiting)
             if waiting:
                 return None
@@ -138,6 +144,13 @@ class RankGroup:
         if self._policy.shows_output:
             self._show_logs()
         return [cast(Reply, self._replies[rank]) for rank in self._ranks]
+
+    def _patience_s(self, waiting: Sequence[int]) -> float:
+        return failures.patience_s(
+            self._policy.timeout_s,
+            compiles=self._compiles,
+            phases=[self._board.read(rank).phase for rank in waiting],
+        )
 
     def _waiting(self) -> list[int]:
         return [rank for rank in self._ranks if rank not in self._replies]
@@ -160,7 +173,10 @@ class RankGroup:
             pass  # it died without a reply; its exit code follows
         process = self._processes[rank]
         process.join(_GRACE_S)
-        last_words = "\n".join(self._log_lines(rank)[-failures.NUM_LOG_LINES :])
+        lines = self._log_lines(rank)
+        last_words = "\n".join(lines[-failures.NUM_LOG_LINES :])
+        if process.exitcode == -signal.SIGABRT:
+            last_words = "\n".join(lines)[-failures.NUM_WATCHDOG_BYTES :]
         return Died(
             exit_code=process.exitcode,
             lost_peer=failures.says_lost_peer(last_words),
@@ -209,17 +225,20 @@ class RankGroup:
         )
 
     def _stuck(self, waiting: Sequence[int]) -> RankFailureError:
-        rank = failures.furthest_behind({one: self._board.read(one) for one in waiting})
+        stacks = {one: self.where_it_hangs(one) for one in waiting}
+        rank = failures.latest({one: self._board.read(one) for one in waiting}, stacks)
         position = self._board.read(rank)
         num_workers = len(_descendants(self._running[rank]))
         workers = f" ({num_workers} loader workers alive)" if num_workers else ""
-        what = f"made no progress for {self._policy.timeout_s:g} s (--perf-timeout), in {position}"
+        timeout_s = self._patience_s(waiting)
+        times = "" if timeout_s == self._policy.timeout_s else "ten times "
+        what = f"made no progress for {timeout_s:g} s ({times}--perf-timeout), in {position}"
         return failures.hanging_error(
             rank,
             what + workers,
             position,
             world_size=self._world_size,
-            lines=self.where_it_hangs(rank),
+            lines=stacks[rank],
         )
 
     def position(self, rank: int) -> Position:

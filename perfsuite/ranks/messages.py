@@ -9,9 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from perfsuite.errors import RecipeError, SettingError
+from perfsuite.errors import RecipeError
 from perfsuite.ranks.assignments import Assignment
-from perfsuite.records.cell import Counts, Operator
+from perfsuite.ranks.user_code import CheckSteps, RecordSteps, UserCode
+from perfsuite.records.cell import Counts, MemoryMetric, Operator, TensorDigest
 from perfsuite.records.equivalence import EquivalenceRow
 from perfsuite.records.profile import ProfilerOutput, RankUsage
 from perfsuite.records.recipe import Recipe, is_int_from, optional
@@ -30,7 +31,7 @@ class TurnChannel:
 
     Attributes:
         path: The gate's Unix socket.
-        planted_ratio: Slowdown of each iteration, 0.05 = 5 %.
+        planted_ratio: Slowdown of each round, 0.05 = 5 %.
         planted_recipe: Changed fields of each recipe: ("precision=fp32",).
         planted_fault: One of INJECTABLE_FAULTS, in each iteration.
     """
@@ -93,7 +94,7 @@ class RankStart:
     Attributes:
         folder: The group's own temporary folder: rendezvous file, progress board, logs.
         core: Processor that the rank is pinned to, None if there are not enough.
-        cores: Processors that the whole group, its loader workers included, may use.
+        cores: Processors that it, where it has no such core, and its loader workers may use.
     """
 
     request: GroupRequest
@@ -138,53 +139,6 @@ class MeasurePlan:
             raise RecipeError(
                 f"iterations is {self.num_iterations!r}; use None or a whole number from 1"
             )
-
-
-@dataclass(frozen=True, kw_only=True)
-class UserCode:
-    """A function or a command of a user's that trains, measured as it is.
-
-    Attributes:
-        function: Packed: `build_step`, which returns the step, or `train`, which is a whole loop;
-            empty for a command.
-        world_size: Of the ranks that call it; a command itself says how many it starts.
-        samples_per_step: Of all ranks together; None where the user does not say.
-        num_steps: Steps of a loop or a command that are timed.
-        num_warmup: Steps before those.
-        optimizer: Name of the class whose steps count; None is the first optimizer that steps.
-    """
-
-    name: str
-    function: bytes
-    kind: Literal["step", "loop", "command"]
-    world_size: int = 1
-    samples_per_step: int | None = None
-    tokens_per_step: int | None = None
-    num_steps: int | None = None
-    num_warmup: int = 3
-    optimizer: str | None = None
-
-    def __post_init__(self) -> None:
-        given = {
-            "ranks": (self.world_size, is_int_from(1), "a whole number from 1"),
-            "samples_per_step": (self.samples_per_step, *_NONE_OR_FROM_1),
-            "tokens_per_step": (self.tokens_per_step, *_NONE_OR_FROM_1),
-            "optimizer": (
-                self.optimizer,
-                optional(lambda value: isinstance(value, str)),
-                "the name of its class, such as 'AdamW'",
-            ),
-        }
-        if self.kind != "step":
-            # Two rounds of a step; the time from one step's end to the next one's chooses rounds.
-            given["steps"] = self.num_steps, is_int_from(2), "a whole number from 2"
-            given["warmup"] = self.num_warmup, is_int_from(2), "a whole number from 2"
-        for name, (value, is_allowed, allowed) in given.items():
-            if not is_allowed(value):
-                raise SettingError(f"{name} is {value!r}; use {allowed}")
-
-
-_NONE_OR_FROM_1 = optional(is_int_from(1)), "None or a whole number from 1"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -246,7 +200,7 @@ class RunProfile:
     num_epochs: int
 
 
-Job = CallFunction | RunCell | RecordRun | CheckRun | RunProfile
+Job = CallFunction | RunCell | RecordRun | CheckRun | RecordSteps | CheckSteps | RunProfile
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -262,7 +216,9 @@ Span = tuple[str, float, float]
 
 @dataclass(frozen=True, kw_only=True)
 class RoundTimes:
-    """One rank's own times of one round, from the common start to the last synchronisation.
+    """One rank's own times of one round: on a CPU from the common start to the end of its work.
+
+    On an accelerator from the device's first iteration to its last, when the host has run ahead.
 
     Attributes:
         stages_s: Seconds of the whole round in each stage that was entered.
@@ -285,11 +241,13 @@ class PeakMemory:
         peak_bytes: Most bytes that were alive at once.
         saved_activation_bytes: Bytes that a forward pass left alive for its backward pass; None
             where no forward pass was followed by a backward pass on this rank.
+        reserved_bytes: Most that an accelerator's allocator held; None on a CPU.
     """
 
-    metric: Literal["live_storage_peak", "max_memory_allocated"]
+    metric: MemoryMetric
     peak_bytes: int
     saved_activation_bytes: int | None
+    reserved_bytes: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -299,7 +257,9 @@ class CellMeasured:
     Attributes:
         losses: Losses of the first optimizer steps; None on a rank that holds no loss.
         global_batch_size: Samples of one iteration over all ranks; None if it has no samples.
+        stage_rounds: Rounds that have the times of stages, where `rounds` have none.
         peak: Of one iteration, as `operators`; None where nothing was counted.
+        weights: Of this rank after each of the first steps; empty where no gate asks.
         missing: Why a number is None, by its name in the record.
         watched_s: Of untimed iterations on a CPU: each stage's seconds out of and in collectives.
     """
@@ -311,19 +271,21 @@ class CellMeasured:
     counts: Counts
     peak: PeakMemory | None
     operators: tuple[Operator, ...] | None
+    weights: tuple[tuple[TensorDigest, ...], ...] = ()
     environment: Environment
     missing: dict[str, str]
+    stage_rounds: tuple[RoundTimes, ...] = ()
     watched_s: tuple[dict[str, tuple[float, float]], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunRecorded:
-    """Reply to `RecordRun`: this rank's file is written."""
+    """Reply to `RecordRun` and `RecordSteps`: this rank's file is written."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunChecked:
-    """Reply to `CheckRun`: the checks that apply, and by name why each other one does not."""
+    """Reply to `CheckRun` and `CheckSteps`: checks that apply, and by name why others do not."""
 
     rows: tuple[EquivalenceRow, ...]
     inapplicable: dict[str, str]

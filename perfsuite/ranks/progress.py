@@ -93,20 +93,21 @@ class BoardWriter:
         """Show that the rank begins a phase of the cell, one of `PHASES`."""
         self._phase = PHASES.index(name)
         self._stage = 0
-        self._mark()
+        self.mark()
 
     def enter_stage(self, name: str) -> None:
         """Show that the rank begins a stage of a step, one of `STAGES`."""
         self._stage = _STAGES.index(name)
-        self._mark()
+        self.mark()
 
     def begin_step(self) -> None:
         """Show that the rank begins an optimizer step."""
         self._step += 1
         self._stage = 0
-        self._mark()
+        self.mark()
 
-    def _mark(self) -> None:
+    def mark(self) -> None:
+        """Show that the rank is not stuck."""
         self._num_marks += 1
         _SLOT.pack_into(
             self._board, self._offset, self._num_marks, self._phase, self._stage, 0, self._step

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -16,6 +17,8 @@ from perfsuite.ranks.messages import TurnChannel
 
 # Duration of all rounds in a first launch: starting ranks costs as much.
 _FIRST_S = 1.0
+# How often a rank that waits for its turn shows that it is not stuck.
+_LOOK_S = 1.0
 
 
 class Agreed(NamedTuple):
@@ -37,8 +40,9 @@ class Agreed(NamedTuple):
 class Turns:
     """The turns of one arm."""
 
-    def __init__(self, channel: TurnChannel) -> None:
-        """Connect to the gate."""
+    def __init__(self, channel: TurnChannel, on_wait: Callable[[], None] = lambda: None) -> None:
+        """Connect to the gate; `on_wait` is called again and again while it does not answer."""
+        self._on_wait = on_wait
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.connect(channel.path)
         self._lines = self._socket.makefile("r", encoding="utf-8")
@@ -64,6 +68,8 @@ class Turns:
         return Agreed(**{name: answer.get(name, True) for name in Agreed._fields})
 
     def _receive(self) -> str:
+        while not select.select([self._socket], [], [], _LOOK_S)[0]:
+            self._on_wait()
         line = self._lines.readline()
         if not line:
             os._exit(1)  # the gate has ended, and started this process

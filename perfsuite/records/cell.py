@@ -16,6 +16,7 @@ from perfsuite.records.verdict import Verdict
 from perfsuite.system.untrusted import MOST, Amount, Count, Label
 
 SCHEMA: Final = 1
+MemoryMetric = Literal["live_storage_peak", "requested_peak", "max_memory_allocated"]
 RecipeValue = Annotated[int, msgspec.Meta(ge=-MOST, le=MOST)] | float | str | bool | None
 
 
@@ -44,6 +45,8 @@ class Counts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         saved_activation_bytes: Bytes that the forward pass left alive for the backward pass.
         kernel_launches: CUDA kernels launched; None on a CPU.
         collected_objects: Objects that refer to one another: only Python's collector frees them.
+        allocator_retries: How often, in all timed rounds, an accelerator's allocator gave back what
+            it kept for later because memory was short, and waited for that; None on a CPU.
     """
 
     flops: Count | None
@@ -53,6 +56,7 @@ class Counts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     saved_activation_bytes: Count | None
     kernel_launches: Count | None
     collected_objects: Count | None = None
+    allocator_retries: Count | None = None
     model_flops: Count | None = None
 
 
@@ -71,11 +75,26 @@ class Operator(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 
 class Memory(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Peak memory of one iteration; `peak_bytes` is the largest of `per_rank`."""
+    """Peak memory of one iteration; `peak_bytes` is the largest of `per_rank`.
 
-    metric: Literal["live_storage_peak", "max_memory_allocated"]
+    Attributes:
+        metric: "requested_peak" is what the program asked an accelerator's allocator for, the same
+            in each run; "max_memory_allocated", in records from before it, the blocks given for it.
+        reserved_bytes: Most that the allocator of any rank held, fragments and caches included.
+    """
+
+    metric: MemoryMetric
     peak_bytes: Count
     per_rank: tuple[Count, ...]
+    reserved_bytes: Count | None = None
+
+
+class TensorDigest(msgspec.Struct, frozen=True, array_like=True):
+    """What is told of a parameter's weights: all elements' sum and sum of squares, in float64."""
+
+    num_elements: Count
+    total: float
+    squares: float
 
 
 class StepPercentiles(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -99,6 +118,8 @@ class CellRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         hfu: The same with recomputation.
         operators: The ten costliest of one iteration on rank 0; None where none was profiled, as
             in every record from before they were kept.
+        weights: The digest of each parameter after each of a loop's first steps, summed over the
+            ranks, whose copies or parts of it they are; None except in a gate's launches.
     """
 
     schema: Literal[1] = SCHEMA
@@ -123,6 +144,7 @@ class CellRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     slow_ranks: dict[str, Count] | None = None
     rank_stages_s: dict[str, tuple[Amount, ...]] | None = None
     step_s: StepPercentiles | None = None
+    weights: tuple[tuple[TensorDigest, ...], ...] | None = None
 
 
 class CellLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -72,12 +72,20 @@ class Row:
 
     @cached_property
     def stages_s(self) -> dict[str, float]:
-        """Seconds of each stage that was run, in their order; empty for a plain benchmark."""
+        """Seconds of each stage that was run, in their order; empty for a plain benchmark.
+
+        They are disjoint: beside an accelerator the host loads while the device computes, and only
+        what the device may have waited for is "load" here.
+        """
         if self.record is None:
             return {}
         stages = self.record.stages_s
         named = ((name, getattr(stages, name)) for name in stages.__struct_fields__)
-        return {name: seconds for name, seconds in named if seconds is not None}
+        found = {name: seconds for name, seconds in named if seconds is not None}
+        if self.record.device != "cpu" and {"load", "other"} <= found.keys():
+            found["load"] = min(found["load"], found["other"])
+            found["other"] -= found["load"]
+        return found
 
     @property
     def load_ratio(self) -> float | None:
@@ -125,12 +133,15 @@ class Row:
 
     @cached_property
     def subject(self) -> str | None:
-        """The workload, with what is done to it where that is not training."""
+        """The workload, with what is done to it where that is not training.
+
+        Of a user's own code with the test's parameters, which no recipe tells.
+        """
         if self.record is None:
             return None
         workload = printable(self.record.workload)
         if self.recipe is None:
-            return workload
+            return workload + "".join(self.name.partition("[")[1:])
         if "evaluation" in self.stages_s and "backward" not in self.stages_s:
             return f"{workload}, evaluated"
         if "load" in self.stages_s and "forward" not in self.stages_s:

@@ -18,27 +18,50 @@ from typing import Final
 import msgspec
 
 from perfsuite.system.gpus import GpuFacts, driver_version, visible_gpus
-from perfsuite.units import format_bytes
+from perfsuite.units import counted, format_bytes
 
 # Variables that change the speed of torch, of its allocators, or of a library it calls.
 _VARIABLES: Final = (
-    "CUBLAS_WORKSPACE_CONFIG",
+    "CUBLAS*",
     "CUDA_DEVICE_MAX_CONNECTIONS",
     "CUDA_LAUNCH_BLOCKING",
+    "CUDA_MODULE_LOADING",
+    "CUDA_MPS_*",
+    "CUDNN_*",
     "GLOO_*",
     "KMP_*",
     "LD_PRELOAD",
     "MKL_NUM_THREADS",
     "NCCL_*",
+    "NVIDIA_TF32_OVERRIDE",
     "OMP_NUM_THREADS",
     "PYTORCH_*ALLOC_CONF",
+    "PYTORCH_TUNABLEOP_*",
+    "TORCHINDUCTOR_*",
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
+    "TORCH_BLAS_PREFER_CUBLASLT",
+    "TORCH_CUDNN_*",
+    "TORCH_DISTRIBUTED_DEBUG",
+    "TORCH_DIST_USE_NCCL2",
     "TORCH_NCCL_*",
+    "TRITON_*",
 )
-# These change no speed, and scikit-learn sets them in any process that imports it.
-_IDLE_VARIABLES: Final = ("KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK")
+# These change no speed. Scikit-learn sets the first two in any process that imports it; the others
+# say where files lie, in a folder of each launch or each group of ranks.
+_IDLE_VARIABLES: Final = (
+    "KMP_DUPLICATE_LIB_OK",
+    "KMP_INIT_AT_FORK",
+    "TORCHINDUCTOR_CACHE_DIR",
+    "TORCH_NCCL_DEBUG_INFO_TEMP_FILE",
+    "TRITON_CACHE_DIR",
+)
 # Set by ranks that share a machine themselves. A cell of one process does not set it, and must
 # still have the environment of the cells that it is compared with.
-_OWN_VARIABLES: Final = {"GLOO_SOCKET_IFNAME": "lo"}
+_OWN_VARIABLES: Final = {
+    "GLOO_SOCKET_IFNAME": ("lo",),
+    # torchrun sets it for its workers to what is torch's default.
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": ("1", "3"),
+}
 
 
 def describe_host(environ: Mapping[str, str], num_cores: int) -> Environment:
@@ -66,11 +89,19 @@ def host_fingerprint(environ: Mapping[str, str]) -> str:
 
 
 def describe_gpu(gpu: GpuFacts) -> str:
-    """Return what a GPU's speed depends on: name, memory, power limit, MIG state, set clocks."""
+    """Return what a GPU's speed depends on, beside its driver."""
     limit = "no power limit" if gpu.power_limit_w is None else f"{gpu.power_limit_w:.0f} W"
     mig = {None: "no MIG", False: "MIG off", True: "MIG on"}[gpu.is_mig]
-    clock = "" if gpu.clock_mhz is None else f", clocks set to {gpu.clock_mhz} MHz"
-    return f"{gpu.name}, {format_bytes(gpu.memory_bytes)}, {limit}, {mig}{clock}"
+    parts = [gpu.name, format_bytes(gpu.memory_bytes), limit, mig]
+    if gpu.has_ecc is not None:
+        parts.append(f"ECC {'on' if gpu.has_ecc else 'off'}")
+    if gpu.pcie is not None:
+        parts.append("PCIe {} x{}".format(*gpu.pcie))
+    if gpu.num_nvlinks:
+        parts.append(counted(gpu.num_nvlinks, "NVLink"))
+    if gpu.clock_mhz is not None:
+        parts.append(f"clocks set to {gpu.clock_mhz} MHz")
+    return ", ".join(parts)
 
 
 def cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
@@ -91,7 +122,7 @@ def speed_variables(environ: Mapping[str, str]) -> dict[str, str]:
         for name, value in sorted(environ.items())
         if any(fnmatch.fnmatchcase(name, pattern) for pattern in _VARIABLES)
         and name not in _IDLE_VARIABLES
-        and _OWN_VARIABLES.get(name) != value
+        and value not in _OWN_VARIABLES.get(name, ())
     }
 
 
@@ -124,6 +155,21 @@ class Environment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     def fingerprint(self) -> str:
         """Twelve hexadecimal digits that differ wherever any field does."""
         return hashlib.sha256(msgspec.json.encode(self, order="deterministic")).hexdigest()[:12]
+
+    def difference(self, other: Environment) -> str:
+        """Return in which fields another environment differs: "driver 570 -> 580"."""
+        mine, its = self._flat(), other._flat()
+        return ", ".join(
+            f"{name} {mine.get(name, 'none')} -> {its.get(name, 'none')}"
+            for name in dict.fromkeys((*mine, *its))
+            if mine.get(name) != its.get(name)
+        )
+
+    def _flat(self) -> dict[str, object]:
+        fields = {name: getattr(self, name) for name in self.__struct_fields__}
+        fields |= fields.pop("knobs")
+        gpus = fields.pop("accelerators")
+        return fields | {f"GPU {number}": gpu for number, gpu in enumerate(gpus)}
 
 
 # The variable that each CI service sets for a pull request, and its values then; None where any

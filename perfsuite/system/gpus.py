@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 import pynvml
 
 from perfsuite.errors import DeviceError
+
+# Of 64 processors each, for the largest machine that Linux runs on.
+_AFFINITY_WORDS = 128
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +27,10 @@ class GpuFacts:
         power_limit_w: The limit that is enforced now; None where the GPU has none.
         is_mig: Whether it is cut into MIG instances; None where it cannot be.
         clock_mhz: The application clock of its multiprocessors, where it is not the default.
+        cores: The processors of its socket; empty where NVML does not know them.
+        has_ecc: Whether its memory corrects errors, which takes bandwidth; None where it cannot.
+        pcie: (generation, lanes): what it and its slot can, and how wide its link is now.
+        num_nvlinks: Links to other GPUs that are up.
     """
 
     name: str
@@ -33,6 +40,10 @@ class GpuFacts:
     power_limit_w: float | None
     is_mig: bool | None
     clock_mhz: int | None = None
+    cores: tuple[int, ...] = ()
+    has_ecc: bool | None = None
+    pcie: tuple[int, int] | None = None
+    num_nvlinks: int = 0
 
 
 def visible_gpus(environ: Mapping[str, str] = os.environ) -> list[GpuFacts]:
@@ -41,11 +52,41 @@ def visible_gpus(environ: Mapping[str, str] = os.environ) -> list[GpuFacts]:
     CUDA_VISIBLE_DEVICES is read as CUDA reads it: indices, or UUIDs or unambiguous beginnings of
     them; the list ends at the first entry that names no device, so "" and "-1" name none, and
     a device named twice makes it empty. Indices are in NVML's order, by PCI bus, which is CUDA's
-    own wherever the GPUs are alike or CUDA_DEVICE_ORDER is PCI_BUS_ID. A GPU that is cut into MIG
-    instances is given whole unless an instance is named. Raises a DeviceError for a lost GPU.
+    own wherever the GPUs are alike or CUDA_DEVICE_ORDER is PCI_BUS_ID. Where a GPU is cut into MIG
+    instances and none is named, CUDA shows the first instance alone, and no other GPU (NVIDIA
+    Multi-Instance GPU User Guide, "CUDA Device Enumeration"). Raises a DeviceError for a lost GPU.
     """
     with visible_handles(environ) as handles:
         return [_facts(handle) for handle in handles]
+
+
+class Sensors(Protocol):
+    """What accelerators tell of their state while others time on them."""
+
+    def clocks_mhz(self) -> Sequence[float]:
+        """Return the clock of each visible accelerator now; empty where none is told."""
+
+
+@contextmanager
+def open_sensors() -> Iterator[Sensors]:
+    """Give the sensors of this machine, usable in the block."""
+    with visible_handles() as handles:
+        yield _NvmlSensors(handles)
+
+
+class _NvmlSensors:
+    def __init__(self, handles: Sequence[Any]) -> None:
+        self._handles = handles
+
+    def clocks_mhz(self) -> Sequence[float]:
+        """Return the clocks of the multiprocessors."""
+        try:
+            return [
+                pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM)
+                for handle in self._handles
+            ]
+        except pynvml.NVMLError:  # not told of a MIG instance; a lost GPU is told by its ranks
+            return []
 
 
 @contextmanager
@@ -55,7 +96,9 @@ def visible_handles(environ: Mapping[str, str] = os.environ) -> Iterator[list[An
         count = pynvml.nvmlDeviceGetCount() if is_there else 0
         handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(count)]
         chosen = environ.get("CUDA_VISIBLE_DEVICES")
-        yield handles if chosen is None else _choose(handles, chosen)
+        visible = handles if chosen is None else _choose(handles, chosen)
+        cut = [gpu for gpu in visible if _is_cut(gpu)]
+        yield [pynvml.nvmlDeviceGetMigDeviceHandleByIndex(cut[0], 0)] if cut else visible
 
 
 def driver_version() -> str | None:
@@ -110,6 +153,14 @@ def _find(handles: list[Any], entry: str) -> Any | None:
     return matches[0] if len(matches) == 1 else None
 
 
+def _is_cut(handle: Any) -> bool:
+    """Whether it is a whole GPU whose MIG mode is on."""
+    if pynvml.nvmlDeviceGetUUID(handle).startswith("MIG-"):
+        return False
+    modes = _if_supported(pynvml.nvmlDeviceGetMigMode, handle)
+    return modes is not None and modes[0] == pynvml.NVML_DEVICE_MIG_ENABLE
+
+
 def _facts(handle: Any) -> GpuFacts:
     uuid = pynvml.nvmlDeviceGetUUID(handle)
     # A MIG instance has a name and a memory of its own; the rest is that of its GPU.
@@ -133,6 +184,36 @@ def _facts(handle: Any) -> GpuFacts:
         power_limit_w=None if limit_mw is None else limit_mw / 1e3,
         is_mig=None if mig_modes is None else mig_modes[0] == pynvml.NVML_DEVICE_MIG_ENABLE,
         clock_mhz=None if clocks[0] == clocks[1] else clocks[0],
+        **_surroundings(gpu),
+    )
+
+
+def _surroundings(gpu: Any) -> dict[str, Any]:
+    """What lies around the GPU's chip, which a container may hide."""
+    affinity = if_shown(pynvml.nvmlDeviceGetCpuAffinity, gpu, _AFFINITY_WORDS)
+    ecc = if_shown(pynvml.nvmlDeviceGetEccMode, gpu)
+    generation = if_shown(pynvml.nvmlDeviceGetMaxPcieLinkGeneration, gpu)
+    width = if_shown(pynvml.nvmlDeviceGetCurrPcieLinkWidth, gpu)
+    links = range(pynvml.NVML_NVLINK_MAX_LINKS)
+    return {
+        "cores": _cores(affinity or ()),
+        "has_ecc": None if ecc is None else bool(ecc[0]),
+        "pcie": None if None in (generation, width) else (generation, width),
+        "num_nvlinks": sum(if_shown(pynvml.nvmlDeviceGetNvLinkState, gpu, i) == 1 for i in links),
+    }
+
+
+def _cores(words: Sequence[int]) -> tuple[int, ...]:
+    """Return the numbers of the bits that are set, 64 in each word.
+
+    >>> _cores([0b101, 0b1])
+    (0, 2, 64)
+    """
+    return tuple(
+        64 * number + bit
+        for number, word in enumerate(words)
+        for bit in range(64)
+        if word >> bit & 1
     )
 
 
@@ -140,6 +221,14 @@ def _if_supported(query: Callable[..., Any], handle: Any, *arguments: Any) -> An
     try:
         return query(handle, *arguments)
     except (pynvml.NVMLError_NotSupported, pynvml.NVMLError_NoPermission):
+        return None
+
+
+def if_shown(query: Callable[..., Any], *arguments: Any) -> Any | None:
+    """Return what NVML answers; None where it refuses for this device, driver or user."""
+    try:
+        return query(*arguments)
+    except pynvml.NVMLError:
         return None
 
 

@@ -81,7 +81,8 @@ class CommandRank:
         world_size = start.request.world_size
         self._board = Board(Path(start.folder) / "progress", world_size).writer(start.rank)
         ranks = None if world_size == 1 else meet_ranks(start)
-        self._loop = UserLoop(job.user_code, _has_begun, ranks)
+        is_gated = start.request.policy.turns is not None
+        self._loop = UserLoop(job.user_code, _has_begun, ranks, digests_weights=is_gated)
         self._measurement = Measurement(self._loop, job.plan, device, self._board, start)
         self._loop.begin(self._measurement.asked(), self._board.begin_step)
         self.stage, self.log_loss = self._loop.stage, self._loop.log_loss

@@ -7,30 +7,37 @@ torch with it. The controller never does.
 from __future__ import annotations
 
 import contextlib
-import datetime
 import gc
 import os
 import random
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from perfsuite import errors
-from perfsuite.errors import NotExercisedError, PerfsuiteError
+from perfsuite.errors import DeviceError, NotExercisedError, PerfsuiteError
 from perfsuite.ranks import messages
 from perfsuite.ranks.failures import says_lost_peer
 from perfsuite.ranks.pickling import pack, unpack
 from perfsuite.ranks.progress import Board, BoardWriter
+from perfsuite.ranks.user_code import CheckSteps, RecordSteps
+from perfsuite.units import counted
 from perfsuite.worker.jobs.cell import run_cell
 from perfsuite.worker.jobs.profile import take_profile
-from perfsuite.worker.jobs.verify import check_recorded, record_rank
-from perfsuite.worker.store import group_store, prefer_loopback
+from perfsuite.worker.jobs.verify import (
+    check_own_recorded,
+    check_recorded,
+    record_own_rank,
+    record_rank,
+)
+from perfsuite.worker.store import group_store, patience, prefer_loopback
 
 _NOT_THE_USERS = (str(Path(__file__).parent.parent), str(Path(torch.__file__).parent))
 
@@ -90,10 +97,57 @@ def _set_up_torch(start: messages.RankStart) -> torch.device:
     random.seed(policy.seed)
     torch.manual_seed(policy.seed)
     if policy.device != "cuda":
+        # Some of torch asks whether there are GPUs, and not where its tensors are. A function of a
+        # user's may use both.
+        if not isinstance(start.request.job, messages.CallFunction):
+            os.environ["CUDA_VISIBLE_DEVICES"] = ""
         return torch.device("cpu")
+    if not torch.cuda.is_available():
+        built = f"CUDA {torch.version.cuda}" if torch.version.cuda else "no CUDA"
+        raise DeviceError(
+            f"NVML shows {counted(policy.num_gpus, 'GPU')}, and torch {torch.__version__} "
+            f"({built}) can use none: install a torch build with CUDA, or a newer driver, or give "
+            "--perf-device=cpu"
+        )
+    if isinstance(
+        start.request.job, messages.RecordRun | messages.CheckRun | RecordSteps | CheckSteps
+    ):
+        _choose_repeatable_kernels()
     device = torch.device("cuda", start.assignment.gpu % torch.cuda.device_count())
     torch.cuda.set_device(device)
+    if isinstance(start.request.job, messages.CheckRun):
+        # It compares on the CPU what was computed on the device: nothing here depends on threads.
+        torch.set_num_threads(len(start.cores))
     return device
+
+
+def _choose_repeatable_kernels() -> None:
+    """Have a device compute the same bits each time, as far as it can: a proof compares runs.
+
+    Called before CUDA begins; a process that times nothing ends with it.
+    """
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # cuBLAS, "Results reproducibility"
+    os.environ.setdefault("NCCL_ALGO", "Ring")
+    os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
+    backends: Any = torch.backends
+    backends.cudnn.benchmark, backends.cudnn.deterministic = False, True
+    # Sums in 16 bits of parts of a product.
+    backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+    deterministic: Any = torch.utils.deterministic
+    deterministic.fill_uninitialized_memory = False
+    torch.use_deterministic_algorithms(True)
+
+
+def _repeatably(run: Callable[[], messages.Reply]) -> messages.Reply:
+    """Run a job, once more without the demand where an operator has no such kernel."""
+    try:
+        return run()
+    except RuntimeError as error:
+        if "does not have a deterministic implementation" not in str(error):
+            raise
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        return run()
 
 
 @contextlib.contextmanager
@@ -110,7 +164,7 @@ def _process_group(start: messages.RankStart, device: torch.device) -> Iterator[
         store=group_store(start),
         rank=start.rank,
         world_size=start.request.world_size,
-        timeout=datetime.timedelta(seconds=start.request.policy.collective_timeout_s),
+        timeout=patience(start),
         # Otherwise NCCL guesses the device of a barrier from the rank.
         device_id=device if backend == "nccl" else None,
     )
@@ -124,11 +178,15 @@ def _run(
     if isinstance(job, messages.RunCell):
         return run_cell(job, start, device, board)
     if isinstance(job, messages.RecordRun):
-        return record_rank(job, start, device, board)
+        return _repeatably(lambda: record_rank(job, start, device, board))
     if isinstance(job, messages.RunProfile):
         return take_profile(job, start, device, board)
     if isinstance(job, messages.CheckRun):
-        return check_recorded(job, device, board)
+        return _repeatably(lambda: check_recorded(job, device, board))
+    if isinstance(job, RecordSteps):
+        return _repeatably(lambda: record_own_rank(job, start, device, board))
+    if isinstance(job, CheckSteps):
+        return _repeatably(lambda: check_own_recorded(job, start, device, board))
     board.enter_phase("call")
     function, args = unpack(job.call)
     return messages.FunctionReturned(value=pack(function(*args)))

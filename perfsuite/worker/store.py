@@ -21,8 +21,13 @@ __all__ = [
     "TCPStore",
     "group_store",
     "open_store",
+    "patience",
     "prefer_loopback",
+    "shorten_patience",
 ]
+
+# Torch's own default for NCCL.
+_PREPARATION_S = 600.0
 
 # The base of all that torch raises about a store.
 StoreError = dist.DistError
@@ -57,6 +62,28 @@ def group_store(start: RankStart) -> Store:
         prefix=rendezvous.prefix,
         timeout_s=start.request.policy.collective_timeout_s,
     )
+
+
+def patience(start: RankStart) -> datetime.timedelta:
+    """Return how long collectives may wait until `shorten_patience`.
+
+    GPUs without persistence mode take seconds to wake, and ranks compile for minutes, some longer
+    than others. A CPU does neither.
+    """
+    policy = start.request.policy
+    timeout_s = policy.collective_timeout_s
+    if start.assignment.backend == "nccl":
+        timeout_s = max(timeout_s, policy.timeout_s, _PREPARATION_S)
+    return datetime.timedelta(seconds=timeout_s)
+
+
+def shorten_patience(start: RankStart) -> None:
+    """Have a collective that waits for `collective_timeout_s` fail, now that ranks are alike."""
+    if start.assignment.backend != "nccl" or not dist.is_initialized():
+        return
+    timeout = datetime.timedelta(seconds=start.request.policy.collective_timeout_s)
+    # Until torch 2.15 it had no public name.
+    getattr(dist, "set_timeout", dist.distributed_c10d._set_pg_timeout)(timeout)
 
 
 def prefer_loopback(start: RankStart) -> None:

@@ -59,6 +59,14 @@ def test_a_stage_of_some_rounds_is_spread_over_all():
     assert (combined.evaluation, combined.other) == (1.0, 2.0)
 
 
+def test_on_an_accelerator_the_rest_is_what_the_device_idles_and_loading_is_the_hosts():
+    rounds = [[times(10.0, load=6.0, forward=9.5)]]
+
+    combined = combine_stages(rounds, num_iterations=1, overlaps_loading=True)
+
+    assert (combined.load, combined.forward, combined.other) == (6.0, 9.5, 0.5)
+
+
 def test_loading_that_overlaps_with_the_device_leaves_no_negative_rest():
     combined = combine_stages([[times(1.0, load=0.75, forward=0.5)]], num_iterations=1)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any, NoReturn
 
 import pytest
@@ -11,12 +12,30 @@ from perfsuite.errors import DeviceError
 from perfsuite.experiments import rank_session
 from perfsuite.gate.baselines.select import choose_runs
 from perfsuite.plugin.session import saving
+from perfsuite.ranks.group import run_group
+from perfsuite.ranks.messages import CallFunction, GroupPolicy, GroupRequest
+from perfsuite.ranks.pickling import pack
 
 LOST = "a GPU does not answer: GPU is lost (NVML); look for Xid in the kernel's log (dmesg)"
 
 
 def lose(*_: Any) -> NoReturn:
     raise DeviceError(LOST)
+
+
+def test_gpus_that_this_torch_cannot_use_are_told_by_the_rank(monkeypatch: Any) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # torch sees none, as one built for a CPU does
+    policy = GroupPolicy(device="cuda", num_gpus=1)
+    job = CallFunction(call=pack((max, (1, 2))))
+
+    with pytest.raises(DeviceError) as raised:
+        run_group(GroupRequest(job=job, world_size=1, policy=policy))
+
+    assert re.fullmatch(
+        r"NVML shows 1 GPU, and torch \S+ \((no CUDA|CUDA \S+)\) can use none: install a torch "
+        r"build with CUDA, or a newer driver, or give --perf-device=cpu",
+        str(raised.value),
+    )
 
 
 def test_each_cell_says_that_a_gpu_is_lost_and_other_tests_run(

@@ -222,6 +222,7 @@ def test_the_record_has_exactly_the_keys_of_the_contract(project: pytest.Pyteste
         "saved_activation_bytes",
         "kernel_launches",
         "collected_objects",
+        "allocator_retries",
         "model_flops",
     ]
     assert record["numerics"]["status"] == "equivalent"

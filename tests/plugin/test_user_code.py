@@ -134,7 +134,8 @@ def test_steps_and_loops_are_cells_like_others(project: pytest.Pytester) -> None
         "test_loop_of_two": ("train", 2, 1),
     }
     for name, record in records.items():
-        assert (record["recipe"], record["numerics"]) == (None, None)
+        assert record["recipe"] is None
+        assert (record["numerics"] is None) == name.startswith("test_loop")
         stages = {stage for stage, seconds in record["stages_s"].items() if seconds is not None}
         has_load = name.startswith("test_step")  # whose loader has no process of its own
         assert stages == {"forward", "backward", "other"} | ({"load"} if has_load else set())
@@ -159,6 +160,18 @@ ARGUMENTS = [
     ("step", "iterations=1.5", "iterations is 1.5; use None or a whole number from 1"),
     ("step", "samples_per_step=0", "samples_per_step is 0; use None or a whole number from 1"),
     ("step", "tokens_per_step=-1", "tokens_per_step is -1; use None or a whole number from 1"),
+    ("step", "reference=3", "reference is 3; use a function without arguments"),
+    (
+        "step",
+        "reference=lambda config: None",
+        "reference cannot be called without arguments (missing a required argument: 'config'); use "
+        "a function without arguments",
+    ),
+    (
+        "step",
+        "precision='fp8'",
+        "precision is 'fp8'; use one of fp64, fp32, bf16, amp-bf16, amp-fp16",
+    ),
     ("loop", "steps=1", "steps is 1; use a whole number from 2"),
     ("loop", "steps=None", "steps is None; use a whole number from 2"),
     ("loop", "steps=9, warmup=1", "warmup is 1; use a whole number from 2"),
@@ -208,6 +221,7 @@ def test_loops_that_go_wrong_fail_in_one_sentence(project: pytest.Pytester) -> N
         import os
         import signal
         import sys
+        import threading
         import pytest
         import torch.distributed as dist
         from training import steps
@@ -241,6 +255,27 @@ def test_loops_that_go_wrong_fail_in_one_sentence(project: pytest.Pytester) -> N
             steps()()
             sys.exit("no GPU")
 
+        def exiting():
+            step = steps()
+            for number in range(50):
+                if number == 3:
+                    sys.exit(0)
+                step()
+
+        def build_and_exit():
+            sys.exit(0)
+
+        def exit_in_step():
+            return lambda: sys.exit(2)
+
+        def late():
+            dist.init_process_group("gloo")
+            step = steps()
+            for number in range(50):
+                if number == 7 and os.environ["RANK"] == "1":
+                    threading.Event().wait()
+                step()
+
         def killed():
             dist.init_process_group("gloo")
             step = steps()
@@ -249,11 +284,15 @@ def test_loops_that_go_wrong_fail_in_one_sentence(project: pytest.Pytester) -> N
                     os.kill(os.getpid(), signal.SIGKILL)
                 step()
 
-        @pytest.mark.parametrize("train", [never, short, broken, leaving])
+        @pytest.mark.parametrize("build_step", [build_and_exit, exit_in_step])
+        def test_step(step_benchmark, build_step):
+            step_benchmark(build_step)
+
+        @pytest.mark.parametrize("train", [never, short, broken, leaving, exiting])
         def test_loop(loop_benchmark, train):
             loop_benchmark(train, steps=20, warmup=3)
 
-        @pytest.mark.parametrize("train", [uneven, killed])
+        @pytest.mark.parametrize("train", [uneven, killed, late])
         def test_ranks(loop_benchmark, train):
             loop_benchmark(train, ranks=2, steps=20, warmup=3)
 
@@ -265,24 +304,32 @@ def test_loops_that_go_wrong_fail_in_one_sentence(project: pytest.Pytester) -> N
             )
     """
 
-    result = run(project, test)
+    result = run(project, test, "--perf-timeout=6")
 
     assert result.ret == 1
     result.stdout.fnmatch_lines(
         [
+            "WorkloadError: build_and_exit ended by sys.exit(0) at *test_inner.py:*; have it *",
+            "WorkloadError: the step of exit_in_step ended by sys.exit(2) at *test_inner.py:*; have"
+            " it return",
             "WorkloadError: never: no torch optimizer stepped in the loop; call "
             "perfsuite.step_done() at the end of each step",
             "WorkloadError: short: the loop ended by itself after 4 steps, too few for two rounds "
             "after 3 to warm up; let it take more, or ask for fewer (warmup=, steps=)",
             "RankFailureError: rank 0 of 1 raised ZeroDivisionError: no more data, in phase *",
-            "WorkloadError: leaving: the loop ended by sys.exit('no GPU')",
+            "WorkloadError: leaving: the loop ended by sys.exit('no GPU') at *test_inner.py:*",
+            "WorkloadError: exiting: the loop ended by sys.exit(0) at *test_inner.py:* after 3 "
+            "steps, too few for two rounds after 3 to warm up; let it take more, or ask for fewer "
+            "(warmup=, steps=)",
             "*uneven: when one rank had taken * steps, another had taken only 8 and waited or "
             "ended; give all ranks equally many steps*",
             "RankFailureError: rank 1 of 2 was killed by SIGKILL (by a user, or by the kernel "
             "because memory ran out), in phase *",
+            "RankFailureError: rank 1 of 2 made no progress for 6 s (--perf-timeout), in phase *",
+            "*in late*",
         ]
     )
-    result.assert_outcomes(failed=6, passed=1)
+    result.assert_outcomes(failed=10, passed=1)
 
 
 def test_the_names_for_user_code_need_nothing_but_python() -> None:

@@ -177,6 +177,71 @@ def test_a_rank_that_stays_away_from_a_collective_is_blamed_not_the_one_that_wai
     assert "in stay_away" in caught.value.log_lines[0]
 
 
+_OLD_WATCHDOG = (
+    "[rank0]:[E1122 ProcessGroupNCCL.cpp:685] [Rank 0] Watchdog caught collective operation "
+    "timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUCE, Timeout(ms)=30000) ran for 30021 milliseconds"
+)
+_NEW_WATCHDOG = (
+    "[E1122 nccl2/ProcessGroupNCCL.cpp:301] Aborting process on rank 0 due to timeout: NCCL "
+    "operation timed out"
+)
+
+
+def abort_as_a_watchdog_does(words: str) -> None:
+    import torch.distributed as dist
+
+    if dist.get_rank() == 0:
+        frames = [f"frame #{number}: <unknown function> + 0xd6df4" for number in range(40)]
+        for _ in range(3):
+            print(words, "Exception raised from checkTimeout:", *frames, sep="\n", file=sys.stderr)
+            print("terminate called after throwing an instance of 'c10::DistBackendError'")
+        sys.stdout.flush()
+        os.abort()
+    time.sleep(600)
+
+
+@pytest.mark.parametrize("words", [_OLD_WATCHDOG, _NEW_WATCHDOG])
+def test_a_rank_that_nccls_watchdog_ended_is_not_blamed_but_the_one_that_it_waited_for(
+    rank_group: RunRanks, words: str
+) -> None:
+    with pytest.raises(RankFailureError) as caught:
+        rank_group(2, abort_as_a_watchdog_does, words)
+
+    assert str(caught.value).startswith(
+        "rank 1 of 2 did not come to a collective within 30 s (--perf-collective-timeout)"
+    )
+
+
+def test_a_rank_whose_own_kernel_failed_is_blamed_though_a_watchdog_ended_it(
+    rank_group: RunRanks,
+) -> None:
+    words = f"{_OLD_WATCHDOG}\nCUDA error: an illegal memory access was encountered"
+
+    with pytest.raises(RankFailureError, match=r"^rank 0 of 2 was killed by SIGABRT"):
+        rank_group(2, abort_as_a_watchdog_does, words)
+
+
+def test_what_nccls_flight_recorder_writes_goes_to_the_groups_own_folder(
+    rank_group: RunRanks,
+) -> None:
+    def folders() -> list[str]:
+        names = "TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "TMPDIR"
+        return [os.environ[name].removesuffix("/flight_recorder_") for name in names]
+
+    ((first, second, own),) = rank_group(1, folders)
+
+    assert first == second == own
+
+
+def test_no_rank_has_asked_for_a_gpu_when_it_was_forked(rank_group: RunRanks) -> None:
+    def has_bad_fork() -> bool:
+        import torch
+
+        return bool(torch._C._cuda_isInBadFork())
+
+    assert rank_group(1, has_bad_fork) == [False]
+
+
 def test_a_stopped_rank_is_ended_and_blamed(impatient_ranks: RunRanks) -> None:
     def stop() -> None:
         import torch.distributed as dist

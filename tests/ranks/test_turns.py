@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import tempfile
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +21,8 @@ pytestmark = pytest.mark.slow
 
 CELL = "test_ranks.py::test_ranks"
 LOADED = "test_ranks.py::test_loader"
+ACCELERATED = "test_ranks.py::test_accelerated"
+CELLS = (CELL, LOADED, ACCELERATED)
 NUM_ROUNDS = 3
 SUITE = f"""
 import os, time
@@ -75,6 +78,58 @@ def test_ranks(train_benchmark):
 
 def test_loader(train_benchmark):
     train_benchmark(LOADED, Recipe(num_workers=1, prefetch_factor=64), rounds=6, iterations=4)
+
+def test_accelerated(train_benchmark):
+    train_benchmark(WATCHED, Recipe(parallel="ddp:2"), rounds={NUM_ROUNDS - 1}, iterations=2)
+"""
+# Its ranks are those of an accelerator under NCCL, as far as a CPU under gloo can stand in for it.
+# Each collective of Python's is one on the device.
+STAND_IN = f"""
+import dataclasses, os, time
+from perfsuite.ranks.messages import RunCell
+
+CALLS = os.path.join(os.path.dirname(__file__), "calls-device")
+
+def serve(start, pipe):
+    from perfsuite.worker import main
+    job = start.request.job
+    if isinstance(job, RunCell) and job.plan.num_rounds == {NUM_ROUNDS - 1}:
+        start = dataclasses.replace(
+            start, assignment=dataclasses.replace(start.assignment, backend="nccl")
+        )
+        stand_in()
+    main.serve(start, pipe)
+
+def stand_in():
+    import torch.distributed as dist
+    from perfsuite.worker.jobs import cell
+    from perfsuite.worker.measure import warm_up
+    init = dist.init_process_group
+    def init_process_group(backend, **options):
+        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+        init("gloo", **(options | {{"device_id": None}}))
+    dist.init_process_group = init_process_group
+    dist.barrier, dist.all_reduce = watched(dist.barrier), watched(dist.all_reduce)
+    warm_up._LEAST_S, warm_up._STEADY = 0.0, float("inf")  # its clock need not rise
+    cell.is_accelerator = lambda device: True
+    cell.memory_stats = lambda device: {{"num_alloc_retries": 0}}
+
+def watched(collective):
+    def call(*arguments, group=None, **options):
+        if collective.__name__ == "barrier" and arguments:
+            (group,), arguments = arguments, ()
+        began = time.monotonic()
+        result = collective(*arguments, group=group, **options)
+        if group is None:
+            with open(f"{{CALLS}}-{{os.getpid()}}", "a") as file:
+                file.write(f"{{began}} {{time.monotonic()}}\\n")
+        return result
+    return call
+"""
+CONFTEST = """
+from perfsuite.ranks.messages import GroupPolicy
+
+GroupPolicy.__init__.__kwdefaults__["entry"] = "stand_in:serve"
 """
 
 
@@ -95,9 +150,20 @@ class WatchedScheduler(Scheduler):
         return granted
 
 
+class RisingClock:
+    """Of a GPU that is faster at the end of each turn."""
+
+    def __init__(self) -> None:
+        self._now_mhz = 1000.0
+
+    def clocks_mhz(self) -> list[float]:
+        self._now_mhz += 1.0
+        return [self._now_mhz]
+
+
 @dataclass(frozen=True)
 class Pair:
-    """One pair of launches of both cells, and the turns that they took.
+    """One pair of launches of all cells, and the turns that they took.
 
     Attributes:
         folder: Holds the trees "base" and "head".
@@ -122,10 +188,12 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(channel, "Scheduler", WatchedScheduler)
         patch.setattr(WatchedScheduler, "turns", [])
+        patch.setattr(channel, "open_sensors", lambda: nullcontext(RisingClock()))
         launches = run_cells(folder)
         turns = WatchedScheduler.turns
-    num_turns = 2 * NUM_ROUNDS
-    return Pair(folder, launches, {CELL: turns[:num_turns], LOADED: turns[num_turns:]})
+    of_cell, of_loaded = 2 * NUM_ROUNDS, 2 * NUM_ROUNDS + 12
+    parts = turns[:of_cell], turns[of_cell:of_loaded], turns[of_loaded:]
+    return Pair(folder, launches, dict(zip(CELLS, parts, strict=True)))
 
 
 def run_cells(folder: Path) -> dict[str, Launch]:
@@ -133,6 +201,8 @@ def run_cells(folder: Path) -> dict[str, Launch]:
     for name in ("base", "head"):
         (folder / name).mkdir()
         (folder / name / "test_ranks.py").write_text(SUITE)
+        (folder / name / "stand_in.py").write_text(STAND_IN)
+        (folder / name / "conftest.py").write_text(CONFTEST)
         (folder / name / "pytest.ini").write_text("[pytest]\n")
         arms.append(
             Arm(
@@ -149,12 +219,12 @@ def run_cells(folder: Path) -> dict[str, Launch]:
         hash_seed=1,
         core=0,
         timeout_s=120.0,
-        uncounted=frozenset({LOADED}),
+        uncounted=frozenset({LOADED, ACCELERATED}),
     )
     with tempfile.TemporaryDirectory() as scratch:
-        launches = run_pair(arms, plan, choose=lambda suites: [CELL, LOADED], scratch=Path(scratch))
+        launches = run_pair(arms, plan, choose=lambda suites: CELLS, scratch=Path(scratch))
     for launch in launches.values():
-        for cell in (CELL, LOADED):
+        for cell in CELLS:
             run = launch.cells[cell]
             assert (launch.failure, run.outcome, run.reason) == (None, "passed", None)
         assert launch.takes_turns  # plugin and arm speak one protocol
@@ -172,7 +242,7 @@ def test_no_rank_of_an_arm_works_while_the_other_arm_has_its_turn(pair: Pair) ->
     assert [arm for arm, *_ in turns] == ["head", "base", "base", "head", "head", "base"]
     for arm, granted_s, ended_s in turns:
         other = "base" if arm == "head" else "head"
-        assert len(list((pair.folder / other).glob("calls-[0-9]*"))) == 2
+        assert len(list((pair.folder / other).glob("calls-[0-9]*"))) == 2 * 2  # of two cells
         assert all(
             ended < granted_s or began > ended_s
             for began, ended in pair.steps_of(other, "calls-[0-9]*")
@@ -180,6 +250,13 @@ def test_no_rank_of_an_arm_works_while_the_other_arm_has_its_turn(pair: Pair) ->
         own = pair.steps_of(arm, "calls-[0-9]*")
         inside = [began for began, _ in own if granted_s < began < ended_s]
         assert len(inside) >= 2 * 2  # ranks and iterations; after the last turn, counting
+
+
+def test_the_clocks_of_an_arm_are_those_at_the_ends_of_its_own_turns(pair: Pair) -> None:
+    # head base base head head base
+    runs = {arm: launch.cells[CELL] for arm, launch in pair.launches.items()}
+
+    assert (runs["head"].clocks_mhz, runs["base"].clocks_mhz) == ((1004.0,), (1003.0,))
 
 
 def test_launches_count_what_the_gate_asks_for_and_profile_nothing(pair: Pair) -> None:
@@ -201,3 +278,20 @@ def test_no_loader_worker_fills_its_queue_while_the_other_arm_has_its_turn(pair:
         own = pair.steps_of(arm, "calls-loader")
         num_inside += sum(granted_s < began < ended_s for began, _ in own)
     assert num_inside > 0  # a turn may be too short for a worker to wake up in
+
+
+def test_ranks_on_an_accelerator_prepare_and_measure_and_wait_beside_no_turn_of_the_other_arm(
+    pair: Pair,
+) -> None:
+    turns = pair.turns[ACCELERATED]
+    # What each prepares, its rounds, and the rounds of its stages.
+    num_turns = 1 + (NUM_ROUNDS - 1) + 3
+    order = [arm for arm, *_ in turns]
+    first, second = order[:2]
+    assert order == [first, second, *[first, second, second, first] * 3][: 2 * num_turns]
+    for arm, granted_s, ended_s in turns:
+        other = "base" if arm == "head" else "head"
+        for calls in ("calls-[0-9]*", "calls-device-*"):
+            own, others = pair.steps_of(arm, calls), pair.steps_of(other, calls)
+            assert any(granted_s < began < ended_s for began, _ in own)
+            assert not [one for one in others if one[0] < ended_s and granted_s < one[1]]

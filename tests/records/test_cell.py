@@ -21,6 +21,7 @@ from perfsuite.records.cell import (
     Outcome,
     StageTimes,
     StepPercentiles,
+    TensorDigest,
     decode_line,
     encode_line,
     to_plain,
@@ -87,7 +88,7 @@ ENVIRONMENT = Environment(
 
 LATER_KEYS = (
     *("operators", "tokens_per_s", "tflops", "mfu", "hfu"),
-    *("slow_ranks", "rank_stages_s", "step_s"),
+    *("slow_ranks", "rank_stages_s", "step_s", "weights"),
 )
 
 
@@ -127,6 +128,7 @@ def test_a_line_survives_its_journey() -> None:
         slow_ranks={"load": 1},
         rank_stages_s={"load": (0.1, 0.2)},
         step_s=StepPercentiles(p50=0.1, p95=0.2, p99=0.3),
+        weights=((TensorDigest(2, 3.0, 5.0),), (TensorDigest(2, 1.0, 0.5),)),
     )
     line = msgspec.structs.replace(LINE, perfsuite=own_code)
 

@@ -143,6 +143,37 @@ def test_the_verb_needs_no_benchmark_and_leaves_the_repository_as_it_is(
     assert repository.git("status", "--porcelain", "--ignored") == ""
 
 
+LOGS = """
+    import json
+    import pathlib
+    import sys
+
+    import logged_model
+
+    with pathlib.Path(sys.argv[1]).open("a") as log:
+        for _ in range(30):
+            print(json.dumps({"ms": logged_model.MILLISECONDS}), file=log)
+"""
+
+
+def test_a_command_that_is_not_touched_is_judged_by_its_logs_and_what_it_leaves_is_named(
+    repository: Repository, path: str
+) -> None:
+    repository.write(logged_model="MILLISECONDS = 1.0", logs=LOGS)
+    repository.commit()
+    repository.write(logged_model="MILLISECONDS = 3.0")
+    repository.commit()
+
+    failed = gate_command(
+        repository,
+        path,
+        *("--steps=20", "--warmup=3", "--metrics=jsonl:times.jsonl:ms*0.001", "--name=ours"),
+        *("--", "python", "logs.py", "times.jsonl"),
+    )
+
+    failed.expect(10, "head's tree: new since, and left there: times.jsonl", "ours FAIL +200.0 %*")
+
+
 def test_a_command_that_fails_is_the_base_without_a_baseline_or_a_failed_test_of_head(
     repository: Repository, path: str
 ) -> None:

@@ -1,6 +1,7 @@
 """The gate on training loops of a user's own: two arms that take turns at step borders.
 
-Times may differ by any factor that a machine makes: what decides is two hundred times the work.
+One session has all cells, each with a part of the change. Times may differ by any factor
+that a machine makes: what decides is fifty times the work.
 """
 
 from __future__ import annotations
@@ -13,17 +14,23 @@ from gated_repository import make_shop
 
 pytestmark = pytest.mark.slow
 
-MODEL = """
-    import torch
-
-    NUM_STEPS = 40
-
-    def build():
-        return torch.nn.Linear(4, 4)
-
-    def think():
-        sum(range(20_000))
-"""
+# Of each module what the base has, and head in its place.
+CHANGES = {
+    "work": ("20_000", "1_000_000"),
+    "length": ("40", "26"),
+    "twin": ("same", "the same"),
+    "names": ("outputs", "scores"),
+    "sums": ("(first + second) + third", "first + (second + third)"),
+    "rate": ("RATE = 0.1", "RATE = 0.11"),
+}
+MODULES = {
+    "work": "def think():\n    sum(range(20_000))\n",
+    "length": "NUM_STEPS = 40\n",
+    "twin": "# same\n",
+    "names": "def score(network, inputs):\n    outputs = network(inputs)\n    return outputs\n",
+    "sums": "def add(first, second, third):\n    return (first + second) + third\n",
+    "rate": "RATE = 0.1\n",
+}
 CELLS = """
     import os
 
@@ -31,74 +38,103 @@ CELLS = """
     import torch
     import torch.distributed as dist
 
-    import model
     import perfsuite
 
     pytestmark = pytest.mark.perf(tolerance="99%", limit="300%")
 
-    def train():
+    def train(think=lambda: None, num_steps=40, rate=0.1, score=None, add=sum, tells=True):
         if "RANK" in os.environ:
             dist.init_process_group("gloo")
-        network = model.build()
+        network = torch.nn.Linear(4, 4)
         if dist.is_initialized():
             network = torch.nn.parallel.DistributedDataParallel(network)
-        optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
-
-        for _ in range(model.NUM_STEPS):
+        optimizer = torch.optim.SGD(network.parameters(), lr=rate)
+        for _ in range(num_steps):
+            inputs = torch.randn(8, 4)
             with perfsuite.stage("forward"):
-                model.think()
-                loss = network(torch.ones(8, 4)).square().mean()
+                think()
+                outputs = network(inputs) if score is None else score(network, inputs)
+                loss = add(*outputs.square().mean(dim=0)[:3]) if add is not sum else outputs.std()
             optimizer.zero_grad()
             loss.backward()
-            perfsuite.log_loss(loss)
+            if tells:
+                perfsuite.log_loss(loss)
             optimizer.step()
 
-    def test_loop(loop_benchmark):
-        loop_benchmark(train, ranks=2, steps=20, warmup=3)
+    def slower():
+        import work
+        train(think=work.think)
+
+    def ending():
+        import length
+        train(num_steps=length.NUM_STEPS)
+
+    def twin():
+        import twin
+        train()
+
+    def renamed():
+        import names
+        train(score=names.score)
+
+    def reordered():
+        import sums
+        train(add=sums.add)
+
+    def faster_rate():
+        import rate
+        train(rate=rate.RATE, tells=False)
 
     def test_ends(loop_benchmark):
-        loop_benchmark(train, steps=36, warmup=3)
+        loop_benchmark(ending, steps=36, warmup=3)
+
+    @pytest.mark.parametrize("loop", [renamed, reordered, faster_rate])
+    def test_mathematics(loop_benchmark, loop):
+        loop_benchmark(loop, steps=20, warmup=3)
+
+    @pytest.mark.parametrize(("loop", "ranks"), [(slower, 1), (twin, 2)])
+    def test_times(loop_benchmark, loop, ranks):
+        loop_benchmark(loop, ranks=ranks, steps=20, warmup=3)
 """
 
 
-def test_a_slower_loop_fails_and_its_twin_passes(tmp_path: Path) -> None:
+def test_loops_are_told_apart_by_their_times_and_by_what_they_compute(tmp_path: Path) -> None:
     repository = make_shop(tmp_path)
-    repository.write(model=MODEL, benchmarks__test_steps=CELLS)
+    repository.write(**MODULES, benchmarks__test_steps=CELLS)
     repository.commit()
-    repository.write(model=f"{MODEL}\n    # the same\n")
-    repository.commit()
-
-    twin = repository.gate("--perf-base=HEAD~1")
-
-    twin.expect(0, "*::test_ends PASS *", "*::test_loop PASS *")
-    assert set(verdicts_of(tmp_path).values()) == {("PASS", "pairs", "same bits", None)}
-
-    slower = MODEL.replace("20_000", "4_000_000").replace("40", "26")
-    repository.write(model=slower)
+    repository.write(**{name: text.replace(*CHANGES[name]) for name, text in MODULES.items()})
     repository.commit()
 
-    gated = repository.gate("--perf-base=HEAD~1")
+    gated = repository.gate(
+        *("--perf-base=HEAD~1", "--perf-numerics-change=fail", "--perf-identical=judge")
+    )
 
     gated.expect(
         10,
         "*::test_ends INVALID*",
-        "*::test_loop FAIL +*",
+        "*::test_mathematics[faster_rate] FAIL *",
+        "*::test_mathematics[renamed] PASS *",
+        "*::test_mathematics[reordered] PASS *",
+        "*::test_times[slower-1] FAIL +*",
+        "*::test_times[twin-2] PASS *",
         "*::test_ends: the loop ended by itself, after * rounds in the base and * in head, so that "
         "neither times nor counts compare; let both take the steps that the test asks for*",
-        "*::test_loop: *moved most: forward *",
+        "*::test_mathematics[faster_rate]: mathematics: changed: * of parameter * at step 1 *",
+        "*::test_times[slower-1]: *moved most: forward *",
     )
-
-
-def verdicts_of(folder: Path) -> dict[str, tuple[str, str, str, object]]:
-    """Word, by, the change of the mathematics and the recipe of each cell."""
-    run = json.loads((folder / "results" / "run.json").read_text())
+    run = json.loads((tmp_path / "results" / "run.json").read_text())
     records = {one["name"]: one["extra_info"]["perfsuite"] for one in run["benchmarks"]}
-    return {
-        name: (
-            one["verdict"]["word"],
-            one["verdict"]["by"],
-            one["verdict"]["numerics_change"],
-            one["recipe"],
-        )
-        for name, one in records.items()
+    found = {name: (one["verdict"], one["recipe"], one["weights"]) for name, one in records.items()}
+    assert {
+        name: (verdict["word"], verdict["by"], verdict["numerics_change"].partition(":")[0])
+        for name, (verdict, *_) in found.items()
+        if name != "test_ends"
+    } == {
+        "test_mathematics[renamed]": ("PASS", "pairs", "same bits"),
+        "test_mathematics[reordered]": ("PASS", "pairs", "rounding"),
+        "test_mathematics[faster_rate]": ("FAIL", "numerics", "changed"),
+        "test_times[slower-1]": ("FAIL", "pairs", "same bits"),
+        "test_times[twin-2]": ("PASS", "pairs", "same bits"),
     }
+    # Digests travel within the gate alone, and no stored run grows by them.
+    assert {tuple(kept) for _, *kept in found.values()} == {(None, None)}

@@ -112,6 +112,30 @@ WORKLOADS: Final[tuple[dict[str, Any], ...]] = (
     {"build_loader": "loader"},
 )
 
+# An argument of step_benchmark or loop_benchmark that is a function, and fields of `UserCode`.
+USER_CODE: Final[tuple[tuple[str, Any, dict[str, Any]], ...]] = (
+    *(("build_step", function, {}) for function in (
+        None, 3, "train.py", ["step"], {}, lambda rank: rank, lambda *, rate: rate, dict.get,
+    )),
+    *(("reference", function, {}) for function in (True, "single", (), lambda config: config)),
+    *(("train", function, {"kind": "loop", "num_steps": 9}) for function in (b"", 1.5, [])),
+    *(("build_step", dict, {"world_size": ranks}) for ranks in (0, -1, 2.0, "2", None, True)),
+    *(("build_step", dict, {"samples_per_step": count}) for count in (0, -8, 1.5, "8", True)),
+    *(("build_step", dict, {"tokens_per_step": count}) for count in (0, -1, math.nan, "32", [])),
+    *(("build_step", dict, {"precision": name}) for name in (
+        "fp8", "FP32", "", "tf32", "O1", None, 16, ["fp32"], "\x1b[2J",
+    )),
+    *(("train", dict, {"kind": "loop", "num_steps": count}) for count in (
+        None, 0, 1, -4, 2.5, "40", True,
+    )),
+    *(("train", dict, {"kind": "loop", "num_steps": 9, "num_warmup": count}) for count in (
+        None, 1, 0, -1, "10", 2.0,
+    )),
+    *(("train", dict, {"kind": "loop", "num_steps": 9, "optimizer": name}) for name in (
+        int, 3, ["SGD"], b"SGD",
+    )),
+)  # fmt: skip
+
 REFERENCES: Final[tuple[Any, ...]] = (
     "nothing", "", " ", ":", "a:", ":b", "a b:c", "os.path", "../evil:workload", "-m:x", "a:b;c",
     "__import__('os'):system", "\x1b[2J", "a:b:c", None, 3, ["toy-mlp"],

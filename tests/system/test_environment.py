@@ -7,11 +7,18 @@ import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 from perfsuite.system import environment
-from perfsuite.system.environment import cpu_model, describe_host, speed_variables
+from perfsuite.system.environment import (
+    Environment,
+    cpu_model,
+    describe_host,
+    speed_variables,
+)
 from perfsuite.system.gpus import GpuFacts
 
 A100 = GpuFacts(
@@ -41,12 +48,15 @@ def test_a_host_names_what_a_session_runs_on(monkeypatch: pytest.MonkeyPatch) ->
 def test_clocks_that_somebody_has_set_make_another_environment(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    slow = dataclasses.replace(A100, clock_mhz=900)
+    slow = dataclasses.replace(A100, clock_mhz=900, has_ecc=True, pcie=(4, 16), num_nvlinks=12)
     monkeypatch.setattr(environment, "visible_gpus", lambda environ: [slow])
 
     found = describe_host({}, 4).accelerators
 
-    assert found == ("NVIDIA A100, 40.0 GiB, 400 W, MIG on, clocks set to 900 MHz",)
+    assert found == (
+        "NVIDIA A100, 40.0 GiB, 400 W, MIG on, ECC on, PCIe 4 x16, 12 NVLinks, clocks set to "
+        "900 MHz",
+    )
 
 
 def test_a_package_that_is_not_installed_is_named_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,6 +79,13 @@ def test_a_package_that_is_not_installed_is_named_so(monkeypatch: pytest.MonkeyP
         ({"GLOO_SOCKET_IFNAME": "lo"}, 2, True),
         ({"GLOO_SOCKET_IFNAME": "eth0"}, 2, False),
         ({"OMP_NUM_THREADS": "1"}, 2, False),
+        ({"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}, 2, True),
+        ({"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}, 2, False),
+        ({"TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "/tmp/a", "TRITON_CACHE_DIR": "/tmp/b"}, 2, True),
+        ({"TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "1"}, 2, False),
+        ({"NVIDIA_TF32_OVERRIDE": "0"}, 2, False),
+        ({"TORCHINDUCTOR_MAX_AUTOTUNE": "1"}, 2, False),
+        ({"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}, 2, False),
         ({}, 4, False),
     ],
 )
@@ -78,6 +95,18 @@ def test_the_fingerprint_changes_with_what_changes_a_speed(
     here = describe_host({}, 2).fingerprint
 
     assert (describe_host(environ, num_cores).fingerprint == here) is is_same
+
+
+def changed(**fields: Any) -> Environment:
+    return msgspec.structs.replace(describe_host({}, 2), **fields)
+
+
+def test_two_environments_differ_by_the_fields_that_do() -> None:
+    here = changed(driver="570", accelerators=("H100",), knobs={"NCCL_ALGO": "Ring"})
+    there = changed(driver="580", accelerators=("H100", "H100"), knobs={})
+
+    assert here.difference(here) == ""
+    assert here.difference(there) == "driver 570 -> 580, NCCL_ALGO Ring -> none, GPU 1 none -> H100"
 
 
 def test_variables_come_in_the_order_of_their_names() -> None:

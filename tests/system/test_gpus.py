@@ -6,7 +6,7 @@ import pytest
 
 from perfsuite.errors import DeviceError
 from perfsuite.system import gpus
-from perfsuite.system.gpus import GpuFacts, driver_version, visible_gpus
+from perfsuite.system.gpus import GpuFacts, driver_version, open_sensors, visible_gpus
 
 
 class FakeNvml:
@@ -14,6 +14,7 @@ class FakeNvml:
 
     NVML_DEVICE_MIG_ENABLE = 1
     NVML_CLOCK_SM = 1
+    NVML_NVLINK_MAX_LINKS = 18
 
     class NVMLError(Exception):
         pass
@@ -33,7 +34,9 @@ class FakeNvml:
             {"uuid": "GPU-bb33", "name": "NVIDIA T4", "memory": 15, "capability": (7, 5)},
         ]
         self.gpus[0] |= {"limit_mw": 400_000, "mig": (0, 0), "clocks": (1410, 1410)}
-        self.gpus[1] |= {"limit_mw": 700_000, "mig": (1, 1), "clocks": (1200, 1980)}
+        self.gpus[0] |= {"affinity": (1 << 63 | 1, 0b10), "ecc": [1, 1], "pcie": (5, 8)}
+        self.gpus[0]["links"] = [1, 1, 0]
+        self.gpus[1] |= {"limit_mw": 700_000, "mig": (0, 0), "clocks": (1200, 1980)}
         parent = self.gpus[1]
         self.instance = {"uuid": "MIG-cc44", "name": "NVIDIA H100 MIG 1g.10gb", "memory": 10}
         self.instance["parent"] = parent
@@ -88,6 +91,36 @@ class FakeNvml:
     def nvmlDeviceGetDefaultApplicationsClock(self, handle, clock):  # noqa: N802
         return self._supported(handle, "clocks")[1]
 
+    def nvmlDeviceGetCpuAffinity(self, handle, num_words):  # noqa: N802
+        return self._supported(handle, "affinity")[:num_words]
+
+    def nvmlDeviceGetEccMode(self, handle):  # noqa: N802
+        return self._supported(handle, "ecc")
+
+    def nvmlDeviceGetMaxPcieLinkGeneration(self, handle):  # noqa: N802
+        return self._supported(handle, "pcie")[0]
+
+    def nvmlDeviceGetCurrPcieLinkWidth(self, handle):  # noqa: N802
+        return self._supported(handle, "pcie")[1]
+
+    def nvmlDeviceGetNvLinkState(self, handle, link):  # noqa: N802
+        states = self._supported(handle, "links")
+        if link >= len(states):
+            raise self.NVMLError("Invalid Argument")
+        return states[link]
+
+    def nvmlDeviceGetClockInfo(self, handle, clock):  # noqa: N802
+        assert clock == self.NVML_CLOCK_SM
+        return self._supported(handle, "clocks")[1]
+
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, handle, index):  # noqa: N802
+        assert (handle, index) == (self.instance["parent"], 0)
+        return self.instance
+
+    def cut(self):
+        """Cut the second GPU into MIG instances, the first of which is known."""
+        self.gpus[1]["mig"] = (1, 1)
+
     def _supported(self, handle, key):
         if key not in handle:
             raise self.NVMLError_NotSupported("Not Supported")
@@ -116,7 +149,6 @@ def nvml(monkeypatch):
         ("GPU-b", ["GPU-bb33"]),
         ("GPU-aa", []),
         ("gpu0", []),
-        ("MIG-cc44", ["MIG-cc44"]),
         ("MIG-none", []),
     ],
 )
@@ -137,8 +169,12 @@ def test_a_gpu_is_described_by_what_nvml_knows_of_it(nvml):
         compute_capability=(8, 0),
         power_limit_w=400.0,
         is_mig=False,
+        cores=(0, 63, 65),
+        has_ecc=True,
+        pcie=(5, 8),
+        num_nvlinks=2,
     )
-    assert second.is_mig is True
+    assert second.cores == ()
     assert (third.power_limit_w, third.is_mig) == (None, None)
 
 
@@ -147,6 +183,7 @@ def test_a_gpu_whose_clocks_somebody_has_set_says_so(nvml):
 
 
 def test_a_mig_instance_takes_from_its_gpu_what_it_has_not_itself(nvml):
+    nvml.cut()
     [instance] = visible_gpus({"CUDA_VISIBLE_DEVICES": "MIG-cc44"})
 
     assert instance == GpuFacts(
@@ -158,6 +195,15 @@ def test_a_mig_instance_takes_from_its_gpu_what_it_has_not_itself(nvml):
         is_mig=True,
         clock_mhz=1200,
     )
+
+
+@pytest.mark.parametrize("chosen", [None, "1", "0,1", "GPU-aa22"])
+def test_of_a_gpu_that_is_cut_cuda_shows_one_instance_and_nothing_beside_it(nvml, chosen):
+    nvml.cut()
+    environ = {} if chosen is None else {"CUDA_VISIBLE_DEVICES": chosen}
+
+    assert [gpu.uuid for gpu in visible_gpus(environ)] == ["MIG-cc44"]
+    assert [gpu.uuid for gpu in visible_gpus({"CUDA_VISIBLE_DEVICES": "0"})] == ["GPU-aa11"]
 
 
 def test_a_machine_without_nvml_has_no_gpus(nvml):
@@ -180,6 +226,19 @@ def test_a_gpu_that_fell_off_the_bus_is_told_and_nvml_let_go(nvml, monkeypatch):
         "a GPU does not answer: GPU is lost (NVML); look for Xid in the kernel's log (dmesg), and "
         "reset the GPU or restart the machine"
     )
+    assert nvml.num_open == 0
+
+
+def test_sensors_tell_the_clocks_of_the_visible_gpus_or_nothing(nvml, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,0")
+    with open_sensors() as sensors:
+        assert list(sensors.clocks_mhz()) == [1980, 1410]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,2")  # of the third none is told
+    with open_sensors() as sensors:
+        assert list(sensors.clocks_mhz()) == []
+    nvml.is_there = False
+    with open_sensors() as sensors:
+        assert list(sensors.clocks_mhz()) == []
     assert nvml.num_open == 0
 
 

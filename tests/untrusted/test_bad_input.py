@@ -20,6 +20,7 @@ from bad_inputs import (
     RECIPES,
     REFERENCES,
     USAGE,
+    USER_CODE,
     VERBS,
     VERBS_OF_EXCEPTIONS,
     WORKLOADS,
@@ -28,6 +29,7 @@ from command_line import call_verb
 
 from perfsuite import Recipe, Workload
 from perfsuite.errors import PerfsuiteError, RecipeError, SettingError, WorkloadError
+from perfsuite.experiments.user_code import plan_function
 from perfsuite.plugin.session import markers
 from perfsuite.plugin.session.choices import resolve
 from perfsuite.plugin.session.markers import marker_arguments
@@ -37,9 +39,12 @@ GIVEN = [(name, text) for name, (texts, _) in OPTIONS.items() for text in texts]
 
 
 def test_two_hundred_bad_inputs_are_tried() -> None:
-    tables = (MARKERS, RECIPES, WORKLOADS, REFERENCES, VERBS, VERBS_OF_EXCEPTIONS, USAGE, CELLS)
+    tables = (
+        *(MARKERS, RECIPES, WORKLOADS, REFERENCES, USER_CODE),
+        *(VERBS, VERBS_OF_EXCEPTIONS, USAGE, CELLS),
+    )
 
-    assert len(GIVEN) + sum(map(len, (*tables, COMMANDS))) > 320
+    assert len(GIVEN) + sum(map(len, (*tables, COMMANDS))) > 380
 
 
 def message_of(error: pytest.ExceptionInfo[PerfsuiteError]) -> str:
@@ -164,6 +169,19 @@ def test_a_bad_reference_is_refused_before_anything_is_imported(reference: Any) 
 
     assert repr(reference) in message_of(refused)
     assert set(sys.modules) == loaded
+
+
+@pytest.mark.parametrize(("argument", "function", "fields"), USER_CODE)
+def test_bad_user_code_is_refused_by_the_name_of_its_argument(
+    argument: str, function: Any, fields: dict[str, Any]
+) -> None:
+    with pytest.raises(SettingError) as refused:
+        plan_function(argument, function, **{"kind": "step", **fields})
+
+    name = [argument, *(name for name in fields if name != "kind")][-1]
+    names = {"world_size": "ranks", "num_warmup": "warmup", "num_steps": "steps"}
+    is_of_function = argument if function is not dict else names.get(name, name)
+    assert message_of(refused).startswith(is_of_function)
 
 
 def test_a_bad_cell_fails_alone_in_one_line(pytester: pytest.Pytester) -> None:

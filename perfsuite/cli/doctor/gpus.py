@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +9,7 @@ import pynvml
 
 from perfsuite.cli.doctor.findings import Finding
 from perfsuite.errors import DeviceError
-from perfsuite.system.gpus import GpuFacts, driver_version, nvml, visible_gpus
+from perfsuite.system.gpus import GpuFacts, driver_version, if_shown, nvml, visible_gpus
 from perfsuite.units import format_bytes
 
 # nvmlClocksThrottleReasons of NVML's API reference. Left out: an idle GPU, and application clocks,
@@ -32,6 +31,9 @@ class GpuState:
     throttle_bits: int | None  # why its clock is held down
     is_persistent: bool | None
     process_ids: tuple[int, ...] | None  # that compute on it
+    compute_mode: int | None = None
+    most_lanes: int | None = None  # of its link, where both ends have them
+    awaits_reset: bool | None = None  # to take rows of broken memory out of use
 
 
 def examine_gpus() -> list[Finding]:
@@ -61,6 +63,15 @@ def gpu_finding(subject: str, gpu: GpuFacts, state: GpuState) -> Finding:
         text += f": its clock is held down: {', '.join(reasons)}"
         advice = "let it cool, or raise its limit (nvidia-smi --query --display=PERFORMANCE,POWER)"
         return Finding(subject, "warn", text, advice)
+    if state.awaits_reset:
+        text += ": rows of its memory are broken, and in use until it is reset"
+        return Finding(subject, "warn", text, "sudo nvidia-smi --gpu-reset, or restart the machine")
+    if state.compute_mode not in (None, pynvml.NVML_COMPUTEMODE_DEFAULT):
+        text += ": one process alone may use it, so a gate runs one launch after the other"
+        return Finding(subject, "warn", text, "sudo nvidia-smi --compute-mode=DEFAULT")
+    if gpu.pcie is not None and state.most_lanes is not None and gpu.pcie[1] < state.most_lanes:
+        text += f": its PCIe link has {gpu.pcie[1]} of {state.most_lanes} lanes"
+        return Finding(subject, "warn", text, "seat it anew, or look for a riser that is too long")
     if state.is_persistent is False:
         text += ": without persistence mode each cell waits for the driver to load"
         return Finding(subject, "warn", text, "sudo nvidia-smi --persistence-mode=1")
@@ -68,18 +79,14 @@ def gpu_finding(subject: str, gpu: GpuFacts, state: GpuState) -> Finding:
 
 
 def _read_state(handle: Any) -> GpuState:
-    persistence = _if_shown(pynvml.nvmlDeviceGetPersistenceMode, handle)
-    processes = _if_shown(pynvml.nvmlDeviceGetComputeRunningProcesses, handle)
+    persistence = if_shown(pynvml.nvmlDeviceGetPersistenceMode, handle)
+    processes = if_shown(pynvml.nvmlDeviceGetComputeRunningProcesses, handle)
+    remapped = if_shown(pynvml.nvmlDeviceGetRemappedRows, handle)
     return GpuState(
-        throttle_bits=_if_shown(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle),
+        throttle_bits=if_shown(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle),
         is_persistent=None if persistence is None else bool(persistence),
         process_ids=None if processes is None else tuple(process.pid for process in processes),
+        compute_mode=if_shown(pynvml.nvmlDeviceGetComputeMode, handle),
+        most_lanes=if_shown(pynvml.nvmlDeviceGetMaxPcieLinkWidth, handle),
+        awaits_reset=None if remapped is None else bool(remapped[2]),
     )
-
-
-def _if_shown(query: Callable[[Any], Any], handle: Any) -> Any | None:
-    """Return what NVML answers; None where it refuses for this device, driver or user."""
-    try:
-        return query(handle)
-    except pynvml.NVMLError:
-        return None

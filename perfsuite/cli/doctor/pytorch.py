@@ -12,7 +12,7 @@ import ipaddress
 import os
 import socket
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pynvml
@@ -26,6 +26,8 @@ from perfsuite.units import counted
 # Torch is loaded within 4 s and two ranks have their sum 0.1 s later (measured on 2 cores): ranks
 # that need these times are stuck.
 _SETTINGS = Settings(device="cpu", timeout_s=20.0, collective_timeout_s=5.0)
+# Eight GPUs without persistence mode take up to 20 s to wake.
+_WAKING_S = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +68,23 @@ def examine_torch(environ: Mapping[str, str] = os.environ) -> list[Finding]:
             sum_finding,
             advice="see that the loopback interface is up: ip link set lo up",
         ),
+        *_examine_nccl(session.hardware.num_gpus),
         interface_finding(socket.gethostname(), _own_address(), environ.get("GLOO_SOCKET_IFNAME")),
+    ]
+
+
+def _examine_nccl(num_gpus: int) -> list[Finding]:
+    """Sum over all visible GPUs, where there are any."""
+    if not num_gpus:
+        return []
+    session = Session(replace(_SETTINGS, device="cuda", timeout_s=_WAKING_S), say=print)
+    return [
+        finding_of_ranks(
+            lambda: session.run_function(num_gpus, sum_over_ranks, ()),
+            "NCCL",
+            lambda sums: sum_finding(sums, "NCCL"),
+            advice="see what NCCL says with NCCL_DEBUG=INFO",
+        )
     ]
 
 
@@ -112,7 +130,9 @@ def read_torchvision() -> str:
 def sum_over_ranks() -> float:
     """Return the sum over ranks of their numbers from 1, by a real all_reduce. Runs in ranks."""
     torch = importlib.import_module("torch")
-    number = torch.tensor(float(torch.distributed.get_rank() + 1))
+    has_gpus = torch.distributed.get_backend() == "nccl"
+    device = torch.accelerator.current_accelerator() if has_gpus else None
+    number = torch.tensor(float(torch.distributed.get_rank() + 1), device=device)
     torch.distributed.all_reduce(number)
     return float(number)
 
@@ -133,14 +153,15 @@ def torch_finding(facts: TorchFacts, num_gpus: int) -> Finding:
     return Finding("torch", "fail", f"{text}, where NVML shows {num_gpus}", advice)
 
 
-def sum_finding(sums: list[float]) -> Finding:
+def sum_finding(sums: list[float], backend: str = "gloo") -> Finding:
     """Judge the sums of 1, 2, ... that the ranks got."""
     expected = float(sum(range(1, len(sums) + 1)))
     if sums == [expected] * len(sums):
-        return Finding("gloo", "ok", f"{len(sums)} ranks summed over the loopback interface")
+        where = "over the loopback interface" if backend == "gloo" else "on a GPU each"
+        return Finding(backend, "ok", f"{counted(len(sums), 'rank')} summed {where}")
     text = f"{len(sums)} ranks summed to {', '.join(f'{one:g}' for one in sums)}, not {expected:g}"
     advice = "install torch again: no result of several ranks can be trusted"
-    return Finding("gloo", "fail", text, advice)
+    return Finding(backend, "fail", text, advice)
 
 
 def interface_finding(host: str, address: str | None, chosen: str | None) -> Finding:

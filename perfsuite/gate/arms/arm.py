@@ -64,6 +64,7 @@ class CellRun:
         background_s: Processor seconds that its threads used in the other arm's turns.
         outgrew_core: Whether it was pinned to the shared core, and then used more than a thread.
         loaded: By the launch up to the end of the cell.
+        clocks_mhz: Of each accelerator, the median at the ends of its turns.
     """
 
     outcome: str
@@ -76,6 +77,7 @@ class CellRun:
     background_s: float = 0.0
     outgrew_core: bool = False
     loaded: Loaded = NOTHING
+    clocks_mhz: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,6 +26,7 @@ import contextlib
 import json
 import selectors
 import socket
+import statistics
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -48,6 +49,7 @@ from perfsuite.gate.arms.arm import (
 from perfsuite.gate.arms.loaded import Loaded, LoadLogReader
 from perfsuite.gate.arms.num_rounds import agree_on_iterations, first_num_rounds
 from perfsuite.gate.arms.turns import Scheduler
+from perfsuite.system.gpus import open_sensors
 
 _LOOK_S = 0.5
 # How often, within the time that idle launches may be silent, the gate looks whether they work; the
@@ -74,6 +76,9 @@ class Server:
         self._selector.register(self._listener, selectors.EVENT_READ, None)
         # Where the answer goes, by arm and kind of message.
         self._waiting: dict[tuple[str, str], socket.socket] = {}
+        self._open = contextlib.ExitStack()
+        self._sensors = self._open.enter_context(open_sensors())
+        self._clocks_mhz: dict[str, list[Sequence[float]]] = {name: [] for name in self.launches}
         self._chosen: list[str] = []
         self._shapes: dict[str, dict[str, Any]] = {}
         self._agreed: dict[str, int] | None = None
@@ -86,6 +91,7 @@ class Server:
         for key in list(self._selector.get_map().values()):
             key.fileobj.close()  # type: ignore[union-attr]  # sockets, all of them
         self._selector.close()
+        self._open.close()
 
     def watch(self, arm: str, process: subprocess.Popen[bytes]) -> None:
         """Notice when the arm's process ends."""
@@ -171,6 +177,7 @@ class Server:
                 self._answer("turn", self._scheduler.request(arm))
             case "done":
                 self._ended_s = time.monotonic()
+                self._clocks_mhz[arm].append(self._sensors.clocks_mhz())
                 self._answer("turn", self._scheduler.end(arm))
             case "left":
                 self._take_cell(arm, message)
@@ -199,6 +206,7 @@ class Server:
         return loaded
 
     def _take_cell(self, arm: str, message: dict[str, Any]) -> None:
+        clocks_mhz, self._clocks_mhz[arm] = self._clocks_mhz[arm], []
         self.launches[arm].cells[message["cell"]] = CellRun(
             outcome=message["outcome"],
             reason=message["reason"],
@@ -210,6 +218,7 @@ class Server:
             background_s=message.get("background_s", 0.0),
             outgrew_core=message.get("outgrew_core", False),
             loaded=self._read_loaded(arm),
+            clocks_mhz=tuple(map(statistics.median, zip(*clocks_mhz, strict=False))),
         )
         self._answer("turn", self._scheduler.leave(arm))
         self._advance()

@@ -22,6 +22,7 @@ class Scheduler:
         self._others = {arm: [other for other in arms if other != arm] for arm in arms}
         self._first = first
         self._order = [first, *self._others[first]]
+        self._order_in_cell = list(self._order)
         self._left_in_round = list(self._order)
         self._requesting: set[str] = set()
         self._outside: set[str] = set()
@@ -90,11 +91,15 @@ class Scheduler:
         return self._withdraw(arm)
 
     def conclude(self) -> list[str]:
-        """Return the arms that agree now: all that wait for it, once no other is in the cell."""
+        """Return the arms that agree now: all that wait for it, once no other is in the cell.
+
+        The turns after it are those of rounds. In one before it an arm has prepared itself.
+        """
         if len(self._agreeing | self._absent()) < len(self._others):
             return []
         concluded = sorted(self._agreeing)
         self._agreeing.clear()
+        self._order = list(self._order_in_cell)
         self._left_in_round = list(self._order)
         return concluded
 
@@ -105,6 +110,7 @@ class Scheduler:
         released = sorted(self._outside)
         self._outside.clear()
         self._admitted = None
+        self._order_in_cell = list(self._order)
         self._left_in_round = list(self._order)
         return released
 

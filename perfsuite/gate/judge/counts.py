@@ -64,11 +64,11 @@ class Slack:
 EXACT: Final = Slack()
 # CUDA's allocator hands out a cached block up to 1 MiB larger than was asked for rather than split
 # it (kSmallSize, c10/cuda/CUDACachingAllocator.cpp), so its peak moves with what was freed before:
-# by sixteen such blocks, or by 1 % where there are thousands.
+# by sixteen such blocks, or by 1 % where there are thousands. What was asked for does not.
 _ALLOCATOR_SLACK = Slack(ratio=0.01, num_bytes=16 * 2**20)
 # The live-storage peak repeats bit for bit: 14 cells on a CPU (one rank, DDP, FSDP, loader workers,
 # checkpointing) in three sessions each. A page leaves room for another scalar, such as a counter.
-_LIVE_STORAGE_SLACK = Slack(num_bytes=4096)
+_EXACT_PEAK_SLACK = Slack(num_bytes=4096)
 
 _SIZES = ("collective_bytes", "saved_activation_bytes", "memory")
 # From here on a change is visible in a percentage with one decimal.
@@ -117,7 +117,7 @@ class CountChange:
 
         >>> print(CountChange(name="flops", base=1_200_000_000, head=1_450_000_000, slack=EXACT))
         flops 1.20 G -> 1.45 G (+20.8 %), allowed 0 %
-        >>> print(CountChange(name="memory", base=2648080, head=2656272, slack=_LIVE_STORAGE_SLACK))
+        >>> print(CountChange(name="memory", base=2648080, head=2656272, slack=_EXACT_PEAK_SLACK))
         memory 2,648,080 B -> 2,656,272 B (+0.3 %), allowed 4.00 KiB
         """
         write = format_bytes if self.name in _SIZES else format_count
@@ -255,7 +255,7 @@ def _nearest(before: Sequence[int], after: Sequence[int]) -> tuple[int, int] | N
 def _usual_slack(name: str, cell: Counted) -> Slack:
     if name not in ("saved_activation_bytes", "memory"):
         return EXACT
-    return _ALLOCATOR_SLACK if _metric(cell) == "max_memory_allocated" else _LIVE_STORAGE_SLACK
+    return _ALLOCATOR_SLACK if _metric(cell) == "max_memory_allocated" else _EXACT_PEAK_SLACK
 
 
 def _values(cells: Sequence[Counted], name: str) -> list[int]:

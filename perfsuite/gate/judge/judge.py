@@ -21,7 +21,12 @@ from perfsuite.gate.judge.counts import CountComparison, compare_run_counts
 from perfsuite.gate.judge.forecast import describe_rest, why_too_much
 from perfsuite.gate.judge.kept_pairs import KeptCell, resume
 from perfsuite.gate.judge.numerics_change import CHANGED, UNKNOWN, describe_numerics_change
-from perfsuite.gate.judge.pair_evidence import add_pair, describe_changes, is_postponed
+from perfsuite.gate.judge.pair_evidence import (
+    add_pair,
+    describe_changes,
+    is_postponed,
+    why_clocks_differ,
+)
 from perfsuite.gate.judge.pairs_verdict import decide_by_pairs, tell_stalls
 from perfsuite.gate.judge.trial import Budget, CellPolicy, Judgement, Trial
 from perfsuite.gate.provenance.symmetry import find_asymmetry
@@ -203,6 +208,7 @@ class _Session:
         before = read_sensors()
         launches = launch_pair(self.arms, plan, names)
         unfit = why_unfit(before, read_sensors(), len(os.sched_getaffinity(0)))
+        unfit = unfit or why_clocks_differ(launches)
         wall_s = time.monotonic() - began_s
         self.first_s = self.first_s or wall_s
         self.longest_s = max(self.longest_s, wall_s)
@@ -231,6 +237,7 @@ def _end(trial: Trial, last: _Pair | None, too_long: str | None) -> None:
     if has_both and trial.policy.slacks:
         _judge_counts(trial)
         _judge_numerics(trial)
+        _judge_size(trial)
 
 
 def _count_until_alike(trial: Trial) -> None:
@@ -258,11 +265,6 @@ def _judge_counts(trial: Trial) -> None:
         trial.word, trial.by, trial.reason = "FAIL", "counts", None
     for one in (*compared.increases, *compared.unavailable):
         trial.add_reason(str(one))
-    # A recipe says what a step is; the user's own code may make it a smaller one.
-    if (trial.last["head"].record or {}).get("recipe", {}) is None:
-        for one in compared.decreases:
-            if one.name == "flops":
-                trial.add_reason(f"{one}: times compare only if a step still trains as much")
     if (changes := describe_changes(**trial.last)) is not None:
         trial.add_reason(changes)
 
@@ -276,6 +278,23 @@ def _judge_numerics(trial: Trial) -> None:
         trial.word, trial.by = "FAIL", "numerics"
     elif change.startswith(UNKNOWN) and trial.word in ("PASS", "IMPROVED"):
         trial.word, trial.by = "INCONCLUSIVE", "numerics"
+
+
+def _judge_size(trial: Trial) -> None:
+    """Refuse times of a smaller step of the user's own, which no recipe tells from a faster one.
+
+    It may have fewer micro-batches. With fewer FLOPs for the same numbers it is a better step.
+    """
+    fewer = [one for one in _compare_counts(trial).decreases if one.name == "flops"]
+    is_own = (trial.last["head"].record or {}).get("recipe", {}) is None
+    change = trial.numerics_change or ""
+    if trial.word == "FAIL" or not (is_own and fewer and change.startswith((CHANGED, UNKNOWN))):
+        return
+    trial.word, trial.by = "INVALID", "counts"
+    trial.reason = (
+        f"{fewer[0]}, and nothing shows that a step still trains as much ({change}), so that times "
+        "do not compare; give the test another name where that is meant"
+    )
 
 
 def _progress(

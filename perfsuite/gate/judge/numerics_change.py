@@ -1,19 +1,21 @@
-"""What changed in the mathematics: the first losses of head against those of the base.
+"""What changed in the mathematics: the first losses and weights of head against the base's.
 
 The two launches of a pair have one seed and one hash seed, so the same training gives the same
-losses, bit for bit, or within rounding where its sums have another order.
+numbers, bit for bit, or within rounding where its sums have another order.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
 
 from perfsuite.gate.arms.arm import CellRun
+from perfsuite.records.cell import TensorDigest
 from perfsuite.records.recipe import EPSILONS
 from perfsuite.system.untrusted import Count
 
@@ -24,12 +26,14 @@ _FACTOR = 16
 # Optimizer steps multiply a difference in rounding; T0 to T2 are held to as many.
 _NUM_STEPS = 3
 _DIGITS = 4
+_NOTHING = TensorDigest(0, 0.0, 0.0)
 
 
 class _Trained(msgspec.Struct, frozen=True):
     """What is read of a record; the base's perfsuite may keep other things beside it."""
 
     losses: tuple[float, ...] = ()
+    weights: tuple[tuple[TensorDigest, ...], ...] | None = None
     recipe: dict[str, Any] | None = None
     world_size: Count = 1
 
@@ -45,12 +49,17 @@ class _Trained(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, kw_only=True)
 class _Difference:
-    """The first difference between two sequences of losses; whether rounding explains it."""
+    """A number of one step that differs in its bits; whether rounding explains it."""
 
     step: int
-    before: str
-    after: str
+    what: str
+    before: float
+    after: float
     is_rounding: bool
+
+    def __str__(self) -> str:
+        before, after = _write(self.before, self.after)
+        return f"{self.what} at step {self.step} {before} -> {after}"
 
 
 def describe_numerics_change(base: Sequence[CellRun], head: Sequence[CellRun]) -> str | None:
@@ -67,54 +76,85 @@ def describe_numerics_change(base: Sequence[CellRun], head: Sequence[CellRun]) -
         limit = max(one.rounding for one in (*theirs, *ours))
     except (msgspec.ValidationError, KeyError, TypeError, ValueError) as error:
         return f"{UNKNOWN}: a record has another form: {error}"
-    silent = [
-        arm
-        for arm, runs in (("the base", theirs), ("head", ours))
-        if not all(one.losses for one in runs)
-    ]
-    if silent:
+    has_losses, has_weights = (
+        [all(getattr(one, name) for one in runs) for runs in (theirs, ours)]
+        for name in ("losses", "weights")
+    )
+    if not all(has_losses) and not all(has_weights):
+        silent = [arm for arm, has in zip(("the base", "head"), has_losses, strict=True) if not has]
         return f"{UNKNOWN}: no loss of {' and '.join(silent)} is known"
-    within = [
-        _compare(before.losses, after.losses, limit)
-        for before, after in zip(theirs, ours, strict=False)
-    ]
+    within = [_compare(before, after, limit) for before, after in zip(theirs, ours, strict=False)]
     if not any(within):
         return "same bits"
     if (found := _beyond_rounding(within)) is None:
         return "rounding"
-    among = _beyond_rounding([_compare(theirs[0].losses, one.losses, limit) for one in theirs])
+    among = _beyond_rounding([_compare(theirs[0], one, limit) for one in theirs])
     if among is not None:
+        numbers = " and ".join(_write(among.before, among.after))
         return (
             f"{UNKNOWN}: launches of the base differ among themselves, at step {among.step} by a "
-            f"loss of {among.before} and {among.after}; seed what it draws"
+            f"{among.what} of {numbers}; seed what it draws"
         )
     if len(theirs) < 2:
-        return f"{UNKNOWN}: one launch of the base does not show that the next has the same losses"
-    return f"{CHANGED}: loss at step {found.step} {found.before} -> {found.after}"
+        return f"{UNKNOWN}: one launch of the base does not show that the next computes the same"
+    return f"{CHANGED}: {found}"
 
 
 def _beyond_rounding(differences: Sequence[_Difference | None]) -> _Difference | None:
     return next((one for one in differences if one is not None and not one.is_rounding), None)
 
 
-def _compare(before: Sequence[float], after: Sequence[float], limit: float) -> _Difference | None:
-    """Return the first loss that is not rounded alike, else the first whose bits differ.
+def _compare(before: _Trained, after: _Trained, limit: float) -> _Difference | None:
+    """Return the first number that is not rounded alike, else the first whose bits differ.
 
     Beyond the steps after the first such difference, rounding has grown with the training.
     """
-    steps = [(old, new) for old, new in zip(before, after, strict=False)]
-    differing = [number for number, (old, new) in enumerate(steps) if repr(old) != repr(new)]
-    if not differing:
-        return None
-    held = [number for number in differing if number < differing[0] + _NUM_STEPS]
-    beyond = [number for number in held if not _is_rounding(*steps[number], limit)]
-    number = (beyond or held)[0]
-    texts = _write(*steps[number])
-    return _Difference(step=number + 1, before=texts[0], after=texts[1], is_rounding=not beyond)
+    differing = sorted(_differences(before, after, limit), key=lambda one: one.step)
+    held = [one for one in differing if one.step < differing[0].step + _NUM_STEPS]
+    return _beyond_rounding(held) or next(iter(held), None)
 
 
-def _is_rounding(before: float, after: float, limit: float) -> bool:
-    return abs(after - before) <= limit * max(abs(before), abs(after))
+def _differences(before: _Trained, after: _Trained, limit: float) -> Iterator[_Difference]:
+    """Yield what differs in its bits; of one step the loss, which comes first, before the rest."""
+    for step, (old, new) in enumerate(zip(before.losses, after.losses, strict=False), 1):
+        if repr(old) != repr(new):
+            is_rounding = abs(new - old) <= limit * max(abs(old), abs(new))
+            yield _Difference(
+                step=step, what="loss", before=old, after=new, is_rounding=is_rounding
+            )
+    steps = zip(before.weights or (), after.weights or (), strict=False)
+    for step, (theirs, ours) in enumerate(steps, 1):
+        pairs = itertools.zip_longest(theirs, ours, fillvalue=_NOTHING)
+        for number, (old_digest, new_digest) in enumerate(pairs, 1):
+            if repr(old_digest) != repr(new_digest):
+                yield _compare_digests(old_digest, new_digest, limit, step, number)
+
+
+def _compare_digests(
+    before: TensorDigest, after: TensorDigest, limit: float, step: int, number: int
+) -> _Difference:
+    """Say whether two digests may be those of tensors whose distance is within the limit.
+
+    Tensors a and b with |a - b| <= L |a| have sums that differ by at most L |a| sqrt(n), and sums
+    of squares that differ by at most 2 L |a|**2, to first order (Cauchy and Schwarz).
+    """
+    squares = max(before.squares, after.squares)
+    # (what of the parameter, before, after, the most that the distance explains)
+    found = (
+        ("size", before.num_elements, after.num_elements, 0.0),
+        ("sum of squares", before.squares, after.squares, 2 * limit * squares),
+        ("sum", before.total, after.total, limit * math.sqrt(before.num_elements * squares)),
+    )
+    differing = [one for one in found if repr(one[1]) != repr(one[2])]
+    beyond = [one for one in differing if not abs(one[2] - one[1]) <= one[3]]
+    name, old, new, _ = (beyond or differing)[0]
+    return _Difference(
+        step=step,
+        what=f"{name} of parameter {number}",
+        before=old,
+        after=new,
+        is_rounding=not beyond,
+    )
 
 
 def _write(before: float, after: float) -> tuple[str, str]:

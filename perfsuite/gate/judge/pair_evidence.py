@@ -17,11 +17,14 @@ from perfsuite.records.cell import samples_of_step
 from perfsuite.records.verdict import VerdictWord
 from perfsuite.stats import intervals
 from perfsuite.stats.evidence import Pair
-from perfsuite.system.untrusted import Amount
+from perfsuite.system.untrusted import Amount, Count
 
-# What torch, the C library, Python and the end of a rank or a launch say when memory ran out.
+# What torch, the C library, Python and the end of a rank or a launch say when memory ran out; and
+# what CUDA's libraries say, which need memory beside the allocator's: for a handle, a workspace.
 _OUT_OF_MEMORY = re.compile(
-    r"out of memory|not enough memory|cannot allocate memory|memory ran out|MemoryError|signal 9",
+    r"out of memory|not enough memory|cannot allocate memory|memory ran out|MemoryError|signal 9"
+    r"|CU(?:BLAS|DNN|SPARSE|SOLVER|FFT)_(?:STATUS_)?(?:\w+_)?(?:ALLOC(?:ATION)?_FAILED|NOT_INITIALIZED)"
+    r"|unable to find an engine to execute this computation|Cuda failure 2\b",
     re.IGNORECASE,
 )
 
@@ -39,6 +42,9 @@ _ORDER = (
     "launches run cells in a random order, and without those that are decided: a test must not "
     "need what another has stored"
 )
+
+# Of a GPU's clock: as much is a change of what a step takes.
+_MOST_CLOCKS_APART = 0.01
 
 # Of the seconds of its own turns: half of the usual tolerance. A thread that only looks whether
 # there is work uses less, and less than so many seconds.
@@ -96,6 +102,24 @@ def add_pair(trial: Trial, launches: Mapping[str, Launch], first: str, launch_s:
         trial.costs.append(cost)
 
 
+def why_clocks_differ(launches: Mapping[str, Launch]) -> str | None:
+    """Why no cell on a GPU compares in this pair; None where both arms ran at one clock."""
+    bases = launches["base"].cells
+    for name, head in launches["head"].cells.items():
+        record = _read(head)
+        if name not in bases or record is None or record.device == "cpu":
+            continue
+        clocks_mhz = zip(bases[name].clocks_mhz, head.clocks_mhz, strict=False)
+        for number, clocks in zip(range(record.world_size), clocks_mhz, strict=False):
+            if abs(clocks[1] - clocks[0]) > _MOST_CLOCKS_APART * min(clocks):
+                return (
+                    f"GPU {number} ran at {clocks[0]:.0f} MHz in the base's turns of {name}, and "
+                    f"at {clocks[1]:.0f} MHz in head's; lock its clock below what its power limit "
+                    "allows (nvidia-smi --lock-gpu-clocks)"
+                )
+    return None
+
+
 def _why_missing(cell: str, arm: str, launch: Launch) -> tuple[VerdictWord, str]:
     """The verdict of a cell that a launch did not reach, and its reason."""
     word: VerdictWord = "INVALID"
@@ -151,7 +175,8 @@ def is_postponed(
         trial.is_unpinned = True
         return True
     failures = [*_failures(trial.name, launches)]
-    if not trial.is_one_by_one and any(map(_OUT_OF_MEMORY.search, failures)):
+    lacked_memory = any(map(_OUT_OF_MEMORY.search, failures)) or any(map(_has_retried, runs))
+    if not trial.is_one_by_one and lacked_memory:
         trial.is_one_by_one = True
         return True
     has_daemon = any(launch.leaves_daemon for launch in launches.values())
@@ -173,6 +198,13 @@ def _cell_that_ended(launches: Mapping[str, Launch], names: Sequence[str]) -> st
         if missing := [name for name in names if name in collected and name not in launch.cells]:
             return missing[0]
     return None
+
+
+def _has_retried(run: CellRun) -> bool:
+    """Whether the allocator of an arm waited for memory, which may be the other arm's."""
+    record = _read(run)
+    counts = None if record is None else record.counts
+    return counts is not None and bool(counts.allocator_retries)
 
 
 def _is_taken(failure: str) -> bool:
@@ -226,12 +258,19 @@ def mean_log_ratio(base_s: Sequence[float], head_s: Sequence[float]) -> float:
     return math.log(math.fsum(head_s[:num_rounds]) / math.fsum(base_s[:num_rounds]))
 
 
+class _Counted(msgspec.Struct, frozen=True):
+    allocator_retries: Count | None = None
+
+
 class _Trained(msgspec.Struct, frozen=True):
     """What is read of a record; the base's perfsuite may keep other things beside it."""
 
+    device: str = "cpu"
+    world_size: int = 1
     workload: str | None = None
     recipe: dict[str, Any] | None = None
     samples_per_s: Amount | None = None
+    counts: _Counted | None = None
 
 
 def _why_incomparable(base: CellRun, head: CellRun) -> str | None:

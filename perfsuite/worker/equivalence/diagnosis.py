@@ -24,7 +24,10 @@ _SAME = 1e-3
 def explain_gradients(tested: Tensors, expected: Tensors, bugs: Sequence[Bug]) -> str | None:
     """Return the likeliest cause of gradients that differ."""
     if not all(bool(tensor.isfinite().all()) for tensor in tested.values()):
-        return "a gradient is not finite: lower the learning rate, or scale the loss"
+        return (
+            "a gradient is not finite: lower the learning rate, or use a precision with more range "
+            "that scales the loss or steps float32 weights (amp-bf16, amp-fp16, O2)"
+        )
     lost = [
         name
         for name, gradient in expected.items()
@@ -104,7 +107,7 @@ def _scale(tested: Tensors, expected: Tensors) -> str | None:
     error = measure_errors(tested, expected).total
     if measure_errors(tested, multiple).total * abs(factor) >= _UNEXPLAINED * error:
         return None
-    return f"all gradients are {factor:.4g} times what they should be: is the loss scaled?"
+    return f"all gradients are {factor:.6g} times what they should be: is the loss scaled?"
 
 
 def has_batchnorm(model: nn.Module) -> bool:

@@ -24,6 +24,11 @@ WORST_PARAMETER_FACTOR = 16
 # The ratio of two low-precision errors against the same reference; measured 0.96 to 1.14.
 # FlashAttention's tests (tests/test_flash_attn.py) and torch._dynamo.utils.same also allow 2.
 ERROR_RATIO = 2
+# Of the difference of two passes over the same data: it is all that a device may differ by, and a
+# record and its reference differ by no more.
+_NOISE_FACTOR = 4
+# Float32 on a device may be this coarse: Winograd's convolutions are finer, TensorFloat-32 is not.
+COARSEST_FLOAT32 = 2.0**-13
 # Below this share of the whole norm a gradient is lost in the rounding errors of the others
 # (the exact gradient of an attention's key bias is 0).
 SMALLEST_SHARE = 1e-6
@@ -79,9 +84,30 @@ def reduction_limit(
     return limit if is_exact else dataclasses.replace(limit, shared=epsilon / 2)
 
 
-def semantic_limit(recipe: Recipe) -> Limit:
-    """The limit of T1: the sum over one large batch against the sum over its parts."""
-    return _limit(_SEMANTIC_FACTOR, path_epsilon(recipe), recipe)
+def semantic_limit(recipe: Recipe, plain_error: float = 0.0) -> Limit:
+    """The limit of T1: the sum over one large batch against the sum over its parts.
+
+    On a device the error of plain training, whose kernels sum in other ways than a CPU's, twice.
+    """
+    limit = _limit(_SEMANTIC_FACTOR, path_epsilon(recipe), recipe)
+    value = min(ERROR_RATIO * plain_error + path_epsilon(recipe), COARSEST_FLOAT32)
+    if value <= limit.value:
+        return limit
+    formula = f"{ERROR_RATIO} times the error {plain_error:.1e} of plain training here"
+    return Limit(value, formula, WORST_PARAMETER_FACTOR * value)
+
+
+def above_noise(limit: Limit, noise: float) -> Limit:
+    """The limit where the device repeats itself within `noise` alone.
+
+    >>> above_noise(Limit(1e-7, "2 u", 1.6e-6), 0.0).value, above_noise(BITWISE, 1e-6).value
+    (1e-07, 4e-06)
+    """
+    value = _NOISE_FACTOR * noise
+    if value <= limit.value:
+        return limit
+    formula = f"{_NOISE_FACTOR} times {noise:.1e}, within which the device repeats itself"
+    return Limit(value, formula, max(limit.worst_parameter, WORST_PARAMETER_FACTOR * value))
 
 
 def _limit(factor: int, epsilon: float, recipe: Recipe) -> Limit:
@@ -89,6 +115,18 @@ def _limit(factor: int, epsilon: float, recipe: Recipe) -> Limit:
     value = factor * epsilon * math.sqrt(num_ranks * num_steps)
     formula = f"{factor} u sqrt(ws A), u {epsilon:.1e}, ws {num_ranks}, A {num_steps}"
     return Limit(value, formula, WORST_PARAMETER_FACTOR * value)
+
+
+def update_limit(epsilon: float, size: float) -> Limit:
+    """The limit of the weights after a step from equal gradients, in units of the step.
+
+    `size` is the weights' norm in those units. The step is off by a share e of itself, and the
+    weights by what `checks.optimizer_steps` derives from that: sqrt(e u |p|).
+    """
+    share = _SEMANTIC_FACTOR * epsilon
+    value = share + math.sqrt(share * epsilon * size)
+    formula = f"e + sqrt(e u |p| / |D|), e {_SEMANTIC_FACTOR} u, u {epsilon:.1e}, in steps |D|"
+    return Limit(value, formula, value)
 
 
 def ratio_limit(plain_error: float, epsilon: float) -> Limit:

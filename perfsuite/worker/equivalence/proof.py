@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -11,7 +12,12 @@ import torch
 from perfsuite.records.equivalence import Check, EquivalenceRow, NumericsStatus
 from perfsuite.records.recipe import Recipe
 from perfsuite.records.workload import Workload
-from perfsuite.worker.equivalence.comparison import Discrepancy, judge, measure_buffer_errors
+from perfsuite.worker.equivalence.comparison import (
+    Discrepancy,
+    judge,
+    measure_buffer_errors,
+    measure_errors,
+)
 from perfsuite.worker.equivalence.diagnosis import explain_weights
 from perfsuite.worker.equivalence.limits import Limit
 from perfsuite.worker.equivalence.mesh_diagnosis import explain_ranks
@@ -19,6 +25,7 @@ from perfsuite.worker.equivalence.planted_bugs import Bug, missed
 from perfsuite.worker.equivalence.references.single_process import Reference, plain_recipe
 from perfsuite.worker.equivalence.tensors import Tensors
 from perfsuite.worker.equivalence.trace.trace import Trace
+from perfsuite.worker.measure.device import is_accelerator
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +48,19 @@ class Case:
     trace: Trace
     twin: Trace | None
     on_step: Callable[[], None]
+
+    @cached_property
+    def noise(self) -> float:
+        """How far two passes over the same data lie apart, relatively; 0 on a CPU."""
+        if not is_accelerator(self.device) or not self.trace.steps:
+            return 0.0
+        reference, step = self.reference(), self.trace.steps[0]
+
+        def run() -> Tensors:
+            reference.load(step.before)
+            return reference.run(step.shards[0], scale=step.scale).gradients
+
+        return measure_errors(run(), run()).total
 
     def reference(self, **changes: Any) -> Reference:
         """Return one process that computes the run's gradients, with changes to its recipe."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 Tensors = dict[str, Tensor]
-Quantity = Literal["gradient", "parameter", "buffer", "loss", "random draw"]
+Quantity = Literal["gradient", "parameter", "buffer", "loss", "random draw", "update"]
 
 
 def in_double(tensor: Tensor) -> Tensor:

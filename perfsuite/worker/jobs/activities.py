@@ -21,10 +21,10 @@ from perfsuite.records.stages import Stage
 from perfsuite.records.workload import Split, Workload, load_workload
 from perfsuite.worker.jobs.activity import (
     NUM_RECORDED_LOSSES,
-    OF_COMPILED,
     Activity,
     Repeatable,
     held_by,
+    hidden_in_compiled,
 )
 from perfsuite.worker.jobs.loader_workers import open_batches
 from perfsuite.worker.jobs.user_code import start_user_code
@@ -104,6 +104,10 @@ class _Train(_OnModel):
         self.losses.extend(self._unchecked[: NUM_RECORDED_LOSSES - len(self.losses)])
         self._unchecked.clear()
 
+    def state(self) -> object:
+        # A step whose gradients overflow is skipped, and lowers the scale.
+        return super().state(), self.trainer.scaler.get_scale()
+
 
 class _Evaluate(_OnModel):
     """A batch of the test split (validation where there is none) through the model."""
@@ -167,9 +171,10 @@ _ALL_COUNTS = (*Counts.__struct_fields__, "memory", "operators")
 def _uncountable(recipe: Recipe) -> dict[str, str]:
     """Return the counts that a mode hides from the dispatcher, with the reason."""
     if recipe.compile:
-        return dict(OF_COMPILED)
+        return hidden_in_compiled()
     if recipe.plan.properties.runs_threads:
-        hidden = ("flops", "model_flops", "ops", "saved_activation_bytes")
+        collectives = ("collectives", "collective_bytes")
+        hidden = ("flops", "model_flops", "ops", "saved_activation_bytes", *collectives)
         return dict.fromkeys(hidden, "DataParallel's replicas run in threads of their own")
     return {}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from perfsuite.records.cell import TensorDigest
 from perfsuite.records.stages import Stage
 from perfsuite.worker.measure.clock import largest_over_ranks, start_together
 from perfsuite.worker.measure.dispatch import tensors_in
@@ -16,11 +18,6 @@ from perfsuite.worker.measure.iterations import Iterations, run_iterations
 
 # Enough to see a loss fall; every cell runs at least as many steps with the default rounds.
 NUM_RECORDED_LOSSES = 10
-# torch.compile is off under a dispatch mode, so eager operators would be counted.
-OF_COMPILED = dict.fromkeys(
-    ("flops", "model_flops", "ops", "saved_activation_bytes", "memory"),
-    "a compiled model cannot be watched",
-)
 
 
 class Activity(ABC):
@@ -66,9 +63,17 @@ class Activity(ABC):
         """Return further numbers that are missing, and why; raises after too few rounds."""
         return {}
 
+    def state(self) -> object:
+        """Return what stays equal from one iteration to the next once they are alike."""
+        return num_compiled_graphs()
+
     def first_losses(self) -> tuple[float, ...] | None:
         """Return the losses of the first steps; None where this rank holds none."""
         return None
+
+    def first_weights(self) -> tuple[tuple[TensorDigest, ...], ...]:
+        """Return the digests of this rank's weights after its first steps; none if not asked."""
+        return ()
 
     def held_tensors(self) -> Iterator[Tensor]:
         """Return the tensors that live before, during and after an iteration."""
@@ -90,6 +95,23 @@ class Repeatable(Activity):
             self.iterate(stage)
 
         run_iterations(asked, iterate)
+
+
+def hidden_in_compiled() -> dict[str, str]:
+    """Return what cannot be counted of a compiled model, with the reason."""
+    # torch.compile is off under a dispatch mode, so eager operators would be counted. The memory of
+    # an accelerator is its allocator's to count, and its kernels are chosen by their time.
+    on_accelerator = torch.accelerator.is_available()
+    others = ("kernel_launches",) if on_accelerator else ("saved_activation_bytes", "memory")
+    return dict.fromkeys(
+        ("flops", "model_flops", "ops", *others), "a compiled model cannot be watched"
+    )
+
+
+def num_compiled_graphs() -> int:
+    """Return how many graphs torch.compile has compiled in this process."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return 0 if dynamo is None else int(dynamo.counters["stats"]["unique_graphs"])
 
 
 def held_by(model: Any, optimizer: Any) -> Iterator[Tensor]:

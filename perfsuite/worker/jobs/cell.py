@@ -3,28 +3,42 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
 
 import msgspec
 import torch
 
 from perfsuite.ranks import messages
 from perfsuite.ranks.progress import BoardWriter
-from perfsuite.ranks.turns import Agreed, Turns
+from perfsuite.ranks.turns import Agreed
 from perfsuite.records.cell import Counts, Operator
 from perfsuite.system.environment import Environment
 from perfsuite.worker.jobs.activities import start_activity
 from perfsuite.worker.jobs.activity import Activity
+from perfsuite.worker.jobs.arm_turns import ArmTurns
 from perfsuite.worker.jobs.faults import inject_fault
 from perfsuite.worker.jobs.loader_workers import resume_loader_workers, stop_loader_workers
+from perfsuite.worker.measure import warm_up
 from perfsuite.worker.measure.counters import count_garbage, count_iteration, count_kernel_launches
+from perfsuite.worker.measure.device import (
+    is_accelerator,
+    memory_stats,
+    synchronize,
+)
 from perfsuite.worker.measure.environment import describe_environment
 from perfsuite.worker.measure.iterations import Iterations
 from perfsuite.worker.measure.memory import measure_peak
 from perfsuite.worker.measure.operators import costliest_operators, profile_iterations
-from perfsuite.worker.measure.rounds import ROUND_S, choose_num_iterations, measure_rounds
-from perfsuite.worker.measure.stages import StageClock
+from perfsuite.worker.measure.rounds import (
+    LEAST_ON_ACCELERATOR,
+    ROUND_S,
+    choose_num_iterations,
+    measure_rounds,
+)
+from perfsuite.worker.measure.stages import StageClock, StageMarks
+from perfsuite.worker.store import shorten_patience
 
 # Of rounds that take turns with the other arm: a disturbance of the machine lasts for longer, and
 # so happens to both. Over 240 LeNet steps a launch, turns of 2 had two thirds of the error of 8.
@@ -33,6 +47,8 @@ _TURN_S = 0.010
 _MOST_SPANS = 10_000
 # Of a loop: with fewer an outlier moves any location.
 _LEAST_ROUNDS = 5
+# Stages explain a time and gate nothing, so the mean of a few rounds will do.
+_NUM_STAGE_ROUNDS = 3
 
 
 def run_cell(
@@ -42,14 +58,28 @@ def run_cell(
     board.enter_phase("build")
     # Before the recipe's precision changes settings that the fingerprint holds.
     environment = describe_environment(start.request.policy.device)
-    with start_activity(job, start, device) as activity:
-        measurement = Measurement(activity, job.plan, device, board, start)
+    turns = ArmTurns(start, on_wait=board.mark)
+    preparing = ExitStack()
+    preparing.callback(shorten_patience, start)
+    with ExitStack() as stack:
+        if is_accelerator(device):
+            # What is chosen by its time, as a kernel is, must not be chosen beside the other arm.
+            stack.push(preparing)
+            preparing.enter_context(turns.take())
+        activity = stack.enter_context(start_activity(job, start, device))
+        measurement = Measurement(
+            activity, job.plan, device, board, start, turns, after_warm_up=preparing.close
+        )
         activity.run(measurement.asked(), board.begin_step)
         return measurement.result(environment)
 
 
 class Measurement:
-    """One activity on its way through warm-up, rounds and counting, and what was found so far."""
+    """One activity on its way through warm-up, rounds and counting, and what was found so far.
+
+    Attributes:
+        stage_rounds: Rounds in which stages were timed; empty where `rounds` have their times.
+    """
 
     def __init__(
         self,
@@ -58,17 +88,24 @@ class Measurement:
         device: torch.device,
         board: BoardWriter,
         start: messages.RankStart,
+        turns: ArmTurns | None = None,
+        *,
+        after_warm_up: Callable[[], None] = lambda: None,
     ) -> None:
         self._activity = activity
         self._plan = plan
         self._device = device
         self._board = board
-        self._stages = StageClock(device, on_enter=board.enter_stage)
         self._channel = channel = start.request.policy.turns
-        self._has_turns = channel is not None
         self._has_peers = start.request.world_size > 1
-        self._turns = Turns(channel) if channel is not None and start.rank == 0 else None
+        self._turns = turns or ArmTurns(start, on_wait=board.mark)
+        self._slowdown = 0.0 if channel is None else channel.planted_ratio
+        self._after_warm_up = after_warm_up
+        self._stages = StageClock(device, on_enter=board.enter_stage)
+        self._marks = StageMarks(device, on_enter=board.enter_stage)
+        self._on_accelerator = is_accelerator(device)
         self.rounds: list[messages.RoundTimes] = []
+        self.stage_rounds: list[messages.RoundTimes] = []
         self.num_iterations = 0
         self.counts = Counts(**dict.fromkeys(Counts.__struct_fields__))
         self.peak: messages.PeakMemory | None = None
@@ -85,12 +122,14 @@ class Measurement:
         activity = self._activity
         return messages.CellMeasured(
             rounds=tuple(self.rounds),
+            stage_rounds=tuple(self.stage_rounds),
             num_iterations=self.num_iterations,
             losses=activity.first_losses(),
             global_batch_size=activity.global_batch_size,
             counts=self.counts,
             peak=self.peak,
             operators=self.operators,
+            weights=activity.first_weights(),
             environment=environment,
             missing=self.missing | activity.end(len(self.rounds)),
             watched_s=tuple(self.watched_s),
@@ -101,7 +140,9 @@ class Measurement:
         self._board.enter_phase("warm-up")
         iteration_s = yield from self._warm_up()
         self._board.enter_phase("measure")
+        stop_loader_workers()  # the other arm may be long in coming
         try:
+            self._after_warm_up()
             agreed = self._agree(iteration_s)
             self.num_iterations = agreed.iterations
             yield from self._measure(agreed.rounds)
@@ -113,66 +154,89 @@ class Measurement:
 
     def _warm_up(self) -> Iterations[float]:
         """Run the untimed first iterations, checked one by one; return the shortest's seconds."""
-        shortest_s = float("inf")
-        for _ in range(self._activity.num_warmup):
-            self._synchronize()
+        durations_s: list[float] = []
+        states: list[object] = []
+        is_warm = False
+        while not is_warm:
+            synchronize(self._device)
             began_s = time.perf_counter()
             yield self._stages
-            self._synchronize()
-            shortest_s = min(shortest_s, time.perf_counter() - began_s)
+            synchronize(self._device)
+            durations_s.append(time.perf_counter() - began_s)
             self._activity.check()
+            is_warm = len(durations_s) >= self._activity.num_warmup
+            # A loop takes as many steps as its user says.
+            if self._on_accelerator and self._activity.num_steps is None:
+                states.append(self._activity.state())
+                is_cold = not is_warm or not warm_up.is_warm(durations_s, states)
+                is_warm = not any(self._largest([is_cold]))  # on any rank: all take the next one
         self._stages.collect()
-        return shortest_s
+        return min(durations_s[-self._activity.num_warmup :])
+
+    def _largest(self, values: list[float]) -> list[float]:
+        return self._activity.largest_over_ranks(values, self._device)
 
     def _agree(self, iteration_s: float) -> Agreed:
         """Return what all ranks of both arms run."""
-        plan = self._plan
-        stop_loader_workers()  # the other arm may be long in coming
-        (iteration_s,) = self._activity.largest_over_ranks([iteration_s], self._device)
+        plan, turns = self._plan, self._turns
+        (iteration_s,) = turns.largest([iteration_s], self._largest)
         num_iterations = plan.num_iterations or choose_num_iterations(
             iteration_s,
             steps_per_epoch=self._activity.steps_per_epoch,
-            round_s=_TURN_S if self._has_turns else plan.round_s or ROUND_S,
+            round_s=_TURN_S if turns.are_needed else plan.round_s or ROUND_S,
+            least=LEAST_ON_ACCELERATOR if self._on_accelerator else 1,
         )
+        num_run_up = int(self._on_accelerator)
         if (num_steps := self._activity.num_steps) is not None:
-            num_iterations = min(num_iterations, max(1, num_steps // _LEAST_ROUNDS))
+            most = max(1, num_steps // _LEAST_ROUNDS - num_run_up)
+            num_iterations = min(num_iterations, most)
         agreed, num_rounds = Agreed(num_iterations, 0), plan.num_rounds
-        if self._has_turns:
-            told = [0.0] * len(Agreed._fields)
-            if self._turns is not None:
-                told = [*map(float, self._turns.agree(num_iterations, iteration_s))]
-            told = self._activity.largest_over_ranks(told, self._device)
-            agreed = Agreed(int(told[0]), int(told[1]), *map(bool, told[2:]))
+        if turns.are_needed:
+            agreed = turns.agree(num_iterations, iteration_s, self._largest)
             num_rounds = num_rounds or agreed.rounds
         if num_steps is not None:
-            num_rounds = num_steps // agreed.iterations
+            num_rounds = num_steps // (agreed.iterations + num_run_up)
         assert num_rounds is not None  # only a gate chooses rounds
         return agreed._replace(rounds=num_rounds)
 
     def _measure(self, num_rounds: int) -> Iterations[None]:
-        """Take the timed rounds; losses are checked between them, outside of the time."""
+        """Take the timed rounds; losses are checked between them, outside of the time.
+
+        On an accelerator the events of its stages are in rounds of their own: eight a step make a
+        small one slower. A loop has no more steps for those.
+        """
+        if not self._on_accelerator:
+            yield from self._take_rounds(self.rounds, num_rounds, self._stages)
+            return
+        is_loop = self._activity.num_steps is not None
+        before = memory_stats(self._device).get("num_alloc_retries", 0)
+        yield from self._take_rounds(
+            self.rounds, num_rounds, self._stages if is_loop else self._marks
+        )
+        retries = memory_stats(self._device).get("num_alloc_retries", 0) - before
+        self.counts = msgspec.structs.replace(self.counts, allocator_retries=retries)
+        if not is_loop:
+            yield from self._take_rounds(self.stage_rounds, _NUM_STAGE_ROUNDS, self._stages)
+
+    def _take_rounds(
+        self,
+        rounds: list[messages.RoundTimes],
+        num_rounds: int,
+        stages: StageClock | StageMarks,
+    ) -> Iterations[None]:
         yield from measure_rounds(
-            self.rounds,
+            rounds,
             num_rounds=num_rounds,
             num_iterations=self.num_iterations,
-            stages=self._stages,
+            stages=stages,
             start_together=self._start_with_workers,
-            synchronize=self._synchronize,
+            synchronize=partial(synchronize, self._device),
             after_round=self._end_round,
-            take_turn=self._take_turn,
-            most_spans=_MOST_SPANS if self._has_peers else 0,
+            take_turn=partial(self._turns.take, self._activity.start_together),
+            most_spans=_MOST_SPANS if self._has_peers and stages is self._stages else 0,
+            run_up=self._marks if self._on_accelerator else None,
+            slowdown=self._slowdown,
         )
-
-    @contextmanager
-    def _take_turn(self) -> Iterator[None]:
-        if not self._has_turns:
-            yield
-            return
-        with nullcontext() if self._turns is None else self._turns.take():
-            # No rank is at work before the first has the turn, or after the other arm may begin.
-            self._activity.start_together()
-            yield
-            self._activity.start_together()
 
     def _start_with_workers(self) -> None:
         """Begin a round on all ranks; between rounds loader workers would fill their queues."""
@@ -206,7 +270,7 @@ class Measurement:
         if activity.num_steps is None:
             found["kernel_launches"] = yield from count_kernel_launches(device)
             if found["kernel_launches"] is None:
-                self.missing["kernel_launches"] = "kernels are launched on CUDA devices only"
+                self.missing["kernel_launches"] = _why_no_launches(device)
             found["collected_objects"] = yield from count_garbage()
             if profiles:
                 profiler = yield from profile_iterations(device, num_iterations=1)
@@ -214,6 +278,8 @@ class Measurement:
         found = {name: None if name in self.missing else found[name] for name in found}
         self.counts = msgspec.structs.replace(self.counts, **found)
 
-    def _synchronize(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
+
+def _why_no_launches(device: torch.device) -> str:
+    if device.type == "cuda":
+        return "the profiler (CUPTI) saw none: another tool uses it, or a container forbids it"
+    return "kernels are launched on CUDA devices only"

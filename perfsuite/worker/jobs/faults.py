@@ -1,8 +1,11 @@
-"""Fault injection in a rank: what a calibration adds to an arm's iterations for a gate to find."""
+"""Fault injection in a rank: what a calibration adds to an arm's iterations for a gate to find.
+
+A slowdown is of whole rounds (`measure_rounds`): one of each iteration would have to wait for the
+device at its end, which slows a step by more than was planted.
+"""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
@@ -11,9 +14,11 @@ import torch.distributed as dist
 
 from perfsuite.errors import WorkloadError
 from perfsuite.ranks.messages import TurnChannel
+from perfsuite.worker.measure.device import is_accelerator, synchronize
 from perfsuite.worker.measure.iterations import Iterations, T
 
-# A MiB more than the exact gate leaves to CUDA's allocator.
+# More than the exact gate leaves to any peak; one that was recorded as `max_memory_allocated` may
+# grow by 16 MiB.
 LEAKED_BYTES = 17 * 2**20
 
 # What is entered for each iteration.
@@ -36,28 +41,11 @@ def inject_fault(
 
 
 def _fault_of(channel: TurnChannel, device: torch.device) -> Fault:
-    if channel.planted_ratio:
-        return _slowness(channel.planted_ratio, device)
     if channel.planted_fault == "leak":
         return _leak(device)
     if channel.planted_fault == "synchronization":
         return _synchronization(device)
     return nullcontext
-
-
-def _slowness(ratio: float, device: torch.device) -> Fault:
-    @contextmanager
-    def slower() -> Iterator[None]:
-        began_s = time.perf_counter()
-        yield
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        now_s = time.perf_counter()
-        until_s = now_s + ratio * (now_s - began_s)
-        while time.perf_counter() < until_s:  # a sleep would last 0.1 ms too long
-            pass
-
-    return slower
 
 
 def _leak(device: torch.device) -> Fault:
@@ -75,7 +63,7 @@ def _leak(device: torch.device) -> Fault:
 
 def _synchronization(device: torch.device) -> Fault:
     has_ranks = dist.is_initialized() and dist.get_world_size() > 1
-    if device.type != "cuda" and not has_ranks:
+    if not is_accelerator(device) and not has_ranks:
         raise WorkloadError(
             "a synchronization cannot be planted in one process on a CPU, where nothing is "
             "asynchronous; use a cell of several ranks, such as ddp:2"
@@ -87,7 +75,6 @@ def _synchronization(device: torch.device) -> Fault:
         yield
         if has_ranks:
             dist.all_reduce(token)
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        synchronize(device)
 
     return synchronizing

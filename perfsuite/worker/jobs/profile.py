@@ -16,6 +16,7 @@ from perfsuite.ranks.progress import BoardWriter
 from perfsuite.records.profile import Communication, ProfilerOutput, RankUsage
 from perfsuite.records.stages import Stage
 from perfsuite.records.workload import load_workload
+from perfsuite.system.gpus import visible_gpus
 from perfsuite.system.usage import UsageLog, open_meter
 from perfsuite.worker.jobs.loader_workers import open_batches
 from perfsuite.worker.measure import operators
@@ -221,4 +222,5 @@ def _evaluated_split(trainer: Trainer) -> tuple[EvaluatedSplit | None, str | Non
 
 
 def _gpu_uuid(device: torch.device) -> str | None:
-    return None if device.type != "cuda" else f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+    # By NVML's name: the runtime's own of a MIG instance is another.
+    return None if device.type == "cpu" else visible_gpus()[device.index or 0].uuid

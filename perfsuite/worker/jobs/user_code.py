@@ -10,6 +10,7 @@ import inspect
 import math
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -19,9 +20,10 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from perfsuite.errors import NonFiniteError, PerfsuiteError, WorkloadError
-from perfsuite.ranks.messages import RankStart, UserCode
+from perfsuite.ranks.messages import RankStart
 from perfsuite.ranks.pickling import unpack
-from perfsuite.records.cell import Counts
+from perfsuite.ranks.user_code import UserCode
+from perfsuite.records.cell import Counts, TensorDigest
 from perfsuite.records.stages import (
     Stage,
     Step,
@@ -30,10 +32,16 @@ from perfsuite.records.stages import (
     untimed,
 )
 from perfsuite.units import counted
-from perfsuite.worker.jobs.activity import NUM_RECORDED_LOSSES, OF_COMPILED, Activity, held_by
+from perfsuite.worker.jobs.activity import (
+    NUM_RECORDED_LOSSES,
+    Activity,
+    held_by,
+    hidden_in_compiled,
+)
 from perfsuite.worker.jobs.loader_workers import let_children_be_loader_workers
 from perfsuite.worker.jobs.loop_ranks import LoopRanks, join_ranks
 from perfsuite.worker.measure.iterations import Iterations, run_iterations
+from perfsuite.worker.measure.weights_digest import FirstWeights
 from perfsuite.worker.training.build import seed_random_numbers
 from perfsuite.worker.training.nonfinite import ADVICE
 
@@ -46,16 +54,26 @@ _NOT_IN_TWO_STEPS = ("kernel_launches", "collected_objects", "operators")
 @contextmanager
 def start_user_code(code: UserCode, seed: int, start: RankStart) -> Iterator[Activity]:
     """Load a user's function under the cell's seed, and build its step."""
+    if code.kind == "step":
+        yield build_step(code, seed, start)
+        return
     let_children_be_loader_workers(start.folder, start.cores)
     function = unpack(code.function)
     seed_random_numbers(seed)
-    if code.kind == "step":
-        yield UserStep(code, function)
-    elif code.world_size == 1:
-        yield UserLoop(code, function, None)
+    is_gated = start.request.policy.turns is not None
+    if code.world_size == 1:
+        yield UserLoop(code, function, None, digests_weights=is_gated)
     else:
         with join_ranks(start) as ranks:
-            yield UserLoop(code, function, ranks)
+            yield UserLoop(code, function, ranks, digests_weights=is_gated)
+
+
+def build_step(code: UserCode, seed: int, start: RankStart) -> UserStep:
+    """Return the step that a user's function builds under the cell's seed."""
+    let_children_be_loader_workers(start.folder, start.cores)
+    function = unpack(code.function)
+    seed_random_numbers(seed)
+    return UserStep(code, function)
 
 
 class _UserCode(Activity):
@@ -128,10 +146,24 @@ class _UserCode(Activity):
         self._num_checked += len(losses)
         self._unchecked.clear()
         if _has_compiled():
-            self.missing |= OF_COMPILED
+            self.missing |= hidden_in_compiled()
 
     def first_losses(self) -> tuple[float, ...] | None:
         return tuple(self._losses) or None
+
+
+@contextmanager
+def _staying(what: str) -> Iterator[None]:
+    """Refuse a step that would end the rank."""
+    try:
+        yield
+    except SystemExit as ended:
+        raise WorkloadError(f"{what} ended by {_describe_exit(ended)}; have it return") from ended
+
+
+def _describe_exit(ended: SystemExit) -> str:
+    place = traceback.extract_tb(ended.__traceback__)[-1]
+    return f"sys.exit({ended.code!r}) at {place.filename}:{place.lineno}"
 
 
 def _has_compiled() -> bool:
@@ -145,7 +177,8 @@ class UserStep(_UserCode):
 
     def __init__(self, code: UserCode, build_step: Callable[[], Any]) -> None:
         super().__init__(code)
-        built = build_step()
+        with _staying(code.name):
+            built = build_step()
         self._step = built if isinstance(built, Step) else Step(built)
         if not callable(self._step.run):
             raise WorkloadError(
@@ -153,19 +186,35 @@ class UserStep(_UserCode):
                 "perfsuite.Step(run, model, optimizer)"
             )
 
+    @property
+    def model(self) -> Any:
+        """What the user has named as the model; None of nothing."""
+        return self._step.model
+
     def run(self, asked: Iterations[None], begin_step: Callable[[], None]) -> None:
         """Take steps, and hear what they tell."""
 
         def iterate(stage: Stage) -> None:
             begin_step()
             self._stage = stage
-            loss = self._step.run()
-            if loss is not None:
-                self.log_loss(loss)
+            self._take()
             self._end_step()
 
         with listening(self):
             run_iterations(asked, iterate)
+
+    def take(self) -> float | None:
+        """Take a step that nothing measures, and return the loss that it tells."""
+        with listening(self):
+            self._take()
+        told, self._told = self._told, None
+        return None if told is None else float(told)
+
+    def _take(self) -> None:
+        with _staying(f"the step of {self._name}"):
+            loss = self._step.run()
+        if loss is not None:
+            self.log_loss(loss)
 
     def held_tensors(self) -> Iterator[Tensor]:
         """Return those of the model and the optimizer that the user has named."""
@@ -180,7 +229,12 @@ class UserLoop(_UserCode):
     """
 
     def __init__(
-        self, code: UserCode, train: Callable[[], object], ranks: LoopRanks | None
+        self,
+        code: UserCode,
+        train: Callable[[], object],
+        ranks: LoopRanks | None,
+        *,
+        digests_weights: bool = False,
     ) -> None:
         super().__init__(code)
         assert code.num_steps is not None
@@ -202,6 +256,9 @@ class UserLoop(_UserCode):
         self._most_others = _MOST_OTHERS * (self.num_warmup + code.num_steps)
         self._is_over = False
         self._error: Exception | None = None
+        self._ended_by = "itself"
+        # Of steps before the first timed one.
+        self._weights = FirstWeights(code.num_warmup if digests_weights else 0)
 
     def run(self, asked: Iterations[None], begin_step: Callable[[], None]) -> None:
         """Run the loop until the measurement asks for nothing more, or it ends by itself."""
@@ -217,9 +274,9 @@ class UserLoop(_UserCode):
         except StopLoop:
             pass
         except SystemExit as ended:
+            self._ended_by = _describe_exit(ended)
             if ended.code:
-                what = f"the loop ended by sys.exit({ended.code!r})"
-                raise WorkloadError(f"{self._name}: {what}") from ended
+                raise WorkloadError(f"{self._name}: the loop ended by {self._ended_by}") from ended
         except Exception:
             if self._error is None:
                 raise
@@ -243,6 +300,7 @@ class UserLoop(_UserCode):
         """End the step, if it is this optimizer that ends steps; raises StopLoop after the last."""
         name = type(optimizer).__name__
         self._stepped[name] = None
+        self._weights.note_update(optimizer)
         if self._ends is None and self._class_name in (None, name):
             self._ends = optimizer
         if optimizer is self._ends:
@@ -266,6 +324,7 @@ class UserLoop(_UserCode):
             raise StopLoop
         super()._end_step()
         self._num_ends += 1
+        self._weights.end_step()
         was_in_stage = self._span is not None  # as in `with stage("optimizer"): optimizer.step()`
         self._leave()
         try:
@@ -297,6 +356,10 @@ class UserLoop(_UserCode):
             )
         return largest
 
+    def first_weights(self) -> tuple[tuple[TensorDigest, ...], ...]:
+        """Return those of the optimizers that had stepped by then."""
+        return tuple(self._weights.digests)
+
     def held_tensors(self) -> Iterator[Tensor]:
         """Return those of the optimizer that ends a step."""
         return held_by(None, None if self._ends is self else self._ends)
@@ -305,7 +368,7 @@ class UserLoop(_UserCode):
         """Return what a loop that ended by itself lacks; raises a WorkloadError for too few."""
         if self._num_ends == 0:
             raise WorkloadError(f"{self._name}: {self._why_no_step()}")
-        taken = f"the {self._what} ended by itself after {self._num_ends} steps"
+        taken = f"the {self._what} ended by {self._ended_by} after {self._num_ends} steps"
         if num_rounds < 2:
             raise WorkloadError(
                 f"{self._name}: {taken}, too few for two rounds after {self.num_warmup + 1} to "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import torch
@@ -10,14 +11,21 @@ import torch.distributed as dist
 from perfsuite.ranks.messages import CheckRun, RankStart, RecordRun, RunChecked, RunRecorded
 from perfsuite.ranks.pickling import unpack
 from perfsuite.ranks.progress import BoardWriter
+from perfsuite.ranks.user_code import CheckSteps, RecordSteps
+from perfsuite.records.recipe import Recipe
 from perfsuite.records.workload import load_workload
+from perfsuite.worker.equivalence.checks.own_reference import OwnCase, check_own_steps
 from perfsuite.worker.equivalence.proof import Case
 from perfsuite.worker.equivalence.run_checks import check_run
+from perfsuite.worker.equivalence.trace.own_steps import OwnSteps, record_steps
 from perfsuite.worker.equivalence.trace.recording import record_run
 from perfsuite.worker.equivalence.trace.sharing import share_trace
-from perfsuite.worker.equivalence.trace.trace import Trace, load_traces, save_trace
+from perfsuite.worker.equivalence.trace.trace import RankTrace, Trace, load_traces, save_trace
 from perfsuite.worker.jobs.loader_workers import open_batches
+from perfsuite.worker.jobs.user_code import build_step
 from perfsuite.worker.training.build import build_trainer
+
+_TESTED = "tested"
 
 
 def record_rank(
@@ -38,18 +46,46 @@ def record_rank(
             counts_work=job.counts_work,
             on_step=board.begin_step,
         )
-    save_trace(share_trace(trace, device), _trace_path(job.folder, job.name, start.rank))
+    return _keep(trace, job.folder, job.name, start, device, board)
+
+
+def record_own_rank(
+    job: RecordSteps, start: RankStart, device: torch.device, board: BoardWriter
+) -> RunRecorded:
+    """Take the first steps of a user's own, and write what this rank saw to its file."""
+    board.enter_phase("build")
+    step = build_step(job.user_code, job.seed, start)
+    board.enter_phase("record")
+    trace = record_steps(
+        OwnSteps(job.user_code.name, step.model, step.take),
+        rank=start.rank,
+        num_steps=job.num_steps,
+        on_step=board.begin_step,
+    )
+    return _keep(trace, job.folder, _TESTED, start, device, board)
+
+
+def _keep(
+    trace: RankTrace,
+    folder: str,
+    name: str,
+    start: RankStart,
+    device: torch.device,
+    board: BoardWriter,
+) -> RunRecorded:
+    """Write what this rank saw to its file, where the first rank's machine has it."""
+    save_trace(share_trace(trace, device), _trace_path(folder, name, start.rank))
     if start.assignment.rendezvous is not None:
-        _copy_to_first(job, start, device, board)
+        _copy_to_first(folder, name, start, device, board)
     return RunRecorded()
 
 
 def _copy_to_first(
-    job: RecordRun, start: RankStart, device: torch.device, board: BoardWriter
+    folder: str, name: str, start: RankStart, device: torch.device, board: BoardWriter
 ) -> None:
     for rank in range(1, start.request.world_size):
         board.begin_step()
-        path = _trace_path(job.folder, job.name, rank)
+        path = _trace_path(folder, name, rank)
         if start.rank == rank:
             dist.send_object_list([path.read_bytes()], dst=0, device=device)
         elif start.rank == 0:
@@ -68,17 +104,39 @@ def check_recorded(job: CheckRun, device: torch.device, board: BoardWriter) -> R
             device=device,
             seed=job.seed,
             num_steps=job.num_steps,
-            trace=_load(job, "tested"),
-            twin=_load(job, "twin") if job.has_twin else None,
+            trace=_load(job.folder, _TESTED, job.recipe),
+            twin=_load(job.folder, "twin", job.recipe) if job.has_twin else None,
             on_step=board.begin_step,
         )
     )
     return RunChecked(rows=rows, inapplicable=inapplicable)
 
 
-def _load(job: CheckRun, name: str) -> Trace:
-    ranks = range(job.recipe.plan.world_size)
-    return load_traces([_trace_path(job.folder, name, rank) for rank in ranks])
+def check_own_recorded(
+    job: CheckSteps, start: RankStart, device: torch.device, board: BoardWriter
+) -> RunChecked:
+    """Compare the steps that the ranks have recorded with the user's reference."""
+    board.enter_phase("check")
+    world_size = job.tested.world_size
+    recipe = Recipe(
+        parallel="single" if world_size == 1 else f"ddp:{world_size}",
+        precision=job.tested.precision,
+    )
+    trace = _load(job.folder, _TESTED, recipe)
+    recipe = dataclasses.replace(recipe, grad_accumulation_steps=trace.num_accumulated)
+
+    def build() -> OwnSteps:
+        step = build_step(job.reference, job.seed, start)
+        return OwnSteps(job.reference.name, step.model, step.take)
+
+    case = OwnCase(recipe=recipe, trace=trace, build=build, device=device, on_step=board.begin_step)
+    row, missing = check_own_steps(case)
+    return RunChecked(rows=(row,), inapplicable=missing)
+
+
+def _load(folder: str, name: str, recipe: Recipe) -> Trace:
+    ranks = range(recipe.plan.world_size)
+    return load_traces([_trace_path(folder, name, rank) for rank in ranks])
 
 
 def _trace_path(folder: str, name: str, rank: int) -> Path:

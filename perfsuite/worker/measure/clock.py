@@ -10,6 +10,8 @@ from contextlib import contextmanager
 import torch
 import torch.distributed as dist
 
+from perfsuite.worker.measure.device import synchronize
+
 
 class DeviceClock:
     """Seconds of the host's clock, read when the device has done all its work.
@@ -26,8 +28,7 @@ class DeviceClock:
 
     def __call__(self) -> float:
         """Return the seconds until now, without those for which the clock was held."""
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
+        synchronize(self._device)
         return self._read() - self._held_s
 
     @contextmanager
@@ -38,18 +39,20 @@ class DeviceClock:
         self._held_s += self() - before_s
 
 
-def start_together() -> None:
+def start_together(group: dist.ProcessGroup | None = None) -> None:
     """Return when all ranks of the process group, if there is one, have called this."""
     if dist.is_initialized():
-        dist.barrier()
+        dist.barrier(group)
 
 
-def largest_over_ranks(values: Sequence[float], device: torch.device) -> list[float]:
+def largest_over_ranks(
+    values: Sequence[float], device: torch.device, group: dist.ProcessGroup | None = None
+) -> list[float]:
     """Return the largest of each value over all ranks of the process group, if there is one."""
     if not dist.is_initialized():
         return list(values)
     largest = torch.tensor(values, dtype=torch.float64, device=device)
-    dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+    dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)
     return largest.tolist()
 
 

@@ -97,9 +97,10 @@ def count_garbage() -> Iterations[int]:
 
 
 def count_kernel_launches(device: torch.device) -> Iterations[int | None]:
-    """Return how many kernels one iteration launches on a GPU, None on a CPU.
+    """Return how many kernels one iteration launches on a GPU, None where none is seen.
 
-    The launches are counted by `torch.profiler`; those of a replayed CUDA graph are not counted.
+    The launches are counted by `torch.profiler`; those of a replayed CUDA graph are not counted. It
+    sees none where another tool listens to CUPTI, or a container forbids it.
     """
     if device.type != "cuda":
         return None
@@ -108,7 +109,7 @@ def count_kernel_launches(device: torch.device) -> Iterations[int | None]:
     with torch.profiler.profile(activities=activities) as profiler:
         yield untimed
         torch.cuda.synchronize(device)
-    return count_launches(event.name for event in profiler.events() or ())
+    return count_launches(event.name for event in profiler.events() or ()) or None
 
 
 def count_launches(event_names: Iterable[str]) -> int:

@@ -17,6 +17,12 @@ from torch import Tensor
 
 from perfsuite.ranks.messages import PeakMemory
 from perfsuite.worker.measure.clock import collector_off
+from perfsuite.worker.measure.device import (
+    is_accelerator,
+    memory_stats,
+    reset_peak_memory,
+    synchronize,
+)
 from perfsuite.worker.measure.dispatch import StepMode, tensors_in
 from perfsuite.worker.measure.iterations import Iterations
 
@@ -38,7 +44,7 @@ def measure_peak(
     state. An iterator, since a list would keep alive what the iteration frees. It is not read on
     a GPU, where the allocator's own peak is. `LiveStorage` explains `follow_resizes`.
     """
-    if device.type == "cuda":
+    if is_accelerator(device):
         return (yield from _measure_allocator(device))
     tracker = LiveStorage(held, follow_resizes=follow_resizes)
     saved = _SavedBytes(lambda: tracker.made_bytes)
@@ -58,20 +64,24 @@ def measure_peak(
 
 
 def _measure_allocator(device: torch.device) -> Iterations[PeakMemory]:
-    saved = _SavedBytes(lambda: torch.cuda.memory_allocated(device))
+    """Read what was asked of the allocator; the blocks that it gives depend on what was freed."""
+    saved = _SavedBytes(lambda: memory_stats(device)["requested_bytes.all.current"])
 
     def stage(name: str) -> AbstractContextManager[None]:
         saved.enter(name)
         return nullcontext()
 
-    torch.cuda.synchronize(device)
-    torch.cuda.reset_peak_memory_stats(device)
-    yield stage
-    torch.cuda.synchronize(device)
+    with collector_off():
+        synchronize(device)
+        reset_peak_memory(device)
+        yield stage
+        synchronize(device)
+        stats = memory_stats(device)
     return PeakMemory(
-        metric="max_memory_allocated",
-        peak_bytes=torch.cuda.max_memory_allocated(device),
+        metric="requested_peak",
+        peak_bytes=stats["requested_bytes.all.peak"],
         saved_activation_bytes=saved.most_bytes,
+        reserved_bytes=stats["reserved_bytes.all.peak"],
     )
 
 

@@ -24,8 +24,10 @@ NUM_OPERATORS = 10
 _NUM_TABLE_ROWS = 40
 # Marks a stage in a trace, to separate it from operators.
 _STAGE_PREFIX = "stage: "
-# The names of collectives: gloo's work on a CPU, NCCL's kernels on a GPU.
-_COMMUNICATION = ("gloo:", "nccl")
+# The names of collectives: gloo's work on a CPU, NCCL's kernels on a GPU. What NCCL does on the
+# host is over when its kernel is queued.
+_ON_HOST = "gloo:"
+_COMMUNICATION = (_ON_HOST, "nccl")
 # What computes on a CPU. Operators of c10d wait for other ranks, and autograd's nodes may.
 _CPU_COMPUTE = "aten::"
 _US_PER_S = 1e6
@@ -72,17 +74,18 @@ def measure_communication(events: Iterable[Any], device: torch.device) -> Commun
     """Return how long collectives ran, and how much of it computing hid; None without collectives.
 
     From `profile.events()`. On a GPU the kernels of NCCL are compared with all others; on a CPU, or
-    where ranks share a GPU through gloo, gloo's background work with ATen's operators.
+    where ranks share a GPU through gloo, gloo's background work with ATen's operators. A kernel of
+    NCCL begins when its rank has come, and waits for the others.
     """
     communicated, computed = [], []
     for event in events:
         interval = (event.time_range.start, event.time_range.end)
-        is_kernel = event.device_type == DeviceType.CUDA
+        is_kernel = event.device_type != DeviceType.CPU and not event.is_user_annotation
         if event.name.startswith(_COMMUNICATION):
-            if is_kernel or event.is_async:
+            if event.is_async if event.name.startswith(_ON_HOST) else is_kernel:
                 communicated.append(interval)
-        elif device.type == "cuda":
-            if is_kernel and not event.is_user_annotation:
+        elif device.type != "cpu":
+            if is_kernel:
                 computed.append(interval)
         elif event.name.startswith(_CPU_COMPUTE):
             computed.append(interval)

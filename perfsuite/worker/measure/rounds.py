@@ -1,4 +1,10 @@
-"""Rounds: iterations between two device synchronisations, each of which yields one sample."""
+"""Rounds: iterations between two device synchronisations, each of which yields one sample.
+
+A training loop does not wait for its accelerator between steps: the host queues the next step while
+the device computes this one. So there a round is long enough to show that, begins when the host has
+run ahead by one iteration, and lasts from border to border in the device's own time: what a step of
+the training takes is seen, and filling and draining the queue is not.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +15,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 from perfsuite.errors import PerfsuiteError
 from perfsuite.ranks.messages import RoundTimes
+from perfsuite.records.stages import Stage
 from perfsuite.worker.measure.clock import collection_s, collector_off
 from perfsuite.worker.measure.iterations import Iterations
 from perfsuite.worker.measure.stages import StageClock
@@ -16,12 +23,14 @@ from perfsuite.worker.measure.stages import StageClock
 # The noise of paired launches was measured with rounds of at least 25 ms: a standard deviation of
 # 0.4 % over pairs. Twice as long allows for an estimate that is off by half.
 ROUND_S = 0.050
+# Iterations of a round on an accelerator, at least: of one or two, the host's lead is gone at once.
+LEAST_ON_ACCELERATOR = 8
 
 
 def choose_num_iterations(
-    iteration_s: float, *, steps_per_epoch: int | None, round_s: float = ROUND_S
+    iteration_s: float, *, steps_per_epoch: int | None, round_s: float = ROUND_S, least: int = 1
 ) -> int:
-    """Return how many iterations make a round of about so many seconds.
+    """Return how many iterations make a round of about so many seconds, and no fewer than `least`.
 
     A power of two, so that a noisy estimate of the iteration's time rarely changes the choice.
     Where an epoch is shorter than two such rounds, the next whole number of epochs instead: then
@@ -36,13 +45,15 @@ def choose_num_iterations(
     45
     >>> choose_num_iterations(3.0, steps_per_epoch=1000)
     1
+    >>> choose_num_iterations(3.0, steps_per_epoch=1000, least=8)
+    8
     """
     if not 0 < iteration_s < math.inf:
         raise PerfsuiteError(
             f"an iteration of {iteration_s!r} s cannot be timed in rounds; "
             "it must take a positive, finite number of seconds"
         )
-    num_iterations = 1 << (math.ceil(round_s / iteration_s) - 1).bit_length()
+    num_iterations = max(least, 1 << (math.ceil(round_s / iteration_s) - 1).bit_length())
     if steps_per_epoch is not None and steps_per_epoch < 2 * num_iterations:
         return math.ceil(num_iterations / steps_per_epoch) * steps_per_epoch
     return num_iterations
@@ -60,6 +71,8 @@ def measure_rounds(
     take_turn: Callable[[], AbstractContextManager[None]] = nullcontext,
     most_spans: int = 0,
     clock: Callable[[], float] = time.perf_counter,
+    run_up: Stage | None = None,
+    slowdown: float = 0.0,
 ) -> Iterations[None]:
     """Append this rank's own times of each round to `rounds`.
 
@@ -68,6 +81,9 @@ def measure_rounds(
     ranks have called it, `synchronize` when the device has done all its work. `take_turn` is
     entered for each round, its preparation and `after_round`, which gets its number, from 0. The
     first rounds keep their spans, until there are `most_spans`.
+
+    With `run_up`, the stage of one iteration more before each round, the device times it, from
+    border to border. A round lasts longer by `slowdown` of itself: 0.05 = 5 %.
     """
     num_spans = 0
     with collector_off():
@@ -77,13 +93,19 @@ def measure_rounds(
             with take_turn():
                 start_together()
                 synchronize()
+                if run_up is not None:
+                    yield run_up
                 start_s = clock()
                 for _ in range(num_iterations):
                     stages.mark_border()
                     yield stages
                 stages.mark_border()
                 synchronize()
-                duration_s = clock() - start_s + collection_s(clock)
+                duration_s = clock() - start_s
+                if run_up is not None:
+                    duration_s = math.fsum(stages.steps_s())
+                duration_s += collection_s(clock)
+                duration_s += _spend(slowdown * duration_s, clock)
                 spans = stages.spans() if num_spans < most_spans else ()
                 num_spans += len(spans)
                 steps_s = stages.steps_s()
@@ -96,3 +118,11 @@ def measure_rounds(
                     )
                 )
                 after_round(number)
+
+
+def _spend(seconds: float, clock: Callable[[], float]) -> float:
+    """Work for so long, and return for how long it was; a sleep would last 0.1 ms too long."""
+    now_s = start_s = clock() if seconds else 0.0
+    while now_s - start_s < seconds:
+        now_s = clock()
+    return now_s - start_s

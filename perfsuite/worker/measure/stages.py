@@ -7,16 +7,15 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
 from itertools import pairwise
-from typing import Any, Final
+from typing import Any
 
 import torch
-from torch.cuda import Event
+from torch import Event
 
 from perfsuite.errors import PerfsuiteError
 from perfsuite.ranks.messages import Span
-from perfsuite.records.stages import STAGES
-
-_make_timed_event: Final = partial(Event, enable_timing=True)
+from perfsuite.records.stages import STAGES, untimed
+from perfsuite.worker.measure.device import is_accelerator, make_event
 
 
 class StageClock:
@@ -28,7 +27,7 @@ class StageClock:
     because the seconds of an inner stage would count twice.
 
     `on_enter` is called with the name of each stage that is entered, before its time starts.
-    `clock` is the host's, in seconds; `make_event` makes an event with timing for a GPU.
+    `clock` is the host's, in seconds; `make_event` makes an event with timing for a device.
     """
 
     __slots__ = (
@@ -42,11 +41,11 @@ class StageClock:
         *,
         on_enter: Callable[[str], None] | None = None,
         clock: Callable[[], float] = time.perf_counter,
-        make_event: Callable[[], Event] = _make_timed_event,
+        make_event: Callable[[torch.device], Event] = make_event,
     ) -> None:
-        events = _Events(make_event)
+        events = _Events(partial(make_event, device))
         self._clock = clock
-        self._on_cpu = device.type != "cuda"
+        self._on_cpu = not is_accelerator(device)
         # Reads the time, as a float or as an event.
         self._mark: Callable[[], Any] = clock if self._on_cpu else events.record
         self._rewind = events.rewind
@@ -119,6 +118,17 @@ class StageClock:
         self._open = name
         if self._on_enter is not None:
             self._on_enter(name)
+
+
+class StageMarks(StageClock):
+    """Times steps alone: the events of stages would take longer than a short kernel."""
+
+    def __call__(self, name: str) -> AbstractContextManager[None]:
+        """Tell which stage is entered."""
+        super().__call__(name)
+        if self._on_enter is not None:
+            self._on_enter(name)
+        return untimed(name)
 
 
 class _Span:

@@ -48,6 +48,7 @@ def build_trainer(
     seed_random_numbers(seed)
 
     model = use_float8(_build_model(workload), workload, precision, device)
+    set_tf32(precision, device)
     cast_parameters(model, precision)
     model.to(device)
     model = strategy.split(model)

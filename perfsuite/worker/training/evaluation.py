@@ -34,21 +34,19 @@ class Tally:
             )
             return
         num_classes = outputs.shape[1]
+        if self._counts is None:
+            # The last column is of the ignored: to leave them out would wait for the device.
+            self._counts = target.new_zeros((2, num_classes + 1), dtype=torch.int64)
         counted = (target >= 0) & (target < num_classes)
-        is_right = counted & (outputs.argmax(dim=1) == target)
-        counts = torch.stack(
-            [
-                torch.bincount(target[chosen], minlength=num_classes)
-                for chosen in (is_right, counted)
-            ]
-        )
-        self._counts = counts if self._counts is None else self._counts + counts
+        classes = target.where(counted, num_classes).flatten().long()
+        is_right = (outputs.argmax(dim=1) == target).flatten()
+        self._counts.index_add_(1, classes, torch.stack([is_right, counted.flatten()]).long())
 
     def take(self) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
         """Return how many of each class were right, and how many there were; None if unknown."""
         if self._counts is None or self.why_none is not None:
             return None
-        right, total = self._counts.tolist()
+        right, total = self._counts[:, :-1].tolist()
         return tuple(right), tuple(total)
 
 

@@ -7,7 +7,7 @@ Micikevicius et al. 2018). O0 to O3 are Apex-like: the properties of `apex.amp`
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -101,13 +101,17 @@ def set_tf32(policy: PrecisionPolicy, device: torch.device) -> None:
     """Switch TensorFloat-32 on CUDA on for "tf32" and off for every other precision.
 
     torch leaves it on for convolutions by default, so that "fp32" would silently not be float32.
-    It is a setting of the whole process. Nothing is set on other devices.
+    It is a setting of the whole process, and a model's module may set it too: call this before and
+    after the model is built. Nothing is set on other devices.
     """
     if device.type != "cuda":
         return
-    # The older of two switches; reading it raises after the newer `fp32_precision` was used.
+    # The older of two switches first: torch.compile reads it, which raises where it says something
+    # else than the newer. For "off" it has convolutions inherit what is set for all of torch.
     torch.backends.cuda.matmul.allow_tf32 = policy.allows_tf32
     torch.backends.cudnn.allow_tf32 = policy.allows_tf32
+    cudnn: Any = torch.backends.cudnn
+    cudnn.conv.fp32_precision = cudnn.rnn.fp32_precision = "tf32" if policy.allows_tf32 else "ieee"
 
 
 def cast_parameters(model: nn.Module, policy: PrecisionPolicy) -> None:
@@ -239,15 +243,20 @@ class MasterWeights(Optimizer):
     @torch.no_grad()
     def collect_gradients(self) -> None:
         """Give each master weight its parameter's gradient in float32, before it is unscaled."""
+        copied: list[tuple[Tensor, Tensor]] = []
         for parameter, master in self._copied:
-            master.grad = None if parameter.grad is None else parameter.grad.float()
+            if parameter.grad is None or parameter.grad.layout != torch.strided:
+                master.grad = None if parameter.grad is None else parameter.grad.float()
+            else:
+                master.grad = torch.empty_like(master)
+                copied.append((master.grad, parameter.grad))
+        _copy_all(copied)
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]  # returns no loss
         """Step the master weights and round them to the model's parameters."""
         self.inner.step(closure)
-        for parameter, master in self._copied:
-            parameter.copy_(master)
+        _copy_all(self._copied)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients of the master weights and of the model."""
@@ -257,3 +266,11 @@ class MasterWeights(Optimizer):
                 parameter.grad = None
             else:
                 parameter.grad.zero_()
+
+
+def _copy_all(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
+    """Copy the second of each pair to the first, many in one kernel where the device has that."""
+    locally = [(local_tensor(to), local_tensor(source)) for to, source in pairs]
+    if locally:
+        targets, sources = map(list, zip(*locally, strict=True))
+        torch._foreach_copy_(targets, sources)

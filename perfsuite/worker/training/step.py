@@ -201,14 +201,16 @@ def _norm_over_ranks(gradients: list[Tensor], device: torch.device) -> Tensor:
     for gradient in gradients:
         mesh = gradient.device_mesh if isinstance(gradient, DTensor) else None
         by_mesh.setdefault(mesh, []).append(gradient)
-    squares = [_square(get_total_norm(those), device) for those in by_mesh.values()]
-    square = torch.stack(squares).sum()
+    # The norm of no gradients is torch's zero on the CPU, and copying that waits for the device.
+    square = torch.zeros((), dtype=torch.float64, device=device)
+    for those in filter(None, by_mesh.values()):
+        square += _square(get_total_norm(those), device)
     if len(by_mesh) == 1:  # plain ones alone
         dist.all_reduce(square)
     return square.sqrt()
 
 
 def _square(norm: Tensor, device: torch.device) -> Tensor:
-    # The square of a float16 norm would overflow, and a rank without gradients has no dtype.
+    # The square of a float16 norm would overflow.
     full = norm.full_tensor() if isinstance(norm, DTensor) else norm
     return full.to(device, torch.float64).square()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from types import SimpleNamespace
+from typing import Any
 
 import pynvml
 import pytest
@@ -75,6 +77,37 @@ def test_other_processes_throttling_and_no_persistence_are_warnings() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("changed", "text", "advice"),
+    [
+        (
+            {"awaits_reset": True},
+            "rows of its memory are broken, and in use until it is reset",
+            "sudo nvidia-smi --gpu-reset, or restart the machine",
+        ),
+        (
+            {"compute_mode": pynvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS},
+            "one process alone may use it, so a gate runs one launch after the other",
+            "sudo nvidia-smi --compute-mode=DEFAULT",
+        ),
+        (
+            {"most_lanes": 16},
+            "its PCIe link has 8 of 16 lanes",
+            "seat it anew, or look for a riser that is too long",
+        ),
+    ],
+)
+def test_what_slows_a_gpu_for_good_is_a_warning(
+    changed: dict[str, Any], text: str, advice: str
+) -> None:
+    gpu = dataclasses.replace(H100, pcie=(5, 8))
+    state = dataclasses.replace(QUIET, **changed)
+
+    assert gpu_finding("GPU 0", gpu, state) == Finding(
+        "GPU 0", "warn", f"NVIDIA H100, 80.0 GiB: {text}", advice
+    )
+
+
 def not_supported(_: object) -> int:
     raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
 
@@ -88,6 +121,9 @@ def one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         "nvmlDeviceGetHandleByUUID": lambda uuid: uuid,
         "nvmlDeviceGetPersistenceMode": lambda _: 1,
         "nvmlDeviceGetCurrentClocksThrottleReasons": not_supported,
+        "nvmlDeviceGetRemappedRows": not_supported,
+        "nvmlDeviceGetComputeMode": lambda _: pynvml.NVML_COMPUTEMODE_DEFAULT,
+        "nvmlDeviceGetMaxPcieLinkWidth": not_supported,
         "nvmlDeviceGetComputeRunningProcesses": lambda _: [SimpleNamespace(pid=42)],
     }
     for name, answer in answers.items():

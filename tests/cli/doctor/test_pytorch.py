@@ -67,6 +67,7 @@ def test_a_wrong_sum_is_a_failure() -> None:
     assert sum_finding([3.0, 3.0]) == Finding(
         "gloo", "ok", "2 ranks summed over the loopback interface"
     )
+    assert sum_finding([1.0], "NCCL") == Finding("NCCL", "ok", "1 rank summed on a GPU each")
     assert sum_finding([3.0, 1.0]) == Finding(
         "gloo",
         "fail",

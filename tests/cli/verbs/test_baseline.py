@@ -302,7 +302,7 @@ def test_accept_adds_to_what_is_there(perfsuite: Call, tmp_path: Path) -> None:
         (
             [CELL, "--increase", "flop", *WHY],
             "count is 'flop'; use one of flops, ops, collectives, collective_bytes, "
-            "saved_activation_bytes, kernel_launches, collected_objects, memory",
+            "saved_activation_bytes, kernel_launches, collected_objects, allocator_retries, memory",
         ),
         (
             [CELL, "--increase", "flops=", *WHY],

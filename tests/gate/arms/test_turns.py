@@ -168,6 +168,20 @@ def test_after_agreeing_both_arms_have_a_turn_in_each_round_again() -> None:
     assert [*turns.end(A), *turns.request(A)] == [B]
 
 
+def test_a_turn_before_agreeing_leaves_the_order_of_rounds_as_it_is() -> None:
+    turns = scheduler()
+    turns.request(B)
+    assert turns.request(A) == [A]  # each prepares itself alone
+    turns.end(A)
+    assert turns.agree(A) == [B]
+    turns.end(B)
+    turns.agree(B)
+    turns.conclude()
+
+    assert [*turns.request(B), *turns.request(A)] == [A]
+    assert [*turns.end(A), *turns.request(A)] == [B]
+
+
 # --- the barrier ---
 
 

@@ -188,7 +188,7 @@ def block(**changes: str | None) -> str:
         (
             block(kind='"count"', count='"time"'),
             "count is 'time'; use one of flops, ops, collectives, collective_bytes, "
-            "saved_activation_bytes, kernel_launches, collected_objects, memory",
+            "saved_activation_bytes, kernel_launches, collected_objects, allocator_retries, memory",
         ),
     ],
 )

@@ -131,6 +131,17 @@ def test_an_allocators_peak_may_move_by_a_percent_or_sixteen_mib(
     assert [change.name for change in beyond.increases] == ["saved_activation_bytes", "memory"]
 
 
+def test_what_is_asked_of_an_allocator_may_move_by_a_page_however_much_it_is() -> None:
+    def asked(num_bytes: int) -> StoredCell:
+        return cell(metric="requested_peak", peak_bytes=num_bytes, saved_activation_bytes=num_bytes)
+
+    base = asked(60_000 * MIB)
+
+    assert compare_counts(base, asked(60_000 * MIB + 4096)).increases == ()
+    grown = compare_counts(base, asked(60_000 * MIB + 4097))
+    assert [change.name for change in grown.increases] == ["saved_activation_bytes", "memory"]
+
+
 def test_what_one_side_lacks_is_explained_and_not_taken_for_zero() -> None:
     comparison = compare_counts(cell(flops=None), cell(kernel_launches=5, peak_bytes=None))
 
@@ -191,7 +202,8 @@ def test_the_marker_widens_narrows_and_switches_off() -> None:
         (
             {"flop": "exact"},
             "counts names 'flop' (test_x, perf marker); use flops, ops, collectives, "
-            "collective_bytes, saved_activation_bytes, kernel_launches, collected_objects, memory",
+            "collective_bytes, saved_activation_bytes, kernel_launches, collected_objects, "
+            "allocator_retries, memory",
         ),
         (
             {"flops": "some"},

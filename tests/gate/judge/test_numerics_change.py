@@ -105,7 +105,7 @@ def test_where_the_base_does_not_repeat_itself_nothing_can_be_told() -> None:
         "and 0.7; seed what it draws"
     )
     assert told((run(0.9), run(0.8))) == (
-        "cannot be told: one launch of the base does not show that the next has the same losses"
+        "cannot be told: one launch of the base does not show that the next computes the same"
     )
 
 
@@ -120,3 +120,52 @@ def test_a_record_of_another_form_tells_nothing() -> None:
     other = run(0.5, precision="fp3")
 
     assert told((run(0.5), other)) == "cannot be told: a record has another form: 'fp3'"
+
+
+# Of three steps: a parameter of two elements and one of a single element.
+DIGESTS = [[[2, 3.0, 5.0], [1, 2.0, 4.0]], [[2, 2.0, 2.5], [1, 1.5, 2.25]], [[2, 1.0, 1.5]]]
+
+
+def weighed(*steps: Any, losses: tuple[float, ...] = ()) -> CellRun:
+    return run(*losses, weights=[*steps], recipe=None)
+
+
+def moved(step: int, place: int, **changes: float) -> CellRun:
+    """Weights of which one parameter's digest is others."""
+    steps = [[[*digest] for digest in of_step] for of_step in DIGESTS]
+    for name, factor in changes.items():
+        steps[step - 1][place - 1][{"total": 1, "squares": 2}[name]] *= factor
+    return weighed(*steps)
+
+
+def test_weights_tell_what_changed_where_no_loss_is_known() -> None:
+    base = weighed(*DIGESTS)
+    # |a - b| <= L |a|: sums differ by at most L sqrt(n squares), squares by at most 2 L squares.
+    sums = moved(2, 1, total=1 + 0.99 * MOST * (2 * 2.5) ** 0.5 / 2.0)
+    squares = moved(1, 2, squares=1 + 0.99 * 2 * MOST)
+
+    assert told((base, base)) == "same bits"
+    assert told((base, sums), (base, squares)) == "rounding"
+    for head, text in (
+        (moved(1, 2, squares=1.25), "sum of squares of parameter 2 at step 1 4 -> 5"),
+        (moved(2, 1, total=1.5), "sum of parameter 1 at step 2 2 -> 3"),
+        (weighed(DIGESTS[0][:1]), "size of parameter 2 at step 1 1 -> 0"),
+    ):
+        assert told((base, head), (base, head)) == f"changed: {text}"
+
+
+def test_the_first_step_at_which_a_change_shows_is_told_of_losses_and_weights() -> None:
+    base = weighed(*DIGESTS, losses=(0.9, 0.8))
+    later = weighed(DIGESTS[0], *DIGESTS[:2], losses=(0.9, 0.7))
+    sooner = weighed(*DIGESTS[1:], losses=(0.9, 0.7))
+
+    # The loss of a step is computed before its weights change.
+    assert told((base, later), (base, later)) == "changed: loss at step 2 0.8 -> 0.7"
+    assert told((base, sooner), (base, sooner)) == (
+        "changed: sum of squares of parameter 1 at step 1 5 -> 2.5"
+    )
+    assert told((base, run(0.9, 0.8)), (base, run(0.9, 0.8))) == "same bits"
+    assert told((base, sooner), (sooner, base)) == (
+        "cannot be told: launches of the base differ among themselves, at step 1 by a sum of "
+        "squares of parameter 1 of 5 and 2.5; seed what it draws"
+    )

@@ -120,3 +120,17 @@ def test_hostile_names_are_shown_as_they_are() -> None:
     )
 
     assert "[bold]x[/nonsense]" in terminal_table([hostile])
+
+
+def test_parametrized_cells_of_one_function_are_told_apart() -> None:
+    record = line(TRAINED).perfsuite
+    assert record is not None
+    own = msgspec.structs.replace(record, recipe=None, workload="train")
+    cells = [
+        msgspec.structs.replace(line(TRAINED), fullname=f"b.py::{name}", perfsuite=own)
+        for name in ("test_a[64-x]", "test_b")
+    ]
+
+    rows = terminal_table(cells).splitlines()[-2:]
+
+    assert [row.split()[0] for row in rows] == ["train[64-x]", "train"]

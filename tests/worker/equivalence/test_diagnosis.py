@@ -68,7 +68,8 @@ def test_twice_the_gradient_is_a_sum_in_place_of_a_mean() -> None:
 
 
 @pytest.mark.parametrize(
-    ("factor", "text"), [(3.0, "3"), (0.5, "0.5"), (-1.0, "-1"), (65536.0, "6.554e+04")]
+    ("factor", "text"),
+    [(3.0, "3"), (0.5, "0.5"), (-1.0, "-1"), (65536.0, "65536"), (1.0001, "1.0001")],
 )
 def test_any_other_factor_is_named(factor: float, text: str) -> None:
     tested = {name: factor * tensor for name, tensor in EXPECTED.items()}
@@ -106,7 +107,10 @@ def test_a_gradient_that_is_zero_anyhow_is_not_lost() -> None:
 def test_a_gradient_that_is_not_finite_is_named_first(bad: float) -> None:
     tested = {"a": torch.full((40,), bad)}
 
-    assert explain(tested) == "a gradient is not finite: lower the learning rate, or scale the loss"
+    assert explain(tested) == (
+        "a gradient is not finite: lower the learning rate, or use a precision with more range "
+        "that scales the loss or steps float32 weights (amp-bf16, amp-fp16, O2)"
+    )
 
 
 def test_what_no_known_bug_explains_is_left_open() -> None:

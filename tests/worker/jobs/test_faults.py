@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Literal
+
 import pytest
 import torch
 
 from perfsuite.errors import WorkloadError
+from perfsuite.gate.judge.counts import compare_counts
 from perfsuite.ranks.messages import TurnChannel
+from perfsuite.records.cell import Counts, Memory
 from perfsuite.records.stages import Stage
 from perfsuite.worker.jobs.faults import LEAKED_BYTES, inject_fault
 from perfsuite.worker.measure.counters import count_iteration
@@ -14,6 +19,15 @@ from perfsuite.worker.measure.iterations import Iterations, T, run_iterations
 from perfsuite.worker.measure.memory import measure_peak
 
 CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Peak:
+    """A cell of which the memory alone is known."""
+
+    memory: Memory
+    fingerprint: str | None = None
+    counts: Counts | None = None
 
 
 def iterate(stage: Stage) -> None:
@@ -43,6 +57,16 @@ def test_a_leak_is_in_the_peak_of_every_iteration() -> None:
     leaked = [peak_bytes(planted_fault="leak") - peak_bytes() for _ in range(3)]
 
     assert leaked == [LEAKED_BYTES] * 3
+
+
+def test_a_leak_is_found_beside_the_peak_of_any_model() -> None:
+    def asked(num_bytes: int) -> Peak:
+        metric: Literal["requested_peak"] = "requested_peak"
+        return Peak(Memory(metric=metric, peak_bytes=num_bytes, per_rank=(num_bytes,)))
+
+    found = compare_counts(asked(60 * 2**30), asked(60 * 2**30 + LEAKED_BYTES))
+
+    assert [change.name for change in found.increases] == ["memory"]
 
 
 def test_one_process_on_a_cpu_has_no_rank_to_wait_for() -> None:

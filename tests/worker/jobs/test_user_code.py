@@ -13,7 +13,8 @@ from torch import nn
 
 import perfsuite
 from perfsuite.errors import NonFiniteError, PerfsuiteError, WorkloadError
-from perfsuite.ranks.messages import RoundTimes, UserCode
+from perfsuite.ranks.messages import RoundTimes
+from perfsuite.ranks.user_code import UserCode
 from perfsuite.records.stages import STAGES, untimed
 from perfsuite.worker.jobs.user_code import UserLoop, UserStep
 from perfsuite.worker.measure.iterations import Iterations
@@ -406,6 +407,48 @@ def test_a_loop_that_ends_before_it_is_counted_says_so() -> None:
         "the loop ended by itself after 8 steps, before the two that are counted"
     }
     assert {"flops", "memory", "operators"} <= missing.keys()
+
+
+@pytest.mark.parametrize(("num_warmup", "num_told"), [(2, 2), (3, 3), (10, 3)])
+def test_weights_are_told_after_the_first_steps_that_are_not_timed(
+    num_warmup: int, num_told: int
+) -> None:
+    other = nn.Parameter(torch.zeros(3))
+    later = torch.optim.Adam([other])
+
+    def train() -> None:
+        step = make_step()
+        while True:
+            step()
+            if other.grad is None:
+                other.grad = torch.ones(3)
+            later.step()
+
+    loops = [
+        UserLoop(code("loop", num_warmup=num_warmup), train, None, digests_weights=asked)
+        for asked in (True, False)
+    ]
+    for loop in loops:
+        torch.manual_seed(0)
+        loop.run(ask(12), lambda: None)
+
+    told = loops[0].first_weights()
+    # The other optimizer has not stepped when the first step ends.
+    assert [[digest.num_elements for digest in step] for step in told] == [
+        [8, 2],
+        *[[8, 2, 3]] * (num_told - 1),
+    ]
+    assert len({digest.squares for step in told for digest in step[:1]}) == num_told
+    assert loops[1].first_weights() == ()
+
+
+def test_a_step_is_taken_without_a_measurement_and_tells_its_loss() -> None:
+    def telling() -> None:
+        perfsuite.log_loss(0.5)
+
+    assert UserStep(code("step"), lambda: telling).take() == 0.5
+    assert UserStep(code("step"), lambda: lambda: torch.tensor([2.0])).take() == 2.0
+    assert UserStep(code("step"), lambda: lambda: None).take() is None
 
 
 class OtherRank:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import weakref
 
 import pytest
 import torch
@@ -222,43 +223,79 @@ def test_without_a_backward_pass_nothing_is_said_of_saved_activations():
     )
 
 
-def test_on_cuda_the_allocator_is_read_after_a_reset_and_a_synchronisation(monkeypatch):
-    device = torch.device("cuda", 0)
-    allocated_bytes = iter([100, 700])
-    calls = []
+class Allocator:
+    """CUDA's allocator, by what is asked of it; `calls` are those of it and of the device."""
 
-    def fake(name, value=None):
-        def call(of_device):
-            assert of_device == device
-            calls.append(name)
-            return next(allocated_bytes) if name == "memory_allocated" else value
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls: list[str] = []
+        self._asked_bytes = iter([100, 700, 0])
+        for name in ("synchronize", "reset_peak_memory_stats", "memory_stats"):
+            monkeypatch.setattr(torch.cuda, name, functools.partial(self._call, name))
 
-        monkeypatch.setattr(torch.cuda, name, call)
+    def _call(self, name: str, of_device: torch.device) -> dict[str, int]:
+        assert of_device == torch.device("cuda", 0)
+        self.calls.append(name)
+        if name != "memory_stats":
+            return {}
+        return {
+            "requested_bytes.all.current": next(self._asked_bytes),
+            "requested_bytes.all.peak": 900,
+            "allocated_bytes.all.peak": 2**20,
+            "reserved_bytes.all.peak": 2**21,
+        }
 
-    fake("synchronize")
-    fake("reset_peak_memory_stats")
-    fake("memory_allocated")
-    fake("max_memory_allocated", 900)
+
+def test_on_cuda_what_was_asked_of_the_allocator_is_read_after_a_reset(monkeypatch):
+    allocator = Allocator(monkeypatch)
 
     def iterate(stage):
         for name in ("load", "forward", "backward", "optimizer"):
             with stage(name):
-                calls.append(name)
+                allocator.calls.append(name)
 
-    measured = run_iterations(measure_peak(iter([]), device), iterate)
+    measured = run_iterations(measure_peak(iter([]), torch.device("cuda", 0)), iterate)
 
     assert measured == PeakMemory(
-        metric="max_memory_allocated", peak_bytes=900, saved_activation_bytes=600
+        metric="requested_peak",
+        peak_bytes=900,
+        saved_activation_bytes=600,
+        reserved_bytes=2**21,
     )
-    assert calls == [
+    assert allocator.calls == [
         "synchronize",
         "reset_peak_memory_stats",
         "load",
-        "memory_allocated",
+        "memory_stats",
         "forward",
-        "memory_allocated",
+        "memory_stats",
         "backward",
         "optimizer",
         "synchronize",
-        "max_memory_allocated",
+        "memory_stats",
     ]
+
+
+def test_garbage_from_before_is_gone_from_the_allocators_peak(monkeypatch):
+    class Node:
+        pass
+
+    Allocator(monkeypatch)
+    gc.disable()
+    try:
+        node = Node()
+        node.itself = node
+        garbage = weakref.ref(node)
+        del node
+        alive = []
+        monkeypatch.setattr(
+            torch.cuda, "reset_peak_memory_stats", lambda _: alive.append(garbage() is not None)
+        )
+        enabled = []
+        run_iterations(
+            measure_peak(iter([]), torch.device("cuda", 0)),
+            lambda stage: enabled.append(gc.isenabled()),
+        )
+    finally:
+        gc.enable()
+
+    assert (alive, enabled) == ([False], [False])

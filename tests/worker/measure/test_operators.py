@@ -121,7 +121,8 @@ def test_on_a_cpu_background_work_is_exposed_where_no_operator_runs():
 def test_on_a_gpu_kernels_of_nccl_are_compared_with_all_other_kernels():
     events = [
         event("ncclDevKernel_AllReduce_Sum_f32", 0, 4e6, device_type=DeviceType.CUDA),
-        event("nccl:all_reduce", 0, 9e6, device_type=DeviceType.CPU),
+        event("nccl:all_reduce", 0, 9e6, device_type=DeviceType.CPU, is_async=True),
+        event("nccl:all_reduce", 0, 9e6, device_type=DeviceType.CUDA, is_annotation=True),
         event("sgemm_kernel", 1e6, 2e6, device_type=DeviceType.CUDA),
         event("stage: backward", 0, 9e6, device_type=DeviceType.CUDA, is_annotation=True),
         event("aten::mm", 0, 9e6),

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -9,7 +10,11 @@ import torch
 from perfsuite.errors import PerfsuiteError
 from perfsuite.ranks.messages import RoundTimes
 from perfsuite.worker.measure.iterations import run_iterations
-from perfsuite.worker.measure.rounds import choose_num_iterations, measure_rounds
+from perfsuite.worker.measure.rounds import (
+    LEAST_ON_ACCELERATOR,
+    choose_num_iterations,
+    measure_rounds,
+)
 from perfsuite.worker.measure.stages import StageClock
 
 
@@ -24,6 +29,67 @@ class FakeHost:
 
     def spend(self, seconds: float) -> None:
         self.now_s += seconds
+
+
+class Queue:
+    """A device that works on while the host goes on; `record` is an event of it."""
+
+    def __init__(self, host: FakeHost) -> None:
+        self.num_synchronized = 0
+        self._host = host
+        self._done_s = 0.0
+
+    def run(self, seconds: float) -> None:
+        self._done_s = max(self._done_s, self._host.now_s) + seconds
+
+    def synchronize(self) -> None:
+        self.num_synchronized += 1
+        self._host.now_s = max(self._host.now_s, self._done_s)
+
+    def at_s(self) -> float:
+        return max(self._done_s, self._host.now_s)
+
+
+class QueueEvent:
+    def __init__(self, queue: Queue) -> None:
+        self._queue = queue
+        self.at_s = 0.0
+
+    def record(self) -> None:
+        self.at_s = self._queue.at_s()
+
+    def elapsed_time(self, end: QueueEvent) -> float:
+        return 1e3 * (end.at_s - self.at_s)
+
+
+def on_queue(queue: Queue) -> StageClock:
+    return StageClock(torch.device("cuda"), make_event=lambda _: QueueEvent(queue))
+
+
+def measure_queue(host_s: float, device_s: float, *, waits: bool = False, **changes):
+    """The seconds of an iteration in each round on a device with a queue, and the queue."""
+    host = changes.pop("host", None) or FakeHost()
+    queue = Queue(host)
+
+    def iterate(stage):
+        host.spend(host_s)
+        queue.run(device_s)
+        if waits:
+            queue.synchronize()
+
+    num_iterations = choose_num_iterations(
+        max(host_s, device_s), steps_per_epoch=None, least=LEAST_ON_ACCELERATOR
+    )
+    rounds = measure(
+        host,
+        iterate,
+        num_iterations=num_iterations,
+        synchronize=queue.synchronize,
+        stages=on_queue(queue),
+        run_up=lambda name: nullcontext(),
+        **changes,
+    )
+    return [times.duration_s / num_iterations for times in rounds], queue
 
 
 def measure(host: FakeHost, iterate, **changes):
@@ -141,6 +207,51 @@ def test_what_the_garbage_of_a_round_costs_the_collector_is_in_its_time(monkeypa
     assert [times.duration_s for times in rounds] == [3.0 + 2.0 - 0.5, 3.0]
 
 
+@pytest.mark.parametrize(("host_s", "device_s"), [(0.006, 0.010), (0.010, 0.006), (0.060, 0.1)])
+def test_a_queue_is_timed_as_training_runs_it_by_the_slower_of_host_and_device(host_s, device_s):
+    steps_s, _ = measure_queue(host_s, device_s)
+
+    assert steps_s == pytest.approx([max(host_s, device_s)] * 2)
+
+
+def test_a_step_that_waits_for_the_device_is_slower_by_all_that_it_loses():
+    steps_s, _ = measure_queue(0.006, 0.010, waits=True)
+
+    assert steps_s == pytest.approx([0.016] * 2)
+
+
+def test_an_iteration_before_each_round_of_a_queue_has_a_stage_of_its_own():
+    stages = []
+    host = FakeHost()
+    queue = Queue(host)
+
+    def run_up(name):
+        raise AssertionError(name)
+
+    measure(host, stages.append, num_iterations=2, stages=on_queue(queue), run_up=run_up)
+
+    assert [stage is run_up for stage in stages] == [True, False, False] * 2
+
+
+class TickingHost(FakeHost):
+    """Its clock moves by a microsecond each time that it is read."""
+
+    def __call__(self) -> float:
+        self.now_s += 1e-6
+        return self.now_s
+
+
+def test_a_slowdown_is_exact_and_waits_for_the_device_no_more_often():
+    plain_s, queue = measure_queue(0.006, 0.010, host=TickingHost())
+    slower_s, slowed = measure_queue(0.006, 0.010, host=TickingHost(), slowdown=0.05)
+
+    assert slower_s == pytest.approx([1.05 * seconds for seconds in plain_s], rel=1e-4)
+    assert slowed.num_synchronized == queue.num_synchronized
+    host = TickingHost()
+    on_cpu = measure(host, lambda stage: host.spend(1.0), slowdown=0.05)
+    assert [times.duration_s for times in on_cpu] == pytest.approx([3.15] * 2, rel=1e-4)
+
+
 @pytest.mark.parametrize("was_frozen", [True, False])
 @pytest.mark.parametrize("was_enabled", [True, False])
 def test_the_collector_is_left_as_it_was_when_an_iteration_fails(was_enabled, was_frozen):
@@ -180,6 +291,12 @@ def test_the_collector_is_left_as_it_was_when_an_iteration_fails(was_enabled, wa
 )
 def test_a_round_is_a_power_of_two_or_whole_epochs(iteration_s, steps_per_epoch, expected):
     assert choose_num_iterations(iteration_s, steps_per_epoch=steps_per_epoch) == expected
+
+
+def test_a_round_on_an_accelerator_lets_the_host_run_ahead():
+    assert choose_num_iterations(10.0, steps_per_epoch=None, least=LEAST_ON_ACCELERATOR) == 8
+    assert choose_num_iterations(10.0, steps_per_epoch=5, least=LEAST_ON_ACCELERATOR) == 10
+    assert choose_num_iterations(0.001, steps_per_epoch=None, least=LEAST_ON_ACCELERATOR) == 64
 
 
 @pytest.mark.parametrize("iteration_s", [0.0, -1.0, float("inf"), float("nan")])

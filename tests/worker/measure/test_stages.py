@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from perfsuite.errors import PerfsuiteError
-from perfsuite.worker.measure.stages import StageClock
+from perfsuite.worker.measure.stages import StageClock, StageMarks
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -28,7 +28,8 @@ class FakeDevice:
         self.now_ms = 0.0
         self.num_events = 0
 
-    def make_event(self) -> FakeEvent:
+    def make_event(self, of: torch.device) -> FakeEvent:
+        assert of == CUDA
         self.num_events += 1
         return FakeEvent(self)
 
@@ -178,3 +179,15 @@ def test_events_are_used_again_after_each_collection(device):
         assert stage.collect() == {"forward": pytest.approx(3e-3)}
 
     assert device.num_events == 4
+
+
+def test_marks_tell_which_stage_is_entered_and_time_none():
+    heard = []
+    stage = StageMarks(CPU, on_enter=heard.append)
+
+    for name in ("load", "forward"):
+        with stage(name):
+            pass
+
+    assert heard == ["load", "forward"]
+    assert stage.collect() == {}

@@ -6,9 +6,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from perfsuite.worker.training import step
 from perfsuite.worker.training.step import clip_grad_norm
 
 CPU = torch.device("cpu")
@@ -90,3 +93,28 @@ def test_the_square_of_a_float16_norm_does_not_overflow(rank_group: Any) -> None
     for norm, gradient in rank_group(2, clip_large_halves):
         assert norm == pytest.approx(40_000.0 * 2**0.5)
         assert gradient == 20_000.0
+
+
+class _HostCopies(TorchDispatchMode):
+    """Counts copies from the CPU, which wait for the device."""
+
+    num_seen = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._to_copy.default and args[0].device.type == "cpu":
+            self.num_seen += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_clipping_shards_waits_for_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    with FakeTensorMode(), _HostCopies() as copies:
+        norm = torch.ones((), device="cuda")
+        total = step.get_total_norm
+        monkeypatch.setattr(step, "get_total_norm", lambda all: norm if all else total(all))
+        # Stands for a DTensor, whose norm needs a process group.
+        monkeypatch.setattr(step, "DTensor", nn.Parameter)
+
+        found = step._norm_over_ranks([nn.Parameter(torch.ones(2, device="cuda"))], norm.device)
+
+    assert found.device.type == "cuda"
+    assert copies.num_seen == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from perfsuite import WorkloadError
 from perfsuite.worker.training.evaluation import MetricSums, Tally
@@ -28,6 +29,16 @@ def test_a_target_that_losses_ignore_is_not_counted():
     tally.add(scores(0, 0, 0), torch.tensor([0, -100, 3]))
 
     assert tally.take() == ((1, 0, 0), (1, 0, 0))
+
+
+def test_counting_a_batch_waits_for_no_device():
+    with FakeTensorMode():  # which has no values to wait for
+        tally = Tally()
+        outputs = torch.zeros(4, 3, device="cuda")
+
+        tally.add(outputs, torch.zeros(4, dtype=torch.int64, device="cuda"))
+
+        assert tally._counts.device.type == "cuda"
 
 
 def test_scores_may_have_further_dimensions():

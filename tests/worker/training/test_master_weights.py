@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from perfsuite.records.stages import untimed
 from perfsuite.worker.training.mixed_precision import (
@@ -113,6 +114,29 @@ def test_a_parameter_without_gradient_is_not_stepped() -> None:
     optimizer.step()
 
     assert torch.equal(parameter, torch.ones(2).half())
+
+
+class _Copies(TorchDispatchMode):
+    """Counts the operators that copy."""
+
+    num_seen = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.num_seen += "copy" in func.name()
+        return func(*args, **(kwargs or {}))
+
+
+def test_master_weights_are_copied_all_at_once_each_way() -> None:
+    parameters = [nn.Parameter(torch.ones(2).half()) for _ in range(20)]
+    optimizer = MasterWeights(parameters, sgd)
+    for parameter in parameters:
+        parameter.grad = torch.ones(2).half()
+
+    with _Copies() as copies:
+        optimizer.collect_gradients()
+        optimizer.step()
+
+    assert copies.num_seen == 2
 
 
 def test_a_schedule_on_the_wrapper_reaches_the_inner_optimizer() -> None:

@@ -185,7 +185,9 @@ def test_inputs_take_the_dtype_of_the_parameters_and_outputs_that_of_the_loss() 
 def tf32_restored() -> Iterator[None]:
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     before = matmul.allow_tf32, cudnn.allow_tf32
+    generic = torch.backends.fp32_precision
     yield
+    torch.backends.fp32_precision = generic
     matmul.allow_tf32, cudnn.allow_tf32 = before
 
 
@@ -199,6 +201,18 @@ def test_tf32_is_on_for_tf32_alone(precision: str) -> None:
 
     assert matmul.allow_tf32 is (precision == "tf32")
     assert cudnn.allow_tf32 is (precision == "tf32")
+
+
+@pytest.mark.usefixtures("tf32_restored")
+def test_what_a_model_file_sets_for_all_of_torch_is_no_precision_of_a_recipe() -> None:
+    cudnn: Any = torch.backends.cudnn
+    torch.backends.fp32_precision = "tf32"
+
+    for precision, expected in (("fp32", "ieee"), ("tf32", "tf32"), ("amp-bf16", "ieee")):
+        set_tf32(precision_policy(precision), torch.device("cuda"))
+
+        parts = cudnn.conv, cudnn.rnn, torch.backends.cuda.matmul
+        assert [part.fp32_precision for part in parts] == [expected] * 3
 
 
 @pytest.mark.usefixtures("tf32_restored")

@@ -12,7 +12,7 @@ import torch
 
 from perfsuite.records.recipe import Recipe
 from perfsuite.worker.equivalence import comparison
-from perfsuite.worker.equivalence.limits import BITWISE, Limit, reduction_limit
+from perfsuite.worker.equivalence.limits import BITWISE, Limit, above_noise, reduction_limit
 from perfsuite.worker.equivalence.planted_bugs import Bug, gradient_bugs, wrong_scale
 from perfsuite.worker.equivalence.proof import Case, Proof
 from perfsuite.worker.equivalence.tensors import Tensors
@@ -60,12 +60,12 @@ def _limit(case: Case) -> Limit:
     """Equal bits, unless FSDP shards by segments and so sums over the ranks in another order."""
     recipe = case.recipe
     if not recipe.plan.properties.resizes_storages or recipe.num_segments is None:
-        return BITWISE
+        return above_noise(BITWISE, case.noise)
     epsilon = max(
         (torch.finfo(gradient.dtype).eps for gradient in case.trace.steps[0].gradients.values()),
         default=0.0,
     )
-    return reduction_limit(epsilon, recipe, case.device)
+    return above_noise(reduction_limit(epsilon, recipe, case.device), case.noise)
 
 
 def _judge(

@@ -29,6 +29,7 @@ from perfsuite.worker.equivalence.mesh_diagnosis import explain_start
 from perfsuite.worker.equivalence.proof import Case, Proof
 from perfsuite.worker.equivalence.tensors import Tensors, in_double
 from perfsuite.worker.equivalence.trace.trace import Step, Weights, read_weights
+from perfsuite.worker.measure.device import is_accelerator
 from perfsuite.worker.training.mixed_precision import precision_policy
 
 
@@ -237,7 +238,9 @@ def _share_of_rounding(case: Case, number: int, epsilon: float) -> tuple[float, 
     is_narrow = epsilon > torch.finfo(torch.float32).eps and not policy.master_weights
     if steps_parts and is_narrow:
         return 2 * epsilon * number, f"e 2 u n, n {number}"
-    adds_norms = recipe.clip_grad_norm is not None and mode.splits_parameters
+    # On a device the norms of views into buckets, which lie elsewhere in memory, round otherwise.
+    is_viewed = recipe.gradient_as_bucket_view and is_accelerator(case.device)
+    adds_norms = recipe.clip_grad_norm is not None and (mode.splits_parameters or is_viewed)
     if adds_norms or case.trace.sparse:
         return 2 * epsilon * math.sqrt(recipe.plan.world_size), "e 2 u sqrt(ws)"
     return 0.0, "bit for bit"

@@ -17,7 +17,7 @@ from torch import nn
 from perfsuite.records.recipe import Recipe
 from perfsuite.worker.equivalence import comparison, planted_bugs
 from perfsuite.worker.equivalence.diagnosis import explain_gradients
-from perfsuite.worker.equivalence.limits import Limit, reduction_limit
+from perfsuite.worker.equivalence.limits import Limit, above_noise, reduction_limit
 from perfsuite.worker.equivalence.planted_bugs import Bug
 from perfsuite.worker.equivalence.proof import Case, Proof
 from perfsuite.worker.equivalence.references.averaging import average
@@ -200,4 +200,5 @@ def _limit(gradients: Tensors, case: Case) -> Limit:
         dtypes.add(low)
         is_ordered = False
     epsilon = max((torch.finfo(dtype).eps for dtype in dtypes), default=0.0)
-    return reduction_limit(epsilon, case.recipe, case.device, is_ordered=is_ordered)
+    limit = reduction_limit(epsilon, case.recipe, case.device, is_ordered=is_ordered)
+    return above_noise(limit, case.noise)

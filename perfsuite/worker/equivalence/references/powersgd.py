@@ -73,8 +73,9 @@ class PowerSGD:
             ]
             self._reduce(index, buckets)
             reduced |= zip(names, buckets[0].gradients, strict=True)
-        present = {name for shard in shards for name in shard}
-        return {name: gradient for name, gradient in reduced.items() if name in present}
+        # They are compared with recorded ones, and computed on the model's device.
+        devices = {name: gradient.device for shard in shards for name, gradient in shard.items()}
+        return {name: one.to(devices[name]) for name, one in reduced.items() if name in devices}
 
     def _reduce(self, index: int, buckets: Sequence[_Bucket]) -> None:
         """Replace the gradients in each rank's bucket by their compressed mean."""

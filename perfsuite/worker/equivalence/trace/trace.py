@@ -63,7 +63,7 @@ def read_weights(module: nn.Module) -> Weights:
     """Return copies of the model's parameters and buffers."""
     trained = {name: one for name, one in module.named_parameters() if one.requires_grad}
     return Weights(
-        parameters={name: _copy(tensor) for name, tensor in trained.items()},
+        parameters={name: copy_tensor(tensor) for name, tensor in trained.items()},
         buffers=read_buffers(module),
     )
 
@@ -71,20 +71,20 @@ def read_weights(module: nn.Module) -> Weights:
 def read_buffers(module: nn.Module) -> Tensors:
     """Return copies of the model's buffers and of its parameters that are not trained."""
     frozen = {name: one for name, one in module.named_parameters() if not one.requires_grad}
-    return {name: _copy(one) for name, one in (dict(module.named_buffers()) | frozen).items()}
+    return {name: copy_tensor(one) for name, one in (dict(module.named_buffers()) | frozen).items()}
 
 
 def read_gradients(module: nn.Module) -> Tensors:
     """Return copies of the gradients that exist; sparse ones become dense."""
     return {
-        name: _copy(parameter.grad)
+        name: copy_tensor(parameter.grad)
         for name, parameter in module.named_parameters()
         if parameter.grad is not None
     }
 
 
-def _copy(tensor: Tensor) -> Tensor:
-    """A copy on the CPU; a DTensor stays one, because making it whole is a collective."""
+def copy_tensor(tensor: Tensor) -> Tensor:
+    """Return a copy on the CPU; a DTensor stays one, because making it whole is a collective."""
     copied = tensor.detach()
     if copied.layout is not torch.strided:
         copied = copied.to_dense()
@@ -144,6 +144,7 @@ class RankTrace:
         sparse: The parameters with sparse gradients, which are recorded as dense ones.
         work: That of one further step; None where it cannot be counted.
         bucket_layout: The parameters in each of DDP's buckets, where a hook depends on it.
+        num_accumulated: How often a step adds to a gradient, where that is not the recipe's to say.
         differences: Its tensors that differ from those of an earlier rank.
     """
 
@@ -156,6 +157,7 @@ class RankTrace:
     sparse: frozenset[str]
     work: Work | None
     bucket_layout: list[list[str]]
+    num_accumulated: int = 1
     differences: list[Discrepancy] = field(default_factory=list)
 
 
@@ -202,6 +204,7 @@ class Trace:
     sparse: frozenset[str]
     work: Work | None
     bucket_layout: list[list[str]]
+    num_accumulated: int
     differences: list[Discrepancy]
 
 
@@ -261,6 +264,7 @@ def join_traces(ranks: Sequence[RankTrace]) -> Trace:
         sparse=frozenset().union(*(rank.sparse for rank in ranks)),
         work=None if len(works) < len(ranks) else sum(works, start=Work(0, 0)),
         bucket_layout=ranks[0].bucket_layout,
+        num_accumulated=max(rank.num_accumulated for rank in ranks),
         differences=differences,
     )
 

@@ -33,7 +33,13 @@ class DP(Strategy):
 
     def __init__(self, workload: Workload, recipe: Recipe, device: torch.device) -> None:
         super().__init__(workload, recipe, device)
-        hardware = Hardware(device=device.type, num_gpus=torch.cuda.device_count())
+        hardware = Hardware(
+            device=device.type,
+            num_gpus=torch.cuda.device_count(),
+            compute_capability=(
+                torch.cuda.get_device_capability(device) if device.type == "cuda" else None
+            ),
+        )
         if (reason := why_not_exercised(recipe, hardware)) is not None:
             raise NotExercisedError(reason)
         self._count: ReplicaCount | None = None

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 
 from perfsuite import Recipe, Workload
@@ -265,3 +266,12 @@ def test_a_matrix_that_is_zero_on_all_ranks_becomes_nan_as_under_the_hook(rank_g
     for tensors in (ranks[0].reduced[THIRD], expected):
         assert [name for name, tensor in tensors.items() if tensor.isnan().any()] == ["dead.weight"]
     assert torch.equal(ranks[0].reduced[THIRD]["alive.weight"], expected["alive.weight"])
+
+
+def test_recorded_gradients_are_averaged_on_the_models_device_and_compared_on_their_own() -> None:
+    with FakeTensorMode():
+        power = PowerSGD({"w": torch.empty(64, 64, device="cuda")}, num_plain_steps=0)
+
+        reduced = power.average([{"w": torch.empty(64, 64)}] * 2, [["w"]])
+
+    assert reduced["w"].device == CPU

@@ -216,3 +216,18 @@ def test_replicas_are_counted_through_the_hooks_that_they_share() -> None:
     count.check(Recipe(parallel="dp:2"))
 
     assert not model._forward_hooks
+
+
+def test_replicas_on_an_ampere_gpu_may_train_in_tf32(
+    make_workload: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = {"capability": (9, 0)}
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: found["capability"])
+    recipe = Recipe(parallel="dp:2", precision="tf32")
+
+    choose_strategy(make_workload(), recipe, device=torch.device("cuda", 0))
+
+    found["capability"] = (7, 5)
+    with pytest.raises(NotExercisedError, match=r"this cell runs on compute capability \(7, 5\)$"):
+        choose_strategy(make_workload(), recipe, device=torch.device("cuda", 0))

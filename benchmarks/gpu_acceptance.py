@@ -1,0 +1,292 @@
+"""Whether perfsuite keeps its promises on a machine with a GPU: a table, one row for each check.
+
+python benchmarks/gpu_acceptance.py --part 1 --budget 540 --out acceptance
+python benchmarks/gpu_acceptance.py --dry-run
+
+Each check runs in a process of its own and writes what it finds as it finds it, so that one that
+crashes, hangs or is killed costs its own row. `acceptance.json` in the folder of `--out` is written
+anew after each check. A figure is "ok", "FAIL", or "told": nobody can predict it. Without a GPU
+`--dry-run` runs the checks that have a stand-in against it, and skips the others. Ends in 1 where a
+row is FAIL.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+# A check that takes so many times what was estimated does not end.
+PATIENCE = 3.0
+ROOT = Path(__file__).parent.parent
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """One row.
+
+    Attributes:
+        seconds: What it takes on an H200, about.
+        must: What it must show.
+        run: "module:function" of a function that takes a `Figures`; None where there is none yet.
+        stands_in: Whether the function takes a stand-in for the GPU.
+    """
+
+    number: int
+    name: str
+    part: int
+    seconds: float
+    must: str
+    run: str | None = None
+    stands_in: bool = False
+
+
+# Checks of what happens around a step; those of its time are in gpu_checks.
+_MODULES = dict.fromkeys(
+    (
+        "stack",
+        "plain-suite",
+        "memory",
+        "two-arms-memory",
+        "counts",
+        "sensors",
+        "precision",
+        "faults",
+    ),
+    "gpu_surroundings",
+)
+
+
+def _stood_in(number: int, name: str, part: int, seconds: float, must: str) -> Check:
+    function = f"{_MODULES.get(name, 'gpu_checks')}:{name.replace('-', '_')}"
+    return Check(
+        number=number,
+        name=name,
+        part=part,
+        seconds=seconds,
+        must=must,
+        run=function,
+        stands_in=True,
+    )
+
+
+def _on_gpu(number: int, name: str, part: int, seconds: float, must: str) -> Check:
+    return Check(number=number, name=name, part=part, seconds=seconds, must=must)
+
+
+CHECKS = (
+    _stood_in(0, "stack", 1, 20, "ranks are forked without CUDA, NVML answers or says why not"),
+    _on_gpu(1, "noise-floor", 1, 50, "0 with deterministic kernels; told otherwise"),
+    _on_gpu(2, "verify", 1, 150, "no mismatch, head-room below half of each limit"),
+    _on_gpu(3, "planted", 1, 30, "every planted mistake is a mismatch"),
+    _stood_in(4, "overlap", 1, 40, "within 2 % of 200 steps without a synchronisation"),
+    _stood_in(5, "hidden-sync", 1, 30, "the slowdown of 200 steps by one .item(), within 20 %"),
+    _stood_in(6, "stages", 1, 25, "each planted stage within 3 %, other is the copy"),
+    _stood_in(7, "overhead", 1, 40, "0.98 to 1.02 of the loop by hand"),
+    _on_gpu(8, "matrix", 1, 110, "each cell passed, or not exercised for the number of GPUs"),
+    _stood_in(9, "clocks", 2, 40, "the first round within 1 % of the last"),
+    _on_gpu(10, "turns", 2, 60, "ratio 1.00 +- 0.01 beside another arm"),
+    _on_gpu(11, "a-a", 2, 120, "no FAIL of identical code"),
+    _stood_in(12, "planted-speed", 2, 90, "5 % planted is 5 % within 0.3 %"),
+    _stood_in(13, "plain-suite", 2, 30, "the time of a benchmark that does not synchronise"),
+    _stood_in(14, "memory", 2, 40, "the same peak 8 times, and a leak of 1 MiB found"),
+    _stood_in(15, "two-arms-memory", 2, 40, "every text of a full GPU is recognised"),
+    _stood_in(16, "counts", 2, 30, "launches repeat, and are never 0"),
+    _stood_in(17, "sensors", 2, 15, "our own load of before is no other process"),
+    _stood_in(18, "precision", 3, 25, "fp32 is no TF32, whatever a model file sets"),
+    _on_gpu(19, "nccl-one", 3, 40, "hooks, FSDP and ZeRO of one rank leave nothing"),
+    _on_gpu(20, "gloo-shared-gpu", 3, 60, "two ranks on one GPU equal one process"),
+    _on_gpu(21, "profile", 3, 40, "stages add up within 1 %"),
+    _on_gpu(22, "compile", 3, 60, "no recompilation in a round, memory is there"),
+    _on_gpu(23, "loader", 3, 45, "copies overlap with pinned memory and non_blocking alone"),
+    _on_gpu(24, "scale", 3, 60, "verified in 120 s, with progress"),
+    _on_gpu(25, "affinity", 3, 20, "told"),
+    _stood_in(26, "faults", 3, 40, "one line each, the rank that was at fault, the next cell runs"),
+    _on_gpu(27, "baseline", 3, 30, "run.json, its report and calibration.json"),
+)
+
+
+class Figures:
+    """What a check finds, figure by figure, on the disk at once."""
+
+    def __init__(self, path: Path, *, dry: bool) -> None:
+        self._path = path
+        self._dry = dry
+
+    @cached_property
+    def device(self) -> Any:
+        """The GPU, or what stands in for it (`gpu_devices`)."""
+        devices = importlib.import_module("gpu_devices")
+        return devices.StandIn() if self._dry else devices.Gpu()
+
+    def told(self, what: str, found: object) -> None:
+        """Keep a figure that nobody can predict."""
+        self._keep(what, found, "told")
+
+    def must(self, what: str, found: object, is_right: bool) -> None:
+        """Keep a figure that is right or wrong."""
+        self._keep(what, found, "ok" if is_right else "FAIL")
+
+    def near(self, what: str, found: float, expected: float, within: float) -> None:
+        """Keep a number that must be another one, within a share of it."""
+        is_right = math.isfinite(found) and abs(found - expected) <= within * abs(expected)
+        self.must(what, f"{found:.5g} for {expected:.5g}", is_right)
+
+    def _keep(self, what: str, found: object, verdict: str) -> None:
+        with self._path.open("a") as file:
+            file.write(json.dumps({"what": what, "found": str(found), "verdict": verdict}) + "\n")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A line of the table."""
+
+    number: int
+    check: str
+    must: str
+    found: str
+    verdict: str
+    seconds: float
+
+    def __str__(self) -> str:
+        """Return the line."""
+        return (
+            f"{self.number:>2} {self.check:<16} {self.verdict:<8}{self.seconds:>6.1f} s  "
+            f"{self.found}  [{self.must}]"
+        )
+
+
+def run_check(check: Check, folder: Path, *, dry: bool) -> Row:
+    """Run a check in a process of its own, and return its row whatever becomes of it."""
+    figures = folder / f"{check.name}.jsonl"
+    figures.unlink(missing_ok=True)
+    began_s = time.monotonic()
+    assert check.run is not None
+    command = [sys.executable, __file__, "--child", check.run, "--out", str(figures)]
+    child = subprocess.Popen(
+        [*command, "--dry-run"] if dry else command,
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
+        stdout=(folder / f"{check.name}.log").open("w"),
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    with ExitStack() as ending:
+        ending.callback(_end, child)
+        try:
+            code: int | str = child.wait(PATIENCE * check.seconds)
+        except subprocess.TimeoutExpired:
+            code = f"it did not end within {PATIENCE * check.seconds:.0f} s"
+    found = (
+        [json.loads(line) for line in figures.read_text().splitlines()] if figures.exists() else []
+    )
+    verdicts = {one["verdict"] for one in found}
+    texts = [f"{one['what']}: {one['found']}" for one in found if one["verdict"] != "ok"]
+    if code != 0:
+        verdicts.add("FAIL")
+        texts.append(code if isinstance(code, str) else _ended(code, folder / f"{check.name}.log"))
+    elif not found:
+        verdicts, texts = {"FAIL"}, ["it found nothing"]
+    verdict = next(one for one in ("FAIL", "ok", "told") if one in verdicts)
+    if not texts:
+        texts = [f"{len(found)} figures are right" if len(found) > 1 else found[0]["found"]]
+    return _row(check, "; ".join(texts), verdict, time.monotonic() - began_s)
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """End a child and all that it started."""
+    if child.poll() is None:
+        os.killpg(child.pid, 9)
+    child.wait()
+
+
+def _ended(code: int, log: Path) -> str:
+    last = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    how = f"signal {-code}" if code < 0 else f"exit code {code}"
+    return f"ended with {how}: {last[-1] if last else 'it said nothing'}"
+
+
+def _row(check: Check, found: str, verdict: str, seconds: float = 0.0) -> Row:
+    return Row(
+        number=check.number,
+        check=check.name,
+        must=check.must,
+        found=found,
+        verdict=verdict,
+        seconds=round(seconds, 1),
+    )
+
+
+def run_checks(
+    checks: Sequence[Check], folder: Path, *, dry: bool, budget_s: float, has_gpu: bool
+) -> Iterator[Row]:
+    """Yield the row of each check, those that do not fit into the budget skipped."""
+    began_s = time.monotonic()
+    for check in checks:
+        left_s = budget_s - (time.monotonic() - began_s)
+        if dry and not check.stands_in:
+            yield _row(check, "needs a GPU: nothing can stand in for it", "SKIPPED")
+        elif not dry and not has_gpu:
+            yield _row(check, "no GPU is visible; --dry-run uses a stand-in", "SKIPPED")
+        elif check.run is None:
+            yield _row(check, "is not written yet", "SKIPPED")
+        elif not dry and check.seconds > left_s:
+            yield _row(check, f"{left_s:.0f} s are left of the budget", "SKIPPED")
+        else:
+            yield run_check(check, folder, dry=dry)
+
+
+def run_child(run: str, figures: Figures) -> None:
+    """Run one check in this process."""
+    module, _, name = run.partition(":")
+    function: Callable[[Figures], None] = getattr(importlib.import_module(module), name)
+    function(figures)
+
+
+def main(
+    part: Annotated[
+        int | None, typer.Option(min=1, max=3, help="One of three; all without.")
+    ] = None,
+    only: Annotated[list[str] | None, typer.Option(help="Checks by name.")] = None,
+    budget: Annotated[float, typer.Option(help="Seconds for all of them.")] = 540.0,
+    out: Annotated[Path, typer.Option(help="Folder of acceptance.json.")] = Path("acceptance"),
+    dry_run: Annotated[bool, typer.Option(help="Use stand-ins for the GPU.")] = False,
+    child: Annotated[str | None, typer.Option(hidden=True)] = None,
+) -> None:
+    """Run the checks, and show a table."""
+    if child is not None:
+        run_child(child, Figures(out, dry=dry_run))
+        return
+    from perfsuite.system.files import write_atomically
+    from perfsuite.system.gpus import visible_gpus
+
+    folder = out.resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    checks = [
+        check for check in CHECKS if part in (None, check.part) and (not only or check.name in only)
+    ]
+    rows: list[Row] = []
+    has_gpu = bool(visible_gpus())
+    for row in run_checks(checks, folder, dry=dry_run, budget_s=budget, has_gpu=has_gpu):
+        rows.append(row)
+        print(row, flush=True)
+        table = json.dumps([vars(one) for one in rows], indent=1)
+        write_atomically(folder / "acceptance.json", table.encode())
+    if any(row.verdict == "FAIL" for row in rows):
+        raise typer.Exit(1)
+
+
+if __name__ == "__main__":
+    typer.run(main)

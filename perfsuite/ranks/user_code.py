@@ -1,0 +1,91 @@
+"""A user's own code as it travels to ranks, and the jobs that check it; see `ranks.messages`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from perfsuite.errors import SettingError
+from perfsuite.records.recipe import is_int_from, optional
+
+# Those that one process can be held to whatever computes them; `Recipe` has more.
+OWN_PRECISIONS = ("fp64", "fp32", "bf16", "amp-bf16", "amp-fp16")
+
+
+@dataclass(frozen=True, kw_only=True)
+class UserCode:
+    """A function or a command of a user's that trains, measured as it is.
+
+    Attributes:
+        function: Packed: `build_step`, which returns the step, or `train`, which is a whole loop;
+            empty for a command.
+        world_size: Of the ranks that call it; a command itself says how many it starts.
+        samples_per_step: Of all ranks together; None where the user does not say.
+        num_steps: Steps of a loop or a command that are timed.
+        num_warmup: Steps before those.
+        optimizer: Name of the class whose steps count; None is the first optimizer that steps.
+        precision: Of a step's arithmetic, one of `OWN_PRECISIONS`.
+    """
+
+    name: str
+    function: bytes
+    kind: Literal["step", "loop", "command"]
+    world_size: int = 1
+    samples_per_step: int | None = None
+    tokens_per_step: int | None = None
+    num_steps: int | None = None
+    num_warmup: int = 3
+    optimizer: str | None = None
+    precision: str = "fp32"
+
+    def __post_init__(self) -> None:
+        given = {
+            "ranks": (self.world_size, is_int_from(1), "a whole number from 1"),
+            "samples_per_step": (self.samples_per_step, *_NONE_OR_FROM_1),
+            "tokens_per_step": (self.tokens_per_step, *_NONE_OR_FROM_1),
+            "optimizer": (
+                self.optimizer,
+                optional(lambda value: isinstance(value, str)),
+                "the name of its class, such as 'AdamW'",
+            ),
+            "precision": (
+                self.precision,
+                lambda value: value in OWN_PRECISIONS,
+                f"one of {', '.join(OWN_PRECISIONS)}",
+            ),
+        }
+        if self.kind != "step":
+            # Two rounds of a step; the time from one step's end to the next one's chooses rounds.
+            given["steps"] = self.num_steps, is_int_from(2), "a whole number from 2"
+            given["warmup"] = self.num_warmup, is_int_from(2), "a whole number from 2"
+        for name, (value, is_allowed, allowed) in given.items():
+            if not is_allowed(value):
+                raise SettingError(f"{name} is {value!r}; use {allowed}")
+
+
+_NONE_OR_FROM_1 = optional(is_int_from(1)), "None or a whole number from 1"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordSteps:
+    """Job: take the first steps of a user's own, and write what each rank saw to a file."""
+
+    user_code: UserCode
+    seed: int
+    folder: str
+    num_steps: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckSteps:
+    """Job: compare recorded steps with those of one process, which this rank takes.
+
+    Attributes:
+        reference: Builds the step that takes what all ranks take together.
+        tested: What the ranks have run.
+    """
+
+    reference: UserCode
+    tested: UserCode
+    seed: int
+    folder: str

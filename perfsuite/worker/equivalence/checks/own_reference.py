@@ -1,0 +1,302 @@
+"""T1 and T2 of a user's own step: the ranks compute what the user's own reference computes.
+
+The reference is one process that takes what all ranks take together. Before each step it is given
+the ranks' weights, and before its optimizer steps the ranks' gradients: so a limit covers the
+rounding of one step, and the weights afterwards show what the optimizers do. Without `Step.model`
+there are losses alone; what they show, references with a mistake in their gradients tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from perfsuite.errors import WorkloadError
+from perfsuite.records.equivalence import EquivalenceRow
+from perfsuite.records.recipe import Recipe
+from perfsuite.units import listed
+from perfsuite.worker.equivalence import limits
+from perfsuite.worker.equivalence.checks.own_step import OwnStep
+from perfsuite.worker.equivalence.comparison import Discrepancy, measure_errors
+from perfsuite.worker.equivalence.diagnosis import explain_gradients, has_batchnorm
+from perfsuite.worker.equivalence.limits import is_low_precision
+from perfsuite.worker.equivalence.planted_bugs import Bug, gradient_bugs, scaled, wrong_scale
+from perfsuite.worker.equivalence.proof import Proof
+from perfsuite.worker.equivalence.tensors import Tensors
+from perfsuite.worker.equivalence.trace.own_steps import BeforeUpdate, OwnSteps, Taken
+from perfsuite.worker.equivalence.trace.random_state import read_random_state
+from perfsuite.worker.equivalence.trace.trace import Step, Trace
+
+_AUTOCAST = {"bf16": torch.bfloat16, "amp-bf16": torch.bfloat16, "amp-fp16": torch.float16}
+# As in `checks.semantics`: a path that stayed in float32 has errors within the limit of float32.
+_LOW_PRECISION_RATIO = 4
+# Of `gradient_bugs` and `wrong_scale`.
+_MOST_BUGS = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnCase:
+    """Recorded steps of a user's own, to be checked.
+
+    Attributes:
+        recipe: The precision, world size and accumulation from which limits are derived.
+        build: Builds the reference, each time under the same seed.
+        on_step: Called before each step of a reference, to show progress.
+    """
+
+    recipe: Recipe
+    trace: Trace
+    build: Callable[[], OwnSteps]
+    device: torch.device
+    on_step: Callable[[], None]
+
+
+def check_own_steps(case: OwnCase) -> tuple[EquivalenceRow, dict[str, str]]:
+    """Return what the steps show, and why gradients or losses were not compared.
+
+    Raises a WorkloadError where the two models do not have the same parameters.
+    """
+    recipe, trace = case.recipe, case.trace
+    proof = Proof(check="T2" if is_low_precision(recipe) else "T1")
+    truth, plain = _references(case)
+    if (dropout := _describe_dropout(truth.model)) is not None:
+        return EquivalenceRow.of(recipe, proof.check, "not exercised", dropout), {}
+    why_losses_alone = _why_losses_alone(trace, truth.parameters)
+    truth.follows = plain.follows = why_losses_alone is None
+    steps = list(_take_steps(case, truth, plain))
+    proof.evidence += [one for one in trace.differences if one.what != "buffer"]
+    for step in steps:
+        proof.evidence += step.judge_losses()
+        proof.evidence += step.judge_tensors() if step.has_gradients else ()
+    missing = {} if why_losses_alone is None else {"gradients and weights": why_losses_alone}
+    if not any(step.judge_losses() for step in steps):
+        missing["losses"] = "build_step or the reference tells none"
+    proof.notes += [f"{what} were not compared: {why}" for what, why in missing.items()]
+    if not proof.evidence:
+        reason = "; ".join(proof.notes)
+        return EquivalenceRow.of(recipe, proof.check, "not exercised", reason), {}
+    with_gradients = [step for step in steps if step.has_gradients]
+    if with_gradients:
+        with_gradients[0].plant_into(proof)
+    else:
+        proof.planted |= _plant_in_losses(case, steps)
+    proof.vacuous += _why_vacuous(trace, steps)
+    proof.find_cause = partial(_find_cause, trace, steps, truth)
+    return proof.conclude(recipe), missing
+
+
+class _Reference:
+    """One process that takes the ranks' steps.
+
+    Attributes:
+        follows: Whether it takes over the ranks' weights and gradients.
+        has_drawn: Whether its steps have drawn random numbers.
+    """
+
+    def __init__(
+        self,
+        case: OwnCase,
+        arithmetic: Callable[[], AbstractContextManager[Any]],
+        spoil: BeforeUpdate = lambda *_: None,
+    ) -> None:
+        self._case = case
+        self._arithmetic = arithmetic
+        self._spoil = spoil
+        self._steps = case.build()
+        self.model = self._steps.model
+        self.parameters = self._steps.parameters
+        self.follows = False
+        self.has_drawn = False
+
+    def take(self, step: Step) -> tuple[Taken, Tensors]:
+        """Return what one step does here, and the weights after it."""
+        self._case.on_step()
+        if self.follows:
+            self._steps.load(step.before)
+        state = read_random_state(self._case.device)
+        with self._arithmetic():
+            taken = self._steps.take(
+                partial(_take_over, step.gradients) if self.follows else self._spoil
+            )
+        self.has_drawn |= read_random_state(self._case.device).has_moved_from(state)
+        return taken, self._steps.weights().parameters
+
+
+def _take_steps(case: OwnCase, truth: _Reference, plain: _Reference) -> Iterator[OwnStep]:
+    for number, step in enumerate(case.trace.steps, start=1):
+        step = step if truth.follows else replace(step, gradients={})
+        taken, updated = truth.take(step)
+        other = taken if plain is truth else plain.take(step)[0]
+        yield OwnStep(case.recipe, number, step, taken, other, updated)
+
+
+def _take_over(
+    gradients: Tensors, _: Sequence[nn.Parameter], new: Mapping[str, nn.Parameter]
+) -> None:
+    for name, parameter in new.items():
+        given, own = gradients.get(name), parameter.grad
+        if given is not None:
+            # Copied, because an optimizer may change it in place.
+            given = given.to(parameter.device, parameter.dtype, copy=True)
+            given = given.to_sparse(1) if own is not None and own.is_sparse else given
+        parameter.grad = given
+
+
+def _references(case: OwnCase) -> tuple[_Reference, _Reference]:
+    """Return the truth and the plain path of the same precision, one process each."""
+    if not is_low_precision(case.recipe):
+        truth = _Reference(case, nullcontext)
+        return truth, truth
+    # Whatever autocast the user's code enters, in the truth nothing is cast. Without a cache, which
+    # would keep weights beyond the optimizer's step.
+    dtype = _AUTOCAST[case.recipe.precision]
+    autocast = partial(torch.autocast, case.device.type, dtype, cache_enabled=False)
+    return _Reference(case, torch._C._DisableAutocast), _Reference(case, autocast)
+
+
+def _describe_dropout(model: nn.Module | None) -> str | None:
+    modules = () if model is None else model.named_modules()
+    active = [name for name, one in modules if _drops(one)]
+    if not active:
+        return None
+    return (
+        f"the model has dropout ({listed(active)}), of which ranks and reference draw their own; "
+        "build both with p=0"
+    )
+
+
+def _drops(module: nn.Module) -> bool:
+    is_layer = isinstance(module, nn.modules.dropout._DropoutNd)
+    # An nn.MultiheadAttention or nn.LSTM has the number itself.
+    share = module.p if is_layer else getattr(module, "dropout", 0.0)
+    return module.training and isinstance(share, float) and share > 0
+
+
+def _why_losses_alone(trace: Trace, parameters: Mapping[str, nn.Parameter]) -> str | None:
+    """Why only losses are compared, None where gradients and weights are too."""
+    ours = trace.start.parameters
+    for side, names in (("build_step", ours), ("the reference", parameters)):
+        if not names:
+            return f"{side} returns no Step.model"
+    only = [
+        f"only {side}'s has {listed(names)}"
+        for side, names in (
+            ("build_step", [name for name in ours if name not in parameters]),
+            ("the reference", [name for name in parameters if name not in ours]),
+        )
+        if names
+    ]
+    if only:
+        raise WorkloadError(
+            f"Step.model has {len(ours)} parameters in build_step and {len(parameters)} in the "
+            f"reference, which are matched by name: {'; '.join(only)}; build the same model in "
+            "both, wrapped or not"
+        )
+    for name, weight in ours.items():
+        if weight.shape != parameters[name].shape:
+            return (
+                f"{name!r} has the shape {tuple(weight.shape)} on the ranks and "
+                f"{tuple(parameters[name].shape)} in the reference: parts that are no DTensor "
+                "cannot be put together"
+            )
+    if not any(step.gradients for step in trace.steps):
+        return "no torch optimizer found a gradient of Step.model"
+    return None
+
+
+def _plant_in_losses(case: OwnCase, steps: Sequence[OwnStep]) -> dict[str, bool]:
+    """By the name of each mistake in the gradients, whether it shows in the first losses."""
+    planted: dict[str, bool] = {}
+    for index in range(_MOST_BUGS):
+        names: list[str] = []
+
+        def spoil(
+            stepped: Sequence[nn.Parameter], _: object, index: int = index, names: list[str] = names
+        ) -> None:
+            gradients = {str(n): one.grad for n, one in enumerate(stepped) if one.grad is not None}
+            bugs = [*gradient_bugs(gradients), wrong_scale(gradients, case.recipe.plan.world_size)]
+            for bug in bugs[index : index + 1]:
+                names.append(bug.name)
+                for n, gradient in bug.gradients.items():
+                    gradients[n].copy_(gradient)
+
+        reference = _Reference(case, nullcontext, spoil)
+        found = [one.judge_losses(reference.take(one.step)[0].loss) for one in steps]
+        if names:
+            planted[names[0]] = any(not one.is_within for of_step in found for one in of_step)
+    return planted
+
+
+def _why_vacuous(trace: Trace, steps: Sequence[OwnStep]) -> Iterator[str]:
+    if _have_same_losses(trace):
+        yield (
+            "the ranks tell the same losses, so that a missing reduction may change nothing: "
+            "return each rank's own loss, and of ranks that share their data only one's"
+        )
+    if not any(one.has_gradients for one in steps):
+        return
+    for one in steps:
+        if not one.has_gradients:
+            yield f"no optimizer stepped in step {one.number}: does a GradScaler leave it out?"
+        elif one.errors.size == 0:
+            yield f"all gradients of step {one.number} are zero"
+    first = steps[0]
+    if is_low_precision(first.recipe) and first.has_gradients:
+        error = measure_errors(first.step.gradients, first.truth.gradients).total
+        fp32 = Recipe(parallel=first.recipe.parallel)
+        if error <= _LOW_PRECISION_RATIO * limits.semantic_limit(fp32).value:
+            yield f"low precision left no trace: the error is {error:.1e}, as in float32"
+
+
+def _have_same_losses(trace: Trace) -> bool:
+    return all(len(one.losses) > 1 and len(set(one.losses)) == 1 for one in trace.steps)
+
+
+def _find_cause(
+    trace: Trace, steps: Sequence[OwnStep], truth: _Reference, found: Discrepancy
+) -> str | None:
+    if found.what == "gradient" and found.rank is not None:
+        differing = dict.fromkeys(
+            one.name
+            for one in trace.differences
+            if (one.what, one.step) == ("gradient", found.step)
+        )
+        whole = trace.steps[found.step - 1].gradients.keys() <= differing.keys()
+        names = "the gradients are" if whole else f"the gradient of {listed([*differing])} is"
+        return f"{names} not reduced over the ranks"
+    if found.what == "update":
+        return (
+            "of the same gradients the reference makes other weights: another learning rate or "
+            "optimizer, or weights that something else changes"
+        )
+    if truth.model is not None and has_batchnorm(truth.model):
+        return (
+            "BatchNorm: each rank is normalised by its own statistics, which is a different "
+            "computation; use SyncBatchNorm or GroupNorm"
+        )
+    if _have_same_losses(trace):
+        return "all ranks tell the same losses: does the sampler give them the same data?"
+    one = steps[found.step - 1]
+    num_ranks = one.recipe.plan.world_size
+    cause = None
+    if found.what == "gradient":
+        summed = Bug(
+            "summed",
+            f"gradients are summed over the {num_ranks} ranks and not divided by their number",
+            scaled(one.plain.gradients, num_ranks),
+        )
+        bugs = [summed, *gradient_bugs(one.plain.gradients)]
+        cause = explain_gradients(one.step.gradients, one.plain.gradients, bugs)
+    elif found.step > 1 and not truth.follows:
+        cause = "the loss before it agrees, so that the update in between does not"
+    if cause is None and truth.has_drawn:
+        cause = "the step draws random numbers, of which ranks and reference draw their own"
+    if cause is None and found.what == "loss":
+        cause = "a loss is not the mean over the samples, or weights or samples are others"
+    return cause

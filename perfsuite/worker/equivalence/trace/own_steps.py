@@ -1,0 +1,158 @@
+"""Record what a user's own step does: the gradients that its optimizers find, losses and weights.
+
+Hooks of torch's optimizers see the gradients, so that the step itself stays as it is.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from torch import nn
+from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
+
+from perfsuite.errors import WorkloadError
+from perfsuite.worker.equivalence.tensors import Tensors
+from perfsuite.worker.equivalence.trace import trace
+
+T = TypeVar("T")
+
+# What DistributedDataParallel, torch.compile, FSDP and activation checkpointing put into the names
+# of the parameters that they wrap.
+_ROOT_WRAPPER = "module"
+_WRAPPERS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
+
+
+def without_wrappers(tensors: Mapping[str, T]) -> dict[str, T]:
+    """Return tensors by the names that they have in the model that was wrapped.
+
+    >>> without_wrappers({"_orig_mod.module.head._fsdp_wrapped_module.weight": 1})
+    {'head.weight': 1}
+    """
+    found = {_without_wrappers(name): tensor for name, tensor in tensors.items()}
+    return found if len(found) == len(tensors) else dict(tensors)
+
+
+def _without_wrappers(name: str) -> str:
+    parts = [part for part in name.split(".") if part not in _WRAPPERS]
+    while parts[0] == _ROOT_WRAPPER:
+        del parts[0]
+    return ".".join(parts)
+
+
+# Called before an optimizer's update with all its parameters, and by name with those of the model
+# that nothing has updated yet in this step.
+BeforeUpdate = Callable[[Sequence[nn.Parameter], Mapping[str, nn.Parameter]], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Taken:
+    """What one step did.
+
+    Attributes:
+        loss: None where it told none.
+        gradients: As the first optimizer that updates a parameter finds its gradient.
+        num_updates: How often optimizers have updated each parameter.
+    """
+
+    loss: float | None
+    gradients: Tensors
+    num_updates: dict[str, int]
+
+
+class OwnSteps:
+    """Takes steps of a user's own, which may name their model."""
+
+    def __init__(self, name: str, model: object, take: Callable[[], float | None]) -> None:
+        if not (model is None or isinstance(model, nn.Module)):
+            raise WorkloadError(f"{name}: Step.model is {model!r}; give an nn.Module, or None")
+        named = {} if model is None else dict(model.named_parameters())
+        self.parameters = without_wrappers(named)
+        self.model = model
+        self._take = take
+        self._names = {id(parameter): name for name, parameter in self.parameters.items()}
+
+    def take(self, before_update: BeforeUpdate = lambda *_: None) -> Taken:
+        """Take one step, and return what it did."""
+        gradients: Tensors = {}
+        updates: Counter[str] = Counter()
+
+        def look(optimizer: Optimizer, *_: object) -> None:
+            stepped = [one for group in optimizer.param_groups for one in group["params"]]
+            known = {self._names[id(one)]: one for one in stepped if id(one) in self._names}
+            new = {name: one for name, one in known.items() if name not in updates}
+            updates.update(known.keys())
+            for name, parameter in new.items():
+                if parameter.grad is not None:
+                    gradients[name] = trace.copy_tensor(parameter.grad)
+            before_update(stepped, new)
+
+        hook = register_optimizer_step_pre_hook(look)
+        try:
+            loss = self._take()
+        finally:
+            hook.remove()
+        return Taken(loss=loss, gradients=gradients, num_updates=dict(updates))
+
+    @torch.no_grad()
+    def load(self, weights: trace.Weights) -> None:
+        """Give the model these weights, and those buffers that it has."""
+        buffers = {} if self.model is None else without_wrappers(dict(self.model.named_buffers()))
+        for own, given in ((self.parameters, weights.parameters), (buffers, weights.buffers)):
+            for name in own.keys() & given.keys():
+                own[name].copy_(given[name])
+
+    def weights(self) -> trace.Weights:
+        """Return copies of the model's parameters and buffers."""
+        if self.model is None:
+            return trace.Weights(parameters={}, buffers={})
+        read = trace.read_weights(self.model)
+        return trace.Weights(
+            parameters=without_wrappers(read.parameters), buffers=without_wrappers(read.buffers)
+        )
+
+
+def record_steps(
+    steps: OwnSteps, *, rank: int, num_steps: int, on_step: Callable[[], None]
+) -> trace.RankTrace:
+    """Take steps, and return what this rank saw of them; DTensors still hold this rank's part."""
+    accumulated: Counter[str] = Counter()
+    handles = [
+        parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+            lambda _, name=name: accumulated.update([name])
+        )
+        for name, parameter in steps.parameters.items()
+        if parameter.requires_grad and parameter.is_leaf
+    ]
+    start = steps.weights()
+    recorded = []
+    for _ in range(num_steps):
+        on_step()
+        taken = steps.take()
+        recorded.append(
+            trace.RankStep(
+                micro_batches=[],
+                loss=taken.loss,
+                scale=1.0,
+                gradients=taken.gradients,
+                before=None,
+                after=steps.weights(),
+            )
+        )
+    for handle in handles:
+        handle.remove()
+    return trace.RankTrace(
+        shard_index=rank,
+        start=start,
+        indices=[],
+        batches=[],
+        steps=recorded,
+        num_skipped=0,
+        sparse=frozenset(),
+        work=None,
+        bucket_layout=[],
+        num_accumulated=max(accumulated.values(), default=num_steps) // num_steps or 1,
+    )

@@ -1,0 +1,60 @@
+"""A digest of weights: two numbers of each parameter, which two trees may compare without them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from perfsuite.records.cell import TensorDigest
+
+# Steps that are told; training multiplies a difference in rounding.
+_MOST_STEPS = 3
+
+
+@torch.no_grad()
+def digest_weights(parameters: Iterable[Tensor]) -> tuple[TensorDigest, ...]:
+    """Return the digest of each parameter, of a DTensor of this rank's part; waits for the device.
+
+    Equal weights have equal digests, bit for bit: the order of a sum depends on shapes alone.
+    """
+    parts = [one.to_local() if isinstance(one, DTensor) else one for one in parameters]
+    parts = [torch.view_as_real(one) if one.is_complex() else one for one in parts]
+    # A norm in float64 needs no copy of the tensor in float64, as its squares would.
+    sums = [
+        (one.sum(dtype=torch.float64), torch.linalg.vector_norm(one, dtype=torch.float64) ** 2)
+        for one in parts
+    ]
+    return tuple(
+        TensorDigest(part.numel(), float(total), float(squares))
+        for part, (total, squares) in zip(parts, sums, strict=True)
+    )
+
+
+class FirstWeights:
+    """The weights of all optimizers that have stepped, after each of a loop's first steps.
+
+    Attributes:
+        digests: By step.
+    """
+
+    def __init__(self, most_steps: int) -> None:
+        self.digests: list[tuple[TensorDigest, ...]] = []
+        self._num_left = min(_MOST_STEPS, most_steps)
+        self._optimizers: dict[int, Optimizer] = {}
+
+    def note_update(self, optimizer: Optimizer) -> None:
+        """Know from now on what this optimizer updates."""
+        if self._num_left > 0:
+            self._optimizers[id(optimizer)] = optimizer
+
+    def end_step(self) -> None:
+        """Digest the weights, if this is one of the first steps."""
+        if self._num_left > 0:
+            self._num_left -= 1
+            groups = [group for one in self._optimizers.values() for group in one.param_groups]
+            weights = {id(weight): weight for group in groups for weight in group["params"]}
+            self.digests.append(digest_weights(weights.values()))

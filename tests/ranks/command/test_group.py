@@ -1,0 +1,67 @@
+"""What a command is launched with, before anything of it runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from perfsuite.errors import SettingError
+from perfsuite.experiments.user_code import name_of
+from perfsuite.ranks.command.group import CommandLaunch
+
+
+def launch(**fields: object) -> CommandLaunch:
+    given: dict[str, object] = {"name": "a", "words": ("sh",), "folder": Path("/"), "inherited": {}}
+    return CommandLaunch(**given | fields)  # type: ignore[arg-type]
+
+
+def test_what_the_users_environment_names_goes_before_what_a_launch_sets() -> None:
+    out = Path("/tmp/out")
+
+    alone = launch().variables(out)
+    given = launch(
+        inherited={"MASTER_PORT": "1", "PERFSUITE_LAUNCH": "base-3", "PERFSUITE_OUT": "/old"},
+        environment={"WANDB_MODE": "online", "LOGS": "{out}/logs"},
+    ).variables(out)
+
+    assert alone["MASTER_PORT"] != alone["PET_MASTER_PORT"]
+    assert (alone["WANDB_MODE"], alone["PERFSUITE_LAUNCH"]) == ("disabled", "head-0")
+    assert given | {"PET_MASTER_PORT": ""} == {
+        "MASTER_PORT": "1",
+        "PET_MASTER_PORT": "",
+        "PERFSUITE_LAUNCH": "base-3",
+        "PERFSUITE_OUT": "/tmp/out",
+        "WANDB_MODE": "online",
+        "LOGS": "/tmp/out/logs",
+    }
+
+
+def test_a_program_is_looked_for_where_the_command_runs_and_on_its_own_path(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text("#!/bin/sh\n")
+    with pytest.raises(SettingError):
+        launch(words=("./run.sh",), folder=tmp_path).program({})
+    script.chmod(0o755)
+
+    here = launch(words=("./run.sh",), folder=tmp_path).program({})
+    on_path = launch(words=("run.sh",)).program({"PATH": str(tmp_path)})
+
+    assert (here, on_path) == (str(script), str(script))
+
+
+def test_a_command_is_named_after_its_first_file_its_module_or_its_program(tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    (tmp_path / "small.yaml").touch()
+
+    names = [
+        name_of(words.split(), tmp_path)
+        for words in (
+            "torchrun --nproc-per-node=2 train.py --config small.yaml",
+            "python -m torch.distributed.run train.py",
+            "python -m pkg.train",
+            "./bin/run.sh fast",
+        )
+    ]
+
+    assert names == ["train", "train", "pkg.train", "run"]

@@ -1,0 +1,259 @@
+"""A user's step against a reference, in one process: each "rank" computes all shards itself."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from perfsuite.records.equivalence import EquivalenceRow
+from perfsuite.records.recipe import Recipe
+from perfsuite.worker.equivalence.checks.own_reference import OwnCase, check_own_steps
+from perfsuite.worker.equivalence.trace.own_steps import OwnSteps, record_steps, without_wrappers
+from perfsuite.worker.equivalence.trace.trace import join_traces
+
+DRAWN = torch.Generator().manual_seed(1)
+SIZE = 24
+INPUTS = torch.randn(96, 8, generator=DRAWN)
+TARGETS = torch.randint(4, (96,), generator=DRAWN)
+
+
+def sgd(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+
+
+def build(
+    parts: int = 1,
+    *,
+    told: int | None = None,
+    optimizer: Callable[[Any], torch.optim.Optimizer] = sgd,
+    change: Callable[[nn.Module], None] = lambda model: None,
+    casts: Callable[[], Any] = contextlib.nullcontext,
+    has_model: bool = True,
+    layers: tuple[nn.Module, ...] = (),
+) -> OwnSteps:
+    """Return a step whose gradients are the mean over so many parts of the samples.
+
+    It tells the loss of one part, or their mean. `change` may spoil the gradients.
+    """
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4), *layers)
+    update = optimizer(model.parameters())
+    numbers = itertools.count()
+
+    def step() -> float:
+        begin = next(numbers) % 4 * SIZE
+        losses = []
+        update.zero_grad()
+        for part in torch.arange(begin, begin + SIZE).chunk(parts):
+            with casts():
+                outputs = model(INPUTS[part])
+            loss = nn.functional.cross_entropy(outputs.float(), TARGETS[part])
+            (loss / parts).backward()
+            losses.append(float(loss.detach()))
+        change(model)
+        update.step()
+        return sum(losses) / parts if told is None else losses[told]
+
+    return OwnSteps("mine", model if has_model else None, step)
+
+
+def check(
+    reference: Callable[[], OwnSteps] = build, *, precision: str = "fp32", **tested: Any
+) -> tuple[EquivalenceRow, dict[str, str]]:
+    """Check two "ranks", each of which takes the shards of both."""
+    ranks = [
+        record_steps(
+            build(2, **{"told": rank, **tested}), rank=rank, num_steps=3, on_step=lambda: None
+        )
+        for rank in range(2)
+    ]
+    return check_own_steps(
+        OwnCase(
+            recipe=Recipe(parallel="ddp:2", precision=precision),
+            trace=join_traces(ranks),
+            build=reference,
+            device=torch.device("cpu"),
+            on_step=lambda: None,
+        )
+    )
+
+
+def of(**fields: Any) -> Callable[[], OwnSteps]:
+    return lambda: build(**fields)
+
+
+def test_a_right_step_is_equivalent_by_all_that_it_tells() -> None:
+    row, missing = check()
+
+    assert (row.status, row.check, row.power, missing) == ("equivalent", "T1", "5/5", {})
+    assert row.error is not None
+    assert 0 < row.error < row.limit  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.AdamW, torch.optim.Adagrad])
+def test_adaptive_optimizers_do_not_multiply_rounding(optimizer: Any) -> None:
+    row, _ = check(of(optimizer=optimizer), optimizer=optimizer)
+
+    assert (row.status, row.power) == ("equivalent", "5/5")
+
+
+def scale(factor: float, *names: str) -> Callable[[nn.Module], None]:
+    def change(model: nn.Module) -> None:
+        for name, parameter in model.named_parameters():
+            if not names or name in names:
+                parameter.grad *= factor
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("tested", "cause"),
+    [
+        (
+            {"change": scale(2)},
+            "gradients are summed over the 2 ranks and not divided by their number",
+        ),
+        (
+            {"change": scale(1 + 1e-4)},
+            "all gradients are 1.0001 times what they should be: is the loss scaled?",
+        ),
+        ({"change": scale(0.0, "0.bias")}, "the gradient of '0.bias' is lost: is it detached?"),
+        (
+            {"optimizer": lambda parameters: torch.optim.SGD(parameters, lr=0.1)},
+            "of the same gradients the reference makes other weights: another learning rate or "
+            "optimizer, or weights that something else changes",
+        ),
+        (
+            {"told": None, "change": scale(1.5)},
+            "all ranks tell the same losses: does the sampler give them the same data?",
+        ),
+        (
+            {"casts": lambda: torch.autocast("cpu", torch.bfloat16)},
+            None,
+        ),
+    ],
+)
+def test_a_mistake_is_a_mismatch_with_its_likeliest_cause(
+    tested: dict[str, Any], cause: str | None
+) -> None:
+    row, _ = check(**tested)
+
+    assert row.status == "mismatch", row.reason
+    assert (cause is None) == ("likeliest" not in row.reason)
+    assert cause is None or row.reason.endswith(f"likeliest cause: {cause}")
+
+
+def test_low_precision_is_held_to_its_own_error_whichever_the_reference_casts() -> None:
+    autocast = lambda: torch.autocast("cpu", torch.bfloat16)  # noqa: E731
+    for reference in (build, of(casts=autocast)):
+        row, _ = check(reference, precision="amp-bf16", casts=autocast)
+        assert (row.status, row.check, row.power) == ("equivalent", "T2", "4/4"), row.reason
+
+    row, _ = check(precision="amp-bf16")
+    assert row.status == "no power"
+    assert "low precision left no trace: the error is " in row.reason
+    row, _ = check(precision="amp-bf16", casts=autocast, change=scale(2))
+    assert row.status == "mismatch"
+
+
+def test_losses_alone_show_what_references_with_a_mistake_would_lose() -> None:
+    row, missing = check(of(has_model=False), has_model=False)
+
+    assert (row.status, row.power) == ("equivalent", "4/4")
+    assert missing == {"gradients and weights": "build_step returns no Step.model"}
+    row, _ = check(of(has_model=False), has_model=False, change=scale(1.0625))
+    assert (row.status, row.check) == ("mismatch", "T1")
+    assert "the loss differs at step 2 by " in row.reason
+    # AdamW's step does not depend on the length of a gradient.
+    adam = {"optimizer": torch.optim.AdamW, "has_model": False}
+    row, _ = check(of(**adam), **adam)
+    assert (row.status, row.power) == ("no power", "2/4")
+
+
+def test_what_shows_nothing_has_no_power() -> None:
+    row, _ = check(told=None)
+    assert row.status == "no power"
+    assert row.reason == (
+        "the ranks tell the same losses, so that a missing reduction may change nothing: return "
+        "each rank's own loss, and of ranks that share their data only one's"
+    )
+    zero = {"change": scale(0.0)}
+    row, _ = check(of(**zero), **zero)
+    assert row.status == "no power"
+    assert "all gradients of step 1 are zero" in row.reason
+
+
+class Skipping(torch.optim.SGD):
+    """Leaves its second step out, as a GradScaler does."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, lr=0.1)
+        self.num_asked = 0
+        self._step = self.step
+        self.step = self.maybe_step  # type: ignore[method-assign,assignment]
+
+    def maybe_step(self) -> None:
+        self.num_asked += 1
+        if self.num_asked != 2:
+            self._step()
+
+
+def test_a_step_that_an_optimizer_leaves_out_is_told() -> None:
+    row, _ = check(of(optimizer=Skipping), optimizer=Skipping)
+
+    assert row.status == "no power"
+    assert row.reason == "no optimizer stepped in step 2: does a GradScaler leave it out?"
+
+
+def test_dropout_is_not_exercised_and_batchnorm_is_named() -> None:
+    row, _ = check(of(layers=(nn.Dropout(0.5),)))
+    assert (row.status, row.reason) == (
+        "not exercised",
+        "the model has dropout (3), of which ranks and reference draw their own; build both with "
+        "p=0",
+    )
+    norm = {"layers": (nn.BatchNorm1d(4),)}
+    row, _ = check(of(**norm), **norm)
+    assert row.status == "mismatch"
+    assert row.reason.endswith(
+        "likeliest cause: BatchNorm: each rank is normalised by its own statistics, which is a "
+        "different computation; use SyncBatchNorm or GroupNorm"
+    )
+
+
+class Two(torch.optim.Optimizer):
+    """Steps its parameters by two optimizers, one of them twice, as a GAN with a critic does."""
+
+    def __init__(self, parameters: Any) -> None:
+        given = list(parameters)
+        self.inner = [torch.optim.SGD(given[:2], lr=0.1), torch.optim.AdamW(given[2:], lr=0.01)]
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        for one in self.inner:
+            one.zero_grad(set_to_none)
+
+    def step(self) -> None:  # type: ignore[override]
+        self.inner[0].step()
+        self.inner[1].step()
+        self.inner[0].step()
+
+
+def test_each_optimizer_counts_and_weights_that_are_updated_twice_are_left_out() -> None:
+    row, _ = check(of(optimizer=Two), optimizer=Two)
+    assert (row.status, row.power) == ("equivalent", "5/5")
+
+    row, _ = check(of(optimizer=Two), optimizer=Two, change=scale(1.001, "2.bias"))
+    assert row.status == "mismatch"
+    assert "the gradient of '2.bias' differs at step 1 by 1.0e-03" in row.reason
+
+
+def test_wrappers_are_no_part_of_a_name_unless_names_would_clash() -> None:
+    wrapped = {"module._orig_mod.head.weight": 1, "module._orig_mod.module.bias": 2}
+    assert without_wrappers(wrapped) == {"head.weight": 1, "bias": 2}
+    assert without_wrappers({"module.weight": 1, "weight": 2}) == {"module.weight": 1, "weight": 2}

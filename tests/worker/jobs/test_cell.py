@@ -1,0 +1,133 @@
+"""A whole cell on a stand-in accelerator: a CPU whose events and allocator the test knows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from perfsuite.ranks.assignments import all_assignments
+from perfsuite.ranks.messages import (
+    CellMeasured,
+    GroupPolicy,
+    GroupRequest,
+    MeasurePlan,
+    RankStart,
+    RunCell,
+)
+from perfsuite.ranks.progress import Board
+from perfsuite.records.stages import Stage
+from perfsuite.worker.jobs import cell
+from perfsuite.worker.jobs.activity import Repeatable
+from perfsuite.worker.measure import rounds, warm_up
+from perfsuite.worker.measure.stages import StageClock, StageMarks
+
+CPU = torch.device("cpu")
+NUM_ROUNDS, NUM_STAGE_ROUNDS, NUM_ITERATIONS = 5, 3, 8
+SCALES = [2**16, 2**15, 2**14, 2**13]
+
+
+class Steps(Repeatable):
+    """Steps without work; the first ones are skipped for their loss scale."""
+
+    is_counted = False
+
+    def __init__(self) -> None:
+        self.missing = {}
+        self.num_done = 0
+
+    def iterate(self, stage: Stage) -> None:
+        with stage("forward"):
+            self.num_done += 1
+
+    def state(self) -> object:
+        return SCALES[min(self.num_done, len(SCALES)) - 1]
+
+
+class Event:
+    """One of the device, which is always done."""
+
+    num_recorded = 0
+
+    def record(self) -> None:
+        Event.num_recorded += 1
+
+    def elapsed_time(self, end: Event) -> float:
+        return 16.0
+
+
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> Steps:
+    @contextmanager
+    def start_activity(*_: Any) -> Iterator[Steps]:
+        yield activity
+
+    activity = Steps()
+    monkeypatch.setattr(cell, "start_activity", start_activity)
+    return activity
+
+
+@pytest.fixture
+def accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
+    retries = iter([2, 5])
+    monkeypatch.setattr(Event, "num_recorded", 0)
+    monkeypatch.setattr(cell, "is_accelerator", lambda _: True)
+    for kind in (StageClock, StageMarks):
+        on_device = partial(kind, torch.device("cuda"), make_event=lambda _: Event())
+        new = lambda _, on_enter, on_device=on_device: on_device(on_enter=on_enter)  # noqa: E731
+        monkeypatch.setattr(cell, kind.__name__, new)
+    monkeypatch.setattr(cell, "memory_stats", lambda _: {"num_alloc_retries": next(retries)})
+    monkeypatch.setattr(rounds, "collection_s", lambda _: 0.0)  # another test left garbage
+    monkeypatch.setattr(warm_up, "_LEAST_S", 0.0)  # its clock need not rise
+    monkeypatch.setattr(warm_up, "_STEADY", float("inf"))
+
+
+def measure(folder: Path) -> CellMeasured:
+    plan = MeasurePlan(num_rounds=NUM_ROUNDS, num_iterations=None, seed=0, round_s=1e-9)
+    request = GroupRequest(
+        job=RunCell(activity="train", plan=plan),
+        world_size=1,
+        policy=GroupPolicy(),
+        needs_group=False,
+    )
+    (assignment,) = all_assignments(1, device="cpu", num_gpus=0)
+    start = RankStart(
+        request=request, assignment=assignment, folder=str(folder), core=None, cores=(0,)
+    )
+    assert isinstance(request.job, RunCell)
+    return cell.run_cell(request.job, start, CPU, Board(folder / "progress", 1).writer(0))
+
+
+@pytest.mark.usefixtures("accelerator")
+def test_rounds_of_an_accelerator_hold_no_event_of_a_stage_and_let_the_host_run_ahead(
+    tmp_path: Path, steps: Steps
+) -> None:
+    measured = measure(tmp_path)
+
+    assert measured.num_iterations == NUM_ITERATIONS
+    expected = (pytest.approx(NUM_ITERATIONS * 0.016), {})
+    assert [(one.duration_s, one.stages_s) for one in measured.rounds] == [expected] * NUM_ROUNDS
+    assert [list(one.stages_s) for one in measured.stage_rounds] == [["forward"]] * NUM_STAGE_ROUNDS
+    # Of the borders, and of one stage of each step in rounds of their own; and of the warm-up's.
+    num_warm_up = len(SCALES) + 2
+    of_borders = (NUM_ROUNDS + NUM_STAGE_ROUNDS) * (NUM_ITERATIONS + 1)
+    of_stages = 2 * (NUM_STAGE_ROUNDS * NUM_ITERATIONS + num_warm_up)
+    assert Event.num_recorded == of_borders + of_stages
+    assert measured.counts.allocator_retries == 3
+    # Three steps alike after the scale has settled, and one before each round.
+    assert steps.num_done == num_warm_up + (NUM_ROUNDS + NUM_STAGE_ROUNDS) * (NUM_ITERATIONS + 1)
+
+
+def test_a_cpu_has_its_stages_in_the_timed_rounds(tmp_path: Path, steps: Steps) -> None:
+    measured = measure(tmp_path)
+
+    assert measured.num_iterations == 1
+    assert [list(one.stages_s) for one in measured.rounds] == [["forward"]] * NUM_ROUNDS
+    assert measured.stage_rounds == ()
+    assert measured.counts.allocator_retries is None
+    assert steps.num_done == Steps.num_warmup + NUM_ROUNDS

@@ -1,0 +1,41 @@
+"""Digests of weights: equal for equal bits, and of any dtype."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from perfsuite.records.cell import TensorDigest
+from perfsuite.worker.measure.weights_digest import digest_weights
+
+
+def test_a_digest_has_the_sum_and_the_sum_of_squares_of_each_tensor() -> None:
+    tensors = [torch.tensor([[1.0, 2.0], [-3.0, 0.0]]), torch.tensor(2.0), torch.zeros(0)]
+
+    assert digest_weights(tensors) == (
+        TensorDigest(4, 0.0, pytest.approx(14.0)),
+        TensorDigest(1, 2.0, 4.0),
+        TensorDigest(0, 0.0, 0.0),
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_a_digest_is_computed_in_float64(dtype: torch.dtype) -> None:
+    weights = torch.full((1000,), 0.1, dtype=dtype, requires_grad=True)
+
+    (digest,) = digest_weights([weights])
+
+    element = float(weights[0].detach())
+    assert digest.total == pytest.approx(1000 * element, rel=1e-13)
+    assert digest.squares == pytest.approx(1000 * element**2, rel=1e-13)
+
+
+def test_complex_weights_count_as_pairs_and_one_changed_bit_shows() -> None:
+    drawn = torch.randn(100, dtype=torch.complex64)
+    moved = drawn.clone()
+    moved[7] = torch.nextafter(moved[7].real, torch.tensor(9.0)) + 1j * moved[7].imag
+
+    before, again, after = digest_weights([drawn, drawn.clone(), moved])
+
+    assert before.num_elements == 200
+    assert repr(before) == repr(again) != repr(after)
