@@ -304,21 +304,10 @@ class Session:
         outcome = self._measure(job, user_code.name, is_timed, numerics)
         return msgspec.structs.replace(outcome, missing=outcome.missing | missing)
 
-    def measure_command(
-        self,
-        launch: CommandLaunch,
-        *,
-        metrics: str | None = None,
-        is_timed: bool = True,
-        **code: Any,
-    ) -> Outcome:
-        """Measure a user's command; `code` and what is raised are as in `measure_user_code`.
-
-        `metrics` says where a command without the hook logs the times of its steps.
-        """
-        job, run = own_code.plan_command(
-            launch, metrics, self._plan(is_timed), is_timed=is_timed, **code
-        )
+    def measure_command(self, launch: CommandLaunch, *, is_timed: bool, **code: Any) -> Outcome:
+        """Measure a user's command; `code` is what `own_code.plan_command` takes."""
+        plan = self._plan(is_timed)
+        job, run = own_code.plan_command(launch, plan, is_timed=is_timed, **code)
         if isinstance(self._launcher, TorchrunLauncher):
             raise NotExercisedError("a command starts its own ranks; measure it without torchrun")
         return self._measure(job, launch.name, is_timed, run=run)

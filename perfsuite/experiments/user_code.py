@@ -107,15 +107,16 @@ def name_of(words: Sequence[str], folder: Path) -> str:
 
 def plan_command(
     launch: CommandLaunch,
-    metrics: Any,
     plan: MeasurePlan,
     *,
+    metrics: Any = None,
     is_timed: bool = True,
     **code: Any,
 ) -> tuple[RunCell, Run]:
     """Return the job of a command, and what runs it; `code` has other fields of `UserCode`.
 
-    Raises a SettingError for a value that is not allowed.
+    `metrics` says where a command without the hook logs the times of its steps. Raises a
+    SettingError for a value that is not allowed.
     """
     user_code = UserCode(name=launch.name, function=b"", kind="command", **code)
     run: Run = partial(run_command, launch=launch)
