@@ -17,13 +17,11 @@ from perfsuite.errors import (
     EquivalenceError,
     NotExercisedError,
     PerfsuiteError,
-    RecipeError,
     SettingError,
 )
 from perfsuite.experiments import results
 from perfsuite.experiments import user_code as own_code
 from perfsuite.experiments.launcher import Launcher, LocalLauncher, TorchrunLauncher
-from perfsuite.experiments.own_reference import compare_with_reference
 from perfsuite.experiments.profile import combine_profiles
 from perfsuite.experiments.settings import Settings
 from perfsuite.ranks import messages
@@ -148,7 +146,7 @@ class Session:
             RecipeError: The recipe is not a `Recipe`.
             PerfsuiteError: The workload, its data or its training is at fault, or a rank failed.
         """
-        _check_is_recipe(recipe)
+        results.check_is_recipe(recipe)
         if is_timed and activity != "load":
             self._require_timeable(recipe, numerics)
         if self._settings.turns is not None:
@@ -159,7 +157,7 @@ class Session:
             activity=activity,
             plan=self._plan(is_timed, num_rounds, num_iterations),
         )
-        return self._measure(job, _name(workload), is_timed, numerics)
+        return self._measure(job, results.name_of(workload), is_timed, numerics)
 
     def require_equivalence(
         self, workload: str | Workload, recipe: Recipe, *, by_value: Sequence[ModuleType] = ()
@@ -168,7 +166,7 @@ class Session:
 
         Raises an EquivalenceError where the recipe computes something else than one process.
         """
-        _check_is_recipe(recipe)
+        results.check_is_recipe(recipe)
         recipe = results.without_loader(recipe)
         key = (workload, *recipe.as_dict().values())
         if key not in self._reports:
@@ -195,7 +193,7 @@ class Session:
             RecipeError: It is not a `Recipe`, or the workload cannot be trained with it.
             PerfsuiteError: The workload or its data is at fault, or a rank failed.
         """
-        _check_is_recipe(recipe)
+        results.check_is_recipe(recipe)
         return run_chain(self._verify(workload, recipe, num_steps, by_value), self._launcher.run)
 
     def verify_each(
@@ -221,8 +219,8 @@ class Session:
         try:
             checked = yield from self._check(packed, recipe, num_steps)
         except NotExercisedError as error:
-            return results.not_exercised(_name(workload), recipe, str(error))
-        return results.report(_name(workload), recipe, checked)
+            return results.not_exercised(results.name_of(workload), recipe, str(error))
+        return results.report(results.name_of(workload), recipe, checked)
 
     def _check(self, workload: bytes, recipe: Recipe, num_steps: int) -> Chain[messages.RunChecked]:
         self._sweep_once()
@@ -300,27 +298,16 @@ class Session:
         numerics, missing = None, dict[str, str]()
         if checks_numerics and kind == "step":
             self._sweep_once()
-            numerics, missing = compare_with_reference(
+            numerics, missing = own_code.compare_with_reference(
                 user_code, reference, by_value, self._policy, self._launcher.run
             )
         outcome = self._measure(job, user_code.name, is_timed, numerics)
         return msgspec.structs.replace(outcome, missing=outcome.missing | missing)
 
-    def measure_command(
-        self,
-        launch: CommandLaunch,
-        *,
-        metrics: str | None = None,
-        is_timed: bool = True,
-        **code: Any,
-    ) -> Outcome:
-        """Measure a user's command; `code` and what is raised are as in `measure_user_code`.
-
-        `metrics` says where a command without the hook logs the times of its steps.
-        """
-        job, run = own_code.plan_command(
-            launch, metrics, self._plan(is_timed), is_timed=is_timed, **code
-        )
+    def measure_command(self, launch: CommandLaunch, *, is_timed: bool, **code: Any) -> Outcome:
+        """Measure a user's command; `code` is what `own_code.plan_command` takes."""
+        plan = self._plan(is_timed)
+        job, run = own_code.plan_command(launch, plan, is_timed=is_timed, **code)
         if isinstance(self._launcher, TorchrunLauncher):
             raise NotExercisedError("a command starts its own ranks; measure it without torchrun")
         return self._measure(job, launch.name, is_timed, run=run)
@@ -371,7 +358,7 @@ class Session:
         )
         replies = self._run_timed(self._request(job, recipe))
         ranks = [cast(messages.ProfileTaken, reply) for reply in replies]
-        return combine_profiles(job, _name(workload), self.hardware.device, ranks)
+        return combine_profiles(job, results.name_of(workload), self.hardware.device, ranks)
 
     def _run_timed(
         self, request: GroupRequest, *, is_timed: bool = True, run: own_code.Run | None = None
@@ -399,12 +386,3 @@ class Session:
         if reason is not None and self._launcher.why_not_exercised(recipe) is None:
             proven = "" if numerics is None else f"; its numerics are {numerics.status}"
             raise NotExercisedError(reason + proven)
-
-
-def _name(workload: str | Workload) -> str:
-    return workload.name if isinstance(workload, Workload) else workload
-
-
-def _check_is_recipe(recipe: object) -> None:
-    if not isinstance(recipe, Recipe):
-        raise RecipeError(f"recipe is {recipe!r}; use perfsuite.Recipe(parallel='ddp:2', ...)")

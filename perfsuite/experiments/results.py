@@ -7,6 +7,7 @@ import itertools
 import statistics
 from collections.abc import Sequence
 
+from perfsuite.errors import RecipeError
 from perfsuite.experiments.slow_ranks import own_stage_times, slowest_ranks, step_percentiles
 from perfsuite.ranks.messages import CellMeasured, RoundTimes, RunCell, RunChecked
 from perfsuite.records.cell import (
@@ -19,6 +20,7 @@ from perfsuite.records.cell import (
 )
 from perfsuite.records.equivalence import Check, EquivalenceReport, EquivalenceRow, Numerics
 from perfsuite.records.recipe import Recipe
+from perfsuite.records.workload import Workload
 from perfsuite.system.gpus import peak_flops_per_s
 
 # The precisions that compute in float32 or finer.
@@ -243,3 +245,14 @@ def without_loader(recipe: Recipe) -> Recipe:
     """The recipe with the default loader, as no loader changes a number."""
     defaults = Recipe()
     return dataclasses.replace(recipe, **{name: getattr(defaults, name) for name in _OF_LOADER})
+
+
+def name_of(workload: str | Workload) -> str:
+    """Return the name under which a workload's cells are recorded."""
+    return workload.name if isinstance(workload, Workload) else workload
+
+
+def check_is_recipe(recipe: object) -> None:
+    """Raise a RecipeError for what is none."""
+    if not isinstance(recipe, Recipe):
+        raise RecipeError(f"recipe is {recipe!r}; use perfsuite.Recipe(parallel='ddp:2', ...)")

@@ -1,4 +1,4 @@
-"""What a user gives of a training of one's own, checked: a function, or a command and its name."""
+"""What a user gives of a training of one's own, checked: a function, a command, a reference."""
 
 from __future__ import annotations
 
@@ -10,15 +10,29 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
-from perfsuite.errors import SettingError
+from perfsuite.errors import EquivalenceError, SettingError
+from perfsuite.ranks.bootstrap import make_group_folder, remove_group_folder
+from perfsuite.ranks.chains import Chain, run_chain
 from perfsuite.ranks.command.group import CommandLaunch, run_command
 from perfsuite.ranks.command.metrics import Metrics, run_logged
-from perfsuite.ranks.messages import GroupPolicy, GroupRequest, MeasurePlan, Reply, RunCell
+from perfsuite.ranks.messages import (
+    GroupPolicy,
+    GroupRequest,
+    MeasurePlan,
+    Reply,
+    RunCell,
+    RunChecked,
+)
 from perfsuite.ranks.pickling import pack
-from perfsuite.ranks.user_code import UserCode
+from perfsuite.ranks.user_code import CheckSteps, RecordSteps, UserCode
+from perfsuite.records.equivalence import EquivalenceReport, Numerics
+from perfsuite.records.recipe import EPSILONS
+from perfsuite.units import counted
 
+# As `verify` takes where it is not told otherwise.
+_NUM_STEPS = 3
 # Runs a group of ranks.
 Run = Callable[[GroupRequest], list[Reply]]
 
@@ -93,15 +107,16 @@ def name_of(words: Sequence[str], folder: Path) -> str:
 
 def plan_command(
     launch: CommandLaunch,
-    metrics: Any,
     plan: MeasurePlan,
     *,
+    metrics: Any = None,
     is_timed: bool = True,
     **code: Any,
 ) -> tuple[RunCell, Run]:
     """Return the job of a command, and what runs it; `code` has other fields of `UserCode`.
 
-    Raises a SettingError for a value that is not allowed.
+    `metrics` says where a command without the hook logs the times of its steps. Raises a
+    SettingError for a value that is not allowed.
     """
     user_code = UserCode(name=launch.name, function=b"", kind="command", **code)
     run: Run = partial(run_command, launch=launch)
@@ -115,3 +130,58 @@ def shortest(code: UserCode, is_timed: bool) -> UserCode:
     """Return what is run of a loop or a command of which no time is kept."""
     is_whole = is_timed or code.num_steps is None
     return code if is_whole else dataclasses.replace(code, num_steps=2, num_warmup=2)
+
+
+def compare_with_reference(
+    code: UserCode,
+    reference: object,
+    by_value: Sequence[ModuleType],
+    policy: GroupPolicy,
+    run: Run,
+) -> tuple[Numerics, dict[str, str]]:
+    """Return what the first steps of both show, and by name why something was not compared.
+
+    Raises an EquivalenceError where the step computes something else than the reference.
+    """
+    if reference is None:
+        is_low = EPSILONS[code.precision] > EPSILONS["fp32"]
+        nothing = Numerics(
+            status="not exercised",
+            check="T2" if is_low else "T1",
+            error=None,
+            limit=None,
+            power=None,
+        )
+        return nothing, {"numerics": "no reference= is given"}
+    given = plan_function("reference", reference, by_value, kind="step", precision=code.precision)
+    checked = run_chain(_compare(code, given, policy), run)
+    recipe = {
+        "parallel": counted(code.world_size, "rank"),
+        "precision": code.precision,
+        "checkpointing": "none",
+    }
+    report = EquivalenceReport(
+        workload=code.name, recipe=recipe, rows=checked.rows, inapplicable={}
+    )
+    if report.status == "mismatch":
+        raise EquivalenceError(f"not timed, because it computes something else: {report}")
+    missing = {f"numerics of {what}": why for what, why in checked.inapplicable.items()}
+    if not report:
+        missing["numerics"] = report.worst.reason
+    return report.numerics, missing
+
+
+def _compare(code: UserCode, reference: UserCode, policy: GroupPolicy) -> Chain[RunChecked]:
+    folder = make_group_folder()
+    # The timed run of the same steps will print what they print.
+    policy = dataclasses.replace(policy, shows_output=False, pins_ranks=False)
+    try:
+        record = RecordSteps(
+            user_code=code, seed=policy.seed, folder=str(folder), num_steps=_NUM_STEPS
+        )
+        yield GroupRequest(job=record, world_size=code.world_size, policy=policy)
+        check = CheckSteps(reference=reference, tested=code, seed=policy.seed, folder=str(folder))
+        (reply,) = yield GroupRequest(job=check, world_size=1, policy=policy, needs_group=False)
+        return cast(RunChecked, reply)
+    finally:
+        remove_group_folder(folder)

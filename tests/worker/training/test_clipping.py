@@ -114,7 +114,9 @@ def test_clipping_shards_waits_for_no_device(monkeypatch: pytest.MonkeyPatch) ->
         # Stands for a DTensor, whose norm needs a process group.
         monkeypatch.setattr(step, "DTensor", nn.Parameter)
 
-        found = step._norm_over_ranks([nn.Parameter(torch.ones(2, device="cuda"))], norm.device)
+        shard: Any = nn.Parameter(torch.ones(2, device="cuda"))
+        shard.device_mesh = "mesh"
+        found = step._norm_over_ranks([shard], norm.device)
 
     assert found.device.type == "cuda"
     assert copies.num_seen == 0
