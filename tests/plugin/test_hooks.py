@@ -205,6 +205,7 @@ def test_the_record_has_exactly_the_keys_of_the_contract(project: pytest.Pyteste
         "slow_ranks",
         "rank_stages_s",
         "step_s",
+        "weights",
     ]
     assert list(record["stages_s"]) == [
         "load",

@@ -26,7 +26,7 @@ FORGOTTEN = "is a reduction over it forgotten?"
     [("fsdp_tp", "mesh:fsdp=2,tp=2"), ("context_parallel", "mesh:dp=2,cp=2")],
 )
 def test_the_examples_are_equivalent(check_equivalence: Check, example: str, parallel: str) -> None:
-    workload = f"benchmarks.test_own_parallelism:{example}"
+    workload = f"benchmarks.own_parallelism:{example}"
 
     report = check_equivalence(workload, Recipe(parallel=parallel), num_steps=1)
 
@@ -76,7 +76,7 @@ def test_a_wrong_context_parallelisation_is_a_mismatch(
     cause: str,
 ) -> None:
     monkeypatch.syspath_prepend(pytestconfig.rootpath)
-    example = pkgutil.resolve_name("benchmarks.test_own_parallelism:context_parallel")()
+    example = pkgutil.resolve_name("benchmarks.own_parallelism:context_parallel")()
     workload = dataclasses.replace(example, parallelize=parallelize)
 
     report = check_equivalence(workload, Recipe(parallel="mesh:dp=2,cp=2"), num_steps=1)

@@ -109,6 +109,7 @@ def check_trace(workload: Workload, recipe: Recipe, *, drawn: Any, seen: Any) ->
         work=None,
         bucket_layout=[],
         differences=[],
+        num_accumulated=1,
     )
     case = Case(
         workload=workload,
