@@ -7,8 +7,7 @@ import json
 import math
 import os
 import re
-import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,8 @@ from perfsuite.system.environment import describe_host
 from perfsuite.units import counted
 
 _SCALE = re.compile(r"(.+?)\*([0-9.]+(?:e-?[0-9]+)?)", re.DOTALL)
+# A writer of torch begins a new one each time.
+_EVENT_FILES = "*tfevents*"
 _MISSING = "the times are those that the command logs (metrics=)"
 
 
@@ -58,14 +59,22 @@ class Metrics:
             )
         return cls(text=text, kind=kind, path=path, key=key, scale=scale)
 
-    def values(self, folder: Path, output: str, *, since_s: float, offset: int) -> Iterator[float]:
-        """Yield what a launch logged, in seconds; `offset` is the size of its file before."""
+    def sizes(self, folder: Path) -> dict[Path, int]:
+        """Return the sizes of the files that are there already."""
+        place = folder / self.path
+        files = place.rglob(_EVENT_FILES) if self.kind == "tensorboard" else [place]
+        return {file: file.stat().st_size for file in files if file.is_file()}
+
+    def values(self, folder: Path, output: str, before: Mapping[Path, int]) -> Iterator[float]:
+        """Yield what a launch logged, in seconds; `before` has the sizes before it."""
         if self.kind == "regex":
             found: Iterator[Any] = iter(re.findall(self.key, output))
         elif self.kind == "jsonl":
-            found = _read_lines(folder / self.path, self.key, offset)
+            file = folder / self.path
+            found = _read_lines(file, self.key, before.get(file, 0))
         else:
-            found = _read_events(folder / self.path, self.key, since_s)
+            files = {*(folder / self.path).rglob(_EVENT_FILES)}.difference(before)
+            found = _read_events(sorted(files), self.key)
         for value in found:
             try:
                 yield float(value) * self.scale
@@ -92,17 +101,17 @@ def _read_lines(file: Path, key: str, offset: int) -> Iterator[Any]:
                 yield value[key]
 
 
-def _read_events(folder: Path, tag: str, since_s: float) -> Iterator[Any]:
+def _read_events(files: Sequence[Path], tag: str) -> Iterator[Any]:
     try:
         module = importlib.import_module("tensorboard.backend.event_processing.event_accumulator")
     except ImportError as error:
         raise SettingError(
             "metrics=tensorboard needs tensorboard: pip install 'perfsuite[tensorboard]'"
         ) from error
-    for place in sorted({file.parent for file in folder.rglob("*tfevents*")}):
-        events = module.EventAccumulator(str(place), size_guidance={"scalars": 0}).Reload()
+    for file in files:
+        events = module.EventAccumulator(str(file), size_guidance={"scalars": 0}).Reload()
         if tag in events.Tags()["scalars"]:
-            yield from (one.value for one in events.Scalars(tag) if one.wall_time >= since_s)
+            yield from (one.value for one in events.Scalars(tag))
 
 
 def run_logged(request: GroupRequest, launch: CommandLaunch, metrics: Metrics) -> list[Any]:
@@ -116,21 +125,21 @@ def run_logged(request: GroupRequest, launch: CommandLaunch, metrics: Metrics) -
     assert code is not None
     assert code.num_steps is not None
     channel = request.policy.turns
-    with nullcontext() if channel is None else Turns(channel).take():
-        since_s = time.time()
-        with CommandGroup(request, launch, has_hook=False) as group:
-            named = any("{out}" in word for word in (*launch.words, *launch.environment.values()))
-            folder = group.out if named else launch.folder
-            file = folder / metrics.path
-            offset = file.stat().st_size if file.is_file() else 0
-            output = group.run_to_end()
-            try:
-                values = [*metrics.values(folder, output, since_s=since_s, offset=offset)]
-            except OSError as error:
-                raise WorkloadError(
-                    f"{launch.name}: {metrics.path} cannot be read: {error.strerror or error} "
-                    f"(metrics={metrics.text!r})"
-                ) from error
+    with (
+        nullcontext() if channel is None else Turns(channel).take(),
+        CommandGroup(request, launch, has_hook=False) as group,
+    ):
+        named = any("{out}" in word for word in (*launch.words, *launch.environment.values()))
+        folder = group.out if named else launch.folder
+        before = metrics.sizes(folder)
+        output = group.run_to_end()
+        try:
+            values = [*metrics.values(folder, output, before)]
+        except OSError as error:
+            raise WorkloadError(
+                f"{launch.name}: {metrics.path} cannot be read: {error.strerror or error} "
+                f"(metrics={metrics.text!r})"
+            ) from error
     times_s = values[code.num_warmup :][: code.num_steps]
     wrong = [value for value in times_s if not 0 < value < math.inf]
     if wrong or len(times_s) < 2:
