@@ -23,7 +23,7 @@ from typing import Annotated, Any, Final
 
 import psutil
 import typer
-from session_log import Ended, SessionLog, commit, gate_command, git, run, verdicts
+from session_log import PYTEST, Ended, SessionLog, commit, gate_command, git, run, verdicts
 
 EXAMPLES: Final = Path(__file__).resolve().parent.parent / "examples"
 NAMES: Final = sorted(folder.parent.name for folder in EXAMPLES.glob("*/benchmarks"))
@@ -77,7 +77,7 @@ class Example:
         self._json.unlink(missing_ok=True)
         mark = os.environ["EXAMPLE_SESSION"] = uuid.uuid4().hex
         if kind == "measured":
-            command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "benchmarks"]
+            command = list(PYTEST)
         else:
             command = gate_command("benchmarks", "--json", str(self._json), *options)
         ended = run(command, self.folder)

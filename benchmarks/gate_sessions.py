@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
-from session_log import SessionLog, commit, gate_command, git, must, run, verdicts
+from session_log import PYTEST, SessionLog, commit, gate_command, git, must, run, template, verdicts
 
 _TURNS: Final = 60_000
 _WORK = """
@@ -116,7 +116,6 @@ _DOCS_MAX_S: Final = 10.0
 _SMOKE_MAX_S: Final = 200.0
 # Every rank of the smoke matrix loads it, and so does its loader.
 _LOADED_BY_ALL: Final = "perfsuite/worker/main.py"
-_PYTEST: Final = (sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "benchmarks")
 
 
 def main(
@@ -142,9 +141,9 @@ def _run_session(kind: str, folder: Path, out: Path, log: SessionLog) -> str:
     if kind == "smoke":
         git(folder.parent, "clone", "--quiet", str(Path(__file__).parent.parent), str(folder))
         _append(folder, _LOADED_BY_ALL)
-        ended = run([*_PYTEST, "--benchmark-compare", "--perf-matrix=smoke"], folder)
+        ended = run([*PYTEST, "--benchmark-compare", "--perf-matrix=smoke"], folder)
         return log.add(kind, ended, verdicts(folder / "results" / "run.json"), kind=kind)
-    shutil.copytree(_template(out), folder)
+    shutil.copytree(template(out, _FILES), folder)
     options = {"twin": ["--identical", "judge"], "slower": ["-k", "test_single"]}.get(kind, [])
     fields: dict[str, Any] = {}
     if kind == "slower":
@@ -153,9 +152,9 @@ def _run_session(kind: str, folder: Path, out: Path, log: SessionLog) -> str:
     else:
         _append(folder, _CHANGED[kind])
     if kind == "docs":
-        fields["collect_s"] = must([*_PYTEST, "--collect-only", "--quiet"], folder).took_s
-        fields["plain_s"] = must(_PYTEST, folder).took_s
-        compared = run([*_PYTEST, "--benchmark-compare"], folder)
+        fields["collect_s"] = must([*PYTEST, "--collect-only", "--quiet"], folder).took_s
+        fields["plain_s"] = must(PYTEST, folder).took_s
+        compared = run([*PYTEST, "--benchmark-compare"], folder)
         fields |= {"compared_s": compared.took_s, "compared_code": compared.exit_code}
     result = folder.parent / "gate.json"
     ended = run(gate_command("benchmarks", *options, "--json", str(result)), folder)
@@ -164,21 +163,6 @@ def _run_session(kind: str, folder: Path, out: Path, log: SessionLog) -> str:
 
 def _append(folder: Path, name: str) -> None:
     commit(folder, "a change", {name: (folder / name).read_text() + "# a comment\n"})
-
-
-def _template(out: Path) -> Path:
-    """Return the repository that sessions copy; its stored run, from which gates forecast."""
-    template = out / "template"
-    if not template.exists():
-        with tempfile.TemporaryDirectory(prefix="gate-sessions-") as folder:
-            made = Path(folder)
-            git(made, "init", "--quiet", "--initial-branch=main")
-            commit(made, "the package", _FILES)
-            must([*_PYTEST, "--benchmark-autosave"], made)
-            commit(made, "a stored run")
-            git(made, "checkout", "--quiet", "-b", "change")
-            shutil.copytree(made, template)
-    return template
 
 
 def _slower_turns(folder: Path) -> int:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
-from session_log import SessionLog, commit, gate_command, git, must, run, verdicts
+from session_log import SessionLog, commit, gate_command, git, run, template, verdicts
 
 _TURNS: Final = 60_000
 _PLANTED: Final = 0.12
@@ -111,7 +111,6 @@ _FILES: Final = {
 }
 _FORMS: Final = ("cell", "loop", "command")
 _CODES: Final = {"twin": 0, "slower": 10}
-_PYTEST: Final = (sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "benchmarks")
 
 
 def main(
@@ -135,7 +134,7 @@ def main(
 
 def _run_session(kind: str, folder: Path, out: Path, log: SessionLog) -> str:
     """Gate a new repository, and write the session down."""
-    shutil.copytree(_template(out), folder)
+    shutil.copytree(template(out, _FILES), folder)
     turns = _slower_turns(folder) if kind == "slower" else _TURNS
     model = _MODEL.format(turns=turns) + "# a comment\n"
     commit(folder, kind, {"digits/model.py": model})
@@ -143,21 +142,6 @@ def _run_session(kind: str, folder: Path, out: Path, log: SessionLog) -> str:
     ended = run(gate_command("benchmarks", "--json", str(result)), folder)
     left = git(folder, "status", "--porcelain")
     return log.add(kind, ended, verdicts(result), kind=kind, turns=turns, left=left)
-
-
-def _template(out: Path) -> Path:
-    """Return the repository that sessions copy, with a stored run."""
-    template = out / "template"
-    if not template.exists():
-        with tempfile.TemporaryDirectory(prefix="gate-trainings-") as folder:
-            made = Path(folder)
-            git(made, "init", "--quiet", "--initial-branch=main")
-            commit(made, "the package", _FILES)
-            must([*_PYTEST, "--benchmark-autosave"], made)
-            commit(made, "a stored run")
-            git(made, "checkout", "--quiet", "-b", "change")
-            shutil.copytree(made, template)
-    return template
 
 
 def _slower_turns(folder: Path) -> int:

@@ -6,8 +6,10 @@ import json
 import os
 import platform
 import re
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +17,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
+PYTEST: Final = (sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "benchmarks")
 # Whatever Python runs it, a virtual environment without the console script included.
 _SCRIPT: Final = "import sys; from perfsuite.cli.app import main; sys.exit(main())"
 # What a session says while another one on this machine is timing.
@@ -41,6 +44,21 @@ class Ended:
     output: str
     took_s: float
     forecasts: dict[str, tuple[float, float]]
+
+
+def template(out: Path, files: Mapping[str, str]) -> Path:
+    """Return the repository that sessions copy: on a branch, with a stored run to forecast from."""
+    made = out / "template"
+    if not made.exists():
+        with tempfile.TemporaryDirectory(prefix="gate-sessions-") as name:
+            folder = Path(name)
+            git(folder, "init", "--quiet", "--initial-branch=main")
+            commit(folder, "the package", files)
+            must([*PYTEST, "--benchmark-autosave"], folder)
+            commit(folder, "a stored run")
+            git(folder, "checkout", "--quiet", "-b", "change")
+            shutil.copytree(folder, made)
+    return made
 
 
 def gate_command(*arguments: str, python: str = sys.executable) -> list[str]:

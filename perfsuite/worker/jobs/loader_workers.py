@@ -41,38 +41,28 @@ def open_batches(
     """Yield this rank's batches of a split; their loader workers end with the context."""
     # The dataset is the same on every rank; what it and the model draw later is not.
     seed_random_numbers(seed)
-    with _build(workload, recipe, shard, seed, device, start, split) as batches:
-        if workload.build_loader is not None:
-            _check_lengths(workload, split, batches, device)
-        seed_random_numbers(seed + shard[0])
-        yield batches if recipe.loader == "own" else CachedBatches(batches)
-
-
-def _build(
-    workload: Workload,
-    recipe: Recipe,
-    shard: tuple[int, int],
-    seed: int,
-    device: torch.device,
-    start: RankStart,
-    split: Split,
-) -> EpochBatches:
     shard_index, num_shards = shard
     if workload.build_loader is not None:
         let_children_be_loader_workers(start.folder, start.cores)
-        return build_own_batches(
+        batches: EpochBatches = build_own_batches(
             workload, recipe, split, shard_index=shard_index, num_shards=num_shards
         )
-    return build_batches(
-        workload,
-        recipe,
-        split,
-        shard_index=shard_index,
-        num_shards=num_shards,
-        seed=seed,
-        device=device,
-        on_worker_start=loader_worker_entry(start.folder, start.cores),
-    )
+    else:
+        batches = build_batches(
+            workload,
+            recipe,
+            split,
+            shard_index=shard_index,
+            num_shards=num_shards,
+            seed=seed,
+            device=device,
+            on_worker_start=loader_worker_entry(start.folder, start.cores),
+        )
+    with batches:
+        if workload.build_loader is not None:
+            _check_lengths(workload, split, batches, device)
+        seed_random_numbers(seed + shard_index)
+        yield batches if recipe.loader == "own" else CachedBatches(batches)
 
 
 def _check_lengths(
