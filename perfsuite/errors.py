@@ -5,8 +5,6 @@ plugin and the command line print the message alone: none of these is shown with
 ours. `ExitCode` says what a process of perfsuite ends in.
 """
 
-from __future__ import annotations
-
 import copyreg
 import enum
 from dataclasses import KW_ONLY, dataclass

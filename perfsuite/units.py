@@ -3,8 +3,6 @@
 Below the reports all is seconds, bytes and plain ratios, without "ms", "GiB" or "%".
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import re

@@ -1,7 +1,5 @@
 """The command line: one console script, one verb a function, each with an example in its --help."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -3,8 +3,6 @@
 Each field of `Recipe` becomes an option, made from the field itself, so that no verb names it.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 import json

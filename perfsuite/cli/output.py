@@ -1,7 +1,5 @@
 """What the verbs have in common when they speak: lines, and `--json FILE`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Any
 

@@ -8,8 +8,6 @@ proven from both sides (Schuirmann 1987, the two one-sided tests procedure): onc
 and once with a against b, on the same pairs where they suffice, on further ones where not.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

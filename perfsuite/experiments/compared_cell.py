@@ -1,7 +1,5 @@
 """The benchmark file that `compare` hands to both arms, whose environments say what to measure."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable

@@ -4,8 +4,6 @@ One launch of each cell is a repetition; repetitions are the replicates, and the
 is drawn anew. For many cells that need no verdict of the gate.
 """
 
-from __future__ import annotations
-
 import random
 import statistics
 from collections.abc import Callable, Mapping, Sequence

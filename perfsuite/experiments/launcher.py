@@ -1,7 +1,5 @@
 """What starts the ranks of a session's groups: this process alone, or all that torchrun started."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Combines what each rank saw of a training into one profile. Runs in the controller."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal

@@ -1,7 +1,5 @@
 """From a cell to its record: the one place that knows ranks, measurements and records."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import importlib.util

@@ -1,7 +1,5 @@
 """From the replies of the ranks to what is kept: outcomes of cells, reports of checks."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import statistics

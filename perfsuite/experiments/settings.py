@@ -1,7 +1,5 @@
 """What a session is run with."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal

@@ -1,7 +1,5 @@
 """Which rank is slow, and in which stage: what each took itself, less its waiting for another."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Final

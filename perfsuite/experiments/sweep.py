@@ -4,8 +4,6 @@ Every number of workers is measured once in each repetition, so two numbers are 
 ratios within repetitions, which are free of the machine's drift.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """What a user gives of a training of one's own, checked: a function, a command, a reference."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import inspect

@@ -1,7 +1,5 @@
 """Whether a workload computes the same under one recipe, or under every one of a table."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any

@@ -5,8 +5,6 @@ configuration of the working tree: a benchmark may be younger than what it measu
 `baselines/accepted.toml` do not count: what was accepted is found all the same.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping

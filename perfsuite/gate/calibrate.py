@@ -4,8 +4,6 @@ It finds the error rates on the machine at hand, and the noise that the rule the
 The base of each session is a fresh checkout of HEAD, as a change's base is one of another commit.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import random
 from collections import Counter

@@ -3,8 +3,6 @@
 What reviewed exceptions allow is looked up here, and which of them a verdict rests on.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import datetime
 import functools

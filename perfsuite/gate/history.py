@@ -3,8 +3,6 @@
 The runs of a cell are in the order of their commits, as far as they can be compared.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta

@@ -3,8 +3,6 @@
 A file that people may commit and others may edit, so it is read strictly.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence

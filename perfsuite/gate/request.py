@@ -1,7 +1,5 @@
 """From a request to the two arms of a gate session: their trees, their paths, their cells."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import os

@@ -1,7 +1,5 @@
 """The pytest plugin. pytest finds its hooks here."""
 
-from __future__ import annotations
-
 from perfsuite.plugin.hooks import TAKES_TURNS, pytest_addoption, pytest_configure
 
 __all__ = ["TAKES_TURNS", "pytest_addoption", "pytest_configure"]

@@ -3,8 +3,6 @@
 `command_cell.ini` beside it loads it, and nothing of the user's.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from typing import Any

@@ -3,8 +3,6 @@
 Every pytest session imports this; what a value may be is in `choices`, which only ours import.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Container
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Of the processes that torchrun starts, only the first prints, where their session is ours.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import sys

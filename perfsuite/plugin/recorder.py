@@ -8,8 +8,6 @@ change is in `gate/arms/launched/arm_plugin.py`, which can import nothing of thi
 Every pytest session imports this.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple

@@ -4,8 +4,6 @@ The report is made by a process of its own, so that whatever becomes of it, the 
 and exit code are what they were.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

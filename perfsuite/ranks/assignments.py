@@ -3,8 +3,6 @@
 The controller assigns them, and the rank receives its own.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -5,8 +5,6 @@ use the rest. Files of a group in `/tmp` and `/dev/shm` are named after the proc
 them, so that a later session can remove what a group left when its controller was killed.
 """
 
-from __future__ import annotations
-
 import ctypes
 import faulthandler
 import fcntl

@@ -4,8 +4,6 @@ A chain is a generator that yields the groups it needs, one after the other, and
 replies. One thread advances all chains, so that Ctrl-C ends them as it ends one.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import itertools

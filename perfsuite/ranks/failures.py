@@ -4,8 +4,6 @@ The first failure in time is named, and never a rank that only lost its peer: su
 report a closed connection that names a port, not a rank.
 """
 
-from __future__ import annotations
-
 import itertools
 import signal
 import time

@@ -3,8 +3,6 @@
 Runs in the controller, which is the server's parent.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import functools

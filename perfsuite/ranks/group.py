@@ -4,8 +4,6 @@ Ranks are forked from a server that has torch loaded already, so a fresh group c
 second and shares nothing with the one before.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -3,8 +3,6 @@
 cloudpickle sends lambdas, closures and classes of a test file by value.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import io

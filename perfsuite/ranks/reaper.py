@@ -6,8 +6,6 @@ left running, and ends. A server that is still loading torch cannot, so a watche
 from both, kills it and removes the files of all of them.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import ctypes

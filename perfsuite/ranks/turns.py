@@ -3,8 +3,6 @@
 Runs in the first rank of a group, for all of them: its end of the channel that the gate opens.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import select

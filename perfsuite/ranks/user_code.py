@@ -1,7 +1,5 @@
 """A user's own code as it travels to ranks, and the jobs that check it; see `ranks.messages`."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

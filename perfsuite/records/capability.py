@@ -1,7 +1,5 @@
 """Whether a machine can run a recipe at all, and if not, why."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from perfsuite.records.recipe import Recipe

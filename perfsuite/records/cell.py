@@ -4,8 +4,6 @@ Gates and reports see records alone. `None` means "not available here"; never 0,
 bounds of a number hold for each number that is read: the file is untrusted.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Annotated, Any, Final, Literal
 

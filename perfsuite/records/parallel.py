@@ -3,8 +3,6 @@
 A new mode is a row here, a `Strategy` that the row names, and a test.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from dataclasses import dataclass, replace

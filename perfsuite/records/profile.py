@@ -3,8 +3,6 @@
 `None` means "not available here", with the reason in `Profile.missing`; never 0, -1 or NaN.
 """
 
-from __future__ import annotations
-
 from typing import Any, Final, Literal
 
 import msgspec

@@ -3,8 +3,6 @@
 Every mistake is a `RecipeError` that names the field, the value and what is allowed.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from collections.abc import Callable

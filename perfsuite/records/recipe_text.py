@@ -1,7 +1,5 @@
 """Recipes as a command line spells them: `precision=amp-bf16 num_workers=2`."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Sequence
 from types import NoneType

@@ -3,8 +3,6 @@
 Gate and report both read it here. A file ends in a valid value, or in an `Unusable` that says why.
 """
 
-from __future__ import annotations
-
 import math
 import re
 import statistics

@@ -1,7 +1,5 @@
 """Which cells each of several runners measures, the same on all of them, and what its file says."""
 
-from __future__ import annotations
-
 import hashlib
 import heapq
 import json

@@ -5,8 +5,6 @@ call, and measuring defines what entering does. Users write these names into cod
 where they do nothing outside of a measurement, and need nothing but Python.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What a gate says of a cell, and how severe that is: the exit code of a session."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

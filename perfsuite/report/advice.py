@@ -4,8 +4,6 @@ Two cells are compared only where nothing but one field of the recipe differs, a
 only beyond what two launches of one cell differ by.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

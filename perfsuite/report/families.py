@@ -1,7 +1,5 @@
 """Cells that differ in one field of the recipe alone, so that their speed differs by one cause."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal

@@ -1,7 +1,5 @@
 """What a report says, before any format: rows, charts, advice, verdict, and its sources."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

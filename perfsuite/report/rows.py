@@ -3,8 +3,6 @@
 Numbers are as they were recorded; one that is not available is None, shown as a dash.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import statistics
 from collections.abc import Callable, Sequence

@@ -3,8 +3,6 @@
 Verdicts are not corrected again: each shard knew the number of cells of all of them beforehand.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Verdicts in words: the one over all cells that every format begins with, and each cell's."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Sequence

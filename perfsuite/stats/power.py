@@ -1,7 +1,5 @@
 """The power of a machine: the tightest tolerance and limit at the rule's own error rates."""
 
-from __future__ import annotations
-
 import math
 
 from perfsuite.stats.evidence import Prior, Sessions

@@ -7,8 +7,6 @@ there are, all looks together spend no more than alpha and beta. So pairs that o
 needs cost the others no power.
 """
 
-from __future__ import annotations
-
 import bisect
 from dataclasses import dataclass
 from typing import Final

@@ -6,8 +6,6 @@ their processor time is counted. When the gate is killed, all that a launch star
 As a program it runs a command that ends so too: `PID NAME=VALUE COMMAND`, see `end_with`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

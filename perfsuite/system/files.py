@@ -4,8 +4,6 @@ Sources of the method: rename(2), "newpath will be atomically replaced", and the
 and folder from "All File Systems Are Not Created Equal" (Pillai et al., OSDI 2014).
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import fcntl

@@ -4,8 +4,6 @@ In a container the processes of others are invisible, but not the time that they
 processors count it, and the container's control group (cgroups(7), version 1 or 2) counts its own.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import time

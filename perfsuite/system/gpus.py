@@ -1,7 +1,5 @@
 """The GPUs that CUDA would show to a process, by NVML: CUDA must not start in the controller."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -4,8 +4,6 @@ Run at each session and stored beside it, they separate a slower machine from sl
 neither code under test nor anything slow.
 """
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Untrusted JSON files: a file ends in data, or in an error with one reason."""
 
-from __future__ import annotations
-
 import json
 from typing import Any, Final, TypeVar
 

@@ -1,7 +1,5 @@
 """Signals that end a session: as an exception, so that it cleans up, or held back meanwhile."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -4,8 +4,6 @@ Stored runs, records and lists of exceptions come with a checkout, so the author
 change may have written them.
 """
 
-from __future__ import annotations
-
 import stat
 from datetime import UTC, datetime
 from pathlib import Path

@@ -4,8 +4,6 @@ Runs in a rank, which loads it by name (`GroupPolicy.entry`); the forkserver has
 torch with it. The controller never does.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import os

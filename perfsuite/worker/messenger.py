@@ -5,8 +5,6 @@ controller loads it by name (`ranks.torchrun.peers.enter_messenger`). All letter
 are one list in the store, and every messenger reads all of them in the same order.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

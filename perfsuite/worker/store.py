@@ -1,7 +1,5 @@
 """Torch's stores, where processes meet. Runs in ranks and messengers."""
 
-from __future__ import annotations
-
 import datetime
 import os
 import socket

@@ -1,7 +1,5 @@
 """What the doctor says of one subject."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

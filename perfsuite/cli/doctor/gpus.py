@@ -1,7 +1,5 @@
 """The GPUs as NVML shows them: which there are, and what would disturb a timing on them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -5,8 +5,6 @@ The functions over plain values decide; the others only read the machine for the
 own group as the root of the mount, so all folders from the group up to the root are looked at.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import tempfile

@@ -3,8 +3,6 @@
 The functions that run in a rank load torch by name, as this process must not.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import io

@@ -1,7 +1,5 @@
 """The verb `doctor`: one look at every subject, as lines, JSON and an exit code."""
 
-from __future__ import annotations
-
 import platform
 from importlib.metadata import version
 

@@ -1,7 +1,5 @@
 """The verbs `baseline list`, `accept` and `prune`: what is stored, accepted, and may go."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The verb `bisect`: which commit made a cell slower."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Annotated, Any

@@ -1,7 +1,5 @@
 """The verb `calibrate`: the gate's error rates on this machine, and the noise behind them."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 import typer

@@ -1,7 +1,5 @@
 """The verb `claims`: what people claim of training speed, tested on this machine."""
 
-from __future__ import annotations
-
 from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Any

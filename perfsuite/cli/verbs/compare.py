@@ -1,7 +1,5 @@
 """The verb `compare`: which of two recipes trains a workload faster."""
 
-from __future__ import annotations
-
 import math
 from contextlib import closing
 from typing import Annotated, Any

@@ -1,7 +1,5 @@
 """The verbs `gate` and `explain`: whether benchmarks became slower, and why."""
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """The verb `history`: when cells became slower or faster, and whether they drift."""
 
-from __future__ import annotations
-
 import difflib
 import shlex
 import statistics

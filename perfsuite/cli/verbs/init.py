@@ -1,7 +1,5 @@
 """The verb `init`: a starter set for a repository; it overwrites nothing."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from importlib.resources import files

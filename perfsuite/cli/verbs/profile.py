@@ -1,7 +1,5 @@
 """The verb `profile`: where the time of a real training goes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The verb `report`: what runs say, in every format."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """The verb `sweep`: how many loader workers pay off."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math

@@ -1,7 +1,5 @@
 """The verb `verify`: whether a workload computes the same as one process."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Annotated
 

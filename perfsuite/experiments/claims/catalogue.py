@@ -1,7 +1,5 @@
 """All claims of reference.md, with their figures and experiments, and how they are tried."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Claims that are counted or proven, not timed: C8, C9, C12, C13, C14."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ On LeNet's images with the random affine augmentation of the quoted runs, loaded
 MNIST's where they lie on the disk, else scikit-learn's digits at the same size.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from perfsuite.errors import WorkloadError

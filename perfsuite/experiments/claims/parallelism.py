@@ -1,7 +1,5 @@
 """Claims about DataParallel and DistributedDataParallel: C4, C5, C6."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 

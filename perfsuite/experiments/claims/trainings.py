@@ -1,7 +1,5 @@
 """Claims about whole trainings: C7, C10, C11."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

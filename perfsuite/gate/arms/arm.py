@@ -1,7 +1,5 @@
 """The two arms of a comparison: what a launch of each is given, and what it sends back."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The base's own interpreter, and its own build, which runs before anything is imported."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

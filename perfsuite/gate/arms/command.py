@@ -1,7 +1,5 @@
 """The user's own call of pytest: what it was given, and the same call in another tree."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import re

@@ -3,8 +3,6 @@
 Starts and ends the processes; `channel` has the messages between.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import os

@@ -1,7 +1,5 @@
 """What the processes of a launch loaded and started: the gate's end of `load_log`."""
 
-from __future__ import annotations
-
 import ast
 import contextlib
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """How many rounds a launch is given: time goes to launches or to rounds by variance and cost."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Sequence

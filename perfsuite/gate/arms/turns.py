@@ -3,8 +3,6 @@
 A pure state machine over the names of arms.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 

@@ -3,8 +3,6 @@
 A stored time is of the same cell only where the digest is the same.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping, Sequence

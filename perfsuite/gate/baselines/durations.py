@@ -3,8 +3,6 @@
 Every runner has to come to the same answer, so nothing depends on the machine that it runs on.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path

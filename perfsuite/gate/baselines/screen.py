@@ -10,8 +10,6 @@ the noisier the cell is than those. The shift of the whole host is taken out by 
 cell's times on the host probe.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Mapping, Sequence

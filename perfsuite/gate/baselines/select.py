@@ -1,7 +1,5 @@
 """Baselines: which stored runs a session may be compared with, why not the others, and saving."""
 
-from __future__ import annotations
-
 import math
 import os
 import uuid

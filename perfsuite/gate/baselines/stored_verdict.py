@@ -4,8 +4,6 @@ These two steps of the gate cost nothing but the session's own measurement. They
 they do not let pass goes to pairs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property

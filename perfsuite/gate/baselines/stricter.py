@@ -3,8 +3,6 @@
 A change may loosen what judges it only by a reviewed exception that it brings.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Final
 

@@ -1,7 +1,5 @@
 """Which files of a tree can change what a cell computes, and how fast."""
 
-from __future__ import annotations
-
 import filecmp
 import os
 import re

@@ -4,8 +4,6 @@ Never on another repository than the folder's own: variables of a hook's environ
 another one are not passed on.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path

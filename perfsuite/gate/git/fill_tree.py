@@ -3,8 +3,6 @@
 Nothing is fetched: head's files serve where both commits have the same.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path

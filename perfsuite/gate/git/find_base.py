@@ -3,8 +3,6 @@
 Questions to git alone: nothing is fetched, and nothing is written.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final

@@ -1,7 +1,5 @@
 """Which files import the modules of a folder, from their text: nothing is run."""
 
-from __future__ import annotations
-
 import ast
 import functools
 from collections.abc import Iterator

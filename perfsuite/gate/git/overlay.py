@@ -21,8 +21,6 @@ A folder is laid over by removing the base's first. Head's files are those that 
 add, as they are on disk. A symbolic link stays a link; none of the base's is written through.
 """
 
-from __future__ import annotations
-
 import fnmatch
 import functools
 import hashlib

@@ -1,7 +1,5 @@
 """A name for the code of a tree as it is, committed or not: equal trees have equal names."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ Its name carries this process's id, so a later session removes the tree of a kil
 own tree, index, stash, branches and configuration are not touched.
 """
 
-from __future__ import annotations
-
 import contextlib
 import glob
 import os

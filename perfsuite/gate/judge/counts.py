@@ -4,8 +4,6 @@ The base is a stored run, or the base's launches of all pairs. An increase beyon
 counter fails, and must stand in every launch; a decrease never does.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

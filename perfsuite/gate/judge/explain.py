@@ -1,7 +1,5 @@
 """Why a cell moved: which stage, which counts and which functions changed between two runs."""
 
-from __future__ import annotations
-
 import contextlib
 import statistics
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """What a judgement will cost: an estimate before the first pair, and a better one after it."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Collection, Mapping, Sequence

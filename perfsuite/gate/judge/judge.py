@@ -4,8 +4,6 @@ The rule itself is `stats.sequential`. Everything that a verdict rests on is kep
 the raw value of each launch.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import random

@@ -5,8 +5,6 @@ seven sessions passes in half of five re-runs. A FAIL is kept, and the rule goes
 it found inconclusive. The file is untrusted: it may come from a CI's cache.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ The two launches of a pair have one seed and one hash seed, so the same training
 numbers, bit for bit, or within rounding where its sums have another order.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """What a pair of launches says of a cell, or why it says nothing."""
 
-from __future__ import annotations
-
 import math
 import re
 import statistics

@@ -1,7 +1,5 @@
 """The verdict of the pairs of one cell: the rule's word, under what is accepted and the floor."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import statistics

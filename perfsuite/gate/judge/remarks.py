@@ -1,7 +1,5 @@
 """What a reader should know of the code that a cell ran, beside its verdict."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """How the judge decides each cell, and what it keeps of it: all that a verdict rests on."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Dependencies that a change declares otherwise: both arms run with those that are installed."""
 
-from __future__ import annotations
-
 import ast
 import configparser
 import functools

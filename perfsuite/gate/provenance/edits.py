@@ -1,7 +1,5 @@
 """Whether head's tree stayed as it is while it was judged: its launches run in the working tree."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from pathlib import Path
 

@@ -4,8 +4,6 @@ Head's files are compared with the base's byte by byte. What a cell loads is wha
 has logged (`arms.launched.load_log`); where that cannot be known, the cell is not identical.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property

@@ -1,7 +1,5 @@
 """Modules by their names: which of a tree's lie elsewhere too, and what its projects installed."""
 
-from __future__ import annotations
-
 import functools
 import json
 import os

@@ -1,7 +1,5 @@
 """Benchmark files that differ: where the base runs its own, and where head's say nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Whether two launches ran two trees: what one loads from its own, the other does or has not."""
 
-from __future__ import annotations
-
 import functools
 import os
 import re

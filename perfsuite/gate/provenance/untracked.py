@@ -1,7 +1,5 @@
 """The file that the base lacks, where it fails because git does not track that file."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path

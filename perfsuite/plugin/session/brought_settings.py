@@ -1,7 +1,5 @@
 """What a change sets in the ini file: with these settings it would pass by its own word."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Mapping

@@ -3,8 +3,6 @@
 Every message says where a value came from. Nothing below reads options, ini or the environment.
 """
 
-from __future__ import annotations
-
 import os
 import shlex
 from collections.abc import Callable, Container, Mapping

@@ -3,8 +3,6 @@
 Refuses silent passes, has cells judged before the first test runs, and gives each its verdict.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path

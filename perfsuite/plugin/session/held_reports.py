@@ -1,7 +1,5 @@
 """Reports of cells that stored runs leave open: they wait until pairs have judged all of these."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 

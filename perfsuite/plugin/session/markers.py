@@ -1,7 +1,5 @@
 """What the `perf` markers of a test say, parsed; another plugin may have a marker of that name."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 

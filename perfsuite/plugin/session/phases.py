@@ -3,8 +3,6 @@
 pytest has a subtest reported as it has a test reported, while the test still runs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Generator
 from typing import Literal
 

@@ -4,8 +4,6 @@ Its JSON and its saves stay its own; only how they reach the disk is replaced, a
 serve as a baseline is added.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ The cut depends on the cells and on the runs that say how long they took, and on
 that runners which agree on both measure each cell once.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ pytest-benchmark's session is handed one of these storages in place of its own, 
 ended; to it they are what it makes itself.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath

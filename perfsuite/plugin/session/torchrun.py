@@ -3,8 +3,6 @@
 All run the same tests in the same order, and a test's phase (setup, call, teardown) ends alike.
 """
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import os

@@ -4,8 +4,6 @@ Runs in every controller that torchrun started. The first hears how each rank en
 outcome of the group; all controllers return or raise the same.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass

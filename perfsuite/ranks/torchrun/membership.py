@@ -1,7 +1,5 @@
 """A controller's place among the processes that torchrun started, read from its variables."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

@@ -5,8 +5,6 @@ same order, so they decide the same from it. A messenger process beside each con
 through torchrun's store, which needs torch.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import pickle

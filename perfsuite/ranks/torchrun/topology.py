@@ -3,8 +3,6 @@
 Runs in every controller: each broadcasts its place, and all draw the same conclusions.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Charts of cells that differ in one field: worker sweeps, checkpointing, losses."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial

@@ -1,7 +1,5 @@
 """Learning curves of profiled trainings: loss and accuracy of each epoch, one line a precision."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Line charts: axes with round ticks, lines with error bars, a legend, and all points in words."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The stages of a profile as a pie chart, in every format that a page or a paper takes."""
 
-from __future__ import annotations
-
 import io
 from typing import Any, Final, Literal
 

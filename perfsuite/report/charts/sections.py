@@ -3,8 +3,6 @@
 Lengths are in the user units of a picture's own view box; y grows downwards.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, TypeVar

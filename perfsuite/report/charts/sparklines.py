@@ -1,7 +1,5 @@
 """Small pictures of one cell, light enough for thousands on a page."""
 
-from __future__ import annotations
-
 import math
 from typing import Final
 

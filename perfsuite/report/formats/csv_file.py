@@ -1,7 +1,5 @@
 """Tables as CSV: every column of a report's cells in base units, and the stages of a profile."""
 
-from __future__ import annotations
-
 import csv
 import io
 from collections.abc import Iterable, Sequence

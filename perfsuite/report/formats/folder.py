@@ -1,7 +1,5 @@
 """The folder of a report: the page, and the same in every other format beside it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Tables for a paper: a report's cells, and the stages of a profile. Every name stays text."""
 
-from __future__ import annotations
-
 from typing import Final
 
 from perfsuite.records.profile import Profile

@@ -1,7 +1,5 @@
 """The report as Markdown, for a step summary or a comment: verdict, table, and the rest folded."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final

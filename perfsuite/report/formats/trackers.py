@@ -4,8 +4,6 @@ One tracked run is one cell of one file: rounds and losses along the step axis, 
 configuration, everything else as its summary. The clients are optional extras, imported only here.
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib
 import math

@@ -1,7 +1,5 @@
 """Scaling as charts: throughput, efficiency with what the model says, and the model itself."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Final
 

@@ -8,8 +8,6 @@ and the exposed part of the reduction: all of it at worst, and at best what is l
 backward pass, since no gradient is there before it begins.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final

@@ -10,8 +10,6 @@ MPICH", where adding has a term of its own; it too grows with (p - 1) / p n, so 
 it). gloo reduces on such a ring, NCCL on rings or trees.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence

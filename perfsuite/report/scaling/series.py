@@ -4,8 +4,6 @@ Weak: each device has the same batch. Strong: all have it together. The batch of
 samples per second times its step, so a recipe need not name it.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Iterator, Sequence

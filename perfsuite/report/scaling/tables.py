@@ -1,7 +1,5 @@
 """Scaling as tables, JSON and sentences; measurements and estimates are never in one table."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final

@@ -1,7 +1,5 @@
 """Two recipes of one workload side by side: a table and a sentence."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping
 

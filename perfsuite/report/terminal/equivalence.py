@@ -1,7 +1,5 @@
 """The table of a verification, and the lines that explain it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Final
 

@@ -1,7 +1,5 @@
 """Verdicts as a terminal shows them: what was compared, a table, and the reasons below it."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final

@@ -1,7 +1,5 @@
 """A profile as a terminal shows it, with the digits of its JSON."""
 
-from __future__ import annotations
-
 from perfsuite.records.profile import Profile
 from perfsuite.report.rows import NOT_AVAILABLE
 from perfsuite.report.terminal.tables import text_table

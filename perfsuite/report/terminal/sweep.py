@@ -1,7 +1,5 @@
 """A worker sweep as a table and as a picture."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Final

@@ -1,7 +1,5 @@
 """Tables as a terminal shows them, each row one line however long."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Iterable, Sequence
 

@@ -3,8 +3,6 @@
 Norms are Frobenius norms in float64.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

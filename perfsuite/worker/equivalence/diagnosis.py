@@ -1,7 +1,5 @@
 """The likeliest cause of a mismatch: a path that failed is compared with each known bug."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

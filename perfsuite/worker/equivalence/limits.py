@@ -4,8 +4,6 @@
 `A` the number of accumulation steps.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The axis of a mesh that a mismatch of the user's own parallelisation points to."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import torch

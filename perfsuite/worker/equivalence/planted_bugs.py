@@ -4,8 +4,6 @@ They are made from the reference. A check is given them to see whether it finds 
 that failed is compared with them to name the likeliest cause.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What a check is given, what it gathers, and the one row of the report that follows."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property

@@ -3,8 +3,6 @@
 Runs in one process. It imports no torch.distributed: no reference may share a mistake of the ranks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from perfsuite.records.equivalence import Check, EquivalenceRow

@@ -1,7 +1,5 @@
 """Tensors by parameter or buffer name, and how far two tensors lie apart, computed in float64."""
 
-from __future__ import annotations
-
 import math
 from typing import Literal
 

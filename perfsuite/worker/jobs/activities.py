@@ -3,8 +3,6 @@
 Runs in a rank. Each activity joins a workload and a recipe to the one iteration that is measured.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

@@ -1,7 +1,5 @@
 """What a measurement needs of what it measures: iterations, one by one. Runs in a rank."""
 
-from __future__ import annotations
-
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """The turns of all ranks of an arm, where the first alone speaks to the gate. Runs in a rank."""
 
-from __future__ import annotations
-
 import datetime
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext

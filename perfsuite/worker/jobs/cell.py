@@ -1,7 +1,5 @@
 """The job of measuring a cell: warm-up, timed rounds, then untimed counting. Runs in a rank."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from contextlib import ExitStack

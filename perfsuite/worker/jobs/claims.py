@@ -1,7 +1,5 @@
 """Functions that `perfsuite claims` calls on ranks, by name. Runs in a rank."""
 
-from __future__ import annotations
-
 import torch
 import torch.distributed as dist
 

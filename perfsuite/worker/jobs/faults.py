@@ -4,8 +4,6 @@ A slowdown is of whole rounds (`measure_rounds`): one of each iteration would ha
 device at its end, which slows a step by more than was planted.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 

@@ -4,8 +4,6 @@ The workers must not work on between rounds: they would fill their queues while 
 or the other arm has its turn, which hides the time of loading and takes a processor from that arm.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import multiprocessing

@@ -3,8 +3,6 @@
 The loop makes a process group of its own, or none, so the measurement has one that it cannot see.
 """
 
-from __future__ import annotations
-
 import datetime
 import os
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """The job of profiling a training: timed epochs, then profiled steps. Runs in a rank."""
 
-from __future__ import annotations
-
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path

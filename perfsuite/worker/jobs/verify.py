@@ -1,7 +1,5 @@
 """The jobs of a verification: record a run, then check it in one process. Run in ranks."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 

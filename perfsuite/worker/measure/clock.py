@@ -1,7 +1,5 @@
 """What timing needs: a clock that waits for the device, and no garbage collection meanwhile."""
 
-from __future__ import annotations
-
 import gc
 import time
 from collections.abc import Callable, Iterator, Sequence

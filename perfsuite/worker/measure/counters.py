@@ -1,7 +1,5 @@
 """Counts of one iteration that do not depend on how fast the machine is. Nothing is timed."""
 
-from __future__ import annotations
-
 import gc
 import re
 from collections import Counter

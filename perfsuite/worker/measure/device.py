@@ -3,8 +3,6 @@
 A CPU has done its work when a call returns; an accelerator's queue is still full.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -4,8 +4,6 @@ A dispatch mode sees the operators of `torch.distributed` in three namespaces: t
 groups (`dist.all_reduce`, DDP, FSDP2) in `c10d`, DTensor's in `_c10d_functional` and `_dtensor`.
 """
 
-from __future__ import annotations
-
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator

@@ -3,8 +3,6 @@
 Reads environment variables, because those that torch and its libraries obey are part of it.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Mapping

@@ -3,8 +3,6 @@
 A measurement is a generator, so that it may wait for a training step inside of somebody's loop.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Generator
 from typing import TypeVar

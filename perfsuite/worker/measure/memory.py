@@ -4,8 +4,6 @@ On a CPU torch counts no memory, so the bytes of all live storages are followed 
 temporary memory inside kernels is not seen there.
 """
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext

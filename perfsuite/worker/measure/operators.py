@@ -3,8 +3,6 @@
 From `torch.profiler`, which slows an iteration down, so never while one is timed.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence

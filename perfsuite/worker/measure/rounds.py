@@ -6,8 +6,6 @@ run ahead by one iteration, and lasts from border to border in the device's own 
 the training takes is seen, and filling and draining the queue is not.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable

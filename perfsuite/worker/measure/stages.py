@@ -1,7 +1,5 @@
 """Seconds spent in each stage of an iteration, without slowing the iteration down."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager

@@ -1,7 +1,5 @@
 """When an accelerator has warmed up: its clock, compiled code and the loss scale have settled."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

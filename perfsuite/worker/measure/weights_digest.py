@@ -1,7 +1,5 @@
 """A digest of weights: two numbers of each parameter, which two trees may compare without them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import torch

@@ -1,7 +1,5 @@
 """The tensors of a batch: how they are found and cast, and how they reach device and model."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Puts a trainer together: model, precision, checkpointing, parallel mode, optimizer, in order."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterable
 

@@ -3,8 +3,6 @@
 Sublinear memory cost, Chen et al. 2016.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 import itertools

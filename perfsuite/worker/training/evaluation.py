@@ -3,8 +3,6 @@
 Shapes: B samples of a batch, C classes, and further dimensions ... that outputs and targets share.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

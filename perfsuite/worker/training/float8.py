@@ -1,7 +1,5 @@
 """Linear layers that multiply numbers of 8 bits: torchao's, emulated where the device has none."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Give modules another forward, one by one or several as one call; all else stays as it was."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

@@ -5,8 +5,6 @@ Micikevicius et al. 2018). O0 to O3 are Apex-like: the properties of `apex.amp`
 (apex/amp/frontend.py, removed 2025-05) with torch's autocast for its patched functions.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass

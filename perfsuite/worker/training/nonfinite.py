@@ -3,8 +3,6 @@
 A check waits for the device, so it belongs outside of what is timed.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

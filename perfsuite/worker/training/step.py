@@ -4,8 +4,6 @@ Gradients are clipped by the norm of all of them together, wherever their parts 
 waits for the device, except the scaler where the precision scales.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any

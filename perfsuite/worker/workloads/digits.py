@@ -4,8 +4,6 @@
 Digits", UCI Machine Learning Repository, 1998).
 """
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 from pathlib import Path

@@ -5,8 +5,6 @@ each sublayer's sum normalised after it (post-LN), a head on the first token. Sh
 a batch, T tokens, D width, C classes.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 
 import torch

@@ -4,8 +4,6 @@ Images are augmented one at a time, as loader workers do it. All randomness is t
 generator, so the loader worker's seed decides, else the rank's. Shapes: B images of a batch.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial

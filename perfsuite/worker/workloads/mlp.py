@@ -4,8 +4,6 @@
 depth and by how much. Shapes: B samples of a batch, D features, C classes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 

@@ -3,8 +3,6 @@
 Never another data set in its place: an absent or damaged file is an error that says what to do.
 """
 
-from __future__ import annotations
-
 import math
 import os
 from pathlib import Path

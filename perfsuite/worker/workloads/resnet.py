@@ -4,8 +4,6 @@ BatchNorm normalises over one rank's micro-batch, so this model under data paral
 one that sees the whole batch.
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 import torch.nn.functional as F  # noqa: N812

@@ -1,7 +1,5 @@
 """Cutting prepared data into their training, validation and test parts."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from torch import Tensor

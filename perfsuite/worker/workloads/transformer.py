@@ -5,8 +5,6 @@ class of a pair is the topic of its first sentence. The two sentences have diffe
 words alone leave two classes equally likely: only their order tells them apart.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Collection
 from functools import partial

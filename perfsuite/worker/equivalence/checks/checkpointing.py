@@ -3,8 +3,6 @@
 The twin is a run of the same recipe on the same ranks without checkpointing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 

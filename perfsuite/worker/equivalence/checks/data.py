@@ -3,8 +3,6 @@
 Compares the indices that the samplers draw, and only the first few batches themselves.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any

@@ -3,8 +3,6 @@
 One process reads them from the suite's loaders. S batches of an epoch on a shard, B samples each.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools

@@ -6,8 +6,6 @@ run keeps master weights, so that no mistake of the training step is on both sid
 gradients that are right at every step this proves the whole run by induction.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace

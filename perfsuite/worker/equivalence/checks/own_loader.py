@@ -3,8 +3,6 @@
 Which samples it has, and in which order it should give them, it alone knows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -6,8 +6,6 @@ rounding of one step, and the weights afterwards show what the optimizers do. Wi
 there are losses alone; what they show, references with a mistake in their gradients tell.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace

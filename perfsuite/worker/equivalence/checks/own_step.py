@@ -1,7 +1,5 @@
 """One step of a user's own against the same step in one process: T1 or T2."""
 
-from __future__ import annotations
-
 import dataclasses
 from dataclasses import dataclass
 from functools import cached_property

@@ -5,8 +5,6 @@ the ranks reduce in. So T0 proves the collective, the buckets, the hooks and the
 nothing else: a low precision or a BatchNorm is the same on both sides.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial

@@ -6,8 +6,6 @@ training in the same precision. Only these checks show that a BatchNorm, or a me
 a parallel path a different computation.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence

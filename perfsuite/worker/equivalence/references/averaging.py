@@ -3,8 +3,6 @@
 One process computes it from the gradients of each shard, without torch.distributed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import torch

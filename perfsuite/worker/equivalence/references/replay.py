@@ -1,7 +1,5 @@
 """Give one process the random numbers that a run drew, call by call and sample by sample."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math

@@ -7,8 +7,6 @@ each step ends in the right weights; both together prove the whole run.
 Must run where torch.distributed is not initialised.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from typing import Any

@@ -3,8 +3,6 @@
 A batch is a pair (inputs, target) of nested containers of B samples, as `default_collate` makes it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

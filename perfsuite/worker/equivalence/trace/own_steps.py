@@ -3,8 +3,6 @@
 Hooks of torch's optimizers see the gradients, so that the step itself stays as it is.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

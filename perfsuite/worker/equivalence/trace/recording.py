@@ -5,8 +5,6 @@ time. Tensors are copied during the run and compared between ranks only after it
 collective of the recording can wait for one that the run forgot.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Iterator
 from functools import partial

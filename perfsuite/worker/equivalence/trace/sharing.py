@@ -1,7 +1,5 @@
 """Combine what the ranks recorded, when the run is over: whole tensors, and where ranks differ."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math

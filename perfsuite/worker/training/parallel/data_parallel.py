@@ -1,7 +1,5 @@
 """A copy of the whole model for each shard of the data: DataParallel, DDP, and ZeRO stage 1."""
 
-from __future__ import annotations
-
 import inspect
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any

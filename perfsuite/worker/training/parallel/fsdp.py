@@ -3,8 +3,6 @@
 ZeRO stages 3 and 2, Rajbhandari et al. 2020, as torch's `fully_shard`.
 """
 
-from __future__ import annotations
-
 import functools
 from collections import Counter
 from collections.abc import Iterator

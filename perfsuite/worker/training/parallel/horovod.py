@@ -3,8 +3,6 @@
 Sergeev and Del Balso 2018. Over torch.distributed ("horovod-like"), and the package ("horovod").
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 from contextlib import ExitStack

@@ -1,7 +1,5 @@
 """The user's own parallelisation: a function of theirs over a DeviceMesh of the recipe's axes."""
 
-from __future__ import annotations
-
 import torch
 import torch.distributed as dist
 from torch import nn

@@ -9,8 +9,6 @@ operators would run instead of the modules, fixed to one batch shape and to trai
 checkpointing of blocks and autocast. Cutting an nn.Sequential needs models that are one.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ evaluation runs whole batches, one stage after the other. Nothing overlaps there
 epoch, and a schedule needs batches that divide into chunks, which a split's last batch seldom does.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Iterable, Sequence
 from typing import Any

@@ -6,8 +6,6 @@ run the model on made-up numbers to learn them, which before torch 2.15 moves th
 BatchNorm and draws random numbers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """The base of all parallel modes, which is the mode "single": the whole model on one device."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

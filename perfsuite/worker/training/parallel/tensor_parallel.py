@@ -5,8 +5,6 @@ model and is safe for any model: a split layer takes and gives whole tensors, ex
 inside an nn.Sequential with only an elementwise activation between the two layers.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 
