@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: install bytecode bench test test-sessions test-examples test-fast soak lint
+.PHONY: install bytecode bench test test-sessions test-examples test-fast docs soak lint
 
 install: $(STAMP)
 
@@ -29,9 +29,11 @@ bytecode: install
 
 TESTS := $(BIN)/python -m pytest -n 2 --dist worksteal
 SESSIONS := tests/sessions tests/faults
+# Those have targets of their own.
+REST := tests $(SESSIONS:%=--ignore=%) --ignore=tests/docs
 
 test: bytecode
-	$(TESTS) tests $(SESSIONS:%=--ignore=%)
+	$(TESTS) $(REST)
 
 # Whole gate sessions, and faults on real ranks.
 test-sessions: bytecode
@@ -47,9 +49,14 @@ $(EXAMPLES)/.installed: pyproject.toml examples/requirements.txt
 test-examples: $(EXAMPLES)/.installed
 	$(EXAMPLES)/bin/python -m pytest examples/test_examples.py
 
+# The site, and what its pages promise; it is read from site/index.html, without a network.
+docs: bytecode
+	$(BIN)/python -m zensical build --clean --strict
+	$(TESTS) tests/docs
+
 # For the inner loop: no rank, no pytest session.
 test-fast: bytecode
-	$(TESTS) tests --fast $(SESSIONS:%=--ignore=%)
+	$(TESTS) $(REST) --fast
 
 # Kill storms, fuzzing and whatever else takes minutes or hours; each prints its figures.
 soak: install

@@ -22,8 +22,9 @@ LIMIT = 0.05
 # A second stage and a re-run beyond the first session.
 _MOST_PAIRS = 2 * DEFAULT_MAX_PAIRS
 ALPHA_PER_CELL = 0.05 / NUM_CELLS
-# Of the variance of a pair its rounds explain so much: in the eight cells of README's table 0.5 to
-# 1, the median 0.76. It is measured in each pair with as many degrees of freedom.
+# Of the variance of a pair its rounds explain so much: in the eight cells of docs/how-to/
+# noisy-machine.md 0.5 to 1, the median 0.76. It is measured in each pair with as many degrees of
+# freedom.
 _EXPLAINED = 0.7
 _ROUNDS = 30
 # The standard deviation of the mean over that of the location, as measured for decision 0010.

@@ -17,7 +17,7 @@ from perfsuite.units import counted
 _MORE_PAIRS: Final = 0.7
 _MORE_PAIRS_PER_DOUBLING: Final = 1 / 3
 _SDS_IN_GAP: Final = 3.0
-# Of the variance of a pair its rounds explain so much (README, the median of eight cells is 0.76).
+# Of the variance of a pair its rounds explain so much (eight cells: 0.5 to 1, median 0.76).
 _EXPLAINED: Final = 0.7
 # How far a forecast from stored durations may be off before the first pair.
 _DOUBT: Final = 2.0
