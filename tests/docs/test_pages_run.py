@@ -79,7 +79,15 @@ def shop(folder: Path) -> None:
     repository.commit("prices are checked")
 
 
-SETUPS = {"shop": shop}
+def my_package(folder: Path) -> None:
+    """A package with a model, its data and its training, as the README takes for granted."""
+    text = (ROOT / "tests" / "support" / "my_package.py").read_text()
+    for name in ("my_package.py", "train.py"):
+        (folder / name).write_text(text)
+    (folder / "pytest.ini").write_text("[pytest]\npythonpath = .\n")
+
+
+SETUPS = {"shop": shop, "my_package": my_package}
 
 
 @pytest.fixture
