@@ -28,10 +28,6 @@ SHOP = {
     "shop.py": """\
 def price():
     return sum(i * i for i in range(20_000))
-
-
-def stock():
-    return sorted(range(40_000, 0, -1))
 """,
     "benchmarks/test_shop.py": """\
 import shop
@@ -39,10 +35,6 @@ import shop
 
 def test_price(benchmark):
     benchmark(shop.price)
-
-
-def test_stock(benchmark):
-    benchmark(shop.stock)
 """,
     "pytest.ini": "[pytest]\npythonpath = .\nperf_gate = on\n",
     ".gitignore": "results/\n__pycache__/\n",
@@ -55,10 +47,6 @@ def price():
 
 def check():
     return sum(i * i for i in range(20_000))
-
-
-def stock():
-    return sorted(range(40_000, 0, -1))
 """
 # A mark between the answers of two commands, with the exit code of the first.
 MARK = "<<answered %s>>"
@@ -66,7 +54,7 @@ ANSWERED = re.compile(r"<<answered (\d+)>>\n")
 
 
 def shop(folder: Path) -> None:
-    """A repository whose branch makes one of two functions twice as slow."""
+    """A repository whose branch makes a function twice as slow."""
     repository = Repository(folder)
     for name, text in SHOP.items():
         (folder / name).parent.mkdir(exist_ok=True)
