@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from perfsuite.records.recipe import Recipe
+from perfsuite.units import counted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,8 +111,7 @@ def what_ranks_need(world_size: int, hardware: Hardware) -> str | None:
         if world_size <= num_gpus:
             return None
         return (
-            f"{world_size} {'GPU' if world_size == 1 else 'GPUs'}, and {num_gpus} "
-            f"{'is' if num_gpus == 1 else 'are'} here"
+            f"{counted(world_size, 'GPU')}, and {num_gpus} {'is' if num_gpus == 1 else 'are'} here"
         )
     if num_cores and world_size > (most := _MAX_RANKS_PER_CORE * num_cores):
         return (

@@ -90,7 +90,6 @@ class Benchmark(msgspec.Struct, frozen=True):
 
     fullname: str
     stats: _Stats
-    params: dict[str, Any] | None = None
     extra_info: dict[str, Any] = {}
 
     @property
@@ -154,20 +153,10 @@ class RunFile(RunHead):
     machine_info: dict[str, Any]
 
 
-class _StoredRecord(msgspec.Struct, frozen=True):
-    """The part of a record that comparisons use; a plain benchmark's has the verdict alone."""
+class StoredCell(msgspec.Struct, frozen=True, kw_only=True):
+    """One benchmark of a stored run, with the part of its record that comparisons use.
 
-    schema: Literal[1] = 1
-    fingerprint: Label | None = None
-    samples_per_s: Amount | None = None
-    stages_s: StageTimes | None = None
-    counts: Counts | None = None
-    memory: Memory | None = None
-    operators: tuple[Operator, ...] | None = None
-
-
-class StoredCell(_StoredRecord, frozen=True, kw_only=True):
-    """One benchmark of a stored run; a suite without perfsuite's fixtures stores times alone.
+    A suite without perfsuite's fixtures stores times alone.
 
     Attributes:
         median_s: Median of the rounds, in seconds per iteration; finite and above 0.
@@ -175,7 +164,13 @@ class StoredCell(_StoredRecord, frozen=True, kw_only=True):
     """
 
     median_s: float
-    params: dict[str, Any]
+    schema: Literal[1] = 1
+    fingerprint: Label | None = None
+    samples_per_s: Amount | None = None
+    stages_s: StageTimes | None = None
+    counts: Counts | None = None
+    memory: Memory | None = None
+    operators: tuple[Operator, ...] | None = None
 
     @property
     def num_samples(self) -> int | None:
@@ -198,7 +193,7 @@ def read_file(path: AnyPath) -> RunFile | Unusable:
         return RunFile(
             **_facts(path, file), benchmarks=file.benchmarks, machine_info=file.machine_info
         )
-    except (msgspec.ValidationError, OSError, ValueError) as error:
+    except (OSError, ValueError) as error:
         return _unusable(path, error)
 
 
@@ -226,7 +221,7 @@ def read_head(path: AnyPath) -> RunHead | Unusable:
         if head is None or head.stamp is None:
             head = read_json_as(path, _Head)
         return RunHead(**_facts(path, head))
-    except (msgspec.ValidationError, OSError, ValueError) as error:
+    except (OSError, ValueError) as error:
         return _unusable(path, error)
 
 
@@ -237,7 +232,7 @@ def read_moment(path: AnyPath) -> datetime | Unusable:
     """
     try:
         return in_utc((_read_before(path, _STAMP) or read_json_as(path, _Head)).datetime)
-    except (msgspec.ValidationError, OSError, ValueError) as error:
+    except (OSError, ValueError) as error:
         return _unusable(path, error)
 
 
@@ -297,17 +292,16 @@ def _check(benchmarks: Sequence[Benchmark]) -> None:
 
 def _stored_cell(benchmark: Benchmark) -> StoredCell:
     _require_text(benchmark.fullname)
+    record = benchmark.record
+    if isinstance(record, dict):
+        record = record | {"median_s": benchmark.median_s}
     try:
-        record = msgspec.convert(benchmark.record, _StoredRecord)
+        cell = msgspec.convert(record, StoredCell)
     except msgspec.ValidationError as error:
         raise invalid_record(benchmark.fullname, error) from error
-    for operator in record.operators or ():
+    for operator in cell.operators or ():
         _require_text(operator.name)
-    return StoredCell(
-        median_s=benchmark.median_s,
-        params=benchmark.params or {},
-        **msgspec.structs.asdict(record),
-    )
+    return cell
 
 
 def _require_text(name: str) -> None:

@@ -20,25 +20,26 @@ def merge_shards(runs: Sequence[Run]) -> tuple[Run, ...]:
     Shards belong to one session where they agree on the commit, on their number, and on the cells
     of each. Of a shard that is there twice the newest counts, of a copy the first.
     """
-    runs = list(_without_copies(runs))
-    whole = [run for run in runs if run.shard is None]
+    merged: list[Run] = []
     sessions: dict[tuple[object, ...], list[Run]] = defaultdict(list)
-    for run in sorted(runs, key=lambda run: run.saved_at):
-        if run.shard is not None:
+    for run in sorted(_without_copies(runs), key=lambda run: run.saved_at):
+        if run.shard is None:
+            merged.append(run)
+        else:
             sessions[_session(run)].append(run)
-    merged = [one for parts in sessions.values() for one in _merge(parts)]
-    incomplete = [one for one in merged if len(one.parts) < _stamp(one).num_shards]
+    for parts in sessions.values():
+        merged += _merge(parts)
+    incomplete = [one for one in merged if one.shard and len(one.parts) < one.shard.num_shards]
     merged = [_with_unmerged(one, incomplete) if one in incomplete else one for one in merged]
-    return tuple(sorted([*whole, *merged], key=lambda run: run.saved_at))
+    return tuple(sorted(merged, key=lambda run: run.saved_at))
 
 
 def _without_copies(runs: Sequence[Run]) -> Iterator[Run]:
     """Yield each run once, with a remark where several files hold it, or one was given twice."""
     files: dict[tuple[object, ...], list[Run]] = defaultdict(list)
     for run in runs:
-        times = tuple((row.name, row.step_time_s, row.rounds_s) for row in run.rows)
-        number = None if run.shard is None else run.shard.number
-        files[run.saved_at, run.commit, number, times].append(run)
+        times = tuple((row.name, row.rounds_s or row.step_time_s) for row in run.rows)
+        files[run.saved_at, run.commit, run.shard, times].append(run)
     for first, *copies in files.values():
         if copies:
             paths = ", ".join(dict.fromkeys(str(run.path) for run in (first, *copies)))
@@ -58,11 +59,11 @@ def _merge(parts: Sequence[Run]) -> Iterator[Run]:
     while parts:
         newest = {_stamp(run).number: run for run in parts}
         older = [run for run in parts if newest[_stamp(run).number] is not run]
-        numbers = sorted({_stamp(run).number for run in older})
-        again = [_stamp(newest[number]).shard for number in numbers]
+        again = sorted({_stamp(run).number for run in older})
         # All of them again are another session at the same commit.
         is_doubled = 0 < len(again) < _stamp(parts[0]).num_shards
-        remarks = [f"more than once, the newest counts: {_named(again)}"] if is_doubled else []
+        named = _named([_stamp(newest[number]).shard for number in again]) if is_doubled else ""
+        remarks = [f"more than once, the newest counts: {named}"] if is_doubled else []
         yield _join(newest, remarks)
         parts = older
 
@@ -122,17 +123,13 @@ def _differences(runs: Sequence[Run]) -> Iterator[str]:
 
 def _with_unmerged(run: Run, incomplete: Sequence[Run]) -> Run:
     """Name the shards that could have filled the gaps of a session, and why they did not."""
-    parts = (part for other in incomplete if other is not run for part in other.parts)
-    unmerged = (f"not merged: {part.path} ({_why_unmerged(part, run)})" for part in parts)
-    return dataclasses.replace(run, remarks=(*run.remarks, *unmerged))
-
-
-def _why_unmerged(part: Run, run: Run) -> str:
-    if part.commit != run.commit:
-        return "other commit"
-    if part.is_dirty != run.is_dirty:
-        return "uncommitted changes" if part.is_dirty else "no uncommitted changes"
-    return "older" if _session(part) == _session(run) else "other partition"
+    remarks = list(run.remarks)
+    for part in (part for other in incomplete if other is not run for part in other.parts):
+        why = "older" if _session(part) == _session(run) else "other partition"
+        if (part.commit, part.is_dirty) != (run.commit, run.is_dirty):
+            why = "other commit or changes"
+        remarks.append(f"not merged: {part.path} ({why})")
+    return dataclasses.replace(run, remarks=tuple(remarks))
 
 
 def _stamp(run: Run) -> ShardStamp:

@@ -172,21 +172,17 @@ class Environment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         return fields | {f"GPU {number}": gpu for number, gpu in enumerate(gpus)}
 
 
-# The variable that each CI service sets for a pull request, and its values then; None where any
-# value says so. From the services' own lists of predefined variables.
-_PULL_REQUEST_VARIABLES: Final[tuple[tuple[str, tuple[str, ...] | None], ...]] = (
-    ("GITHUB_EVENT_NAME", ("pull_request", "pull_request_target", "merge_group")),
-    ("CI_MERGE_REQUEST_IID", None),  # GitLab
-    ("CI_PIPELINE_EVENT", ("pull_request",)),  # Woodpecker
-    ("BUILD_REASON", ("PullRequest",)),  # Azure Pipelines
-    ("CHANGE_ID", None),  # Jenkins
-    ("CIRCLE_PULL_REQUEST", None),
-    ("BITBUCKET_PR_ID", None),
-    ("DRONE_PULL_REQUEST", None),
-    ("CIRRUS_PR", None),
-    ("APPVEYOR_PULL_REQUEST_NUMBER", None),
-    ("BUILDKITE_PULL_REQUEST", None),  # the number, or "false"
-    ("TRAVIS_PULL_REQUEST", None),  # the number, or "false"
+# From the CI services' own lists of predefined variables: GitHub, Woodpecker and Azure name the
+# event; the variables of GitLab, Jenkins and others are there, and not "false", for it alone.
+_PULL_REQUEST_EVENTS: Final = {
+    "GITHUB_EVENT_NAME": ("pull_request", "pull_request_target", "merge_group"),
+    "CI_PIPELINE_EVENT": ("pull_request",),
+    "BUILD_REASON": ("PullRequest",),
+}
+_PULL_REQUEST_NUMBERS: Final = (
+    *("CI_MERGE_REQUEST_IID", "CHANGE_ID", "CIRCLE_PULL_REQUEST", "BITBUCKET_PR_ID"),
+    *("DRONE_PULL_REQUEST", "CIRRUS_PR", "APPVEYOR_PULL_REQUEST_NUMBER"),
+    *("BUILDKITE_PULL_REQUEST", "TRAVIS_PULL_REQUEST"),
 )
 
 
@@ -198,7 +194,6 @@ def is_pull_request(environ: Mapping[str, str]) -> bool:
     >>> is_pull_request({"GITHUB_EVENT_NAME": "push"}), is_pull_request({"CHANGE_ID": ""})
     (False, False)
     """
-    said = ((environ.get(name, ""), values) for name, values in _PULL_REQUEST_VARIABLES)
-    return any(
-        value not in ("", "false") and (values is None or value in values) for value, values in said
+    return any(environ.get(name) in events for name, events in _PULL_REQUEST_EVENTS.items()) or any(
+        environ.get(name, "") not in ("", "false") for name in _PULL_REQUEST_NUMBERS
     )

@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 import pynvml
 
@@ -58,33 +58,23 @@ def visible_gpus(environ: Mapping[str, str] = os.environ) -> list[GpuFacts]:
         return [_facts(handle) for handle in handles]
 
 
-class Sensors(Protocol):
-    """What accelerators tell of their state while others time on them."""
-
-    def clocks_mhz(self) -> Sequence[float]:
-        """Return the clock of each visible accelerator now; empty where none is told."""
-
-
 @contextmanager
-def open_sensors() -> Iterator[Sensors]:
-    """Give the sensors of this machine, usable in the block."""
+def open_clocks() -> Iterator[Callable[[], list[float]]]:
+    """Give a function, usable in the block, that reads the clock of each visible GPU in MHz.
+
+    It returns an empty list where one is not told.
+    """
     with visible_handles() as handles:
-        yield _NvmlSensors(handles)
 
-
-class _NvmlSensors:
-    def __init__(self, handles: Sequence[Any]) -> None:
-        self._handles = handles
-
-    def clocks_mhz(self) -> Sequence[float]:
-        """Return the clocks of the multiprocessors."""
-        try:
-            return [
-                pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM)
-                for handle in self._handles
+        def read() -> list[float]:
+            clocks = [
+                if_shown(pynvml.nvmlDeviceGetClockInfo, handle, pynvml.NVML_CLOCK_SM)
+                for handle in handles
             ]
-        except pynvml.NVMLError:  # not told of a MIG instance; a lost GPU is told by its ranks
-            return []
+            # A MIG instance has none of its own, and the ranks report a lost GPU.
+            return [] if None in clocks else clocks
+
+        yield read
 
 
 @contextmanager
@@ -155,7 +145,7 @@ def _is_cut(handle: Any) -> bool:
     """Whether it is a whole GPU whose MIG mode is on."""
     if pynvml.nvmlDeviceGetUUID(handle).startswith("MIG-"):
         return False
-    modes = _if_supported(pynvml.nvmlDeviceGetMigMode, handle)
+    modes = if_shown(pynvml.nvmlDeviceGetMigMode, handle)
     return modes is not None and modes[0] == pynvml.NVML_DEVICE_MIG_ENABLE
 
 
@@ -164,10 +154,10 @@ def _facts(handle: Any) -> GpuFacts:
     # A MIG instance has a name and a memory of its own; the rest is that of its GPU.
     is_instance = uuid.startswith("MIG-")
     gpu = pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle) if is_instance else handle
-    limit_mw = _if_supported(pynvml.nvmlDeviceGetEnforcedPowerLimit, gpu)
-    mig_modes = _if_supported(pynvml.nvmlDeviceGetMigMode, gpu)
+    limit_mw = if_shown(pynvml.nvmlDeviceGetEnforcedPowerLimit, gpu)
+    mig_modes = if_shown(pynvml.nvmlDeviceGetMigMode, gpu)
     clocks = [
-        _if_supported(query, gpu, pynvml.NVML_CLOCK_SM)
+        if_shown(query, gpu, pynvml.NVML_CLOCK_SM)
         for query in (
             pynvml.nvmlDeviceGetApplicationsClock,
             pynvml.nvmlDeviceGetDefaultApplicationsClock,
@@ -213,13 +203,6 @@ def _cores(words: Sequence[int]) -> tuple[int, ...]:
         for bit in range(64)
         if word >> bit & 1
     )
-
-
-def _if_supported(query: Callable[..., Any], handle: Any, *arguments: Any) -> Any | None:
-    try:
-        return query(handle, *arguments)
-    except (pynvml.NVMLError_NotSupported, pynvml.NVMLError_NoPermission):
-        return None
 
 
 def if_shown(query: Callable[..., Any], *arguments: Any) -> Any | None:

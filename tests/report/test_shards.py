@@ -127,8 +127,8 @@ def test_two_sessions_at_one_commit_are_a_history(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"commit": THERE}, "other commit"),
-        ({"is_dirty": True}, "no uncommitted changes"),
+        ({"commit": THERE}, "other commit or changes"),
+        ({"is_dirty": True}, "other commit or changes"),
         ({"num_shards": 4}, "other partition"),
         ({"num_cells": 7}, "other partition"),
         ({"partition": "dddddddddddd"}, "other partition"),
@@ -206,7 +206,7 @@ def test_commits_that_begin_alike_are_two(tmp_path: Path) -> None:
     made = report(first, second, shard(tmp_path, 3, "e", "f", commit=other, minutes=5))
 
     assert made.summary.word == "NO VERDICT"
-    assert f"not merged: {first} (other commit)" in made.remarks
+    assert f"not merged: {first} (other commit or changes)" in made.remarks
 
 
 @pytest.mark.parametrize(

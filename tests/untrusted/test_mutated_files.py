@@ -170,7 +170,7 @@ def verdicts_from(storage: Path) -> list[CellVerdict | str]:
     found: list[CellVerdict | str | None] = []
     # A thousand samples a second, and a fifth of a second each.
     for name, fingerprint, num_samples in ((OURS, "0" * 12, 200), (PLAIN, None, None)):
-        head = StoredCell(median_s=0.2, params={}, fingerprint=fingerprint, counts=counts(10_000))
+        head = StoredCell(median_s=0.2, fingerprint=fingerprint, counts=counts(10_000))
         found.append(history.find_increases(name, head, num_samples, COUNTED, lambda text: None))
         if history.can_screen(name):
             candidate = Candidate(
@@ -244,7 +244,7 @@ def is_a_number(text: str) -> bool:
 def check_explanation(path: Path) -> None:
     run = read_run(path)
     if isinstance(run, StoredRun):
-        base = StoredCell(median_s=0.2, params={}, counts=counts(1_000))
+        base = StoredCell(median_s=0.2, counts=counts(1_000))
         for cell in run.cells.values():
             explanation_text(explain_stored(base, cell)).encode()
 

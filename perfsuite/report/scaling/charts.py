@@ -76,7 +76,7 @@ def _efficiency(scaling: Scaling, group: Sequence[ScalingSeries]) -> Picture:
 
 
 def _efficiency_line(series: ScalingSeries) -> PlotLine:
-    points = [(float(series.base.cell.num_devices), 1.0)]
+    points = [(float(series.base.num_devices), 1.0)]
     error_bars = [(1.0, 1.0)]
     for point in series.points:
         assert point.efficiency is not None

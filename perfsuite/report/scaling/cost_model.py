@@ -16,7 +16,6 @@ from perfsuite.report.rows import Row
 from perfsuite.report.scaling import ring
 from perfsuite.report.scaling.ring import AllReduce, HeldOut, RingModel
 from perfsuite.report.scaling.series import (
-    ScalingPoint,
     ScalingSeries,
     find_series,
     is_oversubscribed,
@@ -81,16 +80,39 @@ class Scaling:
     series: tuple[ScalingSeries, ...]
     links: Mapping[EnvironmentKey, Links]
 
-    def expect(self, series: ScalingSeries, point: ScalingPoint) -> Estimate | None:
-        """What the model says of a cell that was measured; None of the base."""
-        return None if point is series.base else self.predict(series, point.cell.num_devices)
-
     def predict(self, series: ScalingSeries, num_devices: int) -> Estimate | None:
-        """What the model of the series' environment says; None where there is none."""
+        """What the model of the series' environment says of so many devices.
+
+        None where there is no model, the series is not of ddp against one process, its collectives
+        were not counted, or there would be fewer samples than devices.
+        """
         links = self.links.get(environment_of(series.row))
-        if links is None or links.model is None:
+        base, backward_s = series.base, series.base.stage_s("backward")
+        # Where most devices take part.
+        record = series.points[-1].cell.rows[0].record
+        assert record is not None
+        counts = record.counts
+        if links is None or links.model is None or backward_s is None:
             return None
-        return _estimate(series, links.model, num_devices)
+        if series.mode != "ddp" or base.mode != "single" or not counts.collectives:
+            return None
+        if counts.collective_bytes is None:
+            return None
+        share = 1.0
+        if series.kind == "strong":
+            if num_devices > base.global_batch_size:
+                return None
+            share = 1 / num_devices
+        compute_s = share * base.step_time_s
+        reduce_s = links.model.time_s(num_devices, counts.collective_bytes, counts.collectives)
+        overlapped_s = compute_s + max(0.0, reduce_s - share * backward_s)
+        exposed_s = compute_s + reduce_s
+        return Estimate(
+            num_devices=num_devices,
+            all_reduce_s=reduce_s,
+            step_time_s=(overlapped_s, exposed_s),
+            efficiency=(compute_s / exposed_s, compute_s / overlapped_s),
+        )
 
     def estimates(self, series: ScalingSeries) -> tuple[Estimate, ...]:
         """What the model says of `NUM_DEVICES`, without those that were measured."""
@@ -161,45 +183,5 @@ def _links(key: EnvironmentKey, rows: Sequence[Row]) -> Links:
         reason=fitted if isinstance(fitted, str) else None,
         all_reduces=tuple(measured),
         all_reduces_sharing_cores=tuple(sharing),
-        held_out=ring.hold_out(measured),
+        held_out=tuple(ring.hold_out(measured)),
     )
-
-
-def _estimate(series: ScalingSeries, model: RingModel, num_devices: int) -> Estimate | None:
-    """What the model says of a series over so many devices.
-
-    None where the series is not of ddp against one process, its collectives were not counted, or
-    there would be fewer samples than devices.
-    """
-    base = series.base.cell
-    backward_s = base.stage_s("backward")
-    collectives = _collectives_of(series.points)
-    if series.mode != "ddp" or base.mode != "single" or backward_s is None or collectives is None:
-        return None
-    share = 1.0
-    if series.kind == "strong":
-        if num_devices > base.global_batch_size:
-            return None
-        share = 1 / num_devices
-    compute_s = share * base.step_time_s
-    num_collectives, num_bytes = collectives
-    all_reduce_s = model.time_s(num_devices, num_bytes, num_collectives)
-    overlapped_s = compute_s + max(0.0, all_reduce_s - share * backward_s)
-    exposed_s = compute_s + all_reduce_s
-    return Estimate(
-        num_devices=num_devices,
-        all_reduce_s=all_reduce_s,
-        step_time_s=(overlapped_s, exposed_s),
-        efficiency=(compute_s / exposed_s, compute_s / overlapped_s),
-    )
-
-
-def _collectives_of(points: tuple[ScalingPoint, ...]) -> tuple[int, int] | None:
-    """The collectives of a step, and their bytes, where most devices take part."""
-    record = points[-1].cell.rows[0].record
-    assert record is not None
-    num_collectives, num_bytes = record.counts.collectives, record.counts.collective_bytes
-    if num_collectives is None or num_bytes is None:
-        return None
-    is_possible = 0 < num_collectives <= ring.MOST_BYTES and 0 <= num_bytes <= ring.MOST_BYTES
-    return (num_collectives, num_bytes) if is_possible else None

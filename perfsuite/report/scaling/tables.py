@@ -1,22 +1,21 @@
 """Scaling as tables, JSON and sentences; measurements and estimates are never in one table."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Final
+from dataclasses import asdict
+from typing import Any, Final, NamedTuple
 
 from perfsuite.report.charts.sections import Grid
 from perfsuite.report.rows import NOT_AVAILABLE, Column
 from perfsuite.report.scaling import ring
 from perfsuite.report.scaling.cost_model import NUM_DEVICES, Estimate, Links, Scaling
 from perfsuite.report.scaling.series import ScaledCell, ScalingPoint, ScalingSeries
-from perfsuite.units import format_bytes, format_change, format_count, format_ratio, format_seconds
+from perfsuite.units import format_bytes, format_count, format_ratio, format_seconds
 
 # More rows are not worth reading through; all of them are in the file beside the page.
 _MOST_ROWS: Final = 200
 
 
-@dataclass(frozen=True)
-class _Measured:
+class _Measured(NamedTuple):
     """One cell of a series, with what the model says of it."""
 
     series: ScalingSeries
@@ -30,13 +29,11 @@ class _Measured:
     @property
     def basis(self) -> str | None:
         """What the interval covers: of the cell, and of the base."""
-        if self.point.efficiency is None:
+        cell, base = self.point.cell, self.point.base
+        if cell is base:
             return None
-        base = self.series.base.cell
-        num, num_of_base = len(self.cell.samples_s), len(base.samples_s)
-        if self.cell.basis == base.basis:
-            return f"{num} and {num_of_base} {base.basis}"
-        return f"{num} {self.cell.basis} and {num_of_base} {base.basis}"
+        basis = "" if cell.basis == base.basis else f" {cell.basis}"
+        return f"{len(cell.samples_s)}{basis} and {len(base.samples_s)} {base.basis}"
 
 
 def _size(cell: ScaledCell) -> tuple[int, int | None]:
@@ -151,15 +148,22 @@ def _series_document(scaling: Scaling, series: ScalingSeries) -> dict[str, Any]:
 
 
 def _measured(scaling: Scaling, series: ScalingSeries) -> Iterator[_Measured]:
-    for point in (series.base, *series.points):
-        yield _Measured(series, point, scaling.expect(series, point))
+    yield _Measured(series, ScalingPoint(series.base, series.base), None)
+    for point in series.points:
+        yield _Measured(series, point, scaling.predict(series, point.cell.num_devices))
 
 
 def _predicted(links: Links) -> Iterator[tuple[str, ...]]:
     for one in links.held_out:
         left_out = f"{one.value} ranks" if one.axis == "world_size" else format_bytes(one.value)
         if one.ratios:
-            yield links.device, left_out, *_errors(one.ratios), ""
+            yield (
+                links.device,
+                left_out,
+                str(len(one.ratios)),
+                *ring.describe_errors(one.ratios),
+                "",
+            )
         else:
             yield links.device, left_out, *(NOT_AVAILABLE,) * 3, one.reason or ""
     if links.model is not None:
@@ -168,13 +172,7 @@ def _predicted(links: Links) -> Iterator[tuple[str, ...]]:
             measured = [one for one in sharing if one.world_size == world_size]
             ratios = ring.prediction_ratios(links.model, measured)
             left_out = f"{world_size} ranks on {links.num_cores} cores, in no fit"
-            yield links.device, left_out, *_errors(ratios), ""
-
-
-def _errors(ratios: Sequence[float]) -> tuple[str, str, str]:
-    """The number of predictions, by how much half of them err, and the worst."""
-    typical = format_ratio(ring.median_error_factor(ratios) - 1)
-    return str(len(ratios)), typical, format_change(ring.worst_ratio(ratios))
+            yield links.device, left_out, str(len(ratios)), *ring.describe_errors(ratios), ""
 
 
 def _estimated(scaling: Scaling) -> Iterator[tuple[str, ...]]:
@@ -273,7 +271,7 @@ def _link_note(links: Links) -> str:
     )
     ratios = [ratio for held_out in links.held_out for ratio in held_out.ratios]
     if ratios:
-        _, typical, worst = _errors(ratios)
+        typical, worst = ring.describe_errors(ratios)
         note += (
             f" Of measurements left out in turn, half were predicted within {typical}, the worst "
             f"with {worst}."
