@@ -63,9 +63,7 @@ def downgrade(summary: Summary, *, num_failed: int, gaps: Sequence[str]) -> Summ
 def by_severity(rows: Sequence[Row]) -> list[Row]:
     """Return the rows with the most severe verdicts first, else in the order given."""
     order = [*SEVERITY, None]
-    return sorted(
-        rows, key=lambda row: order.index(None if row.verdict is None else row.verdict.word)
-    )
+    return sorted(rows, key=lambda row: order.index(row.verdict and row.verdict.word))
 
 
 def verdict_sentence(cell: CellVerdict) -> str:

@@ -5,13 +5,14 @@ import io
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+from perfsuite.records.cell import StageTimes
 from perfsuite.records.profile import Profile
 from perfsuite.report.model import Report
-from perfsuite.report.rows import COLUMNS, RECIPE_FIELDS, Row
+from perfsuite.report.rows import COLUMNS, RECIPE_FIELDS
 
 # What makes a spreadsheet calculate (OWASP, "CSV Injection").
 _FORMULA_STARTS: Final = ("=", "+", "-", "@", "\t", "\r", "\n")
-_STAGES: Final = ("load", "forward", "backward", "optimizer", "evaluation", "other")
+_STAGES: Final = StageTimes.__struct_fields__
 _BOUNDS: Final = ("interval_low_ratio", "interval_high_ratio", "tolerance_ratio", "limit_ratio")
 # Each bound gets a column of its own, and a recipe's fields come with the others of the recipe.
 _ELSEWHERE: Final = ("interval", *RECIPE_FIELDS)
@@ -21,18 +22,22 @@ def to_csv(report: Report) -> str:
     """Return a line for each cell; an empty field is a number that is not available."""
     columns = [column for column in COLUMNS if column.key not in _ELSEWHERE]
     keys = (column.key for column in columns)
-    header = [*keys, *_BOUNDS, "rounds", *(f"{stage}_s" for stage in _STAGES), *RECIPE_FIELDS]
-    lines = (
-        [
-            *(column.value(row) for column in columns),
-            *_bounds(row),
-            len(row.rounds_s) or None,
-            *(row.stages_s.get(stage) for stage in _STAGES),
-            *(getattr(row.recipe, name, None) for name in RECIPE_FIELDS),
-        ]
-        for row in report.rows
-    )
-    return _write([header, *lines])
+    lines: list[list[object]] = [
+        [*keys, *_BOUNDS, "rounds", *(f"{stage}_s" for stage in _STAGES), *RECIPE_FIELDS]
+    ]
+    for row in report.rows:
+        verdict = row.verdict
+        low, high = (verdict and verdict.interval) or (None, None)
+        lines.append(
+            [
+                *(column.value(row) for column in columns),
+                *(low, high, getattr(verdict, "tolerance", None), getattr(verdict, "limit", None)),
+                len(row.rounds_s) or None,
+                *(row.stages_s.get(stage) for stage in _STAGES),
+                *(getattr(row.recipe, name, None) for name in RECIPE_FIELDS),
+            ]
+        )
+    return _write(lines)
 
 
 def profile_csv(profile: Profile) -> str:
@@ -40,13 +45,6 @@ def profile_csv(profile: Profile) -> str:
     lines = [*profile.stages_s.as_rows(), ("total", profile.wall_s)]
     shares = ((name, f"{s:.6f}", f"{s / profile.wall_s:.6f}") for name, s in lines)
     return _write([("stage", "seconds", "share"), *shares])
-
-
-def _bounds(row: Row) -> tuple[float | None, ...]:
-    """The ends of the interval, and the tolerance and limit that it was held against."""
-    if row.verdict is None:
-        return (None,) * len(_BOUNDS)
-    return (*(row.verdict.interval or (None, None)), row.verdict.tolerance, row.verdict.limit)
 
 
 def _write(lines: Iterable[Sequence[object]]) -> str:

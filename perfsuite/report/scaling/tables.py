@@ -1,8 +1,9 @@
 """Scaling as tables, JSON and sentences; measurements and estimates are never in one table."""
 
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from perfsuite.report.charts.sections import Grid
 from perfsuite.report.rows import NOT_AVAILABLE, Column
@@ -122,29 +123,29 @@ def _grid(title: str, columns: Sequence[tuple[str, bool]], rows: Iterable[tuple[
     return Grid(title=title, columns=tuple(columns), rows=found[:_MOST_ROWS])
 
 
-def scaling_document(scaling: Scaling) -> dict[str, Any]:
-    """Return series, models, errors and estimates for JSON, in base units; None is unknown."""
-    return {
+def scaling_json(scaling: Scaling) -> str:
+    """Return series, models, errors and estimates as JSON, in base units; null is unknown."""
+    document = {
         "schema": 1,
         "formula": ring.FORMULA,
         "source": ring.SOURCE,
         "links": [asdict(links) for links in scaling.links.values()],
-        "series": [_series_document(scaling, series) for series in scaling.series],
-    }
-
-
-def _series_document(scaling: Scaling, series: ScalingSeries) -> dict[str, Any]:
-    kept = [column for column in _MEASURED if column.key]
-    return {
-        "scaling": series.kind,
-        "cell": series.name,
-        "mode": series.mode,
-        "batch": float(series.batch),
-        "measured": [
-            {column.key: column.value(one) for column in kept} for one in _measured(scaling, series)
+        "series": [
+            {
+                "scaling": series.kind,
+                "cell": series.name,
+                "mode": series.mode,
+                "batch": float(series.batch),
+                "measured": [
+                    {column.key: column.value(one) for column in _MEASURED if column.key}
+                    for one in _measured(scaling, series)
+                ],
+                "estimates": [asdict(one) for one in scaling.estimates(series)],
+            }
+            for series in scaling.series
         ],
-        "estimates": [asdict(one) for one in scaling.estimates(series)],
     }
+    return json.dumps(document, indent=1, allow_nan=False) + "\n"
 
 
 def _measured(scaling: Scaling, series: ScalingSeries) -> Iterator[_Measured]:

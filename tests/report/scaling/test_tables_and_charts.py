@@ -17,13 +17,13 @@ from scaled_runs import LINK, all_reduces, reduced, trained
 
 from perfsuite.records.recipe import Recipe
 from perfsuite.report.charts.sections import Section
-from perfsuite.report.formats.folder import scaling_json, write_folder
+from perfsuite.report.formats.folder import write_folder
 from perfsuite.report.formats.html import html_page, svg_files
 from perfsuite.report.formats.markdown import to_markdown
 from perfsuite.report.rows import Row
 from perfsuite.report.scaling.charts import draw_scaling
 from perfsuite.report.scaling.cost_model import describe_scaling
-from perfsuite.report.scaling.tables import scaling_grids, scaling_notes
+from perfsuite.report.scaling.tables import scaling_grids, scaling_json, scaling_notes
 from perfsuite.report.terminal.tables import grid_table
 from perfsuite.system.untrusted import printable
 
