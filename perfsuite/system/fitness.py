@@ -91,8 +91,7 @@ def why_unfit(before: Reading, after: Reading, num_cores: int) -> str | None:
     A process that is in one of them only does not count: timed work starts and ends many.
     """
     if before.gpu_users:
-        pids = ", ".join(map(str, before.gpu_users))
-        return f"other processes compute on the GPU: {pids}"
+        return f"other processes compute on the GPU: {', '.join(map(str, before.gpu_users))}"
     wall_s = after.at_s - before.at_s
     for uuid, seconds in after.throttled_s.items():
         share = (seconds - before.throttled_s.get(uuid, seconds)) / wall_s
@@ -110,17 +109,12 @@ def why_unfit(before: Reading, after: Reading, num_cores: int) -> str | None:
                 f"raise it (docker --cpus, cpu.max in {group}), or let the container use whole "
                 "cores"
             )
-    return _why_foreign(before, after, wall_s * num_cores)
-
-
-def _why_foreign(before: Reading, after: Reading, given_s: float) -> str | None:
-    """Say who else took the processor seconds that there were."""
     used_s = {
         process: seconds - before.cpu_s[process]
         for process, seconds in after.cpu_s.items()
         if process in before.cpu_s
     }
-    foreign = sum(used_s.values()) / given_s
+    foreign = sum(used_s.values()) / (wall_s * num_cores)
     if foreign >= _MOST_FOREIGN:
         busiest, _ = max(used_s, key=lambda process: used_s[process])
         return (
@@ -129,11 +123,9 @@ def _why_foreign(before: Reading, after: Reading, given_s: float) -> str | None:
         )
     if before.group_s is not None and after.group_s is not None:
         others_s = (after.busy_s - before.busy_s) - (after.group_s - before.group_s)
-        if (foreign := others_s / given_s) >= _MOST_FOREIGN:
-            return (
-                f"other containers, or their host, took {format_ratio(foreign)} of the "
-                "processors' time"
-            )
+        if (foreign := others_s / (wall_s * num_cores)) >= _MOST_FOREIGN:
+            took = f"{format_ratio(foreign)} of the processors' time"
+            return f"other containers, or their host, took {took}"
     return None
 
 
@@ -153,12 +145,11 @@ def _foreign_cpu_s() -> dict[tuple[int, float], float]:
 def _read_gpus() -> tuple[dict[str, float], tuple[int, ...]]:
     throttled_s: dict[str, float] = {}
     users: set[int] = set()
+    heat = pynvml.NVML_PERF_POLICY_THERMAL
     with visible_handles() as handles:
         for handle in handles:
             with contextlib.suppress(pynvml.NVMLError):  # not reported to this driver or user
-                counted = pynvml.nvmlDeviceGetViolationStatus(
-                    handle, pynvml.NVML_PERF_POLICY_THERMAL
-                )
+                counted = pynvml.nvmlDeviceGetViolationStatus(handle, heat)
                 throttled_s[pynvml.nvmlDeviceGetUUID(handle)] = counted.violationTime / 1e9
             with contextlib.suppress(pynvml.NVMLError):
                 if _is_busy(handle):

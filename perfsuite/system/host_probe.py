@@ -27,25 +27,22 @@ def probe_host(clock: Callable[[], float] = time.perf_counter) -> dict[str, floa
     """
     source, target = memoryview(bytearray(_COPIED_BYTES)), memoryview(bytearray(_COPIED_BYTES))
 
+    def add() -> None:
+        total = 0
+        for number in range(_NUM_ADDITIONS):
+            total += number ^ 3
+
     def copy() -> None:
         for _ in range(_NUM_COPIES):
             target[:] = source
 
-    return {"interpreter": _median_s(_add, clock), "memory": _median_s(copy, clock)}
+    def median_s(work: Callable[[], None]) -> float:
+        work()  # the first one meets cold caches, and pages that are not there yet
+        durations_s = []
+        for _ in range(_NUM_REPEATS):
+            start_s = clock()
+            work()
+            durations_s.append(clock() - start_s)
+        return statistics.median(durations_s)
 
-
-def _add() -> int:
-    total = 0
-    for number in range(_NUM_ADDITIONS):
-        total += number ^ 3
-    return total
-
-
-def _median_s(work: Callable[[], object], clock: Callable[[], float]) -> float:
-    work()  # the first one meets cold caches, and pages that are not there yet
-    durations_s = []
-    for _ in range(_NUM_REPEATS):
-        start_s = clock()
-        work()
-        durations_s.append(clock() - start_s)
-    return statistics.median(durations_s)
+    return {"interpreter": median_s(add), "memory": median_s(copy)}

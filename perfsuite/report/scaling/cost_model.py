@@ -19,6 +19,7 @@ from perfsuite.report.scaling.series import (
     ScalingSeries,
     find_series,
     is_oversubscribed,
+    is_plausible_time,
     launches_of,
 )
 
@@ -91,12 +92,10 @@ class Scaling:
         # Where most devices take part.
         record = series.points[-1].cell.rows[0].record
         assert record is not None
-        counts = record.counts
-        if links is None or links.model is None or backward_s is None:
+        num_collectives, num_bytes = record.counts.collectives, record.counts.collective_bytes
+        if links is None or links.model is None or series.mode != "ddp" or base.mode != "single":
             return None
-        if series.mode != "ddp" or base.mode != "single" or not counts.collectives:
-            return None
-        if counts.collective_bytes is None:
+        if backward_s is None or not num_collectives or num_bytes is None:
             return None
         share = 1.0
         if series.kind == "strong":
@@ -104,7 +103,7 @@ class Scaling:
                 return None
             share = 1 / num_devices
         compute_s = share * base.step_time_s
-        reduce_s = links.model.time_s(num_devices, counts.collective_bytes, counts.collectives)
+        reduce_s = links.model.time_s(num_devices, num_bytes, num_collectives)
         overlapped_s = compute_s + max(0.0, reduce_s - share * backward_s)
         exposed_s = compute_s + reduce_s
         return Estimate(
@@ -123,22 +122,18 @@ class Scaling:
 
 def describe_scaling(rows: Sequence[Row]) -> Scaling:
     """Return all that cells say of scaling."""
-    return Scaling(series=find_series(rows), links=find_links(rows))
+    reduced: dict[EnvironmentKey, list[Row]] = {}
+    for row in rows:
+        if _is_bare_all_reduce(row):
+            reduced.setdefault(environment_of(row), []).append(row)
+    links = {key: _links(key, cells) for key, cells in reduced.items()}
+    return Scaling(series=find_series(rows), links=links)
 
 
 def environment_of(row: Row) -> EnvironmentKey:
     """Return where a cell of ours ran."""
     assert row.record is not None
     return row.record.device, row.record.fingerprint
-
-
-def find_links(rows: Sequence[Row]) -> dict[EnvironmentKey, Links]:
-    """Return the links of each environment in which a bare all_reduce was measured."""
-    found: dict[EnvironmentKey, list[Row]] = {}
-    for row in rows:
-        if _is_bare_all_reduce(row):
-            found.setdefault(environment_of(row), []).append(row)
-    return {key: _links(key, cells) for key, cells in found.items()}
 
 
 def _is_bare_all_reduce(row: Row) -> bool:
@@ -155,7 +150,6 @@ def _is_bare_all_reduce(row: Row) -> bool:
 
 
 def _links(key: EnvironmentKey, rows: Sequence[Row]) -> Links:
-    device, fingerprint = key
     measured: list[AllReduce] = []
     sharing: list[AllReduce] = []
     for row in rows:
@@ -163,12 +157,11 @@ def _links(key: EnvironmentKey, rows: Sequence[Row]) -> Links:
         assert row.recipe is not None
         num_bytes, world_size = row.record.counts.collective_bytes, row.recipe.plan.world_size
         assert num_bytes is not None
-        launches = (
+        (sharing if is_oversubscribed(row, world_size) else measured).extend(
             AllReduce(world_size=world_size, num_bytes=num_bytes, time_s=seconds)
             for seconds in launches_of(row)
+            if world_size > 1 and is_plausible_time(seconds)
         )
-        shares_cores = is_oversubscribed(row, world_size)
-        (sharing if shares_cores else measured).extend(filter(ring.is_usable, launches))
     fitted = ring.fit_ring(measured)
     if sharing and not measured:
         fitted = (
@@ -176,8 +169,8 @@ def _links(key: EnvironmentKey, rows: Sequence[Row]) -> Links:
             "cores, so it measures ranks that take turns on a core and not a link"
         )
     return Links(
-        device=device,
-        fingerprint=fingerprint,
+        device=key[0],
+        fingerprint=key[1],
         num_cores=rows[0].num_cores,
         model=fitted if isinstance(fitted, RingModel) else None,
         reason=fitted if isinstance(fitted, str) else None,

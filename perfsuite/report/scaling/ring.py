@@ -24,11 +24,6 @@ Axis = Literal["world_size", "num_bytes"]
 FORMULA: Final = "t(p, n) = 2 (p - 1) alpha + 2 (p - 1) / p n beta"
 SOURCE: Final = "a ring, Thakur, Rabenseifner and Gropp 2005"
 
-# What a clock can resolve, and more than any session takes: a file may hold any number.
-_SHORTEST_S: Final = 1e-9
-_LONGEST_S: Final = 1e6
-_MOST_RANKS: Final = 10**9
-MOST_BYTES: Final = 2**60
 # Latency from two sizes n and k n whose times are about equal has sqrt(k^2 + 1) / (k - 1) times
 # their relative error: 1.4 times where k is 4, 2.2 where it is 2, 15 where it is 1.1.
 _LEAST_SIZE_RATIO: Final = 4
@@ -82,8 +77,8 @@ class HeldOut:
 def fit_ring(measured: Sequence[AllReduce]) -> RingModel | str:
     """Return the parameters with the least squared relative errors, or why there are none.
 
-    Each measurement `is_usable`. Errors are relative, because times of a few bytes and of many
-    differ by orders of magnitude, and noise is in proportion to them. Divided by t,
+    Each measurement is of two ranks at least. Errors are relative, because times of a few bytes
+    and of many differ by orders of magnitude, and noise is in proportion to them. Divided by t,
     2 (p - 1) alpha + 2 (p - 1) / p n beta = t is linear in both.
 
     >>> two = [AllReduce(world_size=2, num_bytes=n, time_s=0.002 + n * 1e-9) for n in (0, 10**6)]
@@ -140,24 +135,6 @@ def prediction_ratios(model: RingModel, measured: Sequence[AllReduce]) -> tuple[
     (0.8,)
     """
     return tuple(model.time_s(one.world_size, one.num_bytes) / one.time_s for one in measured)
-
-
-def is_plausible_time(seconds: float) -> bool:
-    """Return whether a clock can have measured a time, since a file may hold any number.
-
-    >>> is_plausible_time(0.5), is_plausible_time(0.0), is_plausible_time(float("nan"))
-    (True, False, False)
-    """
-    return _SHORTEST_S <= seconds <= _LONGEST_S
-
-
-def is_usable(measured: AllReduce) -> bool:
-    """Return whether a machine can have measured it."""
-    return (
-        2 <= measured.world_size <= _MOST_RANKS
-        and 0 <= measured.num_bytes <= MOST_BYTES
-        and is_plausible_time(measured.time_s)
-    )
 
 
 def describe_errors(ratios: Sequence[float]) -> tuple[str, str]:

@@ -15,13 +15,15 @@ from typing import Final, Literal
 from perfsuite.records.recipe import Recipe
 from perfsuite.report.families import mode_name, shared_fields, shared_name
 from perfsuite.report.rows import Row
-from perfsuite.report.scaling.ring import is_plausible_time
 from perfsuite.stats.intervals import Interval, ratio_interval
 
 Kind = Literal["weak", "strong"]
 # What an interval rests on: repeated launches, or the rounds of one launch of each cell.
 Basis = Literal["launches", "rounds"]
 
+# What a clock can resolve, and more than any session takes: a file may hold any number.
+_SHORTEST_S: Final = 1e-9
+_LONGEST_S: Final = 1e6
 # A rate times a time is whole samples but for rounding; any other rate is not one of that step.
 _ROUNDING: Final = 1e-9
 # Beyond it a double cannot represent every whole number.
@@ -177,6 +179,15 @@ class ScalingSeries:
     def row(self) -> Row:
         """Any of its rows, for what all share."""
         return self.base.rows[0]
+
+
+def is_plausible_time(seconds: float) -> bool:
+    """Return whether a clock can have measured a time.
+
+    >>> is_plausible_time(0.5), is_plausible_time(0.0), is_plausible_time(float("nan"))
+    (True, False, False)
+    """
+    return _SHORTEST_S <= seconds <= _LONGEST_S
 
 
 def launches_of(row: Row) -> tuple[float, ...]:

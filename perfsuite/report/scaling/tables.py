@@ -21,33 +21,22 @@ class _Measured(NamedTuple):
 
     series: ScalingSeries
     point: ScalingPoint
+    cell: ScaledCell
     expected: Estimate | None
-
-    @property
-    def cell(self) -> ScaledCell:
-        return self.point.cell
 
     @property
     def basis(self) -> str | None:
         """What the interval covers: of the cell, and of the base."""
-        cell, base = self.point.cell, self.point.base
-        if cell is base:
+        base = self.series.base
+        if self.cell is base:
             return None
-        basis = "" if cell.basis == base.basis else f" {cell.basis}"
-        return f"{len(cell.samples_s)}{basis} and {len(base.samples_s)} {base.basis}"
+        basis = "" if self.cell.basis == base.basis else f" {self.cell.basis}"
+        return f"{len(self.cell.samples_s)}{basis} and {len(base.samples_s)} {base.basis}"
 
 
 def _size(cell: ScaledCell) -> tuple[int, int | None]:
     """Processes and cores."""
     return cell.num_processes, cell.rows[0].num_cores
-
-
-def _write_interval(bounds: tuple[float, float]) -> str:
-    return " and ".join(map(format_ratio, bounds))
-
-
-def _write_range(bounds: tuple[float, float]) -> str:
-    return " to ".join(map(format_ratio, bounds))
 
 
 # A column without a key is in the table alone, one without a title in the JSON alone.
@@ -66,7 +55,12 @@ _MEASURED: Final[tuple[Column[_Measured], ...]] = (
         format_ratio,
         missing="base",
     ),
-    Column("interval_ratio", "between", lambda one: one.point.bounds, _write_interval),
+    Column(
+        "interval_ratio",
+        "between",
+        lambda one: one.point.bounds,
+        lambda ends: " and ".join(map(format_ratio, ends)),
+    ),
     Column("interval_over", "interval over", lambda one: one.basis, is_number=False),
     Column("exposed_ratio", "exposed", lambda one: one.point.exposed_ratio, format_ratio),
     Column("forward_ratio", "forward", lambda one: one.point.forward_ratio, "{:.2f}x".format),
@@ -77,7 +71,7 @@ _MEASURED: Final[tuple[Column[_Measured], ...]] = (
         "by_the_model",
         "by the model",
         lambda one: None if one.expected is None else asdict(one.expected),
-        lambda expected: _write_range(expected["efficiency"]),
+        lambda expected: " to ".join(map(format_ratio, expected["efficiency"])),
     ),
     Column(
         "",
@@ -149,9 +143,11 @@ def scaling_json(scaling: Scaling) -> str:
 
 
 def _measured(scaling: Scaling, series: ScalingSeries) -> Iterator[_Measured]:
-    yield _Measured(series, ScalingPoint(series.base, series.base), None)
-    for point in series.points:
-        yield _Measured(series, point, scaling.predict(series, point.cell.num_devices))
+    base = ScalingPoint(series.base, series.base)
+    for point in (base, *series.points):
+        num = point.cell.num_devices
+        expected = None if point is base else scaling.predict(series, num)
+        yield _Measured(series, point, point.cell, expected)
 
 
 def _predicted(links: Links) -> Iterator[tuple[str, ...]]:
@@ -184,7 +180,7 @@ def _estimated(scaling: Scaling) -> Iterator[tuple[str, ...]]:
                 *(series.kind, series.name, series.batch_name, f"{one.num_devices} devices"),
                 format_seconds(one.all_reduce_s),
                 " to ".join(map(format_seconds, one.step_time_s)),
-                _write_range(one.efficiency),
+                " to ".join(map(format_ratio, one.efficiency)),
             )
     for links in scaling.links.values():
         if links.model is not None:
