@@ -42,21 +42,13 @@ __all__ = [
 ]
 
 _HOME = {
-    "EquivalenceError": "errors",
+    **dict.fromkeys(("EquivalenceError", "PerfsuiteError", "RankFailureError"), "errors"),
+    **dict.fromkeys(("RecipeError", "WorkloadError"), "errors"),
+    **dict.fromkeys(("Step", "StopLoop", "log_loss", "stage", "step_done"), "records.stages"),
+    **dict.fromkeys(("Workload", "workload"), "records.workload"),
     "EquivalenceReport": "records.equivalence",
     "Outcome": "records.cell",
-    "PerfsuiteError": "errors",
-    "RankFailureError": "errors",
     "Recipe": "records.recipe",
-    "RecipeError": "errors",
-    "Step": "records.stages",
-    "StopLoop": "records.stages",
-    "Workload": "records.workload",
-    "WorkloadError": "errors",
-    "log_loss": "records.stages",
-    "stage": "records.stages",
-    "step_done": "records.stages",
-    "workload": "records.workload",
 }
 
 

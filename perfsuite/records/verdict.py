@@ -89,10 +89,10 @@ class Verdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
     word: VerdictWord
     by: Label
-    ratio: Amount | None
-    interval: tuple[Amount, Amount] | None
-    num_pairs: Count | None = msgspec.field(name="pairs")
-    detectable: Amount | None
+    ratio: Amount | None = None
+    interval: tuple[Amount, Amount] | None = None
+    num_pairs: Count | None = msgspec.field(default=None, name="pairs")
+    detectable: Amount | None = None
     tolerance: Amount | None = None
     limit: Amount | None = None
     mean_ratio: Amount | None = None
@@ -133,11 +133,7 @@ class CellVerdict(Verdict, frozen=True, kw_only=True):
     """
 
     name: str = msgspec.field(name="id")
-    ratio: float | None = None
-    mean_ratio: float | None = None
-    interval: tuple[float, float] | None = None
     num_pairs: int = msgspec.field(default=0, name="pairs")
-    detectable: float | None = None
     reason: str | None = None
     compared_with: str | None = None
     explanation: Explanation | None = None

@@ -186,7 +186,7 @@ def _row(benchmark: Benchmark, num_cores: Any) -> Row:
 
 def _with_stamped(rows: Sequence[Row], words: Mapping[str, VerdictWord]) -> Iterator[Row]:
     """Yield the measured cells, and then those that only the stamp knows a verdict of."""
-    judged = {printable(name): _stamped(word) for name, word in words.items()}
+    judged = {printable(name): Verdict(word=word, by="stamp") for name, word in words.items()}
     for row in rows:
         stamped = judged.pop(row.name, None)
         if stamped is not None and row.verdict is not None and row.verdict.word != stamped.word:
@@ -196,12 +196,6 @@ def _with_stamped(rows: Sequence[Row], words: Mapping[str, VerdictWord]) -> Iter
         yield dataclasses.replace(row, verdict=row.verdict or stamped)
     for name, stamped in judged.items():
         yield Row(name=name, verdict=stamped)
-
-
-def _stamped(word: VerdictWord) -> Verdict:
-    return Verdict(
-        word=word, by="stamp", ratio=None, interval=None, num_pairs=None, detectable=None
-    )
 
 
 def with_reasons(run: Run) -> Run:

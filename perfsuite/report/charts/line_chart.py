@@ -70,17 +70,14 @@ def draw_lines(
 
     Both axes begin at 0 unless given. Without `write_x`, x counts something.
     """
-    across = x_axis or Axis(
-        ticks=ticks(max(x for line in lines for x, _ in line.points), 0.0 if write_x else 1.0)
-    )
+    widest = max(x for line in lines for x, _ in line.points)
+    across = x_axis or Axis(ticks=ticks(widest, 0.0 if write_x else 1.0))
     up = y_axis or _y_axis(lines, is_binary=write_y is format_bytes)
     write_x = write_x or write_number
 
     def place(x: float, y: float) -> tuple[float, float]:
-        return (
-            _LEFT + (_RIGHT - _LEFT) * across.position(x),
-            _BOTTOM - (_BOTTOM - _TOP) * up.position(y),
-        )
+        right, above = (_RIGHT - _LEFT) * across.position(x), (_BOTTOM - _TOP) * up.position(y)
+        return _LEFT + right, _BOTTOM - above
 
     left, bottom = across.ticks[0], up.ticks[0]
     paths = [("grid", "".join(f"M{_LEFT:g} {place(left, y)[1]:.1f}H{_RIGHT:g}" for y in up.ticks))]
