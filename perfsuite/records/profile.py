@@ -37,12 +37,9 @@ class ProfileStages(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
 
 class Epoch(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One epoch of the training.
+    """One epoch of the training, its evaluation included; `metrics` are those after it.
 
-    Attributes:
-        loss: Mean over its steps and over data-parallel ranks; None where one is not finite.
-        duration_s: Its evaluation included.
-        accuracy: After the epoch, as the metrics.
+    `loss` is the mean over steps and data-parallel ranks; None where one is not finite.
     """
 
     loss: float | None
@@ -53,11 +50,7 @@ class Epoch(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
 
 class NonFinite(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The first step with a loss, or with a gradient, that was NaN or infinite on any rank.
-
-    Attributes:
-        step: Its number in that epoch; both count from 1.
-    """
+    """The first step, counted from 1 in its epoch, with a NaN or an infinity on any rank."""
 
     what: Literal["loss", "gradient"]
     epoch: int
@@ -65,10 +58,7 @@ class NonFinite(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
 
 class Communication(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Seconds with a collective of rank 0 under way in the profiled steps.
-
-    `exposed_s` is the part of `total_s` without an operator that computed.
-    """
+    """Seconds with a collective of rank 0 under way; exposed ones without any computation."""
 
     total_s: float
     exposed_s: float

@@ -101,15 +101,12 @@ class Verdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation:
-    """What changed from base to head, per iteration.
+    """What changed from base to head, per iteration, in pairs [base, head].
 
     Attributes:
         moved_stage: The stage that changed most; None where none is known.
-        stages: Seconds of each stage, [base, head].
-        counts: Counts that differ, [base, head].
-        operators: The functions, or the operators of stored runs, that changed most: "name", and
-            [base, head] of "calls" and of "self_s", the seconds in it alone; None where a run did
-            not keep it among its costliest.
+        operators: The functions, or the operators of stored runs, that changed most: "name",
+            "calls" and "self_s", the seconds in it alone; None where a run did not keep it.
     """
 
     moved_stage: str | None

@@ -194,11 +194,8 @@ def load_workload(found: Workload | WorkloadFactory | str) -> Workload:
 
     Raises a WorkloadError where the module or attribute does not exist, or leads to no Workload.
     """
-    source = getattr(found, "__qualname__", repr(found))
-    value: Any = found
-    if isinstance(found, str):
-        source = repr(found)
-        value = _import_reference(found)
+    source = repr(found) if isinstance(found, str) else getattr(found, "__qualname__", repr(found))
+    value: Any = _import_reference(found) if isinstance(found, str) else found
     if callable(value) and not isinstance(value, Workload):
         try:
             inspect.signature(value).bind()

@@ -13,14 +13,7 @@ from perfsuite.report.rows import Row, row_of_verdict
 from perfsuite.report.runs import Run, rows_of
 from perfsuite.report.scaling.charts import draw_scaling
 from perfsuite.report.scaling.cost_model import Scaling, describe_scaling
-from perfsuite.report.summary import (
-    Summary,
-    by_severity,
-    downgrade,
-    exceptions_of,
-    reason_text,
-    summarize,
-)
+from perfsuite.report.summary import Summary, by_severity, exceptions_of, reason_text, summarize
 from perfsuite.system.untrusted import printable
 
 
@@ -61,7 +54,7 @@ def report_on_runs(
     )
     return dataclasses.replace(
         report,
-        summary=downgrade(report.summary, num_failed=newest.num_failed, gaps=newest.gaps),
+        summary=summarize(rows, num_failed=newest.num_failed, gaps=newest.gaps),
         sections=(*report.sections, *draw_learning_curves(trainings)),
     )
 

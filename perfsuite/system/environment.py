@@ -22,38 +22,17 @@ from perfsuite.units import counted, format_bytes
 
 # Variables that change the speed of torch, of its allocators, or of a library it calls.
 _VARIABLES: Final = (
-    "CUBLAS*",
-    "CUDA_DEVICE_MAX_CONNECTIONS",
-    "CUDA_LAUNCH_BLOCKING",
-    "CUDA_MODULE_LOADING",
-    "CUDA_MPS_*",
-    "CUDNN_*",
-    "GLOO_*",
-    "KMP_*",
-    "LD_PRELOAD",
-    "MKL_NUM_THREADS",
-    "NCCL_*",
-    "NVIDIA_TF32_OVERRIDE",
-    "OMP_NUM_THREADS",
-    "PYTORCH_*ALLOC_CONF",
-    "PYTORCH_TUNABLEOP_*",
-    "TORCHINDUCTOR_*",
-    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
-    "TORCH_BLAS_PREFER_CUBLASLT",
-    "TORCH_CUDNN_*",
-    "TORCH_DISTRIBUTED_DEBUG",
-    "TORCH_DIST_USE_NCCL2",
-    "TORCH_NCCL_*",
-    "TRITON_*",
+    *("CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_LAUNCH_BLOCKING", "CUDA_MODULE_LOADING", "CUDA_MPS_*"),
+    *("CUBLAS*", "CUDNN_*", "NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"),
+    *("TORCH_BLAS_PREFER_CUBLASLT", "TORCH_CUDNN_*", "PYTORCH_*ALLOC_CONF", "PYTORCH_TUNABLEOP_*"),
+    *("GLOO_*", "NCCL_*", "TORCH_NCCL_*", "TORCH_DIST_USE_NCCL2", "TORCH_DISTRIBUTED_DEBUG"),
+    *("KMP_*", "MKL_NUM_THREADS", "OMP_NUM_THREADS", "LD_PRELOAD", "TORCHINDUCTOR_*", "TRITON_*"),
 )
 # These change no speed. Scikit-learn sets the first two in any process that imports it; the others
 # say where files lie, in a folder of each launch or each group of ranks.
 _IDLE_VARIABLES: Final = (
-    "KMP_DUPLICATE_LIB_OK",
-    "KMP_INIT_AT_FORK",
-    "TORCHINDUCTOR_CACHE_DIR",
-    "TORCH_NCCL_DEBUG_INFO_TEMP_FILE",
-    "TRITON_CACHE_DIR",
+    *("KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK", "TORCHINDUCTOR_CACHE_DIR"),
+    *("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "TRITON_CACHE_DIR"),
 )
 # Set by ranks that share a machine themselves. A cell of one process does not set it, and must
 # still have the environment of the cells that it is compared with.
@@ -92,16 +71,14 @@ def describe_gpu(gpu: GpuFacts) -> str:
     """Return what a GPU's speed depends on, beside its driver."""
     limit = "no power limit" if gpu.power_limit_w is None else f"{gpu.power_limit_w:.0f} W"
     mig = {None: "no MIG", False: "MIG off", True: "MIG on"}[gpu.is_mig]
-    parts = [gpu.name, format_bytes(gpu.memory_bytes), limit, mig]
-    if gpu.has_ecc is not None:
-        parts.append(f"ECC {'on' if gpu.has_ecc else 'off'}")
-    if gpu.pcie is not None:
-        parts.append("PCIe {} x{}".format(*gpu.pcie))
-    if gpu.num_nvlinks:
-        parts.append(counted(gpu.num_nvlinks, "NVLink"))
-    if gpu.clock_mhz is not None:
-        parts.append(f"clocks set to {gpu.clock_mhz} MHz")
-    return ", ".join(parts)
+    parts = [
+        *(gpu.name, format_bytes(gpu.memory_bytes), limit, mig),
+        {None: None, False: "ECC off", True: "ECC on"}[gpu.has_ecc],
+        None if gpu.pcie is None else "PCIe {} x{}".format(*gpu.pcie),
+        counted(gpu.num_nvlinks, "NVLink") if gpu.num_nvlinks else None,
+        None if gpu.clock_mhz is None else f"clocks set to {gpu.clock_mhz} MHz",
+    ]
+    return ", ".join(filter(None, parts))
 
 
 def cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:

@@ -1,4 +1,4 @@
-"""Whether the machine was fit while something was timed, by its sensors and never by the times.
+"""Whether the machine is fit to time something, by its sensors and never by the times under test.
 
 In a container the processes of others are invisible, but not the time that they take: the host's
 processors count it, and the container's control group (cgroups(7), version 1 or 2) counts its own.
@@ -6,11 +6,12 @@ processors count it, and the container's control group (cgroups(7), version 1 or
 
 import contextlib
 import os
+import statistics
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import psutil
 import pynvml
@@ -37,6 +38,15 @@ _GPU_SAMPLES_S = 2.0
 _GPU_LOOK_S = 0.2
 # Of the time, by NVML's own counter: a GPU that its heat slows down slows one arm's rounds alone.
 _MOST_THROTTLED = 0.02
+# Each piece takes 20 to 50 ms on a server of 2020 to 2025, long against the clock and the
+# scheduler's tick. A change of a number here makes all stored probes useless.
+_NUM_ADDITIONS: Final = 600_000
+# Twice this much memory is touched, which is more than the last-level cache of one core.
+_COPIED_BYTES: Final = 64 * 2**20
+_NUM_COPIES: Final = 3
+# The median of so many: a preempted one does not show, a slower host does.
+_NUM_REPEATS: Final = 7
+
 _OWN_GROUPS = Path("/proc/self/cgroup")
 _MOUNT = Path("/sys/fs/cgroup")
 
@@ -184,6 +194,36 @@ def _busy_s() -> float:
         if core in cores
     ]
     return sum(used_s)
+
+
+def probe_host(clock: Callable[[], float] = time.perf_counter) -> dict[str, float]:
+    """Return seconds of each of two fixed pieces of work, by name; takes about half a second.
+
+    Stored with each session, they separate a slower machine from slower code.
+    "interpreter" is a loop of integer arithmetic, which follows the clock rate of a core;
+    "memory" copies a buffer, which follows the bandwidth that neighbours leave.
+    """
+    source, target = memoryview(bytearray(_COPIED_BYTES)), memoryview(bytearray(_COPIED_BYTES))
+
+    def add() -> None:
+        total = 0
+        for number in range(_NUM_ADDITIONS):
+            total += number ^ 3
+
+    def copy() -> None:
+        for _ in range(_NUM_COPIES):
+            target[:] = source
+
+    def median_s(work: Callable[[], None]) -> float:
+        work()  # the first one meets cold caches, and pages that are not there yet
+        durations_s = []
+        for _ in range(_NUM_REPEATS):
+            start_s = clock()
+            work()
+            durations_s.append(clock() - start_s)
+        return statistics.median(durations_s)
+
+    return {"interpreter": median_s(add), "memory": median_s(copy)}
 
 
 def group_seconds(groups: Path = _OWN_GROUPS, mount: Path = _MOUNT) -> float | None:

@@ -142,7 +142,7 @@ def _find(handles: list[Any], entry: str) -> Any | None:
 
 
 def _is_cut(handle: Any) -> bool:
-    """Whether it is a whole GPU whose MIG mode is on."""
+    """Whether it is a whole GPU with its MIG mode on."""
     if pynvml.nvmlDeviceGetUUID(handle).startswith("MIG-"):
         return False
     modes = if_shown(pynvml.nvmlDeviceGetMigMode, handle)
@@ -154,16 +154,17 @@ def _facts(handle: Any) -> GpuFacts:
     # A MIG instance has a name and a memory of its own; the rest is that of its GPU.
     is_instance = uuid.startswith("MIG-")
     gpu = pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle) if is_instance else handle
+    major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(gpu)
     limit_mw = if_shown(pynvml.nvmlDeviceGetEnforcedPowerLimit, gpu)
     mig_modes = if_shown(pynvml.nvmlDeviceGetMigMode, gpu)
-    clocks = [
-        if_shown(query, gpu, pynvml.NVML_CLOCK_SM)
-        for query in (
-            pynvml.nvmlDeviceGetApplicationsClock,
-            pynvml.nvmlDeviceGetDefaultApplicationsClock,
-        )
-    ]
-    major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(gpu)
+    clock = if_shown(pynvml.nvmlDeviceGetApplicationsClock, gpu, pynvml.NVML_CLOCK_SM)
+    default = if_shown(pynvml.nvmlDeviceGetDefaultApplicationsClock, gpu, pynvml.NVML_CLOCK_SM)
+    # What lies around the chip, a container may hide.
+    affinity = if_shown(pynvml.nvmlDeviceGetCpuAffinity, gpu, _AFFINITY_WORDS)
+    ecc = if_shown(pynvml.nvmlDeviceGetEccMode, gpu)
+    generation = if_shown(pynvml.nvmlDeviceGetMaxPcieLinkGeneration, gpu)
+    width = if_shown(pynvml.nvmlDeviceGetCurrPcieLinkWidth, gpu)
+    links = range(pynvml.NVML_NVLINK_MAX_LINKS)
     return GpuFacts(
         name=pynvml.nvmlDeviceGetName(handle),
         uuid=uuid,
@@ -171,24 +172,12 @@ def _facts(handle: Any) -> GpuFacts:
         compute_capability=(major, minor),
         power_limit_w=None if limit_mw is None else limit_mw / 1e3,
         is_mig=None if mig_modes is None else mig_modes[0] == pynvml.NVML_DEVICE_MIG_ENABLE,
-        clock_mhz=None if clocks[0] == clocks[1] else clocks[0],
-        **_surroundings(gpu),
+        clock_mhz=None if clock == default else clock,
+        cores=_cores(affinity or ()),
+        has_ecc=None if ecc is None else bool(ecc[0]),
+        pcie=None if generation is None or width is None else (generation, width),
+        num_nvlinks=sum(if_shown(pynvml.nvmlDeviceGetNvLinkState, gpu, i) == 1 for i in links),
     )
-
-
-def _surroundings(gpu: Any) -> dict[str, Any]:
-    """What lies around the GPU's chip, which a container may hide."""
-    affinity = if_shown(pynvml.nvmlDeviceGetCpuAffinity, gpu, _AFFINITY_WORDS)
-    ecc = if_shown(pynvml.nvmlDeviceGetEccMode, gpu)
-    generation = if_shown(pynvml.nvmlDeviceGetMaxPcieLinkGeneration, gpu)
-    width = if_shown(pynvml.nvmlDeviceGetCurrPcieLinkWidth, gpu)
-    links = range(pynvml.NVML_NVLINK_MAX_LINKS)
-    return {
-        "cores": _cores(affinity or ()),
-        "has_ecc": None if ecc is None else bool(ecc[0]),
-        "pcie": None if None in (generation, width) else (generation, width),
-        "num_nvlinks": sum(if_shown(pynvml.nvmlDeviceGetNvLinkState, gpu, i) == 1 for i in links),
-    }
 
 
 def _cores(words: Sequence[int]) -> tuple[int, ...]:

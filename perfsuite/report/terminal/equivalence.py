@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from perfsuite.records.equivalence import EquivalenceReport
+from perfsuite.records.recipe import Recipe
 from perfsuite.report.rows import NOT_AVAILABLE
 from perfsuite.report.terminal.tables import text_table
 
@@ -47,8 +48,7 @@ def differing_fields(report: EquivalenceReport) -> list[str]:
     return [
         f"{name}={value}"
         for name, value in report.recipe.items()
-        if name not in _OWN_COLUMNS and value not in (None, False, 0, "none", "own")
-        if not (name == "grad_accumulation_steps" and value == 1)
+        if name not in _OWN_COLUMNS and value != getattr(Recipe, name)
     ]
 
 

@@ -19,11 +19,6 @@ _COLUMNS = columns_of(
     *("step_time_s", "spread_ratio", "samples_per_s", "tokens_per_s", "device_samples_per_s"),
     *("device_tokens_per_s", "tflops", "mfu", "hfu", "load_ratio", "peak_bytes", "collectives"),
 )
-# Only a user's own code says how many tokens a step has, few cells have several devices, and few
-# devices have a known peak.
-_WHERE_FILLED = columns_of(
-    *("tokens_per_s", "device_samples_per_s", "device_tokens_per_s", "tflops", "mfu", "hfu")
-)
 
 
 def progress_line(line: CellLine) -> str:
@@ -42,11 +37,9 @@ def progress_line(line: CellLine) -> str:
 
 
 def terminal_table(lines: Sequence[CellLine]) -> str:
-    """Return the table of all measured cells as text."""
+    """Return the table of all measured cells as text, without empty columns."""
     rows = [row for row in map(row_of_line, lines) if row is not None]
-    shown = filled(_WHERE_FILLED, rows)
-    columns = [one for one in _COLUMNS if one not in _WHERE_FILLED or one in shown]
-    return _table_of(columns, rows)
+    return _table_of(filled(_COLUMNS, rows), rows)
 
 
 def report_table(rows: Sequence[Row]) -> str:
