@@ -25,7 +25,7 @@ class Member:
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """At least two cells, in order of the value in which alone they differ; named by the others."""
+    """At least two cells that differ in one value alone, in its order; named by the other values."""
 
     name: str
     members: tuple[Member, ...]

@@ -104,7 +104,7 @@ class Row:
 
     @cached_property
     def slow_rank(self) -> str | None:
-        """The stage in which one rank holds the others up, in words, if any does much."""
+        """The stage where one rank delays the others, in words, if any does much."""
         times_s = None if self.record is None else self.record.rank_stages_s
         if not times_s or not self.step_time_s:
             return None
@@ -272,12 +272,12 @@ def columns_of(*keys: str) -> tuple[Column[Row], ...]:
 
 
 def filled(columns: Sequence[Column[T]], rows: Sequence[T]) -> tuple[Column[T], ...]:
-    """Return the columns in which any row has a value."""
+    """Return the columns that have a value in any row."""
     return tuple(column for column in columns if any(column.value(row) is not None for row in rows))
 
 
 def slow_rank_lines(lines: Sequence[CellLine]) -> list[str]:
-    """Return a line for each cell in which one rank holds the others up."""
+    """Return a line for each cell where one rank delays the others."""
     rows = filter(None, map(row_of_line, lines))
     return [f"SLOW RANK {row.name}: {row.slow_rank}" for row in rows if row.slow_rank is not None]
 

@@ -69,7 +69,7 @@ class Run:
 
     @property
     def when(self) -> str:
-        """The minute in which it was saved."""
+        """When it was saved, to the minute."""
         return f"{self.saved_at:%Y-%m-%d %H:%M} UTC"
 
     @property

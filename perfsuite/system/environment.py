@@ -134,7 +134,7 @@ class Environment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         return hashlib.sha256(msgspec.json.encode(self, order="deterministic")).hexdigest()[:12]
 
     def difference(self, other: Environment) -> str:
-        """Return in which fields another environment differs: "driver 570 -> 580"."""
+        """Return the fields that differ in another environment: "driver 570 -> 580"."""
         mine, its = self._flat(), other._flat()
         return ", ".join(
             f"{name} {mine.get(name, 'none')} -> {its.get(name, 'none')}"

@@ -23,7 +23,7 @@ from perfsuite.units import format_ratio
 # busy, pairs of eight unchanged cells came to eight PASS. With less than a fifth left, the
 # scheduler is timed.
 _MOST_FOREIGN = 0.8
-# Five of the ticks in which the kernel counts (proc(5)), and the percentage of them that is a load.
+# Five ticks of the kernel's clock (proc(5)), and the percentage of them that is a load.
 _LOOK_AT_CORES_S = 0.05
 _BUSY = 50
 # Both arms of a pair lose the same stolen time, but no longer where it is a tenth or more.
@@ -237,7 +237,7 @@ def group_seconds(groups: Path = _OWN_GROUPS, mount: Path = _MOUNT) -> float | N
 
 
 def quota_periods(groups: Path = _OWN_GROUPS, mount: Path = _MOUNT) -> dict[Path, tuple[int, int]]:
-    """Return periods so far, and those in which its quota was used up, of each group with one."""
+    """Return of each group with a quota its periods so far, and how many used the quota up."""
     found = {}
     for folder in group_folders("cpu", groups, mount):
         values = _read_values(folder / "cpu.stat")

@@ -78,7 +78,7 @@ def open_meter(gpu_uuid: str | None) -> Iterator[Meter | None]:
 
 
 def _read_gpu(uuid: str) -> tuple[float | None, int]:
-    """The share of time in which a kernel ran, and what all processes together use."""
+    """The share of time when a kernel ran, and what all processes together use."""
     handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
     used = int(pynvml.nvmlDeviceGetMemoryInfo(handle).used)
     try:
@@ -92,7 +92,7 @@ class UsageSample(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     Attributes:
         at_s: Since the start of the first epoch.
-        utilization_ratio: Of a GPU: the time in which any kernel ran on it (NVML). Of a CPU: of
+        utilization_ratio: Of a GPU: the time when any kernel ran on it (NVML). Of a CPU: of
             all cores, by any process. None where the device does not report it.
         memory_bytes: In use on a GPU; on a CPU the rank's resident set without loader workers.
     """
