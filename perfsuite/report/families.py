@@ -25,7 +25,7 @@ class Member:
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """At least two cells that differ in one value alone, in its order; named by the other values."""
+    """At least two cells that differ in one value alone, in its order; the others name them."""
 
     name: str
     members: tuple[Member, ...]

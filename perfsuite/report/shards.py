@@ -27,10 +27,9 @@ def merge_shards(runs: Sequence[Run]) -> tuple[Run, ...]:
             merged.append(run)
         else:
             sessions[_session(run)].append(run)
-    for parts in sessions.values():
-        merged += _merge(parts)
-    incomplete = [one for one in merged if one.shard and len(one.parts) < one.shard.num_shards]
-    merged = [_with_unmerged(one, incomplete) if one in incomplete else one for one in merged]
+    joined = [_join(parts) for parts in sessions.values()]
+    incomplete = [one for one in joined if len(one.parts) < _stamp(one).num_shards]
+    merged += [_with_unmerged(one, incomplete) if one in incomplete else one for one in joined]
     return tuple(sorted(merged, key=lambda run: run.saved_at))
 
 
@@ -54,23 +53,13 @@ def _session(run: Run) -> tuple[object, ...]:
     return run.commit, run.is_dirty, stamp.num_shards, stamp.num_cells, stamp.partition
 
 
-def _merge(parts: Sequence[Run]) -> Iterator[Run]:
-    """Join the shards of a session, the newest of each, and then the older ones."""
-    while parts:
-        newest = {_stamp(run).number: run for run in parts}
-        older = [run for run in parts if newest[_stamp(run).number] is not run]
-        again = sorted({_stamp(run).number for run in older})
-        # All of them again are another session at the same commit.
-        is_doubled = 0 < len(again) < _stamp(parts[0]).num_shards
-        named = _named([_stamp(newest[number]).shard for number in again]) if is_doubled else ""
-        remarks = [f"more than once, the newest counts: {named}"] if is_doubled else []
-        yield _join(newest, remarks)
-        parts = older
-
-
-def _join(parts: Mapping[int, Run], remarks: Sequence[str]) -> Run:
-    runs = [parts[number] for number in sorted(parts)]
-    last = max(runs, key=lambda run: run.saved_at)
+def _join(parts: Sequence[Run]) -> Run:
+    """Join the shards of a session, oldest first, by the newest of each number."""
+    newest = {_stamp(run).number: run for run in parts}
+    runs = [newest[number] for number in sorted(newest)]
+    num_times = Counter(_stamp(run).number for run in parts)
+    again = [_stamp(run).shard for run in runs if num_times[_stamp(run).number] > 1]
+    last = parts[-1]
     stamp = _stamp(last)
     num_shards_of = Counter(row.name for run in runs for row in run.rows)
     return dataclasses.replace(
@@ -81,11 +70,11 @@ def _join(parts: Mapping[int, Run], remarks: Sequence[str]) -> Run:
         num_failed=sum(run.num_failed for run in runs),
         missing=tuple(text for run in runs for text in run.missing),
         parts=tuple(runs),
-        gaps=tuple(_gaps(stamp, parts, stamp.num_cells - len(num_shards_of))),
+        gaps=tuple(_gaps(stamp, newest, stamp.num_cells - len(num_shards_of))),
         remarks=(
             f"verdicts are corrected over the {stamp.num_cells} cells under test in all "
             f"{stamp.num_shards} shards",
-            *remarks,
+            *([f"more than once, the newest counts: {_named(again)}"] if again else []),
             *(text for run in runs for text in run.remarks),
             *_differences(runs),
             *(f"in more than one shard: {name}" for name, n in num_shards_of.items() if n > 1),
@@ -125,9 +114,8 @@ def _with_unmerged(run: Run, incomplete: Sequence[Run]) -> Run:
     """Name the shards that could have filled the gaps of a session, and why they did not."""
     remarks = list(run.remarks)
     for part in (part for other in incomplete if other is not run for part in other.parts):
-        why = "older" if _session(part) == _session(run) else "other partition"
-        if (part.commit, part.is_dirty) != (run.commit, run.is_dirty):
-            why = "other commit or changes"
+        is_same_code = (part.commit, part.is_dirty) == (run.commit, run.is_dirty)
+        why = "other partition" if is_same_code else "other commit or changes"
         remarks.append(f"not merged: {part.path} ({why})")
     return dataclasses.replace(run, remarks=tuple(remarks))
 
