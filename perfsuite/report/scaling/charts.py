@@ -31,7 +31,7 @@ def draw_scaling(scaling: Scaling) -> tuple[Section, ...]:
             title=_TITLE,
             charts=(*models, *throughputs, *efficiencies),
             num_left_out=num_left_out,
-            notes=scaling_notes(scaling),
+            notes=tuple(scaling_notes(scaling)),
             grids=scaling_grids(scaling),
         ),
     )

@@ -137,18 +137,18 @@ def prediction_ratios(model: RingModel, measured: Sequence[AllReduce]) -> tuple[
     return tuple(model.time_s(one.world_size, one.num_bytes) / one.time_s for one in measured)
 
 
-def describe_errors(ratios: Sequence[float]) -> tuple[str, str]:
-    """Return by how much half of the predictions err, either way, and the worst, as people read it.
+def describe_errors(ratios: Sequence[float]) -> tuple[str, str, str]:
+    """Return how many predictions there are, by how much half of them err, and the worst.
 
     >>> describe_errors([1.5, 0.5, 1.0])
-    ('50.0 %', '-50.0 %')
+    ('3', '50.0 %', '-50.0 %')
     """
 
     def size(ratio: float) -> float:
         return abs(math.log(ratio))
 
     half = math.exp(statistics.median(map(size, ratios)))
-    return format_ratio(half - 1), format_change(max(ratios, key=size))
+    return str(len(ratios)), format_ratio(half - 1), format_change(max(ratios, key=size))
 
 
 def describe(model: RingModel) -> str:

@@ -153,23 +153,15 @@ def _measured(scaling: Scaling, series: ScalingSeries) -> Iterator[_Measured]:
 def _predicted(links: Links) -> Iterator[tuple[str, ...]]:
     for one in links.held_out:
         left_out = f"{one.value} ranks" if one.axis == "world_size" else format_bytes(one.value)
-        if one.ratios:
-            yield (
-                links.device,
-                left_out,
-                str(len(one.ratios)),
-                *ring.describe_errors(one.ratios),
-                "",
-            )
-        else:
-            yield links.device, left_out, *(NOT_AVAILABLE,) * 3, one.reason or ""
+        errors = ring.describe_errors(one.ratios) if one.ratios else (NOT_AVAILABLE,) * 3
+        yield links.device, left_out, *errors, one.reason or ""
     if links.model is not None:
         sharing = links.all_reduces_sharing_cores
         for world_size in sorted({one.world_size for one in sharing}):
             measured = [one for one in sharing if one.world_size == world_size]
             ratios = ring.prediction_ratios(links.model, measured)
             left_out = f"{world_size} ranks on {links.num_cores} cores, in no fit"
-            yield links.device, left_out, str(len(ratios)), *ring.describe_errors(ratios), ""
+            yield links.device, left_out, *ring.describe_errors(ratios), ""
 
 
 def _estimated(scaling: Scaling) -> Iterator[tuple[str, ...]]:
@@ -192,13 +184,18 @@ def _estimated(scaling: Scaling) -> Iterator[tuple[str, ...]]:
                     yield *named, f"{num} devices", seconds, NOT_AVAILABLE, NOT_AVAILABLE
 
 
-def scaling_notes(scaling: Scaling) -> tuple[str, ...]:
-    """Return what the numbers do not say by themselves, a sentence or two each."""
-    return (
-        *(_series_notes(scaling.series) if scaling.series else ()),
-        *map(_link_note, scaling.links.values()),
-        *_estimate_notes(scaling),
-    )
+def scaling_notes(scaling: Scaling) -> Iterator[str]:
+    """Yield what the numbers do not say by themselves, a sentence or two each."""
+    if scaling.series:
+        yield from _series_notes(scaling.series)
+    yield from map(_link_note, scaling.links.values())
+    if any(scaling.estimates(series) for series in scaling.series):
+        yield (
+            "By the model a step takes as long as on one process, and then its all_reduces: all "
+            "of them without overlap, and at best what does not fit behind the backward pass. "
+            "Over more devices than were measured this is an estimate: it assumes that every link "
+            "is like those measured, and that nothing else gets slower."
+        )
 
 
 def _series_notes(series: Sequence[ScalingSeries]) -> Iterator[str]:
@@ -268,7 +265,7 @@ def _link_note(links: Links) -> str:
     )
     ratios = [ratio for held_out in links.held_out for ratio in held_out.ratios]
     if ratios:
-        typical, worst = ring.describe_errors(ratios)
+        _, typical, worst = ring.describe_errors(ratios)
         note += (
             f" Of measurements left out in turn, half were predicted within {typical}, the worst "
             f"with {worst}."
@@ -276,13 +273,3 @@ def _link_note(links: Links) -> str:
     if len(links.world_sizes) == 1:
         note += " Measurements of one number of ranks do not show how the cost grows with ranks."
     return note
-
-
-def _estimate_notes(scaling: Scaling) -> Iterator[str]:
-    if any(scaling.estimates(series) for series in scaling.series):
-        yield (
-            "By the model a step takes as long as on one process, and then its all_reduces: all "
-            "of them without overlap, and at best what does not fit behind the backward pass. "
-            "Over more devices than were measured this is an estimate: it assumes that every link "
-            "is like those measured, and that nothing else gets slower."
-        )
