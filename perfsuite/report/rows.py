@@ -12,7 +12,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from perfsuite.records.cell import CellLine, CellRecord
 from perfsuite.records.recipe import Recipe
-from perfsuite.records.verdict import CellVerdict, Verdict
+from perfsuite.records.verdict import Verdict
 from perfsuite.stats import intervals
 from perfsuite.system.untrusted import printable
 from perfsuite.units import format_bytes, format_change, format_count, format_ratio, format_seconds
@@ -158,17 +158,6 @@ def row_of_line(line: CellLine) -> Row | None:
         record=line.perfsuite,
         recipe=recipe_of(line.perfsuite),
         verdict=line.perfsuite.verdict,
-    )
-
-
-def row_of_verdict(cell: CellVerdict, note: str | None) -> Row:
-    """Return the row of a cell that a gate compared; its time is head's median over pairs."""
-    head_s = [head for _, head in cell.raw]
-    return Row(
-        name=printable(cell.name),
-        step_time_s=statistics.median(head_s) if head_s else None,
-        verdict=cell.as_record(),
-        note=None if note is None else printable(note),
     )
 
 

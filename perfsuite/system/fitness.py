@@ -81,6 +81,7 @@ class Reading:
 def read_sensors() -> Reading:
     """Return the sensors now; call it while no timed process is running."""
     times = psutil.cpu_times()
+    cores = os.sched_getaffinity(0)
     throttled_s, gpu_users = _read_gpus()
     return Reading(
         at_s=time.monotonic(),
@@ -89,7 +90,11 @@ def read_sensors() -> Reading:
         stolen_s=getattr(times, "steal", 0.0),
         throttled_s=throttled_s,
         gpu_users=gpu_users,
-        busy_s=_busy_s(),
+        busy_s=sum(
+            one.user + one.nice + one.system + one.irq + one.softirq
+            for core, one in enumerate(psutil.cpu_times(percpu=True))
+            if core in cores
+        ),
         group_s=group_seconds(),
         periods=quota_periods(),
     )
@@ -183,17 +188,6 @@ def quietest_core() -> int:
     busy = dict(enumerate(psutil.cpu_percent(_LOOK_AT_CORES_S, percpu=True)))
     # Some containers number cores in one way and count their time in another.
     return min(os.sched_getaffinity(0), key=lambda core: (busy.get(core, 0) // _BUSY, -core))
-
-
-def _busy_s() -> float:
-    """Processor seconds that any process used on the cores that this one may use."""
-    cores = os.sched_getaffinity(0)
-    used_s: list[float] = [
-        times.user + times.nice + times.system + times.irq + times.softirq
-        for core, times in enumerate(psutil.cpu_times(percpu=True))
-        if core in cores
-    ]
-    return sum(used_s)
 
 
 def probe_host(clock: Callable[[], float] = time.perf_counter) -> dict[str, float]:

@@ -8,7 +8,6 @@ import math
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from functools import cached_property
 from typing import Final, Literal
 
@@ -75,9 +74,9 @@ class ScaledCell:
         return statistics.median(times) if times else None
 
     @property
-    def batch_per_device(self) -> Fraction:
+    def batch_per_device(self) -> float:
         """Samples of one step on one device."""
-        return Fraction(self.global_batch_size, self.num_devices)
+        return self.global_batch_size / self.num_devices
 
     @property
     def num_processes(self) -> int:
@@ -117,10 +116,7 @@ class ScalingPoint:
 
     @property
     def forward_ratio(self) -> float | None:
-        """Seconds of forward for a sample of a device, over the base's.
-
-        None where forward communicates, or was not measured.
-        """
+        """Seconds of forward for a sample of a device, over the base's; None if not comparable."""
         forward_s, base_forward_s = self.cell.stage_s("forward"), self.base.stage_s("forward")
         is_local = self.cell.recipe.plan.properties.forward_is_local
         if self.cell is self.base or not is_local or forward_s is None or not base_forward_s:
@@ -145,7 +141,7 @@ class ScalingPoint:
 
     @property
     def _batch_share(self) -> float:
-        return float(self.cell.batch_per_device / self.base.batch_per_device)
+        return self.cell.batch_per_device / self.base.batch_per_device
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,14 +157,14 @@ class ScalingSeries:
     kind: Kind
     name: str
     mode: str
-    batch: Fraction
+    batch: float
     base: ScaledCell
     points: tuple[ScalingPoint, ...]
 
     @property
     def batch_name(self) -> str:
         """The batch, for people."""
-        return f"{float(self.batch):g} {'a device' if self.kind == 'weak' else 'in all'}"
+        return f"{self.batch:g} {'a device' if self.kind == 'weak' else 'in all'}"
 
     @property
     def cells(self) -> tuple[ScaledCell, ...]:
@@ -262,11 +258,11 @@ def _global_batch_size(row: Row) -> int | None:
 
 
 def _series(kind: Kind, cells: Sequence[ScaledCell]) -> Iterator[ScalingSeries]:
-    def batch_of(cell: ScaledCell) -> Fraction:
-        return cell.batch_per_device if kind == "weak" else Fraction(cell.global_batch_size)
+    def batch_of(cell: ScaledCell) -> float:
+        return cell.batch_per_device if kind == "weak" else float(cell.global_batch_size)
 
     alone = {batch_of(cell): cell for cell in cells if cell.mode == "single"}
-    by_mode: dict[tuple[str, Fraction], list[ScaledCell]] = {}
+    by_mode: dict[tuple[str, float], list[ScaledCell]] = {}
     for cell in cells:
         if cell.mode != "single":
             by_mode.setdefault((cell.mode, batch_of(cell)), []).append(cell)

@@ -129,7 +129,7 @@ def scaling_json(scaling: Scaling) -> str:
                 "scaling": series.kind,
                 "cell": series.name,
                 "mode": series.mode,
-                "batch": float(series.batch),
+                "batch": series.batch,
                 "measured": [
                     {column.key: column.value(one) for column in _MEASURED if column.key}
                     for one in _measured(scaling, series)
