@@ -56,7 +56,7 @@ def summarize(rows: Sequence[Row], *, num_failed: int = 0, gaps: Sequence[str] =
 def by_severity(rows: Sequence[Row]) -> list[Row]:
     """Return the rows with the most severe verdicts first, else in the order given."""
     order = [*SEVERITY, None]
-    return sorted(rows, key=lambda row: order.index(row.verdict and row.verdict.word))
+    return sorted(rows, key=lambda row: order.index(row.verdict.word if row.verdict else None))
 
 
 def verdict_sentence(cell: CellVerdict) -> str:

@@ -32,9 +32,13 @@ def write_atomically(path: Path, data: bytes) -> None:
 
     Raises a WriteError that names the path and the reason.
     """
-    with _explained(f"write {path}"), written_beside(path, data) as beside:
-        beside.replace(path)
-        sync_folder(path.parent)
+    with _explained(f"write {path}"):
+        if path.exists() and not path.is_file() and not path.is_dir():
+            path.write_bytes(data)  # a pipe or a device, such as /dev/null, is not replaced
+            return
+        with written_beside(path, data) as beside:
+            beside.replace(path)
+            sync_folder(path.parent)
 
 
 @contextlib.contextmanager

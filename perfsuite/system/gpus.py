@@ -67,7 +67,7 @@ def open_clocks() -> Iterator[Callable[[], list[float]]]:
     with visible_handles() as handles:
 
         def read() -> list[float]:
-            clocks = [
+            clocks: list[Any] = [
                 if_shown(pynvml.nvmlDeviceGetClockInfo, handle, pynvml.NVML_CLOCK_SM)
                 for handle in handles
             ]

@@ -9,6 +9,7 @@ from perfsuite.records.cell import StageTimes
 from perfsuite.records.profile import Profile
 from perfsuite.report.model import Report
 from perfsuite.report.rows import COLUMNS, RECIPE_FIELDS
+from perfsuite.system.untrusted import printable
 
 # What makes a spreadsheet calculate (OWASP, "CSV Injection").
 _FORMULA_STARTS: Final = ("=", "+", "-", "@", "\t", "\r", "\n")
@@ -54,9 +55,11 @@ def _write(lines: Iterable[Sequence[object]]) -> str:
 
 
 def escape_formula(value: object) -> object:
-    """Return a value that no spreadsheet calculates.
+    """Return a value that no spreadsheet calculates, and no terminal obeys.
 
     >>> escape_formula("=1+1"), escape_formula(-1.5)
     ("'=1+1", -1.5)
     """
-    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA_STARTS) else value
+    if not isinstance(value, str):
+        return value
+    return printable(f"'{value}" if value.startswith(_FORMULA_STARTS) else value)

@@ -61,7 +61,8 @@ def _throughput(group: Sequence[ScalingSeries]) -> Picture:
 
 
 def _efficiency(scaling: Scaling, group: Sequence[ScalingSeries]) -> Picture:
-    measured, modelled = [], []
+    measured: list[PlotLine] = []
+    modelled: list[PlotLine] = []
     for series in group:
         points, error_bars = [(float(series.base.num_devices), 1.0)], [(1.0, 1.0)]
         for point in series.points:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from perfsuite.records.equivalence import EquivalenceReport
+from perfsuite.records.equivalence import EquivalenceReport, EquivalenceRow
 from perfsuite.records.recipe import Recipe
 from perfsuite.report.rows import NOT_AVAILABLE
 from perfsuite.report.terminal.tables import text_table
@@ -17,7 +17,7 @@ def equivalence_table(reports: Sequence[EquivalenceReport]) -> str:
     """Return the table of one report check by check, of several with the row that decides."""
     rows = []
     for report in reports:
-        shown = [(row.check, row) for row in report.rows]
+        shown: list[tuple[str, EquivalenceRow]] = [(row.check, row) for row in report.rows]
         if len(reports) > 1:
             checks = " ".join(row.check for row in report.rows)
             shown = [(NOT_AVAILABLE if report.status == "not exercised" else checks, report.worst)]
