@@ -135,8 +135,3 @@ class ProfiledRun(msgspec.Struct, frozen=True, kw_only=True):
 
     profile: Profile
     profiler: ProfilerOutput
-
-
-def encode_profile(profile: Profile) -> bytes:
-    """Return the profile as the verb's JSON."""
-    return msgspec.json.format(msgspec.json.encode(profile), indent=2)

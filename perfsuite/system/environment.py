@@ -135,18 +135,18 @@ class Environment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     def difference(self, other: Environment) -> str:
         """Return the fields that differ in another environment: "driver 570 -> 580"."""
-        mine, its = self._flat(), other._flat()
+        fields = ("driver", "cuda", "cudnn", "nccl", "torch", "cpu", "num_cores", "python")
+        mine, its = (
+            {name: getattr(one, name) for name in fields}
+            | one.knobs
+            | {f"GPU {number}": gpu for number, gpu in enumerate(one.accelerators)}
+            for one in (self, other)
+        )
         return ", ".join(
             f"{name} {mine.get(name, 'none')} -> {its.get(name, 'none')}"
             for name in dict.fromkeys((*mine, *its))
             if mine.get(name) != its.get(name)
         )
-
-    def _flat(self) -> dict[str, object]:
-        fields = {name: getattr(self, name) for name in self.__struct_fields__}
-        fields |= fields.pop("knobs")
-        gpus = fields.pop("accelerators")
-        return fields | {f"GPU {number}": gpu for number, gpu in enumerate(gpus)}
 
 
 # From the CI services' own lists of predefined variables: GitHub, Woodpecker and Azure name the

@@ -29,7 +29,7 @@ from perfsuite.gate.baselines.stored_verdict import History
 from perfsuite.gate.judge.explain import explain_stored
 from perfsuite.gate.judge.trial import CellPolicy
 from perfsuite.gate.noise import read_priors
-from perfsuite.records.cell import CellLine, Counts, Operator, encode_line, to_plain
+from perfsuite.records.cell import CellLine, Counts, Operator, encode_line
 from perfsuite.records.recipe import Recipe
 from perfsuite.records.run_file import StoredCell, StoredRun, read_run
 from perfsuite.records.verdict import CellVerdict
@@ -77,7 +77,11 @@ def run_document() -> dict[str, Any]:
     )
     record = msgspec.structs.replace(record, verdict=verdict.as_record())
     alone = make_record(Recipe(num_workers=2))
-    named = ((OURS, to_plain(record)), (f"{OURS}2", to_plain(alone)), (PLAIN, None))
+    named = (
+        (OURS, msgspec.to_builtins(record)),
+        (f"{OURS}2", msgspec.to_builtins(alone)),
+        (PLAIN, None),
+    )
     return {
         "datetime": SAVED_AT,
         "commit_info": {"id": COMMIT, "dirty": False, "branch": "main"},
