@@ -148,10 +148,8 @@ class CellRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 class CellLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One line of cells.jsonl: a cell that ended, with pytest's node id and outcome.
 
-    Attributes:
-        reason: Why it failed, was not exercised, or lacks a number; None without a reason.
-        step_times_s: Seconds per iteration, one value a round.
-        perfsuite: The record, None where nothing was measured.
+    `reason` says why it failed, was not exercised, or lacks a number; `step_times_s` are seconds
+    per iteration, one value a round; `perfsuite` is the record, None where nothing was measured.
     """
 
     fullname: str

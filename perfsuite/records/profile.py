@@ -16,10 +16,8 @@ SCHEMA: Final = 1
 class ProfileStages(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Seconds of a whole training, disjoint; together they are its wall time.
 
-    Attributes:
-        load: Waiting for batches of the training split.
-        evaluation: All evaluations, their loading included; None where none was possible.
-        other: The rest: the optimizer, copies to the device, reading the losses of an epoch.
+    `load` is of the training split alone: evaluations include theirs, None where none was possible.
+    `other` is the optimizer, copies to the device, reading the losses of an epoch.
     """
 
     load: float
@@ -114,12 +112,9 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 
 class ProfilerOutput(msgspec.Struct, frozen=True, kw_only=True):
-    """What `torch.profiler` saw of some steps on rank 0.
+    """What `torch.profiler` saw of some steps on rank 0; `trace` is a Chrome trace, in JSON.
 
-    Attributes:
-        trace: A Chrome trace of the steps, JSON.
-        operator_table: All operators as `torch.profiler` prints them.
-        memory_summary: That of the allocator on CUDA, the operators' allocations on a CPU.
+    `memory_summary` is the allocator's on CUDA, and the operators' allocations on a CPU.
     """
 
     operators: tuple[Operator, ...]

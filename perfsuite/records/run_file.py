@@ -118,11 +118,9 @@ class _File(_Head, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True)
 class RunHead:
-    """What a stored run says about itself; `stamp` is None where perfsuite did not save it.
+    """What a stored run says about itself: when, in UTC, and at which commit, if it names one.
 
-    Attributes:
-        saved_at: In UTC.
-        commit: Hexadecimal digits, None where the file names no commit.
+    `stamp` is None where perfsuite did not save it.
     """
 
     path: AnyPath
@@ -153,11 +151,8 @@ class RunFile(RunHead):
 class StoredCell(msgspec.Struct, frozen=True, kw_only=True):
     """One benchmark of a stored run, with the part of its record that comparisons use.
 
-    A suite without perfsuite's fixtures stores times alone.
-
-    Attributes:
-        median_s: Median of the rounds, in seconds per iteration; finite and above 0.
-        fingerprint: The environment that the ranks found; it differs between cells.
+    A suite without perfsuite's fixtures stores times alone. `median_s` is of the rounds, in seconds
+    per iteration, finite and above 0; `fingerprint` is of the environment that the ranks found.
     """
 
     median_s: float

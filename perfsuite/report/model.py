@@ -22,9 +22,7 @@ from perfsuite.system.untrusted import printable
 class Report:
     """A report, the most severe verdicts first; sources and remarks have a line each.
 
-    Attributes:
-        tolerance: The slowdown that is accepted, 0.02 = 2 %, where a verdict names none.
-        limit: The slowdown that must not pass, likewise.
+    The slowdown that is accepted, 0.02 = 2 %, and the limit hold where a verdict names none.
     """
 
     summary: Summary

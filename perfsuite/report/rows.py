@@ -137,14 +137,12 @@ class Row:
 
 
 def recipe_of(record: CellRecord) -> Recipe | None:
-    """Return how a cell was trained; RecipeError for a bad value, TypeError for a bad field.
+    """Return how a cell was trained, None of a user's own code.
 
-    None where a user's own code was measured.
+    Raises a RecipeError for a bad value, and a TypeError for a bad field.
     """
-    if record.recipe is None:
-        return None
-    fields: dict[str, Any] = {**record.recipe}
-    return Recipe(**fields)
+    fields: dict[str, Any] | None = record.recipe
+    return None if fields is None else Recipe(**fields)
 
 
 def row_of_line(line: CellLine) -> Row | None:
@@ -163,13 +161,9 @@ def row_of_line(line: CellLine) -> Row | None:
 
 @dataclass(frozen=True)
 class Column(Generic[T]):
-    """One column of a table whose rows are of type T.
+    """One column of a table of T; `key` names it, with its unit, in code, CSV and JSON.
 
-    Attributes:
-        key: Its name in code, CSV and JSON, with its unit.
-        title: Its name for people.
-        is_number: Whether it is aligned to the right, and sorted by size.
-        missing: What people read where there is no value.
+    A number is aligned to the right and sorted by size; people read `missing` where there is none.
     """
 
     key: str

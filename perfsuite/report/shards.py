@@ -85,8 +85,7 @@ def _join(parts: Sequence[Run]) -> Run:
 def _differences(runs: Sequence[Run]) -> Iterator[str]:
     """What the shards may differ in, or do; they are merged all the same.
 
-    The runners of one CI session may share a checkout that is dirty, or one without git. In
-    several environments a cell's history is that of its own.
+    The runners of one CI session may share a checkout that is dirty, or one without git.
     """
     if len(runs) > 1 and runs[0].commit is None:
         yield "no shard names its commit, so they may be of different code"

@@ -1,8 +1,6 @@
 """What communication costs in each environment, and what a series would do over more devices.
 
-Cells whose ranks share cores also measure ranks that wait for a core, so nothing is fitted to them;
-what the model says of them is reported apart.
-
+Cells whose ranks share cores also measure ranks that wait for a core, so nothing is fitted to them.
 An estimate is never a measurement. The step over N devices is what one device needs for its share,
 and the exposed part of the reduction: all of it at worst, and at best what is longer than the
 backward pass, since no gradient is there before it begins.
@@ -60,12 +58,10 @@ class Links:
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """What the model says of one number of devices.
+    """What the model says of one number of devices; `all_reduce_s` are all reductions of a step.
 
-    Attributes:
-        all_reduce_s: Seconds of all reductions of a step.
-        step_time_s: With all of the backward pass overlapping them, and without overlap.
-        efficiency: Against one device, lower bound first.
+    `step_time_s` is with all of the backward pass overlapping them, and without overlap;
+    `efficiency` is against one device, lower bound first.
     """
 
     num_devices: int

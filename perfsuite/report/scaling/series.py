@@ -35,10 +35,8 @@ _MOST_WORKERS: Final = 10**6
 class ScaledCell:
     """One recipe over one batch of all devices, with a row for each launch; the first is shown.
 
-    Attributes:
-        samples_s: Step times whose spread is known: of several launches, those of earlier runs of
-            the same commit included, or of the rounds of the only one.
-        basis: What `samples_s` are.
+    `samples_s` are step times whose spread is known: of several launches, those of earlier runs of
+    the same commit included, or of the rounds of the only one. `basis` says which.
     """
 
     rows: tuple[Row, ...]
@@ -148,10 +146,8 @@ class ScalingPoint:
 class ScalingSeries:
     """Cells of one mode that differ in their number of devices; `name` says what they share.
 
-    Attributes:
-        batch: Samples of a step that they share: of a device (weak), or of all (strong).
-        base: What the others are measured against: `single`, else the fewest devices of the mode.
-        points: At least one, in order of devices; without the base.
+    `batch` is the samples of a step that they share: of a device (weak), or of all (strong). The
+    base is `single`, else the fewest devices of the mode; `points` are the others, at least one.
     """
 
     kind: Kind

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from perfsuite.records.cell import CellLine
 from perfsuite.report.charts.sections import Grid
-from perfsuite.report.rows import Column, Row, columns_of, filled, row_of_line
+from perfsuite.report.rows import Row, columns_of, filled, row_of_line
 
 # Wide enough that rich never wraps a cell; it uses only what the content needs.
 _UNLIMITED_WIDTH = 400
@@ -38,18 +38,14 @@ def progress_line(line: CellLine) -> str:
 
 def terminal_table(lines: Sequence[CellLine]) -> str:
     """Return the table of all measured cells as text, without empty columns."""
-    rows = [row for row in map(row_of_line, lines) if row is not None]
-    return _table_of(filled(_COLUMNS, rows), rows)
+    return report_table([row for row in map(row_of_line, lines) if row is not None])
 
 
 def report_table(rows: Sequence[Row]) -> str:
     """Return the table of the cells of any suite, without empty columns."""
     leading = "cell" if any(row.record is None for row in rows) else "workload"
     keys = dict.fromkeys([leading, "verdict", "change_ratio", *(c.key for c in _COLUMNS)])
-    return _table_of(filled(columns_of(*keys), rows), rows)
-
-
-def _table_of(columns: Sequence[Column[Row]], rows: Sequence[Row]) -> str:
+    columns = filled(columns_of(*keys), rows)
     return text_table(
         [(column.title, column.is_number) for column in columns],
         ([column.text(row) for column in columns] for row in rows),
