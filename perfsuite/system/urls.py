@@ -55,7 +55,6 @@ _PROTOCOLS: Final = {
         ),
     ),
 }
-_ALLOWED = "use a path, or a URL that begins with s3:// or gs://"
 # S3's answers to a conditional write that comes second: afterwards, and at the same moment. s3fs
 # knows the first alone, and only from a server that names the condition, which not all do.
 _TAKEN: Final = ("PreconditionFailed", "ConditionalRequestConflict")
@@ -183,14 +182,9 @@ def locate(text: str, source: str) -> AnyPath:
     protocol, is_url, key = text.partition("://")
     if not is_url or protocol == "file":
         return Path(key if is_url else text)
-    shown = mask(text)
-    if protocol not in _PROTOCOLS:
-        raise SettingError(f"{source} is {shown!r}; {_ALLOWED}")
-    key = key.strip("/")
-    if not key:
-        raise SettingError(
-            f"{source} is {shown!r}, which names no bucket; use {protocol}://BUCKET/…"
-        )
+    shown, key = mask(text), key.strip("/")
+    if protocol not in _PROTOCOLS or not key:
+        raise SettingError(f"{source} is {shown!r}; use a path, s3://BUCKET/… or gs://BUCKET/…")
     bucket = key.partition("/")[0]
     if "@" in bucket or (":" in bucket and not bucket.startswith(_ACCESS_POINT)):
         shown = shown if "@" in key else f"{protocol}://***"
