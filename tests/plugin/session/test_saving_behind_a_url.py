@@ -159,8 +159,8 @@ def test_a_storage_that_cannot_be_reached_ends_pytest_benchmarks_own_comparison_
     [
         (
             "ftp://me:secret@host/runs",
-            "--benchmark-storage is 'ftp://***@host/runs'; use a path, or a URL that begins with "
-            "s3:// or gs://",
+            "--benchmark-storage is 'ftp://***@host/runs'; use a path, s3://BUCKET/… or "
+            "gs://BUCKET/…",
         ),
         (
             "s3://key:secret@bucket/runs",
