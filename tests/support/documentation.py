@@ -1,7 +1,7 @@
 """The documentation as its tests read it: pages, and the fenced blocks and commands in them.
 
 A comment right above a block says what becomes of it: `<!-- run -->` or `<!-- not run: why -->`. A
-block with a title is a file of that name.
+block with a title, or with a name as its first line, is that file.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ _BLOCK = re.compile(
     r"(?P<text>.*?)^(?P=indent)```[ \t]*$",
     re.MULTILINE | re.DOTALL,
 )
+_NAME = re.compile(r"# ([\w./-]+\.py)\n")
 _CODE = re.compile(r"(?<!`)`([^`\n]+(?:\n[^`\n]+)?)`(?!`)")
 _SETUP = re.compile(r"^<!-- setup: (\w+) -->$", re.MULTILINE)
 # What a program stands behind, where it is not the first word.
@@ -92,7 +93,7 @@ def read_blocks(page: Path) -> list[Block]:
             page=page,
             line=text.count("\n", 0, found.start("text")) + 1,
             language=found["language"],
-            title=found["title"],
+            title=found["title"] or (name[1] if (name := _NAME.match(found["text"])) else None),
             comment=found["comment"] or "",
             text=textwrap.dedent(found["text"]),
         )
