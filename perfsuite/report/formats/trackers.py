@@ -5,7 +5,6 @@ configuration, everything else as its summary. The clients are optional extras, 
 """
 
 import hashlib
-import importlib
 import math
 import re
 import tempfile
@@ -13,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from perfsuite.errors import SettingError, WriteError
+from perfsuite.errors import SettingError, WriteError, import_extra
 from perfsuite.report.formats.folder import write_folder
 from perfsuite.report.model import Report
 from perfsuite.report.rows import COLUMNS, Row
@@ -29,8 +28,8 @@ _MOST_NAME_CHARACTERS: Final = 120
 
 def log_to_tensorboard(runs: Sequence[Run], folder: Path) -> None:
     """Write `folder`/run/cell for each cell of each run; raises a SettingError, or a WriteError."""
-    writers = _import("tensorboard.summary.writer.event_file_writer", "tensorboard")
-    hparams = _import("tensorboard.plugins.hparams.summary_v2", "tensorboard")
+    writers = import_extra("tensorboard.summary.writer.event_file_writer", "tensorboard")
+    hparams = import_extra("tensorboard.plugins.hparams.summary_v2", "tensorboard")
     for run in runs:
         for row in run.measured:
             path = folder / _file_name(f"{run.when} {run.path.stem}") / _file_name(row.name)
@@ -53,7 +52,7 @@ def log_to_wandb(runs: Sequence[Run], report: Report) -> None:
     The client's own environment variables decide whether it sends anything. Raises a SettingError
     where wandb is not installed, or its client refuses, and a WriteError.
     """
-    wandb = _import("wandb", "wandb")
+    wandb = import_extra("wandb", "wandb")
     try:
         for run in runs:
             group = f"{run.path.stem} {run.when}"
@@ -97,15 +96,6 @@ def _log_artifact(wandb: Any, runs: Sequence[Run], report: Report) -> None:
         tracked.log_artifact(artifact)
         tracked.summary["verdict"] = report.summary.word
         tracked.summary["cells"] = report.summary.text
-
-
-def _import(module: str, extra: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        raise SettingError(
-            f"--{extra} needs the package {error.name}: pip install 'perfsuite[{extra}]'"
-        ) from error
 
 
 def _config(row: Row) -> dict[str, Any]:
