@@ -19,6 +19,7 @@ from perfsuite.errors import (
     missing_package,
     require_torch,
 )
+from perfsuite.system import urls
 
 ROOT = Path(__file__).parent.parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -48,16 +49,10 @@ def test_the_core_is_what_gates_a_plain_suite_and_no_more() -> None:
 
 def test_every_extra_that_a_message_names_is_there_and_all_has_them_all() -> None:
     extras = PROJECT["optional-dependencies"]
-    named = {
-        name
-        for path in (ROOT / "perfsuite").rglob("*.py")
-        for name in re.findall(
-            r'(?:import_extra|missing_package)\(\s*["\'][\w.-]+["\'],\s*["\'](\w+)["\']|extra="(\w+)"',
-            path.read_text(),
-        )
-        for name in name
-        if name
-    }
+    asked = re.compile(r"""(?:import_extra|missing_package)\(\s*["'][\w.-]+["'],\s*["'](\w+)["']""")
+    texts = [path.read_text() for path in (ROOT / "perfsuite").rglob("*.py")]
+    named = {extra for text in texts for extra in asked.findall(text)}
+    named |= {client.extra for client in urls._PROTOCOLS.values()}
 
     assert set(extras) == EXTRAS
     assert named == EXTRAS - {"all", "dev", "hf"}
