@@ -40,11 +40,13 @@ def open_batches(
     # The dataset is the same on every rank; what it and the model draw later is not.
     seed_random_numbers(seed)
     shard_index, num_shards = shard
+    batches: EpochBatches
     if workload.build_loader is not None:
         let_children_be_loader_workers(start.folder, start.cores)
-        batches: EpochBatches = build_own_batches(
+        batches = build_own_batches(
             workload, recipe, split, shard_index=shard_index, num_shards=num_shards
         )
+        _check_lengths(workload, split, batches, device)
     else:
         batches = build_batches(
             workload,
@@ -53,12 +55,9 @@ def open_batches(
             shard_index=shard_index,
             num_shards=num_shards,
             seed=seed,
-            device=device,
             on_worker_start=loader_worker_entry(start.folder, start.cores),
         )
     with batches:
-        if workload.build_loader is not None:
-            _check_lengths(workload, split, batches, device)
         seed_random_numbers(seed + shard_index)
         yield batches if recipe.loader == "own" else CachedBatches(batches)
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from perfsuite.errors import NotExercisedError, RecipeError
-from perfsuite.records.capability import Hardware, why_not_exercised, why_not_timed
+from perfsuite.records.capability import Hardware, why_not_timed
 from perfsuite.records.recipe import Recipe
 from perfsuite.records.workload import Workload
 from perfsuite.worker.training.batches import cast_floating
@@ -28,14 +28,19 @@ def use_float8(
     """
     if policy.float8_recipe is None:
         return model
-    recipe, hardware = Recipe(precision=policy.name), _hardware(device)
     try:
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training
-    except ImportError as error:
-        raise NotExercisedError(why_not_exercised(recipe, hardware)) from error
+    except ImportError as error:  # it is there, and was not built for this torch
+        raise NotExercisedError(
+            f"precision {policy.name!r} needs the package torchao, which cannot be imported: "
+            f"{error}"
+        ) from error
+    on_cuda = device.type == "cuda"
+    capability = torch.cuda.get_device_capability(device) if on_cuda else None
+    hardware = Hardware(device=device.type, compute_capability=capability)
     config = dataclasses.replace(
         Float8LinearConfig.from_recipe_name(policy.float8_recipe),
-        emulate=why_not_timed(recipe, hardware) is not None,
+        emulate=why_not_timed(Recipe(precision=policy.name), hardware) is not None,
         pad_inner_dim=True,
     )
     layers = [layer for layer in model.modules() if _can_be_float8(layer)]
@@ -67,13 +72,4 @@ def _can_be_float8(layer: nn.Module) -> bool:
         type(layer) is nn.Linear
         and layer.in_features % _DIVISOR == 0
         and layer.out_features % _DIVISOR == 0
-    )
-
-
-def _hardware(device: torch.device) -> Hardware:
-    if device.type != "cuda":
-        return Hardware(device=device.type, has_torchao=False)
-    capability = torch.cuda.get_device_capability(device)
-    return Hardware(
-        device="cuda", num_gpus=torch.cuda.device_count(), compute_capability=capability
     )

@@ -21,7 +21,7 @@ from torch.utils.data import (
     get_worker_info,
 )
 
-from perfsuite.errors import DataLoadError, NotExercisedError, WorkloadError
+from perfsuite.errors import DataLoadError, WorkloadError
 from perfsuite.records.recipe import Recipe
 from perfsuite.records.workload import Split, Workload
 
@@ -33,6 +33,10 @@ _NO_ROOM = (
     "loader workers pass their batches through /dev/shm, which is full: make room in it, enlarge "
     "it (docker run --shm-size=1g), or use num_workers=0"
 )
+_NO_MEMORY = (
+    "a loader worker that was killed often ran out of memory: use fewer num_workers or a smaller "
+    "prefetch_factor"
+)
 
 
 def build_batches(
@@ -43,25 +47,20 @@ def build_batches(
     shard_index: int,
     num_shards: int,
     seed: int,
-    device: torch.device,
     on_worker_start: Callable[[], None] | None = None,
 ) -> EpochBatches:
     """Return the batches of a split's shard `shard_index`, from 0, without end.
 
     `seed`, of the order and of the workers, is the same on every rank. `on_worker_start` is called
-    first in each loader worker. Raises a NotExercisedError for memory pinned where the device needs
-    none, and a WorkloadError for a split that is absent or cannot fill a batch of each shard.
+    first in each loader worker. Raises a WorkloadError for a split that is absent or cannot fill a
+    batch of each shard.
     """
-    if recipe.pin_memory and device.type == "cpu":
-        raise NotExercisedError(
-            "pin_memory=True pins nothing without an accelerator; this cell runs on cpu"
-        )
     origin = f"workload {workload.name!r}: its {split} dataset"
     trains = split == "train"
     batch_size = recipe.micro_batch_size or workload.micro_batch_size
     dataset = _checked_dataset(workload, split, batch_size, num_shards, origin)
     sampler = DistributedSampler[Any](
-        cast("Dataset[Any]", dataset),
+        dataset,
         num_replicas=num_shards,
         rank=shard_index,
         shuffle=trains,
@@ -104,6 +103,11 @@ class EpochBatches(Iterator[Any]):
             to make the shards equally long.
     """
 
+    epoch = 0
+    repeats_last = False
+    _iterator: Any = None
+    _is_closed = False
+
     def __init__(
         self,
         loader: DataLoader[Any],
@@ -111,7 +115,6 @@ class EpochBatches(Iterator[Any]):
         num_samples: int,
         origin: str,
     ) -> None:
-        self.epoch = 0
         self.steps_per_epoch = len(loader)
         self.step_size = (loader.batch_size or 1) * sampler.num_replicas
         last_place = (len(sampler) - 1) * sampler.num_replicas + sampler.rank
@@ -119,8 +122,6 @@ class EpochBatches(Iterator[Any]):
         self._loader = loader
         self._sampler = sampler
         self._origin = origin
-        self._iterator: Any = None
-        self._is_closed = False
 
     def __next__(self) -> Any:
         """Return the next batch; after an epoch's last one, the first of the next epoch.
@@ -148,9 +149,7 @@ class EpochBatches(Iterator[Any]):
         self._is_closed = True
         # torch has no public way: the iterator shuts down when it is collected, but a traceback
         # keeps it alive, and one collected inside the fork of a later loader stalls that for 10 s.
-        shutdown = getattr(self._iterator, "_shutdown_workers", None)
-        if shutdown is not None:
-            shutdown()
+        getattr(self._iterator, "_shutdown_workers", lambda: None)()
         self._iterator = None
 
     def __enter__(self) -> EpochBatches:
@@ -169,12 +168,8 @@ class EpochBatches(Iterator[Any]):
             return next(self._iterator)
         except (RuntimeError, OSError) as error:
             reason = _reason(error)
-            raise DataLoadError(
-                f"{self._origin} cannot be loaded: {reason}; {_NO_ROOM}"
-                if "No space left" in reason
-                else f"{self._origin} cannot be loaded: {reason}; a loader worker that was killed "
-                "often ran out of memory: use fewer num_workers or a smaller prefetch_factor"
-            ) from error
+            advice = _NO_ROOM if "No space left" in reason else _NO_MEMORY
+            raise DataLoadError(f"{self._origin} cannot be loaded: {reason}; {advice}") from error
 
     def _start_epoch(self, epoch: int) -> None:
         self.epoch = epoch
@@ -187,8 +182,8 @@ class EpochBatches(Iterator[Any]):
         if not isinstance(batch, list | tuple) or len(batch) != 2:
             size = f" of {len(batch)}" if isinstance(batch, Sized) else ""
             raise WorkloadError(
-                f"{self._origin} gives a {type(batch).__name__}{size} as a batch; "
-                "each of its items must be a pair (inputs, target)"
+                f"{self._origin} gives a {type(batch).__name__}{size} as a batch; a batch, as each "
+                "item of a dataset, must be a pair (inputs, target)"
             )
         return batch
 
@@ -214,15 +209,21 @@ class _Fetching(Dataset[Any]):
             return _Failure(describe_failure(error))
 
 
-def _checked_dataset(
-    workload: Workload, split: Split, batch_size: int, num_shards: int, origin: str
-) -> Any:
-    dataset: Any = workload.build_dataset(split)
+def build_dataset(workload: Workload, split: Split) -> Any:
+    """Return a split's dataset; raises a WorkloadError where there is none."""
+    dataset = workload.build_dataset(split)
     if dataset is None:
         raise WorkloadError(
             f"workload {workload.name!r} has no {split} dataset: build_dataset({split!r}) returned "
             "None; return a dataset for it, or ask for another split"
         )
+    return dataset
+
+
+def _checked_dataset(
+    workload: Workload, split: Split, batch_size: int, num_shards: int, origin: str
+) -> Any:
+    dataset = build_dataset(workload, split)
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
         raise WorkloadError(
             f"{origin} is a {type(dataset).__name__} without a length; "

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
-from perfsuite.errors import RecipeError
 from perfsuite.worker.training.batches import cast_floating, local_tensor
 from perfsuite.worker.training.forwards import wrap_forward
 
@@ -31,9 +30,9 @@ class PrecisionPolicy:
     """What one precision means.
 
     Attributes:
-        parameter_dtype: The dtype of parameters, floating buffers and floating inputs.
+        parameter_dtype: Of parameters, floating buffers and floating inputs.
         keeps_batchnorm_fp32: Affine BatchNorm layers stay in float32.
-        autocast_dtype: The dtype of the operations that autocast chooses; None without autocast.
+        autocast_dtype: Of the operations that autocast chooses; None without autocast.
         loss_scale: "dynamic", or 1 for no scaling.
         max_loss_scale: The greatest dynamic scale; None for no limit.
         master_weights: The optimizer steps float32 copies of the parameters.
@@ -89,9 +88,7 @@ PRECISION_POLICIES = {policy.name: policy for policy in _POLICIES}
 
 
 def precision_policy(name: str) -> PrecisionPolicy:
-    """Return what a precision means, or raise a RecipeError for an unknown one."""
-    if name not in PRECISION_POLICIES:
-        raise RecipeError(f"precision is {name!r}; use one of {', '.join(PRECISION_POLICIES)}")
+    """Return what a precision means, one that a `Recipe` can have."""
     return PRECISION_POLICIES[name]
 
 
@@ -163,8 +160,7 @@ def cast_for_loss(value: Any, policy: PrecisionPolicy) -> Any:
     """
     if policy.parameter_dtype == torch.float32:
         return value
-    is_double = policy.parameter_dtype == torch.float64
-    return cast_floating(value, torch.float64 if is_double else torch.float32)
+    return cast_floating(value, torch.promote_types(policy.parameter_dtype, torch.float32))
 
 
 class LossScaler(GradScaler):
@@ -215,13 +211,9 @@ class MasterWeights(Optimizer):
 
     Its parameter groups are the inner optimizer's and hold the copies, so `GradScaler.unscale_` and
     clipping work on float32 gradients. One step is: backward, `collect_gradients`, unscale, clip,
-    `step`. Gradients of several micro-batches are summed in the model's own dtype.
-
-    Attributes:
-        inner: The optimizer of the copies and of the parameters that are in float32 already.
+    `step`. Gradients of several micro-batches are summed in the model's own dtype. The `inner`
+    optimizer is of the copies, and of the parameters that are in float32 already.
     """
-
-    inner: Optimizer
 
     def __init__(
         self,
@@ -257,13 +249,10 @@ class MasterWeights(Optimizer):
         _copy_all(self._copied)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear the gradients of the master weights and of the model."""
+        """Clear the gradients of the master weights, and drop those of the model."""
         self.inner.zero_grad(set_to_none)
         for parameter, _ in self._copied:
-            if set_to_none or parameter.grad is None:
-                parameter.grad = None
-            else:
-                parameter.grad.zero_()
+            parameter.grad = None
 
 
 def _copy_all(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:

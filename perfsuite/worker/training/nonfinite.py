@@ -33,8 +33,11 @@ def check_finite(trainer: Trainer, losses: Sequence[Tensor], first_step: int) ->
                 "inputs, the forward pass or the loss itself"
             )
             raise NonFiniteError(f"the loss is {value} at step {step}; {where}; {ADVICE}")
-    name = _first_with_bad_value(trainer)
-    if name is not None:
+    finite = {n: _finite(p) for n, p in trainer.module.named_parameters() if p.requires_grad}
+    # One tensor for all, so that the host waits once.
+    are_finite = torch.stack([*finite.values()]).tolist() if finite else []
+    if False in are_finite:
+        name = [*finite][are_finite.index(False)]
         last_step = first_step + max(len(values), 1) - 1
         raise NonFiniteError(
             f"parameter {name!r} is not finite after step {last_step}, although the loss was; "
@@ -58,8 +61,9 @@ def gradients_are_finite(trainer: Trainer) -> Tensor:
     Nothing waits for it. Of split gradients only this rank's part is seen.
     """
     parameters = [p for group in trainer.optimizer.param_groups for p in group["params"]]
-    local = [_dense(local_tensor(p.grad)) for p in parameters if p.grad is not None]
-    gradients = [gradient for gradient in local if gradient.numel()]
+    local = [local_tensor(p.grad) for p in parameters if p.grad is not None]
+    dense = [one.coalesce().values() if one.is_sparse else one for one in local]
+    gradients = [gradient for gradient in dense if gradient.numel()]
     if not gradients:
         return torch.ones((), dtype=torch.bool, device=trainer.device)
     # The largest magnitude is infinite or NaN where any is, and cannot overflow as a sum might.
@@ -68,19 +72,6 @@ def gradients_are_finite(trainer: Trainer) -> Tensor:
 
 
 ADVICE = "lower the learning rate, clip gradients, or use a precision with more range"
-
-
-def _first_with_bad_value(trainer: Trainer) -> str | None:
-    finite = {n: _finite(p) for n, p in trainer.module.named_parameters() if p.requires_grad}
-    if not finite:
-        return None
-    # One tensor for all, so that the host waits once.
-    are_finite = torch.stack([*finite.values()]).tolist()
-    return next((name for name, fine in zip(finite, are_finite, strict=True) if not fine), None)
-
-
-def _dense(gradient: Tensor) -> Tensor:
-    return gradient.coalesce().values() if gradient.is_sparse else gradient
 
 
 def _finite(tensor: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Sized
+from collections.abc import Collection
 from typing import Any, Final
 
 from perfsuite.errors import DataLoadError, RecipeError, WorkloadError
@@ -26,8 +26,7 @@ def build_own_batches(
 ) -> OwnBatches:
     """Return the batches of the workload's own loader, without end.
 
-    Raises a RecipeError for a field that such a loader makes meaningless, and a WorkloadError for a
-    loader that nothing can be trained from.
+    Raises a RecipeError for a field that says nothing to it, and what `own_loader` raises.
     """
     for name in _OF_BUILT_LOADERS:
         if value := getattr(recipe, name):
@@ -50,17 +49,13 @@ class OwnBatches(EpochBatches):
     def __init__(
         self, loader: Collection[Any], batch_size: int, num_shards: int, origin: str, split: Split
     ) -> None:
-        self.epoch = 0
         self.steps_per_epoch = len(loader)
         self.step_size = batch_size * num_shards
-        self.repeats_last = False
         self._batch_size = batch_size
         self._own_loader = loader
         self._trains = split == "train"
         self._origin = origin
-        self._iterator = None
         self._num_given = 0
-        self._is_closed = False
 
     def indices(self, epoch: int) -> list[list[int]]:
         """Return none: such a loader does not say what it will load."""
@@ -100,13 +95,7 @@ class OwnBatches(EpochBatches):
         self._iterator = iter(self._own_loader)
 
     def _checked(self, batch: Any) -> Any:
-        if not isinstance(batch, list | tuple) or len(batch) != 2:
-            size = f" of {len(batch)}" if isinstance(batch, Sized) else ""
-            raise WorkloadError(
-                f"{self._origin} gives a {type(batch).__name__}{size} as a batch; "
-                "each must be a pair (inputs, target)"
-            )
-        num_inputs, num_targets = map(num_samples, batch)
+        num_inputs, num_targets = map(num_samples, super()._checked(batch))
         if num_targets not in (0, num_inputs):
             raise WorkloadError(
                 f"{self._origin} gives a batch of {num_inputs} inputs and {num_targets} targets; "
@@ -126,9 +115,7 @@ class CachedBatches(EpochBatches):
 
     def __init__(self, batches: EpochBatches) -> None:
         """Load them, and end the loader workers."""
-        self.epoch = 0
         self.steps_per_epoch, self.step_size = batches.steps_per_epoch, batches.step_size
-        self.repeats_last = False
         num_batches = min(_NUM_CACHED, batches.steps_per_epoch)
         self._cached = itertools.cycle([next(batches) for _ in range(num_batches)])
         batches.close()

@@ -133,7 +133,7 @@ def transformer_step(recipe):
     workload, device = transformer_tiny(), torch.device("cpu")
     trainer = build_trainer(workload, recipe, device=device, seed=0)
     shard = {"shard_index": 0, "num_shards": 1}
-    batches = build_batches(workload, recipe, "train", **shard, seed=0, device=device)
+    batches = build_batches(workload, recipe, "train", **shard, seed=0)
     return partial(train_step, trainer, batches)
 
 

@@ -102,6 +102,7 @@ def test_only_training_needs_a_full_last_batch(build: Any) -> None:
 
 
 ORIGIN = "workload 'small': build_loader('train', 1, 2)"
+PAIR = "a batch, as each item of a dataset, must be a pair (inputs, target)"
 
 
 @pytest.mark.parametrize(
@@ -120,8 +121,8 @@ ORIGIN = "workload 'small': build_loader('train', 1, 2)"
             "so that it is known when an epoch ends",
         ),
         ([], "returned a list without a batch; it needs one at least"),
-        ([5], "gives a int as a batch; each must be a pair (inputs, target)"),
-        ([(1, 2, 3)], "gives a tuple of 3 as a batch; each must be a pair (inputs, target)"),
+        ([5], f"gives a int as a batch; {PAIR}"),
+        ([(1, 2, 3)], f"gives a tuple of 3 as a batch; {PAIR}"),
         (
             [(torch.ones(4), torch.ones(3))],
             "gives a batch of 4 inputs and 3 targets; the first dimension of both must be that of "

@@ -103,7 +103,6 @@ class DataLoaders:
             shard_index=shard_index,
             num_shards=self.num_shards,
             seed=self.seed,
-            device=self._device,
         )
 
     def _build_seeded(self, split: Split) -> Any:

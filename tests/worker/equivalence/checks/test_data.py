@@ -73,7 +73,6 @@ def load(workload: Workload, recipe: Recipe, num_batches: int = 3, seed: int = S
             shard_index=shard_index,
             num_shards=recipe.plan.data_parallel_size,
             seed=seed,
-            device=CPU,
         ) as batches:
             seen.append([next(batches) for _ in range(num_batches)])
     return seen
@@ -90,7 +89,6 @@ def draw_indices(workload: Workload, recipe: Recipe) -> list[list[list[int]]]:
             shard_index=shard_index,
             num_shards=num_shards,
             seed=SEED,
-            device=CPU,
         ).indices(0)
         for shard_index in range(num_shards)
     ]
@@ -367,7 +365,7 @@ def test_the_recipes_batch_size_goes_before_the_workloads() -> None:
     workload = make_workload(lambda: Numbers(24))
     recipe = Recipe(micro_batch_size=6)
     with build_batches(
-        workload, recipe, "train", shard_index=0, num_shards=1, seed=SEED, device=CPU
+        workload, recipe, "train", shard_index=0, num_shards=1, seed=SEED
     ) as batches:
         seen = [[next(batches)]]
 
