@@ -84,8 +84,6 @@ class RankFailureError(PerfsuiteError):
         rank: The failing rank: the first in time, and never one that only lost its peer.
         exit_code: The exit code of its process where it left one, else None.
         signal_name: The name of the signal that ended it ("SIGKILL"), else None.
-        phase: The phase of the rank ("warm-up", "measure", ...).
-        stage: The stage of the step it was in ("forward", ...), else None.
         log_lines: The last lines of its standard output and error.
         lost_peer: Whether it only reports that another rank is gone or late.
     """
@@ -95,8 +93,6 @@ class RankFailureError(PerfsuiteError):
     rank: int
     exit_code: int | None = None
     signal_name: str | None = None
-    phase: str | None = None
-    stage: str | None = None
     log_lines: tuple[str, ...] = ()
     lost_peer: bool = False
 

@@ -45,7 +45,7 @@ def run_group(request: GroupRequest) -> list[Reply]:
     Raises:
         RankFailureError: A rank crashed, was killed, hung, or raised; the first one is named.
         NotExercisedError: A rank found that this machine cannot exercise the job.
-        PerfsuiteError: A rank raised one of ours, such as a WorkloadError.
+        PerfsuiteError: A rank raised another one of ours.
     """
     with RankGroup(request) as group:
         while (replies := group.poll(POLL_S)) is None:
@@ -59,12 +59,10 @@ class RankGroup:
     def __init__(self, request: GroupRequest, only: Assignment | None = None) -> None:
         """Start the ranks, or `only` one of them, if the group spans controllers."""
         self._prepare(request)
-        policy = request.policy
-        assignments = (
-            (only,)
-            if only is not None
-            else all_assignments(request.world_size, device=policy.device, num_gpus=policy.num_gpus)
-        )
+        device, num_gpus = request.policy.device, request.policy.num_gpus
+        assignments = all_assignments(request.world_size, device=device, num_gpus=num_gpus)
+        if only is not None:
+            assignments = (only,)
         self._ranks = tuple(one.rank for one in assignments)
         self._processes: dict[int, ForkServerProcess] = {}
         try:
@@ -144,11 +142,8 @@ class RankGroup:
         return [cast(Reply, self._replies[rank]) for rank in self._ranks]
 
     def _patience_s(self, waiting: Sequence[int]) -> float:
-        return failures.patience_s(
-            self._policy.timeout_s,
-            compiles=self._compiles,
-            phases=[self._board.read(rank).phase for rank in waiting],
-        )
+        phases = [self.position(rank).phase for rank in waiting]
+        return failures.patience_s(self._policy.timeout_s, compiles=self._compiles, phases=phases)
 
     def _waiting(self) -> list[int]:
         return [rank for rank in self._ranks if rank not in self._replies]
@@ -163,23 +158,19 @@ class RankGroup:
         return list(received.values())
 
     def _reply_of(self, rank: int) -> Reply | Died:
-        try:
+        # Where it died without a reply, its exit code follows.
+        with contextlib.suppress(EOFError, ConnectionResetError):
             if self._pipes[rank].poll():
                 reply: Reply = self._pipes[rank].recv()
                 return reply
-        except (EOFError, ConnectionResetError):
-            pass  # it died without a reply; its exit code follows
         process = self._processes[rank]
         process.join(_GRACE_S)
         lines = self._log_lines(rank)
         last_words = "\n".join(lines[-failures.NUM_LOG_LINES :])
         if process.exitcode == -signal.SIGABRT:
             last_words = "\n".join(lines)[-failures.NUM_WATCHDOG_BYTES :]
-        return Died(
-            exit_code=process.exitcode,
-            lost_peer=failures.says_lost_peer(last_words),
-            at_s=time.monotonic(),
-        )
+        lost_peer = failures.says_lost_peer(last_words)
+        return Died(exit_code=process.exitcode, lost_peer=lost_peer, at_s=time.monotonic())
 
     def _receive_cascade(self) -> None:
         end_s = time.monotonic() + CASCADE_S
@@ -195,49 +186,38 @@ class RankGroup:
         }
         if not failed:
             return
+        world_size = self._world_size
         rank, failure = failures.first_failure(failed)
-        running = self._waiting()
-        if failure.lost_peer and running:
+        if failure.lost_peer and (running := self._waiting()):
             raise failures.late_rank_error(
                 running,
                 waiting_rank=rank,
-                positions={one: self._board.read(one) for one in self._ranks},
-                world_size=self._world_size,
+                positions={one: self.position(one) for one in self._ranks},
+                world_size=world_size,
                 timeout_s=self._policy.collective_timeout_s,
                 stack_of=self.where_it_hangs,
             )
         if isinstance(failure, Failed) and failure.is_ours:
             kind: type[PerfsuiteError] = getattr(errors, failure.error)
             # An impossible recipe or workload is the same on every rank; a batch or a loss is not.
-            is_one_ranks = (
-                kind in (errors.NonFiniteError, errors.DataLoadError) and self._world_size > 1
-            )
-            where = f" (rank {rank} of {self._world_size})" if is_one_ranks else ""
+            is_one_ranks = kind in (errors.NonFiniteError, errors.DataLoadError) and world_size > 1
+            where = f" (rank {rank} of {world_size})" if is_one_ranks else ""
             raise kind(failure.message + where)
-        raise failures.rank_error(
-            rank,
-            failure,
-            position=self._board.read(rank),
-            world_size=self._world_size,
-            log=self._log_lines(rank),
-        )
+        log, position = self._log_lines(rank), self.position(rank)
+        raise failures.rank_error(rank, failure, position=position, world_size=world_size, log=log)
 
     def _stuck(self, waiting: Sequence[int]) -> RankFailureError:
         stacks = {one: self.where_it_hangs(one) for one in waiting}
-        rank = failures.latest({one: self._board.read(one) for one in waiting}, stacks)
-        position = self._board.read(rank)
+        rank = failures.latest({one: self.position(one) for one in waiting}, stacks)
         num_workers = len(_descendants(self._running[rank]))
         workers = f" ({num_workers} loader workers alive)" if num_workers else ""
         timeout_s = self._patience_s(waiting)
         times = "" if timeout_s == self._policy.timeout_s else "ten times "
-        what = f"made no progress for {timeout_s:g} s ({times}--perf-timeout), in {position}"
-        return failures.hanging_error(
-            rank,
-            what + workers,
-            position,
-            world_size=self._world_size,
-            lines=stacks[rank],
+        what = (
+            f"made no progress for {timeout_s:g} s ({times}--perf-timeout), in "
+            f"{self.position(rank)}{workers}"
         )
+        return failures.hanging_error(rank, what, world_size=self._world_size, lines=stacks[rank])
 
     def position(self, rank: int) -> Position:
         """Return where a rank is."""
@@ -278,7 +258,7 @@ class RankGroup:
         left = [one for rank in self._running.values() for one in (rank, *_descendants(rank))]
         for pipe in self._pipes.values():
             pipe.close()  # a rank that has replied waits for this, and leaves
-        have_replied = all(self._board.read(rank).phase == "finish" for rank in self._ranks)
+        have_replied = all(self.position(rank).phase == "finish" for rank in self._ranks)
         deadline_s = time.monotonic() + (_GRACE_S if have_replied else 0.0)
         for process in self._processes.values():
             process.join(max(0.0, deadline_s - time.monotonic()))

@@ -27,10 +27,9 @@ INJECTABLE_FAULTS = ("leak", "synchronization")
 
 @dataclass(frozen=True, kw_only=True)
 class TurnChannel:
-    """How the ranks of one arm of a gate ask for their turn, and what a calibration injects there.
+    """How the ranks of one arm ask for their turn at a gate's socket, and what calibration injects.
 
     Attributes:
-        path: The gate's Unix socket.
         planted_ratio: Slowdown of each round, 0.05 = 5 %.
         planted_recipe: Changed fields of each recipe: ("precision=fp32",).
         planted_fault: One of INJECTABLE_FAULTS, in each iteration.
@@ -60,7 +59,6 @@ class GroupPolicy:
         import_roots: Folders that come first on the ranks' module path.
         shows_output: Print what the ranks printed when all went well.
         pins_ranks: Give each rank a processor of its own, on a CPU where there are enough.
-        entry: What a rank runs, "package.module:function": by name, as its module imports torch.
         turns: Where rounds ask for their turn; None where no other arm runs beside them.
     """
 
@@ -73,7 +71,6 @@ class GroupPolicy:
     import_roots: tuple[str, ...] = ()
     shows_output: bool = True
     pins_ranks: bool = True
-    entry: str = "perfsuite.worker.main:serve"
     turns: TurnChannel | None = None
 
 
@@ -89,12 +86,9 @@ class GroupRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class RankStart:
-    """What a rank's process is started with.
+    """What a rank's process is started with; `folder` is its group's, for board and logs.
 
-    Attributes:
-        folder: The group's own temporary folder: rendezvous file, progress board, logs.
-        core: Processor that the rank is pinned to, None if there are not enough.
-        cores: Processors that it, where it has no such core, and its loader workers may use.
+    It is pinned to `core`, unless that is None; its loader workers may use `cores`, and then it.
     """
 
     request: GroupRequest
@@ -107,6 +101,21 @@ class RankStart:
     def rank(self) -> int:
         """The rank's number in its group."""
         return self.assignment.rank
+
+
+@dataclass(frozen=True, kw_only=True)
+class Joined:
+    """What a process of a command says of itself first, to be answered with a `RankStart`.
+
+    `place` and `num_neighbours` are those of an `Assignment`, `device` is "cpu" or "cuda".
+    """
+
+    process: int
+    rank: int
+    world_size: int
+    place: int
+    num_neighbours: int
+    device: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +132,6 @@ class MeasurePlan:
     Attributes:
         num_rounds: Timed rounds; each yields one sample. None lets the gate choose.
         num_iterations: Optimizer steps of one round; None lets rank 0 choose after the warm-up.
-        seed: Seed of weights, data order and random numbers on every rank.
         round_s: Duration that rank 0 then aims at; None is 50 ms.
     """
 
@@ -133,12 +141,9 @@ class MeasurePlan:
     round_s: float | None = None
 
     def __post_init__(self) -> None:
-        if not optional(is_int_from(1))(self.num_rounds):
-            raise RecipeError(f"rounds is {self.num_rounds!r}; use a whole number from 1")
-        if not optional(is_int_from(1))(self.num_iterations):
-            raise RecipeError(
-                f"iterations is {self.num_iterations!r}; use None or a whole number from 1"
-            )
+        for name, value in {"rounds": self.num_rounds, "iterations": self.num_iterations}.items():
+            if not optional(is_int_from(1))(value):
+                raise RecipeError(f"{name} is {value!r}; use None or a whole number from 1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,10 +168,8 @@ class RunCell:
 class RecordRun:
     """Job: train some steps, and write what each rank saw of them to a file.
 
-    Attributes:
-        folder: The verification's temporary folder.
-        name: "tested", or "twin" for the same run without checkpointing.
-        counts_work: Whether to count what one further step runs.
+    `name` is "tested", or "twin" for the same run without checkpointing; with `counts_work` the
+    work of one further step is counted.
     """
 
     workload: bytes
@@ -219,11 +222,8 @@ class RoundTimes:
     """One rank's own times of one round: on a CPU from the common start to the end of its work.
 
     On an accelerator from the device's first iteration to its last, when the host has run ahead.
-
-    Attributes:
-        stages_s: Seconds of the whole round in each stage that was entered.
-        steps_s: Of each iteration, from border to border.
-        spans: The stages in order, on a CPU with "other" between; empty where no rank is compared.
+    `steps_s` is from border to border, `stages_s` of the whole round. `spans` has the stages in
+    order, on a CPU with "other" between, and is empty where no rank is compared.
     """
 
     duration_s: float
@@ -234,11 +234,9 @@ class RoundTimes:
 
 @dataclass(frozen=True, kw_only=True)
 class PeakMemory:
-    """Memory of one iteration on one rank.
+    """Memory of one iteration on one rank, see `perfsuite.worker.measure.memory`.
 
     Attributes:
-        metric: How the peak was read, see `perfsuite.worker.measure.memory`.
-        peak_bytes: Most bytes that were alive at once.
         saved_activation_bytes: Bytes that a forward pass left alive for its backward pass; None
             where no forward pass was followed by a backward pass on this rank.
         reserved_bytes: Most that an accelerator's allocator held; None on a CPU.
@@ -300,8 +298,7 @@ class RankEpoch:
         stages_s: Seconds in each stage that was entered; "evaluation" holds its loading.
         losses: Loss of each step on this rank's data; empty on a rank that holds no loss.
         first_bad_gradient: The first step, from 1, with a gradient that is not finite, else None.
-        num_right: Right answers by class, on this rank's share; None where nothing was counted.
-        num_there: Samples by class.
+        num_right: Right answers by class, of `num_there` samples; None where nothing was counted.
         metric_sums: The workload's own metric by name, summed over `num_scored` samples.
     """
 
@@ -317,12 +314,7 @@ class RankEpoch:
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileTaken:
-    """Reply to `RunProfile`: what one rank saw of its training.
-
-    Attributes:
-        output: None on every rank but the first.
-        missing: Why a field of the profile is None, by its name.
-    """
+    """Reply to `RunProfile`: what one rank saw; `missing` says by name why a field is None."""
 
     epochs: tuple[RankEpoch, ...]
     evaluated_split: Literal["validation", "test"] | None
@@ -340,11 +332,10 @@ class Skipped:
 
 @dataclass(frozen=True, kw_only=True)
 class Failed:
-    """Reply to any job: it ended in an exception.
+    """Reply to any job: it ended in an exception of class `error`.
 
     Attributes:
-        error: Name of the exception's class.
-        is_ours: Whether it is one of `perfsuite.errors`, without a traceback.
+        is_ours: Whether it is one of `perfsuite.errors`, shown without a traceback.
         lost_peer: Whether it only says that another rank is gone or late.
         at_s: When it was raised, on the machine's monotonic clock.
         lines: The traceback without frames of ours.

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from perfsuite.ranks import messages
-from perfsuite.ranks.command.joined import Joined
+from perfsuite.ranks.messages import Joined
 from perfsuite.ranks.progress import Board
 from perfsuite.records import stages
 from perfsuite.records.stages import StopLoop

@@ -8,9 +8,8 @@ import subprocess
 from collections.abc import Mapping, Sequence
 
 from perfsuite.errors import WorkloadError
-from perfsuite.ranks.command.joined import Joined
 from perfsuite.ranks.failures import Died, says_lost_peer
-from perfsuite.ranks.messages import Failed
+from perfsuite.ranks.messages import Failed, Joined
 from perfsuite.units import counted
 
 # torch begins each line of a rank's traceback so.

@@ -27,10 +27,9 @@ from perfsuite.ranks import bootstrap, failures
 from perfsuite.ranks.assignments import Assignment
 from perfsuite.ranks.command import faults
 from perfsuite.ranks.command.hooked import sitecustomize as hook
-from perfsuite.ranks.command.joined import Joined
 from perfsuite.ranks.failures import Died
 from perfsuite.ranks.group import POLL_S, RankGroup
-from perfsuite.ranks.messages import Failed, GroupRequest, RankStart, Reply
+from perfsuite.ranks.messages import Failed, GroupRequest, Joined, RankStart, Reply
 from perfsuite.ranks.progress import Board
 from perfsuite.system import background
 from perfsuite.system.signals import uninterrupted
