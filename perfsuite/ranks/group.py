@@ -8,7 +8,8 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
 from typing import Self, cast
@@ -58,36 +59,38 @@ class RankGroup:
 
     def __init__(self, request: GroupRequest, only: Assignment | None = None) -> None:
         """Start the ranks, or `only` one of them, if the group spans controllers."""
-        self._prepare(request)
         device, num_gpus = request.policy.device, request.policy.num_gpus
         assignments = all_assignments(request.world_size, device=device, num_gpus=num_gpus)
         if only is not None:
             assignments = (only,)
-        self._ranks = tuple(one.rank for one in assignments)
-        self._processes: dict[int, ForkServerProcess] = {}
-        try:
-            with uninterrupted():
-                self._folder = bootstrap.make_group_folder()
-                self._cleanup.callback(bootstrap.remove_group_folder, self._folder)
-                self._board = Board(self._folder / "progress", self._world_size)
-                self._cleanup.callback(self._board.close)
-                self._cleanup.callback(self._end_processes)
-                self._start_all(assignments, request)
-        except BaseException:
-            self.end()
-            raise
-        self._watch = failures.ProgressWatch(self._board, self._world_size)
+        self._ranks: tuple[int, ...] = tuple(one.rank for one in assignments)
+        self._launch(request, partial(self._start_all, assignments, request))
 
-    def _prepare(self, request: GroupRequest) -> None:
+    def _launch(self, request: GroupRequest, start: Callable[[], None]) -> None:
+        """Prepare what every group has, and `start` what it runs."""
         self._world_size = request.world_size
         self._policy = request.policy
         recipe: Recipe | None = getattr(request.job, "recipe", None)
         self._compiles = recipe is not None and recipe.compile
         self._running: dict[int, psutil.Process] = {}
+        self._processes: dict[int, ForkServerProcess] = {}
         self._pipes: dict[int, Connection] = {}
         self._replies: dict[int, Reply | Died] = {}
         # What `end` has to do, from the last to the first.
         self._cleanup = contextlib.ExitStack()
+        try:
+            with uninterrupted():
+                self._folder = bootstrap.make_group_folder()
+                self._cleanup.callback(bootstrap.remove_group_folder, self._folder)
+                start()
+        except BaseException:
+            self.end()
+            raise
+
+    def _open_board(self) -> None:
+        self._board = Board(self._folder / "progress", self._world_size)
+        self._cleanup.callback(self._board.close)
+        self._watch = failures.ProgressWatch(self._board, self._world_size)
 
     def __enter__(self) -> Self:
         return self
@@ -96,6 +99,8 @@ class RankGroup:
         self.end()
 
     def _start_all(self, assignments: Sequence[Assignment], request: GroupRequest) -> None:
+        self._open_board()
+        self._cleanup.callback(self._end_processes)
         policy = self._policy
         cores = tuple(sorted(os.sched_getaffinity(0)))
         pins = policy.pins_ranks and policy.device == "cpu"

@@ -248,6 +248,11 @@ class PeakMemory:
     reserved_bytes: int | None = None
 
 
+NO_COUNTS = Counts(**dict.fromkeys(Counts.__struct_fields__))
+# What is found in iterations after the timed ones, by its name in the record.
+COUNTED = (*Counts.__struct_fields__, "memory", "operators")
+
+
 @dataclass(frozen=True, kw_only=True)
 class CellMeasured:
     """Reply to `RunCell`: what one rank measured.
@@ -264,11 +269,11 @@ class CellMeasured:
 
     rounds: tuple[RoundTimes, ...]
     num_iterations: int
-    losses: tuple[float, ...] | None
+    losses: tuple[float, ...] | None = None
     global_batch_size: int | None
-    counts: Counts
-    peak: PeakMemory | None
-    operators: tuple[Operator, ...] | None
+    counts: Counts = NO_COUNTS
+    peak: PeakMemory | None = None
+    operators: tuple[Operator, ...] | None = None
     weights: tuple[tuple[TensorDigest, ...], ...] = ()
     environment: Environment
     missing: dict[str, str]
@@ -342,11 +347,11 @@ class Failed:
     """
 
     error: str
-    is_ours: bool
+    is_ours: bool = False
     message: str
     lost_peer: bool
     at_s: float
-    lines: tuple[str, ...]
+    lines: tuple[str, ...] = ()
 
 
 Reply = CellMeasured | FunctionReturned | RunRecorded | RunChecked | ProfileTaken | Skipped | Failed

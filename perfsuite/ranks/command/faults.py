@@ -37,11 +37,8 @@ def last_words(output: str) -> str:
 def _tracebacks(output: str) -> list[str]:
     """The last lines of all tracebacks, after those that only tell that another rank is gone."""
     found: list[str] = _TRACEBACK.findall(_RANK.sub("", output))
-    return sorted((line for line in found if _OF_LAUNCHER not in line), key=_is_cause)
-
-
-def _is_cause(line: str) -> bool:
-    return not says_lost_peer(line)
+    own = [line for line in found if _OF_LAUNCHER not in line]
+    return sorted(own, key=lambda line: not says_lost_peer(line))
 
 
 def read_end(
@@ -58,14 +55,8 @@ def read_end(
     raised = _tracebacks(output)
     if raised and (exit_code is None or exit_code >= 0):
         error, _, message = raised[-1].partition(": ")
-        return Failed(
-            error=error,
-            is_ours=False,
-            message=message,
-            lost_peer=says_lost_peer(message),
-            at_s=at_s,
-            lines=(),
-        )
+        lost_peer = says_lost_peer(message)
+        return Failed(error=error, message=message, lost_peer=lost_peer, at_s=at_s)
     return Died(exit_code=exit_code, lost_peer=False, at_s=at_s)
 
 

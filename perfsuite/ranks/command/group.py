@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -23,16 +24,14 @@ from typing import Any
 import psutil
 
 from perfsuite.errors import PerfsuiteError, SettingError
-from perfsuite.ranks import bootstrap, failures
+from perfsuite.ranks import bootstrap
 from perfsuite.ranks.assignments import Assignment
 from perfsuite.ranks.command import faults
 from perfsuite.ranks.command.hooked import sitecustomize as hook
 from perfsuite.ranks.failures import Died
 from perfsuite.ranks.group import POLL_S, RankGroup
 from perfsuite.ranks.messages import Failed, GroupRequest, Joined, RankStart, Reply
-from perfsuite.ranks.progress import Board
 from perfsuite.system import background
-from perfsuite.system.signals import uninterrupted
 
 # Before the first step a command loads data and compiles.
 _PATIENCE = 10
@@ -108,30 +107,22 @@ class CommandGroup(RankGroup):
         self, request: GroupRequest, launch: CommandLaunch, *, has_hook: bool = True
     ) -> None:
         """Start the command, with the hook or as if it ran by itself."""
-        self._prepare(request)
-        self._ranks: tuple[int, ...] = ()
+        self._ranks = ()
         self._request = request
         self._name = launch.name
         self._has_hook = has_hook
         self._joined: dict[int, Joined] = {}
         self._progress, self._since_s = ("", 0), time.monotonic()
-        try:
-            with uninterrupted():
-                self._start(launch)
-        except BaseException:
-            self.end()
-            raise
+        self._launch(request, partial(self._start, launch))
 
     def _start(self, launch: CommandLaunch) -> None:
-        self._folder = folder = bootstrap.make_group_folder()
-        self._cleanup.callback(bootstrap.remove_group_folder, folder)
-        self.out = folder / "out"
+        self.out = self._folder / "out"
         self.out.mkdir()
         variables = launch.variables(self.out)
         program = launch.program(variables)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._cleanup.callback(self._listener.close)
-        self._listener.bind(channel := str(folder / "ranks"))
+        self._listener.bind(channel := str(self._folder / "ranks"))
         self._listener.listen()
         self._variable = f"{hook.CHANNEL}={channel}"
         variables[hook.CHANNEL] = channel
@@ -140,7 +131,7 @@ class CommandGroup(RankGroup):
             variables["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
         words = [word.replace("{out}", str(self.out)) for word in launch.words[1:]]
         runner = [sys.executable, "-P", background.__file__, str(os.getpid()), self._variable]
-        self._log = folder / "output.log"
+        self._log = self._folder / "output.log"
         with self._log.open("wb") as output:
             self._process = subprocess.Popen(
                 [*runner, program, *words],
@@ -224,22 +215,20 @@ class CommandGroup(RankGroup):
     def _begin(self) -> None:
         """Give every rank its job."""
         self._ranks = tuple(sorted(self._joined))
-        self._board = Board(self._folder / "progress", self._world_size)
-        self._cleanup.callback(self._board.close)
-        self._watch = failures.ProgressWatch(self._board, self._world_size)
+        self._open_board()
         for rank, joined in self._joined.items():
             policy = dataclasses.replace(self._policy, device=joined.device)
+            request = dataclasses.replace(self._request, world_size=self._world_size, policy=policy)
+            assignment = Assignment(
+                rank=rank,
+                place=joined.place,
+                num_neighbours=joined.num_neighbours,
+                gpu=joined.place,
+                backend="gloo",
+            )
             start = RankStart(
-                request=dataclasses.replace(
-                    self._request, world_size=self._world_size, policy=policy
-                ),
-                assignment=Assignment(
-                    rank=rank,
-                    place=joined.place,
-                    num_neighbours=joined.num_neighbours,
-                    gpu=joined.place,
-                    backend="gloo",
-                ),
+                request=request,
+                assignment=assignment,
                 folder=str(self._folder),
                 core=None,
                 cores=tuple(sorted(os.sched_getaffinity(0))),

@@ -11,9 +11,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from perfsuite.errors import PerfsuiteError
-from perfsuite.ranks.messages import RankStart, RunCell
+from perfsuite.ranks.messages import COUNTED, RankStart, RunCell
 from perfsuite.ranks.pickling import unpack
-from perfsuite.records.cell import Counts
 from perfsuite.records.recipe import Recipe
 from perfsuite.records.stages import Stage
 from perfsuite.records.workload import Split, Workload, load_workload
@@ -132,7 +131,7 @@ class _Load(Repeatable):
         self._batches = batches
         self.steps_per_epoch = batches.steps_per_epoch
         self.global_batch_size = batches.step_size
-        self.missing = dict.fromkeys(_ALL_COUNTS, "loading alone runs no training step")
+        self.missing = dict.fromkeys(COUNTED, "loading alone runs no training step")
 
     def iterate(self, stage: Stage) -> None:
         with stage("load"):
@@ -161,9 +160,6 @@ class _AllReduce(Repeatable):
 
     def held_tensors(self) -> Iterator[Tensor]:
         return iter((self._tensor,))
-
-
-_ALL_COUNTS = (*Counts.__struct_fields__, "memory", "operators")
 
 
 def _uncountable(recipe: Recipe) -> dict[str, str]:

@@ -11,7 +11,7 @@ import torch
 from perfsuite.ranks import messages
 from perfsuite.ranks.progress import BoardWriter
 from perfsuite.ranks.turns import Agreed
-from perfsuite.records.cell import Counts, Operator
+from perfsuite.records.cell import Operator
 from perfsuite.system.environment import Environment
 from perfsuite.worker.jobs.activities import start_activity
 from perfsuite.worker.jobs.activity import Activity
@@ -105,7 +105,7 @@ class Measurement:
         self.rounds: list[messages.RoundTimes] = []
         self.stage_rounds: list[messages.RoundTimes] = []
         self.num_iterations = 0
-        self.counts = Counts(**dict.fromkeys(Counts.__struct_fields__))
+        self.counts = messages.NO_COUNTS
         self.peak: messages.PeakMemory | None = None
         self.watched_s: list[dict[str, tuple[float, float]]] = []
         self.operators: tuple[Operator, ...] | None = None

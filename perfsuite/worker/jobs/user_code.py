@@ -20,10 +20,10 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from perfsuite.errors import NonFiniteError, PerfsuiteError, WorkloadError
-from perfsuite.ranks.messages import RankStart
+from perfsuite.ranks.messages import COUNTED, RankStart
 from perfsuite.ranks.pickling import unpack
 from perfsuite.ranks.user_code import UserCode
-from perfsuite.records.cell import Counts, TensorDigest
+from perfsuite.records.cell import TensorDigest
 from perfsuite.records.stages import (
     Stage,
     Step,
@@ -374,14 +374,8 @@ class UserLoop(_UserCode):
                 f"{self._name}: {taken}, too few for two rounds after {self.num_warmup + 1} to "
                 "warm up; let it take more, or ask for fewer (warmup=, steps=)"
             )
-        return (
-            {}
-            if self._is_over
-            else dict.fromkeys(
-                (*Counts.__struct_fields__, "memory", "operators"),
-                f"{taken}, before the two that are counted",
-            )
-        )
+        why_missing = f"{taken}, before the two that are counted"
+        return {} if self._is_over else dict.fromkeys(COUNTED, why_missing)
 
     def _why_no_step(self) -> str:
         if self._num_ends > 0:
