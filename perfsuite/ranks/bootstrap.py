@@ -58,8 +58,6 @@ TORCHRUN_VARIABLES = (
     "TORCHELASTIC_USE_AGENT_STORE",
 )
 
-# What a rank runs: by name, because its module imports torch.
-_WORKER = "perfsuite.worker.main:serve"
 # fcntl(2), <linux/fcntl.h>: not in Python's module before 3.13 on every platform.
 _F_SETSIG = 10
 # prctl(2), <linux/prctl.h>.
@@ -91,7 +89,7 @@ def enter_rank(start: RankStart, pipe: Connection) -> None:
         os.sched_setaffinity(0, {start.core})
     elif start.request.policy.device != "cpu":
         os.sched_setaffinity(0, start.cores)
-    pkgutil.resolve_name(_WORKER)(start, pipe)
+    pkgutil.resolve_name(start.request.policy.entry)(start, pipe)
 
 
 def die_with_controller() -> None:

@@ -59,6 +59,7 @@ class GroupPolicy:
         import_roots: Folders that come first on the ranks' module path.
         shows_output: Print what the ranks printed when all went well.
         pins_ranks: Give each rank a processor of its own, on a CPU where there are enough.
+        entry: What a rank runs, "package.module:function": by name, as its module imports torch.
         turns: Where rounds ask for their turn; None where no other arm runs beside them.
     """
 
@@ -71,6 +72,7 @@ class GroupPolicy:
     import_roots: tuple[str, ...] = ()
     shows_output: bool = True
     pins_ranks: bool = True
+    entry: str = "perfsuite.worker.main:serve"
     turns: TurnChannel | None = None
 
 

@@ -1,7 +1,6 @@
 """What each rank runs: one job in its process group, answered with one message.
 
-Runs in a rank, which loads it by name; the forkserver has imported it, and torch with it. The
-controller never does.
+Runs in a rank, which loads it by name; the controller never does.
 """
 
 import contextlib

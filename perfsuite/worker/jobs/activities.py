@@ -42,8 +42,7 @@ def start_activity(job: RunCell, start: RankStart, device: torch.device) -> Iter
         yield _AllReduce(job.message_bytes, device)
         return
     if job.user_code is not None:
-        with start_user_code(job.user_code, job.plan.seed, start) as activity:
-            yield activity
+        yield start_user_code(job.user_code, job.plan.seed, start)
         return
     assert job.workload is not None
     assert job.recipe is not None
@@ -72,7 +71,6 @@ class _OnModel(Repeatable):
         self.losses: list[Tensor] = []
         self.steps_per_epoch = max(1, batches.steps_per_epoch // num_micro_batches)
         self.global_batch_size = batches.step_size * num_micro_batches
-        self.has_resized_storages = trainer.recipe.plan.properties.resizes_storages
         self.missing = _uncountable(trainer.recipe)
 
     def first_losses(self) -> tuple[float, ...] | None:

@@ -18,7 +18,6 @@ from perfsuite.worker.jobs.activity import Activity
 from perfsuite.worker.jobs.arm_turns import ArmTurns
 from perfsuite.worker.jobs.faults import inject_fault
 from perfsuite.worker.jobs.loader_workers import resume_loader_workers, stop_loader_workers
-from perfsuite.worker.measure import warm_up
 from perfsuite.worker.measure.counters import count_garbage, count_iteration, count_kernel_launches
 from perfsuite.worker.measure.device import (
     is_accelerator,
@@ -33,6 +32,7 @@ from perfsuite.worker.measure.rounds import (
     LEAST_ON_ACCELERATOR,
     ROUND_S,
     choose_num_iterations,
+    has_warmed_up,
     measure_rounds,
 )
 from perfsuite.worker.measure.stages import StageClock, StageMarks
@@ -166,7 +166,7 @@ class Measurement:
             # A loop takes as many steps as its user says.
             if self._on_accelerator and self._activity.num_steps is None:
                 states.append(self._activity.state())
-                is_cold = not is_warm or not warm_up.is_warm(durations_s, states)
+                is_cold = not is_warm or not has_warmed_up(durations_s, states)
                 is_warm = not any(self._largest([is_cold]))  # on any rank: all take the next one
         self._stages.collect()
         return min(durations_s[-self._activity.num_warmup :])
@@ -253,9 +253,7 @@ class Measurement:
             self.watched_s.append(counted.watched_s)
             if activity.num_steps is None:
                 self.watched_s.append((yield from count_iteration()).watched_s)
-        peak = yield from measure_peak(
-            activity.held_tensors(), device, follow_resizes=activity.has_resized_storages
-        )
+        peak = yield from measure_peak(activity.held_tensors(), device)
         self.peak = None if "memory" in self.missing else peak
         if peak.saved_activation_bytes is None:
             reason = "no stage 'backward' followed a stage 'forward'"

@@ -5,8 +5,7 @@ The loop makes a process group of its own, or none, so the measurement has one t
 
 import datetime
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
@@ -15,6 +14,8 @@ from perfsuite.ranks.messages import RankStart
 from perfsuite.worker.store import PrefixStore, TCPStore, group_store, prefer_loopback
 
 _LOCAL_HOST = "127.0.0.1"
+# The key of its store's port.
+_PORT = "port of the loop"
 
 
 class LoopRanks:
@@ -46,33 +47,30 @@ def meet_ranks(start: RankStart) -> LoopRanks:
             del os.environ[name]
 
 
-@contextmanager
-def join_ranks(start: RankStart) -> Iterator[LoopRanks]:
+def join_ranks(start: RankStart) -> LoopRanks:
     """Set torchrun's variables in this rank, and meet the others."""
     rank, world_size = start.rank, start.request.world_size
     rendezvous = start.assignment.rendezvous
     prefer_loopback(start)
     host = _LOCAL_HOST if rendezvous is None else rendezvous.host
     meeting = group_store(start)
-    port = 0
-    if rank > 0:
-        port = int(meeting.get("port of the loop"))
+    port = int(meeting.get(_PORT)) if rank > 0 else 0
     timeout = datetime.timedelta(seconds=start.request.policy.collective_timeout_s)
     # Kept by rank 0, as torchrun keeps one for the processes that it starts.
     store = TCPStore(host, port, is_master=rank == 0, timeout=timeout, wait_for_workers=False)
     if rank == 0:
-        port = store.port
-        meeting.set("port of the loop", str(port))
+        meeting.set(_PORT, str(store.port))
     os.environ |= {
         "RANK": str(rank),
         "LOCAL_RANK": str(start.assignment.place),
         "WORLD_SIZE": str(world_size),
         "LOCAL_WORLD_SIZE": str(start.assignment.num_neighbours),
         "MASTER_ADDR": host,
-        "MASTER_PORT": str(port),
+        "MASTER_PORT": str(store.port),
         "TORCHELASTIC_RUN_ID": "perfsuite",
         "TORCHELASTIC_RESTART_COUNT": "0",
         "TORCHELASTIC_USE_AGENT_STORE": "True",
     }
-    group = dist.ProcessGroupGloo(PrefixStore("perfsuite", store), rank, world_size, timeout)
-    yield LoopRanks(group)
+    return LoopRanks(
+        dist.ProcessGroupGloo(PrefixStore("perfsuite", store), rank, world_size, timeout)
+    )

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 import math
-import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
@@ -37,6 +36,7 @@ from perfsuite.worker.jobs.activity import (
     Activity,
     held_by,
     hidden_in_compiled,
+    num_compiled_graphs,
 )
 from perfsuite.worker.jobs.loader_workers import let_children_be_loader_workers
 from perfsuite.worker.jobs.loop_ranks import LoopRanks, join_ranks
@@ -51,35 +51,30 @@ _MOST_OTHERS = 20
 _NOT_IN_TWO_STEPS = ("kernel_launches", "collected_objects", "operators")
 
 
-@contextmanager
-def start_user_code(code: UserCode, seed: int, start: RankStart) -> Iterator[Activity]:
-    """Load a user's function under the cell's seed, and build its step."""
+def start_user_code(code: UserCode, seed: int, start: RankStart) -> Activity:
+    """Return the step that a user's function builds, or the loop that it is."""
     if code.kind == "step":
-        yield build_step(code, seed, start)
-        return
-    let_children_be_loader_workers(start.folder, start.cores)
-    function = unpack(code.function)
-    seed_random_numbers(seed)
+        return build_step(code, seed, start)
+    function = _load(code, seed, start)
+    ranks = None if code.world_size == 1 else join_ranks(start)
     is_gated = start.request.policy.turns is not None
-    if code.world_size == 1:
-        yield UserLoop(code, function, None, digests_weights=is_gated)
-    else:
-        with join_ranks(start) as ranks:
-            yield UserLoop(code, function, ranks, digests_weights=is_gated)
+    return UserLoop(code, function, ranks, digests_weights=is_gated)
 
 
 def build_step(code: UserCode, seed: int, start: RankStart) -> UserStep:
     """Return the step that a user's function builds under the cell's seed."""
+    return UserStep(code, _load(code, seed, start))
+
+
+def _load(code: UserCode, seed: int, start: RankStart) -> Callable[[], Any]:
     let_children_be_loader_workers(start.folder, start.cores)
-    function = unpack(code.function)
+    function: Callable[[], Any] = unpack(code.function)
     seed_random_numbers(seed)
-    return UserStep(code, function)
+    return function
 
 
 class _UserCode(Activity):
     """What a step and a loop have in common: the stages that they mark, the losses they tell."""
-
-    has_resized_storages = True  # FSDP may be inside
 
     def __init__(self, code: UserCode) -> None:
         self._name = code.name
@@ -118,16 +113,15 @@ class _UserCode(Activity):
 
     def log_loss(self, loss: Any) -> None:
         """Keep the step's loss, without its graph; it is read later."""
-        if not isinstance(loss, Tensor | int | float) or (
-            isinstance(loss, Tensor) and loss.numel() != 1
-        ):
-            what = f"of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
+        is_tensor = isinstance(loss, Tensor)
+        if not (loss.numel() == 1 if is_tensor else isinstance(loss, int | float)):
+            what = f"of shape {tuple(loss.shape)}" if is_tensor else repr(loss)
             raise WorkloadError(
                 f"{self._name}: a step's loss is {what}; give a single number, returned alone or "
                 "told by perfsuite.log_loss"
             )
         # A copy: the user may go on with the tensor, as with a running sum.
-        self._told = loss.detach().clone() if isinstance(loss, Tensor) else loss
+        self._told = loss.detach().clone() if is_tensor else loss
 
     def step_done(self) -> None:
         """Do nothing: a step ends where its function returns."""
@@ -145,7 +139,7 @@ class _UserCode(Activity):
         self._losses += losses[: NUM_RECORDED_LOSSES - len(self._losses)]
         self._num_checked += len(losses)
         self._unchecked.clear()
-        if _has_compiled():
+        if num_compiled_graphs():
             self.missing |= hidden_in_compiled()
 
     def first_losses(self) -> tuple[float, ...] | None:
@@ -166,12 +160,6 @@ def _describe_exit(ended: SystemExit) -> str:
     return f"sys.exit({ended.code!r}) at {place.filename}:{place.lineno}"
 
 
-def _has_compiled() -> bool:
-    """Whether torch.compile has compiled anything in this process."""
-    dynamo = sys.modules.get("torch._dynamo.utils")
-    return dynamo is not None and bool(dynamo.counters["frames"])
-
-
 class UserStep(_UserCode):
     """A function that takes one training step each time."""
 
@@ -180,16 +168,12 @@ class UserStep(_UserCode):
         with _staying(code.name):
             built = build_step()
         self._step = built if isinstance(built, Step) else Step(built)
+        self.model = self._step.model
         if not callable(self._step.run):
             raise WorkloadError(
                 f"{code.name} returned {built!r}; return the function that takes one step, or "
                 "perfsuite.Step(run, model, optimizer)"
             )
-
-    @property
-    def model(self) -> Any:
-        """What the user has named as the model; None of nothing."""
-        return self._step.model
 
     def run(self, asked: Iterations[None], begin_step: Callable[[], None]) -> None:
         """Take steps, and hear what they tell."""
@@ -218,7 +202,7 @@ class UserStep(_UserCode):
 
     def held_tensors(self) -> Iterator[Tensor]:
         """Return those of the model and the optimizer that the user has named."""
-        return held_by(self._step.model, self._step.optimizer)
+        return held_by(self.model, self._step.optimizer)
 
 
 class UserLoop(_UserCode):
@@ -384,10 +368,11 @@ class UserLoop(_UserCode):
                 "no more, while others went on; keep one for the whole loop, or name the class of "
                 "one that steps throughout (optimizer=)"
             )
-        if self._class_name is None or not self._stepped:
-            return (
-                f"no torch optimizer stepped in the {self._what}; call perfsuite.step_done() at "
-                "the end of each step"
-            )
-        stepped = " and ".join(self._stepped)
-        return f"no {self._class_name} stepped in the {self._what} (optimizer=), but {stepped} did"
+        if self._class_name and self._stepped:
+            others = " and ".join(self._stepped)
+            what = self._what
+            return f"no {self._class_name} stepped in the {what} (optimizer=), but {others} did"
+        return (
+            f"no torch optimizer stepped in the {self._what}; call perfsuite.step_done() at the "
+            "end of each step"
+        )

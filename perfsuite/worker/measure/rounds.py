@@ -8,7 +8,7 @@ the training takes is seen, and filling and draining the queue is not.
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 from perfsuite.errors import PerfsuiteError
@@ -23,6 +23,14 @@ from perfsuite.worker.measure.stages import StageClock
 ROUND_S = 0.050
 # Iterations of a round on an accelerator, at least: of one or two, the host's lead is gone at once.
 LEAST_ON_ACCELERATOR = 8
+# Taken alike one after the other: with the same loss scale, so that none was skipped for it, and
+# without another graph compiled.
+_ALIKE = 3
+# An idle H200 runs at a sixth of its clock; milliseconds of work do not raise that.
+_LEAST_WARM_UP_S = 0.5
+_STEADY = 1.05
+# What has not settled by then never does: a step that is noisy, or a model that is compiled anew.
+_MOST_WARM_UP_S = 10.0
 
 
 def choose_num_iterations(
@@ -55,6 +63,24 @@ def choose_num_iterations(
     if steps_per_epoch is not None and steps_per_epoch < 2 * num_iterations:
         return math.ceil(num_iterations / steps_per_epoch) * steps_per_epoch
     return num_iterations
+
+
+def has_warmed_up(durations_s: Sequence[float], states: Sequence[object]) -> bool:
+    """Whether the next iteration will be like all later ones.
+
+    Of each iteration so far: its seconds, and what of its state shows that it differs from others.
+
+    >>> [has_warmed_up([0.3, 0.2, 0.2], scales) for scales in ([1024] * 3, [2048, 1024, 1024])]
+    [True, False]
+    """
+    spent_s = math.fsum(durations_s)
+    if len(durations_s) < _ALIKE:
+        return False
+    if spent_s >= _MOST_WARM_UP_S:
+        return True
+    faster_s, slower_s = sorted(durations_s[-2:])
+    are_alike = all(state == states[-1] for state in states[-_ALIKE:])
+    return spent_s >= _LEAST_WARM_UP_S and are_alike and slower_s <= _STEADY * faster_s
 
 
 def measure_rounds(
