@@ -5,6 +5,7 @@ Runs in the user's own process, where the hook in `perfsuite.ranks.command.hooke
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import sys
@@ -30,6 +31,7 @@ from perfsuite.worker.measure.environment import describe_environment
 
 # Before any other finalizer of the process: workers and process groups still live.
 _FIRST = 1000
+_CPU = torch.device("cpu")
 
 
 class StopCommand(StopLoop, SystemExit):
@@ -74,15 +76,15 @@ class CommandRank:
         assert isinstance(job, messages.RunCell)
         assert job.user_code is not None
         self._pipe = pipe
-        device = torch.device(start.request.policy.device)
-        if device.type == "cuda":
-            device = torch.device("cuda", torch.cuda.current_device())
+        on_cuda = start.request.policy.device == "cuda"
+        device = torch.device("cuda", torch.cuda.current_device()) if on_cuda else _CPU
         self._environment = describe_environment(device.type)
         world_size = start.request.world_size
         self._board = Board(Path(start.folder) / "progress", world_size).writer(start.rank)
         ranks = None if world_size == 1 else meet_ranks(start)
         is_gated = start.request.policy.turns is not None
-        self._loop = UserLoop(job.user_code, _has_begun, ranks, digests_weights=is_gated)
+        # Nothing need call this loop: it has begun.
+        self._loop = UserLoop(job.user_code, lambda: None, ranks, digests_weights=is_gated)
         self._measurement = Measurement(self._loop, job.plan, device, self._board, start)
         self._loop.begin(self._measurement.asked(), self._board.begin_step)
         self.stage, self.log_loss = self._loop.stage, self._loop.log_loss
@@ -122,13 +124,6 @@ class CommandRank:
             reply = self._measurement.result(self._environment)
         except Exception as error:  # noqa: BLE001  # the controller raises it
             reply = failed(error)
-        try:
+        with contextlib.suppress(OSError):  # the controller has ended this command
             self._pipe.send(reply)
-        except OSError:
-            pass  # the controller has ended this command
-        finally:
-            self._pipe.close()
-
-
-def _has_begun() -> None:
-    """Be the loop of a command, which nothing need call."""
+        self._pipe.close()

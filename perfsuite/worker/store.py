@@ -12,17 +12,7 @@ from torch.distributed import FileStore, PrefixStore, Store, TCPStore  # type: i
 
 from perfsuite.ranks.messages import RankStart
 
-__all__ = [
-    "PrefixStore",
-    "Store",
-    "StoreError",
-    "TCPStore",
-    "group_store",
-    "open_store",
-    "patience",
-    "prefer_loopback",
-    "shorten_patience",
-]
+__all__ = ["PrefixStore", "Store", "TCPStore"]
 
 # Torch's own default for NCCL.
 _PREPARATION_S = 600.0
@@ -39,13 +29,8 @@ def open_store(
     It tries to connect, and waits for a key, for `timeout_s` at most. With `is_host` this process
     keeps the store. Raises a StoreError where there is no store, or the port is taken.
     """
-    server = TCPStore(
-        host,
-        port,
-        is_master=is_host,
-        timeout=datetime.timedelta(seconds=timeout_s),
-        wait_for_workers=False,
-    )
+    timeout = datetime.timedelta(seconds=timeout_s)
+    server = TCPStore(host, port, is_master=is_host, timeout=timeout, wait_for_workers=False)
     return PrefixStore(prefix, server)
 
 
@@ -54,19 +39,15 @@ def group_store(start: RankStart) -> Store:
     rendezvous = start.assignment.rendezvous
     if rendezvous is None:
         return FileStore(str(Path(start.folder) / "store"), start.request.world_size)
-    return open_store(
-        rendezvous.host,
-        rendezvous.port,
-        prefix=rendezvous.prefix,
-        timeout_s=start.request.policy.collective_timeout_s,
-    )
+    host, port, prefix = rendezvous.host, rendezvous.port, rendezvous.prefix
+    timeout_s = start.request.policy.collective_timeout_s
+    return open_store(host, port, prefix=prefix, timeout_s=timeout_s)
 
 
 def patience(start: RankStart) -> datetime.timedelta:
     """Return how long collectives may wait until `shorten_patience`.
 
-    GPUs without persistence mode take seconds to wake, and ranks compile for minutes, some longer
-    than others. A CPU does neither.
+    GPUs take seconds to wake, and their ranks compile for minutes, some longer than others.
     """
     policy = start.request.policy
     timeout_s = policy.collective_timeout_s

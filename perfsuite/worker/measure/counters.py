@@ -38,10 +38,7 @@ _KERNEL_LAUNCHES = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class IterationCounts:
-    """Counts of one iteration on one rank; `records.cell.Counts` says what each means.
-
-    `watched_s` is `StepMode`'s, and the same in no two iterations.
-    """
+    """Counts of one iteration on one rank, as in `records.cell.Counts`, and its `watched_s`."""
 
     ops: int
     flops: int
@@ -95,10 +92,9 @@ def count_garbage() -> Iterations[int]:
 
 
 def count_kernel_launches(device: torch.device) -> Iterations[int | None]:
-    """Return how many kernels one iteration launches on a GPU, None where none is seen.
+    """Return how many kernels one iteration launches on a GPU, None where the profiler sees none.
 
-    The launches are counted by `torch.profiler`; those of a replayed CUDA graph are not counted. It
-    sees none where another tool listens to CUPTI, or a container forbids it.
+    Those of a replayed CUDA graph are not counted.
     """
     if device.type != "cuda":
         return None
@@ -140,36 +136,22 @@ class _Counter(StepMode):  # type: ignore[no-untyped-call]
         )
 
     def observe(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        formula = func  # a higher-order operator (flex_attention) has no overloads
         if isinstance(func, torch._ops.OpOverload):
-            return self._observe_overload(func, args, kwargs)
-        # A higher-order operator (flex_attention) has no overloads but a formula of its own.
+            if func.namespace in _BOOKKEEPING_NAMESPACES:
+                return func(*args, **kwargs)
+            formula = func.overloadpacket
+            if formula not in flop_registry:
+                # Under inference_mode composite operators arrive whole, otherwise in parts.
+                with self:
+                    result = func.decompose(*args, **kwargs)
+                if result is not NotImplemented:
+                    return result
         result = self.run(func, args, kwargs)
-        self._count(func, args, kwargs, result)
-        return result
-
-    def _observe_overload(
-        self, func: torch._ops.OpOverload[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        if func.namespace in _BOOKKEEPING_NAMESPACES:
-            return func(*args, **kwargs)
-        packet = func.overloadpacket
-        if packet not in flop_registry:
-            # Under inference_mode composite operators arrive whole, otherwise in parts.
-            with self:
-                result = func.decompose(*args, **kwargs)
-            if result is not NotImplemented:
-                return result
-        result = self.run(func, args, kwargs)
-        self._count(packet, args, kwargs, result)
+        self.ops += 1
         if is_communication(func):
             self.collectives += 1
             self.collective_bytes += communicated_bytes(args, kwargs, result)
-        return result
-
-    def _count(
-        self, formula: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
-    ) -> None:
-        self.ops += 1
         backward = torch._C._current_graph_task_id()
         if not torch.is_grad_enabled():
             self._plain_passes.add(backward)
@@ -179,6 +161,7 @@ class _Counter(StepMode):  # type: ignore[no-untyped-call]
             self._scores_flops += _scores_flops(formula, args, flops)
             if backward != _NO_BACKWARD and torch.is_grad_enabled():
                 self._recorded_flops[backward] += flops
+        return result
 
 
 def _scores_flops(formula: Any, args: tuple[Any, ...], flops: int) -> int:

@@ -101,10 +101,9 @@ def measure_rounds(
     """Append this rank's own times of each round to `rounds`.
 
     The garbage collector runs between rounds, and what the garbage of a round costs it belongs to
-    the time of that round. `start_together` returns when all
-    ranks have called it, `synchronize` when the device has done all its work. `take_turn` is
-    entered for each round, its preparation and `after_round`, which gets its number, from 0. The
-    first rounds keep their spans, until there are `most_spans`.
+    the time of that round. `start_together` returns when all ranks have called it, `synchronize`
+    when the device has done all its work. `take_turn` is entered for each round, its preparation
+    and `after_round`, which gets its number. The first rounds keep spans, until `most_spans`.
 
     With `run_up`, the stage of one iteration more before each round, the device times it, from
     border to border. A round lasts longer by `slowdown` of itself: 0.05 = 5 %.
@@ -132,13 +131,10 @@ def measure_rounds(
                 duration_s += _spend(slowdown * duration_s, clock)
                 spans = stages.spans() if num_spans < most_spans else ()
                 num_spans += len(spans)
-                steps_s = stages.steps_s()
+                steps_s, stages_s = stages.steps_s(), stages.collect()
                 rounds.append(
                     RoundTimes(
-                        duration_s=duration_s,
-                        stages_s=stages.collect(),
-                        steps_s=steps_s,
-                        spans=spans,
+                        duration_s=duration_s, stages_s=stages_s, steps_s=steps_s, spans=spans
                     )
                 )
                 after_round(number)
