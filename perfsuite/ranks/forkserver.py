@@ -76,9 +76,8 @@ def _record_sockets(pid: int) -> None:
     if len(tempfile.gettempdir()) > _LONGEST_TEMPORARY_PATH:
         tempfile.tempdir = "/tmp"
     try:
-        (folder / bootstrap.SOCKETS).symlink_to(
-            get_temp_dir()
-        )  # made in `tempdir` by the first call
+        # Made in `tempdir` by the first call.
+        (folder / bootstrap.SOCKETS).symlink_to(get_temp_dir())
     finally:
         tempfile.tempdir = before
     atexit.register(_remove_own, pid, folder)
@@ -105,10 +104,9 @@ def _ctrl_c_blocked() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _without_main_module() -> Iterator[None]:
-    """Start processes in here that do not import the controller's main script again.
+    """Start processes in here that do not import the controller's main script, as pytest's, again.
 
-    multiprocessing runs the parent's main module, such as pytest's script, in every child, and each
-    rank would pay for its imports. Jobs carry their functions by value instead.
+    Each rank would pay for its imports. Jobs carry their functions by value instead.
     """
     main = sys.modules["__main__"]
     sys.modules["__main__"] = types.ModuleType("__main__")

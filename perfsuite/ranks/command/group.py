@@ -43,12 +43,10 @@ _REAPED_S = 1.0
 
 @dataclass(frozen=True, kw_only=True)
 class CommandLaunch:
-    """A command, and how it is launched.
+    """A command of a cell, and the folder where it is launched.
 
     Attributes:
-        name: Of the cell.
         words: "{out}" in one, as in a value of `environment`, is a folder of this launch alone.
-        folder: Where it runs.
         inherited: Variables that the session was given.
         environment: Variables that the user gives to the command alone.
     """
@@ -89,12 +87,8 @@ def run_command(request: GroupRequest, launch: CommandLaunch) -> list[Reply]:
     """Run a command until its ranks have done a job, and return their replies in rank order.
 
     Whatever happens, no process and no temporary file of it stays, but what it wrote elsewhere.
-
-    Raises:
-        SettingError: Its program is not there.
-        WorkloadError: It ended before the first step of an optimizer, or never came to one.
-        RankFailureError: A rank crashed, was killed, or hung.
-        PerfsuiteError: A rank raised one of ours.
+    Raises what `run_group` does, a SettingError where its program is not there, and a WorkloadError
+    where it ended before the first step of an optimizer, or never came to one.
     """
     with CommandGroup(request, launch) as group:
         return group.run()

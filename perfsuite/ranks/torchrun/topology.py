@@ -16,10 +16,7 @@ _NETWORK = Path("/proc/self/ns/net")
 
 @dataclass(frozen=True, kw_only=True)
 class RankPlace:
-    """Identities of a rank's kernel, network namespace, folder of its lock, processors and GPUs.
-
-    Containers of one machine may have network namespaces and folders of their own.
-    """
+    """Identities of a rank's kernel, network namespace, folder of its lock, processors and GPUs."""
 
     machine: str
     network: str
@@ -62,21 +59,13 @@ class Topology:
 
     def holds_lock(self, rank: int) -> bool:
         """Whether a rank is the one that holds the timing lock for all that share it."""
-        mine = self.everyone[rank]
-        return rank == min(
-            other
-            for other, one in enumerate(self.everyone)
-            if (one.machine, one.lock) == (mine.machine, mine.lock)
-        )
+        places = [(one.machine, one.lock) for one in self.everyone]
+        return rank == places.index(places[rank])
 
     def neighbours(self, rank: int, world_size: int) -> list[int]:
         """Return the ranks of a group that may use the same processors as one of them."""
-        mine = self.everyone[rank]
-        return [
-            other
-            for other, one in enumerate(self.everyone[:world_size])
-            if (one.machine, one.cores) == (mine.machine, mine.cores)
-        ]
+        places = [(one.machine, one.cores) for one in self.everyone[:world_size]]
+        return [other for other, place in enumerate(places) if place == places[rank]]
 
     def is_on_one_machine(self, world_size: int) -> bool:
         """Whether a group's ranks share a loopback interface."""
@@ -94,16 +83,15 @@ class Topology:
         >>> [Topology((sees("x"), sees("y"))).gpu_of(rank) for rank in (0, 1)]
         [0, 0]
         """
-        mine = self.everyone[rank]
-        before = [one for one in self.everyone[:rank] if one.gpus == mine.gpus]
-        return len(before) % max(1, len(mine.gpus))
+        mine = self.everyone[rank].gpus
+        num_before = sum(one.gpus == mine for one in self.everyone[:rank])
+        return num_before % max(1, len(mine))
 
     def have_own_gpus(self, world_size: int) -> bool:
         """Whether each rank of a group has a GPU of its own."""
-        group = self.everyone[:world_size]
-        if not all(one.gpus for one in group):
-            return False
-        return len({one.gpus[self.gpu_of(rank)] for rank, one in enumerate(group)}) == world_size
+        group = enumerate(self.everyone[:world_size])
+        taken = {one.gpus[self.gpu_of(rank)] for rank, one in group if one.gpus}
+        return len(taken) == world_size
 
     def why_not_exercised(self, recipe: Recipe) -> str | None:
         """Return why these ranks cannot run a recipe, None if they can."""

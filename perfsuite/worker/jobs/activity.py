@@ -27,8 +27,7 @@ class Activity(ABC):
         is_counted: Whether the iteration runs operators that are worth counting.
         num_warmup: Untimed iterations before the first round.
         num_steps: Iterations to time, after which there are two more; None for any number.
-        missing: Numbers of the record that this activity cannot have, with the reason; more may
-            be found while it is measured.
+        missing: Why numbers of the record are None, by name; more may be found while it runs.
     """
 
     steps_per_epoch: int | None = None

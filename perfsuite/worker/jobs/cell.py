@@ -47,6 +47,11 @@ _MOST_SPANS = 10_000
 _LEAST_ROUNDS = 5
 # Stages explain a time and gate nothing, so the mean of a few rounds will do.
 _NUM_STAGE_ROUNDS = 3
+# Off a CUDA device, and on one.
+_NO_LAUNCHES = (
+    "kernels are launched on CUDA devices only",
+    "the profiler (CUPTI) saw none: another tool uses it, or a container forbids it",
+)
 
 
 def run_cell(
@@ -73,11 +78,7 @@ def run_cell(
 
 
 class Measurement:
-    """One activity on its way through warm-up, rounds and counting, and what was found so far.
-
-    Attributes:
-        stage_rounds: Rounds in which stages were timed; empty where `rounds` have their times.
-    """
+    """One activity on its way through warm-up, rounds and counting, and what was found so far."""
 
     def __init__(
         self,
@@ -94,22 +95,23 @@ class Measurement:
         self._plan = plan
         self._device = device
         self._board = board
-        self._channel = channel = start.request.policy.turns
+        self._channel = start.request.policy.turns
         self._has_peers = start.request.world_size > 1
         self._turns = turns or ArmTurns(start, on_wait=board.mark)
-        self._slowdown = 0.0 if channel is None else channel.planted_ratio
         self._after_warm_up = after_warm_up
         self._stages = StageClock(device, on_enter=board.enter_stage)
         self._marks = StageMarks(device, on_enter=board.enter_stage)
         self._on_accelerator = is_accelerator(device)
-        self.rounds: list[messages.RoundTimes] = []
-        self.stage_rounds: list[messages.RoundTimes] = []
-        self.num_iterations = 0
-        self.counts = messages.NO_COUNTS
-        self.peak: messages.PeakMemory | None = None
-        self.watched_s: list[dict[str, tuple[float, float]]] = []
-        self.operators: tuple[Operator, ...] | None = None
-        self.missing = activity.missing
+        # A loop takes as many steps as its user says, and has no more for anything else.
+        self._is_loop = activity.num_steps is not None
+        self._rounds: list[messages.RoundTimes] = []
+        self._stage_rounds: list[messages.RoundTimes] = []
+        self._num_iterations = 0
+        self._counts = messages.NO_COUNTS
+        self._peak: messages.PeakMemory | None = None
+        self._watched_s: list[dict[str, tuple[float, float]]] = []
+        self._operators: tuple[Operator, ...] | None = None
+        self._missing = activity.missing
 
     def asked(self) -> Iterations[None]:
         """Return all iterations of the cell, with the fault that a calibration injects."""
@@ -119,18 +121,18 @@ class Measurement:
         """Return what was found; raises where the iterations were too few."""
         activity = self._activity
         return messages.CellMeasured(
-            rounds=tuple(self.rounds),
-            stage_rounds=tuple(self.stage_rounds),
-            num_iterations=self.num_iterations,
+            rounds=tuple(self._rounds),
+            stage_rounds=tuple(self._stage_rounds),
+            num_iterations=self._num_iterations,
             losses=activity.first_losses(),
             global_batch_size=activity.global_batch_size,
-            counts=self.counts,
-            peak=self.peak,
-            operators=self.operators,
+            counts=self._counts,
+            peak=self._peak,
+            operators=self._operators,
             weights=activity.first_weights(),
             environment=environment,
-            missing=self.missing | activity.end(len(self.rounds)),
-            watched_s=tuple(self.watched_s),
+            missing=self._missing | activity.end(len(self._rounds)),
+            watched_s=tuple(self._watched_s),
         )
 
     def _whole(self) -> Iterations[None]:
@@ -142,7 +144,7 @@ class Measurement:
         try:
             self._after_warm_up()
             agreed = self._agree(iteration_s)
-            self.num_iterations = agreed.iterations
+            self._num_iterations = agreed.iterations
             yield from self._measure(agreed.rounds)
         finally:
             resume_loader_workers()  # a stopped one could not be ended
@@ -163,8 +165,7 @@ class Measurement:
             durations_s.append(time.perf_counter() - began_s)
             self._activity.check()
             is_warm = len(durations_s) >= self._activity.num_warmup
-            # A loop takes as many steps as its user says.
-            if self._on_accelerator and self._activity.num_steps is None:
+            if self._on_accelerator and not self._is_loop:
                 states.append(self._activity.state())
                 is_cold = not is_warm or not has_warmed_up(durations_s, states)
                 is_warm = not any(self._largest([is_cold]))  # on any rank: all take the next one
@@ -201,31 +202,26 @@ class Measurement:
         """Take the timed rounds; losses are checked between them, outside of the time.
 
         On an accelerator the events of its stages are in rounds of their own: eight a step make a
-        small one slower. A loop has no more steps for those.
+        small one slower.
         """
         if not self._on_accelerator:
-            yield from self._take_rounds(self.rounds, num_rounds, self._stages)
+            yield from self._take_rounds(self._rounds, num_rounds, self._stages)
             return
-        is_loop = self._activity.num_steps is not None
         before = memory_stats(self._device).get("num_alloc_retries", 0)
-        yield from self._take_rounds(
-            self.rounds, num_rounds, self._stages if is_loop else self._marks
-        )
+        stages = self._stages if self._is_loop else self._marks
+        yield from self._take_rounds(self._rounds, num_rounds, stages)
         retries = memory_stats(self._device).get("num_alloc_retries", 0) - before
-        self.counts = msgspec.structs.replace(self.counts, allocator_retries=retries)
-        if not is_loop:
-            yield from self._take_rounds(self.stage_rounds, _NUM_STAGE_ROUNDS, self._stages)
+        self._counts = msgspec.structs.replace(self._counts, allocator_retries=retries)
+        if not self._is_loop:
+            yield from self._take_rounds(self._stage_rounds, _NUM_STAGE_ROUNDS, self._stages)
 
     def _take_rounds(
-        self,
-        rounds: list[messages.RoundTimes],
-        num_rounds: int,
-        stages: StageClock | StageMarks,
+        self, rounds: list[messages.RoundTimes], num_rounds: int, stages: StageClock
     ) -> Iterations[None]:
         yield from measure_rounds(
             rounds,
             num_rounds=num_rounds,
-            num_iterations=self.num_iterations,
+            num_iterations=self._num_iterations,
             stages=stages,
             start_together=self._start_with_workers,
             synchronize=partial(synchronize, self._device),
@@ -233,7 +229,7 @@ class Measurement:
             take_turn=partial(self._turns.take, self._activity.start_together),
             most_spans=_MOST_SPANS if self._has_peers and stages is self._stages else 0,
             run_up=self._marks if self._on_accelerator else None,
-            slowdown=self._slowdown,
+            slowdown=0.0 if self._channel is None else self._channel.planted_ratio,
         )
 
     def _start_with_workers(self) -> None:
@@ -250,32 +246,24 @@ class Measurement:
         activity, device = self._activity, self._device
         counted = yield from count_iteration()
         if self._has_peers and device.type == "cpu":
-            self.watched_s.append(counted.watched_s)
-            if activity.num_steps is None:
-                self.watched_s.append((yield from count_iteration()).watched_s)
+            self._watched_s.append(counted.watched_s)
+            if not self._is_loop:
+                self._watched_s.append((yield from count_iteration()).watched_s)
         peak = yield from measure_peak(activity.held_tensors(), device)
-        self.peak = None if "memory" in self.missing else peak
+        self._peak = None if "memory" in self._missing else peak
         if peak.saved_activation_bytes is None:
             reason = "no stage 'backward' followed a stage 'forward'"
-            self.missing.setdefault("saved_activation_bytes", reason)
-        found: dict[str, int | None] = {
-            name: getattr(counted, name)
-            for name in ("ops", "flops", "model_flops", "collectives", "collective_bytes")
-        }
+            self._missing.setdefault("saved_activation_bytes", reason)
+        names = ("ops", "flops", "model_flops", "collectives", "collective_bytes")
+        found: dict[str, int | None] = {name: getattr(counted, name) for name in names}
         found["saved_activation_bytes"] = peak.saved_activation_bytes
-        if activity.num_steps is None:
+        if not self._is_loop:
             found["kernel_launches"] = yield from count_kernel_launches(device)
             if found["kernel_launches"] is None:
-                self.missing["kernel_launches"] = _why_no_launches(device)
+                self._missing["kernel_launches"] = _NO_LAUNCHES[device.type == "cuda"]
             found["collected_objects"] = yield from count_garbage()
             if profiles:
                 profiler = yield from profile_iterations(device, num_iterations=1)
-                self.operators = costliest_operators(profiler.key_averages(), device)
-        found = {name: None if name in self.missing else found[name] for name in found}
-        self.counts = msgspec.structs.replace(self.counts, **found)
-
-
-def _why_no_launches(device: torch.device) -> str:
-    if device.type == "cuda":
-        return "the profiler (CUPTI) saw none: another tool uses it, or a container forbids it"
-    return "kernels are launched on CUDA devices only"
+                self._operators = costliest_operators(profiler.key_averages(), device)
+        found = {name: None if name in self._missing else found[name] for name in found}
+        self._counts = msgspec.structs.replace(self._counts, **found)

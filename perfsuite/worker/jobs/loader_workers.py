@@ -1,7 +1,7 @@
 """A rank's batches and the loader workers that make them. Runs in a rank.
 
-The workers must not work on between rounds: they would fill their queues while the collector runs
-or the other arm has its turn, which hides the time of loading and takes a processor from that arm.
+Between rounds workers would fill their queues while the collector runs or the other arm has its
+turn: that would hide the time of loading, and take a processor from that arm. So they are stopped.
 """
 
 import contextlib
