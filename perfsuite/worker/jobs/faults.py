@@ -4,8 +4,7 @@ A slowdown is of whole rounds (`measure_rounds`): one of each iteration would ha
 device at its end, which slows a step by more than was planted.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
@@ -19,47 +18,29 @@ from perfsuite.worker.measure.iterations import Iterations, T
 # grow by 16 MiB.
 LEAKED_BYTES = 17 * 2**20
 
-# What is entered for each iteration.
-Fault = Callable[[], AbstractContextManager[None]]
-
 
 def inject_fault(
     asked: Iterations[T], channel: TurnChannel | None, device: torch.device
 ) -> Iterations[T]:
     """Ask for the same iterations, each with the fault that the arm's channel names, if any."""
-    fault = nullcontext if channel is None else _fault_of(channel, device)
+    fault = None if channel is None else channel.planted_fault
+    wait = _synchronization(device) if fault == "synchronization" else None
+    leaked: list[torch.Tensor] = []
     while True:
         try:
             stage = next(asked)
         except StopIteration as ended:
             result: T = ended.value
             return result
-        with fault():
-            yield stage
+        if fault == "leak":
+            leaked.clear()  # the machine would run out of more than one iteration's
+            leaked.append(torch.empty(LEAKED_BYTES, dtype=torch.uint8, device=device))
+        yield stage
+        if wait is not None:
+            wait()
 
 
-def _fault_of(channel: TurnChannel, device: torch.device) -> Fault:
-    if channel.planted_fault == "leak":
-        return _leak(device)
-    if channel.planted_fault == "synchronization":
-        return _synchronization(device)
-    return nullcontext
-
-
-def _leak(device: torch.device) -> Fault:
-    """Keep the memory of the last iteration alone: the machine would run out of more."""
-    leaked: list[torch.Tensor] = []
-
-    @contextmanager
-    def leaking() -> Iterator[None]:
-        leaked.clear()
-        leaked.append(torch.empty(LEAKED_BYTES, dtype=torch.uint8, device=device))
-        yield
-
-    return leaking
-
-
-def _synchronization(device: torch.device) -> Fault:
+def _synchronization(device: torch.device) -> Callable[[], None]:
     has_ranks = dist.is_initialized() and dist.get_world_size() > 1
     if not is_accelerator(device) and not has_ranks:
         raise WorkloadError(
@@ -68,11 +49,9 @@ def _synchronization(device: torch.device) -> Fault:
         )
     token = torch.zeros(1, device=device)
 
-    @contextmanager
-    def synchronizing() -> Iterator[None]:
-        yield
+    def wait() -> None:
         if has_ranks:
             dist.all_reduce(token)
         synchronize(device)
 
-    return synchronizing
+    return wait

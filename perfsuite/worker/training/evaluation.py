@@ -92,8 +92,7 @@ def evaluate_split(
 ) -> None:
     """Run one epoch of a split through the model and its loss, in eval mode, without gradients.
 
-    `score` gets the outputs on the ranks that have them; a sample that only fills the shard is not
-    counted. `before_batch` is called before each batch is loaded.
+    `score` gets the outputs on the ranks that have them, without a sample that only fills a shard.
     """
     with eval_mode(trainer.model), torch.no_grad():
         for number in range(batches.steps_per_epoch):

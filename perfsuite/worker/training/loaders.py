@@ -89,11 +89,11 @@ def build_batches(
 class EpochBatches(Iterator[Any]):
     """An iterator of batches (inputs, target) without end; as a context manager it closes itself.
 
-    The order of the samples depends on seed and epoch alone, never on the number of workers.
-    Training data are shuffled anew in each epoch; samples that would leave a shard shorter than the
-    others, or a batch not full, are left out of that epoch. Other splits keep their order and their
-    last, smaller batch; shards that would be shorter repeat samples from the start of the split.
-    A dataset's own random numbers depend on the number of workers, since each has its own seed.
+    The order of the samples depends on seed and epoch alone, never on the number of workers; a
+    dataset's own random numbers do. Training data are shuffled anew in each epoch; samples that
+    would leave a shard shorter than the others, or a batch not full, are left out of that epoch.
+    Other splits keep their order and their last, smaller batch; shards that would be shorter repeat
+    samples from the start of the split.
 
     Attributes:
         epoch: The epoch of the last batch, from 0.

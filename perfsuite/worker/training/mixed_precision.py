@@ -1,8 +1,7 @@
 """What each precision means, as one table, and how a model trains in it.
 
-Casting and autocast, loss scaling, and float32 master weights (mixed precision training,
-Micikevicius et al. 2018). O0 to O3 are Apex-like: the properties of `apex.amp`
-(apex/amp/frontend.py, removed 2025-05) with torch's autocast for its patched functions.
+Mixed precision training, Micikevicius et al. 2018. O0 to O3 are Apex-like: the properties of
+`apex.amp` (apex/amp/frontend.py, removed 2025-05) with torch's autocast for patched functions.
 """
 
 from collections.abc import Callable, Iterable
@@ -56,33 +55,29 @@ class PrecisionPolicy:
         return self.parameter_dtype == torch.float32 and self.autocast_dtype is None
 
 
+_FP16, _BF16 = torch.float16, torch.bfloat16
 _POLICIES = (
     PrecisionPolicy(name="fp64", parameter_dtype=torch.float64),
     PrecisionPolicy(name="fp32"),
     PrecisionPolicy(name="tf32", allows_tf32=True),
-    PrecisionPolicy(name="bf16", parameter_dtype=torch.bfloat16),
-    PrecisionPolicy(name="amp-bf16", autocast_dtype=torch.bfloat16),
-    PrecisionPolicy(name="amp-fp16", autocast_dtype=torch.float16, loss_scale="dynamic"),
-    PrecisionPolicy(
-        name="fp8-tensorwise", autocast_dtype=torch.bfloat16, float8_recipe="tensorwise"
-    ),
-    PrecisionPolicy(name="fp8-rowwise", autocast_dtype=torch.bfloat16, float8_recipe="rowwise"),
+    PrecisionPolicy(name="bf16", parameter_dtype=_BF16),
+    PrecisionPolicy(name="amp-bf16", autocast_dtype=_BF16),
+    PrecisionPolicy(name="amp-fp16", autocast_dtype=_FP16, loss_scale="dynamic"),
+    PrecisionPolicy(name="fp8-tensorwise", autocast_dtype=_BF16, float8_recipe="tensorwise"),
+    PrecisionPolicy(name="fp8-rowwise", autocast_dtype=_BF16, float8_recipe="rowwise"),
     PrecisionPolicy(name="O0"),
     PrecisionPolicy(
-        name="O1",
-        autocast_dtype=torch.float16,
-        loss_scale="dynamic",
-        max_loss_scale=_APEX_MAX_LOSS_SCALE,
+        name="O1", autocast_dtype=_FP16, loss_scale="dynamic", max_loss_scale=_APEX_MAX_LOSS_SCALE
     ),
     PrecisionPolicy(
         name="O2",
-        parameter_dtype=torch.float16,
+        parameter_dtype=_FP16,
         keeps_batchnorm_fp32=True,
         master_weights=True,
         loss_scale="dynamic",
         max_loss_scale=_APEX_MAX_LOSS_SCALE,
     ),
-    PrecisionPolicy(name="O3", parameter_dtype=torch.float16),
+    PrecisionPolicy(name="O3", parameter_dtype=_FP16),
 )
 PRECISION_POLICIES = {policy.name: policy for policy in _POLICIES}
 
@@ -95,9 +90,8 @@ def precision_policy(name: str) -> PrecisionPolicy:
 def set_tf32(policy: PrecisionPolicy, device: torch.device) -> None:
     """Switch TensorFloat-32 on CUDA on for "tf32" and off for every other precision.
 
-    torch leaves it on for convolutions by default, so that "fp32" would silently not be float32.
-    It is a setting of the whole process, and a model's module may set it too: call this before and
-    after the model is built. Nothing is set on other devices.
+    torch leaves it on for convolutions, so that "fp32" would silently not be float32. It is a
+    setting of the process, which a model's module may set too: call this before and after it.
     """
     if device.type != "cuda":
         return
@@ -133,8 +127,7 @@ def autocast(policy: PrecisionPolicy, device: torch.device) -> AbstractContextMa
 def autocast_forward(module: nn.Module, policy: PrecisionPolicy, device: torch.device) -> None:
     """Let the module's forward run under the policy's autocast, in place.
 
-    Inside forward, because the threads of nn.DataParallel re-enter an outer autocast without its
-    dtype and would always compute in float16.
+    The threads of nn.DataParallel would re-enter one around it without its dtype, in float16.
     """
     if policy.autocast_dtype is None:
         return
@@ -154,10 +147,7 @@ def cast_inputs(inputs: Any, policy: PrecisionPolicy) -> Any:
 
 
 def cast_for_loss(value: Any, policy: PrecisionPolicy) -> Any:
-    """Outputs or a target with floating tensors in the dtype of the loss: float32, or finer.
-
-    Nothing is cast where the model is in float32, under autocast or not.
-    """
+    """Outputs or a target in the dtype of the loss, float32 or finer; as is for a float32 model."""
     if policy.parameter_dtype == torch.float32:
         return value
     return cast_floating(value, torch.promote_types(policy.parameter_dtype, torch.float32))

@@ -18,9 +18,8 @@ def check_finite(trainer: Trainer, losses: Sequence[Tensor], first_step: int) ->
     """Check the losses of some steps, and the parameters after the last of them.
 
     `losses` has one scalar per step from `first_step` on, and none on a rank that holds no loss.
-    Gradients only serve to name a culprit: under a dynamic loss scale a step with infinite
-    gradients is skipped, as it should be. Of split parameters only this rank's part is seen. Raises
-    a NonFiniteError that names step and parameter where a loss or a parameter is NaN or infinite.
+    Gradients only serve to name a culprit: under a dynamic loss scale a step with infinite ones is
+    skipped, as it should be. Raises a NonFiniteError that names step and parameter.
     """
     values = torch.stack(list(losses)).tolist() if losses else []
     for step, value in enumerate(values, start=first_step):

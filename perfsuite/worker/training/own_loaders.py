@@ -15,9 +15,7 @@ from perfsuite.worker.training.loaders import EpochBatches, describe_failure
 # More data than a model learns by heart in a cell, less than fills the memory.
 _NUM_CACHED = 16
 # Fields of a recipe that say nothing to a loader of the user's own.
-_OF_BUILT_LOADERS = (
-    *("num_workers", "persistent_workers", "pin_memory", "prefetch_factor", "micro_batch_size"),
-)
+_LOADING = ("num_workers", "persistent_workers", "pin_memory", "prefetch_factor")
 _END: Final = object()
 
 
@@ -28,7 +26,7 @@ def build_own_batches(
 
     Raises a RecipeError for a field that says nothing to it, and what `own_loader` raises.
     """
-    for name in _OF_BUILT_LOADERS:
+    for name in (*_LOADING, "micro_batch_size"):
         if value := getattr(recipe, name):
             raise RecipeError(
                 f"{name}={value!r} says nothing to workload {workload.name!r}, which builds its "
@@ -40,7 +38,7 @@ def build_own_batches(
 
 
 class OwnBatches(EpochBatches):
-    """The batches of a user's own loader, epoch after epoch; it knows of no indices.
+    """The batches of a user's own loader, epoch after epoch.
 
     An epoch with another number of batches than the loader's length, or a batch of another size, is
     an error: ranks would wait for each other, and rates would be wrong.

@@ -31,10 +31,9 @@ def train_step(trainer: Trainer, batches: Iterator[Any], stage: Stage) -> Tensor
     """Take one optimizer step and return the mean loss of this rank's micro-batches.
 
     That is a detached scalar; None where this rank holds no loss (a pipeline's earlier stage).
-    `batches` gives (inputs, target), `grad_accumulation_steps` times. `stage` marks "load" around
-    each `next(batches)` alone, "forward" around the model's call, "backward" around loss and
-    backward, and "optimizer" around clearing the gradients, waiting for their reduction, unscaling,
-    clipping and stepping. No stage holds the copy to the device.
+    `stage` marks "load" around each `next(batches)` alone, "forward" around the model's call,
+    "backward" around loss and backward, and "optimizer" around clearing the gradients, waiting for
+    their reduction, unscaling, clipping and stepping. No stage holds the copy to the device.
     """
     num_micro_batches = trainer.recipe.grad_accumulation_steps
     losses = []
@@ -172,10 +171,9 @@ def clip_grad_norm(
 ) -> Tensor:
     """Scale all gradients so that their norm is at most `max_norm`; return the norm before.
 
-    The same formula as torch.nn.utils.clip_grad_norm_, for gradients of three kinds: plain and
-    equal on all ranks; DTensors, with plain ones beside them that are equal on all ranks (fsdp,
-    tp); plain ones that only this rank has (pp, mp). The latter two `differ_between_ranks`; for
-    them it is a collective. Does not wait for the device, which also holds the returned scalar.
+    As torch.nn.utils.clip_grad_norm_, for gradients of three kinds: plain and equal on all ranks;
+    DTensors, with plain ones beside them that are equal on all ranks (fsdp, tp); plain ones that
+    only this rank has (pp, mp). The latter two `differ_between_ranks`; for them it is a collective.
     """
     if not differ_between_ranks:
         return clip_grad_norm_(parameters, max_norm)

@@ -27,7 +27,6 @@ class Trainer:
         module: The same before data-parallel wrapping: its parameter names are the user's.
         optimizer: The workload's, wrapped where the mode or the precision wraps it.
         unstepped: Parameters with gradients that the optimizer does not step.
-        scaler: Disabled unless the precision scales the loss.
     """
 
     workload: Workload
