@@ -107,17 +107,17 @@ class RankStart:
 
 @dataclass(frozen=True, kw_only=True)
 class Joined:
-    """What a process of a command says of itself first, to be answered with a `RankStart`.
-
-    `place` and `num_neighbours` are those of an `Assignment`, `device` is "cpu" or "cuda".
-    """
+    """What a process of a command says of itself first, to be answered with a `RankStart`."""
 
     process: int
-    rank: int
     world_size: int
-    place: int
-    num_neighbours: int
+    assignment: Assignment
     device: str
+
+    @property
+    def rank(self) -> int:
+        """The rank's number in its group."""
+        return self.assignment.rank
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 from perfsuite.ranks import messages
+from perfsuite.ranks.assignments import Assignment
 from perfsuite.ranks.messages import Joined
 from perfsuite.ranks.progress import Board
 from perfsuite.records import stages
@@ -58,12 +59,14 @@ def _describe_itself() -> Joined:
     group = dist.is_available() and dist.is_initialized()
     rank = int(os.environ.get("RANK", dist.get_rank() if group else 0))
     world_size = int(os.environ.get("WORLD_SIZE", dist.get_world_size() if group else 1))
+    place = int(os.environ.get("LOCAL_RANK", rank))
+    num_neighbours = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
     return Joined(
         process=os.getpid(),
-        rank=rank,
         world_size=world_size,
-        place=int(os.environ.get("LOCAL_RANK", rank)),
-        num_neighbours=int(os.environ.get("LOCAL_WORLD_SIZE", world_size)),
+        assignment=Assignment(
+            rank=rank, place=place, num_neighbours=num_neighbours, gpu=place, backend="gloo"
+        ),
         device="cuda" if torch.cuda.is_initialized() else "cpu",  # type: ignore[no-untyped-call]
     )
 

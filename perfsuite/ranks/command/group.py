@@ -25,7 +25,6 @@ import psutil
 
 from perfsuite.errors import PerfsuiteError, SettingError
 from perfsuite.ranks import bootstrap
-from perfsuite.ranks.assignments import Assignment
 from perfsuite.ranks.command import faults
 from perfsuite.ranks.command.hooked import sitecustomize as hook
 from perfsuite.ranks.failures import Died
@@ -213,16 +212,9 @@ class CommandGroup(RankGroup):
         for rank, joined in self._joined.items():
             policy = dataclasses.replace(self._policy, device=joined.device)
             request = dataclasses.replace(self._request, world_size=self._world_size, policy=policy)
-            assignment = Assignment(
-                rank=rank,
-                place=joined.place,
-                num_neighbours=joined.num_neighbours,
-                gpu=joined.place,
-                backend="gloo",
-            )
             start = RankStart(
                 request=request,
-                assignment=assignment,
+                assignment=joined.assignment,
                 folder=str(self._folder),
                 core=None,
                 cores=tuple(sorted(os.sched_getaffinity(0))),

@@ -254,8 +254,8 @@ class Measurement:
         if peak.saved_activation_bytes is None:
             reason = "no stage 'backward' followed a stage 'forward'"
             self._missing.setdefault("saved_activation_bytes", reason)
-        names = ("ops", "flops", "model_flops", "collectives", "collective_bytes")
-        found: dict[str, int | None] = {name: getattr(counted, name) for name in names}
+        found: dict[str, int | None] = {**vars(counted)}
+        del found["watched_s"]
         found["saved_activation_bytes"] = peak.saved_activation_bytes
         if not self._is_loop:
             found["kernel_launches"] = yield from count_kernel_launches(device)

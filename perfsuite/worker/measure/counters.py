@@ -36,15 +36,15 @@ _KERNEL_LAUNCHES = frozenset(
 )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class IterationCounts:
     """Counts of one iteration on one rank, as in `records.cell.Counts`, and its `watched_s`."""
 
-    ops: int
-    flops: int
-    model_flops: int
-    collectives: int
-    collective_bytes: int
+    ops: int = 0
+    flops: int = 0
+    model_flops: int = 0
+    collectives: int = 0
+    collective_bytes: int = 0
     watched_s: dict[str, tuple[float, float]] = field(compare=False)
 
 
@@ -68,14 +68,8 @@ def count_iteration() -> Iterations[IterationCounts]:
     counter = _Counter()
     with counter:
         yield counter.stage
-    return IterationCounts(
-        ops=counter.ops,
-        flops=counter.flops,
-        model_flops=counter.flops - counter.recomputed_flops(),
-        collectives=counter.collectives,
-        collective_bytes=counter.collective_bytes,
-        watched_s=counter.watched_s,
-    )
+    counter.found.model_flops = counter.found.flops - counter.recomputed_flops()
+    return counter.found
 
 
 def count_garbage() -> Iterations[int]:
@@ -118,7 +112,7 @@ def count_launches(event_names: Iterable[str]) -> int:
 class _Counter(StepMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()
-        self.ops = self.flops = self.collectives = self.collective_bytes = 0
+        self.found = IterationCounts(watched_s=self.watched_s)
         self._scores_flops = 0
         # By backward pass, of operators that autograd records; and the passes with others.
         self._recorded_flops: Counter[int] = Counter()
@@ -148,16 +142,16 @@ class _Counter(StepMode):  # type: ignore[no-untyped-call]
                 if result is not NotImplemented:
                     return result
         result = self.run(func, args, kwargs)
-        self.ops += 1
+        self.found.ops += 1
         if is_communication(func):
-            self.collectives += 1
-            self.collective_bytes += communicated_bytes(args, kwargs, result)
+            self.found.collectives += 1
+            self.found.collective_bytes += communicated_bytes(args, kwargs, result)
         backward = torch._C._current_graph_task_id()
         if not torch.is_grad_enabled():
             self._plain_passes.add(backward)
         if formula in flop_registry:
             flops = flop_registry[formula](*args, **kwargs, out_val=result)
-            self.flops += flops
+            self.found.flops += flops
             self._scores_flops += _scores_flops(formula, args, flops)
             if backward != _NO_BACKWARD and torch.is_grad_enabled():
                 self._recorded_flops[backward] += flops
