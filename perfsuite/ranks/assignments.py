@@ -1,7 +1,4 @@
-"""Which processor, GPU, backend and rendezvous each rank of a group gets.
-
-The controller assigns them, and the rank receives its own.
-"""
+"""Which processor, GPU, backend and rendezvous each rank of a group gets from its controller."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,4 @@
-"""Starts processes from a forkserver that has torch loaded: each takes a tenth of a second.
-
-Runs in the controller, which is the server's parent.
-"""
+"""Starts processes from a forkserver that has torch loaded: each takes a tenth of a second."""
 
 import atexit
 import contextlib

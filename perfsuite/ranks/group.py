@@ -1,8 +1,4 @@
-"""A group of ranks on this machine: started fresh, watched, ended. Runs in the controller.
-
-Ranks are forked from a server that has torch loaded already, so a fresh group costs a tenth of a
-second and shares nothing with the one before.
-"""
+"""A group of ranks on this machine: started fresh, watched, ended. Runs in the controller."""
 
 import contextlib
 import os
@@ -41,12 +37,9 @@ _REAPED_S = 1.0
 def run_group(request: GroupRequest) -> list[Reply]:
     """Run a job on fresh ranks and return their replies in rank order.
 
-    Whatever happens, no process, temporary file or shared memory of the group stays.
-
-    Raises:
-        RankFailureError: A rank crashed, was killed, hung, or raised; the first one is named.
-        NotExercisedError: A rank found that this machine cannot exercise the job.
-        PerfsuiteError: A rank raised another one of ours.
+    Whatever happens, no process, temporary file or shared memory of the group stays. Raises an
+    error of ours that a rank raised, else a RankFailureError that names the first rank that
+    crashed, was killed, hung, or raised.
     """
     with RankGroup(request) as group:
         while (replies := group.poll(POLL_S)) is None:

@@ -131,10 +131,8 @@ class CallFunction:
 class MeasurePlan:
     """How often and under which seed a cell is run.
 
-    Attributes:
-        num_rounds: Timed rounds; each yields one sample. None lets the gate choose.
-        num_iterations: Optimizer steps of one round; None lets rank 0 choose after the warm-up.
-        round_s: Duration that rank 0 then aims at; None is 50 ms.
+    `num_rounds` of None lets the gate choose; `num_iterations`, those of a round, rank 0, which
+    then aims at rounds of `round_s`, 50 ms if that is None.
     """
 
     num_rounds: int | None
@@ -152,10 +150,7 @@ class MeasurePlan:
 class RunCell:
     """Job: build a cell, warm it up, measure it, count it.
 
-    Attributes:
-        workload: With the recipe, what a cell of ours trains; neither for the user's own code.
-        message_bytes: Of the tensor that "all_reduce" reduces; None for any other activity.
-        user_code: Of "step", "loop" and "command" alone.
+    It has a workload and a recipe, or the user's own code, or the `message_bytes` of "all_reduce".
     """
 
     activity: ActivityName
@@ -238,10 +233,8 @@ class RoundTimes:
 class PeakMemory:
     """Memory of one iteration on one rank, see `perfsuite.worker.measure.memory`.
 
-    Attributes:
-        saved_activation_bytes: Bytes that a forward pass left alive for its backward pass; None
-            where no forward pass was followed by a backward pass on this rank.
-        reserved_bytes: Most that an accelerator's allocator held; None on a CPU.
+    `saved_activation_bytes` is None where no backward pass followed a forward pass on this rank,
+    `reserved_bytes`, the most that an allocator held, on a CPU.
     """
 
     metric: MemoryMetric
@@ -342,7 +335,7 @@ class Failed:
     """Reply to any job: it ended in an exception of class `error`.
 
     Attributes:
-        is_ours: Whether it is one of `perfsuite.errors`, shown without a traceback.
+        is_ours: Whether it is one of `perfsuite.errors`.
         lost_peer: Whether it only says that another rank is gone or late.
         at_s: When it was raised, on the machine's monotonic clock.
         lines: The traceback without frames of ours.

@@ -1,7 +1,4 @@
-"""Functions and objects as bytes for another process. Runs in the controller and in its ranks.
-
-cloudpickle sends lambdas, closures and classes of a test file by value.
-"""
+"""Functions and objects, a test file's own too, as bytes for another process."""
 
 import contextlib
 import importlib

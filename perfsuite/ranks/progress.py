@@ -1,7 +1,4 @@
-"""A board in shared memory: every rank writes on it what it is doing, the controller reads it.
-
-Writing costs well under a microsecond, so a rank may write at every stage of every step.
-"""
+"""A board in shared memory: every rank writes on it what it is doing, the controller reads it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A rank's turns: a round waits until the other arm of a comparison is blocked.
-
-Runs in the first rank of a group, for all of them: its end of the channel that the gate opens.
-"""
+"""A rank's turns: a round waits until the other arm of a comparison is blocked."""
 
 import json
 import os

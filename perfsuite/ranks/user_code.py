@@ -19,10 +19,8 @@ class UserCode:
             empty for a command.
         world_size: Of the ranks that call it; a command itself says how many it starts.
         samples_per_step: Of all ranks together; None where the user does not say.
-        num_steps: Steps of a loop or a command that are timed.
-        num_warmup: Steps before those.
+        num_steps: Steps of a loop or a command that are timed, after `num_warmup`.
         optimizer: Name of the class whose steps count; None is the first optimizer that steps.
-        precision: Of a step's arithmetic, one of `OWN_PRECISIONS`.
     """
 
     name: str

@@ -1,7 +1,4 @@
-"""What each rank runs: one job in its process group, answered with one message.
-
-Runs in a rank, which loads it by name; the controller never does.
-"""
+"""What each rank runs: one job in its process group, answered with one message."""
 
 import contextlib
 import gc

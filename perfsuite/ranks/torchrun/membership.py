@@ -45,10 +45,6 @@ def read_membership(environ: Mapping[str, str]) -> Membership | None:
     """Return the place that torchrun's variables give; None where RANK or WORLD_SIZE is not set.
 
     Raises a SettingError where another required one is not set, or one has a wrong value.
-
-    >>> place = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "node0", "MASTER_PORT": "29500"}
-    >>> read_membership(place).rank, read_membership({"MASTER_PORT": "29500"})
-    (1, None)
     """
     if "RANK" not in environ or "WORLD_SIZE" not in environ:
         return None

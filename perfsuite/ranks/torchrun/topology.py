@@ -1,7 +1,4 @@
-"""Which ranks that torchrun started share a machine, a processor, a GPU, a timing lock.
-
-Runs in every controller: each broadcasts its place, and all draw the same conclusions.
-"""
+"""Which ranks that torchrun started share a machine, a processor, a GPU, a timing lock."""
 
 import os
 from collections.abc import Sequence
@@ -75,13 +72,6 @@ class Topology:
         """Return the number of a rank's GPU among those that it sees, 0 if it sees none.
 
         Ranks that see the same ones take one after the other.
-
-        >>> sees = lambda *gpus: RankPlace(machine="a", network="n", lock="l", cores=(0,),
-        ...                                  gpus=gpus)
-        >>> [Topology((sees("x", "y"), sees("x", "y"))).gpu_of(rank) for rank in (0, 1)]
-        [0, 1]
-        >>> [Topology((sees("x"), sees("y"))).gpu_of(rank) for rank in (0, 1)]
-        [0, 0]
         """
         mine = self.everyone[rank].gpus
         num_before = sum(one.gpus == mine for one in self.everyone[:rank])

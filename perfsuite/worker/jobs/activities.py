@@ -1,7 +1,4 @@
-"""What one iteration of a cell is: a step, a loaded batch, an evaluated batch, a reduction.
-
-Runs in a rank. Each activity joins a workload and a recipe to the one iteration that is measured.
-"""
+"""What one iteration of a cell is: a step, a loaded or evaluated batch, a reduction."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,4 @@
-"""The ranks that run a user's loop: what torchrun would tell them, and where they meet beside it.
-
-The loop makes a process group of its own, or none, so the measurement has one that it cannot see.
-"""
+"""The ranks of a user's loop, which meet in a process group that the loop cannot see."""
 
 import datetime
 import os

@@ -1,7 +1,4 @@
-"""What a speed depends on besides the code, as a rank finds it.
-
-Reads environment variables, because those that torch and its libraries obey are part of it.
-"""
+"""What a speed depends on besides the code: environment variables of torch, too."""
 
 import os
 import sys

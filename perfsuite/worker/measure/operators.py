@@ -1,7 +1,4 @@
-"""What the operators of a few iterations cost, and how much communication computing hides.
-
-From `torch.profiler`, which slows an iteration down, so never while one is timed.
-"""
+"""What the operators of a few iterations cost, by `torch.profiler`, which slows them down."""
 
 import os
 import sys
@@ -132,11 +129,7 @@ Span = tuple[float, float]
 
 
 def merge(intervals: Iterable[Span]) -> list[Span]:
-    """Return the times that intervals cover, as disjoint intervals in order.
-
-    >>> merge([(4, 6), (0, 2), (1, 3)])
-    [(0, 3), (4, 6)]
-    """
+    """Return the times that intervals cover, as disjoint intervals in order."""
     merged: list[Span] = []
     for start, end in sorted(intervals):
         if merged and start <= merged[-1][1]:
@@ -152,10 +145,6 @@ def total(merged: Sequence[Span]) -> float:
 
 
 def overlap(one: Sequence[Span], other: Sequence[Span]) -> float:
-    """Return how long intervals of both lists are under way at the same time.
-
-    >>> overlap([(0, 3), (4, 6)], [(2, 5)])
-    2
-    """
+    """Return how long intervals of both lists are under way at the same time."""
     shared = total(merge(one)) + total(merge(other)) - total(merge([*one, *other]))
     return max(0, shared)  # rounding may leave less than nothing

@@ -44,15 +44,6 @@ def choose_num_iterations(
 
     `steps_per_epoch` is None if nothing happens at the end of an epoch. Raises a PerfsuiteError
     where the estimate is not a positive, finite number.
-
-    >>> choose_num_iterations(0.002, steps_per_epoch=None)
-    32
-    >>> choose_num_iterations(0.002, steps_per_epoch=45)
-    45
-    >>> choose_num_iterations(3.0, steps_per_epoch=1000)
-    1
-    >>> choose_num_iterations(3.0, steps_per_epoch=1000, least=8)
-    8
     """
     if not 0 < iteration_s < math.inf:
         raise PerfsuiteError(
@@ -69,9 +60,6 @@ def has_warmed_up(durations_s: Sequence[float], states: Sequence[object]) -> boo
     """Whether the next iteration will be like all later ones.
 
     Of each iteration so far: its seconds, and what of its state shows that it differs from others.
-
-    >>> [has_warmed_up([0.3, 0.2, 0.2], scales) for scales in ([1024] * 3, [2048, 1024, 1024])]
-    [True, False]
     """
     spent_s = math.fsum(durations_s)
     if len(durations_s) < _ALIKE:

@@ -9,11 +9,7 @@ from torch.distributed.tensor import DTensor
 
 
 def map_tensors(value: Any, function: Callable[[Tensor], Any]) -> Any:
-    """The same nest of tuples, lists and dicts with `function` applied to each tensor in it.
-
-    >>> map_tensors({"x": torch.tensor(1.0), "ids": ["a"]}, torch.Tensor.double)
-    {'x': tensor(1., dtype=torch.float64), 'ids': ['a']}
-    """
+    """The same nest of tuples, lists and dicts with `function` applied to each tensor in it."""
     if isinstance(value, Tensor):
         return function(value)
     if isinstance(value, Mapping):

@@ -1,7 +1,4 @@
-"""Activation checkpointing of a model's blocks: what is kept for backward, and what recomputed.
-
-Sublinear memory cost, Chen et al. 2016.
-"""
+"""Activation checkpointing of a model's blocks (Chen et al. 2016): what is kept for backward."""
 
 import functools
 import inspect

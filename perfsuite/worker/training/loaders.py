@@ -1,7 +1,4 @@
-"""Batches of a workload's data, epoch after epoch.
-
-Any exception of the user's dataset, here or in a worker, becomes one message without a traceback.
-"""
+"""Batches of a workload's data; what a user's dataset raises becomes one message."""
 
 from __future__ import annotations
 

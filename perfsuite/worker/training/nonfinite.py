@@ -1,7 +1,4 @@
-"""Watch for NaN and infinity: in which step, and in which parameter first.
-
-A check waits for the device, so it belongs outside of what is timed.
-"""
+"""Watch for NaN and infinity, which waits for the device: never in what is timed."""
 
 import math
 from collections.abc import Sequence
