@@ -156,16 +156,6 @@ def rank_error(
     )
 
 
-def unstarted_error(rank: int, *, world_size: int) -> RankFailureError:
-    """Return the error of a rank that could not be forked, because the forkserver has ended."""
-    return RankFailureError(
-        f"rank {rank} of {world_size} could not be started: the server that ranks are forked from "
-        "has ended, killed by a user, or by the kernel because memory ran out; the next cell "
-        "starts another",
-        rank=rank,
-    )
-
-
 def late_rank_error(
     running: Iterable[int],
     *,

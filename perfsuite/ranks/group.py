@@ -110,7 +110,12 @@ class RankGroup:
             try:
                 process, pipe = start_process(bootstrap.enter_rank, start)
             except (EOFError, ConnectionError) as error:
-                raise failures.unstarted_error(one.rank, world_size=self._world_size) from error
+                raise RankFailureError(
+                    f"rank {one.rank} of {self._world_size} could not be started: the server that "
+                    "ranks are forked from has ended, killed by a user, or by the kernel because "
+                    "memory ran out; the next cell starts another",
+                    rank=one.rank,
+                ) from error
             self._processes[one.rank], self._pipes[one.rank] = process, pipe
             with contextlib.suppress(psutil.NoSuchProcess):  # it has ended already
                 self._running[one.rank] = psutil.Process(process.pid)

@@ -54,8 +54,6 @@ class GroupPolicy:
         num_gpus: GPUs that the ranks see; with fewer than ranks they share them through gloo.
         timeout_s: A group without progress for so long is stuck.
         collective_timeout_s: A collective that waits for so long has lost its peer.
-        num_threads: Intra-operator threads of a rank. One: two are bimodal by 22 % on small
-            machines, and with a fixed number the losses repeat exactly.
         import_roots: Folders that come first on the ranks' module path.
         shows_output: Print what the ranks printed when all went well.
         pins_ranks: Give each rank a processor of its own, on a CPU where there are enough.
@@ -67,7 +65,6 @@ class GroupPolicy:
     num_gpus: int = 0
     timeout_s: float = 120.0
     collective_timeout_s: float = 30.0
-    num_threads: int = 1
     seed: int = 0
     import_roots: tuple[str, ...] = ()
     shows_output: bool = True

@@ -121,43 +121,26 @@ class _Heartbeats:
         self._beats = dict.fromkeys(watched, 0)
         self._heard_s = dict.fromkeys(watched, time.monotonic())
         self._beaten_s = 0.0
-        self._is_stopped = False
 
     def check(self) -> str | None:
         """Return why the session cannot go on, None if it can; works once a second at most."""
         if time.monotonic() - self._beaten_s < _BEAT_S:
             return None
         self._beaten_s = now_s = time.monotonic()
-        self._beat()
+        if not bootstrap.is_stopped(self._start.controller):
+            self._store.add(f"beat {self._place.rank}", 1)
         for rank, num_before in self._beats.items():
             num_beats = self._store.add(f"beat {rank}", 0)
             if num_beats != num_before:
                 self._beats[rank], self._heard_s[rank] = num_beats, now_s
             patience_s = self._start.silence_s if num_beats else self._start.arrival_s
             if now_s - self._heard_s[rank] > patience_s:
-                return self._why_silent(rank, patience_s, has_come=num_beats > 0)
+                what = "is gone, stopped or hangs" if num_beats else "did not come"
+                return (
+                    f"rank {rank} of {self._place.world_size} {what}: nothing was heard of its "
+                    f"pytest process for {patience_s:g} s"
+                )
         return None
-
-    def _beat(self) -> None:
-        """Show that the controller is alive; one that is stopped is not, but its messenger is."""
-        rank, was_stopped = self._place.rank, self._is_stopped
-        self._is_stopped = bootstrap.is_stopped(self._start.controller)
-        if not self._is_stopped:
-            self._store.add(f"beat {rank}", 1)
-        if self._is_stopped and not was_stopped:
-            self._store.set(f"stopped {rank}", "")
-        if was_stopped and not self._is_stopped:
-            self._store.delete_key(f"stopped {rank}")
-
-    def _why_silent(self, rank: int, patience_s: float, *, has_come: bool) -> str:
-        who = f"rank {rank} of {self._place.world_size}"
-        if self._store.check([f"stopped {rank}"]):
-            return (
-                f"{who} is stopped: its pytest process was sent SIGSTOP, as a debugger does, and "
-                f"did not go on within {patience_s:g} s"
-            )
-        what = "is gone or hangs" if has_come else "did not come"
-        return f"{who} {what}: nothing was heard of its pytest process for {patience_s:g} s"
 
 
 def _connect(start: MessengerStart, *, is_host: bool) -> Store:

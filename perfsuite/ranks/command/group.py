@@ -23,7 +23,7 @@ from typing import Any
 
 import psutil
 
-from perfsuite.errors import PerfsuiteError, SettingError
+from perfsuite.errors import PerfsuiteError, SettingError, WorkloadError
 from perfsuite.ranks import bootstrap
 from perfsuite.ranks.command import faults
 from perfsuite.ranks.command.hooked import sitecustomize as hook
@@ -31,6 +31,7 @@ from perfsuite.ranks.failures import Died
 from perfsuite.ranks.group import POLL_S, RankGroup
 from perfsuite.ranks.messages import Failed, GroupRequest, Joined, RankStart, Reply
 from perfsuite.system import background
+from perfsuite.units import counted
 
 # Before the first step a command loads data and compiles.
 _PATIENCE = 10
@@ -192,7 +193,10 @@ class CommandGroup(RankGroup):
             self._progress, self._since_s = progress, time.monotonic()
         most_s = _PATIENCE * self._policy.timeout_s
         if time.monotonic() - self._since_s > most_s:
-            raise faults.silent_error(self._name, what, most_s, self._output)
+            raise WorkloadError(
+                f"{self._name}: {what}, and it printed nothing, for {most_s:g} s (ten times "
+                f"--perf-timeout); its last words: {faults.last_words(self._output)}"
+            )
 
     def _accept(self) -> None:
         pipe: Connection[Any, Any] = Connection(self._listener.accept()[0].detach())
@@ -200,7 +204,11 @@ class CommandGroup(RankGroup):
             joined: Joined = pipe.recv()
             first = self._joined.setdefault(joined.rank, joined)
             if first is not joined or joined.rank >= joined.world_size:
-                raise faults.same_rank_error(self._name, first, joined)
+                raise WorkloadError(
+                    f"{self._name}: processes {first.process} and {joined.process} both take steps "
+                    f"as rank {joined.rank} of {joined.world_size}; start the ranks with torchrun, "
+                    "or set RANK and WORLD_SIZE in each"
+                )
             self._world_size = joined.world_size
             self._pipes[joined.rank] = pipe
             self._running[joined.rank] = psutil.Process(joined.process)
@@ -239,8 +247,12 @@ class CommandGroup(RankGroup):
         for rank, reply in self._replies.items():
             waits = isinstance(reply, Failed) and reply.lost_peer
             if waits and self.position(rank).phase == "exit" and (running := self._waiting()):
-                steps = {one: self.position(one).step for one in (rank, running[0])}
-                raise faults.uneven_error(self._name, steps)
+                other, num_steps = running[0], counted(self.position(rank).step, "step")
+                raise WorkloadError(
+                    f"{self._name}: rank {rank} ended by itself after {num_steps}, and rank "
+                    f"{other}, which had taken {self.position(other).step}, went on; give all "
+                    "ranks equally many steps"
+                )
         super()._raise_first_failure()
 
     def where_it_hangs(self, rank: int) -> tuple[str, ...]:
@@ -254,7 +266,11 @@ class CommandGroup(RankGroup):
         """Return the error of a command whose launcher ended before its ranks had replied."""
         exit_code = self._process.returncode
         if exit_code == 0 and (left := self._left_behind()):
-            return faults.daemon_error(self._name, left)
+            return WorkloadError(
+                f"{self._name}: the command ended with exit code 0 and left "
+                f"{counted(len(left), 'process')} running (process {left[0]}), which were ended; "
+                "keep it in the foreground: in a shell script, end with 'wait'"
+            )
         has_hook = (self._folder / hook.LOADED).exists() if self._has_hook else None
         num_steps = max((self.position(rank).step for rank in self._ranks), default=None)
         return faults.ended_error(self._name, exit_code, num_steps, self._output, has_hook)

@@ -10,7 +10,6 @@ from torch import Tensor
 from perfsuite.errors import PerfsuiteError
 from perfsuite.ranks.messages import COUNTED, RankStart, RunCell
 from perfsuite.ranks.pickling import unpack
-from perfsuite.records.recipe import Recipe
 from perfsuite.records.stages import Stage
 from perfsuite.records.workload import Split, Workload, load_workload
 from perfsuite.worker.jobs.activity import (
@@ -29,6 +28,10 @@ from perfsuite.worker.training.step import evaluate_batch, train_step
 from perfsuite.worker.training.trainer import Trainer
 
 _FLOAT32_BYTES = 4
+# Counts that threads hide from the dispatcher.
+_HIDDEN_IN_THREADS = (
+    *("flops", "model_flops", "ops", "saved_activation_bytes", "collectives", "collective_bytes"),
+)
 
 
 @contextmanager
@@ -68,7 +71,12 @@ class _OnModel(Repeatable):
         self.losses: list[Tensor] = []
         self.steps_per_epoch = max(1, batches.steps_per_epoch // num_micro_batches)
         self.global_batch_size = batches.step_size * num_micro_batches
-        self.missing = _uncountable(trainer.recipe)
+        self.missing = {}
+        if trainer.recipe.compile:
+            self.missing = hidden_in_compiled()
+        elif trainer.recipe.plan.properties.runs_threads:
+            reason = "DataParallel's replicas run in threads of their own"
+            self.missing = dict.fromkeys(_HIDDEN_IN_THREADS, reason)
 
     def first_losses(self) -> tuple[float, ...] | None:
         return tuple(float(loss) for loss in self.losses) or None
@@ -155,17 +163,6 @@ class _AllReduce(Repeatable):
 
     def held_tensors(self) -> Iterator[Tensor]:
         return iter((self._tensor,))
-
-
-def _uncountable(recipe: Recipe) -> dict[str, str]:
-    """Return the counts that a mode hides from the dispatcher, with the reason."""
-    if recipe.compile:
-        return hidden_in_compiled()
-    if recipe.plan.properties.runs_threads:
-        collectives = ("collectives", "collective_bytes")
-        hidden = ("flops", "model_flops", "ops", "saved_activation_bytes", *collectives)
-        return dict.fromkeys(hidden, "DataParallel's replicas run in threads of their own")
-    return {}
 
 
 def _evaluated_split(workload: Workload) -> Split:
