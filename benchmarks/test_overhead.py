@@ -41,7 +41,7 @@ def alternate_with_a_hand_written_loop(num_pairs: int, num_steps: int) -> list[t
     device = torch.device("cpu")
     workload, recipe = lenet_digits(), Recipe()
     trainer = build_trainer(workload, recipe, device=device, seed=0)
-    batches = build_batches(workload, recipe, "train", shard_index=0, num_shards=1, seed=0)
+    batches = build_batches(workload, recipe, "train", (0, 1), seed=0)
 
     # The same weights in the same memory: two models of one process differ by a few per cent.
     model, optimizer = trainer.model, trainer.optimizer

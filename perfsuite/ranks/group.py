@@ -18,7 +18,7 @@ from perfsuite.ranks import bootstrap, failures
 from perfsuite.ranks.assignments import Assignment, all_assignments, cores_beside_gpus
 from perfsuite.ranks.failures import Died
 from perfsuite.ranks.forkserver import start_process
-from perfsuite.ranks.messages import Failed, GroupRequest, RankStart, Reply, Skipped
+from perfsuite.ranks.messages import Failed, GroupRequest, RankStart, Reply
 from perfsuite.ranks.progress import Board, Position
 from perfsuite.records.recipe import Recipe
 from perfsuite.system.gpus import visible_gpus
@@ -133,12 +133,10 @@ class RankGroup:
         received = self._receive(timeout_s)
         if any(isinstance(reply, Failed | Died) for reply in received):
             self._receive_cascade()
-        elif not any(isinstance(reply, Skipped) for reply in received):
-            waiting = self._waiting()
-            if waiting and self._watch.stuck_for_s(waiting) > self._patience_s(waiting):
+        elif waiting := self._waiting():
+            if self._watch.stuck_for_s(waiting) > self._patience_s(waiting):
                 raise self._stuck(waiting)
-            if waiting:
-                return None
+            return None
         self._raise_first_failure()
         if self._policy.shows_output:
             self._show_logs()
@@ -181,9 +179,6 @@ class RankGroup:
             self._receive(left_s)
 
     def _raise_first_failure(self) -> None:
-        for reply in self._replies.values():
-            if isinstance(reply, Skipped):
-                raise errors.NotExercisedError(reply.reason)
         failed = {
             rank: reply for rank, reply in self._replies.items() if isinstance(reply, Failed | Died)
         }

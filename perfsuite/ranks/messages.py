@@ -321,13 +321,6 @@ class ProfileTaken:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Skipped:
-    """Reply to any job: the rank found that it cannot exercise the cell."""
-
-    reason: str
-
-
-@dataclass(frozen=True, kw_only=True)
 class Failed:
     """Reply to any job: it ended in an exception of class `error`.
 
@@ -346,4 +339,4 @@ class Failed:
     lines: tuple[str, ...] = ()
 
 
-Reply = CellMeasured | FunctionReturned | RunRecorded | RunChecked | ProfileTaken | Skipped | Failed
+Reply = CellMeasured | FunctionReturned | RunRecorded | RunChecked | ProfileTaken | Failed

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from perfsuite import errors
-from perfsuite.errors import DeviceError, NotExercisedError, PerfsuiteError
+from perfsuite.errors import DeviceError, PerfsuiteError
 from perfsuite.ranks import messages
 from perfsuite.ranks.failures import says_lost_peer
 from perfsuite.ranks.pickling import pack, unpack
@@ -56,8 +56,6 @@ def serve(start: messages.RankStart, pipe: Connection) -> None:
             reply = _run(start.request.job, start, device, board)
             board.enter_phase("finish")
             _send(pipe, reply)
-    except NotExercisedError as error:
-        _send(pipe, messages.Skipped(reason=str(error)))
     except Exception as error:  # noqa: BLE001  # the controller raises it
         _send(pipe, failed(error))
     else:

@@ -21,8 +21,6 @@ def measure_tensors(dtypes: list[str]) -> dict[str, int]:
 def read_shard(workload: str, recipe: Recipe, seed: int) -> tuple[list[list[int]], int]:
     """Return the indices of each batch of this rank's first epoch, and the dataset's size."""
     built = load_workload(find_workload(workload))
-    rank, num_ranks = dist.get_rank(), dist.get_world_size()
-    with build_batches(
-        built, recipe, "train", shard_index=rank, num_shards=num_ranks, seed=seed
-    ) as batches:
+    shard = dist.get_rank(), dist.get_world_size()
+    with build_batches(built, recipe, "train", shard, seed=seed) as batches:
         return batches.indices(0), len(build_dataset(built, "train"))

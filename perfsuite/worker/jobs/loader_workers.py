@@ -39,26 +39,16 @@ def open_batches(
     """Yield this rank's batches of a split; their loader workers end with the context."""
     # The dataset is the same on every rank; what it and the model draw later is not.
     seed_random_numbers(seed)
-    shard_index, num_shards = shard
     batches: EpochBatches
     if workload.build_loader is not None:
         let_children_be_loader_workers(start.folder, start.cores)
-        batches = build_own_batches(
-            workload, recipe, split, shard_index=shard_index, num_shards=num_shards
-        )
+        batches = build_own_batches(workload, recipe, split, shard)
         _check_lengths(workload, split, batches, device)
     else:
-        batches = build_batches(
-            workload,
-            recipe,
-            split,
-            shard_index=shard_index,
-            num_shards=num_shards,
-            seed=seed,
-            on_worker_start=loader_worker_entry(start.folder, start.cores),
-        )
+        enter = loader_worker_entry(start.folder, start.cores)
+        batches = build_batches(workload, recipe, split, shard, seed=seed, on_worker_start=enter)
     with batches:
-        seed_random_numbers(seed + shard_index)
+        seed_random_numbers(seed + shard[0])
         yield batches if recipe.loader == "own" else CachedBatches(batches)
 
 

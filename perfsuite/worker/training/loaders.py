@@ -40,19 +40,19 @@ def build_batches(
     workload: Workload,
     recipe: Recipe,
     split: Split,
+    shard: tuple[int, int],
     *,
-    shard_index: int,
-    num_shards: int,
     seed: int,
     on_worker_start: Callable[[], None] | None = None,
 ) -> EpochBatches:
-    """Return the batches of a split's shard `shard_index`, from 0, without end.
+    """Return the batches of a split's shard, its index of so many, without end.
 
     `seed`, of the order and of the workers, is the same on every rank. `on_worker_start` is called
     first in each loader worker. Raises a WorkloadError for a split that is absent or cannot fill a
     batch of each shard.
     """
     origin = f"workload {workload.name!r}: its {split} dataset"
+    shard_index, num_shards = shard
     trains = split == "train"
     batch_size = recipe.micro_batch_size or workload.micro_batch_size
     dataset = _checked_dataset(workload, split, batch_size, num_shards, origin)

@@ -20,7 +20,7 @@ _END: Final = object()
 
 
 def build_own_batches(
-    workload: Workload, recipe: Recipe, split: Split, *, shard_index: int, num_shards: int
+    workload: Workload, recipe: Recipe, split: Split, shard: tuple[int, int]
 ) -> OwnBatches:
     """Return the batches of the workload's own loader, without end.
 
@@ -32,8 +32,9 @@ def build_own_batches(
                 f"{name}={value!r} says nothing to workload {workload.name!r}, which builds its "
                 f"own loader (build_loader); leave {name} out"
             )
-    loader = workload.own_loader(split, shard_index, num_shards)
-    origin = f"workload {workload.name!r}: build_loader({split!r}, {shard_index}, {num_shards})"
+    index, num_shards = shard
+    loader = workload.own_loader(split, index, num_shards)
+    origin = f"workload {workload.name!r}: build_loader({split!r}, {index}, {num_shards})"
     return OwnBatches(loader, workload.micro_batch_size, num_shards, origin, split)
 
 

@@ -132,8 +132,7 @@ def test_a_lenet_step_takes_the_flops_that_its_layers_add_up_to():
 def transformer_step(recipe):
     workload, device = transformer_tiny(), torch.device("cpu")
     trainer = build_trainer(workload, recipe, device=device, seed=0)
-    shard = {"shard_index": 0, "num_shards": 1}
-    batches = build_batches(workload, recipe, "train", **shard, seed=0)
+    batches = build_batches(workload, recipe, "train", (0, 1), seed=0)
     return partial(train_step, trainer, batches)
 
 

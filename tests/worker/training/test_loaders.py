@@ -55,8 +55,7 @@ def build(make_workload: Callable[..., Workload]) -> Iterator[Callable[..., Epoc
             make_workload(build_dataset=lambda split: dataset),
             Recipe(**fields),
             split,
-            shard_index=shard_index,
-            num_shards=num_shards,
+            (shard_index, num_shards),
             seed=seed,
             on_worker_start=on_worker_start,
         )

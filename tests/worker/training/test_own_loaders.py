@@ -52,7 +52,7 @@ def build(make_workload: Callable[..., Workload]) -> Callable[..., OwnBatches]:
     def make(loader: Any, split: Split = "train", **fields: Any) -> OwnBatches:
         build_loader = loader if callable(loader) else lambda *_: loader
         workload = make_workload(build_dataset=no_dataset, build_loader=build_loader)
-        return build_own_batches(workload, Recipe(**fields), split, shard_index=1, num_shards=2)
+        return build_own_batches(workload, Recipe(**fields), split, (1, 2))
 
     return make
 

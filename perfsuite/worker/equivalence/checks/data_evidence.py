@@ -100,8 +100,7 @@ class DataLoaders:
             dataclasses.replace(self._workload, build_dataset=self.build_dataset),
             recipe,
             split,
-            shard_index=shard_index,
-            num_shards=self.num_shards,
+            (shard_index, self.num_shards),
             seed=self.seed,
         )
 

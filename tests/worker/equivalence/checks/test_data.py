@@ -70,8 +70,7 @@ def load(workload: Workload, recipe: Recipe, num_batches: int = 3, seed: int = S
             workload,
             Recipe(parallel=recipe.parallel),
             "train",
-            shard_index=shard_index,
-            num_shards=recipe.plan.data_parallel_size,
+            (shard_index, recipe.plan.data_parallel_size),
             seed=seed,
         ) as batches:
             seen.append([next(batches) for _ in range(num_batches)])
@@ -86,8 +85,7 @@ def draw_indices(workload: Workload, recipe: Recipe) -> list[list[list[int]]]:
             workload,
             Recipe(micro_batch_size=recipe.micro_batch_size),
             "train",
-            shard_index=shard_index,
-            num_shards=num_shards,
+            (shard_index, num_shards),
             seed=SEED,
         ).indices(0)
         for shard_index in range(num_shards)
@@ -364,9 +362,7 @@ def test_modes_that_share_a_batch_have_one_shard() -> None:
 def test_the_recipes_batch_size_goes_before_the_workloads() -> None:
     workload = make_workload(lambda: Numbers(24))
     recipe = Recipe(micro_batch_size=6)
-    with build_batches(
-        workload, recipe, "train", shard_index=0, num_shards=1, seed=SEED
-    ) as batches:
+    with build_batches(workload, recipe, "train", (0, 1), seed=SEED) as batches:
         seen = [[next(batches)]]
 
     drawn = draw_indices(workload, recipe)
