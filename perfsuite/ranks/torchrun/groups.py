@@ -125,7 +125,8 @@ class _JobOutcome:
         result: Reply | PerfsuiteError | None = None
         lines: tuple[str, ...] = ()
         try:
-            result, *_ = group.poll(0.0) or [None]
+            replies = group.poll(0.0)
+            result = replies[0] if replies else None
         except PerfsuiteError as error:
             result = error
         position = group.position(rank)

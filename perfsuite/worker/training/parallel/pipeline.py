@@ -94,10 +94,14 @@ class Pipeline(Strategy):
         "forward" and "backward" mark this rank's computations; waiting for other ranks is neither.
         """
         num_chunks = self.recipe.plan.num_chunks
-        chunks = []
-        for index in range(num_chunks):
-            part = map_tensors((inputs, target), lambda one, at=index: one.chunk(num_chunks)[at])
-            chunks.append(Chunk(inputs=bind_inputs(self._signature, part[0]), target=part[1]))
+
+        def part(value: Any, index: int) -> Any:
+            return map_tensors(value, lambda tensor: tensor.chunk(num_chunks)[index])
+
+        chunks = [
+            Chunk(inputs=bind_inputs(self._signature, part(inputs, i)), target=part(target, i))
+            for i in range(num_chunks)
+        ]
         shapes = tuple(tensor.shape for tensor in tensors_in(chunks[0].inputs))
         if shapes not in self._schedules:
             self._schedules[shapes] = ChunkSchedule(trainer, self._stages, self._num_stages, chunks)
