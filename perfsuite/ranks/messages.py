@@ -6,7 +6,7 @@ Frozen dataclasses of plain values. The controller has no torch, so what needs i
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from perfsuite.errors import RecipeError
@@ -245,9 +245,9 @@ NO_COUNTS = Counts(**dict.fromkeys(Counts.__struct_fields__))
 COUNTED = (*Counts.__struct_fields__, "memory", "operators")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class CellMeasured:
-    """Reply to `RunCell`: what one rank measured.
+    """Reply to `RunCell`: what one rank has measured so far.
 
     Attributes:
         losses: Losses of the first optimizer steps; None on a rank that holds no loss.
@@ -259,8 +259,8 @@ class CellMeasured:
         watched_s: Of untimed iterations on a CPU: each stage's seconds out of and in collectives.
     """
 
-    rounds: tuple[RoundTimes, ...]
-    num_iterations: int
+    rounds: list[RoundTimes] = field(default_factory=list)
+    num_iterations: int = 0
     losses: tuple[float, ...] | None = None
     global_batch_size: int | None
     counts: Counts = NO_COUNTS
@@ -269,8 +269,8 @@ class CellMeasured:
     weights: tuple[tuple[TensorDigest, ...], ...] = ()
     environment: Environment
     missing: dict[str, str]
-    stage_rounds: tuple[RoundTimes, ...] = ()
-    watched_s: tuple[dict[str, tuple[float, float]], ...] = ()
+    stage_rounds: list[RoundTimes] = field(default_factory=list)
+    watched_s: list[dict[str, tuple[float, float]]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -81,14 +81,16 @@ class CommandRank:
         self._pipe = pipe
         on_cuda = start.request.policy.device == "cuda"
         device = torch.device("cuda", torch.cuda.current_device()) if on_cuda else _CPU
-        self._environment = describe_environment(device.type)
+        environment = describe_environment(device.type)
         world_size = start.request.world_size
         self._board = Board(Path(start.folder) / "progress", world_size).writer(start.rank)
         ranks = None if world_size == 1 else meet_ranks(start)
         is_gated = start.request.policy.turns is not None
         # Nothing need call this loop: it has begun.
         self._loop = UserLoop(job.user_code, lambda: None, ranks, digests_weights=is_gated)
-        self._measurement = Measurement(self._loop, job.plan, device, self._board, start)
+        self._measurement = Measurement(
+            self._loop, job.plan, environment, device, self._board, start
+        )
         self._loop.begin(self._measurement.asked(), self._board.begin_step)
         self.stage, self.log_loss = self._loop.stage, self._loop.log_loss
         stages.listen(self)
@@ -124,7 +126,7 @@ class CommandRank:
         reply: messages.Reply
         try:
             self._loop.finish()
-            reply = self._measurement.result(self._environment)
+            reply = self._measurement.result()
         except Exception as error:  # noqa: BLE001  # the controller raises it
             reply = failed(error)
         with contextlib.suppress(OSError):  # the controller has ended this command

@@ -147,7 +147,7 @@ def run_logged(request: GroupRequest, launch: CommandLaunch, metrics: Metrics) -
             f"positive number of seconds, and at least two follow {code.num_warmup} to warm up"
         )
     measured = CellMeasured(
-        rounds=tuple(RoundTimes(duration_s=one, stages_s={}) for one in times_s),
+        rounds=[RoundTimes(duration_s=one, stages_s={}) for one in times_s],
         num_iterations=1,
         global_batch_size=code.samples_per_step,
         environment=describe_host(os.environ, len(os.sched_getaffinity(0))),

@@ -11,7 +11,6 @@ import torch
 from perfsuite.ranks import messages
 from perfsuite.ranks.progress import BoardWriter
 from perfsuite.ranks.turns import Agreed
-from perfsuite.records.cell import Operator
 from perfsuite.system.environment import Environment
 from perfsuite.worker.jobs.activities import start_activity
 from perfsuite.worker.jobs.activity import Activity
@@ -71,10 +70,10 @@ def run_cell(
             preparing.enter_context(turns.take())
         activity = stack.enter_context(start_activity(job, start, device))
         measurement = Measurement(
-            activity, job.plan, device, board, start, turns, after_warm_up=preparing.close
+            activity, job.plan, environment, device, board, start, turns, preparing.close
         )
         activity.run(measurement.asked(), board.begin_step)
-        return measurement.result(environment)
+        return measurement.result()
 
 
 class Measurement:
@@ -84,11 +83,11 @@ class Measurement:
         self,
         activity: Activity,
         plan: messages.MeasurePlan,
+        environment: Environment,
         device: torch.device,
         board: BoardWriter,
         start: messages.RankStart,
         turns: ArmTurns | None = None,
-        *,
         after_warm_up: Callable[[], None] = lambda: None,
     ) -> None:
         self._activity = activity
@@ -104,36 +103,22 @@ class Measurement:
         self._on_accelerator = is_accelerator(device)
         # A loop takes as many steps as its user says, and has no more for anything else.
         self._is_loop = activity.num_steps is not None
-        self._rounds: list[messages.RoundTimes] = []
-        self._stage_rounds: list[messages.RoundTimes] = []
-        self._num_iterations = 0
-        self._counts = messages.NO_COUNTS
-        self._peak: messages.PeakMemory | None = None
-        self._watched_s: list[dict[str, tuple[float, float]]] = []
-        self._operators: tuple[Operator, ...] | None = None
-        self._missing = activity.missing
+        self._found = messages.CellMeasured(
+            environment=environment,
+            missing=activity.missing,
+            global_batch_size=activity.global_batch_size,
+        )
 
     def asked(self) -> Iterations[None]:
         """Return all iterations of the cell, with the fault that a calibration injects."""
         return inject_fault(self._whole(), self._channel, self._device)
 
-    def result(self, environment: Environment) -> messages.CellMeasured:
+    def result(self) -> messages.CellMeasured:
         """Return what was found; raises where the iterations were too few."""
-        activity = self._activity
-        return messages.CellMeasured(
-            rounds=tuple(self._rounds),
-            stage_rounds=tuple(self._stage_rounds),
-            num_iterations=self._num_iterations,
-            losses=activity.first_losses(),
-            global_batch_size=activity.global_batch_size,
-            counts=self._counts,
-            peak=self._peak,
-            operators=self._operators,
-            weights=activity.first_weights(),
-            environment=environment,
-            missing=self._missing | activity.end(len(self._rounds)),
-            watched_s=tuple(self._watched_s),
-        )
+        found, activity = self._found, self._activity
+        found.losses, found.weights = activity.first_losses(), activity.first_weights()
+        found.missing = found.missing | activity.end(len(found.rounds))
+        return found
 
     def _whole(self) -> Iterations[None]:
         """Warm up, measure and count."""
@@ -144,7 +129,7 @@ class Measurement:
         try:
             self._after_warm_up()
             agreed = self._agree(iteration_s)
-            self._num_iterations = agreed.iterations
+            self._found.num_iterations = agreed.iterations
             yield from self._measure(agreed.rounds)
         finally:
             resume_loader_workers()  # a stopped one could not be ended
@@ -205,15 +190,15 @@ class Measurement:
         small one slower.
         """
         if not self._on_accelerator:
-            yield from self._take_rounds(self._rounds, num_rounds, self._stages)
+            yield from self._take_rounds(self._found.rounds, num_rounds, self._stages)
             return
         before = memory_stats(self._device).get("num_alloc_retries", 0)
         stages = self._stages if self._is_loop else self._marks
-        yield from self._take_rounds(self._rounds, num_rounds, stages)
+        yield from self._take_rounds(self._found.rounds, num_rounds, stages)
         retries = memory_stats(self._device).get("num_alloc_retries", 0) - before
-        self._counts = msgspec.structs.replace(self._counts, allocator_retries=retries)
+        self._found.counts = msgspec.structs.replace(self._found.counts, allocator_retries=retries)
         if not self._is_loop:
-            yield from self._take_rounds(self._stage_rounds, _NUM_STAGE_ROUNDS, self._stages)
+            yield from self._take_rounds(self._found.stage_rounds, _NUM_STAGE_ROUNDS, self._stages)
 
     def _take_rounds(
         self, rounds: list[messages.RoundTimes], num_rounds: int, stages: StageClock
@@ -221,7 +206,7 @@ class Measurement:
         yield from measure_rounds(
             rounds,
             num_rounds=num_rounds,
-            num_iterations=self._num_iterations,
+            num_iterations=self._found.num_iterations,
             stages=stages,
             start_together=self._start_with_workers,
             synchronize=partial(synchronize, self._device),
@@ -246,24 +231,24 @@ class Measurement:
         activity, device = self._activity, self._device
         counted = yield from count_iteration()
         if self._has_peers and device.type == "cpu":
-            self._watched_s.append(counted.watched_s)
+            self._found.watched_s.append(counted.watched_s)
             if not self._is_loop:
-                self._watched_s.append((yield from count_iteration()).watched_s)
+                self._found.watched_s.append((yield from count_iteration()).watched_s)
         peak = yield from measure_peak(activity.held_tensors(), device)
-        self._peak = None if "memory" in self._missing else peak
+        self._found.peak = None if "memory" in self._found.missing else peak
         if peak.saved_activation_bytes is None:
             reason = "no stage 'backward' followed a stage 'forward'"
-            self._missing.setdefault("saved_activation_bytes", reason)
+            self._found.missing.setdefault("saved_activation_bytes", reason)
         found: dict[str, int | None] = {**vars(counted)}
         del found["watched_s"]
         found["saved_activation_bytes"] = peak.saved_activation_bytes
         if not self._is_loop:
             found["kernel_launches"] = yield from count_kernel_launches(device)
             if found["kernel_launches"] is None:
-                self._missing["kernel_launches"] = _NO_LAUNCHES[device.type == "cuda"]
+                self._found.missing["kernel_launches"] = _NO_LAUNCHES[device.type == "cuda"]
             found["collected_objects"] = yield from count_garbage()
             if profiles:
                 profiler = yield from profile_iterations(device, num_iterations=1)
-                self._operators = costliest_operators(profiler.key_averages(), device)
-        found = {name: None if name in self._missing else found[name] for name in found}
-        self._counts = msgspec.structs.replace(self._counts, **found)
+                self._found.operators = costliest_operators(profiler.key_averages(), device)
+        found = {name: None if name in self._found.missing else found[name] for name in found}
+        self._found.counts = msgspec.structs.replace(self._found.counts, **found)
