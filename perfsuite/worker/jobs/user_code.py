@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
@@ -36,7 +37,6 @@ from perfsuite.worker.jobs.activity import (
     Activity,
     held_by,
     hidden_in_compiled,
-    num_compiled_graphs,
 )
 from perfsuite.worker.jobs.loader_workers import let_children_be_loader_workers
 from perfsuite.worker.jobs.loop_ranks import LoopRanks, join_ranks
@@ -139,7 +139,8 @@ class _UserCode(Activity):
         self._losses += losses[: NUM_RECORDED_LOSSES - len(self._losses)]
         self._num_checked += len(losses)
         self._unchecked.clear()
-        if num_compiled_graphs():
+        dynamo = sys.modules.get("torch._dynamo.utils")
+        if dynamo is not None and dynamo.counters["frames"]:
             self.missing |= hidden_in_compiled()
 
     def first_losses(self) -> tuple[float, ...] | None:

@@ -36,7 +36,7 @@ _KERNEL_LAUNCHES = frozenset(
 )
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, unsafe_hash=True)
 class IterationCounts:
     """Counts of one iteration on one rank, as in `records.cell.Counts`, and its `watched_s`."""
 
