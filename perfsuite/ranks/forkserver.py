@@ -24,14 +24,9 @@ Start = TypeVar("Start")
 # Modules that each rank would otherwise import: the first DistributedDataParallel of a process
 # imports torch._dynamo (900 modules, 1 s), the first pipeline torch.export.
 _PRELOADED = (
-    "perfsuite.ranks.reaper",
-    "torch",
-    "torch.distributed",
-    "torch._dynamo",
-    "torch.distributed.fsdp",
-    "torch.distributed.tensor.parallel",
-    "torch.distributed.pipelining",
-    "perfsuite.worker.main",
+    *("perfsuite.ranks.reaper", "torch", "torch.distributed", "torch._dynamo"),
+    *("torch.distributed.fsdp", "torch.distributed.tensor.parallel"),
+    *("torch.distributed.pipelining", "perfsuite.worker.main"),
 )
 # The path of a Unix socket has 107 characters at most (unix(7)), and multiprocessing's own
 # "/pymp-xxxxxxxx/listener-xxxxxxxx" takes 32 of them.

@@ -18,11 +18,7 @@ from perfsuite.worker.jobs.arm_turns import ArmTurns
 from perfsuite.worker.jobs.faults import inject_fault
 from perfsuite.worker.jobs.loader_workers import resume_loader_workers, stop_loader_workers
 from perfsuite.worker.measure.counters import count_garbage, count_iteration, count_kernel_launches
-from perfsuite.worker.measure.device import (
-    is_accelerator,
-    memory_stats,
-    synchronize,
-)
+from perfsuite.worker.measure.device import is_accelerator, memory_stats, synchronize
 from perfsuite.worker.measure.environment import describe_environment
 from perfsuite.worker.measure.iterations import Iterations
 from perfsuite.worker.measure.memory import measure_peak

@@ -24,13 +24,7 @@ from perfsuite.ranks.messages import COUNTED, RankStart
 from perfsuite.ranks.pickling import unpack
 from perfsuite.ranks.user_code import UserCode
 from perfsuite.records.cell import TensorDigest
-from perfsuite.records.stages import (
-    Stage,
-    Step,
-    StopLoop,
-    listening,
-    untimed,
-)
+from perfsuite.records.stages import Stage, Step, StopLoop, listening, untimed
 from perfsuite.units import counted
 from perfsuite.worker.jobs.activity import (
     NUM_RECORDED_LOSSES,

@@ -24,15 +24,9 @@ _NO_BACKWARD = -1
 
 # The CUDA runtime's and driver's calls that launch one kernel, as CUPTI names them (CUDA Runtime
 # API, "Execution Control"; CUDA Driver API, "Execution Control").
-_KERNEL_LAUNCHES = frozenset(
-    {
-        "cudaLaunchKernel",
-        "cudaLaunchKernelExC",
-        "cudaLaunchCooperativeKernel",
-        "cuLaunchKernel",
-        "cuLaunchKernelEx",
-        "cuLaunchCooperativeKernel",
-    }
+_KERNEL_LAUNCHES = (
+    *("cudaLaunchKernel", "cudaLaunchKernelExC", "cudaLaunchCooperativeKernel"),
+    *("cuLaunchKernel", "cuLaunchKernelEx", "cuLaunchCooperativeKernel"),
 )
 
 

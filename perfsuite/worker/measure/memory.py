@@ -6,7 +6,7 @@ temporary memory inside kernels is not seen there.
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from perfsuite.ranks.messages import PeakMemory
+from perfsuite.records.stages import Stage, untimed
 from perfsuite.worker.measure.clock import collector_off
 from perfsuite.worker.measure.device import (
     is_accelerator,
@@ -40,15 +41,10 @@ def measure_peak(held: Iterator[Tensor], device: torch.device) -> Iterations[Pea
     if is_accelerator(device):
         return (yield from _measure_allocator(device))
     tracker = LiveStorage(held)
-    saved = _SavedBytes(lambda: tracker.made_bytes)
-
-    def stage(name: str) -> AbstractContextManager[None]:
-        saved.enter(name)
-        return tracker.stage(name)
-
+    saved = _SavedBytes(lambda: tracker.made_bytes, tracker.stage)
     # The collector would free reference cycles at any time.
     with collector_off(), tracker:
-        yield stage
+        yield saved.stage
     return PeakMemory(
         metric="live_storage_peak",
         peak_bytes=tracker.peak_bytes,
@@ -58,16 +54,11 @@ def measure_peak(held: Iterator[Tensor], device: torch.device) -> Iterations[Pea
 
 def _measure_allocator(device: torch.device) -> Iterations[PeakMemory]:
     """Read what was asked of the allocator; the blocks that it gives depend on what was freed."""
-    saved = _SavedBytes(lambda: memory_stats(device)["requested_bytes.all.current"])
-
-    def stage(name: str) -> AbstractContextManager[None]:
-        saved.enter(name)
-        return nullcontext()
-
+    saved = _SavedBytes(lambda: memory_stats(device)["requested_bytes.all.current"], untimed)
     with collector_off():
         synchronize(device)
         reset_peak_memory(device)
-        yield stage
+        yield saved.stage
         synchronize(device)
         stats = memory_stats(device)
     return PeakMemory(
@@ -81,18 +72,20 @@ def _measure_allocator(device: torch.device) -> Iterations[PeakMemory]:
 class _SavedBytes:
     """The most memory that a forward stage left in use when its backward stage was entered."""
 
-    def __init__(self, read_bytes: Callable[[], int]) -> None:
+    def __init__(self, read_bytes: Callable[[], int], stage: Stage) -> None:
         self.most_bytes: int | None = None
         self._read_bytes = read_bytes
+        self._stage = stage
         self._before_forward_bytes: int | None = None
 
-    def enter(self, name: str) -> None:
+    def stage(self, name: str) -> AbstractContextManager[None]:
         if name == "forward" and self._before_forward_bytes is None:
             self._before_forward_bytes = self._read_bytes()
         elif name == "backward" and self._before_forward_bytes is not None:
             saved_bytes = self._read_bytes() - self._before_forward_bytes
             self.most_bytes = max(saved_bytes, self.most_bytes or 0)
             self._before_forward_bytes = None
+        return self._stage(name)
 
 
 @dataclass(slots=True)

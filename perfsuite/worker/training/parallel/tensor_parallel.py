@@ -27,19 +27,8 @@ from perfsuite.worker.training.parallel.strategy import Strategy
 # Activations that compute each element from itself alone, without parameters or random numbers, so
 # that a shard's result is the result's shard.
 _ELEMENTWISE = (
-    nn.ELU,
-    nn.GELU,
-    nn.Hardswish,
-    nn.Identity,
-    nn.LeakyReLU,
-    nn.Mish,
-    nn.ReLU,
-    nn.ReLU6,
-    nn.SELU,
-    nn.Sigmoid,
-    nn.SiLU,
-    nn.Softplus,
-    nn.Tanh,
+    *(nn.ELU, nn.GELU, nn.Hardswish, nn.Identity, nn.LeakyReLU, nn.Mish, nn.ReLU, nn.ReLU6),
+    *(nn.SELU, nn.Sigmoid, nn.SiLU, nn.Softplus, nn.Tanh),
 )
 
 
