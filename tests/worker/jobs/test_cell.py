@@ -128,6 +128,6 @@ def test_a_cpu_has_its_stages_in_the_timed_rounds(tmp_path: Path, steps: Steps) 
 
     assert measured.num_iterations == 1
     assert [list(one.stages_s) for one in measured.rounds] == [["forward"]] * NUM_ROUNDS
-    assert measured.stage_rounds == ()
+    assert measured.stage_rounds == []
     assert measured.counts.allocator_retries is None
     assert steps.num_done == Steps.num_warmup + NUM_ROUNDS
