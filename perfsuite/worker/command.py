@@ -84,10 +84,10 @@ class CommandRank:
         environment = describe_environment(device.type)
         world_size = start.request.world_size
         self._board = Board(Path(start.folder) / "progress", world_size).writer(start.rank)
-        ranks = None if world_size == 1 else meet_ranks(start)
+        largest = None if world_size == 1 else meet_ranks(start)
         is_gated = start.request.policy.turns is not None
         # Nothing need call this loop: it has begun.
-        self._loop = UserLoop(job.user_code, lambda: None, ranks, digests_weights=is_gated)
+        self._loop = UserLoop(job.user_code, lambda: None, largest, digests_weights=is_gated)
         self._measurement = Measurement(
             self._loop, job.plan, environment, device, self._board, start
         )

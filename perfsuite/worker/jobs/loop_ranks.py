@@ -2,7 +2,8 @@
 
 import datetime
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -15,22 +16,20 @@ _LOCAL_HOST = "127.0.0.1"
 _PORT = "port of the loop"
 
 
-class LoopRanks:
-    """All ranks of a loop; no operator of theirs is in the loop's process group."""
-
-    def __init__(self, group: dist.ProcessGroupGloo) -> None:
-        self._group = group
-
-    def largest(self, values: Sequence[float]) -> list[float]:
-        """Return the largest of each value over all ranks, which all call this."""
-        largest = torch.tensor(values, dtype=torch.float64)
-        options = dist.AllreduceOptions()
-        options.reduceOp = dist.ReduceOp.MAX
-        self._group.allreduce([largest], options).wait()  # type: ignore[attr-defined]  # untyped
-        return largest.tolist()
+# Returns the largest of each value over all ranks, which all call it; no operator of it is in the
+# loop's own process group.
+Largest = Callable[[Sequence[float]], list[float]]
 
 
-def meet_ranks(start: RankStart) -> LoopRanks:
+def _largest(group: dist.ProcessGroupGloo, values: Sequence[float]) -> list[float]:
+    largest = torch.tensor(values, dtype=torch.float64)
+    options = dist.AllreduceOptions()
+    options.reduceOp = dist.ReduceOp.MAX
+    group.allreduce([largest], options).wait()  # type: ignore[attr-defined]  # untyped
+    return largest.tolist()
+
+
+def meet_ranks(start: RankStart) -> Largest:
     """Meet the other ranks of a command, and change nothing that its code can see."""
     rank, world_size = start.rank, start.request.world_size
     timeout = datetime.timedelta(seconds=start.request.policy.collective_timeout_s)
@@ -38,13 +37,13 @@ def meet_ranks(start: RankStart) -> LoopRanks:
     before = dict(os.environ)
     prefer_loopback(start)
     try:
-        return LoopRanks(dist.ProcessGroupGloo(store, rank, world_size, timeout))
+        return partial(_largest, dist.ProcessGroupGloo(store, rank, world_size, timeout))
     finally:
         for name in os.environ.keys() - before:
             del os.environ[name]
 
 
-def join_ranks(start: RankStart) -> LoopRanks:
+def join_ranks(start: RankStart) -> Largest:
     """Set torchrun's variables in this rank, and meet the others."""
     rank, world_size = start.rank, start.request.world_size
     rendezvous = start.assignment.rendezvous
@@ -68,6 +67,5 @@ def join_ranks(start: RankStart) -> LoopRanks:
         "TORCHELASTIC_RESTART_COUNT": "0",
         "TORCHELASTIC_USE_AGENT_STORE": "True",
     }
-    return LoopRanks(
-        dist.ProcessGroupGloo(PrefixStore("perfsuite", store), rank, world_size, timeout)
-    )
+    group = dist.ProcessGroupGloo(PrefixStore("perfsuite", store), rank, world_size, timeout)
+    return partial(_largest, group)

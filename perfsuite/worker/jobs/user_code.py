@@ -33,7 +33,7 @@ from perfsuite.worker.jobs.activity import (
     hidden_in_compiled,
 )
 from perfsuite.worker.jobs.loader_workers import let_children_be_loader_workers
-from perfsuite.worker.jobs.loop_ranks import LoopRanks, join_ranks
+from perfsuite.worker.jobs.loop_ranks import Largest, join_ranks
 from perfsuite.worker.measure.iterations import Iterations, run_iterations
 from perfsuite.worker.measure.weights_digest import FirstWeights
 from perfsuite.worker.training.build import seed_random_numbers
@@ -50,9 +50,9 @@ def start_user_code(code: UserCode, seed: int, start: RankStart) -> Activity:
     if code.kind == "step":
         return build_step(code, seed, start)
     function = _load(code, seed, start)
-    ranks = None if code.world_size == 1 else join_ranks(start)
+    largest = None if code.world_size == 1 else join_ranks(start)
     is_gated = start.request.policy.turns is not None
-    return UserLoop(code, function, ranks, digests_weights=is_gated)
+    return UserLoop(code, function, largest, digests_weights=is_gated)
 
 
 def build_step(code: UserCode, seed: int, start: RankStart) -> UserStep:
@@ -211,7 +211,7 @@ class UserLoop(_UserCode):
         self,
         code: UserCode,
         train: Callable[[], object],
-        ranks: LoopRanks | None,
+        largest: Largest | None,
         *,
         digests_weights: bool = False,
     ) -> None:
@@ -224,7 +224,7 @@ class UserLoop(_UserCode):
             _NOT_IN_TWO_STEPS, f"a {code.kind} takes only two steps more than the timed ones"
         )
         self._train = train
-        self._ranks = ranks
+        self._largest = largest
         self._class_name = code.optimizer
         self._stepped: dict[str, None] = {}
         # What ends a step: the first optimizer that does, or this object where the loop says so.
@@ -325,9 +325,9 @@ class UserLoop(_UserCode):
 
     def largest_over_ranks(self, values: list[float], device: torch.device) -> list[float]:
         """Return the largest of each value over all ranks; raises where their steps differ."""
-        if self._ranks is None:
+        if self._largest is None:
             return values
-        *largest, most, least = self._ranks.largest([*values, self._num_ends, -self._num_ends])
+        *largest, most, least = self._largest([*values, self._num_ends, -self._num_ends])
         if most != -least:
             raise PerfsuiteError(
                 f"{self._name}: when one rank had taken {most:.0f} steps, another had taken only "

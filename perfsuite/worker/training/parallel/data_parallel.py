@@ -1,6 +1,7 @@
 """A copy of the whole model for each shard of the data: DataParallel, DDP, and ZeRO stage 1."""
 
 import inspect
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -24,32 +25,30 @@ from perfsuite.worker.training.trainer import Trainer
 _POWERSGD_START_ITER = 2
 
 
-class ReplicaCount:
-    """Counts the replicas of a model that run, because nn.DataParallel may silently run only one.
+def count_replicas(model: nn.Module, recipe: Recipe) -> Callable[[], None]:
+    """Return what is called after one forward pass, and refuses fewer replicas than the recipe's.
 
-    Replicas share the hooks of the original module, so each call counts.
+    nn.DataParallel may silently run only one. They share the hooks of the original module.
     """
+    calls: list[None] = []  # appending is safe from the replicas' threads
+    hook = model.register_forward_hook(lambda *_: calls.append(None))
+    size = recipe.plan.size
 
-    def __init__(self, model: nn.Module) -> None:
-        # A list, because appending is safe from the replicas' threads.
-        self._calls: list[None] = []
-        self._hook = model.register_forward_hook(lambda *_: self._calls.append(None))
-
-    def check(self, recipe: Recipe) -> None:
-        """Stop counting after one forward pass, and refuse fewer replicas than the recipe's."""
-        self._hook.remove()
-        size = recipe.plan.size
-        if len(self._calls) != size:
+    def check() -> None:
+        hook.remove()
+        if len(calls) != size:
             raise NotExercisedError(
-                f"parallel {recipe.parallel!r} ran {len(self._calls)} of its {size} replicas; "
+                f"parallel {recipe.parallel!r} ran {len(calls)} of its {size} replicas; "
                 f"use a micro_batch_size that is a multiple of {size}"
             )
+
+    return check
 
 
 class DP(Strategy):
     """The `Strategy` of "dp": nn.DataParallel, one process with a thread for each replica."""
 
-    _count: ReplicaCount | None
+    _check: Callable[[], None] | None
 
     def wrap(self, model: nn.Module) -> nn.Module:
         """The model under nn.DataParallel, its replicas counted in the first forward.
@@ -57,7 +56,7 @@ class DP(Strategy):
         One GPU carries all of them, several carry one each.
         """
         size = self.recipe.plan.size
-        self._count = ReplicaCount(model)
+        self._check = count_replicas(model, self.recipe)
         devices = [0] * size if torch.cuda.device_count() == 1 else list(range(size))
         return DataParallel(model, device_ids=devices)
 
@@ -66,9 +65,9 @@ class DP(Strategy):
     ) -> Tensor | None:
         """The loss of the whole batch; each replica computed a part of it."""
         loss = forward_backward(trainer, inputs, target, stage)
-        if self._count is not None:
-            self._count.check(self.recipe)
-            self._count = None
+        if self._check is not None:
+            self._check()
+            self._check = None
         return loss
 
 

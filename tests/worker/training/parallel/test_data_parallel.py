@@ -15,7 +15,7 @@ from perfsuite.records.stages import untimed
 from perfsuite.worker.training.batches import map_tensors
 from perfsuite.worker.training.build import build_trainer
 from perfsuite.worker.training.parallel import data_parallel
-from perfsuite.worker.training.parallel.data_parallel import ReplicaCount
+from perfsuite.worker.training.parallel.data_parallel import count_replicas
 from perfsuite.worker.training.step import finish_gradients, prepare_batch
 from perfsuite.worker.training.trainer import choose_strategy
 
@@ -195,7 +195,7 @@ def test_replicas_share_one_gpu_or_have_one_each(
 
 def test_data_parallel_that_runs_the_plain_module_is_noticed() -> None:
     model = nn.Linear(2, 2)
-    count = ReplicaCount(model)
+    check = count_replicas(model, Recipe(parallel="dp:2"))
 
     nn.DataParallel(model)(torch.ones(4, 2))
 
@@ -203,16 +203,16 @@ def test_data_parallel_that_runs_the_plain_module_is_noticed() -> None:
         "parallel 'dp:2' ran 1 of its 2 replicas; use a micro_batch_size that is a multiple of 2"
     )
     with pytest.raises(NotExercisedError, match=f"^{re.escape(expected)}$"):
-        count.check(Recipe(parallel="dp:2"))
+        check()
 
 
 def test_replicas_are_counted_through_the_hooks_that_they_share() -> None:
     model = nn.Linear(2, 2)
-    count = ReplicaCount(model)
+    check = count_replicas(model, Recipe(parallel="dp:2"))
 
     for replica in (model._replicate_for_data_parallel() for _ in range(2)):
         replica.forward = lambda x: x
         replica(torch.ones(4, 2))
-    count.check(Recipe(parallel="dp:2"))
+    check()
 
     assert not model._forward_hooks
