@@ -111,11 +111,6 @@ class Joined:
     assignment: Assignment
     device: str
 
-    @property
-    def rank(self) -> int:
-        """The rank's number in its group."""
-        return self.assignment.rank
-
 
 @dataclass(frozen=True, kw_only=True)
 class CallFunction:

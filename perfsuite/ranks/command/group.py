@@ -202,16 +202,17 @@ class CommandGroup(RankGroup):
         pipe: Connection[Any, Any] = Connection(self._listener.accept()[0].detach())
         with contextlib.suppress(EOFError, OSError):  # it died meanwhile
             joined: Joined = pipe.recv()
-            first = self._joined.setdefault(joined.rank, joined)
-            if first is not joined or joined.rank >= joined.world_size:
+            rank = joined.assignment.rank
+            first = self._joined.setdefault(rank, joined)
+            if first is not joined or rank >= joined.world_size:
                 raise WorkloadError(
                     f"{self._name}: processes {first.process} and {joined.process} both take steps "
-                    f"as rank {joined.rank} of {joined.world_size}; start the ranks with torchrun, "
+                    f"as rank {rank} of {joined.world_size}; start the ranks with torchrun, "
                     "or set RANK and WORLD_SIZE in each"
                 )
             self._world_size = joined.world_size
-            self._pipes[joined.rank] = pipe
-            self._running[joined.rank] = psutil.Process(joined.process)
+            self._pipes[rank] = pipe
+            self._running[rank] = psutil.Process(joined.process)
 
     def _begin(self) -> None:
         """Give every rank its job."""
