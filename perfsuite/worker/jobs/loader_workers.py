@@ -23,7 +23,7 @@ from perfsuite.system import background
 from perfsuite.worker.measure.clock import largest_over_ranks
 from perfsuite.worker.training.build import seed_random_numbers
 from perfsuite.worker.training.loaders import EpochBatches, build_batches
-from perfsuite.worker.training.own_loaders import CachedBatches, build_own_batches
+from perfsuite.worker.training.own_loaders import CachedBatches, OwnBatches
 
 
 @contextlib.contextmanager
@@ -42,7 +42,7 @@ def open_batches(
     batches: EpochBatches
     if workload.build_loader is not None:
         let_children_be_loader_workers(start.folder, start.cores)
-        batches = build_own_batches(workload, recipe, split, shard)
+        batches = OwnBatches(workload, recipe, split, shard)
         _check_lengths(workload, split, batches, device)
     else:
         enter = loader_worker_entry(start.folder, start.cores)

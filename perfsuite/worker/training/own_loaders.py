@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection
 from typing import Any, Final
 
 from perfsuite.errors import DataLoadError, RecipeError, WorkloadError
@@ -19,42 +18,31 @@ _LOADING = ("num_workers", "persistent_workers", "pin_memory", "prefetch_factor"
 _END: Final = object()
 
 
-def build_own_batches(
-    workload: Workload, recipe: Recipe, split: Split, shard: tuple[int, int]
-) -> OwnBatches:
-    """Return the batches of the workload's own loader, without end.
-
-    Raises a RecipeError for a field that says nothing to it, and what `own_loader` raises.
-    """
-    for name in (*_LOADING, "micro_batch_size"):
-        if value := getattr(recipe, name):
-            raise RecipeError(
-                f"{name}={value!r} says nothing to workload {workload.name!r}, which builds its "
-                f"own loader (build_loader); leave {name} out"
-            )
-    index, num_shards = shard
-    loader = workload.own_loader(split, index, num_shards)
-    origin = f"workload {workload.name!r}: build_loader({split!r}, {index}, {num_shards})"
-    return OwnBatches(loader, workload.micro_batch_size, num_shards, origin, split)
-
-
 class OwnBatches(EpochBatches):
-    """The batches of a user's own loader, epoch after epoch.
+    """The batches of the workload's own loader, epoch after epoch.
 
     An epoch with another number of batches than the loader's length, or a batch of another size, is
     an error: ranks would wait for each other, and rates would be wrong.
     """
 
     def __init__(
-        self, loader: Collection[Any], batch_size: int, num_shards: int, origin: str, split: Split
+        self, workload: Workload, recipe: Recipe, split: Split, shard: tuple[int, int]
     ) -> None:
-        self.steps_per_epoch = len(loader)
-        self.step_size = batch_size * num_shards
-        self._batch_size = batch_size
-        self._own_loader = loader
+        """Raise a RecipeError for a field that says nothing to it, and what `own_loader` raises."""
+        for name in (*_LOADING, "micro_batch_size"):
+            if value := getattr(recipe, name):
+                raise RecipeError(
+                    f"{name}={value!r} says nothing to workload {workload.name!r}, which builds "
+                    f"its own loader (build_loader); leave {name} out"
+                )
+        index, num_shards = shard
+        self._own_loader = workload.own_loader(split, index, num_shards)
+        self._origin = f"workload {workload.name!r}: build_loader({split!r}, {index}, {num_shards})"
+        self._batch_size = workload.micro_batch_size
         self._trains = split == "train"
-        self._origin = origin
         self._num_given = 0
+        self.steps_per_epoch = len(self._own_loader)
+        self.step_size = self._batch_size * num_shards
 
     def indices(self, epoch: int) -> list[list[int]]:
         """Return none: such a loader does not say what it will load."""

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDa
 from perfsuite import Recipe, Workload, WorkloadError
 from perfsuite.errors import DataLoadError, RecipeError
 from perfsuite.records.workload import Split, no_dataset
-from perfsuite.worker.training.own_loaders import CachedBatches, OwnBatches, build_own_batches
+from perfsuite.worker.training.own_loaders import CachedBatches, OwnBatches
 
 
 class Numbers(Dataset[Any]):
@@ -52,7 +52,7 @@ def build(make_workload: Callable[..., Workload]) -> Callable[..., OwnBatches]:
     def make(loader: Any, split: Split = "train", **fields: Any) -> OwnBatches:
         build_loader = loader if callable(loader) else lambda *_: loader
         workload = make_workload(build_dataset=no_dataset, build_loader=build_loader)
-        return build_own_batches(workload, Recipe(**fields), split, (1, 2))
+        return OwnBatches(workload, Recipe(**fields), split, (1, 2))
 
     return make
 
