@@ -5,7 +5,7 @@ import torch.distributed as dist
 
 from perfsuite.records.recipe import Recipe
 from perfsuite.records.workload import find_workload, load_workload
-from perfsuite.worker.training.loaders import build_batches, build_dataset
+from perfsuite.worker.training.loaders import EpochBatches, build_dataset
 
 _NUM_ELEMENTS = 1 << 20
 
@@ -22,5 +22,5 @@ def read_shard(workload: str, recipe: Recipe, seed: int) -> tuple[list[list[int]
     """Return the indices of each batch of this rank's first epoch, and the dataset's size."""
     built = load_workload(find_workload(workload))
     shard = dist.get_rank(), dist.get_world_size()
-    with build_batches(built, recipe, "train", shard, seed=seed) as batches:
+    with EpochBatches(built, recipe, "train", shard, seed=seed) as batches:
         return batches.indices(0), len(build_dataset(built, "train"))

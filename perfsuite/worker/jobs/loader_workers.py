@@ -22,7 +22,7 @@ from perfsuite.records.workload import Split, Workload
 from perfsuite.system import background
 from perfsuite.worker.measure.clock import largest_over_ranks
 from perfsuite.worker.training.build import seed_random_numbers
-from perfsuite.worker.training.loaders import EpochBatches, build_batches
+from perfsuite.worker.training.loaders import EpochBatches
 from perfsuite.worker.training.own_loaders import CachedBatches, OwnBatches
 
 
@@ -46,7 +46,7 @@ def open_batches(
         _check_lengths(workload, split, batches, device)
     else:
         enter = loader_worker_entry(start.folder, start.cores)
-        batches = build_batches(workload, recipe, split, shard, seed=seed, on_worker_start=enter)
+        batches = EpochBatches(workload, recipe, split, shard, seed=seed, on_worker_start=enter)
     with batches:
         seed_random_numbers(seed + shard[0])
         yield batches if recipe.loader == "own" else CachedBatches(batches)

@@ -36,53 +36,6 @@ _NO_MEMORY = (
 )
 
 
-def build_batches(
-    workload: Workload,
-    recipe: Recipe,
-    split: Split,
-    shard: tuple[int, int],
-    *,
-    seed: int,
-    on_worker_start: Callable[[], None] | None = None,
-) -> EpochBatches:
-    """Return the batches of a split's shard, its index of so many, without end.
-
-    `seed`, of the order and of the workers, is the same on every rank. `on_worker_start` is called
-    first in each loader worker. Raises a WorkloadError for a split that is absent or cannot fill a
-    batch of each shard.
-    """
-    origin = f"workload {workload.name!r}: its {split} dataset"
-    shard_index, num_shards = shard
-    trains = split == "train"
-    batch_size = recipe.micro_batch_size or workload.micro_batch_size
-    dataset = _checked_dataset(workload, split, batch_size, num_shards, origin)
-    sampler = DistributedSampler[Any](
-        dataset,
-        num_replicas=num_shards,
-        rank=shard_index,
-        shuffle=trains,
-        seed=seed,
-        drop_last=trains,
-    )
-    loader = DataLoader(
-        _Fetching(dataset),
-        batch_size=batch_size,
-        sampler=sampler,
-        drop_last=trains,
-        # Its own: an epoch draws nothing of the model's random numbers, no two ranks augment alike.
-        generator=torch.Generator().manual_seed(seed + shard_index),
-        collate_fn=lambda batch: batch,  # fetched as a whole already
-        num_workers=recipe.num_workers,
-        persistent_workers=recipe.persistent_workers,
-        prefetch_factor=recipe.prefetch_factor,
-        pin_memory=recipe.pin_memory,
-        # With forkserver, Python's default from 3.14 on, the first batch takes 1.8 s, not 0.2 s.
-        multiprocessing_context="fork" if recipe.num_workers else None,
-        worker_init_fn=None if on_worker_start is None else lambda _: on_worker_start(),
-    )
-    return EpochBatches(loader, sampler, len(dataset), origin)
-
-
 class EpochBatches(Iterator[Any]):
     """An iterator of batches (inputs, target) without end; as a context manager it closes itself.
 
@@ -107,18 +60,53 @@ class EpochBatches(Iterator[Any]):
 
     def __init__(
         self,
-        loader: DataLoader[Any],
-        sampler: DistributedSampler[Any],
-        num_samples: int,
-        origin: str,
+        workload: Workload,
+        recipe: Recipe,
+        split: Split,
+        shard: tuple[int, int],
+        *,
+        seed: int,
+        on_worker_start: Callable[[], None] = lambda: None,
     ) -> None:
-        self.steps_per_epoch = len(loader)
-        self.step_size = (loader.batch_size or 1) * sampler.num_replicas
-        last_place = (len(sampler) - 1) * sampler.num_replicas + sampler.rank
-        self.repeats_last = not sampler.drop_last and last_place >= num_samples
-        self._loader = loader
-        self._sampler = sampler
-        self._origin = origin
+        """Take the shard of this index, of so many, of a split.
+
+        `seed`, of the order and of the workers, is the same on every rank. `on_worker_start` is
+        called first in each loader worker. Raises a WorkloadError for a split that is absent or
+        cannot fill a batch of each shard.
+        """
+        self._origin = f"workload {workload.name!r}: its {split} dataset"
+        index, num_shards = shard
+        trains = split == "train"
+        batch_size = recipe.micro_batch_size or workload.micro_batch_size
+        dataset = _checked_dataset(workload, split, batch_size, num_shards, self._origin)
+        self._sampler = sampler = DistributedSampler[Any](
+            dataset,
+            num_replicas=num_shards,
+            rank=index,
+            shuffle=trains,
+            seed=seed,
+            drop_last=trains,
+        )
+        self._loader = DataLoader(
+            _Fetching(dataset),
+            batch_size=batch_size,
+            sampler=sampler,
+            drop_last=trains,
+            # Its own: an epoch draws nothing of the model's random numbers, no two ranks augment
+            # alike.
+            generator=torch.Generator().manual_seed(seed + index),
+            collate_fn=lambda batch: batch,  # fetched as a whole already
+            num_workers=recipe.num_workers,
+            persistent_workers=recipe.persistent_workers,
+            prefetch_factor=recipe.prefetch_factor,
+            pin_memory=recipe.pin_memory,
+            # With forkserver, Python's default from 3.14 on, the first batch takes 1.8 s, not 0.2.
+            multiprocessing_context="fork" if recipe.num_workers else None,
+            worker_init_fn=lambda _: on_worker_start(),
+        )
+        self.steps_per_epoch = len(self._loader)
+        self.step_size = batch_size * num_shards
+        self.repeats_last = not trains and (len(sampler) - 1) * num_shards + index >= len(dataset)
 
     def __next__(self) -> Any:
         """Return the next batch; after an epoch's last one, the first of the next epoch.

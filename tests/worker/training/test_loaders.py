@@ -18,7 +18,7 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 from perfsuite import Recipe, Workload, WorkloadError
 from perfsuite.errors import DataLoadError
 from perfsuite.records.workload import Split
-from perfsuite.worker.training.loaders import EpochBatches, build_batches
+from perfsuite.worker.training.loaders import EpochBatches
 
 CPU = torch.device("cpu")
 
@@ -51,7 +51,7 @@ def build(make_workload: Callable[..., Workload]) -> Iterator[Callable[..., Epoc
         on_worker_start: Callable[[], None] | None = None,
         **fields: Any,
     ) -> EpochBatches:
-        batches = build_batches(
+        batches = EpochBatches(
             make_workload(build_dataset=lambda split: dataset),
             Recipe(**fields),
             split,
