@@ -13,7 +13,7 @@ from pathlib import Path
 
 from perfsuite.errors import RankFailureError
 from perfsuite.ranks.messages import Failed
-from perfsuite.ranks.progress import Board, Position
+from perfsuite.ranks.progress import Position
 
 NUM_LOG_LINES = 12
 _STACK_WAIT_S = 1.0
@@ -65,24 +65,6 @@ class Died:
     exit_code: int | None
     lost_peer: bool
     at_s: float
-
-
-class ProgressWatch:
-    """Measures for how long no rank that still runs has made progress."""
-
-    def __init__(self, board: Board, world_size: int) -> None:
-        self._board = board
-        self._marks = [-1] * world_size
-        self._last_progress_s = time.monotonic()
-
-    def stuck_for_s(self, ranks: Sequence[int]) -> float:
-        """Return the seconds since any of `ranks` was seen to move."""
-        for rank in ranks:
-            marks = self._board.read(rank).num_marks
-            if marks != self._marks[rank]:
-                self._marks[rank] = marks
-                self._last_progress_s = time.monotonic()
-        return time.monotonic() - self._last_progress_s
 
 
 def patience_s(timeout_s: float, *, compiles: bool, phases: Iterable[str]) -> float:

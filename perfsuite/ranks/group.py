@@ -83,7 +83,6 @@ class RankGroup:
     def _open_board(self) -> None:
         self._board = Board(self._folder / "progress", self._world_size)
         self._cleanup.callback(self._board.close)
-        self._watch = failures.ProgressWatch(self._board, self._world_size)
 
     def __enter__(self) -> Self:
         return self
@@ -134,7 +133,7 @@ class RankGroup:
         if any(isinstance(reply, Failed | Died) for reply in received):
             self._receive_cascade()
         elif waiting := self._waiting():
-            if self._watch.stuck_for_s(waiting) > self._patience_s(waiting):
+            if self._board.stuck_for_s(waiting) > self._patience_s(waiting):
                 raise self._stuck(waiting)
             return None
         self._raise_first_failure()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import mmap
 import os
 import struct
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,6 +45,8 @@ class Board:
 
     def __init__(self, path: Path, world_size: int) -> None:
         """Map the file, made where it does not exist; raises a WriteError where no room is left."""
+        self._marks: dict[int, int] = {}
+        self._last_progress_s = time.monotonic()
         size = world_size * _SLOT_BYTES
         try:
             with path.open("a+b") as file:
@@ -60,6 +64,15 @@ class Board:
         num_marks, step, phase, index = _SLOT.unpack_from(self._map, rank * _SLOT_BYTES)
         stage = _STAGES[index] or None
         return Position(num_marks=num_marks, phase=PHASES[phase], stage=stage, step=step)
+
+    def stuck_for_s(self, ranks: Sequence[int]) -> float:
+        """Return the seconds since any of `ranks` was seen to move."""
+        for rank in ranks:
+            num_marks = self.read(rank).num_marks
+            if num_marks != self._marks.get(rank):
+                self._marks[rank] = num_marks
+                self._last_progress_s = time.monotonic()
+        return time.monotonic() - self._last_progress_s
 
     def writer(self, rank: int) -> BoardWriter:
         """Return one rank's writer."""
