@@ -25,10 +25,10 @@ from perfsuite.ranks.progress import Board
 from perfsuite.records import stages
 from perfsuite.records.stages import StopLoop
 from perfsuite.worker.jobs.cell import Measurement
-from perfsuite.worker.jobs.loop_ranks import meet_ranks
 from perfsuite.worker.jobs.user_code import UserLoop
 from perfsuite.worker.main import failed
 from perfsuite.worker.measure.environment import describe_environment
+from perfsuite.worker.store import meet_ranks
 
 # Before any other finalizer of the process: workers and process groups still live.
 _FIRST = 1000

@@ -7,7 +7,9 @@ from functools import partial
 
 import msgspec
 import torch
+import torch.distributed as dist
 
+from perfsuite.errors import WorkloadError
 from perfsuite.ranks import messages
 from perfsuite.ranks.progress import BoardWriter
 from perfsuite.ranks.turns import Agreed
@@ -15,12 +17,11 @@ from perfsuite.system.environment import Environment
 from perfsuite.worker.jobs.activities import start_activity
 from perfsuite.worker.jobs.activity import Activity
 from perfsuite.worker.jobs.arm_turns import ArmTurns
-from perfsuite.worker.jobs.faults import inject_fault
 from perfsuite.worker.jobs.loader_workers import resume_loader_workers, stop_loader_workers
 from perfsuite.worker.measure.counters import count_garbage, count_iteration, count_kernel_launches
 from perfsuite.worker.measure.device import is_accelerator, memory_stats, synchronize
 from perfsuite.worker.measure.environment import describe_environment
-from perfsuite.worker.measure.iterations import Iterations
+from perfsuite.worker.measure.iterations import Iterations, T
 from perfsuite.worker.measure.memory import measure_peak
 from perfsuite.worker.measure.operators import costliest_operators, profile_iterations
 from perfsuite.worker.measure.rounds import (
@@ -40,6 +41,9 @@ _TURN_S = 0.010
 _MOST_SPANS = 10_000
 # Of a loop: with fewer an outlier moves any location.
 _LEAST_ROUNDS = 5
+# More than the exact gate leaves to any peak; one that was recorded as `max_memory_allocated` may
+# grow by 16 MiB.
+LEAKED_BYTES = 17 * 2**20
 # Stages explain a time and gate nothing, so the mean of a few rounds will do.
 _NUM_STAGE_ROUNDS = 3
 # Off a CUDA device, and on one.
@@ -248,3 +252,41 @@ class Measurement:
                 self._found.operators = costliest_operators(profiler.key_averages(), device)
         found = {name: None if name in self._found.missing else found[name] for name in found}
         self._found.counts = msgspec.structs.replace(self._found.counts, **found)
+
+
+def inject_fault(
+    asked: Iterations[T], channel: messages.TurnChannel | None, device: torch.device
+) -> Iterations[T]:
+    """Ask for the same iterations, each with the fault that the arm's channel names, if any."""
+    fault = None if channel is None else channel.planted_fault
+    wait = _synchronization(device) if fault == "synchronization" else None
+    leaked: list[torch.Tensor] = []
+    while True:
+        try:
+            stage = next(asked)
+        except StopIteration as ended:
+            result: T = ended.value
+            return result
+        if fault == "leak":
+            leaked.clear()  # the machine would run out of more than one iteration's
+            leaked.append(torch.empty(LEAKED_BYTES, dtype=torch.uint8, device=device))
+        yield stage
+        if wait is not None:
+            wait()
+
+
+def _synchronization(device: torch.device) -> Callable[[], None]:
+    has_ranks = dist.is_initialized() and dist.get_world_size() > 1
+    if not is_accelerator(device) and not has_ranks:
+        raise WorkloadError(
+            "a synchronization cannot be planted in one process on a CPU, where nothing is "
+            "asynchronous; use a cell of several ranks, such as ddp:2"
+        )
+    token = torch.zeros(1, device=device)
+
+    def wait() -> None:
+        if has_ranks:
+            dist.all_reduce(token)
+        synchronize(device)
+
+    return wait

@@ -33,9 +33,9 @@ from perfsuite.worker.jobs.activity import (
     hidden_in_compiled,
 )
 from perfsuite.worker.jobs.loader_workers import let_children_be_loader_workers
-from perfsuite.worker.jobs.loop_ranks import Largest, join_ranks
 from perfsuite.worker.measure.iterations import Iterations, run_iterations
 from perfsuite.worker.measure.weights_digest import FirstWeights
+from perfsuite.worker.store import Largest, join_ranks
 from perfsuite.worker.training.build import seed_random_numbers
 from perfsuite.worker.training.nonfinite import ADVICE
 
