@@ -82,8 +82,7 @@ class RankFailureError(PerfsuiteError):
 
     Attributes:
         rank: The failing rank: the first in time, and never one that only lost its peer.
-        exit_code: The exit code of its process where it left one, else None.
-        signal_name: The name of the signal that ended it ("SIGKILL"), else None.
+        signal_name: Of the signal that ended it, such as "SIGKILL".
         log_lines: The last lines of its standard output and error.
         lost_peer: Whether it only reports that another rank is gone or late.
     """

@@ -12,7 +12,6 @@ from perfsuite.errors import RecipeError, WorkloadError
 from perfsuite.records.recipe import Recipe
 from perfsuite.records.workload import Workload
 from perfsuite.worker.training.checkpointing import checkpoint_blocks
-from perfsuite.worker.training.float8 import use_float8
 from perfsuite.worker.training.mixed_precision import (
     LossScaler,
     MasterWeights,
@@ -21,6 +20,7 @@ from perfsuite.worker.training.mixed_precision import (
     cast_parameters,
     precision_policy,
     set_tf32,
+    use_float8,
 )
 from perfsuite.worker.training.parallel.strategy import Strategy
 from perfsuite.worker.training.trainer import Trainer, choose_strategy

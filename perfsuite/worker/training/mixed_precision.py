@@ -4,9 +4,9 @@ Mixed precision training, Micikevicius et al. 2018. O0 to O3 are Apex-like: the 
 `apex.amp` (apex/amp/frontend.py, removed 2025-05) with torch's autocast for patched functions.
 """
 
+import dataclasses
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -15,16 +15,22 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
+from perfsuite.errors import NotExercisedError, RecipeError
+from perfsuite.records.capability import Hardware, why_not_timed
+from perfsuite.records.recipe import Recipe
+from perfsuite.records.workload import Workload
 from perfsuite.worker.training.batches import cast_floating, local_tensor
 from perfsuite.worker.training.forwards import wrap_forward
 
 _BATCHNORM_LAYERS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
+# What the kernels of 8 bits divide a matrix into (torch._scaled_mm).
+_DIVISOR = 16
 # `max_loss_scale` of apex.amp.initialize.
 _APEX_MAX_LOSS_SCALE = 2.0**24
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class PrecisionPolicy:
     """What one precision means.
 
@@ -101,6 +107,62 @@ def set_tf32(policy: PrecisionPolicy, device: torch.device) -> None:
     torch.backends.cudnn.allow_tf32 = policy.allows_tf32
     cudnn: Any = torch.backends.cudnn
     cudnn.conv.fp32_precision = cudnn.rnn.fp32_precision = "tf32" if policy.allows_tf32 else "ieee"
+
+
+def use_float8(
+    model: nn.Module, workload: Workload, policy: PrecisionPolicy, device: torch.device
+) -> nn.Module:
+    """Return the model with torchao's linear layers, if the policy has any; weights stay the same.
+
+    Raises a NotExercisedError without torchao, and a RecipeError for a model without such a layer.
+    """
+    if policy.float8_recipe is None:
+        return model
+    try:
+        from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+    except ImportError as error:  # it is there, and was not built for this torch
+        raise NotExercisedError(
+            f"precision {policy.name!r} needs the package torchao, which cannot be imported: "
+            f"{error}"
+        ) from error
+    on_cuda = device.type == "cuda"
+    capability = torch.cuda.get_device_capability(device) if on_cuda else None
+    hardware = Hardware(device=device.type, compute_capability=capability)
+    config = dataclasses.replace(
+        Float8LinearConfig.from_recipe_name(policy.float8_recipe),
+        emulate=why_not_timed(Recipe(precision=policy.name), hardware) is not None,
+        pad_inner_dim=True,
+    )
+    layers = [layer for layer in model.modules() if _can_be_float8(layer)]
+    if not layers:
+        raise RecipeError(
+            f"precision {policy.name!r} needs an nn.Linear whose in_features and out_features are "
+            f"divisible by {_DIVISOR}; workload {workload.name!r} has none; use "
+            "precision='amp-bf16'"
+        )
+    model = convert_to_float8_training(
+        model, config=config, module_filter_fn=lambda layer, _: _can_be_float8(layer)
+    )
+
+    def wrapper(forward: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        # torchao asks for the autocast of CUDA alone, so it is given what that would cast.
+        with torch.autocast(device.type, enabled=False):
+            low = torch.bfloat16
+            return forward(*cast_floating(args, low), **cast_floating(kwargs, low))
+
+    for layer in model.modules():
+        if hasattr(layer, "linear_mm_config"):
+            wrap_forward(layer, wrapper)
+    return model
+
+
+def _can_be_float8(layer: nn.Module) -> bool:
+    # A subclass may compute otherwise, and nn.MultiheadAttention never calls its own.
+    return (
+        type(layer) is nn.Linear
+        and layer.in_features % _DIVISOR == 0
+        and layer.out_features % _DIVISOR == 0
+    )
 
 
 def cast_parameters(model: nn.Module, policy: PrecisionPolicy) -> None:
