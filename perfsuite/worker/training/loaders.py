@@ -66,7 +66,7 @@ class EpochBatches(Iterator[Any]):
         shard: tuple[int, int],
         *,
         seed: int,
-        on_worker_start: Callable[[], None] = lambda: None,
+        on_worker_start: Callable[[], None] | None = None,
     ) -> None:
         """Take the shard of this index, of so many, of a split.
 
@@ -102,7 +102,7 @@ class EpochBatches(Iterator[Any]):
             pin_memory=recipe.pin_memory,
             # With forkserver, Python's default from 3.14 on, the first batch takes 1.8 s, not 0.2.
             multiprocessing_context="fork" if recipe.num_workers else None,
-            worker_init_fn=lambda _: on_worker_start(),
+            worker_init_fn=None if on_worker_start is None else lambda _: on_worker_start(),
         )
         self.steps_per_epoch = len(self._loader)
         self.step_size = batch_size * num_shards
