@@ -112,7 +112,10 @@ def gate_command(repository: Repository, path: str, *arguments: str) -> Gated:
 def test_the_arms_of_a_command_take_turns_or_run_launch_after_launch(
     repository: Repository, path: str
 ) -> None:
-    twin = repository.gate("--perf-base=HEAD~1", PATH=path)
+    # Identical code passes a wide limit after few pairs, whatever else this machine does.
+    wide = ("--perf-tolerance=20%", "--perf-limit=100%")
+
+    twin = repository.gate("--perf-base=HEAD~1", *wide, PATH=path)
 
     twin.expect(
         0,
