@@ -182,7 +182,7 @@ class Session:
         num_steps: int = 3,
         by_value: Sequence[ModuleType] = (),
     ) -> EquivalenceReport:
-        """Report whether a recipe, whatever its loader, computes the same as one process.
+        """Report whether a recipe, with its loader workers, computes the same as one process.
 
         There is a report, too, where this machine cannot exercise the recipe.
 
@@ -232,7 +232,7 @@ class Session:
             for name, run in runs.items():
                 job = messages.RecordRun(
                     workload=workload,
-                    recipe=results.without_loader(run),
+                    recipe=dataclasses.replace(run, pin_memory=False),
                     seed=self._settings.seed,
                     folder=str(folder),
                     name=name,

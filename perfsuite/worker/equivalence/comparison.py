@@ -137,6 +137,23 @@ def judge(
     return [total] if worst is None else [total, worst]
 
 
+def step_length(expected: Tensors, before: Tensors) -> float:
+    """The distance that a step moves weights; 1 where it moves none."""
+    steps = {name: in_double(its) - in_double(before[name]) for name, its in expected.items()}
+    return total_norm(steps) or 1.0
+
+
+def judge_update(
+    what: Quantity, tested: Tensors, expected: Tensors, before: Tensors, step: int, limit: Limit
+) -> Discrepancy:
+    """Return the error of all weights after a step together, in units of the step's length."""
+    off = measure_errors(tested, expected)
+    length = step_length(expected, before)
+    error = off.total * off.size / length if 0 < off.total < math.inf else off.total
+    name = next((name for name, error in off.by_name.items() if error), None)
+    return Discrepancy(what, step, error, limit.value, limit.formula, name)
+
+
 def judge_alignment(
     tested: Tensors, expected: Tensors, step: int, limit: Limit
 ) -> list[Discrepancy]:

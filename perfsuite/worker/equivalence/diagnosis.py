@@ -75,12 +75,8 @@ def explain_non_finite(weight: Tensor, optimizer: Optimizer, step: int) -> str |
             "of small gradients are, and it divides by both; use eps=1e-6, or a precision that "
             "steps float32 weights (amp-fp16, O2)"
         )
-    if weight.dtype.itemsize < 4:
-        return (
-            f"{found}, in {kind}: lower the learning rate, clip gradients (clip_grad_norm), or use "
-            "a precision that steps float32 weights (amp-bf16, amp-fp16, O2)"
-        )
-    return f"{found}: lower the learning rate, or clip gradients (clip_grad_norm)"
+    wider = "" if weight.dtype.itemsize >= 4 else f", or step float32 weights, not {kind} (O2)"
+    return f"{found}: lower the learning rate, or clip gradients (clip_grad_norm){wider}"
 
 
 def _matching_bug(tested: Tensors, expected: Tensors, bugs: Sequence[Bug]) -> str | None:
@@ -108,6 +104,11 @@ def _scale(tested: Tensors, expected: Tensors) -> str | None:
     return f"all gradients are {factor:.6g} times what they should be: is the loss scaled?"
 
 
-def has_batchnorm(model: nn.Module) -> bool:
-    """Whether the model normalises over the batch that one process sees."""
-    return any(isinstance(module, _BATCHNORM_LAYERS) for module in model.modules())
+def explain_batchnorm(model: nn.Module | None) -> str | None:
+    """Return the cause where the model normalises over the batch that one process sees."""
+    if model is None or not any(isinstance(one, _BATCHNORM_LAYERS) for one in model.modules()):
+        return None
+    return (
+        "BatchNorm: each rank, micro-batch or chunk is normalised by its own statistics, which is "
+        "a different computation; use SyncBatchNorm or GroupNorm"
+    )

@@ -72,7 +72,7 @@ def _keep(
     board: BoardWriter,
 ) -> RunRecorded:
     """Write what this rank saw to its file, where the first rank's machine has it."""
-    save_trace(share_trace(trace, device), _trace_path(folder, name, start.rank))
+    save_trace(share_trace(trace), _trace_path(folder, name, start.rank))
     if start.assignment.rendezvous is not None:
         _copy_to_first(folder, name, start, device, board)
     return RunRecorded()

@@ -50,7 +50,7 @@ def build_lenet() -> nn.Sequential:
 
 
 class AugmentedDataset(Dataset[tuple[Tensor, Tensor]]):
-    """The items of `dataset`; each input is transformed whenever it is loaded."""
+    """The items of `dataset`, each image transformed whenever it is loaded."""
 
     def __init__(self, dataset: TensorDataset, transform: Callable[[Tensor], Tensor]) -> None:
         self.dataset = dataset

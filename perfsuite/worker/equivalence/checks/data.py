@@ -3,7 +3,8 @@
 Compares the indices that the samplers draw, and only the first few batches themselves.
 """
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -18,10 +19,9 @@ from perfsuite.worker.equivalence.checks.data_evidence import (
     DataLoaders,
     gather_evidence,
 )
-from perfsuite.worker.equivalence.checks.own_loader import check_own_loader
 from perfsuite.worker.equivalence.planted_bugs import missed
 from perfsuite.worker.equivalence.proof import Case
-from perfsuite.worker.equivalence.trace.batch_difference import find_differences
+from perfsuite.worker.equivalence.trace.batch_difference import find_differences, is_among
 from perfsuite.worker.equivalence.trace.random_state import read_random_state, restore_random_state
 from perfsuite.worker.training.batches import map_tensors
 
@@ -34,7 +34,7 @@ def check_data(case: Case) -> EquivalenceRow:
     generators of random numbers are left as they were.
     """
     if case.workload.build_loader is not None:
-        return check_own_loader(case)
+        return _check_own_loader(case)
     recipe, state = case.recipe, read_random_state(case.device)
     try:
         loaders = DataLoaders(case.workload, recipe, case.seed, case.device)
@@ -55,6 +55,35 @@ def check_data(case: Case) -> EquivalenceRow:
     return EquivalenceRow.of(recipe, "data", status, reason, error=0.0, limit=0.0, planted=planted)
 
 
+def _check_own_loader(case: Case) -> EquivalenceRow:
+    """Whether each shard saw batches of its own: which samples it should see, its loader knows."""
+    seen = case.trace.batches
+    unknown = (
+        "build_loader gives batches without indices, so it cannot be proven that an epoch has each "
+        "sample once, in a new order"
+    )
+    first, *others = seen[0]
+    if len(seen) == 1 or is_among(first, others):  # made-up data
+        if len(seen) > 1:
+            unknown += "; batches of one shard are alike, so two shards may share some"
+        return EquivalenceRow.of(case.recipe, "data", "not exercised", unknown)
+    for (shard, batches), (other, theirs) in itertools.combinations(enumerate(seen), 2):
+        for number, batch in enumerate(theirs, start=1):
+            if is_among(batch, batches):
+                reason = (
+                    f"batch {number} of shard {other} is one of shard {shard}'s; likeliest cause: "
+                    "build_loader does not use shard_index, as by a DistributedSampler with "
+                    "num_replicas=num_shards, rank=shard_index"
+                )
+                error = float(case.workload.micro_batch_size)
+                return EquivalenceRow.of(
+                    case.recipe, "data", "mismatch", reason, error=error, limit=0.0
+                )
+    planted = {"a rank that sees another shard": is_among(first, seen[0])}
+    reason = f"the first {len(seen[0])} batches of {len(seen)} shards are all different; {unknown}"
+    return EquivalenceRow.of(case.recipe, "data", "not exercised", reason, planted=planted)
+
+
 # A number of wrong samples, and the reason to report.
 _Mismatch = tuple[int, str]
 
@@ -68,34 +97,19 @@ def _find_mismatches(evidence: DataEvidence) -> Iterator[_Mismatch]:
     if evidence.expected is not None:
         yield from _find_wrong_batches(evidence, evidence.expected)
     yield from _find_wrong_draws(evidence)
-    if evidence.expected is not None and evidence.by_workers is not None:
-        yield from _find_wrong_loads(evidence, evidence.by_workers, evidence.expected[0])
 
 
 def _find_repeated(epoch: int, shards: list[Tensor]) -> Iterator[_Mismatch]:
     indices = torch.cat([shard.flatten() for shard in shards])
     times = torch.bincount(indices)
     num_repeated = indices.numel() - int(times.count_nonzero())
-    if num_repeated == 0:
-        return
-    sample = int((times > 1).nonzero()[0])
-    (first, batch), (second, later) = [
-        (index, int(row) + 1)
-        for index, shard in enumerate(shards)
-        for row in (shard == sample).nonzero()[:, 0]
-    ][:2]
-    if first == second:
-        cause = "the sampler draws with replacement"
-    elif num_repeated < len(shards) and not torch.equal(shards[first], shards[second]):
-        cause = "the sampler pads its shards instead of leaving samples out"
-    else:
-        cause = "the sampler does not know its rank"
-    yield (
-        num_repeated,
-        f"epoch {epoch} repeats {num_repeated} of its {indices.numel()} samples: index {sample} "
-        f"is in batch {batch} of shard {first} and in batch {later} of shard {second}; "
-        f"likeliest cause: {cause}",
-    )
+    if num_repeated:
+        yield (
+            num_repeated,
+            f"epoch {epoch} repeats {num_repeated} of its {indices.numel()} samples, such as index "
+            f"{int((times > 1).nonzero()[0])}; likeliest cause: the sampler does not know its "
+            "rank, pads its shards, or draws with replacement",
+        )
 
 
 def _find_wrong_lengths(
@@ -125,67 +139,39 @@ def _find_same_order(evidence: DataEvidence) -> Iterator[_Mismatch]:
 
 
 def _find_wrong_batches(evidence: DataEvidence, expected: list[list[Any]]) -> Iterator[_Mismatch]:
-    seen, size = evidence.seen, evidence.batch_size
     found = [
-        (shard, difference)
-        for shard, (batches, theirs) in enumerate(zip(seen, expected, strict=True))
-        for difference in find_differences(batches, theirs, size)
+        (shard, *difference)
+        for shard, (batches, theirs) in enumerate(zip(evidence.seen, expected, strict=True))
+        for difference in find_differences(batches, theirs, evidence.batch_size)
     ]
     if not found:
         return
-    shard, first = found[0]
-    batch = seen[shard][first.index]
-    loaded_by = [
-        other
-        for other, theirs in enumerate(expected)
-        if other != shard and any(not find_differences([batch], [its], size) for its in theirs)
-    ]
-    if loaded_by:
-        cause = f"the sampler does not know its rank, for shard {loaded_by[0]} has this batch"
-    elif 4 * first.num_samples > 3 * size:  # in another order some may keep their place
-        cause = "another order (another seed, no set_epoch) or another dataset on the rank"
-    else:
-        cause = "the dataset gives other samples each time, or the rank changed them"
+    shard, index, place, num_samples = found[0]
+    batch = evidence.seen[shard][index]
+    of_shards = [n for n, theirs in enumerate(expected) if n != shard and is_among(batch, theirs)]
+    cause = (
+        f"the sampler does not know its rank, for shard {of_shards[0]} has this batch"
+        if of_shards
+        else "another order (another seed, no set_epoch) or dataset, or the rank changed it"
+    )
     yield (
-        sum(difference.num_samples for _, difference in found),
-        f"batch {first.index + 1} on the ranks of shard {shard}: {first.place} differs from what "
-        f"one process loads, in {first.num_samples} of {size} samples; likeliest cause: {cause}",
+        sum(difference[-1] for difference in found),
+        f"batch {index + 1} on the ranks of shard {shard}: {place} differs from what one process "
+        f"loads, in {num_samples} of {evidence.batch_size} samples; likeliest cause: {cause}",
     )
 
 
 def _find_wrong_draws(evidence: DataEvidence) -> Iterator[_Mismatch]:
     """Compare what the ranks' samplers drew, which works even where samples are random."""
-    shards = evidence.epochs[0]
-    for index, (mine, its) in enumerate(zip(evidence.drawn, shards, strict=True)):
-        if torch.equal(mine, its):
-            continue
-        other = next((n for n, shard in enumerate(shards) if torch.equal(mine, shard)), None)
-        cause = (
-            "another seed, or another number of samples on the rank"
-            if other is None
-            else f"the sampler does not know its rank, for these are the samples of shard {other}"
-        )
-        num_wrong = int((mine != its).sum()) if mine.shape == its.shape else its.numel()
-        yield (
-            num_wrong,
-            f"the ranks of shard {index} draw other samples than the shard has, {num_wrong} of "
-            f"{its.numel()}; likeliest cause: {cause}",
-        )
-
-
-def _find_wrong_loads(
-    evidence: DataEvidence, by_workers: list[Any], expected: list[Any]
-) -> Iterator[_Mismatch]:
-    size = evidence.batch_size
-    found = find_differences(by_workers, expected, size)
-    if found:
-        first = found[0]
-        yield (
-            sum(difference.num_samples for difference in found),
-            f"batch {first.index + 1} of shard 0 with num_workers={evidence.num_workers}: "
-            f"{first.place} differs from num_workers=0, in {first.num_samples} of {size} samples; "
-            "likeliest cause: random augmentation that depends on the loader worker",
-        )
+    for index, (mine, its) in enumerate(zip(evidence.drawn, evidence.epochs[0], strict=True)):
+        if not torch.equal(mine, its):
+            num_wrong = int((mine != its).sum()) if mine.shape == its.shape else its.numel()
+            yield (
+                num_wrong,
+                f"the ranks of shard {index} draw other samples than the shard has, {num_wrong} of "
+                f"{its.numel()}; likeliest cause: the sampler does not know its rank, or the rank "
+                "has another seed or another number of samples",
+            )
 
 
 def plant_bugs(evidence: DataEvidence) -> Iterator[tuple[str, DataEvidence]]:
@@ -213,21 +199,15 @@ def plant_bugs(evidence: DataEvidence) -> Iterator[tuple[str, DataEvidence]]:
     if others:
         seen = [evidence.seen[0], evidence.seen[0], *evidence.seen[2:]]
         yield "a rank that sees another shard", replace(evidence, seen=seen)
-    seen = [_with_first_changed(evidence.seen[0]), *evidence.seen[1:]]
-    yield "one bit of a batch flipped", replace(evidence, seen=seen)
-    if evidence.by_workers is not None:
-        loads = _with_first_changed(evidence.by_workers)
-        yield "one bit flipped by a worker", replace(evidence, by_workers=loads)
+    batches, *of_others = evidence.seen
+    flipped = [*map(_with_flipped_bit, batches[:1]), *batches[1:]]
+    yield "one bit of a batch flipped", replace(evidence, seen=[flipped, *of_others])
 
 
 def _with_sample(shard: Tensor, sample: Tensor) -> Tensor:
     shard = shard.clone()
     shard[0, 0] = sample
     return shard
-
-
-def _with_first_changed(batches: Sequence[Any]) -> list[Any]:
-    return [*map(_with_flipped_bit, batches[:1]), *batches[1:]]
 
 
 def _with_flipped_bit(batch: Any) -> Any:
@@ -257,8 +237,6 @@ def _describe(evidence: DataEvidence) -> Iterator[str]:
         yield "the dataset draws random numbers, so its samples cannot be compared"
         return
     yield f"the ranks saw bit for bit what one process loads (batches: {len(evidence.seen[0])})"
-    if evidence.by_workers is not None:
-        yield f"num_workers={evidence.num_workers} loads the same as 0"
 
 
 def _describe_biases(evidence: DataEvidence, loaders: DataLoaders) -> Iterator[str]:

@@ -6,7 +6,6 @@ One process reads them from the suite's loaders. S batches of an epoch on a shar
 import dataclasses
 import functools
 import itertools
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,9 +21,10 @@ from perfsuite.worker.equivalence.trace.random_state import read_random_state
 from perfsuite.worker.training.build import seed_random_numbers
 from perfsuite.worker.training.loaders import EpochBatches, build_batches
 
-# Epochs of a few samples may have the same order by chance. So many epochs are compared that all of
-# a sampler that shuffles are equal with at most this probability.
-_LARGEST_CHANCE = 1e-9
+# Two epochs of few samples may have the same order by chance: of 13 at least, once in 13! = 6e9. So
+# many of fewer are equal once in 2**30, for there are two orders at least.
+_FEW_SAMPLES = 12
+_EPOCHS_OF_FEW_SAMPLES = 31
 # From its second batch on, a dataset with a state gives other samples when it is loaded again.
 _NUM_LOADED_AGAIN = 3
 
@@ -39,8 +39,6 @@ class DataEvidence:
         drawn: For each shard, the indices of the first epoch (S, B) as its ranks drew them.
         seen: For each shard, the first batches that its ranks saw.
         expected: At least the same batches as one process loads them; None where they are random.
-        by_workers: The first batches of shard 0 as loader workers load them; None where there are
-            no workers, or nothing to compare with.
     """
 
     epochs: list[list[Tensor]]
@@ -49,21 +47,17 @@ class DataEvidence:
     batch_size: int
     seen: Sequence[Sequence[Any]]
     expected: list[list[Any]] | None
-    num_workers: int
-    by_workers: list[Any] | None
 
 
 class DataLoaders:
     """The suite's own loaders, over datasets that are built once and under the run's seed."""
 
     def __init__(self, workload: Workload, recipe: Recipe, seed: int, device: torch.device) -> None:
-        self.num_workers = recipe.num_workers
         self.num_shards = recipe.plan.data_parallel_size
         self.batch_size = recipe.micro_batch_size or workload.micro_batch_size
         self.seed = seed
         self.build_dataset = functools.cache(self._build_seeded)
         self._workload = workload
-        self._recipe = dataclasses.replace(recipe, pin_memory=False)
         self._device = device
 
     def read_epoch(self, split: Split, epoch: int) -> list[list[list[int]]]:
@@ -83,22 +77,10 @@ class DataLoaders:
         ]
         return loaded, read_random_state(self._device).has_moved_from(before)
 
-    def load_by_workers(self, num_batches: int) -> list[Any]:
-        """Return shard 0's first training batches as the recipe's loader workers load them."""
-        # A new dataset, because one that has opened a file must not be forked.
-        self.build_dataset.cache_clear()
-        with self._open("train", 0, num_workers=self.num_workers) as batches:
-            return [next(batches) for _ in range(num_batches)]
-
-    def _open(self, split: Split, shard_index: int, *, num_workers: int = 0) -> EpochBatches:
-        recipe = self._recipe
-        if num_workers == 0:
-            recipe = dataclasses.replace(
-                recipe, num_workers=0, persistent_workers=False, prefetch_factor=None
-            )
+    def _open(self, split: Split, shard_index: int) -> EpochBatches:
         return build_batches(
             dataclasses.replace(self._workload, build_dataset=self.build_dataset),
-            recipe,
+            Recipe(micro_batch_size=self.batch_size),
             split,
             shard_index=shard_index,
             num_shards=self.num_shards,
@@ -130,38 +112,18 @@ def gather_evidence(
 
     epochs = [as_epoch(loaders.read_epoch("train", 0))]
     num_samples = len(loaders.build_dataset("train"))
-    num_epochs = num_epochs_to_compare(num_samples, sum(map(torch.numel, epochs[0])))
-    epochs += [as_epoch(loaders.read_epoch("train", epoch)) for epoch in range(1, num_epochs)]
-    expected = _load_expected(loaders, seen)
-    has_workers = expected is not None and loaders.num_workers > 0
+    if num_samples > 1:
+        are_few = sum(map(torch.numel, epochs[0])) <= _FEW_SAMPLES
+        others = range(1, _EPOCHS_OF_FEW_SAMPLES if are_few else 2)
+        epochs += [as_epoch(loaders.read_epoch("train", epoch)) for epoch in others]
     return DataEvidence(
         epochs=epochs,
         drawn=as_epoch(drawn),
         num_samples=num_samples,
         batch_size=loaders.batch_size,
         seen=seen,
-        expected=expected,
-        num_workers=loaders.num_workers,
-        by_workers=loaders.load_by_workers(_NUM_LOADED_AGAIN) if has_workers else None,
+        expected=_load_expected(loaders, seen),
     )
-
-
-def num_epochs_to_compare(num_samples: int, num_loaded: int) -> int:
-    """Return how many epochs do not all have the same order by chance; 1 if there is one order.
-
-    `num_loaded` of `num_samples` are loaded in an epoch, over all shards.
-
-    >>> num_epochs_to_compare(1200, 1152), num_epochs_to_compare(2, 2)
-    (2, 31)
-    >>> num_epochs_to_compare(1, 1)
-    1
-    """
-    # num_samples! / num_left_out! orders, as a logarithm
-    num_left_out = max(0, num_samples - num_loaded)
-    log_num_orders = math.lgamma(num_samples + 1) - math.lgamma(num_left_out + 1)
-    if log_num_orders < math.log(1.5):  # a single order, with rounding
-        return 1
-    return 1 + math.ceil(-math.log(_LARGEST_CHANCE) / log_num_orders)
 
 
 def _load_expected(loaders: DataLoaders, seen: Sequence[Sequence[Any]]) -> list[list[Any]] | None:

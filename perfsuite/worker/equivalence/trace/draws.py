@@ -157,15 +157,13 @@ class DrawRecorder(DrawMode):  # type: ignore[no-untyped-call]
         ]
 
     @contextmanager
-    def micro_batch(self) -> Iterator[tuple[list[list[Draw]], list[str]]]:
-        """Give the draws of each chunk, and the operators that drew anew in the backward pass."""
+    def micro_batch(self) -> Iterator[list[list[Draw]]]:
+        """Give the draws of each chunk."""
         self._chunks: list[list[Draw]] = [[]]
-        self._drawn_anew: list[str] = []
-        self._drawn: dict[bytes, Tensor | None] = {}
         self._num_calls = [0] * len(self._stages)
         self._stage, self._current, self._is_probe = 0, self._chunks[0], False
         with self:
-            yield self._chunks, self._drawn_anew
+            yield self._chunks
 
     def close(self) -> None:
         """Leave the modules as they were."""
@@ -173,14 +171,9 @@ class DrawRecorder(DrawMode):  # type: ignore[no-untyped-call]
             hook.remove()
 
     def handle(self, call: Call, state: bytes) -> None:
-        """Keep what was drawn, or compare it with what it repeats."""
-        values = call.copy_drawn()
-        if in_backward():
-            if state not in self._drawn or not _same(values, self._drawn[state]):
-                self._drawn_anew.append(str(call.func.overloadpacket))
-        elif not self._is_probe:
-            self._drawn[state] = values
-            self._current.append(call.describe(values, self._stage))
+        """Keep what was drawn; a recomputation is to draw the same, or its gradients are wrong."""
+        if not (self._is_probe or in_backward()):
+            self._current.append(call.describe(call.copy_drawn(), self._stage))
 
     def _enter(self, index: int, module: nn.Module, args: Any) -> None:
         # A pipeline learns the shapes of activations from a pass without gradients.

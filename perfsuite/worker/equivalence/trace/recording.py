@@ -59,7 +59,7 @@ def record_run(
     work = None
     if counts_work:
         counts = run_iterations(count_iteration(), partial(train_step, trainer, batches))
-        work = trace.Work(counts.ops, counts.flops)
+        work = counts.ops, counts.flops
     return trace.RankTrace(
         indices=indices,
         batches=recorder.batches,
@@ -127,9 +127,9 @@ class _Recorder:
         if self._draws is None:
             loss = self._inner.run_micro_batch(*args, **kwargs)
         else:
-            with self._draws.micro_batch() as (draws, anew):
+            with self._draws.micro_batch() as draws:
                 loss = self._inner.run_micro_batch(*args, **kwargs)
-            one = dataclasses.replace(one, draws=draws, drawn_anew=tuple(anew))
+            one = dataclasses.replace(one, draws=draws)
         self._micro_batches.append(one)
         return loss
 
