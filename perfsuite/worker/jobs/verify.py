@@ -17,8 +17,13 @@ from perfsuite.worker.equivalence.proof import Case
 from perfsuite.worker.equivalence.run_checks import check_run
 from perfsuite.worker.equivalence.trace.own_steps import OwnSteps, record_steps
 from perfsuite.worker.equivalence.trace.recording import record_run
-from perfsuite.worker.equivalence.trace.sharing import share_trace
-from perfsuite.worker.equivalence.trace.trace import RankTrace, Trace, load_traces, save_trace
+from perfsuite.worker.equivalence.trace.trace import (
+    RankTrace,
+    Trace,
+    load_traces,
+    save_trace,
+    share_trace,
+)
 from perfsuite.worker.jobs.loader_workers import open_batches
 from perfsuite.worker.jobs.user_code import build_step
 from perfsuite.worker.training.build import build_trainer

@@ -2,9 +2,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor, nn
-
 from perfsuite.worker.workloads.encoder import SelfAttention, build_encoder, encoder_layers
+from torch import Tensor, nn
 
 
 def small_encoder(dropout: float = 0.1) -> nn.Sequential:

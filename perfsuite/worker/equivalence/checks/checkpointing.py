@@ -10,10 +10,10 @@ import torch
 
 from perfsuite.records.recipe import Recipe
 from perfsuite.worker.equivalence import comparison
+from perfsuite.worker.equivalence.comparison import Tensors
 from perfsuite.worker.equivalence.limits import BITWISE, Limit, above_noise, reduction_limit
 from perfsuite.worker.equivalence.planted_bugs import Bug, gradient_bugs, wrong_scale
 from perfsuite.worker.equivalence.proof import Case, Proof
-from perfsuite.worker.equivalence.tensors import Tensors
 
 
 def check_checkpointing(case: Case) -> Proof | str:

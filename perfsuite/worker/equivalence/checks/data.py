@@ -22,7 +22,7 @@ from perfsuite.worker.equivalence.checks.data_evidence import (
 from perfsuite.worker.equivalence.planted_bugs import missed
 from perfsuite.worker.equivalence.proof import Case
 from perfsuite.worker.equivalence.trace.batch_difference import find_differences, is_among
-from perfsuite.worker.equivalence.trace.random_state import read_random_state, restore_random_state
+from perfsuite.worker.equivalence.trace.draws import read_random_state, restore_random_state
 from perfsuite.worker.training.batches import map_tensors
 
 

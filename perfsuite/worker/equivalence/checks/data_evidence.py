@@ -17,7 +17,7 @@ from torch.utils.data import default_collate
 from perfsuite.records.recipe import Recipe
 from perfsuite.records.workload import Split, Workload
 from perfsuite.worker.equivalence.trace.batch_difference import find_differences
-from perfsuite.worker.equivalence.trace.random_state import read_random_state
+from perfsuite.worker.equivalence.trace.draws import read_random_state
 from perfsuite.worker.training.build import seed_random_numbers
 from perfsuite.worker.training.loaders import EpochBatches, build_batches
 

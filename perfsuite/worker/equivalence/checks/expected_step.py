@@ -10,6 +10,7 @@ from perfsuite.records.recipe import Recipe
 from perfsuite.worker.equivalence.comparison import (
     Discrepancy,
     Errors,
+    Tensors,
     judge,
     judge_losses,
     measure_errors,
@@ -23,7 +24,6 @@ from perfsuite.worker.equivalence.limits import (
     semantic_limit,
 )
 from perfsuite.worker.equivalence.planted_bugs import Bug, gradient_bugs, wrong_scale
-from perfsuite.worker.equivalence.tensors import Tensors
 from perfsuite.worker.measure.device import is_accelerator
 
 

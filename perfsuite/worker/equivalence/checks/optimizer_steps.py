@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 
 from perfsuite.worker.equivalence.comparison import (
     Discrepancy,
+    Tensors,
     judge,
     judge_update,
     measure_buffer_errors,
@@ -23,11 +24,9 @@ from perfsuite.worker.equivalence.comparison import (
     step_length,
     total_norm,
 )
-from perfsuite.worker.equivalence.diagnosis import explain_non_finite
+from perfsuite.worker.equivalence.diagnosis import explain_non_finite, explain_start
 from perfsuite.worker.equivalence.limits import BITWISE, Limit
-from perfsuite.worker.equivalence.mesh_diagnosis import explain_start
 from perfsuite.worker.equivalence.proof import Case, Proof
-from perfsuite.worker.equivalence.tensors import Tensors
 from perfsuite.worker.equivalence.trace.trace import Step, Weights, read_weights
 from perfsuite.worker.measure.device import is_accelerator
 from perfsuite.worker.training.mixed_precision import precision_policy

@@ -23,6 +23,7 @@ from perfsuite.worker.equivalence import limits
 from perfsuite.worker.equivalence.checks.expected_step import ExpectedStep
 from perfsuite.worker.equivalence.comparison import (
     Discrepancy,
+    Tensors,
     judge_update,
     measure_errors,
     step_length,
@@ -32,9 +33,8 @@ from perfsuite.worker.equivalence.diagnosis import explain_batchnorm, explain_gr
 from perfsuite.worker.equivalence.limits import is_low_precision
 from perfsuite.worker.equivalence.planted_bugs import Bug, gradient_bugs, scaled, wrong_scale
 from perfsuite.worker.equivalence.proof import Proof
-from perfsuite.worker.equivalence.tensors import Tensors
+from perfsuite.worker.equivalence.trace.draws import read_random_state
 from perfsuite.worker.equivalence.trace.own_steps import BeforeUpdate, OwnSteps
-from perfsuite.worker.equivalence.trace.random_state import read_random_state
 from perfsuite.worker.equivalence.trace.trace import RankStep, Step, Trace
 
 _AUTOCAST = {"bf16": torch.bfloat16, "amp-bf16": torch.bfloat16, "amp-fp16": torch.float16}

@@ -17,9 +17,14 @@ import torch
 from perfsuite.records.equivalence import EquivalenceRow
 from perfsuite.worker.equivalence import comparison, limits, planted_bugs
 from perfsuite.worker.equivalence.checks.expected_step import ExpectedStep
-from perfsuite.worker.equivalence.diagnosis import explain_batchnorm, explain_gradients
+from perfsuite.worker.equivalence.comparison import Tensors
+from perfsuite.worker.equivalence.diagnosis import (
+    axis_bugs,
+    explain_batchnorm,
+    explain_gradients,
+    explain_parts,
+)
 from perfsuite.worker.equivalence.limits import Limit, is_low_precision
-from perfsuite.worker.equivalence.mesh_diagnosis import axis_bugs, explain_parts
 from perfsuite.worker.equivalence.planted_bugs import Bug, scaled
 from perfsuite.worker.equivalence.proof import Case, Proof
 from perfsuite.worker.equivalence.references.averaging import average
@@ -31,7 +36,6 @@ from perfsuite.worker.equivalence.references.single_process import (
     one_batch,
     slice_batch,
 )
-from perfsuite.worker.equivalence.tensors import Tensors
 from perfsuite.worker.equivalence.trace.trace import MicroBatch, Step
 from perfsuite.worker.measure.device import is_accelerator
 from perfsuite.worker.training.batches import num_samples

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from perfsuite.worker.equivalence.tensors import Tensors
+from perfsuite.worker.equivalence.comparison import Tensors
 
 # What a rank adds to the sum, in the dtype of the sum. Dividing first keeps the sum from
 # overflowing. The reducer multiplies dense gradients while it copies them into its bucket (torch's

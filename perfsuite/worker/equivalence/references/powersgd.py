@@ -18,8 +18,8 @@ import numpy
 import torch
 from torch import Tensor
 
+from perfsuite.worker.equivalence.comparison import Tensors
 from perfsuite.worker.equivalence.references.averaging import average
-from perfsuite.worker.equivalence.tensors import Tensors
 
 # The defaults of powerSGD_hook.PowerSGDState. A matrix is compressed, to rank one, where that makes
 # it less than half as large. A generator with this seed draws the seeds of the first q's.

@@ -17,10 +17,9 @@ from torch import Tensor
 
 from perfsuite.records.recipe import Recipe
 from perfsuite.records.workload import Workload
+from perfsuite.worker.equivalence.comparison import Tensors
 from perfsuite.worker.equivalence.references.replay import Replay
-from perfsuite.worker.equivalence.tensors import Tensors
-from perfsuite.worker.equivalence.trace.draws import Draw
-from perfsuite.worker.equivalence.trace.random_state import read_random_state, restore_random_state
+from perfsuite.worker.equivalence.trace.draws import Draw, read_random_state, restore_random_state
 from perfsuite.worker.equivalence.trace.trace import (
     MicroBatch,
     Weights,

@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from perfsuite.errors import WorkloadError
-from perfsuite.worker.equivalence.tensors import Tensors
+from perfsuite.worker.equivalence.comparison import Tensors
 from perfsuite.worker.equivalence.trace import trace
 
 T = TypeVar("T")

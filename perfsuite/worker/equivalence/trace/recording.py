@@ -15,10 +15,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from perfsuite.records.stages import untimed
-from perfsuite.worker.equivalence.tensors import Tensors
+from perfsuite.worker.equivalence.comparison import Tensors
 from perfsuite.worker.equivalence.trace import trace
-from perfsuite.worker.equivalence.trace.draws import DrawRecorder
-from perfsuite.worker.equivalence.trace.random_state import read_random_state
+from perfsuite.worker.equivalence.trace.draws import DrawRecorder, read_random_state
 from perfsuite.worker.measure.counters import count_iteration
 from perfsuite.worker.measure.iterations import run_iterations
 from perfsuite.worker.training.batches import local_tensor, map_tensors

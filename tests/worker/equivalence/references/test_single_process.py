@@ -9,6 +9,7 @@ from torch.nn import functional
 from torch.utils.data import TensorDataset
 
 from perfsuite import Recipe, Workload
+from perfsuite.worker.equivalence.comparison import Tensors
 from perfsuite.worker.equivalence.references.single_process import (
     Pass,
     Reference,
@@ -16,8 +17,7 @@ from perfsuite.worker.equivalence.references.single_process import (
     plain_recipe,
     slice_batch,
 )
-from perfsuite.worker.equivalence.tensors import Tensors
-from perfsuite.worker.equivalence.trace.random_state import read_random_state
+from perfsuite.worker.equivalence.trace.draws import read_random_state
 from perfsuite.worker.equivalence.trace.trace import MicroBatch, Weights
 from perfsuite.worker.training.batches import num_samples
 

@@ -12,8 +12,12 @@ from torch.utils.checkpoint import checkpoint
 
 from perfsuite import Recipe, Workload
 from perfsuite.records.stages import untimed
-from perfsuite.worker.equivalence.trace.draws import Draw, DrawRecorder, join_ranks
-from perfsuite.worker.equivalence.trace.random_state import read_random_state
+from perfsuite.worker.equivalence.trace.draws import (
+    Draw,
+    DrawRecorder,
+    join_ranks,
+    read_random_state,
+)
 from perfsuite.worker.equivalence.trace.recording import record_run
 from perfsuite.worker.training.build import build_trainer
 from perfsuite.worker.training.step import train_step

@@ -12,8 +12,8 @@ from torch.utils.data import TensorDataset
 
 from perfsuite import Recipe, Workload
 from perfsuite.records.stages import untimed
-from perfsuite.worker.equivalence.tensors import Tensors
-from perfsuite.worker.equivalence.trace.random_state import restore_random_state
+from perfsuite.worker.equivalence.comparison import Tensors
+from perfsuite.worker.equivalence.trace.draws import restore_random_state
 from perfsuite.worker.equivalence.trace.recording import record_run
 from perfsuite.worker.equivalence.trace.trace import RankTrace
 from perfsuite.worker.training.build import build_trainer

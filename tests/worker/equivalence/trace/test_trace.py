@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from perfsuite.worker.equivalence.comparison import Discrepancy
-from perfsuite.worker.equivalence.trace.random_state import read_random_state
+from perfsuite.worker.equivalence.trace.draws import read_random_state
 from perfsuite.worker.equivalence.trace.trace import (
     MicroBatch,
     RankStep,
